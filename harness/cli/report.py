@@ -24,7 +24,7 @@ from harness.cli.output import begin, echo
 from harness.diagnose import diagnosis as diagnosing
 from harness.diagnose.diagnosis import Diagnosis
 from harness.diagnose.jobs import JobsDiagnosis, diagnose_jobs
-from harness.diagnose.pair import one_job, read_pair
+from harness.diagnose.rerun import one_job, read_pair
 from harness.errors import HarnessError
 from harness.files import stream_number
 from harness.job.experiment import Price, ReportFocus

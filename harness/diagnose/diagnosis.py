@@ -8,23 +8,24 @@ from typing import Any
 
 from harness.backends.registry import REFERENCE
 from harness.diagnose.jobs import about_partings, find_partings
-from harness.diagnose.noise_runs import NoiseRuns, find_noise_runs, in_one_split, recorded_noise
-from harness.diagnose.pair import LoadedRun
 from harness.diagnose.rerun import (
+    Examined,
+    LoadedRun,
+    NoiseRuns,
     Rerun,
     Say,
-    experiment_of,
-    reference_labels,
-    require_room,
-    rerun,
-    run_references,
-)
-from harness.diagnose.tensors import (
-    Examined,
     TensorComparison,
     TensorDifference,
     TensorNoise,
     compare_tensors,
+    experiment_of,
+    find_noise_runs,
+    in_one_split,
+    recorded_noise,
+    reference_labels,
+    require_room,
+    rerun,
+    run_references,
 )
 from harness.judge.agreement.causes import explain_divergence, name_scale, shifted
 from harness.judge.agreement.job_equivalence import Difference, aligned_runs, job_differences

@@ -9,9 +9,17 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from pydantic import ValidationError
 
-from harness.diagnose.noise_runs import NoiseRuns, recorded_noise
-from harness.diagnose.pair import LoadedRun
-from harness.diagnose.rerun import Rerun, Say, experiment_of, recorded_layout, require_room, rerun
+from harness.diagnose.rerun import (
+    LoadedRun,
+    NoiseRuns,
+    Rerun,
+    Say,
+    experiment_of,
+    recorded_layout,
+    recorded_noise,
+    require_room,
+    rerun,
+)
 from harness.errors import HarnessError
 from harness.job.batch import layout_over
 from harness.job.job import Job

@@ -1,29 +1,304 @@
-"""Runs what a diagnosis needs on this machine: a rerun of a record, or repetitions of the reference."""
+"""Evidence of a diagnosis: the two runs, reruns here, gradients by parameter, repetitions that show noise."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from harness.backends import registry
+from harness.backends.refusals import suggestion
 from harness.backends.registry import REFERENCE
-from harness.diagnose.tensors import Examined
 from harness.errors import HarnessError
 from harness.gpus.found import find_gpus
 from harness.job.batch import BatchLayout, reference_layout
 from harness.job.experiment import Experiment, MeasureSection, RuntimeSection
+from harness.judge.agreement.job_equivalence import first_step
+from harness.judge.agreement.noise import (
+    BAND_FACTOR,
+    TIGHT_FACTOR,
+    UNIT_ROUNDOFF,
+    UNMEASURED_FACTOR,
+    Noise,
+    NormShift,
+    Tolerance,
+    measure_noise,
+)
+from harness.judge.agreement.parity import has_dropout, judge
+from harness.judge.distance import Sketch, estimate
+from harness.judge.quantities import Run as JudgedRun
 from harness.judge.rows import reason
-from harness.launch.cells import make_cell, noise_labels, same_split_labels, samples_of_cuts
+from harness.judge.wording import CellName
+from harness.launch.cells import canonical_label, make_cell, noise_labels, same_split_labels, samples_of_cuts
 from harness.launch.launcher import LocalLauncher, run_cell, whole
 from harness.record import Record
-from harness.record.store import Store, run_folder
-from harness.record.workload import is_another_computation, samples_at_once
+from harness.record.store import (
+    RecordFiles,
+    Store,
+    archive_of,
+    place_of_runs,
+    read_record,
+    read_runs,
+    run_folder,
+)
+from harness.record.workload import depends_on_split, is_another_computation, samples_at_once
 from harness.run_directory.assemble import assemble
 from harness.run_directory.events import ExaminedEvent, Tail
 from harness.run_directory.request import RunRequest, rank_file
 from harness.scratch import scratch_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedRun:
+    """A finished run and where its record lies."""
+
+    path: Path
+    record: Record
+    place: str = ""
+    """'first' or 'second' as given, where the other run has the same label and ranks."""
+
+    @property
+    def name(self) -> str:
+        """'ddp on 2 ranks', or 'ddp on 2 ranks (first)'."""
+        return f"{CellName.of(self.record)}" + (f" ({self.place})" if self.place else "")
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is an observed script, which nothing can run again from its record."""
+        return self.record.observation is not None
+
+
+def one_job(first: LoadedRun, second: LoadedRun) -> bool:
+    """Whether both trained one job; of a script only a part is known, so it is taken as the other's."""
+    return first.record.job_id == second.record.job_id or first.is_script or second.is_script
+
+
+def read_pair(first: Path, second: Path) -> tuple[LoadedRun, LoadedRun]:
+    """Read two runs.
+
+    Raises HarnessError for a path without one record, a run that did not finish, a backend that is not
+    installed, a script beside a run of another model, different devices, and dropout in runs of one job.
+    """
+    pair = _read(first), _read(second)
+    for run in pair:
+        if run.record.status not in ("ok", "diverged") or not run.record.steps:
+            why = reason(run.record) or "no step was finished"
+            raise HarnessError(
+                f"{run.record.run_id} is {run.record.status} ({why}): only finished runs can be diagnosed"
+            )
+        if not run.is_script:
+            canonical_label(run.record.backend.label)
+        if has_dropout(run.record) and one_job(*pair):
+            raise HarnessError(
+                f"{run.record.run_id} trained with dropout, so two runs differ by chance; repeat both with "
+                "--set model.dropout=0"
+            )
+    left, right = (run.record for run in pair)
+    if any(run.is_script for run in pair):
+        _require_one_model(left, right)
+    begin, end = max(first_step(left), first_step(right)), min(r.steps[-1].step for r in (left, right))
+    if begin > end:
+        raise HarnessError(
+            f"these runs have no step in common: {left.run_id} took steps {_span(left)}, {right.run_id} "
+            f"{_span(right)}"
+        )
+    devices = [run.record.world.device for run in pair]
+    if devices[0] != devices[1]:
+        raise HarnessError(
+            f"these runs were on {' and '.join(devices)}: kernels differ, not only backends; give two runs "
+            "on one kind of device"
+        )
+    if pair[0].name == pair[1].name:
+        pair = replace(pair[0], place="first"), replace(pair[1], place="second")
+    return pair
+
+
+def _span(record: Record) -> str:
+    return f"{record.steps[0].step} to {record.steps[-1].step}"
+
+
+def _require_one_model(left: Record, right: Record) -> None:
+    """Of a script only a part of the job is known: what it trains must have the tensors of the other's."""
+    shapes = [sorted(p.shape for p in r.layout.parameters) for r in (left, right) if r.layout is not None]
+    if len(shapes) == 2 and shapes[0] != shapes[1]:
+        raise HarnessError(
+            f"these are runs of different models: {len(shapes[0])} parameters in {left.run_id} and "
+            f"{len(shapes[1])} in {right.run_id} have other shapes; give two runs that train one model"
+        )
+
+
+def _read(path: Path) -> LoadedRun:
+    if not path.exists() and archive_of(path) is None:
+        siblings = [sibling.name for sibling in path.parent.glob("*") if sibling.is_dir()]
+        hint = suggestion(path.name, siblings) or "Give the folder of a run or its record.json"
+        raise HarnessError(f"there is no '{path}'. {hint}")
+    found, unreadable = read_runs([path])
+    if len(found) == 1 and not unreadable:
+        return LoadedRun(path=found[0][0], record=found[0][1])
+    runs = place_of_runs(path)
+    one = runs / found[0][0].parent.relative_to(runs.resolve())
+    raise HarnessError(
+        f"'{path}' holds {len(found) + len(unreadable)} records; give the folder of one run, such as {one}"
+    )
+
+
+Sketches = Mapping[str, Sketch]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """What one step of one run did to each parameter."""
+
+    gradients: Sketches | None
+    """Of the global batch, before clipping; None: the engine cannot gather them."""
+    updates: Sketches
+    weight_norms: Mapping[str, float]
+    """L2, before the update."""
+
+    @classmethod
+    def read(cls, event: ExaminedEvent) -> Examined:
+        """From what a rank wrote, where numbers that are not finite are null."""
+        return cls(
+            gradients=None if event.gradients is None else _numbers(event.gradients),
+            updates=_numbers(event.updates),
+            weight_norms={k: math.inf if v is None else v for k, v in event.weight_norms.items()},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorDifference:
+    """One parameter whose gradient or update differs by more than noise."""
+
+    name: str
+    difference: float
+    """Estimated L2 distance, relative to the baseline's size."""
+    allowed: float
+    """The largest that rounding explains."""
+    ratio: float | None
+    """Size in the other run over that in the baseline; None: the baseline's is 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorComparison:
+    """One kind of tensors of one step in two runs."""
+
+    beyond: tuple[TensorDifference, ...]
+    """Farthest first."""
+    compared: int
+    common_factor: float | None
+    """Where something differs and one factor over all tensors explains all of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorNoise:
+    """The reference's step and its repetitions, which say what noise is for each parameter."""
+
+    reference: Examined
+    splits: Sequence[Examined]
+    """Same precision, another order of sums."""
+    others: Sequence[Examined]
+    """Other precisions."""
+    precision: str
+    factor: float
+    """1 between the reference and a run, 2 between two runs."""
+
+    def gradient_limits(self) -> dict[str, float]:
+        unit = UNIT_ROUNDOFF["fp32"]
+        return self._limits("gradients", dict.fromkeys(self.reference.gradients or {}, unit))
+
+    def update_limits(self) -> dict[str, float]:
+        """An update is rounded to the spacing of the weight that it is added to."""
+        unit, norms = UNIT_ROUNDOFF["fp32"], self.reference.weight_norms
+        return self._limits(
+            "updates",
+            {
+                name: unit * max(1.0, norms[name] / sketch[0] if sketch[0] else 1.0)
+                for name, sketch in self.reference.updates.items()
+            },
+        )
+
+    def _limits(self, kind: str, units: Mapping[str, float]) -> dict[str, float]:
+        tight = self._level(kind, self.splits, TIGHT_FACTOR if self.splits else UNMEASURED_FACTOR, units)
+        if self.precision == "fp32":
+            return tight
+        if not self.others:
+            units = dict.fromkeys(units, UNIT_ROUNDOFF[self.precision])
+        band = self._level(kind, self.others, BAND_FACTOR, units)
+        return {name: max(tight[name], band[name]) for name in tight}
+
+    def _level(
+        self, kind: str, repeats: Sequence[Examined], factor: float, units: Mapping[str, float]
+    ) -> dict[str, float]:
+        reference = getattr(self.reference, kind)
+        distances = [_distances(reference, getattr(repeat, kind)) for repeat in repeats]
+        # Each tensor may be off by as much as the entire gradient: a small one is no more precise.
+        overall = max((_overall(reference, getattr(repeat, kind)) for repeat in repeats), default=0.0)
+        return {
+            name: self.factor * factor * max([unit, overall, *(of_repeat[name] for of_repeat in distances)])
+            for name, unit in units.items()
+        }
+
+
+def compare_tensors(first: Sketches, second: Sketches, limits: Mapping[str, float]) -> TensorComparison:
+    """Tensors that differ by more than their limit; a tensor that is missing is one of zeros."""
+    shape = {name: len(sketch) for name, sketch in {**first, **second}.items()}
+    first = {name: first.get(name, [0.0] * length) for name, length in shape.items()}
+    second = {name: second.get(name, [0.0] * length) for name, length in shape.items()}
+    distances = _distances(first, second)
+    beyond = [
+        TensorDifference(
+            name=name,
+            difference=distances[name],
+            allowed=limits.get(name, 0.0),
+            ratio=second[name][0] / sketch[0] if sketch[0] else None,
+        )
+        for name, sketch in first.items()
+        if not distances[name] <= limits.get(name, 0.0)
+    ]
+    return TensorComparison(
+        beyond=tuple(sorted(beyond, key=lambda tensor: -tensor.difference)),
+        compared=len(first),
+        common_factor=_common_factor(first, second, limits) if beyond else None,
+    )
+
+
+def _common_factor(first: Sketches, second: Sketches, limits: Mapping[str, float]) -> float | None:
+    size = _norm(first.values())
+    factor = _norm(second.values()) / size if size else 0.0
+    if not factor or not math.isfinite(factor):
+        return None
+    scaled = {name: [factor * value for value in sketch] for name, sketch in first.items()}
+    left = _distances(scaled, second)
+    return factor if all(left[name] <= limits.get(name, 0.0) for name in first) else None
+
+
+def _distances(first: Sketches, second: Sketches) -> dict[str, float]:
+    """Of each tensor, relative to its size in the first, or to that of all where it is zero there."""
+    overall = _norm(first.values())
+    return {
+        name: estimate(sketch, second.get(name, [0.0] * len(sketch))) / (sketch[0] or overall or 1.0)
+        for name, sketch in first.items()
+    }
+
+
+def _overall(first: Sketches, second: Sketches) -> float:
+    """Distance of all tensors together, relative to their size in the first."""
+    distances = [estimate(sketch, second[name]) for name, sketch in first.items() if name in second]
+    return math.hypot(*distances) / (_norm(first.values()) or 1.0)
+
+
+def _norm(sketches: Any) -> float:
+    return math.hypot(*(sketch[0] for sketch in sketches))
+
+
+def _numbers(sketches: Mapping[str, Sequence[float | None]]) -> Sketches:
+    return {
+        name: [math.inf if value is None else value for value in sketch] for name, sketch in sketches.items()
+    }
+
 
 RANKS_PER_CORE = 4
 """CPU ranks that share a core are slow, not wrong; with more of them a rerun would hardly end."""
@@ -187,3 +462,161 @@ def recorded_layout(record: Record) -> BatchLayout:
 
 def _reference_layout(record: Record) -> BatchLayout:
     return reference_layout(recorded_layout(record), experiment_of(record).training)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseRuns:
+    """The reference of a job and its repetitions."""
+
+    reference: Record | None
+    """None: it could not be run here."""
+    repeats: tuple[Record, ...]
+
+    @property
+    def label(self) -> str:
+        """Of the run that others are held to."""
+        return self.reference.backend.label if self.reference is not None else REFERENCE
+
+    def noise(self, fallback: Record) -> Noise:
+        """The limits of the job; without a reference the lower bounds, in the size of `fallback`."""
+        return measure_noise(self.reference or fallback, self.repeats)
+
+    def baseline(self, pair: tuple[LoadedRun, LoadedRun]) -> tuple[LoadedRun, LoadedRun]:
+        """The pair with the run first that is the reference, else the only one that agrees with it."""
+        for run, other in (pair, pair[::-1]):
+            if run.record.backend.label == self.label:
+                return run, other
+        noise = self.noise(pair[0].record)
+        reference = JudgedRun.of(self.reference) if self.reference is not None else None
+        judged = [judge(reference, JudgedRun.of(run.record), noise) for run in pair]
+        agrees = [judgement.parity in _AGREES for judgement in judged]
+        return (pair[1], pair[0]) if agrees == [False, True] else pair
+
+    def derivation(self, baseline: Record) -> tuple[str, ...]:
+        """Where the limits come from, one sentence each."""
+        sentences = self.noise(baseline).derivation
+        if baseline.backend.label == self.label:
+            return sentences
+        return (
+            *sentences,
+            "twice as much between two runs: each may differ that much from the reference",
+        )
+
+    def limits(self, baseline: Record, other: Record) -> Tolerance:
+        """What rounding explains between the baseline and another run.
+
+        Each of two runs may lie as far from the reference as `compare` allows, so as far as both together
+        from each other.
+        """
+        noise = self.noise(baseline)
+        if baseline.backend.label == self.label:
+            return noise.widest(other)
+        return sum_of(noise.widest(baseline), noise.widest(other))
+
+    def norm_shift(self, baseline: Record, other: Record) -> NormShift | None:
+        """A factor on gradients that no single step shows, of a run beside the reference."""
+        return self.noise(baseline).norm_shift(other) if baseline.backend.label == self.label else None
+
+
+_AGREES = ("exact", "tight", "band")
+
+
+def sum_of(left: Tolerance, right: Tolerance) -> Tolerance:
+    """Limits added up, of the parameters that both have."""
+    values: dict[str, Any] = {
+        field.name: getattr(left, field.name) + getattr(right, field.name)
+        for field in fields(left)
+        if field.name != "parameters"
+    }
+    both = left.parameters.keys() & right.parameters.keys()
+    return replace(
+        left, **values, parameters={name: left.parameters[name] + right.parameters[name] for name in both}
+    )
+
+
+def find_noise_runs(
+    pair: tuple[LoadedRun, LoadedRun],
+    labels: Callable[[Record | None], Sequence[str]],
+    run_missing: Callable[[list[str]], list[Record]],
+) -> NoiseRuns:
+    """The reference and its repetitions: of the pair, of the folders around it, and the rest run now.
+
+    `labels`: which, by the plain reference; the first is what the pair is held to.
+    """
+    known = _records_nearby(pair)
+
+    def add(wanted: Sequence[str]) -> None:
+        missing = [label for label in wanted if label not in {record.backend.label for record in known}]
+        if missing:
+            known.extend(run_missing(missing))
+
+    def labelled(label: str) -> Record | None:
+        return next((record for record in known if record.backend.label == label), None)
+
+    add([REFERENCE])
+    plain = labelled(REFERENCE)
+    wanted = labels(plain)
+    add(wanted)
+    reference = labelled(wanted[0])
+    repeats = [record for record in known if record is not reference] if reference is not None else []
+    if reference is not None and reference is not plain and plain is not None:
+        reference = reference.model_copy(update={"split": plain.split})
+        repeats = [record for record in repeats if not is_another_computation(record, reference)]
+    return NoiseRuns(reference=reference, repeats=tuple(repeats))
+
+
+def recorded_noise(pair: tuple[LoadedRun, LoadedRun]) -> NoiseRuns:
+    """The reference of the first run's job and its repetitions, as far as they lie beside the pair.
+
+    Raises HarnessError for two runs that a loss which hangs on the split of a batch makes two computations.
+    """
+
+    def labels(plain: Record | None) -> Sequence[str]:
+        if plain is None or not depends_on_split(plain):
+            return [REFERENCE]
+        return reference_labels(plain, [run.record for run in pair])
+
+    return find_noise_runs(pair, labels, lambda _: [])
+
+
+def in_one_split(
+    pair: tuple[LoadedRun, LoadedRun], noise_runs: NoiseRuns, say: Say
+) -> tuple[LoadedRun, LoadedRun]:
+    """The pair, with the plain reference replaced by the one that takes as many samples at once."""
+    reference = noise_runs.reference
+    if reference is None or reference.backend.label == REFERENCE:
+        return pair
+    found: list[LoadedRun] = []
+    for run in pair:
+        if run.record.backend.label == REFERENCE:
+            instead = f"{reference.backend.label} stands for {REFERENCE}"
+            say(f"the loss depends on how the batch is split: {instead}")
+            run = LoadedRun(path=run.path, record=reference)
+        found.append(run)
+    return found[0], found[1]
+
+
+def _records_nearby(pair: tuple[LoadedRun, LoadedRun]) -> list[Record]:
+    """Runs of the reference of this job by the same code on the same kind of device, the pair's own first."""
+    found = {run.path: run.record for run in pair}
+    files = RecordFiles()
+    for run in pair:
+        for path in files.of_runs(run.path.parent.parent):
+            if f"-{REFERENCE}-n1-" not in path.parent.name:
+                continue
+            try:
+                found.setdefault(path.resolve(), read_record(path, files))
+            except HarnessError:
+                continue  # a damaged record of another run does not concern this pair
+    job_id, device = pair[0].record.job_id, pair[0].record.world.device
+    codes = {run.record.environment.code for run in pair}
+    return [
+        record
+        for record in found.values()
+        if record.backend.name == REFERENCE
+        and record.status == "ok"
+        and record.resumed is None
+        and record.job_id == job_id
+        and record.world.device == device
+        and record.environment.code in codes
+    ]

@@ -18,7 +18,7 @@ from harness.backends.zero.config import zero_config
 from harness.errors import HarnessError
 from harness.files import write_atomically
 from harness.imported.accelerate import RESHARDS, STRATEGIES
-from harness.imported.values import PRECISIONS, PREFETCH
+from harness.imported.reading import PRECISIONS, PREFETCH
 from harness.job.batch import BatchLayout
 from harness.job.job import CODE_SWITCH, Job, axes_of
 

@@ -11,21 +11,23 @@ from typing import Any
 from harness.backends import registry
 from harness.backends.refusals import choices
 from harness.imported.deepspeed import label_of, read_deepspeed, require_registered, zero_offload
-from harness.imported.foreign_files import read_json
-from harness.imported.keys import KEYS as KEYS_BY_KIND
-from harness.imported.keys import SECTIONS
-from harness.imported.library_defaults import library_defaults
 from harness.imported.reading import (
     AUTO,
+    SECTIONS,
     Chooses,
     Imported,
     KeyResolution,
     Refusals,
     ToJob,
     ToOption,
+    boolean,
+    integer,
+    library_defaults,
+    precision,
+    read_json,
     resolutions_of,
 )
-from harness.imported.values import boolean, integer, precision
+from harness.imported.reading import KEYS as KEYS_BY_KIND
 
 STRATEGIES = {
     "FULL_SHARD": "fsdp1",

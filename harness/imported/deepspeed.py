@@ -10,18 +10,25 @@ from harness.backends import registry
 from harness.backends.base import OptimizerKind
 from harness.backends.options import NO_FILES
 from harness.backends.refusals import choices
-from harness.imported.keys import KEYS, SECTIONS
-from harness.imported.library_defaults import deepspeed_values, library_defaults, with_defaults
 from harness.imported.reading import (
     AUTO,
+    KEYS,
+    SECTIONS,
     Chooses,
     Imported,
     KeyResolution,
     Refusals,
     ToJob,
+    boolean,
+    clipping,
+    deepspeed_values,
+    integer,
+    library_defaults,
+    number,
+    power_of_two,
     resolutions_of,
+    with_defaults,
 )
-from harness.imported.values import boolean, clipping, integer, number, power_of_two
 from harness.nested import leaves, value_at
 
 ZERO = "zero_optimization"

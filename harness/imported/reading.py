@@ -1,17 +1,232 @@
-"""From the keys of a file to resolutions: what each means here and asks for. Unknown keys are errors."""
+"""Reads files of DeepSpeed and Accelerate key by key: what each means and asks for; unknown keys are errors.
+
+The files are unchecked, so reading is bounded. Rules are in the tables beside this module. Defaults are asked
+of the installed library in a process of its own and kept per version in the user's cache.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from harness.backends.libraries.facts import why_not_run
 from harness.backends.refusals import available, suggestion
-from harness.imported.values import alike, integer
+from harness.backends.yaml_values import parse_value, require_bounded
+from harness.errors import HarnessError
+from harness.files import read_settings, write_atomically
+from harness.import_path import ask_module
+from harness.job.config import parse_yaml
 from harness.nested import empty_sections, leaves, value_at
+from harness.record import FileKind
 from harness.safe_text import capped
+
+BYTE_ORDER_MARK = "\ufeff"
+"""What some editors write first."""
+_STRING = r'("(?:[^"\\]|\\.)*")'
+_COMMENT = re.compile(_STRING + r"|//[^\n]*|#[^\n]*|/\*.*?\*/", re.DOTALL)
+_LAST_COMMA = re.compile(_STRING + r"|,(?=\s*[}\]])", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenFile:
+    """A file and its content."""
+
+    path: Path
+    document: dict[str, Any]
+    sha256: str
+
+
+def read_json(path: Path, what: str, *, has_comments: bool = False) -> GivenFile:
+    """A JSON object. Raises HarnessError: unreadable, too large, a key twice, NaN, too deep.
+
+    has_comments: comments and a comma after the last value are left out, as DeepSpeed's own reader does.
+    """
+    text = read_settings(path, what).removeprefix(BYTE_ORDER_MARK)
+    try:
+        document = _parsed(text, has_comments)
+        require_bounded(document)
+    except json.JSONDecodeError as error:
+        raise HarnessError(
+            f"{what} {path} is not valid JSON, line {error.lineno}: {error.msg}"
+            + ("" if has_comments else "; comments are not JSON")
+        ) from error
+    except RecursionError as error:
+        raise HarnessError(f"{what} {path} is nested too deeply") from error
+    except ValueError as error:
+        raise HarnessError(f"{what} {path} {error}") from error
+    return _mapping(path, text, document, what)
+
+
+def read_yaml(path: Path, what: str) -> GivenFile:
+    """A YAML mapping. Raises HarnessError."""
+    text = read_settings(path, what).removeprefix(BYTE_ORDER_MARK)
+    return _mapping(path, text, parse_yaml(text, f"{what} {path}"), what)
+
+
+def read_toml(path: Path, what: str) -> GivenFile:
+    """A TOML file, as torchtitan has one. Raises HarnessError."""
+    text = read_settings(path, what)
+    try:
+        return _mapping(path, text, tomllib.loads(text), what)
+    except tomllib.TOMLDecodeError as error:
+        raise HarnessError(f"{what} {path} is not valid TOML: {error}") from error
+
+
+def _parsed(text: str, has_comments: bool) -> Any:
+    """Raises ValueError."""
+    read = partial(json.loads, object_pairs_hook=_once, parse_constant=_no_constant)
+    try:
+        return read(text)
+    except json.JSONDecodeError:
+        if not has_comments:
+            raise
+    bare = _COMMENT.sub(lambda found: found[1] or "\n" * found[0].count("\n"), text)
+    return read(_LAST_COMMA.sub(lambda found: found[1] or "", bare))
+
+
+def _mapping(path: Path, text: str, document: Any, what: str) -> GivenFile:
+    if not isinstance(document, dict):
+        raise HarnessError(
+            f"{what} {path} holds a {type(document).__name__}; it must be a mapping of settings"
+        )
+    return GivenFile(path=path, document=document, sha256=hashlib.sha256(text.encode()).hexdigest())
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"gives '{key}' twice")
+        found[key] = value
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"holds {name}, which is not a number")
+
+
+MOST_POWER = sys.float_info.max_exp
+PRECISIONS = {"no": "fp32", "fp32": "fp32", "bf16": "bf16-mixed", "fp16": "fp16-mixed"}
+"""`mixed_precision` and `training.precision`."""
+PREFETCH = {"backward_pre": "pre", "backward_post": "post", "no_prefetch": "none"}
+
+
+def boolean(value: Any) -> bool:
+    """true or false, also as YAML 1.1 and command lines write them. Raises ValueError."""
+    known = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in known:
+        return known[value.lower()]
+    raise ValueError("give true or false")
+
+
+def integer(value: Any) -> int:
+    """A whole number, also as 5e8 or '5e8'. Raises ValueError."""
+    number_ = number(value)
+    if number_ != int(number_):
+        raise ValueError("give a whole number")
+    return int(number_)
+
+
+def number(value: Any) -> float:
+    """A finite number. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError("give a number")
+    try:
+        found = float(value)
+        if abs(found) > 2**63:
+            raise ValueError
+    except (ValueError, OverflowError) as error:
+        raise ValueError("give a number") from error
+    if found != found:
+        raise ValueError("give a number")
+    return found
+
+
+def alike(left: Any, right: Any) -> bool:
+    """Whether a file's value means the same as another: 5e8 is 500000000, 'no' is false."""
+    if isinstance(right, bool) or isinstance(left, bool):
+        try:
+            return boolean(left) == boolean(right)
+        except ValueError:
+            return False
+    if isinstance(right, (int, float)):
+        try:
+            return number(left) == right
+        except ValueError:
+            return False
+    if isinstance(left, str) and isinstance(right, str):
+        return left.lower() == right.lower()
+    return bool(left == right)
+
+
+def clipping(value: Any) -> float | None:
+    """DeepSpeed writes 0 for no clipping."""
+    return number(value) or None
+
+
+def power_of_two(value: Any) -> float:
+    power = integer(value)
+    if power >= MOST_POWER:
+        raise ValueError(f"2^{power} is not a number; at most 2^{MOST_POWER - 1}")
+    return math.ldexp(1.0, power)
+
+
+def some_leaves(value: Any) -> str | None:
+    """Raises ValueError for what is no list of names."""
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ValueError("give a list of names")
+    return "blocks" if value else None
+
+
+def first(value: Any) -> float:
+    """The first of two numbers. Raises ValueError."""
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError("give two numbers")
+    found, _ = (number(one) for one in value)
+    return found
+
+
+def precision(value: Any) -> str:
+    """Raises ValueError for fp8 and what is no precision."""
+    name = "no" if value in (False, None) else str(value).lower()
+    if name not in PRECISIONS:
+        own = "; `training.precision: fp8` of the job is torchao's" if name == "fp8" else ""
+        raise ValueError(f"Accelerate files of {', '.join(PRECISIONS)} are run{own}")
+    return PRECISIONS[name]
+
+
+def backward_prefetch(value: Any) -> str:
+    name = "no_prefetch" if value in (None, False) else str(value).lower()
+    if name not in PREFETCH:
+        raise ValueError(f"give {', '.join(map(str.upper, PREFETCH))}")
+    return PREFETCH[name]
+
+
+def wrapping(value: Any) -> str | None:
+    """'none': the whole model is one unit. Raises ValueError for a policy that no row has."""
+    name = "NO_WRAP" if value is None else str(value).upper()
+    if name not in ("NO_WRAP", "TRANSFORMER_BASED_WRAP"):
+        raise ValueError("unsupported: a unit is a transformer block (TRANSFORMER_BASED_WRAP) or the whole "
+                         "model (NO_WRAP)")  # fmt: skip
+    return "none" if name == "NO_WRAP" else None
+
 
 AUTO = "auto"
 """DeepSpeed's files: Accelerate or Trainer fills the value in."""
@@ -282,3 +497,144 @@ def _is_off(given: Any) -> bool:
     if switched:
         return all(alike(value, off) or (off is not True and value in HARMLESS) for value, off in switched)
     return all(_is_off(value) for value in given.values())
+
+
+COMPUTE_DTYPE = "the compute dtype"
+"""What DeepSpeed takes where keys of dtypes are absent."""
+RULES: dict[str, tuple[Any, str | None]] = {
+    "job": (ToJob, "setting"),
+    "option": (ToOption, "option"),
+    "preset": (OfPreset, "setting"),
+    "fixed": (Fixed, "used"),
+    "not_used": (NotUsed, "reason"),
+    "off": (Off, "feature"),
+    "chooses": (Chooses, None),
+    "schedule": (OfSchedule, None),
+}
+"""By the first word of a row: the rule, and its field that stands there."""
+
+
+def _rule(row: dict[str, Any]) -> Rule:
+    (name, first), *others = row.items()
+    rule, field = RULES[name]
+    given = ({field: first} if field else {}) | dict(others)
+    if given.get("used") == "library":
+        del given["used"]
+    if "convert" in given:
+        given["convert"] = globals()[given["convert"]]
+    found: Rule = rule(**given)
+    return found
+
+
+def read_table(name: str) -> dict[str, Any]:
+    """One of the tables beside this module."""
+    found: dict[str, Any] = parse_value(files(__package__).joinpath(f"{name}.yaml").read_text("utf-8"))
+    return found
+
+
+def _table(kind: FileKind) -> dict[str, dict[str, Rule]]:
+    """Rules by key, below each section of a table."""
+    return {
+        section: {key: rule for keys, row in rows.items() for rule in [_rule(row)] for key in keys.split()}
+        for section, rows in read_table(kind).items()
+    }
+
+
+def _dotted(table: dict[str, dict[str, Rule]]) -> dict[str, Rule]:
+    return {
+        key if section == "keys" else f"{section}.{key}": rule
+        for section, rules in table.items()
+        if section != "sections"
+        for key, rule in rules.items()
+    }
+
+
+_TABLES: dict[FileKind, dict[str, dict[str, Rule]]] = {
+    "accelerate": _table("accelerate"),
+    "deepspeed": _table("deepspeed"),
+}
+KEYS = {kind: _dotted(table) for kind, table in _TABLES.items()}
+"""Dotted, by kind of file."""
+SECTIONS = {kind: table["sections"] for kind, table in _TABLES.items()}
+"""Sections whose keys share one rule, unless a key has its own."""
+
+
+QUESTION = "harness.imported.read_defaults"
+BETWEEN = "--- defaults ---"
+"""Printed by it before the answer."""
+SECONDS = 300.0
+"""Importing a library from a slow disk takes long."""
+
+
+@cache
+def library_defaults(kind: FileKind) -> dict[str, Any]:
+    """What `read_defaults` prints. Raises HarnessError where the library is missing or fails."""
+    kept = _file(kind)
+    with suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        return found
+    text = _asked(kind)
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, text)
+    answer: dict[str, Any] = json.loads(text)
+    return answer
+
+
+def deepspeed_values(stage: int) -> dict[str, Any]:
+    """Defaults by the dotted keys of DeepSpeed's JSON, at a stage of ZeRO."""
+    found = library_defaults("deepspeed")
+    sections = {"fp16": found["fp16"], "bf16": found["bf16"], "zero_optimization": found["zero"][str(stage)]}
+    dotted = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+    return found["top"] | dotted
+
+
+def with_defaults(rules: dict[str, Rule], values: dict[str, Any]) -> dict[str, Rule]:
+    """The rules, with the library's defaults where they ask for them."""
+    return {key: _filled(rule, values.get(key)) for key, rule in rules.items()}
+
+
+def _filled(rule: Rule, default: Any) -> Rule:
+    if isinstance(rule, ToOption | OfPreset) and rule.default is LIBRARY:
+        return replace(rule, default=default)
+    if isinstance(rule, Fixed) and rule.used is LIBRARY:
+        return replace(rule, used=default)
+    return rule
+
+
+def _asked(kind: FileKind) -> str:
+    try:
+        ran = ask_module(QUESTION, kind, seconds=SECONDS, CUDA_VISIBLE_DEVICES="")
+    except OSError as error:
+        raise HarnessError(f"no process can be started to read the defaults of {kind}: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise HarnessError(
+            f"importing {kind} to read its defaults took over {SECONDS:.0f} s; try again"
+        ) from error
+    answer = ran.stdout.rpartition(BETWEEN)[2].strip()
+    if ran.returncode or not answer.startswith("{"):
+        last = next(iter(ran.stderr.strip().splitlines()[::-1]), "no message")
+        raise HarnessError(
+            f"a configuration of {kind} is read with the defaults of the installed {kind}, which cannot be "
+            f"imported: {last}"
+        )
+    return answer
+
+
+def _file(kind: FileKind) -> Path:
+    """In the user's cache, by the versions that the answer depends on."""
+    code = Path(__file__).with_name("read_defaults.py").read_bytes()
+    key = hashlib.sha256(code + " ".join(_versions(kind)).encode()).hexdigest()[:24]
+    cache_folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return cache_folder / "sharding-harness" / "library-defaults" / f"{kind}-{key}.json"
+
+
+def _versions(kind: FileKind) -> list[str]:
+    """Raises HarnessError where the library is not installed."""
+    try:
+        return [version(name) for name in (kind, "torch")] + [str(find_spec(kind)), sys.version]
+    except PackageNotFoundError as error:
+        raise HarnessError(
+            f"a configuration of {kind} is read with the defaults of the installed {kind}: install "
+            f"'{error.name}', on which its rows run too"
+        ) from error

@@ -20,12 +20,14 @@ from harness.backends.yaml_values import InvalidYaml, parse_value
 from harness.errors import HarnessError
 from harness.imported.accelerate import read_accelerate
 from harness.imported.deepspeed import label_of, read_deepspeed
-from harness.imported.foreign_files import GivenFile, read_json, read_toml, read_yaml
-from harness.imported.keys import COMPUTE_DTYPE, KEYS, SECTIONS, read_table
 from harness.imported.reading import (
     AUTO,
+    COMPUTE_DTYPE,
+    KEYS,
+    SECTIONS,
     Chooses,
     Fixed,
+    GivenFile,
     Imported,
     KeyResolution,
     NotUsed,
@@ -35,8 +37,12 @@ from harness.imported.reading import (
     Refusals,
     ToJob,
     ToOption,
+    alike,
+    read_json,
+    read_table,
+    read_toml,
+    read_yaml,
 )
-from harness.imported.values import alike
 from harness.job.config import FOREIGN_KEYS, settings_by_name
 from harness.job.experiment import Experiment
 from harness.job.job import EFFECTIVE, SettingsSection

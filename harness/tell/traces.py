@@ -12,10 +12,7 @@ from harness.tell.formats import fitted, megabytes, milliseconds, number, percen
 from harness.tell.pictures.bars import bar_chart, stack, text_after
 from harness.tell.pictures.drawing import COPIES_ALONE, DEVICE_ACTIVITIES, EXPOSED
 from harness.tell.tables import prose, row_of, table_columns
-from harness.traces.analysis import Division, RankTrace
-from harness.traces.document import CollectiveRow, collective_rows
-from harness.traces.skew import Skew
-from harness.traces.strategy import Likeness
+from harness.traces.analysis import CollectiveRow, Division, Likeness, RankTrace, Skew, collective_rows
 
 MOST_BARS = 24
 MOST_ROWS = 20

@@ -1,4 +1,7 @@
-"""Figures of traces: how each rank's time divides, as a whole and per step, and its collectives."""
+"""Figures of traces: how each rank's time divides, which rank came late, which strategy the traffic suggests.
+
+The rank that comes last to a collective runs it shortest, so no clocks need to agree. Also the JSON document.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,18 @@ from typing import Any
 
 from harness.bounds import MOST_RANKS
 from harness.errors import HarnessError
-from harness.traces.collectives import Call, GroupsOfJob, calls_of
-from harness.traces.overlap import Interval, Stretches, computing_stretches, seconds_within, union
-from harness.traces.scanning import TraceFile
-from harness.traces.timeline import Process, Timeline, TracedDevice, whole
+from harness.forms.terms import ring_sent_bytes
+from harness.forms.textbook import textbook_sent_bytes
+from harness.traces.collectives import Call, GroupsOfJob, Process, Timeline, TracedDevice, calls_of, whole
+from harness.traces.scanning import (
+    Interval,
+    Stretches,
+    TraceFile,
+    computing_stretches,
+    element_bytes,
+    seconds_within,
+    union,
+)
 
 _RANK_IN_NAME = re.compile(r"(?:rank|^r|[-_.]r)[-_]?(\d+)", re.IGNORECASE)
 
@@ -296,3 +307,492 @@ def _remarks(trace: RankTrace, file: TraceFile, *, known: bool) -> list[str]:
     if unnamed:
         found.append(f"{unnamed:,} kernels communicate and no launch says for which collective")
     return found
+
+
+Key = tuple[str, tuple[int, ...] | None, str | None, int | None, int | None]
+MEETING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+"""No rank ends these before the last has come; the root of a broadcast does not wait."""
+
+
+@dataclass
+class RankWaits:
+    """How one rank meets the others."""
+
+    rank: int | None
+    label: str
+    waited_seconds: float = 0.0
+    """In collectives, for a rank that came later."""
+    caused_seconds: float = 0.0
+    """What the others waited for it, as it came last: summed over them."""
+    times_last: int = 0
+
+
+@dataclass
+class CollectiveSkew:
+    """One kind of collective over the ranks."""
+
+    operation: str
+    payload_bytes: int | None
+    matched: int
+    mean_skew_seconds: float
+    """From the arrival of the first to that of the last rank."""
+    largest_skew_seconds: float
+    last_rank: int | None
+    """Which rank comes last most often."""
+
+
+@dataclass(frozen=True)
+class Skew:
+    """What the ranks given say together."""
+
+    ranks: Sequence[RankWaits]
+    collectives: Sequence[CollectiveSkew]
+    matched: int
+    unmatched: Sequence[str]
+    """Why collectives could not be matched."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures for programs."""
+        return {
+            "ranks": [{key: value for key, value in vars(r).items() if key != "label"} for r in self.ranks],
+            "collectives": [vars(c) for c in self.collectives],
+            "matched": self.matched,
+            "unmatched": list(self.unmatched),
+        }  # fmt: skip
+
+
+def skew_of(ranks: Sequence[RankTrace]) -> Skew | None:
+    """How long ranks waited for each other; None: there is one rank."""
+    if len(ranks) < 2:
+        return None
+    waits = [RankWaits(rank=rank.rank, label=rank.label) for rank in ranks]
+    unmatched: list[str] = []
+    rows: dict[tuple[str, int | None], list[tuple[float, int]]] = {}
+    for key, members in _by_key(ranks).items():
+        if len(members) < 2:
+            continue
+        counts = {index: len(calls) for index, calls in members.items()}
+        if len(set(counts.values())) > 1:
+            shown = ", ".join(f"{ranks[index].label}: {count}" for index, count in counts.items())
+            unmatched.append(f"{key[0]}: numbers of calls differ ({shown})")
+            continue
+        for calls in zip(*members.values(), strict=True):
+            _compare(list(members), calls, waits, rows, is_group_known=key[1] is not None)
+    found = [_row(operation, payload, of, ranks) for (operation, payload), of in rows.items()]
+    found.sort(key=lambda row: -row.mean_skew_seconds * row.matched)
+    return Skew(waits, found, sum(row.matched for row in found), unmatched)
+
+
+def _by_key(ranks: Sequence[RankTrace]) -> dict[Key, dict[int, list[Call]]]:
+    keys: dict[Key, dict[int, list[Call]]] = {}
+    for index, rank in enumerate(ranks):
+        for call in rank.calls:
+            if call.operation not in MEETING or not call.runs:
+                continue
+            group = call.group
+            if group.size == 1 or (
+                group.ranks is None and group.size and _is_part(group.size, rank.world_size)
+            ):
+                continue
+            # What ranks hand to all-to-all differs; of groups without ranks, sizes are compared later.
+            payload = call.payload_bytes if group.ranks and call.operation != "all_to_all" else None
+            name = group.name if group.ranks is not None else None
+            key = (call.operation, group.ranks, name, group.size, payload)
+            keys.setdefault(key, {}).setdefault(index, []).append(call)
+    return keys
+
+
+def _is_part(size: int, world_size: int | None) -> bool:
+    """Whether a group without known ranks need not hold the ranks given."""
+    return world_size is not None and size < world_size
+
+
+def _compare(
+    members: Sequence[int], calls: Sequence[Call], waits: Sequence[RankWaits],
+    rows: dict[tuple[str, int | None], list[tuple[float, int]]], *, is_group_known: bool,
+) -> None:  # fmt: skip
+    spans = [(min(s for s, _ in call.runs), max(e for _, e in call.runs)) for call in calls]
+    if not is_group_known and max(s for s, _ in spans) >= min(e for _, e in spans):
+        return  # not at the same time: they are of different groups
+    payloads = {call.payload_bytes for call in calls}
+    if len(payloads) > 1 and calls[0].operation != "all_to_all":
+        return
+    seconds = [call.seconds or 0.0 for call in calls]
+    shortest = min(seconds)
+    last = seconds.index(shortest)
+    for index, of_rank in zip(members, seconds, strict=True):
+        waits[index].waited_seconds += of_rank - shortest
+    waits[members[last]].caused_seconds += sum(seconds) - shortest * len(seconds)
+    waits[members[last]].times_last += 1
+    operation = calls[0].operation or ""
+    payload = None if operation == "all_to_all" else calls[0].payload_bytes
+    rows.setdefault((operation, payload), []).append((max(seconds) - shortest, members[last]))
+
+
+def _row(
+    operation: str, payload: int | None, of: list[tuple[float, int]], ranks: Sequence[RankTrace]
+) -> CollectiveSkew:
+    lasts = [last for _, last in of]
+    skews = [skew for skew, _ in of]
+    return CollectiveSkew(
+        operation=operation, payload_bytes=payload, matched=len(of), mean_skew_seconds=sum(skews) / len(of),
+        largest_skew_seconds=max(skews), last_rank=ranks[max(set(lasts), key=lasts.count)].rank,
+    )  # fmt: skip
+
+
+LEAST_SHARE = 0.04
+"""Of all bytes, for an operation to count: norms, losses and indices stay below."""
+REDUCTIONS = ("reduce_scatter", "all_reduce", "reduce")
+AGAIN, ONCE = (1.6, 2.3), (0.75, 1.3)
+"""Elements gathered per element reduced: weights gathered for both passes, or for one."""
+MOST_EQUAL_SIZES = 2
+"""Of many all-reduces that are no buckets: one follows attention, the other the layer behind it."""
+CLOSED_FORMS = {"none": "DDP", "grad-op": "weights gathered once", "full-shard": "full sharding"}
+SCATTERED = "ZeRO-1 and ZeRO-2 that scatter gradients in place of all-reducing them"
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+
+
+@dataclass(kw_only=True)
+class Likeness:
+    """What a rank's collectives look like; figures are per step, or of the trace where none is annotated."""
+
+    strategy: str | None
+    """None: nothing is recognised."""
+    evidence: list[str] = field(default_factory=list)
+    unit_bytes: list[int] = field(default_factory=list)
+    """Payloads of its buckets or units, in order, of one step."""
+    parameters: int | None = None
+    """Elements reduced per step: the trained parameters with the padding of shards."""
+    per: str = "step"
+    sent_bytes: float | None = None
+    """What the rank sends on a ring; None: a group's size or a payload is unknown."""
+    expected_bytes: float | None = None
+    """What the textbook sends for these parameters."""
+    expected_by: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures for programs."""
+        return vars(self)
+
+
+@dataclass
+class _Volume:
+    elements: int = 0
+    calls: int = 0
+    payload: int = 0
+    sizes: list[int] = field(default_factory=list)
+    dtypes: set[str] = field(default_factory=set)
+    groups: set[int] = field(default_factory=set)
+
+
+def likeness_of(rank: RankTrace, parameters: int | None = None) -> Likeness:
+    """The strategy that a rank's collectives look like; `parameters`: of the model, where they are given."""
+    steps, calls = _of_steps(rank)
+    volumes = _volumes(calls)
+    total = sum(volume.payload for volume in volumes.values())
+    found = Likeness(strategy=None, per="step" if steps else "trace")
+    if not total:
+        known = any(call.operation for call in rank.calls)
+        found.evidence.append("bytes are n/a" if known else "no collective")
+        return found
+    large = {op: v for op, v in volumes.items() if v.payload >= LEAST_SHARE * total}
+    found.evidence = [
+        f"{op} is {v.payload / total:.0%} of the bytes".replace("%", " %")
+        for op, v in sorted(large.items(), key=lambda item: -item[1].payload)
+    ]
+    reduced = max((large[op] for op in REDUCTIONS if op in large), key=lambda v: v.elements, default=None)
+    gathered = large.get("all_gather")
+    count = max(1, steps)
+    found.strategy, sharding = _name(large, rank.styles, count, found.evidence)
+    if reduced is not None:
+        found.parameters = parameters or round(reduced.elements / count)
+        found.unit_bytes = reduced.sizes[: len(reduced.sizes) // count]
+    found.sent_bytes = _sent(calls, count)
+    if sharding is not None and reduced is not None and len(reduced.groups) == 1 and len(reduced.dtypes) == 1:
+        (size,), (dtype,) = reduced.groups, reduced.dtypes
+        weights = (gathered or reduced).dtypes
+        assert found.parameters is not None
+        found.expected_bytes = textbook_sent_bytes(
+            sharding, found.parameters, size, reduce_bytes=element_bytes(dtype) or 0,
+            weight_bytes=max((element_bytes(d) or 0 for d in weights), default=0),
+        )  # fmt: skip
+        given = "given" if parameters else "reduced per " + found.per
+        all_reduced = sharding == "grad-op" and "reduce_scatter" not in large
+        form = SCATTERED if all_reduced else CLOSED_FORMS[sharding]
+        found.expected_by = (
+            f"the closed form of {form} with {found.parameters:,} parameters ({given}) on {size} ranks"
+        )
+    return found
+
+
+def _of_steps(rank: RankTrace) -> tuple[int, list[Call]]:
+    """Number of annotated steps, and the calls in them; 0 and all calls without steps."""
+    within = [call for call in rank.calls if call.step is not None]
+    return (len({call.step for call in within}), within) if within else (0, list(rank.calls))
+
+
+def _volumes(calls: Sequence[Call]) -> dict[str, _Volume]:
+    volumes: dict[str, _Volume] = {}
+    for call in calls:
+        if call.operation is None or not call.payload_bytes or call.elements is None or call.group.size == 1:
+            continue
+        volume = volumes.setdefault(call.operation, _Volume())
+        volume.payload += call.payload_bytes
+        volume.calls += 1
+        if call.dtype in FLOATS and call.elements > 1:  # one is a norm, a loss or a flag
+            volume.elements += call.elements
+            volume.sizes.append(call.payload_bytes)
+            volume.dtypes.add(call.dtype or "")
+        if call.group.size is not None:
+            volume.groups.add(call.group.size)
+    return volumes
+
+
+def _name(
+    large: dict[str, _Volume], styles: frozenset[str], steps: int, evidence: list[str]
+) -> tuple[str | None, str | None]:
+    """The strategy in words, and the sharding of the closed form that fits."""
+    beside = _beside(large)
+    gathered, scattered, reduced = (large.get(op) for op in ("all_gather", "reduce_scatter", "all_reduce"))
+    name: str | None = None
+    sharding: str | None = None
+    if gathered is not None and scattered is not None and scattered.elements:
+        ratio = gathered.elements / scattered.elements
+        evidence.append(f"{ratio:.2f} elements are gathered for each one reduced")
+        name, sharding = _sharded(ratio, styles)
+        if reduced is not None and reduced.elements > scattered.elements:
+            name = (
+                "DDP" if "DDP" in styles else "DDP, or ZeRO-0"
+            ) + ", with parts of the model sharded in groups"
+            sharding = None
+        elif reduced is not None and not beside:
+            name, sharding = f"hybrid sharding ({name}, and its shards all-reduced over replicas)", None
+    elif gathered is not None and reduced is not None and reduced.elements and gathered.elements:
+        ratio = reduced.elements / gathered.elements
+        evidence.append(f"{ratio:.2f} elements are all-reduced for each one gathered")
+        name = "ZeRO-1 or ZeRO-2 as DeepSpeed does them: gradients all-reduced, updated weights gathered"
+        sharding = "grad-op" if not beside else None
+    elif reduced is not None and reduced.elements:
+        equal = len(set(reduced.sizes)) <= MOST_EQUAL_SIZES and reduced.calls >= 8 * steps
+        if "DDP" in styles:
+            name, sharding = "DDP", "none"
+        elif equal:
+            name = "tensor parallelism, or equal buckets of DDP"
+        else:
+            name, sharding = "DDP, or ZeRO-0", "none"
+    elif gathered is not None:
+        name = "weights gathered and nothing reduced: a forward pass, or generation"
+    if beside:
+        name = f"{name}, with {beside}" if name else beside
+    return name, sharding
+
+
+def _sharded(ratio: float, styles: frozenset[str]) -> tuple[str, str | None]:
+    library = next((style for style in ("FSDP2", "FSDP1") if style in styles), None)
+    if AGAIN[0] <= ratio <= AGAIN[1]:
+        return (f"{library} full shard" if library else "ZeRO-3 or FSDP full shard"), "full-shard"
+    if ONCE[0] <= ratio <= ONCE[1]:
+        kept = "weights kept gathered after the forward pass"
+        names = f"{library}, {kept}" if library else f"FSDP or ZeRO-3 with {kept}, or ZeRO-1 or ZeRO-2"
+        return names, "grad-op"
+    if ratio < ONCE[0]:
+        return (f"{library or 'FSDP or ZeRO-3'}, gradients reduced in several passes of a step"), None
+    return (f"{library or 'FSDP or ZeRO-3'}, some weights kept gathered, or several passes of a step"), None
+
+
+def _beside(large: dict[str, _Volume]) -> str:
+    found = []
+    if "all_to_all" in large:
+        found.append("all-to-all of experts, embeddings or sequence parts")
+    if "send" in large or "recv" in large:
+        found.append("messages between pipeline stages or in a ring")
+    return " and ".join(found)
+
+
+def _sent(calls: Sequence[Call], count: int) -> float | None:
+    sent = 0.0
+    for call in calls:
+        if call.operation in (None, "barrier") or call.payload_bytes == 0:
+            continue
+        if call.payload_bytes is None or call.group.size is None:
+            return None
+        sent += ring_sent_bytes(call.operation or "", call.payload_bytes, call.group.size)
+    return sent / count
+
+
+MOST_KERNELS = 10
+
+
+@dataclass(kw_only=True)
+class CollectiveRow:
+    """Equal collectives of one rank."""
+
+    rank: int | None
+    operation: str | None
+    dtype: str | None
+    elements: int | None
+    bytes: int | None
+    """Payload of one call: the complete tensor."""
+    group: str | None
+    group_size: int | None
+    group_ranks: list[int] | None
+    calls: int
+    seconds: float | None
+    """All of them together; None: no kernel was recorded for one of them."""
+    bus_bytes_per_second: float | None
+    """Of the median call."""
+    kernel: str | None
+
+    @property
+    def total_bytes(self) -> int | None:
+        return None if self.bytes is None else self.bytes * self.calls
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures for programs."""
+        return vars(self) | {"total_bytes": self.total_bytes}
+
+
+def collective_rows(rank: RankTrace) -> list[CollectiveRow]:
+    """Collectives of a rank by operation, dtype, size and group; most time first."""
+    alike: dict[tuple[Any, ...], list[Call]] = {}
+    for call in rank.calls:
+        key = (call.operation, call.dtype, call.elements, call.group, call.kernel)
+        alike.setdefault(key, []).append(call)
+    rows = [_document_row(rank.rank, calls) for calls in alike.values()]
+    return sorted(rows, key=lambda row: (-(row.seconds or 0.0), -(row.total_bytes or 0), str(row.operation)))
+
+
+def _document_row(rank: int | None, calls: Sequence[Call]) -> CollectiveRow:
+    first = calls[0]
+    seconds = [call.seconds for call in calls]
+    rates = sorted(rate for call in calls if (rate := call.bus_bytes_per_second) is not None)
+    barrier = first.operation == "barrier"
+    return CollectiveRow(
+        rank=rank, operation=first.operation, dtype=None if barrier else first.dtype,
+        elements=None if barrier else first.elements, bytes=first.payload_bytes, group=first.group.name,
+        group_size=first.group.size,
+        group_ranks=None if first.group.ranks is None else list(first.group.ranks),
+        calls=len(calls), seconds=None if None in seconds else sum(s for s in seconds if s is not None),
+        bus_bytes_per_second=rates[len(rates) // 2] if rates else None, kernel=first.kernel,
+    )  # fmt: skip
+
+
+def document(
+    ranks: Sequence[RankTrace],
+    skew: Skew | None,
+    likeness: Sequence[Likeness],
+    changes: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What `harness trace --json` prints: seconds and bytes; null is n/a."""
+    found = {
+        "ranks": [
+            {"rank": rank.rank, **rank.division.as_json()}
+            | {
+                "file": rank.file, "world_size": rank.world_size, "backend": rank.backend,
+                "device": rank.device_name,
+                "on_device": rank.on_device, "remarks": rank.remarks,
+            }
+            for rank in ranks
+        ],
+        "collectives": [row.as_json() for rank in ranks for row in collective_rows(rank)],
+        "steps": [
+            {"rank": step.rank, "step": step.step, "is_complete": step.is_complete}
+            | (step.division.as_json() if step.division else dict.fromkeys(ranks[0].division.as_json()))
+            for rank in ranks
+            for step in rank.steps
+        ],
+        "waits": skew.as_json() if skew else None,
+        "strategies": [
+            {"rank": rank.rank, **like.as_json()} for rank, like in zip(ranks, likeness, strict=True)
+        ],
+    }  # fmt: skip
+    return found if changes is None else found | {"changes": changes}
+
+
+def changes_of(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace]) -> dict[str, Any]:
+    """Two traces compared: mean figures of the ranks, collectives and kernels that changed most."""
+    return {
+        "figures": [
+            {"figure": name, "before": before, "after": after, "change": _change(before, after)}
+            for name in ranks[0].division.as_json()
+            if (before := _mean(baseline, name)) is not None or _mean(ranks, name) is not None
+            for after in [_mean(ranks, name)]
+        ],
+        "step_seconds": {"before": _step_seconds(baseline), "after": _step_seconds(ranks)},
+        "collectives": _collective_changes(ranks, baseline),
+        "kernels": _kernel_changes(ranks, baseline),
+    }
+
+
+def _change(before: float | None, after: float | None) -> float | None:
+    return None if not before or after is None else after / before - 1
+
+
+def _mean(ranks: Sequence[RankTrace], name: str) -> float | None:
+    values = [rank.division.as_json()[name] for rank in ranks]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def _step_seconds(ranks: Sequence[RankTrace]) -> float | None:
+    times = sorted(step.division.seconds for rank in ranks for step in rank.steps if step.division)
+    return times[len(times) // 2] if times else None
+
+
+def _collective_changes(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace]) -> list[dict[str, Any]]:
+    before, after = _by_operation(baseline), _by_operation(ranks)
+    return [
+        {
+            "operation": operation, "dtype": dtype,
+            **{
+                f"{name}_{when}": of.get((operation, dtype), (None, None, None))[place]
+                for place, name in enumerate(("calls", "bytes", "seconds"))
+                for when, of in (("before", before), ("after", after))
+            },
+        }
+        for operation, dtype in dict.fromkeys([*before, *after])
+    ]  # fmt: skip
+
+
+Totals = tuple[float | None, float | None, float | None]
+
+
+def _by_operation(ranks: Sequence[RankTrace]) -> dict[tuple[str | None, str | None], Totals]:
+    """Calls, bytes and seconds per rank by operation and dtype."""
+    rows: dict[tuple[str | None, str | None], list[CollectiveRow]] = {}
+    for rank in ranks:
+        for row in collective_rows(rank):
+            rows.setdefault((row.operation, row.dtype), []).append(row)
+    count = len(ranks)
+    return {
+        key: (
+            sum(row.calls for row in of) / count,
+            _whole([row.total_bytes for row in of], count),
+            _whole([row.seconds for row in of], count),
+        )
+        for key, of in rows.items()
+    }
+
+
+def _whole(values: Sequence[float | None], count: int) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / count if len(known) == len(values) else None
+
+
+def _kernel_changes(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace]) -> list[dict[str, Any]]:
+    """Seconds per rank in kernels and copies by name; those that changed most."""
+    before, after = _kernels(baseline), _kernels(ranks)
+    names = sorted({*before, *after}, key=lambda name: (-abs(after.get(name, 0) - before.get(name, 0)), name))
+    return [
+        {"kernel": name, "before_seconds": before.get(name, 0.0), "after_seconds": after.get(name, 0.0)}
+        for name in names[:MOST_KERNELS]
+        if before.get(name, 0.0) != after.get(name, 0.0)
+    ]
+
+
+def _kernels(ranks: Sequence[RankTrace]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for rank in ranks:
+        for name, (time, _) in rank.kernels.items():
+            totals[name] = totals.get(name, 0.0) + time / 1e9 / len(ranks)
+    return totals

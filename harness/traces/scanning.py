@@ -1,4 +1,4 @@
-"""Reads a Chrome trace event by event: a file of gigabytes never stands in memory as a whole."""
+"""Reads a Chrome trace event by event, in bounded memory; kinds of events; intervals of time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,300 @@ import gzip
 import json
 import os
 import re
+import tomllib
 import zlib
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from harness.bounds import MOST_EVENT_BYTES, MOST_TRACE_BYTES
 from harness.errors import HarnessError
 from harness.files import require_plain_input
+from harness.forms.terms import OPERATIONS
+
+STEP, PHASE = "harness::step ", "harness::phase "
+"""How the loop names its steps and phases."""
+KERNELS = frozenset({"kernel", "concurrent_kernel"})
+COPIES = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
+DEVICE_ACTIVITIES = KERNELS | COPIES
+"""Categories of what runs on a device. A `cuda_sync` and a `gpu_user_annotation` span such events."""
+HOST_OPERATORS = frozenset({"cpu_op", "operator", "user_annotation"})
+_FILE = tomllib.loads(files(__package__).joinpath("kinds.toml").read_text(encoding="utf-8"))
+LAUNCHES = frozenset(_FILE["launches"])
+OTHER_ACTIVITIES = frozenset(_FILE["other_activities"])
+TRANSPORTS = ("gloo:", "mpi:", "ucc:", "oneccl:")
+"""What a transport of the host calls its work on a collective."""
+NOT_COMPUTING = ("c10d::", "_c10d_functional::", "autograd::", "torch::", "torch.", "FSDP::")
+"""Their own time is waiting, or Python that may wait; what computes inside of them is seen by itself."""
+
+_COMMUNICATES = re.compile(
+    r"nccl|rccl|mscclpp|msccl_|oneccl|nvshmem|rocshmem|deep_ep::|multimem_|symmetric_memory::"
+    r"|(?:one|two)_?shot_?(?:all_?)?(?:reduce|gather)|(?:all_?reduce|all_?gather|reduce_?scatter)_fusion"
+    r"|cross_device_(?:reduce|store)|quick_?reduce|lamport|allreduce_prototype"
+    r"|(?:^|[\s:])(?:barrier_kernel|put_signal_kernel|wait_signal_kernel|all_to_all_v\w*)(?:$|[<(])",
+    re.IGNORECASE,
+)
+"""Kernels of NCCL and RCCL; of torch's symmetric memory (CUDASymmetricMemoryOps.cu), NVSHMEM and DeepEP; and
+all-reduces of their own in vLLM, SGLang, TensorRT-LLM and AITER."""
+_BETWEEN_DEVICES = re.compile(r"\bPtoP\b|PeerToPeer", re.IGNORECASE)
+"""A copy from one device to another: how copy engines do collectives."""
+
+
+@lru_cache(maxsize=100_000)
+def is_communication(category: str, name: str) -> bool:
+    """Whether an event of a device moves data between ranks, or waits for them."""
+    if category in KERNELS:
+        return _COMMUNICATES.search(name) is not None
+    return category in COPIES and _BETWEEN_DEVICES.search(name) is not None
+
+
+def is_computing(category: str, name: str) -> bool:
+    """Whether an event of a device is a kernel that does not communicate."""
+    return category in KERNELS and not is_communication(category, name)
+
+
+@lru_cache(maxsize=100_000)
+def operator_computes(name: str) -> bool:
+    """Whether a host operator of this name computes: 'aten::mm' and other 'library::operator' do."""
+    return "::" in name and not name.startswith((*NOT_COMPUTING, STEP, PHASE))
+
+
+def is_transport(name: str) -> bool:
+    """Whether a host event is a transport's own work on a collective."""
+    return name.startswith(TRANSPORTS)
+
+
+_PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
+
+
+@lru_cache(maxsize=10_000)
+def step_number(name: str) -> int | None:
+    """The step that an annotation spans: 'ProfilerStep#3' of torch, 'harness::step 3' of the harness."""
+    if name.startswith(STEP):
+        number = name.removeprefix(STEP)
+        return int(number) if number.isdecimal() else None
+    found = _PROFILER_STEP.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+OPERATORS: dict[str, tuple[str, int]] = {
+    name: (operator["collective"], operator["tensor"]) for name, operator in _FILE["operators"].items()
+}
+"""Of `torch.ops.c10d`: the collective, and the index of the argument that holds the complete tensor."""
+INPUT_AT = {name: at for name, operator in _FILE["operators"].items() if (at := operator.get("input"))}
+"""Index of the argument with this rank's input, where it tells the group's size or the payload."""
+_NO_COLLECTIVE = re.compile(r"wait|coalescing|init|finali|group(?:start|end)|^coalesced$", re.IGNORECASE)
+
+
+@lru_cache(maxsize=4096)
+def collective_of(name: str) -> str | None:
+    """The collective that the name of a launch or operator says; None: it says none.
+
+    'nccl:_all_gather_base', 'allreduce_coalesced' and 'c10d::alltoall_base_' are in; names of kernels do not
+    tell and must not be given.
+    """
+    scope, _, bare = name.rpartition(":")
+    if bare in OPERATORS and scope.startswith("c10d"):
+        return OPERATORS[bare][0]
+    if _NO_COLLECTIVE.search(bare):
+        return None
+    plain = bare.lower().replace("multimem_", "").replace("one_shot_", "").replace("two_shot_", "")
+    return next(
+        (op for op, word in _FILE["words"].items() if op in OPERATIONS and re.search(word, plain)), None
+    )
+
+
+@lru_cache(maxsize=1024)
+def dtype_of(text: str) -> str | None:
+    """A dtype by torch's name, from NCCL's arguments ('Float') or shapes ('c10::BFloat16'); None: unknown."""
+    bare = text.strip().rpartition("::")[2].lower()
+    return bare if bare.startswith("float8") else _FILE["dtypes"].get(bare)
+
+
+def element_bytes(dtype: str) -> int | None:
+    """Bytes of an element of a dtype by torch's name."""
+    from harness.forms.model.layout import DTYPE_BYTES
+
+    return 1 if dtype.startswith("float8") else DTYPE_BYTES.get(dtype)
+
+
+LONGEST_WAITS = 10
+Interval = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Communication:
+    """A collective while the transport works on it, waiting for the other ranks included."""
+
+    name: str
+    phase: str
+    start: int
+    end: int
+
+
+class Operator(NamedTuple):
+    """A stretch that the profiler saw on one thread of the host; stretches of a thread nest."""
+
+    thread: int
+    start: int
+    end: int
+    computes: bool
+    transports: bool = False
+    """Whether it is a transport's work on a collective: nothing inside of it computes."""
+
+
+class RankActivity(NamedTuple):
+    """What one rank did."""
+
+    computing: Sequence[Interval]
+    communications: Sequence[Communication]
+    copies: Sequence[Interval] | None = None
+    """Copies and memsets of a device; None: the host worked."""
+
+
+def divide(step: int, window: Interval, work: RankActivity) -> dict[str, Any]:
+    """One row in the form of `record.OverlapPart`; what lies outside of `window` is cut off."""
+    stretches = Stretches(
+        union(work.computing),
+        union((c.start, c.end) for c in work.communications),
+        None if work.copies is None else union(work.copies),
+    )
+    exposed = unhidden(stretches.talking, stretches.computing, window)
+    longest = sorted(exposed, key=lambda stretch: stretch[0] - stretch[1])[:LONGEST_WAITS]
+    waits = [_wait(stretch, work.communications) for stretch in longest]
+    return {"step": step, **seconds_within(window, stretches), "waits": waits}
+
+
+class Stretches(NamedTuple):
+    """What one rank did, each as `union` gives it."""
+
+    computing: Sequence[Interval]
+    talking: Sequence[Interval]
+    copies: Sequence[Interval] | None = None
+
+
+def seconds_within(window: Interval, stretches: Stretches) -> dict[str, float | None]:
+    """The figures of a window in the time that what lies in it takes, however long the trace is."""
+    start, end = window
+    busy, talking = _cut(stretches.computing, window), _cut(stretches.talking, window)
+    copying = _cut(stretches.copies or (), window)
+    exposed = subtract(talking, busy)
+    return {
+        "seconds": (end - start) / 1e9,
+        "compute_seconds": length(busy) / 1e9,
+        "communication_seconds": length(talking) / 1e9,
+        "exposed_seconds": length(exposed) / 1e9,
+        "copy_seconds": None if stretches.copies is None else length(copying) / 1e9,
+        "idle_seconds": (end - start - length(union([*busy, *talking, *copying]))) / 1e9,
+    }
+
+
+def unhidden(
+    stretches: Iterable[Interval], computing: Iterable[Interval], window: Interval
+) -> list[Interval]:
+    """Points of `stretches` within `window` beside which nothing computes."""
+    return subtract(union(_clip(stretches, window)), union(_clip(computing, window)))
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same points as disjoint intervals in order."""
+    merged: list[Interval] = []
+    for start, end in sorted(interval for interval in intervals if interval[1] > interval[0]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def subtract(intervals: Sequence[Interval], removed: Sequence[Interval]) -> list[Interval]:
+    """Points of `intervals` that are not in `removed`; both as `union` gives them."""
+    left: list[Interval] = []
+    first = 0
+    for start, end in intervals:
+        while first < len(removed) and removed[first][1] <= start:
+            first += 1
+        index = first
+        while index < len(removed) and removed[index][0] < end:
+            if removed[index][0] > start:
+                left.append((start, removed[index][0]))
+            start = max(start, removed[index][1])
+            index += 1
+        if start < end:
+            left.append((start, end))
+    return left
+
+
+def length(intervals: Iterable[Interval]) -> int:
+    """Summed length of disjoint intervals."""
+    return sum(end - start for start, end in intervals)
+
+
+def computing_stretches(operators: Iterable[Operator]) -> list[Interval]:
+    """When the innermost operator of some thread computes.
+
+    An outer operator may call a hook that waits for a collective, so only the innermost one says what
+    its thread is doing.
+    """
+    threads: dict[int, list[Operator]] = {}
+    for operator in operators:
+        threads.setdefault(operator.thread, []).append(operator)
+    stretches: list[Interval] = []
+    for nested in threads.values():
+        # Outer before inner where both begin together.
+        stretches += _innermost(sorted(nested, key=lambda operator: (operator.start, -operator.end)))
+    return union(stretches)
+
+
+def _innermost(operators: Sequence[Operator]) -> list[Interval]:
+    stretches: list[Interval] = []
+    open_ones: list[Operator] = []
+    reached = transported = 0
+
+    def advance(until: int) -> None:
+        nonlocal reached
+        while open_ones and reached < until:
+            innermost = open_ones[-1]
+            stop = min(innermost.end, until)
+            begin = max(reached, transported)
+            if innermost.computes and stop > begin:
+                stretches.append((begin, stop))
+            reached = max(reached, stop)
+            if innermost.end <= reached:
+                open_ones.pop()
+
+    for operator in operators:
+        advance(operator.start)
+        reached = max(reached, operator.start)
+        open_ones.append(operator)
+        if operator.transports:
+            transported = max(transported, operator.end)
+    if open_ones:
+        advance(max(operator.end for operator in open_ones))
+    return stretches
+
+
+def _wait(stretch: Interval, communications: Sequence[Communication]) -> dict[str, Any]:
+    """A stretch of exposed communication, by the collective that covers most of it."""
+    start, end = stretch
+    longest = max(communications, key=lambda c: min(c.end, end) - max(c.start, start))
+    return {"name": longest.name, "phase": longest.phase, "seconds": (end - start) / 1e9}
+
+
+def _cut(stretches: Sequence[Interval], window: Interval) -> list[Interval]:
+    """The part of disjoint intervals in order that lies in a window."""
+    first = max(0, bisect_left(stretches, (window[0],)) - 1)
+    return _clip(stretches[first : bisect_left(stretches, (window[1],))], window)
+
+
+def _clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
+    first, last = window
+    return [(max(a, first), min(b, last)) for a, b in intervals if a < last and b > first]
+
 
 Event = dict[str, Any]
 CHUNK_BYTES = 2**22

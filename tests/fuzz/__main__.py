@@ -19,7 +19,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed
 from hypothesis import settings as hypothesis_settings
 
-from harness.imported.library_defaults import library_defaults
+from harness.imported.reading import library_defaults
 from harness.safe_text import harmless
 from tests.fuzz.guard import Guard
 from tests.fuzz.surfaces import SURFACES

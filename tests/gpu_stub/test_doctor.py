@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.doctor.gpu.matrices import BackendMatrix, compare_all
+from harness.doctor.gpu_runs import BackendMatrix, compare_all
 from harness.record import Record
 from harness.run_directory.rank_state import WATCH, DeviceNote, device_note
 from harness.tell.verify import verify

@@ -24,7 +24,7 @@ from harness.backends.model.precision import dtype_name
 from harness.backends.optimizer.groups import tensors_in
 from harness.backends.pipeline.cut import PHASES
 from harness.forms.workload import ELSEWHERE
-from harness.traces.kinds import OPERATORS
+from harness.traces.scanning import OPERATORS
 
 MESSAGES = ("send", "recv")
 WITH_GRADIENTS = "torch.distributed.nn.functional"

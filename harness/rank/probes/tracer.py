@@ -19,24 +19,22 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from harness.rank.probes.time import PHASES, ThreadAccount, thread_account
 from harness.rank.shells import Instrument, Step
-from harness.traces.kinds import (
+from harness.traces.scanning import (
     COPIES,
     DEVICE_ACTIVITIES,
     PHASE,
     STEP,
-    is_communication,
-    is_computing,
-    is_transport,
-    operator_computes,
-)
-from harness.traces.overlap import (
     Communication,
     Interval,
     Operator,
     RankActivity,
     computing_stretches,
     divide,
+    is_communication,
+    is_computing,
+    is_transport,
     length,
+    operator_computes,
     unhidden,
 )
 

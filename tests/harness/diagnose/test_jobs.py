@@ -19,7 +19,7 @@ from harness.diagnose.jobs import (
     share_of,
     with_setting,
 )
-from harness.diagnose.pair import LoadedRun
+from harness.diagnose.rerun import LoadedRun
 from harness.errors import HarnessError
 from harness.judge.agreement.job_equivalence import from_step
 from harness.judge.distance import step_pairs

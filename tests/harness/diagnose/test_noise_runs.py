@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.diagnose.noise_runs import find_noise_runs, in_one_split
-from harness.diagnose.pair import LoadedRun
-from harness.diagnose.rerun import reference_labels
+from harness.diagnose.rerun import LoadedRun, find_noise_runs, in_one_split, reference_labels
 from harness.errors import HarnessError
 from harness.record import Record, SplitPart
 from harness.record.store import archive_runs, write_record

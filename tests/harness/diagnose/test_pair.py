@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli import harness
-from harness.diagnose.pair import read_pair
+from harness.diagnose.rerun import read_pair
 from harness.errors import HarnessError
 from harness.record import ErrorPart, Record
 from harness.record.store import archive_runs, read_runs, write_record

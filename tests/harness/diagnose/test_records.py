@@ -13,7 +13,7 @@ from harness.diagnose.diagnosis import (
     how_far,
     steps_to_examine,
 )
-from harness.diagnose.pair import LoadedRun
+from harness.diagnose.rerun import LoadedRun
 from harness.judge.agreement.job_equivalence import Difference, from_step
 from harness.judge.agreement.noise import Tolerance
 from harness.judge.distance import distance

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from harness.diagnose.tensors import Examined, TensorNoise, compare_tensors
+from harness.diagnose.rerun import Examined, TensorNoise, compare_tensors
 from harness.run_directory.events import ExaminedEvent
 
 SKETCH = {"a": [2.0, *[2.0, -2.0] * 4], "b": [1.0, *[1.0, -1.0] * 4]}

@@ -1,7 +1,7 @@
 import pytest
 
 from harness.diagnose.diagnosis import StepVerdict, first_parting_step, number, sentences
-from harness.diagnose.tensors import Examined, TensorComparison, compare_tensors
+from harness.diagnose.rerun import Examined, TensorComparison, compare_tensors
 from tests.records import make_record
 
 from .test_tensors import LIMITS, SKETCH, noise, scaled

@@ -6,8 +6,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.doctor.gpu.all_checks import collectives_per_step
-from harness.doctor.gpu.check import AGAIN, FULL, ON_CPU, SHARDED, SINGLE, ZERO, Evidence
+from harness.doctor.gpu_checks import (
+    AGAIN,
+    FULL,
+    ON_CPU,
+    SHARDED,
+    SINGLE,
+    ZERO,
+    Evidence,
+    collectives_per_step,
+)
 from harness.fabric.result import FabricResult, FabricRow
 from harness.record import ErrorPart, RankPart, Record
 from harness.record.store import read_runs

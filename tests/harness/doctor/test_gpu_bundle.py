@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.doctor.gpu.packing import check_bundle, write_bundle
+from harness.doctor.packing import check_bundle, write_bundle
 from harness.errors import HarnessError
 from harness.record.store import read_runs, write_record
 from tests.records import make_record

@@ -9,9 +9,20 @@ from typing import Any
 
 import pytest
 
-from harness.doctor.gpu.all_checks import CHECKS, answer_all
-from harness.doctor.gpu.check import AGAIN, FULL, ON_CPU, RUNS, SHARDED, SINGLE, ZERO, Answer, Evidence
-from harness.doctor.gpu.runs import count_kernels
+from harness.doctor.gpu_checks import (
+    AGAIN,
+    CHECKS,
+    FULL,
+    ON_CPU,
+    RUNS,
+    SHARDED,
+    SINGLE,
+    ZERO,
+    Answer,
+    Evidence,
+    answer_all,
+)
+from harness.doctor.gpu_runs import count_kernels
 from harness.gpus.found import Gpu
 from harness.record import ErrorPart, RankPart, Record
 from tests.harness.doctor.gpu_evidence import fabric_of, notes_of, sound

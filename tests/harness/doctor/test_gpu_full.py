@@ -20,11 +20,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from harness.cli import doctor as command
-from harness.doctor.gpu import matrices, runs
-from harness.doctor.gpu.check import AGAIN, SINGLE
-from harness.doctor.gpu.matrices import BackendMatrix, Compared
-from harness.doctor.gpu.packing import anonymous, anonymous_document, forget_names
-from harness.doctor.gpu.runs import OUT_OF_TIME
+from harness.doctor import gpu_runs
+from harness.doctor.gpu_checks import AGAIN, SINGLE
+from harness.doctor.gpu_runs import OUT_OF_TIME, BackendMatrix, Compared
+from harness.doctor.packing import anonymous, anonymous_document, forget_names
 from tests.harness.cli.command_line import INTERRUPTED, SMALL, harness
 from tests.harness.doctor.gpu_evidence import sound
 
@@ -124,7 +123,7 @@ def test_a_package_holds_reports_traces_and_predictions(sent: tuple[Result, Path
 
 
 def test_its_comparisons_are_those_of_compare_under_six_strategies() -> None:
-    small, large = matrices.matrices(8)
+    small, large = gpu_runs.matrices(8)
     assert [(m.config, m.ranks, m.device) for m in (small, large)] == [
         ("@default", 8, "cuda"),
         ("@gpu-node", 8, "cuda"),
@@ -223,9 +222,9 @@ def test_what_was_measured_before_an_interruption_is_kept(
             raise KeyboardInterrupt
         self.found.records[name] = evidence.records[name]
 
-    monkeypatch.setattr(runs._Gathering, "_run", run)
-    monkeypatch.setattr(runs._Gathering, "_start_on_cpu", lambda _: subprocess.Popen(["true"]))
-    monkeypatch.setattr(runs._Gathering, "_take_from_cpu", lambda *_: None)
+    monkeypatch.setattr(gpu_runs._Gathering, "_run", run)
+    monkeypatch.setattr(gpu_runs._Gathering, "_start_on_cpu", lambda _: subprocess.Popen(["true"]))
+    monkeypatch.setattr(gpu_runs._Gathering, "_take_from_cpu", lambda *_: None)
     monkeypatch.setattr(command, "find_gpus", lambda: evidence.gpus)
     bundle = tmp_path / "sent.tar.xz"
     result = CliRunner().invoke(command.doctor, ["--gpu", "--full", "--bundle", str(bundle)])

@@ -8,9 +8,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from harness.errors import HarnessError
-from harness.imported.keys import KEYS, SECTIONS
-from harness.imported.library_defaults import deepspeed_values, with_defaults
-from harness.imported.reading import LIBRARY, Fixed, ToOption
+from harness.imported.reading import KEYS, LIBRARY, SECTIONS, Fixed, ToOption, deepspeed_values, with_defaults
 from harness.imported.rows import GivenRow, exactly_as_given, like_for_like, read_files
 from harness.job.config import load_experiment
 from harness.nested import leaves

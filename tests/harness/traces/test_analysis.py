@@ -5,10 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.traces.analysis import RankTrace, read_traces
-from harness.traces.document import changes_of, collective_rows
-from harness.traces.skew import skew_of
-from harness.traces.strategy import likeness_of
+from harness.traces.analysis import RankTrace, changes_of, collective_rows, likeness_of, read_traces, skew_of
 
 GPU = Path(__file__).parent / "gpu"
 PUBLISHED = {

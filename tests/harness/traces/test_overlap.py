@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.traces.overlap import (
+from harness.traces.scanning import (
     Communication,
     Interval,
     Operator,

@@ -9,9 +9,7 @@ import pytest
 
 from harness.forms.terms import STEP_PHASES
 from harness.record import Record
-from harness.traces.analysis import RankTrace, read_traces
-from harness.traces.skew import skew_of
-from harness.traces.strategy import likeness_of
+from harness.traces.analysis import RankTrace, likeness_of, read_traces, skew_of
 from tests.harness.cli.command_line import SMALL, harness, records
 from tests.representatives import cheap, first
 
