@@ -10,7 +10,7 @@ NONE = Gpus(why_none="the driver is too old", signs=(Sign(vendor="NVIDIA", what=
 
 
 def having(monkeypatch: pytest.MonkeyPatch, gpus: Gpus) -> None:
-    monkeypatch.setattr("harness.launch.launcher.find_gpus", lambda: gpus)
+    monkeypatch.setattr("harness.gpus.found.find_gpus", lambda: gpus)
 
 
 def test_gpus_are_used_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
