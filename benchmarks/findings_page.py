@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from harness.judge.agreement.causes import HYPOTHESES
+from harness.judge.agreement.causes import HYPOTHESES, Question
 from harness.judge.findings.finding import ROLES, kinds, role_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -52,8 +51,9 @@ def hypotheses() -> str:
     return text.getvalue()
 
 
-def _words(facts: Iterable[Callable[..., Any]]) -> str:
-    return "; ".join(fact.__name__.strip("_").replace("_", " ") for fact in facts)
+def _words(facts: Iterable[Question]) -> str:
+    names = (fact if isinstance(fact, str) else fact.__name__ for fact in facts)
+    return "; ".join(name.strip("_").replace("_", " ") for name in names)
 
 
 def write() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy
 
@@ -37,6 +37,7 @@ from harness.record import OddUpdatePart, Record
 from harness.record.workload import known_strategy, micro_batches
 
 Fact = bool | None
+Question: TypeAlias = "str | Callable[[Pair], Fact]"
 
 UNDIVIDED = ("eager",)
 """Kernels that neither torch's `context_parallel` nor DeepSpeed's Ulysses divides among ranks."""
@@ -122,21 +123,21 @@ class Hypothesis:
     specific: int
     """4: recorded as such; 3: names tensors, ranks or a figure that fits; 2: a mechanism; 1: one of a few; 0:
     what is known."""
-    signs: tuple[Callable[[Pair], Fact], ...] = ()
+    signs: tuple[Question, ...] = ()
     """Facts without which it is not thought of."""
-    predicts: tuple[Callable[[Pair], Fact], ...] = ()
+    predicts: tuple[Question, ...] = ()
     """Facts that support it where they hold and contradict it where they do not."""
-    refuted_by: tuple[Callable[[Pair], Fact], ...] = ()
+    refuted_by: tuple[Question, ...] = ()
     """The other way round."""
     values: Callable[[Pair], dict[str, Any]] = lambda pair: pair.step_value
 
     def support(self, pair: Pair) -> int | None:
         """How many facts support it; None: one contradicts it, or a sign is missing."""
-        signs = [fact(pair) for fact in self.signs]
+        signs = [_fact(pair, asked) for asked in self.signs]
         if not all(signs):
             return None
-        wanted = [fact(pair) for fact in self.predicts]
-        unwanted = [fact(pair) for fact in self.refuted_by]
+        wanted = [_fact(pair, asked) for asked in self.predicts]
+        unwanted = [_fact(pair, asked) for asked in self.refuted_by]
         if False in wanted or True in unwanted:
             return None
         return len(signs) + wanted.count(True)
@@ -145,6 +146,12 @@ class Hypothesis:
         values = self.values(pair)
         text = sentence(self.kind, self.name, **{"pair": pair, "shift": pair.shift, **values})
         return Explanation(kind=self.kind, text=text, values=values)
+
+
+def _fact(pair: Pair, asked: Question) -> Fact:
+    """A property of the pair, by its name, or what a function makes of it."""
+    found = getattr(pair, asked) if isinstance(asked, str) else asked(pair)
+    return None if found is None else bool(found)
 
 
 class Pair:
@@ -568,10 +575,6 @@ def _means_undone(pair: Pair) -> Fact:
     return abs(undone / total - expected) <= pair.limits.loss
 
 
-def _loss_has_a_factor(pair: Pair) -> Fact:
-    return bool(pair.loss_scales)
-
-
 def _computed_loss_agrees(pair: Pair) -> Fact:
     computed, expected = pair.computed_loss, pair.losses[0]
     return None if computed is None or expected is None else abs(computed - expected) <= pair.limits.loss
@@ -589,10 +592,6 @@ def _weights_in_use_stale(pair: Pair) -> Fact:
 
 def _loss_reads_cut_weights(pair: Pair) -> Fact:
     return bool(read_outside(pair.record))
-
-
-def _buffers_differ(pair: Pair) -> Fact:
-    return bool(pair.buffers)
 
 
 def _rank_norms_differ(pair: Pair) -> Fact:
@@ -635,10 +634,6 @@ def _ranks_end_apart(pair: Pair) -> Fact:
     return None if None in digests or len(digests) < 2 else len(set(digests)) > 1
 
 
-def _norm_has_a_factor(pair: Pair) -> Fact:
-    return bool(pair.gradient_scales)
-
-
 def _tensors_have_factors(pair: Pair) -> Fact:
     """Whether some second moments lie apart from all others."""
     known = pair.record.moment_norms and pair.reference.moment_norms
@@ -647,10 +642,6 @@ def _tensors_have_factors(pair: Pair) -> Fact:
 
 def _wire_rounds_as_much(pair: Pair) -> Fact:
     return bool(pair.low_reductions) and abs(pair.ratio - 1) < REDUCTION_ROUNDING
-
-
-def _one_norm_in_every_step(pair: Pair) -> Fact:
-    return pair.one_norm is not None
 
 
 def _norm_of_the_step_before(pair: Pair) -> Fact:
@@ -702,22 +693,6 @@ def _final_weights_agree(pair: Pair) -> Fact:
     return not pair.beyond if compared else None
 
 
-def _one_parameter_ends_farthest(pair: Pair) -> Fact:
-    return pair.far is not None
-
-
-def _norm_is_that_without_a_part(pair: Pair) -> Fact:
-    return bool(pair.lost)
-
-
-def _norms_shifted(pair: Pair) -> Fact:
-    return pair.shift is not None
-
-
-def _settings_differ(pair: Pair) -> Fact:
-    return bool(pair.settings)
-
-
 def _settings_of_updates_differ(pair: Pair) -> Fact:
     """None: settings differ that change gradients alone, while updates were not all computed again."""
     if not pair.settings:
@@ -731,10 +706,6 @@ def _nothing_moved(pair: Pair) -> Fact:
     return bool(pair.still) and not any(pair.moved[1].values())
 
 
-def _stands_still(pair: Pair) -> Fact:
-    return bool(pair.still)
-
-
 def _still_ones_are_in_the_optimizer(pair: Pair) -> Fact:
     held = optimizer_groups(pair.record)
     return None if held is None else all(name in held for name in pair.still)
@@ -743,14 +714,6 @@ def _still_ones_are_in_the_optimizer(pair: Pair) -> Fact:
 def _first_norm_denies_a_missing_gradient(pair: Pair) -> Fact:
     """One parameter's gradient may be too small to show in the norm, several hardly are."""
     return len(pair.still) > 1 and pair.index != 0 and pair.record.steps[0].gradient_norm is not None
-
-
-def _frozen_moved(pair: Pair) -> Fact:
-    return bool(pair.frozen)
-
-
-def _unreached_moved(pair: Pair) -> Fact:
-    return bool(pair.unreached)
 
 
 def _clipped_by_part(pair: Pair) -> Fact:
@@ -769,10 +732,6 @@ def _optimizer_depends_on_parts(pair: Pair) -> Fact:
         return False
     cut = strategy.family == "fsdp1" and strategy.sharding != "none" and record.world.world_size > 1
     return cut or strategy.family in FLAT_STATES
-
-
-def _passes_change_copies(pair: Pair) -> Fact:
-    return bool(pair.changed_in_passes)
 
 
 def _changed_ones_end_apart(pair: Pair) -> Fact:
@@ -796,18 +755,10 @@ def _updates_are_adams(pair: Pair) -> Fact:
     return True if audited and not any(rank.otherwise for rank in ranks) else None
 
 
-def _updates_altered(pair: Pair) -> Fact:
-    return bool(pair.odd_updates)
-
-
 def _altered_before(pair: Pair) -> Fact:
     """Whether an update that is not Adam's came before the first step that differs."""
     steps = [part.step for part in pair.odd_updates.values()]
     return None if pair.index is None or not steps else min(steps) < pair.number
-
-
-def _gradients_altered_after_clipping(pair: Pair) -> Fact:
-    return pair.altered is not None
 
 
 HYPOTHESES = (
@@ -822,7 +773,7 @@ HYPOTHESES = (
         values=lambda p: p.loss_values | {"target_tokens": p.targets(p.at)},
     ),
     Hypothesis(
-        name="factor", kind="loss-scale", specific=3, signs=(_loss_differs, _loss_has_a_factor),
+        name="factor", kind="loss-scale", specific=3, signs=(_loss_differs, "loss_scales"),
         values=lambda p: p.loss_values,
     ),
     Hypothesis(
@@ -844,7 +795,7 @@ HYPOTHESES = (
         values=lambda p: p.loss_values | {"parameters": read_outside(p.record)},
     ),
     Hypothesis(
-        name="buffers", kind="diverged", specific=2, signs=(_loss_differs, _first_of_all, _buffers_differ),
+        name="buffers", kind="diverged", specific=2, signs=(_loss_differs, _first_of_all, "buffers"),
         values=lambda p: p.loss_values,
     ),
     Hypothesis(
@@ -863,20 +814,20 @@ HYPOTHESES = (
     ),
     Hypothesis(
         name="no-gradient", kind="gradient-differs", specific=4,
-        signs=(_stands_still, _still_ones_are_in_the_optimizer),
+        signs=("still", _still_ones_are_in_the_optimizer),
         refuted_by=(_first_norm_denies_a_missing_gradient, _nothing_moved, _first_loss_differs),
         values=lambda p: {"parameters": p.still},
     ),
     Hypothesis(
-        name="still", kind="parameters-not-updated", specific=4, signs=(_stands_still,),
+        name="still", kind="parameters-not-updated", specific=4, signs=("still",),
         refuted_by=(_nothing_moved, _first_loss_differs), values=lambda p: {"parameters": p.still},
     ),
     Hypothesis(
-        name="moved", kind="frozen-weights-moved", specific=4, signs=(_frozen_moved,),
+        name="moved", kind="frozen-weights-moved", specific=4, signs=("frozen",),
         refuted_by=(_first_loss_differs,), values=lambda p: {"parameters": p.frozen},
     ),
     Hypothesis(
-        name="unreached", kind="decay-without-gradient", specific=4, signs=(_unreached_moved,),
+        name="unreached", kind="decay-without-gradient", specific=4, signs=("unreached",),
         refuted_by=(_first_loss_differs,), values=lambda p: {
             "parameters": p.unreached, "kept": {name: kept(p.record, name) for name in p.unreached}
         },
@@ -899,18 +850,18 @@ HYPOTHESES = (
         predicts=(_rank_norms_are_parts,), values=lambda p: {"gradient_norms": p.rank_norms},
     ),
     Hypothesis(
-        name="factor", kind="gradient-scale", specific=3, signs=(_norm_differs, _norm_has_a_factor),
+        name="factor", kind="gradient-scale", specific=3, signs=(_norm_differs, "gradient_scales"),
         refuted_by=(_rank_norms_differ, _tensors_have_factors), values=lambda p: p.ratio_values,
     ),
     Hypothesis(
         name="clipped-before", kind="gradient-differs", specific=3,
-        signs=(_norm_differs_at_once, _one_norm_in_every_step), refuted_by=(_rank_norms_differ,),
+        signs=(_norm_differs_at_once, "one_norm"), refuted_by=(_rank_norms_differ,),
         values=lambda p: p.ratio_values,
     ),
     Hypothesis(
         name="step-late", kind="gradient-differs", specific=3,
         signs=(_norm_differs_at_once, _norm_of_the_step_before),
-        refuted_by=(_rank_norms_differ, _one_norm_in_every_step), values=lambda p: p.ratio_values,
+        refuted_by=(_rank_norms_differ, "one_norm"), values=lambda p: p.ratio_values,
     ),
     Hypothesis(
         name="idle", kind="gradient-differs", specific=3, signs=(_norm_differs_at_once, _some_ranks_idle),
@@ -939,18 +890,18 @@ HYPOTHESES = (
     ),
     Hypothesis(
         name="farthest", kind="gradient-differs", specific=2,
-        signs=(_norm_differs_at_once, _one_parameter_ends_farthest), refuted_by=(_rank_norms_differ,),
+        signs=(_norm_differs_at_once, "far"), refuted_by=(_rank_norms_differ,),
         values=lambda p: p.ratio_values,
     ),
     Hypothesis(
         name="part-lost", kind="gradient-differs", specific=1,
-        signs=(_norm_differs_at_once, _norm_is_that_without_a_part),
+        signs=(_norm_differs_at_once, "lost"),
         refuted_by=(_rank_norms_differ, _tensors_have_factors, _final_weights_agree),
         values=lambda p: p.ratio_values,
     ),
     Hypothesis(
-        name="shifted", kind="gradient-differs", specific=1, signs=(_norms_shifted,),
-        refuted_by=(_loss_lost, _loss_differs, _settings_differ, _norm_differs_at_once),
+        name="shifted", kind="gradient-differs", specific=1, signs=("shift",),
+        refuted_by=(_loss_lost, _loss_differs, "settings", _norm_differs_at_once),
         values=lambda p: {"ratio": 1 + p.shift.mean if p.shift else None},
     ),
     # Of updates: what a run does after its first gradient.
@@ -973,26 +924,26 @@ HYPOTHESES = (
         values=lambda p: {"update_of_part": p.record.update_of_part},
     ),
     Hypothesis(
-        name="in-place", kind="weights-changed-in-passes", specific=3, signs=(_passes_change_copies,),
+        name="in-place", kind="weights-changed-in-passes", specific=3, signs=("changed_in_passes",),
         predicts=(_changes_show_then, _changed_ones_end_apart),
         values=lambda p: {"parameters": p.changed_in_passes} | p.step_value,
     ),
     Hypothesis(
         name="altered-gradients", kind="update-differs", specific=2,
-        signs=(_gradients_altered_after_clipping,),
+        signs=("altered",),
         refuted_by=(_loss_lost, _norm_differs_at_once, _in_the_first_step), values=lambda p: p.beyond_values,
     ),
     Hypothesis(
-        name="buffers", kind="update-differs", specific=2, signs=(_buffers_differ,),
+        name="buffers", kind="update-differs", specific=2, signs=("buffers",),
         refuted_by=(_loss_lost, _norm_differs_at_once, _in_the_first_step), values=lambda p: p.beyond_values,
     ),
     Hypothesis(
-        name="altered-updates", kind="update-differs", specific=2, signs=(_updates_altered,),
+        name="altered-updates", kind="update-differs", specific=2, signs=("odd_updates",),
         predicts=(_altered_before,), refuted_by=(_loss_lost, _norm_differs_at_once, _in_the_first_step),
         values=lambda p: p.beyond_values,
     ),
     Hypothesis(
-        name="settings", kind="update-differs", specific=2, signs=(_settings_differ,),
+        name="settings", kind="update-differs", specific=2, signs=("settings",),
         predicts=(_settings_of_updates_differ,),
         refuted_by=(_loss_lost, _norm_differs_at_once, _in_the_first_step), values=lambda p: p.beyond_values,
     ),
@@ -1004,7 +955,7 @@ HYPOTHESES = (
         name="before-updates", kind="gradient-differs", specific=1, signs=(_updates_are_adams,),
         refuted_by=(
             _loss_lost, _in_the_first_step, _norm_differs_at_once, _settings_of_updates_differ,
-            _gradients_altered_after_clipping, _resumed,
+            "altered", _resumed,
         ),
         values=lambda p: p.beyond_values,
     ),
