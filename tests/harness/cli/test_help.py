@@ -61,7 +61,7 @@ def test_an_option_of_another_command_is_named() -> None:
     for words, said in {
         "run --gpus 2": "the number of ranks is --nproc",
         "compare --bundle x": "it is one of doctor",
-        "recommend --nproc 2": "the number of ranks is --gpus or --world-size",
+        "fabric --world-size 2": "the number of ranks is --nproc",
     }.items():
         assert said in CliRunner().invoke(harness, words.split(), prog_name="harness").stderr
 

@@ -55,7 +55,8 @@ def a_matrix(tmp_path: Path, *, arrays: bool = False, limit: int = 100) -> tuple
 
 def say(matrix: Matrix, run: PlannedRun, rank: int, kind: str, **values: Any) -> None:
     with rank_file(matrix.run_directory(run), rank).open("a") as file:
-        file.write(json.dumps({"kind": kind, **values}) + "\n")
+        own = {"rank": rank} if kind == "setup" else {}
+        file.write(json.dumps({"kind": kind, **own, **values}) + "\n")
 
 
 def train(matrix: Matrix, run: PlannedRun, *, steps: int = 2, host: str = "node{rank}") -> None:
