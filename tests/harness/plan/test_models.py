@@ -1,20 +1,33 @@
 """The catalogue's models: published sizes, spellings, and what goes wrong around `--model`."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from harness.cli.options import load_job
 from harness.errors import HarnessError
+from harness.forms import tensor
+from harness.forms.model.layout import Attention
+from harness.forms.pipeline import bubble_share
+from harness.forms.tensor import local_workload
 from harness.job.config import load_experiment
 from harness.job.job import Job
 from harness.plan.architectures import as_known_type
 from harness.plan.catalogue import read_entries
+from harness.plan.model import decoder, heads_of, local_config, part_of
 from harness.plan.models import catalogue_names, find_entry, from_config, load_model, model_settings
-from harness.plan.scenario import job_model
+from harness.plan.prediction import predict_memory
+from harness.plan.scenario import Scenario, job_model
+from harness.plan.time.speed import SpeedPrediction, predict_speed
 from harness.rank.data.documents import ByteTokenizer
+from tests.harness.plan.plans import llama, scenario
 
 UNITS = {"M": 1e6, "B": 1e9}
 
@@ -275,3 +288,218 @@ def test_what_decides_shapes_is_no_other_spelling() -> None:
     for text in ("meta-llama/Llama-2-8b", "mistralai/Mistral-7B-v9.9", "meta-llama/Llama-Guard-3-8B"):
         with pytest.raises(HarnessError, match="neither in the catalogue"):
             find_entry(text)
+
+
+def test_every_weight_of_the_blocks_is_a_product() -> None:
+    model = decoder(llama(4096, 2, 11008))
+    assert sum(m.rows * m.columns * m.count for m in model.matrices) == 2 * (4 * 4096**2 + 3 * 4096 * 11008)
+    assert [(m.rows, m.columns, m.count) for m in model.last] == [(4096, 11008, 2)]
+    # The last norm counts among what multiplies.
+    assert model.head_rows == 32000 + 1
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bloom-560m", "llama-2-7b", "qwen2.5-7b", "opt-1.3b", "pythia-1b"])
+def test_models_of_the_catalogue_have_a_geometry(name: str) -> None:
+    planned = load_model(name)
+    model = decoder(planned)
+    multiplied = sum(m.rows * m.columns * m.count for m in model.matrices) + model.head_rows * model.hidden
+    assert multiplied == pytest.approx(planned.multiplying_parameters, rel=0.01)
+    assert model.layers == len(planned.layout.blocks)
+
+
+def test_rms_norms_move_more_than_layer_norms() -> None:
+    opt, llama_like = decoder(load_model("opt-1.3b")), decoder(load_model("llama-2-7b"))
+    assert opt.traffic.forward / opt.hidden < 20 < llama_like.traffic.forward / llama_like.hidden
+
+
+def test_a_gelu_in_several_kernels_moves_more_than_one_kernel() -> None:
+    model = load_model("gpt2")
+    fused = replace(model, config={**model.config, "activation_function": "gelu"})
+    difference = decoder(model).traffic.forward - decoder(fused).traffic.forward
+    assert difference == (19 - 2) * 4 * 768
+
+
+def test_heads_are_read_from_a_configuration() -> None:
+    config = {
+        "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64,
+    }  # fmt: skip
+    assert heads_of(config) == Attention(layers=3, heads=8, key_value_heads=2, head_size=8)
+    assert heads_of({"n_layer": 2, "n_head": 4, "n_embd": 32}) == Attention(
+        layers=2, heads=4, key_value_heads=4, head_size=8
+    )
+    assert heads_of({"n_layer": 2}) is None
+
+
+TINY = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_a_model_of_the_catalogue_is_run_by_its_configuration_without_the_hub() -> None:
+    job = load_experiment(None, model_settings("llama-3.1-8b"))
+    assert job.model.name is None
+    assert job.model.config is not None
+    assert (job.model.config["model_type"], job.model.config["hidden_size"]) == ("llama", 4096)
+
+
+def test_a_file_is_run_by_its_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.json"
+    file.write_text(json.dumps(TINY))
+    job = load_experiment(None, model_settings(str(file)))
+    assert job.model.config is not None
+    assert TINY.items() <= job.model.config.items()
+    assert load_model(str(file)).layers == 2
+
+
+def test_a_folder_is_run_by_its_path_with_random_weights(tmp_path: Path) -> None:
+    job = load_experiment(None, model_settings(str(tmp_path)))
+    assert (job.model.name, job.model.weights) == (str(tmp_path), "random")
+
+
+def test_the_model_replaces_the_one_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("model: {name: gpt2, attention: eager}\ndata: {sequence_length: 64}\n")
+    job = load_job(file, ("data.limit=8",), "llama-3.2-1b")
+    assert job.model.name is None
+    assert job.model.config is not None
+    assert (job.model.config["hidden_size"], job.model.attention) == (2048, "eager")
+    assert (job.data.sequence_length, job.data.limit) == (64, 8)
+    assert load_job(file, (), None).model.name == "gpt2"
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "{name: gpt2, weights: pretrained, revision: main}",
+        "{name: gpt2, trust_remote_code: true}",
+        "{factory: 'own_model:model', arguments: {width: 32}, block_class: Block}",
+    ],
+)
+def test_nothing_of_where_the_replaced_model_came_from_is_left(own: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"model: {own}\n")
+    assert load_job(file, (), "gpt2").model == load_job(None, (), "gpt2").model
+    assert load_job(file, (), str(tmp_path)).model == load_job(None, (), str(tmp_path)).model
+
+
+def predicted(given: Scenario) -> SpeedPrediction:
+    speed = predict_speed(given)
+    assert speed is not None
+    return speed
+
+
+def test_cut_layers_have_a_part_of_every_product_and_whole_hidden_states() -> None:
+    given = scenario("tp", 4)
+    part = decoder(part_of(given.model, given.workload()))
+    whole = decoder(given.model)
+    assert part.hidden == whole.hidden
+    assert part.attention_width == whole.attention_width // 4
+    assert part.head_rows == pytest.approx(whole.head_rows / 4, rel=1e-3)
+    products = sum(m.rows * m.columns * m.count for m in part.matrices)
+    assert products == sum(m.rows * m.columns * m.count for m in whole.matrices) // 4
+
+
+def test_the_stages_of_a_pipeline_make_the_model() -> None:
+    given = scenario("pp", 4, micro_batch_size=4)
+    parts = [part_of(given.model, given.workload(rank)) for rank in given.unlike_ranks]
+    assert sum(part.layers for part in parts) == given.model.layers
+    assert sum(part.parameters for part in parts) == given.model.parameters
+    assert sum(part.multiplying_parameters for part in parts) == given.model.multiplying_parameters
+
+
+def test_a_configuration_is_cut_by_heads_and_channels() -> None:
+    config = local_config(load_model("llama-3.1-8b").config, 8)
+    assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (4, 1, 128)
+    assert (config["hidden_size"], config["intermediate_size"]) == (4096, 1792)
+    with pytest.raises(HarnessError, match="llama, mistral, qwen2, not for gpt2"):
+        local_config(load_model("gpt2").config, 2)
+
+
+def test_peaks_of_cut_layers_fall_with_the_ranks_but_not_as_fast() -> None:
+    def peak(ranks: int) -> int:
+        of_public = replace(scenario("tp", ranks), model=load_model("llama-3.1-8b"))
+        return predict_memory(of_public).peak_bytes
+
+    assert peak(8) < peak(4) < peak(2) < 4 * peak(8)
+
+
+def test_the_bubble_is_a_share_of_the_passes() -> None:
+    speed = predicted(scenario("pp", 4, micro_batch_size=8, options={"micro_batches": 8}))
+    bubble = next(term.seconds for term in speed.computing if term.name == "bubble")
+    updated = ("optimizer step", "bubble")
+    passes = sum(term.seconds for term in speed.computing if term.name not in updated)
+    assert bubble / (bubble + passes) == pytest.approx(bubble_share(ranks=4, micro_batches=8), rel=1e-6)
+
+
+def test_a_pipeline_waits_for_its_messages_between_nodes_although_its_first_stages_share_one() -> None:
+    given = scenario("pp", 64, micro_batch_size=16, options={"stages": 16, "micro_batches": 16})
+    given = replace(given, label="pp:micro_batches=16,stages=16")
+    assert [rank // 8 for rank in given.mesh.group("pipeline", 0)][:3] == [0, 0, 1]
+    assert given.fabric is not None
+    slow = replace(given, fabric=replace(given.fabric, bandwidth_per_gpu=1e9))
+    sent = [t for t in predicted(slow).communication if t.name.startswith("activations sent")]
+    assert all("between nodes" in term.name for term in sent)
+    assert predicted(slow).step_seconds > predicted(given).step_seconds
+
+
+def test_tokens_of_ranks_that_share_samples_count_once() -> None:
+    speed = predicted(scenario("tp", 4))
+    assert speed.tokens_per_second_per_gpu * speed.step_seconds == pytest.approx(2 * 4096 / 4)
+
+
+def test_what_layers_hand_on_is_waited_for() -> None:
+    speed = predicted(scenario("tp", 4))
+    assert speed.exposed_seconds == pytest.approx(speed.communication_seconds)
+
+
+def test_autotp_cuts_no_embedding_and_halves_an_output_layer_of_its_own() -> None:
+    given = scenario("autotp-zero1", 4)
+    part, whole = part_of(given.model, given.workload()), given.model
+    sizes = {t.name: t.numel for t in part.layout.parameters}
+    before = {t.name: t.numel for t in whole.layout.parameters}
+    assert sizes["model.embed_tokens.weight"] == before["model.embed_tokens.weight"]
+    assert 2 * sizes["lm_head.weight"] == before["lm_head.weight"]
+    assert decoder(part).head_rows == pytest.approx(decoder(whole).head_rows / 2, rel=1e-3)
+    assert part.layout.parameter_count - part.multiplying_parameters == sizes["model.embed_tokens.weight"]
+
+
+def test_autotp_under_stage_3_keeps_what_it_gathers_for_cut_layers_until_the_backward_pass() -> None:
+    def kept(**changes: bool) -> int:
+        of_public = replace(
+            scenario("autotp-zero3", 8, preset="like-for-like", **changes), model=load_model("llama-3.1-8b")
+        )
+        (forward, *_) = predict_memory(of_public).moments
+        return sum(term.bytes for term in forward.terms if term.name.startswith("weights of cut layers"))
+
+    model = load_model("llama-3.1-8b").layout
+    cut = model.parameter_count - sum(
+        t.numel for t in model.parameters if "norm" in t.name or "embed_tokens" in t.name
+    )
+    assert kept() == pytest.approx(2 * cut / 2, rel=0.07)
+    (head,) = (t for t in model.parameters if t.name == "lm_head.weight")
+    assert kept(activation_checkpointing=True) == 2 * head.numel // 2
+
+
+@pytest.mark.parametrize(("label", "name"), [("autotp-zero2", "autotp_local_shape"), ("tp", "local_shape")])
+def test_a_model_is_cut_once_for_all_micro_batches(
+    label: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recommendation asks for hundreds of batches of the same parts."""
+    shape, cut = getattr(tensor, name), []
+
+    def counted(*given: Any) -> tuple[int, ...]:
+        cut.append(given)
+        found: tuple[int, ...] = shape(*given)
+        return found
+
+    monkeypatch.setattr(tensor, name, counted)
+    first = scenario(label, 4)
+    model = replace(first.model, layout=replace(first.model.layout))
+    parts = [
+        local_workload(replace(first, model=model, micro_batch_size=size).workload()).layout
+        for size in (1, 2, 4)
+    ]
+    assert len(cut) == len(model.layout.parameters)
+    assert parts[0] is parts[1] is parts[2]

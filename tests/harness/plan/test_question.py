@@ -1,14 +1,23 @@
 """What an estimate can be asked, and what a number of ranks cannot do."""
 
+from __future__ import annotations
+
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from harness.backends.registry import BUILT_IN
 from harness.errors import HarnessError
+from harness.forms.model.layout import Layout, Tensor
+from harness.job.config import load_experiment
 from harness.plan.answer import candidates
+from harness.plan.hardware import with_training_defaults
 from harness.plan.prediction import Prediction
+from harness.plan.question import Question, default_tokens, read_count
+from harness.plan.question import ask as ask_for
 from tests.harness.plan.asking import ask
+from tests.harness.plan.invented import DEVICE, FABRIC, MODEL, question
 
 
 def rows(*assignments: str, **asked: Any) -> list[Prediction]:
@@ -130,3 +139,172 @@ def test_muon_is_planned_where_it_runs() -> None:
     terms = {t.name: t.bytes for t in found["ddp"].scenario.states.terms if t.kind == "optimizer"}
     assert terms["Muon's momentum"] > 0
     assert "Adam's moments" in terms
+
+
+def asked(*settings: str, **changes: Any) -> Question:
+    """What a search is asked, after the defaults of ordinary training."""
+    values = {"gpus": 8, "device": DEVICE, "fabric": FABRIC, "tokens": 10**6} | changes
+    experiment, remarks = with_training_defaults(MODEL, load_experiment(None, settings), values["device"])
+    found = ask_for(
+        MODEL, experiment, world_sizes=[values["gpus"]], ranks_per_node=8, device=values["device"],
+        fabric=values["fabric"], tokens=values["tokens"], opens=True, remarks=remarks,
+    )  # fmt: skip
+    return found.opened(values["gpus"])
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("4194304", 4194304),
+        ("1,000,000", 1_000_000),
+        ("4M", 4_000_000),
+        ("1.5k", 1500),
+        ("5e5", 500_000),
+        ("100_000", 100_000),
+    ],
+)
+def test_tokens_are_read_as_people_write_them(text: str, tokens: int) -> None:
+    assert read_count(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "many", "0", "-4M", "4MB", "1e99", "1,00"])
+def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
+    with pytest.raises(HarnessError, match="--tokens-per-step was given"):
+        read_count(text)
+
+
+def test_a_job_that_names_no_precision_sequence_or_preset_gets_those_of_ordinary_training() -> None:
+    found = asked()
+    assert found.job.training.precision == "bf16-mixed"
+    assert found.sequence_length == 2048
+    assert found.preset == "library-defaults"
+    assert found.remarks[:3] == (
+        "training.precision=bf16-mixed, since none is given",
+        "data.sequence_length=2048, since none is given",
+        "runtime.preset=library-defaults, since none is given",
+    )
+    old = replace(DEVICE, peak_flops={"float32": 1.0, "float16": 2.0})
+    assert asked(device=old).job.training.precision == "fp16-mixed"
+
+
+def test_what_the_job_names_stays() -> None:
+    alike = "runtime.preset=like-for-like"
+    found = asked("training.precision=fp32", "data.sequence_length=1000", alike, tokens=8000)
+    assert found.preset == "like-for-like"
+    assert (found.job.training.precision, found.sequence_length, found.remarks) == ("fp32", 1000, ())
+    assert found.checkpointing == (False, True)
+    assert asked("training.activation_checkpointing=true").checkpointing == (True,)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "gpus", "tokens"),
+    [(1.2e9, 8, 500_000), (6.6e9, 8, 1_000_000), (8e9, 64, 2_000_000), (2e11, 64, 3_200_000),
+     (8e9, 1024, 1024 * 4096)],
+)  # fmt: skip
+def test_tokens_of_a_step_have_a_default(parameters: float, gpus: int, tokens: int) -> None:
+    weight = Tensor("w", (int(parameters),), "float32")
+    model = replace(MODEL, layout=Layout(parameters=(weight,), decaying=frozenset()))
+    assert default_tokens(model, gpus, 4096)[0] == tokens
+
+
+def test_fine_tuning_has_a_default_of_its_own() -> None:
+    for gpus, adapted in ((1, False), (1, True), (8, True)):
+        assert default_tokens(MODEL, gpus, 4096, adapted=adapted)[0] == 64 * 4096
+    assert default_tokens(MODEL, 128, 4096, adapted=True) == (128 * 4096, "a sample for each GPU")
+    found = asked(tokens=None, gpus=1)
+    assert "since none is given: 64 samples, as Llama 2 was fine-tuned" in found.remarks[-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "samples"),
+    [
+        (["training.accumulation_steps=4"], 32),
+        (["training.accumulation_steps=4", "training.micro_batch_size=2"], 64),
+        (["training.global_batch_size=48"], 48),
+    ],
+)
+def test_tokens_follow_from_the_batch_of_the_job(settings: list[str], samples: int) -> None:
+    found = asked("data.sequence_length=100", *settings, tokens=None)
+    assert found.tokens_per_step == 100 * samples
+    training = found.job.training
+    assert (training.global_batch_size, training.accumulation_steps) == (samples, None)
+    assert training.micro_batch_size is None
+    assert any(f"--tokens-per-step={100 * samples}, from " in remark for remark in found.remarks)
+    with pytest.raises(HarnessError, match="would be ignored: --tokens-per-step decides"):
+        asked(*settings, tokens=3200)
+
+
+def test_the_default_tokens_are_said() -> None:
+    found = asked(tokens=None)
+    assert found.tokens_asked == 500_000
+    assert "--tokens-per-step=500000, since none is given: as GPT-3 of this size had" in found.remarks
+    assert asked(tokens=None, gpus=1024).remarks[-1].endswith("since none is given: a sample for each GPU")
+
+
+@pytest.mark.parametrize(
+    ("samples", "taken"),
+    [
+        (4.0, 4),
+        (61.0, 61),  # as asked, though its micro-batches have 1 and 61 samples only
+        (3.81, 4),
+        (3.5, 3),
+        (0.95, 1),
+        (30.52, 32),  # a million tokens on 8 GPUs in samples of 4,096: 2^20
+        (61.03, 64),
+        (81.4, 80),
+        (9.4, 9),
+    ],
+)
+def test_the_global_batch_is_near_what_is_asked_for(samples: float, taken: int) -> None:
+    found = question(tokens=round(samples * 800))
+    assert (found.samples_per_rank, found.tokens_per_step) == (taken, taken * 800)
+    assert found.job.training.global_batch_size == 8 * taken
+    if taken != samples:
+        said = (
+            f"{taken * 800:,} tokens per step instead of {round(samples * 800):,}: {8 * taken} samples of 100"
+        )
+        assert found.remarks[-1].startswith(said)
+
+
+def test_fewer_samples_than_gpus_leave_none_a_rank_but_some_a_group() -> None:
+    found = question(gpus=16, tokens=700)
+    assert (found.samples_per_rank, found.samples, found.tokens_per_step) == (0, 6, 600)
+    assert found.job.training.global_batch_size == 6
+    # 16 stages, the most ranks that share samples, leave 4 pipelines of 64 GPUs.
+    assert question(gpus=64, tokens=300).samples == 0
+    assert question(gpus=64, tokens=500).samples == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "problem"),
+    [
+        (["training.micro_batch_size=2"], {}, "training.micro_batch_size would be ignored"),
+        (["training.micro_batch_size=2"], {"tokens": None}, "add training.accumulation_steps or give"),
+        (["training.global_batch_size=2"], {}, "training.global_batch_size would be ignored"),
+        (["data.sequence_length=4096"], {}, "longer than invented.s context of 2048 positions"),
+        (["data.sequence_length=100"], {"tokens": 99}, "less than one sample of 100 tokens"),
+        ([], {"gpus": 12}, "12 ranks do not fill nodes of 8 GPUs"),
+    ],
+)
+def test_contradictions_are_refused(settings: list[str], changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(HarnessError, match=problem):
+        asked(*settings, **changes)
+
+
+def test_network_that_nobody_names_is_that_of_the_vendors_own_machine() -> None:
+    sold = replace(DEVICE, networks=(replace(FABRIC, name="rack", most_gpus=32), FABRIC))
+    found = asked(gpus=16, fabric=None, device=sold)
+    assert found.network is not None
+    assert (found.network.name, found.network.assumed) == ("rack", True)
+    assert any("--fabric=rack, since none is given" in remark for remark in found.remarks)
+    larger = asked(gpus=64, fabric=None, device=sold).network
+    assert larger is not None
+    assert larger.name == "net"
+    given = asked(gpus=16, device=sold).network
+    assert given is not None
+    assert (given.name, given.assumed) == ("net", False)
+
+
+def test_part_of_a_node_is_one_node() -> None:
+    found = asked(gpus=4, fabric=None)
+    assert (found.nodes, found.gpus_per_node) == (1, 4)

@@ -1,14 +1,32 @@
+""" """
+
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from harness.backends import registry
 from harness.backends.registry import moving_parts
 from harness.errors import HarnessError
 from harness.forms.families import model_states
+from harness.job.config import load_experiment
+from harness.plan.advice import memory_groups
 from harness.plan.leading import CLOSE_SHARE, simplest_close
-from harness.plan.prediction import MemoryPrediction, Moment, Predictors
+from harness.plan.prediction import MemoryPrediction, Moment, Prediction, Predictors
 from harness.plan.scenario import Scenario
-from harness.plan.search import Found, distinct_backends, near_largest, search, variants, why_slower
+from harness.plan.search import (
+    Found,
+    best_split,
+    distinct_backends,
+    near_largest,
+    search,
+    variants,
+    why_slower,
+)
 from tests.harness.plan.invented import (
+    DEVICE,
     JOB,
     THREE_BLOCKS,
     memory,
@@ -238,3 +256,145 @@ def test_a_step_of_one_sample_has_no_micro_steps_to_reduce_in() -> None:
     labels = {c.label for c in (*found.fitting, *found.too_large)}
     assert "fsdp" in labels
     assert "fsdp:sync_each_batch=True" not in labels
+
+
+def labels(name: str, gpus: int, gpus_per_node: int = 8) -> list[str]:
+    return list(variants(registry.BUILT_IN[name], gpus, gpus_per_node, JOB))
+
+
+def test_every_built_in_backend_is_looked_at_or_named_with_the_reason() -> None:
+    chosen, left_out = distinct_backends()
+    names = {entry.name for entry in chosen}
+    assert names | left_out.keys() == registry.BUILT_IN.keys()
+    assert names.isdisjoint(left_out)
+    assert left_out["zero0"] == left_out["fsdp1-no-shard"] == "shards like ddp"
+    assert left_out["fsdp1"] == "shards like fsdp"
+    assert left_out["accelerate-zero3"] == "the same strategy through Accelerate"
+    assert {"ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp-hybrid"} <= names
+
+
+def test_offload_is_tried_where_it_differs() -> None:
+    assert labels("ddp", 8) == ["ddp"]
+    assert labels("zero2", 8) == ["zero2", "zero2:adam=deepspeed,offload=optimizer"]
+    own = "zero3:adam=deepspeed,offload"
+    assert labels("zero3", 8) == ["zero3", f"{own}=optimizer", f"{own}=cpu"]
+    sgd = load_experiment(None, ["optimizer.kind=sgd"]).job()
+    assert list(variants(registry.BUILT_IN["zero2"], 8, 8, sgd)) == ["zero2", "zero2:offload=optimizer"]
+    assert labels("fsdp", 8) == ["fsdp", "fsdp:offload=cpu"]
+
+
+def test_a_second_copy_within_a_node_is_tried_on_several_nodes() -> None:
+    assert labels("zero3", 16)[-1] == "zero3:hpz=8"
+    assert labels("fsdp", 16)[-1] == "fsdp:reshard=8"
+    assert labels("fsdp", 12)[-1] == "fsdp:offload=cpu"
+    for name in ("ulysses-zero3", "fsdp-tp", "fsdp-cp", "autotp-zero3"):
+        assert not [label for label in labels(name, 16) if "hpz" in label or "reshard" in label]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sizes"), [(64, [8, 16, 32]), (16, [8]), (8, [4]), (24, [8]), (4, [2]), (2, []), (1, [])]
+)
+def test_shard_groups_are_nodes_with_at_least_two_replicas(gpus: int, sizes: list[int]) -> None:
+    found = variants(registry.BUILT_IN["fsdp-hybrid"], gpus, min(gpus, 8), JOB)
+    options = [registry.parse(label)[1] for label in found]
+    without_offload = [o for o in options if getattr(o, "offload", None) == "none"]
+    assert [getattr(o, "shard_size", None) for o in without_offload] == sizes
+
+
+def test_degrees_are_powers_of_two_within_a_node() -> None:
+    assert labels("tp", 64) == ["tp:tensor=2", "tp:tensor=4", "tp:tensor=8"]
+    assert labels("tp", 6, 6) == ["tp:tensor=2"]
+    assert labels("fsdp-cp", 16, 4)[:2] == ["fsdp-cp:sequence=2", "fsdp-cp:sequence=4"]
+    assert labels("fsdp", 64) == ["fsdp", "fsdp:offload=cpu", "fsdp:reshard=8"]
+
+
+def test_pipelines_have_few_and_many_micro_batches_and_stages_in_turn() -> None:
+    assert labels("pp", 2) == [
+        "pp:micro_batches=2,stages=2",
+        "pp:micro_batches=8,stages=2",
+        "pp:micro_batches=2,schedule=interleaved,stages=2",
+    ]
+
+
+def first(name: str, gpus: int = 8):
+    return next(iter(variants(registry.BUILT_IN[name], gpus, 8, JOB)))
+
+
+def test_the_largest_micro_batch_that_fits_is_the_fastest_here() -> None:
+    # 16 MB of states on 8 ranks leave 8 MB; 100 tokens of 20 kB are 2 MB a sample.
+    found = best_split(question(), first("zero3"), predictors(per_token=20_000), checkpointing=False)
+    assert (found.planned.micro_batch_size, found.planned.accumulation_steps) == (4, 1)
+    assert (found.needed_bytes, found.margin_bytes, found.fits) == (10_000_000, 0, True)
+    assert found.speed is not None
+
+
+def test_micro_batches_divide_the_samples_of_a_rank() -> None:
+    found = best_split(
+        question(tokens=8 * 12 * 100), first("zero3"), predictors(per_token=15_000), checkpointing=False
+    )
+    # 5 samples fit; 4 is the largest of them that divides 12.
+    assert (found.planned.micro_batch_size, found.planned.accumulation_steps) == (4, 3)
+
+
+def test_a_smaller_micro_batch_wins_where_it_is_faster() -> None:
+    def slow_when_large(scenario: Scenario):
+        predicted = speed()(scenario)
+        large = scenario.micro_batch_size > 2
+        return replace(predicted, tokens_per_second_per_gpu=1.0) if large else predicted
+
+    slow = Predictors(memory=memory(), speed=slow_when_large)
+    found = best_split(question(), first("fsdp"), slow, checkpointing=False)
+    assert (found.planned.micro_batch_size, found.planned.accumulation_steps) == (2, 2)
+
+
+def test_what_does_not_fit_shows_what_needs_least() -> None:
+    found = best_split(question(), first("ddp"), predictors(), checkpointing=True)
+    assert not found.fits
+    assert found.speed is None
+    assert (found.planned.micro_batch_size, found.needed_bytes) == (1, 16_000_000 + 100 * 100)
+
+
+def test_a_batch_without_accumulation_fits_where_smaller_ones_do_not() -> None:
+    def accumulating(scenario: Scenario) -> MemoryPrediction:
+        kept = 20_000_000 if scenario.accumulation_steps > 1 else 0
+        return MemoryPrediction(
+            moments=(Moment(name="forward/backward", terms=(term("gradients", kept), term("data", 1))),)
+        )
+
+    found = best_split(
+        question(), first("fsdp"), Predictors(memory=accumulating, speed=speed()), checkpointing=False
+    )
+    assert (found.planned.micro_batch_size, found.planned.accumulation_steps, found.fits) == (4, 1, True)
+
+
+@pytest.mark.parametrize("per_token", [1000, 20_000, 200_000])
+def test_micro_batches_that_cannot_fit_are_not_predicted(per_token: int) -> None:
+    invented, asked = memory(per_token), list[Scenario]()
+
+    def counted(scenario: Scenario) -> MemoryPrediction:
+        asked.append(scenario)
+        return invented(scenario)
+
+    def best(**known: Any) -> Prediction:
+        by = Predictors(memory=counted, speed=speed(), **known)
+        return best_split(question(tokens=8 * 64 * 100), first("zero3"), by, checkpointing=False)
+
+    without = best()
+    asked.clear()
+    assert best(least=lambda scenario: invented(scenario).device_bytes) == without
+    too_large = [s for s in asked if invented(s).device_bytes > DEVICE.memory_bytes]
+    assert len(too_large) == (0 if without.fits else 1)
+
+
+def test_memory_is_grouped_by_what_divides_it() -> None:
+    found = best_split(question(), first("zero3"), predictors(), checkpointing=False)
+    assert memory_groups(found) == {"states": 2_000_000, "gathered": 0, "activations": 400_000}
+    assert found.there_bytes == DEVICE.memory_bytes
+
+
+def test_where_bounds_alone_are_known_the_most_must_fit() -> None:
+    asked = question("model.compile=block", model=THREE_BLOCKS)
+    found = best_split(asked, first("zero3"), predictors(per_token=25_000), checkpointing=False)
+    # 2 MB of states and 2.5 MB a sample, a tenth if all is computed again: 2 samples fit for sure, 4 perhaps.
+    assert (found.planned.micro_batch_size, found.needed_bytes) == (2, 7_000_000)
+    assert found.peak_bytes_between == (2_500_000, 7_000_000)

@@ -1,0 +1,530 @@
+"""Searches against a machine whose peak is known: fixed bytes and some for each sample and token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.forms.terms import Term
+from harness.gpus.found import Gpus
+from harness.job.config import load_experiment
+from harness.launch.cells import plan
+from harness.plan.fit import (
+    LargestBatches,
+    Limit,
+    OutOfTrials,
+    Sizes,
+    Trial,
+    answer_lines,
+    cut_lines,
+    divisors,
+    error_line,
+    fastest,
+    find_limit,
+    find_micro_batch,
+    find_sequence,
+    largest_fitting,
+    largest_predicted,
+    micro_batches,
+    require_host_memory,
+    require_limit,
+    sequences,
+    smaller_ones,
+    tied_with,
+    trial_experiment,
+    trial_of,
+    trial_table,
+)
+from harness.plan.hardware import load_hardware
+from harness.plan.limits import MemoryLimits
+from harness.plan.prediction import MemoryPrediction, Moment, Predictors
+from harness.plan.scenario import Scenario
+from harness.rank.job_check import check_job
+from harness.record import Record
+from harness.run_directory.request import RunRequest
+from tests.gpus import gpus_of
+from tests.records import make_ranks, make_record
+
+
+def search(sizes, first: int, largest: int, estimate=lambda tried: None) -> tuple[int | None, list[int]]:
+    """What was found, and the sizes that were tried for it."""
+    tried: list[int] = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= largest
+
+    return largest_fitting(sizes, first, fits, lambda: estimate(tried)), tried
+
+
+@pytest.mark.parametrize("sizes", [range(1, 101), [1, 2, 4, 8, 16, 32, 64], [5]])
+@pytest.mark.parametrize("largest", [0, 1, 2, 5, 31, 32, 33, 99, 100, 1000])
+@pytest.mark.parametrize("first", [1, 7, 50, 1000])
+def test_the_largest_is_found_whatever_the_guess(sizes, largest: int, first: int) -> None:
+    found, tried = search(sizes, first, largest)
+    assert found == max((size for size in sizes if size <= largest), default=None)
+    assert len(tried) == len(set(tried))
+
+
+@pytest.mark.parametrize("wrong", [1, 90, 10**6, -5])
+def test_wrong_estimates_cost_trials_but_no_answer(wrong: int) -> None:
+    found, tried = search(range(1, 1001), 500, 321, lambda _: wrong)
+    assert found == 321
+    assert len(tried) <= 40
+
+
+def test_a_right_guess_costs_two_trials() -> None:
+    assert search(range(1, 2**16), 40, 40) == (40, [40, 41])
+
+
+def test_a_guess_that_is_some_percent_off_costs_few_trials() -> None:
+    found, tried = search(range(1, 2**16), 1000, 970)
+    assert found == 970
+    assert len(tried) <= 8
+
+
+def test_a_right_estimate_ends_the_search() -> None:
+    found, tried = search(range(1, 2**16), 1000, 123, lambda tried: 123)
+    assert found == 123
+    # Down to something that fits, to the estimate, and to the size above it.
+    assert len(tried) <= 7
+
+
+def test_a_budget_ends_the_search() -> None:
+    def fits(_: int) -> bool:
+        raise OutOfTrials
+
+    with pytest.raises(OutOfTrials):
+        largest_fitting([1, 2], 1, fits)
+
+
+def test_the_largest_that_is_predicted_to_fit() -> None:
+    assert largest_predicted(range(1, 100), lambda size: size <= 42) == 42
+    assert largest_predicted([2, 4, 8], lambda size: size <= 5) == 4
+    assert largest_predicted([2, 4, 8], lambda size: False) is None
+    assert largest_predicted([2, 4, 8], lambda size: True) == 8
+    asked: list[int] = []
+    sizes = [2**n for n in range(10)]
+    assert largest_predicted(sizes, lambda size: asked.append(size) or size <= 40, {32, 64}) == 32  # type: ignore[func-returns-value]
+    assert min(asked) == 32
+
+
+def test_smaller_ones_are_a_half_and_a_quarter_or_the_next_below() -> None:
+    assert smaller_ones(range(1, 100), 40) == [20, 10]
+    assert smaller_ones([1, 2, 3, 6, 12], 12) == [6, 3]
+    assert smaller_ones([1, 3], 3) == [1]
+    assert smaller_ones([7], 7) == []
+
+
+def test_divisors() -> None:
+    assert divisors(1) == [1]
+    assert divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
+
+
+def trial(size: int, rate: float | None = 100.0, spread: float = 0.0, **changes) -> Trial:
+    values = {
+        "micro_batch_size": size, "accumulation_steps": 1, "global_batch_size": 2 * size,
+        "sequence_length": 128, "predicted_bytes": 110, "status": "ok", "peak_bytes": 100,
+        "tokens_per_second": rate, "slowest_tokens_per_second": rate and rate - spread,
+        "fastest_tokens_per_second": rate and rate + spread, "num_alloc_retries": None,
+        "run_id": f"run-{size}",
+    }  # fmt: skip
+    return Trial(**(values | changes))
+
+
+def test_a_trial_reads_its_record() -> None:
+    ranks = [part.model_copy(update={"num_alloc_retries": n}) for n, part in enumerate(make_ranks(2))]
+    found = trial_of(make_record(label="zero2", ranks=ranks), 2_100_000)
+    assert (found.micro_batch_size, found.accumulation_steps, found.global_batch_size) == (4, 1, 8)
+    assert found.peak_bytes == 2_001_000
+    assert found.tokens_per_second == 1024 / 0.5
+    assert found.num_alloc_retries == 1
+    assert found.prediction_error == pytest.approx(2_100_000 / 2_001_000 - 1)
+    assert found.fits
+
+
+def test_a_run_out_of_memory_does_not_fit_and_has_no_error() -> None:
+    record: Record = make_record(label="ddp", status="oom", ranks=[], steps=[])
+    found = trial_of(record, 100)
+    assert not found.fits
+    assert (found.peak_bytes, found.tokens_per_second, found.prediction_error) == (None, None, None)
+
+
+def test_a_loss_that_became_nan_took_no_more_memory() -> None:
+    assert trial_of(make_record(label="ddp", status="diverged"), None).fits
+
+
+def test_of_equally_fast_trials_the_smaller_is_named() -> None:
+    trials = [
+        trial(8, 100.0),
+        trial(4, 120.0),
+        trial(2, 120.0),
+        trial(16, 900.0, status="oom"),
+        trial(1, None),
+    ]
+    best = fastest(trials)
+    assert best is trials[2]
+    assert fastest([trial(1, None)]) is None
+
+
+def test_trials_whose_steps_overlap_are_not_ranked() -> None:
+    trials = [trial(1, 120.0, 10.0), trial(2, 105.0, 6.0), trial(4, 105.0, 4.0)]
+    assert [t.micro_batch_size for t in tied_with(trials[0], trials)] == [2]
+
+
+def test_a_global_batch_leaves_its_divisors() -> None:
+    found = micro_batches(load_experiment(None, ["training.global_batch_size=24"]), 2)
+    assert list(found.sizes) == [1, 2, 3, 4, 6, 12]
+    assert found.bound == "the global batch of 24 has 12 samples for each of 2 ranks"
+    assert found.remark is None
+
+
+def test_without_a_global_batch_every_size_is_tried_and_that_is_said() -> None:
+    found = micro_batches(load_experiment(None, ["training.accumulation_steps=3"]), 2)
+    assert list(found.sizes[:3]) == [1, 2, 3]
+    assert found.remark is not None
+    assert "the global batch grows with the micro-batch (2 ranks x micro-batch x 3)" in found.remark
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (["training.global_batch_size=8", "training.accumulation_steps=2"], "leave no choice"),
+        (["training.global_batch_size=9"], "does not divide among 2 ranks"),
+    ],
+)
+def test_a_job_that_leaves_no_choice_is_refused(settings: list[str], problem: str) -> None:
+    with pytest.raises(HarnessError, match=problem):
+        micro_batches(load_experiment(None, settings), 2)
+
+
+def test_sequences_reach_the_models_context_in_steps() -> None:
+    found = sequences(1024, 100)
+    assert (found.sizes[0], found.sizes[-1], found.sizes[1]) == (16, 1024, 32)
+    assert 100 in found.sizes
+    assert sequences(20, 20).sizes == [8, 16, 20]
+    assert sequences(None, 128).sizes[-1] == 128 * 64
+
+
+def test_a_trial_is_short_and_measures_memory_only() -> None:
+    given = load_experiment(
+        None, ["training.epochs=3", "training.global_batch_size=16", "measure.matmul_peak=true",
+               "evaluation.every_steps=5", "model.config={hidden_size: 64}"],
+    )  # fmt: skip
+    trial = trial_experiment(given, micro_batch_size=4, sequence_length=64, limit_bytes=10**9)
+    assert (trial.training.steps, trial.training.epochs) == (8, None)
+    assert (trial.training.micro_batch_size, trial.training.global_batch_size) == (4, 16)
+    assert (trial.data.sequence_length, trial.runtime.memory_limit) == (64, 10**9)
+    assert [trial.measure.window(step, 8) for step in range(8)] == ["warmup"] * 2 + ["probed"] + ["timed"] * 5
+    assert not trial.measure.matmul_peak
+    assert trial.evaluation.every_steps is None
+    assert trial.model == given.model
+
+
+def test_the_parts_of_a_pipeline_divide_every_micro_batch() -> None:
+    given = load_experiment(None, ["training.global_batch_size=24"])
+    assert list(micro_batches(given, 2, parts=4).sizes) == [4, 12]
+    assert micro_batches(load_experiment(None, []), 2, parts=4).sizes[:2] == range(4, 12, 4)
+    with pytest.raises(HarnessError, match="not whole micro-batches"):
+        micro_batches(given, 2, parts=5)
+
+
+FIXED, PER_TOKEN = 1000, 1
+
+
+@dataclass
+class Machine:
+    """Runs nothing; `error` is how far its predictions are off, `apart` how far bounds lie from the peak."""
+
+    limit: Limit
+    error: float | None = 0.0
+    apart: float | None = None
+    most_runs: int = 50
+    best: int = 4
+    trials: list[Trial] = field(default_factory=list)
+
+    def predicted_bytes(self, micro_batch_size: int, sequence_length: int | None = None) -> int | None:
+        if self.error is None:
+            return None
+        return round((1 + self.error) * self._peak(micro_batch_size, sequence_length))
+
+    def bytes_between(
+        self, micro_batch_size: int, sequence_length: int | None = None
+    ) -> tuple[int, int] | None:
+        if self.apart is None:
+            return None
+        peak = self._peak(micro_batch_size, sequence_length)
+        return round(peak * (1 - self.apart)), round(peak * (1 + self.apart))
+
+    def why_unpredicted(self) -> str | None:
+        return "nothing is known of it" if self.error is None else None
+
+    def run(self, micro_batch_size: int, sequence_length: int | None = None) -> Trial:
+        if len(self.trials) == self.most_runs:
+            raise OutOfTrials
+        peak = self._peak(micro_batch_size, sequence_length)
+        predicted = self.predicted_bytes(micro_batch_size, sequence_length)
+        shared = {"sequence_length": sequence_length or 128, "predicted_bytes": predicted}
+        if peak > self.limit.limit_bytes:
+            self.trials.append(trial(micro_batch_size, None, peak_bytes=None, status="oom", **shared))
+        else:
+            rate = 1000.0 - abs(micro_batch_size - self.best)
+            self.trials.append(trial(micro_batch_size, rate, peak_bytes=peak, **shared))
+        return self.trials[-1]
+
+    def _peak(self, micro_batch_size: int, sequence_length: int | None) -> int:
+        return FIXED + PER_TOKEN * micro_batch_size * (sequence_length or 128)
+
+
+def machine(limit_bytes: int, **changes) -> Machine:
+    return Machine(Limit(limit_bytes=limit_bytes, origin="test", imposed=True), **changes)
+
+
+EVERY = Sizes(sizes=range(1, 2**16 + 1), bound="no larger one is tried")
+
+
+@pytest.mark.parametrize("error", [0.0, 0.05, -0.05, 0.5, -0.5, -0.99, None])
+def test_the_largest_is_exact_however_wrong_the_prediction(error: float | None) -> None:
+    runner = machine(FIXED + 100 * 128 + 5, error=error)
+    found = find_micro_batch(runner, EVERY, None)
+    assert found.largest is not None
+    assert (found.largest.micro_batch_size, found.too_large, found.complete) == (100, 101, True)
+    assert len(runner.trials) <= 12
+
+
+def test_a_right_prediction_takes_two_runs_and_two_for_the_fastest() -> None:
+    runner = machine(FIXED + 16 * 128, best=4)
+    found = find_micro_batch(runner, EVERY, None)
+    assert [t.micro_batch_size for t in runner.trials] == [16, 17, 8, 4]
+    assert found.predicted == 16
+    assert found.fastest is not None
+    assert found.fastest.micro_batch_size == 4
+    assert found.tied == ()
+
+
+def test_bounds_say_between_which_sizes_and_the_search_begins_at_the_less() -> None:
+    runner = machine(FIXED + 32 * 128, error=None, apart=0.25)
+    found = find_micro_batch(runner, EVERY, 5)
+    # 4 / 5 and 4 / 3 of 5,096 bytes, less what is fixed, are 24.0 and 45.2 samples.
+    assert (found.predicted, found.predicted_between) == (None, (24, 45))
+    assert runner.trials[0].micro_batch_size == 24
+    assert found.largest is not None
+    assert found.largest.micro_batch_size == 32
+    (said,) = (line for line in answer_lines(found, runner.limit) if line.startswith("predicted"))
+    assert said == "predicted: between 24 and 45, measured: 32; nothing is known of it"
+    assert found.as_json()["predicted_between"] == (24, 45)
+
+
+def test_only_sizes_that_keep_the_global_batch_are_tried() -> None:
+    runner = machine(FIXED + 7 * 128)
+    found = find_micro_batch(runner, Sizes(sizes=[1, 2, 3, 4, 6, 12], bound="the global batch"), None)
+    assert found.largest is not None
+    assert (found.largest.micro_batch_size, found.too_large) == (6, 12)
+
+
+def test_nothing_fits() -> None:
+    found = find_micro_batch(machine(FIXED), EVERY, None)
+    assert (found.largest, found.fastest, found.predicted, found.too_large) == (None, None, None, 1)
+    (largest, predicted) = answer_lines(found, machine(FIXED).limit)
+    assert largest.startswith("largest micro-batch: none. Even 1 runs out of memory with")
+    assert predicted == "predicted: nothing fits"
+
+
+def test_what_is_not_predicted_has_its_reason() -> None:
+    runner = machine(FIXED + 7 * 128, error=None)
+    found = find_micro_batch(runner, EVERY, None)
+    assert "predicted: n/a: nothing is known of it" in answer_lines(found, runner.limit)
+    assert found.as_json()["unpredicted"] == "nothing is known of it"
+    runner = machine(FIXED + 7 * 128, error=99)
+    found = find_micro_batch(runner, EVERY, None)
+    assert any(
+        line.startswith("predicted: nothing fits, measured: ") for line in answer_lines(found, runner.limit)
+    )
+
+
+def test_the_sequence_is_searched_at_one_micro_batch() -> None:
+    runner = machine(FIXED + 700)
+    found = find_sequence(runner, Sizes(sizes=range(8, 1025, 8), bound="the model's context"), 2, 128)
+    assert found.largest is not None
+    assert (found.largest.sequence_length, found.too_large) == (344, 352)
+    assert {t.micro_batch_size for t in runner.trials} == {2}
+
+
+def test_a_search_that_ran_out_of_runs_says_so() -> None:
+    runner = machine(FIXED + 100 * 128, error=-0.9, most_runs=3)
+    found = find_micro_batch(runner, EVERY, None)
+    assert not found.complete
+    assert any("raise --most-runs" in line for line in answer_lines(found, runner.limit))
+
+
+def test_the_answer_comes_in_words() -> None:
+    runner = machine(FIXED + 7 * 128, error=0.2)
+    found = find_micro_batch(runner, Sizes(sizes=[1, 2, 3, 4, 6, 12], bound="12 samples a rank"), None)
+    assert answer_lines(found, runner.limit) == [
+        "largest micro-batch: 6: peak 0.00177 MB of 0.0019 MB (93 %); 12 runs out of memory "
+        "(12 samples a rank)",
+        "highest throughput: micro-batch 4, 1,000 tokens/s (one run of each size, not tested against noise)",
+        "predicted: 4, measured: 6",
+    ]
+    assert error_line(runner.trials) == "error of the predicted peaks: mean 20 %, worst 20 % (4 runs)"
+    assert "+20.0 %" in trial_table(runner.trials)
+    assert error_line([trial(1, status="oom", peak_bytes=None)]) is None
+
+
+def test_a_search_that_ran_out_of_runs_says_at_least_and_ranks_nothing() -> None:
+    runner = machine(FIXED + 100 * 128, most_runs=1)
+    lines = answer_lines(find_micro_batch(runner, EVERY, None), runner.limit)
+    assert lines[0].startswith("largest micro-batch: at least 100 (ended after 1 run): peak ")
+    assert not any(line.startswith("highest throughput") for line in lines)
+
+
+def test_a_typed_limit_goes_before_a_configured_one() -> None:
+    assert find_limit("1MB", 5, "cpu", 1) == Limit(limit_bytes=10**6, origin="1MB", imposed=True)
+    assert find_limit(None, 5, "cpu", 1) == Limit(limit_bytes=5, origin="runtime.memory_limit", imposed=True)
+
+
+@pytest.mark.parametrize("text", ["0", "-1GB", "3 apples"])
+def test_what_is_no_limit_is_refused(text: str) -> None:
+    with pytest.raises(HarnessError, match=f"--limit was given '{text}'"):
+        find_limit(text, None, "cpu", 1)
+
+
+def test_a_gpu_stands_for_what_its_allocator_can_serve() -> None:
+    device = load_hardware().device("A100-40")
+    limit = find_limit("a100-40", None, "cuda", 8)
+    assert limit == Limit(limit_bytes=device.usable_bytes, origin="A100-40", imposed=True)
+
+
+def test_an_unknown_gpu_is_refused_with_the_closest() -> None:
+    with pytest.raises(HarnessError, match=r"--limit takes bytes such as 2GB, or a GPU: .*'A100-40' or"):
+        find_limit("A100-41", None, "cuda", 1)
+
+
+def test_the_cpu_needs_a_limit() -> None:
+    with pytest.raises(HarnessError, match="such as --limit 2GB"):
+        find_limit(None, None, "cpu", 2)
+
+
+def test_ranks_must_fit_into_the_machine_together() -> None:
+    limit = Limit(limit_bytes=3 * 10**9, origin="3GB", imposed=True)
+    require_host_memory(limit, 2, 6 * 10**9)
+    with pytest.raises(
+        HarnessError, match=r"is 9.00 GB, but this machine has 6.00 GB; .*harness estimate --gpu"
+    ):
+        require_host_memory(limit, 3, 6 * 10**9)
+
+
+def test_the_smallest_gpu_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gpus_of(81559 * 2**20, 40960 * 2**20)
+    monkeypatch.setattr("harness.plan.fit.find_gpus", lambda: found)
+    limit = find_limit(None, None, "cuda", 2)
+    assert limit == Limit(limit_bytes=40960 * 2**20, origin="memory of the GPU", imposed=False)
+
+
+def test_without_gpus_their_memory_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    none = Gpus(why_none="this machine shows no GPU")
+    monkeypatch.setattr("harness.plan.fit.find_gpus", lambda: none)
+    with pytest.raises(
+        HarnessError, match="this machine shows no GPU; give the memory of a rank with --limit"
+    ):
+        find_limit(None, None, "cuda", 1)
+
+
+EXPERIMENT = load_experiment(None, ["training.global_batch_size=48", "runtime.memory_limit=10MB"])
+CELLS = plan(EXPERIMENT, ["ddp", "zero3", "planted-wrong-beta2"], [2], 2, "cpu")
+SAMPLE_BYTES = {"ddp": 2_000_000, "zero3": 600_000}
+"""Of each sample of a micro-batch; nothing else takes memory here."""
+
+
+def memory(scenario: Scenario) -> MemoryPrediction:
+    needed = scenario.micro_batch_size * SAMPLE_BYTES[scenario.label]
+    term = Term(kind="activations", name="", bytes=needed, formula="", source="test")
+    return MemoryPrediction(moments=(Moment(name="optimizer step", terms=(term,)),))
+
+
+@pytest.fixture(scope="module")
+def facts() -> dict[str, Any]:
+    return {CELLS[0].job_id: check_job(CELLS[0].job)}
+
+
+def batches(facts: dict[str, Any], limit: int = 10_000_000) -> LargestBatches:
+    limits = MemoryLimits(imposed_bytes=limit)
+    return LargestBatches(
+        experiment=EXPERIMENT, torch_device="cpu", limits=limits, facts=facts, by=Predictors(memory=memory)
+    )
+
+
+def cuts(cells: list[RunRequest], repeat: int = 0) -> dict[str, tuple[int, int]]:
+    return {
+        c.backend: (c.layout.micro_batch_size, c.layout.accumulation_steps)
+        for c in cells
+        if c.repeat == repeat
+    }
+
+
+def test_each_backend_gets_the_largest_micro_batch_that_divides_and_fits(facts: dict[str, Any]) -> None:
+    before, after = cuts(CELLS), cuts(batches(facts).enlarged(CELLS))
+    # 24 samples a rank: 5 of DDP fit, of which 4 divides; 16 of ZeRO-3, of which 12 divides.
+    assert (after["ddp"], after["zero3"]) == ((4, 6), (12, 2))
+    assert after["single"] == before["single"]
+    assert after["planted-wrong-beta2"] == before["planted-wrong-beta2"]
+    assert cuts(batches(facts).enlarged(CELLS), repeat=1)["zero3"] == (12, 2)
+
+
+def test_both_kinds_of_kernels_get_the_micro_batch_and_stay_what_they_are(facts: dict[str, Any]) -> None:
+    asked = plan(EXPERIMENT, ["ddp"], [2], 1, "cuda")
+    made = batches(facts).enlarged(asked)
+    kinds = [cell.job.training.deterministic for cell in asked]
+    assert kinds.count(False) == 1
+    assert [cell.job.training.deterministic for cell in made] == kinds
+    assert {cell.layout.micro_batch_size for cell in made if cell.backend == "ddp"} == {4}
+    assert len({cell.key for cell in made}) == len(made)
+
+
+def test_the_reference_is_not_limited(facts: dict[str, Any]) -> None:
+    limits = {cell.backend: cell.memory_limit_bytes for cell in batches(facts).enlarged(CELLS)}
+    noise = "single:micro_batch_size=24,norm=fp32,backward=reordered"
+    assert limits == {"single": None, noise: None, "ddp": 10**7, "zero3": 10**7, "planted-wrong-beta2": 10**7}
+
+
+def test_the_job_stays_the_same(facts: dict[str, Any]) -> None:
+    enlarged = batches(facts).enlarged(CELLS)
+    assert {cell.job_id for cell in enlarged} == {CELLS[0].job_id}
+    assert len({cell.key for cell in enlarged}) == len(CELLS)
+
+
+def test_where_nothing_fits_the_smallest_is_tried(facts: dict[str, Any]) -> None:
+    assert cuts(batches(facts, limit=1).enlarged(CELLS))["ddp"] == (1, 24)
+
+
+def test_a_run_out_of_memory_is_tried_again_with_the_next_smaller(facts: dict[str, Any]) -> None:
+    largest = batches(facts)
+    cells = largest.enlarged(CELLS)
+    outcome = {"ddp": "oom", "single": "oom"}
+    done = {
+        cell.key: make_record(label="ddp", status=outcome.get(cell.backend, "ok"), cell=cell.key)
+        for cell in cells
+    }
+    after = largest.after(cells, done)
+    assert cuts(after)["ddp"] == (3, 8)
+    assert [cell for cell in after if cell.backend != "ddp"] == [
+        cell for cell in cells if cell.backend != "ddp"
+    ]
+    smallest = batches(facts, limit=1).enlarged(CELLS)
+    all_oom = {cell.key: make_record(label="ddp", status="oom") for cell in smallest}
+    assert cuts(largest.after(smallest, all_oom))["ddp"] == (1, 24)
+
+
+def test_what_was_chosen_is_shown_once(facts: dict[str, Any]) -> None:
+    lines = cut_lines(batches(facts).enlarged(CELLS))
+    assert lines[0] == "ddp on 2 ranks: micro-batch 4, accumulation 6"
+    assert len(lines) == 3
+
+
+def test_a_limit_is_needed() -> None:
+    require_limit(MemoryLimits(device_bytes=1))
+    with pytest.raises(HarnessError, match=r"--set runtime\.memory_limit=2GB"):
+        require_limit(MemoryLimits(host_bytes=1))
