@@ -36,9 +36,9 @@ class ProbedSteps:
         self.allocator = allocator
         self.counter = counter
         self.timed_probes: set[str] = set()
+        """Probes found at work in a timed step."""
         self.figures: dict[str, float | None] = {}
         """Figures of this rank by name, with the unit in it: `judge/facts.py` says what they are."""
-        """Probes found at work in a timed step."""
         self._memory: MemoryProbe | None = None
         self._step: int | None = None
         self._probed_steps = 0
