@@ -80,7 +80,8 @@ def records_page() -> str:
 def meaning(model: type, field: str, annotation: Any) -> str:
     """What the docstring below a field says, else that of the part which it holds; None is null in a file."""
     held = [getdoc(part) or "" for part in models_within(annotation)]
-    text = _docstrings(model).get(field) or "".join(held[:1]).partition("\n\n")[0]
+    owner = next((kind for kind in model.__mro__ if field in vars(kind).get("__annotations__", {})), model)
+    text = _docstrings(owner).get(field) or "".join(held[:1]).partition("\n\n")[0]
     return " ".join(text.split()).replace("None", "null")
 
 
