@@ -11,7 +11,6 @@ own interpreter (.venv). `allowed.toml` lists outputs known to be wrong, or chan
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import re
 import shutil
@@ -20,6 +19,7 @@ import sys
 import tarfile
 import tempfile
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,17 +64,21 @@ def capture(folder: Path, tree: Path, only: str, jobs: int) -> int:
 def outputs(scratch: Path, only: str) -> Iterator[tuple[str, list[str]]]:
     """Name and commands of each output; all runs of an archive are shown by one process."""
     for name, archive in ARCHIVES.items():
-        if not archive.exists() or not re.search(only, f"records/{name}"):
+        forms = {
+            slug(f"records/{name}/{form}".replace("{ARCHIVE}", "").replace("{OUT}/", "")): form
+            for form in OF_RECORDS
+        }
+        shows = slug(f"records/{name}/show")
+        wanted = [output for output in (*forms, shows) if re.search(only, output)]
+        if not wanted or not archive.exists():
             continue
         with tarfile.open(archive) as packed:
             packed.extractall(scratch / name, filter="data")
-        runs = next((scratch / name).rglob("record.json")).parent.parent
-        for command in OF_RECORDS:
-            output = f"records/{name}/" + command.replace("{ARCHIVE}", "").replace("{OUT}/", "")
-            yield slug(output), [command.replace("{ARCHIVE}", str(runs))]
-        records = sorted(runs.rglob("record.json"))
+        records = sorted((scratch / name).rglob("record.json"))
         shown = [form.replace("{RUN}", str(path.parent)) for path in records for form in OF_A_RUN]
-        yield slug(f"records/{name}/show"), shown
+        runs = str(records[0].parent.parent)
+        for output in wanted:
+            yield output, shown if output == shows else [forms[output].replace("{ARCHIVE}", runs)]
     for command in (*PLANS, *OTHERS):
         if re.search(only, slug(command)):
             yield slug(command), [command]
@@ -128,7 +132,7 @@ def normalised(text: str, tree: Path, folder: Path) -> str:
     """Without what differs from call to call: folders, the commit of the tree, the time, signs of life."""
     text = text.replace(str(folder), "FOLDER").replace(str(tree), "TREE").replace(str(ROOT), "TREE")
     text = re.sub(r"^harness( \w+)?: (working$|\d+ s, ).*\n", "", text, flags=re.MULTILINE)
-    text = re.sub(r"/tmp/oracle-\w+", "RECORDS", text)
+    text = re.sub(r"[./]*/(tmp/)?oracle-\w+", "RECORDS", text)
     text = re.sub(r"\b[0-9a-f]{64}\b", "DIGEST", text)
     return re.sub(r"\b20\d\d-\d\d-\d\dT[\d:.+Z]+", "TIME", text)
 
@@ -156,7 +160,7 @@ def compare(before: Path, after: Path, only: str) -> int:
 
 
 def difference(before: Path, after: Path) -> Iterator[str]:
-    """Lines of a text; of JSON, paths with both values."""
+    """Lines that one text has more often; of JSON, paths with both values."""
     texts = [
         path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         for path in (before, after)
@@ -166,8 +170,9 @@ def difference(before: Path, after: Path) -> Iterator[str]:
     try:
         left, right = (json.loads(text[text.index("{") : text.rindex("}") + 1]) for text in texts)
     except ValueError:
-        diff = difflib.unified_diff(*(text.splitlines() for text in texts), n=0, lineterm="")
-        yield from (line for line in diff if not line.startswith(("---", "+++", "@@")))
+        counts = [Counter(text.splitlines()) for text in texts]
+        yield from (f"-{line}" for line in counts[0] - counts[1])
+        yield from (f"+{line}" for line in counts[1] - counts[0])
         return
     yield from of_values(left, right, "")
 
@@ -184,7 +189,7 @@ def of_values(left: Any, right: Any, path: str) -> Iterator[str]:
 
 
 def run_axes(archive: Path, tree: Path, only: str) -> int:
-    """One run of each axis of `axes.toml` by real ranks, packed for `capture`, beside those in the archive."""
+    """One run of each axis of `axes.toml` by real ranks, packed for `capture` beside older ones."""
     table = tomllib.loads(AXES.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory(prefix="oracle-") as scratch:
         if archive.exists():

@@ -16,8 +16,8 @@ OF_RECORDS = (
     "report {ARCHIVE} -o {OUT}/report.html",
     "report {ARCHIVE} -o {OUT}/report.json",
     "report {ARCHIVE} -o {OUT}/report.csv",
-    "list {ARCHIVE} --json",
-    "list {ARCHIVE} --wide",
+    "list --runs {ARCHIVE} --json",
+    "list --runs {ARCHIVE} --wide",
 )
 OF_A_RUN = ("show {RUN} --json", "show {RUN}")
 MODELS = ("llama-3.1-8b", "gpt2", "bloom-560m", "mixtral-8x7b", "qwen2.5-7b", "llama-3.1-70b")
