@@ -70,7 +70,7 @@ class Instruments:
         """All of them as the loop tells them: who works within the step lies inside."""
         shells = [
             Whereabouts(position),
-            Examination(engine, examined, position, events),
+            *([Examination(engine, examined, position, events)] if examined else []),
             Audit(self.observer, engine),
             StepMemory(self.allocator),
             self.observer,
@@ -116,7 +116,7 @@ class Whereabouts(Instrument):
         self._position.begin_step(step.number)
         self._position.enter("data")
 
-    def enter(self, phase: str, *, last: bool) -> None:
+    def enter(self, phase: str, last: bool) -> None:
         self._position.enter("data" if phase == OUTSIDE else phase)
 
 

@@ -35,7 +35,7 @@ class Instrument:
     def begin(self) -> None:
         """The clock of the step starts; the device is idle."""
 
-    def enter(self, phase: str, *, last: bool) -> None:
+    def enter(self, phase: str, last: bool) -> None:
         """A phase begins: 'data', 'forward' and 'backward' of each micro-step, 'step', OUTSIDE.
 
         last: of the last micro-step of its step.
@@ -53,35 +53,41 @@ class Instrument:
 
 
 class Shells(Instrument):
-    """Several instruments as one, from the outermost to the innermost."""
+    """Several instruments as one, from the outermost to the innermost; calls only what does something."""
 
     def __init__(self, shells: Sequence[Instrument]) -> None:
-        self._outside_in = list(shells)
-        self._inside_out = self._outside_in[::-1]
+        def own(name: str) -> list[Any]:
+            plain = getattr(Instrument, name)
+            return [getattr(one, name) for one in shells if getattr(type(one), name) is not plain]
+
+        self._prepare, self._begin = own("prepare"), own("begin")
+        self._enter, self._end, self._facts, self._finish = (
+            own(name)[::-1] for name in ("enter", "end", "facts", "finish")
+        )
 
     def prepare(self, step: Step) -> None:
-        for instrument in self._outside_in:
-            instrument.prepare(step)
+        for prepare in self._prepare:
+            prepare(step)
 
     def begin(self) -> None:
-        for instrument in self._outside_in:
-            instrument.begin()
+        for begin in self._begin:
+            begin()
 
-    def enter(self, phase: str, *, last: bool = False) -> None:
-        for instrument in self._inside_out:
-            instrument.enter(phase, last=last)
+    def enter(self, phase: str, last: bool = False) -> None:
+        for enter in self._enter:
+            enter(phase, last)
 
     def end(self) -> None:
-        for instrument in self._inside_out:
-            instrument.end()
+        for end in self._end:
+            end()
 
     def facts(self) -> dict[str, Any]:
         """Of all; the inner one counts where two know the same."""
         found: dict[str, Any] = {}
-        for instrument in self._inside_out:
-            found = {**instrument.facts(), **found}
+        for facts in self._facts:
+            found = {**facts(), **found}
         return found
 
     def finish(self) -> None:
-        for instrument in self._inside_out:
-            instrument.finish()
+        for finish in self._finish:
+            finish()

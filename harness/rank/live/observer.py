@@ -331,7 +331,7 @@ class Observer(Instrument):
         else:
             self._watch.leave()
 
-    def enter(self, phase: str, *, last: bool = False) -> None:
+    def enter(self, phase: str, last: bool = False) -> None:
         self._watch.phase = phase
 
     def facts(self) -> dict[str, Any]:

@@ -313,10 +313,21 @@ def _low_precision(*of_values: Values) -> int | None:
 Move = Callable[[Sample, Constants], Values]
 
 
-def adam(after: Sample, constants: Constants) -> Values:
-    """How far an update moves weights beside their decay, over the learning rate."""
-    first, second = corrected(after, constants)
-    return -first / (numpy.sqrt(second) + constants.eps)
+def _move(*, first: bool = True, second: bool = True, eps_in_root: bool = False) -> Move:
+    """How far an update moves weights beside their decay, over the learning rate.
+
+    first, second: whether these moments lose the bias of their beginning at zero.
+    """
+
+    def move(after: Sample, constants: Constants) -> Values:
+        without_bias = corrected(after, constants)
+        top = without_bias[0] if first else after.first
+        squares = without_bias[1] if second else after.second
+        if eps_in_root:
+            return -top / numpy.sqrt(squares + constants.eps)
+        return -top / (numpy.sqrt(squares) + constants.eps)
+
+    return move
 
 
 def corrected(after: Sample, constants: Constants) -> tuple[Values, Values]:
@@ -325,30 +336,12 @@ def corrected(after: Sample, constants: Constants) -> tuple[Values, Values]:
     return first, after.second / (1.0 - constants.beta2**after.updates)
 
 
-def _root_with_eps(after: Sample, constants: Constants) -> Values:
-    first, second = corrected(after, constants)
-    return -first / numpy.sqrt(second + constants.eps)
-
-
-def _uncorrected(after: Sample, constants: Constants) -> Values:
-    return -after.first / (numpy.sqrt(after.second) + constants.eps)
-
-
-def _first_uncorrected(after: Sample, constants: Constants) -> Values:
-    _, second = corrected(after, constants)
-    return -after.first / (numpy.sqrt(second) + constants.eps)
-
-
-def _second_uncorrected(after: Sample, constants: Constants) -> Values:
-    first, _ = corrected(after, constants)
-    return -first / (numpy.sqrt(after.second) + constants.eps)
-
-
+adam = _move()
 OTHERWISE: dict[OddUpdate, Move] = {
-    "eps-in-root": _root_with_eps,
-    "bias-uncorrected": _uncorrected,
-    "first-uncorrected": _first_uncorrected,
-    "second-uncorrected": _second_uncorrected,
+    "eps-in-root": _move(eps_in_root=True),
+    "bias-uncorrected": _move(first=False, second=False),
+    "first-uncorrected": _move(first=False),
+    "second-uncorrected": _move(second=False),
 }
 """Ways in which an update may be computed instead."""
 

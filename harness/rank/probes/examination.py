@@ -29,7 +29,7 @@ class Examination(Instrument):
     def prepare(self, step: Step) -> None:
         self._step = step.number
 
-    def enter(self, phase: str, *, last: bool) -> None:
+    def enter(self, phase: str, last: bool) -> None:
         """Before the update read gradients (None: the engine cannot gather them) and weights; after it write
         what changed."""
         if self._step not in self._steps or phase not in ("step", OUTSIDE):

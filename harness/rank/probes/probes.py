@@ -163,7 +163,7 @@ class Probes(ProbedSteps, Instrument):
         if self.energy is not None:
             self.energy.rest()
 
-    def enter(self, phase: str, *, last: bool) -> None:
+    def enter(self, phase: str, last: bool) -> None:
         """Read memory at the borders of the last micro-step; name what collectives from here on belong to."""
         if phase == "data":
             self.counter.begin_micro_step(last=last)

@@ -91,7 +91,7 @@ class Clock(Instrument):
         self._fetched = 0.0
         self._began = time.perf_counter()
 
-    def enter(self, phase: str, *, last: bool) -> None:
+    def enter(self, phase: str, last: bool) -> None:
         now = time.perf_counter()
         if phase == "forward":
             self._fetched += now - self._fetching

@@ -99,7 +99,7 @@ class Tracer(Instrument):
             self._step = record_function(f"{STEP}{self._number}")
             self._step.__enter__()
 
-    def enter(self, phase: str, *, last: bool = False) -> None:
+    def enter(self, phase: str, last: bool = False) -> None:
         if self._phase is not None:
             self._phase.__exit__(None, None, None)
             self._phase = None

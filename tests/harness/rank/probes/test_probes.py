@@ -38,7 +38,7 @@ class Noting(Instrument):
     def prepare(self, step: Step) -> None:
         self.told.append(f"prepare {self.name}")
 
-    def enter(self, phase: str, *, last: bool) -> None:
+    def enter(self, phase: str, last: bool) -> None:
         self.told.append(f"{phase} {self.name}")
 
     def facts(self) -> dict[str, str]:
