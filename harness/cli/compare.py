@@ -118,7 +118,11 @@ def compare(
     given: GivenFiles,
 ) -> int:
     """Run the missing cells of backends x world sizes x repeats and compare them all."""
-    _require_no_launcher()
+    if started_as_rank():
+        raise HarnessError(
+            "compare starts its own ranks: run it without torchrun, or "
+            "start `harness run` under torchrun for each backend"
+        )
     until = parse_until(within, max_minutes)
     view.begin("checking the job, its data and this machine")
     device = resolve_device(experiment.runtime.device)
@@ -183,14 +187,6 @@ def _tell_known(
     for cell in cells:
         if view.verbose and cell.key in known:
             view.say(f"{cell.backend} on {ranks(cell.world_size)}: record {known[cell.key].run_id}")
-
-
-def _require_no_launcher() -> None:
-    if started_as_rank():
-        raise HarnessError(
-            "compare starts its own ranks: run it without torchrun, or "
-            "start `harness run` under torchrun for each backend"
-        )
 
 
 def _require_writable(report: Path | None) -> None:

@@ -62,9 +62,7 @@ def test_files_that_cannot_be_written_are_told_before_measuring(
 
 
 def test_a_device_that_is_not_there_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "harness.gpus.found.find_gpus", lambda: Gpus(why_none="this machine shows no GPU")
-    )
+    monkeypatch.setattr("harness.gpus.found.find_gpus", lambda: Gpus(why_none="this machine shows no GPU"))
     done = CliRunner().invoke(harness, ["fabric", "--device", "cuda"])
     assert (done.exit_code, done.stderr.splitlines()) == (
         1,
