@@ -47,10 +47,6 @@ LEGEND = (
     f"ratio to the base within rounds of runs, {percent(LEVEL)} interval; bold: faster, slower, or equal "
     f"within {percent(EQUAL)}; {OPEN}: undecided"
 )
-SHARES = {1 / 5: "a fifth", 1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half", 2 / 3: "two thirds"}
-MOST_NAMES = 2
-NEAR = 0.05
-"""Relative, within which a share has a name."""
 
 
 def ratio_column(orders: Iterable[Ranking]) -> Column:
@@ -103,46 +99,6 @@ def ratio_text(ratio: Ratio, show: Callable[[float], str] = times) -> str:
     low = f">{low}" if ratio.order == "faster" and low == show(1.0) else low
     high = f"<{high}" if ratio.order == "slower" and high == show(1.0) else high
     return f"{show(ratio.middle)} ({low} to {high})"
-
-
-def fastest_words(order: Ranking) -> str:
-    """'ddp and zero0 are fastest (equal within 5 %)'; those that none is shown to be ahead of.
-
-    Several in an open order, the base among them: 'nothing is measurably faster than ddp'.
-    """
-    first, leaders = order.names[0], order.leaders
-    if len(leaders) == 1:
-        return f"{first} is fastest"
-    if all(order.ratio(first, name).order == "equal" for name in leaders):
-        return f"{listed(leaders, MOST_NAMES)} are fastest (equal within {percent(EQUAL)})"
-    if order.base in leaders:
-        return f"nothing is measurably faster than {order.base}"
-    return f"fastest is {first} or {_others(leaders[1:])} (their order is open)"
-
-
-def slowest_words(order: Ranking) -> str:
-    """'zero3 is slowest, at a quarter of ddp's speed'; empty where the last may be the fastest.
-
-    Several, none shown to be slower than another: 'zero3 and fsdp are slowest, at 29 % of ddp's speed'.
-    """
-    name = order.names[-1]
-    if name in order.leaders:
-        return ""
-    base = order.base if order.base != name else order.names[0]
-    share = order.ratio(name, base).middle or 0.0
-    if len(order.trailers) > 1:
-        shares = sorted(order.ratio(trailer, base).middle or share for trailer in order.trailers)
-        extent = " to ".join(dict.fromkeys([percent(shares[0]), percent(shares[-1])]))
-        others = (
-            listed(order.trailers[:-1]) if len(order.trailers) == 2 else f"{len(order.trailers) - 1} others"
-        )
-        return f"{name} and {others} are slowest, at {extent} of {base}'s speed"
-    named = [words for value, words in SHARES.items() if abs(share / value - 1) <= NEAR]
-    return f"{name} is slowest, at {named[0] if named else percent(share)} of {base}'s speed"
-
-
-def _others(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"one of {len(names)} others"
 
 
 def unranked_words(order: Ranking) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
@@ -100,11 +100,14 @@ def process_memory_blocks(comparison: Comparison) -> list[Block]:
         "Beyond live tensors. Of each rank the largest figure over all moments recorded; least and most: on "
         f"the rank where that is smallest and largest. {meanings}."
     )
-    unknown = _unknown(records)
+    moments = [moment for record in records for part in record.ranks for moment in part.memory]
+    unknown = sorted({m.device_used_unknown for m in moments if m.device_used_unknown})
+    is_of_all = any(moment.device_used_of == "device" for moment in moments)
+    whose = prose("memory_of_all_programs" if is_of_all else "memory_driver_unknown")
     return [
         Paragraph(text),
         Table(key="process_memory", columns=columns, rows=body),
-        *([Paragraph(f"{_whose(records)}: {'; '.join(unknown)}.")] if unknown else []),
+        *([Paragraph(f"{whose}: {'; '.join(unknown)}.")] if unknown else []),
     ]
 
 
@@ -112,21 +115,6 @@ def _by_rank(record: Record, value: Callable[[MemoryPart], int | None]) -> list[
     """The largest over a rank's moments, of each rank that has any."""
     found = ([size for m in part.memory if (size := value(m)) is not None] for part in record.ranks)
     return [max(sizes) for sizes in found if sizes]
-
-
-def _moments(records: Sequence[Record]) -> Iterator[MemoryPart]:
-    return (moment for record in records for part in record.ranks for moment in part.memory)
-
-
-def _whose(records: Sequence[Record]) -> str:
-    if any(moment.device_used_of == "device" for moment in _moments(records)):
-        return "The driver's figure is that of all programs on the device, not of the process alone"
-    return "The driver's figure is not known"
-
-
-def _unknown(records: Sequence[Record]) -> list[str]:
-    """Reasons, each once."""
-    return sorted({m.device_used_unknown for m in _moments(records) if m.device_used_unknown})
 
 
 KINDS = (
@@ -372,35 +360,30 @@ def volume_section(comparison: Comparison) -> Section | None:
     firsts = [row for group in comparison.groups if group.record.comm for row in _distinct(group)]
     if not firsts:
         return None
+    volumes = [[*r.cell, *(r.figures[metric.key] for metric in VOLUME), _verdict(r)] for r in firsts]
+    terms = [
+        [*row.cell, d.term, d.expected_bytes, d.textbook_bytes, d.difference, d.remark]
+        for row in firsts
+        for d in textbook_differences(row.record) or ()
+    ]
+    differences = [
+        [
+            *row.cell, d.phase, d.op, d.dtype, d.group, d.measured_bytes, d.expected_bytes,
+            d.measured_bytes - d.expected_bytes,
+        ]
+        for row in firsts
+        for d in volume_differences(row.record) or ()
+    ]  # fmt: skip
     blocks: list[Block] = [
         Paragraph(prose("volume")),
         *([Paragraph(SHARING)] if any(row.record.world.dimensions for row in firsts) else []),
-        Table(
-            key="communication_volume",
-            columns=COLUMNS_VOLUME,
-            rows=[_communication_line(row) for row in firsts],
-        ),
+        Table(key="communication_volume", columns=COLUMNS_VOLUME, rows=volumes),
     ]
-    terms = [line for row in firsts for line in _communication_terms(row)]
-    if terms:
-        blocks.append(
-            Table(
-                key="communication_terms",
-                columns=table_columns("communication_terms"),
-                rows=terms,
-                caption="Expected minus textbook, term by term, in bytes sent per step",
+    for key, rows in (("communication_terms", terms), ("communication_differences", differences)):
+        if rows:
+            blocks.append(
+                Table(key=key, columns=table_columns(key), rows=rows, caption=prose(f"{key}_caption"))
             )
-        )
-    differences = [line for row in firsts for line in _differences(row)]
-    if differences:
-        blocks.append(
-            Table(
-                key="communication_differences",
-                columns=table_columns("communication_differences"),
-                rows=differences,
-                caption="Measured payload that is not as expected, in bytes over the probed steps",
-            )
-        )
     return Section("communication_volume", "Communication: measured, expected, textbook", blocks)
 
 
@@ -414,11 +397,6 @@ def _distinct(group: CellRuns) -> list[JudgedRun]:
     return list(found.values()) or [group.rows[0]]
 
 
-def _communication_line(row: JudgedRun) -> list[object]:
-    values = row.figures
-    return [*row.cell, *(values[metric.key] for metric in VOLUME), _verdict(row)]
-
-
 def _verdict(row: JudgedRun) -> str:
     differences, reason = volume_differences(row.record), why_unknown(row.record)
     if differences:
@@ -429,24 +407,6 @@ def _verdict(row: JudgedRun) -> str:
         return "yes, as claimed"
     pair = volume_of(row.record)
     return "yes, to the byte" + (" where derived" if pair and pair[1].underived else "")
-
-
-def _communication_terms(row: JudgedRun) -> list[list[object]]:
-    record = row.record
-    return [
-        [*row.cell, d.term, d.expected_bytes, d.textbook_bytes,
-         d.difference, d.remark]
-        for d in textbook_differences(record) or ()
-    ]  # fmt: skip
-
-
-def _differences(row: JudgedRun) -> list[list[object]]:
-    record = row.record
-    return [
-        [*row.cell, d.phase, d.op, d.dtype, d.group, d.measured_bytes,
-         d.expected_bytes, d.measured_bytes - d.expected_bytes]
-        for d in volume_differences(record) or ()
-    ]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -515,23 +475,22 @@ def nodes_section(comparison: Comparison) -> Section | None:
     roles = list(dict.fromkeys([*ROLES, *(role for _, most in found for role in most.between_by_role)]))
     body = [
         [
-            group.label,
-            group.record.world.nodes,
-            group.record.world.world_size,
-            most.inside,
-            most.between,
+            group.label, group.record.world.nodes, group.record.world.world_size, most.inside, most.between,
             *(most.between_by_role.get(role, 0.0) for role in roles),
         ]
         for group, most in found
+    ]  # fmt: skip
+    # Of the groups of ranks that one role names: 'data+sequence' lies along both dimensions.
+    of_roles = [
+        Column(
+            f"between_{role.replace('+', '_')}_bytes_per_step",
+            "by all ranks MB" if role == "world" else f"by {role} groups MB",
+            megabytes,
+        )
+        for role in roles
     ]
-    table = Table(key="nodes", columns=[*table_columns("nodes"), *map(_column, roles)], rows=body)
+    table = Table(key="nodes", columns=[*table_columns("nodes"), *of_roles], rows=body)
     return Section("nodes", "Within and between nodes", [Paragraph(prose("nodes")), table])
-
-
-def _column(role: str) -> Column:
-    """Of the groups of ranks that one role names: 'data+sequence' lies along both dimensions."""
-    key = f"between_{role.replace('+', '_')}_bytes_per_step"
-    return Column(key, "by all ranks MB" if role == "world" else f"by {role} groups MB", megabytes)
 
 
 COSTS = table_columns("checkpoints_costs")
@@ -543,19 +502,23 @@ CHECKPOINT_PHASES = {"save": "checkpoint", "load": "checkpoint_load"}
 def checkpoints_section(comparison: Comparison) -> Section | None:
     """None if no run saved, loaded or continued a checkpoint."""
     groups = comparison.groups
-    costs = [[*g.cell, *line] for g in groups for line in _costs(g.record)]
-    resumed = [[*g.cell, *line] for g in groups for line in _resumed(g.record)]
+    # One line for each checkpoint saved or loaded, over all ranks.
+    costs = [
+        [*g.cell, *_cost(g.record, parts)]
+        for g in groups
+        for parts in zip(*(r.checkpoints for r in g.record.ranks), strict=False)
+    ]
+    resumed = [
+        [*g.cell, saved.backend, saved.world_size, saved.format, saved.step, saved.run_id]
+        for g in groups
+        if (saved := g.record.resumed)
+    ]
     blocks: list[Block] = []
     if costs:
         blocks += [Table(key="checkpoints", columns=COSTS, rows=costs), Paragraph(prose("checkpoints_costs"))]
     if resumed:
         blocks += [Table(key="resumed", columns=RESUMED, rows=resumed), Paragraph(RESUMED_TEXT)]
     return Section("checkpoints", "Checkpoints", blocks) if blocks else None
-
-
-def _costs(record: Record) -> list[list[Any]]:
-    """One line for each checkpoint saved or loaded, over all ranks."""
-    return [_cost(record, parts) for parts in zip(*(r.checkpoints for r in record.ranks), strict=False)]
 
 
 def _cost(record: Record, parts: tuple[CheckpointPart, ...]) -> list[Any]:
@@ -572,11 +535,6 @@ def _cost(record: Record, parts: tuple[CheckpointPart, ...]) -> list[Any]:
     seconds = max(part.seconds for part in parts)
     growth, peak = max(growths, default=None), max(peaks, default=None)
     return [first.operation, first.format, first.step, seconds, first.file_bytes, payload, growth, peak]
-
-
-def _resumed(record: Record) -> list[list[Any]]:
-    saved = record.resumed
-    return [[saved.backend, saved.world_size, saved.format, saved.step, saved.run_id]] if saved else []
 
 
 STAGE_COLUMNS = table_columns("pipeline_stage")

@@ -1,16 +1,20 @@
 """Names of models, data and files are text in every format, whatever characters they hold."""
 
+from __future__ import annotations
+
 import csv
 import html.parser
 import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from harness.errors import HarnessError
 from harness.judge.comparison import Comparison
 from harness.record import EnvironmentPart
 from harness.record.store import write_record
@@ -20,7 +24,7 @@ from harness.tell.document import Column, Document, Section, Table
 from harness.tell.first_page import short_document
 from harness.tell.outline import SECTIONS, details_document
 from harness.tell.pictures.drawing import draw
-from harness.tell.report import write_report
+from harness.tell.report import Run, without_odd_runs, write_report
 from harness.tell.sections.amounts import pipeline_section
 from harness.tell.verify import verify
 from harness.tell.writers.data import render_csv, render_json
@@ -29,7 +33,7 @@ from harness.tell.writers.latex import render_latex
 from harness.tell.writers.markdown import render_details, render_markdown
 from tests.harness.tell.hostile import NAMES, hostile_records
 from tests.pipelines import make_pipeline
-from tests.records import ENVIRONMENT
+from tests.records import ENVIRONMENT, make_record
 from tests.representatives import first
 
 pytestmark = pytest.mark.long(seconds=30)
@@ -292,3 +296,40 @@ def test_every_picture_is_well_formed_with_all_names_at_once() -> None:
     assert keys == ["memory", "communication", "loss", "throughput", "trade-off", "overlap", "strong-scaling"]
     for picture in pictures:
         ElementTree.fromstring(draw(picture, ("svg",))["svg"])
+
+
+RUNS: list[Run] = [(Path(name), make_record(run_id=name)) for name in ("a", "b", "c")]
+
+
+def names(runs: Sequence[Run]) -> list[str]:
+    return [record.run_id for _, record in runs]
+
+
+def test_sound_runs_all_stay() -> None:
+    assert without_odd_runs(RUNS, names) == (RUNS, [])
+
+
+def test_run_that_fails_by_itself_is_left_out_by_name() -> None:
+    def trial(runs: Sequence[Run]) -> None:
+        if "b" in names(runs):
+            raise TypeError("odd")
+
+    sound, problems = without_odd_runs(RUNS, trial)
+    assert names(sound) == ["a", "c"]
+    assert problems == ["record b is valid but cannot be shown: TypeError: odd"]
+
+
+def test_run_that_fails_only_next_to_others_is_left_out() -> None:
+    def trial(runs: Sequence[Run]) -> None:
+        if "b" in names(runs) and len(runs) > 1:
+            raise ZeroDivisionError("odd")
+
+    assert names(without_odd_runs(RUNS, trial)[0]) == ["a", "c"]
+
+
+def test_if_nothing_can_be_shown_that_is_an_error() -> None:
+    def trial(runs: Sequence[Run]) -> None:
+        raise MemoryError("much")
+
+    with pytest.raises(HarnessError, match="no record can be shown: MemoryError: much"):
+        without_odd_runs(RUNS, trial)

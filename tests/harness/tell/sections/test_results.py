@@ -1,0 +1,272 @@
+""" """
+
+from __future__ import annotations
+
+from harness.judge.comparison import Comparison
+from harness.judge.findings.finding import ROLES, kinds, role_of
+from harness.record import ErrorPart
+from harness.tell.document import Folded, Items, Paragraph, Table
+from harness.tell.manifest import Manifest, RecordEntry
+from harness.tell.outline import details_document
+from harness.tell.sections.parity import levels_section
+from harness.tell.sections.results import (
+    MOST_OF_A_KIND,
+    failures_section,
+    findings_section,
+    flat,
+    records_section,
+)
+from harness.tell.writers.markdown import render_markdown
+from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
+
+
+def test_figures_have_names_and_units_and_no_brackets() -> None:
+    values = {
+        "measured_bytes": 4000,
+        "data_share": 0.4,
+        "median_seconds": {"0": 0.5, "1": 0.25},
+        "reference": None,
+        "parameters": ["a", "b"],
+        "differences": [{"op": "all_reduce", "expected_bytes": 8}, {"op": "broadcast"}],
+        "exceeded": {"norm": [1.0, 1e-5]},
+        "trains": True,
+    }
+    assert list(flat(values)) == [
+        ("measured", "4,000 bytes"),
+        ("data", "40 %"),
+        ("median, 0", "500 ms"),
+        ("median, 1", "250 ms"),
+        ("parameters", "a, b"),
+        ("differences 1, op", "all_reduce"),
+        ("differences 1, expected", "8 bytes"),
+        ("differences 2, op", "broadcast"),
+        ("exceeded, norm", "1, allowed 1e-05"),
+        ("trains", "on"),
+    ]
+
+
+def test_causes_are_told_before_divergence_and_each_is_explained_in_the_report() -> None:
+    steps = make_steps(norms=[norm * 2 for norm in NORMS])
+    other = make_record(label="zero1", steps=steps, final_weights=make_weights("c" * 64))
+    comparison = Comparison([make_record(), other])
+    document = details_document(comparison)
+    text = render_markdown(document, {picture.key: picture.key for picture in document.pictures()}, "", "")
+    section = text.partition("\n## Findings")[2].partition("\n## ")[0]
+    assert section.index("**gradient-scale**") < section.index("**diverged**")
+    assert "### Causes" in section
+    assert "### Consequences" in section
+    assert f"Fix: {kinds()['gradient-scale'].fix.partition('.')[0]}" in section.replace("\\", "")
+    assert '{"' not in section
+    assert [block.title for block in findings_section(comparison).blocks if hasattr(block, "title")] == [
+        "Meaning of each finding, how to confirm and fix it",
+        "Figures behind the findings",
+    ]
+
+
+def test_findings_of_repeats_and_of_cells_alike_are_told_once_and_many_are_folded() -> None:
+    labels = [f"zero{stage}" for stage in range(4)]
+    worse = [
+        make_record(
+            label=label, repeat=repeat, run_id=f"{label}-{repeat}",
+            steps=make_steps([loss + size for loss in LOSSES]), final_weights=make_weights("c" * 64),
+        )
+        for size, label in enumerate([*labels, "ddp", "fsdp"], start=1)
+        for repeat in range(3)
+    ]  # fmt: skip
+    alike = make_record(label="fsdp1", steps=worse[0].steps, final_weights=make_weights("c" * 64))
+    blocks = findings_section(Comparison([make_record(), *worse, alike])).blocks
+    open_ = [item for block in blocks if isinstance(block, Items) for item in block.items]
+    assert 0 < len(open_) <= MOST_OF_A_KIND * len({name for name, _ in open_})
+    more = next(block for block in blocks if isinstance(block, Folded))
+    assert more.title.startswith("More of the same kinds: ")
+    figures = next(b for b in blocks if isinstance(b, Folded) and b.title.startswith("Figures"))
+    (table,) = figures.blocks
+    assert isinstance(table, Table)
+    lines = [tuple(line) for line in table.rows]
+    assert len(lines) == len(set(lines))
+    assert any(cells == "zero0 and fsdp1 on 2 ranks" for _, cells, _, _ in lines)
+    roles = [list(ROLES).index(role_of(name)) for name, *_ in lines]
+    assert roles == sorted(roles)
+
+
+def test_one_error_of_several_cells_is_told_once_whichever_rank_it_met_first() -> None:
+    records = [
+        make_record(
+            label=label, repeat=repeat, status="oom",
+            error=ErrorPart(kind="OutOfMemoryError", message="no memory", rank=rank),
+        )
+        for rank, label in enumerate(("ddp", "fsdp"))
+        for repeat in range(2)
+    ]  # fmt: skip
+    (items,) = failures_section(Comparison(records)).blocks
+    assert isinstance(items, Items)
+    assert list(items.items) == [
+        "ddp and fsdp on 2 ranks, 2 of 2 runs of each: oom: OutOfMemoryError: no memory"
+    ]
+
+
+def test_cells_of_two_jobs_are_told_apart() -> None:
+    records = [
+        make_record(label="ddp", job_id=job * 12, status="unsupported", reasons=["needs 4 ranks"])
+        for job in "ab"
+    ]
+    (items,) = failures_section(Comparison(records)).blocks
+    assert isinstance(items, Items)
+    assert [str(item).split(": ")[0] for item in items.items] == [
+        f"ddp on 2 ranks, job {job * 12}" for job in "ab"
+    ]
+
+
+def test_repeats_of_a_cell_have_one_line_with_their_number() -> None:
+    def failed(repeat: int, kind: str, message: str) -> dict[str, object]:
+        error = ErrorPart(kind=kind, message=message, rank=0)
+        return {"repeat": repeat, "status": "failed", "error": error}
+
+    records = [
+        make_record(label="ddp"),
+        make_record(label="ddp", **failed(1, "RuntimeError", "port 1 is taken")),
+        make_record(label="ddp", **failed(2, "RuntimeError", "port 2 is taken")),
+        make_record(label="ddp", **failed(3, "ValueError", "no")),
+        make_record(label="zero1", status="unsupported", reasons=["needs 4 ranks"]),
+        make_record(label="zero2", status="unsupported", reasons=["needs 4 ranks"]),
+    ]
+    section = failures_section(Comparison(records))
+    assert section is not None
+    (items,) = section.blocks
+    assert isinstance(items, Items)
+    assert list(items.items) == [
+        "ddp on 2 ranks, 2 of 4 runs: failed: RuntimeError (rank 0): port 1 is taken",
+        "ddp on 2 ranks, 1 of 4 runs: failed: ValueError (rank 0): no",
+        "zero1 and zero2 on 2 ranks: unsupported: needs 4 ranks",
+    ]
+
+
+def test_a_path_is_told_once_and_by_the_run_where_its_folder_has_that_name() -> None:
+    entries = [
+        RecordEntry(
+            path=f"runs/{folder}/record.json", sha256="0123456789abcdef" * 4, run_id="r1", status="ok"
+        )
+        for folder in ("r1", "renamed")
+    ]
+    manifest = Manifest(name="r.md", format="md", harness="1", drawing="renderer 3", records=entries)
+    text, table = records_section(manifest).blocks
+    assert isinstance(text, Paragraph)
+    assert isinstance(table, Table)
+    assert "runs/RUN/record.json" in text.text
+    assert [row[0] for row in table.texts()] == ["r1", "runs/renamed/record.json"]
+    assert [row[0] for row in table.values()] == [entry.path for entry in entries]
+    assert {row[2] for row in table.texts()} == {"0123456789abcdef"}
+
+
+def shifted(label: str, loss: float, **changes: object):  # type: ignore[no-untyped-def]
+    steps = make_steps([value + loss for value in LOSSES])
+    return make_record(label=label, steps=steps, final_weights=make_weights("c" * 64), **changes)
+
+
+def section(*records):  # type: ignore[no-untyped-def]
+    found = levels_section(Comparison(records))
+    assert found is not None
+    return found
+
+
+def test_limits_stand_beside_what_was_seen_and_the_factor() -> None:
+    split = shifted("single:micro_batch_size=4", 1e-5)
+    found = section(make_record(), split, shifted("ddp", 5e-5))
+    (table,) = (block for block in found.blocks if isinstance(block, Table))
+    assert table.texts()[0] == ["tight", "loss", "1.0e-05", "10", "1.0e-04", "measurement"]
+    assert [line[1] for line in table.texts()] == ["loss", "gradient norm", "distance moved", "final weights"]
+    source = [block for block in found.blocks if isinstance(block, Items)][1]
+    assert source.items == ["tight: measured by single:micro_batch_size=4; lower bound: fp32 rounding."]
+
+
+def test_a_floor_that_was_not_measured_is_said() -> None:
+    found = section(make_record(), make_record(label="ddp"))
+    source = [block for block in found.blocks if isinstance(block, Items)][1]
+    assert "tight: not measured" in str(source.items[0])
+    assert "100 roundings of fp32" in str(source.items[0])
+
+
+def test_a_low_precision_has_two_levels_with_their_factors() -> None:
+    training = {"precision": "bf16-mixed"}
+    cast = shifted("single:precision=cast", 1e-3, training=training)
+    found = section(make_record(training=training), cast, shifted("ddp", 2e-3, training=training))
+    (table,) = (block for block in found.blocks if isinstance(block, Table))
+    assert [line[:4] for line in table.texts()[::4]] == [
+        ["tight", "loss", "n/a", "100"],
+        ["band", "loss", "1.0e-03", "3"],
+    ]
+
+
+def test_every_run_has_its_distances_and_why_it_is_unjudged() -> None:
+    found = section(make_record(), shifted("ddp", 5e-5), make_record(label="fsdp", status="failed"))
+    (folded, *_) = (block for block in found.blocks if isinstance(block, Folded))
+    (table,) = folded.blocks
+    assert isinstance(table, Table)
+    lines = table.texts()
+    assert lines[1][:5] == ["ddp", "2", "1", "tight", "5.0e-05"]
+    assert lines[2][-1] == "the run ended as failed"
+
+
+def test_repeats_that_lie_equally_far_are_one_line_with_their_number() -> None:
+    found = section(
+        make_record(),
+        *(shifted("ddp", 5e-5, repeat=repeat) for repeat in range(2)),
+        shifted("ddp", 6e-5, repeat=2),
+    )
+    (folded, *_) = (block for block in found.blocks if isinstance(block, Folded))
+    (table,) = folded.blocks
+    assert isinstance(table, Table)
+    assert [line[:5] for line in table.texts()[1:]] == [
+        ["ddp", "2", "2", "tight", "5.0e-05"],
+        ["ddp", "2", "1", "tight", "6.0e-05"],
+    ]
+
+
+def test_runs_of_two_jobs_are_not_added_up() -> None:
+    jobs = [
+        make_record(label=label, job_id=job * 12, repeat=repeat)
+        for job in "ab"
+        for label, repeat in (("single", 0), ("ddp", 0), ("ddp", 1))
+    ]
+    (folded, *_) = (block for block in section(*jobs).blocks if isinstance(block, Folded))
+    (table,) = folded.blocks
+    assert isinstance(table, Table)
+    lines = {(line[0][0], line[1]): line[3] for line in table.texts()}
+    assert lines == {("a", "single"): "1", ("b", "single"): "1", ("a", "ddp"): "2", ("b", "ddp"): "2"}
+
+
+def test_repeats_without_losses_are_not_called_equal() -> None:
+    lost = [make_record(label="ddp", repeat=n, steps=make_steps([None] * len(LOSSES))) for n in range(2)]
+    last = section(make_record(), *lost).blocks[-1]
+    assert isinstance(last, Folded)
+    (items,) = last.blocks
+    assert isinstance(items, Items)
+    assert items.items == ["ddp on 2: no loss to compare in one of the runs"]
+
+
+def test_repeats_that_agree_bit_for_bit_are_counted() -> None:
+    again = make_record(label="ddp", repeat=1, steps=make_steps([loss + 1e-6 for loss in LOSSES]))
+    same = [make_record(label="fsdp", repeat=repeat) for repeat in range(2)]
+    last = section(make_record(), make_record(label="ddp"), again, *same).blocks[-1]
+    assert isinstance(last, Folded)
+    (items,) = last.blocks
+    assert isinstance(items, Items)
+    assert items.items == [
+        "ddp on 2: 1.0e-06 nats per token",
+        "1 other cell with repeats: losses equal bit for bit",
+    ]
+
+
+def test_the_spread_of_repeats_is_told() -> None:
+    again = make_record(label="ddp", repeat=1, steps=make_steps([loss + 1e-6 for loss in LOSSES]))
+    found = section(make_record(), make_record(label="ddp"), again)
+    last = found.blocks[-1]
+    assert isinstance(last, Folded)
+    assert "repeats of one backend" in last.title
+    (items,) = last.blocks
+    assert isinstance(items, Items)
+    assert items.items == ["ddp on 2: 1.0e-06 nats per token"]
+
+
+def test_no_reference_no_levels() -> None:
+    assert levels_section(Comparison([make_record(label="ddp")])) is None
