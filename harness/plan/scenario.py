@@ -445,7 +445,7 @@ def why_not_staged(
 
 INT64_BYTES = 8
 BYTES_VOCABULARY = 257
-"""Of the tokenizer 'bytes': 256 values and the end of a text (`rank.data.documents`, which a test compares)."""
+"""Of the tokenizer 'bytes': 256 values and the end of a text (`rank.data.documents`; a test compares)."""
 
 
 def job_model(job: Job, named: str | None = None, assignments: Sequence[str] = ()) -> PlannedModel:
