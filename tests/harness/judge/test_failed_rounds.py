@@ -62,7 +62,7 @@ def test_a_report_names_the_cell_and_how_many_of_its_runs_failed(question: Repor
     assert f"failed in 1 of {runs} runs: zero3 on 2 ranks" in short
     (row,) = (line for line in short.splitlines() if line.startswith("| zero3 ") and " % |" in line)
     assert f"(ok x{runs - 1}, failed x1)" in row
-    assert f"1 of {runs} runs came to no result (failed)" in details
+    assert f"without a result (failed): 1 of {runs} runs" in details
     assert "Connection closed by peer" in details
 
 
