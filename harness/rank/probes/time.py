@@ -92,11 +92,12 @@ class Clock(Instrument):
         self._began = time.perf_counter()
 
     def enter(self, phase: str, last: bool) -> None:
-        now = time.perf_counter()
+        # Fetching lies between two phases: a rank that is interrupted here must not count the moment twice.
         if phase == "forward":
-            self._fetched += now - self._fetching
-        self._fetching = now
+            self._fetched += time.perf_counter() - self._fetching
         self.timer.enter(phase if phase in PHASES else None)
+        if phase == "data":
+            self._fetching = time.perf_counter()
 
     def end(self) -> None:
         self._seconds = time.perf_counter() - self._began

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from harness.rank.probes import time
-from harness.rank.probes.time import CudaPhaseTimer, HostPhaseTimer
+from harness.rank.probes.time import Clock, CudaPhaseTimer, HostPhaseTimer
+from harness.record import OUTSIDE
 
 
 class FakeEvent:
@@ -52,3 +53,24 @@ def test_events_are_read_pairwise_and_used_again(monkeypatch: pytest.MonkeyPatch
     assert two_micro_steps(timer) == expected
     assert two_micro_steps(timer) == expected
     assert FakeEvent.made == 8
+
+
+@pytest.mark.parametrize("interrupted", range(24))
+def test_no_moment_of_a_step_counts_twice_wherever_the_rank_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, interrupted: int
+) -> None:
+    """Before one look at the clock 100 s go by: fetching and phases are still no longer than their step."""
+    looks = itertools.count()
+    monkeypatch.setattr(
+        time.time, "perf_counter", lambda: (look := next(looks)) + 100.0 * (look >= interrupted)
+    )
+    clock = Clock("cpu")
+    clock.begin()
+    for _ in range(3):
+        for phase in ("data", "forward", "backward"):
+            clock.enter(phase, last=False)
+    clock.enter("step", last=True)
+    clock.enter(OUTSIDE, last=True)
+    clock.end()
+    facts = clock.facts()
+    assert facts["data_seconds"] + sum(facts["phase_seconds"].values()) <= facts["seconds"]
