@@ -195,7 +195,7 @@ def test_an_optimizer_made_before_wrapping_is_found(tmp_path: Path) -> None:
     record = observed(tmp_path, FLAT, "--early")
     assert record.observed is not None
     assert record.observed.updated_tensors == 0
-    assert "none of its 8 tensors had a gradient" in found(record)["nothing-updated"]
+    assert "no tensor of its 8 had a gradient" in found(record)["nothing-updated"]
 
 
 def test_what_accelerate_runs_in_place_of_fsdp_is_found(tmp_path: Path) -> None:
