@@ -100,7 +100,7 @@ def test_report_through_a_link_is_refused(tmp_path: Path) -> None:
 
 def test_configuration_to_fill_in_is_not_written_into_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    done = harness("init", "--force", "fifo", cwd=tmp_path)
+    done = harness("settings", "--write", "fifo", cwd=tmp_path)
     assert done.returncode == 1
     assert "is a pipe or device" in done.stderr
 
