@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.memory_cases import divided_cases, memory_cases
-from benchmarks.memory_predictions import Outcome, errors_of, outcomes
+from benchmarks.memory_predictions import Outcome, errors_of, outcome, outcomes
 from harness.plan.trust import CPU_ERRORS
 from harness.record.store import read_runs
+from tests.records import published
 from tests.representatives import COSTLY
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "predictions" / "cpu" / "runs.tar.xz"
@@ -50,6 +51,14 @@ def test_the_predicted_peak_of_one_of_them_is_the_measured_one() -> None:
     errors = [abs(outcome.error) for outcome in predicted(["zero3"])]
     assert errors
     assert max(errors) <= WORST
+
+
+def test_the_peak_of_a_micro_step_between_the_first_and_the_last_counts() -> None:
+    """FSDP2 accumulates whole gradients: a step of four micro-steps is fullest where none is reduced yet."""
+    (record,) = (record for record in published("bloom-560m") if record.backend.label == "fsdp")
+    assert record.world.accumulation_steps == 4
+    found = outcome(memory_cases()[0], record)
+    assert abs(found.error) <= 1e-4
 
 
 @COSTLY

@@ -349,10 +349,11 @@ class Replay:
         self._own = layout.once("by module", lambda: _by_module(layout))
 
     def run(self) -> None:
-        """The first and the last micro-step, and the update."""
+        """The first micro-step, one between that adds to its gradients, the last, and the update."""
         timeline, ledger = self._timeline, self._ledger
         timeline.begin()
-        for micro_step in sorted({0, timeline.workload.accumulation_steps - 1}):
+        steps = timeline.workload.accumulation_steps
+        for micro_step in sorted({0, steps // 2, steps - 1}):
             timeline.micro_step = micro_step
             self.forward()
             self.backward()
