@@ -102,4 +102,4 @@ def test_batch_norm_is_judged_by_a_reference_with_the_same_micro_batches(tmp_pat
     (row,) = (row for row in found["rows"] if row["backend"] == "ddp")
     assert row["parity"] in ("exact", "tight")
     (finding,) = (finding for finding in found["findings"] if finding["id"] == "batch-norm")
-    assert "over the 4 samples of a rank's micro-batch, as the reference does" in finding["message"]
+    assert "over the 4 samples of a rank's micro-batch: 9; the reference does so too" in finding["message"]
