@@ -75,6 +75,8 @@ class Shown:
     """Emphasised, where a format can."""
     section: str = ""
     """Key of the section of the details that the text names, for a link."""
+    entry: str = ""
+    """Name of an entry of that section, where a format can lead to one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +115,11 @@ class Table:
 
     def written(self, escape: Callable[[str], str], strong: str, link: str = "{}") -> list[list[str]]:
         """The same for a format: `strong` holds a text that is emphasised there, as '**{}**', `link` one that
-        leads to a section, as '[{}](#{})'."""
+        leads to a section, as '[{}](#{})'; {2} is the entry in it."""
 
         def text_of(cell: Any, text: str) -> str:
             if isinstance(cell, Shown) and cell.section:
-                return link.format(text, cell.section)
+                return link.format(text, cell.section, cell.entry and f".{cell.entry}")
             return strong.format(text) if isinstance(cell, Shown) and cell.is_strong else text
 
         return [

@@ -498,9 +498,9 @@ def answers_table(comparison: Comparison, question: ReportFocus, titles: Mapping
     """
     scope = comparison_scope(comparison)
 
-    def evidence(key: str, text: str = "") -> Shown | None:
+    def evidence(key: str, text: str = "", entry: str = "") -> Shown | None:
         shown = titles.get(key, "").partition(":")[0].partition(",")[0]
-        return Shown(key, text or shown, section=key) if shown else Shown(None, "")
+        return Shown(key, text or shown, section=key, entry=entry) if shown else Shown(None, "")
 
     rows: list[list[Any]] = []
     for name in ROWS[question]:
@@ -514,7 +514,10 @@ def answers_table(comparison: Comparison, question: ReportFocus, titles: Mapping
         rows.insert(0, [ANSWERS["strong"]["question"], phrase("scaled_none"), evidence("results")])
     if scope is not None and question != "scaling" and (job := one_of_several(comparison, scope)):
         rows.append([ANSWERS["job"]["question"], job, evidence("results")])
-    rows += [[label, text, evidence("findings")] for label, text in _warnings(comparison)]
+    rows += [
+        [phrase("warning", id=name), text, evidence("findings", entry=name)]
+        for name, text in _warnings(comparison)
+    ]
     notes = library_notes(comparison.comparable, question)
     for place, note in enumerate(notes[:MOST_SURPRISES], 1):
         what = shortened(note.what, MOST_WORDS_FINDING)
@@ -528,7 +531,7 @@ def answers_table(comparison: Comparison, question: ReportFocus, titles: Mapping
 
 
 def _warnings(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    """The first statement of each kind of finding, and how many others there are."""
+    """By kind of finding its first statement, and how many others there are."""
     found: dict[str, list[Statement]] = {}
     for statement in statements(comparison.findings):
         found.setdefault(statement.id, []).append(statement)
@@ -536,7 +539,7 @@ def _warnings(comparison: Comparison) -> Iterator[tuple[str, str]]:
         where = f"{name_cells(alike[0].cells, MOST_VARIED)}: " if alike[0].cells else ""
         more = phrase("warning_more", rest=len(alike) - 1) if len(alike) > 1 else ""
         text = shortened(f"{where}{alike[0].text}", MOST_WORDS_FINDING)
-        yield phrase("warning", id=name), f"{text}{more}"
+        yield name, f"{text}{more}"
 
 
 MOST_ROWS = 16

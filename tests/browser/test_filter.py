@@ -40,6 +40,7 @@ def test_rows_of_every_table_follow_the_filter(browser: Browser) -> None:
 
 
 def test_thresholds_of_a_decision_are_never_filtered(browser: Browser) -> None:
+    browser.run("for (const part of document.querySelectorAll('details')) part.open = true")
     before = browser.texts("#choice table:first-of-type tr")
     assert any(row.endswith(NONE_FITS) for row in before)
     choose(browser, "backend", "zero1")

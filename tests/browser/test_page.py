@@ -35,15 +35,15 @@ def test_the_page_asks_for_nothing_but_itself_and_logs_nothing(browser: Browser,
 
 
 def test_verdict_picture_and_scope_are_on_the_first_screen(browser: Browser) -> None:
-    for selector in ("#verdict li", ".answer .pictures img", "#scope p"):
+    for selector in ("#verdict p", "#verdict tbody tr", ".answer .pictures img"):
         assert browser.box(selector)["bottom"] <= WIDE[1], selector
 
 
 def test_the_picture_follows_the_verdict_on_a_narrow_screen(window: Browser, page: Path) -> None:
     window.open(page, size=NARROW)
-    verdict, picture, scope = map(window.box, ("#verdict", ".answer .pictures", "#scope"))
+    verdict, picture, results = map(window.box, ("#verdict", ".answer .pictures", "#summary"))
     assert verdict["bottom"] <= picture["top"]
-    assert picture["bottom"] <= scope["top"]
+    assert picture["bottom"] <= results["top"]
 
 
 @pytest.mark.parametrize("size", [NARROW, WIDE])
@@ -108,8 +108,8 @@ def test_every_link_leads_to_something_that_is_then_in_view(browser: Browser) ->
 
 
 def test_a_finding_leads_to_its_entry_in_the_details(browser: Browser) -> None:
-    assert "gradient-scale" in browser.texts("#warnings a")
-    browser.click("#warnings a[href='#findings.gradient-scale']")
+    assert any("gradient-scale" in row for row in browser.texts("#verdict tbody tr"))
+    browser.click("#verdict a[href='#findings.gradient-scale']")
     assert browser.run("return location.hash") == "#findings.gradient-scale"
     assert any("zero1" in text for text in browser.texts("[id='findings.gradient-scale']"))
 

@@ -115,7 +115,7 @@ def table_html(table: Table, cells: Sequence[ReportCell], *, folds: bool = False
     shown = table.for_people()
     keys = [column.key for column in table.columns]
     everything = [dict(zip(keys, values, strict=True)) for values in table.values()]
-    texts = shown.written(text_html, "<b>{}</b>", '<a href="#{1}">{0}</a>')
+    texts = shown.written(text_html, "<b>{}</b>", '<a href="#{1}{2}">{0}</a>')
     rows = [_Row(*of) for of in zip(shown.values(), texts, everything, strict=True)]
     groups = [list(of) for _, of in groupby(rows, key=lambda row: row.group)]
     if len(groups) > len({row.group for row in rows}):
@@ -317,12 +317,12 @@ def _without_pictures(section: Section) -> Section:
 
 
 def _targets(details: Document | None) -> dict[str, str]:
-    """Where the details say most about a name that a line of the short report may begin with."""
+    """Where the details say most about a name: its finding, else the first section that has it."""
     if details is None:
         return {}
     return {
         line.name: f"{section.key}.{line.name}"
-        for section in reversed(details.sections)
+        for section in (*reversed(details.sections), *(s for s in details.sections if s.key == "findings"))
         for block in section.blocks
         if isinstance(block, Items)
         for line in block.lines()
