@@ -1,4 +1,4 @@
-"""When ZeRO stage 3 gathers weights, and which it keeps gathered."""
+"""DeepSpeed ZeRO stage 3: when it gathers weights, which it keeps gathered, its states and collectives."""
 
 from __future__ import annotations
 
