@@ -148,13 +148,14 @@ def _run_as_rank(
         asked = begin_run(cell, ["torchrun", "--nproc-per-node", str(per_node), "-m", *command_line()])
         return asked.model_copy(update={"launcher_settings": launcher_settings(os.environ)})
 
+    own = request()  # before the fork, which is for processes without threads
     if local_rank() == 0:
-        refuse_as_rank(request(), force=force)
+        refuse_as_rank(own, force=force)
 
     def become_rank(tell: Callable[[str], object]) -> int:
         from harness.rank.external import run_external
 
-        record, code = run_external(request, store.root, tell)
+        record, code = run_external(own, store.root, tell)
         if record is not None and external_rank() == 0:
             code = _present_run(record, store, as_json, view)
         return code

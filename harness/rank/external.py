@@ -64,16 +64,12 @@ SHARED_FOLDER_PATIENCE_SECONDS = 5.0
 """Network file systems show a new file late."""
 
 
-def run_external(
-    make_request: Callable[[], RunRequest], runs: Path, tell: Callable[[str], object]
-) -> tuple[Record | None, int]:
+def run_external(own: RunRequest, runs: Path, tell: Callable[[str], object]) -> tuple[Record | None, int]:
     """Run this process's rank of a run that rank 0 names; return (rank 0's record, exit code).
 
-    `make_request` is called on every rank; rank 0's answer counts. `tell` is given the run's id once its
-    folder is there. Where nodes do not share the runs folder,
-    each writes to its own, and rank 0 gathers what the record needs.
+    own: what this rank would run; rank 0's counts. `tell` is given the run's id once its folder is there.
+    Where nodes do not share the runs folder, each writes to its own, and rank 0 gathers what is needed.
     """
-    own = make_request()
     world = world_of(own.device, own.ranks_per_node)
     prepare_process(own, world)
     join_process_group(world, own.limits.collective_seconds)

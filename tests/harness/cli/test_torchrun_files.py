@@ -49,7 +49,10 @@ def test_the_first_rank_of_a_node_alone_reads_them(
 
 
 @pytest.mark.parametrize("local_rank", [0, 1])
-def test_every_rank_refuses_a_missing_file(local_rank: int, tmp_path: Path) -> None:
+def test_every_rank_refuses_a_missing_file_before_it_forks(
+    local_rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "supervise", lambda *_: pytest.fail("forked"))
     result = rank(local_rank, local_rank, tmp_path / "missing.txt", tmp_path)
     assert result.exit_code == 1
     assert ("missing.txt" in result.output) == (local_rank == 0)  # others are silent
