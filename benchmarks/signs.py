@@ -5,9 +5,9 @@ Usage: python benchmarks/signs.py [TREE] [--traced]
 Lines and files of `harness/` and `backends/` and of `tests/`, files that a single other file imports,
 words of the documentation (tracked Markdown without reports and golden files), commands and flags.
 `--traced` runs one comparison of `ddp` on 2 ranks with a report by the interpreter of the tree and adds
-the modules of which any of its processes calls a function, and climbs: how often, in the order of first
-calls, the next module lies in a higher layer of `[tool.importlinter]` than the one before it, in the
-launcher and in a rank.
+the modules of which any of its processes calls a function once they are imported, and climbs: how often,
+in the order of first calls, the next module lies in a higher layer of `[tool.importlinter]` than the one
+before it, in the launcher and in a rank.
 """
 
 from __future__ import annotations
@@ -33,6 +33,14 @@ def own(path):
         below = real.startswith((top + "/harness/", top + "/backends/"))
         names[path] = os.path.relpath(real, top) if below and "bootstrap" not in real else None
     return names[path]
+def importing(frame):
+    # A module's own code, the body of a class, and what they call.
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "<module>" and own(code.co_filename) not in (None, "harness/__main__.py"):
+            return True
+        frame = frame.f_back
+    return False
 def profile(frame, event, argument):
     if event != "call" or frame.f_back is None:
         return
@@ -40,10 +48,8 @@ def profile(frame, event, argument):
     if callee is None:
         return
     caller = own(frame.f_back.f_code.co_filename) or ""
-    if frame.f_code.co_name == "<module>":
-        caller = "import"
     edge = (os.getpid(), caller, callee)
-    if edge not in seen or frame.f_code.co_name == "run_rank":
+    if (edge not in seen or frame.f_code.co_name == "run_rank") and not importing(frame):
         seen.add(edge)
         os.write(log, f"{os.getpid()}\\t{caller}\\t{callee}\\t{frame.f_code.co_name}\\n".encode())
 sys.setprofile(profile)
@@ -146,9 +152,8 @@ def traced(tree: Path) -> dict[str, int]:
         calls = [line.split("\t") for line in log.read_text().splitlines()]
     ranks = {pid for pid, _, _, function in calls if function == "run_rank"}
     order: dict[str, dict[str, None]] = defaultdict(dict)
-    for pid, caller, callee, _ in calls:
-        if caller != "import":
-            order[pid][callee] = None
+    for pid, _, callee, _ in calls:
+        order[pid][callee] = None
     height = heights(tree)
     climbs: dict[bool, list[int]] = {True: [0], False: [0]}
     for pid, modules in order.items():
