@@ -94,7 +94,7 @@ class Launcher(FakeLauncher):
 
 def main(kind: str, arguments: list[str]) -> None:
     signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C
-    with patch("harness.cli.matrix.LocalLauncher", lambda *_: Launcher(kind)):
+    with patch("harness.cli.compare.LocalLauncher", lambda *_: Launcher(kind)):
         harness(["compare", "--backends", "ddp", "--nproc", "2", *arguments], prog_name="harness")
 
 

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+import sys
+import time
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from importlib import import_module
+from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from harness.cli.dry_run import show_plan
-from harness.cli.matrix import (
-    MissingCells,
-    Until,
-    add_rounds,
-    force_option,
-    largest_batches,
-    open_store,
-    parse_until,
-)
+from harness.backends import registry
+from harness.backends.base import World
+from harness.bounds import MOST_REPEATS
 from harness.cli.options import (
     EXIT_INTERRUPTED,
     EXIT_STRICT,
     OUTPUT_FILE,
     GivenFiles,
     backends_option,
+    command_line,
     given_options,
     job_options,
     json_option,
@@ -40,18 +44,702 @@ from harness.cli.options import (
     view_options,
     warn_skipped,
 )
-from harness.cli.output import View, echo
+from harness.cli.output import MatrixProgress, View, duration, echo
 from harness.errors import HarnessError
 from harness.files import stream_number
+from harness.job.batch import BatchLayout
 from harness.job.experiment import CompareSection, Experiment
-from harness.judge.wording import ranks
-from harness.launch import started_as_rank
-from harness.launch.cells import BOTH_KERNELS, have_both_kernels, plan, reusable
-from harness.launch.owner import made_in_job, requeued_job
-from harness.record import Record
+from harness.judge.wording import CellName, a_few, counted, listed, ranks
+from harness.launch import external_rank, started_as_rank
+from harness.launch.cells import BOTH_KERNELS, have_both_kernels, is_refused, plan, reusable, with_same_split
+from harness.launch.external import OthersRecords, claimed, forget_dead_claims
+from harness.launch.launcher import AUTO, LocalLauncher, groups, modules_to_preload, running_cell, take_turns
+from harness.launch.owner import forget_never_begun, made_in_job, record_abandoned, requeued_job
+from harness.nested import differences
+from harness.plan.preflight import ASSUMED, assumed_time
+from harness.plan.scenario import why_not_planned
+from harness.record import PredictionPart, Record
+from harness.record.provenance import environment, package_versions
 from harness.record.store import Store, keep_runs
 from harness.run_directory.checkpoint import Resume
 from harness.run_directory.request import RunRequest
+from harness.tell.formats import fitted
+
+if TYPE_CHECKING:
+    from harness.plan.preflight import CellPredictions
+
+force_option = click.option("--force", is_flag=True, help="Start runs that are predicted not to fit.")
+
+
+def predict_cells(
+    cells: Sequence[RunRequest],
+    facts: Mapping[str, dict[str, Any]],
+    experiment: Experiment,
+    launcher: LocalLauncher,
+    *,
+    force: bool,
+) -> CellPredictions:
+    """Predict cells that are about to run on this machine.
+
+    `facts`: by job id, what the check of the job returned.
+    """
+    from harness.plan.limits import limits_here
+    from harness.plan.preflight import of_cells, predict_runs
+
+    runtime = experiment.runtime
+    limits = limits_here(launcher.device, runtime.memory_limit)
+    candidates = of_cells(cells, facts, launcher.device, limits)
+    return predict_runs(candidates, limits, force=force, trace=launcher.trace)
+
+
+def predict_unchecked(
+    cells: Sequence[RunRequest], device: str, memory_limit: int | None, *, force: bool
+) -> CellPredictions:
+    """The same for cells of jobs that nobody checked, from their configurations alone."""
+    from harness.plan.limits import limits_here
+    from harness.plan.preflight import of_cells, predict_runs
+
+    limits = limits_here(device, memory_limit)
+    return predict_runs(of_cells(cells, {}, device, limits), limits, force=force)
+
+
+def predict_one(
+    cell: RunRequest, facts: dict[str, Any], experiment: Experiment, launcher: LocalLauncher, *, force: bool,
+    shows: bool = True,
+) -> PredictionPart | None:  # fmt: skip
+    """The same for one cell, and show it if `shows`. Raises HarnessError if it cannot fit."""
+    predicted = predict_cells([cell], {cell.job_id: facts}, experiment, launcher, force=force)
+    if (refusal := predicted.refusal(cell.key)) is not None:
+        raise HarnessError(f"{cell.backend} on {ranks(cell.world_size)}: {refusal}")
+    if shows:
+        show(predicted)
+        say_whole([facts], experiment)
+        say_repeated([facts], [cell])
+    return predicted.parts.get(cell.key)
+
+
+def refuse_as_rank(request: RunRequest, *, force: bool) -> None:
+    """Raise HarnessError if the ranks of this node, one of which this process is, cannot fit.
+
+    One rank of a node asks, before it meets the others: they wait for it and hold nothing yet.
+    """
+    from harness.plan.limits import limits_here
+    from harness.plan.preflight import of_requests, predict_runs
+
+    limits = limits_here(request.device, request.memory_limit_bytes)
+    refusal = predict_runs(of_requests([request], limits), limits, force=force).refusal(request.run_id)
+    if refusal is not None:
+        problem = f"{request.backend} on {ranks(request.world_size)}: {refusal}"
+        if external_rank() != 0:  # the first rank of all shows its own error
+            echo(f"harness: {problem}", err=True)
+        raise HarnessError(problem)
+
+
+def say_whole(facts: Iterable[Mapping[str, Any]], experiment: Experiment) -> None:
+    """Why ranks of a strategy that shards weights build the model whole, on standard error."""
+    loading = experiment.runtime.loading
+    reasons = {found["model"].get("whole_because") for found in facts} if loading == "slices" else set()
+    if loading == "broadcast" and experiment.model.factory is not None:
+        reasons = {"a model of model.factory has no broadcast; runtime.loading=slices builds it whole once"}
+    for reason in sorted(reasons - {None}):
+        echo(f"loading: full (every rank builds the whole model): {reason}", err=True)
+
+
+def say_repeated(facts: Iterable[Mapping[str, Any]], cells: Sequence[RunRequest]) -> None:
+    """That batches repeat samples, where there are fewer than one batch takes; on standard error."""
+    samples = min((found["data"]["training_samples"] for found in facts), default=0)
+    batch = max(cell.layout.global_batch_size for cell in cells)
+    if samples < batch:
+        echo(
+            f"data: {samples} training samples are less than a global batch of {batch}: each repeats some",
+            err=True,
+        )
+
+
+def show(predicted: CellPredictions) -> None:
+    """The predictions on standard error."""
+    for line in predicted.lines():
+        echo(line, err=True)
+
+
+if TYPE_CHECKING:
+    from harness.plan.fit import LargestBatches
+    from harness.plan.preflight import CellPredictions
+
+
+SPLIT = (
+    "the loss depends on how the batch is split: the reference runs again with as many samples at once as "
+    "the ranks take"
+)
+
+
+def _get_ready() -> None:
+    """Do once what would otherwise be done between two runs: imports, and asking git for the code's state."""
+    for name in ("harness.plan.limits", "harness.judge.comparison", "harness.tell.terminal"):
+        import_module(name)
+    environment()
+
+
+class MissingCells:
+    """Runs cells; what ran before an interruption is kept.
+
+    Those that are predicted not to fit get a record that says so, unless `force`. `rounds`: how many are
+    asked; None: until speeds are settled.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        experiment: Experiment,
+        device: str,
+        found: Sequence[tuple[Path, Record]],
+        rounds: int | None,
+        *,
+        fresh: bool,
+        force: bool,
+        view: View,
+    ) -> None:
+        self._store = store
+        self._view = view
+        self._experiment = experiment
+        self._device = device
+        self._fresh = fresh
+        self._force = force
+        self._rounds = rounds
+        self._said: set[str] = set()
+        self._foretold: set[tuple[str, int, str, BatchLayout]] = set()
+        self._found = [record for _, record in found]
+        self.files = {id(record): path for path, record in found}
+        """The file of each record by the id of the object."""
+        self.interrupted = False
+        self._launcher: LocalLauncher | None = None
+
+    def records(
+        self, cells: Sequence[RunRequest], known: Mapping[str, Record], batches: LargestBatches | None
+    ) -> list[Record]:
+        """The records of all cells, as far as they ran, the missing ones run now.
+
+        `batches`: a cell that is out of memory runs again with the next smaller micro-batch.
+        """
+        done = dict(known)
+        while True:
+            ran = [done[cell.key] for cell in cells if cell.key in done]
+            done |= self.run([cell for cell in cells if cell.key not in done], ran)
+            wanted = cells
+            if not self.interrupted:
+                asked = batches.after(cells, done) if batches is not None else cells
+                wanted = with_same_split(asked, done, self._experiment, self._device)
+                if len(wanted) > len(asked):
+                    self._view.say(SPLIT)
+            if wanted == cells:
+                return [done[cell.key] for cell in cells if cell.key in done]
+            cells = wanted
+
+    def run(self, cells: Sequence[RunRequest], known: Iterable[Record]) -> dict[str, Record]:
+        """Records by cell. `known`: records of other cells of the comparison."""
+        done: dict[str, Record] = {}
+        if not cells:
+            return done
+        if self._launcher is None:
+            preload = modules_to_preload(self._experiment, [cell.backend for cell in cells])
+            self._launcher = LocalLauncher(self._device, preload)
+            _get_ready()  # while the fork server imports what ranks need
+        launcher = self._launcher
+        jobs = {cell.job_id: cell.job for cell in cells}
+        facts = {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
+        predicted = predict_cells(cells, facts, self._experiment, launcher, force=self._force)
+        names = {(cell.backend, cell.world_size, cell.job_id, cell.layout) for cell in cells}
+        if not self._view.quiet and not names <= self._foretold:  # further rounds bring no news
+            self._foretold |= names
+            show(predicted)
+            say_whole(facts.values(), self._experiment)
+            say_repeated(facts.values(), cells)
+        forget_refused(self._store, self._found, cells)
+        others = OthersRecords(self._store.root, self.files.values())
+        progress = MatrixProgress(len(cells), sys.stderr, self._view)
+        unknown = {run.key for runs in predicted.unknown.values() for run in runs}
+        try:
+            for group in groups(
+                cells, self._turns, self._device, predicted.parts, unknown, known, self._say_once
+            ):
+                with closing(self._records(launcher, group, others, predicted, progress)) as ends:
+                    for key, record in ends:
+                        done[key] = record
+                        progress.end(key, _line(record))
+                        self.interrupted |= record.was_interrupted
+                if self.interrupted:
+                    break
+        finally:
+            progress.close()
+        return done
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._view.say(text)
+
+    @property
+    def _turns(self) -> int | None:
+        """Timed steps of a turn; None: each cell runs whole."""
+        from harness.judge.statistics import interval_runs
+
+        asked = self._experiment.compare.turns
+        if asked != "auto":
+            return asked
+        return AUTO if self._rounds is None or self._rounds >= interval_runs() else None
+
+    def _records(
+        self, launcher: LocalLauncher, group: Sequence[RunRequest], others: OthersRecords,
+        predicted: CellPredictions, progress: MatrixProgress,
+    ) -> Generator[tuple[str, Record]]:  # fmt: skip
+        """Each cell of a group with its record, as they end."""
+        with ExitStack() as claims:
+            missing = {}
+            # In one order whatever the plan: who waits for a claim holds none that the other waits for.
+            for cell in sorted(group, key=lambda cell: cell.key):
+                name = CellName(cell.backend, cell.world_size)
+                waiting = f"{name}: another comparison on this folder runs it; waiting for its record"
+                claims.enter_context(claimed(self._store.root, cell.key, partial(progress.say, waiting)))
+                if (record := self._made_by_another(others, cell)) is not None:
+                    yield cell.key, record
+                else:
+                    missing[cell.key] = cell
+            yield from self._run(
+                launcher, [cell for cell in group if cell.key in missing], others, predicted, progress
+            )
+
+    def _made_by_another(self, others: OthersRecords, cell: RunRequest) -> Record | None:
+        found = None if self._fresh else others.of_cell(cell.key)
+        if found is None:
+            return None
+        self.files[id(found[1])] = found[0]
+        return found[1]
+
+    def _run(
+        self, launcher: LocalLauncher, cells: Sequence[RunRequest], others: OthersRecords,
+        predicted: CellPredictions, progress: MatrixProgress,
+    ) -> Generator[tuple[str, Record]]:  # fmt: skip
+        """The record of each cell as it ends: of one alone, or of several that take turns."""
+        by_key, are_several = {cell.key: cell for cell in cells}, len(cells) > 1
+        runs = {
+            key: running_cell(
+                cell, self._store, launcher, command=command_line(), on_event=progress,
+                prediction=predicted.parts.get(key), refusal=predicted.refusal(key), takes_turns=are_several,
+            )
+            for key, cell in by_key.items()
+        }  # fmt: skip
+        with closing(take_turns(runs, self._turns or 1, lambda key: progress.begin(by_key[key]))) as ends:
+            for key, record in ends:
+                path = self.files[id(record)] = self._store.record_path(record)
+                others.is_own(path)
+                yield key, record
+
+
+def largest_batches(cells: Sequence[RunRequest], experiment: Experiment, device: str) -> LargestBatches:
+    """What decides the micro-batches of `compare --batch largest` on this machine.
+
+    Raises HarnessError where ranks have no limit of memory.
+    """
+    from harness.plan.fit import LargestBatches, require_limit
+    from harness.plan.limits import limits_here
+    from harness.plan.prediction import Predictors
+
+    limits = limits_here(device, experiment.runtime.memory_limit)
+    require_limit(limits)
+    launcher = LocalLauncher(device, modules_to_preload(experiment, [cell.backend for cell in cells]))
+    jobs = {cell.job_id: cell.job for cell in cells}
+    facts = {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
+    return LargestBatches(
+        experiment=experiment,
+        torch_device=device,
+        limits=limits,
+        facts=facts,
+        by=Predictors.traced_by(launcher.trace),
+    )
+
+
+def forget_refused(store: Store, records: Sequence[Record], cells: Sequence[RunRequest]) -> None:
+    """Remove earlier records of cells that were not started: they are about to run, or to be judged again."""
+    keys = {cell.key for cell in cells}
+    for record in records:
+        if record.cell in keys and is_refused(record):
+            store.discard(record.run_id)
+
+
+def open_store(runs: Path) -> Store:
+    """The folder of runs, which can be written; runs whose launcher was killed are recorded and named."""
+    store = Store(runs)
+    store.prepare()
+    forget_never_begun(store.root)
+    forget_dead_claims(store.root)
+    for record in record_abandoned(store.root):
+        echo(
+            f"run {record.run_id} was abandoned by its launcher and is recorded now: {record.status}",
+            err=True,
+        )
+    return store
+
+
+def _line(record: Record) -> str:
+    """What a person who waits reads of a cell; a record that cannot be shown is still one."""
+    from harness.judge.comparison import Comparison
+    from harness.tell.tables import cell_line
+
+    try:
+        (row,) = Comparison([record]).rows
+        return cell_line(row)
+    except Exception as error:  # what a third party reports may break any figure
+        return f"{record.backend.label}: {record.status}; no figures ({type(error).__name__})"
+
+
+if TYPE_CHECKING:
+    from harness.judge.statistics import Ratio
+
+FIRST_LOOK = 8
+"""Rounds below which no order is clear enough to stop."""
+GROWTH = 1.25
+"""Rounds at a look over those at the look before: few looks, few chances to be misled."""
+Name = tuple[str, str, int]
+"""Job, backend and ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Until:
+    """When no round is added any more."""
+
+    precision: float | None = None
+    """Half an interval over its ratio; None: any, if the order is settled."""
+    deadline: float | None = None
+    """By the monotonic clock; None: none."""
+
+    def rounds(self, asked: int) -> int | None:
+        """How many there will be; None: as many as it takes."""
+        return asked if self == Until() else None
+
+
+def parse_until(within: str | None, minutes: float | None) -> Until:
+    """What was asked; minutes count from now on. Raises HarnessError."""
+    return Until(
+        precision=parse_within(within) if within is not None else None,
+        deadline=time.monotonic() + 60 * minutes if minutes is not None else None,
+    )
+
+
+def parse_within(text: str) -> float:
+    """'3%' as 0.03. Raises HarnessError."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
+    if found is None or not 0 < float(found[1]) < 100:
+        raise HarnessError(f"--within was given '{text}'; give half the width of an interval, such as 3%")
+    return float(found[1]) / 100
+
+
+def add_rounds(
+    plan: Callable[[int], list[RunRequest]], made: MissingCells, known: Mapping[str, Record],
+    records: Sequence[Record], until: Until, view: View,
+) -> list[Record]:  # fmt: skip
+    """The records, with those of added rounds.
+
+    `plan`: the cells of so many rounds; `known`: records that are used instead of a run. A cell that is
+    settled is left out of later rounds; its base is not. A round in which a cell failed is none of that
+    cell's; after two of them on end, or where it diverged, it is run no more. Where that is the base, those
+    compared with it are not either, unless they are compared with the next one, since it diverged.
+    """
+    found = {record.cell: record for record in records}
+    rounds = 1 + max((record.repeat for record in records), default=0)
+    look, longest = max(rounds, FIRST_LOOK), 0.0
+    wanted, bases = _compared(list(found.values()))
+    if not wanted and not made.interrupted:
+        view.say("no round is added: no two cells are compared in speed")
+    while wanted and not made.interrupted:
+        lost = {*wanted, *bases} & _failing(found.values(), rounds)
+        if rounds >= look:
+            before, (now, bases) = {*wanted, *bases}, _compared(list(found.values()))
+            lost |= before - {*now, *bases}
+            wanted = {
+                name: now[name]
+                for name in wanted
+                if name in now and not now[name].is_settled(until.precision)
+            }
+            look = ceil(rounds * GROWTH)
+        if lost:
+            others = "; nor of cells that are compared with it" if lost & bases else ""
+            view.say(f"no further round of {_named(dict.fromkeys(sorted(lost)))}: failed or diverged{others}")
+            kept = {_place(base) for base in bases - lost}
+            wanted = {n: ratio for n, ratio in wanted.items() if n not in lost and _place(n) in kept}
+        if not wanted:
+            if not lost:
+                view.say(f"speeds are settled after {counted(rounds, 'round')}")
+            break
+        began = time.monotonic()
+        if rounds >= MOST_REPEATS or (until.deadline is not None and began + longest > until.deadline):
+            open_ = _named(_open(wanted, list(found.values()), until.precision)) or "none"
+            view.say(f"no further round after {counted(rounds, 'round')}; open: {open_}")
+            break
+        rounds += 1
+        view.say(f"round {rounds}; open: {_named(wanted)}")
+        names = {*wanted, *(base for base in bases if _place(base) in set(map(_place, wanted)))}
+        cells = [
+            cell
+            for cell in plan(rounds)
+            if cell.repeat == rounds - 1 and (cell.job_id, cell.backend, cell.world_size) in names
+        ]
+        taken = {cell.key: known[cell.key] for cell in cells if cell.key in known}
+        found |= taken
+        # Who joins a round that lies before others is not compared with it.
+        newest = max((record.repeat for record in known.values() if _name(record) in names), default=0)
+        if not taken or rounds > newest:
+            found |= made.run([cell for cell in cells if cell.key not in found], found.values())
+        longest = max(longest, time.monotonic() - began)
+    return list(found.values())
+
+
+def _open(wanted: Container[Name], records: Sequence[Record], precision: float | None) -> dict[Name, Ratio]:
+    """Those that the report will show as open, or less precise than asked."""
+    return {
+        name: ratio
+        for name, ratio in _compared(records)[0].items()
+        if name in wanted and (ratio.order == "open" or (precision and not ratio.is_settled(precision)))
+    }
+
+
+def _name(record: Record) -> Name:
+    return record.job_id, record.backend.label, record.world.world_size
+
+
+def _place(name: Name) -> tuple[str, int]:
+    return name[0], name[2]
+
+
+def _failing(records: Iterable[Record], rounds: int) -> set[Name]:
+    """Cells without a result in the last two of so many rounds."""
+    last = [record for record in records if record.repeat >= rounds - 2]
+    return {_name(record) for record in last} - {_name(r) for r in last if r.status in ("ok", "diverged")}
+
+
+def _compared(records: Sequence[Record]) -> tuple[dict[Name, Ratio], set[Name]]:
+    """Each cell that has a speed, with its ratio to the base of its place; and these bases."""
+    from harness.judge.comparison import Comparison
+    from harness.judge.run_conditions import is_deterministic
+
+    comparison = Comparison(records).comparable
+    ratios: dict[Name, Ratio] = {}
+    bases = set()
+    usual = [group for group in comparison.groups if not is_deterministic(group.record)]
+    for group in usual or comparison.groups:
+        order = comparison.rankings.get(group.place)
+        name = _name(group.record)
+        if order is None or group.label not in order.names:
+            continue
+        if group.label == order.base:
+            bases.add(name)
+        else:
+            ratios[name] = order.to_base[group.label]
+    return ratios, bases
+
+
+def _named(cells: Mapping[Name, Ratio | None]) -> str:
+    """'fsdp on 2 (0.81, 0.61 to 1.03) and zero3 on 2'."""
+    return listed([f"{label} on {size}{_words(ratio)}" for (_, label, size), ratio in cells.items()])
+
+
+def _words(ratio: Ratio | None) -> str:
+    """' (0.81, 0.61 to 1.03)'; empty while there are too few rounds, and of a base."""
+    if ratio is None or ratio.extent is None or ratio.middle is None:
+        return ""
+    return f" ({ratio.middle:.2f}, {ratio.extent.low:.2f} to {ratio.extent.high:.2f})"
+
+
+if TYPE_CHECKING:
+    from harness.plan.preflight import CellPredictions
+
+Runs = Sequence[tuple[Path, Record]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A cell before it runs."""
+
+    cell: RunRequest
+    why: str
+    """Why there is no record, or which one."""
+    record: Record | None = None
+    """The record that would be used."""
+    seconds: float | None = None
+    """How long it would run; None: not known."""
+    seconds_from: Literal["runs", "flops"] | None = None
+    """Like runs of this folder, or the model's FLOPs over an assumed rate."""
+    runs: bool = True
+    """Whether ranks would start if there is no record: not where the strategy cannot run this job."""
+
+
+def show_plan(
+    cells: Sequence[RunRequest],
+    known: Mapping[str, Record],
+    found: Runs,
+    device: str,
+    experiment: Experiment,
+    *,
+    force: bool,
+    as_json: bool,
+    view: View,
+) -> int:
+    """Show what `harness compare` would do with these cells, and whether they fit, and do nothing.
+
+    `known`: the records that would be used, by cell; `found`: all of the folder.
+    """
+    plans = [_planned(cell, known.get(cell.key), found, device) for cell in cells]
+    missing = [plan for plan in plans if plan.record is None and plan.runs]
+    view.begin("predicting memory")
+    limit = experiment.runtime.memory_limit
+    predicted = predict_unchecked([plan.cell for plan in missing], device, limit, force=force)
+    missing = [plan for plan in missing if predicted.refusal(plan.cell.key) is None]
+    if as_json:
+        echo(json.dumps({"cells": [_document(plan, predicted) for plan in plans]}, indent=1))
+        return 0
+    headers = ("backend", "ranks", "repeat", "time", "record")
+    both = have_both_kernels(cells)
+    rows = [
+        [
+            _labelled(plan.cell) if both else plan.cell.backend,
+            str(plan.cell.world_size), str(plan.cell.repeat),
+            _time(plan), plan.why,
+        ]
+        for plan in plans
+    ]  # fmt: skip
+    echo(fitted(rows, headers, wide=view.wide))
+    echo(_summary(missing, len(plans)), err=True)
+    if both:
+        echo(BOTH_KERNELS, err=True)
+    show(predicted)
+    if any(plan.seconds_from == "flops" for plan in missing):
+        echo(ASSUMED, err=True)
+    return 0
+
+
+def _labelled(cell: RunRequest) -> str:
+    """The backend of one of two cells that are alike but for their kernels."""
+    return f"{cell.backend} (deterministic)" if cell.job.training.deterministic else cell.backend
+
+
+def _time(plan: Plan) -> str:
+    if plan.seconds is None or plan.record:
+        return "-"
+    return ("~" if plan.seconds_from == "flops" else "") + duration(plan.seconds)
+
+
+def _summary(missing: Sequence[Plan], cells: int) -> str:
+    guessed = [plan.seconds for plan in missing if plan.seconds is not None]
+    text = f"{len(missing)} of {cells} cells would run"
+    if not missing:
+        return text
+    if not guessed:
+        return f"{text}; no time estimate: nothing similar ran, and their FLOPs are unknown"
+    unknown = len(missing) - len(guessed)
+    text += f", about {duration(sum(guessed))}"
+    return f"{text}, and {unknown} of unknown length" if unknown else text
+
+
+def _planned(cell: RunRequest, record: Record | None, found: Runs, device: str) -> Plan:
+    if record is not None:
+        return Plan(cell=cell, record=record, why=record.run_id)
+    if (reason := _unsupported(cell, device)) is not None:
+        return Plan(cell=cell, why=f"none: unsupported: {reason}", runs=False)
+    why = _why_not(cell, [r for _, r in found])
+    if (seconds := _seconds(cell, found)) is not None:
+        return Plan(cell=cell, why=why, seconds=seconds, seconds_from="runs")
+    assumed = assumed_time(cell, device)
+    return (
+        Plan(cell=cell, why=why)
+        if assumed is None
+        else Plan(cell=cell, why=why, seconds=assumed.total, seconds_from="flops")
+    )
+
+
+def _unsupported(cell: RunRequest, device: str) -> str | None:
+    """Why a strategy cannot run a cell; None: it can, or it is a third party's, which only ranks know."""
+    if registry.strategy_of(cell.backend) is None:
+        return None
+    world = World.planned(
+        cell.world_size, cell.world_size // cell.nodes, "cuda" if device == "cuda" else "cpu"
+    )
+    return why_not_planned(cell.backend, cell.job, world, cell.layout.micro_batch_size)
+
+
+def _why_not(cell: RunRequest, records: Sequence[Record]) -> str:
+    """Why no record can stand for a cell: what differs from the newest of this backend."""
+    alike = [r for r in records if (r.backend.label, r.world.world_size) == (cell.backend, cell.world_size)]
+    same = [r for r in alike if r.cell == cell.key]
+    if same:
+        refused = is_refused(same[-1])
+        return "none: it was predicted not to fit" if refused else f"none: the last run is {same[-1].status}"
+    if not alike:
+        return "none: never ran in this folder"
+    nearest = max(alike, key=lambda r: (r.job_id == cell.job_id, r.repeat == cell.repeat, r.created_at))
+    return f"none: {_difference(cell, nearest)}"
+
+
+def _difference(cell: RunRequest, record: Record) -> str:
+    if cell.job_id != record.job_id:
+        given, other = cell.job.model_dump(mode="json"), record.job.model_dump(mode="json")
+        named = [".".join(keys) for keys, _, _ in differences(given, other)]
+        return f"another job: {a_few(named)}" if named else "another job: its data or model changed"
+    measure = record.measure.model_dump() if record.measure is not None else {}
+    if named := [".".join(keys) for keys, _, _ in differences(cell.measure.model_dump(), measure)]:
+        return f"measured with other settings: {a_few([f'measure.{name}' for name in named])}"
+    if cell.job.training.deterministic != record.job.training.deterministic:
+        return "other kernels: training.deterministic"
+    if cell.repeat != record.repeat:
+        return "this repeat never ran"
+    if cell.preset != record.world.preset:
+        return f"another preset: {record.world.preset}"
+    if cell.memory_limit_bytes != record.world.memory_limit_bytes:
+        return "another runtime.memory_limit"
+    recorded = record.backend.versions
+    here = package_versions(tuple(recorded))
+    if changed := [name for name, version in recorded.items() if here.get(name) != version]:
+        return f"other versions: {a_few(changed)}"
+    return "code, machine, device or threads changed"
+
+
+def _seconds(cell: RunRequest, found: Runs) -> float | None:
+    """Median wall time of the runs most like a cell: of its backend and ranks, of its ranks, or of any."""
+    for alike in (
+        lambda r: (r.backend.label, r.world.world_size) == (cell.backend, cell.world_size),
+        lambda r: r.world.world_size == cell.world_size,
+        lambda r: True,
+    ):
+        times = [s for path, r in found if alike(r) and (s := _wall_seconds(path, r)) is not None]
+        if times:
+            return median(times)
+    return None
+
+
+def _wall_seconds(path: Path, record: Record) -> float | None:
+    """From the start of a run to its record; None where the file was copied since, or has no time."""
+    try:
+        seconds = path.stat().st_mtime - datetime.fromisoformat(record.created_at).timestamp()
+        seconds -= record.turns.waited_seconds if record.turns else 0.0
+    except (OSError, ValueError):
+        return None
+    return seconds if 0 < seconds < time.time() and record.status == "ok" else None
+
+
+def _document(plan: Plan, predicted: CellPredictions) -> dict[str, Any]:
+    cell = plan.cell
+    part = predicted.parts.get(cell.key)
+    return {
+        "backend": cell.backend,
+        "world_size": cell.world_size,
+        "repeat": cell.repeat,
+        "deterministic": cell.job.training.deterministic,
+        "run_id": plan.record.run_id if plan.record else None,
+        "why": None if plan.record else plan.why.removeprefix("none: "),
+        "seconds": plan.seconds,
+        "seconds_from": plan.seconds_from,
+        "prediction": part.model_dump(mode="json") if part else None,
+        "no_prediction": predicted.reason(cell.key),
+    }
+
 
 if TYPE_CHECKING:
     from harness.judge.comparison import Comparison

@@ -21,13 +21,13 @@ from harness.doctor.packing import PACKED, check_bundle, write_bundle
 from harness.doctor.self_check import SelfCheck, cover, document, self_check
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, OPERATIONS, write_result
+from harness.files import scratch_folder
 from harness.gpus.found import Gpus, device_of, find_gpus
 from harness.judge.rows import reason
 from harness.judge.wording import ranks
 from harness.launch.cells import canonical_label
 from harness.launch.launcher import EVERY_RANK, require_libraries
 from harness.record.provenance import environment, package_versions
-from harness.scratch import scratch_folder
 from harness.tell.formats import fitted
 
 PACKAGES = ("sharding-harness", "torch", "transformers", "deepspeed", "accelerate", "nvidia-ml-py")

@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
+from tqdm import tqdm
 
 from harness.cli import SPOKEN, says_that_it_works
 from harness.errors import HarnessError
+from harness.forms.flops import is_stub
 from harness.judge.wording import counted
+from harness.run_directory.events import Event, SetupEvent, StepEvent
+from harness.run_directory.request import RunRequest
 from harness.safe_text import harmless, redacted
 from harness.tell.formats import folded
 
@@ -171,3 +175,161 @@ def counting_predictors(constants: TimeConstants | None = None) -> Iterator[Pred
             least=least_memory,
             ahead=trace,
         )
+
+
+PLAIN_LINES = 5
+"""Progress lines of one run where there is no terminal."""
+
+
+class Progress:
+    """Follows the events of one run's rank 0."""
+
+    def __init__(
+        self, label: str, data_size: int, stream: TextIO, *, plain_lines: bool, bar: bool = True
+    ) -> None:
+        self._label = label
+        self._stream = stream
+        self._terminal = bar and stream.isatty()
+        self._plain_lines = plain_lines and not self._terminal
+        self.steps = 0
+        """Of the run; 0: not known."""
+        self.words = StepWords(data_size)
+        self._bar: tqdm[Any] | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        if isinstance(event, SetupEvent):
+            self.steps = event.steps or 0
+            self.words.note(event)
+            if self._terminal:
+                self._bar = tqdm(
+                    total=self.steps, desc=harmless(self._label), unit="step", file=self._stream, leave=False
+                )
+        elif isinstance(event, StepEvent):
+            self._show(event)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _show(self, event: StepEvent) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix_str(self.words.of(event), refresh=False)
+            self._bar.update()
+        elif self._plain_lines:
+            done = event.step + 1
+            every = max(1, self.steps // PLAIN_LINES)
+            if done % every == 0 or done == self.steps:
+                echo(f"{self._label}: step {done}/{self.steps}, {self.words.of(event)}", err=True)
+
+
+class StepWords:
+    """Words about the steps of one run."""
+
+    def __init__(self, data_size: int) -> None:
+        self._data_size = data_size
+        self._is_timed = True
+
+    def note(self, event: SetupEvent) -> None:
+        """The device: a stub's durations say nothing of speed."""
+        self._is_timed = not is_stub(event.device_name)
+
+    def of(self, event: StepEvent) -> str:
+        """'loss 4.6553 (rank 0), 30,098 tokens/s': rank 0 knows its own share of the loss only."""
+        mean = event.loss_sum
+        if mean is not None and event.target_tokens:
+            mean /= event.target_tokens
+        loss = f"loss {'not finite' if mean is None else f'{mean:.4f}'} (rank 0)"
+        if not self._is_timed or event.tokens is None:
+            return loss
+        unit = "samples" if event.tokens == event.samples else "tokens"
+        return f"{loss}, {event.tokens * self._data_size / event.seconds:,.0f} {unit}/s"
+
+
+BAR = "{l_bar}{bar}| {n:.1f}/{total_fmt} runs, {elapsed}<{remaining}{postfix}"
+
+
+class MatrixProgress:
+    """Follows the runs of a comparison, one after the other or in turns."""
+
+    def __init__(self, cells: int, stream: TextIO, view: View) -> None:
+        self._view = view
+        self._stream = stream
+        self._cells = cells
+        self._done = 0
+        self._cell = ""
+        self._followed: dict[str, Progress] = {}
+        """By key of the cell."""
+        self._shares: dict[str, float] = {}
+        """Of each run, as far as it is."""
+        self._started = time.monotonic()
+        shows = stream.isatty() and not view.quiet
+        self._bar: tqdm[Any] | None = (
+            tqdm(total=cells, file=stream, leave=False, bar_format=BAR, dynamic_ncols=True) if shows else None
+        )
+
+    def begin(self, cell: RunRequest) -> None:
+        """A run starts, or goes on."""
+        self._cell = cell.key
+        if cell.key not in self._followed:
+            self._followed[cell.key] = Progress(
+                cell.backend, cell.data_size, self._stream, plain_lines=self._view.verbose, bar=False
+            )
+        if self._bar is not None:
+            self._bar.set_description_str(harmless(f"{cell.backend} on {cell.world_size}"))
+
+    def __call__(self, event: Event) -> None:
+        """Show one event of the run."""
+        followed = self._followed[self._cell]
+        followed(event)
+        if isinstance(event, StepEvent):
+            self._shares[self._cell] = min(1.0, (event.step + 1) / max(1, followed.steps))
+            if self._bar is not None:
+                self._bar.set_postfix_str(followed.words.of(event), refresh=False)
+                self._to(self._ran)
+
+    def end(self, key: str, text: str) -> None:
+        """The run of a cell has ended; `text` is its line."""
+        self._done += 1
+        self._shares.pop(key, None)
+        if self._bar is not None:
+            self._bar.clear()
+        self._view.say(f"[{self._done}/{self._cells}] {text}{self._left()}")
+        if self._bar is not None:
+            self._bar.set_postfix_str("", refresh=False)
+            self._to(self._ran)
+
+    def say(self, text: str) -> None:
+        """A line between runs."""
+        if self._bar is not None:
+            self._bar.clear()
+        self._view.say(text)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
+
+    @property
+    def _ran(self) -> float:
+        """Runs that have ended, and of the others what they have trained."""
+        return self._done + sum(self._shares.values())
+
+    def _to(self, place: float) -> None:
+        assert self._bar is not None
+        self._bar.update(place - self._bar.n)
+
+    def _left(self) -> str:
+        """The time left where no bar shows it, from the runs so far."""
+        if self._bar is not None or self._done == self._cells:
+            return ""
+        each = (time.monotonic() - self._started) / self._ran
+        return f"; about {duration(each * (self._cells - self._ran))} left"
+
+
+def duration(seconds: float) -> str:
+    """'40 s', '12 min' or '3.5 h'."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

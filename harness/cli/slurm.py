@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from harness.cli import Group
-from harness.cli.matrix import force_option, show
+from harness.cli.compare import force_option, show
 from harness.cli.options import (
     DEFAULT_CPU_RANKS,
     EXIT_GATE,

@@ -13,6 +13,7 @@ from harness.backends import registry
 from harness.backends.refusals import suggestion
 from harness.backends.registry import REFERENCE
 from harness.errors import HarnessError
+from harness.files import scratch_folder
 from harness.gpus.found import find_gpus
 from harness.job.batch import BatchLayout, reference_layout
 from harness.job.experiment import Experiment, MeasureSection, RuntimeSection
@@ -48,7 +49,6 @@ from harness.record.workload import depends_on_split, is_another_computation, sa
 from harness.run_directory.assemble import assemble
 from harness.run_directory.events import ExaminedEvent, Tail
 from harness.run_directory.request import RunRequest, rank_file
-from harness.scratch import scratch_folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,10 @@ import psutil
 
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, FabricResult, read_fabric
+from harness.files import scratch_folder
 from harness.import_path import module_command, safe_environment
 from harness.launch.ending import die_with
 from harness.launch.launcher import require_libraries
-from harness.scratch import scratch_folder
 
 
 def start_ranks(nproc: int, arguments: Sequence[str]) -> FabricResult:

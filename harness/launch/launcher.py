@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeVar
 from harness.backends import registry
 from harness.backends.libraries.facts import absent
 from harness.errors import HarnessError, JobError
+from harness.files import name_multiprocessing_folder, scratch_folder
 from harness.job.experiment import Experiment
 from harness.job.pairs import why_refused
 from harness.launch.cells import begin_run
@@ -45,7 +46,6 @@ from harness.run_directory.assemble import (
 from harness.run_directory.events import Event, Tail, TurnEvent, has_ended_well
 from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest, rank_file, rank_log
 from harness.safe_text import harmless, redacted
-from harness.scratch import name_multiprocessing_folder, scratch_folder
 
 EVERY_RANK = ("torch", "transformers")
 """Distributions that each rank imports, whatever its backend."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError
+from harness.files import scratch_folder
 from harness.forms.families import FAMILIES, collectives, model_states
 from harness.forms.network import NodeTraffic, node_traffic
 from harness.forms.terms import STATE_KINDS, STEP_PHASES, Volume, ring_sent_bytes
@@ -33,7 +34,6 @@ from harness.run_directory.request import (
     read_result,
     write_requests,
 )
-from harness.scratch import scratch_folder
 from harness.tell.formats import NOT_AVAILABLE, fitted, megabytes
 
 

@@ -40,10 +40,10 @@ def _watch() -> None:
 
 if __name__ == "__main__":
     os.environ[FILE] = sys.argv[1]
-    from harness.cli import main, matrix
+    from harness.cli import compare, main
 
-    wanted = matrix.modules_to_preload
-    matrix.modules_to_preload = lambda *given: [*wanted(*given), "tests.docs.call_witness"]  # type: ignore[assignment]
+    wanted = compare.modules_to_preload
+    compare.modules_to_preload = lambda *given: [*wanted(*given), "tests.docs.call_witness"]  # type: ignore[assignment]
     del sys.argv[1]
     _watch()
     main()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.scratch import process_namespace, scratch_folder
+from harness.files import process_namespace, scratch_folder
 
 
 def test_folder_of_a_killed_process_is_removed_by_the_next(
@@ -14,7 +14,7 @@ def test_folder_of_a_killed_process_is_removed_by_the_next(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     code = (
-        "import os\nfrom harness.scratch import scratch_folder\n"
+        "import os\nfrom harness.files import scratch_folder\n"
         "with scratch_folder('check') as folder:\n    (folder / 'log').touch()\n    os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(tmp_path)}, check=False)
@@ -35,7 +35,7 @@ def test_sockets_of_multiprocessing_are_removed_too(ending: str, left: int) -> N
     """Pytest's folders are too long for sockets, so this looks into the usual place."""
     code = (
         "import os\nfrom multiprocessing import util\n"
-        "from harness.scratch import name_multiprocessing_folder\n"
+        "from harness.files import name_multiprocessing_folder\n"
         f"name_multiprocessing_folder()\nprint(util.get_temp_dir(), flush=True)\n{ending}"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from harness.cli.estimate import estimate
-from harness.cli.recommend import recommend
+from harness.cli.estimate import estimate, recommend
 from harness.plan.time.calibration import Calibration, CellFit, write_calibration
 
 QUESTION = ("--model", "bloom-560m", "--backends", "ddp", "--gpu", "A100-80", "--json")

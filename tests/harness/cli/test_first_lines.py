@@ -6,8 +6,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from harness.cli.estimate import estimate
-from harness.cli.recommend import recommend
+from harness.cli.estimate import estimate, recommend
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.long(seconds=60)]
 BF16_BASE = "adapter.base_dtype=bf16"

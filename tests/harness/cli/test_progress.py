@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.cli.output import View
-from harness.cli.progress import MatrixProgress, Progress, duration
+from harness.cli.output import MatrixProgress, Progress, View, duration
 from harness.job.config import load_experiment
 from harness.launch.cells import plan
 from harness.run_directory.events import StepEvent

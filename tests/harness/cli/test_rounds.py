@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.cli.matrix import FIRST_LOOK, Until, add_rounds, parse_within
+from harness.cli.compare import FIRST_LOOK, Until, add_rounds, parse_within
 from harness.errors import HarnessError
 from harness.judge.comparison import Comparison
 from harness.record import Record
