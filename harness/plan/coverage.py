@@ -11,7 +11,7 @@ from harness.forms.optimizers import OWN_STATES, implementation
 from harness.forms.peak_memory.families import has_timeline
 from harness.job.job import DEFAULT_TASK, Job, axes_of
 from harness.judge.wording import listed
-from harness.plan.architectures import find_architecture, mixture_of_experts
+from harness.plan.architectures import ARCHITECTURES, mixture_of_experts
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario, with_settings
 
@@ -31,7 +31,7 @@ def why_states_alone(
     covered: settings of `axes_of` that whoever asks takes into account. of: what is asked, ALL or SPEED.
     """
     own = [f"{name}.factory" for name in ("model", "data", "loss") if getattr(job, name).factory]
-    architecture = find_architecture(str(model.config.get("model_type")))
+    architecture = ARCHITECTURES.get(str(model.config.get("model_type")))
     if job.task != DEFAULT_TASK:
         what = f"of task {job.task}"
     elif own:

@@ -25,72 +25,6 @@ from harness.tell.formats import fitted, gigabytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant:
-    """A number and where it comes from."""
-
-    value: float
-    source: str
-
-
-MAMF = "maximum achievable matmul FLOPS, S. Bekman, 'Machine Learning Engineering', compute/accelerator"
-MM = "torch.mm in bf16, best of 1,024 to 10,240 columns, github.com/zzc0721/torch-performance-test-data"
-BOOST = "clocks rise above the data sheet's"
-TRAINED = "alpharomercoma/MI300X-vs-H200: H200 trains an 8B model in bf16 1.32 to 1.40 times as fast"
-MATRIX_SHARES: dict[str, Constant] = {
-    "A100": Constant(value=0.859, source=f"{MAMF}: 267.9 of 312 TFLOP/s"),
-    "H100": Constant(value=0.801, source=f"{MAMF}: 792.1 of 989 TFLOP/s"),
-    "H200": Constant(value=0.801, source=f"{MAMF}: as H100, the same chip"),
-    "GH200": Constant(value=0.830, source=f"{MAMF}: 821.0 of 989 TFLOP/s"),
-    "MI300X": Constant(value=0.601, source=f"{MAMF}: 781.9 of 1300 TFLOP/s"),
-    "MI325X": Constant(value=0.601, source=f"{MAMF}: as MI300X, the same chip"),
-    "MI355X": Constant(value=0.601, source=f"{MAMF}: as MI300X, an estimate"),
-    "MI250X": Constant(value=0.767, source=f"{MAMF}: 147.0 of 191.5 TFLOP/s per die"),
-    "H20": Constant(value=0.958, source=f"{MM}: 141.9 of 148 TFLOP/s"),
-    "B200": Constant(value=0.754, source=f"{MM}: 1,696 of 2,250 TFLOP/s"),
-    "GB200": Constant(value=0.754, source=f"{MM}: as B200, the same chip"),
-    "L40S": Constant(value=0.744, source=f"{MM}: 269.2 of 362 TFLOP/s"),
-    "RTX-6000-Ada": Constant(value=0.744, source=f"{MM}: as L40S, the same chip"),
-    "A6000": Constant(value=0.797, source=f"{MM}: 123.3 of 154.8 TFLOP/s"),
-    "RTX-3090": Constant(value=1.08, source=f"{MM}: 76.6 of 71 TFLOP/s, median of 3: {BOOST}"),
-    "RTX-4090": Constant(value=1.00, source=f"{MM}: 165 of 165.2 TFLOP/s, median of 5: {BOOST}"),
-    "RTX-5090": Constant(value=1.13, source=f"{MM}: 237 of 209.5 TFLOP/s, median of 5: {BOOST}"),
-}
-"""Best of many shapes, by the beginning of the device's name."""
-OTHER_MATRIX_SHARE = Constant(value=0.80, source=f"{MAMF}: middle of the devices listed there")
-ATTENTION_SHARES: dict[str, Constant] = {
-    "A100": Constant(value=0.60, source="FlashAttention-2, T. Dao, arXiv 2307.08691: 50 to 73 % of the peak"),
-    "H100": Constant(value=0.34, source="the same, section 4.1: 335 TFLOP/s of 989 on H100"),
-    "H200": Constant(value=0.34, source="as H100, the same chip"),
-    "MI300X": Constant(value=0.19, source=f"H200's 336 TFLOP/s over 1.36: {TRAINED}"),
-    "MI325X": Constant(value=0.19, source="as MI300X, the same chip"),
-    "MI355X": Constant(value=0.19, source="as MI300X, an estimate"),
-    "RTX-4090": Constant(
-        value=0.80,
-        source="FlashAttention-2 at 162 TFLOP/s forward (arXiv 2410.02367: 340, 2.1 times as fast), 0.98 of "
-        "the peak; of that 0.82 with the backward pass, as on A100",
-    ),
-}
-SUSTAINED_SHARES: dict[str, Constant] = {
-    "A100": Constant(value=0.90, source="mosaicml/llm-foundry, throughput table, mpt-3b and mpt-7b"),
-    "H100": Constant(
-        value=0.80,
-        source="foundation-model-stack/fms-fsdp, llama2-7b compiled; Ultra-Scale Playbook, 1B",
-    ),
-    "H200": Constant(value=0.80, source="as H100, the same chip"),
-}
-"""Of the best matrix rate, that training keeps up: clocks fall under lasting load, and most shapes are not
-the best one. Estimated once from the rows named here; no accuracy is claimed for these rows."""
-COMPARED_SHARES: dict[str, Constant] = {
-    "MI300X": Constant(value=0.60, source=f"H200's 634 TFLOP/s over 1.36: {TRAINED}"),
-    "MI325X": Constant(value=0.60, source="as MI300X, the same chip"),
-    "MI355X": Constant(value=0.60, source="as MI300X, an estimate"),
-}
-"""The same, by how much faster another GPU trained."""
-OTHER_SUSTAINED_SHARE = Constant(value=0.85, source="between A100 and H100")
-OTHER_ATTENTION_SHARE = Constant(value=0.50, source="between the devices of FlashAttention-2's paper")
-
-
-@dataclass(frozen=True, kw_only=True)
 class TimeConstants:
     """All constants of the time model for one kind of device and network."""
 
@@ -140,22 +74,32 @@ class TimeConstants:
     """Names of constants that a calibration has replaced."""
 
 
+SHARES = "hardware/shares.yaml"
+
+
 def default_constants(device: Device) -> TimeConstants:
     """Constants for a device by its name, before any calibration."""
-    matrix = _of(device, MATRIX_SHARES, OTHER_MATRIX_SHARE)
-    sustained = _of(device, SUSTAINED_SHARES | COMPARED_SHARES, OTHER_SUSTAINED_SHARE)
-    attention = _of(device, ATTENTION_SHARES, OTHER_ATTENTION_SHARE)
+    shares = read_file(SHARES)
+
+    def of(*tables: str) -> tuple[float, str]:
+        known = {name: entry for table in tables for name, entry in shares[table].items()}
+        found = next((one for name, one in known.items() if device.name.startswith(name)), known["other"])
+        return found["share"], found["source"]
+
+    (matrix, matrix_source), (attention, attention_source) = of("matrix"), of("attention")
+    sustained, sustained_source = of("sustained", "compared")
     return TimeConstants(
-        matrix_share=matrix.value,
-        matrix_source=f"{matrix.source}; sustained {sustained.value:.0%}: {sustained.source}",
-        attention_share=attention.value,
-        attention_source=attention.source,
-        sustained_share=sustained.value,
+        matrix_share=matrix,
+        matrix_source=f"{matrix_source}; sustained {sustained:.0%}: {sustained_source}",
+        attention_share=attention,
+        attention_source=attention_source,
+        sustained_share=sustained,
     )
 
 
-def _of(device: Device, table: dict[str, Constant], otherwise: Constant) -> Constant:
-    return next((value for name, value in table.items() if device.name.startswith(name)), otherwise)
+def is_sustained_rate_known(device: Device) -> bool:
+    """Whether training was measured on the device's kind, not on another or beside another."""
+    return any(device.name.startswith(name) for name in read_file(SHARES)["sustained"] if name != "other")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +137,8 @@ class Device:
     """Bytes per second in one direction for each GPU."""
     gpus_per_node: int = 8
     """Of a machine in which it is sold."""
-    capability: tuple[int, int] | None = None
-    """NVIDIA's compute capability; None: AMD's, or not known."""
+    capability: str | None = None
+    """NVIDIA's compute capability, such as '8.0'; None: AMD's, or not known."""
     networks: tuple[Fabric, ...] = ()
     """Those that join machines in which it is sold, the one to take first."""
 
@@ -419,7 +363,7 @@ class Hardware:
         devices = [
             [
                 device.name, f"{device.memory_bytes / 2**30:.1f}", f"{device.memory_bandwidth / 1e9:,.0f}",
-                *(_tera(device.peak_flops.get(dtype)) for dtype in PEAK_DTYPES[:4]),
+                *(f"{r / 1e12:g}" if r else "n/a" for r in map(device.peak_flops.get, PEAK_DTYPES[:4])),
                 f"{device.link_bandwidth / 1e9:,.0f}", device.link,
                 f"{device.host_link_bandwidth / 1e9:,.0f}", str(device.gpus_per_node),
                 f"{device.watts:g}" if device.watts else "n/a",
@@ -459,7 +403,7 @@ class Hardware:
             host_link_bandwidth=entry.to_host[1],
             gpus_per_node=entry.gpus_per_node,
             watts=entry.watts,
-            capability=_capability(entry.capability),
+            capability=entry.capability,
             networks=tuple(map(self.fabric, entry.networks)),
             source=entry.source,
         )
@@ -487,16 +431,14 @@ def load_hardware(file: Path | None = None) -> Hardware:
         fabrics=read_file("hardware/fabrics.yaml"),  # type: ignore[arg-type]
     )
     of_home = Path.home() / USER_FILE
-    own = [_read(path) for path in (of_home if of_home.is_file() else None, file) if path is not None]
     devices, fabrics = dict(shipped.devices), dict(shipped.fabrics)
-    for document in own:
-        devices |= document.devices
-        fabrics |= document.fabrics
+    for path in (of_home if of_home.is_file() else None, file):
+        if path is not None:
+            expected = "a mapping with 'devices' or 'fabrics'"
+            document = read_yaml_file(path, "hardware file", HardwareFile, expected)
+            devices |= document.devices
+            fabrics |= document.fabrics
     return Hardware(devices, fabrics)
-
-
-def _read(path: Path) -> HardwareFile:
-    return read_yaml_file(path, "hardware file", HardwareFile, "a mapping with 'devices' or 'fabrics'")
 
 
 def _find(kind: str, given: str, entries: Mapping[str, Any], others: Any) -> str:
@@ -548,19 +490,7 @@ def _described(given: str, described: Mapping[str, str]) -> list[tuple[str, bool
     return [(name, words == typed) for name in described if words and words <= said[name]]
 
 
-def _tera(rate: float | None) -> str:
-    return "n/a" if rate is None else f"{rate / 1e12:g}"
-
-
 def _plain(text: str) -> str:
     """Without case, separators and a trailing GB: 'H100-80GB' is 'H100 80'."""
     letters = "".join(letter for letter in text.lower() if letter.isalnum())
     return letters.removesuffix("gb")
-
-
-def _capability(text: str | None) -> tuple[int, int] | None:
-    """(8, 0) of '8.0'."""
-    if text is None:
-        return None
-    major, _, minor = text.partition(".")
-    return int(major), int(minor)

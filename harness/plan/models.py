@@ -17,12 +17,11 @@ from harness.files import read_settings
 from harness.job.config import load_experiment
 from harness.launch.launcher import require_libraries
 from harness.plan.architectures import (
+    ARCHITECTURES,
     EXPERTS,
     MIXTURES,
     Architecture,
-    Tensors,
     as_known_type,
-    find_architecture,
     head_size,
     mixture_of_experts,
 )
@@ -139,7 +138,7 @@ def from_config(
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise HarnessError(f"{source} lacks 'model_type', such as llama; give a Hugging Face config.json")
-    architecture = find_architecture(model_type)
+    architecture = ARCHITECTURES.get(model_type)
     if architecture is None:
         if mixture_of_experts(config):
             raise HarnessError(f"{name} is not covered: {MIXTURE} of type {model_type}; {COVERED}")
@@ -151,8 +150,7 @@ def from_config(
 
 def planned(architecture: Architecture, values: Mapping[str, Any], name: str, source: str) -> PlannedModel:
     """Build the tensors of an architecture in closed form."""
-    tensors = Tensors()
-    architecture.build(values, tensors)
+    tensors = architecture.build(values)
     names = {new: old for old, new in architecture.aliases.items()}
     config = {**values, **{names[key]: value for key, value in values.items() if key in names}}
     heads = config["num_attention_heads"]

@@ -17,7 +17,7 @@ from harness.forms.flops import ModelGeometry, model_flops_per_token
 from harness.forms.model.layout import COMPUTE, DTYPE_BYTES
 from harness.job.job import DEFAULT_STEPS, DEFAULT_TASK, Job
 from harness.judge.wording import CellName, name_cells
-from harness.plan.architectures import find_architecture
+from harness.plan.architectures import ARCHITECTURES
 from harness.plan.hardware import Device
 from harness.plan.limits import Answer, MemoryLimits, MemoryVerdict, limits_here
 from harness.plan.model import LAYER_KEYS
@@ -498,7 +498,7 @@ def _with_fewer_layers(reference: Scenario) -> Iterator[tuple[str, Scenario]]:
         return
     values = job.model.config_values()
     key = next((key for key in LAYER_KEYS if isinstance(values.get(key), int)), None)
-    if key is None or find_architecture(str(values.get("model_type"))) is None:
+    if key is None or ARCHITECTURES.get(str(values.get("model_type"))) is None:
         return
     layers = values[key] // 2
     while layers:

@@ -15,7 +15,7 @@ from harness.backends.registry import REFERENCE
 from harness.backends.strategy import StrategyKind
 from harness.judge.wording import counted, listed
 from harness.plan import coverage
-from harness.plan.hardware import SUSTAINED_SHARES, TimeConstants, default_constants
+from harness.plan.hardware import TimeConstants, default_constants, is_sustained_rate_known
 from harness.plan.prediction import device_overhead
 from harness.plan.scenario import Scenario
 from harness.plan.time.computing import host_update_rate
@@ -300,11 +300,7 @@ def _is_unseen(scenario: Scenario) -> bool:
     """Whether no run shows which share of its rates a GPU sustains."""
     is_fitted = scenario.constants is not None and scenario.constants.fitted
     device = scenario.device
-    return (
-        device is not None
-        and not is_fitted
-        and not any(device.name.startswith(name) for name in SUSTAINED_SHARES)
-    )
+    return device is not None and not is_fitted and not is_sustained_rate_known(device)
 
 
 @cache

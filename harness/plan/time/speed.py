@@ -160,13 +160,8 @@ def _tree_share(size: float) -> float:
     return TREE_SHARES[place] if place < len(TREE_SHARES) else 1.0
 
 
-SWITCHED = {9: 0.85 * 5 / 6, 10: 0.74 * 5 / 6}
+SWITCHED = {"9": 0.85 * 5 / 6, "10": 0.74 * 5 / 6}
 """Major compute capability -> share, where each GPU of a node is linked to switches."""
-
-
-def _switched_share(device: Device) -> float:
-    capability = device.capability or (0, 0)
-    return SWITCHED.get(capability[0], 0.0) if device.link in ("NVLink 4", "NVLink 5") else 0.0
 
 
 def _pair(group: Sequence[int], ranks_per_node: int) -> list[int]:
@@ -188,6 +183,7 @@ def path_of(ranks: Sequence[int], scenario: Scenario, device: Device, constants:
             "one node holds all ranks"
         )
     across = inside if fabric is None else fabric.bandwidth_per_gpu * members * constants.fabric_share
+    major = (device.capability or "").partition(".")[0]
     slowest = across if len(nodes) > 1 and members == 1 else min(inside, across)
     return Path(
         ranks=len(ranks),
@@ -196,7 +192,7 @@ def path_of(ranks: Sequence[int], scenario: Scenario, device: Device, constants:
         bandwidth=slowest if len(nodes) > 1 else inside,
         inside=inside,
         between=across if len(nodes) > 1 else 0.0,
-        switched_share=_switched_share(device),
+        switched_share=SWITCHED.get(major, 0.0) if device.link in ("NVLink 4", "NVLink 5") else 0.0,
         link_step_seconds=constants.link_step_seconds,
         fabric_step_seconds=fabric.latency_seconds if fabric else 0.0,
     )
