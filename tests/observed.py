@@ -120,7 +120,7 @@ def _enter(
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))
     if observe:
-        from harness.rank.observing.start import start_observing
+        from harness.rank.observing.session import start_observing
 
         finder = AfterImport()
         sys.meta_path.insert(0, finder)  # type: ignore[arg-type]

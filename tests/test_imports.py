@@ -37,7 +37,7 @@ print(loaded)
     ("libraries", "modules"),
     [
         ("torch,transformers,deepspeed,accelerate", WITHOUT_TORCH),
-        ("transformers,deepspeed,accelerate", ["harness.rank.observing.start"]),
+        ("transformers,deepspeed,accelerate", ["harness.rank.observing.session"]),
     ],
     ids=["without-torch", "observed-process"],
 )

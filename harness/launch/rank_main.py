@@ -35,8 +35,8 @@ def enter_question(function: str, argument: str, log: str, launcher: Connection)
     _detach(log)
     _follow_the_launcher()
     from harness.errors import HarnessError
+    from harness.rank.events import tell_through
     from harness.rank.process.start import keep_lock_of_bars, leave
-    from harness.rank.telling import tell_through
     from harness.safe_text import described
 
     tell_through(launcher.send)

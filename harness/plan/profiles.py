@@ -49,8 +49,6 @@ from harness.plan.model import equal_heads, local_config, local_profile
 from harness.plan.scenario import Scenario
 
 TRACER = "harness.rank.probes.activation_trace"
-TRACERS = "harness.rank.probes.activation_server"
-"""The same, for many requests."""
 TRACING_SECONDS = 300
 MOST_TRACERS, WORTH_A_PROCESS = 4, 6
 """Processes at most, and the profiles that pay for the import of torch in one more."""
@@ -125,7 +123,7 @@ class _Tracer:
     @staticmethod
     def _started() -> subprocess.Popen[str]:
         return subprocess.Popen(
-            module_command(TRACERS), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [*module_command(TRACER), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True, env=safe_environment() | {"CUDA_VISIBLE_DEVICES": ""},
         )  # fmt: skip
 

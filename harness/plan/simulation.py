@@ -287,7 +287,7 @@ def _peak_rows(result: SimulatedRank, prediction: MemoryPrediction | None) -> li
     ]
 
 
-SIMULATOR = "harness.rank.simulation"
+SIMULATOR = "harness.rank.simulation.simulated_rank"
 LOOKING_SECONDS = 0.1
 
 
@@ -304,7 +304,8 @@ def run_simulations(requests: Sequence[SimulationRequest]) -> Iterator[Simulated
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [*module_command(SIMULATOR), str(directory)],
-                env=safe_environment(),
+                # Libraries would prefer a GPU that they see.
+                env=safe_environment() | {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -1,10 +1,14 @@
-"""Events from a rank to the launcher: one JSON object per line, appended as it happens."""
+"""What a rank tells its launcher: events, one JSON object per line of its file, appended as they happen; and
+what a process that answers a question says meanwhile."""
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pydantic_core import PydanticSerializationError
 
@@ -54,3 +58,28 @@ def _line(event: Event) -> str:
     except PydanticSerializationError as error:
         what = f"what a rank reports ('{event.kind}') has no JSON form"
         raise HarnessError(f"{what}: {described(error)}") from error
+
+
+_send: Callable[[Any], None] | None = None
+
+
+def tell_through(send: Callable[[Any], None]) -> None:
+    """Have what is told reach the launcher."""
+    global _send
+    _send = send
+
+
+def tell(text: str) -> None:
+    """A line for the person who waits; a rank, whose launcher asked nothing, keeps it."""
+    if _send is not None:
+        _send({"note": text})
+
+
+@contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Name code of the user's own while it runs: it may end the process, or never return."""
+    if _send is not None:
+        _send({"doing": what})
+    yield
+    if _send is not None:
+        _send({"doing": None})

@@ -16,11 +16,11 @@ from harness.rank.factories import brought_packages
 from harness.rank.live.observer import Audit, Observer
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.energy import EnergyMeter
-from harness.rank.probes.examination import Examination
 from harness.rank.probes.memory import AllocatorProbe, Snapshot, StepMemory, allocator_probe
 from harness.rank.probes.probes import Probes
 from harness.rank.probes.time import Clock
 from harness.rank.probes.tracer import Tracer
+from harness.rank.probes.weights import Examination
 from harness.rank.process.environment import keep_freed_memory
 from harness.rank.process.start import Turns
 from harness.rank.shells import Instrument, Shells, Step
@@ -117,7 +117,8 @@ class Whereabouts(Instrument):
         self._position.enter("data")
 
     def enter(self, phase: str, last: bool) -> None:
-        self._position.enter("data" if phase == OUTSIDE else phase)
+        # What follows a step counts as its end: one write less, and ahead of who is still within it.
+        self._position.enter("step" if phase == OUTSIDE else phase)
 
 
 class Tracing(Instrument):

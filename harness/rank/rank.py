@@ -31,7 +31,7 @@ from harness.rank.accelerator import describe_accelerator, measured_peaks, place
 from harness.rank.answers import answer_questions
 from harness.rank.checkpoint import LOADING_PHASE, CheckpointProbe, if_supported, load
 from harness.rank.data.samples import Sampler, Samples, load_samples
-from harness.rank.events import EventWriter
+from harness.rank.events import EventWriter, tell_through
 from harness.rank.failure_words import failure_message
 from harness.rank.instruments import Instruments
 from harness.rank.loop import Loop, describe_data, training_steps
@@ -53,7 +53,6 @@ from harness.rank.process.environment import (
     world_of,
 )
 from harness.rank.process.start import SignalThread, Turns
-from harness.rank.telling import tell_through
 from harness.record import ObservedPart, SetupMemoryPart, WeightsPart
 from harness.record.run import weights_differ
 from harness.record.workload import NOT_CLAIMED, of_job

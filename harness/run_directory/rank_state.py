@@ -80,6 +80,7 @@ class PositionWriter:
         self._step: int | None = None
         self._phase = "start"
         self._doing: str | None = None
+        self._written = b""
         self._file: int | None = None
         try:
             self._file = os.open(rank_state(run_directory, rank), os.O_WRONLY | os.O_CREAT, 0o666)
@@ -110,7 +111,7 @@ class PositionWriter:
         self.enter(before)
 
     def hear(self, said: Mapping[str, Any]) -> None:
-        """What `harness.rank.telling` says."""
+        """What `harness.rank.events` says."""
         if "doing" in said:
             self._doing = said["doing"]
             self._write()
@@ -120,9 +121,13 @@ class PositionWriter:
             return
         step = "-" if self._step is None else self._step
         head = f"{step} {self._phase}" + (f"\t{self._doing}" if self._doing else "")
-        line = head.encode(errors="replace")[: HEAD_BYTES - 1].ljust(HEAD_BYTES - 1)
+        line = head.encode(errors="replace")[: HEAD_BYTES - 1].ljust(HEAD_BYTES - 1) + b"\n"
+        if line == self._written:
+            return
+        self._written = line
         try:
-            os.pwrite(self._file, line + b"\n", 0)
+            # Not into a mapping of the file: on a full disk that ends the process (SIGBUS).
+            os.pwrite(self._file, line, 0)
         except OSError:  # a full disk ends no run: it only loses its positions
             self._file = None
 

@@ -119,7 +119,7 @@ def observe() -> None:
 def _start_observing(on_import: OnImport) -> None:
     apart = Apart()
     with apart():
-        from harness.rank.observing.start import start_observing
+        from harness.rank.observing.session import start_observing
 
         start_observing(Path(os.environ[RUN_DIRECTORY]), on_import, apart)
 

@@ -21,8 +21,8 @@ from harness.errors import JobError
 from harness.job.batch import BatchLayout
 from harness.job.job import DEFAULT_CLASSES, IMAGES, DataSection, Job, Targets
 from harness.rank.data.documents import TextSample, Tokenizer, read_documents, read_labelled, tokenizer_of
+from harness.rank.events import tell
 from harness.rank.factories import call_factory
-from harness.rank.telling import tell
 
 # Odd constants that spread bits over 64 (Steele, Lea, Flood, 'Fast splittable pseudorandom number
 # generators', 2014), as signed integers.

@@ -1,4 +1,5 @@
-"""One process of an observed script: follows its steps and measures as the harness measures its own.
+"""One process of an observed script, from its import of torch: follows its steps and measures as the harness
+measures its own.
 
 A step begins where the update before it ended, or with its first forward pass if something else came in
 between, and ends with the update. What observing takes is not in its seconds.
@@ -6,29 +7,51 @@ between, and ends with the update. What observing takes is not in its seconds.
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import wraps
 from pathlib import Path
 from threading import Thread, current_thread
-from typing import Any
+from types import TracebackType
+from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.backends.base import Engine
 from harness.backends.optimizer.groups import group_rate
+from harness.forms.terms import SCALAR_BYTES, may_reduce
 from harness.rank.live.model_watch import depends_on_mode
 from harness.rank.live.observer import OptimizerWatch
 from harness.rank.observing.facts import Seen, is_causal
-from harness.rank.observing.hooks import Guarded, Roots, in_backward
-from harness.rank.observing.probing import BETWEEN, Probing
+from harness.rank.observing.hooks import (
+    Apart,
+    Guarded,
+    OnImport,
+    Roots,
+    hook_frameworks,
+    hook_torch,
+    in_backward,
+)
 from harness.rank.observing.step import MicroBatch, MicroLoss, Step, returned_loss, scalar_of
 from harness.rank.observing.writing import Writing
-from harness.rank.probes.communication import CommunicationCounter
-from harness.rank.probes.memory import AllocatorProbe
+from harness.rank.probes.communication import CollectiveKey, CommunicationCounter
+from harness.rank.probes.memory import AllocatorProbe, CudaAllocatorProbe, MemoryProbe, allocator_probe
+from harness.rank.probes.probes import ProbedSteps
 from harness.rank.probes.time import PhaseTimer, phase_timer
-from harness.run_directory.observed_record import ObserveRequest
+from harness.record import Window
+from harness.run_directory.observed_record import ObserveRequest, note_end, note_start
+from harness.safe_text import described
 
+BETWEEN = "between"
+"""Phase of what a script does between an update and the next forward pass."""
 ENDLESS = 10**9
 """Steps of a training whose length is not known: all windows but the last are as long as they are set."""
 
@@ -39,6 +62,97 @@ def trains(root: nn.Module) -> bool:
     Lightning 2.6 puts DDP into evaluation mode before its sanity check and then only what it wraps back.
     """
     return torch.is_grad_enabled() and any(module.training for module in root.modules())
+
+
+class Probing(ProbedSteps):
+    """Counts in the probed steps and until the first step begins; silent otherwise."""
+
+    def __init__(self, counter: CommunicationCounter, allocator: AllocatorProbe) -> None:
+        super().__init__(allocator, counter)
+        self._is_over = False
+        self._elements = self._exchanged = 0
+        self._mean_elements = 0.0
+        self._known: dict[CollectiveKey, int] = {}
+        self._later: CommunicationCounter | None = None
+        self._has_synchronised = False
+
+    def attach(self, engine: Engine | None, elements: int) -> None:
+        """Read the memory of this engine from now on; None: nothing could be recognised.
+
+        elements: of the model, which train.
+        """
+        if engine is None:
+            return
+        weights = [tensor for kind, tensor in engine.state_tensors() if kind == "weights"]
+        self._elements, self._mean_elements = elements, elements / max(1, len(weights))
+        if any(weight.device.type == "cuda" for weight in weights):
+            self.allocator.relax()
+            self.allocator = CudaAllocatorProbe()
+        self._memory = MemoryProbe(self.allocator, engine)
+
+    def begin_step(self, step: int, window: Window) -> bool:
+        """Start a step; True if it is the first after the probed ones."""
+        probed = window == "probed"
+        self._step = step if probed else None
+        if probed:
+            self._probed_steps += 1
+            if not self.counter.at_work:
+                self.counter.start()
+            if self._memory:
+                self._memory.begin()
+            return False
+        self.counter.stop()
+        if window == "warmup":
+            return False
+        ended_now = not self._is_over
+        if ended_now:
+            self._is_over = True
+            self.allocator.relax()
+            if self._looks_on() and dist.is_initialized() and dist.get_world_size() > 1:
+                self._later = CommunicationCounter()
+                self._later.phase = BETWEEN
+                self._known.clear()
+                self._later.start()
+        if window == "timed":
+            self.found_in_timed_step(counter=self.counter.at_work, allocator=self.allocator.at_work)
+        return ended_now
+
+    def end_step(self) -> None:
+        """The update is over and gradients are zeroed, where the script zeroes them now."""
+        self.moment("after_step")
+        if self._step is not None and self._memory is not None:
+            self._add_cost("memory_gathered", self._memory.end())
+        if self._step is not None:
+            self._add_cost("counter", self.counter.seconds)
+            self.counter.seconds = 0.0
+        self._step = None
+
+    def has_synchronised(self) -> bool:
+        """Whether ranks whose passes exchange nothing have sent a byte of each weight between steps.
+
+        Looked for until it has happened, also after the probed steps. True once. What calls of one kind send
+        counts from the first one on that is as large as weights on the mean: numbers that a script gathers
+        for its log are not.
+        """
+        if (self._is_over and self._later is None) or not self._looks_on():
+            return False
+        for key, count in (self._later or self.counter).counts.items():
+            sent = count.payload_bytes - self._known.get(key, 0)
+            self._known[key] = count.payload_bytes
+            if key.phase == BETWEEN and count.largest_bytes >= self._mean_elements:
+                self._exchanged += sent
+        if self._exchanged < self._elements:
+            return False
+        if self._later is not None:
+            self._later.stop()
+        self._has_synchronised = True
+        return True
+
+    def _looks_on(self) -> bool:
+        return not (self._has_synchronised or self._elements == 0) and all(
+            count.largest_bytes <= SCALAR_BYTES or not may_reduce(key.phase, key.op)
+            for key, count in self.counter.counts.items()
+        )
 
 
 class Session:
@@ -390,3 +504,63 @@ class Session:
 
     def _is_causal(self, root: nn.Module) -> bool:
         return self._causal.setdefault(id(root), is_causal(root))
+
+
+def start_observing(run_directory: Path, on_import: OnImport, apart: Apart = nullcontext) -> None:
+    """Put hooks into torch now and into frameworks once they are imported; they work within `apart()`.
+
+    The CPU's allocator counts from here, before the first tensor; on CUDA its own statistics are read.
+    """
+    session = Session(run_directory, allocator_probe("cpu"))
+    rank = os.environ.get("RANK", "")
+    note_start(run_directory, int(rank) if rank.isdecimal() else None, trains=False)
+    guarded = Guarded(session, apart)
+    session.find_roots(guarded)
+    hook_torch(guarded)
+    hook_frameworks(guarded, on_import)
+    _hook_end(guarded, run_directory, apart)
+    _hook_threads(guarded)
+
+
+def _hook_end(guarded: Guarded, run_directory: Path, apart: Apart) -> None:
+    """Finish when the process ends, however it does that."""
+    failures: list[BaseException] = []
+    shown, leave, process = sys.excepthook, os._exit, os.getpid()
+
+    def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        failures.append(error)
+        shown(kind, error, trace)
+
+    def failure() -> BaseException | None:
+        """What ends the process; Python keeps it too, in case the script has replaced our hook."""
+        return failures[0] if failures else getattr(sys, "last_value", None)
+
+    @wraps(leave)
+    def exit_at_once(status: int) -> NoReturn:
+        # A watchdog's thread leaves so while the others hang: what could wait is left out there.
+        if os.getpid() == process and threading.current_thread() is threading.main_thread():
+            try:
+                with apart():
+                    note_end(run_directory, process, status)
+            except OSError as error:
+                sys.stderr.write(f"harness observe: the exit code is not noted: {described(error)}\n")
+            if status == 0 or failure() is not None:
+                guarded.finish(failure())
+        leave(status)
+
+    sys.excepthook = note
+    os._exit = exit_at_once
+    atexit.register(lambda: guarded.finish(failure()))
+
+
+def _hook_threads(guarded: Guarded) -> None:
+    """Note exceptions that end a thread: the exit code of the process does not tell of them."""
+    shown: Callable[[Any], Any] = threading.excepthook
+
+    def note(arguments: Any) -> None:
+        shown(arguments)
+        error = arguments.exc_value
+        if error is not None and not isinstance(error, SystemExit):
+            guarded.note(f"a thread ended with {type(error).__name__}: {described(error)}")
+
+    threading.excepthook = note

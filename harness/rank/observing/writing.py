@@ -40,8 +40,8 @@ from harness.rank.observing.facts import (
     trained_elements,
     world_here,
 )
-from harness.rank.observing.probing import Probing
 from harness.rank.observing.step import Step
+from harness.rank.probes.probes import ProbedSteps
 from harness.rank.process.environment import device_name
 from harness.record import LayoutPart, ModelPart, ObservationPart
 from harness.run_directory.events import (
@@ -215,13 +215,13 @@ class Writing:
             f"step {step}"
         )
 
-    def measured(self, probing: Probing) -> None:
+    def measured(self, probing: ProbedSteps) -> None:
         """The probed steps are over."""
         assert self._events is not None
         self._events.write(probing.measured(self.world.rank, overlap=[]))
         self._has_measured = True
 
-    def end(self, failure: BaseException | None, under_way: Step | None, probing: Probing) -> None:
+    def end(self, failure: BaseException | None, under_way: Step | None, probing: ProbedSteps) -> None:
         """The process ends: everything that is known by now."""
         if self._events is None:
             return

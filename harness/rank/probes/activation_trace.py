@@ -589,10 +589,19 @@ def profile_text(request_text: str) -> str:
     return json.dumps(to_json(profile))
 
 
-def main() -> None:
-    """Read a request from standard input, write the profile."""
-    sys.stdout.write(profile_text(sys.stdin.read()))
+def serve() -> None:
+    """Answer a request a line until standard input ends; null for a model that cannot be traced."""
+    for request in sys.stdin:
+        try:
+            text = profile_text(request)
+        except Exception:
+            text = None
+        sys.stdout.write(json.dumps(text) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["serve"]:
+        serve()
+    else:
+        sys.stdout.write(profile_text(sys.stdin.read()))

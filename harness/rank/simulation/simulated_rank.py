@@ -1,10 +1,16 @@
-"""Simulates one rank: what a run does to set up, then three steps, the last of which is counted."""
+"""Simulates one rank: what a run does to set up, then three steps, the last of which is counted.
+
+`python -m harness.rank.simulation.simulated_rank DIRECTORY` answers the requests there, each in a process.
+"""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,6 +21,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+import transformers.modeling_utils  # noqa: F401 - once for all requests
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
@@ -46,7 +53,14 @@ from harness.rank.simulation.fake_tensors import (
 )
 from harness.record import CommunicationPart, MemoryPart
 from harness.record.provenance import package_versions
-from harness.run_directory.request import RunRequest, SimulatedRank, SimulationRequest
+from harness.run_directory.request import (
+    RunRequest,
+    SimulatedRank,
+    SimulationRequest,
+    read_requests,
+    read_result,
+    write_result,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,3 +317,31 @@ def _replace_reducer(engine: Engine, *, fake: bool) -> list[str]:
         return [HOOK]
     module.reducer = RebuiltOnce(module)  # type: ignore[assignment]
     return [HOOK, REBUILT]
+
+
+def answer_all(directory: Path) -> None:
+    """Fork for each request: nothing of one simulation reaches the next."""
+    gc.freeze()
+    for index, request in enumerate(read_requests(directory)):
+        child = os.fork()
+        if child == 0:
+            try:
+                write_result(directory, index, simulate(request))
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)  # libraries may break off while they are torn down
+        _, status = os.waitpid(child, 0)
+        if read_result(directory, index) is None:
+            code = os.waitstatus_to_exitcode(status)
+            how = f"killed by signal {-code}" if code < 0 else "ended without a result"
+            reason = f"the process that simulated was {how}"
+            write_result(
+                directory, index, SimulatedRank(status="failed", reason=reason, tensors=request.tensors)
+            )
+
+
+if __name__ == "__main__":
+    answer_all(Path(sys.argv[1]))
