@@ -2,18 +2,20 @@
 
 A fact is true, false, or None where the records do not show it. A hypothesis is named only if all its signs
 are true, nothing that it predicts is false and nothing that refutes it is true. Of those left the most
-specific is named, then the one that most facts support. `HYPOTHESES` is the table of them all;
+specific is named, then the one that most facts support. `causes.toml` is the table of them all;
 `judge/findings.toml` has their sentences.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import tomllib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib.resources import files
 from statistics import median
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy
 
@@ -33,11 +35,10 @@ from harness.judge.effective import (
 )
 from harness.judge.quantities import WithoutGradient, idle_on_some_ranks
 from harness.judge.wording import a_few
-from harness.record import OddUpdatePart, Record
+from harness.record import OddUpdatePart, Record, WeightsPart
 from harness.record.workload import known_strategy, micro_batches
 
 Fact = bool | None
-Question: TypeAlias = "str | Callable[[Pair], Fact]"
 
 UNDIVIDED = ("eager",)
 """Kernels that neither torch's `context_parallel` nor DeepSpeed's Ulysses divides among ranks."""
@@ -114,44 +115,43 @@ def standing(pair: Pair) -> list[Hypothesis]:
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """A mistake, and what the records show if it was made."""
+    """A mistake, and what the records show if it was made: facts by the names of properties of `Pair`."""
 
-    name: str
-    """Of its sentence in `findings.toml`."""
     kind: str
     """Id of the finding that reports it."""
+    name: str
+    """Of its sentence in `findings.toml`."""
     specific: int
-    """4: recorded as such; 3: names tensors, ranks or a figure that fits; 2: a mechanism; 1: one of a few; 0:
-    what is known."""
-    signs: tuple[Question, ...] = ()
-    """Facts without which it is not thought of."""
-    predicts: tuple[Question, ...] = ()
-    """Facts that support it where they hold and contradict it where they do not."""
-    refuted_by: tuple[Question, ...] = ()
-    """The other way round."""
-    values: Callable[[Pair], dict[str, Any]] = lambda pair: pair.step_value
+    signs: Sequence[str] = ()
+    predicts: Sequence[str] = ()
+    refuted_by: Sequence[str] = ()
+    values: Sequence[str] = ()
 
     def support(self, pair: Pair) -> int | None:
         """How many facts support it; None: one contradicts it, or a sign is missing."""
-        signs = [_fact(pair, asked) for asked in self.signs]
+        signs = [pair.fact(name) for name in self.signs]
         if not all(signs):
             return None
-        wanted = [_fact(pair, asked) for asked in self.predicts]
-        unwanted = [_fact(pair, asked) for asked in self.refuted_by]
+        wanted = [pair.fact(name) for name in self.predicts]
+        unwanted = [pair.fact(name) for name in self.refuted_by]
         if False in wanted or True in unwanted:
             return None
         return len(signs) + wanted.count(True)
 
     def told(self, pair: Pair) -> Explanation:
-        values = self.values(pair)
+        named = [(value.split(" = ")[0], value.split(" = ")[-1]) for value in self.values]
+        values = {key: value for key, name in named if (value := getattr(pair, name)) is not None}
         text = sentence(self.kind, self.name, **{"pair": pair, "shift": pair.shift, **values})
         return Explanation(kind=self.kind, text=text, values=values)
 
 
-def _fact(pair: Pair, asked: Question) -> Fact:
-    """A property of the pair, by its name, or what a function makes of it."""
-    found = getattr(pair, asked) if isinstance(asked, str) else asked(pair)
-    return None if found is None else bool(found)
+HYPOTHESES = [
+    Hypothesis(kind=kind, name=name, **entry)
+    for place, entry in tomllib.loads(
+        files(__package__).joinpath("causes.toml").read_text(encoding="utf-8")
+    ).items()
+    for kind, _, name in [place.partition("/")]
+]
 
 
 class Pair:
@@ -188,6 +188,10 @@ class Pair:
         norm = relative(self.reference.steps[index].gradient_norm, self.record.steps[index].gradient_norm)
         return norm is not None and norm > self.limits.norm
 
+    def fact(self, name: str) -> Fact:
+        found = getattr(self, name)
+        return None if found is None else bool(found)
+
     @cached_property
     def at(self) -> int:
         """The same; the last step where none differs."""
@@ -199,10 +203,9 @@ class Pair:
         return self.record.steps[self.at].step
 
     @property
-    def step_value(self) -> dict[str, Any]:
-        """The step in which a cause begins, unless it is the first of all."""
-        number = self.number if self.index is not None else 0
-        return {"step": number} if number else {}
+    def step(self) -> int | None:
+        """The step in which a cause begins; None: it is the first of all."""
+        return (self.number or None) if self.index is not None else None
 
     @property
     def since(self) -> str:
@@ -217,14 +220,12 @@ class Pair:
         return f"from step {self.number} on" if lasts else f"in step {self.number}"
 
     @property
-    def losses(self) -> tuple[float | None, float | None]:
-        """Of that step, the reference's first."""
-        return self.reference.steps[self.at].loss, self.record.steps[self.at].loss
+    def expected_loss(self) -> float | None:
+        return self.reference.steps[self.at].loss
 
     @property
-    def loss_values(self) -> dict[str, Any]:
-        reference, given = self.losses
-        return {"reference": reference, "given": given} | self.step_value
+    def given_loss(self) -> float | None:
+        return self.record.steps[self.at].loss
 
     def norm_ratio(self, index: int) -> float:
         """The gradient norm of a step over the reference's; 1 where one of them is missing."""
@@ -237,10 +238,6 @@ class Pair:
     @property
     def ratio(self) -> float:
         return self.norm_ratio(self.at)
-
-    @property
-    def ratio_values(self) -> dict[str, Any]:
-        return {"ratio": self.ratio} | self.step_value
 
     @property
     def agreed(self) -> int:
@@ -270,6 +267,10 @@ class Pair:
         targets = self.record.steps[self.at].target_tokens
         return sum(sums) / targets if sums and targets else None
 
+    @property
+    def target_tokens(self) -> list[int]:
+        return self.targets(self.at)
+
     def targets(self, index: int) -> list[int]:
         """Target tokens of each data rank in a step, as far as it wrote them."""
         counted = (r for r in self.record.ranks if self.record.world.mesh.counts_samples(r.rank))
@@ -283,15 +284,15 @@ class Pair:
 
     @cached_property
     def loss_scales(self) -> list[str]:
-        (expected, given), world = self.losses, self.record.world
-        if not expected or given is None:
+        expected, world = self.expected_loss, self.record.world
+        if not expected or self.given_loss is None:
             return []
         rounding = self.limits.loss / abs(expected)
-        return name_scale(given / expected, world.mesh, world.accumulation_steps, rounding=rounding)
+        return name_scale(self.loss_ratio, world.mesh, world.accumulation_steps, rounding=rounding)
 
     @property
     def loss_ratio(self) -> float:
-        expected, given = self.losses
+        expected, given = self.expected_loss, self.given_loss
         return given / expected if expected and given is not None else 0.0
 
     # Of gradients.
@@ -312,11 +313,8 @@ class Pair:
         """A backend whose library is known to leave this factor in gradients."""
         effective = self.record.backend.effective
         factor = effective.details.get("gradient_factor", 1) if effective else 1
-        return (
-            None
-            if factor == 1 or abs(self.ratio / factor - 1) > SCALE_TOLERANCE
-            else self.record.backend.name
-        )
+        fits = factor != 1 and abs(self.ratio / factor - 1) <= SCALE_TOLERANCE
+        return self.record.backend.name if fits else None
 
     @property
     def low_reductions(self) -> list[str]:
@@ -345,7 +343,23 @@ class Pair:
 
     @cached_property
     def apart(self) -> tuple[list[str], float, float] | None:
-        return gradients_apart(self.reference, self.record)
+        """Parameters whose gradients lie far from the reference's, most do not; least and largest factor.
+
+        By second moments, over the change that most have in common: clipping passes one parameter's on to
+        all.
+        """
+        mine, others = self.record.moment_norms, self.reference.moment_norms
+        ratios = {n: mine[n][1] / others[n][1] for n in mine.keys() & others.keys() if others[n][1] > 0}
+        common = median(ratios.values()) if ratios else 0.0
+        if not common:
+            return None
+        apart = sorted(((abs(ratio / common - 1), name) for name, ratio in ratios.items()), reverse=True)
+        usual = median(distance for distance, _ in apart)
+        named = [name for distance, name in apart if distance > max(APART, FAR * usual)]
+        if not named or usual > ALIKE or len(named) > len(apart) // 2:
+            return None
+        factors = [ratios[name] / common for name in named]
+        return named, min(factors), max(factors)
 
     @property
     def apart_names(self) -> str:
@@ -353,9 +367,15 @@ class Pair:
 
     @cached_property
     def far(self) -> tuple[str, float, float] | None:
-        """A parameter beyond its limit that ends far beyond all others."""
-        found = farthest(self.reference, self.record)
-        return found if found is not None and found[0] in self.beyond else None
+        """The parameter beyond its limit that ends far beyond all others, its distance and the next, each in
+        movements; None: no single one does."""
+        moved = self.moved[0]
+        apart = sketch_distances(self.reference.final_weights, self.record.final_weights)
+        shares = sorted(((apart[n] / moved[n], n) for n in apart if moved.get(n)), reverse=True)
+        if len(shares) < 2 or shares[0][0] <= FAR * shares[1][0] or not shares[1][0]:
+            return None
+        (share, name), (following, _) = shares[:2]
+        return (name, share, following) if name in self.beyond else None
 
     @cached_property
     def lost(self) -> list[str]:
@@ -408,8 +428,7 @@ class Pair:
     def moved_of(self, names: Iterable[str]) -> list[str]:
         """Those of these parameters that moved here, however little, and not in the reference."""
         left, right = self.moved
-        weights = self.record.initial_weights
-        sketch = (weights.sketch if weights else None) or {}
+        sketch = _sketch(self.record.initial_weights)
         return sorted(
             name
             for name in names
@@ -432,20 +451,39 @@ class Pair:
     @property
     def shrunk(self) -> float | None:
         """How far weight decay alone shrinks these, where that is all that moved them."""
-        found, due = kept(self.record, self.unreached[0]), 1.0
+        found, due = self.kept(self.unreached[0]), 1.0
         for step in self.record.steps:
             due *= 1.0 - step.learning_rate * self.record.job.optimizer.weight_decay
         if found is None or due >= 1.0 or abs(found - due) > DECAY_TOLERANCE * (1.0 - due):
             return None
         return 1.0 - due
 
-    @cached_property
-    def beyond(self) -> list[str]:
-        return parameters_beyond(self.reference, self.record, self.limits)
+    def kept(self, name: str) -> float | None:
+        """The norm of a parameter at the end over that at the beginning; None: not known, or it was zero."""
+        first, last = _sketch(self.record.initial_weights), _sketch(self.record.final_weights)
+        known = name in last and first.get(name) and first[name][0]
+        return last[name][0] / first[name][0] if known else None
 
     @property
-    def beyond_values(self) -> dict[str, Any]:
-        return {"parameters": self.beyond} | self.step_value
+    def kept_unreached(self) -> dict[str, float | None]:
+        return {name: self.kept(name) for name in self.unreached}
+
+    @property
+    def kept_skipped(self) -> dict[str, float | None]:
+        return {name: self.kept(name) for name in self.skipped}
+
+    @cached_property
+    def beyond(self) -> list[str]:
+        """Parameters that end farther from the reference's than the limits allow, farthest first."""
+        left, right = _sketch(self.reference.final_weights), _sketch(self.record.final_weights)
+        moved, limits = self.moved[0], self.limits.parameters
+        distances = {
+            name: estimate(left[name], right[name]) / moved[name]
+            for name in left
+            if name in right and moved.get(name)
+        }
+        beyond = [name for name, far in distances.items() if name in limits and far > limits[name]]
+        return sorted(beyond, key=lambda name: -distances[name])
 
     @property
     def ends(self) -> str:
@@ -458,19 +496,27 @@ class Pair:
         return where(self.reference, beyond)
 
     @cached_property
-    def skipped(self) -> tuple[list[str], int]:
-        """Parameters that end elsewhere and had no gradient in a step of the reference, and that step."""
+    def idle_there(self) -> dict[str, int]:
+        """Parameters without a gradient in the reference, by name the first such step, which flat parts move
+        here."""
         strategy = known_strategy(self.record)
         if strategy is None or strategy.family not in FLAT_GRADIENTS:
-            return [], 0
-        idle = {
+            return {}
+        return {
             name: step
             for rank in self.reference.ranks[:1]
             for step, missing in sorted(rank.without_gradient.items(), reverse=True)
             for name in missing or ()
         }
-        names = [name for name in self.beyond if name in idle]
-        return names, idle[names[0]] if names else 0
+
+    @property
+    def skipped(self) -> list[str]:
+        """Those of them that end elsewhere."""
+        return [name for name in self.beyond if name in self.idle_there]
+
+    @property
+    def skipped_in_step(self) -> int:
+        return self.idle_there[self.skipped[0]]
 
     @cached_property
     def changed_in_passes(self) -> list[str]:
@@ -518,458 +564,251 @@ class Pair:
         return altered_updates(self.reference, self.record)
 
     @property
+    def update_of_part(self) -> float | None:
+        return self.record.update_of_part
+
+    @property
+    def shifted_ratio(self) -> float | None:
+        return 1 + self.shift.mean if self.shift else None
+
+    @property
     def optimizer(self) -> str:
         effective = self.record.backend.effective
         return effective.optimizer.rpartition(".")[2] if effective else ""
 
-
-def _in_the_first_step(pair: Pair) -> Fact:
-    return pair.index == 0
-
-
-def _first_of_all(pair: Pair) -> Fact:
-    """No update came before it, not even in the run that this one continues."""
-    return pair.index == 0 and pair.record.resumed is None
-
-
-def _loss_lost(pair: Pair) -> Fact:
-    return pair.index is not None and None in pair.losses
-
-
-def _loss_differs(pair: Pair) -> Fact:
-    return pair.index is not None and None not in pair.losses and pair.loss_apart(pair.index)
-
-
-def _first_loss_differs(pair: Pair) -> Fact:
-    """Before any update."""
-    return pair.index == 0 and (None in pair.losses or pair.loss_apart(0))
-
-
-def _norm_differs(pair: Pair) -> Fact:
-    """Although the loss of its step agrees."""
-    return pair.index is not None and None not in pair.losses and not pair.loss_apart(pair.index)
-
-
-def _norm_differs_at_once(pair: Pair) -> Fact:
-    """By more than weights can explain that agreed in the step before."""
-    if not _norm_differs(pair):
-        return False
-    return pair.at == 0 or abs(pair.ratio / pair.norm_ratio(pair.at - 1) - 1) >= SUDDEN
-
-
-def _resumed(pair: Pair) -> Fact:
-    return pair.record.resumed is not None
-
-
-def _loss_of_rank_0(pair: Pair) -> Fact:
-    return of_one_rank(pair.record, pair.at)
-
-
-def _means_undone(pair: Pair) -> Fact:
-    """If each rank divided by its own targets, undoing that gives the reference's loss."""
-    targets, sums, expected = pair.targets(pair.at), pair.sums, pair.losses[0]
-    if not len(sums) == len(targets) > 1 or len(set(targets)) == 1 or expected is None:
-        return None
-    total = sum(targets)
-    undone = sum(part * count * len(targets) / total for part, count in zip(sums, targets, strict=True))
-    return abs(undone / total - expected) <= pair.limits.loss
-
-
-def _computed_loss_agrees(pair: Pair) -> Fact:
-    computed, expected = pair.computed_loss, pair.losses[0]
-    return None if computed is None or expected is None else abs(computed - expected) <= pair.limits.loss
-
-
-def _attention_undivided(pair: Pair) -> Fact:
-    seen, parts = pair.record.observed, pair.record.world.mesh.size("sequence")
-    return parts > 1 and seen is not None and seen.attention in UNDIVIDED
-
-
-def _weights_in_use_stale(pair: Pair) -> Fact:
-    weights = pair.record.initial_weights
-    return None if weights is None else bool(weights.stale_elements)
-
-
-def _loss_reads_cut_weights(pair: Pair) -> Fact:
-    return bool(read_outside(pair.record))
-
-
-def _rank_norms_differ(pair: Pair) -> Fact:
-    return len(set(pair.rank_norms)) > 1
-
-
-def _gradients_reduced_over_ranks(pair: Pair) -> Fact:
-    """Whether the mesh has ranks with samples of their own, so that gradients must be added up."""
-    return pair.record.world.mesh.data_size > 1
-
-
-def _data_ranks_see_other_norms(pair: Pair) -> Fact:
-    """Of ranks that have the same place in all other dimensions."""
-    ranks, norms, mesh = pair.record.ranks, pair.rank_norms, pair.record.world.mesh
-    if len(norms) < len(ranks) or mesh.data_size == 1:
-        return None
-    places: dict[tuple[Any, ...], set[float | None]] = {}
-    for rank, norm in zip(ranks, norms, strict=True):
-        place = tuple(at for name, at in mesh.coordinates(rank.rank).items() if name not in SPLITTING)
-        places.setdefault(place, set()).add(norm)
-    return any(len(of_place) > 1 for of_place in places.values())
-
-
-def _rank_norms_are_parts(pair: Pair) -> Fact:
-    """Whether norms of parts that ranks hold make up the reference's, or more where parts are held twice."""
-    norms, whole = [n for n in pair.rank_norms if n is not None], pair.reference.steps[pair.at].gradient_norm
-    if not norms or not whole:
-        return None
-    parts: list[float] = []
-    for norm in sorted(norms):  # ranks that hold the same part see the same norm
-        if not parts or norm > parts[-1] * (1 + 10 * TOLERANCE):
-            parts.append(norm)
-    mesh = pair.record.world.mesh
-    twice = math.sqrt(mesh.size("tensor") * mesh.size("sequence"))
-    return parts[-1] <= whole * (1 + SUDDEN) and math.hypot(*parts) <= whole * (1 + SUDDEN) * twice
-
-
-def _ranks_end_apart(pair: Pair) -> Fact:
-    digests = [rank.final_digest for rank in pair.record.ranks]
-    return None if None in digests or len(digests) < 2 else len(set(digests)) > 1
-
-
-def _tensors_have_factors(pair: Pair) -> Fact:
-    """Whether some second moments lie apart from all others."""
-    known = pair.record.moment_norms and pair.reference.moment_norms
-    return pair.apart is not None if known else None
-
-
-def _wire_rounds_as_much(pair: Pair) -> Fact:
-    return bool(pair.low_reductions) and abs(pair.ratio - 1) < REDUCTION_ROUNDING
-
-
-def _norm_of_the_step_before(pair: Pair) -> Fact:
-    before = pair.record.steps[pair.at - 1].gradient_norm if pair.at else None
-    given = pair.record.steps[pair.at].gradient_norm
-    return bool(before) and given is not None and abs(given / (before or 1.0) - 1) <= TOLERANCE
-
-
-def _ranks_hold_uneven_targets(pair: Pair) -> Fact:
-    return len(set(pair.targets(pair.at))) > 1
-
-
-def _every_uneven_step_differs(pair: Pair) -> Fact:
-    """False: a step before was as uneven, and its norm agrees far better."""
-    effect = abs(pair.ratio - 1) / (pair.unevenness(pair.at) or math.inf)
-    before = [index for index in range(pair.at) if pair.unevenness(index) and pair.norms_known(index)]
-    unseen = [
-        index
-        for index in before
-        if abs(pair.norm_ratio(index) - 1) < UNSEEN * effect * pair.unevenness(index)
-    ]
-    return None if not before else not unseen
-
-
-def _size_fits_uneven_targets(pair: Pair) -> Fact:
-    if pair.record.world.accumulation_steps > 1:
-        return None  # how many targets a micro-step has is not recorded
-    return abs(pair.ratio - 1) <= MOST_BY_WEIGHTS * pair.unevenness(pair.at)
-
-
-def _some_ranks_idle(pair: Pair) -> Fact:
-    return pair.idle is not None and pair.ratio < 1
-
-
-def _every_idle_step_differs(pair: Pair) -> Fact:
-    """False: the same ranks lacked this gradient in a step whose norm agrees far better."""
-    if pair.idle is None:
-        return None
-    before = [
-        index for index in range(pair.at)
-        if pair.record.steps[index].step >= pair.idle.step and pair.norms_known(index)
-    ]  # fmt: skip
-    unseen = [i for i in before if abs(pair.norm_ratio(i) - 1) < UNSEEN * abs(pair.ratio - 1)]
-    return None if not before else not unseen
-
-
-def _final_weights_agree(pair: Pair) -> Fact:
-    compared = pair.limits.parameters.keys() & pair.moved[1]
-    return not pair.beyond if compared else None
-
-
-def _settings_of_updates_differ(pair: Pair) -> Fact:
-    """None: settings differ that change gradients alone, while updates were not all computed again."""
-    if not pair.settings:
-        return False
-    if set(pair.settings) - set(OF_GRADIENTS):
-        return True
-    return False if _updates_are_adams(pair) else None
-
-
-def _nothing_moved(pair: Pair) -> Fact:
-    return bool(pair.still) and not any(pair.moved[1].values())
-
-
-def _still_ones_are_in_the_optimizer(pair: Pair) -> Fact:
-    held = optimizer_groups(pair.record)
-    return None if held is None else all(name in held for name in pair.still)
-
-
-def _first_norm_denies_a_missing_gradient(pair: Pair) -> Fact:
-    """One parameter's gradient may be too small to show in the norm, several hardly are."""
-    return len(pair.still) > 1 and pair.index != 0 and pair.record.steps[0].gradient_norm is not None
-
-
-def _clipped_by_part(pair: Pair) -> Fact:
-    return pair.limit is not None and pair.altered is not None and clips_by_part(pair.record, pair.limit)
-
-
-def _reference_skipped_it(pair: Pair) -> Fact:
-    return bool(pair.skipped[0])
-
-
-def _optimizer_depends_on_parts(pair: Pair) -> Fact:
-    """Whether it updates a part of a parameter in another way, and is handed flat parts."""
-    record = pair.record
-    strategy, apart = known_strategy(record), record.update_of_part
-    if strategy is None or apart is None or apart <= PARTS_ROUNDING:
-        return False
-    cut = strategy.family == "fsdp1" and strategy.sharding != "none" and record.world.world_size > 1
-    return cut or strategy.family in FLAT_STATES
-
-
-def _changed_ones_end_apart(pair: Pair) -> Fact:
-    return bool(set(pair.changed_in_passes) & set(pair.beyond)) if pair.beyond else None
-
-
-def _changes_show_then(pair: Pair) -> Fact:
-    """In the first step passes change both alike, but for a backward pass that gathers weights again."""
-    strategy = known_strategy(pair.record)
-    again = strategy is not None and strategy.facts.reshards
-    return not _in_the_first_step(pair) or (again and bool(_norm_differs(pair)))
-
-
-def _updates_are_adams(pair: Pair) -> Fact:
-    """Those of all steps but the first were computed again on every rank, with the same result."""
-    due, ranks = len(pair.record.steps) - 1, pair.record.ranks
-    if any(rank.odd_update is not None for rank in ranks):
-        return False
-    # Each is computed with the constants of its own rank.
-    audited = all((rank.audited_updates or 0) >= due > 0 for rank in ranks)
-    return True if audited and not any(rank.otherwise for rank in ranks) else None
-
-
-def _altered_before(pair: Pair) -> Fact:
-    """Whether an update that is not Adam's came before the first step that differs."""
-    steps = [part.step for part in pair.odd_updates.values()]
-    return None if pair.index is None or not steps else min(steps) < pair.number
-
-
-HYPOTHESES = (
-    # Of losses.
-    Hypothesis(name="not-finite", kind="diverged", specific=4, signs=(_loss_lost,), values=lambda pair: {}),
-    Hypothesis(
-        name="one-rank", kind="loss-of-one-rank", specific=3, signs=(_loss_differs, _loss_of_rank_0),
-        values=lambda p: p.loss_values | {"loss_sums": p.sums},
-    ),
-    Hypothesis(
-        name="mean-of-means", kind="loss-normalisation", specific=3, signs=(_loss_differs, _means_undone),
-        values=lambda p: p.loss_values | {"target_tokens": p.targets(p.at)},
-    ),
-    Hypothesis(
-        name="factor", kind="loss-scale", specific=3, signs=(_loss_differs, "loss_scales"),
-        values=lambda p: p.loss_values,
-    ),
-    Hypothesis(
-        name="altered", kind="loss-altered", specific=3, signs=(_loss_differs, _computed_loss_agrees),
-        values=lambda p: p.loss_values | {"computed": p.computed_loss},
-    ),
-    Hypothesis(
-        name="undivided", kind="attention-within-part", specific=3,
-        signs=(_loss_differs, _first_of_all, _attention_undivided),
-        values=lambda p: p.loss_values | {"attention": p.record.observed and p.record.observed.attention},
-    ),
-    Hypothesis(
-        name="stale-weights", kind="diverged", specific=3,
-        signs=(_loss_differs, _first_of_all, _weights_in_use_stale), values=lambda p: p.loss_values,
-    ),
-    Hypothesis(
-        name="read-outside", kind="weights-read-outside", specific=3,
-        signs=(_loss_differs, _first_of_all, _loss_reads_cut_weights),
-        values=lambda p: p.loss_values | {"parameters": read_outside(p.record)},
-    ),
-    Hypothesis(
-        name="buffers", kind="diverged", specific=2, signs=(_loss_differs, _first_of_all, "buffers"),
-        values=lambda p: p.loss_values,
-    ),
-    Hypothesis(
-        name="restored", kind="diverged", specific=1, signs=(_loss_differs, _in_the_first_step, _resumed),
-        values=lambda p: p.loss_values,
-    ),
-    # Of weights that should be equal, should move, or should not.
-    Hypothesis(
-        name="ranks-apart", kind="diverged", specific=4, signs=(_ranks_end_apart,),
-        refuted_by=(_loss_lost, _norm_differs_at_once, _in_the_first_step, _rank_norms_differ),
-        values=lambda pair: {},
-    ),
-    Hypothesis(
-        name="nothing-moved", kind="parameters-not-updated", specific=4, signs=(_nothing_moved,),
-        refuted_by=(_first_loss_differs,), values=lambda p: {"parameters": p.still},
-    ),
-    Hypothesis(
-        name="no-gradient", kind="gradient-differs", specific=4,
-        signs=("still", _still_ones_are_in_the_optimizer),
-        refuted_by=(_first_norm_denies_a_missing_gradient, _nothing_moved, _first_loss_differs),
-        values=lambda p: {"parameters": p.still},
-    ),
-    Hypothesis(
-        name="still", kind="parameters-not-updated", specific=4, signs=("still",),
-        refuted_by=(_nothing_moved, _first_loss_differs), values=lambda p: {"parameters": p.still},
-    ),
-    Hypothesis(
-        name="moved", kind="frozen-weights-moved", specific=4, signs=("frozen",),
-        refuted_by=(_first_loss_differs,), values=lambda p: {"parameters": p.frozen},
-    ),
-    Hypothesis(
-        name="unreached", kind="decay-without-gradient", specific=4, signs=("unreached",),
-        refuted_by=(_first_loss_differs,), values=lambda p: {
-            "parameters": p.unreached, "kept": {name: kept(p.record, name) for name in p.unreached}
-        },
-    ),
-    # Of gradients.
-    Hypothesis(
-        name="not-reduced", kind="diverged", specific=3,
-        signs=(_norm_differs, _rank_norms_differ, _gradients_reduced_over_ranks),
-        predicts=(_data_ranks_see_other_norms, _ranks_end_apart), refuted_by=(_rank_norms_are_parts,),
-        values=lambda pair: {},
-    ),
-    Hypothesis(
-        name="weights-averaged", kind="gradient-differs", specific=3,
-        signs=(_norm_differs, _rank_norms_differ, _gradients_reduced_over_ranks),
-        predicts=(_data_ranks_see_other_norms,), refuted_by=(_ranks_end_apart, _rank_norms_are_parts),
-        values=lambda p: {"gradient_norms": p.rank_norms} | p.step_value,
-    ),
-    Hypothesis(
-        name="own-norms", kind="norm-of-shard", specific=3, signs=(_norm_differs, _rank_norms_differ),
-        predicts=(_rank_norms_are_parts,), values=lambda p: {"gradient_norms": p.rank_norms},
-    ),
-    Hypothesis(
-        name="factor", kind="gradient-scale", specific=3, signs=(_norm_differs, "gradient_scales"),
-        refuted_by=(_rank_norms_differ, _tensors_have_factors), values=lambda p: p.ratio_values,
-    ),
-    Hypothesis(
-        name="clipped-before", kind="gradient-differs", specific=3,
-        signs=(_norm_differs_at_once, "one_norm"), refuted_by=(_rank_norms_differ,),
-        values=lambda p: p.ratio_values,
-    ),
-    Hypothesis(
-        name="step-late", kind="gradient-differs", specific=3,
-        signs=(_norm_differs_at_once, _norm_of_the_step_before),
-        refuted_by=(_rank_norms_differ, "one_norm"), values=lambda p: p.ratio_values,
-    ),
-    Hypothesis(
-        name="idle", kind="gradient-differs", specific=3, signs=(_norm_differs_at_once, _some_ranks_idle),
-        predicts=(_every_idle_step_differs,), refuted_by=(_rank_norms_differ,),
-        values=lambda p: p.ratio_values,
-    ),
-    Hypothesis(
-        name="tensors", kind="gradient-differs", specific=3,
-        signs=(_norm_differs_at_once, _tensors_have_factors),
-        refuted_by=(_rank_norms_differ,), values=lambda p: p.ratio_values,
-    ),
-    Hypothesis(
-        name="wire", kind="gradient-differs", specific=3, signs=(_norm_differs_at_once, _wire_rounds_as_much),
-        refuted_by=(_rank_norms_differ, _tensors_have_factors), values=lambda p: p.ratio_values,
-    ),
-    Hypothesis(
-        name="mean-of-means", kind="gradient-differs", specific=2,
-        signs=(_norm_differs_at_once, _ranks_hold_uneven_targets),
-        predicts=(_every_uneven_step_differs, _size_fits_uneven_targets),
-        refuted_by=(_rank_norms_differ, _tensors_have_factors), values=lambda p: p.ratio_values,
-    ),
-    Hypothesis(
-        name="norm-alone", kind="gradient-differs", specific=2,
-        signs=(_norm_differs_at_once, _first_of_all, _final_weights_agree), refuted_by=(_rank_norms_differ,),
-        values=lambda p: p.ratio_values,
-    ),
-    Hypothesis(
-        name="farthest", kind="gradient-differs", specific=2,
-        signs=(_norm_differs_at_once, "far"), refuted_by=(_rank_norms_differ,),
-        values=lambda p: p.ratio_values,
-    ),
-    Hypothesis(
-        name="part-lost", kind="gradient-differs", specific=1,
-        signs=(_norm_differs_at_once, "lost"),
-        refuted_by=(_rank_norms_differ, _tensors_have_factors, _final_weights_agree),
-        values=lambda p: p.ratio_values,
-    ),
-    Hypothesis(
-        name="shifted", kind="gradient-differs", specific=1, signs=("shift",),
-        refuted_by=(_loss_lost, _loss_differs, "settings", _norm_differs_at_once),
-        values=lambda p: {"ratio": 1 + p.shift.mean if p.shift else None},
-    ),
-    # Of updates: what a run does after its first gradient.
-    Hypothesis(
-        name="by-part", kind="norm-of-shard", specific=3, signs=(_clipped_by_part,),
-        refuted_by=(_norm_differs_at_once, _in_the_first_step),
-        values=lambda p: {"applied_gradient_norm": p.clipped_norm, "gradient_clipping": p.limit},
-    ),
-    Hypothesis(
-        name="skipped", kind="decay-without-gradient", specific=3, signs=(_reference_skipped_it,),
-        refuted_by=(_norm_differs_at_once, _in_the_first_step),
-        values=lambda p: {
-            "parameters": p.skipped[0], "kept": {name: kept(p.record, name) for name in p.skipped[0]},
-            "step": p.skipped[1],
-        },
-    ),
-    Hypothesis(
-        name="parts", kind="update-of-parts", specific=3, signs=(_optimizer_depends_on_parts,),
-        refuted_by=(_norm_differs_at_once, _in_the_first_step),
-        values=lambda p: {"update_of_part": p.record.update_of_part},
-    ),
-    Hypothesis(
-        name="in-place", kind="weights-changed-in-passes", specific=3, signs=("changed_in_passes",),
-        predicts=(_changes_show_then, _changed_ones_end_apart),
-        values=lambda p: {"parameters": p.changed_in_passes} | p.step_value,
-    ),
-    Hypothesis(
-        name="altered-gradients", kind="update-differs", specific=2,
-        signs=("altered",),
-        refuted_by=(_loss_lost, _norm_differs_at_once, _in_the_first_step), values=lambda p: p.beyond_values,
-    ),
-    Hypothesis(
-        name="buffers", kind="update-differs", specific=2, signs=("buffers",),
-        refuted_by=(_loss_lost, _norm_differs_at_once, _in_the_first_step), values=lambda p: p.beyond_values,
-    ),
-    Hypothesis(
-        name="altered-updates", kind="update-differs", specific=2, signs=("odd_updates",),
-        predicts=(_altered_before,), refuted_by=(_loss_lost, _norm_differs_at_once, _in_the_first_step),
-        values=lambda p: p.beyond_values,
-    ),
-    Hypothesis(
-        name="settings", kind="update-differs", specific=2, signs=("settings",),
-        predicts=(_settings_of_updates_differ,),
-        refuted_by=(_loss_lost, _norm_differs_at_once, _in_the_first_step), values=lambda p: p.beyond_values,
-    ),
-    Hypothesis(
-        name="restored", kind="update-differs", specific=1, signs=(_resumed,),
-        refuted_by=(_loss_lost, _norm_differs_at_once), values=lambda p: p.beyond_values,
-    ),
-    Hypothesis(
-        name="before-updates", kind="gradient-differs", specific=1, signs=(_updates_are_adams,),
-        refuted_by=(
-            _loss_lost, _in_the_first_step, _norm_differs_at_once, _settings_of_updates_differ,
-            "altered", _resumed,
-        ),
-        values=lambda p: p.beyond_values,
-    ),
-    # What is known where nothing else stands.
-    Hypothesis(
-        name="unknown", kind="diverged", specific=0, signs=(_loss_differs, _in_the_first_step),
-        values=lambda p: p.loss_values,
-    ),
-    Hypothesis(
-        name="unknown", kind="gradient-differs", specific=0, signs=(_norm_differs_at_once,),
-        values=lambda p: p.ratio_values,
-    ),
-    Hypothesis(name="unknown", kind="update-differs", specific=0, values=lambda p: p.beyond_values),
-)  # fmt: skip
+    # What hypotheses ask.
+
+    @property
+    def in_the_first_step(self) -> Fact:
+        return self.index == 0
+
+    @property
+    def first_of_all(self) -> Fact:
+        """No update came before it, not even in the run that this one continues."""
+        return self.index == 0 and self.record.resumed is None
+
+    @property
+    def loss_lost(self) -> Fact:
+        return self.index is not None and None in (self.expected_loss, self.given_loss)
+
+    @property
+    def loss_differs(self) -> Fact:
+        return self.index is not None and not self.loss_lost and self.loss_apart(self.index)
+
+    @property
+    def first_loss_differs(self) -> Fact:
+        """Before any update."""
+        return self.index == 0 and self.loss_apart(0)
+
+    @property
+    def norm_differs(self) -> Fact:
+        """Although the loss of its step agrees."""
+        return self.index is not None and not self.loss_apart(self.index)
+
+    @property
+    def norm_differs_at_once(self) -> Fact:
+        """By more than weights can explain that agreed in the step before."""
+        if not self.norm_differs:
+            return False
+        return self.at == 0 or abs(self.ratio / self.norm_ratio(self.at - 1) - 1) >= SUDDEN
+
+    @property
+    def resumed(self) -> Fact:
+        return self.record.resumed is not None
+
+    @property
+    def loss_of_rank_0(self) -> Fact:
+        return of_one_rank(self.record, self.at)
+
+    @property
+    def means_undone(self) -> Fact:
+        """If each rank divided by its own targets, undoing that gives the reference's loss."""
+        targets, sums, expected = self.target_tokens, self.sums, self.expected_loss
+        if not len(sums) == len(targets) > 1 or len(set(targets)) == 1 or expected is None:
+            return None
+        total = sum(targets)
+        undone = sum(part * count * len(targets) / total for part, count in zip(sums, targets, strict=True))
+        return abs(undone / total - expected) <= self.limits.loss
+
+    @property
+    def computed_loss_agrees(self) -> Fact:
+        computed, expected = self.computed_loss, self.expected_loss
+        return None if computed is None or expected is None else abs(computed - expected) <= self.limits.loss
+
+    @property
+    def attention(self) -> str | None:
+        return self.record.observed.attention if self.record.observed else None
+
+    @property
+    def attention_undivided(self) -> Fact:
+        return self.record.world.mesh.size("sequence") > 1 and self.attention in UNDIVIDED
+
+    @property
+    def weights_in_use_stale(self) -> Fact:
+        weights = self.record.initial_weights
+        return None if weights is None else bool(weights.stale_elements)
+
+    @property
+    def read_outside(self) -> list[str]:
+        return read_outside(self.record)
+
+    @property
+    def rank_norms_differ(self) -> Fact:
+        return len(set(self.rank_norms)) > 1
+
+    @property
+    def gradients_reduced_over_ranks(self) -> Fact:
+        """Whether the mesh has ranks with samples of their own, so that gradients must be added up."""
+        return self.record.world.mesh.data_size > 1
+
+    @property
+    def data_ranks_see_other_norms(self) -> Fact:
+        """Of ranks that have the same place in all other dimensions."""
+        ranks, norms, mesh = self.record.ranks, self.rank_norms, self.record.world.mesh
+        if len(norms) < len(ranks) or mesh.data_size == 1:
+            return None
+        places: dict[tuple[Any, ...], set[float | None]] = {}
+        for rank, norm in zip(ranks, norms, strict=True):
+            place = tuple(at for name, at in mesh.coordinates(rank.rank).items() if name not in SPLITTING)
+            places.setdefault(place, set()).add(norm)
+        return any(len(of_place) > 1 for of_place in places.values())
+
+    @property
+    def rank_norms_are_parts(self) -> Fact:
+        """Whether norms of ranks' parts make up the reference's, or more where parts are held twice."""
+        whole, parts = self.reference.steps[self.at].gradient_norm, list[float]()
+        for norm in sorted(n for n in self.rank_norms if n is not None):  # equal ones are of the same part
+            if not parts or norm > parts[-1] * (1 + 10 * TOLERANCE):
+                parts.append(norm)
+        if not parts or not whole:
+            return None
+        mesh = self.record.world.mesh
+        twice = math.sqrt(mesh.size("tensor") * mesh.size("sequence"))
+        return parts[-1] <= whole * (1 + SUDDEN) and math.hypot(*parts) <= whole * (1 + SUDDEN) * twice
+
+    @property
+    def ranks_end_apart(self) -> Fact:
+        digests = [rank.final_digest for rank in self.record.ranks]
+        return None if None in digests or len(digests) < 2 else len(set(digests)) > 1
+
+    @property
+    def tensors_have_factors(self) -> Fact:
+        """Whether some second moments lie apart from all others."""
+        known = self.record.moment_norms and self.reference.moment_norms
+        return self.apart is not None if known else None
+
+    @property
+    def wire_rounds_as_much(self) -> Fact:
+        return bool(self.low_reductions) and abs(self.ratio - 1) < REDUCTION_ROUNDING
+
+    @property
+    def norm_of_the_step_before(self) -> Fact:
+        before = self.record.steps[self.at - 1].gradient_norm if self.at else None
+        given = self.record.steps[self.at].gradient_norm
+        return bool(before) and given is not None and abs(given / (before or 1.0) - 1) <= TOLERANCE
+
+    @property
+    def ranks_hold_uneven_targets(self) -> Fact:
+        return len(set(self.target_tokens)) > 1
+
+    @property
+    def every_uneven_step_differs(self) -> Fact:
+        """False: a step before was as uneven, and its norm agrees far better."""
+        effect = abs(self.ratio - 1) / (self.unevenness(self.at) or math.inf)
+        before = [index for index in range(self.at) if self.unevenness(index) and self.norms_known(index)]
+        unseen = [i for i in before if abs(self.norm_ratio(i) - 1) < UNSEEN * effect * self.unevenness(i)]
+        return None if not before else not unseen
+
+    @property
+    def size_fits_uneven_targets(self) -> Fact:
+        if self.record.world.accumulation_steps > 1:
+            return None  # how many targets a micro-step has is not recorded
+        return abs(self.ratio - 1) <= MOST_BY_WEIGHTS * self.unevenness(self.at)
+
+    @property
+    def some_ranks_idle(self) -> Fact:
+        return self.idle is not None and self.ratio < 1
+
+    @property
+    def every_idle_step_differs(self) -> Fact:
+        """False: the same ranks lacked this gradient in a step whose norm agrees far better."""
+        if self.idle is None:
+            return None
+        before = [
+            index for index in range(self.at)
+            if self.record.steps[index].step >= self.idle.step and self.norms_known(index)
+        ]  # fmt: skip
+        unseen = [i for i in before if abs(self.norm_ratio(i) - 1) < UNSEEN * abs(self.ratio - 1)]
+        return None if not before else not unseen
+
+    @property
+    def final_weights_agree(self) -> Fact:
+        compared = self.limits.parameters.keys() & self.moved[1]
+        return not self.beyond if compared else None
+
+    @property
+    def settings_of_updates_differ(self) -> Fact:
+        """None: settings differ that change gradients alone, while updates were not all computed again."""
+        if not self.settings:
+            return False
+        if set(self.settings) - set(OF_GRADIENTS):
+            return True
+        return False if self.updates_are_adams else None
+
+    @property
+    def nothing_moved(self) -> Fact:
+        return bool(self.still) and not any(self.moved[1].values())
+
+    @property
+    def still_ones_are_in_the_optimizer(self) -> Fact:
+        held = optimizer_groups(self.record)
+        return None if held is None else all(name in held for name in self.still)
+
+    @property
+    def first_norm_denies_a_missing_gradient(self) -> Fact:
+        """One parameter's gradient may be too small to show in the norm, several hardly are."""
+        return len(self.still) > 1 and self.index != 0 and self.record.steps[0].gradient_norm is not None
+
+    @property
+    def clipped_by_part(self) -> Fact:
+        return self.limit is not None and self.altered is not None and clips_by_part(self.record, self.limit)
+
+    @property
+    def optimizer_depends_on_parts(self) -> Fact:
+        """Whether it updates a part of a parameter in another way, and is handed flat parts."""
+        record = self.record
+        strategy, apart = known_strategy(record), record.update_of_part
+        if strategy is None or apart is None or apart <= PARTS_ROUNDING:
+            return False
+        cut = strategy.family == "fsdp1" and strategy.sharding != "none" and record.world.world_size > 1
+        return cut or strategy.family in FLAT_STATES
+
+    @property
+    def changed_ones_end_apart(self) -> Fact:
+        return bool(set(self.changed_in_passes) & set(self.beyond)) if self.beyond else None
+
+    @property
+    def changes_show_then(self) -> Fact:
+        """In the first step passes change both alike, but for a backward pass that gathers weights again."""
+        strategy = known_strategy(self.record)
+        again = strategy is not None and strategy.facts.reshards
+        return not self.in_the_first_step or (again and bool(self.norm_differs))
+
+    @property
+    def updates_are_adams(self) -> Fact:
+        """Those of all steps but the first were computed again on every rank, with the same result."""
+        due, ranks = len(self.record.steps) - 1, self.record.ranks
+        if any(rank.odd_update is not None for rank in ranks):
+            return False
+        # Each is computed with the constants of its own rank.
+        audited = all((rank.audited_updates or 0) >= due > 0 for rank in ranks)
+        return True if audited and not any(rank.otherwise for rank in ranks) else None
+
+    @property
+    def altered_before(self) -> Fact:
+        """Whether an update that is not Adam's came before the first step that differs."""
+        steps = [part.step for part in self.odd_updates.values()]
+        return None if self.index is None or not steps else min(steps) < self.number
 
 
 def moved_alone(reference: Record, record: Record) -> Explanation | None:
@@ -985,46 +824,35 @@ def shifted(shift: NormShift | None) -> str | None:
     return None if shift is None else sentence("gradient-differs", "shifted", shift=shift)
 
 
-def known_factors(mesh: Mesh, accumulation_steps: int, parts: int = 1) -> dict[str, float]:
-    """The factor by which each known mistake multiplies the gradients, by the mistake.
-
-    parts: the micro-batches into which a pipeline cuts the batch of a micro-step.
-    """
-    ranks, steps = mesh.data_size, accumulation_steps
-    known: dict[str, float] = {}
-    if ranks > 1:
-        known[f"summed over {ranks} ranks instead of averaged"] = ranks
-        known[f"divided by the {ranks} ranks again"] = 1 / ranks
-    if steps > 1:
-        known[f"not divided by the {steps} accumulation steps"] = steps
-        known[f"divided by the {steps} accumulation steps again"] = 1 / steps
-    if ranks > 1 and steps > 1:
-        known[f"summed over {ranks} ranks and {steps} accumulation steps"] = ranks * steps
-        known[f"divided by {ranks} ranks and {steps} accumulation steps again"] = 1 / (ranks * steps)
-    if parts > 1:
-        shown = f"the {parts} micro-batches of the pipeline"
-        known[f"divided by {shown} (scale_grads)"] = 1 / parts
-        known[f"not divided by {shown}"] = parts
-    for name, size in mesh.sizes:
-        if name not in SPLITTING and size > 1:
-            known[f"added up {size} times over the {size} ranks along '{name}'"] = size
-            known[f"divided by the {size} ranks along '{name}', which share samples"] = 1 / size
-    return known
-
-
 def name_scale(
     ratio: float, mesh: Mesh, accumulation_steps: int, parts: int = 1, *, rounding: float = SCALE_TOLERANCE
 ) -> list[str]:
     """The mistakes that explain a ratio of gradients; several if their factors coincide.
 
-    rounding: how far it moves the ratio, relative. A rank that adds no gradient may halve a norm, but not
-    as exactly as a factor does.
+    parts: the micro-batches into which a pipeline cuts the batch of a micro-step. rounding: how far it moves
+    the ratio, relative. A rank that adds no gradient may halve a norm, but not as exactly as a factor does.
     """
-    return [
-        name
-        for name, factor in known_factors(mesh, accumulation_steps, parts).items()
-        if abs(ratio / factor - 1) <= min(rounding, SCALE_TOLERANCE)
-    ]
+    ranks, steps = mesh.data_size, accumulation_steps
+    both, pipeline = (
+        ranks * steps if min(ranks, steps) > 1 else 1,
+        f"the {parts} micro-batches of the pipeline",
+    )
+    factors = {
+        f"summed over {ranks} ranks instead of averaged": ranks,
+        f"divided by the {ranks} ranks again": 1 / ranks,
+        f"not divided by the {steps} accumulation steps": steps,
+        f"divided by the {steps} accumulation steps again": 1 / steps,
+        f"summed over {ranks} ranks and {steps} accumulation steps": both,
+        f"divided by {ranks} ranks and {steps} accumulation steps again": 1 / both,
+        f"divided by {pipeline} (scale_grads)": 1 / parts,
+        f"not divided by {pipeline}": parts,
+    }
+    for name, size in mesh.sizes:
+        if name not in SPLITTING:
+            factors[f"added up {size} times over the {size} ranks along '{name}'"] = size
+            factors[f"divided by the {size} ranks along '{name}', which share samples"] = 1 / size
+    most = min(rounding, SCALE_TOLERANCE)
+    return [name for name, factor in factors.items() if factor != 1 and abs(ratio / factor - 1) <= most]
 
 
 def sums_of_step(
@@ -1089,36 +917,6 @@ def altered_updates(reference: Record, record: Record) -> dict[int, OddUpdatePar
     return {part.rank: part.odd_update for part in record.ranks if part.odd_update is not None}
 
 
-def gradients_apart(reference: Record, record: Record) -> tuple[list[str], float, float] | None:
-    """Parameters whose gradients lie far from the reference's while most do not; least and largest factor.
-
-    By second moments, over the change that most have in common: clipping passes one parameter's on to all.
-    """
-    mine, others = record.moment_norms, reference.moment_norms
-    ratios = {n: mine[n][1] / others[n][1] for n in mine.keys() & others.keys() if others[n][1] > 0}
-    common = median(ratios.values()) if ratios else 0.0
-    if not common:
-        return None
-    apart = sorted(((abs(ratio / common - 1), name) for name, ratio in ratios.items()), reverse=True)
-    usual = median(distance for distance, _ in apart)
-    named = [name for distance, name in apart if distance > max(APART, FAR * usual)]
-    if not named or usual > ALIKE or len(named) > len(apart) // 2:
-        return None
-    factors = [ratios[name] / common for name in named]
-    return named, min(factors), max(factors)
-
-
-def farthest(reference: Record, record: Record) -> tuple[str, float, float] | None:
-    """The parameter that ends far beyond all others, its distance and the next, each in movements; None: no
-    single one does."""
-    moved = movement(reference)
-    apart = sketch_distances(reference.final_weights, record.final_weights)
-    shares = sorted(((apart[name] / moved[name], name) for name in apart if moved.get(name)), reverse=True)
-    if len(shares) < 2 or shares[0][0] <= FAR * shares[1][0] or not shares[1][0]:
-        return None
-    return shares[0][1], shares[0][0], shares[1][0]
-
-
 def where(reference: Record, names: Sequence[str]) -> str:
     """These parameters in words: a block's name stands for all that it trains."""
     layout, rest, shown = reference.layout, list(names), []
@@ -1130,25 +928,5 @@ def where(reference: Record, names: Sequence[str]) -> str:
     return a_few([*shown, *rest])
 
 
-def kept(record: Record, name: str) -> float | None:
-    """The norm of a parameter at the end over that at the beginning; None: not known, or it was zero."""
-    first, last = (
-        w.sketch if w is not None else None for w in (record.initial_weights, record.final_weights)
-    )
-    if not first or not last or name not in last or not first.get(name) or not first[name][0]:
-        return None
-    return last[name][0] / first[name][0]
-
-
-def parameters_beyond(reference: Record, record: Record, limits: Tolerance) -> list[str]:
-    """Those that end farther from the reference's than the limits allow, farthest first."""
-    left = (reference.final_weights.sketch if reference.final_weights else None) or {}
-    right = (record.final_weights.sketch if record.final_weights else None) or {}
-    moved = movement(reference)
-    distances = {
-        name: estimate(left[name], right[name]) / moved[name]
-        for name in left
-        if name in right and moved.get(name)
-    }
-    beyond = [n for n, value in distances.items() if n in limits.parameters and value > limits.parameters[n]]
-    return sorted(beyond, key=lambda name: -distances[name])
+def _sketch(weights: WeightsPart | None) -> dict[str, list[float]]:
+    return (weights.sketch if weights else None) or {}
