@@ -1,4 +1,4 @@
-"""docs/findings.md and its list of hypotheses, as `findings.toml` and `causes.py` have them.
+"""docs/findings.md and its list of hypotheses, as `findings.toml` and `causes.toml` have them.
 
 Usage: python -m benchmarks.findings_page
 """
@@ -10,7 +10,7 @@ import io
 from collections.abc import Iterable
 from pathlib import Path
 
-from harness.judge.agreement.causes import HYPOTHESES, Question
+from harness.judge.agreement.causes import HYPOTHESES
 from harness.judge.findings.finding import ROLES, kinds, role_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -51,9 +51,8 @@ def hypotheses() -> str:
     return text.getvalue()
 
 
-def _words(facts: Iterable[Question]) -> str:
-    names = (fact if isinstance(fact, str) else fact.__name__ for fact in facts)
-    return "; ".join(name.strip("_").replace("_", " ") for name in names)
+def _words(facts: Iterable[str]) -> str:
+    return "; ".join(name.replace("_", " ") for name in facts)
 
 
 def write() -> None:
