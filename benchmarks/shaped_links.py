@@ -112,7 +112,7 @@ def measure(cluster: SlurmCluster, scratch: Path, name: str, output: Path) -> No
     self_test(cluster, here, folder / "fabric-before.json")
     run_matrix(
         cluster, here, runs, "--backends", ",".join(BACKENDS), "--nodes", "2", "--nproc", str(RANKS_PER_NODE),
-        "--repeats", str(REPEATS), *MODEL, *NOISE_RUNS, steps=STEPS,
+        "--set", f"compare.repeats={REPEATS}", *MODEL, *NOISE_RUNS, steps=STEPS,
     )  # fmt: skip
     self_test(cluster, here, folder / "fabric-after.json")
     publish(runs, folder)

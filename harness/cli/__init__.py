@@ -32,6 +32,8 @@ MODULES: dict[str, str] = _TABLE["modules"]
 """Of commands that are not in the module of their name."""
 INSTEAD: dict[str, str] = _TABLE["instead"]
 """What to use in place of commands and options that were removed, of one command or of all."""
+OPTIONS: dict[str, str] = _TABLE["options"]
+"""Help of each option, of one command or of all."""
 EXTRA_ARGUMENT = "Got unexpected extra argument"
 """Of click."""
 RANKS = ("--nproc", "--world-size", "--gpus", "--ranks", "--num-processes", "--nproc-per-node")
@@ -103,7 +105,7 @@ class CommandLine(Group):
         place, _, name = MODULES.get(cmd_name, cmd_name).partition(":")
         command = getattr(import_module(f"{__name__}.{place}"), name or cmd_name)
         assert isinstance(command, click.Command)
-        give_example(command, cmd_name)
+        give_help(command, cmd_name)
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -123,11 +125,15 @@ class CommandLine(Group):
                 formatter.write_dl([(name.ljust(width), line) for name, line in group.items()])
 
 
-def give_example(command: click.Command, words: str) -> None:
-    """Let the help of a command, or of those of a group, begin with its example."""
+def give_help(command: click.Command, words: str) -> None:
+    """Give the options of a command, or of those of a group, their help, which begins with an example."""
     if isinstance(command, click.Group):
         for name, part in command.commands.items():
-            give_example(part, f"{words} {name}")
+            give_help(part, f"{words} {name}")
+    for one in command.params:
+        if isinstance(one, click.Option) and one.help is None:
+            found = (OPTIONS.get(f"{words} {name}", OPTIONS.get(name)) for name in one.opts)
+            one.help = next(filter(None, found), None)
     if words not in EXAMPLES:
         return
 
@@ -197,4 +203,4 @@ def harness(debug: bool) -> None:
     """Run one fine-tuning job under every data-parallel sharding strategy and compare what happened."""
 
 
-give_example(harness, "harness")
+give_help(harness, "harness")

@@ -34,7 +34,6 @@ from harness.cli.options import (
     json_option,
     measuring,
     numbers,
-    priced,
     repeats_option,
     require_gpus,
     resolve_device,
@@ -68,7 +67,7 @@ from harness.tell.formats import fitted
 if TYPE_CHECKING:
     from harness.plan.preflight import CellPredictions
 
-force_option = click.option("--force", is_flag=True, help="Start runs that are predicted not to fit.")
+force_option = click.option("--force", is_flag=True)
 
 
 def predict_cells(
@@ -754,34 +753,19 @@ RECORDS_SUFFIX = ".runs"
 
 @click.command()
 @measuring
-@priced
 @job_options
 @backends_option
-@click.option("--nproc", help="Ranks on this machine, comma-separated: 2,4.")
+@click.option("--nproc")
 @repeats_option
-@click.option("--within", help="Add rounds until speeds are in order and known within so much: 3%.")
-@click.option(
-    "--max-minutes", type=click.FloatRange(0, min_open=True),
-    help="Add rounds until each speed is in order; start none after so long.",
-)  # fmt: skip
+@click.option("--within")
+@click.option("--max-minutes", type=click.FloatRange(0, min_open=True))
 @runs_option
-@click.option(
-    "--report",
-    type=OUTPUT_FILE,
-    help="Write a report here; the format follows from the extension.",
-)
-@click.option(
-    "--batch", type=click.Choice(["equal", "largest"]), default="equal", show_default=True,
-    help="largest: each backend with the largest micro-batch that fits, at the same global batch.",
-)  # fmt: skip
-@click.option("--fresh", is_flag=True, help="Run every cell, even if it has a record.")
-@click.option("--strict", is_flag=True, help="Exit with 3 if a cell failed or parity failed.")
+@click.option("--report", type=OUTPUT_FILE)
+@click.option("--batch", type=click.Choice(["equal", "largest"]), default="equal", show_default=True)
+@click.option("--fresh", is_flag=True)
+@click.option("--strict", is_flag=True)
 @force_option
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="List the cells, which have a record, how long the others take and whether they fit.",
-)
+@click.option("--dry-run", is_flag=True)
 @resume_options
 @json_option
 @view_options

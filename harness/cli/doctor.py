@@ -177,28 +177,16 @@ MINUTES, FULL_MINUTES = 2.0, 10.0
 
 
 @click.command()
-@click.option(
-    "--backends",
-    help="Comma-separated names with their options; default: all built-in ones.",
-)
-@click.option("--gpu", is_flag=True, help="Check this machine's GPUs instead: twenty checks on tiny runs.")
-@click.option("--full", is_flag=True, help="With --gpu: compare six strategies at two sizes too.")
-@click.option(
-    "--config", "size", type=PATH, metavar="FILE",
-    help="With --full: the larger job and its strategies; default: @gpu-node, 1.1 B parameters.",
-)  # fmt: skip
-@click.option("--bundle", type=PATH, help="With --gpu: pack the results to send them, FILE.tar.xz.")
-@click.option(
-    "--minutes",
-    type=click.FloatRange(0.1),
-    help="With --gpu: stop after so many; default: 2, with --full 10.",
-)
+@click.option("--backends")
+@click.option("--gpu", is_flag=True)
+@click.option("--full", "size", type=PATH, is_flag=False, flag_value=Path(AT_SIZE), metavar="[FILE]")
+@click.option("--bundle", type=PATH)
+@click.option("--minutes", type=click.FloatRange(0.1))
 @json_option
 @common
 def doctor(
     backends: str | None,
     gpu: bool,
-    full: bool,
     size: Path | None,
     bundle: Path | None,
     minutes: float | None,
@@ -213,14 +201,9 @@ def doctor(
     if gpu:
         if backends is not None:
             raise HarnessError("--gpu runs backends of its own choice; leave out --backends")
-        if size is not None and not full:
-            raise HarnessError("--config names the larger job of --full; add --full")
-        return examine_gpus(
-            minutes or (FULL_MINUTES if full else MINUTES), bundle, (size or Path(AT_SIZE)) if full else None,
-            as_json=as_json,
-        )  # fmt: skip
-    if bundle is not None or full or size is not None:
-        raise HarnessError("--full, --config and --bundle belong to the check of GPUs; add --gpu")
+        return examine_gpus(minutes or (FULL_MINUTES if size else MINUTES), bundle, size, as_json=as_json)
+    if bundle is not None or size is not None:
+        raise HarnessError("--full and --bundle belong to the check of GPUs; add --gpu")
     named = split_backends(backends) if backends is not None else []
     return examine([] if named == ["all"] else named, as_json=as_json)
 

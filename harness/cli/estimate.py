@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.cli.options import (
-    BACKENDS,
-    MODEL,
     PATH,
     GivenFiles,
     Machine,
@@ -20,10 +18,11 @@ from harness.cli.options import (
     backends_option,
     common,
     config_option,
+    file_options,
     json_option,
     machine_options,
+    model_option,
     numbers,
-    planned_options,
     ranks_options,
     set_option,
     split_backends,
@@ -48,16 +47,8 @@ from harness.run_directory.request import Tensors
 
 if TYPE_CHECKING:
     from harness.plan.answer import Answer
-    from harness.plan.hardware import Hardware
 
-model_option = click.option("--model", metavar="NAME|FOLDER|FILE", help=f"{MODEL}; default: the job's.")
-tokens_option = click.option(
-    "--tokens-per-step", metavar="T",
-    help="Of the global batch, whose split is searched: 4194304, or 4M for 4e6; taken as given if the GPUs "
-    "divide it, else one within 5 % that micro-batches divide, else the nearest. Default: of the job's "
-    "batch, else as GPT-3 of the model's size (0.5M to 3.2M), 64 samples for LoRA or one GPU, at least a "
-    "sample a GPU.",
-)  # fmt: skip
+tokens_option = click.option("--tokens-per-step", metavar="T")
 
 
 def question_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,21 +61,20 @@ def question_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @question_options
 @backends_option
 @machine_options(default="8")
-@click.option("--plot", type=PATH, help="Plot both over the number of ranks: FILE.svg or FILE.png.")
-@click.option("--all", "whole", is_flag=True, help="Show every strategy, not the six that lead.")
-@click.option("--details", is_flag=True, help="Show every line with its formula and source.")
-@click.option("--list-models", is_flag=True, help="List the catalogue and exit.")
-@click.option("--list-hardware", is_flag=True, help="List the known GPUs and fabrics and exit.")
+@click.option("--save-calibration", type=PATH, metavar="FILE")
+@click.option("--plot", type=PATH)
+@click.option("--all", "whole", is_flag=True)
+@click.option("--details", is_flag=True)
+@click.option("--list", "listed", type=click.Choice(["models", "hardware"]))
 @common
-@planned_options
+@file_options
 def estimate(
     backends: str | None,
     machine: Machine,
     plot: Path | None,
     whole: bool,
     details: bool,
-    list_models: bool,
-    list_hardware: bool,
+    listed: str | None,
     as_json: bool,
     **asked: Any,
 ) -> int:
@@ -97,8 +87,11 @@ def estimate(
         from harness.tell.pictures.drawing import plot_format
 
         plot_format(plot)  # refuses a format before anything is computed
-    if list_models or list_hardware:
-        return _list(machine.known, models=list_models)
+    if listed is not None:
+        from harness.plan.models import catalogue_lines
+
+        click.echo("\n".join(catalogue_lines() if listed == "models" else machine.known.lines()))
+        return 0
     from harness.plan.document import document
     from harness.plan.text import answer_lines
 
@@ -159,18 +152,11 @@ def _with_open_batch(job: PlannedJob, *, tokens: bool) -> PlannedJob:
     )
 
 
-def _list(known: Hardware, *, models: bool) -> int:
-    from harness.plan.models import catalogue_lines
-
-    click.echo("\n".join(catalogue_lines() if models else known.lines()))
-    return 0
-
-
 @click.command()
 @question_options
 @machine_options()
 @common
-@planned_options
+@file_options
 def recommend(machine: Machine, as_json: bool, **asked: Any) -> int:
     """Rank strategies, batches, checkpointing and offload for a model on GPUs.
 
@@ -192,14 +178,11 @@ MOST_RANKS = 4096
 
 
 @click.command()
-@click.option("--backend", "--backends", "backends", required=True, help=BACKENDS)
+@click.option("--backend", "--backends", "backends", required=True)
 @ranks_options
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="The rank to simulate.")
-@click.option("--model", metavar="NAME|FOLDER|FILE", help=f"{MODEL}; default: the job's.")
-@click.option(
-    "--tensors", type=click.Choice(["fake", "real"]), default="fake", show_default=True,
-    help="fake: without data, any size; real: with data, and buffers of kernels, for small models.",
-)  # fmt: skip
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True)
+@model_option
+@click.option("--tensors", type=click.Choice(["fake", "real"]), default="fake", show_default=True)
 @config_option
 @set_option
 @json_option

@@ -15,7 +15,7 @@ from harness.cli.options import (
     backend_option,
     common,
     default_ranks,
-    given_options,
+    file_options,
     job_options,
     nproc_option,
     resolve_device,
@@ -44,8 +44,8 @@ from harness.record import Record
 from harness.record.store import read_runs
 from harness.run_directory.checkpoint import DESCRIPTION, checkpoint_folder
 
-MOST_STEPS = 5
-"""Steps of the example whose samples are written."""
+EXAMPLE_STEPS = 5
+"""Whose samples are written."""
 JOB_FILE = "job.yaml"
 
 
@@ -71,19 +71,15 @@ def program_of_run(record: Record) -> tuple[Experiment, str, int, BatchLayout]:
 @export.command()
 @common
 @click.argument("run", required=False, type=PATH)
-@click.option("--to", "tool", type=click.Choice(TOOLS), help="What starts it; default: by the strategy.")
+@click.option("--to", "tool", type=click.Choice(TOOLS))
 @backend_option
 @job_options
 @nproc_option
-@click.option("-o", "--output", required=True, type=PATH, help="New folder for the files.")
-@click.option(
-    "--steps", type=click.IntRange(1), default=MOST_STEPS, show_default=True,
-    help="Steps of the example, whose samples are written.",
-)  # fmt: skip
-@given_options
+@click.option("-o", "--output", required=True, type=PATH)
+@file_options
 def program(
     run: Path | None, tool: Tool | None, backend: str | None, experiment: Experiment, nproc: int | None,
-    output: Path, steps: int, given: GivenFiles,
+    output: Path, given: GivenFiles,
 ) -> int:  # fmt: skip
     """Write a program of your own: that of a RUN, or of --backend with its job.
 
@@ -111,7 +107,7 @@ def program(
     found = exported_files(
         tool, label, cell.job, layout, world_size=ranks, device=device, preset=cell.preset,
         facts=launcher.check(json.dumps(job)),
-        example=launcher.example(json.dumps({"job": job, "steps": steps})),
+        example=launcher.example(json.dumps({"job": job, "steps": EXAMPLE_STEPS})),
     )  # fmt: skip
     found[JOB_FILE] = json.dumps(experiment.model_dump(mode="json", exclude_unset=True), indent=1) + "\n"
     write_folder(output, found)
@@ -126,10 +122,8 @@ def program(
 @export.command()
 @common
 @click.argument("runs", nargs=-1, required=True, type=PATH)
-@click.option(
-    "--to", required=True, type=click.Choice(["tensorboard", "mlflow", "wandb"]), help="Tool to export to."
-)
-@click.option("-o", "--output", required=True, type=PATH, help="Folder for the tool's files.")
+@click.option("--to", required=True, type=click.Choice(["tensorboard", "mlflow", "wandb"]))
+@click.option("-o", "--output", required=True, type=PATH)
 def tracking(runs: tuple[Path, ...], to: Any, output: Path) -> int:
     """Log records to TensorBoard, MLflow or Weights & Biases (offline), one run each."""
     from harness.exported.tracking import export_runs
@@ -145,8 +139,8 @@ def tracking(runs: tuple[Path, ...], to: Any, output: Path) -> int:
 @export.command()
 @common
 @click.argument("run", type=PATH)
-@click.option("--merged", is_flag=True, help="Merge the adapters into the model's weights.")
-@click.option("-o", "--output", required=True, type=PATH, help="Folder for the files.")
+@click.option("--merged", is_flag=True)
+@click.option("-o", "--output", required=True, type=PATH)
 def adapter(run: Path, merged: bool, output: Path) -> int:
     """Write the adapters of a run's kept checkpoint as safetensors that peft reads.
 

@@ -33,26 +33,15 @@ DEFAULT_LARGEST = {"cuda": "4GB", "cpu": "64MB"}
 
 
 @click.command()
-@click.option("--nproc", type=click.IntRange(2), help="Ranks on this machine; omit under torchrun.")
+@click.option("--nproc", type=click.IntRange(2))
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--max-size", help="Largest tensor; default: 4GB on GPUs, 64MB on the CPU, limited by memory.")
-@click.option("--operations", help="Any of all_reduce,all_gather,reduce_scatter,broadcast,point_to_point.")
-@click.option(
-    "--repeats", type=click.IntRange(1), default=20, show_default=True, help="Operations per timed batch."
-)
-@click.option(
-    "--warmup", type=click.IntRange(1), default=5, show_default=True, help="Operations before the timed ones."
-)
-@click.option(
-    "--seconds-per-row", type=click.FloatRange(0.001), default=5.0, show_default=True,
-    help="Reduce the repeats of a size that would take longer.",
-)  # fmt: skip
-@click.option(
-    "--require-busbw", metavar="RATE", help="Exit with 3 if all-reduce is slower, e.g. 5GB/s or 40Gbit/s."
-)
-@click.option("-o", "--output", type=PATH, help="File to write, with the result as JSON.")
-@click.option("--plot", type=PATH, help="Draw the result: FILE.svg or FILE.png.")
-@click.option("--silent", is_flag=True, hidden=True)
+@click.option("--max-size")
+@click.option("--operations")
+@click.option("--repeats", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--seconds-per-row", type=click.FloatRange(0.001), default=5.0, show_default=True)
+@click.option("--require-busbw", metavar="RATE")
+@click.option("-o", "--output", type=PATH)
+@click.option("--plot", type=PATH)
 @json_option
 @common
 def fabric(
@@ -61,13 +50,11 @@ def fabric(
     max_size: str | None,
     operations: str | None,
     repeats: int,
-    warmup: int,
     seconds_per_row: float,
     require_busbw: str | None,
     output: Path | None,
     plot: Path | None,
     as_json: bool,
-    silent: bool,
 ) -> int:
     """Measure the network that collectives use, and check its bus bandwidth.
 
@@ -84,19 +71,17 @@ def fabric(
     if is_rank:
         from harness.fabric.measurement import measure  # loads torch
 
-        result = measure(
-            device, largest, wanted, repeats=repeats, warmup=warmup, seconds_per_row=seconds_per_row
-        )
+        result = measure(device, largest, wanted, repeats=repeats, seconds_per_row=seconds_per_row)
     else:
         # Not sys.argv: torchrun takes --nproc for an abbreviation of its own, wherever it stands.
         arguments = [
             "--device", device, "--max-size", str(largest), "--operations", ",".join(wanted), "--repeats",
-            str(repeats), "--warmup", str(warmup), "--seconds-per-row", str(seconds_per_row),
+            str(repeats), "--seconds-per-row", str(seconds_per_row),
         ]  # fmt: skip
         result = start_ranks(nproc or default_ranks(device), arguments)
     if shows and output is not None:
         write_result(result, output)
-    code = present(result, largest, required, plot, as_json) if shows and not silent else 0
+    code = present(result, largest, required, plot, as_json) if shows else 0
     if is_rank:
         leave(code)
     return code

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import psutil
@@ -60,20 +60,13 @@ SPENT = "spent.json"
 def _lab_options(command: Callable[..., None]) -> Callable[..., None]:
     """NAME, --scale, --variant and --runs."""
     for option in (
+        click.option("--runs", type=PATH, default=FOLDER, show_default=True),
         click.option(
-            "--runs", type=PATH, default=FOLDER, show_default=True,
-            help="Folder of the records; each lab, variant and scale has its own in it.",
+            "--variant", type=click.Choice(get_args(Variant)), default="as-intended", show_default=True
         ),
-        click.option(
-            "--variant", type=click.Choice(["as-intended", "as-written"]), default="as-intended",
-            show_default=True, help="as-written: with the faults of the public job.",
-        ),
-        click.option(
-            "--scale", type=click.Choice(["full", "tiny"]), default="full", show_default=True,
-            help="tiny: a small model on two CPU ranks, in under a minute.",
-        ),
+        click.option("--scale", type=click.Choice(get_args(Scale)), default="full", show_default=True),
         click.argument("name"),
-    ):  # fmt: skip
+    ):
         command = option(command)
     return command
 
@@ -105,7 +98,7 @@ def list_labs(as_json: bool) -> int:
 @labs.command("run")
 @_lab_options
 @backends_option
-@click.option("--nproc", help="Ranks on this machine, comma-separated, in place of the lab's.")
+@click.option("--nproc")
 @set_option
 @measuring
 def run_lab(
@@ -150,7 +143,7 @@ def _run(
 
 @labs.command()
 @_lab_options
-@click.option("--markdown", is_flag=True, help="Print Markdown, to paste into the hand-out.")
+@click.option("--markdown", is_flag=True)
 @json_option
 @common
 def table(name: str, scale: Scale, variant: Variant, runs: Path, markdown: bool, as_json: bool) -> int:

@@ -160,13 +160,8 @@ def explain(word: str | None, as_json: bool) -> int:
 @click.command()
 @common
 @click.argument("section", required=False, shell_complete=completion.section)
-@click.option("--schema", is_flag=True, help="Print the JSON schema of a configuration file, for editors.")
-@click.option(
-    "--write",
-    type=PATH,
-    metavar="FILE",
-    help="Write a configuration file with every setting commented out; with --schema its schema next to it.",
-)
+@click.option("--schema", is_flag=True)
+@click.option("--write", type=PATH, metavar="FILE")
 @json_option
 def settings(section: str | None, schema: bool, write: Path | None, as_json: bool) -> int:
     """List the settings of a configuration file or SECTION with type, default and meaning.

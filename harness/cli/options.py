@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,57 +112,29 @@ def _at_most_one(context: click.Context, parameter: click.Parameter, given: tupl
         raise click.BadParameter(str(error)) from error
 
 
-BACKENDS = "Comma-separated names with their options, or all."
-MODEL = "Name or hub id of the catalogue, folder with config.json, or its file"
 config_option = click.option(
-    "--config",
-    type=PATH,
-    multiple=True,
-    callback=_at_most_one,
-    shell_complete=completion.configuration,
-    help="YAML file, or @NAME for one that is shipped, such as @default; default: the built-in job.",
+    "--config", type=PATH, multiple=True, callback=_at_most_one, shell_complete=completion.configuration
 )
 set_option = click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="A.B=C",
-    help="Override a setting; repeatable.",
-    shell_complete=completion.setting,
+    "--set", "assignments", multiple=True, metavar="A.B=C", shell_complete=completion.setting
 )
-model_option = click.option(
-    "--model", metavar="NAME|FOLDER|FILE", help=f"{MODEL}, with random weights; default: the job's."
-)
-backend_option = click.option(
-    "--backend", help="Name, with options after a colon: zero3:offload=cpu.",
-    shell_complete=completion.backend,
-)  # fmt: skip
-backends_option = click.option("--backends", help=BACKENDS, shell_complete=completion.backends)
-nproc_option = click.option("--nproc", type=click.IntRange(1), help="Ranks on this machine.")
-repeats_option = click.option("--repeats", type=click.IntRange(1), help="Runs of each cell.")
-runs_option = click.option(
-    "--runs", type=PATH, default=Path("runs"), show_default=True,
-    help="Folder of the records.",
-)  # fmt: skip
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON document on standard output."
-)
-wide_option = click.option("--wide", is_flag=True, help="Show every column, however long the lines.")
-port_option = click.option(
-    "--port", type=click.IntRange(1, 65535), help="Rendezvous port; default: a free port."
-)
+model_option = click.option("--model", metavar="NAME|FOLDER|FILE")
+backend_option = click.option("--backend", shell_complete=completion.backend)
+backends_option = click.option("--backends", shell_complete=completion.backends)
+nproc_option = click.option("--nproc", type=click.IntRange(1))
+repeats_option = click.option("--repeats", type=click.IntRange(1))
+runs_option = click.option("--runs", type=PATH, default=Path("runs"), show_default=True)
+json_option = click.option("--json", "as_json", is_flag=True)
+wide_option = click.option("--wide", is_flag=True)
+quiet_option = click.option("-q", "--quiet", is_flag=True)
+port_option = click.option("--port", type=click.IntRange(1, 65535))
 
 
 def resume_options(command: Callable[..., int]) -> Callable[..., int]:
     """Give a command --resume-from and --trust-checkpoint, and pass the checkpoint as `resume`."""
 
-    @click.option(
-        "--resume-from", metavar="RUN", help="Continue the kept checkpoint of a run: its id, or a folder."
-    )
-    @click.option(
-        "--trust-checkpoint", is_flag=True,
-        help="Load a native checkpoint that you did not save: it can execute any code.",
-    )  # fmt: skip
+    @click.option("--resume-from", metavar="RUN")
+    @click.option("--trust-checkpoint", is_flag=True)
     @wraps(command)
     def with_checkpoint(resume_from: str | None, trust_checkpoint: bool, runs: Path, **arguments: Any) -> int:
         if trust_checkpoint and resume_from is None:
@@ -210,8 +182,8 @@ def view_options(command: Callable[..., int]) -> Callable[..., int]:
     """Give a command -q, -v and --wide, and pass them as `view`."""
 
     @wide_option
-    @click.option("-q", "--quiet", is_flag=True, help="Show results, findings and errors only.")
-    @click.option("-v", "--verbose", is_flag=True, help="Show steps of each run and which records are used.")
+    @quiet_option
+    @click.option("-v", "--verbose", is_flag=True)
     @wraps(command)
     def with_view(wide: bool, quiet: bool, verbose: bool, **arguments: Any) -> int:
         if quiet and verbose:
@@ -355,11 +327,6 @@ class GivenFiles:
             raise click.UsageError(
                 "Give one of --backend, --from-accelerate and --from-deepspeed; compare takes several."
             )
-        if self.mode == "both":
-            raise HarnessError(
-                "--from-mode both makes two runs; give like-for-like or exactly-as-given, or use "
-                "`harness compare`"
-            )
         if backend is not None:
             from harness.launch.cells import canonical_label
 
@@ -369,13 +336,10 @@ class GivenFiles:
 
 
 def given_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command the files of other tools as rows, and pass them as `given`."""
+    """Give a command files of other tools as rows, and how they are run, and pass them as `given`."""
 
-    @_file_options("Add a row with the settings of {} configuration; repeatable.")
-    @click.option(
-        "--from-mode", type=click.Choice(MODES), default=None,
-        help="Whether the settings of a file win over job and preset (the default), or lose to them.",
-    )  # fmt: skip
+    @file_options
+    @click.option("--from-mode", type=click.Choice(MODES), default=None)
     @wraps(command)
     def with_files(given: GivenFiles, from_mode: str | None, **arguments: Any) -> int:
         if from_mode and not given.count:
@@ -385,31 +349,19 @@ def given_options(command: Callable[..., int]) -> Callable[..., int]:
     return with_files
 
 
-def planned_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command that plans a file of another tool, and pass it as `given`."""
-    return _file_options("Plan with the settings of {} configuration.")(command)
+def file_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command files of other tools, and pass them as `given`."""
 
+    @click.option("--from-accelerate", multiple=True, type=PATH, metavar="FILE")
+    @click.option("--from-deepspeed", multiple=True, type=PATH, metavar="FILE")
+    @wraps(command)
+    def with_files(
+        from_accelerate: tuple[Path, ...], from_deepspeed: tuple[Path, ...], **arguments: Any
+    ) -> int:
+        given = GivenFiles(accelerate=from_accelerate, deepspeed=from_deepspeed, mode=MODES[0])
+        return command(given=given, **arguments)
 
-def _file_options(help_text: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    def decorate(command: Callable[..., int]) -> Callable[..., int]:
-        @click.option(
-            "--from-accelerate", multiple=True, type=PATH, metavar="FILE",
-            help=help_text.format("an Accelerate"),
-        )  # fmt: skip
-        @click.option(
-            "--from-deepspeed", multiple=True, type=PATH, metavar="FILE",
-            help=help_text.format("a DeepSpeed"),
-        )  # fmt: skip
-        @wraps(command)
-        def with_files(
-            from_accelerate: tuple[Path, ...], from_deepspeed: tuple[Path, ...], **arguments: Any
-        ) -> int:
-            given = GivenFiles(accelerate=from_accelerate, deepspeed=from_deepspeed, mode=MODES[0])
-            return command(given=given, **arguments)
-
-        return with_files
-
-    return decorate
+    return with_files
 
 
 def _show(rows: Sequence[GivenRow], view: View) -> None:
@@ -420,21 +372,7 @@ def _show(rows: Sequence[GivenRow], view: View) -> None:
 
 
 OPTION = "--price-per-gpu-hour"
-price_option = click.option(
-    OPTION,
-    metavar="PRICE",
-    help="What an hour of one GPU costs, such as '2.5 USD'; default: compare.price_per_gpu_hour.",
-)
-
-
-def priced(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the option to a command with --set, as the setting that it stands for."""
-
-    @wraps(command)
-    def with_setting(*, price_per_gpu_hour: str | None, assignments: tuple[str, ...], **others: Any) -> int:
-        return command(assignments=with_price(assignments, price_per_gpu_hour), **others)
-
-    return price_option(with_setting)
+price_option = click.option(OPTION, metavar="PRICE")
 
 
 def given_price(text: str | None) -> Price | None:
@@ -449,12 +387,6 @@ def given_price(text: str | None) -> Price | None:
         ) from None
 
 
-def with_price(assignments: tuple[str, ...], text: str | None) -> tuple[str, ...]:
-    """Add the setting that the option stands for to those given with --set. Raises HarnessError."""
-    price = given_price(text)
-    return assignments if price is None else (*assignments, f"compare.price_per_gpu_hour={price}")
-
-
 def named_fabric(known: Hardware, name: str | None) -> Fabric | None:
     """The network of `--fabric`, with a notice where another name than its own was given."""
     if name is None:
@@ -462,26 +394,11 @@ def named_fabric(known: Hardware, name: str | None) -> Fabric | None:
     fabric = known.fabric(name)
     if name.strip().lower() != fabric.name.lower():
         taken = f"taken as {fabric.name}, {fabric.bandwidth_per_gpu / 1e9:g} GB/s per GPU"
-        echo(f"fabric '{name}' is {taken}; --list-hardware of estimate lists others", err=True)
+        echo(f"fabric '{name}' is {taken}; estimate --list hardware shows others", err=True)
     return fabric
 
 
-def calibrate_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--calibrate` and `--save-calibration`."""
-    command = click.option(
-        "--save-calibration",
-        type=PATH,
-        metavar="FILE",
-        help="Write the calibration as JSON, for --calibrate FILE.",
-    )(command)
-    return click.option(
-        "--calibrate",
-        type=PATH,
-        multiple=True,
-        metavar="RUNS|FILE",
-        help="Runs on this GPU, or a saved calibration: their constants replace published ones. Repeat for "
-        "more runs; fabric*.json next to them give the network.",
-    )(command)
+calibrate_option = click.option("--calibrate", type=PATH, multiple=True, metavar="RUNS|FILE")
 
 
 def calibrated_constants(
@@ -526,38 +443,10 @@ def calibrated_constants(
 
 
 def ranks_options(command: Callable[..., Any], *, default: str | None = None) -> Callable[..., int]:
-    """Add the numbers of ranks and how many a node has, and pass them as `world_size`, `gpus_per_node`.
-
-    Ranks per node with nodes, as runs take them, are understood: `--nproc 8 --nodes 4`.
-    """
-
-    @click.option(
-        "--world-size", "--gpus", "world_size", metavar="N[,N...]",
-        help=f"Numbers of ranks on all nodes{f'; default: {default}' if default else ''}.",
-    )  # fmt: skip
-    @click.option(
-        "--gpus-per-node", type=click.IntRange(1),
-        help="Default: as the GPU is sold, 8 for most (--list-hardware of estimate).",
-    )  # fmt: skip
-    @click.option("--nproc", type=click.IntRange(1), hidden=True, help="Ranks on each node.")
-    @click.option("--nodes", type=click.IntRange(1), hidden=True, help="With --nproc.")
-    @wraps(command)
-    def with_ranks(
-        world_size: str | None, gpus_per_node: int | None, nproc: int | None, nodes: int | None, **others: Any
-    ) -> int:
-        if nodes is not None and nproc is None:
-            raise click.UsageError("--nodes needs --nproc, the ranks on each; or give --world-size alone.")
-        if nproc is not None:
-            if world_size is not None:
-                raise click.UsageError("--world-size counts the ranks of all nodes; leave it or --nproc out.")
-            world_size = str(nproc * (nodes or 1))
-            gpus_per_node = gpus_per_node or (nproc if nodes else None)
-        given = world_size or default
-        if given is None:
-            raise click.UsageError("Missing option '--world-size' / '--gpus'.")
-        return command(world_size=given, gpus_per_node=gpus_per_node, **others)
-
-    return with_ranks
+    """Add the numbers of ranks and how many a node has, and pass them as `world_size`, `gpus_per_node`."""
+    is_required, sizes = default is None, ("--world-size", "--gpus")
+    of_node = click.option("--gpus-per-node", type=click.IntRange(1))
+    return click.option(*sizes, metavar="N[,N...]", required=is_required, default=default)(of_node(command))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -570,7 +459,7 @@ class Machine:
     fabric: str | None
     hardware: Path | None
     calibrate: tuple[Path, ...]
-    save_calibration: Path | None
+    save_calibration: Path | None = None
 
     @cached_property
     def known(self) -> Hardware:
@@ -604,26 +493,14 @@ def machine_options(*, default: str | None = None) -> Callable[[Callable[..., An
     """Add ranks, GPU and network, passed as `machine`; without a default ranks and GPU are required."""
 
     def with_options(command: Callable[..., Any]) -> Callable[..., int]:
-        required = default is None
-
-        @click.option(
-            "--gpu", metavar="NAME", required=required, help="Such as H100-80: says what fits, and how fast."
-        )
-        @click.option("--fabric", metavar="NAME", help="Network between nodes, such as NDR400.")
-        @click.option(
-            "--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs and fabrics of your own."
-        )
-        @calibrate_options
+        @click.option("--gpu", metavar="NAME", required=default is None)
+        @click.option("--fabric", metavar="NAME")
+        @click.option("--hardware", type=PATH, metavar="FILE")
+        @calibrate_option
         @wraps(command)
-        def with_machine(
-            world_size: str, gpus_per_node: int | None, gpu: str | None, fabric: str | None,
-            hardware: Path | None, calibrate: tuple[Path, ...], save_calibration: Path | None, **others: Any,
-        ) -> int:  # fmt: skip
-            machine = Machine(
-                world_size=world_size, gpus_per_node=gpus_per_node, gpu=gpu, fabric=fabric,
-                hardware=hardware, calibrate=calibrate, save_calibration=save_calibration,
-            )  # fmt: skip
-            return command(machine=machine, **others)
+        def with_machine(**given: Any) -> int:
+            own = {one.name: given.pop(one.name) for one in fields(Machine) if one.name in given}
+            return command(machine=Machine(**own), **given)
 
         return ranks_options(with_machine, default=default)
 

@@ -77,9 +77,9 @@ def _only(given: str, found: list[tuple[Path, Record]]) -> tuple[Path, Record]:
 
 @click.command("list")
 @runs_option
-@click.option("--backend", help="Only runs of this backend, with or without its options.")
-@click.option("--status", type=click.Choice(get_args(Status)), help="Only runs with this status.")
-@click.option("--job", help="Only runs whose job id begins with this.")
+@click.option("--backend")
+@click.option("--status", type=click.Choice(get_args(Status)))
+@click.option("--job")
 @wide_option
 @json_option
 @common
@@ -271,11 +271,9 @@ REPORTS = ("*.md", "*.html", "*.csv", "*.json", "*.tex")
 
 @click.command()
 @runs_option
-@click.option(
-    "--older-than", type=click.FloatRange(0, MOST_DAYS), metavar="DAYS", help="Also runs older than this."
-)
-@click.option("--reports", is_flag=True, help="Also runs that a report in this folder lists.")
-@click.option("--yes", is_flag=True, help="Remove them; without it they are listed only.")
+@click.option("--older-than", type=click.FloatRange(0, MOST_DAYS), metavar="DAYS")
+@click.option("--reports", is_flag=True)
+@click.option("--yes", is_flag=True)
 @json_option
 @common
 def clean(runs: Path, older_than: float | None, reports: bool, yes: bool, as_json: bool) -> int:

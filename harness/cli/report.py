@@ -57,31 +57,14 @@ from harness.tell.verify import verify as verify_report
 @common
 @click.argument("some", nargs=-1, type=PATH, metavar="[RUNS]...")
 @runs_option
-@click.option("-o", "--output", required=True, type=OUTPUT_FILE, help="File to write.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["md", "html", "csv", "json", "latex"]),
-    help="Format; default: follows from the extension.",
-)
-@click.option(
-    "--question",
-    type=click.Choice(get_args(ReportFocus)),
-    help="What the report answers; default: compare.question of the records.",
-)
-@click.option("--subject", default="", help="What the title adds to the job, such as the speed of its links.")
+@click.option("-o", "--output", required=True, type=OUTPUT_FILE)
+@click.option("--format", "form", type=click.Choice(["md", "html", "csv", "json", "latex"]))
+@click.option("--question", type=click.Choice(get_args(ReportFocus)))
+@click.option("--subject", default="")
 @price_option
-@click.option("--baseline", is_flag=True, help="Compare two RUNS: the same job before and after a change.")
-@click.option(
-    "--fail-on",
-    metavar="CONDITIONS",
-    help='With --baseline, exit with 3 if a condition is met: "peak_bytes>+5%,tokens_per_second<-3%".',
-)
-@click.option(
-    "--archive",
-    is_flag=True,
-    help="Pack the records into runs.tar.xz next to the report, which then refers to them there.",
-)
+@click.option("--baseline", is_flag=True)
+@click.option("--fail-on", metavar="CONDITIONS")
+@click.option("--archive", is_flag=True)
 def report(
     some: tuple[Path, ...],
     runs: Path,
@@ -207,11 +190,7 @@ def _folders(runs: Sequence[Path]) -> list[Path]:
 
 @click.command()
 @click.argument("report", type=PATH)
-@click.option(
-    "--pictures-by-digest",
-    is_flag=True,
-    help="Accept pictures drawn by another renderer if the report lists their digest.",
-)
+@click.option("--pictures-by-digest", is_flag=True)
 @json_option
 @common
 def verify(report: Path, pictures_by_digest: bool, as_json: bool) -> int:
@@ -239,11 +218,8 @@ def verify(report: Path, pictures_by_digest: bool, as_json: bool) -> int:
 @click.command()
 @click.argument("first", type=PATH)
 @click.argument("second", type=PATH)
-@click.option("--strict", is_flag=True, help="Exit with 3 if the runs differ by more than noise.")
-@click.option(
-    "--rerun", "reruns", is_flag=True,
-    help="Of runs of different jobs: run the first again with one setting of the second at a time.",
-)  # fmt: skip
+@click.option("--strict", is_flag=True)
+@click.option("--rerun", "reruns", is_flag=True)
 @json_option
 @common
 def diagnose(first: Path, second: Path, strict: bool, reruns: bool, as_json: bool) -> int:
@@ -298,16 +274,9 @@ FORMATS = (".md", ".html")
 
 @click.command()
 @click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
-@click.option(
-    "--baseline", type=PATH, multiple=True, metavar="FILE",
-    help="Trace of the same rank to compare with; repeat it for more ranks.",
-)  # fmt: skip
-@click.option(
-    "--parameters", type=click.IntRange(1), help="Of the model: what the closed forms expect of it."
-)
-@click.option(
-    "-o", "--output", type=PATH, metavar="FILE", help="File to write, with pictures: FILE.md or FILE.html."
-)
+@click.option("--baseline", type=PATH, multiple=True, metavar="FILE")
+@click.option("--parameters", type=click.IntRange(1))
+@click.option("-o", "--output", type=PATH, metavar="FILE")
 @json_option
 @common
 def trace(

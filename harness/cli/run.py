@@ -22,26 +22,27 @@ from harness.cli.options import (
     command_line,
     config_option,
     default_ranks,
-    given_options,
+    file_options,
     job_options,
     json_option,
     load_job,
     measuring,
     model_option,
     nproc_option,
-    planned_options,
     port_option,
+    quiet_option,
     require_gpus,
     resolve_device,
     resume_options,
     runs_option,
     set_option,
-    view_options,
+    wide_option,
 )
 from harness.cli.output import PREDICTING, PredictionCount, Progress, View, begin, counting, echo
 from harness.errors import HarnessError
 from harness.job.batch import job_layout
-from harness.job.experiment import Experiment, MeasureSection
+from harness.job.config import load_experiment
+from harness.job.experiment import Experiment
 from harness.launch import (
     external_rank,
     external_ranks_per_node,
@@ -95,8 +96,9 @@ from harness.safe_text import redacted
 @force_option
 @resume_options
 @json_option
-@view_options
-@given_options
+@quiet_option
+@wide_option
+@file_options
 def run(
     backend: str | None,
     experiment: Experiment,
@@ -106,13 +108,15 @@ def run(
     force: bool,
     resume: Resume | None,
     as_json: bool,
-    view: View,
+    quiet: bool,
+    wide: bool,
     given: GivenFiles,
 ) -> int:
     """Run one job under one backend and record it.
 
     Starts the ranks itself, or becomes one of them under torchrun or accelerate launch.
     """
+    view = View(wide=wide, quiet=quiet)
     experiment, label, part = given.only_row(backend, experiment, view)
     device = resolve_device(experiment.runtime.device)
     if started_as_rank():
@@ -234,25 +238,19 @@ def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int
     return 0
 
 
+OBSERVED_SETTINGS = {"measure.warmup_steps": 3, "measure.probed_steps": 2, "measure.cooldown_steps": 3}
+"""Settings of an observed run, with their defaults."""
+
+
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("observed", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option(
-    "--warmup", type=click.IntRange(1), default=3, show_default=True, help="First steps, in no statistics."
-)
-@click.option(
-    "--probed", type=click.IntRange(0), default=2, show_default=True,
-    help="Steps after them whose memory and collectives are recorded, not timed.",
-)  # fmt: skip
-@click.option(
-    "--cooldown", type=click.IntRange(0), default=3, show_default=True,
-    help="Steps after those, in no statistics; all later ones are timed.",
-)  # fmt: skip
+@set_option
 @runs_option
+@wide_option
 @json_option
 @measuring
-@view_options
 def observe(
-    observed: tuple[str, ...], warmup: int, probed: int, cooldown: int, runs: Path, as_json: bool, view: View
+    observed: tuple[str, ...], assignments: tuple[str, ...], runs: Path, wide: bool, as_json: bool
 ) -> int:
     """Run a training script as it is, measure it from inside, and record it.
 
@@ -261,17 +259,16 @@ def observe(
     """
     store = Store(runs)
     store.prepare()
-    measure = MeasureSection(
-        warmup_steps=warmup,
-        probed_steps=probed,
-        traced_steps=0,
-        cooldown_steps=cooldown,
-        weight_digests=False,
-    )
+    if ignored := [text for text in assignments if text.partition("=")[0] not in OBSERVED_SETTINGS]:
+        known = ", ".join(OBSERVED_SETTINGS)
+        raise HarnessError(f"--set {ignored[0]} would be ignored: the script decides; observe takes {known}")
+    given = (f"{name}={default}" for name, default in OBSERVED_SETTINGS.items())
+    measure = load_experiment(None, (*given, *assignments)).measure
+    measure = measure.model_copy(update={"traced_steps": 0, "weight_digests": False})
     done = observe_command(observed, store, measure, command=command_line(), keeps_output_free=as_json)
     if done.record is not None:
         try:
-            _present(done.record, store, as_json, view)
+            _present(done.record, store, as_json, View(wide=wide))
         except HarnessError as error:  # the exit code is the command's
             echo(f"harness: {error}", err=True)
     elif done.problem:
@@ -301,34 +298,25 @@ def _present(record: Record, store: Store, as_json: bool, view: View) -> None:
 
 
 @click.command()
-@click.option(
-    "--backend", help="Name, with options after a colon: zero3:offload=cpu; default: that of a file."
-)
+@click.option("--backend")
 @config_option
 @model_option
-@click.option("--nproc", type=click.IntRange(1), help="Ranks on this machine.")
-@click.option("--world-size", "--gpus", "ranks", type=click.IntRange(1), hidden=True, help="As --nproc.")
-@click.option(
-    "--limit",
-    "--gpu",
-    "limit",
-    help="Memory of a rank: bytes such as 2GB, or a GPU such as A100-40; default: that of the GPU.",
-)
-@click.option("--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs of your own, for --limit.")
-@click.option("--sequence", is_flag=True, help="Also find the longest sequence at the job's micro-batch.")
-@click.option("--most-runs", type=click.IntRange(1), default=16, show_default=True, help="Most new runs.")
-@click.option("--fresh", is_flag=True, help="Run every trial, even if it has a record.")
+@click.option("--nproc", type=click.IntRange(1))
+@click.option("--limit", "--gpu", "limit")
+@click.option("--hardware", type=PATH, metavar="FILE")
+@click.option("--sequence", is_flag=True)
+@click.option("--most-runs", type=click.IntRange(1), default=16, show_default=True)
+@click.option("--fresh", is_flag=True)
 @set_option
 @runs_option
 @json_option
 @measuring
-@planned_options
+@file_options
 def fit(
     backend: str | None,
     config: Path | None,
     model: str | None,
     nproc: int | None,
-    ranks: int | None,
     limit: str | None,
     hardware: Path | None,
     sequence: bool,
@@ -352,9 +340,7 @@ def fit(
         raise click.UsageError("Give --backend, or a file with --from-accelerate or --from-deepspeed.")
     label = canonical_label(backend)
     device = resolve_device(experiment.runtime.device)
-    world_size = (
-        1 if registry.parse(label)[0].name == registry.REFERENCE else nproc or ranks or default_ranks(device)
-    )
+    world_size = 1 if registry.parse(label)[0].name == registry.REFERENCE else nproc or default_ranks(device)
     require_gpus(device, world_size)
     memory = find_limit(limit, experiment.runtime.memory_limit, device, world_size, hardware)
     sizes = micro_batches(

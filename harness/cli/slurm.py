@@ -24,7 +24,6 @@ from harness.cli.options import (
     job_options,
     json_option,
     numbers,
-    repeats_option,
     runs_option,
     split_backends,
 )
@@ -125,28 +124,23 @@ for command in (begin, finish, gate):
 
 @slurm.command()
 @common
-@click.option("--site", required=True, type=PATH, help="YAML file of the cluster, or @NAME: @ibex.")
+@click.option("--site", required=True, type=PATH)
 @job_options
 @backends_option
-@click.option("--nodes", default="1", show_default=True, help="Numbers of nodes, comma-separated: 1,2,4.")
-@click.option("--nproc", type=click.IntRange(1), help="Ranks on each node; default: its GPUs, or 2.")
-@repeats_option
+@click.option("--nodes", default="1", show_default=True)
+@click.option("--nproc", type=click.IntRange(1))
 @runs_option
-@click.option(
-    "-o", "--output", type=PATH, default=Path("jobs"), show_default=True,
-    help="New folder of the scripts.",
-)  # fmt: skip
-@click.option("--job-name", default="harness", show_default=True, help="Prefix of job names.")
-@click.option("--array", "arrays", is_flag=True, help="One job array per number of nodes.")
-@click.option("--time", "time_limit", help="Time limit of a cell; replaces the site's.")
-@click.option("--fresh", is_flag=True, help="Render every cell, even if it has a record.")
+@click.option("-o", "--output", type=PATH, default=Path("jobs"), show_default=True)
+@click.option("--job-name", default="harness", show_default=True)
+@click.option("--array", "arrays", is_flag=True)
+@click.option("--time", "time_limit")
+@click.option("--fresh", is_flag=True)
 def render(
     site: Path,
     experiment: Experiment,
     backends: str | None,
     nodes: str,
     nproc: int | None,
-    repeats: int | None,
     runs: Path,
     output: Path,
     job_name: str,
@@ -164,7 +158,7 @@ def render(
         names = [canonical_label(name) for name in names]
     per_node = nproc or where.gpus_per_node or DEFAULT_CPU_RANKS
     counts = numbers(nodes, "--nodes", "nodes")
-    cells = plan_nodes(experiment, where, names, counts, per_node, repeats or experiment.compare.repeats)
+    cells = plan_nodes(experiment, where, names, counts, per_node, experiment.compare.repeats)
     for missing in only_elsewhere(experiment.job()):
         echo(f"note: {missing} is not on this machine, so its contents are no part of the job's id", err=True)
     if have_both_kernels(cells):
@@ -191,10 +185,8 @@ def render(
 
 @slurm.command()
 @_folder
-@click.option(
-    "--wait", is_flag=True, help="Submit the rest as the queue empties; end when all have a record."
-)
-@click.option("--gpu", help="GPU of the nodes, such as H100-80; default: the site's `gpu`.")
+@click.option("--wait", is_flag=True)
+@click.option("--gpu")
 @force_option
 @json_option
 @common
@@ -235,7 +227,7 @@ def status(folder: Path, as_json: bool) -> int:
 
 @slurm.command()
 @_folder
-@click.option("--report", type=OUTPUT_FILE, help="Write a markdown report here.")
+@click.option("--report", type=OUTPUT_FILE)
 @json_option
 @common
 def collect(folder: Path, report: Path | None, as_json: bool) -> int:

@@ -26,23 +26,27 @@ COPIES_IN_PLACE = 2
 
 
 def measure(
-    device: str, largest: int, operations: Sequence[str], *, repeats: int, warmup: int, seconds_per_row: float
+    device: str, largest: int, operations: Sequence[str], *, repeats: int, seconds_per_row: float
 ) -> FabricResult:
     """This rank's part of a self-test under torchrun. Raises HarnessError where there is no GPU."""
     world = world_of(device)
     if device == "cuda":
         take_device(world)
     join_process_group(world, COLLECTIVE_TIMEOUT_SECONDS)
-    test = FabricTest(device, repeats=repeats, warmup=warmup, seconds_per_row=seconds_per_row)
+    test = FabricTest(device, repeats=repeats, seconds_per_row=seconds_per_row)
     result = test.run(largest, operations)
     dist.barrier()
     return result
 
 
+WARMUP_OPERATIONS = 5
+"""Before the timed ones of a size, unless fewer are timed."""
+
+
 class FabricTest:
     """One self-test, the same on every rank of the default group."""
 
-    def __init__(self, device: str, *, repeats: int, warmup: int, seconds_per_row: float) -> None:
+    def __init__(self, device: str, *, repeats: int, seconds_per_row: float) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.device = (
@@ -50,7 +54,6 @@ class FabricTest:
         )
         self.device_name = torch.cuda.get_device_name() if device == "cuda" else None
         self.repeats = repeats
-        self.warmup = warmup
         self.seconds_per_row = seconds_per_row
 
     def run(self, largest_bytes: int, operations: Sequence[str]) -> FabricResult:
@@ -94,7 +97,7 @@ class FabricTest:
         repeats = self.repeats
         if expected_seconds:
             repeats = max(1, min(repeats, int(self.seconds_per_row / expected_seconds / BATCHES)))
-        self._batch(action, max(1, min(self.warmup, repeats)))
+        self._batch(action, min(WARMUP_OPERATIONS, repeats))
         seconds = [self._batch(action, repeats) / per_call for _ in range(BATCHES)]
         return FabricRow(
             op=op,

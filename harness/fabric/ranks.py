@@ -28,7 +28,7 @@ def start_ranks(nproc: int, arguments: Sequence[str]) -> FabricResult:
         answer = Path(scratch) / FABRIC_NAME
         command = [
             *module_command("torch.distributed.run"), "--standalone", f"--nproc-per-node={nproc}", "-m",
-            "harness", "fabric", *arguments, "--output", str(answer), "--silent",
+            "harness", "fabric", *arguments, "--output", str(answer),
         ]  # fmt: skip
         variables = safe_environment()
         variables.setdefault("OMP_NUM_THREADS", "1")

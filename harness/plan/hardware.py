@@ -455,7 +455,7 @@ def _find(kind: str, given: str, entries: Mapping[str, Any], others: Any) -> str
             return meant[0][0]
         if kind == "GPU" and _SIZE.fullmatch(given.strip()):
             raise HarnessError(
-                f"GPU '{given}' is a size: give a name such as H100-80 (`harness estimate --list-hardware`) "
+                f"GPU '{given}' is a size: give a name such as H100-80 (`harness estimate --list hardware`) "
                 "or add a GPU with --hardware FILE"
             )
         raise HarnessError(f"{kind} '{given}' is unknown. {_closest(given, described)}")

@@ -196,7 +196,7 @@ def find_entry(text: str) -> tuple[str, dict[str, Any]]:
         where = f" in {Path.cwd()}" if is_path else ""
         raise HarnessError(
             f"model '{text}' is neither in the catalogue nor a folder or file{where}. {close or ''} ".rstrip()
-            + " `harness estimate --list-models` lists the catalogue"
+            + " `harness estimate --list models` lists the catalogue"
         )
     name = spellings[wanted]
     return name, entries[name]

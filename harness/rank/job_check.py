@@ -134,7 +134,7 @@ def describe_on_meta(config: Mapping[str, Any], source: str) -> MetaModel:
         raise HarnessError(
             f"{source}: model_type '{model_type}' needs custom code (auto_map), which does not run for "
             f"--model; give a job with --config that sets model.name and {CODE_SWITCH}: true, or a model of "
-            "the catalogue with the same shapes (`harness estimate --list-models`)"
+            "the catalogue with the same shapes (`harness estimate --list models`)"
         )
     if model_type not in CONFIG_MAPPING:
         raise HarnessError(

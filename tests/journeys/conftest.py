@@ -10,7 +10,7 @@ from tests.journeys.journey import Journey
 from tests.made_once import MadeOnce
 
 PLAIN = Path(__file__).parent / "scripts" / "plain.py"
-WINDOWS = ("--warmup", "3", "--probed", "2", "--cooldown", "1", "--")
+WINDOWS = ("--set", "measure.cooldown_steps=1", "--")
 VARIABLES = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
 
 

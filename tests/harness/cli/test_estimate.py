@@ -172,7 +172,7 @@ def test_with_a_gpu_the_defaults_are_those_of_recommend() -> None:
 def test_a_network_by_another_name_is_named() -> None:
     _, _, errors = run("--model", "bloom-560m", "--backends", "ddp", "--gpu", "A100-80", "--fabric", "NDR")
     assert errors == (
-        "fabric 'NDR' is taken as NDR400, 50 GB/s per GPU; --list-hardware of estimate lists others\n"
+        "fabric 'NDR' is taken as NDR400, 50 GB/s per GPU; estimate --list hardware shows others\n"
     )
     assert (
         run("--model", "bloom-560m", "--backends", "ddp", "--gpu", "A100-80", "--fabric", "ndr400")[2] == ""
@@ -180,8 +180,8 @@ def test_a_network_by_another_name_is_named() -> None:
 
 
 def test_lists_of_models_and_hardware() -> None:
-    assert "meta-llama/Llama-3.1-405B" in run("--list-models")[1]
-    assert "Slingshot-11" in run("--list-hardware")[1]
+    assert "meta-llama/Llama-3.1-405B" in run("--list", "models")[1]
+    assert "Slingshot-11" in run("--list", "hardware")[1]
 
 
 @pytest.mark.costly

@@ -23,7 +23,7 @@ def test_two_ranks_measure_every_operation_and_a_gate_closes(tmp_path: Path) -> 
     done = subprocess.run(
         [
             sys.executable, "-m", "harness", "fabric", "--nproc", "2", "--device", "cpu", "--max-size",
-            "64KB", "--repeats", "3", "--warmup", "1", "--output", "fabric.json", "--require-busbw", "1TB/s",
+            "64KB", "--repeats", "3", "--output", "fabric.json", "--require-busbw", "1TB/s",
             "--json",
         ],
         cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=SECONDS, check=False,
@@ -87,7 +87,7 @@ def test_a_self_test_that_is_ended_leaves_no_rank_behind(number: signal.Signals,
             time.sleep(0.2)
             family = psutil.Process(process.pid).children(recursive=True)
             ranks = [
-                child for child in family if "--silent" in child.cmdline() and child.ppid() != process.pid
+                child for child in family if "--output" in child.cmdline() and child.ppid() != process.pid
             ]
         process.send_signal(number)
         code = process.wait(SECONDS)

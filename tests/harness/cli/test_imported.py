@@ -86,8 +86,6 @@ def test_run_takes_one_row(folder: Path) -> None:
         done = harness("run", *words, cwd=folder)
         assert done.returncode == 2
         assert "Give one of --backend" in done.stderr
-    text = refused(folder, "run", "--from-deepspeed", "ds.json", "--from-mode", "both")
-    assert "makes two runs" in text
 
 
 def test_a_typing_error_is_one_line(folder: Path) -> None:

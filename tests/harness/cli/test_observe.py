@@ -14,7 +14,9 @@ from tests.patience import SECONDS
 from tests.representatives import first
 
 pytestmark = pytest.mark.long(seconds=50)
-WINDOWS = ("--warmup", "1", "--probed", "1", "--cooldown", "1")
+WINDOWS = (
+    "--set", "measure.warmup_steps=1", "--set", "measure.probed_steps=1", "--set", "measure.cooldown_steps=1",
+)  # fmt: skip
 TRAIN = """
 import os, signal, sys, time
 import torch

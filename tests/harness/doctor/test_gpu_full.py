@@ -204,12 +204,9 @@ def test_paths_and_hosts_are_masked_and_figures_are_not(
     assert found == (kept, {"a": [kept, 1], "d": None})
 
 
-@pytest.mark.parametrize(
-    ("words", "said"), [(["--gpu", "--config", "x.yaml"], "add --full"), (["--full"], "add --gpu")]
-)
-def test_options_that_would_be_ignored_are_refused(words: list[str], said: str) -> None:
-    result = CliRunner().invoke(command.doctor, words)
-    assert (result.exit_code, said in result.stderr) == (1, True)
+def test_options_that_would_be_ignored_are_refused() -> None:
+    result = CliRunner().invoke(command.doctor, ["--full"])
+    assert (result.exit_code, "add --gpu" in result.stderr) == (1, True)
 
 
 def test_what_was_measured_before_an_interruption_is_kept(

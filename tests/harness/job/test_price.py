@@ -1,6 +1,6 @@
 import pytest
 
-from harness.cli.options import with_price
+from harness.cli.options import given_price
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.job.experiment import Price
@@ -18,10 +18,7 @@ def test_another_text_is_refused(text: str) -> None:
         load_experiment(None, [f"compare.price_per_gpu_hour={text}"])
 
 
-def test_the_flag_of_compare_is_the_setting() -> None:
-    assignments = with_price(("training.steps=3",), "2.5 USD")
-    experiment = load_experiment(None, assignments)
-    assert experiment.compare.price_per_gpu_hour == Price(amount=2.5, currency="USD")
-    assert with_price(("training.steps=3",), None) == ("training.steps=3",)
+def test_the_option_of_report_is_such_a_price() -> None:
+    assert given_price("2.5 USD") == Price(amount=2.5, currency="USD")
     with pytest.raises(HarnessError, match=r"^--price-per-gpu-hour 'cheap' is not a price"):
-        with_price((), "cheap")
+        given_price("cheap")
