@@ -136,8 +136,8 @@ def harness(options: argparse.Namespace, case: str) -> Any:
     from harness.backends import registry
     from harness.backends.base import SetupContext, World
     from harness.job.job import Job
-    from harness.rank.data.samples import DataFacts
-    from harness.rank.loading.source import JobModelSource
+    from harness.rank.data import DataFacts
+    from harness.rank.initial_weights import JobModelSource
     from harness.rank.models.losses import summed_cross_entropy
     from harness.rank.models.model import model_config
     from harness.rank.models.optimizer import build_optimizer, update_groups

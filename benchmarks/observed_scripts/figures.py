@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from harness.rank.data.samples import content_sum
+from harness.rank.data import content_sum
 from harness.record import Record
 
 NORMS = 1000

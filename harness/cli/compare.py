@@ -60,8 +60,7 @@ from harness.plan.scenario import why_not_planned
 from harness.record import PredictionPart, Record
 from harness.record.provenance import environment, package_versions
 from harness.record.store import Store, keep_runs
-from harness.run_directory.checkpoint import Resume
-from harness.run_directory.request import RunRequest
+from harness.run_directory.request import Resume, RunRequest
 from harness.tell.formats import fitted
 
 if TYPE_CHECKING:

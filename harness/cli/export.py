@@ -42,7 +42,7 @@ from harness.launch.cells import make_cell
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.record import Record
 from harness.record.store import read_runs
-from harness.run_directory.checkpoint import DESCRIPTION, checkpoint_folder
+from harness.run_directory.request import DESCRIPTION, checkpoint_folder
 
 EXAMPLE_STEPS = 5
 """Whose samples are written."""

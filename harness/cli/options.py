@@ -22,7 +22,7 @@ from harness.files import STANDARD_OUTPUT
 from harness.gpus.found import ON_THE_CPU, choose_device, find_gpus
 from harness.job.experiment import Experiment, Price, read_price
 from harness.launch import local_rank, speaks_for_ranks
-from harness.run_directory.checkpoint import find_checkpoint
+from harness.run_directory.request import find_checkpoint
 from harness.safe_text import described, encodable, inside
 
 if TYPE_CHECKING:

@@ -81,8 +81,7 @@ from harness.plan.fit import (
 )
 from harness.record import GivenPart, Record
 from harness.record.store import Store
-from harness.run_directory.checkpoint import Resume
-from harness.run_directory.request import RunRequest
+from harness.run_directory.request import Resume, RunRequest
 from harness.safe_text import redacted
 
 

@@ -821,7 +821,7 @@ class Job(SettingsSection):
     def why_whole(self, asked: Loading) -> str | None:
         """What of the job has every rank build the whole model although `asked` is not 'full'; None: nothing.
 
-        A model of the user's own may do so too (`rank.loading.skeleton`).
+        A model of the user's own may do so too (`rank.initial_weights`).
         """
         if asked == "full":
             return None

@@ -37,8 +37,7 @@ from harness.record.provenance import (
 )
 from harness.record.store import as_name
 from harness.record.workload import depends_on_split, samples_at_once
-from harness.run_directory.checkpoint import Resume, require_same_job
-from harness.run_directory.request import RunRequest
+from harness.run_directory.request import Resume, RunRequest, require_same_job
 
 if TYPE_CHECKING:
     from harness.imported.rows import GivenRow

@@ -256,7 +256,7 @@ def loading_bytes(scenario: Scenario) -> int:
     offloaded, and one unit that it draws or one piece that it reads; the whole model is built once on a node
     if it comes from `model.factory`, and once in all under `cpu_ram_efficient_loading`. Not counted: the
     process that builds a model whole because its initialisation cannot be streamed, or its checkpoint must be
-    converted (`rank.loading.weight_files`).
+    converted (`rank.initial_weights`).
     """
     ranks, how, source = scenario.ranks_of_node, loading_of(scenario), scenario.job.model
     if how == "full":

@@ -445,7 +445,7 @@ def why_not_staged(
 
 INT64_BYTES = 8
 BYTES_VOCABULARY = 257
-"""Of the tokenizer 'bytes': 256 values and the end of a text (`rank.data.documents`; a test compares)."""
+"""Of the tokenizer 'bytes': 256 values and the end of a text (`rank.data`; a test compares)."""
 
 
 def job_model(job: Job, named: str | None = None, assignments: Sequence[str] = ()) -> PlannedModel:
@@ -504,7 +504,7 @@ def data_bytes(facts: Mapping[str, Any], job: Job, torch_device: str) -> int:
     """What the samples of a job keep where its ranks have their tensors: two numbers each, and their order of
     this epoch; 0 beside GPUs.
 
-    `rank.data.samples`: lengths, targets and the permutation, int64; tokens lie outside of the allocator.
+    `rank.data`: lengths, targets and the permutation, int64; tokens lie outside of the allocator.
     """
     if torch_device != "cpu":
         return 0

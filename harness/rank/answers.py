@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from harness.backends.base import Batch
 from harness.errors import JobError
-from harness.rank.data.documents import TextSample, Tokenizer, read_documents, tokenizer_of
-from harness.rank.data.samples import to_device
+from harness.rank.data import TextSample, Tokenizer, read_documents, to_device, tokenizer_of
 from harness.rank.loop import Loop
 from harness.record.measured import AnswerPart
 from harness.run_directory.events import RankAnswers

@@ -20,9 +20,8 @@ from harness.rank.probes.memory import HostPeak
 from harness.rank.probes.probes import Probes
 from harness.rank.probes.weights import digest_weights
 from harness.record.measured import CheckpointPart, SavedFormat
-from harness.run_directory.checkpoint import SavedCheckpoint
 from harness.run_directory.events import CheckpointEvent
-from harness.run_directory.request import RunRequest
+from harness.run_directory.request import RunRequest, SavedCheckpoint
 
 T = TypeVar("T")
 LOADING_PHASE = "checkpoint_load"

@@ -14,8 +14,8 @@ from harness.backends.refusals import suggestion
 from harness.errors import HarnessError, JobError
 from harness.forms.model.layout import Layout
 from harness.job.job import CODE_SWITCH, Job, OptimizerSection
-from harness.rank.data.samples import Sampler, Samples, load_samples
-from harness.rank.loading.skeleton import why_whole
+from harness.rank.data import Sampler, Samples, load_samples
+from harness.rank.initial_weights import why_whole
 from harness.rank.loop import describe_data, training_steps
 from harness.rank.models.adapter import add_adapters, hold_frozen
 from harness.rank.models.changes import enable_checkpointing

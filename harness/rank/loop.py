@@ -17,7 +17,7 @@ from harness.job.batch import BatchLayout
 from harness.job.experiment import MeasureSection
 from harness.job.job import Job
 from harness.rank.checkpoint import CheckpointProbe
-from harness.rank.data.samples import IGNORED, LABELS, Sampler, Samples, to_device
+from harness.rank.data import IGNORED, LABELS, Sampler, Samples, to_device
 from harness.rank.events import EventWriter
 from harness.rank.live.observer import Observer
 from harness.rank.models.optimizer import learning_rate

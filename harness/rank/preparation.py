@@ -13,17 +13,15 @@ from harness.backends.model_source import Loading
 from harness.backends.registry import strategy_of
 from harness.forms.optimizers import why_not
 from harness.job.job import Job, OptimizerSection, UpdateGroup
-from harness.rank.data.samples import DataFacts
+from harness.rank.data import DataFacts
 from harness.rank.failure_words import note_parameters
+from harness.rank.initial_weights import JobModelSource, why_whole
 from harness.rank.live.observer import Observer
-from harness.rank.loading.skeleton import why_whole
-from harness.rank.loading.source import JobModelSource
 from harness.rank.models.changes import narrow_products
-from harness.rank.models.description import Built, find_module_uses
+from harness.rank.models.description import Built, find_module_uses, split_dependence
 from harness.rank.models.losses import divide_sequence, loss_function, returns_loss, targets_of
 from harness.rank.models.model import model_config
 from harness.rank.models.optimizer import frozen_names, try_own, update_groups
-from harness.rank.models.splitting import split_dependence
 from harness.run_directory.request import RunRequest
 
 

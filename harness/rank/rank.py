@@ -30,15 +30,14 @@ from harness.job.pairs import why_refused
 from harness.rank.accelerator import describe_accelerator, measured_peaks, placement
 from harness.rank.answers import answer_questions
 from harness.rank.checkpoint import LOADING_PHASE, CheckpointProbe, if_supported, load
-from harness.rank.data.samples import Sampler, Samples, load_samples
+from harness.rank.data import Sampler, Samples, load_samples
 from harness.rank.events import EventWriter, tell_through
 from harness.rank.failure_words import failure_message
 from harness.rank.instruments import Instruments
 from harness.rank.loop import Loop, describe_data, training_steps
 from harness.rank.models.changes import while_compiling
-from harness.rank.models.description import Built
+from harness.rank.models.description import BATCHES, Built
 from harness.rank.models.model import model_config
-from harness.rank.models.splitting import BATCHES
 from harness.rank.preparation import prepare_engine
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.device_watch import watch_device
@@ -57,7 +56,6 @@ from harness.record import ObservedPart, SetupMemoryPart, WeightsPart
 from harness.record.run import weights_differ
 from harness.record.workload import NOT_CLAIMED, of_job
 from harness.run_directory.assemble import EVENTS_LOST
-from harness.run_directory.checkpoint import Resume, checkpoint_folder, require_steps_left
 from harness.run_directory.events import (
     DoneEvent,
     FailureEvent,
@@ -68,7 +66,14 @@ from harness.run_directory.events import (
     is_out_of_memory,
 )
 from harness.run_directory.rank_state import PositionWriter
-from harness.run_directory.request import RunRequest, rank_file, weights_folder
+from harness.run_directory.request import (
+    Resume,
+    RunRequest,
+    checkpoint_folder,
+    rank_file,
+    require_steps_left,
+    weights_folder,
+)
 from harness.safe_text import described, encodable
 
 

@@ -46,7 +46,6 @@ from harness.record import (
 )
 from harness.record.measured import PerStep
 from harness.record.provenance import environment, package_versions
-from harness.run_directory.checkpoint import checkpoint_folder
 from harness.run_directory.events import (
     Events,
     FailureEvent,
@@ -79,6 +78,7 @@ from harness.run_directory.rank_state import (
 from harness.run_directory.request import (
     RankExit,
     RunRequest,
+    checkpoint_folder,
     launcher_log,
     rank_exit,
     rank_log,

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from harness.rank.models.adapter_export import export_adapters
-from harness.run_directory.checkpoint import checkpoint_folder
+from harness.run_directory.request import checkpoint_folder
 from tests.traps.matrix import Matrix
 
 from .test_strategies import LORA

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from harness.backends.refusals import Unsupported
 from harness.backends.single import add_up_parts
-from harness.rank.data.samples import DataFacts
+from harness.rank.data import DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config
 from tests.contract.cases import VOCABULARY, Case, contract_job, global_batches

@@ -6,7 +6,7 @@ import torch
 
 from harness.backends.optimizer.gradients import fp32_norm
 from harness.backends.single import reorder_backward
-from harness.rank.data.samples import DataFacts
+from harness.rank.data import DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config
 from tests.contract.cases import VOCABULARY, Case, contract_job, global_batches

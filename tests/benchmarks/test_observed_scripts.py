@@ -11,7 +11,7 @@ from benchmarks.observed_scripts.case import RANKS, Case, cases
 from benchmarks.observed_scripts.figures import kept_sums
 from benchmarks.observed_scripts.job import samples
 from harness.job.job import Job
-from harness.rank.data.samples import content_sum
+from harness.rank.data import content_sum
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 
 from harness.backends.base import Backend, Engine, SetupContext, World
 from harness.job.job import Job, UpdateGroup
-from harness.rank.data.samples import IGNORED
+from harness.rank.data import IGNORED
 from harness.rank.models.losses import ComputeLoss, loss_of_part, summed_cross_entropy
 from harness.rank.models.optimizer import build_optimizer, update_groups
 from tests.contract.sources import job_source

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from harness.backends.base import Backend, Effective, SetupContext, World
 from harness.job.job import Job, UpdateGroup
-from harness.rank.loading.source import JobModelSource
+from harness.rank.initial_weights import JobModelSource
 from harness.rank.models.description import Built, find_module_uses
 from harness.rank.models.losses import loss_function
 from harness.rank.models.optimizer import build_optimizer, frozen_names, update_groups

@@ -9,7 +9,7 @@ import torch
 
 from harness.backends import registry
 from harness.backends.base import Backend, Effective, Engine, World
-from harness.rank.data.samples import IGNORED
+from harness.rank.data import IGNORED
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.memory import AllocatorProbe, live_bytes_by_kind
 from harness.record import LayoutPart, ModelPart

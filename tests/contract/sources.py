@@ -12,8 +12,8 @@ from torch import nn
 from harness.backends.base import World
 from harness.backends.model_source import Loading
 from harness.job.job import Job
-from harness.rank.data.samples import DataFacts
-from harness.rank.loading.source import JobModelSource
+from harness.rank.data import DataFacts
+from harness.rank.initial_weights import JobModelSource
 from harness.rank.models.model import model_config
 
 FOLDER = "CONTRACT_FOLDER"

@@ -20,7 +20,7 @@ from harness.launch.cells import plan
 from harness.plan.hardware import load_hardware
 from harness.plan.time.calibration import read_calibration
 from harness.record.store import read_runs, record_text
-from harness.run_directory.checkpoint import find_checkpoint
+from harness.run_directory.request import find_checkpoint
 from harness.slurm.matrix import Site, load_site, plan_nodes, render_matrix, write_matrix
 from harness.tell.terminal import finding_lines, terminal_table
 from tests.fuzz import files

@@ -16,7 +16,7 @@ from harness.launch.cells import canonical_label, make_cell, noise_labels, tenso
 from harness.launch.launcher import run_cell
 from harness.record import Record
 from harness.record.store import Store
-from harness.run_directory.checkpoint import find_checkpoint
+from harness.run_directory.request import find_checkpoint
 from tests.gpu_stub.launcher import FORKS, launcher
 from tests.traps.matrix import TINY, UNTRACED
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.backends.optimizer.gradients import global_norm
 from harness.rank import accelerator
-from harness.rank.data.samples import to_device
+from harness.rank.data import to_device
 from harness.rank.probes.communication import release_finished_collectives
 
 KEPT_BYTES = 2**20

@@ -83,7 +83,7 @@ def test_ranks_import_the_modules_of_the_job_alone(hostile: Path) -> None:
     assert ran(hostile) == []
 
 
-@pytest.mark.parametrize("module", ["harness", "harness.launch", "harness.rank.loading"])
+@pytest.mark.parametrize("module", ["harness", "harness.launch", "harness.rank.initial_weights"])
 def test_a_module_that_python_starts_imports_nothing_there(hostile: Path, module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", module, "--help"], cwd=hostile, env=environment(), capture_output=True,

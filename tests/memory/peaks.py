@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.backends.base import Backend, Engine, SetupContext, World
 from harness.job.job import UpdateGroup
-from harness.rank.data.samples import DataFacts
+from harness.rank.data import DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config
 from harness.rank.models.optimizer import build_optimizer, update_groups

@@ -17,7 +17,7 @@ from harness.backends.base import Engine, LossScale, SetupContext, World
 from harness.backends.checkpoints.tensor_files import load_portable, save_portable
 from harness.backends.piece import OptimizerProgress
 from harness.job.job import Job, UpdateGroup
-from harness.rank.data.samples import IGNORED, DataFacts
+from harness.rank.data import IGNORED, DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config
 from harness.rank.models.optimizer import build_optimizer, frozen_names, learning_rate, update_groups

@@ -19,7 +19,7 @@ from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.record.run import DIGEST_KIND
 from harness.record.store import Store
-from harness.run_directory.checkpoint import find_checkpoint
+from harness.run_directory.request import find_checkpoint
 from tests.harness.cli.command_line import harness, refused
 from tests.resume.engines import BACKENDS
 

@@ -26,7 +26,7 @@ from harness.backends.optimizer.kinds import LOW_BIT
 from harness.backends.piece import Piece
 from harness.job.job import OptimizerSection, UpdateGroup
 from harness.rank.accelerator import uses_tf32
-from harness.rank.data.samples import LABELS, SeenBatch, batch_hash_sum, content_digests, seed_generators
+from harness.rank.data import LABELS, SeenBatch, batch_hash_sum, content_digests, seed_generators
 from harness.rank.factories import configuration
 from harness.rank.live.model_watch import ModuleWatch, PassWatch, bare_name, largest_dropout, recomputes
 from harness.rank.live.update_audit import HeldTensor, UpdateAudit

@@ -21,7 +21,7 @@ from harness.job.job import ADAPTER_NAME, Job
 from harness.rank.factories import one_at_a_time
 from harness.rank.models.adapter import add_adapters, bare_name, is_adapter, peft_config
 from harness.rank.models.model import from_config
-from harness.run_directory.checkpoint import SavedCheckpoint
+from harness.run_directory.request import SavedCheckpoint
 
 PEFT_PREFIX = "base_model.model."
 CONFIGURATION = "config.json"

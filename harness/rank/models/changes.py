@@ -20,7 +20,7 @@ from harness.backends.libraries.facts import require_installed
 from harness.backends.model.blocks import needed_blocks
 from harness.errors import JobError
 from harness.forms.model.activations import SELECTIVE, blocks_between
-from harness.rank.data.samples import IGNORED
+from harness.rank.data import IGNORED
 
 KEPT_OPERATORS = (
     "mm", "addmm", "bmm", "baddbmm", "_scaled_mm",

@@ -20,7 +20,7 @@ from harness.errors import JobError
 from harness.forms.workload import part_length
 from harness.job.job import Job
 from harness.job.pairs import why_refused_along
-from harness.rank.data.samples import IGNORED, LABELS, POSITIONS
+from harness.rank.data import IGNORED, LABELS, POSITIONS
 from harness.rank.factories import call_factory, configuration
 from harness.rank.models.changes import chunked_cross_entropy, logits_of
 

@@ -16,8 +16,7 @@ from harness.backends.model.precision import COMPUTE_DTYPES
 from harness.backends.refusals import available, suggestion
 from harness.errors import JobError
 from harness.job.job import IMAGES, Job, ModelSection
-from harness.rank.data.documents import settle_hub
-from harness.rank.data.samples import DataFacts
+from harness.rank.data import DataFacts, settle_hub
 from harness.rank.factories import call_factory, class_in_folder, code_arguments, one_at_a_time, why_refused
 from harness.rank.models.adapter import add_adapters, hold_frozen
 from harness.rank.models.changes import chunk_head, compile_blocks, enable_checkpointing
@@ -100,7 +99,7 @@ def _class_name(job: Job, config: Any) -> str:
 def build_own_model(job: Job, *, weights: bool = True) -> nn.Module:
     """Call `model.factory` with torch's generator at the job's seed: the model in fp32 on the CPU.
 
-    weights: False where the parameters that modules register have no memory (`loading.skeleton`). Raises
+    weights: False where the parameters that modules register have no memory (`initial_weights`). Raises
     JobError for what is no module with parameters.
     """
     assert job.model.factory is not None

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from harness.backends.base import Batch
-from harness.rank.data.samples import IGNORED, content_digests, content_sum
+from harness.rank.data import IGNORED, content_digests, content_sum
 from harness.rank.live.observer import DIGESTED_STEPS
 from harness.record import Window
 from harness.run_directory.events import AppliedGradients, StepEvent

@@ -32,8 +32,7 @@ from harness.backends.pipeline.engine import PipelineEngine
 from harness.errors import HarnessError
 from harness.forms.workload import ORDINARY_STEP
 from harness.job.job import Job
-from harness.rank.data.documents import tokenizer_of
-from harness.rank.data.samples import DataFacts
+from harness.rank.data import DataFacts, tokenizer_of
 from harness.rank.live.observer import Observer
 from harness.rank.models.model import model_config
 from harness.rank.preparation import prepare_engine

@@ -12,8 +12,7 @@ from harness.launch.cells import plan
 from harness.launch.launcher import run_cell
 from harness.launch.owner import OWNER_NAME, record_abandoned
 from harness.record.store import Store
-from harness.run_directory.checkpoint import checkpoint_folder
-from harness.run_directory.request import RunRequest, weights_folder
+from harness.run_directory.request import RunRequest, checkpoint_folder, weights_folder
 from tests.fake_ranks import FakeLauncher, Rank
 
 

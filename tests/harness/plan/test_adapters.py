@@ -12,7 +12,7 @@ from harness.job.job import AdapterSection, OptimizerSection
 from harness.plan.adapters import DEFAULT_TARGETS, packed_head, packed_inputs, with_adapters
 from harness.plan.hardware import with_training_defaults
 from harness.plan.models import load_model
-from harness.rank.data.samples import DataFacts
+from harness.rank.data import DataFacts
 from harness.rank.models.description import describe_layout
 from harness.rank.models.model import build_model, model_config
 from harness.rank.models.optimizer import update_groups

@@ -23,7 +23,7 @@ from harness.plan.question import ask as question
 from harness.plan.scenario import Scenario, job_model, with_settings
 from harness.plan.text import answer_lines
 from harness.plan.time.speed import predict_speed
-from harness.rank.data.samples import load_samples
+from harness.rank.data import load_samples
 from harness.rank.models.description import describe_layout
 from harness.rank.models.model import build_model, model_config
 from harness.rank.models.optimizer import update_groups

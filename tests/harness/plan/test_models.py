@@ -26,7 +26,7 @@ from harness.plan.models import catalogue_names, find_entry, from_config, load_m
 from harness.plan.prediction import predict_memory
 from harness.plan.scenario import Scenario, job_model
 from harness.plan.time.speed import SpeedPrediction, predict_speed
-from harness.rank.data.documents import ByteTokenizer
+from harness.rank.data import ByteTokenizer
 from tests.harness.plan.plans import llama, scenario
 
 UNITS = {"M": 1e6, "B": 1e9}

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from harness.rank import answers
 from harness.rank.answers import NextTokens, squad_scores
-from harness.rank.data.documents import ByteTokenizer, TextSample
+from harness.rank.data import ByteTokenizer, TextSample
 from tests.docs.markdown import ROOT
 
 MOST = 8

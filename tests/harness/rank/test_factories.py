@@ -8,7 +8,7 @@ import pytest
 from harness.errors import HarnessError, JobError
 from harness.job.config import load_experiment
 from harness.job.job import Job
-from harness.rank.data.samples import load_samples
+from harness.rank.data import load_samples
 from harness.rank.factories import call_factory
 from harness.rank.models.losses import loss_function
 from harness.rank.models.model import build_own_model
@@ -162,8 +162,8 @@ def test_of_an_endless_stream_it_is_told_what_was_read_and_what_ends_it(
     module: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr("harness.rank.data.samples.SILENT_SECONDS", -1.0)
-    monkeypatch.setattr("harness.rank.data.samples.tell", told.append)
+    monkeypatch.setattr("harness.rank.data.SILENT_SECONDS", -1.0)
+    monkeypatch.setattr("harness.rank.data.tell", told.append)
     data = {"factory": f"{module}:endless", "limit": 3}
     samples = load_samples(job(model={"factory": f"{module}:linear"}, data=data))
     assert samples.targets.tolist() == [1] * 3

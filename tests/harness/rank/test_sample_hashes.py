@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import torch
 
-from harness.rank.data.samples import IGNORED, Samples
+from harness.rank.data import IGNORED, Samples
 from harness.rank.loop import sample_facts, sample_hash
 
 TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.run_directory.checkpoint import DESCRIPTION, SavedCheckpoint
+from harness.run_directory.request import DESCRIPTION, SavedCheckpoint
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 3}', b"\xff\xfe", b'{"schema_version": 2}'])

@@ -6,7 +6,7 @@ import pytest
 
 from harness.errors import JobError
 from harness.job.job import DataSection
-from harness.rank.data.documents import TextSample, read_documents
+from harness.rank.data import TextSample, read_documents
 
 
 def read(source: str, path: Path | None = None, **values: object) -> list[TextSample]:

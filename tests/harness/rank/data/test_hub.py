@@ -7,7 +7,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from harness.rank.data import documents
+from harness.rank import data
 
 
 @pytest.fixture(autouse=True)
@@ -15,28 +15,28 @@ def online(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    documents._answers.cache_clear()
+    data._answers.cache_clear()
 
 
 def test_silence_is_settled_once() -> None:
-    documents.settle_hub("somebody/some-model")
+    data.settle_hub("somebody/some-model")
     assert huggingface_hub.constants.HF_HUB_OFFLINE
-    assert documents._answers.cache_info().misses == 1
-    documents.settle_hub("somebody/another")
-    assert documents._answers.cache_info().misses == 1
+    assert data._answers.cache_info().misses == 1
+    data.settle_hub("somebody/another")
+    assert data._answers.cache_info().misses == 1
 
 
 def test_a_local_folder_asks_nobody(tmp_path: Path) -> None:
-    documents.settle_hub(str(tmp_path))
+    data.settle_hub(str(tmp_path))
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
-    assert documents._answers.cache_info().misses == 0
+    assert data._answers.cache_info().misses == 0
 
 
 def test_a_hub_that_answers_is_asked_for_files(
     monkeypatch: pytest.MonkeyPatch, httpserver_address: str
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", httpserver_address)
-    documents.settle_hub("somebody/some-model")
+    data.settle_hub("somebody/some-model")
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
 
 

@@ -7,7 +7,7 @@ import torch
 
 from harness.errors import JobError
 from harness.job.job import Job
-from harness.rank.data.samples import IGNORED, LABELS, POSITIONS, DataFacts, load_samples
+from harness.rank.data import IGNORED, LABELS, POSITIONS, DataFacts, load_samples
 from harness.rank.models.losses import KEEP_APART, loss_function
 from harness.rank.models.model import build_model, model_config
 from tests.harness.rank.models.test_model import SMALL, SMALL_GPT2

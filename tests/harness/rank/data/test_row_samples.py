@@ -9,8 +9,7 @@ from PIL import Image
 
 from harness.errors import JobError
 from harness.job.job import Job
-from harness.rank.data.documents import tokenizer_of
-from harness.rank.data.samples import IGNORED, load_samples
+from harness.rank.data import IGNORED, load_samples, tokenizer_of
 
 END = 256
 

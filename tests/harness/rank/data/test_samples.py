@@ -9,8 +9,7 @@ import torch
 from harness.errors import JobError
 from harness.job.batch import BatchLayout, batch_layout
 from harness.job.job import DataSection, EvaluationSection, Job, TrainingSection
-from harness.rank.data.documents import ByteTokenizer
-from harness.rank.data.samples import IGNORED, Sampler, Samples, load_samples
+from harness.rank.data import IGNORED, ByteTokenizer, Sampler, Samples, load_samples
 
 END = ByteTokenizer.end_of_text
 

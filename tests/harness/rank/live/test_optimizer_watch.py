@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.rank.data.samples import SeenBatch, batch_hash_sum, content_digests, content_sum
+from harness.rank.data import SeenBatch, batch_hash_sum, content_digests, content_sum
 from harness.rank.live.observer import OptimizerWatch
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from harness.backends.base import World
 from harness.backends.model_source import Loading
 from harness.job.job import DataSection, Job, ModelSection, TrainingSection
-from harness.rank.data.samples import DataFacts
-from harness.rank.loading.source import JobModelSource
+from harness.rank.data import DataFacts
+from harness.rank.initial_weights import JobModelSource
 from harness.rank.models.model import draw_model, model_config
 
 VOCABULARY = 257

@@ -9,7 +9,7 @@ from torch import nn
 
 from harness.errors import JobError
 from harness.job.job import Job
-from harness.rank.loading.skeleton import why_whole
+from harness.rank.initial_weights import why_whole
 from tests.harness.rank.loading.models import assert_equal, filled, source_of
 
 SOURCE = """\
@@ -92,7 +92,7 @@ def test_weights_and_buffers_are_those_of_the_whole_model(file: Path, precision:
 def test_a_large_model_is_written_by_another_process(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.rank.loading.weight_files.SMALL_ELEMENTS", 0)
+    monkeypatch.setattr("harness.rank.initial_weights.SMALL_ELEMENTS", 0)
     source = source_of(job(file, "Plain"), tmp_path)
     assert_equal(filled(source), source())
 

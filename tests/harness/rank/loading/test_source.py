@@ -6,8 +6,8 @@ from safetensors.torch import load_file
 
 from harness.errors import HarnessError
 from harness.job.job import ModelSection
-from harness.rank.data.samples import DataFacts
-from harness.rank.loading import weight_files as files
+from harness.rank import initial_weights
+from harness.rank.data import DataFacts
 from harness.rank.models.description import describe_layout, describe_model
 from harness.rank.models.model import draw_model, model_config
 from tests.harness.rank.loading.models import (
@@ -36,9 +36,11 @@ def test_a_model_that_cannot_be_streamed_is_built_in_another_process_unless_it_i
     small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = []
-    build = files._build_in_another_process
-    monkeypatch.setattr(files, "_build_in_another_process", lambda *asked: started.append(build(*asked)))
-    monkeypatch.setattr(files, "SMALL_ELEMENTS", 2**26 if small else 0)
+    build = initial_weights._build_in_another_process
+    monkeypatch.setattr(
+        initial_weights, "_build_in_another_process", lambda *asked: started.append(build(*asked))
+    )
+    monkeypatch.setattr(initial_weights, "SMALL_ELEMENTS", 2**26 if small else 0)
     source = source_of(job_of(MAMBA), tmp_path)
     assert_equal(filled(source), source())
     assert len(started) == (not small)

@@ -3,8 +3,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.job.job import Job
-from harness.rank.data.samples import DataFacts
-from harness.rank.loading.skeleton import CannotStream, parameter_numbers, stream_weights
+from harness.rank.data import DataFacts
+from harness.rank.initial_weights import CannotStream, parameter_numbers, stream_weights
 from harness.rank.models.model import draw_model, model_config
 from tests.harness.rank.loading.models import CONFIGS, MAMBA, VOCABULARY, job_of
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from harness.errors import JobError
 from harness.job.job import AdapterSection, Job
-from harness.rank.data.samples import DataFacts
+from harness.rank.data import DataFacts
 from harness.rank.models.adapter import add_adapters, initial_values, is_adapter
 from harness.rank.models.description import find_module_uses
 from harness.rank.models.model import build_model, model_config

@@ -10,7 +10,7 @@ from harness.cli.export import export_adapter
 from harness.errors import HarnessError
 from harness.rank.models.adapter import is_adapter
 from harness.rank.models.adapter_export import export_adapters
-from harness.run_directory.checkpoint import SavedCheckpoint
+from harness.run_directory.request import SavedCheckpoint
 from tests.harness.rank.loading.models import CONFIGS, job_of
 from tests.harness.rank.models.test_adapter import built, lora
 

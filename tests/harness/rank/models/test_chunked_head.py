@@ -6,7 +6,7 @@ from torch.utils._pytree import tree_leaves
 
 from harness.errors import JobError
 from harness.job.job import Job
-from harness.rank.data.samples import DataFacts
+from harness.rank.data import DataFacts
 from harness.rank.models.changes import chunk_head
 from harness.rank.models.losses import loss_function
 from harness.rank.models.model import build_model, model_config

@@ -13,8 +13,7 @@ from harness.errors import HarnessError, JobError
 from harness.job.job import DataSection, Job, ModelSection
 from harness.plan.profiles import workload_profile
 from harness.plan.scenario import job_model
-from harness.rank.data.documents import tokenizer_of
-from harness.rank.data.samples import DataFacts
+from harness.rank.data import DataFacts, tokenizer_of
 from harness.rank.models.model import build_model, draw_model, model_config
 from tests.own_code import write_model_with_code
 

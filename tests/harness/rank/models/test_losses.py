@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from harness.errors import JobError
 from harness.job.job import Job
-from harness.rank.data.samples import IGNORED, DataFacts
+from harness.rank.data import IGNORED, DataFacts
 from harness.rank.models.losses import loss_function
 from harness.rank.models.model import build_model, model_config
 

@@ -9,7 +9,7 @@ from harness.backends.base import Unsupported
 from harness.backends.model.blocks import needed_blocks, transformer_blocks
 from harness.errors import JobError
 from harness.job.job import DataSection, Job, ModelSection, TrainingSection
-from harness.rank.data.samples import DataFacts
+from harness.rank.data import DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, build_own_model, declare_blocks, model_config
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from harness.backends.base import Unsupported, World
 from harness.backends.mesh import Mesh
 from harness.job.job import Job
-from harness.rank.data.samples import IGNORED
+from harness.rank.data import IGNORED
 from harness.rank.models.changes import chunk_head
 from harness.rank.models.losses import cut, divide_sequence, loss_of_part, summed_cross_entropy
 

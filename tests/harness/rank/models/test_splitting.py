@@ -10,8 +10,8 @@ from torch import nn
 
 from harness.backends.base import Batch
 from harness.job.job import Job
-from harness.rank.models import splitting
-from harness.rank.models.splitting import split_dependence
+from harness.rank.models import description
+from harness.rank.models.description import split_dependence
 from harness.record import SplitPart
 from tests.traps import own_jobs
 
@@ -70,7 +70,7 @@ def test_a_mean_over_samples_does_not() -> None:
 
 
 def test_of_a_large_model_losses_are_compared_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splitting, "MOST_WITH_GRADIENTS", 0)
+    monkeypatch.setattr(description, "MOST_WITH_GRADIENTS", 0)
     assert not measured("mean").depends
     assert measured("contrastive", "towers").difference > 0.01
 

@@ -1,1 +1,0 @@
-"""Documents, tokens and samples of a job."""

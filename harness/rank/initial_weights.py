@@ -1,0 +1,741 @@
+"""Brings initial weights to the ranks: a skeleton without memory, files of a folder, and parts of both.
+
+As a process, `python -m harness.rank.initial_weights`, it writes a job's whole model: the request as JSON on
+standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.backends.base import World
+from harness.backends.checkpoints.tensor_files import safetensors_header
+from harness.backends.model.precision import COMPUTE_DTYPES
+from harness.backends.model_source import PIECE_ELEMENTS, Loading, ModelSource
+from harness.errors import HarnessError, JobError
+from harness.files import locked, refusing, write_atomically
+from harness.import_path import ask_module
+from harness.job.job import AdapterSection, Job
+from harness.rank.data import DataFacts
+from harness.rank.models.adapter import add_adapters, bare_name, initial_values, is_adapter
+from harness.rank.models.model import (
+    build_model,
+    build_own_model,
+    draw_model,
+    facts_in,
+    finish_model,
+    model_config,
+)
+
+Register = Callable[[nn.Module, str, nn.Parameter | None], None]
+
+
+@contextmanager
+def registering(register: Register) -> Iterator[Register]:
+    """Have modules register their parameters through a function; yields torch's own."""
+    plain = nn.Module.register_parameter
+    nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
+    try:
+        yield plain  # type: ignore[misc]
+    finally:
+        nn.Module.register_parameter = plain  # type: ignore[method-assign]
+
+
+def on_meta(parameter: nn.Parameter) -> nn.Parameter:
+    """The parameter itself if it is there already."""
+    if parameter.is_meta:
+        return parameter
+    shape = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+    return nn.Parameter(shape, requires_grad=parameter.requires_grad)
+
+
+Build = Callable[[], nn.Module]
+
+
+class CannotStream(Exception):
+    """This model draws its weights in another way; build it plainly."""
+
+
+def parameter_numbers(build_skeleton: Build) -> tuple[nn.Module, dict[int, str]]:
+    """Build a skeleton; also say which of the registered parameters, numbered in order, has which name.
+
+    A parameter that was replaced by another, as a tied one is, has no name.
+    """
+    numbers: dict[int, tuple[int, nn.Parameter]] = {}
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            number = len(numbers)
+            parameter = on_meta(parameter)
+            numbers[id(parameter)] = number, parameter
+        plain(module, name, parameter)
+
+    with registering(register) as plain:
+        model = build_skeleton()
+    return model, {numbers[id(p)][0]: name for name, p in model.named_parameters() if id(p) in numbers}
+
+
+def stream_weights(
+    build: Build, names: Mapping[int, str], keep: Callable[[str, Tensor], None], *, by_block: bool = True
+) -> None:
+    """Run `build`, handing each named parameter to `keep` once it is initialised.
+
+    build: a plain build, the generator's seed included. names: see `parameter_numbers`. by_block: wait until
+    the transformer block is initialised, since some initialise their layers' weights again. Raises
+    CannotStream for a model whose initialisation reaches beyond that.
+    """
+    pass_over = _Streaming(names, keep, by_block)
+    with pass_over.at_work(), _GuardMeta():
+        build()
+    if left := sorted(set(names.values()) - pass_over.kept):
+        raise CannotStream(f"{len(left)} parameters were not initialised by a module, such as '{left[0]}'")
+
+
+class _Streaming:
+    def __init__(self, names: Mapping[int, str], keep: Callable[[str, Tensor], None], by_block: bool) -> None:
+        self._names = names
+        self._keep = keep
+        self._by_block = by_block
+        self._scratch = None if by_block else _Scratch()
+        self._registered = 0
+        self._constructs = False
+        self._in_blocks: tuple[Any, set[int]] = (None, set())
+        self.kept: set[str] = set()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        import transformers
+        from transformers.pytorch_utils import Conv1D
+
+        base: Any = transformers.PreTrainedModel
+        plain_initialise = base._initialize_weights
+        plain_constructors = {kind: kind.__init__ for kind in (nn.Linear, nn.Embedding, Conv1D)}
+
+        def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+            if parameter is not None and not hasattr(parameter, "harness_number"):
+                if self._scratch is not None and self._constructs and not parameter.is_meta:
+                    parameter = self._scratch.like(parameter)
+                parameter.harness_number = self._registered  # type: ignore[attr-defined]
+                self._registered += 1
+            plain_register(module, name, parameter)
+
+        def constructing(plain: Any) -> Any:
+            def construct(module: nn.Module, *arguments: Any, **keywords: Any) -> None:
+                self._constructs = True
+                if self._scratch is not None:
+                    self._scratch.reuse()
+                plain(module, *arguments, **keywords)
+                _to_meta(module)
+                self._constructs = False
+
+            return construct
+
+        def initialise(model: Any, module: nn.Module, *arguments: Any, **keywords: Any) -> None:
+            if getattr(module, "_is_hf_initialized", False):
+                return
+            if self._scratch is not None:
+                self._scratch.reuse()
+            _to_memory(module, self._scratch)
+            plain_initialise(model, module, *arguments, **keywords)
+            self._initialised(model, module)
+
+        with registering(register) as plain_register:
+            try:
+                for kind, plain in plain_constructors.items():
+                    kind.__init__ = constructing(plain)  # type: ignore[misc,method-assign]
+                base._initialize_weights = initialise
+                yield
+            finally:
+                for kind, plain in plain_constructors.items():
+                    kind.__init__ = plain  # type: ignore[misc,method-assign]
+                base._initialize_weights = plain_initialise
+
+    def _initialised(self, model: Any, module: nn.Module) -> None:
+        if not self._by_block:
+            self._hand_on(module)
+            return
+        # GPT-2's blocks initialise their projections a second time, after the layers themselves.
+        blocks = set(getattr(model, "_no_split_modules", None) or ())
+        if self._in_blocks[0] is not model:
+            found = [m for m in model.modules() if type(m).__name__ in blocks]
+            self._in_blocks = model, {id(part) for block in found for part in block.modules()}
+        if type(module).__name__ in blocks:
+            for part in module.modules():
+                self._hand_on(part)
+        elif id(module) not in self._in_blocks[1]:
+            self._hand_on(module)
+
+    def _hand_on(self, module: nn.Module) -> None:
+        for parameter in module.parameters(recurse=False):
+            name = self._names.get(parameter.harness_number)  # type: ignore[attr-defined]
+            if name is not None:
+                if name in self.kept:
+                    raise CannotStream(f"'{name}' is initialised twice")
+                self.kept.add(name)
+                self._keep(name, parameter.detach())
+        _to_meta(module)
+
+
+def _to_meta(module: nn.Module) -> None:
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        _replace(module, name, parameter, on_meta(parameter))
+
+
+def _to_memory(module: nn.Module, scratch: _Scratch | None) -> None:
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        if parameter.is_meta:
+            _replace(module, name, parameter, (scratch or _Scratch()).like(parameter))
+
+
+class _Scratch:
+    """Memory for the parameters of one layer after the other: fresh pages cost a third of the drawing."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def reuse(self) -> None:
+        """Forget the layer before."""
+        self._used = 0
+
+    def like(self, parameter: nn.Parameter) -> nn.Parameter:
+        """An uninitialised parameter of the same shape and dtype."""
+        begin, end = self._used, self._used + parameter.numel() * parameter.element_size()
+        if end > self._memory.numel():
+            # What was handed out of the old memory keeps it.
+            begin, end = 0, end - begin
+            self._memory = torch.empty(end, dtype=torch.uint8)
+        self._used = -(-end // 64) * 64
+        values = self._memory[begin:end].view(parameter.dtype).view(parameter.shape)
+        return nn.Parameter(values, requires_grad=parameter.requires_grad)
+
+
+def _replace(module: nn.Module, name: str, old: nn.Parameter, new: nn.Parameter) -> None:
+    new.harness_number = old.harness_number  # type: ignore[attr-defined]
+    module._parameters[name] = new
+
+
+class _GuardMeta(TorchDispatchMode):
+    """Raises CannotStream where weights that are not in memory would be written: the draw would be lost."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.is_mutable and args and isinstance(args[0], Tensor) and args[0].is_meta:
+            raise CannotStream(f"{func} writes weights of another module")
+        return func(*args, **(kwargs or {}))
+
+
+BUFFERS_NAME = "buffers.safetensors"
+
+
+def why_whole(job: Job, asked: Loading) -> str | None:
+    """Why every rank builds the whole model although `asked` is not 'full'; None: no rank needs to.
+
+    The functions of modules run with parameters on the meta device. What they write to these is lost, and
+    comes from a file that one process writes; what they read from these cannot be had.
+    """
+    reason = job.why_whole(asked)
+    if reason is not None or asked == "full" or job.model.factory is None:
+        return reason
+    try:
+        skeleton, _ = parameter_numbers(lambda: build_own_model(job, weights=False))
+    except JobError as error:
+        return f"it cannot be built without memory for its parameters: {error}"
+    complex_ones = (name for name, parameter in skeleton.named_parameters() if parameter.is_complex())
+    if (name := next(complex_ones, None)) is not None:
+        return f"parameter '{name}' is complex, and files of weights hold real numbers"
+    return next(_values_of_weights(skeleton), None)
+
+
+def _values_of_weights(skeleton: nn.Module) -> Iterator[str]:
+    for name, module in skeleton.named_modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, Tensor) and value.is_meta:
+                where = f"{name}.{attribute}" if name else attribute
+                yield f"'{where}' is made of its weights and no buffer"
+
+
+def write_buffers(model: nn.Module, folder: Path) -> None:
+    """Write every buffer of a whole model."""
+    from safetensors.torch import save_file
+
+    # Each in memory of its own: safetensors refuses tensors that share some.
+    save_file({name: buffer.clone() for name, buffer in model.named_buffers()}, folder / BUFFERS_NAME)
+
+
+def fill_buffers(skeleton: nn.Module, folder: Path) -> None:
+    """Give a skeleton the buffers of the whole model: it drew none of the numbers that weights take."""
+    from safetensors.torch import load_file
+
+    values = load_file(folder / BUFFERS_NAME)
+    with torch.no_grad():
+        for prefix, module in skeleton.named_modules():
+            for name in module._buffers:
+                full = f"{prefix}.{name}" if prefix else name
+                if full in values:
+                    module._buffers[name] = values[full]
+
+
+def pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Ranges of at most PIECE_ELEMENTS."""
+    for low in range(start, stop, PIECE_ELEMENTS):
+        yield low, min(low + PIECE_ELEMENTS, stop)
+
+
+class WeightWriter:
+    """Writes tensors of known names and shapes in any order, in one dtype; none is kept.
+
+    The `safetensors` package writes tensors that are all in memory only. Format: 8 bytes of length, a JSON
+    header, the tensors (https://github.com/huggingface/safetensors#format).
+    """
+
+    def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._missing = set(shapes)
+        sizes = ((n, dtype, shape, math.prod(shape) * dtype.itemsize) for n, shape in shapes.items())
+        header, self._begin, end = safetensors_header(sizes)
+        self._file = path.open("wb")
+        self._file.write(header)
+        self._file.truncate(len(header) + end)
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Raises OSError, and ValueError for a name that is not expected or was written before."""
+        if name not in self._missing:
+            raise ValueError(f"'{name}' is not expected, or is there already")
+        self._missing.remove(name)
+        flat = tensor.detach().reshape(-1)
+        self._file.seek(self._begin[name])
+        for low, high in pieces(0, flat.numel()):
+            self._file.write(flat[low:high].to(self._dtype).view(torch.uint8).numpy().data)
+
+    def __enter__(self) -> WeightWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if kind is None and self._missing:
+            raise ValueError(f"{len(self._missing)} tensors were not written, such as '{min(self._missing)}'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """Where a parameter lies."""
+
+    file: Path
+    name: str
+    """Its name there."""
+
+
+def stored_shapes(path: Path) -> dict[str, list[int]]:
+    """The tensors of a file."""
+    from safetensors import safe_open
+
+    with safe_open(os.fspath(path), "pt") as file:
+        return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+
+
+class WeightReader:
+    """Reads parts of tensors; a file's pages are mapped, so they belong to the system's cache."""
+
+    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
+        self._tensors = tensors
+        self._open: dict[Path, Any] = {}
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """Elements of the flattened tensor as they are stored, in new memory."""
+        stored = self._tensors[name]
+        file = self._opened(stored.file)
+        part = file.get_slice(stored.name)
+        shape = part.get_shape()
+        if not shape:
+            return file.get_tensor(stored.name).reshape(-1)[start:stop]  # type: ignore[no-any-return]
+        row = max(1, math.prod(shape[1:]))
+        first, last = start // row, -(-stop // row)
+        return part[first:last].reshape(-1)[start - first * row : stop - first * row]  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        self._open.clear()
+
+    def _opened(self, path: Path) -> Any:
+        from safetensors import safe_open
+
+        if path not in self._open:
+            self._open[path] = safe_open(os.fspath(path), "pt")
+        return self._open[path]
+
+
+WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
+FLOATING = ("F64", "F32", "F16", "BF16")
+"""Dtypes whose values are the weights; others stand for them by a scale or a code."""
+
+
+def checkpoint_tensors(job: Job, config: Any, skeleton: nn.Module) -> dict[str, StoredTensor] | None:
+    """By parameter; None where a plain read needs more than slices: see `_plain_place`, or no safetensors.
+
+    Files keep their dtype. A hub's are downloaded to its cache. Raises JobError for files that are missing or
+    damaged, and where parameters that the model ties differ in them.
+    """
+    if getattr(config, "quantization_config", None) is not None:
+        return None  # transformers dequantises it
+    stored = _stored(job)
+    base = f"{getattr(skeleton, 'base_model_prefix', '')}."
+    found: dict[str, StoredTensor] = {}
+    firsts: dict[int, str] = {}
+    for name, parameter in skeleton.named_parameters(remove_duplicate=False):
+        place = _plain_place(stored, name, base, parameter)
+        first = firsts.setdefault(id(parameter), name)
+        if first != name:
+            if place is not None and not _are_equal(found[first], place, parameter.numel()):
+                raise JobError(
+                    f"model '{job.model.name}' ties {name} to {first}, but its files hold other values for "
+                    "each, which transformers would not tie; set tie_word_embeddings to false in its "
+                    "config.json"
+                )
+        elif place is None:
+            return None
+        else:
+            found[name] = place
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    file: Path
+    shape: list[int]
+    dtype: str
+
+
+def _stored(job: Job) -> dict[str, _Entry]:
+    """What the files hold, by their names. Raises JobError where one is missing or damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    entries: dict[str, _Entry] = {}
+    path = None
+    try:
+        for path in _files(job):
+            with safe_open(os.fspath(path), "pt") as file:
+                for name in file.keys():  # noqa: SIM118 - no dict
+                    part = file.get_slice(name)
+                    entries[name] = _Entry(file=path, shape=part.get_shape(), dtype=part.get_dtype())
+    except SafetensorError as error:
+        raise JobError(f"'{path}' is damaged or incomplete ({error}); copy or download it again") from error
+    except OSError as error:
+        raise JobError(f"files of model '{job.model.name}' cannot be read: {error}") from error
+    return entries
+
+
+def _plain_place(
+    stored: Mapping[str, _Entry], name: str, base: str, parameter: nn.Parameter
+) -> StoredTensor | None:
+    """Where a parameter lies; None: nowhere under its name in its shape as floating-point numbers.
+
+    base: what a checkpoint of the model without its head leaves out of names.
+    """
+    inside = name if name in stored else name.removeprefix(base)
+    entry = stored.get(inside)
+    if entry is None or entry.shape != list(parameter.shape) or entry.dtype not in FLOATING:
+        return None
+    return StoredTensor(file=entry.file, name=inside)
+
+
+def _are_equal(first: StoredTensor, second: StoredTensor, elements: int) -> bool:
+    reader = WeightReader({"first": first, "second": second})
+    ranges = pieces(0, elements)
+    return all(torch.equal(reader.read("first", *own), reader.read("second", *own)) for own in ranges)
+
+
+def _files(job: Job) -> Iterator[Path]:
+    index = _cached(job, INDEX)
+    if index is None:
+        whole = _cached(job, WEIGHTS)
+        yield from () if whole is None else (whole,)
+        return
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise JobError(f"'{index}' is damaged ({error}); copy or download it again") from error
+    for name in names:
+        path = _cached(job, name)
+        if path is None:
+            raise JobError(f"'{index}' names the file {name}, which is missing; copy or download it")
+        yield path
+
+
+def _cached(job: Job, name: str) -> Path | None:
+    """A file of the model's folder or of the hub's cache, downloaded if need be; None: there is none."""
+    from transformers.utils.hub import cached_file
+
+    assert job.model.name is not None
+    found: Any = cached_file(
+        job.model.name,
+        name,
+        revision=job.model.revision,
+        _raise_exceptions_for_missing_entries=False,
+    )
+    return Path(found) if found else None
+
+
+POLL_SECONDS = 0.05
+LIST_NAME = "tensors.json"
+"""Written last: where each parameter lies."""
+SMALL_ELEMENTS = 2**26
+"""Of a model that is not streamed but written whole by a rank: another process would take longer to start."""
+Stored = Mapping[str, StoredTensor]
+
+
+def provide_weights(
+    job: Job, config: Any, skeleton: nn.Module, numbers: Mapping[int, str], folder: Path
+) -> None:
+    """Write the weights to `folder` unless they are there, or note where the user's checkpoint has them.
+
+    skeleton, numbers: see `parameter_numbers`. At most one process at a time writes to a folder.
+    Raises HarnessError where it cannot be written.
+    """
+    listed = folder / LIST_NAME
+    with refusing(
+        f"initial weights cannot be written to '{folder}'",
+        "; free space there, or set runtime.loading=full, which needs none",
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / "lock"):
+            if not listed.exists():
+                stored = _provide(job, config, skeleton, numbers, folder)
+                places = {name: [str(tensor.file), tensor.name] for name, tensor in stored.items()}
+                write_atomically(listed, json.dumps(places))
+
+
+def await_weights(folder: Path) -> Stored:
+    """Where each parameter lies, once another process of this machine has written it."""
+    listed = folder / LIST_NAME
+    while not listed.exists():
+        time.sleep(POLL_SECONDS)
+    places = json.loads(listed.read_text(encoding="utf-8"))
+    return {name: StoredTensor(file=Path(file), name=inside) for name, (file, inside) in places.items()}
+
+
+def _provide(job: Job, config: Any, skeleton: nn.Module, numbers: Mapping[int, str], folder: Path) -> Stored:
+    if job.model.reads_checkpoint:
+        found = checkpoint_tensors(job, config, skeleton)
+        if found is not None:
+            return found
+    # A name of its own: without locks, another node may write here while ranks of this one read.
+    path = folder / f"weights-{secrets.token_hex(4)}.safetensors"
+    shapes = {name: list(parameter.shape) for name, parameter in skeleton.named_parameters()}
+    if job.model.factory is not None:
+        _provide_own(job, shapes, path)
+        return {name: StoredTensor(file=path, name=name) for name in shapes}
+    try:
+        if job.model.reads_checkpoint:
+            raise CannotStream("transformers converts this checkpoint while it reads it")
+        with _writer(job, shapes, path) as writer:
+            stream_weights(lambda: draw_model(job, config), numbers, writer.write)
+    except CannotStream:
+        _provide_whole(job, facts_in(config), shapes, path)
+    return {name: StoredTensor(file=path, name=name) for name in shapes}
+
+
+def _writer(job: Job, shapes: Mapping[str, Sequence[int]], path: Path) -> WeightWriter:
+    # At a low precision the initial weights are rounded to it anyway.
+    return WeightWriter(path, shapes, COMPUTE_DTYPES[job.training.held_precision])
+
+
+def _provide_own(job: Job, shapes: Mapping[str, Sequence[int]], path: Path) -> None:
+    """Have the whole model of the user's own function written."""
+    _provide_whole(job, DataFacts(), shapes, path)
+    if stored_shapes(path) != {name: list(shape) for name, shape in shapes.items()}:
+        raise JobError(
+            f"model.factory '{job.model.factory}' builds other parameters where these have no memory; set "
+            "runtime.loading=full"
+        )
+
+
+def _provide_whole(job: Job, facts: DataFacts, shapes: Mapping[str, Sequence[int]], path: Path) -> None:
+    """Have the whole model written: by this rank if it is small."""
+    if sum(map(prod, shapes.values())) <= SMALL_ELEMENTS:
+        _write_whole(job, facts, path)
+    else:
+        _build_in_another_process(job, path, facts)
+
+
+def _build_in_another_process(job: Job, path: Path, facts: DataFacts) -> None:
+    """Have a process that is no rank build the whole model and write it."""
+    request = {"job": job.model_dump(mode="json"), "path": str(path), "facts": asdict(facts)}
+    done = ask_module("harness.rank.initial_weights", request=json.dumps(request))
+    if done.returncode:
+        last = "".join(done.stderr.strip().splitlines()[-1:])
+        kind, _, message = last.partition(": ")
+        if kind.rpartition(".")[2] == JobError.__name__:
+            raise JobError(message)
+        raise HarnessError(f"building the initial weights failed: {last}")
+
+
+def write_whole_model(request: Mapping[str, Any]) -> None:
+    """What that process does; adapters are in no file."""
+    torch.set_num_threads(1)
+    _write_whole(Job.model_validate(request["job"]), DataFacts(**request["facts"]), Path(request["path"]))
+
+
+def _write_whole(job: Job, facts: DataFacts, path: Path) -> None:
+    job = job.model_copy(update={"adapter": AdapterSection()})
+    model = build_model(job, model_config(job, facts))
+    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    if job.model.factory is not None:
+        write_buffers(model, path.parent)
+    with _writer(job, shapes, path) as writer:
+        for name, parameter in model.named_parameters():
+            writer.write(name, parameter)
+
+
+@dataclass(frozen=True)
+class _Range:
+    """What a `fill` asked for."""
+
+    target: Tensor
+    start: int
+
+
+class JobModelSource(ModelSource):
+    """Of one rank. `folder`: where ranks of this machine find or put weights that must lie in files."""
+
+    def __init__(
+        self,
+        job: Job,
+        config: Any,
+        world: World,
+        *,
+        loading: Loading,
+        folder: Path,
+        on_built: Callable[[nn.Module], None],
+    ) -> None:
+        self.loading = loading
+        self._job = job
+        self._config = config
+        self._world = world
+        self._folder = folder
+        self._on_built = on_built
+        self._compute = COMPUTE_DTYPES[job.training.held_precision]
+        self._shapes: dict[str, torch.Size] = {}
+        self._first_names: dict[str, str] = {}
+        self._draws = loading == "slices" and not job.model.reads_checkpoint and job.model.factory is None
+        self._numbers: dict[int, str] = {}
+        self._asked: dict[str, list[_Range]] = {}
+        self._reader: WeightReader | None = None
+
+    def __call__(self) -> nn.Module:
+        model = build_model(self._job, self._config)
+        self._on_built(model)
+        return model
+
+    def skeleton(self) -> nn.Module:
+        model, self._numbers = self._bare_skeleton()
+        if self._reads and not self._draws:
+            self._open_files(model, self._numbers)
+            if self._job.model.factory is not None:
+                fill_buffers(model, self._folder)
+        add_adapters(self._job, model)
+        firsts = {id(parameter): name for name, parameter in model.named_parameters()}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self._first_names[name] = firsts[id(parameter)]
+            self._shapes[name] = parameter.shape
+        finish_model(self._job, model)
+        self._on_built(model)
+        return model
+
+    def fill(self, target: Tensor, name: str, start: int) -> None:
+        name = self._first_names[name]
+        if self._draws and not is_adapter(name):
+            if target.numel():
+                self._asked.setdefault(bare_name(name), []).append(_Range(target, start))
+            return
+        with torch.no_grad():
+            if self.loading == "broadcast":
+                self._receive(target, name, start)
+            else:
+                self._copy(target, name, start)
+
+    def filled(self) -> None:
+        if not self._asked:
+            return
+        with torch.no_grad():
+            if not (self._drawn(by_block=False) or self._drawn(by_block=True)):
+                self._open_files(*self._bare_skeleton())
+                for name, ranges in self._asked.items():
+                    for asked in ranges:
+                        self._copy(asked.target, name, asked.start)
+        self._asked.clear()
+
+    def _drawn(self, *, by_block: bool) -> bool:
+        """Whether the model could be drawn in this way; every rank finds the same."""
+        try:
+            stream_weights(self._draw, self._numbers, self._keep, by_block=by_block)
+        except CannotStream:
+            return False
+        return True
+
+    @property
+    def _reads(self) -> bool:
+        return self.loading == "slices" or self._world.rank == 0
+
+    def _draw(self) -> nn.Module:
+        return draw_model(self._job, self._config)
+
+    def _keep(self, name: str, drawn: Tensor) -> None:
+        flat = drawn.view(-1)
+        for asked in self._asked.get(name, ()):
+            part = flat[asked.start : asked.start + asked.target.numel()]
+            asked.target.copy_(part.to(self._compute))
+
+    def _bare_skeleton(self) -> tuple[nn.Module, dict[int, str]]:
+        return parameter_numbers(lambda: draw_model(self._job, self._config, pretrained=False))
+
+    def _open_files(self, skeleton: nn.Module, numbers: dict[int, str]) -> None:
+        if self._world.local_rank == 0:
+            provide_weights(self._job, self._config, skeleton, numbers, self._folder)
+        self._reader = WeightReader(await_weights(self._folder))
+
+    def _copy(self, target: Tensor, name: str, start: int) -> None:
+        for low, high in pieces(start, start + target.numel()):
+            target[low - start : high - start].copy_(self._read(name, low, high))
+
+    def _read(self, name: str, low: int, high: int) -> Tensor:
+        """Part of a parameter, rounded to the compute dtype as every backend's initial weights are."""
+        if is_adapter(name):
+            drawn = initial_values(name, self._shapes[name], self._job.training.seed)
+            return drawn.view(-1)[low:high].to(self._compute)
+        assert self._reader is not None
+        return self._reader.read(bare_name(name), low, high).to(self._compute)
+
+    def _receive(self, target: Tensor, name: str, start: int) -> None:
+        device = torch.device(self._world.device)
+        for low, high in pieces(0, self._shapes[name].numel()):
+            if self._reads:
+                piece = self._read(name, low, high).to(device)
+            else:
+                piece = torch.empty(high - low, dtype=self._compute, device=device)
+            dist.broadcast(piece, 0)
+            first, last = max(low, start), min(high, start + target.numel())
+            if first < last:
+                target[first - start : last - start].copy_(piece[first - low : last - low])
+
+
+if __name__ == "__main__":
+    write_whole_model(json.load(sys.stdin))
