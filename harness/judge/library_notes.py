@@ -1,14 +1,16 @@
-"""Differences from the textbook and from defaults as data: where each was measured, and why."""
+"""Differences from the textbook and from defaults: where each was measured, and why; `notes.toml` has words."""
 
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from importlib.resources import files
+from typing import Any, Literal
 
 from harness.backends import registry
-from harness.backends.libraries.facts import fact
+from harness.backends.libraries.facts import FACTS, fact
 from harness.backends.presets import TIMER_WAITS, preset_changes
 from harness.forms.ddp import BUCKETS_BESIDE_GRADIENTS
 from harness.forms.model.layout import DTYPE_BYTES
@@ -21,9 +23,7 @@ from harness.forms.terms import (
     FURTHER_GRADIENTS,
     GRADIENTS,
     UPDATED,
-    Term,
 )
-from harness.forms.textbook import TermDifference
 from harness.forms.zero.zero0 import FP32_SURPLUS, SECOND_FP32_COPY
 from harness.forms.zero.zero3 import PERSISTENT_PARAMETERS, REDUCTION_BUCKET, TIED_TERM
 from harness.job.experiment import ReportFocus
@@ -46,23 +46,15 @@ from harness.judge.wording import CellName, listed, ranks
 from harness.record import Record
 from harness.record.workload import known_strategy, of_record
 
-Cause = Literal["library", "transport", "preset"]
 TRAFFIC: tuple[ReportFocus, ...] = ("speed", "scaling", "footprint")
-
-
-MEMORY: tuple[ReportFocus, ...] = ("memory", "footprint")
-
-
-PARITY: tuple[ReportFocus, ...] = ("parity",)
-
-
-BEARS_ON = {"states": MEMORY, "traffic": TRAFFIC}
+BEARS_ON = {"states": ("memory", "footprint"), "traffic": TRAFFIC}
 """By the effect of a fact that names no questions itself."""
 NAMES = {"deepspeed": "DeepSpeed", "torch": "torch", "accelerate": "Accelerate"}
 MOST_LABELS = 3
 """In a sentence."""
 SMALL_SHARE = 0.01
 """Of the textbook's bytes: less is norms, flags and padding, and not worth a note."""
+NOTES = tomllib.loads(files(__package__).joinpath("notes.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,24 +71,11 @@ class LibraryNote:
     """Which of them it bears on."""
     packages: tuple[str, ...] = ("deepspeed",)
     """Whose versions the sentence names."""
-    cause: Cause = "library"
+    cause: Literal["library", "transport", "preset"] = "library"
     figure_is_ratio: bool = True
     """Whether a figure below 1 means that it costs less than the textbook."""
     since: str = ""
     """Versions known to do so, and where their source says it."""
-
-    @classmethod
-    def of(cls, name: str, **words: Any) -> Self:
-        """Of a fact about a library, whose source it quotes; `words` say the rest."""
-        known = fact(name)
-        what = f"{{figure}} x {known.cost}: {known.what}" if known.cost else known.what
-        told: dict[str, Any] = {
-            "what": what,
-            "advice": known.advice,
-            "questions": known.questions or BEARS_ON[known.effect],
-            "packages": (known.library,),
-        }
-        return cls(id=known.id, since=known.source, **(told | words))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +85,46 @@ class CellNote:
     library_note: LibraryNote
     figure: float | None = None
     """Usually measured bytes relative to those without it."""
-    effect: float | None = None
-    """Where the size of the effect is not that of the figure."""
+    effect: float
+    """Relative size, by which notes are ordered."""
+
+
+def noted(
+    name: str,
+    *,
+    figure: float | None = None,
+    effect: float | None = None,
+    packages: tuple[str, ...] = (),
+    **words: str,
+) -> CellNote:
+    """A note of notes.toml or on a library's fact, whose source it quotes.
+
+    effect: where it is not how far the figure lies from 1. words: what the text of notes.toml leaves open.
+    """
+    row: dict[str, Any] = {
+        key: tuple(v) if isinstance(v, list) else v for key, v in NOTES.get(name, {}).items()
+    }
+    source = row.pop("fact", name)
+    told: dict[str, Any] = {}
+    if any(known.id == source for known in FACTS):
+        known = fact(source)
+        told = {
+            "what": f"{{figure}} x {known.cost}: {known.what}" if known.cost else known.what,
+            "advice": known.advice,
+            "questions": known.questions or BEARS_ON.get(known.effect, ()),
+            "packages": (known.library,),
+            "since": known.source,
+        }
+        words["first"] = known.first if "{first}" in row.get("what", "") else ""
+    if "what" in row:  # the figure is filled in when cells are merged
+        kept = {key: word.replace("{", "{{").replace("}", "}}") for key, word in words.items()}
+        row["what"] = row["what"].format(figure="{figure}", **kept)
+    if "advice" in row:
+        row["advice"] = row["advice"].format(**words)
+    told |= row | ({"packages": packages} if packages else {})
+    if effect is None:
+        effect = abs(figure - 1) if figure is not None else 0.0
+    return CellNote(library_note=LibraryNote(id=name, **told), figure=figure, effect=effect)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +200,7 @@ def merged(cell_notes: Iterable[tuple[CellRuns, CellNote]]) -> list[ReportNote]:
             versions=versions,
             cells=tuple(dict.fromkeys(group.cell for group, _ in seen)),
             figures=tuple(s.figure for _, s in seen if s.figure is not None),
-            effect=max(map(_effect, (cell_note for _, cell_note in seen))),
+            effect=max(cell_note.effect for _, cell_note in seen),
             transport=transport,
         )
         for (note, versions, transport), every in alike.items()
@@ -205,12 +222,6 @@ def _of_one_size(every: Seen) -> list[Seen]:
     return list(parts.values())
 
 
-def _effect(cell_note: CellNote) -> float:
-    if cell_note.effect is not None:
-        return cell_note.effect
-    return abs(cell_note.figure - 1) if cell_note.figure is not None else 0.0
-
-
 def versions_of(record: Record, packages: Iterable[str]) -> str:
     """'DeepSpeed 0.19.8 and torch 2.13.0+cpu', as the run saw them; packages it did not see are left out."""
     known = record.environment.packages | record.backend.versions
@@ -221,26 +232,7 @@ CHANGES_TRAINING = math.inf
 """Effect of what trains something else than the job asks for: before every difference of cost."""
 WOULD_CHANGE_TRAINING = 0.4
 """Effect of a default that would do so without this harness's setting: ranked as 40 % of bytes."""
-CLIPS_BY_DEFAULT = fact("zero-clips-by-default")
 CLIPPING_KEY = "gradient_clipping"
-CLIPPED = LibraryNote(
-    id="clipped-by-default",
-    since=CLIPS_BY_DEFAULT.source,
-    figure_is_ratio=False,
-    what="gradients are clipped at {figure}, unasked: the default of DeepSpeed since "
-    + CLIPS_BY_DEFAULT.first,
-    advice="Set gradient_clipping: 0.0.",
-    questions=PARITY,
-)
-CLIPPING_PINNED = LibraryNote(
-    id="clipping-set-by-harness",
-    since=CLIPS_BY_DEFAULT.source,
-    figure_is_ratio=False,
-    what=f"since {CLIPS_BY_DEFAULT.first} DeepSpeed clips at 1.0 if gradient_clipping is unset; here "
-    "{figure} is set",
-    advice="Set it yourself.",
-    questions=PARITY,
-)
 WAITS_EFFECT = 0.05
 """Bytes do not show a wait for the device: ranked as 5 % of bytes."""
 
@@ -248,124 +240,73 @@ WAITS_EFFECT = 0.05
 def find_in_training(group: CellRuns) -> list[CellNote]:
     """What the first repeat of a cell shows."""
     record = group.record
-    looked = (_clipping, _masters, _reduction, _accumulation, _replaced, _refused, _waits)
-    return [cell_note for look in looked if (cell_note := look(record)) is not None]
-
-
-def _clipping(record: Record) -> CellNote | None:
-    """In force unasked, or kept away by this harness."""
-    version = record.backend.versions.get("deepspeed")
-    config, in_force = record.backend.native_config, clipping(record)
-    if version is None or not CLIPS_BY_DEFAULT.includes(version) or not config or in_force is None:
-        return None
-    if CLIPPING_KEY in config:
-        return CellNote(
-            library_note=CLIPPING_PINNED, figure=float(config[CLIPPING_KEY]), effect=WOULD_CHANGE_TRAINING
+    effective, world = record.backend.effective, record.world
+    # The library whose default it is: DeepSpeed where it runs, else torch.
+    packages = tuple([name for name in ("deepspeed", "torch") if name in record.backend.versions][:1])
+    found = _clipping(record)
+    if low := low_precision_masters(record):
+        found.append(
+            noted("masters-in-low-precision", effect=CHANGES_TRAINING, packages=packages, dtypes=listed(low))
         )
-    asked = record.job.training.gradient_clipping
+    low = [dtype for dtype in reduced_dtypes(record) if _is_low(dtype)]
+    if low and _mixed(record):
+        found.append(
+            noted(
+                "reduced-in-low-precision", effect=DTYPE_BYTES[low[0]] / DTYPE_BYTES["float32"],
+                packages=packages, dtypes=listed(low), setting=_setting(record, "wire"),
+            )
+        )  # fmt: skip
+    dtype = (effective.accumulation_dtype if effective else None) or ""
+    if _is_low(dtype) and _mixed(record) and world.accumulation_steps > 1:
+        found.append(
+            noted(
+                "accumulated-in-low-precision", effect=CHANGES_TRAINING, packages=packages, dtype=dtype,
+                setting=_setting(record, "micro-steps"),
+            )
+        )  # fmt: skip
+    asked = effective.requested_strategy if effective else None
+    if effective is not None and asked not in (None, effective.strategy):
+        on_one_rank = world.world_size == 1  # which has nothing to shard
+        found.append(
+            noted(
+                "strategy-replaced", effect=0.0 if on_one_rank else CHANGES_TRAINING, packages=packages,
+                asked=str(asked), runs=effective.strategy,
+            )
+        )  # fmt: skip
+    reason = next((text for text in record.reasons if text.startswith(tuple(NAMES))), None)
+    if record.status == "unsupported" and reason is not None:
+        found.append(noted("not-run", reason=reason.rstrip(".")))
+    if effective is not None and effective.details.get(TIMER_WAITS) and world.device != "cpu":
+        found.append(noted("waits-for-the-device", effect=WAITS_EFFECT))
+    return found
+
+
+def _clipping(record: Record) -> list[CellNote]:
+    """In force unasked, or kept away by this harness."""
+    version, config = record.backend.versions.get("deepspeed"), record.backend.native_config
+    in_force, asked = clipping(record), record.job.training.gradient_clipping
+    by_default = version is not None and fact("zero-clips-by-default").includes(version)
+    if not by_default or not config or in_force is None:
+        return []
+    if CLIPPING_KEY in config:
+        figure = float(config[CLIPPING_KEY])
+        return [noted("clipping-set-by-harness", figure=figure, effect=WOULD_CHANGE_TRAINING)]
     if in_force == "none" or asked == float(in_force):
-        return None
-    return CellNote(library_note=CLIPPED, figure=float(in_force), effect=CHANGES_TRAINING)
+        return []
+    return [noted("clipped-by-default", figure=float(in_force), effect=CHANGES_TRAINING)]
 
 
 def low_precision_masters(record: Record) -> list[str]:
     """Dtypes below fp32 of weights that the optimizer updates although the job asks for mixed precision."""
-    if not _mixed(record):
-        return []
-    return [dtype for dtype in master_dtypes(record) or () if DTYPE_BYTES.get(dtype, 4) < 4]
+    return [dtype for dtype in master_dtypes(record) or () if _is_low(dtype) and _mixed(record)]
 
 
-def _masters(record: Record) -> CellNote | None:
-    low = low_precision_masters(record)
-    if not low:
-        return None
-    note = LibraryNote.of(
-        "masters-in-low-precision",
-        what=f"the optimizer updates {listed(low)} weights: small updates vanish",
-        packages=_packages(record),
-    )
-    return CellNote(library_note=note, effect=CHANGES_TRAINING)
-
-
-def _reduction(record: Record) -> CellNote | None:
-    """Gradients that cross the wire in low precision at mixed precision, as the library does by default."""
-    low = [dtype for dtype in reduced_dtypes(record) if DTYPE_BYTES.get(dtype, 4) < 4]
-    if not _mixed(record) or not low:
-        return None
-    note = LibraryNote.of(
-        "reduced-in-low-precision",
-        what=f"gradients are averaged in {listed(low)}: half the bytes, coarser sums",
-        advice=_setting(record, "wire"),
-        packages=_packages(record),
-    )
-    return CellNote(library_note=note, effect=DTYPE_BYTES[low[0]] / DTYPE_BYTES["float32"])
-
-
-def _accumulation(record: Record) -> CellNote | None:
-    """Micro-steps that add up in low precision at mixed precision."""
-    effective = record.backend.effective
-    dtype = effective.accumulation_dtype if effective else None
-    if not _mixed(record) or record.world.accumulation_steps == 1 or DTYPE_BYTES.get(dtype or "", 4) >= 4:
-        return None
-    note = LibraryNote.of(
-        "accumulated-in-low-precision",
-        what=f"micro-steps add up in {dtype}, which drops what is below 1/256 of the sum",
-        advice=_setting(record, "micro-steps"),
-        packages=_packages(record),
-    )
-    return CellNote(library_note=note, effect=CHANGES_TRAINING)
-
-
-def _replaced(record: Record) -> CellNote | None:
-    """A library that runs another strategy than it was asked for."""
-    effective = record.backend.effective
-    if effective is None or effective.requested_strategy in (None, effective.strategy):
-        return None
-    note = LibraryNote(
-        id="strategy-replaced",
-        what=f"asked for {effective.requested_strategy}, runs {effective.strategy}",
-        advice="Use more ranks, or take the row for what it runs.",
-        questions=("parity", "memory", "speed", "scaling"),
-        packages=_packages(record),
-        since="read back from the library",
-    )
-    on_one_rank = record.world.world_size == 1  # which has nothing to shard
-    return CellNote(library_note=note, effect=0.0 if on_one_rank else CHANGES_TRAINING)
-
-
-def _refused(record: Record) -> CellNote | None:
-    """A cell that was not run because of what a version of a library would have done."""
-    reason = next((text for text in record.reasons if text.startswith(tuple(NAMES))), None)
-    if record.status != "unsupported" or reason is None:
-        return None
-    note = LibraryNote(
-        id="not-run",
-        what=f"not run: {reason.rstrip('.').replace('{', '{{').replace('}', '}}')}",
-        advice="",
-        questions=("speed", "memory", "parity"),
-        packages=(),
-        since="read back from the library",
-    )
-    return CellNote(library_note=note, effect=0.0)
-
-
-def _waits(record: Record) -> CellNote | None:
-    """DeepSpeed's own timer, where there is a device to wait for."""
-    effective = record.backend.effective
-    waits = effective is not None and effective.details.get(TIMER_WAITS)
-    if not waits or record.world.device == "cpu":
-        return None
-    return CellNote(library_note=LibraryNote.of("waits-for-the-device"), effect=WAITS_EFFECT)
+def _is_low(dtype: str) -> bool:
+    return DTYPE_BYTES.get(dtype, 4) < 4
 
 
 def _mixed(record: Record) -> bool:
     return record.job.training.precision.endswith("-mixed")
-
-
-def _packages(record: Record) -> tuple[str, ...]:
-    """The library whose default it is: DeepSpeed where it runs, else torch."""
-    own = [name for name in ("deepspeed", "torch") if name in record.backend.versions]
-    return tuple(own[:1])
 
 
 def _setting(record: Record, about: str) -> str:
@@ -411,52 +352,36 @@ def find_in_traffic(group: CellRuns) -> list[CellNote]:
 
 def _terms(record: Record) -> list[CellNote]:
     """The terms of one note together, relative to all that the textbook sends."""
-    strategy, textbook = known_strategy(record), textbook_bytes_per_step(record)
-    if strategy is None or not textbook or volume_differences(record) != []:
+    strategy, book = known_strategy(record), textbook_bytes_per_step(record)
+    if strategy is None or not book or volume_differences(record) != []:
         return []
-    surplus: dict[LibraryNote, float] = {}
-    for difference in textbook_differences(record) or ():
-        name = BY_TERM.get((strategy.family, difference.term))
-        note = LibraryNote.of(name) if name else _unlisted(difference, strategy.family)
-        surplus[note] = surplus.get(note, 0.0) + difference.difference
+    surplus: dict[tuple[str, str], float] = {}
+    for found in textbook_differences(record) or ():
+        name = BY_TERM.get((strategy.family, found.term))
+        term = "" if name else f"{found.term} ({found.remark})" if found.remark else found.term
+        note = name or "other-traffic", term
+        surplus[note] = surplus.get(note, 0.0) + found.difference
     return [
-        CellNote(library_note=note, figure=1 + sent / textbook)
-        for note, sent in surplus.items()
-        if abs(sent) >= SMALL_SHARE * textbook
+        noted(name, figure=1 + sent / book, packages=_owner(strategy.family) if term else (), term=term)
+        for (name, term), sent in surplus.items()
+        if abs(sent) >= SMALL_SHARE * book
     ]
 
 
-def _unlisted(difference: TermDifference, family: str) -> LibraryNote:
-    remark = f" ({difference.remark})" if difference.remark else ""
-    return LibraryNote(
-        id="other-traffic",
-        what=f"{{figure}} x the textbook's bytes: {difference.term}{remark}",
-        advice="No action: the implementation does so.",
-        questions=TRAFFIC,
-        packages=("deepspeed",) if family.startswith("zero") else ("torch",),
-    )
+def _owner(family: str) -> tuple[str, ...]:
+    return ("deepspeed",) if family.startswith("zero") else ("torch",)
 
 
 def _emulated(record: Record) -> list[CellNote]:
     """What the transport sends for the same calls, relative to what is counted."""
-    transport = record.world.collectives
-    replaced = EMULATED.get(transport, {})
+    replaced = EMULATED.get(record.world.collectives, {})
     counted, moved = sent_bytes_per_step(record), transport_bytes_per_step(record)
     if not replaced or not counted or moved is None or moved < (1 + LEAST_EMULATED) * counted:
         return []
     words = " and ".join(
         f"{one.replace('_', '-')} runs as {other.replace('_', '-')}" for one, other in replaced.items()
     )
-    note = LibraryNote(
-        id="transport-emulates",
-        what=f"{{figure}} x the counted bytes cross the wire: {words}",
-        advice="Compare counted bytes.",
-        questions=TRAFFIC,
-        packages=("torch",),
-        cause="transport",
-        since="torch 2.13, csrc/distributed/c10d/ProcessGroupGloo.cpp; confirmed by bytes on a wire",
-    )
-    return [CellNote(library_note=note, figure=moved / counted)]
+    return [noted("transport-emulates", figure=moved / counted, words=words)]
 
 
 def _by_module(record: Record) -> list[CellNote]:
@@ -473,8 +398,7 @@ def _by_module(record: Record) -> list[CellNote]:
     by_block = len(workload.layout.units())
     if not passes or calls < MANY_CALLS * by_block * passes:
         return []
-    by_module = LibraryNote.of("gathers-by-module")
-    return [CellNote(library_note=by_module, figure=calls / passes / by_block, effect=CALLS_EFFECT)]
+    return [noted("gathers-by-module", figure=calls / passes / by_block, effect=CALLS_EFFECT)]
 
 
 CLOSE = 1e-3
@@ -483,41 +407,13 @@ LIMITED_EFFECT = 0.1
 """Of a bucket that the preset limits to 25 MiB: large beside a small model, nothing beside a large one."""
 CLEARLY_LESS = 0.97
 """Of the textbook's bytes."""
-
-
-FP32_GRADIENTS = LibraryNote(
-    id="gradients-add-up-in-fp32",
-    what="{figure} x the textbook's states: gradients take 4 bytes, the textbook counts 2",
-    advice='data_types: {"grad_accum_dtype": "bf16"} halves them and adds micro-steps up in bf16.',
-    questions=MEMORY,
-    cause="preset",
-    since="like-for-like sets grad_accum_dtype to fp32, as DDP and FSDP add up; DeepSpeed's default is the "
-    "model's dtype (runtime/engine.py, get_data_types)",
-)
-BUCKET = LibraryNote.of(
-    "persistent-reduction-bucket",
-    figure_is_ratio=False,
-    what="a buffer for gradients, the reduction bucket, stays allocated: {figure} x the textbook's states",
-)
-GRADIENTS_TWICE = LibraryNote.of(
-    "gradients-twice",
-    figure_is_ratio=False,
-    what="DDP's buckets hold a second copy of the gradients: {figure} x the textbook's states",
-)
-WHOLE_PARAMETERS = LibraryNote(
-    id="stays-gathered",
-    figure_is_ratio=False,
-    what=f"{PERSISTENT_PARAMETERS} stay gathered, beside the states: {{figure}} x the textbook's states",
-    advice="stage3_param_persistence_threshold: 0 shards them.",
-    questions=MEMORY,
-)
 BY_NAME = {
-    FP32_SURPLUS: FP32_GRADIENTS,
-    REDUCTION_BUCKET: BUCKET,
-    BUCKETS_BESIDE_GRADIENTS: GRADIENTS_TWICE,
-    PERSISTENT_PARAMETERS: WHOLE_PARAMETERS,
+    FP32_SURPLUS: "gradients-add-up-in-fp32",
+    REDUCTION_BUCKET: "persistent-reduction-bucket",
+    BUCKETS_BESIDE_GRADIENTS: "gradients-twice",
+    PERSISTENT_PARAMETERS: "stays-gathered",
 }
-"""By the name of the closed form's term; other extra terms are shown by their name."""
+"""Notes by the name of the closed form's term; other extra terms are shown by their name."""
 BY_THEMSELVES = (REDUCTION_BUCKET, BUCKETS_BESIDE_GRADIENTS, PERSISTENT_PARAMETERS)
 """Buffers and gathered weights, which are no model states: their figure is their own size."""
 
@@ -527,55 +423,37 @@ def find_in_states(group: CellRuns) -> list[CellNote]:
     states, book = largest(rank_states(group.record)), textbook(group.record)
     if states is None or states.expected is None or not book:
         return []
-    return [*_extra(group, states, sum(book.values())), *_less(group, states, book)]
-
-
-def _extra(group: CellRuns, states: RankStates, total: float) -> list[CellNote]:
-    assert states.expected is not None
-    strategy, found = known_strategy(group.record), []
+    total, strategy, found = sum(book.values()), known_strategy(group.record), []
     for term in states.expected.terms:
         if not term.extra or term.bytes < SMALL_SHARE * total or not _as_expected(states, term.kind):
             continue
-        is_zero = strategy is not None and strategy.zero_stage is not None
-        surplus = term.bytes / total
+        packages: tuple[str, ...] = ()
+        surplus, words = term.bytes / total, term.name
+        name = "second-fp32-copy" if term.name.startswith(SECOND_FP32_COPY) else BY_NAME.get(term.name)
+        if name is None:
+            is_zero = strategy is not None and strategy.zero_stage is not None
+            name, packages = "other-states", ("deepspeed",) if is_zero else ("torch",)
+            words = f"whole {term.name}" if term.kind == "gathered" else f"{term.kind}, {term.name}"
         figure = surplus if term.name in BY_THEMSELVES else 1 + surplus
         limited = term.name == REDUCTION_BUCKET and group.record.world.preset == "like-for-like"
         effect = min(surplus, LIMITED_EFFECT) if limited else surplus
-        found.append(CellNote(library_note=_note(term, is_zero=is_zero), figure=figure, effect=effect))
-    return found
-
-
-def _note(term: Term, *, is_zero: bool) -> LibraryNote:
-    if term.name.startswith(SECOND_FP32_COPY):
-        return LibraryNote.of("second-fp32-copy")
-    cause = f"whole {term.name}" if term.kind == "gathered" else f"{term.kind}, {term.name}"
-    return BY_NAME.get(term.name) or LibraryNote(
-        id="other-states",
-        what=f"{{figure}} x the textbook's states: {cause}",
-        advice="No action: the implementation does so.",
-        questions=MEMORY,
-        packages=("deepspeed",) if is_zero else ("torch",),
-    )
+        found.append(noted(name, figure=figure, effect=effect, packages=packages, term=words))
+    return [*found, *_less(group, states, book)]
 
 
 def _less(group: CellRuns, states: RankStates, book: dict[str, float]) -> list[CellNote]:
     strategy = known_strategy(group.record)
     if strategy is None or group.world_size == 1:
         return []
-    total = sum(book.values())
-    gradients = states.measured.get("gradients", 0)
-    if (
-        strategy.zero_stage == 1
-        and gradients < CLEARLY_LESS * book["gradients"]
-        and _as_expected(states, "gradients")
-    ):
-        saved = (book["gradients"] - gradients) / total
-        cut = LibraryNote.of("gradients-cut-at-stage-1")
-        return [CellNote(library_note=cut, figure=gradients / book["gradients"], effect=saved)]
-    share = states.measured_bytes / total
+    total, share = sum(book.values()), states.measured_bytes / sum(book.values())
+    gradients, due = states.measured.get("gradients", 0), book["gradients"]
+    cuts = strategy.zero_stage == 1 and gradients < CLEARLY_LESS * due
+    if cuts and _as_expected(states, "gradients"):
+        saved = (due - gradients) / total
+        return [noted("gradients-cut-at-stage-1", figure=gradients / due, effect=saved)]
     other_dtype = low_precision_masters(group.record)
     if strategy.zero_stage is None and strategy.stage == 2 and share < CLEARLY_LESS and not other_dtype:
-        return [CellNote(library_note=LibraryNote.of("weights-cut-between-steps"), figure=share)]
+        return [noted("weights-cut-between-steps", figure=share)]
     return []
 
 

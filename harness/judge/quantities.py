@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from operator import attrgetter
 from statistics import fmean, median
@@ -74,21 +74,15 @@ def derived_states(record: Record, rank: int) -> ModelStates | None:
     if record.backend.own_forms is not None:
         return record.backend.own_forms.states[rank]
     workload = of_record(record, rank)
-    if workload is None or workload.strategy.family not in families.FAMILIES or _keeps_other_states(record):
+    if workload is None or workload.strategy.family not in families.FAMILIES:
         return None
-    if families.underived(workload) is not None:
-        return None
-    return families.model_states(workload)
-
-
-def _keeps_other_states(record: Record) -> bool:
-    """Whether an observed script steps an optimizer whose states are not Adam's two moments."""
     effective = record.backend.effective
-    if record.observation is None or effective is None:
-        return False
-    seen = [name.rpartition(".")[2] for name in effective.optimizer.split(" and ")]
-    others = any(name not in ADAM_CLASSES for name in seen)
-    return others or any(group.get("amsgrad") for group in effective.optimizer_groups or ())
+    if record.observation is not None and effective is not None:  # only Adam's two moments are known
+        seen = [name.rpartition(".")[2] for name in effective.optimizer.split(" and ")]
+        amsgrad = any(group.get("amsgrad") for group in effective.optimizer_groups or ())
+        if amsgrad or any(name not in ADAM_CLASSES for name in seen):
+            return None
+    return None if families.underived(workload) is not None else families.model_states(workload)
 
 
 def expected_volume(record: Record, workload: Workload) -> Volume | None:
@@ -110,11 +104,15 @@ def expected_volume(record: Record, workload: Workload) -> Volume | None:
 class RankStates:
     """One rank's bytes by kind after the backward pass of its last probed step."""
 
+    record: Record
     rank: int
     step: int
     measured: dict[str, int]
-    expected: ModelStates | None
-    """None: no closed form is known, no layout in the record, or the first step, before Adam's states."""
+
+    @cached_property
+    def expected(self) -> ModelStates | None:
+        """None: no closed form is known, no layout in the record, or the first step, before Adam's states."""
+        return expected_states(self.record, self.rank) if self.step > 0 else None
 
     @property
     def measured_bytes(self) -> int:
@@ -122,26 +120,16 @@ class RankStates:
 
 
 def rank_states(record: Record) -> list[RankStates]:
-    """Every rank that measured kinds after a backward pass with optimizer states, in order."""
-    found = []
-    for part in record.ranks:
-        moment = after_backward(part)
-        if moment is not None:
-            found.append(
-                RankStates(
-                    rank=part.rank,
-                    step=moment.step,
-                    measured=all_kinds(moment),
-                    expected=expected_states(record, part.rank) if moment.step > 0 else None,
-                )
-            )
-    return found
-
-
-def after_backward(part: RankPart) -> MemoryPart | None:
-    """The last probed backward pass; None where none was probed or the backend names no tensors."""
-    moments = [m for m in part.memory if m.moment == "after_backward" and m.kinds is not None]
-    return moments[-1] if moments else None
+    """Every rank that measured kinds after a backward pass, in order: in the last probed step."""
+    probed = [
+        (part.rank, [m for m in part.memory if m.moment == "after_backward" and m.kinds is not None])
+        for part in record.ranks
+    ]
+    return [
+        RankStates(record=record, rank=rank, step=moments[-1].step, measured=all_kinds(moments[-1]))
+        for rank, moments in probed
+        if moments
+    ]
 
 
 def all_kinds(moment: MemoryPart) -> dict[str, int]:
@@ -159,12 +147,8 @@ def largest(states: list[RankStates]) -> RankStates | None:
 
 def expected_model_state_bytes(record: Record) -> int | None:
     """The largest rank's closed form; None where there is none."""
-    sizes = [
-        states.model_state_bytes
-        for rank in range(record.world.world_size)
-        if (states := expected_states(record, rank)) is not None
-    ]
-    return max(sizes) if sizes else None
+    forms = (expected_states(record, rank) for rank in range(record.world.world_size))
+    return max((form.model_state_bytes for form in forms if form is not None), default=None)
 
 
 def textbook(record: Record) -> dict[str, float] | None:
@@ -177,13 +161,16 @@ def textbook(record: Record) -> dict[str, float] | None:
         return None
     parts = record.world.mesh.model_parts
     shards = parts if parts > 1 else record.backend.shard_size or record.world.world_size
-    trained = (
-        closed_form_layout(record.layout).trained_count if record.layout and record.layout.frozen else None
-    )
     return textbook_states(
-        strategy.stage, effective.parameter_count, shards, precision, trained=trained,
+        strategy.stage, effective.parameter_count, shards, precision, trained=_trained_count(record),
         moments=record.job.optimizer.moments,
     )  # fmt: skip
+
+
+def _trained_count(record: Record) -> int | None:
+    """None: all parameters are trained."""
+    layout = record.layout
+    return closed_form_layout(layout).trained_count if layout and layout.frozen else None
 
 
 STEP_MOMENTS = ("after_forward", "after_backward", "after_step")
@@ -274,16 +261,8 @@ def kinds_at(record: Record, moment: str) -> dict[str, int]:
 
 
 def model_state_bytes(record: Record) -> int | None:
-    """Weights, gradients, masters and optimizer states after a backward pass, the largest rank's.
-
-    In the last probed step: before the first update there is no optimizer state.
-    """
-    sizes = [
-        sum(all_kinds(moment).get(kind, 0) for kind in STATE_KINDS)
-        for rank in record.ranks
-        if (moment := after_backward(rank)) is not None
-    ]
-    return max(sizes) if sizes else None
+    """Weights, gradients, masters and optimizer states after a backward pass, the largest rank's."""
+    return max((states.measured_bytes for states in rank_states(record)), default=None)
 
 
 def sent_bytes_per_step(record: Record, rows: Sequence[CommunicationPart] | None = None) -> float | None:
@@ -336,9 +315,7 @@ def textbook_bytes_per_step(record: Record) -> float | None:
         weight_bytes=weights,
         reduce_bytes=reduced,
         shard_size=record.backend.shard_size,
-        trained=closed_form_layout(record.layout).trained_count
-        if record.layout and record.layout.frozen
-        else None,
+        trained=_trained_count(record),
         after_update=gathers_updated(strategy),
         second_copy_ranks=second_copy_ranks(record.backend.options),
     )
@@ -510,7 +487,7 @@ CLAIM_TOLERANCE = 0.01
 and in whether they broadcast buffers, but not in gradients and weights."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class VolumeDifference:
     """Payload of one kind of collective that is not as expected, on the rank where it differs most."""
 
@@ -518,6 +495,7 @@ class VolumeDifference:
     op: str
     dtype: str
     role: str
+    _: KW_ONLY
     rank: int
     measured_bytes: int
     expected_bytes: int
@@ -613,22 +591,21 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
         sizes[key] = max(row.group_size, sizes.get(key, 0))
     alone = {key for key, size in sizes.items() if size == 1}  # sends nothing, whoever calls it
     kinds -= alone - {key for sums in expected.values() for key in sums}
-    leeway = {id(of_rank): _leeway(record, of_rank) for of_rank in volumes.values()}
     found = []
     for key in sorted(kinds):
         rank, sent, wanted = max(
             ((rank, sums.get(key, 0), expected[rank].get(key, 0)) for rank, sums in measured.items()),
             key=lambda found: abs(found[1] - found[2]),
         )
-        least, most = leeway[id(volumes[rank])](key)
-        if not least <= sent <= most:
-            phase, op, dtype, role = key
+        less, more = _leeway(record, volumes[rank], key) if sent != wanted else (0, 0)
+        if not wanted - less <= sent <= wanted + more:
+            rows = (row for row in record.comm if row.rank == rank and _key(row, workload) == key)
+            group = next((tuple(sorted(row.group_ranks)) for row in rows), ())
             found.append(
                 VolumeDifference(
-                    phase=phase, op=op, dtype=dtype, role=role, rank=rank, measured_bytes=sent,
-                    expected_bytes=wanted, group_ranks=_group_ranks(record, workload, rank, key),
+                    *key, rank=rank, measured_bytes=sent, expected_bytes=wanted, group_ranks=group
                 )
-            )  # fmt: skip
+            )
     return found
 
 
@@ -642,25 +619,13 @@ def _volume_by_rank(record: Record, of_first: Volume, ranks: Iterable[int]) -> d
     return found
 
 
-def _leeway(record: Record, volume: Volume) -> Callable[[Key], tuple[int, int]]:
-    """The least and the most payload of each kind that is as expected: one figure, unless it is claimed."""
-    payload = expected_payload(volume, record.world.mesh)
+def _leeway(record: Record, volume: Volume, key: Key) -> tuple[int, int]:
+    """By how much less and more payload of a kind is as expected: nothing, unless the strategy is claimed."""
     if record.backend.claim is None or record.backend.own_forms is not None:
-        return lambda key: (payload.get(key, 0), payload.get(key, 0))
+        return 0, 0
     buffers = expected_payload(Volume(collectives=tuple(c for c in volume.collectives if c.term == BUFFERS)))
-    small = int(CLAIM_TOLERANCE * sum(payload.values()))
-
-    def bounds(key: Key) -> tuple[int, int]:
-        wanted = payload.get(key, 0)
-        return wanted - buffers.get(key, 0) - small, wanted + small
-
-    return bounds
-
-
-def _group_ranks(record: Record, workload: Workload, rank: int, key: Key) -> tuple[int, ...]:
-    """Ranks of the first group in which `rank` did this."""
-    rows = (row for row in record.comm if row.rank == rank and _key(row, workload) == key)
-    return next((tuple(sorted(row.group_ranks)) for row in rows), ())
+    small = int(CLAIM_TOLERANCE * sum(expected_payload(volume).values()))
+    return buffers.get(key, 0) + small, small
 
 
 def expected_sent_bytes_per_step(record: Record) -> float | None:
@@ -797,12 +762,10 @@ class Timings:
 
     @property
     def steps(self) -> Seconds:
-        """The whole step."""
         return self.seconds[WHOLE]
 
     @property
     def data(self) -> Seconds:
-        """Fetching its batches."""
         return self.seconds[DATA]
 
     @property
@@ -924,36 +887,34 @@ def idle_share(computing: Seconds, until_last: Seconds, pipelines: Sequence[Hash
 def _stage_use(record: Record, part: RankPart, cut: Cut) -> StageUse:
     stages = cut.of_rank(record.world.mesh.coordinates(part.rank)["pipeline"])
     held = {states.rank: states.measured_bytes for states in rank_states(record)}
-    first = first_timed(record)
-    seconds = {
-        phase: median(spent[first:]) if (spent := part.phase_seconds.get(phase, []))[first:] else None
+    first, steps = first_timed(record), max(1, record.windows.probed if record.windows else 0)
+    forward, backward, waiting = (
+        median(spent[first:]) if (spent := part.phase_seconds.get(phase, []))[first:] else None
         for phase in (*PASSES, WAITING)
-    }
+    )
+    activations, gradients = (
+        sum(r.payload_bytes for r in record.comm if (r.rank, r.phase, r.op) == (part.rank, phase, MESSAGE))
+        for phase in PASSES
+    )
     return StageUse(
         rank=part.rank,
         stages=stages,
         blocks=sum(len(cut.blocks_of(stage)) for stage in stages),
         model_state_bytes=held.get(part.rank),
-        forward_seconds=seconds["forward"],
-        backward_seconds=seconds["backward"],
-        waiting_seconds=seconds[WAITING],
-        activation_bytes=_sent(record, part.rank, "forward"),
-        gradient_bytes=_sent(record, part.rank, "backward"),
+        forward_seconds=forward,
+        backward_seconds=backward,
+        waiting_seconds=waiting,
+        activation_bytes=activations / steps,
+        gradient_bytes=gradients / steps,
     )
-
-
-def _sent(record: Record, rank: int, phase: str) -> float:
-    """Bytes per probed step."""
-    rows = (row for row in record.comm if (row.rank, row.phase, row.op) == (rank, phase, MESSAGE))
-    steps = record.windows.probed if record.windows else 0
-    return sum(row.payload_bytes for row in rows) / max(1, steps)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
     """A record under its label; equal to itself only.
 
-    Each figure is computed on first use and kept as long as the run, that is as long as its comparison.
+    Each figure is computed on first use and kept as long as the run, that is as long as its comparison: see
+    the functions of this module.
     """
 
     record: Record
@@ -979,12 +940,10 @@ class Run:
 
     @cached_property
     def series(self) -> tuple[Series, Series]:
-        """Losses and gradient norms of all steps."""
         return series(self.record)
 
     @cached_property
     def step_seconds(self) -> list[float]:
-        """Duration of each timed step, the slowest rank's."""
         return step_seconds(self.record)
 
     @cached_property
@@ -994,37 +953,30 @@ class Run:
 
     @cached_property
     def median_step_seconds(self) -> float | None:
-        """Median duration of a timed step."""
         return median_step_seconds(self.record)
 
     @cached_property
     def tokens_per_second(self) -> float | None:
-        """Over the timed steps, all ranks together."""
         return rate(self.record, "tokens")
 
     @cached_property
     def samples_per_second(self) -> float | None:
-        """Over the timed steps, all ranks together."""
         return rate(self.record, "samples")
 
     @cached_property
     def rank_peaks(self) -> list[int]:
-        """Per rank, the largest allocator peak within the probed steps; empty where no step was probed."""
         return peak_bytes(self.record)
 
     @cached_property
     def steady_from(self) -> int | None:
-        """Number of the first steady step; None: too few steps, or there is none."""
         return steady_from(self.record)
 
     @cached_property
     def timings(self) -> Timings | None:
-        """The seconds of each rank; None without ranks or timed steps."""
         return timings(self.record)
 
     @cached_property
     def disturbance(self) -> Disturbance | None:
-        """What else used the processors in the timed steps; None where that was not recorded."""
         return disturbance(self.record)
 
     @property

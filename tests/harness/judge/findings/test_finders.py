@@ -6,6 +6,7 @@ import pytest
 from benchmarks import findings_page
 from harness.backends.libraries.facts import fact
 from harness.judge import catalogue
+from harness.judge.agreement.causes import HYPOTHESES
 from harness.judge.catalogue import entries
 from harness.judge.comparison import Comparison
 from harness.judge.effective import SETTINGS
@@ -28,7 +29,7 @@ def test_the_catalogue_has_what_the_modules_find_and_nothing_else() -> None:
     made = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "found"]
     ids = {call.args[0].value for call in made if isinstance(call.args[0], ast.Constant)}
     assert len(ids) > 40
-    words |= {setting.finding for setting in SETTINGS if setting.finding}
+    words |= {setting.finding for setting in SETTINGS if setting.finding} | {one.kind for one in HYPOTHESES}
     assert ids <= kinds().keys() <= words
 
 
