@@ -1,4 +1,4 @@
-"""Differences from the textbook and from defaults: where each was measured, and why; `notes.toml` has words."""
+"""Differences from the textbook and from defaults: where each was measured, and why."""
 
 from __future__ import annotations
 

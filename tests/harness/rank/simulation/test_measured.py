@@ -7,7 +7,7 @@ import pytest
 
 from harness.forms.terms import STATE_KINDS, STEP_PHASES
 from harness.job.experiment import Experiment
-from harness.judge.quantities import after_backward, all_kinds
+from harness.judge.quantities import all_kinds, rank_states
 from harness.plan.simulation import plan_simulation, run_simulations, simulated_peaks
 from harness.record import CommunicationPart, Record
 from harness.record.store import read_runs
@@ -69,22 +69,19 @@ def test_collectives_are_those_of_the_run(cases: list[Case]) -> None:
 
 def test_states_are_those_of_the_run_to_the_byte(cases: list[Case]) -> None:
     for name, record, result in each(cases):
-        measured = after_backward(record.ranks[-1])
-        assert measured is not None
         simulated = next(part for part in result.memory if part.moment == "after_backward")
-        held, expected = all_kinds(simulated), all_kinds(measured)
+        held, expected = all_kinds(simulated), rank_states(record)[-1].measured
         for kind in STATE_KINDS:
             assert held.get(kind, 0) == expected.get(kind, 0), f"{name}: {kind}"
 
 
 def test_peaks_are_those_of_the_run_without_its_data_set(cases: list[Case]) -> None:
     for name, record, result in each(cases):
-        measured = after_backward(record.ranks[-1])
-        assert measured is not None
-        assert measured.kinds is not None
-        data = measured.kinds["data"]
+        step = rank_states(record)[-1].step
+        parts = {part.moment: part for part in record.ranks[-1].memory if part.step == step}
+        data = (parts["after_backward"].kinds or {})["data"]
         for moment, peak in simulated_peaks(result).items():
-            (part,) = (p for p in record.ranks[-1].memory if (p.step, p.moment) == (measured.step, moment))
+            part = parts[moment]
             assert part.peak_bytes is not None
             assert 0 <= part.peak_bytes - data - peak <= KERNELS_BYTES, f"{name}: {moment}"
 
