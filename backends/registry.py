@@ -171,6 +171,11 @@ ENTRIES = [
         "ddp", "ddp:DdpBackend", "DdpOptions", "DistributedDataParallel: nothing sharded",
         StrategyKind(family="ddp"),
     ),
+    _entry(
+        "replicate", "fsdp.fsdp2:ReplicateBackend", "ReductionOptions",
+        "replicate (torch's composable DDP): nothing sharded, gradients all-reduced by block",
+        StrategyKind(family="replicate"), sharding="none",
+    ),
     *(
         _zero(stage, "", "zero.backend:ZeroBackend", "Zero", f"DeepSpeed ZeRO stage {stage}: {what} sharded")
         for stage, what in enumerate(SHARDED_BY_STAGE)
@@ -283,8 +288,8 @@ IN_DEFAULT_COMPARISON = tuple(
 """Labels, in the order of the backends."""
 
 SIMPLEST = (
-    "single", "ddp", "zero0", "zero1", "zero2", "fsdp-grad-op", "fsdp", "fsdp1-no-shard", "fsdp1-grad-op",
-    "fsdp1", "zero3",
+    "single", "ddp", "replicate", "zero0", "zero1", "zero2", "fsdp-grad-op", "fsdp", "fsdp1-no-shard",
+    "fsdp1-grad-op", "fsdp1", "zero3",
 )  # fmt: skip
 """Strategies by their moving parts, the fewest first; then come hybrids, then ranks that share samples."""
 PLANTED = {

@@ -67,6 +67,8 @@ class FamilyFacts:
     """Whether it takes its sharding on one rank too."""
     fills_parts: bool = False
     """Whether its ranks build the model without weights and fill the parts that they keep."""
+    replicates_alone: bool = False
+    """Whether each rank is a shard group of its own: whatever is cut over one, nothing is."""
 
 
 FAMILIES: dict[str, FamilyFacts] = {
@@ -77,6 +79,9 @@ FAMILIES: dict[str, FamilyFacts] = {
     ),
     "fsdp2": FamilyFacts(
         has_reduce_dtype=True, overlaps_on_streams=True, has_root_reshard=True, fills_parts=True
+    ),
+    "replicate": FamilyFacts(
+        has_reduce_dtype=True, overlaps_on_streams=True, fills_parts=True, replicates_alone=True
     ),
     "fsdp2-tensor": FamilyFacts(
         has_reduce_dtype=True, overlaps_on_streams=True, has_root_reshard=True, fills_parts=True

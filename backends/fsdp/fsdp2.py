@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -35,7 +36,7 @@ from ..model.precision import cast_parameters, compute_dtype, dtype_name, grad_s
 from ..model_source import model_source
 from ..optimizer.gradients import local_shard
 from ..optimizer.groups import held_tensors
-from ..options import Fsdp2Options, reduces_each
+from ..options import Fsdp2Options, ReductionOptions, reduces_each
 from ..piece import Piece
 from ..presets import ROOT_RESHARD, fsdp2_changes, reduce_dtype_changes
 from ..strategy import SHARDINGS, Sharding
@@ -143,22 +144,16 @@ class Fsdp2Backend(Backend):
             )
         arguments: dict[str, Any] = {
             "mesh": mesh,
-            "reshard_after_forward": self.reshard,
             "mp_policy": policy,
         }
         if on_host:
             arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=context.world.device == "cuda")
-        for block in blocks.values():
-            fully_shard(block, **arguments)
-        changes = fsdp2_changes(context.precision, context.preset, reshard=self.reshard)
-        root_reshard = next((c.value for c in changes if c.setting == ROOT_RESHARD), None)
-        fully_shard(model, **(arguments | {"reshard_after_forward": root_reshard}))
+        own = self._divide(model, list(blocks.values()), arguments, context)
         if source.loading != "full":
             fill_sharded(model, source, torch.device("cpu") if on_host else this_device(context.world))
         set_fsdp2_prefetch(model, list(blocks.values()), self.options)
         units = list(blocks.values())
-        own = {"root_reshard_after_forward": root_reshard}
-        strategy = fsdp2_strategy(model, units, mesh, policy, count, self.reshard, on_host, own)
+        strategy = fsdp2_strategy(model, units, mesh, policy, count, on_host, own)
         strategy = replace(
             strategy,
             loading=source.loading,
@@ -176,6 +171,17 @@ class Fsdp2Backend(Backend):
     def _engine_class(self) -> type[Fsdp2Engine]:
         return Fsdp2Engine
 
+    def _divide(
+        self, model: nn.Module, blocks: list[nn.Module], arguments: dict[str, Any], context: SetupContext
+    ) -> dict[str, Any]:
+        """Make a unit of each block and of the rest; what more of their settings is reported."""
+        for block in blocks:
+            fully_shard(block, reshard_after_forward=self.reshard, **arguments)
+        changes = fsdp2_changes(context.precision, context.preset, reshard=self.reshard)
+        root = next((c.value for c in changes if c.setting == ROOT_RESHARD), None)
+        fully_shard(model, reshard_after_forward=root, **arguments)
+        return {"reshard_after_forward": self.reshard, "root_reshard_after_forward": root}
+
     def _cut(self, model: nn.Module, mesh: DeviceMesh) -> DeviceMesh:
         """Cut the model in another way first, where the mesh says so; the mesh that is left to shard over."""
         return mesh
@@ -190,13 +196,32 @@ class Fsdp2Backend(Backend):
         return hybrid_mesh(world, self.options)
 
 
+class ReplicateBackend(Fsdp2Backend):
+    """`replicate`, torch's composable DDP: FSDP2's units on a mesh of replicas alone."""
+
+    Options: ClassVar[type[BackendOptions]] = ReductionOptions
+
+    def _divide(
+        self, model: nn.Module, blocks: list[nn.Module], arguments: dict[str, Any], context: SetupContext
+    ) -> dict[str, Any]:
+        for module in (*blocks, model):
+            replicate(module, **arguments)
+        return {}
+
+    def _norm(self, strategy: TorchStrategy, mesh: DeviceMesh) -> TorchStrategy:
+        details = strategy.details | {"shard_size": 1, "replicas": mesh.size()}
+        return replace(strategy, name="replicate", norm_group=None, gathers_anew=False, details=details)
+
+    def _mesh(self, world: World) -> DeviceMesh:
+        return init_device_mesh(world.device, (world.world_size,), mesh_dim_names=("replicate",))
+
+
 def fsdp2_strategy(
     model: nn.Module,
     units: Sequence[nn.Module],
     mesh: DeviceMesh,
     policy: MixedPrecisionPolicy,
     count: int,
-    reshards: bool | int,
     offloads: bool,
     own_config: Mapping[str, Any],
     *,
@@ -214,7 +239,7 @@ def fsdp2_strategy(
     }
     return TorchStrategy(
         name="fully_shard" + (" on a 2-D mesh" if mesh.ndim > 1 else ""),
-        native_config={"reshard_after_forward": reshards, **own_config, **config},
+        native_config={**own_config, **config},
         wrap_units=fsdp2_unit_names(model),
         reduce_dtype=policy.reduce_dtype or compute,
         parameter_count=count,

@@ -36,6 +36,8 @@ def exported_strategy(label: str) -> StrategyKind:
         raise HarnessError(
             f"backend '{entry.name}' cannot be exported: its stages are modules of the harness"
         )
+    if entry.strategy.of_family.replicates_alone:
+        raise HarnessError(f"backend '{entry.name}' cannot be exported; export ddp, which trains alike")
     if entry.strategy.route not in ("native", "accelerate"):
         raise HarnessError(f"backend '{entry.name}' cannot be exported; export the native strategy instead")
     return entry.strategy

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from harness.forms import ddp, pipeline, sequence, single, tensor
-from harness.forms.fsdp import fsdp1, fsdp2
+from harness.forms.fsdp import fsdp1, fsdp2, replicate
 from harness.forms.optimizers import with_optimizer, with_whole_matrices
 from harness.forms.sequence import with_attention
 from harness.forms.tensor import fsdp2_tensor, zero3_tensor, zero12_tensor
@@ -33,6 +33,7 @@ FAMILIES: dict[str, ClosedForms] = {
     "zero3": zero3,
     "fsdp1": fsdp1,
     "fsdp2": fsdp2,
+    "replicate": replicate,
     "pipeline": pipeline,
     "tensor": tensor,
     "fsdp2-tensor": fsdp2_tensor,
@@ -41,7 +42,7 @@ FAMILIES: dict[str, ClosedForms] = {
 }
 
 
-PARTLY_REACHED = frozenset({"single", "ddp", "zero0", "zero12", "zero3", "fsdp1", "fsdp2"})
+PARTLY_REACHED = frozenset({"single", "ddp", "zero0", "zero12", "zero3", "fsdp1", "fsdp2", "replicate"})
 """Families whose forms know of trained parameters that no gradient reaches."""
 
 

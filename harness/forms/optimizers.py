@@ -110,6 +110,7 @@ def updated_tensors(workload: Workload) -> list[list[int]]:
 UPDATED: dict[str, Callable[[Workload], list[list[int]]]] = {
     "fsdp1": fsdp1.updated_tensors,
     "fsdp2": fsdp2.updated_tensors,
+    "replicate": fsdp2.updated_tensors,
     "pipeline": pipeline.updated_tensors,
     "fsdp2-tensor": fsdp2_tensor.updated_tensors,
     "tensor": tensor.updated_tensors,
@@ -131,7 +132,7 @@ COUNTERS = "step counters"
 WITH_MATRICES = ("single", "ddp", "fsdp2")
 """Families whose optimizer is given each parameter by itself, whole or as rows that it can gather."""
 MUON = "Muon's updates gathered"
-WITH_DTENSORS = ("fsdp2", "fsdp2-tensor", "tensor")
+WITH_DTENSORS = ("fsdp2", "fsdp2-tensor", "tensor", "replicate")
 """Families whose parameters are DTensors."""
 OWN_STATES = "what the optimizer of optimizer.factory keeps is counted in a run, not predicted"
 GATHERED_IN = {"fp32": "float32", "bf16": "bfloat16"}

@@ -158,7 +158,7 @@ class Scenario:
         entry, options = registry.parse(label)
         if entry.strategy is None:
             return None
-        shards = None
+        shards = 1 if entry.strategy.of_family.replicates_alone else None
         if entry.strategy.facts.has_replicas:
             world = World.planned(world_size, ranks_per_node, torch_device)
             shards = shard_group(world, getattr(options, "shard_size", None))

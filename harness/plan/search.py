@@ -26,6 +26,7 @@ from harness.plan.question import Question
 from harness.plan.scenario import Scenario, why_not_planned
 from harness.tell.formats import gigabytes
 
+WHOLE_FAMILIES = ("ddp", "replicate", "zero0")
 SHARDING_FAMILIES = ("zero12", "zero3", "fsdp1", "fsdp2")
 NOT_TRIED = {
     "pp:schedule=gpipe": "the bubble of 1f1b, with the activations of all micro-batches",
@@ -96,7 +97,7 @@ def offloads(entry: Entry, job: Job) -> list[dict[str, str]]:
 
 def _kind(strategy: StrategyKind) -> object:
     """Equal for backends of which one is enough."""
-    if strategy.sequence is not None or strategy.family not in ("ddp", "zero0", *SHARDING_FAMILIES):
+    if strategy.sequence is not None or strategy.family not in (*WHOLE_FAMILIES, *SHARDING_FAMILIES):
         return (strategy.family, strategy.sequence, strategy.zero_stage)
     return strategy.sharding if strategy.stage == 0 else (strategy.sharding, strategy.zero_stage)
 

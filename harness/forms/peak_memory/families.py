@@ -212,6 +212,7 @@ TIMELINES: dict[str, type[StepTimeline]] = {
     "ddp": DdpTimeline,
     "fsdp1": Fsdp1Timeline,
     "fsdp2": Fsdp2Timeline,
+    "replicate": Fsdp2Timeline,
     "zero0": Zero0Timeline,
     "zero12": Zero12Timeline,
     "zero3": Zero3Timeline,

@@ -322,7 +322,7 @@ UPDATE_SECONDS = {
 }  # fmt: skip
 """Per updated tensor, that the host takes in AdamW whatever its size: torch 2.13, 40 tensors of 16 x 16 on a
 CPU, least of four runs; fused was not measured. FSDP2 holds its shards as DTensors."""
-DTENSORS = ("fsdp2", "fsdp2-tensor", "tensor")
+DTENSORS = ("fsdp2", "fsdp2-tensor", "tensor", "replicate")
 CLIPPING_BYTES = 12
 """Per fp32 gradient: read for the norm, read and written for the factor."""
 COPY_BYTES = 12
@@ -656,7 +656,15 @@ def _attention(work: Work, rates: Rates, constants: TimeConstants) -> AttentionT
     )  # fmt: skip
 
 
-COPIES = {"ddp": (0, 4), "zero0": (0, 6), "zero12": (0, 6), "zero3": (2, 6), "fsdp1": (0, 4), "fsdp2": (2, 2)}
+COPIES = {
+    "ddp": (0, 4),
+    "zero0": (0, 6),
+    "zero12": (0, 6),
+    "zero3": (2, 6),
+    "fsdp1": (0, 4),
+    "fsdp2": (2, 2),
+    "replicate": (0, 4),
+}
 """By family: how often what is gathered, and what is reduced, is read and written besides.
 
 DDP fills buckets and empties them (reducer.cpp, `mark_variable_ready_dense`, `finalize_bucket_dense`). FSDP1

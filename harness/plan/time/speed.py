@@ -259,7 +259,7 @@ def _shares(collective: Collective, work: Work, calls: int) -> list[float]:
     sizes: tuple[int, ...] = ()
     family = work.workload.strategy.family
     if collective.op in ("all_gather", "reduce_scatter", "all_reduce") and calls > 1:
-        if family in ("fsdp1", "fsdp2"):
+        if family in ("fsdp1", "fsdp2", "replicate"):
             sizes = work.unit_sizes
         elif family == "zero3" and collective.op == "all_gather":
             sizes = work.module_sizes
@@ -297,7 +297,7 @@ def overlap_rule(workload: Workload) -> OverlapRule:
         case "ddp":
             source = "DDP reduces a bucket once it is full (torch, reducer.cpp)"
             return OverlapRule(gathers_ahead=False, reduces_beside=True, source=source)
-        case "fsdp1" | "fsdp2":
+        case "fsdp1" | "fsdp2" | "replicate":
             ahead = on_gpu and workload.options.get("backward_prefetch") != "none"
             source = "FSDP gathers the next unit and reduces the last one on streams of their own" + (
                 "" if on_gpu else "; a CPU has no streams, so it waits for each collective"

@@ -34,6 +34,7 @@ LIMIT = "#D44134"
 FAMILIES = {
     "single": ("reference", "#8C8C8C"),
     "ddp": ("DDP", "#0A74B8"),
+    "replicate": ("replicate", "#3C97CF"),
     "zero0": ("ZeRO-0", "#D69A1E"),
     "zero1": ("ZeRO-1", "#CC8400"),
     "zero2": ("ZeRO-2", "#B26800"),
