@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,17 +15,14 @@ from harness.imported.deepspeed import label_of, read_deepspeed, require_registe
 from harness.imported.reading import (
     AUTO,
     SECTIONS,
-    Chooses,
     Imported,
     KeyResolution,
     Refusals,
-    ToJob,
-    ToOption,
     boolean,
     integer,
     library_defaults,
     precision,
-    read_json,
+    read_file,
     resolutions_of,
 )
 from harness.imported.reading import KEYS as KEYS_BY_KIND
@@ -37,6 +35,11 @@ STRATEGIES = {
     "HYBRID_SHARD_ZERO2": "fsdp1-hybrid-grad-op",
 }
 """FSDP1's sharding strategies in the order of their numbers, from 1, and the backends."""
+DEFAULTS = (
+    "auto_wrap_policy", "backward_prefetch", "forward_prefetch", "limit_all_gathers",
+    "activation_checkpointing",
+)  # fmt: skip
+"""Fields of Accelerate's plugin of FSDP that decide a run where their keys are absent."""
 RESHARDS = {True: "fsdp", False: "fsdp-grad-op"}
 """FSDP2's `reshard_after_forward`."""
 TYPES = ("MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED")
@@ -72,7 +75,17 @@ ROTATIONS = {"allgather": "all-gather", "alltoall": "all-to-all"}
 def read_accelerate(document: Mapping[str, Any], folder: Path, refusals: Refusals) -> Imported | None:
     """None where something was refused. `folder`: where a `deepspeed_config_file` counts from."""
     document = dict(document)
-    sections = {name: _section(document, name, refusals) for name in PREFIXES}
+    sections = {}
+    for name, prefix in PREFIXES.items():
+        given = document.get(name) or {}
+        if not isinstance(given, dict):
+            refusals.add(name, given, "it must be a section")
+            given = {}
+        # As `accelerate launch` names them: keys of FSDP may lack their prefix.
+        sections[name] = {
+            f"{prefix}{key}" if f"{name}.{prefix}{key}" in KEYS else key: value
+            for key, value in given.items()
+        }
     document |= {name: section for name, section in sections.items() if name in document}
     kind = str(document.get("distributed_type", "")).upper()
     if kind not in TYPES:
@@ -80,41 +93,29 @@ def read_accelerate(document: Mapping[str, Any], folder: Path, refusals: Refusal
         if kind == "NO":
             reason += "; one process is the reference of every comparison, 'single'"
         refusals.add("distributed_type", document.get("distributed_type"), reason)
-    settings: dict[str, Any] = {}
     compiled = dict.fromkeys(COMPILE_KEYS, _compiled(document, sections["dynamo_config"], refusals))
     resolutions = resolutions_of(document, KEYS, SECTIONS["accelerate"], refusals, compiled)
+    found = Imported(backend="ddp", resolutions=[])
     if kind == "FSDP":
-        backend, options, more = _fsdp(sections["fsdp_config"], refusals)
+        found = _fsdp(sections["fsdp_config"], refusals)
     elif kind == "DEEPSPEED":
-        backend, options, more, settings = _deepspeed(
-            sections["deepspeed_config"], document, folder, refusals
-        )
-    else:
-        backend, options, more = "ddp", {}, []
-    backend, options = _parallel(backend, options, sections["parallelism_config"], refusals)
+        found = _deepspeed(sections["deepspeed_config"], document, folder, refusals)
+    backend, options = _parallel(found.backend, found.options, sections["parallelism_config"], refusals)
     require_registered(backend, options, refusals)
     if refusals.found:
         return None
-    if "mixed_precision" not in document and "deepspeed_config_file" not in sections["deepspeed_config"]:
-        rule, default = KEYS["mixed_precision"], precision(library_defaults("accelerate")["mixed_precision"])
-        more.append(
-            KeyResolution(name="mixed_precision", given=None, rule=rule, value=default, is_absent=True)
-        )
     used = label_of(backend, options)
-    resolutions = [replace(c, used=used) if isinstance(c.rule, Chooses) else c for c in resolutions]
-    return Imported(backend=backend, options=options, resolutions=resolutions + more, settings=settings)
+    resolutions = [replace(c, used=used) if c.rule.kind == "chooses" else c for c in resolutions]
+    resolutions += found.resolutions
+    if "mixed_precision" not in document and "deepspeed_config_file" not in sections["deepspeed_config"]:
+        default = precision(library_defaults("accelerate")["mixed_precision"])
+        resolutions.append(_default("mixed_precision", default))
+    return replace(found, backend=backend, options=options, resolutions=resolutions)
 
 
-def _section(document: Mapping[str, Any], name: str, refusals: Refusals) -> dict[str, Any]:
-    """A section with the keys that `accelerate launch` makes of it: those of FSDP may lack their prefix."""
-    given = document.get(name) or {}
-    if not isinstance(given, dict):
-        refusals.add(name, given, "it must be a section")
-        return {}
-    prefix = PREFIXES[name]
-    return {
-        f"{prefix}{key}" if f"{name}.{prefix}{key}" in KEYS else key: value for key, value in given.items()
-    }
+def _default(key: str, value: Any) -> KeyResolution:
+    """Of a key that the file does not give."""
+    return KeyResolution(name=key, given=None, rule=KEYS[key], value=value, is_absent=True)
 
 
 def _compiled(document: Mapping[str, Any], section: Mapping[str, Any], refusals: Refusals) -> str:
@@ -162,32 +163,24 @@ def _parallel(
     return wanted, found
 
 
-def _fsdp(section: Mapping[str, Any], refusals: Refusals) -> tuple[str, dict[str, Any], list[KeyResolution]]:
+def _fsdp(section: Mapping[str, Any], refusals: Refusals) -> Imported:
     where = "fsdp_config."
     given = section.get("fsdp_version", 1)
     version = refusals.choose(f"{where}fsdp_version", given, range(1, 3), "give 1 or 2")
     backend = _fsdp2(section, refusals) if version == 2 else _fsdp1(section, refusals)
     given = section.get("fsdp_offload_params", False)
     offload = refusals.read(boolean, f"{where}fsdp_offload_params", given, False)
-    return (
-        backend,
-        {"offload": "cpu"} if offload else {},
-        _absent(section, library_defaults("accelerate")[f"fsdp{version}"]),
-    )
-
-
-def _absent(section: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[KeyResolution]:
-    """Accelerate's defaults of absent keys: the plugin's fields have their names without the prefix."""
-    found = []
-    for key in ("auto_wrap_policy", "backward_prefetch", "forward_prefetch", "limit_all_gathers",
-                "activation_checkpointing"):  # fmt: skip
-        rule = KEYS[f"fsdp_config.fsdp_{key}"]
-        if f"fsdp_{key}" not in section and isinstance(rule, ToOption | ToJob) and rule.convert:
-            value = defaults[key]
-            converted = False if value is None and rule.convert is boolean else rule.convert(value)
-            found.append(KeyResolution(name=f"fsdp_config.fsdp_{key}", given=None, rule=rule, value=converted,
-                               is_absent=True))  # fmt: skip
-    return found
+    # Accelerate's defaults of absent keys: the plugin's fields have their names without the prefix.
+    defaults, absent = library_defaults("accelerate")[f"fsdp{version}"], []
+    for name in DEFAULTS:
+        key = f"{where}fsdp_{name}"
+        if f"fsdp_{name}" not in section and (convert := KEYS[key].convert) is not None:
+            value = defaults[name]
+            is_off = value is None and convert is boolean
+            absent.append(_default(key, False if is_off else convert(value)))
+    return Imported(
+        backend=backend, options={"offload": "cpu"} if offload else {}, resolutions=absent
+    )  # fmt: skip
 
 
 def _fsdp1(section: Mapping[str, Any], refusals: Refusals) -> str:
@@ -202,27 +195,24 @@ def _fsdp1(section: Mapping[str, Any], refusals: Refusals) -> str:
 
 
 def _fsdp2(section: Mapping[str, Any], refusals: Refusals) -> str:
-    where = "fsdp_config."
-    try:
-        forward = boolean(section.get("fsdp_forward_prefetch") or False)
-    except ValueError:
-        forward = False  # named by its own rule
-    if forward:
-        refusals.add(f"{where}fsdp_forward_prefetch", True, "Accelerate refuses it with fsdp_version 2")
+    key = "fsdp_config.fsdp_forward_prefetch"
+    with suppress(ValueError):  # named by its own rule
+        if boolean(section.get("fsdp_forward_prefetch") or False):
+            refusals.add(key, True, "Accelerate refuses it with fsdp_version 2")
     given = section.get("fsdp_reshard_after_forward", True)
     try:
         return RESHARDS[boolean(given)]
     except ValueError:
-        refusals.add(f"{where}fsdp_reshard_after_forward", given, "with fsdp_version 2 give true or false")
+        key = "fsdp_config.fsdp_reshard_after_forward"
+        refusals.add(key, given, "with fsdp_version 2 give true or false")
         return RESHARDS[True]
 
 
 def _deepspeed(
     section: Mapping[str, Any], document: Mapping[str, Any], folder: Path, refusals: Refusals
-) -> tuple[str, dict[str, Any], list[KeyResolution], dict[str, Any]]:
+) -> Imported:
     where = "deepspeed_config."
-    named = section.get("deepspeed_config_file")
-    if named not in (None, "none"):
+    if (named := section.get("deepspeed_config_file")) not in (None, "none"):
         return _from_file(named, section, document, folder, refusals)
     defaults = library_defaults("accelerate")["deepspeed"]
     given = section.get("zero_stage", defaults["zero_stage"])
@@ -231,35 +221,33 @@ def _deepspeed(
         name: str(section.get(f"{name}_device") or defaults[f"{name}_device"]).lower()
         for name in ("offload_optimizer", "offload_param")
     }
-    absent = {key: defaults[key] for key in ("gradient_accumulation_steps", "gradient_clipping")
-              if key not in section}  # fmt: skip
-    resolutions = [KeyResolution(name=where + key, given=None, rule=KEYS[where + key], value=value,
-                                 is_absent=True)
-                   for key, value in absent.items() if value != AUTO]  # fmt: skip
-    return f"zero{stage}", zero_offload(stage, device, refusals, where), resolutions, {}
+    absent = [
+        _default(where + key, defaults[key])
+        for key in ("gradient_accumulation_steps", "gradient_clipping")
+        if key not in section and defaults[key] != AUTO
+    ]
+    options = zero_offload(stage, device, refusals, where)
+    return Imported(backend=f"zero{stage}", options=options, resolutions=absent)
 
 
 def _from_file(
     named: Any, section: Mapping[str, Any], document: Mapping[str, Any], folder: Path, refusals: Refusals
-) -> tuple[str, dict[str, Any], list[KeyResolution], dict[str, Any]]:
+) -> Imported:
     """The row of a DeepSpeed JSON that an Accelerate file names, with the JSON's keys after its name."""
-    where = "deepspeed_config."
+    where, nothing = "deepspeed_config.", Imported(backend="zero2", resolutions=[])
     if not isinstance(named, str):
         refusals.add(f"{where}deepspeed_config_file", named, "give the path of a JSON file")
-        return "zero2", {}, [], {}
+        return nothing
     for key in IGNORED_WITH_FILE:
         if key in section:
             refusals.add(f"{where}{key}", section[key], STOPS)
     if document.get("mixed_precision") is not None:
         refusals.add("mixed_precision", document["mixed_precision"], STOPS)
-    file = read_json(_found(named, folder), "DeepSpeed configuration")
-    inner = read_deepspeed(file.document, refusals, prefix=f"{Path(named).name}: ")
-    if inner is None:
-        return "zero2", {}, [], {}
-    return inner.backend, inner.options, inner.resolutions, inner.settings
-
-
-def _found(named: str, folder: Path) -> Path:
-    """Accelerate counts from the working directory; a file that lies next to the YAML is found too."""
+    # Accelerate counts from the working directory; a file that lies next to the YAML is found too.
     near = folder / named
-    return near if near.exists() or not Path(named).exists() else Path(named)
+    path = near if near.exists() or not Path(named).exists() else Path(named)
+    file = read_file(path, "DeepSpeed configuration")
+    refusals.prefix = f"{Path(named).name}: "
+    found = read_deepspeed(file.document, refusals)
+    refusals.prefix = ""
+    return found or nothing

@@ -14,11 +14,11 @@ from harness.imported.reading import (
     AUTO,
     KEYS,
     SECTIONS,
-    Chooses,
     Imported,
     KeyResolution,
     Refusals,
-    ToJob,
+    Rule,
+    at,
     boolean,
     clipping,
     deepspeed_values,
@@ -29,7 +29,7 @@ from harness.imported.reading import (
     resolutions_of,
     with_defaults,
 )
-from harness.nested import leaves, value_at
+from harness.nested import leaves
 
 ZERO = "zero_optimization"
 PRECISION_KEYS = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
@@ -50,12 +50,16 @@ OFFLOAD_OF: dict[tuple[str, str], str | None] = {
     ("none", "none"): None, ("cpu", "none"): "optimizer", ("cpu", "cpu"): "cpu",
 }  # fmt: skip
 """The option `offload` by the devices of optimizer states and weights."""
+OLD_OFFLOAD = {
+    "offload_optimizer": ("cpu_offload",), "offload_param": ("cpu_offload_param", "cpu_offload_params"),
+}  # fmt: skip
+"""Sections of offload, and the switches that earlier versions had."""
 LEFT_TO_THE_JOB = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
 """Arguments of schedulers that Accelerate and Trainer fill in where they are 'auto'."""
 
 
-def read_deepspeed(document: Mapping[str, Any], refusals: Refusals, prefix: str = "") -> Imported | None:
-    """None where something was refused. `prefix` is put before the keys in messages and resolutions.
+def read_deepspeed(document: Mapping[str, Any], refusals: Refusals) -> Imported | None:
+    """None where something was refused.
 
     Raises HarnessError where the installed DeepSpeed cannot be asked for its defaults.
     """
@@ -63,55 +67,61 @@ def read_deepspeed(document: Mapping[str, Any], refusals: Refusals, prefix: str 
     if isinstance(zero, bool):  # the form of DeepSpeed's first versions, which it still reads
         zero = {"stage": int(zero)}
     if not isinstance(zero, dict):
-        refusals.add(prefix + ZERO, zero, "give a section with 'stage'")
+        refusals.add(ZERO, zero, "give a section with 'stage'")
         return None
-    stage = refusals.choose(f"{prefix}{ZERO}.stage", zero.get("stage", 0), range(4), "give 0, 1, 2 or 3")
+    stage = refusals.choose(f"{ZERO}.stage", zero.get("stage", 0), range(4), "give 0, 1, 2 or 3")
     defaults = deepspeed_values(stage)
+    given = {key: at(document, key) for key in PRECISION_KEYS}
     try:
         precision = _precision(document)
     except ValueError as error:
-        refusals.add(f"{prefix}bf16 and fp16", _enabled(document), str(error))
+        refusals.add("bf16 and fp16", {key: value for key, value in given.items() if value}, str(error))
         precision = AUTO
     together = dict.fromkeys((*PRECISION_KEYS, *PURE_BF16_KEYS), precision)
-    together |= {key: _own_value(document, key, precision) for key in PRECISION_KEYS}
-    together |= dict.fromkeys(OPTIMIZER_KEYS, _optimizer_kind(document, refusals, prefix))
-    together |= dict.fromkeys(COMPILE_KEYS, _compiled(document, refusals, prefix))
+    # 'auto' of one key stays the job's, whatever the other says, unless that one decides.
+    together |= {key: AUTO for key, value in given.items() if value == AUTO}
+    together |= dict.fromkeys(OPTIMIZER_KEYS, _optimizer_kind(document, refusals))
+    together |= dict.fromkeys(COMPILE_KEYS, _compiled(document, refusals))
     sections = SECTIONS["deepspeed"]
     keys = with_defaults(KEYS["deepspeed"], defaults)
-    resolutions = resolutions_of(document, keys, sections, refusals, together, prefix)
-    device = {name: _device(zero, name, refusals, prefix) for name in ("offload_optimizer", "offload_param")}
-    options = zero_offload(stage, device, refusals, f"{prefix}{ZERO}.")
-    backend, more = _parallel(stage, document, refusals, prefix)
+    resolutions = resolutions_of(document, keys, sections, refusals, together)
+    device = {}
+    for name, old in OLD_OFFLOAD.items():
+        section = zero.get(name)
+        device[name] = "cpu" if any(zero.get(key) is True for key in old) else "none"
+        if isinstance(section, dict):
+            device[name] = str(section.get("device", "none")).lower()
+        elif section not in (None, False):
+            refusals.add(f"{ZERO}.{name}", section, "give a section with 'device'")
+    options = zero_offload(stage, device, refusals, f"{ZERO}.")
+    backend, more = _parallel(stage, document, refusals)
     options |= more
-    settings = _scheduled(document, refusals, prefix)
-    require_registered(backend, options, refusals, prefix)
+    settings = _scheduled(document, refusals)
+    require_registered(backend, options, refusals)
     if refusals.found:
         return None
-    used = label_of(backend, options)
     absent = _absent(document, defaults, precision, options)
-    resolutions += [KeyResolution(name=prefix + key, given=None, is_absent=True,
+    resolutions += [KeyResolution(name=refusals.prefix + key, given=None, is_absent=True,
                                   rule=keys.get(key) or sections["scheduler.params"],
                                   value=value) for key, value in absent.items()]  # fmt: skip
-    return Imported(
-        backend=backend,
-        options=options,
-        resolutions=[
-            replace(c, used=used) if isinstance(c.rule, Chooses) else c for c in _both_betas(resolutions)
-        ],
-        settings=settings,
-    )
+    used, found = label_of(backend, options), []
+    for key in resolutions:
+        found.append(replace(key, used=used) if key.rule.kind == "chooses" else key)
+        if key.name.endswith("optimizer.params.betas") and key.value != AUTO:  # one key and two settings
+            second = float((key.value if key.is_absent else key.given)[1])
+            found[-1] = replace(key, value=float(key.value[0])) if key.is_absent else key
+            found.append(replace(key, rule=Rule(kind="job", target="optimizer.beta2"), value=second))
+    return Imported(backend=backend, options=options, resolutions=found, settings=settings)
 
 
-def require_registered(
-    backend: str, options: Mapping[str, Any], refusals: Refusals, prefix: str = ""
-) -> None:
+def require_registered(backend: str, options: Mapping[str, Any], refusals: Refusals) -> None:
     """Refuse what the registry of this version does not know, in its own words."""
     if refusals.found:
         return
     try:
         registry.canonical_label(label_of(backend, options))
     except registry.UnknownBackend as error:
-        refusals.found.append(f"{prefix}unsupported: {error}")
+        refusals.found.append(f"{refusals.prefix}unsupported: {error}")
 
 
 def label_of(backend: str, options: Mapping[str, Any]) -> str:
@@ -121,122 +131,108 @@ def label_of(backend: str, options: Mapping[str, Any]) -> str:
     return f"{backend}:{text}" if text else backend
 
 
-def _parallel(
-    stage: int, document: Mapping[str, Any], refusals: Refusals, prefix: str
-) -> tuple[str, dict[str, Any]]:
+def _parallel(stage: int, document: Mapping[str, Any], refusals: Refusals) -> tuple[str, dict[str, Any]]:
     """The backend of a stage, and the ranks that cut layers (AutoTP) or samples (Ulysses)."""
-    sizes = {}
+    asked = []
     for (family, option), key in PARALLEL.items():
-        given = value_at(dict(document), tuple(key.split(".")))
-        size = 1 if given is None else refusals.read(integer, prefix + key, given, 1)
+        given = at(document, key)
+        size = 1 if given is None else refusals.read(integer, key, given, 1)
         if size > 1:
-            sizes[family] = {option: size}
-    if not sizes:
+            asked.append((family, {option: size}, key, given))
+    if not asked:
         return f"zero{stage}", {}
-    (family, options), *others = sizes.items()
+    (family, options, key, given), *others = asked
     backend = f"{family}-zero{stage}"
     if others:
-        both = " and ".join(prefix + key for key in PARALLEL.values())
+        both = " and ".join(refusals.prefix + key for key in PARALLEL.values())
         refusals.found.append(f"unsupported: no backend of this version combines {both}")
     elif backend not in registry.entries():
         stages = [name for name in registry.entries() if name.startswith(f"{family}-zero")]
-        given = value_at(dict(document), tuple(PARALLEL[family, next(iter(options))].split(".")))
-        refusals.add(
-            prefix + PARALLEL[family, next(iter(options))], given,
-            f"unsupported: at stage {stage}; this version has {', '.join(stages)}",
-        )  # fmt: skip
+        why = f"unsupported: at stage {stage}; this version has {', '.join(stages)}"
+        refusals.add(key, given, why)
     return backend, options
 
 
-def _compiled(document: Mapping[str, Any], refusals: Refusals, prefix: str) -> str:
+def _compiled(document: Mapping[str, Any], refusals: Refusals) -> str:
     """'model' or 'none' of `model.compile`."""
     section = document.get("compile") or {}
     if not isinstance(section, dict):
-        refusals.add(f"{prefix}compile", section, "give a section with 'enabled'")
+        refusals.add("compile", section, "give a section with 'enabled'")
         return "none"
     try:
         if "disable" in section:
             return "none" if boolean(section["disable"]) else "model"
         return "model" if boolean(section.get("enabled", False)) else "none"
     except ValueError as error:
-        refusals.add(f"{prefix}compile", section, str(error))
+        refusals.add("compile", section, str(error))
         return "none"
 
 
-def _optimizer_kind(document: Mapping[str, Any], refusals: Refusals, prefix: str) -> str:
+def _optimizer_kind(document: Mapping[str, Any], refusals: Refusals) -> str:
     """'adamw', 'sgd', or 'adam': with `adam_w_mode` false, DeepSpeed's adds weight decay to gradients."""
     section = document.get("optimizer")
     if not isinstance(section, dict):
         return "adamw"
     given, params = section.get("type"), section.get("params")
     if given is None:
-        refusals.add(f"{prefix}optimizer", section, "give its 'type', without which DeepSpeed ignores it")
+        refusals.add("optimizer", section, "give its 'type', without which DeepSpeed ignores it")
     elif given == SGD:
         return "sgd"
     elif str(given).lower() not in ("adam", "adamw"):
         kinds = ", ".join(get_args(OptimizerKind))
-        refusals.add(
-            f"{prefix}optimizer.type", given,
-            f"unsupported: only Adam, AdamW and {SGD} are run; `optimizer.kind` has {kinds}",
-        )  # fmt: skip
+        why = f"unsupported: only Adam, AdamW and {SGD} are run; `optimizer.kind` has {kinds}"
+        refusals.add("optimizer.type", given, why)
     mode = params.get("adam_w_mode", True) if isinstance(params, dict) else True
-    decoupled = refusals.read(boolean, f"{prefix}optimizer.params.adam_w_mode", mode, True)
+    decoupled = refusals.read(boolean, "optimizer.params.adam_w_mode", mode, True)
     return "adamw" if decoupled or str(given).lower() == "adamw" else "adam"
 
 
-def _scheduled(document: Mapping[str, Any], refusals: Refusals, prefix: str) -> dict[str, Any]:
+def _scheduled(document: Mapping[str, Any], refusals: Refusals) -> dict[str, Any]:
     """Settings of the job's schedule; empty: the file has no scheduler."""
     section = document.get("scheduler")
     if not section:
         return {}
-    where = f"{prefix}scheduler"
     if not isinstance(section, dict):
-        refusals.add(where, section, "give a section with 'type' and 'params'")
+        refusals.add("scheduler", section, "give a section with 'type' and 'params'")
         return {}
     known = library_defaults("deepspeed")["schedulers"]
     name, params = section.get("type"), section.get("params") or {}
     if not isinstance(name, str) or name not in known:
-        refusals.add(f"{where}.type", name, f"give {choices(str(name), known)}")
+        refusals.add("scheduler.type", name, f"give {choices(str(name), known)}")
         return {}
+    where = "scheduler.params"
     if not isinstance(params, dict):
-        refusals.add(f"{where}.params", params, "give a section")
+        refusals.add(where, params, "give a section")
         return {}
-    arguments = known[name]
-    allowed = [*arguments["required"], *arguments["defaults"]]
+    required, defaults = known[name]["required"], known[name]["defaults"]
+    allowed = [*required, *defaults]
     for key in params:
         if key not in allowed:
-            refusals.unknown(f"{where}.params.{key}", [f"{where}.params.{one}" for one in allowed])
-    missing = [key for key in arguments["required"] if key not in params]
-    if missing:
-        refusals.add(f"{where}.params", params, f"{name} needs {', '.join(missing)}")
-    if _moves_momentum(params, arguments["defaults"]):
-        refusals.add(
-            f"{where}.params.cycle_momentum", params.get("cycle_momentum"),
-            f"unsupported: {name} then moves AdamW's betas in each step (its default); set it to false",
-        )  # fmt: skip
-    given = {key: _argument(key, value, f"{where}.params.", refusals) for key, value in params.items()}
+            refusals.unknown(f"{where}.{key}", [f"{where}.{one}" for one in allowed])
+    if missing := [key for key in required if key not in params]:
+        refusals.add(where, params, f"{name} needs {', '.join(missing)}")
+    try:
+        moves = boolean(params.get("cycle_momentum", defaults.get("cycle_momentum", False)))
+    except ValueError:
+        moves = True
+    if moves:
+        why = f"unsupported: {name} then moves AdamW's betas in each step (its default); set it to false"
+        refusals.add(f"{where}.cycle_momentum", params.get("cycle_momentum"), why)
+    given = {key: _argument(key, value, f"{where}.{key}", refusals) for key, value in params.items()}
     given.pop("last_batch_iteration", None)
     found: dict[str, Any] = {"schedule.kind": "deepspeed", "schedule.parameters": given}
-    peak, own = given.get("warmup_max_lr"), value_at(dict(document), ("optimizer", "params", "lr"))
+    peak, own = given.get("warmup_max_lr"), at(document, "optimizer.params.lr")
     if own is None and isinstance(peak, float) and peak > 0:
         found["optimizer.learning_rate"] = peak
     steps = given.get("total_num_steps")
     return found | ({"training.steps": steps} if isinstance(steps, int) and steps > 0 else {})
 
 
-def _moves_momentum(params: Mapping[str, Any], defaults: Mapping[str, Any]) -> bool:
-    given = params.get("cycle_momentum", defaults.get("cycle_momentum", False))
-    try:
-        return boolean(given)
-    except ValueError:
-        return True
-
-
-def _argument(key: str, value: Any, where: str, refusals: Refusals) -> Any:
+def _argument(key: str, value: Any, dotted: str, refusals: Refusals) -> Any:
     """A value as the scheduler takes it: steps are whole, rates numbers; 'auto' is left to the job."""
     if value == AUTO:
         if key not in LEFT_TO_THE_JOB:
-            refusals.add(where + key, value, f"only {', '.join(LEFT_TO_THE_JOB)} can be 'auto'")
+            refusals.add(dotted, value, f"only {', '.join(LEFT_TO_THE_JOB)} can be 'auto'")
         return value
     try:
         if key.endswith(("_steps", "_size", "_count")) and value is not None:
@@ -245,7 +241,7 @@ def _argument(key: str, value: Any, where: str, refusals: Refusals) -> Any:
             return number(value)
         return float(value) if key.endswith(("_lr", "_ratio")) and type(value) is int else value
     except ValueError as error:
-        refusals.add(where + key, value, str(error))
+        refusals.add(dotted, value, str(error))
         return value
 
 
@@ -254,7 +250,7 @@ def _absent(
 ) -> dict[str, Any]:
     """DeepSpeed's defaults of absent keys of the job, by key, in the terms of the job."""
     found: dict[str, Any] = {}
-    if not any(value_at(dict(document), tuple(key.split("."))) is not None for key in PRECISION_KEYS):
+    if not any(at(document, key) is not None for key in PRECISION_KEYS):
         found["bf16.enabled"] = precision
     found["gradient_clipping"] = clipping(defaults["gradient_clipping"])
     batch = [key for key in ("train_batch_size", "train_micro_batch_size_per_gpu") if key in document]
@@ -286,11 +282,8 @@ def zero_offload(stage: int, device: Mapping[str, str], refusals: Refusals, pref
             return {}
     optimizer, weights = (device[name] for name in ("offload_optimizer", "offload_param"))
     if (optimizer, weights) not in OFFLOAD_OF:
-        refusals.add(
-            f"{prefix}offload_param", weights,
-            "weights are offloaded only with the optimizer states, to the same place; offload both, or the "
-            "optimizer alone",
-        )  # fmt: skip
+        why = "weights are offloaded only with the optimizer states, to the same place; offload both, or the "
+        refusals.add(f"{prefix}offload_param", weights, f"{why}optimizer alone")
         return {}
     if weights != "none" and stage != 3:
         refusals.add(f"{prefix}offload_param", weights, "weights are offloaded at stage 3 only")
@@ -298,25 +291,6 @@ def zero_offload(stage: int, device: Mapping[str, str], refusals: Refusals, pref
         refusals.add(f"{prefix}offload_optimizer", optimizer, "stage 0 has nothing to offload")
     chosen = OFFLOAD_OF[optimizer, weights]
     return {"offload": chosen} if chosen else {}
-
-
-def _both_betas(keys: list[KeyResolution]) -> list[KeyResolution]:
-    """`betas` is one key and two settings."""
-    found = []
-    for key in keys:
-        found.append(key)
-        if key.name.endswith("optimizer.params.betas") and key.value != AUTO:
-            rule = ToJob(setting="optimizer.beta2")
-            second = float((key.value if key.is_absent else key.given)[1])
-            found[-1] = replace(key, value=float(key.value[0])) if key.is_absent else key
-            found.append(replace(key, rule=rule, value=second))
-    return found
-
-
-def _enabled(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: given for key in PRECISION_KEYS if (given := value_at(dict(document), tuple(key.split("."))))
-    }
 
 
 def _precision(document: Mapping[str, Any]) -> str:
@@ -338,23 +312,3 @@ def _precision(document: Mapping[str, Any]) -> str:
     if on["fp16"] is True:
         return "fp16-mixed"
     return AUTO if AUTO in on.values() else "fp32"
-
-
-def _own_value(document: Mapping[str, Any], key: str, precision: str) -> str:
-    """'auto' of one key stays the job's, whatever the other says, unless that one decides."""
-    given = value_at(dict(document), tuple(key.split(".")))
-    return AUTO if given == AUTO else precision
-
-
-def _device(zero: Mapping[str, Any], name: str, refusals: Refusals, prefix: str) -> str:
-    """Where one kind of states lies: 'none', 'cpu' or what else was given."""
-    section = zero.get(name)
-    if isinstance(section, dict):
-        return str(section.get("device", "none")).lower()
-    if section not in (None, False):
-        refusals.add(f"{prefix}{ZERO}.{name}", section, "give a section with 'device'")
-    old = {
-        "offload_optimizer": ("cpu_offload",),
-        "offload_param": ("cpu_offload_param", "cpu_offload_params"),
-    }
-    return "cpu" if any(zero.get(key) is True for key in old[name]) else "none"

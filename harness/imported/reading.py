@@ -22,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar, get_args
 
 from harness.backends.libraries.facts import why_not_run
 from harness.backends.refusals import available, suggestion
@@ -51,15 +51,31 @@ class GivenFile:
     sha256: str
 
 
-def read_json(path: Path, what: str, *, has_comments: bool = False) -> GivenFile:
-    """A JSON object. Raises HarnessError: unreadable, too large, a key twice, NaN, too deep.
+def read_file(path: Path, what: str, *, suffix: str = ".json", has_comments: bool = False) -> GivenFile:
+    """A mapping of settings in JSON, TOML or, of any other suffix, YAML.
 
-    has_comments: comments and a comma after the last value are left out, as DeepSpeed's own reader does.
+    has_comments: in JSON comments and a comma after the last value are left out, as DeepSpeed's own reader
+    does. Raises HarnessError: unreadable, too large, a key twice, NaN, too deep, no mapping.
     """
     text = read_settings(path, what).removeprefix(BYTE_ORDER_MARK)
+    document: Any
     try:
-        document = _parsed(text, has_comments)
-        require_bounded(document)
+        if suffix == ".toml":
+            document = tomllib.loads(text)
+        elif suffix != ".json":
+            document = parse_yaml(text, f"{what} {path}")
+        else:
+            read = partial(json.loads, object_pairs_hook=_once, parse_constant=_no_constant)
+            try:
+                document = read(text)
+            except json.JSONDecodeError:
+                if not has_comments:
+                    raise
+                bare = _COMMENT.sub(lambda found: found[1] or "\n" * found[0].count("\n"), text)
+                document = read(_LAST_COMMA.sub(lambda found: found[1] or "", bare))
+            require_bounded(document)
+    except tomllib.TOMLDecodeError as error:
+        raise HarnessError(f"{what} {path} is not valid TOML: {error}") from error
     except json.JSONDecodeError as error:
         raise HarnessError(
             f"{what} {path} is not valid JSON, line {error.lineno}: {error.msg}"
@@ -69,37 +85,6 @@ def read_json(path: Path, what: str, *, has_comments: bool = False) -> GivenFile
         raise HarnessError(f"{what} {path} is nested too deeply") from error
     except ValueError as error:
         raise HarnessError(f"{what} {path} {error}") from error
-    return _mapping(path, text, document, what)
-
-
-def read_yaml(path: Path, what: str) -> GivenFile:
-    """A YAML mapping. Raises HarnessError."""
-    text = read_settings(path, what).removeprefix(BYTE_ORDER_MARK)
-    return _mapping(path, text, parse_yaml(text, f"{what} {path}"), what)
-
-
-def read_toml(path: Path, what: str) -> GivenFile:
-    """A TOML file, as torchtitan has one. Raises HarnessError."""
-    text = read_settings(path, what)
-    try:
-        return _mapping(path, text, tomllib.loads(text), what)
-    except tomllib.TOMLDecodeError as error:
-        raise HarnessError(f"{what} {path} is not valid TOML: {error}") from error
-
-
-def _parsed(text: str, has_comments: bool) -> Any:
-    """Raises ValueError."""
-    read = partial(json.loads, object_pairs_hook=_once, parse_constant=_no_constant)
-    try:
-        return read(text)
-    except json.JSONDecodeError:
-        if not has_comments:
-            raise
-    bare = _COMMENT.sub(lambda found: found[1] or "\n" * found[0].count("\n"), text)
-    return read(_LAST_COMMA.sub(lambda found: found[1] or "", bare))
-
-
-def _mapping(path: Path, text: str, document: Any, what: str) -> GivenFile:
     if not isinstance(document, dict):
         raise HarnessError(
             f"{what} {path} holds a {type(document).__name__}; it must be a mapping of settings"
@@ -176,6 +161,11 @@ def alike(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
+def at(document: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key; None: there is none."""
+    return value_at(dict(document), tuple(key.split(".")))
+
+
 def clipping(value: Any) -> float | None:
     """DeepSpeed writes 0 for no clipping."""
     return number(value) or None
@@ -230,89 +220,36 @@ def wrapping(value: Any) -> str | None:
 
 AUTO = "auto"
 """DeepSpeed's files: Accelerate or Trainer fills the value in."""
-LIBRARY: Any = object()
+LIBRARY = "library"
 """In place of a default: the installed library's own (`library_defaults`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToJob:
-    """A setting of the job."""
+class Rule:
+    """What a key means here: a row of the tables next to this module."""
 
-    setting: str
-    """Dotted: 'training.precision'."""
-    convert: Callable[[Any], Any] | None = None
-    """The setting's value from the file's. Raises ValueError saying what is allowed."""
-    reason: str | None = None
-    """What to know although the value is taken."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToOption:
-    """An option of the backend."""
-
-    option: str
+    kind: Literal["job", "option", "preset", "fixed", "not_used", "off", "chooses", "schedule"]
+    """A setting of the job; an option of the backend; what the preset decides, with no option of its own; one
+    value in every run; no part of a run; a feature that no run has, accepted where it is switched off; what
+    chooses the backend or its offload; an argument of DeepSpeed's scheduler."""
+    target: Any
+    """The setting, dotted; the option; the setting as `backends.presets` names it; why it is not used; the
+    feature."""
     default: Any = LIBRARY
-    """The library's, which needs no option."""
-    convert: Callable[[Any], Any]
-    reason: str | None = None
-    """What to know although the value is taken."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfPreset:
-    """A setting that the preset decides, with no option of its own."""
-
-    setting: str
-    """As `backends.presets` names it."""
-    default: Any = LIBRARY
-    """The library's."""
+    """The library's, which needs no option; of 'fixed' the value of every run."""
     convert: Callable[[Any], Any] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fixed:
-    """Every run has one value; another one is pinned, or refused where it would be another strategy."""
-
-    used: Any = LIBRARY
-    reason: str
+    """The value here from the file's. Raises ValueError saying what is allowed."""
+    reason: str | None = None
+    """What to know although the value is taken; of 'fixed' why it is so."""
     refuses: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class NotUsed:
-    """No part of a run: launching, logging, saving."""
-
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Off:
-    """A feature that no run has; its key or section is accepted where it is empty or switched off."""
-
-    feature: str
+    """Of 'fixed': another value would be another strategy, so it is refused, not pinned."""
 
     @property
-    def why(self) -> str:
-        """Why no run has it."""
-        if reason := why_not_run(self.feature):
-            return f"unsupported: {reason}; leave it out or switch it off"
-        return (
-            f"unsupported: no backend, option or setting of this version has {self.feature}; leave it out or "
-            "switch it off"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfSchedule:
-    """An argument of DeepSpeed's scheduler, by which the job's learning rates are computed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chooses:
-    """Chooses the backend or its offload."""
-
-
-Rule: TypeAlias = ToJob | ToOption | OfPreset | Fixed | NotUsed | Off | Chooses | OfSchedule
+    def why_off(self) -> str:
+        """Why no run has a feature."""
+        why = why_not_run(self.target)
+        why = why or f"no backend, option or setting of this version has {self.target}"
+        return f"unsupported: {why}; leave it out or switch it off"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,7 +262,7 @@ class KeyResolution:
     value: Any = None
     """`given` in the terms of this project; AUTO: left to the job."""
     used: Any = None
-    """Of `Chooses`: what it chose."""
+    """Of 'chooses': what it chose."""
     is_absent: bool = False
     """Whether the file does not give it, and `value` is the library's default."""
 
@@ -355,14 +292,17 @@ class Imported:
 class Refusals:
     """Collects what a file asks for that no run can have, so that a person sees all of it at once."""
 
+    prefix = ""
+    """Before the keys in messages and resolutions: the name of the file that another one names."""
+
     def __init__(self) -> None:
         self.found: list[str] = []
         self.keys: list[str] = []
         """Those of `add` and `unknown`, dotted."""
 
     def add(self, key: str, given: Any, reason: str) -> None:
-        self.keys.append(key)
-        self.found.append(f"'{key}' was given {capped(repr(given), MOST_SHOWN)}: {reason}")
+        self.keys.append(self.prefix + key)
+        self.found.append(f"'{self.prefix}{key}' was given {capped(repr(given), MOST_SHOWN)}: {reason}")
 
     def read(self, convert: Callable[[Any], Value], key: str, given: Any, otherwise: Value) -> Value:
         """A value as it is converted; `otherwise` where that refuses it."""
@@ -382,11 +322,11 @@ class Refusals:
 
     def unknown(self, key: str, known: Iterable[str]) -> None:
         """Name the first part of a dotted key that is unknown, and what may stand in its place."""
-        self.keys.append(key)
+        self.keys.append(self.prefix + key)
         parts, names = key.split("."), [name.split(".") for name in known]
         below = sorted(".".join(name) for name in names if name[: len(parts)] == parts)
         if below:
-            self.found.append(f"'{key}' is a section of keys such as '{below[0]}', not a value")
+            self.found.append(f"'{self.prefix}{key}' is a section of keys such as '{below[0]}', not a value")
             return
         depth = next(
             (d for d in range(len(parts)) if not any(n[: d + 1] == parts[: d + 1] for n in names)),
@@ -395,7 +335,7 @@ class Refusals:
         allowed = {n[depth] for n in names if len(n) > depth and n[:depth] == parts[:depth]}
         where = f" in {'.'.join(parts[:depth])}" if depth and allowed else ""
         listed = available(parts[depth], sorted(allowed), f"Allowed{where}") if allowed else "No keys below"
-        text = f"'{'.'.join(parts[: depth + 1])}' is unknown. "
+        text = f"'{self.prefix}{'.'.join(parts[: depth + 1])}' is unknown. "
         homes = [".".join(name[:-1]) for name in names if len(name) > 1 and name[-1] == parts[depth]]
         if len(allowed) <= MOST_LISTED:
             text += listed
@@ -410,81 +350,57 @@ class Refusals:
 
 def resolutions_of(
     document: Mapping[str, Any], keys: Mapping[str, Rule], sections: Mapping[str, Rule], refusals: Refusals,
-    converted: Mapping[str, Any] | None = None, prefix: str = "",
+    converted: Mapping[str, Any],
 ) -> list[KeyResolution]:  # fmt: skip
     """A resolution for every key of a document; what cannot be is added to `refusals`.
 
-    `converted`: values of keys that are read together, in this project's terms. `prefix` is put before keys.
+    `converted`: values of keys that are read together, in this project's terms.
     """
-    found = []
-    refused = _refused_sections(document, keys, sections, refusals)
+
+    def in_section(key: str, names: Iterable[str]) -> str | None:
+        return next((name for name in names if key == name or key.startswith(f"{name}.")), None)
+
+    refused = set()  # sections of features that no run has and that are not switched off, refused as a whole
+    for name, rule in sections.items():
+        given = at(document, name)
+        by_key = any(key.startswith(f"{name}.") for key in keys)
+        if rule.kind == "off" and not by_key and not _is_off(given):
+            refusals.add(name, given, rule.why_off)
+            refused.add(name)
     for parts in empty_sections(dict(document)):
         key = ".".join(parts)
         known = key in keys or any(name.startswith(f"{key}.") for name in [*keys, *sections])
-        if not known and _of_section(key, sections) is None:
+        if not known and in_section(key, sections) is None:
             refusals.unknown(key, [*keys, *sections])
+    found = []
     for parts, given in leaves(dict(document)):
         key = ".".join(parts)
-        if any(key == name or key.startswith(f"{name}.") for name in refused):
+        if in_section(key, refused) is not None:
             continue
-        rule = keys.get(key) or _of_section(key, sections)
-        if rule is None:
-            if given is None and any(other.startswith(f"{key}.") for other in keys):
-                continue  # an empty section
-            refusals.unknown(key, [*keys, *sections])
+        rule_here = keys.get(key) or sections.get(in_section(key, sections) or "")
+        if rule_here is None:
+            if given is not None or not any(other.startswith(f"{key}.") for other in keys):
+                refusals.unknown(key, [*keys, *sections])  # else it is an empty section
             continue
-        resolution = _resolution(prefix + key, key, given, rule, refusals, dict(converted or {}))
-        if resolution is not None:
-            found.append(resolution)
-    return found
-
-
-def _of_section(key: str, sections: Mapping[str, Rule]) -> Rule | None:
-    return next((rule for name, rule in sections.items() if key == name or key.startswith(f"{name}.")), None)
-
-
-def _resolution(
-    shown: str, key: str, given: Any, rule: Rule, refusals: Refusals, converted: Mapping[str, Any]
-) -> KeyResolution | None:
-    if isinstance(rule, Off):
-        if not _is_off(given):
-            refusals.add(shown, given, rule.why)
-            return None
-        return KeyResolution(name=shown, given=given, rule=rule)
-    if key in converted:
-        return KeyResolution(name=shown, given=given, rule=rule, value=converted[key])
-    if given == AUTO:
-        return KeyResolution(name=shown, given=given, rule=rule, value=AUTO)
-    try:
-        value = _value(given, rule)
-    except ValueError as error:
-        refusals.add(shown, given, str(error))
-        return None
-    if isinstance(rule, Fixed) and rule.refuses and not alike(given, rule.used):
-        refusals.add(shown, given, f"every run has {rule.used!r}: {rule.reason}; set it so or leave it out")
-        return None
-    return KeyResolution(name=shown, given=given, rule=rule, value=value)
-
-
-def _value(given: Any, rule: Rule) -> Any:
-    if isinstance(rule, Chooses):
-        return None
-    convert = rule.convert if isinstance(rule, ToJob | ToOption | OfPreset) else None
-    return given if convert is None else convert(given)
-
-
-def _refused_sections(
-    document: Mapping[str, Any], keys: Mapping[str, Rule], sections: Mapping[str, Rule], refusals: Refusals
-) -> set[str]:
-    """Sections of features that no row has and that are not switched off, each refused once."""
-    found = set()
-    for name, rule in sections.items():
-        given = value_at(dict(document), tuple(name.split(".")))
-        if any(key.startswith(f"{name}.") for key in keys):
-            continue  # key by key
-        if isinstance(rule, Off) and not _is_off(given):
-            refusals.add(name, given, rule.why)
-            found.add(name)
+        value: Any = AUTO
+        if rule_here.kind == "off":
+            value = None
+            if not _is_off(given):
+                refusals.add(key, given, rule_here.why_off)
+                continue
+        elif key in converted:
+            value = converted[key]
+        elif given != AUTO:
+            try:
+                value = given if rule_here.convert is None else rule_here.convert(given)
+            except ValueError as error:
+                refusals.add(key, given, str(error))
+                continue
+            if rule_here.refuses and not alike(given, rule_here.default):
+                why = f"every run has {rule_here.default!r}: {rule_here.reason}; set it so or leave it out"
+                refusals.add(key, given, why)
+                continue
+        found.append(KeyResolution(name=refusals.prefix + key, given=given, rule=rule_here, value=value))
     return found
 
 
@@ -501,62 +417,37 @@ def _is_off(given: Any) -> bool:
 
 COMPUTE_DTYPE = "the compute dtype"
 """What DeepSpeed takes where keys of dtypes are absent."""
-RULES: dict[str, tuple[Any, str | None]] = {
-    "job": (ToJob, "setting"),
-    "option": (ToOption, "option"),
-    "preset": (OfPreset, "setting"),
-    "fixed": (Fixed, "used"),
-    "not_used": (NotUsed, "reason"),
-    "off": (Off, "feature"),
-    "chooses": (Chooses, None),
-    "schedule": (OfSchedule, None),
-}
-"""By the first word of a row: the rule, and its field that stands there."""
 
 
 def _rule(row: dict[str, Any]) -> Rule:
-    (name, first), *others = row.items()
-    rule, field = RULES[name]
-    given = ({field: first} if field else {}) | dict(others)
-    if given.get("used") == "library":
-        del given["used"]
+    (kind, target), *others = row.items()
+    given = dict(others) | ({"default": target} if kind == "fixed" else {})
     if "convert" in given:
         given["convert"] = globals()[given["convert"]]
-    found: Rule = rule(**given)
-    return found
+    return Rule(kind=kind, target=target, **given)  # type: ignore[arg-type]
 
 
 def read_table(name: str) -> dict[str, Any]:
-    """One of the tables beside this module."""
+    """One of the tables next to this module."""
     found: dict[str, Any] = parse_value(files(__package__).joinpath(f"{name}.yaml").read_text("utf-8"))
     return found
 
 
-def _table(kind: FileKind) -> dict[str, dict[str, Rule]]:
-    """Rules by key, below each section of a table."""
-    return {
+KEYS: dict[FileKind, dict[str, Rule]] = {}
+"""Dotted, by kind of file."""
+SECTIONS: dict[FileKind, dict[str, Rule]] = {}
+"""Sections whose keys share one rule, unless a key has its own."""
+for _kind in get_args(FileKind):
+    _table = {
         section: {key: rule for keys, row in rows.items() for rule in [_rule(row)] for key in keys.split()}
-        for section, rows in read_table(kind).items()
+        for section, rows in read_table(_kind).items()
     }
-
-
-def _dotted(table: dict[str, dict[str, Rule]]) -> dict[str, Rule]:
-    return {
+    SECTIONS[_kind] = _table.pop("sections")
+    KEYS[_kind] = {
         key if section == "keys" else f"{section}.{key}": rule
-        for section, rules in table.items()
-        if section != "sections"
+        for section, rules in _table.items()
         for key, rule in rules.items()
     }
-
-
-_TABLES: dict[FileKind, dict[str, dict[str, Rule]]] = {
-    "accelerate": _table("accelerate"),
-    "deepspeed": _table("deepspeed"),
-}
-KEYS = {kind: _dotted(table) for kind, table in _TABLES.items()}
-"""Dotted, by kind of file."""
-SECTIONS = {kind: table["sections"] for kind, table in _TABLES.items()}
-"""Sections whose keys share one rule, unless a key has its own."""
 
 
 QUESTION = "harness.imported.read_defaults"
@@ -569,11 +460,30 @@ SECONDS = 300.0
 @cache
 def library_defaults(kind: FileKind) -> dict[str, Any]:
     """What `read_defaults` prints. Raises HarnessError where the library is missing or fails."""
-    kept = _file(kind)
+    reads = f"a configuration of {kind} is read with the defaults of the installed {kind}"
+    try:
+        versions = [version(kind), version("torch"), str(find_spec(kind)), sys.version]
+    except PackageNotFoundError as error:
+        raise HarnessError(f"{reads}: install '{error.name}', on which its rows run too") from error
+    code = Path(__file__).with_name("read_defaults.py").read_bytes()
+    key = hashlib.sha256(code + " ".join(versions).encode()).hexdigest()[:24]
+    cache_folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    kept = cache_folder / "sharding-harness" / "library-defaults" / f"{kind}-{key}.json"
     with suppress(OSError, ValueError):
         found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
         return found
-    text = _asked(kind)
+    try:
+        ran = ask_module(QUESTION, kind, seconds=SECONDS, CUDA_VISIBLE_DEVICES="")
+    except OSError as error:
+        raise HarnessError(f"no process can be started to read the defaults of {kind}: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise HarnessError(
+            f"importing {kind} to read its defaults took over {SECONDS:.0f} s; try again"
+        ) from error
+    text = ran.stdout.rpartition(BETWEEN)[2].strip()
+    if ran.returncode or not text.startswith("{"):
+        last = next(iter(ran.stderr.strip().splitlines()[::-1]), "no message")
+        raise HarnessError(f"{reads}, which cannot be imported: {last}")
     with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(kept, text)
@@ -591,50 +501,7 @@ def deepspeed_values(stage: int) -> dict[str, Any]:
 
 def with_defaults(rules: dict[str, Rule], values: dict[str, Any]) -> dict[str, Rule]:
     """The rules, with the library's defaults where they ask for them."""
-    return {key: _filled(rule, values.get(key)) for key, rule in rules.items()}
-
-
-def _filled(rule: Rule, default: Any) -> Rule:
-    if isinstance(rule, ToOption | OfPreset) and rule.default is LIBRARY:
-        return replace(rule, default=default)
-    if isinstance(rule, Fixed) and rule.used is LIBRARY:
-        return replace(rule, used=default)
-    return rule
-
-
-def _asked(kind: FileKind) -> str:
-    try:
-        ran = ask_module(QUESTION, kind, seconds=SECONDS, CUDA_VISIBLE_DEVICES="")
-    except OSError as error:
-        raise HarnessError(f"no process can be started to read the defaults of {kind}: {error}") from error
-    except subprocess.TimeoutExpired as error:
-        raise HarnessError(
-            f"importing {kind} to read its defaults took over {SECONDS:.0f} s; try again"
-        ) from error
-    answer = ran.stdout.rpartition(BETWEEN)[2].strip()
-    if ran.returncode or not answer.startswith("{"):
-        last = next(iter(ran.stderr.strip().splitlines()[::-1]), "no message")
-        raise HarnessError(
-            f"a configuration of {kind} is read with the defaults of the installed {kind}, which cannot be "
-            f"imported: {last}"
-        )
-    return answer
-
-
-def _file(kind: FileKind) -> Path:
-    """In the user's cache, by the versions that the answer depends on."""
-    code = Path(__file__).with_name("read_defaults.py").read_bytes()
-    key = hashlib.sha256(code + " ".join(_versions(kind)).encode()).hexdigest()[:24]
-    cache_folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return cache_folder / "sharding-harness" / "library-defaults" / f"{kind}-{key}.json"
-
-
-def _versions(kind: FileKind) -> list[str]:
-    """Raises HarnessError where the library is not installed."""
-    try:
-        return [version(name) for name in (kind, "torch")] + [str(find_spec(kind)), sys.version]
-    except PackageNotFoundError as error:
-        raise HarnessError(
-            f"a configuration of {kind} is read with the defaults of the installed {kind}: install "
-            f"'{error.name}', on which its rows run too"
-        ) from error
+    return {
+        key: replace(rule, default=values.get(key)) if rule.default == LIBRARY else rule
+        for key, rule in rules.items()
+    }

@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -25,23 +25,13 @@ from harness.imported.reading import (
     COMPUTE_DTYPE,
     KEYS,
     SECTIONS,
-    Chooses,
-    Fixed,
     GivenFile,
     Imported,
     KeyResolution,
-    NotUsed,
-    Off,
-    OfPreset,
-    OfSchedule,
     Refusals,
-    ToJob,
-    ToOption,
     alike,
-    read_json,
+    read_file,
     read_table,
-    read_toml,
-    read_yaml,
 )
 from harness.job.config import FOREIGN_KEYS, settings_by_name
 from harness.job.experiment import Experiment
@@ -61,8 +51,7 @@ OF_FSDP = ("fsdp_config", "fsdp")
 @cache
 def _trainers() -> dict[str, Any]:
     """`trainers.yaml`: how their files are known."""
-    found: dict[str, Any] = read_table("trainers")
-    return found
+    return read_table("trainers")
 
 
 def trainer_of(document: Mapping[str, Any]) -> str | None:
@@ -115,6 +104,7 @@ def _nested(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 CUT = ("training.global_batch_size", "training.micro_batch_size", "training.accumulation_steps")
 """The batch and its cut: of these three, two decide the third."""
+OF_FP16 = ("training.initial_loss_scale", "training.loss_scale_growth_interval")
 LENGTH = ("training.steps", "training.epochs")
 """Only one of them is given."""
 SCHEDULE = ("schedule.kind", "schedule.warmup_steps", "schedule.final_fraction", "schedule.scheduler",
@@ -130,10 +120,9 @@ def job_settings(imported: Imported, given: Collection[str] = ()) -> dict[str, A
     A key that it does not give has its library's default, but for settings that are `given` elsewhere.
     """
     found = {
-        resolution.rule.setting: resolution.value
-        for resolution in imported.resolutions
-        if isinstance(resolution.rule, ToJob) and resolution.value != AUTO
-        and not (resolution.is_absent and resolution.rule.setting in given)
+        key.rule.target: key.value
+        for key in imported.resolutions
+        if key.rule.kind == "job" and key.value != AUTO and not (key.is_absent and key.rule.target in given)
     }  # fmt: skip
     return found | imported.settings
 
@@ -180,7 +169,8 @@ def with_settings(experiment: Experiment, settings: Settings, what: str) -> Expe
         _drop(document, _of_other_optimizers(settings["optimizer.kind"]))
     cut = set(settings) & set(CUT)
     for name in CUT[::-1] if cut else ():
-        if len(_given(document, CUT) | cut) > 2 and name not in cut:
+        held = {one for one in CUT if document.get("training", {}).get(one.partition(".")[2]) is not None}
+        if len(held | cut) > 2 and name not in cut:
             _drop(document, (name,))
     for name, value in settings.items():
         section, key = name.split(".")
@@ -196,20 +186,9 @@ def _of_other_optimizers(kind: str) -> list[str]:
     return [f"optimizer.{key}" for key, kinds in EFFECTIVE.items() if kind not in kinds]
 
 
-def _given(document: Mapping[str, Any], names: Iterable[str]) -> set[str]:
-    pairs = ((name, *name.split(".")) for name in names)
-    return {name for name, section, key in pairs if document.get(section, {}).get(key) is not None}
-
-
 def _drop(document: dict[str, Any], names: Iterable[str]) -> None:
     for section, key in (name.split(".") for name in names):
         document.get(section, {}).pop(key, None)
-
-
-def value_of(experiment: Experiment, setting: str) -> Any:
-    """The value of a dotted setting."""
-    section, key = setting.split(".")
-    return getattr(getattr(experiment, section), key)
 
 
 LARGE_MODEL = 2**62
@@ -273,17 +252,19 @@ def read_files(
     files += [("deepspeed", path) for path in deepspeed]
     for kind, path in files:
         what, refusals = f"{NAMES[kind]} configuration", Refusals()
-        is_json = path.suffix == ".json" or (kind == "deepspeed" and path.suffix not in YAML_SUFFIXES)
-        has_comments = kind == "deepspeed"
-        if is_json:
-            file = read_json(path, what, has_comments=has_comments)
-        else:
-            file = read_toml(path, what) if path.suffix == ".toml" else read_yaml(path, what)
+        is_json = kind == "deepspeed" and path.suffix not in YAML_SUFFIXES
+        suffix = ".json" if is_json else path.suffix
+        file = read_file(path, what, suffix=suffix, has_comments=kind == "deepspeed")
         _require_kind(kind, file)
         imported = _read(kind, file.document, path.parent, refusals)
         refused = tuple(refusals.found)
         if imported is None and leaves_out:
-            imported = _read_without(kind, file.document, path.parent, refusals)
+            kept = deepcopy(file.document)
+            known = all(removed(kept, tuple(key.split("."))) for key in refusals.keys)
+            if known and len(refusals.keys) == len(
+                refusals.found
+            ):  # keys alone, and no section that it needs
+                imported = _read(kind, kept, path.parent, Refusals())
         if imported is None:
             listed = refusals.found
             numbered = (f"({n}) {text}" for n, text in enumerate(listed, 1)) if len(listed) > 1 else listed
@@ -297,17 +278,6 @@ def _read(kind: FileKind, document: Mapping[str, Any], folder: Path, refusals: R
     if kind == "deepspeed":
         return read_deepspeed(document, refusals)
     return read_accelerate(document, folder, refusals)
-
-
-def _read_without(
-    kind: FileKind, document: Mapping[str, Any], folder: Path, refusals: Refusals
-) -> Imported | None:
-    """The file without its refused keys; None: they are not keys alone, or their section is needed."""
-    kept = deepcopy(dict(document))
-    known = all(removed(kept, tuple(key.split("."))) for key in refusals.keys)
-    if not known or len(refusals.keys) < len(refusals.found):
-        return None
-    return _read(kind, kept, folder, Refusals())
 
 
 def _require_kind(kind: FileKind, file: GivenFile) -> None:
@@ -339,18 +309,14 @@ def _require_kind(kind: FileKind, file: GivenFile) -> None:
 
 def _row_name(path: Path, others: Sequence[str]) -> str:
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-.")[:40]
-    if not _is_text(name):
+    try:
+        is_text = isinstance(parse_value(name), str) and name.lower() != "none"
+    except InvalidYaml:
+        is_text = False
+    if not is_text:  # an option would read it as a value, such as 3
         name = f"file-{name}".strip("-")
     numbered = (name, *(f"{name}-{number}" for number in range(2, len(others) + 3)))
     return next(candidate for candidate in numbered if candidate not in others)
-
-
-def _is_text(name: str) -> bool:
-    """Whether an option reads it as text, not as a value such as 3 or none."""
-    try:
-        return isinstance(parse_value(name), str) and name.lower() != "none"
-    except InvalidYaml:
-        return False
 
 
 def like_for_like(files: Sequence[ReadFile], experiment: Experiment) -> tuple[Experiment, list[GivenRow]]:
@@ -389,7 +355,10 @@ def planned_file(file: ReadFile, experiment: Experiment) -> PlannedFile:
     kept = [text for text in options.split(",") if text.partition("=")[0] not in ("row", "preset", "")]
     preset = registry.parse(row.label)[1].preset
     job = with_settings(row.experiment, {"runtime.preset": preset}, file.file.path.name)
-    before, after = (_dotted(one.model_dump(mode="json", exclude_unset=True)) for one in (experiment, job))
+    before, after = (
+        {".".join(keys): value for keys, value in leaves(one.model_dump(mode="json", exclude_unset=True))}
+        for one in (experiment, job)
+    )
     left = {name: None for name in CUT if name in before and name not in after}
     return PlannedFile(
         backend=registry.canonical_label(f"{name}:{','.join(kept)}" if kept else name),
@@ -398,10 +367,6 @@ def planned_file(file: ReadFile, experiment: Experiment) -> PlannedFile:
         part=row.part,
         refused=file.refused,
     )
-
-
-def _dotted(document: dict[str, Any]) -> dict[str, Any]:
-    return {".".join(keys): value for keys, value in leaves(document)}
 
 
 def _row(file: ReadFile, job: Experiment, mode: GivenMode, preset: Preset) -> GivenRow:
@@ -438,91 +403,81 @@ class _Resolver:
         self.options: dict[str, Any] = {}
 
     def part(self, key: KeyResolution) -> GivenSettingPart:
-        match key.rule:
-            case ToJob():
-                return self._job_setting(key, key.rule)
-            case ToOption():
-                return self._option(key, key.rule)
-            case OfPreset():
-                return self._of_preset(key, key.rule)
-            case Fixed():
-                return self._fixed(key, key.rule)
-            case NotUsed():
-                return _pinned(key, None, key.rule.reason)
-            case Off():
+        rule = key.rule
+        match rule.kind:
+            case "job":
+                return self._job_setting(key)
+            case "option":
+                return self._option(key)
+            case "preset":
+                return self._of_preset(key)
+            case "fixed":
+                if key.is_absent:
+                    return _pinned(key, rule.default, f"{ABSENT}, {key.value}; {rule.reason}")
+                if key.value == AUTO or alike(key.value, rule.default):
+                    return _taken(key, rule.default)
+                return _pinned(key, rule.default, rule.reason)
+            case "not_used":
+                return _pinned(key, None, rule.target)
+            case "off":
                 return _taken(key, "off")
-            case OfSchedule():
-                return self._of_schedule(key)
-            case Chooses():
+            case "chooses":
                 return _taken(key, key.used, setting="backend")
-
-    def _job_setting(self, key: KeyResolution, rule: ToJob) -> GivenSettingPart:
-        if not self._in_force(rule.setting):
-            return _pinned(key, None, f"training.precision is {self._job.training.precision}")
-        used = value_of(self._job, rule.setting)
-        if key.value == AUTO:
-            return _taken(key, used, setting=rule.setting, reason="left to the job")
-        if used == key.value:
-            return _taken(key, used, setting=rule.setting, reason=ABSENT if key.is_absent else rule.reason)
-        if key.is_absent:
-            return _pinned(key, used, f"{ABSENT}, {key.value}; the job decides it",
-                           setting=rule.setting)  # fmt: skip
-        if used is None:
-            used = "follows from the rest of the batch" if rule.setting in CUT else "none"
-        return _pinned(key, used, "the job of all rows decides it", setting=rule.setting)
-
-    def _of_schedule(self, key: KeyResolution) -> GivenSettingPart:
-        schedule = self._job.schedule
-        name = key.name.rpartition(".")[2]
+        schedule, name = self._job.schedule, key.name.rpartition(".")[2]
         if schedule.scheduler is None:
             return _pinned(key, schedule.kind, "the job of all rows decides it", setting="schedule.kind")
         if key.is_absent:
-            return _taken(key, key.value, setting="schedule.parameters", reason=ABSENT)
+            return _taken(key, key.value, ABSENT, setting="schedule.parameters")
         used = schedule.parameters.get(name)
-        reason = "left to the job" if used == AUTO else None
-        return _taken(key, used, setting="schedule.parameters", reason=reason)
+        return _taken(key, used, "left to the job" if used == AUTO else None, setting="schedule.parameters")
 
-    def _in_force(self, setting: str) -> bool:
-        of_fp16 = setting in ("training.initial_loss_scale", "training.loss_scale_growth_interval")
-        return not of_fp16 or self._job.training.precision == "fp16-mixed"
+    def _job_setting(self, key: KeyResolution) -> GivenSettingPart:
+        setting = key.rule.target
+        training = self._job.training
+        if training.precision != "fp16-mixed" and setting in OF_FP16:
+            return _pinned(key, None, f"training.precision is {training.precision}")
+        section, name = setting.split(".")
+        used = getattr(getattr(self._job, section), name)
+        if key.value == AUTO:
+            return _taken(key, used, "left to the job", setting=setting)
+        if used == key.value:
+            return _taken(key, used, ABSENT if key.is_absent else key.rule.reason, setting=setting)
+        if key.is_absent:
+            return _pinned(key, used, f"{ABSENT}, {key.value}; the job decides it", setting=setting)
+        if used is None:
+            used = "follows from the rest of the batch" if setting in CUT else "none"
+        return _pinned(key, used, "the job of all rows decides it", setting=setting)
 
-    def _option(self, key: KeyResolution, rule: ToOption) -> GivenSettingPart:
-        if rule.option == WRAP and (key.value is not None) and not self._wraps_nothing():
+    def _option(self, key: KeyResolution) -> GivenSettingPart:
+        rule, option = key.rule, key.rule.target
+        has_option = option in type(registry.parse(self._backend)[1]).model_fields
+        # The whole model as one unit is another comparison than like for like.
+        if option == WRAP and key.value is not None and not (has_option and self._mode == "exactly-as-given"):
             given = f"{ABSENT}, NO_WRAP; " if key.is_absent else ""
             return _pinned(key, WRAPPED, f"{given}{rule.reason}")
-        if rule.option not in type(registry.parse(self._backend)[1]).model_fields:
-            if rule.option == WRAP:
-                return _taken(key, WRAPPED, reason=rule.reason)
+        if not has_option:
+            if option == WRAP:
+                return _taken(key, WRAPPED, rule.reason)
             return _pinned(key, None, f"no setting of {self._backend}")
-        default = rule.default
-        if (change := self._changes.get(rule.option)) is not None:
+        if (change := self._changes.get(option)) is not None:
             in_buckets = f"{change.value}, or the model's parameters if there are fewer"
-            used = in_buckets if rule.option.endswith("_bucket_size") else change.value
-            return _pinned(key, used, change.reason, setting=rule.option)
-        if rule.option == PREFETCH and (live := self._changes.get(LIVE)) is not None:
+            used = in_buckets if option.endswith("_bucket_size") else change.value
+            return _pinned(key, used, change.reason, setting=option)
+        if option == PREFETCH and (live := self._changes.get(LIVE)) is not None:
             return _pinned(key, None, f"nothing is gathered ahead while {LIVE} is {live.value}")
         if key.value == AUTO:
-            return _pinned(key, default, AUTO_SIZES, setting=rule.option)
-        if key.value != default:
-            self.options[rule.option] = key.value
-        if rule.option == WRAP:
-            return _taken(
-                key,
-                "NO_WRAP" if key.value else WRAPPED,
-                setting=rule.option,
-                reason=rule.reason,
-            )
-        reason = ABSENT if key.is_absent else rule.reason
-        return _taken(key, key.value, setting=rule.option, reason=reason)
+            return _pinned(key, rule.default, AUTO_SIZES, setting=option)
+        if key.value != rule.default:
+            self.options[option] = key.value
+        if option == WRAP:
+            return _taken(key, "NO_WRAP" if key.value else WRAPPED, rule.reason, setting=option)
+        return _taken(key, key.value, ABSENT if key.is_absent else rule.reason, setting=option)
 
-    def _wraps_nothing(self) -> bool:
-        """Whether the whole model may be one unit: another comparison than like for like."""
-        has_option = WRAP in type(registry.parse(self._backend)[1]).model_fields
-        return has_option and self._mode == "exactly-as-given"
-
-    def _of_preset(self, key: KeyResolution, rule: OfPreset) -> GivenSettingPart:
-        change = self._changes.get(rule.setting)
-        used = _leaf(change.value) if change is not None else rule.default
+    def _of_preset(self, key: KeyResolution) -> GivenSettingPart:
+        change = self._changes.get(key.rule.target)
+        used = key.rule.default if change is None else change.value
+        while isinstance(used, dict) and len(used) == 1:  # {'grad_accum_dtype': 'fp32'}
+            (used,) = used.values()
         if used == COMPUTE_DTYPE:
             used = self._job.training.held_precision.removesuffix("-mixed")
         given = DTYPES.get(key.value, key.value) if isinstance(key.value, str) else key.value
@@ -530,40 +485,18 @@ class _Resolver:
             return _taken(key, used)
         return _pinned(key, used, change.reason if change else "the library's default")
 
-    def _fixed(self, key: KeyResolution, rule: Fixed) -> GivenSettingPart:
-        if key.is_absent:
-            return _pinned(key, rule.used, f"{ABSENT}, {key.value}; {rule.reason}")
-        if key.value == AUTO or alike(key.value, rule.used):
-            return _taken(key, rule.used)
-        return _pinned(key, rule.used, rule.reason)
 
-
-def _leaf(value: Any) -> Any:
-    """The value inside of sections with one key each: {'grad_accum_dtype': 'fp32'}."""
-    while isinstance(value, dict) and len(value) == 1:
-        (value,) = value.values()
-    return value
-
-
-def _taken(
-    key: KeyResolution, used: Any, *, setting: str | None = None, reason: str | None = None
+def _handled(
+    handling: Literal["taken", "pinned"],
+    key: KeyResolution,
+    used: Any,
+    reason: str | None = None,
+    *,
+    setting: str | None = None,
 ) -> GivenSettingPart:
     return GivenSettingPart(
-        key=key.name,
-        given=key.given,
-        handling="taken",
-        used=used,
-        setting=setting,
-        reason=reason,
+        key=key.name, given=key.given, handling=handling, used=used, setting=setting, reason=reason
     )
 
 
-def _pinned(key: KeyResolution, used: Any, reason: str, *, setting: str | None = None) -> GivenSettingPart:
-    return GivenSettingPart(
-        key=key.name,
-        given=key.given,
-        handling="pinned",
-        used=used,
-        setting=setting,
-        reason=reason,
-    )
+_taken, _pinned = partial(_handled, "taken"), partial(_handled, "pinned")

@@ -8,7 +8,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from harness.errors import HarnessError
-from harness.imported.reading import KEYS, LIBRARY, SECTIONS, Fixed, ToOption, deepspeed_values, with_defaults
+from harness.imported.reading import KEYS, LIBRARY, SECTIONS, deepspeed_values, with_defaults
 from harness.imported.rows import GivenRow, exactly_as_given, like_for_like, read_files
 from harness.job.config import load_experiment
 from harness.nested import leaves
@@ -399,9 +399,9 @@ def test_a_setting_of_the_configuration_wins_over_a_default(tmp_path: Path) -> N
 def test_what_the_table_calls_a_default_is_the_library_s() -> None:
     for stage in range(4):
         for key, rule in with_defaults(KEYS["deepspeed"], deepspeed_values(stage)).items():
-            if isinstance(rule, Fixed) and rule.reason == "DeepSpeed's default, which no run changes":
-                assert rule.used is not None, key
-            assert not isinstance(rule, ToOption) or rule.default is not LIBRARY
+            if rule.kind == "fixed" and rule.reason == "DeepSpeed's default, which no run changes":
+                assert rule.default is not None, key
+            assert rule.kind != "option" or rule.default != LIBRARY
 
 
 def test_accelerate_prefetches_nothing_backwards_unless_told(tmp_path: Path) -> None:
