@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -204,16 +203,23 @@ class ReplicateBackend(Fsdp2Backend):
     def _divide(
         self, model: nn.Module, blocks: list[nn.Module], arguments: dict[str, Any], context: SetupContext
     ) -> dict[str, Any]:
+        from torch.distributed._composable.replicate_with_fsdp import replicate  # newer than FSDP2
+
         for module in (*blocks, model):
             replicate(module, **arguments)
         return {}
 
     def _norm(self, strategy: TorchStrategy, mesh: DeviceMesh) -> TorchStrategy:
-        details = strategy.details | {"shard_size": 1, "replicas": mesh.size()}
-        return replace(strategy, name="replicate", norm_group=None, gathers_anew=False, details=details)
+        return of_replicas(strategy, mesh)
 
     def _mesh(self, world: World) -> DeviceMesh:
         return init_device_mesh(world.device, (world.world_size,), mesh_dim_names=("replicate",))
+
+
+def of_replicas(strategy: TorchStrategy, mesh: DeviceMesh) -> TorchStrategy:
+    """What `replicate` makes of the same units."""
+    details = strategy.details | {"shard_size": 1, "replicas": mesh.size()}
+    return replace(strategy, name="replicate", norm_group=None, gathers_anew=False, details=details)
 
 
 def fsdp2_strategy(

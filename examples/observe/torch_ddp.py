@@ -1,4 +1,4 @@
-"""Fine-tunes a causal language model with plain torch: DDP, fully_shard with --fsdp, or FSDP1 with --fsdp1.
+"""Fine-tunes a causal language model with plain torch: DDP, or fully_shard (--fsdp), replicate, FSDP1.
 
 torchrun --nproc-per-node 2 torch_ddp.py --model FOLDER --text FILE
 """
@@ -9,6 +9,7 @@ import os
 import torch
 import torch.distributed as dist
 from text_samples import Bytes
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
@@ -26,6 +27,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--replicate", action="store_true")
     parser.add_argument("--fsdp1", action="store_true")
     args = parser.parse_args()
 
@@ -34,10 +36,12 @@ def main() -> None:
     local_rank = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     model = AutoModelForCausalLM.from_pretrained(args.model).to(device)
-    if args.fsdp:
+    composable = args.fsdp or args.replicate
+    if composable:
+        wrap = fully_shard if args.fsdp else replicate
         for layer in model.model.layers:
-            fully_shard(layer)
-        fully_shard(model)
+            wrap(layer)
+        wrap(model)
     elif args.fsdp1:
         policy = ModuleWrapPolicy({type(layer) for layer in model.model.layers})
         model = FullyShardedDataParallel(
@@ -56,7 +60,7 @@ def main() -> None:
     for step in range(args.steps):
         for micro in range(args.accumulation):
             last = micro == args.accumulation - 1
-            if args.fsdp:
+            if composable:
                 model.set_requires_gradient_sync(last)
             elif not args.fsdp1:
                 model.require_backward_grad_sync = last

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.backends.base import Batch, Effective, Engine, SetupContext, World
 from harness.backends.ddp import DdpEngine
 from harness.backends.fsdp.fsdp1 import STRATEGIES, Fsdp1Engine, fsdp1_strategy
-from harness.backends.fsdp.fsdp2 import Fsdp2Engine, fsdp2_strategy, parameter_groups
+from harness.backends.fsdp.fsdp2 import Fsdp2Engine, fsdp2_strategy, of_replicas, parameter_groups
 from harness.backends.model.blocks import parameter_count, transformer_blocks
 from harness.backends.model.precision import dtype_name
 from harness.backends.optimizer.groups import group_constants, group_rate, held_tensors
@@ -76,11 +76,13 @@ def fsdp2(root: nn.Module, optimizers: Any, context: SetupContext) -> tuple[Engi
     reshards = all(group.post_forward_mesh_info is not None for group in others)
     offload = type(groups[0].offload_policy).__name__
     strategy = fsdp2_strategy(
-        root, units, mesh, policy, parameter_count(root), reshards, offload == "CPUOffloadPolicy", {},
-        autocast=True,
+        root, units, mesh, policy, parameter_count(root), offload == "CPUOffloadPolicy",
+        {"reshard_after_forward": reshards}, autocast=True,
     )  # fmt: skip
     strategy.native_config["offload_policy"] = offload
     base = "fsdp-hybrid" if mesh.ndim > 1 else ("fsdp" if reshards else "fsdp-grad-op")
+    if groups[0].mesh_info.shard_mesh_dim is None:
+        strategy, base = of_replicas(strategy, mesh), "replicate"
     return Fsdp2Engine(root, optimizers, context, strategy), base
 
 

@@ -156,6 +156,7 @@ CASES = {
         "ddp", "torch_ddp.py", ("--batch-size", "2", "--accumulation", "2"), ACCUMULATED,
     ),
     "torch FSDP2": ("fsdp", "torch_ddp.py", ("--fsdp",), {}),
+    "torch replicate": ("replicate", "torch_ddp.py", ("--replicate",), {}),
     "torch FSDP1": ("fsdp1", "torch_ddp.py", ("--fsdp1",), {}),
     "Accelerate": ("ddp", "accelerate_loop.py", (), {}),
     # The Trainer leaves biases and norms without decay.
