@@ -191,7 +191,8 @@ def unfit_software(site: Site, gpu: str | None = None) -> str | None:
     device, wheel = site_limits(site, gpu).device, site_wheel(site)
     if device is None or device.capability is None or wheel is None:
         return None
-    unfit = unfit_wheel(wheel, device.capability)
+    major, minor = map(int, device.capability.split("."))
+    unfit = unfit_wheel(wheel, (major, minor))
     return f"site '{site.name}' has {device.name}: {unfit}" if unfit else None
 
 

@@ -19,8 +19,8 @@ from harness.backends.registry import (
 from tests.plugins import register
 
 BUILT_IN = [
-    "single", "ddp", "replicate", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp-hybrid", "fsdp1",
-    "fsdp1-grad-op", "fsdp1-no-shard", "fsdp1-hybrid", "fsdp1-hybrid-grad-op", "accelerate-ddp",
+    "single", "ddp", "replicate", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp-hybrid",
+    "fsdp1", "fsdp1-grad-op", "fsdp1-no-shard", "fsdp1-hybrid", "fsdp1-hybrid-grad-op", "accelerate-ddp",
     "accelerate-zero1", "accelerate-zero2", "accelerate-zero3", "accelerate-fsdp", "accelerate-fsdp1",
     "trainer-ddp", "trainer-fsdp", "trainer-fsdp1", "trainer-zero1", "trainer-zero2", "trainer-zero3",
     "cp", "fsdp-cp", "ulysses-zero1", "ulysses-zero2", "ulysses-zero3",
