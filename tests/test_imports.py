@@ -12,8 +12,7 @@ CLI = {f"harness.cli.{MODULES.get(name, name).partition(':')[0]}" for name in CO
 WITHOUT_TORCH = [
     "harness.api",
     "harness.job.batch", "harness.launch.cells", "harness.cli", *sorted(CLI),
-    "harness.judge.comparison",
-    "harness.judge.findings.finders", "harness.judge.quantities", "harness.judge.agreement.parity",
+    "harness.judge.comparison", "harness.judge.quantities", "harness.judge.agreement.parity",
     "harness.judge.rows", "harness.job.config", "harness.run_directory.assemble", "harness.launch.launcher",
     "harness.record.provenance", "harness.record", "harness.tell.report", "harness.tell.pictures.drawing",
     "harness.tell.tables", "harness.launch.launcher", "harness.job", "harness.record.store",

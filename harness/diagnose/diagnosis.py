@@ -29,8 +29,7 @@ from harness.diagnose.rerun import (
 )
 from harness.judge.agreement.causes import explain_divergence, name_scale, shifted
 from harness.judge.agreement.job_equivalence import Difference, aligned_runs, job_differences
-from harness.judge.agreement.noise import Tolerance
-from harness.judge.agreement.parity import MEAN_NORM, first_divergent_step
+from harness.judge.agreement.parity import MEAN_NORM, Tolerance, first_divergent_step
 from harness.judge.distance import Distance, distance
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.wording import a_few, percent, words

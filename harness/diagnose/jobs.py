@@ -24,8 +24,7 @@ from harness.errors import HarnessError
 from harness.job.batch import layout_over
 from harness.job.job import Job
 from harness.judge.agreement.job_equivalence import aligned_runs, first_step, from_step
-from harness.judge.agreement.noise import UNIT_ROUNDOFF, Tolerance, measure_noise
-from harness.judge.agreement.parity import has_dropout
+from harness.judge.agreement.parity import UNIT_ROUNDOFF, Tolerance, has_dropout, measure_noise
 from harness.judge.distance import Series, StepPairs, distance, relative_distance, step_pairs
 from harness.judge.effective import setting_differences
 from harness.judge.wording import CellName, words

@@ -18,7 +18,7 @@ from harness.gpus.found import find_gpus
 from harness.job.batch import BatchLayout, reference_layout
 from harness.job.experiment import Experiment, MeasureSection, RuntimeSection
 from harness.judge.agreement.job_equivalence import first_step
-from harness.judge.agreement.noise import (
+from harness.judge.agreement.parity import (
     BAND_FACTOR,
     TIGHT_FACTOR,
     UNIT_ROUNDOFF,
@@ -26,9 +26,10 @@ from harness.judge.agreement.noise import (
     Noise,
     NormShift,
     Tolerance,
+    has_dropout,
+    judge,
     measure_noise,
 )
-from harness.judge.agreement.parity import has_dropout, judge
 from harness.judge.distance import Sketch, estimate
 from harness.judge.quantities import Run as JudgedRun
 from harness.judge.rows import reason

@@ -13,9 +13,18 @@ from harness.fabric.result import FabricResult
 from harness.forms.flops import find_peak, is_stub
 from harness.forms.terms import STEP_PHASES
 from harness.gpus.found import Gpus, runs_on, sm_name
-from harness.judge.quantities import Run, all_ranks_counted, first_timed, rank_states, volume_differences
+from harness.judge.quantities import (
+    Run,
+    all_ranks_counted,
+    first_timed,
+    model_flops_per_second,
+    peak_dtype,
+    rank_states,
+    share_of,
+    sheet_peak,
+    volume_differences,
+)
 from harness.judge.rows import reason
-from harness.judge.speed import model_flops_per_second, peak_dtype, share_of, sheet_peak
 from harness.record import RankPart, Record
 from harness.run_directory.rank_state import DeviceNote
 

@@ -8,11 +8,11 @@ from functools import cached_property
 from statistics import median
 from typing import Any, Self
 
-from harness.judge.agreement.noise import Noise, is_variant
+from harness.judge.agreement.parity import Noise, is_variant
 from harness.judge.effective import SETTINGS, Effect, Setting
 from harness.judge.facts import OWN_STEP, STEP
-from harness.judge.findings.finders import find_all
-from harness.judge.findings.finding import Finding
+from harness.judge.findings import communication, execution, jobs, memory, timing, training
+from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.rows import (
     CellRuns,
     JudgedRun,
@@ -25,7 +25,7 @@ from harness.judge.rows import (
 )
 from harness.judge.run_conditions import is_deterministic, labelled, varying, words
 from harness.judge.statistics import NO_FIGURES, Ranking, Ratio, ratios
-from harness.judge.wording import CellName, counted
+from harness.judge.wording import CellName, counted, entries
 from harness.record import Record, WorldPart
 from harness.record.workload import samples_at_once
 
@@ -73,12 +73,12 @@ class DifferingSetting:
 def differing_settings(rows: Sequence[JudgedRun]) -> list[DifferingSetting]:
     """Of each job of comparable rows, what changes the mathematics first."""
     runs = [row for row in rows if row.record.status in ("ok", "diverged")]
-    jobs: dict[str, list[JudgedRun]] = {}
+    by_job: dict[str, list[JudgedRun]] = {}
     for row in runs:
-        jobs.setdefault(row.record.job_id, []).append(row)
+        by_job.setdefault(row.record.job_id, []).append(row)
     found = [
         DifferingSetting(job_id=job_id, setting=setting.name, effect=setting.effect, values=values)
-        for job_id, of_job in jobs.items()
+        for job_id, of_job in by_job.items()
         for setting in SETTINGS
         if len(values := _values(setting, of_job)) > 1
     ]
@@ -149,12 +149,12 @@ class Comparison(Runs):
     @cached_property
     def by_job(self) -> dict[str, Self]:
         """The runs of each job, jobs in the order of the rows."""
-        jobs: dict[str, list[JudgedRun]] = {}
+        by_job: dict[str, list[JudgedRun]] = {}
         for row in self.rows:
-            jobs.setdefault(row.record.job_id, []).append(row)
-        if len(jobs) == 1:
-            return dict.fromkeys(jobs, self)
-        parts = {job_id: self.of_rows(rows) for job_id, rows in jobs.items()}
+            by_job.setdefault(row.record.job_id, []).append(row)
+        if len(by_job) == 1:
+            return dict.fromkeys(by_job, self)
+        parts = {job_id: self.of_rows(rows) for job_id, rows in by_job.items()}
         for job_id, part in parts.items():
             # The same cells, so that their figures are not computed again.
             part.groups = [group for group in self.groups if group.record.job_id == job_id]
@@ -166,7 +166,13 @@ class Comparison(Runs):
 
         Where a loss hangs on the split of the batch, also of each run of the reference with ranks' split.
         """
-        return {_judged_by(row): row.noise for row in self.rows if row.noise is not None}
+        found: dict[str, Noise] = {}
+        for row in self.rows:
+            if row.noise is not None and row.reference is not None:
+                cut = is_variant(row.reference.record)
+                suffix = f", {samples_at_once(row.reference.record)} at once" if cut else ""
+                found[f"{row.record.job_id}{suffix}"] = row.noise
+        return found
 
     @cached_property
     def rankings(self) -> dict[Place, Ranking]:
@@ -201,7 +207,13 @@ class Comparison(Runs):
     @cached_property
     def findings(self) -> list[Finding]:
         """Every finding, in the order of the catalogue."""
-        return find_all(self)
+        told: list[Finding] = []
+        for rules in (one.RULES for one in (jobs, execution, training, communication, memory, timing)):
+            told += [finding for rule in rules.of_runs for row in self.rows for finding in rule(row)]
+            told += [finding for rule in rules.of_cells for finding in of_cells(self, rule)]
+            told += [finding for look in rules.of_all for finding in look(self)]
+        order = {kind: place for place, kind in enumerate(entries())}
+        return sorted(told, key=lambda finding: order[finding.id])
 
     @cached_property
     def settings(self) -> list[DifferingSetting]:
@@ -222,7 +234,17 @@ class Comparison(Runs):
             "rows": [
                 row.as_json() | {"parity_run": self.parity_run(row)} | self._speed(row) for row in self.rows
             ],
-            "not_comparable": [_not_comparable(row) for row in self.not_comparable.rows],
+            "not_comparable": [
+                {
+                    "backend": row.label,
+                    "world_size": row.record.world.world_size,
+                    "repeat": row.record.repeat,
+                    "run_id": row.record.run_id,
+                    "beside": row.same_job_as.record.run_id if row.same_job_as is not None else None,
+                    "differences": [difference.as_json() for difference in row.judgement.not_same_job],
+                }
+                for row in self.not_comparable.rows
+            ],
             "noise": {job_id: noise.as_json() for job_id, noise in self.noises.items()},
             "repeat_spreads": self.repeat_spreads,
             "settings": [setting.as_json() for setting in self.settings],
@@ -257,27 +279,6 @@ class Comparison(Runs):
 
 def _cell_of(row: JudgedRun) -> tuple[str, str, int]:
     return row.record.job_id, row.backend, row.record.world.world_size
-
-
-def _judged_by(row: JudgedRun) -> str:
-    """The job, and of a reference in other parts than its own how many samples it takes at once."""
-    reference = row.reference.record if row.reference is not None else None
-    if reference is None or not is_variant(reference):
-        return row.record.job_id
-    return f"{row.record.job_id}, {samples_at_once(reference)} at once"
-
-
-def _not_comparable(row: JudgedRun) -> dict[str, Any]:
-    """A run that is not the job of the others: the run it was compared with, and each field that differs."""
-    record, other = row.record, row.same_job_as
-    return {
-        "backend": row.label,
-        "world_size": record.world.world_size,
-        "repeat": record.repeat,
-        "run_id": record.run_id,
-        "beside": other.record.run_id if other is not None else None,
-        "differences": [difference.as_json() for difference in row.judgement.not_same_job],
-    }
 
 
 GROWING = ("job", "nodes", "micro-batch")
@@ -389,9 +390,9 @@ def weak_scaling(comparison: Comparison) -> list[list[ScalingPoint]]:
     found = []
     for (_, label, conditions), groups in curves.items():
         sizes = {group.world_size for group in groups}
-        jobs = {group.record.job_id for group in groups}
+        job_ids = {group.record.job_id for group in groups}
         pairs = {(group.world_size, group.record.job_id) for group in groups}
-        if len(sizes) > 1 and len(sizes) == len(jobs) == len(pairs):
+        if len(sizes) > 1 and len(sizes) == len(job_ids) == len(pairs):
             found += _curves(groups, label, conditions)
     return _compared(found)
 

@@ -10,8 +10,17 @@ from typing import Any
 
 from harness.backends.registry import BUILT_IN, REFERENCE
 from harness.judge.agreement.job_equivalence import from_step, job_differences
-from harness.judge.agreement.noise import TIGHT, Noise, Tolerance, is_repetition, is_variant, measure_noise
-from harness.judge.agreement.parity import Judgement, Parity, judge
+from harness.judge.agreement.parity import (
+    TIGHT,
+    Judgement,
+    Noise,
+    Parity,
+    Tolerance,
+    is_repetition,
+    is_variant,
+    judge,
+    measure_noise,
+)
 from harness.judge.distance import aligned
 from harness.judge.facts import BY_KEY, METRICS, SPEED, STEP, Metric
 from harness.judge.quantities import Run, unjudged_amounts

@@ -11,8 +11,8 @@ from tabulate import tabulate
 from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
 from harness.judge.findings.jobs import work_per_rank
+from harness.judge.quantities import median_step
 from harness.judge.rows import CellRuns
-from harness.judge.speed import median_step
 from harness.labs.definitions import LAYOUTS, Counted, Estimated, Figure, Lab, TableLayout
 from harness.plan.answer import answers
 from harness.plan.document import document

@@ -20,8 +20,7 @@ from typing import Any, Literal
 import numpy
 
 from harness.backends.mesh import SPLITTING, Mesh
-from harness.judge.agreement.noise import NormShift, Tolerance, least_loss
-from harness.judge.catalogue import sentence
+from harness.judge.agreement.parity import NormShift, Tolerance, least_loss
 from harness.judge.distance import estimate, movement, relative, sketch_distances
 from harness.judge.effective import (
     ONE_NORM,
@@ -34,7 +33,7 @@ from harness.judge.effective import (
     reduce_dtypes,
 )
 from harness.judge.quantities import WithoutGradient, idle_on_some_ranks
-from harness.judge.wording import a_few
+from harness.judge.wording import a_few, sentence
 from harness.record import OddUpdatePart, Record, WeightsPart
 from harness.record.workload import known_strategy, micro_batches
 

@@ -1,21 +1,382 @@
-"""Whether a run trained as its reference did: same job first, then how far it lies from it."""
+"""Whether a run trained as its reference did: same job first, then how far it lies from it.
+
+How much of that rounding explains is measured by repeating the reference in other ways. With another split
+of the same batch, and another order of sums in the backward pass, it adds the same numbers in another
+order: what then differs is rounding. At a mixed precision it is also run in fp32, which shows what the low
+precision changes, and with cast weights instead of autocast, which shows what the place of rounding
+changes. Ranks along 'tensor' also round parts of a sum before they are added: for them it is run with sums
+that are added up so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
+from harness.backends.registry import REFERENCE
 from harness.forms.terms import STEP_PHASES
 from harness.judge.agreement.job_equivalence import Difference, aligned_runs, job_differences
-from harness.judge.agreement.noise import Noise, Tolerance, least_loss, measure_noise, skipped
-from harness.judge.distance import Distance, StepPairs, aligned, distance, step_pairs
+from harness.judge.distance import (
+    Distance,
+    Norms,
+    StepPairs,
+    aligned,
+    distance,
+    movement,
+    norm_changes,
+    norms_by_step,
+    standard_error,
+    step_pairs,
+)
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.quantities import Run
 from harness.judge.wording import percent
 from harness.record import Record
+from harness.record.workload import is_another_computation
+
+
+def differing_answers(reference: Record, other: Record) -> int | None:
+    """Samples with another answer; None where one of the two has none."""
+    if reference.answers is None or other.answers is None:
+        return None
+    theirs = {answer.sample: answer.text for answer in other.answers.given}
+    return sum(theirs.get(answer.sample) != answer.text for answer in reference.answers.given)
+
+
+TIGHT_FACTOR = 10.0
+"""Another backend sums in an order of its own: it may lie as far again as a few measured orders do."""
+UNMEASURED_FACTOR, UNMEASURED_STEPS = 100.0, 20
+"""Units of fp32 rounding where nothing was measured, for so many steps: 20 with clipping were seen to reach
+25. Each further update rounds anew, and nothing takes that back: 300 steps were seen to reach 483."""
+BAND_FACTOR = 3.0
+"""Libraries round to the low precision at other places than the reference does, but not at more."""
+TIGHT, BAND, CUT_BAND = "tight", "band", "band of cut layers"
+"""Names of levels."""
+PROJECTIONS = 8
+"""Of a sketch, as `rank/probes/weights.py` makes it."""
+OVERESTIMATE = 1.0 + 2.0 / (2.0 * PROJECTIONS) ** 0.5
+"""How far a distance estimated from the projections may lie above the true one: two standard errors."""
+UNIT_ROUNDOFF = {
+    "fp32": 2.0**-23,
+    "bf16-mixed": 2.0**-8,
+    "bf16": 2.0**-8,
+    "fp16-mixed": 2.0**-11,
+    "fp8": 2.0**-3,
+}
+"""Relative spacing of the compute dtype."""
+
+
+MEASURES = ("loss", "norm", "update", "weights")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """Largest distance that a level allows."""
+
+    loss: float
+    norm: float
+    update: float
+    weights: float
+    parameters: dict[str, float] = field(default_factory=dict)
+
+    def exceeded(self, found: Distance) -> dict[str, tuple[float, float]]:
+        """What lies beyond: its name to (found, allowed)."""
+        beyond = {
+            name: (value, limit)
+            for name in MEASURES
+            if (value := getattr(found, name)) is not None and not value <= (limit := getattr(self, name))
+        }
+        for name, value in found.parameters.items():
+            if name in self.parameters and not value <= self.parameters[name]:
+                beyond[name] = (value, self.parameters[name])
+        return beyond
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """How the limits of one level were found."""
+
+    name: str
+    factor: float
+    """Limit over what was seen: a choice, not a measurement."""
+    repetitions: tuple[str, ...]
+    """Labels of the runs of the reference in other ways; empty: nothing was measured."""
+    seen: Distance
+    """The largest distance of a repetition from the reference."""
+    rounding: str
+    """Dtype whose spacing bounds the limits from below."""
+
+    @property
+    def assumed(self) -> str:
+        """'3 roundings of bf16' where nothing was measured, else ''."""
+        return "" if self.repetitions else f"{self.factor:g} roundings of {self.rounding}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormShift:
+    """Gradient norms that lie to one side of those of another run, in every step by about as much."""
+
+    label: str
+    """Of the reference, or its repetition, that rounds as the run does."""
+    mean: float
+    """Of the steps' differences, relative; below 0: the run's norms are smaller."""
+    allowed: float
+    steps: int
+
+
+LEAST_STEPS = 4
+"""Fewer say nothing of their spread."""
+SINCE_THE_FIRST = 0.5
+"""Of a mean shift: a factor changes the first norm as much, where weights are still equal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """The levels of one job and how they were found."""
+
+    tight: Tolerance
+    band: Tolerance | None
+    """None in fp32: there is no lower precision that could explain a difference."""
+    cut_band: Tolerance | None = None
+    """The band of runs whose ranks cut layers; None: it was not measured, or the precision is fp32."""
+    derivation: tuple[str, ...]
+    """One sentence for each limit."""
+    levels: tuple[Level, ...] = ()
+    """The same for programs."""
+    answers: int | None = None
+    """Most generated answers in which a repetition differs from the reference; None: none were generated."""
+
+    no_yardstick: tuple[str, ...] = ()
+    """Repetitions whose loss scaler skipped other steps than the reference's: what they differ by is no
+    rounding."""
+    norms: tuple[tuple[str, Norms], ...] = field(default=(), compare=False)
+    """Of the reference and its repetitions, by label; empty in fp32 and where no other split was measured."""
+    mean_norm: float = 0.0
+    """How far the mean of the norms' differences lies from 0 between two orders of sums, relative."""
+
+    def norm_shift(self, record: Record) -> NormShift | None:
+        """A factor on gradients that hides in what a low precision changes of one norm; None: there is none.
+
+        A run is held to the repetition that rounds where it does: the one from which its norms differ most
+        evenly. Rounding moves norms to either side of that one's, by more the longer the runs are apart.
+        """
+        own = norms_by_step(record)
+        apart = [(label, norm_changes(norms, own)) for label, norms in self.norms]
+        found = [(standard_error(c), label, c) for label, c in apart if len(c) >= LEAST_STEPS]
+        if not found:
+            return None
+        error, label, changes = min(found, key=lambda one: one[0])
+        mean, allowed = float(changes.mean()), TIGHT_FACTOR * max(self.mean_norm, error)
+        if not abs(mean) > allowed or changes[0] / mean < SINCE_THE_FIRST:
+            return None
+        return NormShift(label=label, mean=mean, allowed=allowed, steps=len(changes))
+
+    def widest(self, record: Record) -> Tolerance:
+        """What rounding explains at most of a run's distance."""
+        return self.of_level(self.widest_level(record)) or self.tight
+
+    def widest_level(self, record: Record) -> str:
+        """Name of the level that allows most to a run."""
+        if self.cut_band is not None and record.world.mesh.size("tensor") > 1:
+            return CUT_BAND
+        return TIGHT if self.band is None else BAND
+
+    def of_level(self, name: str) -> Tolerance | None:
+        """The limits of a level."""
+        return {TIGHT: self.tight, BAND: self.band, CUT_BAND: self.cut_band}[name]
+
+    def assumed(self, name: str) -> str:
+        """'3 roundings of bf16': what the limits of a level are where no repetition measured it, else ''."""
+        return next((level.assumed for level in self.levels if level.name == name), "")
+
+    def as_json(self) -> dict[str, Any]:
+        document = asdict(self)
+        del document["norms"]
+        for name in ("answers", "cut_band", "no_yardstick"):
+            if not document[name] and document[name] != 0:
+                del document[name]
+        levels = [level | {"repetitions": list(level["repetitions"])} for level in document["levels"]]
+        return document | {"derivation": list(self.derivation), "levels": levels}
+
+
+def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
+    """Derive the limits of a job from its reference and repetitions of it.
+
+    Without repetitions only the lower bounds are left: one unit of rounding in fp32, and of the compute
+    dtype for the band. A plain repeat adds in the same order, often to the same bits: it counts, but beside
+    another split only. A split changes more than the order where layers normalise over micro-batches.
+    """
+    made = [r for r in repeats if not is_another_computation(r, reference)]
+    # What a repetition would have shown that did not run, the precision bounds.
+    is_complete = all(r.status == "ok" for r in made if _other_precision(r))
+    ran = [r for r in made if r.status == "ok"]
+    repeats = [r for r in ran if skipped(r) == skipped(reference)]
+    in_parts = [r for r in repeats if r.backend.options.get("partial_sums") is not None]
+    others = [r for r in repeats if _other_precision(r) and r not in in_parts]
+    splits = [r for r in repeats if r not in in_parts and r not in others]
+    given = reference.job.training.precision
+    # A record from elsewhere may name one that nobody knows: it gets the tightest limits.
+    precision = next((known for known in UNIT_ROUNDOFF if known == given), "fp32")
+    if not any(is_variant(record) for record in splits):
+        splits = []
+    unmeasured = UNMEASURED_FACTOR * max(1.0, len(reference.steps) / UNMEASURED_STEPS)
+    factor = TIGHT_FACTOR if splits else unmeasured
+    measured = [distance(reference, record) for record in splits]
+    tight = _limits(reference, measured, factor, UNIT_ROUNDOFF["fp32"])
+    levels = [_described(TIGHT, tight, factor, splits, measured, "fp32")]
+    band = cut_band = None
+    if precision != "fp32" or others:
+        unit = "fp32" if others and is_complete else precision
+        measured = [distance(reference, record) for record in others]
+        band = _limits(reference, measured, BAND_FACTOR, UNIT_ROUNDOFF[unit], _other_sign(reference))
+        if others:
+            band = _larger(band, tight)
+        levels.append(_described(BAND, band, BAND_FACTOR, others, measured, unit))
+    if band is not None and in_parts:
+        measured = [distance(reference, record) for record in in_parts]
+        cut_band = _larger(_limits(reference, measured, BAND_FACTOR, UNIT_ROUNDOFF["fp32"]), band)
+        levels.append(_described(CUT_BAND, cut_band, BAND_FACTOR, in_parts, measured, "fp32"))
+    norms = [norms_by_step(record) for record in (reference, *splits)] if precision != "fp32" else []
+    shifts = [c for other in norms[1:] if len(c := norm_changes(norms[0], other)) >= LEAST_STEPS]
+    answers = [n for record in splits if (n := differing_answers(reference, record)) is not None]
+    return Noise(
+        tight=tight, band=band, cut_band=cut_band, derivation=tuple(sentence for sentence, _ in levels),
+        levels=tuple(level for _, level in levels),
+        answers=max(answers, default=None),
+        no_yardstick=tuple(dict.fromkeys(r.backend.label for r in ran if r not in repeats)),
+        norms=tuple((r.backend.label, norms_by_step(r)) for r in (reference, *repeats)) if shifts else (),
+        mean_norm=max([UNIT_ROUNDOFF["fp32"], *(abs(float(c.mean())) + standard_error(c) for c in shifts)]),
+    )  # fmt: skip
+
+
+def skipped(record: Record) -> set[int]:
+    """Steps that a loss scaler skipped."""
+    without = {step.step for step in record.steps if step.gradient_norm is None}
+    return without if record.skipped_steps else set()
+
+
+def least_loss(record: Record) -> Tolerance | None:
+    """What a run would differ by if a rank, or a micro-step, added no gradient; None: it has one of each.
+
+    Without a share s of a gradient whose parts point anywhere, its norm is the root of 1 - s of what it was,
+    and so is the cosine of the angle between the two. No rounding is as large, whatever repetitions show.
+    """
+    world = record.world
+    parts = [n for n in (world.data_size, world.accumulation_steps) if n > 1]
+    if not parts:
+        return None
+    left = (1.0 - 1.0 / max(parts)) ** 0.5
+    apart = (2.0 - 2.0 * left) ** 0.5
+    return Tolerance(loss=math.inf, norm=1.0 - left, update=math.inf, weights=apart)
+
+
+def is_repetition(record: Record) -> bool:
+    """Whether a run of the reference only measures noise: it has options, or is a further repeat."""
+    return is_variant(record) or (record.backend.name == REFERENCE and record.repeat > 0)
+
+
+def is_variant(record: Record) -> bool:
+    """Whether a run is the reference with another split or precision."""
+    options = record.backend.options.values()
+    return record.backend.name == REFERENCE and any(value is not None for value in options)
+
+
+def _other_sign(reference: Record) -> float:
+    """How far two runs part in one element whose gradient differs in sign, where rounding decides that.
+
+    Adam's first update is the learning rate with the sign of the gradient, whatever its size: twice the
+    learning rate lie between the two. One of 1,024 elements was seen to make all of a matrix's distance.
+    """
+    optimizer = reference.job.optimizer
+    if optimizer.kind in ("muon", "sgd"):
+        return 0.0
+    scales = [g.learning_rate / optimizer.learning_rate for g in optimizer.groups if g.learning_rate]
+    return 2.0 * max([1.0, *scales]) * max((step.learning_rate for step in reference.steps), default=0.0)
+
+
+def _other_precision(record: Record) -> bool:
+    options = record.backend.options
+    return options.get("precision") in ("fp32", "cast") or options.get("states") is not None
+
+
+def _limits(
+    reference: Record, measured: list[Distance], factor: float, unit: float, element: float = 0.0
+) -> Tolerance:
+    """factor x the largest distance of a repetition, at least factor x one unit of rounding.
+
+    `element`: how far rounding may move one element of a parameter, whatever was measured.
+    """
+    losses = [abs(step.loss) for step in reference.steps if step.loss is not None]
+    moved = movement(reference)
+    total = sum(value**2 for value in moved.values()) ** 0.5
+    size = reference.final_weights.l2_norm if reference.final_weights else None
+    # Each update is rounded to the spacing of the weight that it is added to.
+    rounding = unit * (size or 0.0) / total if total else unit
+
+    def largest(name: str, bound: float) -> float:
+        return max(bound, _largest(measured, name) or 0.0)
+
+    weights = largest("weights", rounding)
+    sketch = (reference.final_weights.sketch if reference.final_weights else None) or {}
+    return Tolerance(
+        loss=factor * largest("loss", unit * max(losses, default=1.0)),
+        norm=factor * largest("norm", unit),
+        # A difference of two lengths may be small by chance; estimated from eight projections it has a
+        # standard error of the distance between the two over the root of eight.
+        update=factor * max(largest("update", rounding), weights / PROJECTIONS**0.5),
+        weights=factor * weights,
+        parameters={
+            name: max(
+                factor
+                * max(
+                    [weights, unit * sketch[name][0] / (moved.get(name) or total)]
+                    + [d.parameters[name] for d in measured if name in d.parameters]
+                ),
+                OVERESTIMATE * element / (moved.get(name) or total),
+            )
+            for name in sketch
+            if total
+        },
+    )
+
+
+def _larger(left: Tolerance, right: Tolerance) -> Tolerance:
+    return Tolerance(
+        **{name: max(getattr(left, name), getattr(right, name)) for name in MEASURES},
+        parameters={
+            name: max(left.parameters.get(name, 0.0), right.parameters.get(name, 0.0))
+            for name in left.parameters | right.parameters
+        },
+    )
+
+
+def _described(
+    level: str, limits: Tolerance, factor: float, repeats: list[Record], measured: list[Distance], unit: str
+) -> tuple[str, Level]:
+    """How the limits of a level were found, in a sentence and for programs."""
+    labels = tuple(dict.fromkeys(record.backend.label for record in repeats))
+    seen: dict[str, Any] = {name: _largest(measured, name) for name in MEASURES}
+    if repeats:
+        source = f"{factor:g} times how far {', '.join(labels)} lies from the reference, at least"
+    else:
+        source = "not measured, as no reference ran with another split of the batch:"
+    sentence = (
+        f"{level}: losses within {limits.loss:.1e} nats, gradient norms within {percent(limits.norm)}, "
+        f"distance moved within {percent(limits.update)}, final weights within {percent(limits.weights)} of "
+        f"the distance moved ({source} {factor:g} units of {unit} rounding)"
+    )
+    return sentence, Level(
+        name=level, factor=factor, repetitions=labels, seen=Distance(**seen), rounding=unit
+    )
+
+
+def _largest(measured: Iterable[Distance], name: str) -> float | None:
+    return max((v for found in measured if (v := getattr(found, name)) is not None), default=None)
+
 
 MEAN_NORM = "mean_norm"
 """In what lies beyond its limit: the mean of the norms' differences from the repetition that rounds alike."""

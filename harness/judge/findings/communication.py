@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from harness.backends.base import Effective
 from harness.forms.model.layout import DTYPE_BYTES
 from harness.forms.peak_memory.families import most_gathered_bytes
 from harness.forms.workload import ELSEWHERE
-from harness.judge.catalogue import sentence
 from harness.judge.effective import EVERY_MICRO_STEP, counted_synchronisation
 from harness.judge.findings.finding import Finding, Rules, found
 from harness.judge.quantities import (
@@ -21,6 +19,7 @@ from harness.judge.quantities import (
     volume_of,
 )
 from harness.judge.rows import JudgedRun
+from harness.judge.wording import sentence
 from harness.record import MemoryPart, Record
 from harness.record.workload import closed_form_layout, of_record
 
@@ -30,10 +29,26 @@ KIND = "communication-differs"
 def volumes(row: JudgedRun) -> Iterator[Finding]:
     """A payload that differs anywhere, by a single byte or more."""
     differences = volume_differences(row.record) if row.record.status in ("ok", "diverged") else []
-    if differences:
-        text = "; ".join(_messages(differences, row.record.world.accumulation_steps))
-        values = {"differences": [vars(difference) for difference in differences]}
-        yield Finding(id=KIND, about=row.cell, text=text, values=values)
+    if not differences:
+        return
+    left, messages = list(differences), []
+    while left:  # one clause per cause: two dtypes of one collective are one
+        first = left.pop(0)
+        partner = next((other for other in left if _in_its_place(first, other)), None)
+        if partner is None:
+            messages.append(_message(first, row.record.world.accumulation_steps))
+            continue
+        left.remove(partner)
+        ran, due = (first, partner) if first.measured_bytes else (partner, first)
+        sides = (ran.dtype, due.dtype) if ran.role == due.role else (_group(ran), _group(due))
+        messages.append(
+            sentence(
+                KIND, "exchanged", op=ran.op, phase=ran.phase, runs_in=sides[0], wanted=sides[1],
+                measured=ran.measured_bytes, expected=due.expected_bytes,
+            )
+        )  # fmt: skip
+    values = {"differences": [vars(difference) for difference in differences]}
+    yield Finding(id=KIND, about=row.cell, text="; ".join(messages), values=values)
 
 
 def early(row: JudgedRun) -> Iterator[Finding]:
@@ -54,21 +69,6 @@ def early(row: JudgedRun) -> Iterator[Finding]:
         yield found("synchronised-early", row.cell, values, micro_steps=micro_steps)
 
 
-def _messages(differences: Sequence[VolumeDifference], accumulation_steps: int) -> list[str]:
-    """One clause per cause: two dtypes of one collective are one."""
-    left = list(differences)
-    messages = []
-    while left:
-        first = left.pop(0)
-        partner = next((other for other in left if _in_its_place(first, other)), None)
-        if partner is not None:
-            left.remove(partner)
-            messages.append(_exchange(first, partner))
-        else:
-            messages.append(_message(first, accumulation_steps))
-    return messages
-
-
 def _in_its_place(one: VolumeDifference, other: VolumeDifference) -> bool:
     """Whether one is measured and not expected where the other is expected and not measured, in another
     dtype of the same group or in another group with the same dtype."""
@@ -76,15 +76,6 @@ def _in_its_place(one: VolumeDifference, other: VolumeDifference) -> bool:
     alike = one.role == other.role or one.dtype == other.dtype
     lacks = one.measured_bytes == 0 and other.expected_bytes == 0
     return same and alike and (lacks or (other.measured_bytes == 0 and one.expected_bytes == 0))
-
-
-def _exchange(one: VolumeDifference, other: VolumeDifference) -> str:
-    ran, due = (one, other) if one.measured_bytes else (other, one)
-    sides = (ran.dtype, due.dtype) if ran.role == due.role else (_group(ran), _group(due))
-    return sentence(
-        KIND, "exchanged", op=ran.op, phase=ran.phase, runs_in=sides[0], wanted=sides[1],
-        measured=ran.measured_bytes, expected=due.expected_bytes,
-    )  # fmt: skip
 
 
 def _group(difference: VolumeDifference) -> str:
@@ -116,20 +107,14 @@ def frozen_reduced(row: JudgedRun) -> Iterator[Finding]:
         return
     layout = closed_form_layout(record.layout)
     reduced, trained = _reduced_elements(record), layout.trained_count
-    frozen = layout.parameter_count - trained
-    if trained and reduced - trained - _most_padding(record) > REDUCED_SHARE * frozen:
+    frozen, left_out = layout.parameter_count - trained, set(record.layout.frozen)
+    # Libraries may pad trained weights so that each divides by the ranks: by rows, at most.
+    rows = (math.prod(t.shape[1:]) for t in record.layout.parameters if t.name not in left_out)
+    padding = (record.world.world_size - 1) * sum(rows)
+    if trained and reduced - trained - padding > REDUCED_SHARE * frozen:
         yield found(
             "frozen-weights-reduced", row.cell, {"reduced_elements": reduced, "trained_elements": trained}
         )
-
-
-def _most_padding(record: Record) -> int:
-    """Elements that libraries may add to trained weights so that each divides by the ranks: rows, at most."""
-    if record.layout is None:
-        return 0
-    frozen, ranks = set(record.layout.frozen), record.world.world_size
-    trained = [tensor.shape for tensor in record.layout.parameters if tensor.name not in frozen]
-    return (ranks - 1) * sum(math.prod(shape[1:]) for shape in trained)
 
 
 def _reduced_elements(record: Record) -> int:
@@ -179,7 +164,7 @@ def wrap_units(row: JudgedRun) -> Iterator[Finding]:
     layout, effective = row.record.layout, row.record.backend.effective
     if layout is None or effective is None:
         return
-    units = _units(effective)
+    units = [unit for unit in effective.wrap_units if unit]  # without the root
     forward = [m for part in row.record.ranks for m in part.memory if m.moment == "after_forward"]
     moments = [m for part in row.record.ranks for m in part.memory]
     most = [m.gathered_peak_bytes for m in moments if m.gathered_peak_bytes is not None]
@@ -226,20 +211,7 @@ def _sharded(record: Record) -> bool:
     return (record.backend.shard_size or 1) > 1
 
 
-def _units(effective: Effective) -> list[str]:
-    """The root left out."""
-    return [unit for unit in effective.wrap_units if unit]
-
-
 RULES = Rules(
-    of_runs=(
-        volumes,
-        early,
-        wrap_units,
-    ),
-    of_cells=(
-        frozen_reduced,
-        frozen_widened,
-        adapters_cast,
-    ),
+    of_runs=(volumes, early, wrap_units),
+    of_cells=(frozen_reduced, frozen_widened, adapters_cast),
 )

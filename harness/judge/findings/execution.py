@@ -132,30 +132,21 @@ def completeness(runs: Runs) -> list[Finding]:
     told = []
     for (_, backend, size), records in cells.items():
         cell = CellName(backend, size)
-        due = max(max(record.repeat + 1, _due(record.command, rounds)) for record in records)
-        told += [*_missing(cell, records, min(due, MOST_REPEATS)), *_without_result(cell, records, due)]
+        # A command asked for so many runs as far as any of its cells is here: another that asks for fewer
+        # takes over the first runs of all.
+        asked = [min(_asked(record.command), rounds[tuple(record.command)]) for record in records]
+        due = max(*asked, *(record.repeat + 1 for record in records))
+        missing = sorted(set(range(min(due, MOST_REPEATS))) - {record.repeat for record in records})
+        if missing:
+            values: dict[str, Any] = {"missing": missing, "runs": min(due, MOST_REPEATS)}
+            told.append(found("runs-missing", cell, values, "missing"))
+        known = {record.repeat for record in records if record.status == "ok"}
+        ended = {r.repeat: r.status for r in records if r.repeat not in known and not r.was_interrupted}
+        if known and ended and "diverged" not in ended.values():
+            statuses = sorted(set(ended.values()))
+            values = {"without_result": sorted(ended), "runs": due}
+            told.append(found("runs-missing", cell, values, "without-result", statuses=statuses))
     return told
-
-
-def _due(command: Sequence[str], rounds: Mapping[tuple[str, ...], int]) -> int:
-    """Runs of each cell that a command made: those it asked for, as far as any of its cells is here.
-
-    Another command that asks for fewer takes over the first runs of all.
-    """
-    return min(_asked(command), rounds[tuple(command)])
-
-
-def _missing(cell: CellName, records: Sequence[Record], due: int) -> Iterator[Finding]:
-    if missing := sorted(set(range(due)) - {record.repeat for record in records}):
-        yield found("runs-missing", cell, {"missing": missing, "runs": due}, "missing")
-
-
-def _without_result(cell: CellName, records: Sequence[Record], due: int) -> Iterator[Finding]:
-    known = {record.repeat for record in records if record.status == "ok"}
-    ended = {r.repeat: r.status for r in records if r.repeat not in known and not r.was_interrupted}
-    if known and ended and "diverged" not in ended.values():
-        values = {"without_result": sorted(ended), "runs": due}
-        yield found("runs-missing", cell, values, "without-result", statuses=sorted(set(ended.values())))
 
 
 def _asked(command: Sequence[str]) -> int:
@@ -169,14 +160,7 @@ def _asked(command: Sequence[str]) -> int:
 
 
 RULES = Rules(
-    of_runs=(
-        modes,
-        unlike_ranks,
-        tied_apart,
-    ),
-    of_cells=(
-        passes,
-        buffers,
-    ),
+    of_runs=(modes, unlike_ranks, tied_apart),
+    of_cells=(passes, buffers),
     of_all=(completeness,),
 )

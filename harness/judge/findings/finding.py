@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
-from harness.judge.catalogue import entries, sentence
 from harness.judge.rows import JudgedRun, Runs
-from harness.judge.wording import Backends, CellName, name_cells
+from harness.judge.wording import Backends, CellName, entries, name_cells, sentence
 
 Role = Literal["cause", "consequence", "figures"]
 ROLES: dict[Role, str] = {

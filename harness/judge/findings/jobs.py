@@ -13,12 +13,11 @@ from harness.forms.flops import hardware_flops_per_token
 from harness.forms.terms import GATHERING, SCALAR_BYTES, may_reduce
 from harness.job.job import CODE_SWITCH
 from harness.judge.agreement.parity import has_dropout
-from harness.judge.catalogue import sentence
 from harness.judge.findings.execution import layer_names
 from harness.judge.findings.finding import Finding, Rules, found, labels, of_cells
+from harness.judge.quantities import geometry, recomputation
 from harness.judge.rows import JudgedRun, Runs
-from harness.judge.speed import geometry, recomputation
-from harness.judge.wording import both
+from harness.judge.wording import both, sentence
 from harness.nested import differences, value_at
 from harness.record import ModelLossPart, Record
 from harness.record.workload import (
@@ -38,19 +37,14 @@ def jobs_apart(runs: Runs) -> list[Finding]:
         return []
     first, *others = jobs.values()
     differing = dict.fromkeys(keys for other in others for keys, _, _ in differences(first, other))
-    if differing.keys() <= CUT and _grows_with_ranks(runs):
+    # Weak scaling, in which every rank of every run has equally many samples, is no mistake.
+    records = [row.record for row in runs.rows if row.record.backend.name != REFERENCE]
+    each = {(r.job.training.global_batch_size or 0) / r.world.world_size for r in records}
+    if differing.keys() <= CUT and len({r.world.world_size for r in records}) > 1 and len(each) == 1:
         return []
     values = {".".join(keys): [value_at(job, keys) for job in jobs.values()] for keys in differing}
     text = sentence("several-jobs", jobs=len(jobs), differing=values)
     return [Finding(id="several-jobs", about=labels(runs.rows), text=text, values=values)]
-
-
-def _grows_with_ranks(runs: Runs) -> bool:
-    """Whether every rank of every run has equally many samples: weak scaling, which is no mistake."""
-    records = [row.record for row in runs.rows if row.record.backend.name != REFERENCE]
-    if len({record.world.world_size for record in records}) < 2:
-        return False
-    return len({(r.job.training.global_batch_size or 0) / r.world.world_size for r in records}) == 1
 
 
 def another_job(row: JudgedRun) -> Iterator[Finding]:
@@ -146,32 +140,28 @@ def work_per_rank(record: Record) -> float | None:
     return each * shape.sequence_length * batch / record.world.world_size
 
 
+AS_GIVEN = "exactly-as-given"
+
+
 def as_given(runs: Runs) -> list[Finding]:
     """One for each cell that ran a file exactly as given, with its settings that others do not have."""
-    others = [
-        row.record for row in runs.rows if not _is_as_given(row) and not _is_reference_of_given(row, runs)
+    as_given = [row for row in runs.rows if (part := row.record.backend.given) and part.mode == AS_GIVEN]
+    other_jobs = {row.record.job_id for row in runs.rows if row not in as_given and not row.is_reference}
+    others = [  # a reference that only serves to judge rows exactly as given is none of them
+        row.record
+        for row in runs.rows
+        if row not in as_given and (not row.is_reference or row.record.job_id in other_jobs)
     ]
 
     def rule(row: JudgedRun) -> Iterator[Finding]:
         part = row.record.backend.given
-        if part is None or not _is_as_given(row):
+        if part is None or part.mode != AS_GIVEN:
             return
         pinned = {s.key: {"given": s.given, "used": s.used} for s in part.pinned if s.used is not None}
         unfair = {name: list(pair) for name, pair in _unfair(row.record, others).items()}
-        yield found("exactly-as-given", row.cell, {"file": part.file, "settings": unfair, "pinned": pinned})
+        yield found(AS_GIVEN, row.cell, {"file": part.file, "settings": unfair, "pinned": pinned})
 
     return of_cells(runs, rule)
-
-
-def _is_as_given(row: JudgedRun) -> bool:
-    part = row.record.backend.given
-    return part is not None and part.mode == "exactly-as-given"
-
-
-def _is_reference_of_given(row: JudgedRun, runs: Runs) -> bool:
-    """Whether a row only serves to judge rows that ran exactly as given."""
-    same_job = [other for other in runs.rows if other.record.job_id == row.record.job_id]
-    return row.is_reference and all(other is row or _is_as_given(other) for other in same_job)
 
 
 def _unfair(record: Record, others: list[Record]) -> dict[str, tuple[object, object]]:
@@ -284,17 +274,13 @@ BYTES = "bytes"
 
 
 def bytes_for_pretrained(runs: Runs) -> list[Finding]:
-    fed = [row for row in runs.rows if _feeds_bytes(row.record)]
+    jobs = [(row, row.record.job.model, row.record.job.data) for row in runs.rows]
+    pretrained = [one for one in jobs if one[1].name is not None and one[1].weights != "random"]
+    fed = [row for row, _, data in pretrained if data.is_tokenized and data.tokenizer == BYTES]
     if not fed:
         return []
     values = {"model": fed[0].record.job.model.name, "tokenizer": BYTES}
     return [found("bytes-for-pretrained", labels(fed), values)]
-
-
-def _feeds_bytes(record: Record) -> bool:
-    model, data = record.job.model, record.job.data
-    pretrained = model.name is not None and model.weights != "random"
-    return pretrained and data.is_tokenized and data.tokenizer == BYTES
 
 
 def nothing_updated(row: JudgedRun) -> Iterator[Finding]:
@@ -407,20 +393,8 @@ def added_loss(record: Record) -> ModelLossPart | None:
 
 
 RULES = Rules(
-    of_runs=(
-        another_job,
-        dropout,
-        accumulation,
-        batch_norm,
-        faulty_version,
-    ),
-    of_cells=(
-        launcher,
-        nothing_updated,
-        empty_group,
-        ranks_alone,
-        samples_repeated,
-    ),
+    of_runs=(another_job, dropout, accumulation, batch_norm, faulty_version),
+    of_cells=(launcher, nothing_updated, empty_group, ranks_alone, samples_repeated),
     of_all=(
         jobs_apart,
         as_given,

@@ -125,7 +125,17 @@ def growth_bytes(part: RankPart) -> int:
     least above the least of its kind. A single rise among several steps is no leak: a library allocates
     something once. Before the second step Adam has no states, so the first is left out.
     """
-    lasting = _lasting_bytes(part)
+    above: dict[int, list[int]] = {}
+    for moment in quantities.STEP_MOMENTS:
+        series = [
+            (m.step, m.allocated_bytes)
+            for m in part.memory
+            if m.moment == moment and m.step > 0 and m.allocated_bytes is not None
+        ]
+        least = min((size for _, size in series), default=0)
+        for step, size in series:
+            above.setdefault(step, []).append(size - least)
+    lasting = [(step, min(sizes)) for step, sizes in sorted(above.items())]
     rises = [after - before > GROWTH_BYTES for (_, before), (_, after) in pairwise(lasting)]
     if not any(rises) or (sum(rises) == 1 and len(rises) > 1):
         return 0
@@ -194,21 +204,6 @@ def _spike(record: Record, part: RankPart) -> tuple[int, int, int] | None:
     usual = max([int(median(size for _, size in peaks)), *probed])
     step, peak = max(peaks, key=lambda pair: pair[1])
     return (step, peak, usual) if peak - usual - _held_by_transport(record) > SPIKE * usual else None
-
-
-def _lasting_bytes(part: RankPart) -> list[tuple[int, int]]:
-    """(step, bytes above the least of all steps) at the moment of the step where that is smallest."""
-    above: dict[int, list[int]] = {}
-    for moment in quantities.STEP_MOMENTS:
-        series = [
-            (m.step, m.allocated_bytes)
-            for m in part.memory
-            if m.moment == moment and m.step > 0 and m.allocated_bytes is not None
-        ]
-        least = min((size for _, size in series), default=0)
-        for step, size in series:
-            above.setdefault(step, []).append(size - least)
-    return [(step, min(sizes)) for step, sizes in sorted(above.items())]
 
 
 def imbalance(row: JudgedRun) -> Iterator[Finding]:
@@ -298,10 +293,5 @@ def _lasting_peaks(record: Record) -> dict[int, int]:
 
 
 RULES = Rules(
-    of_runs=(
-        differs,
-        grows,
-        spikes,
-        imbalance,
-    ),
+    of_runs=(differs, grows, spikes, imbalance),
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.judge import quantities, speed
+from harness.judge import quantities
 from harness.judge.findings.finding import Finding, Rules, found, labels
 from harness.judge.quantities import DATA, PERSISTENT_RUNS, WHOLE, Run, Seconds, is_beyond_noise, mean_watts
 from harness.judge.rows import CellRuns, JudgedRun, Place, Runs
@@ -50,8 +50,9 @@ def outside_clock(row: JudgedRun) -> Iterator[Finding]:
 def beyond_peak(row: JudgedRun) -> Iterator[Finding]:
     """More FLOP/s than the devices reach, by their sheet or as measured."""
     record = row.record
-    for peak, margin in ((speed.sheet_peak(record), 1.0), (speed.measured_peak(record), MEASURED_MARGIN)):
-        achieved = speed.least_flops_per_second(row.run) if peak is not None else None
+    peaks = (quantities.sheet_peak(record), 1.0), (quantities.measured_peak(record), MEASURED_MARGIN)
+    for peak, margin in peaks:
+        achieved = quantities.least_flops_per_second(row.run) if peak is not None else None
         if peak is not None and achieved is not None and achieved > margin * peak.flops_per_second:
             values = {
                 "least_flops_per_second": achieved,
@@ -96,7 +97,8 @@ def warmup(runs: Runs) -> list[Finding]:
     """One finding per cell whose timed steps begin before its steady state in all runs."""
     told = []
     for group in runs.groups:
-        judged = [run for run in group.runs if _is_long_enough(run)]
+        timed = [run for run in group.runs if run.step_seconds]
+        judged = [run for run in timed if len(uninstrumented_steps(run.record)[0]) >= LEAST_STEPS]
         early = [one for run in judged if (one := early_steps(run)) is not None]
         if len(early) == len(judged) and is_beyond_noise([one.factor for one in early]):
             steady = [one.first_steady for one in early if one.first_steady is not None]
@@ -109,10 +111,6 @@ def warmup(runs: Runs) -> list[Finding]:
     return told
 
 
-def _is_long_enough(run: Run) -> bool:
-    return bool(run.step_seconds) and len(uninstrumented_steps(run.record)[0]) >= LEAST_STEPS
-
-
 def early_steps(run: Run) -> Early | None:
     """What a run shows; None: nothing, or it is not known what the machine took from it."""
     timed = quantities.timed_steps(run.record)
@@ -121,21 +119,14 @@ def early_steps(run: Run) -> Early | None:
     early = len(timed) // 2 if first is None else sum(number < first for number in numbers)
     if run.disturbance is None or not 0 < early < len(timed):
         return None
-    excess, level = _excess(run.step_seconds, early, either=first is None)
-    own = excess - run.disturbance.lost_seconds
+    before, after = fmean(run.step_seconds[:early]), fmean(run.step_seconds[early:])
+    longest, level = before, after
+    if first is None:  # no steady level: whichever of the two are longer
+        longest, level = max(before, after), min(before, after)
+    own = early * (longest - level) - run.disturbance.lost_seconds
     if own <= SAME_SHARE * level * len(timed):
         return None
     return Early(first_timed=numbers[0], first_steady=first, factor=1 + own / early / level)
-
-
-def _excess(seconds: Sequence[float], early: int, *, either: bool) -> tuple[float, float]:
-    """By how much the early steps exceed the level of the others, in total; and that level.
-
-    `either`: whichever of the two are longer, since the steps have no steady level.
-    """
-    first, rest = fmean(seconds[:early]), fmean(seconds[early:])
-    level = min(first, rest) if either else rest
-    return early * (max(first, rest) - level if either else first - level), level
 
 
 LEAST_CORES = 0.2
@@ -168,30 +159,29 @@ def unbound(row: JudgedRun) -> Iterator[Finding]:
 
 
 def busy(runs: Runs) -> list[Finding]:
-    """One finding per run beside which other work used processors that it needed."""
-    left = max((node_threads(row.record) for row in runs.rows), default=0)
-    return [finding for row in runs.rows for finding in _busy(row, left)]
+    """One finding per run beside which other work used processors that it needed.
 
-
-def _busy(row: JudgedRun, left: int) -> Iterator[Finding]:
-    """By what others used, else by the load average before the run.
-
-    The text has no figures, so that findings of several cells merge into one sentence; the values hold them.
+    By what others used, else by the load average before the run. The text has no figures, so that findings of
+    several cells merge into one sentence; the values hold them.
     """
-    record, used = row.record, row.run.disturbance
-    cores, load = record.environment.cores, record.environment.load_average
-    if record.status == "unsupported" or record.on_stub or not cores:
-        return
-    if used is not None:
-        # A rank that computes on a GPU keeps one thread busy with launching.
-        on_cpu = record.world.device == "cpu"
-        threads = node_threads(record) if on_cpu else record.world.ranks_per_node
-        if used.other_cores - max(0, cores - threads) > LEAST_CORES:
-            values = {"other_cores": used.other_cores, "cores": cores, "threads": threads}
-            yield found("busy-machine", row.cell, values, "used")
-    elif load is not None and load > cores + left:
-        values = {"load_average": load, "cores": cores, "threads_of_largest_run": left}
-        yield found("busy-machine", row.cell, values, "load")
+    left = max((node_threads(row.record) for row in runs.rows), default=0)
+    told = []
+    for row in runs.rows:
+        record, used = row.record, row.run.disturbance
+        cores, load = record.environment.cores, record.environment.load_average
+        if record.status == "unsupported" or record.on_stub or not cores:
+            continue
+        if used is not None:
+            # A rank that computes on a GPU keeps one thread busy with launching.
+            on_cpu = record.world.device == "cpu"
+            threads = node_threads(record) if on_cpu else record.world.ranks_per_node
+            if used.other_cores - max(0, cores - threads) > LEAST_CORES:
+                values = {"other_cores": used.other_cores, "cores": cores, "threads": threads}
+                told.append(found("busy-machine", row.cell, values, "used"))
+        elif load is not None and load > cores + left:
+            values = {"load_average": load, "cores": cores, "threads_of_largest_run": left}
+            told.append(found("busy-machine", row.cell, values, "load"))
+    return told
 
 
 # Sections of DeepSpeed's configuration that synchronise or record within a step when they are on.
@@ -224,7 +214,8 @@ def instrumentation(record: Record) -> tuple[str, ...]:
     """Instrumentation of the timed steps of a run: probes, loggers of the library, variables."""
     used = {probe for rank in record.ranks for probe in rank.timed_probes}
     config = record.backend.native_config or {}
-    used |= {name for name in LIBRARY_LOGGERS if _is_on(config.get(name))}
+    loggers = ((name, config.get(name)) for name in LIBRARY_LOGGERS)
+    used |= {name for name, on in loggers if (on.get("enabled") if isinstance(on, dict) else on)}
     variables = record.environment.variables
     used |= {
         f"{name}={variables[name]}"
@@ -435,20 +426,7 @@ def _series(run: Run) -> dict[str, Seconds]:
 
 
 RULES = Rules(
-    of_runs=(
-        beyond_peak,
-        shorter_than_parts,
-        outside_clock,
-        cores_shared,
-        unbound,
-    ),
+    of_runs=(beyond_peak, shorter_than_parts, outside_clock, cores_shared, unbound),
     of_cells=(energy,),
-    of_all=(
-        too_short,
-        warmup,
-        busy,
-        instrumented,
-        slow_data,
-        find_slow_ranks,
-    ),
+    of_all=(too_short, warmup, busy, instrumented, slow_data, find_slow_ranks),
 )

@@ -21,15 +21,19 @@ from harness.judge.agreement.causes import (
     sums_of_step,
     where,
 )
-from harness.judge.agreement.noise import differing_answers, is_repetition, measure_noise
-from harness.judge.agreement.parity import MEAN_NORM, has_dropout
-from harness.judge.catalogue import sentence
+from harness.judge.agreement.parity import (
+    MEAN_NORM,
+    differing_answers,
+    has_dropout,
+    is_repetition,
+    measure_noise,
+)
 from harness.judge.distance import distance, movement
-from harness.judge.effective import GROUPS, SETTINGS, SettingDifference, reduce_dtypes
+from harness.judge.effective import GROUPS, SETTINGS, reduce_dtypes
 from harness.judge.facts import metrics_in
 from harness.judge.findings.finding import Finding, Rules, found
 from harness.judge.rows import JudgedRun, Runs
-from harness.judge.wording import words
+from harness.judge.wording import sentence, words
 from harness.record import OddUpdatePart, Record
 from harness.record.workload import batch_statistics
 
@@ -45,28 +49,24 @@ def settings(row: JudgedRun) -> Iterator[Finding]:
     if record.status not in TRAINED or is_repetition(record):
         return
     for difference in row.judgement.settings:
-        if (kind := BY_SETTING.get(difference.setting)) is not None:
-            yield _setting(row, kind, difference)
+        if (kind := BY_SETTING.get(difference.setting)) is None:
+            continue
+        values: dict[str, Any] = {"reference": difference.reference, "given": difference.given}
+        given, expected = difference.texts
+        case = "setting" if kind in ("optimizer-differs", "compute-dtype-differs") else ""
+        about: dict[str, Any] = {"differs": difference.differs, "when": difference.when}
+        if difference.setting == GROUPS:  # both values of the first parameter, and how many more have others
+            name, *others = difference.given
+            given, expected = difference.given[name], difference.reference[name]
+            about, case = about | {"name": name, "more": len(others)}, "groups"
+        yield found(kind, row.cell, values, case, given=given, expected=expected, **about)
     asked = effective.requested_strategy if effective is not None else None
     if effective is not None and asked is not None and asked != effective.strategy:
-        values: dict[str, Any] = {"requested": asked, "effective": effective.strategy}
+        values = {"requested": asked, "effective": effective.strategy}
         yield found("strategy-differs", row.cell, values)
     if record.skipped_steps:
         values = {"skipped": record.skipped_steps, "steps": len(record.steps)}
         yield found("skipped-steps", row.cell, values)
-
-
-def _setting(row: JudgedRun, kind: str, difference: SettingDifference) -> Finding:
-    """Both values; of constants by parameter, those of the first and how many more have others."""
-    values = {"reference": difference.reference, "given": difference.given}
-    given, expected = difference.texts
-    about: dict[str, Any] = {"differs": difference.differs, "when": difference.when}
-    case = "setting" if kind in ("optimizer-differs", "compute-dtype-differs") else ""
-    if difference.setting == GROUPS:
-        name, *others = difference.given
-        given, expected = difference.given[name], difference.reference[name]
-        about, case = about | {"name": name, "more": len(others)}, "groups"
-    return found(kind, row.cell, values, case, given=given, expected=expected, **about)
 
 
 def reductions(runs: Runs) -> list[Finding]:
@@ -115,16 +115,6 @@ def _probe_losses(record: Record) -> dict[int, float]:
 
 def cost_settings(runs: Runs) -> list[Finding]:
     """One per pair of cells that differ in settings of cost alone and lie further apart than rounding."""
-    told: dict[tuple[str, str], Finding] = {}
-    for left, right in _cost_pairs(runs):
-        pair = (left.label, right.label)
-        if pair not in told and (finding := _costs(left, right)) is not None:
-            told[pair] = finding
-    return list(told.values())
-
-
-def _cost_pairs(runs: Runs) -> Iterator[tuple[JudgedRun, JudgedRun]]:
-    """Runs of one job, backend and world whose options differ in what decides cost alone."""
     alike: dict[tuple[Any, ...], list[JudgedRun]] = {}
     for row in runs.rows:
         record = row.record
@@ -135,10 +125,12 @@ def _cost_pairs(runs: Runs) -> Iterator[tuple[JudgedRun, JudgedRun]]:
         world = record.world
         place = (record.job_id, record.backend.name, world.world_size, world.nodes, world.preset)
         alike.setdefault((*place, repr(sorted(rest.items(), key=str))), []).append(row)
-    for rows in alike.values():
-        for left, right in combinations(rows, 2):
-            if settings_of(left) != settings_of(right):
-                yield left, right
+    told: dict[tuple[str, str], Finding] = {}
+    for left, right in (pair for rows in alike.values() for pair in combinations(rows, 2)):
+        labels = left.label, right.label
+        if labels not in told and (finding := _costs(left, right)) is not None:
+            told[labels] = finding
+    return list(told.values())
 
 
 def settings_of(row: JudgedRun) -> dict[str, Any]:
@@ -148,13 +140,14 @@ def settings_of(row: JudgedRun) -> dict[str, Any]:
 
 
 def _costs(left: JudgedRun, right: JudgedRun) -> Finding | None:
-    if has_dropout(left.record) or has_dropout(right.record) or right.judgement.not_same_job:
+    sides = [settings_of(row) for row in (left, right)]
+    chance = has_dropout(left.record) or has_dropout(right.record)
+    if sides[0] == sides[1] or chance or right.judgement.not_same_job:
         return None
     noise = left.noise or measure_noise(left.record, ())
     beyond = (noise.band or noise.tight).exceeded(distance(left.record, right.record))
     if not beyond:
         return None
-    sides = [settings_of(row) for row in (left, right)]
     names = sorted(sides[0].keys() | sides[1].keys())
     pairs = {name: tuple(side.get(name, "default") for side in sides) for name in names}
     changed = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
@@ -330,7 +323,11 @@ def lost_updates(row: JudgedRun) -> Iterator[Finding]:
         return
     sizes, there = movement(row.record), movement(row.reference.record)
     moved, expected = (sum(size**2 for size in of.values()) ** 0.5 for of in (sizes, there))
-    still = [name for name, size in sizes.items() if size == 0 and _can_move(name, row.record)]
+    layout, weights = row.record.layout, row.record.initial_weights
+    idle = {*layout.frozen, *(layout.unreached or ())} if layout else set()
+    sketch = (weights.sketch if weights else None) or {}
+    # Beside 0 every update counts: no spacing rounds it away.
+    still = [n for n, size in sizes.items() if size == 0 and n not in idle and sketch[n][0] > 0]
     if _masters(row.reference.record) == ["float32"]:  # else it loses the same updates
         still = [name for name in still if there.get(name) != 0]
     if expected and (moved < LOST_SHARE * expected or still):
@@ -343,14 +340,6 @@ def lost_updates(row: JudgedRun) -> Iterator[Finding]:
 
 def _masters(record: Record) -> list[str]:
     return record.observed.master_dtypes if record.observed else []
-
-
-def _can_move(name: str, record: Record) -> bool:
-    """Whether the job trains it, and its spacing can round an update away: beside 0 every update counts."""
-    layout, weights = record.layout, record.initial_weights
-    idle = {*layout.frozen, *(layout.unreached or ())} if layout else set()
-    norm = weights.sketch[name][0] if weights is not None and weights.sketch is not None else 0.0
-    return name not in idle and norm > 0
 
 
 def held_out(row: JudgedRun) -> Iterator[Finding]:
@@ -405,27 +394,7 @@ def gradient_lost(row: JudgedRun) -> Iterator[Finding]:
 
 
 RULES = Rules(
-    of_runs=(
-        settings,
-        precisions,
-        replicas,
-        diverged,
-        lost_updates,
-    ),
-    of_cells=(
-        layers,
-        muon,
-        fp8,
-        low_bit,
-        stale_weights,
-        odd_updates,
-        held_out,
-        answers,
-        idle,
-        gradient_lost,
-    ),
-    of_all=(
-        reductions,
-        cost_settings,
-    ),
+    of_runs=(settings, precisions, replicas, diverged, lost_updates),
+    of_cells=(layers, muon, fp8, low_bit, stale_weights, odd_updates, held_out, answers, idle, gradient_lost),
+    of_all=(reductions, cost_settings),
 )

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from harness.forms.terms import STATE_KINDS
-from harness.judge import quantities, speed
+from harness.judge import quantities
 from harness.judge.comparison import Comparison
 from harness.judge.facts import EXPECTED_SENT, SENT, TEXTBOOK_SENT
 from harness.judge.quantities import DATA, WAITING, largest, rank_states
@@ -421,7 +421,7 @@ def _overlap(group: CellRuns) -> Parts:
     parts = [part for row in group.rows for rank in row.record.ranks for part in rank.overlap]
     if not parts:
         return {}
-    middle = speed.median_step(parts)
+    middle = quantities.median_step(parts)
     times = (middle.compute_seconds, middle.exposed_seconds, middle.idle_seconds)
     found = {name: seconds * 1e3 for name, seconds in zip(ACTIVITIES, times, strict=True)}
     if middle.copy_seconds:

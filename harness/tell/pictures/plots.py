@@ -9,7 +9,7 @@ from math import ceil, copysign, floor, log1p, log10
 from statistics import median
 from typing import Any
 
-from harness.judge.agreement.noise import is_variant
+from harness.judge.agreement.parity import is_variant
 from harness.judge.comparison import Comparison, ScalingPoint
 from harness.judge.facts import SPEED
 from harness.judge.rows import CellRuns, place_to_compare, rivals

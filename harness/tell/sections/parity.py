@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.backends.trainer.alone import LIBRARY_ALONE
-from harness.judge.agreement.noise import (
+from harness.judge.agreement.parity import (
     BAND_FACTOR,
     CUT_BAND,
     TIGHT_FACTOR,

@@ -8,11 +8,10 @@ from typing import Any
 
 from harness.backends.registry import strategy_of
 from harness.job.experiment import Price
-from harness.judge import quantities, speed
+from harness.judge import quantities
 from harness.judge.comparison import Comparison
-from harness.judge.quantities import DATA, PHASES, WAITING, Run, Usage, usage
+from harness.judge.quantities import DATA, PHASES, WAITING, Run, Usage, median_step, usage
 from harness.judge.rows import CellRuns, job_marks
-from harness.judge.speed import median_step
 from harness.judge.statistics import LEAST_FOR_P95, LEAST_STEPS, SAME_SHARE, median_known
 from harness.judge.wording import CellName, name_cells
 from harness.record import OverlapPart, Record
@@ -81,8 +80,8 @@ def _times(cell: CellRuns) -> list[object]:
     return [
         *cell.cell,
         _middle(runs, lambda run: run.median_step_seconds),
-        _middle(runs, speed.p95_step_seconds),
-        _middle(runs, speed.rank_spread_seconds),
+        _middle(runs, quantities.p95_step_seconds),
+        _middle(runs, quantities.rank_spread_seconds),
         _middle(runs, _part(DATA)),
         *(_middle(runs, _part(phase)) for phase in PHASES),
         _waiting(cell),
@@ -96,23 +95,23 @@ def _waiting(cell: CellRuns) -> float | None:
 
 
 def _utilisations(cell: CellRuns) -> list[object]:
-    model = [speed.model_flops_per_second(run) for run in cell.runs]
-    hardware = [speed.hardware_flops_per_second(run) for run in cell.runs]
-    sheets = [speed.sheet_peak(run.record) for run in cell.runs]
-    reached = [speed.measured_peak(run.record) for run in cell.runs]
+    model = [quantities.model_flops_per_second(run) for run in cell.runs]
+    hardware = [quantities.hardware_flops_per_second(run) for run in cell.runs]
+    sheets = [quantities.sheet_peak(run.record) for run in cell.runs]
+    reached = [quantities.measured_peak(run.record) for run in cell.runs]
     sheet, measured = sheets[0], reached[0]
     return [
         *cell.cell,
-        speed.peak_dtype(cell.record),
+        quantities.peak_dtype(cell.record),
         median_known(model),
         median_known(hardware),
         sheet.flops_per_second if sheet else None,
         sheet.source if sheet else None,
-        median_known(map(speed.share_of, model, sheets)),
-        median_known(map(speed.share_of, hardware, sheets)),
+        median_known(map(quantities.share_of, model, sheets)),
+        median_known(map(quantities.share_of, hardware, sheets)),
         measured.flops_per_second if measured else None,
-        median_known(map(speed.share_of, model, reached)),
-        median_known(map(speed.share_of, hardware, reached)),
+        median_known(map(quantities.share_of, model, reached)),
+        median_known(map(quantities.share_of, hardware, reached)),
     ]
 
 

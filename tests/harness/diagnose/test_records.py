@@ -15,7 +15,7 @@ from harness.diagnose.diagnosis import (
 )
 from harness.diagnose.rerun import LoadedRun
 from harness.judge.agreement.job_equivalence import Difference, from_step
-from harness.judge.agreement.noise import Tolerance
+from harness.judge.agreement.parity import Tolerance
 from harness.judge.distance import distance
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.wording import Digest

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from harness.judge.agreement.noise import is_variant
+from harness.judge.agreement.parity import is_variant
 from harness.judge.comparison import Comparison
 from harness.judge.rows import reason
 from harness.record import ErrorPart

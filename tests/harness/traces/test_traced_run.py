@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge import speed
+from harness.judge import quantities
 from harness.judge.quantities import Run, timings
 from harness.record import Record
 from tests.harness.cli.command_line import SMALL, harness, records
@@ -79,8 +79,10 @@ def test_each_probe_says_what_it_cost_and_none_is_at_work_in_timed_steps(traced:
 
 def test_utilisation_is_below_the_measured_peak(traced: tuple[Path, Record]) -> None:
     record = traced[1]
-    assert speed.sheet_peak(record) is None
-    share = speed.share_of(speed.model_flops_per_second(Run.of(record)), speed.measured_peak(record))
+    assert quantities.sheet_peak(record) is None
+    share = quantities.share_of(
+        quantities.model_flops_per_second(Run.of(record)), quantities.measured_peak(record)
+    )
     assert share is not None
     assert 0 < share < 1
 

@@ -18,8 +18,8 @@ from harness.judge.agreement.causes import (
     standing,
 )
 from harness.judge.agreement.job_equivalence import job_differences
-from harness.judge.agreement.noise import Tolerance, measure_noise
-from harness.judge.catalogue import entries
+from harness.judge.agreement.parity import Tolerance, measure_noise
+from harness.judge.wording import entries
 from harness.record import (
     DimensionPart,
     LayoutPart,

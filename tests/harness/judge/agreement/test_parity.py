@@ -4,8 +4,7 @@ import pytest
 
 from harness.judge.agreement.causes import explain_divergence
 from harness.judge.agreement.job_equivalence import job_differences
-from harness.judge.agreement.noise import Noise, measure_noise
-from harness.judge.agreement.parity import Judgement
+from harness.judge.agreement.parity import Judgement, Noise, measure_noise
 from harness.judge.agreement.parity import judge as judge_run
 from harness.judge.distance import movement
 from harness.judge.quantities import Run

@@ -5,12 +5,12 @@ import pytest
 
 from benchmarks import findings_page
 from harness.backends.libraries.facts import fact
-from harness.judge import catalogue
+from harness.judge import wording
 from harness.judge.agreement.causes import HYPOTHESES
-from harness.judge.catalogue import entries
 from harness.judge.comparison import Comparison
 from harness.judge.effective import SETTINGS
 from harness.judge.findings.finding import ROLES, kinds, role_of
+from harness.judge.wording import entries
 from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps, make_weights
 
 JUDGE = Path(__file__).resolve().parents[4] / "harness" / "judge"
@@ -41,7 +41,7 @@ def test_every_kind_has_a_role_a_sentence_and_says_cause_confirmation_and_remedy
     assert role_of(kind) in ROLES
     texts = entry["text"] if isinstance(entry["text"], dict) else {"": entry["text"]}
     for case in texts:
-        catalogue._environment().get_template(f"{kind}/{case}")
+        wording._environment().get_template(f"{kind}/{case}")
 
 
 def test_the_version_that_clips_is_that_of_the_table() -> None:

@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 
 from harness.job.job import OptimizerSection
-from harness.judge.catalogue import sentence
 from harness.judge.findings.finding import kinds
 from harness.judge.findings.memory import _gap
 from harness.judge.quantities import derived_states
+from harness.judge.wording import sentence
 from harness.record import LayoutPart, MemoryPart, Record, TensorPart
 from harness.record.run import ObservationPart
 from tests.harness.judge.findings.told import told

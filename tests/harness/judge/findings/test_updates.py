@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.judge.catalogue import entries
 from harness.judge.comparison import Comparison
+from harness.judge.wording import entries
 from harness.record import ObservedPart, OddUpdatePart, Record
 from harness.record.measured import OddUpdate
 from tests.records import make_ranks, make_record

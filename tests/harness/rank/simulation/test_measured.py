@@ -78,7 +78,7 @@ def test_states_are_those_of_the_run_to_the_byte(cases: list[Case]) -> None:
 def test_peaks_are_those_of_the_run_without_its_data_set(cases: list[Case]) -> None:
     for name, record, result in each(cases):
         step = rank_states(record)[-1].step
-        parts = {part.moment: part for part in record.ranks[-1].memory if part.step == step}
+        parts = {str(part.moment): part for part in record.ranks[-1].memory if part.step == step}
         data = (parts["after_backward"].kinds or {})["data"]
         for moment, peak in simulated_peaks(result).items():
             part = parts[moment]
