@@ -102,7 +102,7 @@ def is_sustained_rate_known(device: Device) -> bool:
     return any(device.name.startswith(name) for name in read_file(SHARES)["sustained"] if name != "other")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TimeTerm:
     """A part of a step's time."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from harness.backends.tensor.plan import HEADS, VOCABULARY
 from harness.errors import HarnessError
 from harness.forms import pipeline, tensor
 from harness.forms.model.activations import ActivationProfile, Segment, Size
-from harness.forms.model.layout import Attention, Layout, Tensor
+from harness.forms.model.layout import Attention, Layout
 from harness.forms.tensor import local_workload
 from harness.forms.workload import Workload
 
@@ -105,7 +105,8 @@ class Decoder:
 def decoder(model: PlannedModel) -> Decoder:
     """Read a model's geometry from its tensors, and from its configuration what tensors do not tell."""
     units = [tensors for name, tensors in model.layout.units() if name]
-    by_block = [shapes for tensors in units if (shapes := _shapes(tensors))]
+    matrices = ([(t.shape[0], t.shape[1]) for t in block if len(t.shape) == 2] for block in units)
+    by_block = [shapes for shapes in matrices if shapes]
     inside = [tensor for tensors in units for tensor in tensors]
     every = Counter(shape for shapes in by_block for shape in shapes)
     hidden = _first(model.config, HIDDEN_KEYS) or min((min(shape) for shape in every), default=1)
@@ -120,11 +121,6 @@ def decoder(model: PlannedModel) -> Decoder:
         last=_matrices(Counter(shapes[-1] for shapes in by_block)),
         traffic=_traffic(model, hidden, [t.name for t in inside]),
     )
-
-
-def _shapes(block: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """Shapes of a block's matrices in the model's order."""
-    return [(t.shape[0], t.shape[1]) for t in block if len(t.shape) == 2]
 
 
 def _matrices(shapes: Counter[tuple[int, int]]) -> tuple[Weight, ...]:
@@ -154,29 +150,21 @@ def _traffic(model: PlannedModel, hidden: int, names: list[str]) -> Traffic:
     rms = not any(name.endswith("bias") for name in norms) and "Mpt" not in model.architecture
     learned = any(word in name for name in every for word in ("wpe.", "position", "relative_attention_bias"))
     rotary = not learned and not any(word in model.architecture for word in ("Bloom", "Mpt"))
-    forward, backward = 6.0 * hidden, (15.0 if gated else 12.0) * hidden
-    kernels = [12, 20]
-    forward += (36 if rms else 4) * hidden
-    backward += (80 if rms else 10) * hidden
-    kernels = [kernels[0] + (12 if rms else 2), kernels[1] + (20 if rms else 4)]
-    if rotary:
-        queries_and_keys = width * (1 + _key_share(config))
-        forward, backward = forward + 10 * queries_and_keys, backward + 12 * queries_and_keys
-        kernels = [kernels[0] + 10, kernels[1] + 12]
-    activation = UNFUSED_GELU if _unfused(model) else (2, 3)
-    forward += (5 if gated else activation[0]) * inner
-    backward += (9 if gated else activation[1]) * inner
+    # GPT-2 and BLOOM write the MLP's activation out in several kernels, unless they are told otherwise.
+    given = config.get("activation_function") or config.get("hidden_act")
+    by_default = any(name in model.architecture for name in ("GPT2", "Bloom"))
+    unfused = by_default if given is None else given in ("gelu_new", "gelu_fast", "quick_gelu")
+    heads, keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    queries_and_keys = width * (1 + (keys / heads if heads and keys else 1.0)) if rotary else 0.0
+    activation = (5, 9) if gated else UNFUSED_GELU if unfused else (2, 3)
     return Traffic(
-        forward=forward, backward=backward, forward_kernels=kernels[0], backward_kernels=kernels[1]
+        forward=(6.0 + (36 if rms else 4)) * hidden + 10 * queries_and_keys + activation[0] * inner,
+        backward=((15.0 if gated else 12.0) + (80 if rms else 10)) * hidden
+        + 12 * queries_and_keys
+        + activation[1] * inner,
+        forward_kernels=12 + (12 if rms else 2) + 10 * rotary,
+        backward_kernels=20 + (20 if rms else 4) + 12 * rotary,
     )
-
-
-def _unfused(model: PlannedModel) -> bool:
-    """Whether the MLP's activation is written out in several kernels: GPT-2's and BLOOM's by default."""
-    given = model.config.get("activation_function") or model.config.get("hidden_act")
-    if given is None:
-        return any(name in model.architecture for name in ("GPT2", "Bloom"))
-    return given in ("gelu_new", "gelu_fast", "quick_gelu")
 
 
 def equal_heads(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,11 +188,6 @@ def heads_of(config: Mapping[str, Any]) -> Attention | None:
         key_value_heads=config.get("num_key_value_heads") or heads,
         head_size=config.get("head_dim") or hidden // heads,
     )
-
-
-def _key_share(config: Mapping[str, Any]) -> float:
-    heads, keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
-    return keys / heads if heads and keys else 1.0
 
 
 CUT_TYPES = ("llama", "mistral", "qwen2")

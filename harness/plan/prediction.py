@@ -16,7 +16,7 @@ from harness.forms.model.activations import ActivationProfile
 from harness.forms.model.layout import COMPUTE, DTYPE_BYTES, elements
 from harness.forms.network import EMULATED, transport_sent_bytes
 from harness.forms.peak_memory.families import least_peak, peak_moments
-from harness.forms.peak_memory.step import TRACED, PeakMoment, Phase
+from harness.forms.peak_memory.step import TRACED, Phase
 from harness.forms.pipeline import bubble_of, samples_at_once
 from harness.forms.terms import STATE_KINDS, Collective, ModelStates, Term, by_kind, ring_formula
 from harness.forms.textbook import gathers_updated, textbook_sent_bytes, textbook_states
@@ -151,15 +151,14 @@ def predict_memory(
         ),
         key=lambda moments: max(moment.bytes for moment in moments.values()),
     )
+    moments = []
+    for name, phases in PHASES.items():
+        if there := [peaks[phase] for phase in phases if phase in peaks]:
+            held = max(there, key=lambda moment: moment.bytes).held
+            terms = (replace(term, bytes=count) for term, count in held.items())
+            moments.append(Moment(name=name, terms=tuple(terms)))
     return MemoryPrediction(
-        moments=tuple(
-            Moment(
-                name=name,
-                terms=_terms(max((peaks[p] for p in phases if p in peaks), key=lambda f: f.bytes)),
-            )
-            for name, phases in PHASES.items()
-            if any(phase in peaks for phase in phases)
-        ),
+        moments=tuple(moments),
         overhead=tuple(device_overhead(scenario)),
         saved=_saved(profile, scenario),
         host_bytes_per_node=host_bytes(scenario),
@@ -199,10 +198,6 @@ def memory_bounds(
     return (least, most) if least.peak_bytes <= most.peak_bytes else None
 
 
-def _terms(peak: PeakMoment) -> tuple[Term, ...]:
-    return tuple(replace(term, bytes=count) for term, count in peak.held.items())
-
-
 def _saved(profile: ActivationProfile, scenario: Scenario) -> tuple[Term, ...]:
     workload = scenario.workload()
     blocks = [profile.block_at(n) for n in range(len(part_of(scenario.model, workload).layout.blocks))]
@@ -210,11 +205,9 @@ def _saved(profile: ActivationProfile, scenario: Scenario) -> tuple[Term, ...]:
     b, s = samples_at_once(workload), workload.part_length or 0
     return tuple(
         Term(
-            kind="activations",
-            name=f"{where}: {saved.module or 'itself'}",
-            bytes=times * saved.size.bytes(b, s),
+            kind="activations", name=f"{where}: {saved.module or 'itself'}",
+            bytes=times * saved.size.bytes(b, s), source=TRACED,
             formula=f"({saved.size})" + (f" x {times} blocks" if where == "blocks" else ""),
-            source=TRACED,
         )
         for where, segment, times in (
             ("embedding", profile.embedding, 1),
@@ -223,15 +216,14 @@ def _saved(profile: ActivationProfile, scenario: Scenario) -> tuple[Term, ...]:
             ("loss", profile.loss, 1),
         )
         for saved in segment.saved
-    )
+    )  # fmt: skip
 
 
 def host_bytes(scenario: Scenario) -> int:
     """Of all ranks of a node: states that lie in host memory."""
     if scenario.torch_device == "cpu":
         return 0
-    terms = scenario.states.terms
-    per_rank = sum(term.bytes for term in terms if term.host)
+    per_rank = sum(term.bytes for term in scenario.states.terms if term.host)
     return per_rank * scenario.ranks_of_node
 
 
@@ -263,7 +255,9 @@ def loading_bytes(scenario: Scenario) -> int:
         return ranks * whole_bytes(scenario)
     if scenario.strategy.through_accelerate:
         return whole_bytes(scenario)
-    held = ranks * _weights_on_host(scenario)
+    on_cpu = scenario.torch_device == "cpu"
+    weights = (t for t in scenario.states.terms if t.kind == "weights" and (on_cpu or t.host))
+    held = ranks * sum(term.bytes for term in weights)
     if source.reads_checkpoint:
         return held + ranks * _piece_bytes(scenario)
     if how == "slices" and source.factory is None:
@@ -300,13 +294,6 @@ def _piece_bytes(scenario: Scenario) -> int:
     largest = max(parameter.numel for parameter in scenario.model.layout.parameters)
     width = DTYPE_BYTES[COMPUTE[scenario.job.training.held_precision]]
     return min(PIECE_ELEMENTS, largest) * (BUILT_BYTES + width)
-
-
-def _weights_on_host(scenario: Scenario) -> int:
-    """A rank's part of the weights, if it lies there."""
-    on_cpu = scenario.torch_device == "cpu"
-    terms = scenario.states.terms
-    return sum(term.bytes for term in terms if term.kind == "weights" and (on_cpu or term.host))
 
 
 T = TypeVar("T")

@@ -30,7 +30,6 @@ from harness.plan.scenario import (
     job_model,
     planned_model,
     scenario_of,
-    scenario_of_request,
     why_unsupported,
     with_settings,
 )
@@ -360,7 +359,7 @@ def of_requests(requests: Iterable[RunRequest], limits: MemoryLimits) -> list[Pl
                 request.job_id, request.backend, request.world_size, request.ranks_per_node,
                 request.micro_batch_size, request.accumulation_steps, request.loading,
             ),
-            scenario=lambda request=request: scenario_of_request(  # type: ignore[misc]
+            scenario=lambda request=request: scenario_of(  # type: ignore[misc]
                 request, job_model(request.job), device=limits.device
             ),
         )

@@ -31,7 +31,6 @@ from harness.forms.model.activations import (
     blocks_between,
     from_json,
 )
-from harness.forms.model.layout import Layout
 from harness.forms.pipeline import samples_at_once
 from harness.forms.tensor import local_workload, ranks_of
 from harness.forms.workload import Workload
@@ -101,7 +100,13 @@ class _Tracer:
     def answer(self, request: str) -> str | None:
         """The profile as JSON; None: it cannot be traced, or not in time."""
         with self._one_at_a_time:
-            process = self._process = self._process or self._started()
+            if self._process is None:
+                self._process = subprocess.Popen(
+                    [*module_command(TRACER), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL, text=True,
+                    env=safe_environment() | {"CUDA_VISIBLE_DEVICES": ""},
+                )  # fmt: skip
+            process = self._process
             assert process.stdin is not None
             assert process.stdout is not None
             watch = Timer(TRACING_SECONDS, process.kill)
@@ -119,13 +124,6 @@ class _Tracer:
                 return None
             answer: str | None = json.loads(line)
             return answer
-
-    @staticmethod
-    def _started() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*module_command(TRACER), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, env=safe_environment() | {"CUDA_VISIBLE_DEVICES": ""},
-        )  # fmt: skip
 
     def end(self) -> None:
         if self._process is not None:
@@ -199,26 +197,18 @@ def _trace(request: str) -> str:
     except subprocess.TimeoutExpired as error:
         raise HarnessError(f"tracing the model's activations took over {TRACING_SECONDS} s") from error
     if ran.returncode:
-        raise HarnessError(f"the model's activations cannot be traced: {_error_line(ran.stderr)}")
+        # The line that names the error, whose message may have further lines; else the last one.
+        lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()] or ["no message"]
+        named = [line for line in lines if ERROR_LINE.match(line)]
+        raise HarnessError(f"the model's activations cannot be traced: {(named or lines)[-1]}")
     return ran.stdout
-
-
-def _error_line(text: str) -> str:
-    """The line that names the error, whose message may have further lines; else the last one."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
-    named = [line for line in lines if ERROR_LINE.match(line)]
-    return (named or lines)[-1]
 
 
 @lru_cache(maxsize=1)
 def _versions() -> str:
     require_libraries("activations of a model whose profile is not shipped")
-    return " ".join([*map(version, EVERY_RANK), _tracer_digest()])
-
-
-def _tracer_digest() -> str:
     tracer = Path(__file__).parents[1] / "rank" / "probes" / "activation_trace.py"
-    return hashlib.sha256(tracer.read_bytes()).hexdigest()
+    return " ".join([*map(version, EVERY_RANK), hashlib.sha256(tracer.read_bytes()).hexdigest()])
 
 
 SHIPPED = Path(__file__).with_name("data") / "activations.json.xz"
@@ -268,9 +258,15 @@ def _of_other_code(found: ActivationProfile, scenario: Scenario) -> ActivationPr
     if other.joined_attention and not equal_heads(scenario.model.config):
         inputs |= joined_outputs(scenario.model.layout)
     if other.emulates_fp8:
-        found = found.beside_blocks(_of_emulated_fp8(scenario.model.layout))
+        # What the largest layer of a block holds besides.
+        inside = [tensor for name, tensors in scenario.model.layout.units() if name for tensor in tensors]
+        shapes = [tensor.shape for tensor in inside if len(tensor.shape) == 2]
+        weights, tokens = max(map(prod, shapes), default=0), max(map(sum, shapes), default=0)
+        found = found.beside_blocks(Size((EMULATED_BYTES * weights, 0, 0, EMULATED_BYTES * tokens, 0, 0)))
     if other.caches:
-        found = found.with_caches(width * _outputs(scenario.model.layout, other.caches))
+        names = tuple(f".{module}.weight" for module in other.caches)
+        cached = sum(t.shape[0] for t in scenario.model.layout.parameters if t.name.endswith(names))
+        found = found.with_caches(width * cached)
     if scenario.strategy.family == "fsdp1" and scenario.job.adapter.is_present and not other.wraps_layers:
         inputs |= _of_views(scenario)
     if scenario.job.adapter.is_quantised:
@@ -295,19 +291,15 @@ def _of_other_code(found: ActivationProfile, scenario: Scenario) -> ActivationPr
         found = found.with_block(more=more, recomputed=recomputed, until_backward=checkpointing is not True)
     if other.frozen_keep is None:
         return found
-    return found.with_frozen(
-        _without_gradients(scenario), least=other.frozen_keep == "least",
-        recomputes=checkpointing is not False,
-    )  # fmt: skip
-
-
-def _without_gradients(scenario: Scenario) -> Layout:
-    """The layout, of whose frozen parameters those have a gradient that FSDP1 flattens with trained ones."""
     layout = scenario.workload().layout
-    if scenario.strategy.family != "fsdp1":
-        return layout
-    whole = [tensors for _, tensors in layout.units() if all(map(layout.is_frozen, tensors))]
-    return replace(layout, frozen=frozenset(tensor.name for tensors in whole for tensor in tensors))
+    if (
+        scenario.strategy.family == "fsdp1"
+    ):  # frozen parameters that are flat with trained ones have a gradient
+        whole = [tensors for _, tensors in layout.units() if all(map(layout.is_frozen, tensors))]
+        layout = replace(layout, frozen=frozenset(tensor.name for tensors in whole for tensor in tensors))
+    return found.with_frozen(
+        layout, least=other.frozen_keep == "least", recomputes=checkpointing is not False
+    )
 
 
 def _of_views(scenario: Scenario) -> dict[str, int]:
@@ -324,20 +316,6 @@ def _of_views(scenario: Scenario) -> dict[str, int]:
 EMULATED_BYTES = 9
 """Of each value of a product's operands and outcome at most: its size as its scale is computed, or widened
 and divided by it, 4 + 4, and in fp8, 1 (torchao 0.18, float8_utils.py and float8_ops.py)."""
-
-
-def _of_emulated_fp8(layout: Layout) -> Size:
-    """What the largest layer of a block holds besides."""
-    inside = [tensor for name, tensors in layout.units() if name for tensor in tensors]
-    shapes = [tensor.shape for tensor in inside if len(tensor.shape) == 2]
-    weights, tokens = max(map(prod, shapes), default=0), max(map(sum, shapes), default=0)
-    return Size((EMULATED_BYTES * weights, 0, 0, EMULATED_BYTES * tokens, 0, 0))
-
-
-def _outputs(layout: Layout, modules: tuple[str, ...]) -> int:
-    """Values a token that modules of these names compute in all blocks."""
-    names = tuple(f".{module}.weight" for module in modules)
-    return sum(t.shape[0] for t in layout.parameters if t.name.endswith(names))
 
 
 def workload_profile(
@@ -378,22 +356,20 @@ def _local(workload: Workload, config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _variant(
     workload: Workload, model: ModelSection, adapter: AdapterSection | None, widens_outputs: bool
 ) -> dict[str, Any]:
-    of_adapter = {} if adapter is None or not adapter.is_present else {"adapter": _as_asked(adapter)}
+    of_adapter = {}
+    if adapter is not None and adapter.is_present:  # its factor does not decide a profile
+        of_adapter["adapter"] = adapter.model_dump(exclude_defaults=True, exclude={"alpha"})
     checkpointing = workload.activation_checkpointing
     route = precision_route(workload)
     return of_adapter | {
         "route": route if widens_outputs else route.removesuffix(OUTPUTS),
-        "attention": _kernel(model),
+        # FlashAttention's package keeps what the flash kernel behind sdpa keeps.
+        "attention": "sdpa" if model.attention_kernel == "flash_attention_2" else model.attention_kernel,
         "checkpointing": checkpointing if checkpointing == SELECTIVE else bool(checkpointing),
         "single_sample": samples_at_once(workload) == 1,
         "device": workload.device,
         "dropout": model.dropout,
     }
-
-
-def _as_asked(adapter: AdapterSection) -> dict[str, Any]:
-    """What of an adapter decides a profile: its factor does not."""
-    return adapter.model_dump(exclude_defaults=True, exclude={"alpha"})
 
 
 def precision_route(workload: Workload) -> str:
@@ -416,12 +392,6 @@ def precision_route(workload: Workload) -> str:
     # `Accelerator._prepare_fsdp2` does not call `prepare_model`.
     cast_alone = strategy.family == "fsdp2" or any(c.setting == ACCELERATOR_PRECISION for c in changes)
     return "cast" if not outputs or cast_alone else f"cast+autocast{outputs}"
-
-
-def _kernel(model: ModelSection) -> str | None:
-    """The kernel that transformers is asked for; None: its own choice."""
-    # FlashAttention's package keeps what the flash kernel behind sdpa keeps.
-    return "sdpa" if model.attention_kernel == "flash_attention_2" else model.attention_kernel
 
 
 def find_profile(
@@ -470,15 +440,8 @@ def _shipped_or_request(config: Mapping[str, Any], asked: Mapping[str, Any]) -> 
     if adapter is not None or isinstance(variant["checkpointing"], str):
         of_adapter = {} if adapter is None else {"adapter": dict(adapter)}
         return request_text(config, variant | of_adapter)
-    shipped = _of_package(config_key(config), variant_key(variant)) if dropout == 0 else None
+    shipped = _shipped(config_key(config), variant_key(variant)) if dropout == 0 else None
     return shipped or request_text(config, variant)
-
-
-@lru_cache(maxsize=256)
-def _of_package(config: str, variant: str) -> ActivationProfile | None:
-    """The one that is shipped; None: there is none."""
-    shipped = _of_config(config).get(variant)
-    return None if shipped is None else from_json(shipped)
 
 
 def config_key(config: Mapping[str, Any]) -> str:
@@ -493,17 +456,19 @@ def variant_key(variant: Mapping[str, Any]) -> str:
     return " ".join([variant["device"], variant["route"], variant["attention"] or "auto", *flags])
 
 
-@lru_cache(maxsize=16)
-def _of_config(key: str) -> dict[str, Any]:
-    """Shipped profiles of a configuration by variant, of all files (`benchmarks/activation_profiles.py`).
+@lru_cache(maxsize=256)
+def _shipped(config: str, variant: str) -> ActivationProfile | None:
+    """The profile that is shipped (`benchmarks/activation_profiles.py`); None: there is none.
 
-    Only what stands under the key is parsed: the files hold megabytes.
+    Only what stands under the configuration's key is parsed: the files hold megabytes.
     """
-    found: dict[str, Any] = {}
+    wanted = f'"{config}":'
     for text in _shipped_texts():
-        if (start := text.find(wanted := f'"{key}":')) >= 0:
-            found |= json.JSONDecoder().raw_decode(text, start + len(wanted))[0]
-    return found
+        if (start := text.find(wanted)) >= 0:
+            of_config = json.JSONDecoder().raw_decode(text, start + len(wanted))[0]
+            if variant in of_config:
+                return from_json(of_config[variant])
+    return None
 
 
 @lru_cache(maxsize=1)

@@ -24,7 +24,7 @@ from harness.backends.tensor import plan as tensor_plan
 from harness.errors import HarnessError
 from harness.forms.families import model_states
 from harness.forms.model.activations import LogitBytes, recomputed_until
-from harness.forms.model.layout import Layout, ceil_to, elements
+from harness.forms.model.layout import Derivations, Layout, ceil_to, elements
 from harness.forms.peak_memory.families import peak_rank
 from harness.forms.terms import ModelStates
 from harness.forms.workload import Workload
@@ -102,7 +102,7 @@ class OtherCode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scenario:
+class Scenario(Derivations):
     """All that decides memory, communication and speed."""
 
     model: PlannedModel
@@ -209,10 +209,6 @@ class Scenario:
         return -(-self.world_size // self.ranks_per_node)
 
     @cached_property
-    def _layout(self) -> Layout:
-        return layout_of(self.model, self.job, self.other)
-
-    @cached_property
     def mesh(self) -> Mesh:
         """The dimensions of the ranks."""
         return registry.mesh_of(self.label, self.world_size)
@@ -231,18 +227,13 @@ class Scenario:
 
     def workload(self, rank: int | None = None) -> Workload:
         """The same, as closed forms of one rank take it; None: the rank that holds most."""
-        if rank is None or rank == self.peak_rank:
-            return self._peak_workload
-        return self._workload(rank)
-
-    @cached_property
-    def _peak_workload(self) -> Workload:
-        return self._workload(self.peak_rank)
+        rank = self.peak_rank if rank is None else rank
+        return self.once(("workload", rank), lambda: self._workload(rank))
 
     @cached_property
     def states(self) -> ModelStates:
         """Model states of the rank that holds most."""
-        return model_states(self._peak_workload)
+        return model_states(self.workload())
 
     @property
     def held_states(self) -> dict[str, int]:
@@ -252,7 +243,7 @@ class Scenario:
     def _workload(self, rank: int) -> Workload:
         training = self.job.training
         return Workload(
-            layout=self._layout,
+            layout=layout_of(self.model, self.job, self.other),
             strategy=self.strategy,
             world_size=self.world_size,
             mesh=self.mesh,
@@ -341,16 +332,11 @@ def why_not_planned(
         return reason
     if model is None:
         return why_not_micro_batched(options, world.world_size, samples)
-    return why_not_divided(options, model, world.world_size, samples, precision) or _why_not_in_blocks(
-        entry.strategy, model, job, world.world_size
-    )
-
-
-def _why_not_in_blocks(strategy: StrategyKind, model: PlannedModel, job: Job, ranks: int) -> str | None:
-    """As a rank would say that has built its optimizer (`why_not_narrowed`)."""
-    if job.optimizer.kind != "adamw-8bit" or strategy.family != "zero12":
-        return None
-    groups = layout_of(model, job).groups()
+    reason = why_not_divided(options, model, world.world_size, samples, precision)
+    if reason or job.optimizer.kind != "adamw-8bit" or entry.strategy.family != "zero12":
+        return reason
+    # As a rank would say that has built its optimizer.
+    groups, ranks = layout_of(model, job).groups(), world.world_size
     alignment = START_ALIGNMENT_ELEMENTS * ranks
     return why_not_narrowed(
         ([tensor.numel for tensor in group], ceil_to(elements(group), alignment) // ranks) for group in groups
@@ -372,13 +358,16 @@ def why_unsupported(
         unmet = unmet_hybrid(world, getattr(options, "shard_size", None))
         if unmet:
             return unmet[0]
-    if unmet := [
-        *unmet_second_copy(world, options),
-        *unmet_cpu_adam(options),
-    ]:
+    if unmet := [*unmet_second_copy(world, options), *unmet_cpu_adam(options)]:
         return unmet[0]
+    if strategy.zero_stage == 0 and offload:
+        return "stage 0 has nothing to offload"
+    if strategy.zero_stage == 0 and precision == "bf16":
+        return "DeepSpeed always keeps fp32 masters at stage 0"
     if strategy.zero_stage is not None:
-        return _zero(strategy.zero_stage, precision, offload=offload, own_adam=runs_cpu_adam(options))
+        needs_own = precision == "bf16" and offload and not runs_cpu_adam(options)
+        why = "DeepSpeed offloads an optimizer without fp32 masters only if it is its own"
+        return why if needs_own else None
     if world.device == "cpu" and strategy.through_accelerate and strategy.family != "ddp":
         return "accelerate ignores an FSDP plugin without an accelerator"
     if strategy.family == "fsdp1" and (unmet := unmet_shards_on_host(options)):
@@ -387,16 +376,6 @@ def why_unsupported(
         return "CPUOffload of FSDP1 needs an accelerator to offload from"
     if precision == "fp16-mixed" and offload and strategy.family == "fsdp2" and world.device == "cuda":
         return "torch's gradient scaler reduces its flag on the CPU, which NCCL cannot reach"
-    return None
-
-
-def _zero(stage: int, precision: Precision, *, offload: bool, own_adam: bool) -> str | None:
-    if stage == 0 and offload:
-        return "stage 0 has nothing to offload"
-    if precision == "bf16" and stage == 0:
-        return "DeepSpeed always keeps fp32 masters at stage 0"
-    if precision == "bf16" and offload and not own_adam:
-        return "DeepSpeed offloads an optimizer without fp32 masters only if it is its own"
     return None
 
 
@@ -461,7 +440,10 @@ def job_model(job: Job, named: str | None = None, assignments: Sequence[str] = (
         return load_model(named, assignments=assignments)
     own = job.model.factory or job.data.factory or job.model.trust_remote_code
     if job.task != DEFAULT_TASK or own or job.optimizer.freezes:
-        return _built(job)
+        require_libraries("plans of a job whose model or data must be built first")
+        from harness.rank.job_check import read_model_facts  # loads torch and transformers
+
+        return planned_model(read_model_facts(job), job)
     if job.model.name is not None:
         return load_model(job.model.name, by_known_type=False)  # as a run, which would need its code
     config = job.model.config_values()
@@ -473,13 +455,6 @@ def job_model(job: Job, named: str | None = None, assignments: Sequence[str] = (
             )
         config["vocab_size"] = BYTES_VOCABULARY
     return from_config(config, name=str(config["model_type"]), source="model.config", given_whole=False)
-
-
-def _built(job: Job) -> PlannedModel:
-    require_libraries("plans of a job whose model or data must be built first")
-    from harness.rank.job_check import read_model_facts  # loads torch and transformers
-
-    return planned_model(read_model_facts(job), job)
 
 
 def planned_model(facts: Mapping[str, Any], job: Job) -> PlannedModel:
@@ -514,24 +489,15 @@ def data_bytes(facts: Mapping[str, Any], job: Job, torch_device: str) -> int:
 
 
 def scenario_of(
-    cell: RunRequest, model: PlannedModel, torch_device: str, *, device: Device | None = None
+    cell: RunRequest, model: PlannedModel, torch_device: str | None = None, *, device: Device | None = None
 ) -> Scenario | None:
-    """The scenario of a cell on nodes of equal size; None for a third party's backend."""
-    return Scenario.of(
-        cell.backend, model, cell.job, world_size=cell.world_size,
-        ranks_per_node=cell.world_size // cell.nodes, preset=cell.preset,
-        micro_batch_size=cell.layout.micro_batch_size, accumulation_steps=cell.layout.accumulation_steps,
-        loading=cell.loading, torch_device=torch_device, device=device,
-    )  # fmt: skip
+    """The scenario of a cell or of a prepared run; None for a third party's backend.
 
-
-def scenario_of_request(
-    request: RunRequest, model: PlannedModel, *, device: Device | None = None
-) -> Scenario | None:
-    """The same of a run that is prepared."""
+    torch_device: in place of its own.
+    """
     return Scenario.of(
-        request.backend, model, request.job, world_size=request.world_size,
-        ranks_per_node=request.ranks_per_node, preset=request.preset,  # type: ignore[arg-type]
-        micro_batch_size=request.micro_batch_size, accumulation_steps=request.accumulation_steps,
-        loading=request.loading, torch_device=request.device, device=device,
+        cell.backend, model, cell.job, world_size=cell.world_size, ranks_per_node=cell.ranks_per_node,
+        preset=cell.preset, micro_batch_size=cell.micro_batch_size,
+        accumulation_steps=cell.accumulation_steps, loading=cell.loading,
+        torch_device=torch_device or cell.device, device=device,
     )  # fmt: skip

@@ -24,7 +24,7 @@ from harness.job.experiment import Experiment
 from harness.job.job import ModelSection
 from harness.launch.cells import begin_run, make_cell
 from harness.launch.launcher import require_libraries
-from harness.plan.prediction import MemoryPrediction, MomentName, Predictors, predict, predict_memory
+from harness.plan.prediction import MomentName, Predictors, predict, predict_memory
 from harness.plan.scenario import Scenario, planned_model, scenario_of
 from harness.run_directory.request import (
     RunRequest,
@@ -149,13 +149,26 @@ def compare_with_closed_forms(asked: Simulated, result: SimulatedRank) -> Simula
         return SimulatedRow(asked=asked, result=result)
     scenario = _scenario(asked, result)
     workload = scenario.workload(asked.request.rank) if scenario else None
-    known = workload is not None and workload.strategy.family in FAMILIES
+    if workload is not None and workload.strategy.family not in FAMILIES:
+        workload = None
+    of_rank = Predictors(memory=partial(predict_memory, rank=asked.request.rank))
+    prediction = predict(scenario, of_rank, timed=False).memory if scenario else None
+    peaks = simulated_peaks(result)
+    predicted = {m.name: m.device_bytes for m in prediction.moments} if prediction else {}
     return SimulatedRow(
         asked=asked,
         result=result,
-        collectives=tuple(_collective_rows(asked, result, workload if known else None)),
-        states=tuple(_state_rows(result, workload if known else None)),
-        peaks=tuple(_peak_rows(result, _prediction(scenario, asked.request.rank) if scenario else None)),
+        collectives=tuple(_collective_rows(asked, result, workload)),
+        states=tuple(_state_rows(result, workload)),
+        peaks=tuple(
+            BytesRow(
+                name=name,
+                bytes=max(peaks[reading] for reading in readings),
+                expected_bytes=max((predicted[n] for n in moments if n in predicted), default=None),
+            )
+            for name, (readings, moments) in PEAKS.items()
+            if all(reading in peaks for reading in readings)
+        ),
     )
 
 
@@ -182,11 +195,6 @@ def _scenario(asked: Simulated, result: SimulatedRank) -> Scenario | None:
     return replace(scenario, transport=RING) if scenario else None
 
 
-def _prediction(scenario: Scenario, rank: int) -> MemoryPrediction | None:
-    of_rank = Predictors(memory=partial(predict_memory, rank=rank))
-    return predict(scenario, of_rank, timed=False).memory
-
-
 def _collective_rows(
     asked: Simulated, result: SimulatedRank, workload: Workload | None
 ) -> list[SimulatedCollective]:
@@ -195,22 +203,25 @@ def _collective_rows(
         key = (part.phase, part.op, part.dtype, part.role)
         calls, payload, _ = counted.get(key, (0, 0, []))
         counted[key] = (calls + part.calls, payload + part.payload_bytes, part.group_ranks)
-    expected = _expected(collectives(workload)) if workload is not None else None
-    keys = [*counted, *(key for key in expected or () if key not in counted)]
+    expected: dict[tuple[str, str, str, Role], tuple[int | None, int]] = {}
+    for one in collectives(workload).collectives if workload is not None else ():
+        if one.phase in STEP_PHASES:
+            key = (one.phase, one.op, one.dtype, one.role)
+            known_calls, known_payload = expected.get(key, (0, 0))
+            both = None if known_calls is None or one.calls is None else known_calls + one.calls
+            expected[key] = (both, known_payload + one.payload_bytes)
     rows = []
-    for key in sorted(keys, key=lambda key: (STEP_PHASES.index(key[0]), *key[1:])):
+    for key in sorted({*counted, *expected}, key=lambda key: (STEP_PHASES.index(key[0]), *key[1:])):
         calls, payload, ranks = counted.get(key, (0, 0, []))
         phase, op, dtype, role = key
-        known_calls, known_payload = (
-            (expected or {}).get(key, (0, 0)) if expected is not None else (None, None)
-        )
+        forms = expected.get(key, (0, 0)) if workload is not None else (None, None)
         size = len(ranks) or (workload.group_size(role) if workload else 1)
         rows.append(
             SimulatedCollective(
                 phase=phase, op=op, dtype=dtype, role=role, group_size=size, calls=calls,
                 payload_bytes=payload, sent_bytes=ring_sent_bytes(op, payload, size),
                 node_sent_bytes=_leaving_node(asked, op, payload, role, ranks),
-                expected_calls=known_calls, expected_payload_bytes=known_payload,
+                expected_calls=forms[0], expected_payload_bytes=forms[1],
             )
         )  # fmt: skip
     return rows
@@ -238,20 +249,14 @@ def _leaving_node(asked: Simulated, op: str, payload: int, role: Role, ranks: li
     run = asked.request.run
     node = asked.request.rank // run.ranks_per_node
     hosts = {rank: str(rank // run.ranks_per_node) for rank in range(run.world_size)}
-    total = NodeTraffic()
+    total, size = NodeTraffic(), len(ranks)
+    stride = run.world_size // size
     for rank in range(node * run.ranks_per_node, (node + 1) * run.ranks_per_node):
-        total += node_traffic(
-            RING, op, payload, _group_of(rank, role, len(ranks), run.world_size), rank, hosts
-        )
+        first = rank - rank % size
+        row = range(first, first + size)
+        group = range(rank % stride, run.world_size, stride) if role == "replica" else row
+        total += node_traffic(RING, op, payload, group, rank, hosts)
     return total.between
-
-
-def _group_of(rank: int, role: Role, size: int, world_size: int) -> range:
-    if role == "replica":
-        stride = world_size // size
-        return range(rank % stride, world_size, stride)
-    first = rank - rank % size
-    return range(first, first + size)
 
 
 def _state_rows(result: SimulatedRank, workload: Workload | None) -> list[BytesRow]:
@@ -270,20 +275,6 @@ def _state_rows(result: SimulatedRank, workload: Workload | None) -> list[BytesR
         )
         for kind in STATE_KINDS
         if held.get(kind) or (expected or {}).get(kind)
-    ]
-
-
-def _peak_rows(result: SimulatedRank, prediction: MemoryPrediction | None) -> list[BytesRow]:
-    peaks = simulated_peaks(result)
-    predicted = {m.name: m.device_bytes for m in prediction.moments} if prediction else {}
-    return [
-        BytesRow(
-            name=name,
-            bytes=max(peaks[reading] for reading in readings),
-            expected_bytes=max((predicted[n] for n in moments if n in predicted), default=None),
-        )
-        for name, (readings, moments) in PEAKS.items()
-        if all(reading in peaks for reading in readings)
     ]
 
 
@@ -306,16 +297,16 @@ def run_simulations(requests: Sequence[SimulationRequest]) -> Iterator[Simulated
                 [*module_command(SIMULATOR), str(directory)],
                 # Libraries would prefer a GPU that they see.
                 env=safe_environment() | {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 start_new_session=True,  # with the forks that simulate, which must end with it
-            )
+            )  # fmt: skip
         try:
             for index in range(len(requests)):
                 result = _wait(process, directory, index)
                 if result is None:
-                    raise HarnessError(f"the simulation failed: {_last_line(log)}")
+                    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+                    last = next((line for line in reversed(lines) if line), "it printed nothing")
+                    raise HarnessError(f"the simulation failed: {last}")
                 if result.status == "refused":
                     raise HarnessError(result.reason or "the job is refused")
                 yield result
@@ -332,11 +323,6 @@ def _wait(process: subprocess.Popen[bytes], directory: Path, index: int) -> Simu
             return result
         time.sleep(LOOKING_SECONDS)
     return read_result(directory, index)
-
-
-def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it printed nothing"
 
 
 COLLECTIVES = (
@@ -360,13 +346,14 @@ def row_lines(row: SimulatedRow) -> list[str]:
     if row.result.status != "ok":
         return [f"{title}: {status_of(row)}"]
     assert row.result.model is not None
+    memory = [*((p.name, p) for p in row.states), *((f"peak: {p.name}", p) for p in row.peaks)]
     return [
         f"{title}: {row.result.model.architecture}, {row.result.model.parameters:,} parameters, micro-batch "
         f"{run.micro_batch_size}, accumulation {run.accumulation_steps}",
         "",
         _table(COLLECTIVES, [_collective(part) for part in row.collectives]),
         "",
-        _table(MEMORY, [_bytes(part) for part in (*row.states, *_peaks(row))]),
+        _table(MEMORY, [[name, *_bytes(part.bytes, part.expected_bytes)] for name, part in memory]),
         "",
         *simulation_lines(row),
     ]
@@ -395,34 +382,31 @@ def simulation_lines(row: SimulatedRow) -> list[str]:
 
 def as_json(rows: Sequence[SimulatedRow], model: str) -> dict[str, Any]:
     """The document of `harness simulate --json`; all per rank, in bytes, of one step."""
-    return {"model": model, "rows": [_row(row) for row in rows]}
-
-
-def _row(row: SimulatedRow) -> dict[str, Any]:
-    run, result = row.asked.request.run, row.result
-    return {
-        "backend": run.backend,
-        "world_size": run.world_size,
-        "ranks_per_node": run.ranks_per_node,
-        "rank": row.asked.request.rank,
-        "micro_batch_size": run.micro_batch_size,
-        "accumulation_steps": run.accumulation_steps,
-        "status": result.status,
-        "reason": result.reason,
-        "parameters": result.model.parameters if result.model else None,
-        "tensors": result.tensors,
-        "versions": result.versions,
-        "substitutions": result.substitutions,
-        "collectives": [asdict(part) for part in row.collectives],
-        "states": [asdict(part) for part in row.states],
-        "peaks": [asdict(part) for part in row.peaks],
-        "peak_bytes": row.peak_bytes,
-        "moments": [part.model_dump(mode="json", exclude_none=True) for part in result.memory],
-        "seconds": result.seconds,
-    }
+    found = []
+    for row in rows:
+        run, result = row.asked.request.run, row.result
+        of_run = ("backend", "world_size", "ranks_per_node", "micro_batch_size", "accumulation_steps")
+        of_result = ("status", "reason", "tensors", "versions", "substitutions", "seconds")
+        found.append(
+            {name: getattr(run, name) for name in of_run}
+            | {name: getattr(result, name) for name in of_result}
+            | {
+                "rank": row.asked.request.rank,
+                "parameters": result.model.parameters if result.model else None,
+                "collectives": [asdict(part) for part in row.collectives],
+                "states": [asdict(part) for part in row.states],
+                "peaks": [asdict(part) for part in row.peaks],
+                "peak_bytes": row.peak_bytes,
+                "moments": [part.model_dump(mode="json", exclude_none=True) for part in result.memory],
+            }
+        )
+    return {"model": model, "rows": found}
 
 
 def _collective(row: SimulatedCollective) -> list[str]:
+    calls = NOT_AVAILABLE if row.expected_calls is None else str(row.expected_calls)
+    payload = _bytes(row.payload_bytes, row.expected_payload_bytes)
+    sent = map(megabytes, (row.sent_bytes, row.node_sent_bytes))
     return [
         row.phase,
         row.op,
@@ -430,35 +414,18 @@ def _collective(row: SimulatedCollective) -> list[str]:
         row.role,
         str(row.group_size),
         str(row.calls),
-        NOT_AVAILABLE if row.expected_calls is None else str(row.expected_calls),
-        megabytes(row.payload_bytes),
-        megabytes(row.expected_payload_bytes),
-        _difference(row.payload_bytes, row.expected_payload_bytes),
-        megabytes(row.sent_bytes),
-        megabytes(row.node_sent_bytes),
+        calls,
+        *payload,
+        *sent,
     ]
 
 
-def _peaks(row: SimulatedRow) -> list[BytesRow]:
-    return [
-        BytesRow(name=f"peak: {part.name}", bytes=part.bytes, expected_bytes=part.expected_bytes)
-        for part in row.peaks
-    ]
-
-
-def _bytes(row: BytesRow) -> list[str]:
-    return [
-        row.name,
-        megabytes(row.bytes),
-        megabytes(row.expected_bytes),
-        _difference(row.bytes, row.expected_bytes),
-    ]
-
-
-def _difference(simulated: int, expected: int | None) -> str:
-    return (
+def _bytes(simulated: int, expected: int | None) -> list[str]:
+    """Simulated, by the closed form, and the difference."""
+    more = (
         NOT_AVAILABLE if expected is None else f"{simulated - expected:+,}" if simulated != expected else "0"
     )
+    return [megabytes(simulated), megabytes(expected), more]
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -195,7 +195,8 @@ def measured_cells(sources: Sequence[Path]) -> list[MeasuredCell]:
     """
     found = []
     for source in sources:
-        results = _fabric_results(source)
+        folder = source if source.is_dir() else source.parent
+        results = [read_fabric(path) for path in sorted(folder.glob(FABRIC_FILES))]
         group = source.name if source.is_dir() else source.absolute().parent.name
         cells: dict[tuple[object, ...], list[Record]] = {}
         records, problems = read_runs([source])
@@ -203,7 +204,13 @@ def measured_cells(sources: Sequence[Path]) -> list[MeasuredCell]:
             raise HarnessError(f"--calibrate: {problems[0]}")
         for _, record in records:
             if step_seconds(record) and record.layout and record.model and record.model.geometry:
-                cells.setdefault(_key(record), []).append(record)
+                world, job = record.world, record.job
+                key = (
+                    record.backend.label, world.world_size, world.nodes, world.micro_batch_size,
+                    world.accumulation_steps, job.data.sequence_length, job.training.precision,
+                    record.job_id,
+                )  # fmt: skip
+                cells.setdefault(key, []).append(record)
         made = (_cell(records, group, results) for records in cells.values())
         found += [cell for cell in made if cell is not None]
     if not found:
@@ -213,14 +220,6 @@ def measured_cells(sources: Sequence[Path]) -> list[MeasuredCell]:
             "or more"
         )
     return found
-
-
-def _key(record: Record) -> tuple[object, ...]:
-    world, job = record.world, record.job
-    return (
-        record.backend.label, world.world_size, world.nodes, world.micro_batch_size,
-        world.accumulation_steps, job.data.sequence_length, job.training.precision, record.job_id,
-    )  # fmt: skip
 
 
 def _cell(records: Sequence[Record], group: str, results: Sequence[FabricResult]) -> MeasuredCell | None:
@@ -318,11 +317,6 @@ def _network(record: Record, results: Iterable[FabricResult]) -> Fabric | None:
     )
 
 
-def _fabric_results(source: Path) -> list[FabricResult]:
-    folder = source if source.is_dir() else source.parent
-    return [read_fabric(path) for path in sorted(folder.glob(FABRIC_FILES))]
-
-
 LEAST_CELLS = 3
 NOISE = 0.08
 """Standard deviation of a cell's median step, relative: on shared machines repetitions differ by so much."""
@@ -363,21 +357,18 @@ def calibrate(found: Sequence[MeasuredCell]) -> Calibration:
             )
     base, priors = starting_point(cells)
     fitted = _fit(cells, base, priors)
-    left_out = [
-        _left_out(cells, index, base, priors, start=fitted) if len(cells) > LEAST_CELLS else None
-        for index in range(len(cells))
-    ]
-    fits = [
-        CellFit(
-            cell=cell.name,
-            group=cell.group,
-            measured_seconds=cell.seconds,
-            spread=cell.spread,
-            fitted_seconds=_seconds(cell, fitted),
-            left_out_seconds=without,
-        )
-        for cell, without in zip(cells, left_out, strict=True)
-    ]
+    fits = []
+    for cell in cells:
+        without: float | None = None
+        if len(cells) > LEAST_CELLS:
+            others = [other for other in cells if other is not cell]
+            without = _seconds(cell, _fit(others, base, priors, start=fitted))
+        fits.append(
+            CellFit(
+                cell=cell.name, group=cell.group, measured_seconds=cell.seconds, spread=cell.spread,
+                fitted_seconds=_seconds(cell, fitted), left_out_seconds=without,
+            )
+        )  # fmt: skip
     loads = [load for cell in cells for load in cell.load_averages]
     names = [prior.name for prior in priors] + list(_FIXED if cells[0].scenario.torch_device == "cpu" else ())
     return Calibration(
@@ -424,7 +415,12 @@ def starting_point(cells: Sequence[MeasuredCell]) -> tuple[TimeConstants, list[P
     """Constants before the fit and what they may become."""
     base = default_constants(cells[0].device)
     latencies = [cell.latency_seconds for cell in cells if cell.latency_seconds is not None]
-    exposed = [c.exposed_share for c in cells if c.exposed_share is not None and _overlaps(c)]
+    exposed = []
+    for cell in cells:
+        rule = overlap_rule(cell.work.workload)
+        overlaps = cell.scenario.world_size > 1 and (rule.gathers_ahead or rule.reduces_beside)
+        if cell.exposed_share is not None and overlaps:
+            exposed.append(cell.exposed_share)
     on_cpu = cells[0].scenario.torch_device == "cpu"
     if on_cpu:
         base = replace(base, **_FIXED, matrix_share=0.1, memory_share=0.3, link_share=0.1)  # type: ignore[arg-type]
@@ -445,23 +441,6 @@ def starting_point(cells: Sequence[MeasuredCell]) -> tuple[TimeConstants, list[P
         for name, deviation in deviations.items()
     ]
     return base, priors
-
-
-def _overlaps(cell: MeasuredCell) -> bool:
-    rule = overlap_rule(cell.work.workload)
-    return cell.scenario.world_size > 1 and (rule.gathers_ahead or rule.reduces_beside)
-
-
-def _left_out(
-    cells: Sequence[MeasuredCell],
-    index: int,
-    base: TimeConstants,
-    priors: Sequence[Prior],
-    *,
-    start: TimeConstants,
-) -> float:
-    others = [cell for position, cell in enumerate(cells) if position != index]
-    return _seconds(cells[index], _fit(others, base, priors, start=start))
 
 
 def _fit(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 
 from harness.backends.optimizer.kinds import LOW_BIT
 from harness.errors import HarnessError
@@ -12,6 +13,7 @@ from harness.forms.ddp import views_buckets
 from harness.forms.families import collectives, gathers_weights, model_states, reduces_gradients
 from harness.forms.fsdp import units as fsdp
 from harness.forms.model.activations import SELECTIVE, recomputed_share
+from harness.forms.model.layout import elements
 from harness.forms.network import host_elements, host_link_bytes
 from harness.forms.optimizers import implementation
 from harness.forms.pipeline import bubble_of, samples_at_once
@@ -84,11 +86,6 @@ class Work:
         return decoder(self.scenario.model).head_rows if self.decoder.head_rows else 0
 
     @cached_property
-    def parameters(self) -> int:
-        """Of that part."""
-        return self.part.parameters
-
-    @cached_property
     def rate_name(self) -> str:
         """Name of the compute dtype's rate in a device's data sheet: 'tf32' where the job asks for it."""
         dtype = self.workload.compute_dtype
@@ -102,17 +99,13 @@ class Work:
     @cached_property
     def passes(self) -> int:
         """Forward passes of a step."""
-        return (
-            self.scenario.accumulation_steps
-            * self.scenario.micro_batch_size
-            // samples_at_once(self.workload)
-        )
+        return self.scenario.samples // samples_at_once(self.workload)
 
     @cached_property
     def tokens_per_gpu(self) -> float:
         """Of a step: those of ranks that share samples count once."""
         scenario = self.scenario
-        samples = scenario.micro_batch_size * scenario.accumulation_steps * scenario.mesh.data_size
+        samples = scenario.samples * scenario.mesh.data_size
         return samples * scenario.job.data.sequence_length / scenario.world_size
 
     @cached_property
@@ -140,8 +133,7 @@ class Work:
     def updated_tensors(self) -> int:
         """Tensors that the optimizer of a rank updates one by one: ZeRO lays each group into a flat one."""
         layout = self.part.layout
-        flat = local_workload(self.workload).strategy.family in ("zero12", "zero3")
-        if flat:
+        if local_workload(self.workload).strategy.family in ("zero12", "zero3"):
             return len(layout.groups())
         return len(self.workload.layout.trained if self.is_adapted else layout.parameters)
 
@@ -166,7 +158,12 @@ class Work:
             workload, weight_dtype=workload.compute_dtype, reduce_dtype=library.reduce_dtype(workload)
         )
         textbook = list(with_attention(workload, Volume(collectives=tuple(textbook))).collectives)
-        further = _further_micro_steps(textbook, workload) if workload.strategy.stage == 3 else []
+        count = workload.accumulation_steps - 1 if workload.strategy.stage == 3 else 0
+        further = (
+            replace(c, term=FURTHER[c.term], payload_bytes=count * c.payload_bytes, calls=count)
+            for c in textbook
+            if count and c.term in FURTHER
+        )
         return (*textbook, *further), f"harness.forms.textbook: {volume.unknown}"
 
     @cached_property
@@ -175,28 +172,18 @@ class Work:
         layout = self.workload.layout
         units = dict(layout.units())
         total = layout.parameter_count
-        blocks = tuple(sum(t.numel for t in units[name]) / total for name in layout.blocks if name in units)
-        root = sum(t.numel for t in units.get("", ())) / total
-        return root, blocks, self._after_blocks() / total
-
-    def _after_blocks(self) -> int:
-        """Elements behind the last block: an output projection of its own, the last norm."""
-        layout = self.workload.layout
+        blocks = tuple(elements(units[name]) / total for name in layout.blocks if name in units)
         names = tuple(f"{name}." for name in layout.blocks)
-        elements = 0
-        for tensor in reversed(layout.parameters):
-            if names and tensor.name.startswith(names):
-                break
-            elements += tensor.numel
-        return elements if names else 0
+        # An output projection of its own, the last norm.
+        behind = takewhile(lambda tensor: not tensor.name.startswith(names), reversed(layout.parameters))
+        return elements(units.get("", ())) / total, blocks, (elements(behind) if names else 0) / total
 
     @cached_property
     def module_sizes(self) -> tuple[int, ...]:
         """Elements that modules own, which ZeRO-3 gathers at once."""
-        sizes: dict[str, int] = {}
+        sizes: Counter[str] = Counter()
         for tensor in self.workload.layout.parameters:
-            module = tensor.name.rpartition(".")[0]
-            sizes[module] = sizes.get(module, 0) + tensor.numel
+            sizes[tensor.name.rpartition(".")[0]] += tensor.numel
         return tuple(sizes.values())
 
     @cached_property
@@ -204,18 +191,7 @@ class Work:
         """Elements of the units that FSDP gathers at once."""
         if self.scenario.other.wraps_layers:
             return self.module_sizes
-        units = self.workload.layout.units()
-        return tuple(sum(t.numel for t in tensors) for _, tensors in units)
-
-
-def _further_micro_steps(one: Iterable[Collective], workload: Workload) -> list[Collective]:
-    """The collectives of one micro-step again, for each micro-step after the first."""
-    count = workload.accumulation_steps - 1
-    return [
-        replace(c, term=FURTHER[c.term], payload_bytes=count * c.payload_bytes, calls=count)
-        for c in one
-        if count and c.term in FURTHER
-    ]
+        return tuple(elements(tensors) for _, tensors in self.workload.layout.units())
 
 
 EAGER_ONLY = frozenset({"BloomForCausalLM", "Gemma2ForCausalLM", "MptForCausalLM"})
@@ -247,50 +223,43 @@ def attention_kernel(model: PlannedModel, section: ModelSection) -> str:
     return section.attention_kernel or ("eager" if model.architecture in EAGER_ONLY else "sdpa")
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionTime:
-    """Seconds over all layers, with T the tokens of a micro-step and s the sequence."""
-
-    fused: float = 0.0
-    """Per T (s + half_length) of the causal share, forward; 0 for eager attention."""
-    half_length: float
-    eager_forward: float = 0.0
-    """Per T s; 0 for a fused kernel."""
-    eager_backward: float = 0.0
-
-    def forward(self, tokens: int, sequence: int) -> float:
-        return self._fused(tokens, sequence) + self.eager_forward * tokens * sequence
-
-    def backward(self, tokens: int, sequence: int) -> float:
-        return ATTENTION_BACKWARD * self._fused(tokens, sequence) + self.eager_backward * tokens * sequence
-
-    def _fused(self, tokens: int, sequence: int) -> float:
-        causal = min(1.0, (1 + CAUSAL_TILE / sequence) / 2)
-        return self.fused * tokens * causal * (sequence + self.half_length)
-
-
-def fused_attention(*, width: int, layers: int, flops: float, half_length: float) -> AttentionTime:
-    """Of a kernel that keeps scores on the chip. `width`: heads times head size; `flops`: per second."""
-    return AttentionTime(fused=4 * width * layers / flops, half_length=half_length)
-
-
 def eager_attention(
     *, width: int, heads: int, layers: int, flops: float, bytes_per_second: float, element_bytes: int
-) -> AttentionTime:
-    """Of products, masks and softmax as operators of their own, which write all scores to memory."""
+) -> tuple[float, float]:
+    """Seconds forward and backward, per token and token of its sequence, of products, masks and softmax as
+    operators of their own, which write all scores to memory. `width`: heads times head size."""
     products = 4 * width * layers / flops
     scores = heads * layers / bytes_per_second
-    if element_bytes == FP32_BYTES:
-        forward, backward = (count * element_bytes for count in FULL_ACCESSES)
-    else:
-        forward, backward = (
-            count * element_bytes + wide for count, wide in zip(LOW_ACCESSES, WIDE_BYTES, strict=True)
-        )
-    return AttentionTime(
-        half_length=0.0,
-        eager_forward=products + scores * forward,
-        eager_backward=2 * products + scores * backward,
-    )
+    full = element_bytes == FP32_BYTES
+    accesses, wide = (FULL_ACCESSES, (0, 0)) if full else (LOW_ACCESSES, WIDE_BYTES)
+    forward, backward = (count * element_bytes + more for count, more in zip(accesses, wide, strict=True))
+    return products + scores * forward, 2 * products + scores * backward
+
+
+def is_eager(scenario: Scenario) -> bool:
+    return attention_kernel(scenario.model, scenario.job.model) == "eager"
+
+
+def attention_seconds(work: Work, rates: Rates, constants: TimeConstants) -> tuple[float, float]:
+    """Seconds forward and backward of a micro-step, over all layers.
+
+    Fused kernels keep scores on the chip. Of s ranks of a ring the last takes (2 s - 1) / s of the mean: it
+    meets all keys. Parts are consecutive and torch's load balancing is off
+    (`backends/sequence/context_parallel.py`), so all wait for it.
+    """
+    model, tokens, length = work.decoder, work.tokens, work.scenario.job.data.sequence_length
+    ranks, is_ring = work.workload.ranks_per_sample, work.workload.strategy.sequence == "ring"
+    most = (2 * ranks - 1) / ranks if is_ring else 1.0
+    if is_eager(work.scenario):
+        forward, backward = eager_attention(
+            width=model.attention_width, heads=model.heads, layers=model.layers, flops=rates.flops,
+            bytes_per_second=rates.bytes, element_bytes=rates.width,
+        )  # fmt: skip
+        return most * (forward * tokens * length), most * (backward * tokens * length)
+    causal = min(1.0, (1 + CAUSAL_TILE / length) / 2)
+    each = 4 * model.attention_width * model.layers / rates.attention_flops
+    fused = each * tokens * causal * (length + constants.attention_half_length)
+    return most * fused, most * (ATTENTION_BACKWARD * fused)
 
 
 ADAM_BYTES = {"foreach": 80, "for-loop": 80, "fused": 28}
@@ -334,52 +303,43 @@ def device_terms(work: Work, bytes_per_second: float, constants: TimeConstants) 
 
     Bytes over memory bandwidth; on CUDA the host starts operators meanwhile, on a CPU it does so in between.
     """
-    workload, elements = work.workload, work.device_elements
+    workload, count = work.workload, work.device_elements
     kind = implementation(workload)
     per_element = update_bytes(workload) + (CLIPPING_BYTES if workload.clips else 0)
     copies = COPY_BYTES if workload.strategy.zero_stage and workload.compute_bytes < 4 else 0
     width = per_element * workload.master_bytes / 4 + copies
-    moving = elements * width / bytes_per_second
+    moving = count * width / bytes_per_second
     tensor = "DTensor" if workload.strategy.family in DTENSORS else "tensor"
-    starting = (
-        work.updated_tensors * UPDATE_SECONDS[tensor, kind] * constants.host_factor if elements else 0.0
-    )
+    starting = work.updated_tensors * UPDATE_SECONDS[tensor, kind] * constants.host_factor if count else 0.0
     together = max(moving, starting) if workload.device == "cuda" else moving + starting
-    return [
-        TimeTerm(
-            name="optimizer step",
-            seconds=together,
-            formula=f"{width:g} bytes x elements that a rank updates / M, "
-            f"{'or' if workload.device == 'cuda' else 'and'} {work.updated_tensors} {tensor}s x host",
-            source="torch/optim/adamw.py, passes counted",
-        )
-    ]
+    how = "or" if workload.device == "cuda" else "and"
+    formula = (
+        f"{width:g} bytes x elements that a rank updates / M, {how} {work.updated_tensors} {tensor}s x host"
+    )
+    return [TimeTerm("optimizer step", together, formula, "torch/optim/adamw.py, passes counted")]
 
 
 def host_terms(work: Work, constants: TimeConstants) -> list[TimeTerm]:
     """The update of an offloaded optimizer, and what crosses the link between a rank and its host."""
-    workload, elements = work.workload, work.host_elements
+    workload = work.workload
     if workload.offload == "none" or workload.device == "cpu":
         return []
     per_element = update_bytes(workload)
-    update = elements * per_element / host_update_rate(work.scenario, constants)
+    update = work.host_elements * per_element / host_update_rate(work.scenario, constants)
     moved, device = host_link_bytes(workload, work.scenario.states), work.scenario.device
     assert device is not None
     return [
         TimeTerm(
-            name=UPDATE_ON_HOST,
-            seconds=update,
-            formula=f"{per_element} bytes x elements that a rank updates / host memory",
-            source="torch/optim/adamw.py, passes counted; their rate: DeepSpeed, pull request 735",
+            UPDATE_ON_HOST, update, f"{per_element} bytes x elements that a rank updates / host memory",
+            "torch/optim/adamw.py, passes counted; their rate: DeepSpeed, pull request 735",
         ),
         TimeTerm(
-            name=HOST_LINK,
-            seconds=moved / (constants.host_link_share * device.host_link_bandwidth),
-            formula="gradients down, updated weights up, or all offloaded weights at each gather / "
+            HOST_LINK, moved / (constants.host_link_share * device.host_link_bandwidth),
+            "gradients down, updated weights up, or all offloaded weights at each gather / "
             f"{device.host_link}",
-            source="FSDPParam.all_gather_inputs, partition_grads and their like, counted",
+            "FSDPParam.all_gather_inputs, partition_grads and their like, counted",
         ),
-    ]
+    ]  # fmt: skip
 
 
 def host_update_rate(scenario: Scenario, constants: TimeConstants) -> float:
@@ -450,12 +410,18 @@ class Products:
     """Of the output projection; a loss in chunks computes logits once more."""
 
 
+PACKED_BYTES = 0.5
+
+
 def _all_products(work: Work, rates: Rates, constants: TimeConstants) -> Products:
     job, model, tokens = work.scenario.job, work.decoder, work.tokens
     share = float(recomputed_share(job.training.activation_checkpointing, model.layers))
     plain = _products(model.matrices, tokens, rates, constants)
     adapters = _products(work.adapter_matrices, tokens, rates, constants)
-    unpacking = _unpacking(work, rates)
+    # Each weight of 4 bits is read, and written in the compute dtype.
+    moved = work.scenario.other.unpacking_bytes or PACKED_BYTES + rates.width
+    packed = sum(m.count * m.rows * m.columns for m in model.matrices) if job.adapter.is_quantised else 0
+    unpacking = packed * moved / rates.bytes
     forward = plain + adapters + unpacking
     return Products(
         forward=forward,
@@ -470,13 +436,11 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
     """Predict what one rank computes in a step."""
     scenario, model = work.scenario, work.decoder
     rates = _rates(work, device, constants)
-    tokens, length = work.tokens, scenario.job.data.sequence_length
+    tokens = work.tokens
     checkpointing = scenario.job.training.activation_checkpointing
     recomputed = float(recomputed_share(checkpointing, model.layers))
     products = _all_products(work, rates, constants)
-    attention = _attention(work, rates, constants)
-    most = ring_share(work)
-    attended, returned = most * attention.forward(tokens, length), most * attention.backward(tokens, length)
+    attended, returned = attention_seconds(work, rates, constants)
     elementwise = tokens * model.layers * rates.width / rates.bytes
     between = elementwise * model.traffic.forward + products.beside[0]
     forward = products.forward + attended + between
@@ -495,23 +459,25 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
     update_terms = [*device_terms(work, rates.bytes, constants), *host_terms(work, constants)]
     steps, multiplied = work.passes, products.forward + products.backward + products.again
     terms = (
-        _term("matrix products", steps * (multiplied + products.head_passes * head),
+        TimeTerm("matrix products", steps * (multiplied + products.head_passes * head),
               f"{'2 passes and adapters' if work.is_adapted else '3 passes'}, and recomputation, of "
               "2 T in out / R + bytes / M + k per weight",
               constants.matrix_source),
-        _term("attention", steps * ((1 + recomputed) * attended + returned),
-              *((FUSED_FORMULA, constants.attention_source) if attention.fused
-                else (EAGER_FORMULA, EAGER_SOURCE))),
-        _term("elementwise kernels", steps * (forward + backward - multiplied - waiting
+        TimeTerm("attention", steps * ((1 + recomputed) * attended + returned),
+              *((EAGER_FORMULA, EAGER_SOURCE) if is_eager(scenario)
+                else (FUSED_FORMULA, constants.attention_source))),
+        TimeTerm("elementwise kernels", steps * (forward + backward - multiplied - waiting
               - (1 + recomputed) * attended - returned),
               "reads and writes of norms, residuals, activations / M", "kernels of transformers 5, counted"),
-        _term(HOST_TERM, steps * waiting,
-              f"{launches[0]:,.0f} and {launches[1]:,.0f} launches of {launch * 1e6:.3g} us, less the device",
+        TimeTerm(HOST_TERM, steps * waiting,
+              f"{launches[0]:,.0f} and {launches[1]:,.0f} launches of {launch * 1e6:.3g} us, "
+              "less the device",
               "kernels of transformers 5, counted; benchmarks/host_cost.py"),
-        _term("logits and loss", steps * loss, f"{LOSS_BYTES} T V / M", "harness.rank.models.model, counted"),
-        _term("gradients and casts", steps * kept, "bytes of weights cast and gradients added / M",
+        TimeTerm("logits and loss", steps * loss, f"{LOSS_BYTES} T V / M",
+              "harness.rank.models.model, counted"),
+        TimeTerm("gradients and casts", steps * kept, "bytes of weights cast and gradients added / M",
               "torch autocast, accumulate_grad"),
-        _term("copies beside collectives", steps * sum(copied.values()),
+        TimeTerm("copies beside collectives", steps * sum(copied.values()),
               "bytes gathered and reduced x reads and writes / M", COPIES_SOURCE),
         *bubble_terms(work, forward + backward + kept + products.head_passes * head + loss),
         *update_terms,
@@ -556,28 +522,13 @@ def host_launches(work: Work) -> tuple[float, float]:
     )  # type: ignore[return-value]
 
 
-def ring_share(work: Work) -> float:
-    """Attention of the last of s ranks of a ring over the mean: (2 s - 1) / s, since it meets all keys.
-
-    Parts are consecutive and torch's load balancing is off (`backends/sequence/context_parallel.py`): all
-    wait for it.
-    """
-    ranks = work.workload.ranks_per_sample
-    return (2 * ranks - 1) / ranks if work.workload.strategy.sequence == "ring" else 1.0
-
-
 def bubble_terms(work: Work, one_pass: float) -> list[TimeTerm]:
     """Seconds of a step that a rank of a pipeline waits; one_pass: both passes of one micro-batch."""
     if not work.workload.strategy.facts.cuts_layers:
         return []
     share = bubble_of(work.workload)
-    source = "harness.forms.pipeline"
-    formula = "passes x (p - 1) / (v m)"
-    return [_term("bubble", work.passes * one_pass * share / (1 - share), formula, source)]
-
-
-def _term(name: str, seconds: float, formula: str, source: str) -> TimeTerm:
-    return TimeTerm(name=name, seconds=seconds, formula=formula, source=source)
+    seconds = work.passes * one_pass * share / (1 - share)
+    return [TimeTerm("bubble", seconds, "passes x (p - 1) / (v m)", "harness.forms.pipeline")]
 
 
 OUTPUT_ACCESSES = (5, 2)
@@ -608,18 +559,6 @@ def _beside_adapters(work: Work, rates: Rates) -> tuple[float, float]:
     return work.tokens * forward / rates.bytes, work.tokens * backward / rates.bytes
 
 
-PACKED_BYTES = 0.5
-
-
-def _unpacking(work: Work, rates: Rates) -> float:
-    """Seconds of unpacking each weight of 4 bits for one pass: read, and written in the compute dtype."""
-    if not work.scenario.job.adapter.is_quantised:
-        return 0.0
-    packed = sum(m.count * m.rows * m.columns for m in work.decoder.matrices)
-    moved = work.scenario.other.unpacking_bytes or PACKED_BYTES + rates.width
-    return packed * moved / rates.bytes
-
-
 def _rates(work: Work, device: Device, constants: TimeConstants) -> Rates:
     workload = work.workload
     peak = peak_flops(device, work.rate_name)
@@ -641,19 +580,6 @@ def _product(tokens: int, inputs: int, outputs: int, rates: Rates, constants: Ti
 
 def _products(matrices: tuple[Weight, ...], tokens: int, rates: Rates, constants: TimeConstants) -> float:
     return sum(m.count * _product(tokens, m.columns, m.rows, rates, constants) for m in matrices)
-
-
-def _attention(work: Work, rates: Rates, constants: TimeConstants) -> AttentionTime:
-    model = work.decoder
-    if attention_kernel(work.scenario.model, work.scenario.job.model) == "eager":
-        return eager_attention(
-            width=model.attention_width, heads=model.heads, layers=model.layers, flops=rates.flops,
-            bytes_per_second=rates.bytes, element_bytes=rates.width,
-        )  # fmt: skip
-    return fused_attention(
-        width=model.attention_width, layers=model.layers, flops=rates.attention_flops,
-        half_length=constants.attention_half_length,
-    )  # fmt: skip
 
 
 COPIES = {
@@ -697,7 +623,7 @@ def _copies(work: Work, rates: Rates) -> dict[str, float]:
 def _gradients_and_casts(work: Work, rates: Rates) -> float:
     """Seconds of a micro-step: weights that autocast narrows, gradients that it widens, and their sums."""
     workload = work.workload
-    count = workload.layout.trained_count if work.is_adapted else work.parameters
+    count = workload.layout.trained_count if work.is_adapted else work.part.parameters
     master = workload.master_bytes
     moved = 0
     if local_workload(workload).strategy.family in AUTOCAST and workload.compute_bytes < master:

@@ -77,11 +77,6 @@ class Transfer:
     formula: str
 
 
-def transfers(work: Work, device: Device, constants: TimeConstants) -> list[Transfer]:
-    """Seconds of every collective of a step. Raises HarnessError for several nodes without a fabric."""
-    return [_transfer(collective, work, device, constants) for collective in work.collectives[0]]
-
-
 def _transfer(collective: Collective, work: Work, device: Device, constants: TimeConstants) -> Transfer:
     workload, scenario = work.workload, work.scenario
     group = workload.group_ranks(collective.role, workload.rank)
@@ -119,7 +114,8 @@ def nccl_seconds(op: str, size: int, calls: int, path: Path, constants: TimeCons
     if path.nodes == 1:
         ways.append((call_latency(op, path, constants), within))
     elif op == "all_reduce" and calls:
-        share = _tree_share(size / calls)
+        place = math.floor(math.log2(max(size / calls, 64) / 64))
+        share = TREE_SHARES[place] if place < len(TREE_SHARES) else 1.0
         ways.append((_tree_latency(path, constants), _wire_of_tree(op, size, path) / share))
     return min(ways, key=lambda way: calls * way[0] + way[1])
 
@@ -152,12 +148,6 @@ TREE_SHARES = (
 )  # fmt: skip
 """Of its bandwidth, that a tree reaches with messages of 64 B, 128 B and so on to 256 MiB: chunks are small
 beside the way up and down (the same file, treeCorrectionFactor, protocol Simple)."""
-
-
-def _tree_share(size: float) -> float:
-    """Of a message of so many bytes."""
-    place = math.floor(math.log2(max(size, 64) / 64))
-    return TREE_SHARES[place] if place < len(TREE_SHARES) else 1.0
 
 
 SWITCHED = {"9": 0.85 * 5 / 6, "10": 0.74 * 5 / 6}
@@ -293,16 +283,16 @@ class UnitPass:
 def overlap_rule(workload: Workload) -> OverlapRule:
     """What the library of a strategy overlaps with these options and this preset."""
     family, on_gpu = local_workload(workload).strategy.family, workload.device != "cpu"
+    ahead = beside = False
     match family:
         case "ddp":
-            source = "DDP reduces a bucket once it is full (torch, reducer.cpp)"
-            return OverlapRule(gathers_ahead=False, reduces_beside=True, source=source)
+            beside, source = True, "DDP reduces a bucket once it is full (torch, reducer.cpp)"
         case "fsdp1" | "fsdp2" | "replicate":
             ahead = on_gpu and workload.options.get("backward_prefetch") != "none"
+            beside = on_gpu
             source = "FSDP gathers the next unit and reduces the last one on streams of their own" + (
                 "" if on_gpu else "; a CPU has no streams, so it waits for each collective"
             )
-            return OverlapRule(gathers_ahead=ahead, reduces_beside=on_gpu, source=source)
         case "zero3":
             how = fetching(workload)
             source = "DeepSpeed 0.19.8, zero/config.py: overlap_comm is true by default at stage 3" + (
@@ -312,79 +302,47 @@ def overlap_rule(workload: Workload) -> OverlapRule:
             )
             ahead = on_gpu and how.live > 0 and how.ahead > 0
             beside = on_gpu and workload.options.get("overlap_comm") is not False
-            return OverlapRule(gathers_ahead=ahead, reduces_beside=beside, source=source)
         case "single" | "pipeline":
             source = "layers and stages wait for what they exchange; replicas are averaged after the passes"
-            return OverlapRule(gathers_ahead=False, reduces_beside=False, source=source)
         case _:
             beside = on_gpu and family == "zero12" and workload.options.get("overlap_comm") is True
             source = "DeepSpeed 0.19.8, zero/config.py: overlap_comm is false by default below stage 3" + (
                 "; true reduces bucket by bucket on a stream of its own (stage_1_and_2.py)" if beside else ""
             )
-            return OverlapRule(gathers_ahead=False, reduces_beside=beside, source=source)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepCommunication:
-    """Seconds of a step's communication by what it could hide behind."""
-
-    always: float
-    """What no library overlaps."""
-    forward: float
-    """Weights gathered in the forward pass of the first micro-step."""
-    gathers_each: bool
-    """Whether every micro-step gathers them in its forward pass."""
-    backward: float
-    """Weights gathered in the backward pass of each micro-step."""
-    reduced: float
-    """Gradients reduced in the last micro-step."""
-    reduces_each: bool
-    """Whether every micro-step reduces them."""
-
-
-def step_communication(work: Work, found: Sequence[Transfer]) -> StepCommunication:
-    """Sort the collectives of a step."""
-    gathers = [t for t in found if gathers_weights(t.collective)]
-    reductions = [t for t in found if reduces_gradients(t.collective)]
-    hideable = {id(t) for t in (*gathers, *reductions)}
-    count = work.workload.accumulation_steps
-    gathers_each = any(t.collective.term == FURTHER_FORWARD for t in gathers)
-    reduces_each = any(t.collective.term == FURTHER_GRADIENTS for t in reductions)
-    forward = sum(t.seconds for t in gathers if t.collective.phase == "forward")
-    backward = sum(t.seconds for t in gathers if t.collective.phase == "backward")
-    reduced = sum(t.seconds for t in reductions)
-    return StepCommunication(
-        always=sum(t.seconds for t in found if id(t) not in hideable),
-        # Where the weights stay gathered between micro-steps, only the first one gathers in its forward pass.
-        forward=forward / count if gathers_each else forward,
-        gathers_each=gathers_each,
-        backward=backward / count,
-        reduced=reduced / count if reduces_each else reduced,
-        reduces_each=reduces_each,
-    )
+    return OverlapRule(gathers_ahead=ahead, reduces_beside=beside, source=source)
 
 
 def exposed_seconds(
     work: Work, computing: ComputingTime, found: Sequence[Transfer], rule: OverlapRule
 ) -> float:
     """Seconds per step in which a rank communicates and does not compute, if hiding costs nothing."""
-    sent = step_communication(work, found)
+    gathers = [t for t in found if gathers_weights(t.collective)]
+    reductions = [t for t in found if reduces_gradients(t.collective)]
+    hideable = {id(t) for t in (*gathers, *reductions)}
+    always = sum(t.seconds for t in found if id(t) not in hideable)
     count = work.workload.accumulation_steps
+    # Where weights stay gathered between micro-steps, only the first one gathers in its forward pass.
+    gathers_each = any(t.collective.term == FURTHER_FORWARD for t in gathers)
+    reduces_each = any(t.collective.term == FURTHER_GRADIENTS for t in reductions)
+    forward = sum(t.seconds for t in gathers if t.collective.phase == "forward")
+    backward = sum(t.seconds for t in gathers if t.collective.phase == "backward") / count
+    reduced = sum(t.seconds for t in reductions) / (count if reduces_each else 1)
+    forward /= count if gathers_each else 1
 
     def micro_step(*, first: bool, last: bool) -> float:
         stages = _stages(
             work,
             computing,
-            forward=sent.forward if first or sent.gathers_each else 0.0,
-            backward=sent.backward,
-            reduced=sent.reduced if last or sent.reduces_each else 0.0,
+            forward=forward if first or gathers_each else 0.0,
+            backward=backward,
+            reduced=reduced if last or reduces_each else 0.0,
         )
         return max(0.0, run_time(stages, rule) - computing.micro_step)
 
     if count == 1:
-        return sent.always + micro_step(first=True, last=True)
+        return always + micro_step(first=True, last=True)
     ends = micro_step(first=True, last=False) + micro_step(first=False, last=True)
-    return sent.always + ends + (count - 2) * (micro_step(first=False, last=False) if count > 2 else 0.0)
+    return always + ends + (count - 2) * (micro_step(first=False, last=False) if count > 2 else 0.0)
 
 
 def run_time(stages: Sequence[UnitPass], rule: OverlapRule) -> float:
@@ -412,16 +370,6 @@ def run_time(stages: Sequence[UnitPass], rule: OverlapRule) -> float:
     return max(computed, (max(network, computed) + waiting) if waiting else network)
 
 
-def reduction_shares(work: Work) -> tuple[float, tuple[float, ...], float]:
-    """Shares of the parameters: the root unit's, each block's, and what of the root is reduced early."""
-    root, blocks, behind = work.unit_shares
-    return (
-        root,
-        blocks,
-        behind if local_workload(work.workload).strategy.family in ("ddp", "zero0", "zero12") else 0.0,
-    )
-
-
 def _stages(
     work: Work, computing: ComputingTime, *, forward: float, backward: float, reduced: float
 ) -> list[UnitPass]:
@@ -430,7 +378,8 @@ def _stages(
     Buckets of DDP and DeepSpeed hold what is ready: the output projection first, the embedding last. A unit
     of FSDP and ZeRO-3 that holds both is reduced last.
     """
-    root, blocks, early = reduction_shares(work)
+    root, blocks, behind = work.unit_shares
+    early = behind if local_workload(work.workload).strategy.family in ("ddp", "zero0", "zero12") else 0.0
     count = max(1, len(blocks))
     each = [UnitPass(compute=computing.block_forward / count, gather=share * forward) for share in blocks]
     found = [UnitPass(compute=0.0, gather=root * forward), *each, UnitPass(compute=computing.head_forward)]
@@ -443,9 +392,6 @@ def _stages(
         found.append(UnitPass(compute=computing.block_forward))
         back = [UnitPass(compute=computing.block_backward)]
     return [*found, head, *back, UnitPass(compute=0.0, reduce=(root - early) * reduced)]
-
-
-__all__ = ["SpeedPrediction", "TimeTerm", "predict_speed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -511,24 +457,30 @@ def predict_work(work: Work, device: Device, constants: TimeConstants) -> SpeedP
     computing, found, exposed = _parts(work, device, constants)
     terms = computing.terms
     if constants.step_overhead_seconds > 0:
-        overhead = TimeTerm(
-            name="overhead", seconds=constants.step_overhead_seconds, formula="o", source=constants.origin
-        )
-        terms = (*terms, overhead)
+        terms = (*terms, TimeTerm("overhead", constants.step_overhead_seconds, "o", constants.origin))
     step = _step(computing, exposed, constants)
-    tokens = work.tokens_per_gpu
+    tokens, peak = work.tokens_per_gpu, device.peak_flops.get(work.rate_name)
+    flops = model_flops_per_token(_geometry(work))
     return SpeedPrediction(
         computing=terms,
-        communication=_communication(found, work.collectives[1]),
+        # A line per collective; padding joins what it pads.
+        communication=tuple(
+            TimeTerm(
+                f"{t.collective.term} ({f'{t.collective.phase}, ' if t.collective.term == PADDING else ''}"
+                f"{t.collective.op}, {t.path.name})",
+                t.seconds, t.formula, work.collectives[1],
+            )
+            for t in found
+        ),
         exposed_seconds=exposed,
         step_seconds=step,
         tokens_per_second_per_gpu=tokens / step,
-        model_flops_utilization=_utilization(work, device, tokens / step),
+        model_flops_utilization=flops * (tokens / step) / peak if peak else None,
         joules_per_step=device.watts * step * scenario.world_size if device.watts else None,
-        guide_ratio=_guide_ratio(work, device),
-        peak_ratio=_peak_ratio(work, device, found),
+        guide_ratio=_guide_ratio(work, device, peak) if peak else None,
+        peak_ratio=_peak_ratio(work, device, found, peak) if peak else None,
         remarks=(*((overlap_rule(work.workload).source,) if found else ()), f"constants: {constants.origin}"),
-    )
+    )  # fmt: skip
 
 
 def seconds_of_step(work: Work, device: Device, constants: TimeConstants) -> float:
@@ -546,7 +498,7 @@ def _parts(
 ) -> tuple[ComputingTime, list[Transfer], float]:
     """Computing, transfers, and the seconds that communication adds to computing."""
     computing = computing_time(work, device, constants)
-    found = transfers(work, device, constants)
+    found = [_transfer(collective, work, device, constants) for collective in work.collectives[0]]
     if not found:
         return computing, found, 0.0
     ideal = exposed_seconds(work, computing, found, overlap_rule(work.workload))
@@ -572,25 +524,6 @@ def kilowatt_hours_per_billion_tokens(speed: SpeedPrediction, world_size: int) -
     return kilowatt_hours(speed.tokens_per_second_per_gpu * world_size, watts)
 
 
-def _communication(found: Sequence[Transfer], source: str) -> tuple[TimeTerm, ...]:
-    """A line per collective; padding joins what it pads."""
-    terms = []
-    for transfer in found:
-        collective = transfer.collective
-        where = f"{collective.op}, {transfer.path.name}"
-        if collective.term == PADDING:
-            where = f"{collective.phase}, {where}"
-        terms.append(
-            TimeTerm(
-                name=f"{collective.term} ({where})",
-                seconds=transfer.seconds,
-                formula=transfer.formula,
-                source=source,
-            )
-        )
-    return tuple(terms)
-
-
 def _geometry(work: Work) -> ModelGeometry:
     """Of the whole model, with adapters beside their frozen base."""
     scenario, model = work.scenario, work.scenario.model
@@ -608,18 +541,11 @@ def _geometry(work: Work) -> ModelGeometry:
     )
 
 
-def _utilization(work: Work, device: Device, tokens_per_second: float) -> float | None:
-    """Model FLOPs per second over the peak; None: the data sheet has no rate for the dtype."""
-    peak = device.peak_flops.get(work.rate_name)
-    return tokens_per_second * model_flops_per_token(_geometry(work)) / peak if peak else None
-
-
-def _guide_ratio(work: Work, device: Device) -> float | None:
+def _guide_ratio(work: Work, device: Device, peak: float) -> float | None:
     """The ratio of the guides, with the slowest link that the weights or gradients cross."""
-    peak = device.peak_flops.get(work.rate_name)
     scenario, workload = work.scenario, work.workload
     ranks = workload.shards if scenario.strategy.facts.has_replicas else scenario.world_size
-    if not peak or scenario.world_size == 1 or scenario.mesh.cuts_model or work.is_adapted:
+    if scenario.world_size == 1 or scenario.mesh.cuts_model or work.is_adapted:
         return None  # guides know training of all parameters
     return guide_ratio(
         scenario.strategy,
@@ -640,9 +566,8 @@ def _ring_bandwidth(scenario: Scenario, device: Device, ranks: int) -> float:
     return min(device.link_bandwidth, scenario.fabric.bandwidth_per_gpu * scenario.ranks_per_node)
 
 
-def _peak_ratio(work: Work, device: Device, found: Sequence[Transfer]) -> float | None:
-    peak = device.peak_flops.get(work.rate_name)
-    if not peak or not found or work.is_adapted:
+def _peak_ratio(work: Work, device: Device, found: Sequence[Transfer], peak: float) -> float | None:
+    if not found or work.is_adapted:
         return None
     # Each transfer over its own path, at the peak of its slowest link.
     at_peak = sum(
