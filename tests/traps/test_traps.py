@@ -9,7 +9,7 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.judge.findings import timing
 from harness.judge.findings.finding import Finding
-from harness.rank.probes.time import thread_account
+from harness.rank.probes.time import accounted_seconds
 from harness.record import Record
 from tests.records import make_ranks, make_record, make_steps
 from tests.representatives import cheap
@@ -81,7 +81,7 @@ def test_a_known_implementation_that_moves_other_bytes(
     tally["planted"][0] += 1
 
 
-@pytest.mark.skipif(thread_account() is None, reason="this system does not say what a thread waited for")
+@pytest.mark.skipif(accounted_seconds() is None, reason="this system does not say what a thread waited for")
 @pytest.mark.parametrize("where", ["Forward", "Backward"])
 @pytest.mark.costly
 def test_a_rank_that_sleeps_in_each_step_is_named(where: str, matrix: Matrix, tally) -> None:

@@ -66,14 +66,10 @@ class OptimizerWatch:
         """Optimizer and group in which each tensor was last seen, by its identity. ZeRO shows one group alone
         at a time while it steps."""
         self._handle: Any = None
-        self._looks = False
+        self.at_work = False
         self._squares: dict[int, float] = {}
         self._elements: dict[int, int] = {}
         self._shares: dict[int, float | None] = {}
-
-    @property
-    def at_work(self) -> bool:
-        return self._looks
 
     @property
     def with_gradient(self) -> int:
@@ -85,7 +81,7 @@ class OptimizerWatch:
         self._squares.clear()
         self._elements.clear()
         self._shares.clear()
-        self._looks = True
+        self.at_work = True
         if self._handle is None and self._has_hook:
             self._handle = register_optimizer_step_post_hook(self._after_step)
 
@@ -101,7 +97,7 @@ class OptimizerWatch:
         None: no torch optimizer stepped. Gradients that an optimizer was given twice count once. Of
         DTensors, what several ranks hold counts in part on each: some may be cut, others replicated.
         """
-        self._looks = False
+        self.at_work = False
         if not self._elements:
             return None
         known = None not in self._shares.values()
@@ -111,7 +107,7 @@ class OptimizerWatch:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.updates[self.phase] += 1
-        if self._looks:
+        if self.at_work:
             self.look(optimizer)
 
     def look(self, optimizer: torch.optim.Optimizer) -> None:
@@ -133,7 +129,8 @@ class OptimizerWatch:
 
     def held(self, before_any: torch.optim.Optimizer | None = None) -> Iterator[HeldTensor]:
         """What the optimizers at work, or one before it is, update and have states of, with their groups."""
-        unlike = self._unlike()
+        known = [share is not None for share in self._shares.values()]
+        unlike = any(known) and not all(known)  # of some tensors it is not known how many ranks hold them
         for optimizer in self.optimizers if before_any is None else [before_any]:
             for tensor, state in optimizer.state.items():
                 owner, group = self.groups.get(id(tensor), (None, {}))
@@ -146,11 +143,6 @@ class OptimizerWatch:
                         group=group,
                         share=None if hasattr(tensor, COUNTED_RANGES) or unlike else share,
                     )
-
-    def _unlike(self) -> bool:
-        """Whether of some tensors it is not known how many ranks hold them, and of others it is."""
-        known = [share is not None for share in self._shares.values()]
-        return any(known) and not all(known)
 
     def _look_at(self, parameter: Tensor) -> None:
         key = id(parameter)
@@ -311,21 +303,19 @@ class Observer(Instrument):
     def prepare(self, step: Step) -> None:
         """Forget the step before; look closer if this one is one of the first."""
         self._step = step
-        self._look(step.since_first)
-
-    def _look(self, step: int) -> None:
-        self._digests = [] if step < DIGESTED_STEPS else None
+        is_close, is_first = step.since_first < DIGESTED_STEPS, step.since_first == 0
+        self._digests = [] if is_close else None
         self._batches.clear()
         self._losses.clear()
         if self._passes is not None:
             self._passes.begin_step()
-        if step == 0 and self._model is not None:
+        if is_first and self._model is not None:
             self._buffers = dict(_buffer_digests(self._model))
-        if step == 0 and self._audit is not None and self._optimizer is not None and self._optimizer.state:
+        if is_first and self._audit is not None and self._optimizer is not None and self._optimizer.state:
             # It continues: what its states were decides its first update.
             self._watch.note_groups(self._optimizer)
             self._audit.look(self._watch.held(self._optimizer), None, tuple)
-        if step < DIGESTED_STEPS:
+        if is_close:
             self._watch.start()
             self._writer.begin_step()
         else:
@@ -339,7 +329,9 @@ class Observer(Instrument):
         seen: dict[str, Any] = {"applied_learning_rate": rate_in_force(self._at_work, self._step.rate)}
         groups = [group for optimizer in self._at_work for group in optimizer.param_groups]
         self._rates.append(list(map(group_rate, groups)))
-        self._note_constants(self._step.number, list(map(group_constants, groups)))
+        constants = list(map(group_constants, groups))
+        if constants and constants != next(reversed(self._constants.values()), None):
+            self._constants[self._step.number] = constants
         if self._digests is not None:
             seen["batch_digests"] = self._digests
         if self._batches:
@@ -357,7 +349,10 @@ class Observer(Instrument):
             applied = self._watch.stop()
             if applied is not None:
                 squares, elements = applied
-                self._share = elements / max(1, self._trained_elements())
+                assert self._model is not None
+                frozen = {bare_name(n) for n, p in self._model.named_parameters() if not p.requires_grad}
+                trained = sum(count for name, count in self._elements.items() if name not in frozen)
+                self._share = elements / max(1, trained)
                 seen["applied"] = {"squares": squares, "share": self._share}
         return seen
 
@@ -373,8 +368,13 @@ class Observer(Instrument):
         """
         if self._audit is None:
             return {}
+
+        def pieces() -> Iterator[Piece]:
+            with suppress(Unsupported):
+                yield from engine.weight_pieces()
+
         held = list(self._watch.held())
-        self._audit.look(held, step, lambda: _weight_pieces(engine), self._step.rate)
+        self._audit.look(held, step, pieces, self._step.rate)
         squares = self._audit.squares(held)
         if squares is None or self._audit.odd is not None or not self._share:
             return {}
@@ -414,27 +414,20 @@ class Observer(Instrument):
 
     def report(self) -> dict[str, Any]:
         """Everything seen by the end of the training, in the form of `record.ObservedPart`."""
+        now = dict(_buffer_digests(self._model)) if self._buffers and self._model is not None else {}
+        still = sorted(name for name, digest in self._buffers.items() if now.get(name) == digest)
         return {
             **self._optimizer_facts(),
             **self._model_facts(),
-            **_process_facts(),
+            "tf32": uses_tf32(),
+            "deterministic": is_deterministic(),
             "updates_by_phase": dict(self._watch.updates),
             "buffers": self._buffers,
-            "still_buffers": self._still_buffers(),
+            "still_buffers": still if self._buffers and self._model is not None else None,
             "compute_dtype": self._modules.compute_dtype if self._modules is not None else None,
             "products_otherwise": self._modules.products_otherwise if self._modules is not None else {},
             "model_loss": self._model_loss,
         }
-
-    def _still_buffers(self) -> list[str] | None:
-        if not self._buffers or self._model is None:
-            return None
-        now = dict(_buffer_digests(self._model))
-        return sorted(name for name, digest in self._buffers.items() if now.get(name) == digest)
-
-    def _note_constants(self, step: int, constants: list[dict[str, Any]]) -> None:
-        if constants and (not self._constants or self._constants[max(self._constants)] != constants):
-            self._constants[step] = constants
 
     def _counted_passes(self) -> tuple[int, int] | None:
         """None: what the compiler made of the model cannot be counted."""
@@ -445,12 +438,6 @@ class Observer(Instrument):
     def _computed_loss(self) -> float:
         return float(torch.stack([loss.double() for loss in self._losses]).sum())
 
-    def _trained_elements(self) -> int:
-        """Elements of the whole model that are not frozen."""
-        assert self._model is not None
-        frozen = {bare_name(name) for name, p in self._model.named_parameters() if not p.requires_grad}
-        return sum(count for name, count in self._elements.items() if name not in frozen)
-
     @property
     def _at_work(self) -> list[torch.optim.Optimizer]:
         """The optimizers that train: those that were seen to step, else the job's if it has states."""
@@ -460,8 +447,12 @@ class Observer(Instrument):
 
     def _optimizer_facts(self) -> dict[str, Any]:
         at_work = self._at_work
+        names = [self._group_names(optimizer) for optimizer in at_work]
+        known = [group for of_one in names if of_one is not None for group in of_one]
+        # As far as names can be known.
+        given = {name for group in (known if names and None not in names else self._given) for name in group}
         facts: dict[str, Any] = {
-            "parameters_left_out": self._left_out(),
+            "parameters_left_out": sorted(set(self._elements) - self._frozen - given),
             "optimizer_used": any(optimizer is self._optimizer for optimizer in at_work),
         }
         if not at_work:
@@ -472,40 +463,32 @@ class Observer(Instrument):
             for key in (*MOMENTS, MOMENTUM_KEY)
         }
         moments = [tensor for of_key in tensors.values() for tensor in of_key]
+        # Of each group by step; the steps tell what all groups have alike.
+        differ = any(len(set(rates)) > 1 for rates in self._rates)
         steps = [float(state["step"]) for state in states if "step" in state]
         held = [p for optimizer in at_work for p in optimizer.state if isinstance(p, Tensor)]
         return facts | {
             "optimizer_steps": int(max(steps, default=0)) or None,
-            "optimizer_groups": [group for optimizer in at_work for group in self._groups(optimizer)],
-            "learning_rates": self._rates_by_group(),
+            "optimizer_groups": [
+                group_constants(group) | ({"parameters": of_one[index]} if of_one is not None else {})
+                for optimizer, of_one in zip(at_work, names, strict=True)
+                for index, group in enumerate(optimizer.param_groups)
+            ],
+            "learning_rates": [list(one) for one in zip(*self._rates, strict=False)] if differ else [],
             "constants_by_step": self._constants if len(self._constants) > 1 else {},
             "master_dtypes": sorted({dtype_name(parameter.dtype) for parameter in held}),
             "optimizer_state_dtypes": sorted({dtype_name(stored_dtype(tensor)) for tensor in moments}),
-            "wide_optimizer_bytes": self._wide_bytes(at_work) if self._kind in LOW_BIT else None,
+            "wide_optimizer_bytes": wide_bytes(
+                (self._whole.get(id(tensor), tensor.numel()), [state[key] for key in MOMENTS if key in state])
+                for optimizer in at_work
+                for tensor, state in optimizer.state.items()
+            )
+            if self._kind in LOW_BIT
+            else None,
             "matrices_in_parts": orthogonalised_in_parts(self._matrices, at_work)
             if self._kind == "muon"
             else None,
         }
-
-    def _rates_by_group(self) -> list[list[float | None]]:
-        """Of each group by step; none where all have the same, which the steps tell."""
-        differ = any(len(set(rates)) > 1 for rates in self._rates)
-        return [list(of_group) for of_group in zip(*self._rates, strict=False)] if differ else []
-
-    def _wide_bytes(self, at_work: Iterable[torch.optim.Optimizer]) -> int:
-        return wide_bytes(
-            (self._whole.get(id(tensor), tensor.numel()), [state[key] for key in MOMENTS if key in state])
-            for optimizer in at_work
-            for tensor, state in optimizer.state.items()
-        )
-
-    def _groups(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-        """Constants of each group, and the names of its parameters where they can be known."""
-        names = self._group_names(optimizer)
-        return [
-            group_constants(group) | ({"parameters": names[index]} if names is not None else {})
-            for index, group in enumerate(optimizer.param_groups)
-        ]
 
     def _group_names(self, optimizer: torch.optim.Optimizer) -> list[list[str]] | None:
         """Names by group: of the model's own parameters, else as the job's groups were filled."""
@@ -518,14 +501,6 @@ class Observer(Instrument):
         given = optimizer is self._optimizer and len(groups) == len(self._given)
         return self._given if given else None
 
-    def _left_out(self) -> list[str]:
-        """Parameters of the model that no optimizer at work was given, as far as names can be known."""
-        names = [self._group_names(optimizer) for optimizer in self._at_work]
-        groups = [group for of_one in names if of_one is not None for group in of_one]
-        if not names or None in names:
-            groups = self._given
-        return sorted(set(self._elements) - self._frozen - {name for group in groups for name in group})
-
     def _model_facts(self) -> dict[str, Any]:
         model: Any = self._model
         if model is None:
@@ -535,7 +510,7 @@ class Observer(Instrument):
         compiled = self._wrapped_compiled or is_compiled(model)
         return {
             "tied_parameters": len(every) - len(list(model.named_parameters())),
-            "frozen_parameters": sorted(_bare_names(frozen) - self._frozen),
+            "frozen_parameters": sorted({bare_name(name) for name in frozen} - self._frozen),
             "frozen_dtypes": sorted(
                 {dtype_name(p.dtype) for n, p in frozen.items() if bare_name(n) in self._frozen}
             ),
@@ -545,15 +520,8 @@ class Observer(Instrument):
             **(compiler_facts() if compiled else {}),
             "dropout": largest_dropout(model, self._passes.never_trains() if self._passes else ()),
             "wide_linears": self._narrow - narrow_layers(model) if self._narrow else None,
-            **self._modes(),
-        }
-
-    def _modes(self) -> dict[str, list[str] | None]:
-        if self._passes is None:
-            return {}
-        return {
-            "evaluating_in_training": self._passes.in_other_mode(trains=True),
-            "training_in_evaluation": self._passes.in_other_mode(trains=False),
+            "evaluating_in_training": self._passes.in_other_mode(trains=True) if self._passes else None,
+            "training_in_evaluation": self._passes.in_other_mode(trains=False) if self._passes else None,
         }
 
 
@@ -571,25 +539,9 @@ class Audit(Instrument):
         return self._observer.audit(self._engine, self._step)
 
 
-def _weight_pieces(engine: Engine) -> Iterator[Piece]:
-    with suppress(Unsupported):
-        yield from engine.weight_pieces()
-
-
 def _buffer_digests(model: nn.Module) -> Iterator[tuple[str, str]]:
     """Of values, whatever dtype holds them, so that only what rounding took away differs."""
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point() and not buffer.is_meta:
             values = local_shard(buffer.detach()).double().cpu().contiguous().numpy().tobytes()
             yield bare_name(name), hashlib.blake2b(values, digest_size=8).hexdigest()
-
-
-def _bare_names(names: Iterable[str]) -> set[str]:
-    return {bare_name(name) for name in names}
-
-
-def _process_facts() -> dict[str, Any]:
-    return {
-        "tf32": uses_tf32(),
-        "deterministic": is_deterministic(),
-    }

@@ -59,23 +59,23 @@ class DeviceEnergy:
 
     def sampled_watts(self) -> float | None:
         """Mean power of the samples that the driver kept since `begin`; None: it keeps none."""
-        if self.unknown is not None:
-            return None
-        library = self._library
-        begin, end = int(self._since * 1e6), int(self._clock() * 1e6)
-        try:
-            _, samples = library.nvmlDeviceGetSamples(self._handle, library.NVML_TOTAL_POWER_SAMPLES, begin)
-        except (library.NVMLError, AttributeError):
-            return None
+        begin, end = int(self._since * 1e6), int(self._clock() * 1e6) if self.unknown is None else 0
+        kind = getattr(self._library, "NVML_TOTAL_POWER_SAMPLES", None)
+        _, samples = self._asked("nvmlDeviceGetSamples", kind, begin) or (0, [])
         watts = [s.sampleValue.uiVal * MILLI for s in samples if begin <= s.timeStamp <= end]
         return sum(watts) / len(watts) if watts else None
 
     def limit_watts(self) -> float | None:
         """The power limit in force; None: not told."""
+        limit = self._asked("nvmlDeviceGetEnforcedPowerLimit")
+        return None if limit is None else float(limit) * MILLI
+
+    def _asked(self, function: str, *arguments: Any) -> Any:
+        """None: the driver does not say."""
         if self.unknown is not None:
             return None
         try:
-            return float(self._library.nvmlDeviceGetEnforcedPowerLimit(self._handle)) * MILLI
+            return getattr(self._library, function)(self._handle, *arguments)
         except (self._library.NVMLError, AttributeError):
             return None
 
@@ -118,20 +118,20 @@ class RaplMeter:
         gap, self._at = now - self._at, now
         try:
             for zone in self._zones:
-                self._add(zone, _number(zone / "energy_uj"), gap)
+                value, span = _number(zone / "energy_uj"), self._ranges[zone]
+                if gap * MOST_WATTS > span * JOULES:
+                    self.unknown = (
+                        f"{zone.name} went unread for {gap:.0f} s, in which its counter may wrap twice"
+                    )
+                added = value - self._last[zone]
+                self._microjoules += added % span if span else added
+                self._last[zone] = value
         except (OSError, ValueError) as error:
             self.unknown = _why(error)
 
     def joules(self) -> float | None:
         """All since `begin`, as of the last `poll`."""
         return None if self.unknown is not None else self._microjoules * JOULES
-
-    def _add(self, zone: Path, value: int, gap: float) -> None:
-        span = self._ranges[zone]
-        if gap * MOST_WATTS > span * JOULES:
-            self.unknown = f"{zone.name} went unread for {gap:.0f} s, in which its counter may wrap twice"
-        self._microjoules += (value - self._last[zone]) % span if span else value - self._last[zone]
-        self._last[zone] = value
 
 
 def counted_zones(root: Path) -> list[Path]:
@@ -175,22 +175,18 @@ class EnergyMeter:
     def poll(self) -> None:
         """Begin, or read counters that would wrap; most calls do nothing."""
         now = time.perf_counter()
-        if self._since is None:
-            self._begin()
-            self._since = self._read_at = time.perf_counter()
-        elif now - self._read_at >= SECONDS_BETWEEN_READINGS:
-            self._host.poll()
-            self._read_at = now
-
-    def _begin(self) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            self._gpu = gpu_energy() if self._device == "cuda" else None
+        if self._since is not None:
+            if now - self._read_at >= SECONDS_BETWEEN_READINGS:
+                self._host.poll()
+                self._read_at = now
+            return
+        if not self._has_begun or self._host.unknown is None:
             self._host.begin()
-            if self._gpu is not None:
-                self._gpu.begin()
-        elif self._host.unknown is None:
-            self._host.begin()
+        if not self._has_begun and self._device == "cuda":
+            self._gpu = gpu_energy()
+            self._gpu.begin()
+        self._has_begun = True
+        self._since = self._read_at = time.perf_counter()
 
     def rest(self) -> None:
         """Count no further until the next `poll`; a GPU's counter goes on."""
@@ -204,15 +200,18 @@ class EnergyMeter:
         if not self._has_begun:
             return None
         self.rest()
-        gpu = self._gpu
-        if gpu is not None:
+        of_device: dict[str, Any] = {}
+        if (gpu := self._gpu) is not None:
             gpu.read()
+            of_device = {
+                "device_joules": gpu.joules,
+                "device_unknown": gpu.unknown,
+                "device_sampled_watts": gpu.sampled_watts(),
+                "device_limit_watts": gpu.limit_watts(),
+            }
         return EnergyPart(
             seconds=self._seconds,
-            device_joules=gpu.joules if gpu else None,
-            device_unknown=gpu.unknown if gpu else None,
-            device_sampled_watts=gpu.sampled_watts() if gpu else None,
-            device_limit_watts=gpu.limit_watts() if gpu else None,
+            **of_device,
             host_joules=self._host.joules(),
             host_unknown=self._host.unknown,
             boot=boot(),

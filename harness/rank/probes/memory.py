@@ -16,21 +16,20 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from harness.backends.base import Engine, TensorKind
+from harness.backends.base import Engine
 from harness.errors import HarnessError
 from harness.rank.accelerator import status_value
 from harness.rank.shells import Instrument, Step
@@ -120,24 +119,6 @@ class CudaAllocatorProbe(AllocatorProbe):
     def reserved_peak_bytes(self) -> int:
         return max(self._reserved_peak, torch.cuda.max_memory_reserved())
 
-    def held_bytes(self) -> dict[str, int]:
-        """Of `record.MemoryPart`: blocks that are not free to be served, and what is held of the device.
-
-        active: served, or freed while another stream may still use them (`Tensor.record_stream`).
-        """
-        statistics = torch.cuda.memory_stats()
-        return {
-            "active_bytes": int(statistics["active_bytes.all.current"]),
-            "active_peak_bytes": int(statistics["active_bytes.all.peak"]),
-            "reserved_bytes": torch.cuda.memory_reserved(),
-            "reserved_peak_bytes": torch.cuda.max_memory_reserved(),
-        }
-
-    def device_bytes(self) -> tuple[int, int]:
-        """Free and total memory of the device, whoever uses it."""
-        free, total = torch.cuda.mem_get_info()
-        return free, total
-
     def allocation_retries(self) -> int:
         return int(torch.cuda.memory_stats()["num_alloc_retries"])
 
@@ -148,7 +129,7 @@ class CudaAllocatorProbe(AllocatorProbe):
                 f"runtime.memory_limit is {limit_bytes} bytes, but the device has {total}; "
                 "lower it or leave it out"
             )
-        free, whole = self.device_bytes()
+        free, whole = torch.cuda.mem_get_info()
         outside = max(0, whole - free - torch.cuda.memory_reserved())
         torch.cuda.set_per_process_memory_fraction(max(0, limit_bytes - outside) / total)
 
@@ -236,23 +217,13 @@ def counting_allocator() -> Path | None:
     return library
 
 
-@dataclass(frozen=True, kw_only=True)
-class LiveBytes:
+class LiveBytes(NamedTuple):
     """Live bytes by kind; None: the backend names no tensors."""
 
     inside: dict[str, int] | None
     """What the allocator serves."""
     outside: dict[str, int] | None
     """What it does not: on the host of a CUDA device, mapped from a file, allocated before."""
-
-    def with_inside(self, further: Mapping[TensorKind, int]) -> LiveBytes:
-        """The same with further bytes by kind that the allocator serves."""
-        if self.inside is None:
-            return self
-        kinds = dict(self.inside)
-        for kind, size in further.items():
-            kinds[kind] = kinds.get(kind, 0) + size
-        return LiveBytes(inside=kinds, outside=self.outside)
 
 
 def live_bytes_by_kind(tensors: Iterable[tuple[str, Tensor]], allocator: AllocatorProbe) -> LiveBytes:
@@ -276,8 +247,7 @@ def host_peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-@dataclass(frozen=True, kw_only=True)
-class DriverUse:
+class DriverUse(NamedTuple):
     """Memory of a device in use as the driver counts it, contexts and NCCL's buffers included."""
 
     used_bytes: int | None = None
@@ -288,29 +258,30 @@ class DriverUse:
 
 
 def process_memory(allocator: AllocatorProbe) -> dict[str, Any]:
-    """Fields of `record.MemoryPart`; device figures are left out without CUDA."""
+    """Fields of `record.MemoryPart`; device figures are left out without CUDA.
+
+    active: blocks that are served, or freed while another stream may still use them (`Tensor.record_stream`).
+    pinned: page-locked host memory in use by torch, rounded as torch allocates it; None before torch 2.7.
+    """
     figures: dict[str, Any] = {"host_resident_bytes": psutil.Process().memory_info().rss}
     if isinstance(allocator, CudaAllocatorProbe):
-        figures |= allocator.held_bytes()
-        driver = device_use(allocator)
-        figures["num_alloc_retries"] = allocator.allocation_retries()
-        figures["device_used_bytes"] = driver.used_bytes
-        figures["device_used_of"] = driver.of
-        figures["device_used_unknown"] = driver.unknown
-        figures["pinned_bytes"] = pinned_bytes()
+        statistics, driver = torch.cuda.memory_stats(), device_use()
+        of_host: dict[str, Any] = getattr(torch.cuda, "host_memory_stats", dict)()
+        figures |= {
+            "active_bytes": int(statistics["active_bytes.all.current"]),
+            "active_peak_bytes": int(statistics["active_bytes.all.peak"]),
+            "reserved_bytes": torch.cuda.memory_reserved(),
+            "reserved_peak_bytes": torch.cuda.max_memory_reserved(),
+            "num_alloc_retries": allocator.allocation_retries(),
+            "device_used_bytes": driver.used_bytes,
+            "device_used_of": driver.of,
+            "device_used_unknown": driver.unknown,
+            "pinned_bytes": of_host.get("active_bytes.current"),
+        }
     return figures
 
 
-def pinned_bytes() -> int | None:
-    """Page-locked host memory in use by torch, rounded as torch allocates it; None before torch 2.7."""
-    statistics = getattr(torch.cuda, "host_memory_stats", None)
-    if statistics is None:
-        return None
-    current = statistics().get("active_bytes.current")
-    return None if current is None else int(current)
-
-
-def device_use(allocator: CudaAllocatorProbe) -> DriverUse:
+def device_use() -> DriverUse:
     """What the driver says of this process, or of its device where it cannot tell processes apart.
 
     A rank has its device to itself, as `require_own_devices` checks, so that the device's figure is the
@@ -320,7 +291,7 @@ def device_use(allocator: CudaAllocatorProbe) -> DriverUse:
     own = driver_use(nvml(), uuid, os.getpid())
     if own.used_bytes is not None:
         return own
-    free, total = allocator.device_bytes()
+    free, total = torch.cuda.mem_get_info()
     return DriverUse(used_bytes=total - free, of="device", unknown=own.unknown)
 
 
@@ -525,7 +496,10 @@ class MemoryProbe:
         if first is None:  # a backend that names no tensors: its kinds are unknown, not zero
             return LiveBytes(inside=None, outside=None)
         live = live_bytes_by_kind(chain([first], engine, data), self.allocator)
-        return live.with_inside(self._engine.hidden_bytes())
+        if live.inside is not None:
+            for kind, size in self._engine.hidden_bytes().items():
+                live.inside[kind] = live.inside.get(kind, 0) + size
+        return live
 
     def _after_module(self, module: nn.Module, *_: Any) -> None:
         """Weights are gathered while a module computes; its library's own hooks run after this one.

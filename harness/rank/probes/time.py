@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +19,7 @@ PHASES = ("forward", "backward", "step")
 """Of every engine; one that runs a pipeline adds 'waiting', which is in none of them."""
 
 
-class PhaseTimer(ABC):
-    """Told at each border which phase begins; sums each phase over the micro-steps of a step."""
-
-    @abstractmethod
-    def enter(self, phase: str | None) -> None:
-        """End the phase before and begin `phase`; None: what follows belongs to no phase."""
-
-    @abstractmethod
-    def take(self) -> dict[str, float]:
-        """Seconds of each phase since the last call, once the device has finished."""
-
-
-class HostPhaseTimer(PhaseTimer):
+class HostPhaseTimer:
     """The monotonic clock, where operators return when they have finished."""
 
     def __init__(self) -> None:
@@ -42,18 +28,20 @@ class HostPhaseTimer(PhaseTimer):
         self._since = 0.0
 
     def enter(self, phase: str | None) -> None:
+        """End the phase before and begin `phase`; None: what follows belongs to no phase."""
         now = time.perf_counter()
         if self._phase is not None:
             self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._since
         self._phase, self._since = phase, now
 
     def take(self) -> dict[str, float]:
+        """Seconds of each phase since the last call, of all micro-steps, once the device has finished."""
         seconds, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
         return seconds
 
 
-class CudaPhaseTimer(PhaseTimer):
-    """Timing events on the current stream; they are kept for the next step."""
+class CudaPhaseTimer:
+    """The same by timing events on the current stream; they are kept for the next step."""
 
     def __init__(self) -> None:
         self._events: list[torch.cuda.Event] = []
@@ -73,6 +61,9 @@ class CudaPhaseTimer(PhaseTimer):
                 seconds[phase] = seconds.get(phase, 0.0) + milliseconds / 1e3
         self._phases.clear()
         return seconds
+
+
+PhaseTimer = HostPhaseTimer | CudaPhaseTimer
 
 
 def phase_timer(device: str) -> PhaseTimer:
@@ -117,36 +108,15 @@ BUSY_COLUMNS = {"user": 1, "nice": 2, "system": 3, "irq": 6, "softirq": 7}
 STOLEN_COLUMN = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """Seconds counted since this machine or process started."""
-
-    clock: float
-    process: float
-    waiting: float
-    busy: float
-    stolen: float
-
-    def since(self, first: Reading) -> Reading:
-        """What came on top of an earlier one."""
-        return Reading(
-            clock=self.clock - first.clock,
-            process=self.process - first.process,
-            # Threads that ended took their account with them.
-            waiting=max(0.0, self.waiting - first.waiting),
-            busy=self.busy - first.busy,
-            stolen=self.stolen - first.stolen,
-        )
-
-
 class ProcessorAccount:
     """What happened between each `begin` and the `rest` or `end` that followed."""
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
-        self._first: Reading | None = None
+        self._first: dict[str, float] | None = None
         self._counts = False
-        self._stretches: list[Reading | None] = []
+        self._is_known = True
+        self._sums: dict[str, float] = {}
 
     def begin(self) -> None:
         """Note where the counters stand, unless they count already."""
@@ -156,75 +126,64 @@ class ProcessorAccount:
 
     def rest(self) -> None:
         """Count no further until the next `begin`."""
-        if self._counts:
-            self._counts = False
-            last = read(self._proc) if self._first is not None else None
-            self._stretches.append(last.since(self._first) if last and self._first else None)
+        if not self._counts:
+            return
+        self._counts = False
+        last = read(self._proc)
+        if self._first is None or last is None:
+            self._is_known = False
+            return
+        for name, seconds in last.items():
+            # Threads that ended took their account with them.
+            self._sums[name] = self._sums.get(name, 0.0) + max(0.0, seconds - self._first[name])
 
     def end(self) -> ProcessorPart | None:
         """What was counted; None: nothing was begun, or this system keeps no such accounts."""
         self.rest()
-        known = [stretch for stretch in self._stretches if stretch is not None]
-        if not known or len(known) < len(self._stretches):
-            return None
-        return ProcessorPart(
-            seconds=sum(stretch.clock for stretch in known),
-            process_seconds=sum(stretch.process for stretch in known),
-            waiting_seconds=sum(stretch.waiting for stretch in known),
-            machine_busy_seconds=sum(stretch.busy for stretch in known),
-            machine_stolen_seconds=sum(stretch.stolen for stretch in known),
-            boot=boot(self._proc),
-        )
+        return ProcessorPart(**self._sums, boot=boot(self._proc)) if self._sums and self._is_known else None
 
 
-def read(proc: Path = PROC) -> Reading | None:
-    """The counters of this process and of its machine; None where they are missing or unreadable."""
+def read(proc: Path = PROC) -> dict[str, float] | None:
+    """Seconds counted since this process and machine started, by field of `record.ProcessorPart`.
+
+    None where they are missing or unreadable.
+    """
     ticks_per_second = os.sysconf("SC_CLK_TCK")
+    ran = waited = 0
     try:
-        waiting = _waiting_seconds(proc / "self" / "task")
+        for task in (proc / "self" / "task").iterdir():
+            try:
+                of_thread = _ran_and_queued(task)
+            except (FileNotFoundError, ProcessLookupError):  # the thread has just ended
+                continue
+            ran, waited = ran + of_thread[0], waited + of_thread[1]
         columns = (proc / "stat").read_text().split("\n", 1)[0].split()
         busy = sum(int(columns[column]) for column in BUSY_COLUMNS.values())
         stolen = int(columns[STOLEN_COLUMN])
     except (OSError, IndexError, ValueError):
         return None
-    if waiting is None:
+    if not ran:
         return None
-    return Reading(
-        clock=time.perf_counter(),
-        process=time.process_time(),
-        waiting=waiting,
-        busy=busy / ticks_per_second,
-        stolen=stolen / ticks_per_second,
-    )
+    return {
+        "seconds": time.perf_counter(),
+        "process_seconds": time.process_time(),
+        "waiting_seconds": waited / NANOSECONDS,
+        "machine_busy_seconds": busy / ticks_per_second,
+        "machine_stolen_seconds": stolen / ticks_per_second,
+    }
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThreadAccount:
-    """What one thread did since it started."""
+def accounted_seconds(proc: Path = PROC) -> float | None:
+    """For how long the calling thread has run so far, or could have run and waited for a processor.
 
-    ran_seconds: float
-    """On a processor."""
-    queued_seconds: float
-    """Could have run and waited for a processor."""
-
-    def since(self, first: ThreadAccount) -> ThreadAccount:
-        """What came on top of an earlier one."""
-        return ThreadAccount(
-            ran_seconds=self.ran_seconds - first.ran_seconds,
-            queued_seconds=self.queued_seconds - first.queued_seconds,
-        )
-
-
-def thread_account(proc: Path = PROC) -> ThreadAccount | None:
-    """Of the calling thread; None where the system keeps no such account."""
+    None where the system keeps no such account.
+    """
     try:
         ran, queued = _ran_and_queued(proc / "thread-self")
     except (OSError, ValueError):
         return None
-    if not ran:
-        return None
     # The kernel's own count of running is as old as its last tick.
-    return ThreadAccount(ran_seconds=time.thread_time(), queued_seconds=queued / NANOSECONDS)
+    return time.thread_time() + queued / NANOSECONDS if ran else None
 
 
 def _ran_and_queued(task: Path) -> tuple[int, int]:
@@ -234,18 +193,6 @@ def _ran_and_queued(task: Path) -> tuple[int, int]:
     """
     ran, queued, *_ = task.joinpath("schedstat").read_text().split()
     return int(ran), int(queued)
-
-
-def _waiting_seconds(tasks: Path) -> float | None:
-    """Of all threads together: could have run and waited for a processor; None if nothing is counted."""
-    ran, waited = 0, 0
-    for task in tasks.iterdir():
-        try:
-            of_thread = _ran_and_queued(task)
-        except (FileNotFoundError, ProcessLookupError):  # the thread has just ended
-            continue
-        ran, waited = ran + of_thread[0], waited + of_thread[1]
-    return waited / NANOSECONDS if ran else None
 
 
 def boot(proc: Path = PROC) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from harness.rank.probes.time import PHASES, ThreadAccount, thread_account
+from harness.rank.probes.time import PHASES, accounted_seconds
 from harness.rank.shells import Instrument, Step
 from harness.traces.scanning import (
     COPIES,
@@ -65,9 +65,9 @@ class Tracer(Instrument):
         self._step: record_function | None = None
         self._phase: record_function | None = None
         self._number = 0
-        self._at_step: ThreadAccount | None = None
-        self._at_phase: ThreadAccount | None = None
-        self._of_phases: list[ThreadAccount | None] = []
+        self._at_step: float | None = None
+        self._at_phase: float | None = None
+        self._of_phases: list[float | None] = []
         self._accounts: dict[int, StepAccounts] = {}
 
     @property
@@ -95,7 +95,7 @@ class Tracer(Instrument):
 
     def begin(self) -> None:
         if self._profile is not None:
-            self._at_step, self._of_phases = thread_account(), []
+            self._at_step, self._of_phases = accounted_seconds(), []
             self._step = record_function(f"{STEP}{self._number}")
             self._step.__enter__()
 
@@ -105,7 +105,7 @@ class Tracer(Instrument):
             self._phase = None
             self._of_phases.append(_since(self._at_phase))
         if self._step is not None and phase in PHASES:
-            self._at_phase = thread_account()
+            self._at_phase = accounted_seconds()
             self._phase = record_function(PHASE + phase)
             self._phase.__enter__()
 
@@ -131,16 +131,16 @@ class Tracer(Instrument):
 
 
 class StepAccounts(NamedTuple):
-    """What the rank's thread did in a traced step; None: the system does not say."""
+    """Seconds that the rank's thread ran, or was queued for a processor, in a step; None: not known."""
 
-    whole: ThreadAccount | None
-    phases: Sequence[ThreadAccount | None]
+    whole: float | None
+    phases: Sequence[float | None]
     """Of each phase, in their order."""
 
 
-def _since(before: ThreadAccount | None) -> ThreadAccount | None:
-    after = thread_account()
-    return None if after is None or before is None else after.since(before)
+def _since(before: float | None) -> float | None:
+    after = accounted_seconds()
+    return None if after is None or before is None else after - before
 
 
 Accounts = Mapping[int, StepAccounts]
@@ -159,69 +159,55 @@ def counted_steps(
 def divide_steps(events: Any, device: str, accounts: Accounts | None = None) -> list[dict[str, Any]]:
     """Rows of the steps among the events of torch's profiler (Kineto), in the form of `OverlapPart`."""
     # There are thousands of them, and each question to one costs a call into C++.
-    named = [(e.name(), e) for e in events if device == "cpu" or _on_host(e)]
+    named = [(e.name(), e) for e in events if device == "cpu" or e.device_type().name == "CPU"]
     marks = [(name, (e.start_ns(), e.end_ns())) for name, e in named if name.startswith((STEP, PHASE))]
-    steps = [(int(n.removeprefix(STEP)), at) for n, at in marks if n.startswith(STEP)]
+    steps = sorted((int(n.removeprefix(STEP)), at) for n, at in marks if n.startswith(STEP))
     phases = [(n.removeprefix(PHASE), at) for n, at in marks if n.startswith(PHASE)]
     work = _device_work(events, named, phases) if device == "cuda" else _host_work(named, phases)
-    rows = [divide(step, at, work) for step, at in sorted(steps)]
+    rows = [divide(step, at, work) for step, at in steps]
     if device == "cpu":
-        handed = _handed_over(named, work)
-        for row, (step, at) in zip(rows, sorted(steps), strict=True):
-            accounts_of_step = (accounts or {}).get(step)
-            within = [stretch for _, stretch in sorted(phases, key=_start) if at[0] <= stretch[0] < at[1]]
-            row["asleep_seconds"] = (
-                _asleep_seconds(at, within, accounts_of_step, work, handed) if accounts_of_step else None
-            )
+        # From where a rank hands a collective over until the transport begins with it it waits as well.
+        begins = sorted(communication.start for communication in work.communications)
+        asked = (e.start_ns() for name, e in named if name.startswith("c10d::"))
+        waits = [(at, begins[n]) for at in asked if (n := bisect_left(begins, at)) < len(begins)]
+        waits += [(c.start, c.end) for c in work.communications]
+        for row, (step, at) in zip(rows, steps, strict=True):
+            within = sorted(stretch for _, stretch in phases if at[0] <= stretch[0] < at[1])
+            own = (accounts or {}).get(step, StepAccounts(None, []))
+            row["asleep_seconds"] = _asleep_seconds([at, *within], [own.whole, *own.phases], work, waits)
     return rows
 
 
-def _handed_over(named: list[tuple[str, Any]], work: RankActivity) -> list[Interval]:
-    """From where a rank hands a collective over until the transport begins with it."""
-    begins = sorted(communication.start for communication in work.communications)
-    asked = (e.start_ns() for name, e in named if name.startswith("c10d::"))
-    return [(at, begins[n]) for at in asked if (n := bisect_left(begins, at)) < len(begins)]
-
-
 def _asleep_seconds(
-    step: Interval, phases: list[Interval], accounts: StepAccounts, work: RankActivity, handed: list[Interval]
+    stretches: list[Interval], accounted: list[float | None], work: RankActivity, waits: list[Interval]
 ) -> float | None:
-    """At the least: all communication that nothing hides may have been waited for.
+    """At the least: all communication that nothing hides may have been waited for. stretches: a step and its
+    phases.
 
     Time queued for a processor while a collective is under way is taken off twice, so each phase is counted
     apart: what other work did in one hides no sleep in another. Of the two bounds the larger one holds.
     """
-    stretches = [*((c.start, c.end) for c in work.communications), *handed]
-
-    def asleep(at: Interval, account: ThreadAccount | None) -> float | None:
-        if account is None:
-            return None
-        waited = length(unhidden(stretches, work.computing, at)) / 1e9
-        return max(0.0, (at[1] - at[0]) / 1e9 - account.ran_seconds - account.queued_seconds - waited)
-
-    whole = asleep(step, accounts.whole)
-    in_phases = [asleep(at, account) for at, account in zip(phases, accounts.phases, strict=False)]
+    asleep = []
+    for at, seconds in zip(stretches, accounted, strict=False):
+        waited = length(unhidden(waits, work.computing, at))
+        asleep.append(None if seconds is None else max(0.0, (at[1] - at[0] - waited) / 1e9 - seconds))
+    whole, *in_phases = asleep
     return None if whole is None else max(whole, sum(seconds for seconds in in_phases if seconds is not None))
 
 
 Phases = list[tuple[str, Interval]]
 
 
-def _start(phase: tuple[str, Interval]) -> int:
-    return phase[1][0]
-
-
 def _host_work(named: list[tuple[str, Any]], phases: Phases) -> RankActivity:
-    operators = [
-        Operator(e.start_thread_id(), e.start_ns(), e.end_ns(), operator_computes(name), is_transport(name))
-        for name, e in named
-        if is_transport(name) or not e.is_async()
-    ]
-    communications = [
-        Communication(name=name, phase=_phase_at(e.start_ns(), phases), start=e.start_ns(), end=e.end_ns())
-        for name, e in named
-        if is_transport(name)
-    ]
+    operators, communications = [], []
+    for name, e in named:
+        begin, end, transports = e.start_ns(), e.end_ns(), is_transport(name)
+        if transports or not e.is_async():
+            operators.append(Operator(e.start_thread_id(), begin, end, operator_computes(name), transports))
+        if transports:
+            communications.append(
+                Communication(name=name, phase=_phase_at(begin, phases), start=begin, end=end)
+            )
     return RankActivity(computing_stretches(operators), communications)
 
 
@@ -248,10 +234,6 @@ def _device_work(events: Any, named: list[tuple[str, Any]], phases: Phases) -> R
         if kind in COPIES:
             copies.append(span)
     return RankActivity(computing, communications, copies)
-
-
-def _on_host(event: Any) -> bool:
-    return bool(event.device_type().name == "CPU")
 
 
 def _phase_at(time_ns: int, phases: Phases) -> str:

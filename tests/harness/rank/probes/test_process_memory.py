@@ -80,7 +80,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 
 def test_where_a_container_hides_the_process_the_devices_figure_is_taken(device: dict[str, float]) -> None:
-    use = device_use(CudaAllocatorProbe())
+    use = device_use()
     assert (use.used_bytes, use.of) == (70, "device")
     assert "process ids of its own" in str(use.unknown)
 
