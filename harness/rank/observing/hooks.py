@@ -249,34 +249,35 @@ def told(
     return wrapper
 
 
-def around(begin: Callable[[], None], end: Callable[[], None]) -> Wrapper:
-    """Call `begin` before a function and `end` after it, with nothing."""
-    return told(lambda *_, **__: begin(), lambda *_, **__: end(), end)
-
-
 OnImport = Callable[[str, Callable[[ModuleType], None]], None]
 
 
 def hook_frameworks(session: Guarded, on_import: OnImport) -> None:
     """Hook each framework once it is imported."""
-    on_import("accelerate.accelerator", lambda module: _accelerate(session, module))
-    on_import("deepspeed.runtime.engine", lambda module: _deepspeed(session, module))
-    on_import("transformers.trainer", lambda module: _trainer(session, module))
+
+    def given_loss(framework: str, name: str) -> Wrapper:
+        def begins(_owner: Any, loss: Any = None, *_: Any, **__: Any) -> None:
+            session.driven_by(framework)
+            session.framework_loss(loss, name)
+
+        return told(begins)
+
+    def deepspeed(module: ModuleType) -> None:
+        engine = module.DeepSpeedEngine
+        # Gradients are reduced after torch's backward pass has returned (DeepSpeed 0.19).
+        begin, end = session.engine_backward_begins, session.engine_backward_ends
+        replace(engine, "backward", told(lambda *_, **__: begin(), lambda *_, **__: end(), end))
+        replace(engine, "backward", given_loss("deepspeed", "DeepSpeedEngine.backward"))
+        replace(engine, "step", lambda run: _updating(session, run))
+
+    drives = told(lambda *_, **__: session.driven_by("transformers.Trainer"))
+    accelerate = given_loss("accelerate", "Accelerator.backward")
+    on_import("accelerate.accelerator", lambda module: replace(module.Accelerator, "backward", accelerate))
+    on_import("deepspeed.runtime.engine", deepspeed)
+    on_import("transformers.trainer", lambda module: replace(module.Trainer, "training_step", drives))
     for package in ("lightning.pytorch", "pytorch_lightning"):
         name = f"{package}.loops.optimization.automatic"
         on_import(name, lambda module: _lightning(session, module))
-
-
-def _accelerate(session: Guarded, module: ModuleType) -> None:
-    replace(module.Accelerator, "backward", _given_loss(session, "accelerate", "Accelerator.backward"))
-
-
-def _deepspeed(session: Guarded, module: ModuleType) -> None:
-    engine = module.DeepSpeedEngine
-    # Gradients are reduced after torch's backward pass has returned (DeepSpeed 0.19).
-    replace(engine, "backward", around(session.engine_backward_begins, session.engine_backward_ends))
-    replace(engine, "backward", _given_loss(session, "deepspeed", "DeepSpeedEngine.backward"))
-    replace(engine, "step", lambda run: _updating(session, run))
 
 
 def _updating(session: Guarded, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -297,10 +298,6 @@ def _updating(session: Guarded, run: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _trainer(session: Guarded, module: ModuleType) -> None:
-    replace(module.Trainer, "training_step", told(lambda *_, **__: session.driven_by("transformers.Trainer")))
-
-
 def _lightning(session: Guarded, module: ModuleType) -> None:
     make = module.ClosureResult.from_training_step_output.__func__
 
@@ -312,11 +309,3 @@ def _lightning(session: Guarded, module: ModuleType) -> None:
         return make(kind, output, *arguments, **named)
 
     module.ClosureResult.from_training_step_output = classmethod(from_training_step_output)
-
-
-def _given_loss(session: Guarded, framework: str, name: str) -> Wrapper:
-    def begins(_owner: Any, loss: Any = None, *_: Any, **__: Any) -> None:
-        session.driven_by(framework)
-        session.framework_loss(loss, name)
-
-    return told(begins)

@@ -29,7 +29,7 @@ from harness.backends.base import Engine
 from harness.backends.optimizer.groups import group_rate
 from harness.forms.terms import SCALAR_BYTES, may_reduce
 from harness.rank.live.model_watch import depends_on_mode
-from harness.rank.live.observer import OptimizerWatch
+from harness.rank.live.observer import DIGESTED_STEPS, OptimizerWatch
 from harness.rank.observing.facts import Seen, is_causal
 from harness.rank.observing.hooks import (
     Apart,
@@ -76,13 +76,8 @@ class Probing(ProbedSteps):
         self._later: CommunicationCounter | None = None
         self._has_synchronised = False
 
-    def attach(self, engine: Engine | None, elements: int) -> None:
-        """Read the memory of this engine from now on; None: nothing could be recognised.
-
-        elements: of the model, which train.
-        """
-        if engine is None:
-            return
+    def attach(self, engine: Engine, elements: int) -> None:
+        """Read the memory of this engine from now on. elements: of the model, which train."""
         weights = [tensor for kind, tensor in engine.state_tensors() if kind == "weights"]
         self._elements, self._mean_elements = elements, elements / max(1, len(weights))
         if any(weight.device.type == "cuda" for weight in weights):
@@ -170,26 +165,18 @@ class Session:
         self._step: Step | None = None
         self._timer: PhaseTimer | None = None
         self._last_end: float | None = None
-        self._spent = 0.0
-        self._depth = 0
-        self._engine_depth = 0
-        self._backward_waits = False
-        self._steps_within = False
-        self._evaluations = 0
-        self._optimizing = 0
+        self._spent = self._since = 0.0
+        self._depth = self._engine_depth = self._evaluations = self._optimizing = 0
+        self._backward_waits = self._steps_within = self._has_stepped = False
+        self._is_finished = self._has_several = self._told_of_mode = False
         self._scaled: Callable[[], Tensor | None] | None = None
         self._unscaled: Tensor | None = None
-        self._has_stepped = False
-        self._since = 0.0
         self._rate: float | None = None
         self._causal: dict[int, bool] = {}
         self._thread: Thread | None = None
         self._others: set[Thread] = set()
-        self._is_finished = False
-        self._has_several = False
         self._evaluating: Callable[[], nn.Module | None] | None = None
         """A root in evaluation mode whose pass alone has gradients in this micro-step."""
-        self._told_of_mode = False
 
     def find_roots(self, listener: Guarded) -> None:
         """Look for the modules that the script calls; `listener` passes on what they do."""
@@ -238,12 +225,14 @@ class Session:
             self.counter.begin_micro_step(last=last)
             if last:
                 self.probing.before_forward()
-            batch = MicroBatch.of(arguments, named, causal=self._is_causal(root))
+            if id(root) not in self._causal:
+                self._causal[id(root)] = is_causal(root)
+            batch = MicroBatch.of(arguments, named, causal=self._causal[id(root)])
             if batch is not None:
                 step.batches.append(batch)
             items = named.get("num_items_in_batch")
             if items is not None:
-                step.losses.current.items = float(items)
+                step.losses[-1].items = float(items)
         self._enter("forward")
 
     def forward_ends(self, root: nn.Module, output: Any) -> None:
@@ -251,7 +240,7 @@ class Session:
             return
         loss = returned_loss(output)
         if loss is not None:
-            self._step.losses.current.returned = loss
+            self._step.losses[-1].returned = loss
 
     def module_begins(self, module: nn.Module) -> None:
         kind = "cuda" if torch.cuda.is_initialized() else "cpu"
@@ -265,7 +254,15 @@ class Session:
 
     def backward_begins(self, tensors: Any) -> None:
         step, scalar = self._open(), scalar_of(tensors)
-        self._note_evaluation_mode(step)
+        root = self._evaluating() if self._evaluating is not None else None
+        self._evaluating = None
+        if root is not None and not self._told_of_mode and any(map(depends_on_mode, root.modules())):
+            self._told_of_mode = True
+            self.writing.note(
+                f"step {step.number} trains {type(root).__name__} in evaluation mode: dropout is off, "
+                "BatchNorm takes its running statistics, and what is measured of passes is left out; call "
+                "train() on it, also after each evaluation"
+            )
         if self._scaled is not None:
             (given,) = tensors if isinstance(tensors, (list, tuple)) and len(tensors) == 1 else (tensors,)
             scalar = self._unscaled if given is self._scaled() else None
@@ -274,25 +271,12 @@ class Session:
         step.goes_on = self._evaluates_again or bool(step.batches and not step.in_micro_step)
         step.in_micro_step = True
         if not step.goes_on:
-            step.losses.current.scalar = scalar
+            step.losses[-1].scalar = scalar
             if step.micro_steps == self.seen.accumulation - 1:
                 self.probing.moment("after_forward")
         elif not self._evaluates_again:
-            step.losses.micro[-2].add(scalar)
+            step.losses[-2].add(scalar)
         self._enter("backward")
-
-    def _note_evaluation_mode(self, step: Step) -> None:
-        """Of the first gradients of a model in evaluation mode, where that changes what it computes."""
-        root = self._evaluating() if self._evaluating is not None else None
-        self._evaluating = None
-        if root is None or self._told_of_mode or not any(map(depends_on_mode, root.modules())):
-            return
-        self._told_of_mode = True
-        self.writing.note(
-            f"step {step.number} trains {type(root).__name__} in evaluation mode: dropout is off, BatchNorm "
-            "takes its running statistics, and what is measured of passes is left out; call train() on it, "
-            "also after each evaluation"
-        )
 
     def engine_backward_begins(self) -> None:
         """A library's backward pass begins, which does more after that of torch has ended."""
@@ -314,7 +298,7 @@ class Session:
             if step.micro_steps == self.seen.accumulation - 1:
                 self.probing.moment("after_backward")
             step.micro_steps += 1
-            step.losses.next()
+            step.losses.append(MicroLoss())
         self._enter("step" if self._depth else None)
         self._since = time.perf_counter()
         if self._steps_within:
@@ -328,7 +312,7 @@ class Session:
             return
         step.in_micro_step = False
         del step.batches[step.micro_steps :]
-        step.losses.micro[-1] = MicroLoss()
+        step.losses[-1] = MicroLoss()
         self._enter("step" if self._depth else None)
 
     def driven_by(self, framework: str) -> None:
@@ -338,7 +322,7 @@ class Session:
     def framework_loss(self, loss: Any, name: str) -> None:
         """A framework was given this loss to divide and to call backward on."""
         if isinstance(loss, Tensor) and loss.numel() == 1:
-            current = self._open().losses.current
+            current = self._open().losses[-1]
             current.framework, current.framework_name = loss.detach().clone(), name
 
     def update_begins(self) -> None:
@@ -440,7 +424,7 @@ class Session:
             self.writing.synchronised(self.seen.steps)
         if self.probing.begin_step(self.seen.steps, window):
             self.writing.measured(self.probing)
-        if self.writing.looks_closely(self.seen.steps):
+        if self.seen.steps < DIGESTED_STEPS:
             self.watch.start()
         self._spent += time.perf_counter() - begin
         first = self._last_end is None
@@ -483,13 +467,13 @@ class Session:
         self.seen.accumulation = step.micro_steps
         self.seen.steps += 1
         self._step = None
-        is_described = self.writing.engine is not None
+        is_described = self.writing.described is not None
         self.writing.join(self._called())
         self.writing.step(step, self._timer.take(), applied)
         if self._roots:
             self._roots.end_step()
-        if not is_described:
-            self.probing.attach(self.writing.engine, self.writing.trained_elements)
+        if not is_described and (found := self.writing.described) is not None:
+            self.probing.attach(found.live.engine, found.trained_elements)
         self._spent += time.perf_counter() - begin
 
     def _called(self) -> list[nn.Module]:
@@ -501,9 +485,6 @@ class Session:
         if self._timer is not None:
             self._timer.enter(phase)
         self.counter.phase = phase or BETWEEN
-
-    def _is_causal(self, root: nn.Module) -> bool:
-        return self._causal.setdefault(id(root), is_causal(root))
 
 
 def start_observing(run_directory: Path, on_import: OnImport, apart: Apart = nullcontext) -> None:
@@ -519,7 +500,16 @@ def start_observing(run_directory: Path, on_import: OnImport, apart: Apart = nul
     hook_torch(guarded)
     hook_frameworks(guarded, on_import)
     _hook_end(guarded, run_directory, apart)
-    _hook_threads(guarded)
+    shown: Callable[[Any], Any] = threading.excepthook
+
+    def note(arguments: Any) -> None:
+        """The exit code of the process does not tell of exceptions that end a thread."""
+        shown(arguments)
+        error = arguments.exc_value
+        if error is not None and not isinstance(error, SystemExit):
+            guarded.note(f"a thread ended with {type(error).__name__}: {described(error)}")
+
+    threading.excepthook = note
 
 
 def _hook_end(guarded: Guarded, run_directory: Path, apart: Apart) -> None:
@@ -551,16 +541,3 @@ def _hook_end(guarded: Guarded, run_directory: Path, apart: Apart) -> None:
     sys.excepthook = note
     os._exit = exit_at_once
     atexit.register(lambda: guarded.finish(failure()))
-
-
-def _hook_threads(guarded: Guarded) -> None:
-    """Note exceptions that end a thread: the exit code of the process does not tell of them."""
-    shown: Callable[[Any], Any] = threading.excepthook
-
-    def note(arguments: Any) -> None:
-        shown(arguments)
-        error = arguments.exc_value
-        if error is not None and not isinstance(error, SystemExit):
-            guarded.note(f"a thread ended with {type(error).__name__}: {described(error)}")
-
-    threading.excepthook = note

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,19 +18,9 @@ from harness.record import Window
 from harness.run_directory.events import AppliedGradients, StepEvent
 
 FIRST = (
-    "input_ids",
-    "pixel_values",
-    "input_values",
-    "input_features",
-    "inputs_embeds",
-    "x",
-    "input",
-    "inputs",
-    "ids",
-    "tokens",
-    "token_ids",
-    "idx",
-)
+    "input_ids", "pixel_values", "input_values", "input_features", "inputs_embeds", "x", "input", "inputs",
+    "ids", "tokens", "token_ids", "idx",
+)  # fmt: skip
 """Names under which models take their samples, the likeliest first; else the first tensor counts that is
 neither a target nor a mask."""
 TARGETS = ("labels", "label", "targets", "target", "y")
@@ -54,7 +44,12 @@ class MicroBatch:
 
         causal: whether the model is one of Hugging Face's causal language models.
         """
-        found = _named(arguments, named)
+        found: dict[str, Tensor] = {}
+        for name, value in [*named.items(), *_positional(arguments)]:
+            if not isinstance(value, Tensor) or value.dim() == 0 or value.layout is not torch.strided:
+                continue
+            if not (value.is_quantized or value.is_nested or value.is_meta):
+                found.setdefault(name, value)
         if not found:
             return None
         others = [name for name in found if name not in TARGETS + MASKS] or list(found)
@@ -106,22 +101,8 @@ class MicroBatch:
         return {"tokens": self.samples.detach(), "labels": labels.detach()}
 
 
-def _named(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Tensors with a dimension, by name; a batch that is handed over as one mapping is looked into."""
-    found: dict[str, Tensor] = {}
-    for name, value in [*named.items(), *_positional(arguments)]:
-        if isinstance(value, Tensor) and value.dim() > 0 and _is_plain(value):
-            found.setdefault(name, value)
-    return found
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether its elements are numbers that lie one after the other."""
-    odd = tensor.is_quantized or tensor.is_nested or tensor.is_meta
-    return tensor.layout is torch.strided and not odd
-
-
 def _positional(arguments: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """By name; a batch that is handed over as one mapping or sequence is looked into."""
     for position, value in enumerate(arguments):
         if isinstance(value, Mapping):
             yield from ((str(key), item) for key, item in value.items())
@@ -160,47 +141,16 @@ class MicroLoss:
         known = self.scalar is not None and scalar is not None
         self.scalar = self.scalar + scalar if known else None  # type: ignore[operator]
 
-
-@dataclass
-class StepLoss:
-    """The losses of one step of one rank."""
-
-    micro: list[MicroLoss] = field(default_factory=lambda: [MicroLoss()])
-
-    @property
-    def current(self) -> MicroLoss:
-        return self.micro[-1]
-
-    def next(self) -> None:
-        """The next micro-step begins."""
-        self.micro.append(MicroLoss())
-
-    def total(self, batches: list[MicroBatch], *, micro_steps: int) -> LossSum | None:
-        """Sum and weight over the micro-steps; None: the loss is not known.
-
-        Reads tensors of the device.
-        """
-        seen = [loss for loss in self.micro[:micro_steps] if _value(loss, micro_steps) is not None]
-        if not seen or len(seen) < micro_steps:
-            return None
-        targets = [batch.targets() for batch in batches]
-        known: list[int] = [count for count in targets if count is not None]
-        values = [value for loss in seen if (value := _value(loss, micro_steps)) is not None]
-        source = _source(seen[0])
-        if len(known) == len(batches) == micro_steps and any(known):
-            weights = [float(count) for count in known]
-            scales = [
-                count if loss.items is None else loss.items for loss, count in zip(seen, weights, strict=True)
-            ]
-            sums = sum(value * scale for value, scale in zip(values, scales, strict=True))
-            return LossSum(sums, sum(weights), f"{source}, {PER_TOKEN}")
-        if any(loss.items is not None for loss in seen):
-            return None
-        return LossSum(sum(values), float(micro_steps), f"{source}, {PER_BATCH}")
+    def value(self, *, alone: bool) -> tuple[float, str] | None:
+        """The loss and where it is from. A scalar of several micro-steps may have been divided or not."""
+        if self.returned is not None:
+            return float(self.returned), MODEL
+        if self.framework is not None:
+            return float(self.framework), f"what {self.framework_name} was given"
+        return (float(self.scalar), BACKWARD) if alone and self.scalar is not None else None
 
 
-@dataclass(frozen=True)
-class LossSum:
+class LossSum(NamedTuple):
     """The loss of a step of one rank, weighted."""
 
     value: float
@@ -208,18 +158,25 @@ class LossSum:
     source: str
 
 
-def _value(loss: MicroLoss, micro_steps: int) -> float | None:
-    """The loss of a micro-step. A scalar of several micro-steps may have been divided or not."""
-    found = loss.returned if loss.returned is not None else loss.framework
-    if found is None and micro_steps == 1:
-        found = loss.scalar
-    return None if found is None else float(found)
+def total_loss(micro: Sequence[MicroLoss], batches: Sequence[MicroBatch]) -> LossSum | None:
+    """Sum and weight over the micro-steps of a step; None: the loss is not known.
 
-
-def _source(loss: MicroLoss) -> str:
-    if loss.returned is not None:
-        return MODEL
-    return f"what {loss.framework_name} was given" if loss.framework is not None else BACKWARD
+    Reads tensors of the device.
+    """
+    seen = [value for loss in micro if (value := loss.value(alone=len(micro) == 1)) is not None]
+    if not seen or len(seen) < len(micro):
+        return None
+    values, source = [value for value, _ in seen], seen[0][1]
+    known = [count for batch in batches if (count := batch.targets()) is not None]
+    if len(known) == len(batches) == len(micro) and any(known):
+        scales = [
+            count if loss.items is None else loss.items for loss, count in zip(micro, known, strict=True)
+        ]
+        sums = sum(value * scale for value, scale in zip(values, scales, strict=True))
+        return LossSum(sums, float(sum(known)), f"{source}, {PER_TOKEN}")
+    if any(loss.items is not None for loss in micro):
+        return None
+    return LossSum(sum(values), float(len(micro)), f"{source}, {PER_BATCH}")
 
 
 def scalar_of(tensors: Any) -> Tensor | None:
@@ -246,7 +203,8 @@ class Step:
     """Backward passes that have ended."""
     data_seconds: float = 0.0
     batches: list[MicroBatch] = field(default_factory=list)
-    losses: StepLoss = field(default_factory=StepLoss)
+    losses: list[MicroLoss] = field(default_factory=lambda: [MicroLoss()])
+    """Of each micro-step, with the one that is next or under way."""
     norm: Any = None
     """As clipping returned it; None: nothing clipped."""
     rate: float | None = None
@@ -259,7 +217,7 @@ class Step:
 
     def begin_again(self) -> None:
         """What was accumulated is thrown away."""
-        self.micro_steps, self.batches, self.losses, self.norm = 0, [], StepLoss(), None
+        self.micro_steps, self.batches, self.losses, self.norm = 0, [], [MicroLoss()], None
 
     @property
     def seconds(self) -> float:
@@ -274,11 +232,9 @@ class Step:
         applied: squares and elements of the gradients that the optimizer was given. trained: elements of the
         whole model that train.
         """
-        loss = self.losses.total(self.batches, micro_steps=self.micro_steps)
-        share = None
-        if applied is not None:
-            squares, count = applied
-            share = AppliedGradients(squares=finite_or_none(squares), share=count / max(1, trained))
+        loss = total_loss(self.losses[: self.micro_steps], self.batches)
+        squares, count = applied or (0.0, 0.0)
+        share = AppliedGradients(squares=finite_or_none(squares), share=count / max(1, trained))
         norm, is_partial = (None, False) if self.norm is None else number(self.norm)
         hashes = [batch.hash_sum() for batch in self.batches]
         total = f"{sum(hashes) % 2**64:016x}" if hashes else None
@@ -294,7 +250,7 @@ class Step:
             group_learning_rates=[
                 self.group_rates.get(place) for place in range(max(self.group_rates, default=-1) + 1)
             ],
-            applied=share,
+            applied=share if applied is not None else None,
             global_target_tokens=None,
             samples=sum(batch.count for batch in self.batches) if self.batches else None,
             tokens=_sum([batch.tokens() for batch in self.batches]),
@@ -322,9 +278,7 @@ def number(value: Any) -> tuple[float, bool]:
     The norm that FSDP2 returns is that of each rank's shards until somebody asks for all of it, which takes a
     collective (torch 2.13, `_NormPartial`). The squares of the parts add up to the square of the norm.
     """
-    if not isinstance(value, Tensor):
-        return float(value), False
-    value = value.detach()
+    value = value.detach() if isinstance(value, Tensor) else value
     if not isinstance(value, DTensor):
         return float(value), False
     mesh = value.device_mesh

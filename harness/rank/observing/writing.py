@@ -18,13 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from harness.backends.base import Effective, Engine, World
+from harness.backends.base import Effective, World
 from harness.backends.optimizer.groups import group_rate
 from harness.backends.registry import strategy_of
 from harness.rank.accelerator import describe_accelerator, placement
 from harness.rank.events import GuestEventWriter
 from harness.rank.live.model_watch import whole_parameters
-from harness.rank.live.observer import DIGESTED_STEPS
 from harness.rank.observing.facts import (
     Live,
     Optimizers,
@@ -112,7 +111,7 @@ class Writing:
         self._started = perf_counter()
         self._events: GuestEventWriter | None = None
         self._world: World | None = None
-        self._described: Described | None = None
+        self.described: Described | None = None
         self._optimizers = Optimizers()
         self._called: Sequence[ref[nn.Module]] = ()
         self._held: Sequence[nn.Module] = ()
@@ -130,14 +129,6 @@ class Writing:
     def world(self) -> World:
         assert self._world is not None
         return self._world
-
-    @property
-    def engine(self) -> Engine | None:
-        return self._described.live.engine if self._described else None
-
-    @property
-    def trained_elements(self) -> int:
-        return self._described.trained_elements if self._described else 0
 
     @property
     def _roots(self) -> Sequence[nn.Module]:
@@ -160,12 +151,13 @@ class Writing:
     def join(self, roots: Sequence[nn.Module]) -> None:
         """Become a rank of the run: this process trains."""
         self._called = [ref(root) for root in roots]
-        self._held = roots if self._described is not None else ()
+        self._held = roots if self.described is not None else ()
         if self._world is None:
             self._world = world_here(roots)
             path = rank_file(self._directory, self._world.rank)
             attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-            if attempt and path.exists() and _is_gone(self._directory, self._world.rank):
+            end = rank_ends(self._directory).get(self._world.rank) if attempt and path.exists() else None
+            if end is not None and end.start.trains and not end.is_running:
                 path.rename(path.with_name(f"{path.name}.attempt-{attempt - 1}"))
                 self._notes.append(f"torchrun restarted the ranks; restart {attempt} is recorded")
             is_first = not path.exists()
@@ -182,18 +174,15 @@ class Writing:
         is_kept_elsewhere = "deepspeed" in self._seen.frameworks
         return bool(given) and not is_kept_elsewhere and all(p.grad is None for p in given)
 
-    def looks_closely(self, step: int) -> bool:
-        """Whether gradients and samples of this step are looked at."""
-        return step < DIGESTED_STEPS
-
     def step(self, step: Step, phases: dict[str, float], applied: tuple[float, float] | None) -> None:
         """Write a step; with the first one what trains."""
         assert self._events is not None
-        if self._described is None and self._roots and step.group_rates:
-            self._described = self._describe(step)
+        if self.described is None and self._roots and step.group_rates:
+            self.described = self._describe(step)
             self._held = self._roots
-            self._events.write(self._setup_event(self._described))
-        event, loss = step.event(phases, applied, self.trained_elements)
+            self._events.write(self._setup_event(self.described))
+        trained = self.described.trained_elements if self.described else 0
+        event, loss = step.event(phases, applied, trained)
         self._loss_is_known = self._loss_is_known and loss is not None
         self._loss_source = loss.source if loss else self._loss_source
         length = step.batches[0].length if step.batches else None
@@ -228,8 +217,8 @@ class Writing:
         if not self._has_measured:
             self.measured(probing)
         self._write_observation()
-        if self._described is not None:
-            observed = observed_part(self._described.live, self._optimizers, self._seen)
+        if self.described is not None:
+            observed = observed_part(self.described.live, self._optimizers, self._seen)
             self._events.write(FinalEvent(weights=None, observed=observed, probe_loss=None))
         self._events.write(DoneEvent() if failure is None else _failure(failure, under_way))
 
@@ -289,7 +278,7 @@ class Writing:
     def _write_observation(self) -> None:
         assert self._events is not None
         ((micro_steps, _), *_) = self._micro_steps.most_common(1) or [(1, 0)]
-        found = self._described
+        found = self.described
         live = found.live if found else None
         unknown = unknown_fields(self._known, loss=self._loss_is_known, micro_steps=micro_steps)
         seen = settings_seen(live, found.effective, found.model, self._optimizers) if found and live else {}
@@ -339,12 +328,6 @@ class Writing:
             options=asked_options(live, self._seen.frameworks),
         )
         self._events.write(event)
-
-
-def _is_gone(run_directory: Path, rank: int) -> bool:
-    """Whether the process that trained as this rank has ended."""
-    end = rank_ends(run_directory).get(rank)
-    return end is not None and end.start.trains and not end.is_running
 
 
 def _failure(error: BaseException, under_way: Step | None) -> FailureEvent:

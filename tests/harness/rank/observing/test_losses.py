@@ -1,6 +1,6 @@
 import torch
 
-from harness.rank.observing.step import MicroBatch, MicroLoss, StepLoss
+from harness.rank.observing.step import MicroBatch, MicroLoss, total_loss
 
 
 def batch(targets: int) -> MicroBatch:
@@ -14,22 +14,21 @@ def batch(targets: int) -> MicroBatch:
 
 
 def test_returned_losses_are_averaged_over_target_tokens() -> None:
-    losses = StepLoss([MicroLoss(returned=torch.tensor(1.0)), MicroLoss(returned=torch.tensor(4.0))])
-    total = losses.total([batch(1), batch(3)], micro_steps=2)
+    losses = [MicroLoss(returned=torch.tensor(1.0)), MicroLoss(returned=torch.tensor(4.0))]
+    total = total_loss(losses, [batch(1), batch(3)])
     assert total is not None
     assert (total.value, total.weight) == (13.0, 4.0)
 
 
 def test_a_loss_that_the_model_divided_by_given_items_is_summed_again() -> None:
-    losses = StepLoss([MicroLoss(returned=torch.tensor(0.5), items=8.0)])
-    total = losses.total([batch(4)], micro_steps=1)
+    total = total_loss([MicroLoss(returned=torch.tensor(0.5), items=8.0)], [batch(4)])
     assert total is not None
     assert (total.value, total.weight) == (4.0, 4.0)
 
 
 def test_scalars_of_several_micro_steps_are_not_guessed_at() -> None:
     scalars = [MicroLoss(scalar=torch.tensor(1.0)), MicroLoss(scalar=torch.tensor(1.0))]
-    assert StepLoss(scalars).total([], micro_steps=2) is None
-    alone = StepLoss(scalars[:1]).total([], micro_steps=1)
+    assert total_loss(scalars, []) is None
+    alone = total_loss(scalars[:1], [])
     assert alone is not None
     assert alone.value == 1.0
