@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -44,8 +46,11 @@ _MIXED_PRECISION = {"fp32": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16", "b
 class AccelerateEngineMixin:
     """Backward, unscaling and update as Accelerate does them."""
 
-    accelerator: Any
     optimizer: torch.optim.Optimizer
+
+    def __init__(self, accelerator: Any, *args: Any) -> None:
+        super().__init__(*args)
+        self.accelerator = accelerator
 
     def _run_backward(self, loss: Tensor) -> None:
         self.accelerator.backward(loss)
@@ -114,9 +119,7 @@ class AccelerateDdpBackend(Backend):
             model.to(accelerator.device)
         prepared, optimizer = accelerator.prepare(model, optimizer)
         strategy = ddp_strategy(prepared, accelerator, context, count, arguments)
-        engine = AccelerateDdpEngine(prepared, optimizer, context, strategy, accelerator.scaler)
-        engine.accelerator = accelerator
-        return engine
+        return AccelerateDdpEngine(accelerator, prepared, optimizer, context, strategy, accelerator.scaler)
 
 
 def ddp_strategy(
@@ -167,7 +170,7 @@ class AccelerateZeroBackend(PreparedZeroBackend):
         config: dict[str, Any],
         build_optimizer: BuildOptimizer,
         context: SetupContext,
-    ) -> tuple[Any, Any, dict[str, Any]]:
+    ) -> tuple[Callable[..., ZeroEngine], Any, dict[str, Any]]:
         from accelerate.utils import DeepSpeedPlugin
 
         plugin = DeepSpeedPlugin(hf_ds_config=dict(config), zero3_init_flag=False)
@@ -177,10 +180,7 @@ class AccelerateZeroBackend(PreparedZeroBackend):
         set_rates(optimizer, 0.0)
         engine, _ = accelerator.prepare(model, optimizer)
         forget_dummy_step(optimizer)
-        return accelerator, engine, dict(plugin.deepspeed_config)
-
-    def _engine(self, driver: Any, *arguments: Any) -> ZeroEngine:
-        return AccelerateZeroEngine(driver, *arguments)
+        return partial(AccelerateZeroEngine, accelerator), engine, dict(plugin.deepspeed_config)
 
 
 class AccelerateFsdp2Engine(AccelerateEngineMixin, Fsdp2Engine):
@@ -217,7 +217,7 @@ class AccelerateFsdpBackend(PreparedFsdpBackend):
         settings: dict[str, Any],
         build_optimizer: BuildOptimizer,
         context: SetupContext,
-    ) -> tuple[Any, Any, Any, Any]:
+    ) -> tuple[Callable[..., TorchEngine], Any, Any, Any]:
         from accelerate.utils import FullyShardedDataParallelPlugin
 
         accelerator = make_accelerator(
@@ -230,13 +230,8 @@ class AccelerateFsdpBackend(PreparedFsdpBackend):
         optimizer = build_optimizer(model.named_parameters())
         if self.version == 1 and context.precision == "fp16-mixed":
             refuse_fused(optimizer)
-        return accelerator, accelerator, *accelerator.prepare(model, optimizer)
-
-    def _engine(self, driver: Any, *arguments: Any) -> TorchEngine:
-        engine_class = AccelerateFsdp2Engine if self.version == 2 else AccelerateFsdp1Engine
-        engine = engine_class(*arguments)
-        engine.accelerator = driver
-        return engine
+        made = AccelerateFsdp2Engine if self.version == 2 else AccelerateFsdp1Engine
+        return partial(made, accelerator), accelerator, *accelerator.prepare(model, optimizer)
 
 
 def forget_accelerator() -> None:

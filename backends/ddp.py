@@ -26,10 +26,42 @@ from harness.backends.presets import ddp_changes
 from harness.backends.torch_engine import TorchEngine, TorchStrategy
 
 
+class DdpEngine(TorchEngine):
+    """Accounts for the buckets that DDP's reducer (C++) holds in addition to the gradients."""
+
+    def rehearse(self, batch: Batch) -> None:
+        """DDP lays out its buckets anew after its first backward pass.
+
+        The order in which a ring adds values depends on the place of an element in its bucket, so a resumed
+        run is exact only if it begins with the layout that the saved run had.
+        """
+        self.context.compute_loss(self.module, batch).backward()
+        self.module.zero_grad(set_to_none=True)
+
+    def hidden_bytes(self) -> dict[TensorKind, int]:
+        """Bytes of the buckets, unless the gradients are views of them just now.
+
+        torch lets nobody reach the buckets; `Logger` has their sizes from the reducer (torch 2.13,
+        `csrc/distributed/c10d/logger.cpp`). Also with `gradient_as_bucket_view` gradients of micro-steps
+        that are not reduced lie outside the buckets, and between an update and the next reduction the
+        buckets are there while gradients are not.
+        """
+        ddp = self.module
+        if not isinstance(ddp, DistributedDataParallel):
+            return {}
+        in_buckets = self._micro_steps == 0 or self.strategy.reduces_each
+        reduced = in_buckets and any(p.grad is not None for p in ddp.parameters())
+        if ddp.gradient_as_bucket_view and reduced:
+            return {}
+        sizes = str(ddp._get_ddp_logging_data()["bucket_sizes"]).split(",")
+        return {"communication": sum(int(size) for size in sizes if size.strip())}
+
+
 class DdpBackend(Backend):
     """DDP with autocast; gradients cross the wire in the dtype of the weights."""
 
     Options: ClassVar[type[BackendOptions]] = DdpOptions
+    engine_class: ClassVar[type[DdpEngine]] = DdpEngine
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
@@ -60,45 +92,9 @@ class DdpBackend(Backend):
             autocast=True,
             offload=[],
             reduce_bucket_bytes=ddp.bucket_bytes_cap,
-            details={
-                "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
-            },
+            details={"gradient_as_bucket_view": ddp.gradient_as_bucket_view},
             skip_synchronisation=ddp.no_sync,
             reduces_each=each,
         )
         optimizer = build_optimizer(model.named_parameters())
-        return self._engine_class()(ddp, optimizer, context, strategy, grad_scaler(context))
-
-    def _engine_class(self) -> type[DdpEngine]:
-        return DdpEngine
-
-
-class DdpEngine(TorchEngine):
-    """Accounts for the buckets that DDP's reducer (C++) holds in addition to the gradients."""
-
-    def rehearse(self, batch: Batch) -> None:
-        """DDP lays out its buckets anew after its first backward pass.
-
-        The order in which a ring adds values depends on the place of an element in its bucket, so a resumed
-        run is exact only if it begins with the layout that the saved run had.
-        """
-        self.context.compute_loss(self.module, batch).backward()
-        self.module.zero_grad(set_to_none=True)
-
-    def hidden_bytes(self) -> dict[TensorKind, int]:
-        """Bytes of the buckets, unless the gradients are views of them just now.
-
-        torch lets nobody reach the buckets; `Logger` has their sizes from the reducer (torch 2.13,
-        `csrc/distributed/c10d/logger.cpp`). Also with `gradient_as_bucket_view` gradients of micro-steps
-        that are not reduced lie outside the buckets, and between an update and the next reduction the
-        buckets are there while gradients are not.
-        """
-        ddp = self.module
-        if not isinstance(ddp, DistributedDataParallel):
-            return {}
-        in_buckets = self._micro_steps == 0 or self.strategy.reduces_each
-        reduced = in_buckets and any(p.grad is not None for p in ddp.parameters())
-        if ddp.gradient_as_bucket_view and reduced:
-            return {}
-        sizes = str(ddp._get_ddp_logging_data()["bucket_sizes"]).split(",")
-        return {"communication": sum(int(size) for size in sizes if size.strip())}
+        return self.engine_class(ddp, optimizer, context, strategy, grad_scaler(context))

@@ -22,7 +22,7 @@ from harness.backends.base import Backend, BackendOptions, Preset, World
 from harness.backends.libraries.facts import unsupported, why_not_run
 from harness.backends.mesh import SECOND_COPY, Mesh
 from harness.backends.refusals import Unsupported, available, explain_refusal
-from harness.backends.strategy import ROUTES, Route, Sharding, StrategyKind
+from harness.backends.strategy import Route, StrategyKind
 from harness.backends.yaml_values import InvalidYaml, parse_value
 
 ENTRY_POINT_GROUP = "harness.backends"
@@ -80,186 +80,48 @@ def load(target: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-COMPARED_BY_DEFAULT = (
-    "single", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "accelerate-ddp",
-    "accelerate-zero3",
-)  # fmt: skip
-IN_SHORT_CHECK = ("ddp", "zero3", "fsdp")
 LIBRARIES: dict[Route, tuple[str, ...]] = {
     "native": (), "accelerate": ("accelerate",), "trainer": ("accelerate", "transformers"),
 }  # fmt: skip
-MODULES: dict[Route, tuple[str, str]] = {
-    "accelerate": ("accelerate:Accelerate", "through Accelerate"),
-    "trainer": ("trainer.backends:Trainer", "through transformers.Trainer"),
-}
-"""Of the libraries above a strategy: module and first word of its classes, and what summaries say."""
-SHARDED_BY_STAGE = (
-    "nothing",
-    "optimizer states",
-    "optimizer states and gradients",
-    "optimizer states, gradients and weights",
-)
+ALONE = ("target", "options", "summary", "compared", "checked", "parameters")
+"""Keys of a row of `registry.toml` besides those of its strategy."""
 
 
-def _entry(
-    name: str, target: str, options: str, summary: str, strategy: StrategyKind, **parameters: Any
-) -> Entry:
+def _read(table: str) -> dict[str, Any]:
+    return tomllib.loads(files(__package__).joinpath(table).read_text(encoding="utf-8"))
+
+
+def _entry(name: str, row: Mapping[str, Any]) -> Entry:
     """A built-in backend; its packages follow from the strategy."""
-    engine = () if strategy.zero_stage is None else ("deepspeed",)
+    strategy = StrategyKind(**{key: value for key, value in row.items() if key not in ALONE})
+    stage, parameters = strategy.zero_stage, row.get("parameters", {})
     return Entry(
         name=name,
-        target=f"harness.backends.{target}",
-        options=f"harness.backends.{options}" if ":" in options else f"harness.backends.options:{options}",
-        summary=summary,
-        packages=("torch", *LIBRARIES[strategy.route], *engine),
-        parameters=parameters,
+        target=f"harness.backends.{row['target']}",
+        options=f"harness.backends.options:{row['options']}",
+        summary=row["summary"],
+        packages=("torch", *LIBRARIES[strategy.route], *(() if stage is None else ("deepspeed",))),
+        parameters=parameters if stage is None else {"stage": stage},
         strategy=strategy,
-        in_default_comparison=name in COMPARED_BY_DEFAULT,
-        in_short_check=name in IN_SHORT_CHECK,
+        in_default_comparison=row.get("compared", False),
+        in_short_check=row.get("checked", False),
     )
 
 
-def _zero(
-    stage: int, prefix: str, target: str, options: str, summary: str, *, layers: str = "", **kind: Any
-) -> Entry:
-    """A ZeRO stage. `options`: how its class begins; `layers`: what its family adds where these are cut."""
-    number = ("", "12", "12", "3")[stage]
-    sharding: Sharding = ("none", "grad-op", "grad-op", "full-shard")[stage]  # type: ignore[assignment]
-    strategy = StrategyKind(family=f"zero{number or 0}{layers}", sharding=sharding, zero_stage=stage, **kind)
-    return _entry(f"{prefix}zero{stage}", target, f"{options}{number}Options", summary, strategy, stage=stage)
-
-
-def _prepared_zero(route: Route) -> list[Entry]:
-    (target, through), prefix = MODULES[route], ROUTES[route].prefix
-    return [
-        _zero(n, prefix, f"{target}ZeroBackend", "Zero", f"DeepSpeed ZeRO stage {n} {through}", route=route)
-        for n in (1, 2, 3)
-    ]
-
-
-def _prepared_ddp(route: Route, summary: str) -> Entry:
-    kind = StrategyKind(family="ddp", route=route)
-    target = f"{MODULES[route][0]}DdpBackend"
-    return _entry(f"{ROUTES[route].prefix}ddp", target, "ReductionOptions", summary, kind)
-
-
-def _prepared_fsdp(route: Route) -> list[Entry]:
-    (target, through), prefix = MODULES[route], ROUTES[route].prefix
-    return [
-        _entry(
-            f"{prefix}{name}", f"{target}FsdpBackend", "AccelerateFsdpOptions", f"{what} {through}",
-            StrategyKind(family=f"fsdp{version}", sharding="full-shard", route=route), version=version,
-        )
-        for name, version, what in (("fsdp", 2, "FSDP2"), ("fsdp1", 1, "FSDP1 FULL_SHARD"))
-    ]  # fmt: skip
-
-
-def _fsdp(version: int, name: str, sharding: Sharding, summary: str, options: str = "") -> Entry:
-    return _entry(
-        name, f"fsdp.fsdp{version}:Fsdp{version}Backend", f"Fsdp{version}{options}Options", summary,
-        StrategyKind(family=f"fsdp{version}", sharding=sharding), sharding=sharding,
-    )  # fmt: skip
-
-
-FSDP2 = "fully_shard (FSDP2)"
-ENTRIES = [
-    _entry(
-        "single", "single:SingleBackend", "SingleOptions", "one process, whole global batch: the reference",
-        StrategyKind(family="single", sharding="single"),
-    ),
-    _entry(
-        "ddp", "ddp:DdpBackend", "DdpOptions", "DistributedDataParallel: nothing sharded",
-        StrategyKind(family="ddp"),
-    ),
-    _entry(
-        "replicate", "fsdp.fsdp2:ReplicateBackend", "ReductionOptions",
-        "replicate (torch's composable DDP): nothing sharded, gradients all-reduced by block",
-        StrategyKind(family="replicate"), sharding="none",
-    ),
-    *(
-        _zero(stage, "", "zero.backend:ZeroBackend", "Zero", f"DeepSpeed ZeRO stage {stage}: {what} sharded")
-        for stage, what in enumerate(SHARDED_BY_STAGE)
-    ),
-    _fsdp(
-        2, "fsdp", "full-shard", f"{FSDP2}, weights gathered for forward and again for backward", "FullShard"
-    ),
-    _fsdp(2, "fsdp-grad-op", "grad-op", f"{FSDP2}, weights kept gathered between forward and backward"),
-    _fsdp(
-        2, "fsdp-hybrid", "hybrid", f"{FSDP2} on a 2-D mesh: sharded within, replicated across groups",
-        "Hybrid",
-    ),
-    _fsdp(1, "fsdp1", "full-shard", "FSDP1 FULL_SHARD"),
-    _fsdp(1, "fsdp1-grad-op", "grad-op", "FSDP1 SHARD_GRAD_OP"),
-    _fsdp(1, "fsdp1-no-shard", "none", "FSDP1 NO_SHARD"),
-    _fsdp(1, "fsdp1-hybrid", "hybrid", "FSDP1 HYBRID_SHARD", "Hybrid"),
-    _fsdp(1, "fsdp1-hybrid-grad-op", "hybrid-grad-op", "FSDP1 _HYBRID_SHARD_ZERO2", "Hybrid"),
-    _prepared_ddp("accelerate", "DDP through Accelerate"),
-    *_prepared_zero("accelerate"),
-    *_prepared_fsdp("accelerate"),
-    _prepared_ddp("trainer", "DDP through transformers.Trainer"),
-    *_prepared_fsdp("trainer"),
-    *_prepared_zero("trainer"),
-    _entry(
-        "cp", "sequence.context_parallel:ContextParallelBackend", "ContextParallelOptions",
-        "context parallelism (ring attention) with DistributedDataParallel",
-        StrategyKind(family="ddp", sequence="ring"),
-    ),
-    _entry(
-        "fsdp-cp", "sequence.context_parallel:FsdpContextParallelBackend", "FsdpContextParallelOptions",
-        "context parallelism (ring attention) with fully_shard (FSDP2)",
-        StrategyKind(family="fsdp2", sharding="full-shard", sequence="ring"),
-    ),
-    *(
-        _zero(
-            stage, "ulysses-", "sequence.ulysses:UlyssesBackend", "Ulysses",
-            f"DeepSpeed Ulysses (attention divided by heads) with ZeRO stage {stage}", sequence="exchange",
-        )
-        for stage in (1, 2, 3)
-    ),
-    _entry(
-        "pp", "pipeline.backend:PipelineBackend", "PipelineOptions",
-        "pipeline parallel: stages of blocks under a schedule of torch.distributed.pipelining",
-        StrategyKind(family="pipeline", sharding="pipeline"),
-    ),
-    _entry(
-        "tp", "tensor.backend:TensorBackend", "TensorOptions",
-        "DTensor: layers cut over ranks, nothing sharded",
-        StrategyKind(family="tensor"),
-    ),
-    _entry(
-        "fsdp-tp", "tensor.backend:FsdpTensorBackend", "FsdpTensorOptions",
-        "FSDP2 on a 2-D mesh: layers cut over neighbours, states sharded across them",
-        StrategyKind(family="fsdp2-tensor", sharding="full-shard"),
-    ),
-    *(
-        _zero(
-            stage, "autotp-", "tensor.autotp:AutoTpBackend", "AutoTp",
-            f"DeepSpeed AutoTP (layers cut over neighbours) with ZeRO stage {stage}", layers="-tensor",
-        )
-        for stage in (1, 2, 3)
-    ),
-]  # fmt: skip
-
-
-OTHER_NAMES: dict[str, list[str]] = tomllib.loads(
-    files(__package__).joinpath("other_names.toml").read_text(encoding="utf-8")
-)
+ENTRIES = [_entry(name, row) for name, row in _read("registry.toml").items()]
+OTHER_NAMES: dict[str, list[str]] = _read("other_names.toml")
 """By small letters and digits alone."""
 STAGE = re.compile(r"(?:deepspeed|ds)?(?:zero)?(?:stage)?([0-3])")
 
 
 def meant(given: str, known: Iterable[str]) -> list[str]:
     """Backends that 'ZeRO-3', 'deepspeed' or 'FULL_SHARD' stands for; empty if nobody can tell."""
-    plain = _plain(given)
-    same = [name for name in known if _plain(name) == plain]
+    plain, *names = (re.sub(r"[^a-z0-9]", "", name.lower()) for name in (given, *known))
+    same = [name for name, other in zip(known, names, strict=True) if other == plain]
     if same or plain in OTHER_NAMES:
         return same or OTHER_NAMES[plain]
     stage = STAGE.fullmatch(plain)
     return [f"zero{stage[1]}"] if stage else []
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 __all__ = [
@@ -277,13 +139,11 @@ BUILT_IN = {entry.name: entry for entry in ENTRIES}
 ALSO_UNDER_LIBRARY_DEFAULTS = ("zero3", "fsdp")
 """Which the default comparison runs once more, to show what like-for-like costs or gives them."""
 IN_DEFAULT_COMPARISON = tuple(
-    label
+    entry.name + suffix
     for entry in ENTRIES
     if entry.in_default_comparison
-    for label in (
-        entry.name,
-        *([f"{entry.name}:preset=library-defaults"] if entry.name in ALSO_UNDER_LIBRARY_DEFAULTS else []),
-    )
+    for suffix in ("", ":preset=library-defaults")
+    if not suffix or entry.name in ALSO_UNDER_LIBRARY_DEFAULTS
 )
 """Labels, in the order of the backends."""
 
@@ -416,28 +276,28 @@ def placed(label: str, world: World) -> World:
 
 
 def canonical_label(label: str) -> str:
-    """The one spelling of a label: options that were set, sorted by name, without blanks."""
+    """The one spelling of a label: options that were set, sorted by name, without blanks.
+
+    What is read as the same value again: text that looks like a number keeps its quotes.
+    """
     entry, options = parse(label)
-    given = options.model_dump(exclude_unset=True, exclude_none=True)
-    text = ",".join(f"{key}={_spelled(given[key])}" for key in sorted(given))
-    return f"{entry.name}:{text}" if text else entry.name
+    spelled = []
+    for key, value in sorted(options.model_dump(exclude_unset=True, exclude_none=True).items()):
+        text = str(value)
+        if isinstance(value, str):
+            try:
+                same = parse_value(text) == value
+            except InvalidYaml:
+                same = False
+            text = text if same else json.dumps(value, ensure_ascii=False)
+        spelled.append(f"{key}={text}")
+    return f"{entry.name}:{','.join(spelled)}" if spelled else entry.name
 
 
 def label_with(label: str, **options: object) -> str:
     """The one spelling of a label with further options. Raises UnknownBackend for one that it has."""
     added = ",".join(f"{key}={value}" for key, value in options.items())
     return canonical_label(f"{label}{',' if ':' in label else ':'}{added}")
-
-
-def _spelled(value: Any) -> str:
-    """What is read as the same value again: text that looks like a number keeps its quotes."""
-    text = str(value)
-    if not isinstance(value, str):
-        return text
-    try:
-        return text if parse_value(text) == value else json.dumps(value, ensure_ascii=False)
-    except InvalidYaml:
-        return json.dumps(value, ensure_ascii=False)
 
 
 def moving_parts(label: str) -> tuple[bool, int]:

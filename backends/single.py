@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from .base import (
     Backend,
-    BackendOptions,
     Batch,
     BuildModel,
     BuildOptimizer,
@@ -167,9 +166,6 @@ class SingleBackend(Backend):
 
     Options = SingleOptions
 
-    def __init__(self, options: BackendOptions) -> None:
-        super().__init__(options)
-
     def unmet_requirements(self, world: World) -> list[str]:
         if world.world_size == 1:
             return []
@@ -206,10 +202,5 @@ class SingleBackend(Backend):
             fp32_norm=getattr(self.options, "norm", None) == "fp32",
         )
         engine_class = CastEngine if cast else TorchEngine
-        return engine_class(
-            model,
-            build_optimizer(model.named_parameters()),
-            context,
-            strategy,
-            grad_scaler(context),
-        )
+        optimizer = build_optimizer(model.named_parameters())
+        return engine_class(model, optimizer, context, strategy, grad_scaler(context))

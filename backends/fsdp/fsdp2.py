@@ -109,6 +109,7 @@ class Fsdp2Backend(Backend):
     """`fully_shard`; with `grad-op` blocks keep their gathered weights for the backward pass."""
 
     Options: ClassVar[type[BackendOptions]] = Fsdp2Options
+    engine_class: ClassVar[type[Fsdp2Engine]] = Fsdp2Engine
 
     def __init__(self, options: BackendOptions, *, sharding: Sharding = "full-shard") -> None:
         super().__init__(options)
@@ -165,10 +166,7 @@ class Fsdp2Backend(Backend):
         )
         strategy = self._norm(strategy, whole_mesh)
         optimizer = build_optimizer(model.named_parameters())
-        return self._engine_class()(model, optimizer, context, strategy, grad_scaler(context))
-
-    def _engine_class(self) -> type[Fsdp2Engine]:
-        return Fsdp2Engine
+        return self.engine_class(model, optimizer, context, strategy, grad_scaler(context))
 
     def _divide(
         self, model: nn.Module, blocks: list[nn.Module], arguments: dict[str, Any], context: SetupContext

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -64,12 +65,9 @@ class PreparedFsdpBackend(Backend):
         settings: dict[str, Any],
         build_optimizer: BuildOptimizer,
         context: SetupContext,
-    ) -> tuple[Any, Any, Any, Any]:
-        """Who drives the engine, the Accelerator, the wrapped model and its optimizer."""
-
-    @abstractmethod
-    def _engine(self, driver: Any, *arguments: Any) -> TorchEngine:
-        """The harness's engine; the arguments are those of TorchEngine."""
+    ) -> tuple[Callable[..., TorchEngine], Any, Any, Any]:
+        """What makes the harness's engine of the arguments of TorchEngine; the Accelerator, the wrapped model
+        and its optimizer."""
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
@@ -77,10 +75,10 @@ class PreparedFsdpBackend(Backend):
         model, loading = initial_model(build_model, self.options, context.world)
         count = parameter_count(model)
         settings = self._settings(model, context)
-        driver, accelerator, prepared, optimizer = self._prepare(model, settings, build_optimizer, context)
+        made, accelerator, prepared, optimizer = self._prepare(model, settings, build_optimizer, context)
         strategy = fsdp_strategy(prepared, accelerator, context, count, self.options, through=self.through)
         strategy = replace(strategy, native_config=native_config(accelerator, settings), loading=loading)
-        return self._engine(driver, prepared, optimizer, context, strategy, accelerator.scaler)
+        return made(prepared, optimizer, context, strategy, accelerator.scaler)
 
     def _require_fsdp(self, accelerator: Any) -> None:
         """Raise Unsupported where the library would train under another strategy than FSDP."""

@@ -176,15 +176,11 @@ class ContextParallelBackend(RingBackend, DdpBackend):
     """`context_parallel` within groups of neighbours, DDP over all ranks."""
 
     Options = ContextParallelOptions
-
-    def _engine_class(self) -> type[DdpEngine]:
-        return RingDdpEngine
+    engine_class = RingDdpEngine
 
 
 class FsdpContextParallelBackend(RingBackend, Fsdp2Backend):
     """`context_parallel` within groups of neighbours, FSDP2 over all ranks."""
 
     Options = FsdpContextParallelOptions
-
-    def _engine_class(self) -> type[Fsdp2Engine]:
-        return RingFsdp2Engine
+    engine_class = RingFsdp2Engine

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from harness.backends.base import Effective, SetupContext, Unsupported
+from harness.backends.base import BuildModel, BuildOptimizer, Effective, Engine, SetupContext, Unsupported
 from harness.backends.options import Ulysses12Options
 from harness.backends.zero.backend import ZeroBackend
 from harness.backends.zero.engine import ZeroEngine
@@ -22,8 +22,58 @@ KERNEL = "sdpa"
 """The kernel between the two exchanges."""
 
 
+class UlyssesEngine(ZeroEngine):
+    """Gives DeepSpeed the loss that its documentation asks for.
+
+    That loss is the mean over the ranks of a sample, gathered by an operator whose backward pass adds up what
+    they return: `sequence` times the gradient of a rank's own part. Stage 3 averages over all ranks
+    (`reduce_scatter_coalesced`), which makes it right. Stages 1 and 2 average over data ranks only
+    (`average_tensor`, runtime/zero/stage_1_and_2.py of DeepSpeed 0.19.8), which leaves it `sequence` times
+    too large; with `corrects` they are given the loss of a rank's own part, which they average rightly.
+    """
+
+    corrects = False
+
+    def backward(self, loss: Tensor, *, last_micro_step: bool) -> None:
+        factor = 1 if self.corrects else self._shared
+        super().backward(loss * factor, last_micro_step=last_micro_step)
+
+    def effective(self) -> Effective:
+        found = super().effective()
+        factor = self._shared if self.stage < 3 and not self.corrects else 1
+        details = {"sequence": self._shared, "gradient_factor": factor}
+        return replace(found, strategy=f"Ulysses with {found.strategy}", details=found.details | details)
+
+    def close(self) -> None:
+        """Take the exchange out of transformers, and DeepSpeed's groups with it."""
+        from deepspeed.runtime.sequence_parallel import parallel_state_sp
+        from deepspeed.utils import groups
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        super().close()
+        del ALL_ATTENTION_FUNCTIONS[KERNEL]
+        if hasattr(parallel_state_sp, "_release_sequence_parallel_groups"):  # 0.18 leaves them to the process
+            parallel_state_sp._release_sequence_parallel_groups()
+        groups.mpu = None
+
+    @property
+    def _shared(self) -> int:
+        """Ranks that share samples."""
+        return self.context.world.mesh.size("sequence")
+
+
 class UlyssesBackend(ZeroBackend):
     """ZeRO over all ranks, of which neighbours share samples."""
+
+    engine_class = UlyssesEngine
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        engine = super().prepare(build_model, build_optimizer, context)
+        assert isinstance(engine, UlyssesEngine)
+        engine.corrects = isinstance(self.options, Ulysses12Options) and self.options.correct_gradients
+        return engine
 
     def _parallel_groups(self, deepspeed: ModuleType, model: nn.Module, context: SetupContext) -> Any:
         """Put the exchange around the model's attention; DeepSpeed's account of the groups of ranks.
@@ -48,58 +98,6 @@ class UlyssesBackend(ZeroBackend):
         return super()._configuration(model, count, context) | {
             "sequence_parallel_size": context.world.mesh.size("sequence")
         }
-
-    def _engine_class(self) -> type[ZeroEngine]:
-        corrects = isinstance(self.options, Ulysses12Options) and self.options.correct_gradients
-        return CorrectedUlyssesEngine if corrects else UlyssesEngine
-
-
-class UlyssesEngine(ZeroEngine):
-    """Gives DeepSpeed the loss that its documentation asks for.
-
-    That loss is the mean over the ranks of a sample, gathered by an operator whose backward pass adds up what
-    they return: `sequence` times the gradient of a rank's own part. Stage 3 averages over all ranks
-    (`reduce_scatter_coalesced`), which makes it right. Stages 1 and 2 average over data ranks only
-    (`average_tensor`, runtime/zero/stage_1_and_2.py of DeepSpeed 0.19.8), which leaves it `sequence` times
-    too large.
-    """
-
-    def backward(self, loss: Tensor, *, last_micro_step: bool) -> None:
-        super().backward(loss * self._shared, last_micro_step=last_micro_step)
-
-    def effective(self) -> Effective:
-        found = super().effective()
-        details = {"sequence": self._shared, "gradient_factor": self._shared if self.stage < 3 else 1}
-        return replace(found, strategy=f"Ulysses with {found.strategy}", details=found.details | details)
-
-    def close(self) -> None:
-        """Take the exchange out of transformers, and DeepSpeed's groups with it."""
-        from deepspeed.runtime.sequence_parallel import parallel_state_sp
-        from deepspeed.utils import groups
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-        super().close()
-        del ALL_ATTENTION_FUNCTIONS[KERNEL]
-        if hasattr(parallel_state_sp, "_release_sequence_parallel_groups"):  # 0.18 leaves them to the process
-            parallel_state_sp._release_sequence_parallel_groups()
-        groups.mpu = None
-
-    @property
-    def _shared(self) -> int:
-        """Ranks that share samples."""
-        return self.context.world.mesh.size("sequence")
-
-
-class CorrectedUlyssesEngine(UlyssesEngine):
-    """The same with gradients divided by `sequence`: the loss of a rank's own part is what stages 1 and 2
-    average rightly."""
-
-    def backward(self, loss: Tensor, *, last_micro_step: bool) -> None:
-        ZeroEngine.backward(self, loss, last_micro_step=last_micro_step)
-
-    def effective(self) -> Effective:
-        found = super().effective()
-        return replace(found, details=found.details | {"gradient_factor": 1})
 
 
 def why_not_exchanged(model: nn.Module, shared: int) -> str | None:

@@ -27,36 +27,6 @@ GROUPS = ("_TENSOR_MODEL_PARALLEL_GROUP", "_MODEL_PARALLEL_GROUP", "_DATA_PARALL
 """Where `deepspeed.utils.groups` (0.19.8) keeps its account of the ranks for the whole process."""
 
 
-class AutoTpBackend(ZeroBackend):
-    """ZeRO along 'data' of a model whose layers DeepSpeed cuts along 'tensor'."""
-
-    def _loading(self, asked: Loading) -> Loading:
-        """Every rank builds the whole model: DeepSpeed cuts weights that are there."""
-        return "full"
-
-    def _parallel_groups(self, deepspeed: ModuleType, model: nn.Module, context: SetupContext) -> Any:
-        """Nothing: DeepSpeed makes the groups itself. Raises Unsupported where its plan does not fit."""
-        ranks = context.world.mesh.size("tensor")
-        require_plan(model, ranks)
-        if not getattr(model, "_tp_plan", None):
-            raise Unsupported(
-                f"DeepSpeed {deepspeed.__version__}, AutoTP: transformers has no plan for "
-                f"{type(model).__name__}, and cutting by names of layers alone was not validated"
-            )
-
-    def _configuration(self, model: nn.Module, count: int, context: SetupContext) -> dict[str, Any]:
-        return super()._configuration(model, count, context) | {
-            "tensor_parallel": {
-                "autotp_size": context.world.mesh.size("tensor"),
-                # Else DeepSpeed cuts the logits of tied weights and replaces the model's loss by its own.
-                "vocab_parallel_lm_head": False,
-            }
-        }
-
-    def _engine_class(self) -> type[ZeroEngine]:
-        return AutoTpEngine
-
-
 class AutoTpEngine(ZeroEngine):
     """Puts the parts of layers together where whole parameters are asked for."""
 
@@ -160,3 +130,32 @@ class AutoTpEngine(ZeroEngine):
         )
         for group, tensor in enumerate(flat):
             setattr(tensor, COUNTED_RANGES, own.get(group, []))
+
+
+class AutoTpBackend(ZeroBackend):
+    """ZeRO along 'data' of a model whose layers DeepSpeed cuts along 'tensor'."""
+
+    engine_class = AutoTpEngine
+
+    def _loading(self, asked: Loading) -> Loading:
+        """Every rank builds the whole model: DeepSpeed cuts weights that are there."""
+        return "full"
+
+    def _parallel_groups(self, deepspeed: ModuleType, model: nn.Module, context: SetupContext) -> Any:
+        """Nothing: DeepSpeed makes the groups itself. Raises Unsupported where its plan does not fit."""
+        ranks = context.world.mesh.size("tensor")
+        require_plan(model, ranks)
+        if not getattr(model, "_tp_plan", None):
+            raise Unsupported(
+                f"DeepSpeed {deepspeed.__version__}, AutoTP: transformers has no plan for "
+                f"{type(model).__name__}, and cutting by names of layers alone was not validated"
+            )
+
+    def _configuration(self, model: nn.Module, count: int, context: SetupContext) -> dict[str, Any]:
+        return super()._configuration(model, count, context) | {
+            "tensor_parallel": {
+                "autotp_size": context.world.mesh.size("tensor"),
+                # Else DeepSpeed cuts the logits of tied weights and replaces the model's loss by its own.
+                "vocab_parallel_lm_head": False,
+            }
+        }

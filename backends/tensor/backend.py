@@ -131,6 +131,7 @@ class FsdpTensorBackend(Fsdp2Backend):
     """`fully_shard` along 'shard' of a model whose layers are cut along 'tensor'."""
 
     Options = FsdpTensorOptions
+    engine_class = FsdpTensorEngine
 
     def unmet_requirements(self, world: World) -> list[str]:
         mesh = self.options.mesh(world.world_size)
@@ -148,9 +149,6 @@ class FsdpTensorBackend(Fsdp2Backend):
     def _cut(self, model: nn.Module, mesh: DeviceMesh) -> DeviceMesh:
         cut_layers(model, mesh["tensor"])
         return mesh["shard"]
-
-    def _engine_class(self) -> type[Fsdp2Engine]:
-        return FsdpTensorEngine
 
     def _norm(self, strategy: TorchStrategy, mesh: DeviceMesh) -> TorchStrategy:
         return replace(strategy, norm_group=dist.group.WORLD, norm_copies=partial(copies, ranks=mesh.size()))

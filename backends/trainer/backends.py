@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -33,7 +35,6 @@ class TrainerDdpBackend(Backend):
         from harness.backends.trainer.engines import (
             HeldTrainer,
             TrainerDdpEngine,
-            details_of,
             reduced_as,
             training_arguments,
         )
@@ -48,13 +49,10 @@ class TrainerDdpBackend(Backend):
         prepared: Any = trainer.model_wrapped
         optimizer: Any = trainer.optimizer
         strategy = ddp_strategy(prepared, trainer.accelerator, context, count, given, through="Trainer")
-        strategy.details.update(details_of(trainer))
         if isinstance(prepared, nn.parallel.DistributedDataParallel):
             strategy.details["gradient_as_bucket_view"] = prepared.gradient_as_bucket_view
             strategy.details["find_unused_parameters"] = prepared.find_unused_parameters
-        engine = TrainerDdpEngine(prepared, optimizer, context, strategy, trainer.accelerator.scaler)
-        engine.trainer = trainer
-        return engine
+        return TrainerDdpEngine(trainer, prepared, optimizer, context, strategy, trainer.accelerator.scaler)
 
 
 class TrainerZeroBackend(PreparedZeroBackend):
@@ -69,8 +67,8 @@ class TrainerZeroBackend(PreparedZeroBackend):
         config: dict[str, Any],
         build_optimizer: BuildOptimizer,
         context: SetupContext,
-    ) -> tuple[Any, Any, dict[str, Any]]:
-        from harness.backends.trainer.engines import HeldTrainer, training_arguments
+    ) -> tuple[Callable[..., ZeroEngine], Any, dict[str, Any]]:
+        from harness.backends.trainer.engines import HeldTrainer, TrainerZeroEngine, training_arguments
 
         arguments = training_arguments(
             context,
@@ -83,12 +81,7 @@ class TrainerZeroBackend(PreparedZeroBackend):
         trainer.start()
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # Trainer sets its own level
         handed_over = dict(trainer.accelerator.state.deepspeed_plugin.deepspeed_config)
-        return trainer, trainer.model_wrapped, handed_over
-
-    def _engine(self, driver: Any, *arguments: Any) -> ZeroEngine:
-        from harness.backends.trainer.engines import TrainerZeroEngine
-
-        return TrainerZeroEngine(driver, *arguments)
+        return partial(TrainerZeroEngine, trainer), trainer.model_wrapped, handed_over
 
 
 class TrainerFsdpBackend(PreparedFsdpBackend):
@@ -111,8 +104,14 @@ class TrainerFsdpBackend(PreparedFsdpBackend):
         settings: dict[str, Any],
         build_optimizer: BuildOptimizer,
         context: SetupContext,
-    ) -> tuple[Any, Any, Any, Any]:
-        from harness.backends.trainer.engines import HeldTrainer, reduced_as, training_arguments
+    ) -> tuple[Callable[..., TorchEngine], Any, Any, Any]:
+        from harness.backends.trainer.engines import (
+            HeldTrainer,
+            TrainerFsdp1Engine,
+            TrainerFsdp2Engine,
+            reduced_as,
+            training_arguments,
+        )
 
         if offloads(self.options) and self.version == 2:
             raise Unsupported(
@@ -125,13 +124,5 @@ class TrainerFsdpBackend(PreparedFsdpBackend):
         trainer = HeldTrainer(model, arguments, context, build_optimizer)
         self._require_fsdp(trainer.accelerator)
         trainer.start()
-        return trainer, trainer.accelerator, trainer.model_wrapped, trainer.optimizer
-
-    def _engine(self, driver: Any, *arguments: Any) -> TorchEngine:
-        from harness.backends.trainer.engines import TrainerFsdp1Engine, TrainerFsdp2Engine, details_of
-
-        engine_class = TrainerFsdp2Engine if self.version == 2 else TrainerFsdp1Engine
-        engine = engine_class(*arguments)
-        engine.strategy.details.update(details_of(driver))
-        engine.trainer = driver
-        return engine
+        made: Any = TrainerFsdp2Engine if self.version == 2 else TrainerFsdp1Engine
+        return partial(made, trainer), trainer.accelerator, trainer.model_wrapped, trainer.optimizer

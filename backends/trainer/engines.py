@@ -272,7 +272,11 @@ class TrainerTorchEngine(TorchEngine):
     """What Trainer does with an optimizer of torch's own: clipping, unscaling and update are its."""
 
     own_thread = True
-    trainer: HeldTrainer
+
+    def __init__(self, trainer: HeldTrainer, *args: Any) -> None:
+        super().__init__(*args)
+        self.trainer = trainer
+        self.strategy.details.update(details_of(trainer))
 
     def forward(self, batch: Batch) -> Tensor:
         # Trainer's `evaluate` is another loop; the wrapped model is the same.

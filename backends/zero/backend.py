@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
@@ -117,6 +117,7 @@ class ZeroBackend(Backend):
 
     Options = ZeroOptions
     packages: ClassVar[tuple[str, ...]] = ("torch", "deepspeed")
+    engine_class: ClassVar[type[ZeroEngine]] = ZeroEngine
 
     def __init__(self, options: BackendOptions, *, stage: int = 0) -> None:
         super().__init__(options)
@@ -170,14 +171,11 @@ class ZeroBackend(Backend):
             forget_dummy_step(optimizer)
         if self.stage in (1, 2):
             require_whole_blocks(engine.optimizer, context.optimizer)
-        return self._engine_class()(engine, context, config, self.stage, count, loading)
+        return self.engine_class(engine, context, config, self.stage, count, loading)
 
     def _loading(self, asked: Loading) -> Loading:
         """How initial weights reach this rank."""
         return asked if self.stage == 3 else "full"
-
-    def _engine_class(self) -> type[ZeroEngine]:
-        return ZeroEngine
 
     def _parallel_groups(self, deepspeed: ModuleType, model: nn.Module, context: SetupContext) -> Any:
         """DeepSpeed's account of groups of ranks ('mpu'), where they are not all data parallel."""
@@ -262,12 +260,9 @@ class PreparedZeroBackend(ZeroBackend):
         config: dict[str, Any],
         build_optimizer: BuildOptimizer,
         context: SetupContext,
-    ) -> tuple[Any, Any, dict[str, Any]]:
-        """Who drives the engine, the engine, and the configuration as DeepSpeed was given it."""
-
-    @abstractmethod
-    def _engine(self, driver: Any, *arguments: Any) -> ZeroEngine:
-        """The harness's engine around DeepSpeed's; the arguments are those of ZeroEngine."""
+    ) -> tuple[Callable[..., ZeroEngine], Any, dict[str, Any]]:
+        """What makes the harness's engine around DeepSpeed's of the arguments of ZeroEngine; DeepSpeed's; the
+        configuration as it was given it."""
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
@@ -279,9 +274,9 @@ class PreparedZeroBackend(ZeroBackend):
         refuse_complex(model, "DeepSpeed")
         count = parameter_count(model)
         config = self._configuration(model, count, context)
-        driver, engine, handed_over = self._prepare(model, config, build_optimizer, context)
+        made, engine, handed_over = self._prepare(model, config, build_optimizer, context)
         if not isinstance(engine, deepspeed.DeepSpeedEngine):
             raise Unsupported(
                 f"{self.library} {version(self.library)} prepared {type(engine).__name__}, not DeepSpeed"
             )
-        return self._engine(driver, engine, context, handed_over, self.stage, count)
+        return made(engine, context, handed_over, self.stage, count)
