@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -69,25 +70,37 @@ BYTES = ("data", "tokenizer", "bytes")
 """The tokenizer that has no files."""
 
 
+def _given(document: dict[str, Any], settings: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str, str]]:
+    """Section, key and value of those of these settings that are given as text."""
+    for section, key in settings:
+        values = document.get(section)
+        if isinstance(values, dict) and isinstance(given := values.get(key), str):
+            yield section, key, given
+
+
 def count_from(folder: Path, document: dict[str, Any]) -> None:
     """Let relative paths of a configuration file count from the file's folder; hub names stay.
 
     A path that exists only from the working directory stays, too.
     """
-    for section, key in SETTINGS:
-        values = document.get(section)
-        if not isinstance(values, dict) or not isinstance(given := values.get(key), str):
+    for section, key, given in _given(document, SETTINGS):
+        if not given or (section, key, given) == BYTES:
             continue
-        if given and (section, key, given) != BYTES:
-            values[key] = _from(folder, given)
+        path = os.path.normpath(folder / os.path.expanduser(given))
+        if os.path.exists(path):
+            # A bare word would be looked up on the hub where the working directory changes.
+            counts = os.path.isabs(path) or os.sep in path
+        else:
+            counts = given.startswith(("./", "../")) and not os.path.exists(given) and os.sep in path
+        if counts:
+            document[section][key] = path
 
 
 def expand_home(document: dict[str, Any]) -> None:
     """Replace a leading '~' by the home folder: a shell leaves it after `--set model.name=`."""
-    for section, key in SETTINGS:
-        values = document.get(section)
-        if isinstance(values, dict) and isinstance(values.get(key), str) and values[key].startswith("~"):
-            values[key] = os.path.expanduser(values[key])
+    for section, key, given in _given(document, SETTINGS):
+        if given.startswith("~"):
+            document[section][key] = os.path.expanduser(given)
 
 
 def only_elsewhere(job: Job) -> list[str]:
@@ -128,38 +141,17 @@ def find_factories(document: dict[str, Any], folders: Sequence[Path]) -> None:
 
     'shapes:images' becomes 'configs/shapes.py:images'; installed modules stay.
     """
-    for section, key in FACTORIES:
-        values = document.get(section)
-        if not isinstance(values, dict) or not isinstance(given := values.get(key), str):
-            continue
-        try:
+    for section, key, given in _given(document, FACTORIES):
+        with suppress(ValueError):  # said when the document is validated
             place, function = split_factory(given)
-        except ValueError:  # said when the document is validated
-            continue
-        for folder in folders:
-            file = _module_file(folder, place)
-            if file is not None:
-                values[key] = f"{os.path.normpath(file)}:{function}"
-                break
-
-
-def _module_file(folder: Path, place: str) -> Path | None:
-    """The source of a dotted module, or the file itself, in a folder."""
-    if place.endswith(".py"):
-        file = folder / os.path.expanduser(place)
-        return file if file.is_file() else None
-    path = folder.joinpath(*place.split("."))
-    candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
-    return next((file for file in candidates if file.is_file()), None)
-
-
-def _from(folder: Path, given: str) -> str:
-    path = os.path.normpath(folder / os.path.expanduser(given))
-    if os.path.exists(path):
-        # A bare word would be looked up on the hub where the working directory changes.
-        return path if os.path.isabs(path) or os.sep in path else given
-    leads_out = given.startswith(("./", "../"))
-    return path if leads_out and not os.path.exists(given) and os.sep in path else given
+            if place.endswith(".py"):
+                names = [os.path.expanduser(place)]
+            else:
+                path = place.replace(".", os.sep)
+                names = [f"{path}.py", os.path.join(path, "__init__.py")]
+            found = (folder / name for folder in folders for name in names)
+            if (file := next((file for file in found if file.is_file()), None)) is not None:
+                document[section][key] = f"{os.path.normpath(file)}:{function}"
 
 
 def _seen_from(given: str) -> str:
@@ -208,25 +200,17 @@ def _with_inherited(path: Path, heirs: Sequence[Path]) -> dict[str, Any]:
     count_from(path.parent, document)
     find_factories(document, [path.parent, Path()])
     merged: dict[str, Any] = {}
-    for name in _names(bases, path):
+    names = [bases] if isinstance(bases, str) else bases
+    if not isinstance(names, list) or not all(isinstance(n, str) and n and "\0" not in n for n in names):
+        raise HarnessError(
+            f"configuration {path}: `{INHERITS}` was given {bases!r}; give a file, or a list of "
+            "files, where later ones override earlier ones"
+        )
+    for name in names:
         base = resolve(Path(name), "configs")
         base = base if base.is_absolute() else path.parent / base
         merged = _merged(merged, _with_inherited(base, [*heirs, own]))
     return _merged(merged, document)
-
-
-def _names(given: Any, path: Path) -> list[str]:
-    names = [given] if isinstance(given, str) else given
-    if not isinstance(names, list) or not all(map(_is_name, names)):
-        raise HarnessError(
-            f"configuration {path}: `{INHERITS}` was given {given!r}; give a file, or a list of "
-            "files, where later ones override earlier ones"
-        )
-    return names
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name != "" and "\0" not in name
 
 
 def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

@@ -30,33 +30,12 @@ from harness.job.job import Job, SettingsSection
 class Limits(SettingsSection):
     """Times after which a run is ended and recorded as timeout, with where each rank was."""
 
-    timeout_seconds: PositiveFloat | None = Field(
-        None,
-        description="seconds after which a run is stopped and recorded as timeout; default: 1800 plus three "
-        "times what its steps need at their measured pace, known from the second step on",
-    )
-    stuck_after_steps: PositiveFloat = Field(
-        10.0,
-        description="a run ends when no rank moves for this many median steps plus `stuck_after_seconds`",
-    )
-    stuck_after_seconds: PositiveFloat = Field(
-        30.0, description="seconds added to `stuck_after_steps`; the record then shows where each rank was"
-    )
-    phase_timeout_seconds: PositiveFloat = Field(
-        570.0,
-        description="outside of training steps and evaluations (start, checkpoint, torch.compile) a run ends "
-        "when no rank moves for this many seconds",
-    )
-    start_timeout_seconds: PositiveFloat = Field(
-        60.0,
-        description="a run ends when a rank stays this many seconds in a phase of the start that "
-        "others have left, and for three times as long as they needed",
-    )
-    idle_timeout_seconds: PositiveFloat = Field(
-        60.0,
-        description="outside of training steps and evaluations a run ends when for this many seconds no "
-        "rank made progress, computed, read or wrote (where all ranks are on one machine)",
-    )
+    timeout_seconds: PositiveFloat | None = None
+    stuck_after_steps: PositiveFloat = 10.0
+    stuck_after_seconds: PositiveFloat = 30.0
+    phase_timeout_seconds: PositiveFloat = 570.0
+    start_timeout_seconds: PositiveFloat = 60.0
+    idle_timeout_seconds: PositiveFloat = 60.0
 
     @classmethod
     def of(cls, runtime: Limits) -> Limits:
@@ -148,48 +127,17 @@ def speeds_are_asked(question: ReportFocus) -> bool:
 class MeasureSection(SettingsSection):
     """Which steps of a run are measured how."""
 
-    warmup_steps: NonNegativeInt = Field(3, description="first steps, excluded from all statistics")
-    probed_steps: NonNegativeInt = Field(
-        2,
-        description="steps after the warm-up whose memory and communication are recorded, not timed",
-    )
-    traced_steps: NonNegativeInt = Field(
-        1,
-        description="further steps, which torch's profiler records, not timed: how far communication "
-        "overlaps; on CUDA an extra step before them is discarded",
-    )
-    cooldown_steps: NonNegativeInt = Field(
-        3,
-        description="steps after the probed and traced ones, excluded as well, until the side effects "
-        "of the probes have faded; none in a run that would then time fewer than 8",
-    )
-    trace: bool = Field(
-        False, description="keep the profiler's trace of each rank, for Perfetto or chrome://tracing"
-    )
-    matmul_peak: bool = Field(
-        False,
-        description="before the training, measure on each rank what matrix products alone reach",
-    )
-    memory_snapshot: bool = Field(
-        False,
-        description="CUDA: write every allocation of the probed steps, with its stack, to a file per rank",
-    )
-    checkpoint: CheckpointFormat = Field(
-        "none",
-        description="save a checkpoint after the probed steps and load it again, with time, memory and "
-        "collectives recorded; its files are deleted again. native (or true): in the library's own format; "
-        "consolidated: the weights as Hugging Face reads them; neutral: weights and optimizer states by "
-        "name, from which other backends resume; none (or false): no checkpoint",
-    )
-    keep_checkpoint: bool = Field(
-        False, description="leave that checkpoint in the run's folder, as `checkpoint`"
-    )
-    timed: bool = Field(
-        True, description="time the remaining steps; false: only losses and weights are wanted"
-    )
-    weight_digests: bool = Field(
-        True, description="gather and digest all weights before the first and after the last step"
-    )
+    warmup_steps: NonNegativeInt = 3
+    probed_steps: NonNegativeInt = 2
+    traced_steps: NonNegativeInt = 1
+    cooldown_steps: NonNegativeInt = 3
+    trace: bool = False
+    matmul_peak: bool = False
+    memory_snapshot: bool = False
+    checkpoint: CheckpointFormat = "none"
+    keep_checkpoint: bool = False
+    timed: bool = True
+    weight_digests: bool = True
 
     @field_validator("checkpoint", mode="before")
     @classmethod
@@ -237,58 +185,23 @@ class MeasureSection(SettingsSection):
 class RuntimeSection(Limits):
     """The machine's side of a run."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is one")
-    threads_per_rank: PositiveInt | None = Field(
-        None, le=1024, description="CPU threads per rank; default: cores divided by the ranks of the node"
-    )
-    memory_limit: Bytes | None = Field(
-        None,
-        description="memory of each rank's device, such as 40GB, context and NCCL's buffers included; above "
-        "it the run is out of memory. On the CPU what torch's allocator may serve, from the first to the "
-        "last probed step",
-    )
-    preset: Literal["like-for-like", "library-defaults"] = Field(
-        "like-for-like",
-        description="like-for-like: settings that make strategies textbook-comparable",
-    )
-    loading: Loading = Field(
-        "slices",
-        description="how initial weights reach ranks that shard them: each draws or reads them and keeps "
-        "its part (slices), rank 0 broadcasts them, or every rank builds the whole model first (full)",
-    )
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads_per_rank: PositiveInt | None = Field(None, le=1024)
+    memory_limit: Bytes | None = None
+    preset: Literal["like-for-like", "library-defaults"] = "like-for-like"
+    loading: Loading = "slices"
 
 
 class CompareSection(SettingsSection):
     """The matrix that `compare` runs."""
 
-    question: ReportFocus = Field(
-        "all",
-        description="what the report answers: speed, memory, footprint (memory and traffic of a rank), "
-        "parity, scaling, or all; it states no figures of speed unless they were asked for",
-    )
-    backends: list[str] = Field(
-        list(IN_DEFAULT_COMPARISON),
-        min_length=1,
-        description="backends, with options after a colon; [all] for every registered one",
-    )
-    world_sizes: list[PositiveInt] = Field([2], min_length=1, description="numbers of ranks")
-    repeats: PositiveInt = Field(1, le=MOST_REPEATS, description="runs of each cell")
-    turns: Annotated[PositiveInt | Literal["auto"] | None, BeforeValidator(read_turns)] = Field(
-        "auto",
-        description="on the CPU: cells of one round are set up and probed one after the other, "
-        "wait asleep, and take turns of so many timed steps in random order; auto: of one, where rounds "
-        "enough for an order are asked and all fit into memory at once; null: each cell runs whole",
-    )
-    price_per_gpu_hour: GivenPrice | None = Field(
-        None,
-        description="what an hour of one GPU costs, such as '2.5 USD': the report then states GPU-hours and "
-        "cost per 1e9 tokens of runs on GPUs; null: no cost",
-    )
-    noise_runs: bool = Field(
-        True,
-        description="repeat the reference with another split of the batch, and at low precision in fp32: "
-        "their spread decides what counts as rounding",
-    )
+    question: ReportFocus = "all"
+    backends: list[str] = Field(list(IN_DEFAULT_COMPARISON), min_length=1)
+    world_sizes: list[PositiveInt] = Field([2], min_length=1)
+    repeats: PositiveInt = Field(1, le=MOST_REPEATS)
+    turns: Annotated[PositiveInt | Literal["auto"] | None, BeforeValidator(read_turns)] = "auto"
+    price_per_gpu_hour: GivenPrice | None = None
+    noise_runs: bool = True
 
 
 INHERITS = "inherits"

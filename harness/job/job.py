@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from importlib.resources import files
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
+    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -28,9 +31,21 @@ from harness.backends.refusals import TypedValues
 from harness.errors import JobError
 from harness.forms.model.activations import PARTIAL_CHECKPOINTING
 
+WORDS: dict[str, dict[str, str]] = tomllib.loads(
+    files(__package__).joinpath("settings.toml").read_text(encoding="utf-8")
+)
+"""By class and setting, what it means."""
+
 
 class SettingsSection(TypedValues):
-    """A part of a configuration: frozen, unknown keys refused."""
+    """A part of a configuration: frozen, unknown keys refused; settings.toml says what each key means."""
+
+    model_config = ConfigDict(defer_build=True)  # schemas are built once the words are in
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        for name, meaning in WORDS.get(cls.__name__, {}).items():
+            cls.model_fields[name].description = meaning
 
 
 def later_setting(default: Any, **of: Any) -> Any:
@@ -90,47 +105,17 @@ DEFAULT_MODEL_CONFIG: dict[str, Any] = {
 class ModelSection(SettingsSection):
     """The model: a checkpoint by name or path, a configuration with random weights, or your own module."""
 
-    name: str | None = Field(None, description="Hugging Face hub name or local folder; excludes `config`")
-    revision: str | None = Field(None, description="hub revision of `name`")
-    weights: Literal["pretrained", "random"] | None = Field(
-        None,
-        description="with `name`: its weights (pretrained, the default) or random ones from the seed",
-    )
-    trust_remote_code: bool = later_setting(
-        False,
-        description="with `name`: run the Python code that its folder or repository brings, with your rights "
-        "on every rank; read it first, and pin `revision` of a hub's",
-    )
-    config: dict[str, Any] | None = Field(
-        None,
-        description=(
-            "values of the Hugging Face configuration. With `model_type` they stand on that type's "
-            "defaults; without it they change the default small Llama. `vocab_size` defaults to the "
-            "tokenizer's"
-        ),
-    )
+    name: str | None = None
+    revision: str | None = None
+    weights: Literal["pretrained", "random"] | None = None
+    trust_remote_code: bool = later_setting(False)
+    config: dict[str, Any] | None = None
     factory: Factory | None = factory_field("the model, an `nn.Module`; excludes `name` and `config`")
     arguments: dict[str, Any] = arguments_field()
-    block_class: str | None = later_setting(
-        None,
-        description="class of the modules that FSDP wraps as one unit each; several separated by commas. "
-        "Default: what a Hugging Face model declares, else the class repeated in the largest `ModuleList` or "
-        "`Sequential`; without one, or with the model's own class, the whole model is one unit",
-    )
-    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
-        "auto", description="attention kernel; auto: sdpa where the architecture has it, else eager"
-    )
-    dropout: float | None = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="probability written to every dropout of the model; null: as the model has it",
-    )
-    compile: Compile = later_setting(
-        "none",
-        description="torch.compile: of each block (block), of the whole model as the strategy wraps it "
-        "(model; DeepSpeed: `engine.compile()`), or not at all",
-    )
+    block_class: str | None = later_setting(None)
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
+    dropout: float | None = Field(0.0, ge=0, lt=1)
+    compile: Compile = later_setting("none")
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:
@@ -175,22 +160,12 @@ ADAPTER_NAME = "default"
 class AdapterSection(SettingsSection):
     """Low-rank adapters (peft's LoRA): they alone are trained, all other weights are frozen."""
 
-    kind: Literal["none", "lora"] = Field(
-        "none", description="none: all weights are trained; lora: low-rank adapters on a frozen model"
-    )
-    rank: PositiveInt = Field(8, description="rank of each adapter")
-    alpha: PositiveFloat = Field(16.0, description="adapters are scaled by alpha / rank")
-    dropout: float = Field(0.0, ge=0, lt=1, description="probability of dropout before each adapter")
-    targets: list[str] | None = Field(
-        None,
-        description="names, or ends of names, of the linear layers that get an adapter; [all-linear] for all "
-        "but the output layer. Default: peft's choice for the model's type",
-    )
-    base_dtype: Literal["fp32", "bf16", "nf4"] | None = Field(
-        None,
-        description="dtype of frozen weights where the library does not cast them. Default: as "
-        "`training.precision` has the weights of a job without adapter. nf4: linear layers in 4 bits (QLoRA)",
-    )
+    kind: Literal["none", "lora"] = "none"
+    rank: PositiveInt = 8
+    alpha: PositiveFloat = 16.0
+    dropout: float = Field(0.0, ge=0, lt=1)
+    targets: list[str] | None = None
+    base_dtype: Literal["fp32", "bf16", "nf4"] | None = None
 
     @model_validator(mode="after")
     def _settings_take_effect(self) -> AdapterSection:
@@ -218,22 +193,10 @@ class LossSection(SettingsSection):
 
     factory: Factory | None = factory_field("the loss: a function of (model, batch) that returns a scalar")
     arguments: dict[str, Any] = arguments_field()
-    reduction: Literal["sum", "mean"] = Field(
-        "mean",
-        description="what that function, or the model's own loss in task custom, returns of a batch: the sum "
-        "over its targets or their mean",
-    )
-    targets: Literal["samples", "labels"] = Field(
-        "samples",
-        description="task custom: what the loss of a step is the mean over: samples, or labels that are not "
-        "-100. Other tasks: labels of text, samples of classes",
-    )
+    reduction: Literal["sum", "mean"] = "mean"
+    targets: Literal["samples", "labels"] = "samples"
 
-    chunk_tokens: PositiveInt | None = later_setting(
-        None,
-        description="task causal-lm: tokens whose logits are computed at once, and once more in the backward "
-        "pass, for large vocabularies; null: those of all tokens",
-    )
+    chunk_tokens: PositiveInt | None = later_setting(None)
 
     @model_validator(mode="after")
     def _arguments_are_used(self) -> LossSection:
@@ -257,73 +220,25 @@ Targets = Literal["text", "all", "prompt", "text over prompt"]
 class DataSection(SettingsSection):
     """The text or images, how text becomes tokens, and how tokens become samples."""
 
-    source: Source = Field(
-        "prose",
-        description=(
-            "prose: the English help texts that every Python carries; text: a plain text file; jsonl: "
-            "one JSON object a line; json, csv: a file that `datasets` reads; squad: a SQuAD v1.1 JSON file; "
-            "datasets: anything that `datasets.load_dataset` or `load_from_disk` opens; images: a folder "
-            "with one folder of pictures per class; synthetic-images: noise around one pattern per class"
-        ),
-    )
+    source: Source = "prose"
     factory: Factory | None = factory_field("the samples; replaces `source`")
     arguments: dict[str, Any] = arguments_field()
-    path: str | None = Field(
-        None,
-        description="file or folder; for `datasets` also a hub name; prose and synthetic-images take none",
-    )
-    configuration: str | None = Field(None, description="configuration name for `datasets`")
-    split: str = Field("train", description="split for `datasets`")
-    text_field: str = Field("text", description="field that holds the text (jsonl, json, csv, datasets)")
-    prompt_field: str | None = Field(
-        None,
-        description="field put before the text; its tokens are not trained on (jsonl, json, csv, datasets). "
-        "In task seq2seq the input, with the text as the target; in classification the first of two texts",
-    )
-    label_field: str = later_setting(
-        "label",
-        description="field that holds the class, a number or a name (classification of text)",
-    )
-    tokenizer: str = Field(
-        "bytes",
-        description="'bytes' or a Hugging Face tokenizer name or folder. Default: the one of "
-        "`model.name`; bytes for a model without a name",
-    )
-    sequence_length: PositiveInt = Field(128, lt=2**31, description="tokens per sample")
-    target_length: PositiveInt | None = later_setting(
-        None,
-        lt=2**31,
-        description="tokens per target of task seq2seq; default: sequence_length",
-    )
-    image_size: PositiveInt = later_setting(
-        32,
-        le=4096,
-        description="pixels of an image's height and width",
-    )
-    classes: PositiveInt | None = later_setting(
-        None,
-        description=f"classes of synthetic-images; default: {DEFAULT_CLASSES}",
-    )
-    packed: bool | None = Field(
-        None,
-        description=(
-            "true: one stream of tokens cut into samples; false: one sample per document, cut or "
-            "padded. Default: true for prose and text, false otherwise"
-        ),
-    )
-    document_attention: Literal["across", "within"] = later_setting(
-        "across",
-        description="in packed samples tokens attend to all documents before them (across), or to their own "
-        "only (within), where positions restart and a document's first token is no target",
-    )
-    shuffle: bool = Field(True, description="permute samples in each epoch, from the seed")
-    limit: PositiveInt | None = Field(None, description="use at most this many samples")
-    targets: Targets = later_setting(
-        "text",
-        description="tokens that are trained on where a sample has a prompt: those of the text; all of them; "
-        "prompt: of the prompt alone, without a text (for experiments); text over prompt: the text's tokens "
-        "as labels of the prompt's last ones, without a text (for experiments)",
-    )
+    path: str | None = None
+    configuration: str | None = None
+    split: str = "train"
+    text_field: str = "text"
+    prompt_field: str | None = None
+    label_field: str = later_setting("label")
+    tokenizer: str = "bytes"
+    sequence_length: PositiveInt = Field(128, lt=2**31)
+    target_length: PositiveInt | None = later_setting(None, lt=2**31)
+    image_size: PositiveInt = later_setting(32, le=4096)
+    classes: PositiveInt | None = later_setting(None)
+    packed: bool | None = None
+    document_attention: Literal["across", "within"] = later_setting("across")
+    shuffle: bool = True
+    limit: PositiveInt | None = None
+    targets: Targets = later_setting("text")
 
     @model_validator(mode="after")
     def _path_fits_source(self) -> DataSection:
@@ -381,19 +296,10 @@ class UpdateGroup:
 class GroupSection(SettingsSection):
     """Parameters whose names match a pattern, and what of the optimizer's constants is their own."""
 
-    parameters: str = Field(
-        min_length=1,
-        description="pattern of names as in the model, such as *.bias or model.embed_tokens.*; * stands for "
-        "any text, dots included. A parameter is in the first group that matches",
-    )
-    learning_rate: PositiveFloat | None = Field(
-        None, description="peak learning rate, shaped by the schedule as the others'; null: the job's"
-    )
-    weight_decay: NonNegativeFloat | None = Field(
-        None,
-        description="weight decay of all these parameters; null: by `optimizer.weight_decay` and `decay`",
-    )
-    frozen: bool = Field(False, description="whether they keep their initial values")
+    parameters: str = Field(min_length=1)
+    learning_rate: PositiveFloat | None = None
+    weight_decay: NonNegativeFloat | None = None
+    frozen: bool = False
 
     @model_validator(mode="after")
     def _says_something(self) -> GroupSection:
@@ -445,50 +351,21 @@ def kind_of(text: str) -> str:
 class OptimizerSection(SettingsSection):
     """AdamW or another optimizer, every constant explicit."""
 
-    kind: OptimizerKind = later_setting(
-        "adamw",
-        description="adamw: torch's, moments in the dtype of the weights that it updates; adam and sgd: "
-        "torch's, which add weight decay to gradients; adamw-8bit: torchao's, moments in blocks of 256 with "
-        "8 bits each (needs the extra low-bit); adamw-8bit-bnb: bitsandbytes', likewise (extra qlora); muon: "
-        "matrices of blocks by Muon, updates scaled to the size of AdamW's, everything else by AdamW; own: "
-        "what `factory` returns",
-    )
+    kind: OptimizerKind = later_setting("adamw")
     factory: Factory | None = factory_field(
         "an optimizer of `groups`, given by that name: a list of params, lr and weight_decay"
     )
     arguments: dict[str, Any] = arguments_field()
-    newton_schulz: NewtonSchulz = later_setting(
-        "fp32",
-        description="precision in which Muon orthogonalises; bf16 is what torch.optim.Muon does",
-    )
-    learning_rate: PositiveFloat = Field(1e-3, description="peak learning rate")
-    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
-    beta2: float = Field(0.95, ge=0, lt=1, description="decay of the second moment")
-    epsilon: PositiveFloat = Field(1e-8, description="added to the root of the second moment")
-    momentum: float = later_setting(
-        0.0,
-        ge=0,
-        lt=1,
-        description="of `kind: sgd`; 0: it keeps no states",
-    )
-    weight_decay: NonNegativeFloat = Field(
-        0.1, description="weight decay; decoupled from gradients but for adam and sgd"
-    )
-    decay: Literal["matrices", "all"] = Field(
-        "matrices", description="parameters that decay: those with two dimensions or more, or all"
-    )
-    groups: list[GroupSection] = later_setting(
-        [],
-        description="parameters with a learning rate or weight decay of their own, or frozen ones; the "
-        "others have the settings above",
-    )
-    implementation: OptimizerImplementation = later_setting(
-        "default",
-        description=(
-            "torch's code for the update: one tensor at a time (for-loop), all at once (foreach) or in one "
-            "kernel (fused); default: torch's choice, foreach on CUDA and for-loop on the CPU"
-        ),
-    )
+    newton_schulz: NewtonSchulz = later_setting("fp32")
+    learning_rate: PositiveFloat = 0.001
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    epsilon: PositiveFloat = 1e-08
+    momentum: float = later_setting(0.0, ge=0, lt=1)
+    weight_decay: NonNegativeFloat = 0.1
+    decay: Literal["matrices", "all"] = "matrices"
+    groups: list[GroupSection] = later_setting([])
+    implementation: OptimizerImplementation = later_setting("default")
 
     @field_validator("kind", mode="before")
     @classmethod
@@ -583,25 +460,11 @@ class OptimizerSection(SettingsSection):
 class ScheduleSection(SettingsSection):
     """The learning rate over steps."""
 
-    kind: Literal["constant", "linear", "cosine", "deepspeed"] = Field(
-        "cosine",
-        description="shape after the warm-up, down to `final_fraction` at the last step; deepspeed: the "
-        "rates of `scheduler`, as the installed DeepSpeed computes them",
-    )
-    warmup_steps: NonNegativeInt = Field(2, description="steps of linear rise from 0 to the peak")
-    final_fraction: float = Field(
-        0.1, ge=0, le=1, description="last learning rate over the peak (linear, cosine)"
-    )
-    scheduler: str | None = later_setting(
-        None,
-        description="of `kind: deepspeed`: a scheduler of DeepSpeed, such as WarmupLR, or of torch",
-    )
-    parameters: dict[str, Any] = later_setting(
-        {},
-        description="of `kind: deepspeed`: its arguments. Absent ones have the library's defaults; auto: "
-        "warmup_min_lr is 0, warmup_max_lr the learning rate, warmup_num_steps `warmup_steps`, "
-        "total_num_steps the steps of the training",
-    )
+    kind: Literal["constant", "linear", "cosine", "deepspeed"] = "cosine"
+    warmup_steps: NonNegativeInt = 2
+    final_fraction: float = Field(0.1, ge=0, le=1)
+    scheduler: str | None = later_setting(None)
+    parameters: dict[str, Any] = later_setting({})
 
     @model_validator(mode="after")
     def _scheduler_takes_effect(self) -> ScheduleSection:
@@ -661,43 +524,19 @@ FACTORIES = (("model", "factory"), ("data", "factory"), ("loss", "factory"), ("o
 class TrainingSection(SettingsSection):
     """Batch, length, precision and randomness of the training."""
 
-    steps: PositiveInt | None = Field(None, description="optimizer steps; excludes `epochs`")
-    epochs: PositiveFloat | None = Field(None, description="passes over the data; excludes `steps`")
-    global_batch_size: PositiveInt | None = Field(
-        None, description="samples per optimizer step over all ranks"
-    )
-    micro_batch_size: PositiveInt | None = Field(None, description="samples per rank and forward pass")
-    accumulation_steps: PositiveInt | None = Field(
-        None, description="forward passes per optimizer step and rank"
-    )
-    precision: Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16", "fp8"] = Field(
-        "fp32",
-        description=(
-            "mixed: low-precision compute on fp32 masters (fp16 with a loss scaler); "
-            "bf16: weights, gradients and optimizer states in bf16; fp8: linear layers of blocks multiply in "
-            "fp8, emulated (needs the extra low-bit), everything else is fp32"
-        ),
-    )
-    gradient_clipping: PositiveFloat | None = Field(
-        1.0, description="largest global L2 norm of the gradient; null: none"
-    )
-    activation_checkpointing: bool | Annotated[str, Field(pattern=PARTIAL_CHECKPOINTING)] = Field(
-        False,
-        description="recompute activations in the backward pass: of every block (true or all), of every N-th "
-        "(every-N), of every block but for its matrix products and attention, which are kept (selective), or "
-        "of none (false or none)",
-    )
-    initial_loss_scale: PositiveFloat = Field(
-        2.0**16, description="first loss scale of fp16-mixed; a power of two"
-    )
-    loss_scale_growth_interval: PositiveInt = Field(
-        1000, description="steps without overflow before fp16-mixed doubles its loss scale"
-    )
-    seed: NonNegativeInt = Field(0, lt=2**63, description="seed of random weights and of the data order")
-    deterministic: bool = Field(
-        True, description="deterministic kernels; on CUDA an operator without one fails the run"
-    )
-    tf32: bool = Field(False, description="TF32 matrix products on CUDA")
+    steps: PositiveInt | None = None
+    epochs: PositiveFloat | None = None
+    global_batch_size: PositiveInt | None = None
+    micro_batch_size: PositiveInt | None = None
+    accumulation_steps: PositiveInt | None = None
+    precision: Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16", "fp8"] = "fp32"
+    gradient_clipping: PositiveFloat | None = 1.0
+    activation_checkpointing: bool | Annotated[str, Field(pattern=PARTIAL_CHECKPOINTING)] = False
+    initial_loss_scale: PositiveFloat = 2.0**16
+    loss_scale_growth_interval: PositiveInt = 1000
+    seed: NonNegativeInt = Field(0, lt=2**63)
+    deterministic: bool = True
+    tf32: bool = False
 
     @field_validator("activation_checkpointing", mode="before")
     @classmethod
@@ -726,13 +565,9 @@ class TrainingSection(SettingsSection):
 class EvaluationSection(SettingsSection):
     """Loss on samples that are held out of the training."""
 
-    every_steps: PositiveInt | None = Field(None, description="evaluate every N optimizer steps; null: never")
-    samples: PositiveInt = Field(32, description="samples held out, taken from the end of the data")
-    answer_tokens: PositiveInt | None = later_setting(
-        None,
-        description="after the training, generate answers of at most this many tokens to the held-out "
-        "questions of a SQuAD file: exact match and F1; null: none",
-    )
+    every_steps: PositiveInt | None = None
+    samples: PositiveInt = 32
+    answer_tokens: PositiveInt | None = later_setting(None)
 
     @model_validator(mode="after")
     def _answers_are_held_out(self) -> EvaluationSection:
@@ -744,12 +579,7 @@ class EvaluationSection(SettingsSection):
 class Job(SettingsSection):
     """What is trained: everything that decides the mathematics, nothing of backend or machine."""
 
-    task: Task = later_setting(
-        DEFAULT_TASK,
-        description="what the model learns, which decides its class, the fields of a batch and the loss: the "
-        "next token (causal-lm), a text from another (seq2seq), a class of texts or images (classification), "
-        "or what model, data and loss of your own say (custom)",
-    )
+    task: Task = later_setting(DEFAULT_TASK)
     model: ModelSection = ModelSection()
     adapter: AdapterSection = Field(
         AdapterSection(),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch.distributed as dist
 
@@ -36,8 +36,8 @@ class CheckpointProbe:
     request: RunRequest
     world: World
     events: EventWriter
-    write_model_config: Callable[[Path], None]
-    """Writes what Hugging Face needs to read the weights."""
+    config: Any
+    """The model's, which Hugging Face needs to read the weights; None: a model of the user's own."""
 
     def save(self, engine: Engine, probes: Probes, steps_taken: int) -> None:
         """Save through `engine` and load again, then delete the files unless they are kept; a collective.
@@ -82,8 +82,8 @@ class CheckpointProbe:
             if request.measure.keep_checkpoint and form == "native":
                 saved = saved.sealed(self.folder)
             saved.write(self.folder)
-            if form != "native":
-                self.write_model_config(self.folder)
+            if form != "native" and self.config is not None:
+                self.config.save_pretrained(self.folder)
 
 
 @contextmanager
@@ -101,12 +101,13 @@ def _measured(
     with HostPeak() as host:
         yield
         dist.barrier()
+    files = (path for path in folder.rglob("*") if path.is_file())
     part = CheckpointPart(
         operation=operation,
         format=form,
         step=step,
         seconds=time.perf_counter() - begin,
-        file_bytes=_size(folder) if world.rank == 0 else None,
+        file_bytes=sum(path.stat().st_size for path in files) if world.rank == 0 else None,
         host_before_bytes=host.before_bytes,
         host_peak_bytes=host.peak_bytes,
     )
@@ -131,7 +132,3 @@ def if_supported(ask: Callable[[], T]) -> T | None:
         return ask()
     except Unsupported:
         return None
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -185,7 +185,9 @@ def read_documents(data: DataSection) -> Iterator[TextSample]:
     """Yield the documents of a source in their order. Raises JobError if they cannot be read."""
     match data.source:
         case "prose":
-            return _prose()
+            from pydoc_data.topics import topics
+
+            return (TextSample(topics[name]) for name in sorted(topics))
         case "text":
             return iter([TextSample(_read_text(data.path))])
         case "squad":
@@ -210,13 +212,6 @@ def read_labelled(data: DataSection) -> Iterator[tuple[TextSample, Any]]:
 def _rows(data: DataSection) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Rows with where each stands."""
     return _json_lines(data) if data.source == "jsonl" else _datasets(data)
-
-
-def _prose() -> Iterator[TextSample]:
-    from pydoc_data.topics import topics
-
-    for name in sorted(topics):
-        yield TextSample(topics[name])
 
 
 def _read_text(path: str | None) -> str:
@@ -352,8 +347,14 @@ def batch_hash_sum(batches: Iterable[SeenBatch]) -> int | None:
 
 def content_digests(batch: Batch) -> list[str]:
     """A digest of each sample, from tensors of (samples, ...) on any device; synchronises with it."""
-    on_host = [tensor.cpu() for tensor in batch.values()]
-    return [_digest(values) for values in zip(*on_host, strict=True)]
+    found = []
+    for values in zip(*(tensor.cpu() for tensor in batch.values()), strict=True):
+        digest = hashlib.blake2b(digest_size=8)
+        for value in values:
+            # NumPy knows neither bfloat16 nor the kinds of float8.
+            digest.update(value.resolve_conj().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+        found.append(digest.hexdigest())
+    return found
 
 
 def content_sum(batch: Batch) -> Tensor:
@@ -386,14 +387,6 @@ def as_integers(tensor: Tensor) -> Tensor:
     if flat.is_floating_point():
         flat = flat.contiguous().view(_BITS[flat.element_size()])
     return flat.long()
-
-
-def _digest(values: Iterable[Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for value in values:
-        # NumPy knows neither bfloat16 nor the kinds of float8.
-        digest.update(value.resolve_conj().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 POSITIONS = "positions"
@@ -467,7 +460,10 @@ def load_text(job: Job, documents: Iterable[TextSample]) -> Samples:
         if data.document_attention == "within":
             labels, positions = _kept_apart(tokens, starts)
     else:
-        tokens, labels = _padded(documents, tokenizer, data.sequence_length, data.targets)
+        every = (_one_sample(one, tokenizer, data.sequence_length, data.targets) for one in documents)
+        rows = [row for row in every if any(label != IGNORED for label in row[1][1:])]
+        shape = (len(rows), data.sequence_length)
+        tokens, labels = (outside_the_allocator([row[place] for row in rows], shape) for place in (0, 1))
     if data.limit is not None:
         tokens, labels = tokens[: data.limit], labels[: data.limit]
         positions = None if positions is None else positions[: data.limit]
@@ -479,11 +475,12 @@ def of_tokens(tokens: Tensor, labels: Tensor, facts: DataFacts, positions: Tenso
 
     positions: likewise, where several documents in a sample are kept apart.
     """
+    # A sample is as long as its last label: padding follows it, since a prompt never comes last.
+    places = torch.arange(1, tokens.shape[1] + 1)
+    ends = torch.where(labels != IGNORED, places, 0).max(dim=1).values
     return Samples(
         fields={"tokens": tokens, LABELS: labels} | ({} if positions is None else {POSITIONS: positions}),
-        lengths=_lengths(tokens, labels)
-        if positions is None
-        else torch.full((len(tokens),), tokens.shape[1]),
+        lengths=ends if positions is None else torch.full((len(tokens),), tokens.shape[1]),
         targets=(labels[:, 1:] != IGNORED).sum(dim=1),
         facts=facts,
     )
@@ -522,20 +519,6 @@ def _kept_apart(tokens: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
     return outside_the_allocator(labels.numpy(), shape), outside_the_allocator((place - begin).numpy(), shape)
 
 
-def _padded(
-    documents: Iterable[TextSample], tokenizer: Tokenizer, length: int, targets: Targets
-) -> tuple[Tensor, Tensor]:
-    token_rows: list[list[int]] = []
-    label_rows: list[list[int]] = []
-    for document in documents:
-        tokens, labels = _one_sample(document, tokenizer, length, targets)
-        if any(label != IGNORED for label in labels[1:]):
-            token_rows.append(tokens)
-            label_rows.append(labels)
-    shape = (len(token_rows), length)
-    return outside_the_allocator(token_rows, shape), outside_the_allocator(label_rows, shape)
-
-
 def _one_sample(
     document: TextSample, tokenizer: Tokenizer, length: int, targets: Targets = "text"
 ) -> tuple[list[int], list[int]]:
@@ -551,17 +534,8 @@ def _one_sample(
         "text over prompt": ([IGNORED] * len(prompt) + text)[-len(prompt) :] if prompt else [],
     }[targets]
     tokens = prompt + text if targets in ("text", "all") else prompt
-    return _to_length(tokens, length, tokenizer.end_of_text), _to_length(labels, length, IGNORED)
-
-
-def _to_length(values: list[int], length: int, padding: int) -> list[int]:
-    return values + [padding] * (length - len(values))
-
-
-def _lengths(tokens: Tensor, labels: Tensor) -> Tensor:
-    """Position after the last label; padding follows it, since a prompt never comes last."""
-    positions = torch.arange(1, tokens.shape[1] + 1)
-    return torch.where(labels != IGNORED, positions, 0).max(dim=1).values
+    padding = length - len(tokens)
+    return tokens + [tokenizer.end_of_text] * padding, labels + [IGNORED] * (length - len(labels))
 
 
 def load_pairs(job: Job, documents: Iterable[TextSample]) -> Samples:
@@ -660,29 +634,26 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm")
 def load_images(job: Job) -> Samples:
     """pixel_values: fp32 (samples, 3, image_size, image_size) from -1 to 1; labels: (samples).
 
-    Raises JobError for a folder without classes or pictures that cannot be read.
+    Synthetic ones are one random pattern per class, and noise; classes follow each other. Raises JobError for
+    a folder without classes or pictures that cannot be read.
     """
     data = job.data
-    images, labels, classes = (
-        _synthetic(data, job.training.seed) if data.source == "synthetic-images" else _from_folder(data)
-    )
+    if data.source == "synthetic-images":
+        generator = torch.Generator().manual_seed(job.training.seed)
+        classes, count = data.classes or DEFAULT_CLASSES, data.limit or SYNTHETIC_IMAGES
+        shape = (CHANNELS, data.image_size, data.image_size)
+        patterns = torch.rand((classes, *shape), generator=generator)
+        numbers = torch.arange(count) % classes
+        noise = torch.rand((count, *shape), generator=generator)
+        images, labels = (patterns[numbers] + noise - 1).numpy(), numbers.numpy()
+    else:
+        images, labels, classes = _from_folder(data)
     return Samples(
         fields={"pixel_values": outside_the_allocator(images), LABELS: outside_the_allocator(labels)},
         lengths=one_per_sample(len(labels)),
         targets=one_per_sample(len(labels)),
         facts=DataFacts(classes=classes),
     )
-
-
-def _synthetic(data: DataSection, seed: int) -> tuple[numpy.ndarray, numpy.ndarray, int]:
-    """One random pattern per class, and noise; classes follow each other."""
-    generator = torch.Generator().manual_seed(seed)
-    classes, count = data.classes or DEFAULT_CLASSES, data.limit or SYNTHETIC_IMAGES
-    shape = (CHANNELS, data.image_size, data.image_size)
-    patterns = torch.rand((classes, *shape), generator=generator)
-    labels = torch.arange(count) % classes
-    noise = torch.rand((count, *shape), generator=generator)
-    return (patterns[labels] + noise - 1).numpy(), labels.numpy(), classes
 
 
 def _from_folder(data: DataSection) -> tuple[numpy.ndarray, numpy.ndarray, int]:
@@ -749,7 +720,9 @@ def _samples_rows(returned: Any, shown: str, job: Job) -> list[Mapping[str, Any]
         raise JobError(f"{shown} returned a {type(returned).__name__}; it must return {WHAT}")
     rows: list[Mapping[str, Any]] = []
     say_at: float | None = time.monotonic() + SILENT_SECONDS
-    for row in _each(returned):
+    # A map-style data set has a length and items, and may not be iterable.
+    has_items = hasattr(returned, "__len__") and hasattr(returned, "__getitem__")
+    for row in (returned[index] for index in range(len(returned))) if has_items else returned:
         if say_at is not None and time.monotonic() > say_at:
             say_at = None
             tell(
@@ -773,16 +746,12 @@ def _samples_rows(returned: Any, shown: str, job: Job) -> list[Mapping[str, Any]
     return rows
 
 
-def _each(returned: Any) -> Iterable[Any]:
-    """A map-style data set has a length and items, and may not be iterable."""
-    if hasattr(returned, "__len__") and hasattr(returned, "__getitem__"):
-        return (returned[index] for index in range(len(returned)))
-    return returned  # type: ignore[no-any-return]
-
-
 def _stacked(values: Sequence[Any], name: str, shown: str) -> Tensor:
     try:
-        arrays = [_array(value) for value in values]
+        arrays = [
+            value.detach().cpu().numpy() if isinstance(value, Tensor) else numpy.asarray(value)
+            for value in values
+        ]
         shapes = {array.shape for array in arrays}
         if len(shapes) > 1:
             both = " and ".join(map(str, sorted(shapes)[:2]))
@@ -798,10 +767,6 @@ def _stacked(values: Sequence[Any], name: str, shown: str) -> Tensor:
     if tensor.dtype is torch.float64:
         return outside_the_allocator(tensor.float().numpy())
     return tensor
-
-
-def _array(value: Any) -> numpy.ndarray:
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else numpy.asarray(value)
 
 
 def _of_task(fields: dict[str, Tensor], job: Job, shown: str) -> Samples:
@@ -892,8 +857,9 @@ class Sampler:
     def step_ids(self, step: int) -> list[int]:
         """Sample ids of the global batch of a step, in order; epochs follow each other without a gap."""
         if step not in self._steps:
-            first = step * self.global_batch_size
-            ids = [self._sample_id(first + i) for i in range(self.global_batch_size)]
+            places = range(step * self.global_batch_size, (step + 1) * self.global_batch_size)
+            found = [divmod(place, self.training_count) for place in places]
+            ids = [int(self._permutation(e)[i]) if self._shuffle else i for e, i in found]
             self._steps = {step: ids}
         return self._steps[step]
 
@@ -903,10 +869,6 @@ class Sampler:
         """A data rank's part of a global batch: micro-steps first, then data ranks, then samples."""
         start = (micro_step * data_size + data_rank) * layout.micro_batch_size
         return self.step_ids(step)[start : start + layout.micro_batch_size]
-
-    def _sample_id(self, position: int) -> int:
-        epoch, index = divmod(position, self.training_count)
-        return int(self._permutation(epoch)[index]) if self._shuffle else index
 
     def _permutation(self, epoch: int) -> Tensor:
         if epoch not in self._permutations:

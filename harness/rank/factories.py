@@ -58,7 +58,18 @@ def call_factory(setting: str, spelling: str, arguments: Mapping[str, Any]) -> A
 def _called(setting: str, spelling: str, arguments: Mapping[str, Any], root: str) -> Any:
     place, name = split_factory(spelling)
     shown = f"{setting} '{spelling}'"
-    function = getattr(_imported(place, shown, root), name, None)
+    if place.endswith(".py"):
+        file, module_name = Path(place).resolve(), _module_name(place, root)
+        if not file.is_file():
+            raise JobError(f"{shown}: there is no file {file}; give module:function of a file that is there")
+        module = _import(module_name, shown, str(file))
+        found = getattr(module, "__file__", None)
+        if found is None or Path(found).resolve() != file:
+            owner = found or "a module of Python"
+            raise JobError(f"{shown}: the name '{module_name}' belongs to {owner}; rename your file")
+    else:
+        module = _import(place, shown, place)
+    function = getattr(module, name, None)
     if function is None:
         raise JobError(f"{shown}: the module has no '{name}'; give the name of a function in it")
     if not callable(function):
@@ -91,22 +102,6 @@ def _root(place: str) -> str:
     file = Path(place).resolve()
     package = package_root(file)
     return str(package.parent if package else file.parent)
-
-
-def _imported(place: str, shown: str, root: str) -> ModuleType:
-    if not place.endswith(".py"):
-        return _import(place, shown, place)
-    file = Path(place).resolve()
-    name = _module_name(place, root)
-    if not file.is_file():
-        raise JobError(f"{shown}: there is no file {file}; give module:function of a file that is there")
-    module = _import(name, shown, str(file))
-    found = getattr(module, "__file__", None)
-    if found is None or Path(found).resolve() != file:
-        raise JobError(
-            f"{shown}: the name '{name}' belongs to {found or 'a module of Python'}; rename your file"
-        )
-    return module
 
 
 def _import(name: str, shown: str, what: str) -> ModuleType:

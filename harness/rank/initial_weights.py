@@ -152,7 +152,9 @@ class _Streaming:
                 return
             if self._scratch is not None:
                 self._scratch.reuse()
-            _to_memory(module, self._scratch)
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                if parameter.is_meta:
+                    _replace(module, name, parameter, (self._scratch or _Scratch()).like(parameter))
             plain_initialise(model, module, *arguments, **keywords)
             self._initialised(model, module)
 
@@ -196,12 +198,6 @@ class _Streaming:
 def _to_meta(module: nn.Module) -> None:
     for name, parameter in list(module.named_parameters(recurse=False)):
         _replace(module, name, parameter, on_meta(parameter))
-
-
-def _to_memory(module: nn.Module, scratch: _Scratch | None) -> None:
-    for name, parameter in list(module.named_parameters(recurse=False)):
-        if parameter.is_meta:
-            _replace(module, name, parameter, (scratch or _Scratch()).like(parameter))
 
 
 class _Scratch:
@@ -260,15 +256,12 @@ def why_whole(job: Job, asked: Loading) -> str | None:
     complex_ones = (name for name, parameter in skeleton.named_parameters() if parameter.is_complex())
     if (name := next(complex_ones, None)) is not None:
         return f"parameter '{name}' is complex, and files of weights hold real numbers"
-    return next(_values_of_weights(skeleton), None)
-
-
-def _values_of_weights(skeleton: nn.Module) -> Iterator[str]:
-    for name, module in skeleton.named_modules():
+    for prefix, module in skeleton.named_modules():
         for attribute, value in vars(module).items():
             if isinstance(value, Tensor) and value.is_meta:
-                where = f"{name}.{attribute}" if name else attribute
-                yield f"'{where}' is made of its weights and no buffer"
+                where = f"{prefix}.{attribute}" if prefix else attribute
+                return f"'{where}' is made of its weights and no buffer"
+    return None
 
 
 def write_buffers(model: nn.Module, folder: Path) -> None:
@@ -362,7 +355,11 @@ class WeightReader:
     def read(self, name: str, start: int, stop: int) -> Tensor:
         """Elements of the flattened tensor as they are stored, in new memory."""
         stored = self._tensors[name]
-        file = self._opened(stored.file)
+        from safetensors import safe_open
+
+        if stored.file not in self._open:
+            self._open[stored.file] = safe_open(os.fspath(stored.file), "pt")
+        file = self._open[stored.file]
         part = file.get_slice(stored.name)
         shape = part.get_shape()
         if not shape:
@@ -373,13 +370,6 @@ class WeightReader:
 
     def close(self) -> None:
         self._open.clear()
-
-    def _opened(self, path: Path) -> Any:
-        from safetensors import safe_open
-
-        if path not in self._open:
-            self._open[path] = safe_open(os.fspath(path), "pt")
-        return self._open[path]
 
 
 WEIGHTS = "model.safetensors"
@@ -540,40 +530,30 @@ def _provide(job: Job, config: Any, skeleton: nn.Module, numbers: Mapping[int, s
     # A name of its own: without locks, another node may write here while ranks of this one read.
     path = folder / f"weights-{secrets.token_hex(4)}.safetensors"
     shapes = {name: list(parameter.shape) for name, parameter in skeleton.named_parameters()}
-    if job.model.factory is not None:
-        _provide_own(job, shapes, path)
-        return {name: StoredTensor(file=path, name=name) for name in shapes}
     try:
+        if job.model.factory is not None:
+            raise CannotStream("a function of the user's own is called once")
         if job.model.reads_checkpoint:
             raise CannotStream("transformers converts this checkpoint while it reads it")
         with _writer(job, shapes, path) as writer:
             stream_weights(lambda: draw_model(job, config), numbers, writer.write)
     except CannotStream:
-        _provide_whole(job, facts_in(config), shapes, path)
+        facts = facts_in(config) if job.model.factory is None else DataFacts()
+        if sum(map(prod, shapes.values())) <= SMALL_ELEMENTS:
+            _write_whole(job, facts, path)
+        else:
+            _build_in_another_process(job, path, facts)
+    if job.model.factory is not None and stored_shapes(path) != shapes:
+        raise JobError(
+            f"model.factory '{job.model.factory}' builds other parameters where these have no memory; set "
+            "runtime.loading=full"
+        )
     return {name: StoredTensor(file=path, name=name) for name in shapes}
 
 
 def _writer(job: Job, shapes: Mapping[str, Sequence[int]], path: Path) -> WeightWriter:
     # At a low precision the initial weights are rounded to it anyway.
     return WeightWriter(path, shapes, COMPUTE_DTYPES[job.training.held_precision])
-
-
-def _provide_own(job: Job, shapes: Mapping[str, Sequence[int]], path: Path) -> None:
-    """Have the whole model of the user's own function written."""
-    _provide_whole(job, DataFacts(), shapes, path)
-    if stored_shapes(path) != {name: list(shape) for name, shape in shapes.items()}:
-        raise JobError(
-            f"model.factory '{job.model.factory}' builds other parameters where these have no memory; set "
-            "runtime.loading=full"
-        )
-
-
-def _provide_whole(job: Job, facts: DataFacts, shapes: Mapping[str, Sequence[int]], path: Path) -> None:
-    """Have the whole model written: by this rank if it is small."""
-    if sum(map(prod, shapes.values())) <= SMALL_ELEMENTS:
-        _write_whole(job, facts, path)
-    else:
-        _build_in_another_process(job, path, facts)
 
 
 def _build_in_another_process(job: Job, path: Path, facts: DataFacts) -> None:
@@ -605,14 +585,6 @@ def _write_whole(job: Job, facts: DataFacts, path: Path) -> None:
             writer.write(name, parameter)
 
 
-@dataclass(frozen=True)
-class _Range:
-    """What a `fill` asked for."""
-
-    target: Tensor
-    start: int
-
-
 class JobModelSource(ModelSource):
     """Of one rank. `folder`: where ranks of this machine find or put weights that must lie in files."""
 
@@ -637,7 +609,8 @@ class JobModelSource(ModelSource):
         self._first_names: dict[str, str] = {}
         self._draws = loading == "slices" and not job.model.reads_checkpoint and job.model.factory is None
         self._numbers: dict[int, str] = {}
-        self._asked: dict[str, list[_Range]] = {}
+        self._asked: dict[str, list[tuple[Tensor, int]]] = {}
+        """By name, targets of `fill` and where each begins."""
         self._reader: WeightReader | None = None
 
     def __call__(self) -> nn.Module:
@@ -664,7 +637,7 @@ class JobModelSource(ModelSource):
         name = self._first_names[name]
         if self._draws and not is_adapter(name):
             if target.numel():
-                self._asked.setdefault(bare_name(name), []).append(_Range(target, start))
+                self._asked.setdefault(bare_name(name), []).append((target, start))
             return
         with torch.no_grad():
             if self.loading == "broadcast":
@@ -679,14 +652,16 @@ class JobModelSource(ModelSource):
             if not (self._drawn(by_block=False) or self._drawn(by_block=True)):
                 self._open_files(*self._bare_skeleton())
                 for name, ranges in self._asked.items():
-                    for asked in ranges:
-                        self._copy(asked.target, name, asked.start)
+                    for target, start in ranges:
+                        self._copy(target, name, start)
         self._asked.clear()
 
     def _drawn(self, *, by_block: bool) -> bool:
         """Whether the model could be drawn in this way; every rank finds the same."""
         try:
-            stream_weights(self._draw, self._numbers, self._keep, by_block=by_block)
+            stream_weights(
+                lambda: draw_model(self._job, self._config), self._numbers, self._keep, by_block=by_block
+            )
         except CannotStream:
             return False
         return True
@@ -695,14 +670,10 @@ class JobModelSource(ModelSource):
     def _reads(self) -> bool:
         return self.loading == "slices" or self._world.rank == 0
 
-    def _draw(self) -> nn.Module:
-        return draw_model(self._job, self._config)
-
     def _keep(self, name: str, drawn: Tensor) -> None:
         flat = drawn.view(-1)
-        for asked in self._asked.get(name, ()):
-            part = flat[asked.start : asked.start + asked.target.numel()]
-            asked.target.copy_(part.to(self._compute))
+        for target, start in self._asked.get(name, ()):
+            target.copy_(flat[start : start + target.numel()].to(self._compute))
 
     def _bare_skeleton(self) -> tuple[nn.Module, dict[int, str]]:
         return parameter_numbers(lambda: draw_model(self._job, self._config, pretrained=False))

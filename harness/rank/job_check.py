@@ -37,7 +37,7 @@ from harness.rank.models.optimizer import (
 from harness.record.workload import closed_form_layout
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    pass
 
 
 def check_job(job: Job) -> dict[str, Any]:
@@ -64,7 +64,20 @@ def read_model_facts(job: Job) -> dict[str, Any]:
 def model_facts(job: Job, samples: Samples) -> dict[str, Any]:
     """Those about the model, which `planning.job.planned_model` reads. Raises JobError."""
     config = model_config(job, samples.facts)
-    model = _without_weights(job, config)
+    try:
+        with torch.device("meta"):
+            model: nn.Module = (
+                build_own_model(job)
+                if config is None
+                else from_config(job, config, attn_implementation=job.model.attention_kernel)
+            )
+    except Exception as error:  # libraries say what a configuration lacks by errors of any kind
+        if config is not None:
+            name = job.model.name or config.model_type
+            raise JobError(f"model '{name}' cannot be built from its configuration: {error}") from error
+        if not isinstance(error, JobError):
+            raise
+        model = build_own_model(job)  # the user's function needs memory
     declare_blocks(model, job.model)
     if config is None and job.training.activation_checkpointing:
         enable_checkpointing(model, job.training.activation_checkpointing)
@@ -89,24 +102,6 @@ def model_facts(job: Job, samples: Samples) -> dict[str, Any]:
         "layout": layout.model_dump(mode="json"),
         "configuration": json.loads(config.to_json_string(use_diff=False)) if config is not None else {},
     }
-
-
-def _without_weights(job: Job, config: PretrainedConfig | None) -> nn.Module:
-    """The model on the meta device; one of the user's own whole where its function needs memory."""
-    if config is None:
-        try:
-            with torch.device("meta"):
-                return build_own_model(job)
-        except JobError:
-            return build_own_model(job)
-    try:
-        with torch.device("meta"):
-            model: nn.Module = from_config(job, config, attn_implementation=job.model.attention_kernel)
-            return model
-    except Exception as error:  # libraries say what a configuration lacks by errors of any kind
-        raise JobError(
-            f"model '{job.model.name or config.model_type}' cannot be built from its configuration: {error}"
-        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from harness.backends.base import Backend, Batch, Engine, LossScale, SetupContex
 from harness.backends.model_source import Loading
 from harness.backends.registry import strategy_of
 from harness.forms.optimizers import why_not
-from harness.job.job import Job, OptimizerSection, UpdateGroup
+from harness.job.job import OptimizerSection, UpdateGroup
 from harness.rank.data import DataFacts
 from harness.rank.failure_words import note_parameters
 from harness.rank.initial_weights import JobModelSource, why_whole
@@ -54,7 +54,8 @@ def prepare_engine(
             built.split = split_dependence(job, model, *first_batches)
         whole_loss = loss_function(job, model)
         loss = divide_sequence(job, model, world, whole_loss)
-        if _multiplies_in_fp8(job, backend):
+        # The reference widens products to measure what fp8 changes.
+        if job.training.precision == "fp8" and getattr(backend.options, "precision", None) != "fp32":
             narrow_products(model)
         in_one_piece = loss is whole_loss and job.model.compile == "none" and world.mesh.model_parts == 1
         beside = partial(targets_of, job=job) if in_one_piece and returns_loss(job, model) else None
@@ -83,11 +84,6 @@ def prepare_engine(
         source, lambda named: observer.build_optimizer(named, optimizer, updated[-1]), context
     )
     return engine, built
-
-
-def _multiplies_in_fp8(job: Job, backend: Backend) -> bool:
-    """Whether products of the run are to be in fp8; the reference widens them to measure what they change."""
-    return job.training.precision == "fp8" and getattr(backend.options, "precision", None) != "fp32"
 
 
 def _optimizer(request: RunRequest, backend: Backend) -> tuple[OptimizerSection, float | None]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -102,35 +102,22 @@ def _load(loop: Loop, resume: Resume) -> None:
             f"{engine.native_format()} does not read; save it with measure.checkpoint=neutral"
         )
     load(engine, resume.folder, saved.format, saved.step, loop.world, loop.events, probes)
-    _require_moments(engine, resume)
-    _require_progress(engine, resume)
-    with probes.counting(LOADING_PHASE):
-        engine.rehearse(loop.probe_batch())
-
-
-def _require_moments(engine: Engine, resume: Resume) -> None:
-    saved = resume.saved
-    if saved.moments_checksum is None or moments_checksum(engine) == saved.moments_checksum:
-        return
-    raise HarnessError(
-        f"the moments of Adam after loading are not those that run {saved.run_id} saved: the checkpoint is "
-        "damaged, or this backend keeps its moments in another dtype"
-    )
-
-
-def _require_progress(engine: Engine, resume: Resume) -> None:
-    progress, saved = if_supported(engine.progress), resume.saved
-    if progress is None:
-        return
-    for name, found, expected in (
-        ("updates", progress.updates, saved.updates),
-        ("loss scale", progress.loss_scale, saved.loss_scale),
-    ):
+    if saved.moments_checksum is not None and moments_checksum(engine) != saved.moments_checksum:
+        raise HarnessError(
+            f"the moments of Adam after loading are not those that run {saved.run_id} saved: the checkpoint "
+            "is damaged, or this backend keeps its moments in another dtype"
+        )
+    progress = if_supported(engine.progress)
+    for name in ("updates", "loss_scale") if progress is not None else ():
+        found, expected = getattr(progress, name), getattr(saved, name)
         if expected is not None and found != expected:
             raise HarnessError(
-                f"after loading the checkpoint of run {saved.run_id} the optimizer's {name}: {found}, saved "
-                f"were {expected}; the training would not continue from the same state"
+                f"after loading the checkpoint of run {saved.run_id} the optimizer's "
+                f"{name.replace('_', ' ')}: {found}, saved were {expected}; the training would not continue "
+                "from the same state"
             )
+    with probes.counting(LOADING_PHASE):
+        engine.rehearse(loop.probe_batch())
 
 
 def require_saved_weights(resume: Resume | None, loaded: WeightsPart | None) -> None:
@@ -328,28 +315,12 @@ def _finish(
 ) -> None:
     telling.position.begin_step(None)
     telling.position.enter("measurements")
-    _write_final(engine, instruments, loop, telling.events, digests=digests)
-    dist.barrier()
-    telling.position.enter("close")
-    engine.close()
-    telling.events.write(DoneEvent())
-    telling.events.close()
-
-
-UNCHANGED = ("gradient_clipping", "optimizer")
-"""Fields of `Effective` that a training leaves as they are, and that decide what is trained."""
-
-
-def _write_final(
-    engine: Engine, instruments: Instruments, loop: Loop, events: EventWriter, *, digests: bool
-) -> None:
-    instruments.write(events)
+    instruments.write(telling.events)
     observer = instruments.observer
     weights = digest_weights(engine) if digests else None
     moments = moment_sums(engine) if digests and loop.observer.audits else None
     probe_loss = observer.probe_loss(engine, loop.probe_batch())
-    scales = loop.job.training.precision == "fp16-mixed"
-    progress = if_supported(engine.progress) if scales else None
+    progress = if_supported(engine.progress) if loop.job.training.precision == "fp16-mixed" else None
     in_force = engine.effective()
     final = FinalEvent(
         weights=weights,
@@ -361,7 +332,16 @@ def _write_final(
         moment_sums=moments,
         **observer.audited(),
     )
-    events.write(final)
+    telling.events.write(final)
+    dist.barrier()
+    telling.position.enter("close")
+    engine.close()
+    telling.events.write(DoneEvent())
+    telling.events.close()
+
+
+UNCHANGED = ("gradient_clipping", "optimizer")
+"""Fields of `Effective` that a training leaves as they are, and that decide what is trained."""
 
 
 def _write_before_ending(instruments: Instruments, telling: _Telling) -> None:
@@ -391,7 +371,7 @@ def _loop(
         request=request,
         world=world,
         events=telling.events,
-        write_model_config=_config_writer(model_config(request.job, samples.facts)),
+        config=model_config(request.job, samples.facts),
     )
     return Loop(
         job=request.job,
@@ -423,10 +403,6 @@ def _loop(
         first_step=request.resume.saved.step if request.resume else 0,
         examine_steps=request.examine_steps,
     )
-
-
-def _config_writer(config: Any) -> Callable[[Path], None]:
-    return config.save_pretrained if config is not None else lambda _: None  # type: ignore[no-any-return]
 
 
 def _fail(

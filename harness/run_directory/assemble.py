@@ -63,7 +63,6 @@ from harness.run_directory.events import (
 )
 from harness.run_directory.rank_state import (
     Owner,
-    Position,
     StuckNote,
     log_tail,
     parting,
@@ -151,41 +150,36 @@ class Cause:
 
 
 def cause_of(events: Mapping[int, RankEvents], outcome: Outcome) -> Cause | None:
-    """The rank that ended first without having finished; None: no rank ended by itself."""
-    return min(_causes(events, outcome), key=lambda cause: (cause.order, cause.rank), default=None)
+    """The rank that ended first without having finished; None: no rank ended by itself.
 
-
-def _causes(events: Mapping[int, RankEvents], outcome: Outcome) -> Iterator[Cause]:
+    Libraries abort where a peer is gone; who is killed otherwise, or leaves, is the cause.
+    """
+    causes = []
     for rank, of_rank in events.items():
-        code = outcome.exit_codes.get(rank)
-        ended_at = outcome.ended_at.get(rank)
+        code, ended_at = outcome.exit_codes.get(rank), outcome.ended_at.get(rank)
+        failure, stopped = next(iter(of_rank.failures), None), of_rank.stopped
         if outcome.stopped is not None and code is None:
             continue  # it still ran when the launcher ended it
-        if of_rank.failures:
-            failure = of_rank.failures[0]
-            yield Cause(rank=rank, exit_code=code, failure=failure, order=_order_of_failure(failure))
-        elif of_rank.stopped is not None or (code in TERMINATED and not of_rank.done):
-            at = of_rank.stopped.at if of_rank.stopped is not None else ended_at
-            if code in TERMINATED or outcome.stopped is None:
-                yield Cause(rank=rank, exit_code=code, order=(1, at or 0.0))
+        if failure is not None:
+            said = f"{failure.error_kind} {failure.message}"
+            misses_a_peer = failure.status == "failed" and LOST_PEER.search(said)
+            order = (1 if misses_a_peer else 0), failure.at
+        elif stopped is not None or (code in TERMINATED and not of_rank.done):
+            if code not in TERMINATED and outcome.stopped is not None:
+                continue
+            order = 1, (stopped.at if stopped is not None else ended_at) or 0.0
+        elif code == -signal.SIGABRT and not of_rank.has_ended:
+            order = 1, ended_at or 0.0
         elif code is not None and not of_rank.has_ended:
-            yield Cause(rank=rank, exit_code=code, order=_order_of_silence(code, ended_at))
+            order = 0, 0.0 if ended_at is None else ended_at - UNNOTICED_SECONDS
         elif rank in outcome.vanished:
-            yield Cause(rank=rank, exit_code=None, order=(1, 0.0))
+            order = 1, 0.0
         elif code is None and not of_rank.has_ended and outcome.exit_codes:
-            yield Cause(rank=rank, exit_code=None, order=(2, 0.0))
-
-
-def _order_of_failure(failure: FailureEvent) -> tuple[int, float]:
-    misses_a_peer = failure.status == "failed" and LOST_PEER.search(f"{failure.error_kind} {failure.message}")
-    return (1 if misses_a_peer else 0), failure.at
-
-
-def _order_of_silence(code: int, ended_at: float | None) -> tuple[int, float]:
-    """Libraries abort where a peer is gone; who is killed otherwise, or leaves, is the cause."""
-    if code == -signal.SIGABRT:
-        return 1, ended_at or 0.0
-    return 0, 0.0 if ended_at is None else ended_at - UNNOTICED_SECONDS
+            order = 2, 0.0
+        else:
+            continue
+        causes.append(Cause(rank=rank, exit_code=code, failure=failure, order=order))
+    return min(causes, key=lambda cause: (cause.order, cause.rank), default=None)
 
 
 KIND = "CollectiveMismatch"
@@ -308,31 +302,28 @@ def _silent_out_of_memory(run_directory: Path, events: Events, cause: Cause | No
 
 def _error(run_directory: Path, cause: Cause) -> ErrorPart:
     """What a record says of the rank that a run is blamed on."""
-    rank, failure = cause.rank, cause.failure
+    rank, failure, code = cause.rank, cause.failure, cause.exit_code
     position = read_position(run_directory, rank)
-    own = {"rank": rank, "exit_code": cause.exit_code, "log_tail": _log_tail(run_directory, rank)}
+    own = {"rank": rank, "exit_code": code, "log_tail": _log_tail(run_directory, rank)}
     if failure is not None:
         return ErrorPart(**ErrorPart.shared(failure) | own | {"kind": failure.error_kind})
-    message = _exit_message(cause.exit_code, position)
-    return ErrorPart(kind="Exit", message=message, **ErrorPart.shared(position), **own)
-
-
-def _exit_message(code: int | None, position: Position | None) -> str:
     doing = position.doing if position is not None else None
     within = f" in {doing}" if doing else ""
     if code is None:
-        return f"the rank vanished{within} before it finished; its launcher did not see how it ended"
-    if code in TERMINATED:
-        return f"the rank was terminated{within} by SIGTERM, which its launcher had not sent"
-    if code < 0:
+        message = f"the rank vanished{within} before it finished; its launcher did not see how it ended"
+    elif code in TERMINATED:
+        message = f"the rank was terminated{within} by SIGTERM, which its launcher had not sent"
+    elif code < 0:
         hint = " (the kernel's out-of-memory killer ends processes so)" if code == -9 else ""
-        return f"the rank was killed{within} by {signal_name(code)}{hint}"
-    if code == EVENTS_LOST:
+        message = f"the rank was killed{within} by {signal_name(code)}{hint}"
+    elif code == EVENTS_LOST:
         why = "is the disk full, or the folder read-only?"
-        return f"the rank could not write its events ({why}) and ended with exit code {code}"
-    if doing:
-        return f"{doing} ended the rank with exit code {code}; return what it makes instead"
-    return f"the rank ended with exit code {code} before it finished"
+        message = f"the rank could not write its events ({why}) and ended with exit code {code}"
+    elif doing:
+        message = f"{doing} ended the rank with exit code {code}; return what it makes instead"
+    else:
+        message = f"the rank ended with exit code {code} before it finished"
+    return ErrorPart(kind="Exit", message=message, **ErrorPart.shared(position), **own)
 
 
 def _log_tail(run_directory: Path, rank: int) -> str:
@@ -373,6 +364,12 @@ def _record(
     asked = {name: getattr(request, name) for name in both}
     known = Record.shared(setup) | asked | measured_parts(events, steps)
     whole_model = mesh.size("pipeline") == 1
+    left: list[tuple[ArtifactKind, int | None, Path]] = []
+    for rank in range(request.world_size):
+        left.append(("trace", rank, trace_file(run_directory, rank)))
+        left.append(("memory snapshot", rank, snapshot_file(run_directory, rank)))
+    if request.measure.keep_checkpoint:
+        left.append(("checkpoint", None, checkpoint_folder(run_directory)))
     return Record(
         **known
         | {
@@ -394,7 +391,13 @@ def _record(
                 )
                 for part in known["ranks"]
             ],
-            "environment": environment_of(run_directory, request, setup, broken),
+            "environment": run_environment(run_directory).model_copy(
+                update={
+                    "broken_event_lines": broken,
+                    "accelerator": setup.accelerator if setup else None,
+                    "launcher_settings": request.launcher_settings,
+                }
+            ),
             "final_weights": final.weights if final else None,
             "moment_norms": _moment_norms(events),
             "observed": _observed(events, mesh),
@@ -402,7 +405,11 @@ def _record(
             "answers": _answers(events, mesh),
             "turns": _turns(events),
             "skipped_steps": sum(step.gradient_norm is None for step in steps) if scales else 0,
-            "artifacts": _artifacts(run_directory, request),
+            "artifacts": [
+                ArtifactPart(kind=kind, rank=rank, path=path.name)
+                for kind, rank, path in left
+                if path.exists()
+            ],
         }
     )
 
@@ -492,30 +499,25 @@ def _mesh(request: RunRequest) -> Mesh:
     return registry.mesh_of(request.backend, request.world_size)
 
 
-def _artifacts(run_directory: Path, request: RunRequest) -> list[ArtifactPart]:
-    """What ranks left next to their events: traces, snapshots of CUDA memory, a checkpoint."""
-    found: list[tuple[ArtifactKind, int | None, Path]] = []
-    for rank in range(request.world_size):
-        found.append(("trace", rank, trace_file(run_directory, rank)))
-        found.append(("memory snapshot", rank, snapshot_file(run_directory, rank)))
-    if request.measure.keep_checkpoint:
-        found.append(("checkpoint", None, checkpoint_folder(run_directory)))
-    return [ArtifactPart(kind=kind, rank=rank, path=path.name) for kind, rank, path in found if path.exists()]
-
-
 def rank_part(rank: int, events: RankEvents) -> RankPart | None:
     """What one rank measured; None: it never was ready to train."""
     setup, final, steps = events.setup, events.final, events.steps
     if setup is None:
         return None
-    # A pipeline's ranks also wait for other stages.
-    phases = [*PHASES, *([WAITING] if any(WAITING in row.phase_seconds for row in steps) else [])]
     known = (
         {"memory": []} | RankPart.shared(setup) | RankPart.shared(events.measured) | RankPart.shared(final)
     )
+    for name, column in RankPart.model_fields.items():
+        for mark in column.metadata:
+            if isinstance(mark, PerStep):
+                values = [getattr(row, mark.field) for row in steps]
+                known[name] = [] if mark.known and None in values else values
+    # A pipeline's ranks also wait for other stages.
+    phases = [*PHASES, *([WAITING] if any(WAITING in row.phase_seconds for row in steps) else [])]
+    figures = dict.fromkeys(name for row in steps for name in row.figures)
     return RankPart(
         **known,
-        **_columns(steps),
+        step_figures={name: [row.figures.get(name) for row in steps] for name in figures},
         phase_seconds={phase: [row.phase_seconds.get(phase, 0.0) for row in steps] for phase in phases},
         batch_digests=[row.batch_digests for row in steps if row.batch_digests is not None],
         without_gradient=_without_gradient(steps),
@@ -524,18 +526,6 @@ def rank_part(rank: int, events: RankEvents) -> RankPart | None:
         final_digest=final.weights.digest if final and final.weights else None,
         checkpoints=[event.part for event in events.checkpoints],
     )
-
-
-def _columns(steps: Sequence[StepEvent]) -> dict[str, Any]:
-    """The fields of `RankPart` with a value per step."""
-    found: dict[str, Any] = {}
-    for name, column in RankPart.model_fields.items():
-        for mark in column.metadata:
-            if isinstance(mark, PerStep):
-                values = [getattr(row, mark.field) for row in steps]
-                found[name] = [] if mark.known and None in values else values
-    names = dict.fromkeys(name for row in steps for name in row.figures)
-    return found | {"step_figures": {name: [row.figures.get(name) for row in steps] for name in names}}
 
 
 def _without_gradient(steps: Sequence[StepEvent]) -> dict[int, list[str] | None]:
@@ -617,21 +607,30 @@ def run_environment(run_directory: Path) -> EnvironmentPart:
     return nodes[0].environment.model_copy(update={"nodes": [node.topology for node in nodes]})
 
 
-def environment_of(
-    run_directory: Path, request: RunRequest, setup: SetupEvent | None, broken_event_lines: int
-) -> EnvironmentPart:
-    """The same with what request and ranks know of it."""
-    more = {
-        "broken_event_lines": broken_event_lines,
-        "accelerator": setup.accelerator if setup else None,
-        "launcher_settings": request.launcher_settings,
-    }
-    return run_environment(run_directory).model_copy(update=more)
-
-
 def describe_node() -> NodeFile:
-    """Environment of this machine, and how its processors, GPUs and networks are laid out."""
+    """Environment of this machine, and how its processors, GPUs and networks are laid out.
+
+    Interfaces are those that are up, with their speed where the kernel knows one; the topology of GPUs is
+    that of `nvidia-smi topo -m`.
+    """
     facts = environment().model_copy(update={"started_at": datetime.now(UTC).isoformat(timespec="seconds")})
+    addresses = psutil.net_if_addrs()
+    interfaces = [
+        InterfacePart(
+            name=name,
+            addresses=[one.address for one in addresses.get(name, []) if one.family == socket.AF_INET],
+            megabits_per_second=state.speed or None,
+            mtu_bytes=state.mtu,
+            infiniband=(NETWORK / name / "device" / "infiniband").exists(),
+        )
+        for name, state in psutil.net_if_stats().items()
+        if state.isup and name != "lo"
+    ]
+    gpu_topology = None
+    if shutil.which("nvidia-smi") is not None:
+        command = ["nvidia-smi", "topo", "-m"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        gpu_topology = done.stdout.splitlines() if done.returncode == 0 else None
     topology = NodePart(
         host=socket.gethostname(),
         cpu=facts.cpu,
@@ -640,39 +639,10 @@ def describe_node() -> NodeFile:
         memory_bytes=facts.memory_bytes,
         numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))),
         gpus=facts.gpus,
-        gpu_topology=_gpu_topology(),
-        interfaces=_interfaces(),
+        gpu_topology=gpu_topology,
+        interfaces=interfaces,
     )
     return NodeFile(environment=facts, topology=topology)
-
-
-def _interfaces() -> list[InterfacePart]:
-    """Network interfaces that are up, with their speed where the kernel knows one."""
-    addresses = psutil.net_if_addrs()
-    found = []
-    for name, state in psutil.net_if_stats().items():
-        if state.isup and name != "lo":
-            own = [a.address for a in addresses.get(name, []) if a.family == socket.AF_INET]
-            found.append(
-                InterfacePart(
-                    name=name,
-                    addresses=own,
-                    megabits_per_second=state.speed or None,
-                    mtu_bytes=state.mtu,
-                    infiniband=(NETWORK / name / "device" / "infiniband").exists(),
-                )
-            )
-    return found
-
-
-def _gpu_topology() -> list[str] | None:
-    """Lines of `nvidia-smi topo -m`; None without GPUs."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    done = subprocess.run(
-        ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=60, check=False
-    )
-    return done.stdout.splitlines() if done.returncode == 0 else None
 
 
 OF_PROCESS = ("tf32", "deterministic")
@@ -759,42 +729,34 @@ def _fields(
 
 
 def _constants(mine: ObservedPart, other: ObservedPart) -> Iterator[tuple[str, list[Any]]]:
-    """Constants and parameters of the optimizers' groups."""
+    """Constants and parameters of the optimizers' groups: of lists of parameters what the other lacks.
+
+    ', changed in step 3' is said of a constant that was the same before.
+    """
     groups, others = mine.optimizer_groups, other.optimizer_groups
     if groups and others and len(groups) != len(others):
         yield "groups of the optimizer", [len(groups), len(others)]
         return
+    changes = [seen.constants_by_step or {0: seen.optimizer_groups} for seen in (mine, other)]
+    known = sorted({step for of_rank in changes for step in of_rank})
     for index, (group, its_like) in enumerate(zip(groups, others, strict=False)):
         for name in group.keys() & its_like.keys():
-            if group[name] != its_like[name]:
-                since = _since(_changes(mine), _changes(other), index, name)
-                yield f"{name} of optimizer group {index}{since}", list(_beyond(group, its_like, name))
-
-
-def _changes(seen: ObservedPart) -> Changes:
-    return seen.constants_by_step or {0: seen.optimizer_groups}
-
-
-def _since(mine: Changes, other: Changes, index: int, name: str) -> str:
-    """', changed in step 3', of a constant that was the same before."""
-    known = sorted(mine.keys() | other.keys())
-    alike = [step for step in known if _at(mine, step, index, name) == _at(other, step, index, name)]
-    later = [step for step in known if alike and step > alike[-1]]
-    return f", changed in step {later[0]}" if later else ""
+            pair = [group[name], its_like[name]]
+            if pair[0] == pair[1]:
+                continue
+            if name == "parameters":
+                pair = [[one for one in a if one not in b] for a, b in (pair, pair[::-1])]
+            both = {step: [_at(of_rank, step, index, name) for of_rank in changes] for step in known}
+            alike = [step for step, (own, its) in both.items() if own == its]
+            later = [step for step in known if alike and step > alike[-1]]
+            since = f", changed in step {later[0]}" if later else ""
+            yield f"{name} of optimizer group {index}{since}", pair
 
 
 def _at(changes: Changes, step: int, index: int, name: str) -> Any:
     """A constant in a step, or in the first of which it is known."""
     groups = changes[max((first for first in changes if first <= step), default=min(changes))]
     return groups[index].get(name) if index < len(groups) else None
-
-
-def _beyond(group: Mapping[str, Any], other: Mapping[str, Any], name: str) -> tuple[Any, Any]:
-    """Of lists of parameters what the other lacks."""
-    mine, its = group[name], other[name]
-    if name != "parameters":
-        return mine, its
-    return [one for one in mine if one not in its], [one for one in its if one not in mine]
 
 
 PATIENCE_SECONDS = 2.0
@@ -820,6 +782,11 @@ def noted_exits(run_directory: Path, ranks: Iterable[int]) -> dict[int, RankExit
     return dict(sorted(known.items(), key=lambda item: (item[1].at, item[0])))
 
 
+def _as_noted(noted: Mapping[int, RankExit], **more: Any) -> Outcome:
+    codes: dict[int, int | None] = {rank: end.exit_code for rank, end in noted.items()}
+    return Outcome(exit_codes=codes, ended_at={rank: end.at for rank, end in noted.items()}, **more)
+
+
 def external_outcome(run_directory: Path, world_size: int) -> Outcome:
     """The exits that monitors noted, and which ranks vanished with their monitors."""
     noted = noted_exits(run_directory, range(world_size))
@@ -829,12 +796,10 @@ def external_outcome(run_directory: Path, world_size: int) -> Outcome:
         for rank, of_rank in events.items()
         if rank not in noted and not of_rank.has_ended and is_gone(run_directory, rank)
     )
-    outcome = Outcome(
-        exit_codes={rank: end.exit_code for rank, end in noted.items()},
-        ended_at={rank: end.at for rank, end in noted.items()},
-        vanished=vanished,
-    )
-    return Outcome(exit_codes={}, stopped="interrupted") if _told_to_end(events, outcome) else outcome
+    told = [of_rank.stopped.at for of_rank in events.values() if of_rank.stopped is not None]
+    if len(told) == len(events) > 0 and not vanished and max(told) - min(told) < TOGETHER_SECONDS:
+        return Outcome(exit_codes={}, stopped="interrupted")  # by a user or a scheduler
+    return _as_noted(noted, vanished=vanished)
 
 
 def is_gone(run_directory: Path, rank: int) -> bool:
@@ -850,19 +815,8 @@ def has_gone(run_directory: Path, rank: int) -> bool:
 
 def exits_before_stuck(run_directory: Path, note: StuckNote) -> Outcome:
     """Of a run whose ranks had to be ended: the exits of those that had ended by themselves before."""
-    noted = noted_exits(run_directory, note.gone_ranks)
-    return Outcome(
-        exit_codes={rank: end.exit_code for rank, end in noted.items()},
-        ended_at={rank: end.at for rank, end in noted.items()},
-        stopped="stuck",
-    )
+    return _as_noted(noted_exits(run_directory, note.gone_ranks), stopped="stuck")
 
 
 def _is_known(run_directory: Path, rank: int) -> bool:
     return rank_exit(run_directory, rank).exists() or is_gone(run_directory, rank)
-
-
-def _told_to_end(events: dict[int, RankEvents], outcome: Outcome) -> bool:
-    """Whether all ranks were told to end at once, as by a user or a scheduler."""
-    told = [of_rank.stopped.at for of_rank in events.values() if of_rank.stopped is not None]
-    return len(told) == len(events) > 0 and not outcome.vanished and max(told) - min(told) < TOGETHER_SECONDS

@@ -293,21 +293,19 @@ class Tail:
         end = data.rfind(b"\n") + 1
         self._offset += end
         lines = data[:end].split(b"\n")[:-1]
-        events = [event for line in lines if (event := _event(line)) is not None]
-        self.broken_lines += len(lines) - len(events)
+        events = []
+        for line in lines:
+            try:
+                events.append(read_event(line))
+            except ValidationError:
+                self.broken_lines += 1
         return events
-
-
-def _event(line: bytes) -> Event | None:
-    try:
-        return read_event(line)
-    except ValidationError:
-        return None
 
 
 LAST_BYTES = 2**16
 """Of the file of a rank: more than its last line has."""
 OfStep = TypeVar("OfStep", StepEvent, EvaluationEvent)
+Value = TypeVar("Value")
 
 
 @dataclass
@@ -416,45 +414,45 @@ def steps_of(events: Events, mesh: Mesh | None = None) -> list[StepPart]:
 
 
 def _step(rows: Sequence[StepEvent], mesh: Mesh) -> StepPart:
+    """What is summed is None where one rank does not know its part, the loss also where one is not finite."""
     first = rows[0]
-    norms = [row.gradient_norm for row in rows if row.gradient_norm is not None]
-    of_parts = math.hypot(*norms) if len(norms) == len(rows) else None
     targets = first.global_target_tokens  # None: an observed script
-    weights = sum(row.loss_weight or 0.0 for row in rows) if targets is None else targets
+    norms = _known([row.gradient_norm for row in rows])
+    partial = math.hypot(*norms) if norms is not None else None
     applied = [row.applied_learning_rate for row in rows if row.applied_learning_rate is not None]
     once = [row for rank, row in enumerate(rows) if mesh.counts_samples(rank)]
-    losses = [row.loss_sum for rank, row in enumerate(rows) if mesh.counts_loss(rank)]
+    hashes = _known([row.sample_hashes for row in once])
+    counts = {
+        name: None if (values := _known([getattr(row, name) for row in once])) is None else sum(values)
+        for name in ("tokens", "target_tokens", "samples")
+    }
     return StepPart(
         step=first.step,
         window=first.window,
-        loss=_mean(losses, weights),
-        gradient_norm=of_parts if first.norm_is_partial else first.gradient_norm,
+        loss=_mean(
+            [row.loss_sum for rank, row in enumerate(rows) if mesh.counts_loss(rank)],
+            sum(row.loss_weight or 0.0 for row in rows) if targets is None else targets,
+        ),
+        gradient_norm=partial if first.norm_is_partial else first.gradient_norm,
         learning_rate=first.learning_rate,
         applied_learning_rate=max(applied, key=lambda rate: abs(rate - first.learning_rate), default=None),
         applied_gradient_norm=_applied_gradient_norm(rows),
-        tokens=_total([row.tokens for row in once]),
-        target_tokens=_total([row.target_tokens for row in once]),
-        samples=_total([row.samples for row in once]),
+        **counts,
         seconds=max(row.seconds for row in rows),
-        sample_hashes=_hash_sum([row.sample_hashes for row in once]),
+        sample_hashes=None if hashes is None else f"{sum(int(h, 16) for h in hashes) % 2**64:016x}",
     )
 
 
-def _total(values: Sequence[int | None]) -> int | None:
-    """Sum over the ranks; None where one does not know its part."""
+def _known(values: Sequence[Value | None]) -> list[Value] | None:
+    """All of them; None where one is None."""
     known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
-def _hash_sum(hashes: Sequence[str | None]) -> str | None:
-    known = [int(value, 16) for value in hashes if value is not None]
-    return f"{sum(known) % 2**64:016x}" if len(known) == len(hashes) else None
+    return known if len(known) == len(values) else None
 
 
 def _mean(sums: Sequence[float | None], targets: float) -> float | None:
     """Mean over target tokens; None where a rank's sum is not finite, or without targets."""
-    known = [value for value in sums if value is not None]
-    return sum(known) / targets if len(known) == len(sums) and targets else None
+    known = _known(sums)
+    return sum(known) / targets if known is not None and targets else None
 
 
 WHOLE = 0.999

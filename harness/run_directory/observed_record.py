@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.backends.base import Effective
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.files import Stored, read_plain, write_atomically
 from harness.job.experiment import MeasureSection
@@ -92,9 +91,16 @@ def rank_ends(run_directory: Path) -> dict[int, RankEnd]:
     Of a rank that never trained, of the first process: workers that it starts have its variables too.
     """
     found: dict[int, RankEnd] = {}
-    for end in _ends(run_directory):
-        rank = end.start.rank
-        if rank is None:
+    for path in sorted(processes_folder(run_directory).glob("[0-9]*")):
+        end: RankEnd | None = None
+        for line in read_log(path).splitlines():
+            try:
+                end = RankEnd(start=ProcessStart.model_validate_json(line))
+            except ValidationError:
+                with suppress(ValidationError):  # a line that was cut short
+                    noted = RankExit.model_validate_json(line)
+                    end = end and replace(end, exit_code=noted.exit_code, at=end.at or noted.at)
+        if end is None or (rank := end.start.rank) is None:
             continue
         known = found.get(rank)
         if known is None or _precedence(end.start) < _precedence(known.start):
@@ -111,20 +117,6 @@ def wait_for_processes(run_directory: Path) -> None:
 
 def _precedence(start: ProcessStart) -> tuple[bool, float]:
     return not start.trains, -start.started if start.trains else start.started
-
-
-def _ends(run_directory: Path) -> Iterator[RankEnd]:
-    for path in sorted(processes_folder(run_directory).glob("[0-9]*")):
-        end: RankEnd | None = None
-        for line in read_log(path).splitlines():
-            try:
-                end = RankEnd(start=ProcessStart.model_validate_json(line))
-            except ValidationError:
-                with suppress(ValidationError):  # a line that was cut short
-                    noted = RankExit.model_validate_json(line)
-                    end = end and replace(end, exit_code=noted.exit_code, at=end.at or noted.at)
-        if end is not None:
-            yield end
 
 
 REQUEST_NAME = "observe.json"
@@ -198,7 +190,16 @@ def assemble_observed(
         cell=hashlib.sha256(request.run_id.encode()).hexdigest()[:16],
         repeat=0,
         backend=_backend(seen, setup, events),
-        world=_world(seen, setup),
+        world=WorldPart(
+            **WorldPart.shared(seen)
+            | {
+                "nodes": max(1, seen.world_size // seen.ranks_per_node),
+                "collectives": setup.collectives if setup else ("nccl" if seen.device == "cuda" else "gloo"),
+                "threads_per_rank": seen.threads,
+                "micro_batch_size": seen.micro_batch_size or 1,
+                "preset": "library-defaults",
+            }
+        ),
         environment=run_environment(run_directory).model_copy(
             update={"broken_event_lines": broken, "accelerator": setup.accelerator if setup else None}
         ),
@@ -231,7 +232,13 @@ def _status(
     ends = {rank: end for rank, end in rank_ends(run_directory).items() if rank in events}
     events = {rank: _as_it_ended(of_rank, ends.get(rank), told_at) for rank, of_rank in events.items()}
     has_ended_well = all(of_rank.done for of_rank in events.values())
-    outcome = _outcome(events, ends, exit_code, told_at)
+    codes: dict[int, int | None] = {rank: end.exit_code for rank, end in ends.items()}
+    if len(events) == 1 and codes.get(0) is None:
+        codes[0] = exit_code
+    at = {rank: end.at for rank, end in ends.items() if end.at is not None}
+    if told_at is not None:
+        codes = {rank: code if at.get(rank, told_at) < told_at else None for rank, code in codes.items()}
+    outcome = Outcome(exit_codes=codes, ended_at=at, stopped=None if told_at is None else "interrupted")
     if told_at is not None and not (has_ended_well and exit_code == 0):
         if (cause := cause_of(events, outcome)) is None or cause.order[0] > 0:
             return "failed", interrupted_error(run_directory, len(events), len(steps))
@@ -261,18 +268,6 @@ def _as_it_ended(of_rank: RankEvents, end: RankEnd | None, told_at: float | None
     if end.exit_code == 0:
         return replace(of_rank, failures=[], done=True)
     return replace(of_rank, failures=failures, done=False)
-
-
-def _outcome(
-    events: Mapping[int, RankEvents], ends: Mapping[int, RankEnd], exit_code: int, told_at: float | None
-) -> Outcome:
-    codes: dict[int, int | None] = {rank: end.exit_code for rank, end in ends.items()}
-    if len(events) == 1 and codes.get(0) is None:
-        codes[0] = exit_code
-    at = {rank: end.at for rank, end in ends.items() if end.at is not None}
-    if told_at is not None:
-        codes = {rank: code if at.get(rank, told_at) < told_at else None for rank, code in codes.items()}
-    return Outcome(exit_codes=codes, ended_at=at, stopped=None if told_at is None else "interrupted")
 
 
 def _left_alone(
@@ -310,32 +305,17 @@ def _ended(code: int) -> str:
 def _backend(
     seen: ObservationEvent, setup: SetupEvent | None, events: Mapping[int, RankEvents]
 ) -> BackendPart:
+    """With the micro-steps that were seen, and which of them were seen to reduce gradients."""
     name = PREFIX + (seen.observation.base or "script")
-    effective = _effective(setup.effective, events) if setup else None
+    effective = setup.effective if setup else None
     if effective is not None:  # an epoch's last step may have fewer micro-steps, even the first
         effective = replace(effective, accumulation_steps=seen.accumulation_steps)
+        early = [e.measured.early_reduced_bytes for e in events.values() if e.measured is not None]
+        known = [size for size in early if size is not None]
+        if known:
+            synchronised = "every micro-step" if any(known) else "last micro-step"
+            effective = replace(effective, gradient_synchronisation=synchronised)
     own: dict[str, Any] = {"label": name, "name": name, "effective": effective, "options": seen.options}
     if not seen.observation.has_form:
         own["claim"] = None
     return BackendPart(**BackendPart.shared(setup) | own | versions_of(setup))
-
-
-def _effective(effective: Effective, events: Mapping[int, RankEvents]) -> Effective:
-    """With the micro-steps that were seen to reduce gradients."""
-    early = [e.measured.early_reduced_bytes for e in events.values() if e.measured is not None]
-    known = [size for size in early if size is not None]
-    if not known:
-        return effective
-    synchronised = "every micro-step" if any(known) else "last micro-step"
-    return replace(effective, gradient_synchronisation=synchronised)
-
-
-def _world(seen: ObservationEvent, setup: SetupEvent | None) -> WorldPart:
-    own = {
-        "nodes": max(1, seen.world_size // seen.ranks_per_node),
-        "collectives": setup.collectives if setup else ("nccl" if seen.device == "cuda" else "gloo"),
-        "threads_per_rank": seen.threads,
-        "micro_batch_size": seen.micro_batch_size or 1,
-        "preset": "library-defaults",
-    }
-    return WorldPart(**WorldPart.shared(seen) | own)

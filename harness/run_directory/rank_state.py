@@ -196,39 +196,28 @@ def read_position(run_directory: Path, rank: int) -> Position | None:
 
 
 def read_state(run_directory: Path, rank: int) -> RankState:
-    """All that a rank wrote of itself."""
+    """All that a rank wrote of itself; of its stacks those of its own helpers left out."""
     try:
         data = rank_state(run_directory, rank).read_bytes()[HEAD_BYTES:]
     except OSError:
         data = b""
     lines = data.decode(errors="replace").splitlines()
-    said = next((line for line in reversed(lines) if line.startswith(COLLECTIVES_PREFIX)), None)
-    document = _document(said)
-    stack = _main_thread_first("\n".join(n for n in lines if not n.startswith(COLLECTIVES_PREFIX)))
+    said = [line for line in lines if line.startswith(COLLECTIVES_PREFIX)]
+    document: Any = {}
+    with suppress(ValueError):
+        document = json.loads(said[-1].removeprefix(COLLECTIVES_PREFIX)) if said else {}
+    document = document if isinstance(document, dict) else {}
+    blocks = "\n".join(line for line in lines if line not in said).split("\n\n")
+    threads = [block.strip() for block in blocks if block.strip()]
+    working = [block for block in threads if not any(helper in block for helper in HELPER_THREADS)]
+    stack = "\n\n".join(working[-1:] + working[:-1])  # `faulthandler` writes the main thread last
     return RankState(
         position=read_position(run_directory, rank),
         stack=stack.encode()[:MOST_STACK_BYTES].decode(errors="ignore"),
         collective=document.get("pending"),
         enqueued=document.get("enqueued", {}),
-        has_answered=said is not None,
+        has_answered=bool(said),
     )
-
-
-def _main_thread_first(stacks: str) -> str:
-    """What `faulthandler` wrote, without the rank's own helpers: the main thread, which comes last, first."""
-    threads = [block.strip() for block in stacks.split("\n\n") if block.strip()]
-    working = [block for block in threads if not any(helper in block for helper in HELPER_THREADS)]
-    return "\n\n".join(working[-1:] + working[:-1])
-
-
-def _document(line: str | None) -> dict[str, Any]:
-    if line is None:
-        return {}
-    try:
-        document = json.loads(line.removeprefix(COLLECTIVES_PREFIX))
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -268,12 +257,12 @@ def log_tail(log: Path) -> str:
 
 def shown_text(text: str) -> str:
     """Text of a rank as a record keeps it: no secrets, and no folders of the machine."""
-    return redacted(_FILE_OF_TRACEBACK.sub(lambda file: _within_root(file[0]), text))
 
+    def within_root(file: re.Match[str]) -> str:
+        root = next((root for root in _import_roots() if file[0].startswith(root)), "")
+        return file[0].removeprefix(root)
 
-def _within_root(file: str) -> str:
-    root = next((root for root in _import_roots() if file.startswith(root)), "")
-    return file[len(root) :]
+    return redacted(_FILE_OF_TRACEBACK.sub(within_root, text))
 
 
 @lru_cache
@@ -389,7 +378,7 @@ def read_note(run_directory: Path) -> StuckNote | None:
 def rank_states(run_directory: Path, world_size: int) -> list[RankStatePart]:
     """Where each rank was last, of runs that ended without being asked; the first 32 ranks."""
     shown = range(min(world_size, MOST_RANKS_SHOWN))
-    return [_state_part(rank, read_state(run_directory, rank), "") for rank in shown]
+    return [_part(rank, read_state(run_directory, rank), None) for rank in shown]
 
 
 def stuck_error(run_directory: Path, world_size: int, note: StuckNote) -> ErrorPart:
@@ -459,24 +448,19 @@ def late_ranks(
             fewest = tuple(rank for rank, count in begun.items() if count == min(begun.values()))
             return Late(ranks=fewest, why="behind the others in the order of collectives")
         return None
-    places = {rank: _place(state) for rank, state in states.items()}
-    known = [place for place in places.values() if place is not None]
-    if not known or len(set(known)) == 1:
+    places = {
+        rank: (-1 if at.step is None else at.step, ORDER.index(at.phase))
+        for rank, state in states.items()
+        if (at := state.position) is not None and at.phase in ORDER
+    }
+    if len(set(places.values())) <= 1:
         return None
-    return Late(ranks=tuple(r for r, place in places.items() if place == min(known)), why="behind the others")
+    first = min(places.values())
+    return Late(ranks=tuple(rank for rank, at in places.items() if at == first), why="behind the others")
 
 
 def _doing(state: RankState) -> str | None:
     return state.position.doing if state.position is not None else None
-
-
-def _place(state: RankState) -> tuple[int, int] | None:
-    position = state.position
-    if position is None:
-        return None
-    if position.phase not in ORDER:
-        return None
-    return (-1 if position.step is None else position.step), ORDER.index(position.phase)
 
 
 def _sentences(late: Late | None, states: Mapping[int, RankState], unseen: Sequence[int]) -> list[str]:
@@ -510,9 +494,11 @@ def _where(state: RankState) -> str:
     return f"{step}{state.position.phase}{doing}"
 
 
-def _part(rank: int, state: RankState, note: StuckNote) -> RankStatePart:
+def _part(rank: int, state: RankState, note: StuckNote | None) -> RankStatePart:
     said = ""
-    if rank in note.stopped_ranks:
+    if note is None:
+        pass
+    elif rank in note.stopped_ranks:
         said = "the process was stopped (SIGSTOP), so it could not write its stacks"
     elif rank in note.gone_ranks:
         said = "the process had ended"
@@ -520,14 +506,6 @@ def _part(rank: int, state: RankState, note: StuckNote) -> RankStatePart:
         said = "its node has a runs folder of its own, which cannot be seen"
     elif not state.stack:
         said = "the process did not write its stacks when asked"
-    return _state_part(rank, state, said)
-
-
-def _state_part(rank: int, state: RankState, said: str) -> RankStatePart:
-    return RankStatePart(
-        rank=rank,
-        **RankStatePart.shared(state.position),
-        collective=state.collective,
-        stack=shown_text(state.stack),
-        note=said,
-    )
+    shared = RankStatePart.shared(state.position)
+    stack = shown_text(state.stack)
+    return RankStatePart(rank=rank, **shared, collective=state.collective, stack=stack, note=said)

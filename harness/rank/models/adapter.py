@@ -48,8 +48,16 @@ def _inject(job: Job, model: nn.Module) -> None:
         if parameter.requires_grad and not is_adapter(name):
             raise JobError(f"adapter.targets: peft makes '{name}' there; name linear layers only")
     on_meta = next(p for n, p in model.named_parameters() if not is_adapter(n)).is_meta
-    if not on_meta:
-        _fill(job, model)
+    if on_meta:
+        return
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.is_meta:
+                module._parameters[name] = nn.Parameter(torch.empty(parameter.shape))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if is_adapter(name):
+                parameter.copy_(initial_values(name, parameter.shape, job.training.seed))
 
 
 def peft_config(adapter: AdapterSection) -> Any:
@@ -98,14 +106,3 @@ def hold_frozen(job: Job, model: nn.Module) -> None:
     for parameter in model.parameters():
         if not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
-
-
-def _fill(job: Job, model: nn.Module) -> None:
-    for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if parameter.is_meta:
-                module._parameters[name] = nn.Parameter(torch.empty(parameter.shape))
-    for name, parameter in model.named_parameters():
-        if is_adapter(name):
-            with torch.no_grad():
-                parameter.copy_(initial_values(name, parameter.shape, job.training.seed))

@@ -47,7 +47,7 @@ def export_adapters(checkpoint: Path, output: Path, *, merged: bool) -> int:
         )
     with TensorFiles(checkpoint, WEIGHTS) as files:
         tensors = {
-            name: files.read(name, 0, _count(shape)).view(shape).clone()
+            name: files.read(name, 0, torch.Size(shape).numel()).view(shape).clone()
             for name, shape in files.shapes().items()
         }
     model = _model(saved.job, checkpoint)
@@ -69,10 +69,6 @@ def require_whole(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 f"'{name}' has shape {found} in the checkpoint, {tuple(parameter.shape)} in the model: a "
                 "state dict of partitioned parameters is not whole; gather them before saving"
             )
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()
 
 
 def _model(job: Job, checkpoint: Path) -> nn.Module:

@@ -47,7 +47,13 @@ def enable_checkpointing(model: Any, checkpointing: bool | str = True) -> None:
         return
     keywords: dict[str, Any] = {"activation_checkpointing_kwargs": {"use_reentrant": False}}
     if checkpointing == SELECTIVE:
-        keywords["activation_checkpointing_kwargs"]["context_fn"] = _keeping_products()
+        from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+        operators = (getattr(torch.ops.aten, name, None) for name in KEPT_OPERATORS)
+        kept = [operator.default for operator in operators if operator is not None]
+        # Makes the two contexts that `torch.utils.checkpoint` runs a block in, first and again.
+        context_of = partial(create_selective_checkpoint_contexts, kept)
+        keywords["activation_checkpointing_kwargs"]["context_fn"] = context_of
     else:
         keywords["every_n_layers"] = blocks_between(checkpointing)
     if enable is None or not keywords.keys() <= inspect.signature(enable).parameters.keys():
@@ -56,15 +62,6 @@ def enable_checkpointing(model: Any, checkpointing: bool | str = True) -> None:
             f"activation_checkpointing_enable takes no {' and '.join(keywords)}. Set true or false"
         )
     enable(**keywords)
-
-
-def _keeping_products() -> Any:
-    """A function of the two contexts that `torch.utils.checkpoint` runs a block in, first and again."""
-    from torch.utils.checkpoint import create_selective_checkpoint_contexts
-
-    aten = torch.ops.aten
-    kept = [op.default for name in KEPT_OPERATORS if (op := getattr(aten, name, None)) is not None]
-    return partial(create_selective_checkpoint_contexts, kept)
 
 
 def uses_checkpointing(model: nn.Module) -> bool:
@@ -133,27 +130,22 @@ def narrow_products(model: nn.Module) -> None:
     layers = [m for block in blocks for m in block.modules() if isinstance(m, nn.Linear)]
     if not layers:
         raise Unsupported("training.precision=fp8: the model's blocks have no plain linear layer")
-    narrow, attributes = _float8()
+    require_installed(PACKAGE, "training.precision=fp8")
+    from torchao.float8.config import Float8LinearConfig
+    from torchao.float8.float8_linear import Float8Linear
+
+    config = replace(Float8LinearConfig.from_recipe_name("rowwise"), emulate=True)
+    example = vars(Float8Linear(1, 1, config=config, device="meta"))
+    plain = vars(nn.Linear(1, 1, device="meta"))
+    attributes = {name: value for name, value in example.items() if name not in plain}
     for layer in layers:
-        layer.__class__ = narrow
+        layer.__class__ = Float8Linear
         vars(layer).update(attributes)
 
 
 def narrow_layers(model: nn.Module) -> int:
     """Layers of a live model that multiply in fp8."""
     return sum("Float8Linear" in {base.__name__ for base in type(m).__mro__} for m in model.modules())
-
-
-def _float8() -> tuple[type[nn.Linear], dict[str, Any]]:
-    """torchao's class, and what an instance has beyond a linear layer."""
-    require_installed(PACKAGE, "training.precision=fp8")
-    from torchao.float8.config import Float8LinearConfig
-    from torchao.float8.float8_linear import Float8Linear
-
-    config = replace(Float8LinearConfig.from_recipe_name("rowwise"), emulate=True)
-    example = Float8Linear(1, 1, config=config, device="meta")
-    plain = vars(nn.Linear(1, 1, device="meta"))
-    return Float8Linear, {name: value for name, value in vars(example).items() if name not in plain}
 
 
 class ChunkedHead(nn.Linear):

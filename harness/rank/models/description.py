@@ -82,8 +82,13 @@ def find_module_uses(job: Job, model: nn.Module, config: Any, example: Batch | N
         return UNKNOWN
     try:
         with _own_draws():
-            drawn, traced = _drawn(), _steady(job, _on_meta(model), example)
-            return traced if _drawn() == drawn else DEPENDS_ON_DATA
+            drawn, copied = _drawn(), _on_meta(model)
+            traced = _trace(job, copied, example)
+            copied.train()
+            copied.zero_grad(set_to_none=True)
+            # A second step must do the same: a model may count its passes.
+            is_steady = _trace(job, copied, example) == traced and _drawn() == drawn
+            return traced if is_steady else DEPENDS_ON_DATA
     except JobError:
         raise
     except (KeyError, NameError) as error:  # no matter of values
@@ -171,18 +176,17 @@ class ModuleCall:
     @property
     def use(self) -> Use:
         """As ZeRO-3 sees it."""
-        return _use(self.reached, self.inputs)
+        return self._use(self.inputs)
 
     @property
     def unit_use(self) -> Use:
         """As FSDP sees it."""
-        return _use(self.reached, self.any_inputs)
+        return self._use(self.any_inputs)
 
-
-def _use(reached: bool, inputs: bool) -> Use:
-    if not reached:
-        return "forward only"
-    return "inputs with gradient" if inputs else "inputs without gradient"
+    def _use(self, inputs: bool) -> Use:
+        if not self.reached:
+            return "forward only"
+        return "inputs with gradient" if inputs else "inputs without gradient"
 
 
 class _Calls:
@@ -283,14 +287,6 @@ def _on_meta(model: nn.Module) -> nn.Module:
         is_parameter = isinstance(tensor, nn.Parameter)
         memo[id(tensor)] = nn.Parameter(held, requires_grad=tensor.requires_grad) if is_parameter else held
     return copy.deepcopy(model, memo)
-
-
-def _steady(job: Job, model: nn.Module, example: Batch) -> ModuleUses:
-    """What two steps do, one after the other, if they do the same: a model may count its passes."""
-    traced = _trace(job, model, example)
-    model.train()
-    model.zero_grad(set_to_none=True)
-    return traced if _trace(job, model, example) == traced else DEPENDS_ON_DATA
 
 
 def _trace(job: Job, model: nn.Module, example: Batch) -> ModuleUses:
@@ -453,9 +449,7 @@ def is_decoder(architecture: str) -> bool:
 
 
 def describe_layout(
-    model: nn.Module,
-    updated: Sequence[UpdateGroup],
-    traced: ModuleUses = REGULAR,
+    model: nn.Module, updated: Sequence[UpdateGroup], traced: ModuleUses = REGULAR
 ) -> LayoutPart:
     """The tensors of a bare model and its blocks, and what one step does with them."""
 
@@ -481,13 +475,7 @@ def describe_layout(
         frozen=sorted(frozen),
         without_gradient=traced.without_gradient if frozen or traced.without_gradient else [],
         attention=describe_attention(model),
-        uses=traced.uses,
-        unreached=traced.unreached,
-        unit_calls=traced.unit_calls,
-        read_outside=traced.read_outside,
-        changed_in_passes=traced.changed_in_passes,
-        evaluates_alike=traced.evaluates_alike,
-        depends_on_data=traced.depends_on_data,
+        **{name: value for name, value in vars(traced).items() if name != "without_gradient"},
     )
 
 
@@ -553,14 +541,10 @@ def split_dependence(
             with torch.random.fork_rng(devices=[]), double_precision(on=double):
                 found = [_measured(job, model, parts, rounding, double=double) for parts in cuts]
             known = [part for part in found if part is not None]
-            return max(known, key=_how_far) if known else None
+            return max(known, key=lambda one: (one.is_random, one.varies, one.difference), default=None)
         except Exception:  # code of the user's own: the run itself says what is wrong
             continue
     return None
-
-
-def _how_far(part: SplitPart) -> tuple[bool, bool, float]:
-    return part.is_random, part.varies, part.difference
 
 
 @contextmanager

@@ -86,15 +86,13 @@ def loss_function(job: Job, model: nn.Module) -> ComputeLoss:
         require_packing(job, model)
     if job.loss.chunk_tokens is not None:
         return _in_chunks
+    if job.task == "causal-lm" and not job.model.factory:
+        return summed_cross_entropy
     if job.task == "causal-lm":
-        return _next_token if job.model.factory else summed_cross_entropy
+        return lambda module, batch: _of_next_token(module(input_ids=batch["tokens"]), batch)
     if job.task == "seq2seq":
         return _Seq2Seq(config, {} if job.model.factory else {"use_cache": False})
     return _class if job.task == "classification" else _Checked(_own_output, job)
-
-
-def _next_token(module: nn.Module, batch: Batch) -> Tensor:
-    return _of_next_token(module(input_ids=batch["tokens"]), batch)
 
 
 def _in_chunks(module: nn.Module, batch: Batch) -> Tensor:
@@ -177,11 +175,9 @@ def returns_loss(job: Job, model: nn.Module) -> bool:
 def _own(job: Job) -> ComputeLoss:
     assert job.loss.factory is not None
     compute = call_factory("loss.factory", job.loss.factory, job.loss.arguments)
-    shown = f"loss.factory '{job.loss.factory}'"
+    shown, kind = f"loss.factory '{job.loss.factory}'", type(compute).__name__
     if not callable(compute):
-        raise JobError(
-            f"{shown} returned a {type(compute).__name__}; it must return a function of (model, batch)"
-        )
+        raise JobError(f"{shown} returned a {kind}; it must return a function of (model, batch)")
     try:
         signature(compute).bind(None, None)
     except TypeError as error:

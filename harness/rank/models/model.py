@@ -62,38 +62,38 @@ def _class_name(job: Job, config: Any) -> str:
     # By name: the public mappings import every model of the library when they are searched.
     from transformers.models.auto import modeling_auto as mappings
 
-    kind, name = config.model_type, job.model.name or config.model_type
+    kind = config.model_type
     for own in OWN_CLASSES.get(job.task, ()):
         if class_in_folder(job, config, own):
             return own
-    if job.task == "causal-lm":
-        causal = kind in mappings.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        # BERT and its kin have a causal head, but attend to both sides unless they are made decoders.
-        masked = kind in mappings.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-        bidirectional = masked and not getattr(config, "is_decoder", False)
-        if not causal or bidirectional or getattr(config, "is_encoder_decoder", False):
-            raise JobError(
-                f"model '{name}' ({kind}) is not a causal language model; choose one such as "
-                "llama, gpt2, bloom, qwen2 or mistral, or another task"
-            )
-        return "AutoModelForCausalLM"
-    if job.task == "seq2seq":
-        if kind not in mappings.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
-            raise JobError(
-                f"model '{name}' ({kind}) has no encoder and decoder for task seq2seq; choose one such as "
-                "t5, bart or marian"
-            )
-        return "AutoModelForSeq2SeqLM"
-    if job.task == "classification":
-        if kind in mappings.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
-            return "AutoModelForImageClassification"
-        if kind in mappings.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
-            return "AutoModelForSequenceClassification"
-        raise JobError(
-            f"model '{name}' ({kind}) has no head for task classification; choose one such as bert, "
-            "distilbert, vit or resnet"
-        )
-    return "AutoModel"
+    classes, problem = {
+        "causal-lm": (
+            {"AutoModelForCausalLM": mappings.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES},
+            "is not a causal language model; choose one such as llama, gpt2, bloom, qwen2 or mistral, or "
+            "another task",
+        ),
+        "seq2seq": (
+            {"AutoModelForSeq2SeqLM": mappings.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES},
+            "has no encoder and decoder for task seq2seq; choose one such as t5, bart or marian",
+        ),
+        "classification": (
+            {
+                f"AutoModelFor{what}Classification": getattr(
+                    mappings, f"MODEL_FOR_{what.upper()}_CLASSIFICATION_MAPPING_NAMES"
+                )
+                for what in ("Image", "Sequence")
+            },
+            "has no head for task classification; choose one such as bert, distilbert, vit or resnet",
+        ),
+        "custom": ({"AutoModel": [kind]}, ""),
+    }[job.task]
+    # BERT and its kin have a causal head, but attend to both sides unless they are made decoders.
+    masked = kind in mappings.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
+    is_other = job.task == "causal-lm" and (masked or getattr(config, "is_encoder_decoder", False))
+    found = None if is_other else next((name for name, kinds in classes.items() if kind in kinds), None)
+    if found is None:
+        raise JobError(f"model '{job.model.name or kind}' ({kind}) {problem}")
+    return found
 
 
 def build_own_model(job: Job, *, weights: bool = True) -> nn.Module:
@@ -116,7 +116,7 @@ def build_own_model(job: Job, *, weights: bool = True) -> nn.Module:
             f"{shown}: parameter '{lazy[0]}' takes its shape from the first batch, and strategies cut "
             "weights before that; give its layer all sizes, or pass a batch through it in the factory"
         )
-    if weights and not _on_meta():
+    if weights and not torch.empty(0).is_meta:  # else modules are being built without memory
         if any(parameter.is_meta for parameter in model.parameters()):
             raise JobError(f"{shown} returned parameters on the meta device; give them values on the CPU")
         model.to(device="cpu")
@@ -126,8 +126,12 @@ def build_own_model(job: Job, *, weights: bool = True) -> nn.Module:
     for parameter in model.parameters():
         if not parameter.is_contiguous():  # no library cuts or flattens others
             parameter.data = parameter.data.contiguous()
-    if job.model.dropout is not None:
-        _set_dropout(model, job.model.dropout)
+    if (dropout := job.model.dropout) is not None:
+        for module in model.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.p = dropout
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = dropout
     return model
 
 
@@ -147,33 +151,14 @@ def declare_blocks(model: nn.Module, section: ModelSection) -> None:
             )
         model._no_split_modules = list(section.block_classes)  # type: ignore[assignment]
     elif not transformer_blocks(model):
-        repeated = _repeated_class(model)
-        model._no_split_modules = [repeated] if repeated else []  # type: ignore[assignment]
-
-
-def _repeated_class(model: nn.Module) -> str | None:
-    """Class of the members of the list that holds most parameters among lists of two or more alike."""
-    sizes: Counter[str] = Counter()
-    for module in model.modules():
-        kinds = {type(member) for member in module.children()}
-        lists = isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and len(kinds) == 1
-        # A list of lists is no list of blocks: nothing calls its members.
-        if lists and not issubclass(next(iter(kinds)), nn.ModuleList | nn.ModuleDict):
-            sizes[kinds.pop().__name__] += sum(parameter.numel() for parameter in module.parameters())
-    return sizes.most_common(1)[0][0] if sizes else None
-
-
-def _set_dropout(model: nn.Module, probability: float) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = probability
-        if isinstance(module, nn.MultiheadAttention):
-            module.dropout = probability
-
-
-def _on_meta() -> bool:
-    """Whether modules are being built without memory."""
-    return torch.empty(0).is_meta
+        sizes: Counter[str] = Counter()  # by class of their members, parameters of lists of two or more alike
+        for module in model.modules():
+            kinds = {type(member) for member in module.children()}
+            lists = isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and len(kinds) == 1
+            # A list of lists is no list of blocks: nothing calls its members.
+            if lists and not issubclass(next(iter(kinds)), nn.ModuleList | nn.ModuleDict):
+                sizes[kinds.pop().__name__] += sum(parameter.numel() for parameter in module.parameters())
+        model._no_split_modules = [name for name, _ in sizes.most_common(1)]  # type: ignore[assignment]
 
 
 if TYPE_CHECKING:
@@ -188,20 +173,15 @@ def quantise(model: nn.Module, compute: torch.dtype) -> None:
     Every rank quantises the same weights, so all hold the same bytes. A weight becomes uint8, two values in
     a byte; its scales, one for 64 values, are no parameters. Raises Unsupported without bitsandbytes.
     """
-    layers = _layers()
+    require_installed(PACKAGE, "adapter.base_dtype=nf4", "'sharding-harness[qlora]'")
+    from bitsandbytes import nn as layers
+
     for block in needed_blocks(model).values():
         for name, module in list(block.named_modules()):
             if type(module) is nn.Linear:
                 parent, _, own = name.rpartition(".")
                 setattr(block.get_submodule(parent), own, _quantised(layers, module, compute))
     model.is_loaded_in_4bit = True  # type: ignore[assignment]  # where peft looks for it
-
-
-def _layers() -> Any:
-    require_installed(PACKAGE, "adapter.base_dtype=nf4", "'sharding-harness[qlora]'")
-    import bitsandbytes
-
-    return bitsandbytes.nn
 
 
 def _quantised(layers: Any, linear: nn.Linear, compute: torch.dtype) -> nn.Module:
@@ -288,10 +268,7 @@ def draw_model(job: Job, config: PretrainedConfig | None, *, pretrained: bool = 
 
     if config is None:
         return build_own_model(job, weights=pretrained)
-    arguments: dict[str, Any] = {
-        "attn_implementation": job.model.attention_kernel,
-        **in_fp32(),
-    }
+    arguments: dict[str, Any] = {"attn_implementation": job.model.attention_kernel, **in_fp32()}
     torch.manual_seed(job.training.seed)
     try:
         if pretrained and job.model.name is not None and job.model.reads_checkpoint:
@@ -305,12 +282,8 @@ def draw_model(job: Job, config: PretrainedConfig | None, *, pretrained: bool = 
                 )
         return from_config(job, config, **arguments)
     except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise _not_built(job, config, error) from error
-
-
-def _not_built(job: Job, config: Any, error: Exception) -> JobError:
-    name = job.model.name or config.model_type
-    return JobError(why_refused(name, error) or f"model '{name}': {_first_line(error)}")
+        name = job.model.name or config.model_type
+        raise JobError(why_refused(name, error) or f"model '{name}': {_first_line(error)}") from error
 
 
 def finish_model(job: Job, model: nn.Module) -> None:
@@ -366,7 +339,13 @@ def _given_config(job: Job, facts: DataFacts) -> PretrainedConfig:
     default = config_class()
     require_task(job, default)
     known = set(default.to_dict()) | set(getattr(config_class, "attribute_map", {})) | {"num_labels"}
-    values = _values_of_data(job, facts, known) | values
+    of_data = {
+        "vocab_size": facts.vocabulary_size,
+        "image_size": job.data.image_size if job.data.source in IMAGES else None,
+        "num_labels": facts.classes if job.task == "classification" else None,
+        "pad_token_id": facts.padding if job.task == "classification" else None,
+    }
+    values = {key: value for key, value in of_data.items() if key in known and value is not None} | values
     for key in values:
         if key not in known:
             raise JobError(
@@ -379,18 +358,6 @@ def _given_config(job: Job, facts: DataFacts) -> PretrainedConfig:
         if not isinstance(error, (ValueError, TypeError)) and "Validation" not in type(error).__name__:
             raise
         raise JobError(f"model.config is refused by {model_type}: {_first_line(error)}") from error
-
-
-def _values_of_data(job: Job, facts: DataFacts, known: set[str]) -> dict[str, Any]:
-    """Values of a configuration that follow from the data, where it has such values."""
-    found: dict[str, Any] = {}
-    if facts.vocabulary_size is not None:
-        found["vocab_size"] = facts.vocabulary_size
-    if job.data.source in IMAGES:
-        found["image_size"] = job.data.image_size
-    if job.task == "classification":
-        found |= {"num_labels": facts.classes, "pad_token_id": facts.padding}
-    return {key: value for key, value in found.items() if key in known and value is not None}
 
 
 def _named_config(job: Job, facts: DataFacts) -> PretrainedConfig:

@@ -72,8 +72,14 @@ class MuonAndAdamW(torch.optim.AdamW):
         buffer.lerp_(gradient, 1 - group["momentum"])
         update = gradient.lerp(buffer, group["momentum"]).to(DTYPES[group["newton_schulz"]])
         rate = group["lr"]
-        whole = orthogonalised(_whole(update))
-        own, held = _own_part(whole, parameter), _local(parameter)
+        if isinstance(update, DTensor):
+            # A collective. Offloaded rows lie on the CPU while NCCL gathers device memory only.
+            here: Any = update.to(update.device_mesh.device_type)
+            update = here.full_tensor()
+        own, held = orthogonalised(update), _local(parameter)
+        if isinstance(parameter, DTensor):  # what this rank holds of it; nothing is sent
+            cut = distribute_tensor(own, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            own = cut.to_local().to(held.device)
         held.mul_(1 - rate * group["weight_decay"])
         held.add_(own, alpha=-rate * RMS_OF_ADAMW * math.sqrt(max(parameter.shape)))
 
@@ -136,23 +142,6 @@ def orthogonalised_in_parts(
     return (Counter(map(tuple, matrices.values())) - held).total()
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    """A DTensor gathered on the mesh's device; a collective. Any other tensor as it is."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    # Offloaded rows lie on the CPU while NCCL gathers device memory only.
-    here: Any = tensor.to(tensor.device_mesh.device_type)
-    return here.full_tensor()  # type: ignore[no-any-return]
-
-
-def _own_part(whole: Tensor, parameter: Tensor) -> Tensor:
-    """What this rank holds of it, where it holds the parameter; nothing is sent."""
-    if not isinstance(parameter, DTensor):
-        return whole
-    cut = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    return cut.to_local().to(_local(parameter).device)
-
-
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -166,17 +155,15 @@ def build_low_bit(groups: list[dict[str, Any]], section: OptimizerSection) -> to
     """AdamW8bit with every constant explicit. Raises Unsupported where its library is missing."""
     library = LIBRARIES[section.kind]
     require_installed(library, f"optimizer.kind={section.kind}")
-    return (_of_torchao if library == "torchao" else _of_bitsandbytes)(groups, section)
-
-
-def _of_bitsandbytes(groups: list[dict[str, Any]], section: OptimizerSection) -> torch.optim.Optimizer:
-    library: Any = import_module("bitsandbytes.optim")
-    return library.AdamW8bit(  # type: ignore[no-any-return]
+    if library == "torchao":
+        return _of_torchao(groups, section)
+    made: torch.optim.Optimizer = import_module("bitsandbytes.optim").AdamW8bit(
         groups,
         weight_decay=section.weight_decay,
         min_8bit_size=LEAST_ELEMENTS,
         **adam_constants(section),
     )
+    return made
 
 
 def _of_torchao(groups: list[dict[str, Any]], section: OptimizerSection) -> torch.optim.Optimizer:
@@ -187,22 +174,18 @@ def _of_torchao(groups: list[dict[str, Any]], section: OptimizerSection) -> torc
 
         def step(self, closure: Callable[[], Any] | None = None) -> Any:
             rates = [group["lr"] for group in self.param_groups]
+            # torchao compiles its update for each shape, minutes on the CPU; eagerly it is the same.
+            on_cpu = all(p.device.type == "cpu" for group in self.param_groups for p in group["params"])
             for group, rate in zip(self.param_groups, rates, strict=True):
                 group["lr"] = torch.as_tensor(rate, dtype=torch.float32)
             try:
-                with _without_compiling(self.param_groups):
+                with torch.compiler.set_stance("force_eager") if on_cpu else nullcontext():
                     return super().step(closure)
             finally:
                 for group, rate in zip(self.param_groups, rates, strict=True):
                     group["lr"] = rate
 
     return LowBitAdamW(groups, amsgrad=False, block_size=BLOCK_ELEMENTS, **adam_constants(section))
-
-
-def _without_compiling(groups: Sequence[dict[str, Any]]) -> Any:
-    """torchao compiles its update for each shape, which takes minutes on the CPU; eagerly it is the same."""
-    on_cpu = all(parameter.device.type == "cpu" for group in groups for parameter in group["params"])
-    return torch.compiler.set_stance("force_eager") if on_cpu else nullcontext()
 
 
 def stored_dtype(moment: torch.Tensor) -> torch.dtype:
@@ -269,7 +252,12 @@ def build_optimizer(
     not given. matrices: names of those that Muon updates.
     """
     of_muon = matrices if section.kind == "muon" else ()
-    groups: list[dict[str, Any]] = [{"params": [], **_constants(group, updated)} for group in updated]
+    # A rate where that of any group differs, since libraries want the same keys in all.
+    has_rates = any(group.rate != 1 for group in updated)
+    groups: list[dict[str, Any]] = [
+        {"params": [], "weight_decay": group.weight_decay, **({LR_SCALE: group.rate} if has_rates else {})}
+        for group in updated
+    ]
     rest: dict[str, Any] = {"params": [], "weight_decay": 0.0}
     orthogonal: list[nn.Parameter] = []
     place = {name: group for group, of_group in zip(groups, updated, strict=True) for name in of_group.names}
@@ -290,12 +278,6 @@ def build_optimizer(
         return torch.optim.SGD(groups, dampening=0.0, nesterov=False, **how)
     adam = torch.optim.Adam if section.kind == "adam" else torch.optim.AdamW
     return adam(groups, amsgrad=False, **adam_constants(section), **how)
-
-
-def _constants(group: UpdateGroup, groups: Sequence[UpdateGroup]) -> dict[str, float]:
-    """Of one group; its rate where that of any differs, since libraries want the same keys in all."""
-    rated = {LR_SCALE: group.rate} if any(one.rate != 1 for one in groups) else {}
-    return {"weight_decay": group.weight_decay, **rated}
 
 
 class _Groups(list[dict[str, Any]]):

@@ -114,17 +114,17 @@ def note_out_of_memory() -> None:
     The exception comes later than it: where the way out of it waits for the device, NCCL's watchdog ends the
     process first, and nothing else would say why.
     """
+
+    def tell(device: int, wanted_bytes: int, total_bytes: int, free_bytes: int) -> None:
+        sys.stderr.write(
+            f"CUDA out of memory on device {device}: {wanted_bytes} bytes were asked for, {free_bytes} of "
+            f"{total_bytes} are free\n"
+        )
+        sys.stderr.flush()
+
     attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
     if attach is not None:
-        attach(_tell_of_refusal)
-
-
-def _tell_of_refusal(device: int, wanted_bytes: int, total_bytes: int, free_bytes: int) -> None:
-    sys.stderr.write(
-        f"CUDA out of memory on device {device}: {wanted_bytes} bytes were asked for, {free_bytes} of "
-        f"{total_bytes} are free\n"
-    )
-    sys.stderr.flush()
+        attach(tell)
 
 
 def pin_determinism(device: str, *, wanted: bool) -> None:
@@ -187,7 +187,10 @@ def join_process_group(world: World, timeout_seconds: float) -> str:
     store = _local_store(world, timeout_seconds) if LOCAL_RENDEZVOUS in os.environ else None
     device = None
     if world.device == "cuda":
-        store = store or _agreed_store(world, timeout_seconds)
+        if store is None:  # that which torchrun's variables name
+            timeout = timedelta(seconds=timeout_seconds)
+            found, _, _ = next(rendezvous("env://", world.rank, world.world_size, timeout=timeout))
+            store = PrefixStore("default_pg", found)
         require_own_devices(world, store)
         device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group(
@@ -199,13 +202,6 @@ def join_process_group(world: World, timeout_seconds: float) -> str:
         device_id=device,
     )
     return backend
-
-
-def _agreed_store(world: World, timeout_seconds: float) -> Any:
-    """The store that torchrun's variables name."""
-    found = rendezvous("env://", world.rank, world.world_size, timeout=timedelta(seconds=timeout_seconds))
-    store, _, _ = next(found)
-    return PrefixStore("default_pg", store)
 
 
 def _local_store(world: World, timeout_seconds: float) -> Any:
