@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError
-from harness.forms.model.activations import to_json
+from harness.forms.activations import to_json
 from harness.plan.model import local_config
 from harness.plan.models import catalogue_names, load_model
 from harness.plan.profiles import SHIPPED, config_key, variant_key

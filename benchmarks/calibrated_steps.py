@@ -12,7 +12,7 @@ from statistics import median
 
 from tabulate import tabulate
 
-from harness.plan.time.calibration import (
+from harness.plan.calibration import (
     Calibration,
     MeasuredCell,
     calibrate,
@@ -20,7 +20,7 @@ from harness.plan.time.calibration import (
     measured_cells,
     write_calibration,
 )
-from harness.plan.time.speed import seconds_of_step
+from harness.plan.step_time import seconds_of_step
 
 REPORTS = Path(__file__).resolve().parents[1] / "reports"
 AIM = 0.10
@@ -28,7 +28,7 @@ EXPLANATION = """\
 # Step times predicted after calibration
 
 The time model of `harness estimate` with constants fitted to published records of CPU ranks
-(`harness/plan/time/calibration.py`). 'Predicted' of a cell comes from constants that were fitted to all other
+(`harness/plan/calibration.py`). 'Predicted' of a cell comes from constants that were fitted to all other
 cells. The column 'runs differ by' shows how far the medians of its repeated runs lie apart, which no model
 can predict. Cells that do nearly the same work (zero1 and zero2, ddp through Accelerate) help each other.
 

@@ -5,7 +5,7 @@ Usage: python -m benchmarks.host_cost     (a minute; one rank, one thread, an id
 Blocks of a Llama whose matrices have 16 columns, so that their operators are launches and little else. Each
 figure is the difference of 10 and 2 blocks, divided by eight; the least of several micro-steps. ZeRO-3 keeps
 such small weights gathered, so that its hooks alone are measured.
-`harness/plan/time/computing.py` has the result in launches of an elementwise kernel: a bare block has 34
+`harness/plan/step_time.py` has the result in launches of an elementwise kernel: a bare block has 34
 of them forward and 52 backward.
 """
 

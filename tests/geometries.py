@@ -8,7 +8,7 @@ from typing import Any
 from harness.backends.registry import BUILT_IN
 from harness.backends.strategy import StrategyKind
 from harness.forms.families import collectives
-from harness.forms.model.layout import Layout, Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.forms.terms import Volume
 from harness.forms.workload import Workload
 

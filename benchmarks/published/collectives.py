@@ -14,7 +14,7 @@ from harness.job.job import Job
 from harness.plan.hardware import default_constants, load_hardware
 from harness.plan.models import load_model
 from harness.plan.scenario import Scenario
-from harness.plan.time.speed import nccl_seconds, path_of
+from harness.plan.step_time import nccl_seconds, path_of
 
 MEASURED = Path(__file__).with_name("nccl_tests.csv")
 SMALL, MIDDLE = 2**20, 2**25

@@ -12,11 +12,11 @@ from typing import Any, Literal
 from benchmarks.published.mapping import Mapped
 from benchmarks.published.rows import Row
 from harness.errors import HarnessError
-from harness.forms.model.activations import OURS
+from harness.forms.activations import OURS
 from harness.plan.limits import MemoryVerdict
 from harness.plan.prediction import MemoryPrediction, predict_memory
 from harness.plan.scenario import Scenario
-from harness.plan.time.speed import predict_speed
+from harness.plan.step_time import predict_speed
 from harness.plan.trust import crosses_pcie, kind_of
 
 FULLY_SPECIFIED = "A"

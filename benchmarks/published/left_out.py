@@ -16,8 +16,7 @@ from benchmarks.published.rows import read_rows
 from harness.errors import HarnessError
 from harness.plan.hardware import default_constants
 from harness.plan.scenario import Scenario
-from harness.plan.time.computing import Work
-from harness.plan.time.speed import seconds_of_step
+from harness.plan.step_time import Work, seconds_of_step
 from harness.plan.trust import SHORT_TOKENS
 
 LOWEST, HIGHEST = 0.3, 1.25

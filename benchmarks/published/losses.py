@@ -1,6 +1,6 @@
 """What the losses of other programs hold per logit, as `settings.yaml` names them."""
 
-from harness.forms.model.activations import OURS, LogitBytes
+from harness.forms.activations import OURS, LogitBytes
 
 __all__ = ["OURS", "LogitBytes"]
 

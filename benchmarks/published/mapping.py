@@ -15,13 +15,13 @@ from benchmarks.published.rows import Row
 from harness.backends.registry import BUILT_IN
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
-from harness.forms.model.activations import LogitBytes
+from harness.forms.activations import LogitBytes
 from harness.job.job import Job
 from harness.plan.hardware import Fabric, Hardware, TimeConstants, default_constants, load_hardware
 from harness.plan.model import PlannedModel, decoder
 from harness.plan.models import from_config, load_model
 from harness.plan.scenario import OtherCode, Scenario
-from harness.plan.time.computing import EAGER_ONLY
+from harness.plan.step_time import EAGER_ONLY
 
 STRATEGIES = {
     "fsdp2": "fsdp", "fsdp2-grad-op": "fsdp-grad-op", "fsdp2-hybrid": "fsdp-hybrid", "megatron ddp": "ddp",

@@ -20,7 +20,7 @@ TOPICS = {
         "harness.plan.question",
         "harness.plan.answer",
         "harness.plan.prediction",
-        "harness.plan.time.speed",
+        "harness.plan.step_time",
     ),
 }
 """Modules by topic."""

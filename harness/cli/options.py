@@ -408,8 +408,8 @@ def calibrated_constants(
 
     Raises HarnessError: no GPU named, another GPU, runs that cannot be used.
     """
-    from harness.plan.time.calibration import calibrate as fit
-    from harness.plan.time.calibration import (
+    from harness.plan.calibration import calibrate as fit
+    from harness.plan.calibration import (
         check_device,
         measured_cells,
         read_calibration,

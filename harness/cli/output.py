@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from harness.cli import SPOKEN, says_that_it_works
 from harness.errors import HarnessError
-from harness.forms.flops import is_stub
+from harness.forms.textbook import is_stub
 from harness.judge.wording import counted
 from harness.run_directory.events import Event, SetupEvent, StepEvent
 from harness.run_directory.request import RunRequest
@@ -150,7 +150,7 @@ def counting_predictors(constants: TimeConstants | None = None) -> Iterator[Pred
     """What predicts, with the number of what was traced and predicted so far."""
     from harness.plan.prediction import Predictors, least_memory, predict_memory
     from harness.plan.profiles import kept_tracers, trace_scenarios
-    from harness.plan.time.speed import predict_speed
+    from harness.plan.step_time import predict_speed
 
     with counting("prediction", PREDICTING) as count, kept_tracers():
 

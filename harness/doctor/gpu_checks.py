@@ -10,8 +10,8 @@ from statistics import median
 from typing import Any, Literal
 
 from harness.fabric.result import FabricResult
-from harness.forms.flops import find_peak, is_stub
 from harness.forms.terms import STEP_PHASES
+from harness.forms.textbook import find_peak, is_stub
 from harness.gpus.found import Gpus, runs_on, sm_name
 from harness.judge.quantities import (
     Run,

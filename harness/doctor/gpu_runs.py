@@ -31,7 +31,7 @@ from harness.doctor.gpu_checks import (
 from harness.doctor.packing import pack_matrix
 from harness.errors import HarnessError
 from harness.fabric.ranks import start_ranks
-from harness.forms.flops import is_stub
+from harness.forms.textbook import is_stub
 from harness.gpus.found import Gpus
 from harness.import_path import module_command, safe_environment
 from harness.job.batch import batch_layout, reference_layout

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from harness.fabric.result import FabricResult, FabricRow, pairs_to_test, sizes_to_test, whole_elements
-from harness.forms.flops import is_stub
+from harness.forms.textbook import is_stub
 from harness.rank.process.environment import join_process_group, take_device, world_of
 
 COLLECTIVE_TIMEOUT_SECONDS = 600.0

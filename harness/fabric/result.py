@@ -14,7 +14,7 @@ from pydantic import Field, PositiveFloat, ValidationError, model_validator
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.files import Stored, read_plain, refusing, write_atomically
-from harness.forms.flops import is_stub
+from harness.forms.textbook import is_stub
 from harness.judge.wording import counted, listed
 from harness.record.measured import FabricPart
 from harness.tell.document import Picture

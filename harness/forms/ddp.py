@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.forms.model.layout import Tensor, elements
+from harness.forms.layout import Tensor, elements
 from harness.forms.single import replica_terms
 from harness.forms.terms import (
     BUFFERS,

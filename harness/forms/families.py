@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from harness.forms import ddp, pipeline, sequence, single, tensor
+from harness.forms import ddp, pipeline, single, tensor, zero0, zero3, zero12
 from harness.forms.fsdp import fsdp1, fsdp2, replicate
 from harness.forms.optimizers import with_optimizer, with_whole_matrices
-from harness.forms.sequence import with_attention
-from harness.forms.tensor import fsdp2_tensor, zero3_tensor, zero12_tensor
+from harness.forms.tensor import fsdp2_tensor, with_attention, zero3_tensor, zero12_tensor
 from harness.forms.terms import Collective, ModelStates, Volume
 from harness.forms.workload import Workload
-from harness.forms.zero import zero0, zero3, zero12
 
 
 class ClosedForms(Protocol):
@@ -92,8 +90,8 @@ def _collectives(workload: Workload) -> Volume:
 
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 OF_ACTIVATIONS = frozenset({
-    tensor.AGAIN, tensor.FORWARD, tensor.BACKWARD, tensor.LOGITS, sequence.KEYS, sequence.ROTATED,
-    sequence.GRADIENTS_OF_KEYS, sequence.EXCHANGED, sequence.POSITIONS,
+    tensor.AGAIN, tensor.FORWARD, tensor.BACKWARD, tensor.LOGITS, tensor.KEYS, tensor.ROTATED,
+    tensor.GRADIENTS_OF_KEYS, tensor.EXCHANGED, tensor.POSITIONS,
 })  # fmt: skip
 """What the next operator of a pass needs: every rank waits for it."""
 

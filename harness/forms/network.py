@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.backends.strategy import StrategyKind
+from harness.forms import zero3
 from harness.forms.fsdp import fsdp1, fsdp2
 from harness.forms.single import ADAM_MOMENTS
 from harness.forms.tensor import local_workload
 from harness.forms.terms import STEP_PHASES, ModelStates, ring_sent_bytes
 from harness.forms.workload import ORDINARY_STEP, Workload
-from harness.forms.zero import zero3
-from harness.forms.zero.zero0 import gradient_accumulation_bytes
-from harness.forms.zero.zero12 import ACCUMULATED_ON_HOST
+from harness.forms.zero0 import gradient_accumulation_bytes
+from harness.forms.zero12 import ACCUMULATED_ON_HOST
 
 EMULATED = {"gloo": {"reduce_scatter": "all_reduce"}}
 """Transport -> collective -> what runs in its place."""

@@ -11,15 +11,14 @@ from harness.backends.base import OptimizerKind
 from harness.backends.optimizer.kinds import BLOCK_ELEMENTS, LOW_BIT, is_quantised
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
-from harness.forms import pipeline, tensor
+from harness.forms import pipeline, tensor, zero3, zero12
 from harness.forms.fsdp import fsdp1, fsdp2
 from harness.forms.fsdp.units import shard_role
-from harness.forms.model.layout import Tensor, ceil_to
+from harness.forms.layout import Tensor, ceil_to
 from harness.forms.single import ADAM_MOMENTS, replica_tensors, step_counters
 from harness.forms.tensor import fsdp2_tensor, zero3_tensor, zero12_tensor
 from harness.forms.terms import Collective, ModelStates, Term, Volume, gathered, over_steps, states
 from harness.forms.workload import Workload
-from harness.forms.zero import zero3, zero12
 
 Implementation = Literal["for-loop", "foreach", "fused"]
 SOURCE = "torch 2.13, optim/adam.py"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import Cut, why_not_cut
-from harness.forms.model.layout import DTYPE_BYTES, Tensor, elements
+from harness.forms.layout import DTYPE_BYTES, Tensor, elements
 from harness.forms.single import ADAM_MOMENTS, buffer_terms, step_counters
 from harness.forms.terms import (
     GRADIENTS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.forms.model.layout import DTYPE_BYTES, Tensor, elements
+from harness.forms.layout import DTYPE_BYTES, Tensor, elements
 from harness.forms.terms import ModelStates, Term, Volume, states
 from harness.forms.workload import Workload
 

@@ -10,7 +10,7 @@ from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any
 
-from harness.forms.model.layout import DTYPE_BYTES, Tensor
+from harness.forms.layout import DTYPE_BYTES, Tensor
 from harness.forms.workload import Role, Workload
 
 RING_PASSES = {

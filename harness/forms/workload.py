@@ -11,7 +11,7 @@ from harness.backends.base import OptimizerImplementation, OptimizerKind, Precis
 from harness.backends.mesh import SECOND_COPY, Mesh
 from harness.backends.optimizer.kinds import NewtonSchulz
 from harness.backends.strategy import StrategyKind
-from harness.forms.model.layout import COMPUTE, DTYPE_BYTES, Derivations, Layout, Tensor
+from harness.forms.layout import COMPUTE, DTYPE_BYTES, Derivations, Layout, Tensor
 
 Role = str
 """What a group of ranks is for: 'world'; 'shard' or 'replica' of hybrid sharding; else the dimensions of the

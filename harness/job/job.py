@@ -29,7 +29,7 @@ from harness.backends.model_source import Loading
 from harness.backends.optimizer.kinds import LOW_BIT, OF_TORCH, NewtonSchulz
 from harness.backends.refusals import TypedValues
 from harness.errors import JobError
-from harness.forms.model.activations import PARTIAL_CHECKPOINTING
+from harness.forms.activations import PARTIAL_CHECKPOINTING
 
 WORDS: dict[str, dict[str, str]] = tomllib.loads(
     files(__package__).joinpath("settings.toml").read_text(encoding="utf-8")

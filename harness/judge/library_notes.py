@@ -13,7 +13,7 @@ from harness.backends import registry
 from harness.backends.libraries.facts import FACTS, fact
 from harness.backends.presets import TIMER_WAITS, preset_changes
 from harness.forms.ddp import BUCKETS_BESIDE_GRADIENTS
-from harness.forms.model.layout import DTYPE_BYTES
+from harness.forms.layout import DTYPE_BYTES
 from harness.forms.network import EMULATED
 from harness.forms.terms import (
     BACKWARD,
@@ -24,8 +24,8 @@ from harness.forms.terms import (
     GRADIENTS,
     UPDATED,
 )
-from harness.forms.zero.zero0 import FP32_SURPLUS, SECOND_FP32_COPY
-from harness.forms.zero.zero3 import PERSISTENT_PARAMETERS, REDUCTION_BUCKET, TIED_TERM
+from harness.forms.zero0 import FP32_SURPLUS, SECOND_FP32_COPY
+from harness.forms.zero3 import PERSISTENT_PARAMETERS, REDUCTION_BUCKET, TIED_TERM
 from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
 from harness.judge.effective import clipping, master_dtypes

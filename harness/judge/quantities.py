@@ -16,16 +16,7 @@ import numpy.typing as npt
 from harness.backends.mesh import Mesh
 from harness.backends.pipeline.cut import Cut
 from harness.forms import families, pipeline
-from harness.forms.flops import (
-    ModelGeometry,
-    find_peak,
-    gpu_hours,
-    hardware_flops_per_token,
-    kilowatt_hours,
-    least_flops_per_token,
-    model_flops_per_token,
-)
-from harness.forms.model.layout import DTYPE_BYTES
+from harness.forms.layout import DTYPE_BYTES
 from harness.forms.network import transport_sent_bytes
 from harness.forms.terms import (
     BUFFERS,
@@ -36,8 +27,15 @@ from harness.forms.terms import (
     ring_sent_bytes,
 )
 from harness.forms.textbook import (
+    ModelGeometry,
     TermDifference,
+    find_peak,
     gathers_updated,
+    gpu_hours,
+    hardware_flops_per_token,
+    kilowatt_hours,
+    least_flops_per_token,
+    model_flops_per_token,
     term_differences,
     textbook_collectives,
     textbook_sent_bytes,

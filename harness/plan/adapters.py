@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
-from harness.forms.model.layout import Layout, Tensor, elements
+from harness.forms.layout import Layout, Tensor, elements
 from harness.job.job import ADAPTER_NAME, ALL_LINEAR, AdapterSection, Job
 
 TRANSPOSED = ("gpt2",)

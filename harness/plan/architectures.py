@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from harness.errors import HarnessError
-from harness.forms.model.layout import Layout, Tensor, elements
+from harness.forms.layout import Layout, Tensor, elements
 
 Values = Mapping[str, Any]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.errors import HarnessError
-from harness.forms.model.activations import blocks_between
+from harness.forms.activations import blocks_between
 from harness.forms.optimizers import OWN_STATES, implementation
 from harness.forms.peak_memory.families import has_timeline
 from harness.job.job import DEFAULT_TASK, Job, axes_of

@@ -10,9 +10,9 @@ from harness.forms.terms import Term
 from harness.plan.alternatives import CHUNKED, RELIEFS
 from harness.plan.answer import Answer, trust_in_answers, trust_of
 from harness.plan.prediction import Prediction
-from harness.plan.time.computing import attention_kernel
-from harness.plan.time.speed import (
+from harness.plan.step_time import (
     SpeedPrediction,
+    attention_kernel,
     gpu_hours_per_billion_tokens,
     hours_per_billion_tokens,
     kilowatt_hours_per_billion_tokens,

@@ -16,7 +16,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from harness.backends.base import Preset
 from harness.backends.refusals import TypedValues, did_you_mean, suggestion
 from harness.errors import HarnessError
-from harness.forms.flops import find_peak
+from harness.forms.textbook import find_peak
 from harness.job.config import read_yaml_file
 from harness.job.experiment import Experiment
 from harness.plan.catalogue import read_file

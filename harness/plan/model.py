@@ -10,8 +10,8 @@ from typing import Any
 from harness.backends.tensor.plan import HEADS, VOCABULARY
 from harness.errors import HarnessError
 from harness.forms import pipeline, tensor
-from harness.forms.model.activations import ActivationProfile, Segment, Size
-from harness.forms.model.layout import Attention, Layout
+from harness.forms.activations import ActivationProfile, Segment, Size
+from harness.forms.layout import Attention, Layout
 from harness.forms.tensor import local_workload
 from harness.forms.workload import Workload
 

@@ -11,9 +11,10 @@ from typing import Literal, TypeVar
 
 from harness.backends.model_source import PIECE_ELEMENTS, Loading
 from harness.errors import HarnessError
+from harness.forms import zero0
+from harness.forms.activations import ActivationProfile
 from harness.forms.fsdp import units as fsdp
-from harness.forms.model.activations import ActivationProfile
-from harness.forms.model.layout import COMPUTE, DTYPE_BYTES, elements
+from harness.forms.layout import COMPUTE, DTYPE_BYTES, elements
 from harness.forms.network import EMULATED, transport_sent_bytes
 from harness.forms.peak_memory.families import least_peak, peak_moments
 from harness.forms.peak_memory.step import TRACED, Phase
@@ -21,8 +22,7 @@ from harness.forms.pipeline import bubble_of, samples_at_once
 from harness.forms.terms import STATE_KINDS, Collective, ModelStates, Term, by_kind, ring_formula
 from harness.forms.textbook import gathers_updated, textbook_sent_bytes, textbook_states
 from harness.forms.workload import Role, Workload
-from harness.forms.zero import zero0
-from harness.forms.zero.zero3 import own_settings
+from harness.forms.zero3 import own_settings
 from harness.judge.wording import CellName
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.coverage import (
@@ -36,8 +36,7 @@ from harness.plan.limits import STATES_SHARE, MemoryVerdict
 from harness.plan.model import part_of
 from harness.plan.profiles import Trace, activation_profile, trace_scenarios
 from harness.plan.scenario import Scenario
-from harness.plan.time.computing import Work
-from harness.plan.time.speed import SpeedPrediction, predict_speed
+from harness.plan.step_time import SpeedPrediction, Work, predict_speed
 
 NCCL_NEIGHBOUR_BYTES = (2 + 10) * 2**20
 """Of one channel to one neighbour and from it: buffers of all protocols, 4 MiB, 4.7 MiB (LL128) and 0.5 MiB

@@ -13,8 +13,8 @@ from harness.backends.base import Precision, World
 from harness.backends.libraries.facts import installed_version
 from harness.backends.registry import REFERENCE
 from harness.errors import HarnessError
-from harness.forms.flops import ModelGeometry, model_flops_per_token
-from harness.forms.model.layout import COMPUTE, DTYPE_BYTES
+from harness.forms.layout import COMPUTE, DTYPE_BYTES
+from harness.forms.textbook import ModelGeometry, model_flops_per_token
 from harness.job.job import DEFAULT_STEPS, DEFAULT_TASK, Job
 from harness.judge.wording import CellName, name_cells
 from harness.plan.architectures import ARCHITECTURES

@@ -23,7 +23,7 @@ from typing import Any
 from harness.backends.presets import ACCELERATOR_PRECISION, preset_changes
 from harness.errors import HarnessError
 from harness.files import write_atomically
-from harness.forms.model.activations import (
+from harness.forms.activations import (
     SELECTIVE,
     ActivationProfile,
     Saved,

@@ -22,13 +22,13 @@ from harness.backends.refusals import Unsupported
 from harness.backends.strategy import StrategyKind
 from harness.backends.tensor import plan as tensor_plan
 from harness.errors import HarnessError
+from harness.forms.activations import LogitBytes, recomputed_until
 from harness.forms.families import model_states
-from harness.forms.model.activations import LogitBytes, recomputed_until
-from harness.forms.model.layout import Derivations, Layout, ceil_to, elements
+from harness.forms.layout import Derivations, Layout, ceil_to, elements
 from harness.forms.peak_memory.families import peak_rank
 from harness.forms.terms import ModelStates
 from harness.forms.workload import Workload
-from harness.forms.zero.zero12 import START_ALIGNMENT_ELEMENTS
+from harness.forms.zero12 import START_ALIGNMENT_ELEMENTS
 from harness.job.job import DEFAULT_TASK, Job, OptimizerSection
 from harness.job.pairs import why_refused as why_pair_refused
 from harness.launch.launcher import require_libraries

@@ -38,8 +38,13 @@ from harness.plan.limits import STATES_SHARE, TIGHT_SHARE, VERDICT_LEGEND
 from harness.plan.prediction import Prediction
 from harness.plan.question import Question
 from harness.plan.search import OPTION
-from harness.plan.time.computing import HOST_LINK, UPDATE_ON_HOST, attention_kernel
-from harness.plan.time.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
+from harness.plan.step_time import (
+    HOST_LINK,
+    UPDATE_ON_HOST,
+    attention_kernel,
+    gpu_hours_per_billion_tokens,
+    kilowatt_hours_per_billion_tokens,
+)
 from harness.tell.formats import NOT_AVAILABLE, fitted, line_width
 
 MEMORY = (

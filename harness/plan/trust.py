@@ -18,7 +18,7 @@ from harness.plan import coverage
 from harness.plan.hardware import TimeConstants, default_constants, is_sustained_rate_known
 from harness.plan.prediction import device_overhead
 from harness.plan.scenario import Scenario
-from harness.plan.time.computing import host_update_rate
+from harness.plan.step_time import host_update_rate
 
 ERRORS = Path(__file__).with_name("data") / "published-errors.json"
 """By run, relative, without those that a constant is from; `python -m benchmarks.published` writes it."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from harness.backends.refusals import suggestion
 from harness.errors import HarnessError, JobError
-from harness.forms.model.layout import Layout
+from harness.forms.layout import Layout
 from harness.job.job import CODE_SWITCH, Job, OptimizerSection
 from harness.rank.data import Sampler, Samples, load_samples
 from harness.rank.initial_weights import why_whole

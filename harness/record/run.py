@@ -26,9 +26,9 @@ from harness.backends.base import Effective
 from harness.backends.mesh import Dimension, Mesh
 from harness.backends.strategy import StrategyKind
 from harness.bounds import LARGEST_NUMBER, MOST_RANKS
-from harness.forms.flops import is_stub
-from harness.forms.model.layout import UnitCall, Use
+from harness.forms.layout import UnitCall, Use
 from harness.forms.terms import OwnForms
+from harness.forms.textbook import is_stub
 from harness.job.experiment import MeasureSection, Price, ReportFocus
 from harness.job.job import Job, SettingsSection
 from harness.record.measured import (

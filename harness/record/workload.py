@@ -6,8 +6,8 @@ from typing import Any
 
 from harness.backends.registry import strategy_of
 from harness.backends.strategy import StrategyKind
-from harness.forms.model.activations import recomputed_until
-from harness.forms.model.layout import DTYPE_BYTES, Attention, Layout, Tensor
+from harness.forms.activations import recomputed_until
+from harness.forms.layout import DTYPE_BYTES, Attention, Layout, Tensor
 from harness.forms.workload import Workload
 from harness.job.job import Job
 from harness.record.run import LayoutPart, Record, TensorPart

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.backends.registry import PLANTED
-from harness.forms.flops import STUB
+from harness.forms.textbook import STUB
 from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison, ScalingPoint, strong_scaling, weak_scaling
 from harness.judge.facts import EXPECTED_SENT, SENT, SPEED, STEP

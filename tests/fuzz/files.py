@@ -13,7 +13,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from harness.fabric.result import FabricResult, FabricRow
-from harness.plan.time.calibration import Calibration, CellFit
+from harness.plan.calibration import Calibration, CellFit
 from harness.record.store import record_text
 from tests.harness.imported.files import every_file
 from tests.harness.tell.hostile import hostile_records

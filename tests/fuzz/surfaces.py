@@ -17,8 +17,8 @@ from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
 from harness.judge.comparison import Comparison
 from harness.launch.cells import plan
+from harness.plan.calibration import read_calibration
 from harness.plan.hardware import load_hardware
-from harness.plan.time.calibration import read_calibration
 from harness.record.store import read_runs, record_text
 from harness.run_directory.request import find_checkpoint
 from harness.slurm.matrix import Site, load_site, plan_nodes, render_matrix, write_matrix

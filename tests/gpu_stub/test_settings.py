@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from harness.plan.calibration import scenario_of_record
 from harness.plan.hardware import load_hardware
 from harness.plan.prediction import predict_memory
-from harness.plan.time.calibration import scenario_of_record
 from tests.gpu_stub.machine import Machine
 from tests.gpu_stub.matrix import findings
 from tests.representatives import EXHAUSTIVE

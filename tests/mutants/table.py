@@ -137,7 +137,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("energy-of-all", "predict_work",
      becomes("device.watts * step * scenario.world_size", "device.watts * step"),
      "Predicted energy is that of all devices", "test_hours_and_energy_follow_from_the_throughput"),
-    ("contention", "time:_parts", swaps("+", "-"), "Communication that hides slows computing down",
+    ("contention", "step_time:_parts", swaps("+", "-"), "Communication that hides slows computing down",
      "test_contention_adds_a_share_of_what_is_hidden"),
     ("slowest-link", "path_of", becomes("min", "max"), "A ring is as fast as the slowest of its links",
      "test_hybrid_sharding_wins_where_nodes_are_joined_by_a_slow_network"),

@@ -16,7 +16,7 @@ from harness.forms.fsdp.units import (
     reduced_sizes,
     reduction_remarks,
 )
-from harness.forms.model.layout import DTYPE_BYTES, Tensor, ceil_to, elements
+from harness.forms.layout import DTYPE_BYTES, Tensor, ceil_to, elements
 from harness.forms.single import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.forms.terms import (
     BACKWARD,

@@ -17,7 +17,7 @@ from harness.forms.fsdp.units import (
     reductions,
     shard_role,
 )
-from harness.forms.model.layout import DTYPE_BYTES, Layout, Tensor, UnitCall, ceil_to, elements
+from harness.forms.layout import DTYPE_BYTES, Layout, Tensor, UnitCall, ceil_to, elements
 from harness.forms.single import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.forms.terms import (
     BACKWARD,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.forms.fsdp.fsdp2 import model_states, updated_tensors
 from harness.forms.fsdp.units import reduce_dtype, reduction_remarks
-from harness.forms.model.layout import elements
+from harness.forms.layout import elements
 from harness.forms.terms import Collective, Volume, gathered, over_steps, reducing_passes
 from harness.forms.workload import Workload
 

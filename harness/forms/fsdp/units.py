@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.forms.model.layout import DTYPE_BYTES
+from harness.forms.layout import DTYPE_BYTES
 from harness.forms.terms import (
     BACKWARD,
     FORWARD,

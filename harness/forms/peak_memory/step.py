@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
 
+from harness.forms.activations import ActivationProfile, Segment, Size
 from harness.forms.families import model_states
-from harness.forms.model.activations import ActivationProfile, Segment, Size
-from harness.forms.model.layout import Layout, Tensor, elements
+from harness.forms.layout import Layout, Tensor, elements
 from harness.forms.optimizers import step_temporary, update_copies, updated_tensors
 from harness.forms.terms import Term, named_terms
 from harness.forms.workload import Workload
-from harness.forms.zero.zero0 import gradient_accumulation_bytes
+from harness.forms.zero0 import gradient_accumulation_bytes
 
 Phase = Literal["forward", "backward", "reduction", "step"]
 Part = Literal["embedding", "block", "head", "loss"]

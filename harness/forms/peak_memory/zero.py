@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
 from harness.backends.tensor.plan import autotp_cut_dimension
-from harness.forms.model.layout import DTYPE_BYTES, Tensor, ceil_to, elements
+from harness.forms.layout import DTYPE_BYTES, Tensor, ceil_to, elements
 from harness.forms.optimizers import update_copies, updated_tensors
 from harness.forms.peak_memory.step import (
     GRADIENTS,
@@ -20,14 +20,14 @@ from harness.forms.peak_memory.step import (
     reduce_scattering,
 )
 from harness.forms.terms import named_terms
-from harness.forms.zero.zero0 import (
+from harness.forms.zero0 import (
     FALLBACK_BUCKET_ELEMENTS,
     bucket_elements,
     gradient_accumulation_bytes,
     reduce_dtype,
 )
-from harness.forms.zero.zero3 import SECOND_COPY, SECOND_COPY_PADDING
-from harness.forms.zero.zero12 import START_ALIGNMENT_ELEMENTS
+from harness.forms.zero3 import SECOND_COPY, SECOND_COPY_PADDING
+from harness.forms.zero12 import START_ALIGNMENT_ELEMENTS
 
 ZERO0, ZERO12, ZERO3 = map(named_terms, ("zero0", "zero12", "zero3"))
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from harness.backends.libraries.facts import FACTS
 from harness.backends.registry import REFERENCE
-from harness.forms.flops import hardware_flops_per_token
 from harness.forms.terms import GATHERING, SCALAR_BYTES, may_reduce
+from harness.forms.textbook import hardware_flops_per_token
 from harness.job.job import CODE_SWITCH
 from harness.judge.agreement.parity import has_dropout
 from harness.judge.findings.execution import layer_names

@@ -19,7 +19,7 @@ from harness.backends.base import Unsupported
 from harness.backends.libraries.facts import require_installed
 from harness.backends.model.blocks import needed_blocks
 from harness.errors import JobError
-from harness.forms.model.activations import SELECTIVE, blocks_between
+from harness.forms.activations import SELECTIVE, blocks_between
 from harness.rank.data import IGNORED
 
 KEPT_OPERATORS = (

@@ -23,7 +23,7 @@ from harness.backends.model.blocks import transformer_blocks
 from harness.backends.model.precision import dtype_name
 from harness.backends.optimizer.groups import tensors_in
 from harness.errors import JobError
-from harness.forms.model.layout import READ_ELSEWHERE, RETURNED, UnitCall, Use
+from harness.forms.layout import READ_ELSEWHERE, RETURNED, UnitCall, Use
 from harness.job.job import DEFAULT_TASK, Job, UpdateGroup
 from harness.rank.factories import configuration, described_error
 from harness.rank.models.adapter import add_adapters

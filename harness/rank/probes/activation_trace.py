@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from harness.backends.model.blocks import needed_blocks
 from harness.backends.model.precision import cast_parameters
 from harness.errors import HarnessError
-from harness.forms.model.activations import (
+from harness.forms.activations import (
     MONOMIALS,
     ActivationProfile,
     Gradient,

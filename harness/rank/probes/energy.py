@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from harness.forms.flops import is_stub
+from harness.forms.textbook import is_stub
 from harness.rank.probes.memory import device_handle, nvml
 from harness.rank.probes.time import boot
 from harness.record import EnergyPart

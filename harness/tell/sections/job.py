@@ -12,7 +12,7 @@ from harness.backends import registry
 from harness.backends.base import Preset
 from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, PresetChange, preset_changes
 from harness.backends.registry import REFERENCE
-from harness.forms.flops import is_stub
+from harness.forms.textbook import is_stub
 from harness.job.experiment import LEAST_TIMED_STEPS
 from harness.judge.comparison import Comparison
 from harness.judge.effective import Effect

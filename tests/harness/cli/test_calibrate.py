@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.estimate import estimate, recommend
-from harness.plan.time.calibration import Calibration, CellFit, write_calibration
+from harness.plan.calibration import Calibration, CellFit, write_calibration
 
 QUESTION = ("--model", "bloom-560m", "--backends", "ddp", "--gpu", "A100-80", "--json")
 RUNS = Path(__file__).parents[3] / "reports" / "shaped-links" / "200mbit" / "runs.tar.xz"

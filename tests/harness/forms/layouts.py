@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from harness.forms.model.layout import Layout
+from harness.forms.layout import Layout
 from harness.job.job import OptimizerSection
 from harness.rank.models.description import describe_layout
 from harness.rank.models.optimizer import update_groups

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.forms.flops import (
+from harness.forms.textbook import (
     DEVICE_PEAKS,
     ModelGeometry,
     find_peak,

@@ -1,7 +1,7 @@
 import pytest
 
 from harness.backends.strategy import StrategyKind
-from harness.forms.model.layout import Layout, Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.forms.peak_memory.families import most_gathered_bytes
 from harness.forms.workload import Workload
 

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness.forms.families import model_states
 from harness.forms.fsdp import fsdp2
-from harness.forms.model.layout import Layout, Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.forms.network import host_link_bytes
 from harness.forms.workload import Workload
 from tests.harness.forms.layouts import LLAMA_SMALL, layout_of

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.published.losses import FAST, FUSED, WIDENED_SHIFTED
 from harness.backends.registry import strategy_of
-from harness.forms.model.activations import OURS, ActivationProfile, LogitBytes, Point, Saved, Size
+from harness.forms.activations import OURS, ActivationProfile, LogitBytes, Point, Saved, Size
 from harness.forms.peak_memory.families import peak_moments
 from harness.forms.workload import Workload
 from harness.plan.models import load_model

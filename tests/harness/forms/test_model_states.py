@@ -5,11 +5,11 @@ import pytest
 from harness.backends.registry import BUILT_IN, strategy_of
 from harness.forms.families import model_states
 from harness.forms.fsdp.fsdp1 import flat_unit
-from harness.forms.model.layout import Layout, Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.forms.terms import ModelStates
 from harness.forms.textbook import textbook_states
 from harness.forms.workload import Workload
-from harness.forms.zero.zero0 import FP32_SURPLUS
+from harness.forms.zero0 import FP32_SURPLUS
 from tests.harness.forms.layouts import BLOOM_560M, BLOOM_SMALL, LLAMA_SMALL, layout_of
 
 GEOMETRIES = {"bloom": BLOOM_560M, "bloom-small": BLOOM_SMALL, "llama-small": LLAMA_SMALL}

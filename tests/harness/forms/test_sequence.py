@@ -8,8 +8,8 @@ import pytest
 
 from harness.backends.mesh import Mesh
 from harness.backends.registry import strategy_of
-from harness.forms.model.layout import Attention, Layout, Tensor
-from harness.forms.sequence import KEPT, UNKNOWN_HEADS, with_attention
+from harness.forms.layout import Attention, Layout, Tensor
+from harness.forms.tensor import KEPT, UNKNOWN_HEADS, with_attention
 from harness.forms.terms import Collective, Volume
 from harness.forms.workload import Workload
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from harness.backends.registry import BUILT_IN, mesh_of
 from harness.forms.families import FAMILIES, collectives, model_states
-from harness.forms.model.layout import Attention, Layout, Tensor
+from harness.forms.layout import Attention, Layout, Tensor
 from harness.forms.terms import STEP_PHASES
 from harness.forms.workload import Workload
 from tests.built_in import DATA_PARALLEL

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from harness.forms.flops import BILLION, JOULES_PER_KILOWATT_HOUR, SECONDS_PER_HOUR
+from harness.forms.textbook import BILLION, JOULES_PER_KILOWATT_HOUR, SECONDS_PER_HOUR
 from harness.job.experiment import Price
 from harness.judge.comparison import Comparison
 from harness.judge.quantities import usage

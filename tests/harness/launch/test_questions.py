@@ -7,7 +7,7 @@ import json
 import pytest
 
 from harness.errors import HarnessError
-from harness.forms.model.activations import from_json
+from harness.forms.activations import from_json
 from tests.forkserver import launcher
 
 CONFIG = {

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from harness.forms.model.layout import Layout, Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.forms.terms import Term
 from harness.job.config import load_experiment
 from harness.plan.hardware import Device, Fabric, TimeTerm, with_training_defaults
@@ -11,7 +11,7 @@ from harness.plan.model import PlannedModel
 from harness.plan.prediction import MemoryPrediction, Moment, Predictors
 from harness.plan.question import Question, ask
 from harness.plan.scenario import Scenario
-from harness.plan.time.speed import SpeedPrediction
+from harness.plan.step_time import SpeedPrediction
 
 PARAMETERS = 1_000_000
 MODEL = PlannedModel(

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from harness.backends.registry import BUILT_IN
-from harness.forms.model.layout import Layout, Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.job.job import Job
 from harness.plan.hardware import Device, Fabric
 from harness.plan.model import PlannedModel

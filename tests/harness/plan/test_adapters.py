@@ -5,7 +5,7 @@ import pytest
 from harness.backends.registry import BUILT_IN
 from harness.errors import HarnessError
 from harness.forms.families import collectives, model_states
-from harness.forms.model.layout import Layout
+from harness.forms.layout import Layout
 from harness.forms.workload import Workload
 from harness.job.experiment import Experiment
 from harness.job.job import AdapterSection, OptimizerSection

@@ -23,7 +23,7 @@ from harness.plan.coverage import why_memory_unknown
 from harness.plan.hardware import Fabric
 from harness.plan.prediction import MemoryPrediction, Moment, Predictors, predict
 from harness.plan.scenario import Scenario
-from harness.plan.time.speed import SpeedPrediction
+from harness.plan.step_time import SpeedPrediction
 from tests.harness.plan.plans import A100, scenario
 
 SMALL = replace(A100, name="small", memory_bytes=24 * 10**9)

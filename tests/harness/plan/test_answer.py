@@ -24,8 +24,8 @@ from harness.plan.prediction import MemoryPrediction, Predictors
 from harness.plan.question import Question
 from harness.plan.scenario import Scenario
 from harness.plan.search import Found, distinct_backends, micro_batch_sizes, scenario_of, search, variants
+from harness.plan.step_time import SpeedPrediction
 from harness.plan.text import answer_lines
-from harness.plan.time.speed import SpeedPrediction
 from tests.harness.plan.invented import FABRIC, JOB, memory, predictors, question, speed, trace_nothing
 
 

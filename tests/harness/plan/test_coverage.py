@@ -21,8 +21,8 @@ from harness.plan.prediction import Prediction, loading_bytes, predict_memory
 from harness.plan.preflight import at_least
 from harness.plan.question import ask as question
 from harness.plan.scenario import Scenario, job_model, with_settings
+from harness.plan.step_time import predict_speed
 from harness.plan.text import answer_lines
-from harness.plan.time.speed import predict_speed
 from harness.rank.data import load_samples
 from harness.rank.models.description import describe_layout
 from harness.rank.models.model import build_model, model_config

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from harness.forms.model.layout import elements
+from harness.forms.layout import elements
 from harness.forms.terms import Term
 from harness.plan.prediction import Prediction
 from tests.harness.plan.asking import states

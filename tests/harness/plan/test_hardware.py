@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from harness.errors import HarnessError
-from harness.forms.flops import find_peak
+from harness.forms.textbook import find_peak
 from harness.plan.hardware import Hardware, joined_by, load_hardware, ranks_per_node
 from harness.plan.limits import MemoryVerdict, available_host_bytes, control_group_headroom, limits_here
 from tests.gpus import gpus_of

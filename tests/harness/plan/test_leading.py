@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from harness.plan.leading import figures, in_order
 from harness.plan.limits import MemoryVerdict
 from harness.plan.prediction import Prediction
-from harness.plan.time.speed import predict_speed
+from harness.plan.step_time import predict_speed
 from harness.plan.trust import trust_in
 from tests.harness.plan.invented import memory
 from tests.harness.plan.plans import scenario

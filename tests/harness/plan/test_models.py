@@ -14,7 +14,7 @@ import pytest
 from harness.cli.options import load_job
 from harness.errors import HarnessError
 from harness.forms import tensor
-from harness.forms.model.layout import Attention
+from harness.forms.layout import Attention
 from harness.forms.pipeline import bubble_share
 from harness.forms.tensor import local_workload
 from harness.job.config import load_experiment
@@ -25,7 +25,7 @@ from harness.plan.model import decoder, heads_of, local_config, part_of
 from harness.plan.models import catalogue_names, find_entry, from_config, load_model, model_settings
 from harness.plan.prediction import predict_memory
 from harness.plan.scenario import Scenario, job_model
-from harness.plan.time.speed import SpeedPrediction, predict_speed
+from harness.plan.step_time import SpeedPrediction, predict_speed
 from harness.rank.data import ByteTokenizer
 from tests.harness.plan.plans import llama, scenario
 

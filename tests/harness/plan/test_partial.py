@@ -11,7 +11,7 @@ from harness.plan.hardware import load_hardware
 from harness.plan.models import load_model
 from harness.plan.prediction import predict_memory
 from harness.plan.scenario import Scenario
-from harness.plan.time.speed import predict_speed
+from harness.plan.step_time import predict_speed
 
 GIB = 2**30
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.activation_profiles import ROUTES
 from harness.backends.registry import strategy_of
-from harness.forms.model.activations import to_json
-from harness.forms.model.layout import Layout
+from harness.forms.activations import to_json
+from harness.forms.layout import Layout
 from harness.forms.workload import Workload
 from harness.plan import profiles
 from harness.plan.models import catalogue_names, load_model

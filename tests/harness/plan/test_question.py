@@ -9,7 +9,7 @@ import pytest
 
 from harness.backends.registry import BUILT_IN
 from harness.errors import HarnessError
-from harness.forms.model.layout import Layout, Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.job.config import load_experiment
 from harness.plan.answer import candidates
 from harness.plan.hardware import with_training_defaults

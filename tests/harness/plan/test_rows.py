@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from harness.forms.model.layout import Layout, Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.job.experiment import Experiment
 from harness.plan.answer import candidates
 from harness.plan.model import PlannedModel
 from harness.plan.models import load_model
 from harness.plan.prediction import Prediction
 from harness.plan.question import ask as question
-from harness.plan.time.speed import hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
+from harness.plan.step_time import hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from tests.harness.plan.asking import row, rows, states
 
 MIXED = "training.precision=bf16-mixed"

@@ -1,6 +1,6 @@
 """A report never claims a GPU where a CUDA stub stood in for one, nor a speed."""
 
-from harness.forms.flops import find_peak
+from harness.forms.textbook import find_peak
 from harness.judge.comparison import Comparison
 from harness.judge.quantities import first_timed, rate
 from harness.tell.first_page import rank_words, short_document

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.forms.fsdp.fsdp2 import units_around_blocks
-from harness.forms.model.layout import Layout, Tensor
+from harness.forms.layout import Layout, Tensor
 
 LLAMA = ("model.embed_tokens.weight", "model.layers.0.mlp.weight", "model.norm.weight", "lm_head.weight")
 GPT2 = ("transformer.wte.weight", "transformer.wpe.weight", "transformer.h.0.attn.weight",

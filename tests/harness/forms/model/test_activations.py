@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from harness.forms.model.activations import (
+from harness.forms.activations import (
     ActivationProfile,
     Gradient,
     Point,

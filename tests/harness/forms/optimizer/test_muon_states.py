@@ -5,7 +5,7 @@ import pytest
 from harness.backends.registry import entries
 from harness.backends.strategy import StrategyKind
 from harness.forms.families import collectives, model_states
-from harness.forms.model.layout import Layout, Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.forms.optimizers import MUON, why_not
 from harness.forms.workload import Workload
 

@@ -6,7 +6,7 @@ import pytest
 
 from harness.backends.strategy import StrategyKind
 from harness.forms.families import model_states
-from harness.forms.model.layout import Layout, Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.forms.workload import Workload
 
 LARGE, ODD, SMALL = 4096 + 256, 4097, 64

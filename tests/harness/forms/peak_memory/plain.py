@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from harness.backends.registry import strategy_of
-from harness.forms.model.activations import ActivationProfile, Gradient, Point, Segment, Size
-from harness.forms.model.layout import Layout, Tensor
+from harness.forms.activations import ActivationProfile, Gradient, Point, Segment, Size
+from harness.forms.layout import Layout, Tensor
 from harness.forms.peak_memory.families import peak_moments
 from harness.forms.peak_memory.step import PeakMoment, Phase
 from harness.forms.workload import Workload

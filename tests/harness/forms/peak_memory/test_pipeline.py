@@ -4,7 +4,7 @@ import pytest
 
 from harness.backends.mesh import Mesh
 from harness.backends.strategy import StrategyKind
-from harness.forms.model.layout import Layout, Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.forms.peak_memory.families import order, without_activations
 from harness.forms.workload import Workload
 

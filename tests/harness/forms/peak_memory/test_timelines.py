@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from harness.backends.registry import strategy_of
-from harness.forms.model.activations import no_activations
-from harness.forms.model.layout import Layout, Tensor
-from harness.forms.peak_memory.families import peak_moments, without_activations
-from harness.forms.peak_memory.fsdp import Fsdp2Timeline
+from harness.forms.activations import no_activations
+from harness.forms.layout import Layout, Tensor
+from harness.forms.peak_memory.families import Fsdp2Timeline, peak_moments, without_activations
 from harness.forms.peak_memory.step import Ledger
 from harness.forms.terms import Term
 from harness.forms.workload import Workload

@@ -3,9 +3,9 @@
 import pytest
 
 from harness.backends.registry import strategy_of
-from harness.forms.model.layout import Layout, Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.forms.workload import Workload
-from harness.forms.zero.zero0 import buckets_filled
+from harness.forms.zero0 import buckets_filled
 
 
 @pytest.mark.parametrize(

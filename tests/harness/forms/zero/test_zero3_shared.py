@@ -7,9 +7,9 @@ import pytest
 
 from harness.backends.registry import BUILT_IN
 from harness.forms.families import collectives
-from harness.forms.model.layout import Layout, Tensor, Use
+from harness.forms.layout import Layout, Tensor, Use
 from harness.forms.workload import Workload
-from harness.forms.zero.zero3 import SHARED_TERM, shared_gathers, uses_unknown
+from harness.forms.zero3 import SHARED_TERM, shared_gathers, uses_unknown
 
 SEEN: Use = "inputs with gradient"
 IDS: Use = "inputs without gradient"

@@ -10,8 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from harness.job.job import ModelSection
 from harness.plan.architectures import ARCHITECTURES
 from harness.plan.models import load_model
-from harness.plan.time.computing import EAGER_ONLY, attention_kernel, eager_attention
-from harness.plan.time.speed import predict_speed
+from harness.plan.step_time import EAGER_ONLY, attention_kernel, eager_attention, predict_speed
 from tests.harness.plan.asking import row
 from tests.harness.plan.plans import A100
 

@@ -7,9 +7,7 @@ from statistics import median
 import pytest
 
 from harness.errors import HarnessError
-from harness.plan.hardware import TimeConstants, default_constants
-from harness.plan.scenario import Scenario
-from harness.plan.time.calibration import (
+from harness.plan.calibration import (
     Calibration,
     MeasuredCell,
     calibrate,
@@ -17,7 +15,9 @@ from harness.plan.time.calibration import (
     read_calibration,
     write_calibration,
 )
-from harness.plan.time.speed import predict_speed
+from harness.plan.hardware import TimeConstants, default_constants
+from harness.plan.scenario import Scenario
+from harness.plan.step_time import predict_speed
 from harness.record.store import write_record
 from tests.harness.plan.plans import A100, INFINIBAND, llama, scenario
 from tests.records import make_record

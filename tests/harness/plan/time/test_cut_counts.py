@@ -19,12 +19,11 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness.backends.tensor.cut import cut_layers
-from harness.forms.model.layout import DTYPE_BYTES
+from harness.forms.layout import DTYPE_BYTES
 from harness.forms.tensor import LOGITS
 from harness.plan.hardware import Device
 from harness.plan.models import load_model
-from harness.plan.time.computing import Work
-from harness.plan.time.speed import predict_speed
+from harness.plan.step_time import Work, predict_speed
 from tests.harness.plan.plans import A100, scenario
 
 RANKS, TOKENS, VOCABULARY, HIDDEN = 4, 32, 512, 64

@@ -8,10 +8,13 @@ import pytest
 from harness.errors import HarnessError
 from harness.job.job import Job
 from harness.plan.hardware import default_constants
-from harness.plan.time.computing import HOST_LINK, UPDATE_ON_HOST, Work, host_launches
-from harness.plan.time.speed import (
+from harness.plan.step_time import (
+    HOST_LINK,
+    UPDATE_ON_HOST,
     SpeedPrediction,
+    Work,
     gpu_hours_per_billion_tokens,
+    host_launches,
     hours_per_billion_tokens,
     kilowatt_hours_per_billion_tokens,
     predict_speed,

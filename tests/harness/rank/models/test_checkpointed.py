@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.errors import JobError
-from harness.forms.model.activations import recomputed_share
+from harness.forms.activations import recomputed_share
 from harness.rank.models.changes import enable_checkpointing
 from harness.rank.models.losses import summed_cross_entropy
 from tests.harness.rank.models.test_model import SMALL, built, job

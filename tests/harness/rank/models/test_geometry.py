@@ -5,7 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.forms.flops import ModelGeometry, model_flops_per_token
+from harness.forms.textbook import ModelGeometry, model_flops_per_token
 from harness.rank.models.description import describe_geometry
 from harness.record import GeometryPart
 from tests.harness.rank.models.test_model import SMALL, SMALL_GPT2, built, job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.forms.model.activations import Size
+from harness.forms.activations import Size
 from harness.rank.probes.activation_trace import Event, profile_of_events, size_of
 
 B, S = 1021, 503

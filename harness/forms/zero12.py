@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.backends.presets import MULTI_RANK_BUCKET
-from harness.forms.model.layout import DTYPE_BYTES, Tensor, ceil_to, elements
+from harness.forms.layout import DTYPE_BYTES, Tensor, ceil_to, elements
 from harness.forms.single import ADAM_MOMENTS, buffer_terms, step_counters, whole_frozen
 from harness.forms.terms import (
     FURTHER_GRADIENTS,
@@ -23,7 +23,7 @@ from harness.forms.terms import (
     states,
 )
 from harness.forms.workload import Workload
-from harness.forms.zero.zero0 import (
+from harness.forms.zero0 import (
     FP32_SURPLUS,
     SECOND_FP32_COPY,
     bucket_calls,

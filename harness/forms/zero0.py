@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.backends.presets import COMMUNICATION_DTYPE, DATA_TYPES, ZERO_BUCKET_DEFAULT, zero_changes
-from harness.forms.model.layout import DTYPE_BYTES
+from harness.forms.layout import DTYPE_BYTES
 from harness.forms.single import ADAM_MOMENTS, buffer_terms, step_counters, whole_frozen
 from harness.forms.terms import GRADIENTS, NORM, Collective, ModelStates, Term, Volume, over_steps, states
 from harness.forms.workload import Workload

@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import accumulate, groupby
 from typing import Any
 
-from harness.forms.model.layout import Derivations, Layout
+from harness.forms.layout import Derivations, Layout
 
 MONOMIALS = ("1", "b", "s", "b s", "s²", "b s²")
 """b: samples of a micro-batch, s: tokens of a sample."""

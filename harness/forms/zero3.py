@@ -9,8 +9,8 @@ from functools import cached_property
 
 from harness.backends.options import SUB_GROUP_ELEMENTS
 from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
-from harness.forms.model.activations import SELECTIVE, blocks_between
-from harness.forms.model.layout import DTYPE_BYTES, READ_ELSEWHERE, RETURNED, Layout, Tensor, Use, ceil_to
+from harness.forms.activations import SELECTIVE, blocks_between
+from harness.forms.layout import DTYPE_BYTES, READ_ELSEWHERE, RETURNED, Layout, Tensor, Use, ceil_to
 from harness.forms.single import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.forms.terms import (
     BACKWARD,
@@ -34,7 +34,7 @@ from harness.forms.terms import (
     states,
 )
 from harness.forms.workload import Role, Workload
-from harness.forms.zero.zero0 import (
+from harness.forms.zero0 import (
     FP32_SURPLUS,
     SECOND_FP32_COPY,
     bucket_calls,
@@ -418,7 +418,7 @@ def _unknown(workload: Workload) -> str | None:
         return (
             "recomputation stops in the module of a block that runs last and leaves its weights gathered for "
             "the backward pass (torch.utils.checkpoint, early stop); that module is not modelled for "
-            "this architecture (harness/forms/model/activations.py)"
+            "this architecture (harness/forms/activations.py)"
         )
     if how.gathers_each_use and (unknown := uses_unknown(workload)):
         return unknown

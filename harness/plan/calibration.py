@@ -23,8 +23,7 @@ from harness.judge.quantities import step_seconds
 from harness.plan.hardware import Device, Fabric, TimeConstants, default_constants, load_hardware
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario
-from harness.plan.time.computing import Work
-from harness.plan.time.speed import overlap_rule, seconds_of_step
+from harness.plan.step_time import Work, overlap_rule, seconds_of_step
 from harness.record import Record
 from harness.record.store import read_runs
 from harness.record.workload import known_strategy, of_record

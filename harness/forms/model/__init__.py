@@ -1,1 +1,0 @@
-"""What a model is to closed forms: its tensors and its activations."""

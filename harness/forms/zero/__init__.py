@@ -1,1 +1,0 @@
-"""DeepSpeed ZeRO: states and traffic by stage."""
