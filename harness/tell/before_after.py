@@ -19,20 +19,28 @@ from harness.tell.document import (
     Folded,
     Heading,
     Items,
-    Paragraph,
     Section,
     Shown,
     Table,
-    plain,
     report_cells,
 )
 from harness.tell.formats import percent, signed_percent
 from harness.tell.sections.job import machine_section
 from harness.tell.sections.results import findings_section
-from harness.tell.tables import LABELS, figure_text, not_comparable_table, prose, results_table, table_columns
+from harness.tell.tables import (
+    LABELS,
+    blocks_of,
+    figure_text,
+    not_comparable_table,
+    prose,
+    results_table,
+    section,
+    table,
+    table_columns,
+)
 
 TITLE = "Comparison with a baseline"
-BY_ROUND = " " + prose("before_after_by_round", level=percent(LEVEL))
+MISSING = "not comparable, or absent"
 MOST_OPEN = 3
 """Untested figures that the verdict names."""
 
@@ -58,7 +66,12 @@ def before_after(before: Comparison, after: Comparison, *last: Section) -> Docum
 
 
 def _verdict(before: Comparison, after: Comparison, found: Sequence[Change]) -> Section:
-    sentences = [_same_job(before, after)]
+    left, right = set(before.by_job), set(after.by_job)
+    if left == right and len(left) == 1:
+        sentences = [f"Both sides ran job {left.pop()}."]
+    else:
+        jobs = {"before": listed(sorted(left)), "after": listed(sorted(right))}
+        sentences = [prose("before_after_other_jobs", **jobs)]
     both = _on_both_sides(before, after)
     if both and not shares_sessions(before, after):
         sentences.append(prose("before_after_other_sessions"))
@@ -66,81 +79,58 @@ def _verdict(before: Comparison, after: Comparison, found: Sequence[Change]) -> 
     sentences += _lost_and_new(before, after)
     moved = [c for c in found if c.judgement == "beyond noise"]
     for metric in metrics_in("changes"):
-        lines = [_moved(change) for change in moved if change.metric is metric and metric.follows is None]
+        lines = [
+            _of_cell(change) + {None: "", True: " (worse)", False: " (better)"}[change.is_worse]
+            for change in moved
+            if change.metric is metric and metric.follows is None
+        ]
         if lines:
             sentences.append(f"Beyond noise, {metric.title} changed for {listed(lines)}.")
     open_ = sorted((c for c in found if c.judgement == "not judged"), key=lambda c: -abs(c.relative or 0.0))
     if not moved and found and not open_:
         sentences.append("No figure of these cells changed beyond noise.")
     if open_:
-        largest = [
-            f"{c.metric.title} of {c.backend} on {c.world_size} by {signed_percent(c.relative)}"
-            for c in open_[:MOST_OPEN]
-        ]
-        sentences.append(
-            f"{len(open_)} of {len(found)} figures differ and are not tested against noise, which takes "
-            f"{runs_to_judge(both)} runs on each side; the largest: {listed(largest)}."
-        )
+        largest = listed([f"{c.metric.title} of {_of_cell(c)}" for c in open_[:MOST_OPEN]])
+        counts = {"open": len(open_), "all": len(found), "runs": runs_to_judge(both)}
+        sentences.append(prose("before_after_untested", largest=largest, **counts))
     return Section("verdict", "Verdict", [Items(sentences)])
+
+
+def _of_cell(change: Change) -> str:
+    """'ddp on 2 by +5.0 %'."""
+    return f"{change.backend} on {change.world_size} by {signed_percent(change.relative)}"
 
 
 def _on_both_sides(before: Comparison, after: Comparison) -> int:
     return sum(pair.before is not None and pair.after is not None for pair in pairs(before, after))
 
 
-def _moved(change: Change) -> str:
-    """'ddp on 2 by +5.0 % (worse)'."""
-    text = f"{change.backend} on {change.world_size} by {signed_percent(change.relative)}"
-    return text if change.is_worse is None else f"{text} ({'worse' if change.is_worse else 'better'})"
-
-
 def _lost_and_new(before: Comparison, after: Comparison) -> list[str]:
     """Cells that succeeded on one side only, and their status on the other."""
-    lost, new = [], []
+    found: dict[str, list[str]] = {
+        "Lost, with their status after": [], "New, with their status before": []
+    }  # fmt: skip
+    lost, new = found.values()
     for pair in pairs(before, after):
         well = [side is not None and side.succeeded for side in (pair.before, pair.after)]
-        title = str(CellName(pair.backend, pair.world_size))
-        if well == [True, False]:
-            lost.append(f"{title} ({pair.after.status if pair.after else 'not comparable, or absent'})")
-        elif well == [False, True]:
-            new.append(f"{title} ({pair.before.status if pair.before else 'not comparable, or absent'})")
-    sentences = []
-    if lost:
-        sentences.append(f"Lost, with their status after: {listed(lost)}.")
-    if new:
-        sentences.append(f"New, with their status before: {listed(new)}.")
-    return sentences
-
-
-def _same_job(before: Comparison, after: Comparison) -> str:
-    left = set(before.by_job)
-    right = set(after.by_job)
-    if left == right and len(left) == 1:
-        return f"Both sides ran job {left.pop()}."
-    return (
-        f"The sides did not run the same job: {listed(sorted(left))} before, {listed(sorted(right))} after. "
-        "Their figures are no measure of a change in speed or memory."
-    )
+        other = pair.after if well[0] else pair.before
+        text = f"{CellName(pair.backend, pair.world_size)} ({other.status if other else MISSING})"
+        if well[0] != well[1]:
+            (lost if well[0] else new).append(text)
+    return [f"{what}: {listed(cells)}." for what, cells in found.items() if cells]
 
 
 def _settings(before: Comparison, after: Comparison) -> Section:
     found = settings(before, after)
-    title = "Settings that differ"
-    if not found:
-        return Section("settings", title, [Paragraph("None in the records.")])
-    columns = [Column(key, title, align="left") for key, title in (
-        ("backend", "backend"), ("field", "field"), ("before", "before"), ("after", "after"),
-    )]  # fmt: skip
-
-    def table(key: str, body: list[list[Any]]) -> Table:
-        return Table(key=key, columns=columns, rows=body)
-
     shared = [["all", s.field, _text(s.before), _text(s.after)] for s in found if not s.backend]
     own = [[s.backend, s.field, _text(s.before), _text(s.after)] for s in found if s.backend]
-    blocks: list[Block] = [table("settings", shared)] if shared else []
-    if own:
-        blocks.append(Folded(f"Of single backends: {len(own)}", [table("own_settings", own)]))
-    return Section("settings", title, blocks)
+    of_own = table("own_settings", own, "before_after_settings")
+    blocks = blocks_of(
+        "" if found else "None in the records.",
+        table("settings", shared, "before_after_settings"),
+        Folded(f"Of single backends: {len(own)}", [of_own]) if of_own else None,
+    )
+    return Section("settings", "Settings that differ", blocks)
 
 
 def _text(value: Any) -> str:
@@ -148,14 +138,12 @@ def _text(value: Any) -> str:
 
 
 def _figures(found: Sequence[Change]) -> Section | None:
-    if not found:
-        return None
     moved = [change for change in found if change.judgement not in ("equal", "n/a")]
     rest = [change for change in found if change.judgement in ("equal", "n/a")]
-    blocks: list[Block] = [_changes("changes", moved)] if moved else [Paragraph("None differs.")]
+    blocks: list[Block] = [_changes("changes", moved)] if moved else blocks_of("None differs.")
     if rest:
         blocks.append(Folded(f"Equal on both sides, or not measured: {len(rest)}", [_changes("equal", rest)]))
-    return Section("changes", "Figures before and after", blocks)
+    return Section("changes", "Figures before and after", blocks) if found else None
 
 
 def _changes(key: str, found: Sequence[Change]) -> Table:
@@ -187,24 +175,21 @@ def _statuses(before: Comparison, after: Comparison) -> Section | None:
         right = pair.after.status if pair.after else None
         if left != right:
             body.append([pair.backend, pair.world_size, left, right])
-    if not body:
-        return None
-    columns = (*LABELS, *(Column(key, key, plain, align="left") for key in ("before", "after")))
-    table = Table(key="statuses", columns=columns, rows=body)
-    return Section("statuses", "Cells with another status", [table])
+    columns = (*LABELS, *(Column(key, key, align="left") for key in ("before", "after")))
+    return section("statuses", "Cells with another status", table("statuses", body, columns))
 
 
 def _sides(before: Comparison, after: Comparison) -> Section:
     """The main table, machine and findings of each side, folded."""
     blocks: list[Block] = []
     for name, side in (("Before", before), ("After", after)):
-        results = results_table(side.comparable)
-        parts: list[Block] = [Heading("Results"), results]
         excluded = not_comparable_table(side)
-        if excluded is not None:
-            parts += [Heading("Not comparable, and why"), excluded]
-        for section in (machine_section(side), findings_section(side)):
-            parts += [Heading(section.title), *section.blocks]
+        parts = blocks_of(
+            Heading("Results"), results_table(side.comparable),
+            Heading("Not comparable, and why") if excluded else None, excluded,
+        )  # fmt: skip
+        for shown in (machine_section(side), findings_section(side)):
+            parts += [Heading(shown.title), *shown.blocks]
         blocks.append(Folded(name, [_of_side(part, name) for part in parts]))
     return Section("sides", "Each side", blocks)
 
@@ -222,13 +207,7 @@ def _of_side(block: Block, side: str) -> Block:
 def _reading(cells: int, *, by_round: bool) -> Section:
     needed = f", which takes {runs_to_judge(cells)} runs on each side" if cells else ""
     counts = listed([metric.title for metric in metrics_in("changes") if metric.is_count])
-    text = (
-        "Figures are medians over repeats. change: (after - before) / before; least and most: from any run "
-        "of one side to any of the other. beyond noise: in an exact permutation test of the runs "
-        f"chance makes such a difference in at most {percent(1 - LEVEL)} of cases, for all cells of one "
-        f"measure together. {counts} are counts, where any difference is one. "
-        "inconclusive: by this test, but the intervals of both sides overlap or sessions do not agree. "
-        f"not judged: too few runs to show a difference{needed}. --fail-on passes only changes within the "
-        "noise: one that is inconclusive or not judged fails if it is beyond the limit."
-    )
-    return Section("reading", "How to read the numbers", [Paragraph(text + (BY_ROUND if by_round else ""))])
+    noise = {"counts": counts, "needed": needed, "chance": percent(1 - LEVEL)}
+    texts = [prose("before_after", **noise)]
+    texts += [prose("before_after_by_round", level=percent(LEVEL))] if by_round else []
+    return Section("reading", "How to read the numbers", blocks_of(" ".join(texts)))

@@ -44,6 +44,7 @@ from harness.tell.sections.results import (
     surprises_all_section,
 )
 from harness.tell.sections.time import energy_section, overlap_section, time_section
+from harness.tell.tables import blocks_of
 
 TITLE = "Details of the comparison"
 Maker = Callable[[Comparison], Section | None]
@@ -100,13 +101,13 @@ WITHOUT_SPEEDS: dict[Maker, Maker] = {
     reading_section: reading_without_speeds,
 }
 """Sections that such a report replaces."""
-PICTURES: dict[str, tuple[Callable[[Comparison], Picture | None], ...]] = {
-    "time": (phases_picture,),
-    "overlap": (overlap_picture,),
-    "memory": (memory_picture,),
-    "communication_volume": (volume_picture,),
+PICTURES: dict[str, Callable[[Comparison], Picture | None]] = {
+    "time": phases_picture,
+    "overlap": overlap_picture,
+    "memory": memory_picture,
+    "communication_volume": volume_picture,
 }
-"""Pictures that open a section, by its key."""
+"""The picture that opens a section, by its key."""
 PICTURE_KEYS = (
     "throughput", "loss", "trade-off", "memory", "communication", "time", "overlap", "strong-scaling",
     "weak-scaling",
@@ -122,26 +123,19 @@ def details_document(comparison: Comparison, *last: Section, question: ReportFoc
     if not speeds_are_asked(question):
         makers = tuple(WITHOUT_SPEEDS.get(make, make) for make in SECTIONS if make not in OF_SPEED)
     makers = tuple(partial(make, question=question) if make is choice_section else make for make in makers)
-    sections = [
-        _illustrated(section, comparison.comparable)
-        for make in makers
-        if (section := make(comparison if make in OF_EVERY_RUN else comparison.comparable)) is not None
-    ]
-    return Document(TITLE, [_folded(section) for section in (*sections, *last)])
+    made = [make(comparison if make in OF_EVERY_RUN else comparison.comparable) for make in makers]
+    sections = [*filter(None, made), *last]
+    return Document(TITLE, [_laid_out(section, comparison.comparable) for section in sections])
 
 
-def _illustrated(section: Section, comparison: Comparison) -> Section:
-    makers = PICTURES.get(section.key, ())
-    pictures = [picture for make in makers if (picture := make(comparison)) is not None]
-    return Section(section.key, section.title, [*pictures, *section.blocks])
-
-
-def _folded(section: Section) -> Section:
-    """The same with its long tables behind a title each, so that what comes after them is found."""
+def _laid_out(section: Section, comparison: Comparison) -> Section:
+    """The section after its pictures, its long tables behind a title each, so that what follows is found."""
+    make = PICTURES.get(section.key)
+    picture = make(comparison) if make is not None else None
     blocks: list[Block] = [
         Folded(f"{block.key.replace('_', ' ').capitalize()}: {len(block.rows)} lines", [block])
         if isinstance(block, Table) and len(block.rows) > LONGEST_OPEN_TABLE and block.key != "results"
         else block
         for block in section.blocks
     ]
-    return Section(section.key, section.title, blocks)
+    return Section(section.key, section.title, [*blocks_of(picture), *blocks])

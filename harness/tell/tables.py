@@ -28,7 +28,7 @@ from harness.judge.statistics import (
 )
 from harness.judge.wording import both, counted, listed
 from harness.tell import formats
-from harness.tell.document import Column, Shown, Table, plain
+from harness.tell.document import Block, Column, Paragraph, Section, Shown, Table, plain
 from harness.tell.formats import (
     NOT_AVAILABLE,
     megabytes,
@@ -160,6 +160,33 @@ def table_columns(name: str) -> tuple[Column, ...]:
     return tuple(found)
 
 
+def table(
+    key: str, rows: Sequence[Sequence[Any]], columns: str | Sequence[Column] = "", *more: Column,
+    caption: str = "",
+) -> Table | None:  # fmt: skip
+    """A table of these rows; None without any. `columns`: a name in `tables.toml`, else that of the table."""
+    if not rows:
+        return None
+    shown = table_columns(columns or key) if isinstance(columns, str) else columns
+    return Table(key=key, columns=[*shown, *more], rows=rows, caption=caption)
+
+
+def blocks_of(*given: Block | str | None) -> list[Block]:
+    """The blocks, texts as paragraphs; what is None or empty is left out."""
+    return [Paragraph(one) if isinstance(one, str) else one for one in given if one]
+
+
+def section(key: str, title: str, *given: Block | str | None) -> Section | None:
+    """A section of what is given; None where that is only text."""
+    has_content = any(one and not isinstance(one, str) for one in given)
+    return Section(key, title, blocks_of(*given)) if has_content else None
+
+
+def with_job(columns: Sequence[Column], several: bool) -> Sequence[Column]:
+    """The columns after one of the job, where there are several jobs."""
+    return (Column("job_id", "job", align="left"), *columns) if several else columns
+
+
 def row_of(columns: Sequence[Column], one: Any) -> list[Any]:
     """What a dictionary or an object has under the columns' keys."""
     return [one[c.key] if isinstance(one, Mapping) else getattr(one, c.key) for c in columns]
@@ -180,6 +207,8 @@ def title_text(name: str, /, **given: object) -> str:
     return Template(_FILE["titles"][name]).substitute(given)
 
 
+PROCESS_MEMORY: Mapping[str, Mapping[str, Any]] = _FILE["process_memory"]
+"""Title, meaning and fields of each figure of memory beyond live tensors."""
 ANSWERS: Mapping[str, Mapping[str, str]] = _FILE["answers"]
 """Question and section of the evidence of each row of the first page."""
 
@@ -218,14 +247,14 @@ def not_comparable_table(comparison: Comparison) -> Table | None:
                     other.label if other is not None else None,
                 ]
             )
-    return Table(key="not_comparable", columns=table_columns("not_comparable"), rows=body) if body else None
+    return table("not_comparable", body)
 
 
-def _text(table: Table, style: str) -> str:
-    table = table.for_people()
+def _text(whole: Table, style: str) -> str:
+    shown = whole.for_people()
     return tabulate(
-        table.texts(), headers=[column.title for column in table.columns], tablefmt=style,
-        disable_numparse=True, colalign=[column.align for column in table.columns],
+        shown.texts(), headers=[column.title for column in shown.columns], tablefmt=style,
+        disable_numparse=True, colalign=[column.align for column in shown.columns],
     )  # fmt: skip
 
 
@@ -233,8 +262,7 @@ def results_table(comparison: Comparison, *, speeds: bool = True) -> Table:
     """One line per job, backend and world size; without `speeds` no figure that a busy machine changes."""
     groups = comparison.groups
     jobs = list(dict.fromkeys(group.record.job_id for group in groups))
-    columns = _columns(comparison)
-    columns = columns if len(jobs) < 2 else [Column("job_id", "job", align="left"), *columns]
+    columns = with_job(_columns(comparison), len(jobs) > 1)
     body = []
     for group in groups:
         line = _line(group, comparison.rankings.get(group.place))
@@ -276,7 +304,7 @@ def spread_table(comparison: Comparison) -> Table | None:
                 max(seconds),
             ]
         )
-    return Table(key="spread", columns=table_columns("spread"), rows=body) if body else None
+    return table("spread", body)
 
 
 def cell_line(row: JudgedRun) -> str:

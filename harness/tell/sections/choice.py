@@ -24,10 +24,10 @@ from harness.judge.statistics import Ranking, Ratio, frontier, interval_runs
 from harness.judge.wording import percent, ranks
 from harness.record import Record
 from harness.record.workload import known_strategy, of_record
-from harness.tell.document import Block, Column, Line, Paragraph, Section, Shown, Table
-from harness.tell.formats import megabytes, times
+from harness.tell.document import Block, Column, Line, Section, Shown, Table
+from harness.tell.formats import megabytes
 from harness.tell.formats import percent as whole_percent
-from harness.tell.tables import prose, ratio_text, table_columns
+from harness.tell.tables import blocks_of, prose, ratio_text, table, table_columns
 
 Level = tuple[list[str], float]
 """Labels whose figures are written alike, and the first of these."""
@@ -137,7 +137,10 @@ class ComparisonScope:
 def comparison_scope(comparison: Comparison) -> ComparisonScope | None:
     """Where most backends were compared; None where nothing succeeded."""
     comparable = comparison.comparable
-    place = place_to_compare(comparable.groups) or _any_place(comparable)
+    place = place_to_compare(comparable.groups)
+    if place is None:  # nothing was timed
+        known = [group for group in comparable.groups if group.has_result]
+        place = max(known, key=lambda group: group.world_size).place if known else None
     return None if place is None else ComparisonScope(comparable, place)
 
 
@@ -190,12 +193,6 @@ def rounded(value: float, digits: int = 3) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def _any_place(comparison: Comparison) -> Place | None:
-    """The largest number of ranks of runs that were not timed."""
-    known = [group for group in comparison.groups if group.has_result]
-    return max(known, key=lambda group: group.world_size).place if known else None
-
-
 MANY_RANKS = 64
 MICRO_STEPS = 8
 MOST_LEVELS = 8
@@ -205,12 +202,8 @@ MOST_LEFT = 8
 LEAST_STEP = 0.01
 """Of memory, between two thresholds."""
 NONE_FITS = "none of these: more ranks, or offload"
-HELD = prose("decision_held")
-ON_CPU = prose("decision_on_cpu", held=HELD)
-REST = prose("decision_rest")
+ON_CPU = prose("decision_on_cpu", held=prose("decision_held"))
 WITHOUT_ACTIVATIONS = "memory without activations"
-STATES = prose("decision_states")
-MEASURED = prose("decision_measured")
 
 
 def decision_blocks(where: ComparisonScope, question: ReportFocus) -> list[Block]:
@@ -219,21 +212,23 @@ def decision_blocks(where: ComparisonScope, question: ReportFocus) -> list[Block
     if question != "memory" and min(where.figures(sent_once).values(), default=0.0):
         blocks += _thresholds(where)
     if (found := _elsewhere(where, question)) is not None:
-        table, left_out = found
-        texts = [prose("decision_calculated"), *left_out]
+        held, left_out = found
+        texts = [prose("decision_calculated"), "" if where.on_cpu else prose("decision_held")]
         if question == "memory":
-            texts = [REST, *_large_parts(where), *left_out]
-        elif not where.on_cpu:
-            texts.insert(1, HELD)
-        blocks += [table, *map(Paragraph, texts)]
+            texts = [prose("decision_rest"), *_large_parts(where)]
+        blocks += blocks_of(held, *texts, *left_out)
     return blocks
 
 
 def thresholds(where: ComparisonScope, steps: int, memory: Mapping[str, float]) -> list[tuple[str, float]]:
     """What to take from how many bytes on, of so many micro-steps per update, most memory first."""
+    return [(name, memory[name]) for name in worth_taking(where, _sent(where, steps), memory)]
+
+
+def _sent(where: ComparisonScope, steps: int) -> dict[str, float]:
+    """Ring bytes that a rank of each cell sends per update of so many micro-steps."""
     as_run = where.groups[0].record.world.accumulation_steps
-    sent = where.figures(sent_once if steps == as_run else lambda group: sent_with(group.record, steps))
-    return [(name, memory[name]) for name in worth_taking(where, sent, memory)]
+    return where.figures(sent_once if steps == as_run else lambda group: sent_with(group.record, steps))
 
 
 def use_here(where: ComparisonScope) -> list[tuple[str, float]]:
@@ -250,36 +245,33 @@ def _thresholds(where: ComparisonScope) -> list[Block]:
     held, title, text = memory_to_take(where, as_run)
     found: dict[str, list[list[Any]]] = {}
     for steps in dict.fromkeys((as_run, MICRO_STEPS)):
-        sent = where.figures(sent_once if steps == as_run else lambda g: sent_with(g.record, MICRO_STEPS))
-        taken = thresholds(where, steps, held[steps])
+        sent, taken = _sent(where, steps), thresholds(where, steps, held[steps])
         rows = [[Shown(most, f"from {megabytes(most)}"), name, sent[name]] for name, most in taken]
         if rows:
             found[str(steps)] = [*rows, [Shown(None, "less"), NONE_FITS, Shown(None, "")]]
     if len(found) > 1 and len(set(map(str, found.values()))) == 1:
         found = {" or ".join(found): next(iter(found.values()))}
-    if not found:
-        return []
-    columns = (
-        Column("micro_steps", "micro-steps"),
-        Column("memory", f"{title}, MB"),
-        Column("take", "take", align="left"),  # no "backend": a filter must not hide thresholds
-        Column("sent", "sends, MB", megabytes),
-    )
     lines = [[steps, *row] for steps, rows in found.items() for row in rows]
+    if not lines:
+        return []
+    columns = [
+        replace(column, title=f"{title}, MB") if column.key == "memory" else column
+        for column in table_columns("decision")
+    ]
     shown = {row[2] for row in lines}
     bubbles = _bubbles(where)
     judged = held[as_run].keys() & where.figures(sent_once).keys() - shown - bubbles.keys()
     left = [g.label for g in where.groups if g.label in judged and unwrapped(g.label) not in shown]
     waits = [f"{names(labels)} {whole_percent(share)}" for labels, share in levels(bubbles, whole_percent)]
     differs = BASE in shown and len({held[steps].get(BASE) for steps in (as_run, MICRO_STEPS)}) > 1
-    texts = [
+    return blocks_of(
+        table("decision", lines, columns),
         f"{prose('decision_order')} {ranks(where.size)}.",
         text,
-        prose("decision_accumulated") if differs else "",
-        prose("decision_left_out", cells=names(left, MOST_LEFT)) if left else "",
-        prose("decision_pipelines", cells=", ".join(waits)) if waits else "",
-    ]
-    return [Table(key="decision", columns=columns, rows=lines), *map(Paragraph, filter(None, texts))]
+        prose("decision_accumulated") if differs else None,
+        prose("decision_left_out", cells=names(left, MOST_LEFT)) if left else None,
+        prose("decision_pipelines", cells=", ".join(waits)) if waits else None,
+    )
 
 
 def memory_to_take(where: ComparisonScope, as_run: int) -> tuple[dict[int, dict[str, float]], str, str]:
@@ -292,11 +284,11 @@ def memory_to_take(where: ComparisonScope, as_run: int) -> tuple[dict[int, dict[
     if where.on_cpu:
         if held[as_run]:
             return held, WITHOUT_ACTIVATIONS, ON_CPU
-        return dict.fromkeys(held, where.figures(states)), "model states", STATES
+        return dict.fromkeys(held, where.figures(states)), "model states", prose("decision_states")
     peaks = where.figures(peak)
     more = {name: count - held[as_run][name] for name, count in held[MICRO_STEPS].items()}
     accumulated = {name: peaks[name] + more[name] for name in peaks if name in more}
-    return {MICRO_STEPS: accumulated} | {as_run: peaks}, "peak memory", MEASURED
+    return {MICRO_STEPS: accumulated} | {as_run: peaks}, "peak memory", prose("decision_measured")
 
 
 def worth_taking(where: ComparisonScope, sent: Mapping[str, float], held: Mapping[str, float]) -> list[str]:
@@ -304,9 +296,16 @@ def worth_taking(where: ComparisonScope, sent: Mapping[str, float], held: Mappin
 
     Without pipelines: they send least, and wait for it.
     """
+
+    def parts(label: str) -> tuple[bool, float]:
+        try:
+            return moving_parts(label)
+        except UnknownBackend:  # not installed, or without such options any more
+            return True, inf
+
     bubbles = _bubbles(where)
     known = [
-        (label, (rounded(sent[label], 2), _moving_parts(label), rounded(held[label])))
+        (label, (rounded(sent[label], 2), parts(label), rounded(held[label])))
         for label in (group.label for group in where.groups)
         if label in sent and label in held and label not in bubbles
     ]
@@ -314,44 +313,25 @@ def worth_taking(where: ComparisonScope, sent: Mapping[str, float], held: Mappin
     return falling(((label, most) for label, (*_, most) in ordered), LEAST_STEP)
 
 
-def _moving_parts(label: str) -> tuple[bool, float]:
-    """Of a backend that is not installed, or that has no such options any more: the most."""
-    try:
-        return moving_parts(label)
-    except UnknownBackend:
-        return True, inf
-
-
 def _elsewhere(where: ComparisonScope, question: ReportFocus) -> tuple[Table, list[str]] | None:
     """What is held and sent on many ranks with accumulation, and which cells have no row.
 
     Cells that are alike share one.
     """
-
-    def held(group: CellRuns) -> float | None:
-        steps = group.record.world.accumulation_steps if question == "memory" else MICRO_STEPS
-        return held_with(group.record, steps, MANY_RANKS)
-
-    reads: dict[str, tuple[str, Read]] = {
-        "held_on_many": (f"{WITHOUT_ACTIVATIONS}, MB", held),
-        "sent_on_many": (
-            "sent per update, MB",
-            lambda group: sent_with(group.record, MICRO_STEPS, MANY_RANKS),
-        ),
-    }
-    if question == "memory":
-        del reads["sent_on_many"]
-        parts: tuple[Read, ...] = (
-            lambda group: states_with(group.record, MANY_RANKS),
-            lambda group: gathered_with(group.record, MANY_RANKS),
-        )
-        reads["states_on_many"] = ("model states, MB", parts[0])
-        reads["gathered_on_many"] = ("gathered weights, MB", parts[1])
-        reads["rest_on_many"] = ("the rest, MB", lambda group: _remainder(held, parts, group))
     alike: dict[tuple[str, ...], tuple[list[str], list[float | None]]] = {}
     unknown = []
     for group in where.groups:
-        values = [read(group) for _, read in reads.values()]
+        record = group.record
+        if question == "memory":
+            steps = record.world.accumulation_steps
+            held, kept = held_with(record, steps, MANY_RANKS), states_with(record, MANY_RANKS)
+            gathered = gathered_with(record, MANY_RANKS)
+            # n/a too where a part is of another moment than the whole.
+            is_known = None not in (held, kept, gathered)
+            rest = (held or 0) - (kept or 0) - (gathered or 0) if is_known else None
+            values: list[float | None] = [held, kept, gathered, rest if rest is None or rest >= 0 else None]
+        else:
+            values = [of(record, MICRO_STEPS, MANY_RANKS) for of in (held_with, sent_with)]
         if any(value is not None for value in values):
             alike.setdefault(tuple(map(megabytes, values)), ([], values))[0].append(group.label)
         else:
@@ -359,22 +339,17 @@ def _elsewhere(where: ComparisonScope, question: ReportFocus) -> tuple[Table, li
     if len(alike) < 2:
         return None
     rows = sorted(alike.values(), key=lambda row: [value or 0.0 for value in row[1]], reverse=True)
-    columns = [Column(key, title, megabytes) for key, (title, _) in reads.items()]
     more = [label for labels, _ in rows[:-MOST_LEVELS] for label in labels]
-    table = Table(
+    shown = Table(
         key="elsewhere",
-        columns=[Column("backends", f"strategy on {ranks(MANY_RANKS)}", align="left"), *columns],
+        columns=[
+            Column("backends", f"strategy on {ranks(MANY_RANKS)}", align="left"),
+            *table_columns("elsewhere_memory" if question == "memory" else "elsewhere"),
+        ],
         rows=[[names(labels), *values] for labels, values in rows[-MOST_LEVELS:]],
     )
-    left_out = [prose("decision_needs_more", cells=names(more, MOST_LEFT))] if more else []
-    return table, left_out + ([prose("decision_no_form", cells=names(unknown, MOST_LEFT))] if unknown else [])
-
-
-def _remainder(whole: Read, parts: Sequence[Read], group: CellRuns) -> float | None:
-    """What the parts leave of the whole; None where one is unknown, or of another moment than the whole."""
-    known = [value for read in (whole, *parts) if (value := read(group)) is not None]
-    left = known[0] - sum(known[1:]) if len(known) == len(parts) + 1 else None
-    return None if left is None or left < 0 else left
+    left_out = {"decision_needs_more": more, "decision_no_form": unknown}
+    return shown, [prose(why, cells=names(of, MOST_LEFT)) for why, of in left_out.items() if of]
 
 
 def least_on_many(where: ComparisonScope) -> tuple[list[str], float] | None:
@@ -447,10 +422,13 @@ def sent_with(record: Record, accumulation_steps: int, world_size: int | None = 
 def _what_if(record: Record, accumulation_steps: int, world_size: int | None) -> Workload | None:
     """The run's workload under other circumstances.
 
-    Hybrid strategies and meshes have none on other ranks: their groups may stay as they are or grow.
+    Hybrid strategies and meshes have none on other ranks: their groups may stay as they are or grow. A third
+    party's own forms hold for its run alone.
     """
-    workload = _built_in(record)
-    if workload is None:
+    if record.backend.own_forms is not None or record.backend.effective is None:
+        return None
+    workload = of_record(record)
+    if workload is None or workload.strategy.family not in families.FAMILIES:
         return None
     workload = replace(
         workload, accumulation_steps=accumulation_steps, steps=(ORDINARY_STEP,), evaluation_every=None
@@ -460,16 +438,6 @@ def _what_if(record: Record, accumulation_steps: int, world_size: int | None) ->
     if workload.strategy.facts.has_replicas or record.world.dimensions:
         return None
     return replace(workload, world_size=world_size, shard_size=world_size, ranks_per_node=None)
-
-
-def _built_in(record: Record) -> Workload | None:
-    """The workload of a built-in backend; a third party's own forms hold for its run alone."""
-    if record.backend.own_forms is not None or record.backend.effective is None:
-        return None
-    workload = of_record(record)
-    if workload is None or workload.strategy.family not in families.FAMILIES:
-        return None
-    return workload
 
 
 def calls_per_step(record: Record) -> float | None:
@@ -555,18 +523,19 @@ class SlowestExplanation:
         for effect in self.effects:
             faster = effect.difference.middle
             cells.append((effect.group, self.ratio / faster if faster else None, effect.words))
+        first, time, closed, *others = table_columns("slowest")
         columns = [
-            Column("configuration", "configuration", align="left"),
-            Column("time", f"time / {self.fastest.label}", times),
-            *([Column("gap_closed", "share of the gap closed")] if self.effects else []),
-            *table_columns("slowest"),
+            first,
+            replace(time, title=f"time / {self.fastest.label}"),
+            *([closed] if self.effects else []),
+            *others,
         ]
         rows = []
-        for group, ratio, closed in cells:
+        for group, ratio, share in cells:
             effective = group.record.backend.effective
             units, prefetch = (len(effective.wrap_units), effective.prefetch) if effective else (None, None)
             facts = [calls_per_step(group.record), units, group.median(SENT), prefetch]
-            rows.append([group.label, ratio, *([closed] if self.effects else []), *facts])
+            rows.append([group.label, ratio, *([share] if self.effects else []), *facts])
         return Table(key="slowest", columns=columns, rows=rows)
 
 
@@ -589,31 +558,24 @@ def explain_slowest(comparison: Comparison) -> SlowestExplanation | None:
         return None
     fastest = max(alike, key=_throughput)
     own = [group for group in compared if variants.get(id(group)) is slowest]
-    return _explanation(slowest, fastest, own)
-
-
-def _explanation(slowest: CellRuns, fastest: CellRuns, own: Sequence[CellRuns]) -> SlowestExplanation:
     ratios = rank_speeds([slowest, fastest, *own], base=slowest).to_base
     slow, fast = (median(group.by_round(SPEED).values()) for group in (slowest, fastest))
     ratio = ratios[fastest.label].middle or slow / fast
-    effects = [
-        SettingEffect(
-            group=group,
-            changed=_changed(slowest.record, group.record),
-            closed=_closed(ratios[group.label].middle, ratio),
-            difference=ratios[group.label],
+    effects = []
+    for group in own:
+        difference = ratios[group.label]
+        faster, ((name, value),) = (
+            difference.middle,
+            _given(group.record).items() - _given(slowest.record).items(),
         )
-        for group in own
-    ]
+        closed = (1 - 1 / faster) / (1 - 1 / ratio) if faster and ratio > 1 else None
+        effects.append(
+            SettingEffect(group=group, changed=f"{name}={value}", closed=closed, difference=difference)
+        )
     return SlowestExplanation(
         slowest=slowest, fastest=fastest, gap=ratios[fastest.label], ratio=ratio,
         effects=tuple(sorted(effects, key=lambda effect: -(effect.difference.middle or 0.0))),
     )  # fmt: skip
-
-
-def _closed(faster: float | None, fastest: float) -> float | None:
-    """Share of the gap in time, by speeds over the slowest's in the same rounds; None: there is none."""
-    return (1 - 1 / faster) / (1 - 1 / fastest) if faster and fastest > 1 else None
 
 
 def _throughput(group: CellRuns) -> float:
@@ -630,34 +592,29 @@ def _states(record: Record) -> tuple[Any, ...] | None:
 
 def _slowest_varied(candidates: Sequence[CellRuns], bases: Sequence[CellRuns]) -> CellRuns:
     """The slowest cell, or one of its implementation that is tied with it and whose settings were varied."""
+
+    def implementation(record: Record) -> tuple[Any, ...]:
+        known = known_strategy(record)
+        return (record.backend.name,) if known is None else (known.family, known.sharding, known.stage)
+
     slowest = min(candidates, key=_throughput)
     varied = [
         group
         for group in candidates
         if any(group is base for base in bases)
-        and _implementation(group.record) == _implementation(slowest.record)
+        and implementation(group.record) == implementation(slowest.record)
         and rank_speeds([slowest, group]).ratio(group.label, slowest.label).order != "faster"
     ]
     return slowest if slowest in varied or not varied else min(varied, key=_throughput)
-
-
-def _implementation(record: Record) -> tuple[Any, ...]:
-    strategy = known_strategy(record)
-    return (
-        (record.backend.name,) if strategy is None else (strategy.family, strategy.sharding, strategy.stage)
-    )
 
 
 def _base(group: CellRuns, compared: Sequence[CellRuns]) -> CellRuns | None:
     """The cell of which this one changes one setting: the same backend without that option."""
     given = _given(group.record)
     for other in compared:
-        if other.record.backend.name != group.record.backend.name:
-            continue
-        if (
-            len(given.items() - _given(other.record).items()) == 1
-            and len(given) == len(_given(other.record)) + 1
-        ):
+        less = _given(other.record)
+        is_same = other.record.backend.name == group.record.backend.name
+        if is_same and len(given.items() - less.items()) == 1 and len(given) == len(less) + 1:
             return other
     return None
 
@@ -666,12 +623,6 @@ def _given(record: Record) -> dict[str, str]:
     """Options in the label, as they are typed there."""
     pairs = (pair.partition("=") for pair in record.backend.label.partition(":")[2].split(",") if pair)
     return {name: value for name, _, value in pairs}
-
-
-def _changed(base: Record, record: Record) -> str:
-    """The option of the second that the first lacks."""
-    ((name, value),) = _given(record).items() - _given(base).items()
-    return f"{name}={value}"
 
 
 CAUSE_OPEN = prose("slowest_open")
@@ -687,7 +638,15 @@ def choice_section(comparison: Comparison, question: ReportFocus = "all") -> Sec
         return None
     blocks = decision_blocks(where, question)
     if question in SPEEDS:
-        if not where.on_cpu and (text := _speed(where)):  # else a speed is no advice
+        order, peaks = where.order, where.figures(peak)
+        # On the CPU a speed is no advice.
+        if not where.on_cpu and order is not None and order.is_judged and len(order.names) > 1:
+            best = {label: order.ratio(label, order.base).middle for label in frontier(peaks, order)}
+            shares = [
+                f"{label} {whole_percent(share)} at {megabytes(peaks[label])} MB"
+                for label, share in reversed(best.items())
+            ]
+            text = prose("choice_frontier", base=order.base, cells=", ".join(shares))
             blocks.append(Line(text, "Pareto frontier", "time"))
         found = explain_slowest(comparison)
         if found is not None and found.gap.order == "faster":
@@ -695,15 +654,3 @@ def choice_section(comparison: Comparison, question: ReportFocus = "all") -> Sec
             if any(not effect.is_preset for effect in found.effects):
                 blocks.append(found.table())
     return Section("choice", "Which to use", blocks) if blocks else None
-
-
-def _speed(where: ComparisonScope) -> str:
-    """Speed and memory of the cells that no other beats in both, as far as the runs support an order."""
-    order, peaks = where.order, where.figures(peak)
-    if order is None or not order.is_judged or len(order.names) < 2:
-        return ""
-    shares = [
-        f"{label} {whole_percent(order.ratio(label, order.base).middle)} at {megabytes(peaks[label])} MB"
-        for label in reversed(frontier(peaks, order))
-    ]
-    return prose("choice_frontier", base=order.base, cells=", ".join(shares))

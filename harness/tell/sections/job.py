@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from harness.backends import registry
 from harness.backends.base import Preset
-from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, PresetChange, preset_changes
+from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, preset_changes
 from harness.backends.registry import REFERENCE
 from harness.forms.textbook import is_stub
 from harness.job.experiment import LEAST_TIMED_STEPS
@@ -30,14 +30,23 @@ from harness.tell.document import (
     Column,
     Folded,
     Items,
-    Paragraph,
     Section,
     Shown,
     Table,
     yaml_code,
 )
 from harness.tell.formats import fitted, line_width, number
-from harness.tell.tables import LABELS, not_comparable_table, prose, table_columns
+from harness.tell.tables import (
+    LABELS,
+    blocks_of,
+    not_comparable_table,
+    prose,
+    row_of,
+    section,
+    table,
+    table_columns,
+    with_job,
+)
 
 MOST_KEYS = 30
 """That a sentence names."""
@@ -45,26 +54,24 @@ MOST_KEYS = 30
 
 def summary(label: str, part: GivenPart) -> str:
     """'ds.json (deepspeed, like-for-like) is row zero3: 9 keys taken, 3 pinned, 4 without effect...'."""
-    pinned, idle = _pinned(part), _idle(part)
+    pinned, idle = _pinned(part)
     absent = [setting for setting in part.settings if setting.given is None and setting.handling == "taken"]
     taken = len(part.settings) - len(pinned) - len(idle) - len(absent)
-    return (
-        f"{part.file} ({part.kind}, {part.mode}) is row {label}: {taken} keys taken, {len(pinned)} pinned, "
-        f"{len(idle)} without effect on a run"
-    )
+    counts = {"taken": taken, "pinned": len(pinned), "idle": len(idle)}
+    return prose("given_summary", file=part.file, kind=part.kind, mode=part.mode, row=label, **counts)
 
 
 def given_lines(label: str, part: GivenPart) -> list[str]:
     """What differs from the file, key by key with the reason; then every key that has a part in a run."""
     lines = [summary(label, part)]
-    for reason, settings in _by_reason(_pinned(part)).items():
+    pinned, idle = _pinned(part)
+    for reason, settings in _by_reason(pinned).items():
         keys = ", ".join(f"{s.key} {text(s.used)} instead of {text(s.given)}" for s in settings)
         lines += _wrapped(f"differs ({reason}): {keys}")
-    taken = [s for s in part.settings if s.handling == "taken"]
-    rows = [[s.key, text(s.given), text(s.used)] for s in taken]
+    rows = [[s.key, text(s.given), text(s.used)] for s in part.settings if s.handling == "taken"]
     if rows:
         lines.append(fitted(rows, ["key", "given", "used"]))
-    for reason, settings in _by_reason(_idle(part)).items():
+    for reason, settings in _by_reason(idle).items():
         keys = ", ".join(f"{s.key}={text(s.given)}" for s in settings)
         lines += _wrapped(f"without effect ({reason}): {keys}")
     return lines
@@ -85,25 +92,21 @@ def _wrapped(line: str) -> list[str]:
 
 def planned_lines(part: GivenPart, refused: Sequence[str]) -> list[str]:
     """What a plan takes from a file, what it does not, and what it did not understand: a sentence each."""
-    given = [setting for setting in part.settings if setting.given is not None]
-    taken = [s for s in given if s.handling == "taken" and s.given != "auto"]
-    left = [s.key for s in given if s.handling == "taken" and s.given == "auto"]
-    said = list(dict.fromkeys(f"{s.key}={text(s.given)}" for s in taken))
-    lines = [f"from {part.file}: {listed(said, MOST_KEYS)}"] if said else []
-    lines += [f"auto in {part.file}, so left to the job: {listed(left, MOST_KEYS)}"] if left else []
-    for reason, settings in _by_reason(_pinned(part)).items():
-        keys = [f"{s.key} {text(s.used)} instead of {text(s.given)}" for s in settings if s.given is not None]
-        lines += [f"not as in {part.file} ({reason}): {listed(keys, MOST_KEYS)}"] if keys else []
-    idle = [s.key for s in _idle(part) if s.given is not None]
-    lines += [f"without effect on a run, in {part.file}: {listed(idle, MOST_KEYS)}"] if idle else []
+    given = [s for s in part.settings if s.given is not None and s.handling == "taken"]
+    pinned, idle = _pinned(part)
+    keys = {
+        f"from {part.file}": [f"{s.key}={text(s.given)}" for s in given if s.given != "auto"],
+        f"auto in {part.file}, so left to the job": [s.key for s in given if s.given == "auto"],
+        **{
+            f"not as in {part.file} ({reason})": [
+                f"{s.key} {text(s.used)} instead of {text(s.given)}" for s in of if s.given is not None
+            ]
+            for reason, of in _by_reason(pinned).items()
+        },
+        f"without effect on a run, in {part.file}": [s.key for s in idle if s.given is not None],
+    }
+    lines = [f"{what}: {listed(list(dict.fromkeys(of)), MOST_KEYS)}" for what, of in keys.items() if of]
     return lines + [f"not understood in {part.file}, and left out: {reason}" for reason in refused]
-
-
-def given_table(part: GivenPart, number: int) -> Table:
-    """Every key of a file; `number` tells the tables of a report apart."""
-    rows = [[s.key, s.handling, text(s.given), text(s.used), s.setting or "", s.reason or ""]
-            for s in part.settings]  # fmt: skip
-    return Table(key=f"given_{number}", columns=table_columns("given"), rows=rows)
 
 
 def text(value: Any) -> str:
@@ -117,77 +120,51 @@ def text(value: Any) -> str:
     return str(value)
 
 
-def _is_idle(setting: GivenSettingPart) -> bool:
-    return setting.handling == "pinned" and setting.used is None
+def _pinned(part: GivenPart) -> tuple[list[GivenSettingPart], list[GivenSettingPart]]:
+    """What has another value in the run, and what has no part in it."""
+    idle = [s for s in part.settings if s.handling == "pinned" and s.used is None]
+    return [setting for setting in part.pinned if setting not in idle], idle
 
 
-def _idle(part: GivenPart) -> Sequence[GivenSettingPart]:
-    return [setting for setting in part.settings if _is_idle(setting)]
-
-
-def _pinned(part: GivenPart) -> Sequence[GivenSettingPart]:
-    return [setting for setting in part.pinned if not _is_idle(setting)]
-
-
-PRECISIONS = {
-    "fp8": "fp8 (emulated: these runs show numerics only; speed and memory say nothing of fp8 hardware)"
+SEEN_AS = {
+    "fp8": "fp8 (emulated: these runs show numerics only; speed and memory say nothing of fp8 hardware)",
+    "prose": "prose, the English help texts of the Python that ran",
+    None: "n/a",
 }
-SOURCES = {"prose": "prose, the English help texts of the Python that ran"}
+"""What is said of a precision or a source of data; None: not seen of an observed script."""
 
 
 def job_section(comparison: Comparison) -> Section:
     """Each job in a sentence, every setting folded."""
     ids = list(dict.fromkeys(row.record.job_id for row in comparison.rows))
-    blocks: list[Block] = []
-    if len(ids) > 1:
-        blocks.append(
-            Paragraph(
-                f"These records hold {len(ids)} jobs. A run is compared only with the reference of its "
-                "own job."
-            )
-        )
+    blocks = blocks_of(prose("jobs", number=len(ids)) if len(ids) > 1 else None)
     for job_id in ids:
         of_job = [row.record for row in comparison.rows if row.record.job_id == job_id]
+        job, training = of_job[0].job, of_job[0].job.training
         weights = next((r.initial_weights for r in of_job if r.initial_weights), None)
         built = next((r.model for r in of_job if r.model), None)
-        facts = [f"{built.architecture}, attention {built.attention}"] if built else []
+        data = next((r.data for r in of_job if r.data), None)
+        facts = [job_id, *([f"{built.architecture}, attention {built.attention}"] if built else [])]
         if weights:
             facts.append(f"{weights.parameter_count:,} parameters")
-        if of_job[0].job.model.trust_remote_code:
-            facts.append(f"code of '{of_job[0].job.model.name}' ran (trust_remote_code)")
-        facts += _adapters(of_job)
-        blocks.append(Paragraph(f"Job {', '.join([job_id, *facts])}: {_trained(of_job)}."))
-        blocks.append(Folded(f"Job {job_id}, every setting", [yaml_code(_settings(of_job))]))
+        if job.model.trust_remote_code:
+            facts.append(f"code of '{job.model.name}' ran (trust_remote_code)")
+        if job.adapter.is_present:
+            part = next((r.layout for r in of_job if r.layout), None)
+            trained = f", {closed_form_layout(part).trained_count:,} of them trained" if part else ""
+            facts.append(f"adapters of rank {job.adapter.rank} (alpha {job.adapter.alpha:g}){trained}")
+        size, length = training.global_batch_size, job.data.sequence_length
+        batch = f"global batch {SEEN_AS[None] if size is None else size} samples"
+        clipping = training.gradient_clipping or "none"
+        precision, source = (SEEN_AS.get(one, one) for one in (training.precision, job.data.source))
+        ran = [
+            batch if length is None else f"{batch} of {length} tokens",
+            f"precision {precision}", f"gradient clipping {clipping}; data: {source}",
+            *([f"{data.training_samples:,} samples"] if data else []),
+        ]  # fmt: skip
+        settings = Folded(f"Job {job_id}, every setting", [yaml_code(_settings(of_job))])
+        blocks += blocks_of(f"Job {', '.join(facts)}: {', '.join(ran)}.", settings)
     return Section("job", "The job", blocks)
-
-
-def _trained(records: Sequence[Record]) -> str:
-    """'global batch 8 samples of 64 tokens, precision fp32, ...; data: text'."""
-    job = records[0].job
-    training = job.training
-    batch = f"global batch {_known(training.global_batch_size)} samples"
-    facts = [batch if job.data.sequence_length is None else f"{batch} of {job.data.sequence_length} tokens"]
-    facts.append(f"precision {_known(PRECISIONS.get(training.precision, training.precision))}")
-    facts.append(f"gradient clipping {training.gradient_clipping or 'none'}")
-    data = next((r.data for r in records if r.data), None)
-    samples = f", {data.training_samples:,} samples" if data else ""
-    source = SOURCES.get(job.data.source, job.data.source)
-    return f"{', '.join(facts)}; data: {_known(source)}{samples}"
-
-
-def _known(value: Any) -> str:
-    """As text; what was not seen of an observed script is 'n/a'."""
-    return "n/a" if value is None else str(value)
-
-
-def _adapters(records: Sequence[Record]) -> list[str]:
-    """What is trained of a model whose weights are frozen."""
-    adapter = records[0].job.adapter
-    if not adapter.is_present:
-        return []
-    part = next((r.layout for r in records if r.layout), None)
-    trained = f", {closed_form_layout(part).trained_count:,} of them trained" if part else ""
-    return [f"adapters of rank {adapter.rank} (alpha {adapter.alpha:g}){trained}"]
 
 
 def _settings(records: Sequence[Record]) -> dict[str, Any]:
@@ -207,15 +184,11 @@ def _settings(records: Sequence[Record]) -> dict[str, Any]:
 
 def not_comparable_section(comparison: Comparison) -> Section | None:
     """None where all runs of a job are one job."""
-    table = not_comparable_table(comparison)
-    if table is None:
-        return None
-    return Section("not_comparable", "Not comparable, and why", [Paragraph(prose("other_jobs")), table])
+    excluded = not_comparable_table(comparison)
+    return section("not_comparable", "Not comparable, and why", prose("other_jobs"), excluded)
 
 
-TITLE_MEASUREMENT = "Layout and measurement"
 COLUMNS = table_columns("layout")
-TEXT_MEASUREMENT = prose("layout", least_timed_steps=LEAST_TIMED_STEPS)
 
 
 def measurement_section(comparison: Comparison) -> Section:
@@ -235,31 +208,32 @@ def measurement_section(comparison: Comparison) -> Section:
     for label, layout in layouts:
         found.setdefault(tuple(layout[index] for index in kept), {})[label] = None
     body = [[*layout, listed(list(names), len(names))] for layout, names in found.items()]
-    columns = [*(COLUMNS[index] for index in kept), COLUMNS[-1]]
-    blocks: list[Block] = [Table(key="layouts", columns=columns, rows=body)]
-    if shared:
-        blocks.append(Paragraph(f"The same in all cells that trained: {', '.join(shared)}."))
-    blocks.append(Paragraph(TEXT_MEASUREMENT))
-    settings = dict.fromkeys(row.record.measure for row in comparison.rows if row.record.measure)
-    for place, measure in enumerate(settings, 1):
-        which = f" ({place} of {len(settings)})" if len(settings) > 1 else ""
-        blocks.append(
-            Folded(f"Every setting of the measurement{which}", [yaml_code({"measure": measure.model_dump()})])
-        )
-    return Section("measurement", TITLE_MEASUREMENT, blocks)
+    settings = list(dict.fromkeys(row.record.measure for row in comparison.rows if row.record.measure))
+    of = [f" ({place} of {len(settings)})" for place in range(1, 1 + len(settings))]
+    blocks = blocks_of(
+        Table(key="layouts", columns=[COLUMNS[index] for index in (*kept, -1)], rows=body),
+        f"The same in all cells that trained: {', '.join(shared)}." if shared else None,
+        prose("layout", least_timed_steps=LEAST_TIMED_STEPS),
+        *(
+            Folded(
+                f"Every setting of the measurement{which if len(settings) > 1 else ''}",
+                [yaml_code({"measure": measure.model_dump()})],
+            )
+            for measure, which in zip(settings, of, strict=True)
+        ),
+    )
+    return Section("measurement", "Layout and measurement", blocks)
 
 
 def _layout(record: Record) -> tuple[Any, ...]:
-    world, windows = record.world, record.windows
-    steps = (
-        (windows.warmup, windows.probed, windows.traced, windows.cooldown, windows.timed)
-        if windows and record.steps
-        else (None,) * 5
+    """What the columns of the layouts ask of the world and, as '..._steps', of the windows of steps."""
+    windows = record.windows if record.steps else None
+    return tuple(
+        getattr(windows, name.removesuffix("_steps"), None)
+        if name.endswith("_steps") and name != "accumulation_steps"
+        else getattr(record.world, name)
+        for name in (column.key for column in COLUMNS[:-1])
     )
-    return (
-        world.world_size, world.nodes, world.ranks_per_node, world.threads_per_rank, world.micro_batch_size,
-        world.accumulation_steps, *steps,
-    )  # fmt: skip
 
 
 LIKE_FOR_LIKE, LIBRARY_DEFAULTS = get_args(Preset)
@@ -270,24 +244,11 @@ def presets_section(comparison: Comparison) -> Section | None:
     ran = [row.record for row in comparison.rows if row.record.backend.effective]
     if not ran:
         return None
-    backends: dict[tuple[str, ...], list[str]] = {}
+    backends: dict[tuple[str, ...], dict[str, None]] = {}
     for group in comparison.groups:
         for change in _changes(group):
-            changed = backends.setdefault(change, [])
-            if group.backend not in changed:
-                changed.append(group.backend)
-    text = _in_force(ran)
-    if any(record.world.preset == LIBRARY_DEFAULTS for record in ran):
-        text += f" {LIBRARY_DEFAULTS} keeps a library's settings, except those that change the mathematics."
-    if not backends:
-        return Section("preset", "Preset", [Paragraph(text)])
-    lines = [[*change, "; ".join(changed)] for change, changed in backends.items()]
-    table = Table(key="preset_changes", columns=table_columns("job_presets"), rows=lines)
-    return Section("preset", "Preset", [Paragraph(f"{text} What {LIKE_FOR_LIKE} changed:"), table])
-
-
-def _in_force(ran: Sequence[Record]) -> str:
-    """'Preset: like-for-like; library-defaults for zero3:preset=library-defaults.'"""
+            backends.setdefault(change, {})[group.backend] = None
+    # 'Preset: like-for-like; library-defaults for zero3:preset=library-defaults.'
     common = dict.fromkeys(r.world.preset for r in ran if r.backend.own_preset is None)
     own: dict[str, dict[str, None]] = {}
     for record in ran:
@@ -295,7 +256,13 @@ def _in_force(ran: Sequence[Record]) -> str:
             own.setdefault(record.world.preset, {})[record.backend.label] = None
     parts = [", ".join(common)] if common else []
     parts += [f"{preset} for {listed(list(labels))}" for preset, labels in own.items()]
-    return f"Preset: {'; '.join(parts)}."
+    texts = [f"Preset: {'; '.join(parts)}."]
+    if any(record.world.preset == LIBRARY_DEFAULTS for record in ran):
+        texts.append(prose("presets_kept", preset=LIBRARY_DEFAULTS))
+    texts += [f"What {LIKE_FOR_LIKE} changed:"] if backends else []
+    lines = [[*change, "; ".join(changed)] for change, changed in backends.items()]
+    blocks = blocks_of(" ".join(texts), table("preset_changes", lines, "job_presets"))
+    return Section("preset", "Preset", blocks)
 
 
 def _changes(group: CellRuns) -> list[tuple[str, ...]]:
@@ -304,24 +271,15 @@ def _changes(group: CellRuns) -> list[tuple[str, ...]]:
     effective, strategy = record.backend.effective, registry.strategy_of(record.backend.name)
     if effective is None or strategy is None:
         return []
-    changes = preset_changes(
-        strategy,
-        record.job.training.held_precision,
-        record.world.preset,  # type: ignore[arg-type]
-        effective.parameter_count,
-    )
+    preset: Preset = record.world.preset  # type: ignore[assignment]
+    precision, config = record.job.training.held_precision, record.backend.native_config
     return [
         (change.setting, str(change.value), str(change.default), change.reason)
-        for change in changes
+        for change in preset_changes(strategy, precision, preset, effective.parameter_count)
         if record.backend.options.get(change.setting) is None  # an option given by hand wins
-        and _was_set(change, record)
+        # A preset may have changed less when a record was made.
+        if not config or change.setting not in BESIDE_ZERO_OPTIMIZATION or change.setting in config
     ]
-
-
-def _was_set(change: PresetChange, record: Record) -> bool:
-    """Whether the configuration of the run has it: a preset may have changed less when a record was made."""
-    config = record.backend.native_config
-    return not config or change.setting not in BESIDE_ZERO_OPTIMIZATION or change.setting in config
 
 
 OBSERVED_SETTINGS = (
@@ -338,20 +296,17 @@ def configuration_section(comparison: Comparison) -> Section | None:
     for group in comparison.groups:
         if group.record.backend.effective is not None:
             by_label.setdefault((group.record.job_id, group.label), []).append(group)
-    blocks = [_folded(groups) for groups in by_label.values()]
-    return Section("configuration", "Configuration of each backend", blocks) if blocks else None
-
-
-def _folded(groups: Sequence[CellRuns]) -> Folded:
-    first, *others = groups
-    settings = _keys_in_force(first.record)
-    blocks: list[Block] = [yaml_code(settings)]
-    for group in others:
-        changed = difference(_keys_in_force(group.record), settings)
-        same = f"{group.cell}: as {first.cell}"
-        blocks += [Paragraph(f"{same}, but for"), yaml_code(changed)] if changed else [Paragraph(f"{same}.")]
-    sizes = dict.fromkeys(ranks(group.world_size) for group in groups)
-    return Folded(f"{first.label}, {', '.join(sizes)}", blocks)
+    folds = []
+    for first, *others in by_label.values():
+        settings = _keys_in_force(first.record)
+        blocks: list[Block] = [yaml_code(settings)]
+        for group in others:
+            changed = difference(_keys_in_force(group.record), settings)
+            same = f"{group.cell}: as {first.cell}"
+            blocks += blocks_of(f"{same}, but for", yaml_code(changed)) if changed else blocks_of(f"{same}.")
+        sizes = dict.fromkeys(ranks(group.world_size) for group in (first, *others))
+        folds.append(Folded(f"{first.label}, {', '.join(sizes)}", blocks))
+    return section("configuration", "Configuration of each backend", *folds)
 
 
 def difference(given: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -384,28 +339,26 @@ def given_section(comparison: Comparison) -> Section | None:
         part = row.record.backend.given
         if part is not None:
             parts.setdefault(part.model_dump_json(), (row.backend, part))
-    if not parts:
-        return None
-    blocks: list[Block] = [Paragraph(prose("job_given"))]
+    blocks: list[Block | str] = []
     for place, (label, part) in enumerate(parts.values(), 1):
-        blocks += [Paragraph(f"{summary(label, part)}. SHA-256: {part.sha256}."), given_table(part, place)]
-    return Section("given", "Configuration files of other tools", blocks)
+        rows = [[s.key, s.handling, text(s.given), text(s.used), s.setting or "", s.reason or ""]
+                for s in part.settings]  # fmt: skip
+        blocks.append(f"{summary(label, part)}. SHA-256: {part.sha256}.")
+        blocks.append(Table(key=f"given_{place}", columns=table_columns("given"), rows=rows))
+    return section("given", "Configuration files of other tools", prose("job_given"), *blocks)
 
 
 TITLE_SETTINGS = "Settings in force that differ"
 CHANGES: dict[Effect, str] = {"mathematics": "the mathematics", "cost": "cost only"}
-COLUMNS_SETTINGS = table_columns("settings")
 
 
 def settings_section(comparison: Comparison) -> Section | None:
     """One line for each value; None where no setting differs."""
     found = comparison.settings
-    if not found:
-        return None
-    jobs = list(dict.fromkeys(setting.job_id for setting in found))
+    several = len({setting.job_id for setting in found}) > 1
     body = [
         [
-            *([differing.job_id] if len(jobs) > 1 else []),
+            *([differing.job_id] if several else []),
             differing.setting,
             Shown(differing.effect, CHANGES[differing.effect]),
             Shown(value.value if isinstance(value.value, int | float | str) else words(value.value),
@@ -415,25 +368,18 @@ def settings_section(comparison: Comparison) -> Section | None:
         for differing in found
         for value in differing.values
     ]  # fmt: skip
-    columns = (
-        (Column("job_id", "job", align="left"), *COLUMNS_SETTINGS) if len(jobs) > 1 else COLUMNS_SETTINGS
-    )
-    table = Table(key="settings_in_force", columns=columns, rows=body)
-    return Section("settings_in_force", TITLE_SETTINGS, [Paragraph(prose("settings")), table])
-
-
-FACTS = table_columns("slurm")
+    columns = with_job(table_columns("settings"), several)
+    shown = table("settings_in_force", body, columns)
+    return section("settings_in_force", TITLE_SETTINGS, prose("settings"), shown)
 
 
 def slurm_jobs(comparison: Comparison) -> Folded | None:
     """The jobs, with what at least one of them has; None where no run was a job of `harness slurm`."""
+    facts = table_columns("slurm")
     jobs = [(row, slurm) for row in comparison.rows if (slurm := row.record.environment.slurm) is not None]
-    if not jobs:
-        return None
-    body = [[*row.cell, row.record.repeat, *(getattr(job, c.key) for c in FACTS)] for row, job in jobs]
-    columns = (*LABELS, Column("repeat", "repeat"), *FACTS)
-    table = Table(key="slurm_jobs", columns=columns, rows=body)
-    return Folded(f"Slurm jobs: {len(jobs)}", [table])
+    body = [[*row.cell, row.record.repeat, *row_of(facts, job)] for row, job in jobs]
+    shown = table("slurm_jobs", body, (*LABELS, Column("repeat", "repeat"), *facts))
+    return Folded(f"Slurm jobs: {len(jobs)}", [shown]) if shown else None
 
 
 _OF_GPUS = re.compile(r"NCCL|RCCL|TF32|^CUDA_|^CUBLAS|ALLOC_CONF|_VISIBLE_DEVICES")
@@ -456,9 +402,8 @@ def machine_section(comparison: Comparison) -> Section:
         ]
         facts += _network(e)
         seen.setdefault(tuple(facts), []).append(row.record)
-    blocks: list[Block] = [Items([*facts, *_time_and_load(runs)]) for facts, runs in seen.items()]
-    jobs = slurm_jobs(comparison)
-    return Section("machine", "Machine and versions", [*blocks, jobs] if jobs else blocks)
+    machines = (Items([*facts, *_time_and_load(runs)]) for facts, runs in seen.items())
+    return Section("machine", "Machine and versions", blocks_of(*machines, slurm_jobs(comparison)))
 
 
 def _device(record: Record) -> str:
@@ -521,9 +466,6 @@ def commit_words(environment: EnvironmentPart) -> str:
     return f"{commit} with local changes{f' to {listed(git.changed)}' if git.changed else ''}"
 
 
-EVERY = "all"
-
-
 def observed_section(comparison: Comparison) -> Section | None:
     """None where no row is of a script."""
     seen = {
@@ -531,10 +473,15 @@ def observed_section(comparison: Comparison) -> Section | None:
     }
     if not seen:
         return None
-    blocks: list[Block] = [Paragraph(prose("observed"))]
-    blocks += [Paragraph(_summary(label, part)) for label, part in seen.items()]
-    blocks.append(Table(key="observed", columns=table_columns("observed"), rows=_missing(seen)))
-    return Section("observed", "Observed scripts", blocks)
+    # What all rows lack in one line each, then what some do.
+    fields = {(field, reason): None for part in seen.values() for field, reason in part.unknown.items()}
+    lines = []
+    for field, reason in fields:
+        rows = [label for label, part in seen.items() if part.unknown.get(field) == reason]
+        lines += [[row, field, reason] for row in (["all"] if len(rows) == len(seen) else rows)]
+    summaries = (_summary(label, part) for label, part in seen.items())
+    missing = Table(key="observed", columns=table_columns("observed"), rows=lines)
+    return section("observed", "Observed scripts", prose("observed"), *summaries, missing)
 
 
 def _summary(label: str, part: ObservationPart) -> str:
@@ -546,56 +493,30 @@ def _summary(label: str, part: ObservationPart) -> str:
     return f"{label}: `{shlex.join(part.command)}`.{drivers}{same}{loss}{notes}"
 
 
-def _missing(seen: dict[str, ObservationPart]) -> list[list[str]]:
-    """What all rows lack in one line each, then what some do."""
-    fields = {(field, reason): None for part in seen.values() for field, reason in part.unknown.items()}
-    lines = []
-    for field, reason in fields:
-        rows = [label for label, part in seen.items() if part.unknown.get(field) == reason]
-        shown = [EVERY] if len(rows) == len(seen) else rows
-        lines += [[row, field, reason] for row in shown]
-    return lines
-
-
-WHERE = "In a checkout of the code:"
 INSTALL = "pip install -c constraints.txt -e '.[train]'"
 
 
 def reproduce_section(comparison: Comparison) -> Section:
     """Code, commands, each once and without folders of the machine that ran them, and configurations."""
-    records = [row.record for row in comparison.rows]
-    commands = commands_of(comparison)
-    files = _configurations(comparison)
-    blocks: list[Block] = [
-        Paragraph(" ".join([*_commits(records), *_builds(records), WHERE])),
-        Code("sh", "\n".join([INSTALL, *commands])),
-        Paragraph(prose("reproduce_configuration")),
-        *(Folded(title, [yaml_code(settings)]) for title, settings in files.items()),
-    ]
+    environments = [row.record.environment for row in comparison.rows]
+    commits = dict.fromkeys(state.commit for one in environments if (state := one.git))
+    # pip takes the build of torch that its index offers.
+    versions = dict.fromkeys(one.packages.get("torch", "") for one in environments)
+    builds = [version for version in versions if "+" in version]
+    texts = [prose("reproduce_commit", commit=listed(list(commits)))] if commits else []
+    texts += [prose("reproduce_build", build=listed(builds))] if builds else []
+    blocks = blocks_of(
+        " ".join([*texts, "In a checkout of the code:"]),
+        Code("sh", "\n".join([INSTALL, *commands_of(comparison)])),
+        prose("reproduce_configuration"),
+        *(Folded(title, [yaml_code(settings)]) for title, settings in _configurations(comparison).items()),
+    )
     return Section("reproduce", "How to reproduce", blocks)
 
 
 def commands_of(comparison: Comparison) -> list[str]:
     """Each command that asked for runs, without folders of the machine that ran them."""
     return list(dict.fromkeys(shlex.join(by_name(row.record.command)) for row in comparison.rows))
-
-
-def _commits(records: Sequence[Record]) -> list[str]:
-    """The commits that the runs came from, in a sentence; [] where no record knows one."""
-    states = [record.environment.git for record in records]
-    commits = dict.fromkeys(state.commit for state in states if state)
-    return [f"The code is that of commit {listed(list(commits))}."] if commits else []
-
-
-def _builds(records: Sequence[Record]) -> list[str]:
-    """Of which build torch was, where its version says so: pip takes the one that its index offers."""
-    versions = dict.fromkeys(record.environment.packages.get("torch", "") for record in records)
-    builds = [version for version in versions if "+" in version]
-    return (
-        [f"torch was the build {listed(builds)}; pip installs the one that its index offers."]
-        if builds
-        else []
-    )
 
 
 def _configurations(comparison: Comparison) -> dict[str, dict[str, Any]]:
@@ -607,42 +528,38 @@ def _configurations(comparison: Comparison) -> dict[str, dict[str, Any]]:
     found: list[tuple[dict[str, Any], list[JudgedRun]]] = []
     # A row that names its own preset belongs to the file of those that do not.
     for row in sorted(comparison.rows, key=lambda row: row.record.backend.own_preset is not None):
-        record = row.record
+        record, world = row.record, row.record.world
         if record.backend.name == REFERENCE and record.job_id in others:
             continue
-        world = record.world
         settings = record.job.model_dump(mode="json")
         settings["training"]["accumulation_steps"] = world.accumulation_steps
         if record.measure:
             settings["measure"] = record.measure.model_dump(mode="json")
         settings["runtime"] = {"preset": world.preset, "device": world.device}
-        known = next((alike for other, alike in found if _holds(other, settings, record)), None)
-        if known is None:
-            found.append((settings, known := []))
-        known.append(row)
+        for file, alike in found:
+            preset = file["runtime"]["preset"] if record.backend.own_preset is not None else world.preset
+            if file == settings | {"runtime": {**settings["runtime"], "preset": preset}}:
+                alike.append(row)
+                break
+        else:
+            found.append((settings, [row]))
     return {
         f"Configuration{f' {number} of {len(found)}' if len(found) > 1 else ''}": _with_cells(settings, alike)
         for number, (settings, alike) in enumerate(found, 1)
     }
 
 
-def _holds(file: dict[str, Any], settings: dict[str, Any], record: Record) -> bool:
-    """Whether a file that holds some cells can hold the one of this record too."""
-    if record.backend.own_preset is not None:
-        settings = {**settings, "runtime": {**settings["runtime"], "preset": file["runtime"]["preset"]}}
-    return file == settings
-
-
 def _with_cells(settings: dict[str, Any], rows: Sequence[JudgedRun]) -> dict[str, Any]:
     """Settings with the threads that all runs share, and with the cells where one node held them."""
     worlds = [row.record.world for row in rows]
     threads = {world.threads_per_rank for world in worlds}
-    runtime = {**settings["runtime"], **({"threads_per_rank": threads.pop()} if len(threads) == 1 else {})}
+    shared = {"threads_per_rank": threads.pop()} if len(threads) == 1 else {}
+    whole = {**settings, "runtime": settings["runtime"] | shared}
     if any(world.nodes > 1 for world in worlds):
-        return {**settings, "runtime": runtime}
+        return whole
     cells = {
         "backends": list(dict.fromkeys(row.backend for row in rows)),
         "world_sizes": sorted({world.world_size for world in worlds}),
         "repeats": max(row.record.repeat for row in rows) + 1,
     }
-    return {**settings, "runtime": runtime, "compare": cells}
+    return whole | {"compare": cells}

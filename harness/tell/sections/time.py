@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -10,37 +11,14 @@ from harness.backends.registry import strategy_of
 from harness.job.experiment import Price
 from harness.judge import quantities
 from harness.judge.comparison import Comparison
-from harness.judge.quantities import DATA, PHASES, WAITING, Run, Usage, median_step, usage
+from harness.judge.quantities import DATA, PHASES, WAITING, Run, median_step, usage
 from harness.judge.rows import CellRuns, job_marks
 from harness.judge.statistics import LEAST_FOR_P95, LEAST_STEPS, SAME_SHARE, median_known
 from harness.judge.wording import CellName, name_cells
 from harness.record import OverlapPart, Record
-from harness.tell.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Table
-from harness.tell.formats import milliseconds, number, percent
-from harness.tell.tables import LABELS, prose, row_of, table_columns
-
-TEXT = prose("evaluation")
-COLUMNS = table_columns("evaluation")
-
-
-def evaluation_blocks(comparison: Comparison) -> list[Block]:
-    """A line for each cell that was evaluated while its steps were timed; [] without any."""
-    body = []
-    for group in comparison.groups:
-        timed = [pair for row in group.rows for pair in quantities.timed_evaluations(row.record)]
-        if timed:
-            samples, seconds = timed[0][0], median(seconds for _, seconds in timed)
-            rate = group.figures["evaluation_samples_per_second"]
-            body.append([*group.cell, len(timed), samples, seconds, rate])
-    if not body:
-        return []
-    return [Heading("Evaluation"), Table(key="evaluation", columns=COLUMNS, rows=body), Paragraph(TEXT)]
-
-
-TIME_TEXT = prose(
-    "time", least_for_p95=LEAST_FOR_P95, same_share=f"{100 * SAME_SHARE:g}", least_steps=LEAST_STEPS
-)
-WAITING_TEXT = prose("time_waiting")
+from harness.tell.document import Column, Folded, Heading, Items, Section, Table
+from harness.tell.formats import milliseconds, percent
+from harness.tell.tables import LABELS, blocks_of, prose, row_of, section, table, table_columns
 
 
 def time_section(comparison: Comparison) -> Section | None:
@@ -52,38 +30,44 @@ def time_section(comparison: Comparison) -> Section | None:
     ]
     if not cells:
         return None
-    return Section(
-        "time",
-        "Time",
-        [
-            Table(key="time", columns=table_columns("time"), rows=[_times(cell) for cell in cells]),
-            Paragraph(TIME_TEXT),
-            *([Paragraph(WAITING_TEXT)] if any(_waiting(cell) is not None for cell in cells) else []),
-            Heading("Utilisation"),
-            Table(
-                key="utilisation",
-                columns=table_columns("time_utilisation"),
-                rows=[_utilisations(cell) for cell in cells],
-            ),
-            Paragraph(prose("time_utilisation")),
-            *evaluation_blocks(comparison),
-            Heading("Cost of the probes"),
-            _probe_table(cells),
-            Paragraph(prose("time_probe")),
-        ],
-    )
+    shares = {"least_for_p95": LEAST_FOR_P95, "same_share": f"{100 * SAME_SHARE:g}"}
+    evaluations = table("evaluation", _evaluations(comparison))
+    return section(
+        "time", "Time",
+        table("time", [_times(cell) for cell in cells]),
+        prose("time", least_steps=LEAST_STEPS, **shares),
+        prose("time_waiting") if any(_waiting(cell) is not None for cell in cells) else None,
+        Heading("Utilisation"),
+        table("utilisation", [_utilisations(cell) for cell in cells], "time_utilisation"),
+        prose("time_utilisation"),
+        *(blocks_of(Heading("Evaluation"), evaluations, prose("evaluation")) if evaluations else []),
+        Heading("Cost of the probes"),
+        _probe_table(cells),
+        prose("time_probe"),
+    )  # fmt: skip
+
+
+def _evaluations(comparison: Comparison) -> list[list[Any]]:
+    """A line for each cell that was evaluated while its steps were timed."""
+    body = []
+    for group in comparison.groups:
+        timed = [pair for row in group.rows for pair in quantities.timed_evaluations(row.record)]
+        if timed:
+            middle, rate = median(seconds for _, seconds in timed), "evaluation_samples_per_second"
+            body.append([*group.cell, len(timed), timed[0][0], middle, group.figures[rate]])
+    return body
 
 
 def _times(cell: CellRuns) -> list[object]:
     runs = cell.runs
     steady = [run.steady_from for run in runs if run.steady_from is not None]
+    measures: list[Callable[[Run], float | None]] = [
+        lambda run: run.median_step_seconds, quantities.p95_step_seconds, quantities.rank_spread_seconds,
+        *(partial(_largest_median, part=part) for part in (DATA, *PHASES)),
+    ]  # fmt: skip
     return [
         *cell.cell,
-        _middle(runs, lambda run: run.median_step_seconds),
-        _middle(runs, quantities.p95_step_seconds),
-        _middle(runs, quantities.rank_spread_seconds),
-        _middle(runs, _part(DATA)),
-        *(_middle(runs, _part(phase)) for phase in PHASES),
+        *(_middle(runs, measure) for measure in measures),
         _waiting(cell),
         max(steady) if len(steady) == len(runs) else None,
         quantities.timed_steps(cell.record)[0].step,
@@ -95,37 +79,39 @@ def _waiting(cell: CellRuns) -> float | None:
 
 
 def _utilisations(cell: CellRuns) -> list[object]:
-    model = [quantities.model_flops_per_second(run) for run in cell.runs]
-    hardware = [quantities.hardware_flops_per_second(run) for run in cell.runs]
+    rates = [
+        [rate(run) for run in cell.runs]
+        for rate in (quantities.model_flops_per_second, quantities.hardware_flops_per_second)
+    ]
     sheets = [quantities.sheet_peak(run.record) for run in cell.runs]
     reached = [quantities.measured_peak(run.record) for run in cell.runs]
     sheet, measured = sheets[0], reached[0]
     return [
         *cell.cell,
         quantities.peak_dtype(cell.record),
-        median_known(model),
-        median_known(hardware),
+        *map(median_known, rates),
         sheet.flops_per_second if sheet else None,
         sheet.source if sheet else None,
-        median_known(map(quantities.share_of, model, sheets)),
-        median_known(map(quantities.share_of, hardware, sheets)),
+        *(median_known(map(quantities.share_of, rate, sheets)) for rate in rates),
         measured.flops_per_second if measured else None,
-        median_known(map(quantities.share_of, model, reached)),
-        median_known(map(quantities.share_of, hardware, reached)),
+        *(median_known(map(quantities.share_of, rate, reached)) for rate in rates),
     ]
 
 
 def _probe_table(cells: Sequence[CellRuns]) -> Table:
-    """A column for each probe that ran in any of the cells."""
+    """A column for each probe that ran: seconds per step on the rank where it took most."""
     ranks = [rank for cell in cells for run in cell.runs for rank in run.record.ranks]
     names = sorted({name for rank in ranks for name in rank.probe_seconds})
+
+    def most(run: Run, name: str) -> float | None:
+        return max((r.probe_seconds[name] for r in run.record.ranks if name in r.probe_seconds), default=None)
+
     probes = [Column(f"{name}_seconds", f"{name.replace('_', ' ')} ms", milliseconds) for name in names]
     body = [
         [
             *cell.cell,
-            *(_middle(cell.runs, _probe(name)) for name in names),
-            _middle(cell.runs, lambda run: extra_seconds(run, "probed")),
-            _middle(cell.runs, lambda run: extra_seconds(run, "traced")),
+            *(_middle(cell.runs, partial(most, name=name)) for name in names),
+            *(_middle(cell.runs, partial(extra_seconds, window=window)) for window in ("probed", "traced")),
         ]
         for cell in cells
     ]
@@ -139,78 +125,32 @@ def extra_seconds(run: Run, window: str) -> float | None:
     return median(looked_at) - timed if looked_at and timed is not None else None
 
 
-def _part(part: str) -> Callable[[Run], float | None]:
-    return lambda run: run.largest_median(part)
-
-
-def _probe(name: str) -> Callable[[Run], float | None]:
-    """Seconds per step on the rank where the probe took most; None where it did not run."""
-    return lambda run: max(
-        (rank.probe_seconds[name] for rank in run.record.ranks if name in rank.probe_seconds), default=None
-    )
+def _largest_median(run: Run, part: str) -> float | None:
+    return run.largest_median(part)
 
 
 def _middle(runs: Sequence[Run], measure: Callable[[Run], float | None]) -> float | None:
     return median_known(map(measure, runs))
 
 
-FIGURES: tuple[tuple[Column, Callable[[Usage], float | None]], ...] = (
-    (Column("device_watts", "GPUs W", number, optional=True), lambda found: found.device_watts),
-    (Column("host_watts", "hosts W", number, optional=True), lambda found: found.host_watts),
-    (
-        Column("kilowatt_hours_per_billion_tokens", "kWh/1e9 tokens", number, optional=True),
-        lambda found: found.kilowatt_hours,
-    ),
-    (
-        Column("gpu_hours_per_billion_tokens", "GPU-hours/1e9 tokens", number, optional=True),
-        lambda found: found.gpu_hours,
-    ),
-    (Column("cost_per_billion_tokens", "cost/1e9 tokens", number, optional=True), lambda found: found.cost),
-)
-
-
 def energy_section(comparison: Comparison) -> Section | None:
-    """None where no energy is known and no cost can be stated."""
-    body = [[*group.cell, *line] for group in comparison.groups if (line := _line(group)) is not None]
-    if not body:
-        return None
-    table = Table(key="energy", columns=[*LABELS, *(column for column, _ in FIGURES)], rows=body)
-    blocks: list[Block] = [table, Paragraph(_text(comparison))]
-    return Section("energy", "Energy and cost", blocks)
-
-
-def _line(group: CellRuns) -> list[Any] | None:
-    """Medians over the repeats; None where there is neither energy nor cost."""
-    found = [of_run for row in group.rows if (of_run := usage(row.record)) is not None]
-    if all(one.kilowatt_hours is None and one.cost is None for one in found):
-        return None
-    return [_median_of_sums([read(one) for one in found]) for _, read in FIGURES]
-
-
-def _median_of_sums(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if len(known) == len(values) and known else None
-
-
-def _text(comparison: Comparison) -> str:
-    sentences = [
-        "Medians over repeats. Power is energy over time from the first timed step to the end of the "
-        "training; GPUs by the driver's counter (NVML), hosts by RAPL: packages and DRAM of all machines, "
-        "whichever program used them. Per 1e9 tokens: at the tokens/s of the timed steps."
-    ]
+    """Medians over the repeats; None where no energy is known and no cost can be stated."""
+    columns, body = table_columns("energy"), []
+    names = [column.key.removesuffix("_per_billion_tokens") for column in columns]
+    for group in comparison.groups:
+        found = [of_run for row in group.rows if (of_run := usage(row.record)) is not None]
+        if any(one.kilowatt_hours is not None or one.cost is not None for one in found):
+            figures = [[getattr(one, name) for one in found] for name in names]
+            body.append([*group.cell, *(None if None in of else median(of) for of in figures)])
+    texts = [prose("energy")]
     prices = {row.record.price_per_gpu_hour for row in comparison.rows} - {None}
     if prices:
         listed = " or ".join(sorted(str(price) for price in prices if isinstance(price, Price)))
-        sentences.append(f"Cost: GPU-hours at {listed} per hour of one GPU, as given.")
-    if unknown := _unknown(comparison):
-        sentences.append(f"n/a: {'; '.join(unknown)}.")
-    return " ".join(sentences)
-
-
-def _unknown(comparison: Comparison) -> list[str]:
-    """Reasons, each once."""
+        texts.append(f"Cost: GPU-hours at {listed} per hour of one GPU, as given.")
     parts = [part for row in comparison.rows for rank in row.record.ranks if (part := rank.energy)]
-    return sorted({why for part in parts for why in (part.device_unknown, part.host_unknown) if why})
+    unknown = sorted({why for part in parts for why in (part.device_unknown, part.host_unknown) if why})
+    texts += [f"n/a: {'; '.join(unknown)}."] if unknown else []
+    return section("energy", "Energy and cost", table("energy", body, [*LABELS, *columns]), " ".join(texts))
 
 
 MOSTLY, PARTLY = 0.8, 0.2
@@ -224,14 +164,9 @@ def overlap_words(share: float, record: Record) -> str:
 
     Prefetch is mentioned if the backend gathers weights and can do so ahead.
     """
-    text = f"{percent(share)} of the communication is hidden: "
-    if share >= MOSTLY:
-        text += "it overlaps with computation."
-    elif share >= PARTLY:
-        text += "overlap works partly."
-    else:
-        text += "ranks wait for it."
+    how = prose("overlap_" + ("mostly" if share >= MOSTLY else "partly" if share >= PARTLY else "hardly"))
     about_prefetch = _prefetch(share, record)
+    text = f"{percent(share)} of the communication is hidden: {how}"
     return f"{text} {about_prefetch}" if about_prefetch else text
 
 
@@ -252,10 +187,7 @@ def _prefetch(share: float, record: Record) -> str | None:
     if not strategy.of_family.overlaps_on_streams:
         return None
     if record.world.device == "cpu":
-        return (
-            "What overlap or prefetch could hide cannot be measured on this machine: FSDP overlaps on "
-            f"streams of a device, and the CPU has none{_settings(details)}."
-        )
+        return prose("prefetch_on_cpu", settings=_settings(details))
     if strategy.sharding == "none":
         return None
     if all(details.get(setting) in values for setting, values in OFF.items()):
@@ -275,51 +207,42 @@ def _settings(details: dict[str, Any]) -> str:
     return f" (in force: {', '.join(known)})" if known else ""
 
 
-TITLE = "Overlap of computation and communication"
 LONGEST_WAITS = 3
 OVERLAP = table_columns("overlap")
-
-TEXTS = {"cpu": prose("overlap_cpu"), "cuda": prose("overlap_cuda")}
 
 
 def overlap_section(comparison: Comparison) -> Section | None:
     """One line per backend and rank, its median traced step of all repeats; None where none was traced."""
     groups = comparison.groups
+    title, missing = "Overlap of computation and communication", _missing(groups)
     body = [line for group in groups for line in _lines(group)]
-    missing = _missing(groups)
     if not body:
-        return Section("overlap", TITLE, [missing]) if missing else None
+        return section("overlap", title, missing)
     traced = [row.record for row in comparison.rows if any(rank.overlap for rank in row.record.ranks)]
-    texts = [TEXTS[device] for device in dict.fromkeys(record.world.device for record in traced)]
-    blocks: list[Block] = [Paragraph(text) for text in [*texts, prose("overlap_sum")]]
     marks = job_marks(groups)
     by_sentence: dict[tuple[str, str], list[CellName]] = {}
     for group in groups:
         if (sentence := overlap_sentence(group)) is not None:
             by_sentence.setdefault((marks[group.record.job_id], sentence), []).append(group.cell)
-    if missing:
-        blocks.append(missing)
-    if by_sentence:
-        items = [f"{name_cells(cells)}{job}: {sentence}" for (job, sentence), cells in by_sentence.items()]
-        blocks.append(Items(items))
-    blocks.append(Folded("Each rank", [Table(key="overlap", columns=OVERLAP, rows=body)]))
+    items = [f"{name_cells(cells)}{job}: {sentence}" for (job, sentence), cells in by_sentence.items()]
     waits = [line for group in groups if group.world_size > 1 for line in _waits(group)]
-    if waits:
-        table = Table(key="longest_waits", columns=table_columns("overlap_wait"), rows=waits)
-        title = (
-            f"The {LONGEST_WAITS} longest waits of each cell, over all its repeats, ranks and traced steps"
-        )
-        blocks.append(Folded(title, [table]))
+    of_waits = table("longest_waits", waits, "overlap_wait")
     traces = [
         f"{row.record.run_id}/{artifact.path}"
         for row in comparison.rows
         for artifact in row.record.artifacts
         if artifact.kind == "trace"
     ]
-    if traces:
-        text = "Traces in the folder of the runs; open them at ui.perfetto.dev or in chrome://tracing."
-        blocks.append(Folded("Traces", [Paragraph(text), Items(traces)]))
-    return Section("overlap", TITLE, blocks)
+    return section(
+        "overlap", title,
+        *(prose(f"overlap_{device}") for device in dict.fromkeys(r.world.device for r in traced)),
+        prose("overlap_sum"),
+        missing,
+        Items(items) if items else None,
+        Folded("Each rank", [Table(key="overlap", columns=OVERLAP, rows=body)]),
+        Folded(prose("overlap_waits", number=LONGEST_WAITS), [of_waits]) if of_waits else None,
+        Folded("Traces", blocks_of(prose("overlap_traces"), Items(traces))) if traces else None,
+    )  # fmt: skip
 
 
 def _missing(groups: Sequence[CellRuns]) -> Items | None:
@@ -346,21 +269,18 @@ def overlap_sentence(group: CellRuns) -> str | None:
 
 
 def _lines(group: CellRuns) -> list[list[Any]]:
+    """Each rank's median step; a single rank waits for nobody, so nothing can be hidden."""
     parts: dict[int, list[OverlapPart]] = {}
     for row in group.rows:
         for rank in row.record.ranks:
             parts.setdefault(rank.rank, []).extend(rank.overlap)
-    return [
-        [*group.cell, rank, *_overlap_times(of_rank, alone=group.world_size == 1)]
-        for rank, of_rank in parts.items()
-        if of_rank
-    ]
-
-
-def _overlap_times(parts: Sequence[OverlapPart], *, alone: bool) -> list[Any]:
-    """Of the median step; a single rank waits for nobody, so nothing can be hidden."""
-    middle = median_step(parts)
-    return [*row_of(OVERLAP[3:-1], middle), None if alone else hidden_share([middle])]
+    lines = []
+    for number, of_rank in parts.items():
+        if of_rank:
+            step = median_step(of_rank)
+            hidden = hidden_share([step]) if group.world_size > 1 else None
+            lines.append([*group.cell, number, *row_of(OVERLAP[3:-1], step), hidden])
+    return lines
 
 
 def _waits(group: CellRuns) -> list[list[Any]]:
