@@ -24,14 +24,19 @@ def describe_accelerator(device: str) -> AcceleratorPart | None:
     if device != "cuda":
         return None
     newest = driver_cuda()
+    # As `torch.get_float32_matmul_precision` names it, also where a program used both interfaces.
+    low = "medium" if fp32_precision("mkldnn.matmul") == "bf16" else "high"
+    nccl = None
+    with suppress(AttributeError, RuntimeError):  # a build without it
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
     return AcceleratorPart(
         driver=driver_release(),
         driver_cuda=f"{newest // 1000}.{newest % 1000 // 10}" if newest else None,
         cuda=torch.version.cuda,
         hip=torch.version.hip,
-        nccl=_nccl_version(),
+        nccl=nccl,
         cudnn=_cudnn_version(torch.backends.cudnn.version()),
-        float32_matmul=_float32_matmul(),
+        float32_matmul=low if fp32_precision("cuda.matmul") == "tf32" else "highest",
         cudnn_tf32="tf32" in (fp32_precision("cudnn.conv"), fp32_precision("cudnn.rnn")),
     )
 
@@ -80,13 +85,6 @@ def driver_release(nvidia: Path = NVIDIA_DRIVER, amd: Path = AMD_DRIVER) -> str 
     return None
 
 
-def _nccl_version() -> str | None:
-    try:
-        return ".".join(map(str, torch.cuda.nccl.version()))
-    except (AttributeError, RuntimeError):  # a build without it
-        return None
-
-
 def _cudnn_version(number: int | None) -> str | None:
     """'9.20.0' of 92000, '8.9.7' of 8907; MIOpen counts as the latter, '3.5.0' of 3005000."""
     if number is None:
@@ -95,13 +93,6 @@ def _cudnn_version(number: int | None) -> str | None:
         return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
     major = 10_000 if number >= 90_000 else 1000
     return f"{number // major}.{number % major // 100}.{number % 100}"
-
-
-def _float32_matmul() -> str:
-    """As `torch.get_float32_matmul_precision` names it, also where a program used both interfaces."""
-    if fp32_precision("cuda.matmul") != "tf32":
-        return "highest"
-    return "medium" if fp32_precision("mkldnn.matmul") == "bf16" else "high"
 
 
 SIZES = {"cpu": (256, 512, 1024), "cuda": (4096, 8192)}

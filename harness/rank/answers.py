@@ -58,7 +58,9 @@ def answer_questions(loop: Loop) -> RankAnswers | None:
         part = mine[number * size :][:size]
         documents = [document for _, document in part] or [questions[0][1]]
         texts = _generate(loop, documents, tokenizer, most)
-        given += [_scored(sample, text, doc) for (sample, doc), text in zip(part, texts, strict=False)]
+        for (sample, document), text in zip(part, texts, strict=False):
+            exact_match, f1 = squad_scores(text.strip(), document.answers)
+            given.append(AnswerPart(sample=sample, text=text.strip(), exact_match=exact_match, f1=f1))
     return RankAnswers(given=given, seconds=time.perf_counter() - began)
 
 
@@ -87,7 +89,10 @@ def _generate(loop: Loop, documents: Sequence[TextSample], tokenizer: Tokenizer,
             ended[place] = ended[place] or token == tokenizer.end_of_text
             if not ended[place]:
                 written[place].append(token)
-        if not _anyone(loop, not all(ended)):
+        # All ranks must run the same number of forward passes.
+        go_on = torch.tensor([int(not all(ended))], device=loop.world.device)
+        dist.all_reduce(go_on, op=dist.ReduceOp.MAX)
+        if not go_on.item():
             break
     return [tokenizer.decode(tokens) for tokens in written]
 
@@ -103,18 +108,6 @@ def _next_tokens(loop: Loop, texts: Sequence[list[int]], padding: int) -> list[i
     assert predictor.found is not None
     found: list[int] = predictor.found.tolist()
     return found
-
-
-def _anyone(loop: Loop, wanted: bool) -> bool:
-    """Whether any rank wants another token: all must run the same number of forward passes."""
-    flag = torch.tensor([int(wanted)], device=loop.world.device)
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag.item())
-
-
-def _scored(sample: int, text: str, document: TextSample) -> AnswerPart:
-    exact_match, f1 = squad_scores(text.strip(), document.answers)
-    return AnswerPart(sample=sample, text=text.strip(), exact_match=exact_match, f1=f1)
 
 
 def squad_scores(text: str, answers: Sequence[str]) -> tuple[bool, float]:

@@ -117,7 +117,9 @@ class Loop:
         for micro_step in range(self.layout.accumulation_steps):
             last = micro_step == self.layout.accumulation_steps - 1
             instruments.enter("data", last=last)
-            ids = self._ids(step, micro_step)
+            ids = self.sampler.micro_batch_ids(
+                step, micro_step, self.world.data_rank, self.world.data_size, self.layout
+            )
             batch = to_device(self.samples.batch(ids), self.world.device)
             instruments.enter("forward", last=last)
             loss = engine.forward(batch)
@@ -152,12 +154,6 @@ class Loop:
         """The first micro-batch that rank 0 trained on: the same on every rank."""
         ids = self.sampler.step_ids(0)[: self.layout.micro_batch_size]
         return to_device(self.samples.batch(ids), self.world.device)
-
-    def _ids(self, step: int, micro_step: int) -> list[int]:
-        """Of the samples that this rank takes."""
-        return self.sampler.micro_batch_ids(
-            step, micro_step, self.world.data_rank, self.world.data_size, self.layout
-        )
 
     @torch.no_grad()
     def _evaluate(self, steps_taken: int) -> None:
@@ -228,6 +224,10 @@ def training_steps(job: Job, sampler: Sampler) -> int:
 
 def describe_data(samples: Samples, sampler: Sampler) -> DataPart:
     """Numbers about the data for the record."""
+    tokens, labels = samples.fields.get("tokens"), samples.fields.get(LABELS)
+    misplaced = 0  # labels of causal-lm that are not the token at their position
+    if tokens is not None and labels is not None and tokens.shape == labels.shape:
+        misplaced = int(((labels != IGNORED) & (labels != tokens)).sum())
     return DataPart(
         samples=len(samples),
         training_samples=sampler.training_count,
@@ -235,13 +235,5 @@ def describe_data(samples: Samples, sampler: Sampler) -> DataPart:
         target_tokens=int(samples.targets.sum()),
         vocabulary_size=samples.facts.vocabulary_size,
         classes=samples.facts.classes,
-        misplaced_labels=_misplaced_labels(samples),
+        misplaced_labels=misplaced,
     )
-
-
-def _misplaced_labels(samples: Samples) -> int:
-    """Labels of causal-lm that are not the token at their position."""
-    tokens, labels = samples.fields.get("tokens"), samples.fields.get(LABELS)
-    if tokens is None or labels is None or tokens.shape != labels.shape:
-        return 0
-    return int(((labels != IGNORED) & (labels != tokens)).sum())

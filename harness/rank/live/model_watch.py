@@ -292,7 +292,13 @@ class PassWatch:
         self.model = model
         self._passes = [0, 0]
         self._modes: dict[tuple[bool, bool], list[str]] = {}
-        model.register_forward_pre_hook(_counting(self._passes))
+        passes = self._passes
+
+        def count(_: nn.Module, __: Any) -> None:
+            if not torch.compiler.is_compiling():  # a number that changes would be compiled anew each time
+                passes[0] += 1
+
+        model.register_forward_pre_hook(count)
 
     def begin_step(self) -> None:
         """Forget the passes so far."""
@@ -345,19 +351,7 @@ def depends_on_mode(module: nn.Module) -> bool:
     if getattr(module, "p", None) == 0.0 or getattr(module, "drop_prob", None) == 0.0:
         return False
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return code is not None and "training" in code.co_names and _has_own_effect(module)
-
-
-def _has_own_effect(module: nn.Module) -> bool:
-    """False: an attention whose only use of its mode is a dropout of 0."""
+    # The only use that an attention makes of its mode may be a dropout of 0.
     rates = [getattr(module, name, None) for name in ("attention_dropout", "dropout")]
     known = [rate for rate in rates if isinstance(rate, int | float)]
-    return not known or any(known)
-
-
-def _counting(passes: list[int]) -> Callable[[nn.Module, Any], None]:
-    def count(_: nn.Module, __: Any) -> None:
-        if not torch.compiler.is_compiling():  # a number that changes would be compiled anew each time
-            passes[0] += 1
-
-    return count
+    return code is not None and "training" in code.co_names and (not known or any(known))

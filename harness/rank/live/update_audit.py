@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy
 import numpy.typing
@@ -162,8 +162,7 @@ class UpdateAudit:
         return one.share * (now.total - now.beta2 * old.total) / (1.0 - now.beta2)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sum:
+class _Sum(NamedTuple):
     """Of the second moments of one tensor."""
 
     total: float
@@ -370,19 +369,19 @@ def _why_weights(before: Sample, after: Sample, odd: Odd) -> Told:
     low = _low_precision(after.weight[odd])
     if low is not None:
         return "weights-rounded", low, None, odd
-    for kind, given, due, moved, altered in _of_figures(before, after, odd):
+    for kind, given, due, altered in _of_figures(before, after, odd):
         if given is not None and math.isfinite(given):
-            distance, allowed = _distance(before, after, altered(given), moved)
+            distance, allowed = _distance(before, after, replace(constants, **altered(given)), adam)
             if _fits(odd, distance, 2 * allowed):
                 return kind, given, due, odd
     return "weights", None, None, odd
 
 
-Fitted: TypeAlias = tuple[OddUpdate, float | None, float, Move, Callable[[float], Constants]]
+Fitted: TypeAlias = tuple[OddUpdate, float | None, float, Callable[[float], dict[str, float]]]
 
 
 def _of_figures(before: Sample, after: Sample, odd: Odd) -> Iterator[Fitted]:
-    """Constants that the moved weights show, where they are not those in force."""
+    """What the moved weights show of constants: kind, figure, the one due, and constants by the figure."""
     constants = after.constants
     move = constants.rate * adam(after, constants)
     decayed = before.weight * (1.0 - constants.rate * constants.decay)
@@ -394,15 +393,8 @@ def _of_figures(before: Sample, after: Sample, odd: Odd) -> Iterator[Fitted]:
         factor = _median((after.weight - decayed) / move, far)
         whole = _median((after.weight - before.weight) / (move + decayed - before.weight), far)
         eps = _median(constants.rate * first / (decayed - after.weight) - numpy.sqrt(second), far)
-    yield "decay", decay, constants.decay, adam, lambda given: replace(constants, decay=given)
-    yield (
-        "factor",
-        factor,
-        1.0,
-        adam,
-        lambda given: replace(
-            constants, rate=constants.rate * given, decay=constants.decay / given if given else 0.0
-        ),
-    )
-    yield "factor", whole, 1.0, adam, lambda given: replace(constants, rate=constants.rate * given)
-    yield "eps", eps, constants.eps, adam, lambda given: replace(constants, eps=given)
+    rate, due = constants.rate, constants.decay
+    yield "decay", decay, due, lambda given: {"decay": given}
+    yield "factor", factor, 1.0, lambda given: {"rate": rate * given, "decay": due / given if given else 0.0}
+    yield "factor", whole, 1.0, lambda given: {"rate": rate * given}
+    yield "eps", eps, constants.eps, lambda given: {"eps": given}

@@ -391,10 +391,11 @@ def model_part(live: Live, layout: LayoutPart, effective: Effective) -> ModelPar
     """The model as it trains."""
     model: Any = hugging_face_model(live.bare)
     named = model if model is not None else live.bare
-    cut = any(hasattr(p, "ds_shape") for p in live.bare.parameters())
-    cut = cut or any(map(_holds_flat, live.bare.modules()))
+    cut = any(hasattr(p, "ds_shape") for p in live.bare.parameters()) or any(
+        isinstance(getattr(module, "_flat_param", None), Tensor) for module in live.bare.modules()
+    )
     return ModelPart(
-        architecture=_architecture(named),
+        architecture=type(named).__name__.removeprefix("FSDP"),  # FSDP2 derives a class of its own
         attention=getattr(model.config, "_attn_implementation", None) if model is not None else None,
         parameters=effective.parameter_count,
         tied_parameters=len(layout.tied),
@@ -496,15 +497,6 @@ def _blocks(live: Live) -> list[str]:
         return [unit for unit in units if unit] if live.cuts_units else []
     prefix = next(name for name, found in live.bare.named_modules() if found is model)
     return [bare_module_name(f"{prefix}.{name}" if prefix else name) for name in transformer_blocks(model)]
-
-
-def _architecture(module: nn.Module) -> str:
-    """The class; FSDP2 derives one of its own from it."""
-    return type(module).__name__.removeprefix("FSDP")
-
-
-def _holds_flat(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "_flat_param", None), Tensor)
 
 
 def _common(optimizers: Optimizers, key: str) -> Any:

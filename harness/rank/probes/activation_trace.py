@@ -9,8 +9,9 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
@@ -189,7 +190,7 @@ def profile_of_events(
     replay = _Replay(batch, sequence, blocks)
     for event in events:
         replay.take(event)
-    replay.close()
+    replay.ends[0] = replay.live
     middle = blocks // 2
     return ActivationProfile(
         embedding=replay.segment(0), block=replay.segment(1 + middle), head=replay.segment(blocks + 1),
@@ -213,12 +214,9 @@ def size_of(count: int, batch: int, sequence: int) -> Size:
     for power, factor in (
         ((powers_of_s + 1, count), (powers_of_s, -count)) if shifted else ((powers_of_s, count),)
     ):
-        coefficients[_monomial(powers_of_b, power)] += factor
+        place = {(0, 0): 0, (1, 0): 1, (0, 1): 2, (1, 1): 3, (0, 2): 4, (1, 2): 5}[powers_of_b, power]
+        coefficients[place] += factor
     return Size(tuple(coefficients))
-
-
-def _monomial(powers_of_b: int, powers_of_s: int) -> int:
-    return {(0, 0): 0, (1, 0): 1, (0, 1): 2, (1, 1): 3, (0, 2): 4, (1, 2): 5}[powers_of_b, powers_of_s]
 
 
 @dataclass
@@ -236,7 +234,7 @@ class _Replay:
 
     def __init__(self, batch: int, sequence: int, blocks: int) -> None:
         self._batch, self._sequence, self._last = batch, sequence, blocks + 2
-        self._live = Size()
+        self.live = Size()
         self._storages: dict[int, tuple[int, str, Size]] = {}
         self._saved: dict[int, dict[str, Size]] = {}
         self._passes: dict[tuple[str, int], _Pass] = {}
@@ -252,23 +250,20 @@ class _Replay:
             case "allocate":
                 size = size_of(event.bytes, self._batch, self._sequence)
                 self._storages[event.storage] = (self._segment, event.module, size)
-                self._live += size
+                self.live += size
                 self._point(event.module)
             case "scratch":
                 scratch = size_of(event.bytes, self._batch, self._sequence)
-                self._live += scratch
+                self.live += scratch
                 self._point(event.module)
-                self._live -= scratch
+                self.live -= scratch
             case "free":
                 self._drop(event.storage)
             case "ready":
                 assert self._current is not None
                 self._drop(event.storage)
-                self._current.ready.append((event.name, self._live))
+                self._current.ready.append((event.name, self.live))
                 self._current.points.append([])
-
-    def close(self) -> None:
-        self.ends[0] = self._live
 
     def segment(self, index: int) -> Segment:
         forward, backward = self._passes["forward", index], self._passes["backward", index]
@@ -293,26 +288,23 @@ class _Replay:
         index = 0 if of == "embedding" else int(of) + 1
         if kind == "backward":
             if index == self._last:
-                self._note_saved()
-            self.ends[index + 1] = self._live
+                for segment, module, size in self._storages.values():
+                    saved = self._saved.setdefault(segment, {})
+                    saved[module] = saved.get(module, Size()) + size
+            self.ends[index + 1] = self.live
         self._segment = index
-        self._current = self._passes[kind, index] = _Pass(base=self._live)
-
-    def _note_saved(self) -> None:
-        for segment, module, size in self._storages.values():
-            saved = self._saved.setdefault(segment, {})
-            saved[module] = saved.get(module, Size()) + size
+        self._current = self._passes[kind, index] = _Pass(base=self.live)
 
     def _drop(self, storage: int) -> None:
         if storage in self._storages:
-            self._live -= self._storages.pop(storage)[2]
+            self.live -= self._storages.pop(storage)[2]
 
     def _point(self, module: str) -> None:
         if self._current is not None:
             front = self._current.points[-1]
-            if not any(m == module and self._live.at_most(live) for m, live in front):
-                front[:] = [(m, live) for m, live in front if m != module or not live.at_most(self._live)]
-                front.append((module, self._live))
+            if not any(m == module and self.live.at_most(live) for m, live in front):
+                front[:] = [(m, live) for m, live in front if m != module or not live.at_most(self.live)]
+                front.append((module, self.live))
 
 
 def _points(one: _Pass, base: Size) -> Iterator[Point]:
@@ -442,7 +434,6 @@ class _Tracer:
 
     def __init__(self, model: nn.Module, tokens: Tensor, device: str) -> None:
         self._model = model
-        self._tokens = tokens
         self._stack: list[str] = []
         self._backward = False
         self._reaches_embedding = True
@@ -450,7 +441,8 @@ class _Tracer:
         self._spans: list[tuple[int, str]] = []
         """(first number of a node, module that it belongs to), ascending."""
         self._blocks = list(needed_blocks(model).items())
-        self._events = StorageEvents(self._known(), self._module, kernel_scratch(device))
+        known = chain(model.parameters(), model.buffers(), [tokens])
+        self._events = StorageEvents(known, self._module, kernel_scratch(device))
         self._device = device
 
     def step(self, batch: dict[str, Tensor], route: str) -> list[Event]:
@@ -463,7 +455,7 @@ class _Tracer:
             if self._device == "cuda":
                 stack.enter_context(CudaAutocast())
             self._events.note("mark", "forward embedding")
-            with _autocast("autocast" in self._route):
+            with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in self._route):
                 loss = summed_cross_entropy(self._model, batch)
             self._backward = True
             self._events.note("mark", f"backward {len(self._blocks) + 1}")
@@ -479,11 +471,6 @@ class _Tracer:
             self._events.note("mark", "end")
             self._events.stop_watching()
         return self._events.events
-
-    def _known(self) -> Iterator[Tensor]:
-        yield from self._model.parameters()
-        yield from self._model.buffers()
-        yield self._tokens
 
     def _hooks(self) -> Iterator[Any]:
         for name, module in self._model.named_modules():
@@ -562,10 +549,6 @@ class _Tracer:
             if name == block or name.startswith(f"{block}."):
                 return name[len(block) + 1 :]
         return name
-
-
-def _autocast(wanted: bool) -> AbstractContextManager[Any]:
-    return torch.autocast("cpu", torch.bfloat16) if wanted else nullcontext()
 
 
 def _widen_outputs(_: nn.Module, __: Any, output: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import FrameType
@@ -121,9 +121,16 @@ class CommunicationCounter:
         self._library = torch.library.Library("c10d", "IMPL")
         for name, (op, tensors_at) in OPERATORS.items():
             overload = getattr(torch.ops.c10d, name).default
-            self._library.impl(
-                name, self._kernel(overload, op, tensors_at, after), "BackendSelect", with_keyset=True
-            )
+
+            def kernel(
+                keyset: Any, *arguments: Any, overload: Any = overload, op: str = op, at: int = tensors_at
+            ) -> Any:
+                begin = time.perf_counter()
+                self._count(op, arguments, at)
+                self.seconds += time.perf_counter() - begin
+                return overload.redispatch(keyset & after, *arguments)
+
+            self._library.impl(name, kernel, "BackendSelect", with_keyset=True)
 
     def stop(self) -> None:
         """Take the kernels away again, if they are there."""
@@ -148,21 +155,16 @@ class CommunicationCounter:
             for key, count in self.counts.items()
         ]
 
-    def _kernel(self, overload: Any, op: str, tensors_at: int, after: Any) -> Callable[..., Any]:
-        def count_and_redispatch(keyset: Any, *arguments: Any) -> Any:
-            begin = time.perf_counter()
-            self._count(op, arguments, tensors_at)
-            self.seconds += time.perf_counter() - begin
-            return overload.redispatch(keyset & after, *arguments)
-
-        return count_and_redispatch
-
     def _count(self, op: str, arguments: tuple[Any, ...], tensors_at: int) -> None:
         boxed = next(a for a in arguments if isinstance(a, torch.ScriptObject))
         group = dist.ProcessGroup.unbox(boxed)
         tensors = [] if op == "barrier" else tensors_in(arguments[tensors_at])
         if op == "all_to_all" and _sends_to_one(arguments):
             op = "permute"
+        phase = self.phase
+        if op in MESSAGES and phase in ("forward", "backward"):
+            # A message between pipeline stages says itself which pass it belongs to.
+            phase = PHASES.get(arguments[-1], phase)
         # Only the root of these two holds the complete tensor; every rank has its piece.
         pieces = group.size() if op in ("gather", "scatter") else 1
         of_job = bool(self._packages) and called_by(self._packages, self._backend)
@@ -172,16 +174,10 @@ class CommunicationCounter:
                 self.groups[group.group_name] = dist.get_process_group_ranks(group)
                 self._world_size = dist.get_world_size()
             for dtype, payload in payload_by_dtype(tensors).items():
-                key = CollectiveKey(self._phase_of(op, arguments), op, dtype, group.group_name, of_job)
+                key = CollectiveKey(phase, op, dtype, group.group_name, of_job)
                 self.counts.setdefault(key, Count()).add(payload * pieces)
                 if self.early and self.phase == "backward" and reduces and group.size() > 1:
                     self.early_reduced_bytes = (self.early_reduced_bytes or 0) + payload
-
-    def _phase_of(self, op: str, arguments: tuple[Any, ...]) -> str:
-        """Within a step a message between pipeline stages says itself which pass it belongs to."""
-        if op in MESSAGES and self.phase in ("forward", "backward"):
-            return PHASES.get(arguments[-1], self.phase)
-        return self.phase
 
 
 def called_by(packages: Collection[str], but: Collection[str] = ()) -> bool:

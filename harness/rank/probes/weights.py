@@ -127,13 +127,9 @@ def count_copies(engine: Engine) -> Copies:
     for masters, in_use in engine.weights_in_use():
         elements += masters.numel()
         for chunk, copied in zip(masters.split(CHUNK_ELEMENTS), in_use.split(CHUNK_ELEMENTS), strict=True):
-            stale += _differing(chunk, copied)
+            rounded = chunk.to(device=copied.device, dtype=copied.dtype)
+            stale += int(((rounded != copied) & ~(rounded.isnan() & copied.isnan())).sum())
     return Copies(elements=elements, stale=stale)
-
-
-def _differing(masters: Tensor, in_use: Tensor) -> int:
-    rounded = masters.to(device=in_use.device, dtype=in_use.dtype)
-    return int(((rounded != in_use) & ~(rounded.isnan() & in_use.isnan())).sum())
 
 
 @dataclass(frozen=True, kw_only=True)
