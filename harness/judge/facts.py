@@ -180,6 +180,10 @@ METRICS = (
         read=_of_record(quantities.predicted_peak_bytes), shown=(),
     ),
     Metric(
+        key="reserved_bytes", title="reserved MB/rank", unit="bytes", aggregate=max,
+        read=_largest(lambda run: [r.reserved_bytes for r in run.record.ranks if r.reserved_bytes]),
+    ),
+    Metric(
         key="host_peak_bytes", title="host peak MB/rank", unit="bytes", aggregate=max,
         read=_of_record(quantities.host_peak_bytes),
     ),
