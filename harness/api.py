@@ -20,7 +20,7 @@ from html import escape
 from os import PathLike
 from pathlib import Path
 from threading import Thread
-from typing import IO, TYPE_CHECKING, Any, Literal, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 from harness.backends.refusals import available
 from harness.errors import HarnessError
@@ -306,6 +306,7 @@ def compare(
     fresh: bool = False,
     force: bool = False,
     quiet: bool = False,
+    **gone: NoReturn,
 ) -> Results:
     """Run the missing cells of backends x numbers of ranks x repeats, and compare them all.
 
@@ -316,6 +317,10 @@ def compare(
     record; `force`: start what is predicted not to fit; `quiet`: no progress on standard error. A cell that
     failed has its record, too. Raises HarnessError where the command would exit with an error.
     """
+    if "precision" in gone:
+        raise TypeError("compare() has no precision: give within=0.03, or training.precision in settings")
+    if gone:
+        raise TypeError(f"compare() got an unexpected keyword argument '{next(iter(gone))}'")
     words = ["compare", *_common(config, model, settings, runs, force=force)]
     words += _option("--backends", None if backends is None else ",".join(backends))
     sizes = [nproc] if isinstance(nproc, int) else nproc

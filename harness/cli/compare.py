@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -70,35 +70,18 @@ force_option = click.option("--force", is_flag=True)
 
 
 def predict_cells(
-    cells: Sequence[RunRequest],
-    facts: Mapping[str, dict[str, Any]],
-    experiment: Experiment,
-    launcher: LocalLauncher,
-    *,
-    force: bool,
-) -> CellPredictions:
-    """Predict cells that are about to run on this machine.
+    cells: Sequence[RunRequest], facts: Mapping[str, dict[str, Any]], device: str, memory_limit: int | None,
+    *, force: bool, trace: Callable[[str], str] | None = None,
+) -> CellPredictions:  # fmt: skip
+    """Predict cells that may run on this machine.
 
-    `facts`: by job id, what the check of the job returned.
+    `facts`: by job id, what the check of the job returned; empty: configurations are all that is known.
     """
     from harness.plan.limits import limits_here
     from harness.plan.preflight import of_cells, predict_runs
 
-    runtime = experiment.runtime
-    limits = limits_here(launcher.device, runtime.memory_limit)
-    candidates = of_cells(cells, facts, launcher.device, limits)
-    return predict_runs(candidates, limits, force=force, trace=launcher.trace)
-
-
-def predict_unchecked(
-    cells: Sequence[RunRequest], device: str, memory_limit: int | None, *, force: bool
-) -> CellPredictions:
-    """The same for cells of jobs that nobody checked, from their configurations alone."""
-    from harness.plan.limits import limits_here
-    from harness.plan.preflight import of_cells, predict_runs
-
     limits = limits_here(device, memory_limit)
-    return predict_runs(of_cells(cells, {}, device, limits), limits, force=force)
+    return predict_runs(of_cells(cells, facts, device, limits), limits, force=force, trace=trace)
 
 
 def predict_one(
@@ -106,13 +89,12 @@ def predict_one(
     shows: bool = True,
 ) -> PredictionPart | None:  # fmt: skip
     """The same for one cell, and show it if `shows`. Raises HarnessError if it cannot fit."""
-    predicted = predict_cells([cell], {cell.job_id: facts}, experiment, launcher, force=force)
+    by_job, limit = {cell.job_id: facts}, experiment.runtime.memory_limit
+    predicted = predict_cells([cell], by_job, launcher.device, limit, force=force, trace=launcher.trace)
     if (refusal := predicted.refusal(cell.key)) is not None:
         raise HarnessError(f"{cell.backend} on {ranks(cell.world_size)}: {refusal}")
     if shows:
-        show(predicted)
-        say_whole([facts], experiment)
-        say_repeated([facts], [cell])
+        say_before([cell], [facts], predicted, experiment)
     return predicted.parts.get(cell.key)
 
 
@@ -133,18 +115,19 @@ def refuse_as_rank(request: RunRequest, *, force: bool) -> None:
         raise HarnessError(problem)
 
 
-def say_whole(facts: Iterable[Mapping[str, Any]], experiment: Experiment) -> None:
-    """Why ranks of a strategy that shards weights build the model whole, on standard error."""
+def say_before(
+    cells: Sequence[RunRequest], facts: Collection[Mapping[str, Any]], predicted: CellPredictions,
+    experiment: Experiment,
+) -> None:  # fmt: skip
+    """What is known before cells run, on standard error: what they are predicted to need, why ranks of a
+    strategy that shards weights build the model whole, and that batches repeat samples."""
+    show(predicted)
     loading = experiment.runtime.loading
     reasons = {found["model"].get("whole_because") for found in facts} if loading == "slices" else set()
     if loading == "broadcast" and experiment.model.factory is not None:
         reasons = {"a model of model.factory has no broadcast; runtime.loading=slices builds it whole once"}
     for reason in sorted(reasons - {None}):
         echo(f"loading: full (every rank builds the whole model): {reason}", err=True)
-
-
-def say_repeated(facts: Iterable[Mapping[str, Any]], cells: Sequence[RunRequest]) -> None:
-    """That batches repeat samples, where there are fewer than one batch takes; on standard error."""
     samples = min((found["data"]["training_samples"] for found in facts), default=0)
     batch = max(cell.layout.global_batch_size for cell in cells)
     if samples < batch:
@@ -161,21 +144,14 @@ def show(predicted: CellPredictions) -> None:
 
 
 if TYPE_CHECKING:
+    from harness.judge.statistics import Ratio
     from harness.plan.fit import LargestBatches
-    from harness.plan.preflight import CellPredictions
 
 
 SPLIT = (
     "the loss depends on how the batch is split: the reference runs again with as many samples at once as "
     "the ranks take"
 )
-
-
-def _get_ready() -> None:
-    """Do once what would otherwise be done between two runs: imports, and asking git for the code's state."""
-    for name in ("harness.plan.limits", "harness.judge.comparison", "harness.tell.terminal"):
-        import_module(name)
-    environment()
 
 
 class MissingCells:
@@ -241,25 +217,33 @@ class MissingCells:
         if self._launcher is None:
             preload = modules_to_preload(self._experiment, [cell.backend for cell in cells])
             self._launcher = LocalLauncher(self._device, preload)
-            _get_ready()  # while the fork server imports what ranks need
+            # What would otherwise be done between two runs is done while the fork server imports.
+            for name in ("harness.plan.limits", "harness.judge.comparison", "harness.tell.terminal"):
+                import_module(name)
+            environment()
         launcher = self._launcher
         jobs = {cell.job_id: cell.job for cell in cells}
         facts = {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
-        predicted = predict_cells(cells, facts, self._experiment, launcher, force=self._force)
+        predicted = predict_cells(
+            cells, facts, launcher.device, self._experiment.runtime.memory_limit, force=self._force,
+            trace=launcher.trace,
+        )  # fmt: skip
         names = {(cell.backend, cell.world_size, cell.job_id, cell.layout) for cell in cells}
         if not self._view.quiet and not names <= self._foretold:  # further rounds bring no news
             self._foretold |= names
-            show(predicted)
-            say_whole(facts.values(), self._experiment)
-            say_repeated(facts.values(), cells)
+            say_before(cells, facts.values(), predicted, self._experiment)
         forget_refused(self._store, self._found, cells)
         others = OthersRecords(self._store.root, self.files.values())
+
+        def say_once(text: str) -> None:
+            if text not in self._said:
+                self._said.add(text)
+                self._view.say(text)
+
         progress = MatrixProgress(len(cells), sys.stderr, self._view)
         unknown = {run.key for runs in predicted.unknown.values() for run in runs}
         try:
-            for group in groups(
-                cells, self._turns, self._device, predicted.parts, unknown, known, self._say_once
-            ):
+            for group in groups(cells, self._turns, self._device, predicted.parts, unknown, known, say_once):
                 with closing(self._records(launcher, group, others, predicted, progress)) as ends:
                     for key, record in ends:
                         done[key] = record
@@ -270,11 +254,6 @@ class MissingCells:
         finally:
             progress.close()
         return done
-
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            self._view.say(text)
 
     @property
     def _turns(self) -> int | None:
@@ -292,45 +271,31 @@ class MissingCells:
     ) -> Generator[tuple[str, Record]]:  # fmt: skip
         """Each cell of a group with its record, as they end."""
         with ExitStack() as claims:
-            missing = {}
+            missing = set()
             # In one order whatever the plan: who waits for a claim holds none that the other waits for.
             for cell in sorted(group, key=lambda cell: cell.key):
                 name = CellName(cell.backend, cell.world_size)
                 waiting = f"{name}: another comparison on this folder runs it; waiting for its record"
                 claims.enter_context(claimed(self._store.root, cell.key, partial(progress.say, waiting)))
-                if (record := self._made_by_another(others, cell)) is not None:
-                    yield cell.key, record
+                if self._fresh or (found := others.of_cell(cell.key)) is None:
+                    missing.add(cell.key)
                 else:
-                    missing[cell.key] = cell
-            yield from self._run(
-                launcher, [cell for cell in group if cell.key in missing], others, predicted, progress
-            )
-
-    def _made_by_another(self, others: OthersRecords, cell: RunRequest) -> Record | None:
-        found = None if self._fresh else others.of_cell(cell.key)
-        if found is None:
-            return None
-        self.files[id(found[1])] = found[0]
-        return found[1]
-
-    def _run(
-        self, launcher: LocalLauncher, cells: Sequence[RunRequest], others: OthersRecords,
-        predicted: CellPredictions, progress: MatrixProgress,
-    ) -> Generator[tuple[str, Record]]:  # fmt: skip
-        """The record of each cell as it ends: of one alone, or of several that take turns."""
-        by_key, are_several = {cell.key: cell for cell in cells}, len(cells) > 1
-        runs = {
-            key: running_cell(
-                cell, self._store, launcher, command=command_line(), on_event=progress,
-                prediction=predicted.parts.get(key), refusal=predicted.refusal(key), takes_turns=are_several,
-            )
-            for key, cell in by_key.items()
-        }  # fmt: skip
-        with closing(take_turns(runs, self._turns or 1, lambda key: progress.begin(by_key[key]))) as ends:
-            for key, record in ends:
-                path = self.files[id(record)] = self._store.record_path(record)
-                others.is_own(path)
-                yield key, record
+                    self.files[id(found[1])] = found[0]
+                    yield cell.key, found[1]
+            by_key = {cell.key: cell for cell in group if cell.key in missing}
+            runs = {
+                key: running_cell(
+                    cell, self._store, launcher, command=command_line(), on_event=progress,
+                    prediction=predicted.parts.get(key), refusal=predicted.refusal(key),
+                    takes_turns=len(by_key) > 1,
+                )
+                for key, cell in by_key.items()
+            }  # fmt: skip
+            with closing(take_turns(runs, self._turns or 1, lambda key: progress.begin(by_key[key]))) as ends:
+                for key, record in ends:
+                    path = self.files[id(record)] = self._store.record_path(record)
+                    others.is_own(path)
+                    yield key, record
 
 
 def largest_batches(cells: Sequence[RunRequest], experiment: Experiment, device: str) -> LargestBatches:
@@ -390,9 +355,6 @@ def _line(record: Record) -> str:
         return f"{record.backend.label}: {record.status}; no figures ({type(error).__name__})"
 
 
-if TYPE_CHECKING:
-    from harness.judge.statistics import Ratio
-
 FIRST_LOOK = 8
 """Rounds below which no order is clear enough to stop."""
 GROWTH = 1.25
@@ -413,14 +375,6 @@ class Until:
     def rounds(self, asked: int) -> int | None:
         """How many there will be; None: as many as it takes."""
         return asked if self == Until() else None
-
-
-def parse_until(within: str | None, minutes: float | None) -> Until:
-    """What was asked; minutes count from now on. Raises HarnessError."""
-    return Until(
-        precision=parse_within(within) if within is not None else None,
-        deadline=time.monotonic() + 60 * minutes if minutes is not None else None,
-    )
 
 
 def parse_within(text: str) -> float:
@@ -569,6 +523,28 @@ class Plan:
     runs: bool = True
     """Whether ranks would start if there is no record: not where the strategy cannot run this job."""
 
+    @property
+    def time(self) -> str:
+        if self.seconds is None or self.record:
+            return "-"
+        return ("~" if self.seconds_from == "flops" else "") + duration(self.seconds)
+
+    def as_json(self, predicted: CellPredictions) -> dict[str, Any]:
+        """The cell in the document of `--dry-run --json`."""
+        part = predicted.parts.get(self.cell.key)
+        return {
+            "backend": self.cell.backend,
+            "world_size": self.cell.world_size,
+            "repeat": self.cell.repeat,
+            "deterministic": self.cell.job.training.deterministic,
+            "run_id": self.record.run_id if self.record else None,
+            "why": None if self.record else self.why.removeprefix("none: "),
+            "seconds": self.seconds,
+            "seconds_from": self.seconds_from,
+            "prediction": part.model_dump(mode="json") if part else None,
+            "no_prediction": predicted.reason(self.cell.key),
+        }
+
 
 def show_plan(
     cells: Sequence[RunRequest],
@@ -589,22 +565,19 @@ def show_plan(
     missing = [plan for plan in plans if plan.record is None and plan.runs]
     view.begin("predicting memory")
     limit = experiment.runtime.memory_limit
-    predicted = predict_unchecked([plan.cell for plan in missing], device, limit, force=force)
+    predicted = predict_cells([plan.cell for plan in missing], {}, device, limit, force=force)
     missing = [plan for plan in missing if predicted.refusal(plan.cell.key) is None]
     if as_json:
-        echo(json.dumps({"cells": [_document(plan, predicted) for plan in plans]}, indent=1))
+        echo(json.dumps({"cells": [plan.as_json(predicted) for plan in plans]}, indent=1))
         return 0
     headers = ("backend", "ranks", "repeat", "time", "record")
     both = have_both_kernels(cells)
-    rows = [
-        [
-            _labelled(plan.cell) if both else plan.cell.backend,
-            str(plan.cell.world_size), str(plan.cell.repeat),
-            _time(plan), plan.why,
-        ]
-        for plan in plans
-    ]  # fmt: skip
-    echo(fitted(rows, headers, wide=view.wide))
+    rows = []
+    for one in plans:
+        cell = one.cell
+        kernels = " (deterministic)" if both and cell.job.training.deterministic else ""
+        rows.append([cell.backend + kernels, cell.world_size, cell.repeat, one.time, one.why])
+    echo(fitted([[*map(str, row)] for row in rows], headers, wide=view.wide))
     echo(_summary(missing, len(plans)), err=True)
     if both:
         echo(BOTH_KERNELS, err=True)
@@ -612,17 +585,6 @@ def show_plan(
     if any(plan.seconds_from == "flops" for plan in missing):
         echo(ASSUMED, err=True)
     return 0
-
-
-def _labelled(cell: RunRequest) -> str:
-    """The backend of one of two cells that are alike but for their kernels."""
-    return f"{cell.backend} (deterministic)" if cell.job.training.deterministic else cell.backend
-
-
-def _time(plan: Plan) -> str:
-    if plan.seconds is None or plan.record:
-        return "-"
-    return ("~" if plan.seconds_from == "flops" else "") + duration(plan.seconds)
 
 
 def _summary(missing: Sequence[Plan], cells: int) -> str:
@@ -640,27 +602,18 @@ def _summary(missing: Sequence[Plan], cells: int) -> str:
 def _planned(cell: RunRequest, record: Record | None, found: Runs, device: str) -> Plan:
     if record is not None:
         return Plan(cell=cell, record=record, why=record.run_id)
-    if (reason := _unsupported(cell, device)) is not None:
-        return Plan(cell=cell, why=f"none: unsupported: {reason}", runs=False)
+    if registry.strategy_of(cell.backend) is not None:  # else a third party's: only ranks know
+        torch_device: Literal["cpu", "cuda"] = "cuda" if device == "cuda" else "cpu"
+        world = World.planned(cell.world_size, cell.world_size // cell.nodes, torch_device)
+        reason = why_not_planned(cell.backend, cell.job, world, cell.layout.micro_batch_size)
+        if reason is not None:
+            return Plan(cell=cell, why=f"none: unsupported: {reason}", runs=False)
     why = _why_not(cell, [r for _, r in found])
     if (seconds := _seconds(cell, found)) is not None:
         return Plan(cell=cell, why=why, seconds=seconds, seconds_from="runs")
-    assumed = assumed_time(cell, device)
-    return (
-        Plan(cell=cell, why=why)
-        if assumed is None
-        else Plan(cell=cell, why=why, seconds=assumed.total, seconds_from="flops")
-    )
-
-
-def _unsupported(cell: RunRequest, device: str) -> str | None:
-    """Why a strategy cannot run a cell; None: it can, or it is a third party's, which only ranks know."""
-    if registry.strategy_of(cell.backend) is None:
-        return None
-    world = World.planned(
-        cell.world_size, cell.world_size // cell.nodes, "cuda" if device == "cuda" else "cpu"
-    )
-    return why_not_planned(cell.backend, cell.job, world, cell.layout.micro_batch_size)
+    if (assumed := assumed_time(cell, device)) is not None:
+        return Plan(cell=cell, why=why, seconds=assumed.total, seconds_from="flops")
+    return Plan(cell=cell, why=why)
 
 
 def _why_not(cell: RunRequest, records: Sequence[Record]) -> str:
@@ -722,23 +675,6 @@ def _wall_seconds(path: Path, record: Record) -> float | None:
     return seconds if 0 < seconds < time.time() and record.status == "ok" else None
 
 
-def _document(plan: Plan, predicted: CellPredictions) -> dict[str, Any]:
-    cell = plan.cell
-    part = predicted.parts.get(cell.key)
-    return {
-        "backend": cell.backend,
-        "world_size": cell.world_size,
-        "repeat": cell.repeat,
-        "deterministic": cell.job.training.deterministic,
-        "run_id": plan.record.run_id if plan.record else None,
-        "why": None if plan.record else plan.why.removeprefix("none: "),
-        "seconds": plan.seconds,
-        "seconds_from": plan.seconds_from,
-        "prediction": part.model_dump(mode="json") if part else None,
-        "no_prediction": predicted.reason(cell.key),
-    }
-
-
 if TYPE_CHECKING:
     from harness.judge.comparison import Comparison
     from harness.judge.rows import JudgedRun
@@ -794,7 +730,10 @@ def compare(
             "compare starts its own ranks: run it without torchrun, or "
             "start `harness run` under torchrun for each backend"
         )
-    until = parse_until(within, max_minutes)
+    until = Until(
+        precision=parse_within(within) if within is not None else None,
+        deadline=time.monotonic() + 60 * max_minutes if max_minutes is not None else None,
+    )
     view.begin("checking the job, its data and this machine")
     device = resolve_device(experiment.runtime.device)
     asked = split_backends(backends) if backends is not None else experiment.compare.backends
@@ -805,11 +744,19 @@ def compare(
     cells = plan(experiment, asked, sizes, count, device, resume=resume, rows=rows)
     require_gpus(device, max(sizes))
     store = Store(runs) if dry_run else open_store(runs)
-    _require_writable(None if dry_run else report)
+    if report is not None and not dry_run:
+        from harness.tell.report import require_writable
+
+        require_writable(report)
     found = _takeable_runs(store, fresh, job := requeued_job())
     known = reusable([record for _, record in found], lambda _: True)
     batches = largest_batches(cells, experiment, device) if batch == "largest" else None
-    cells = _enlarged(cells, batches) if batches is not None else cells
+    if batches is not None:
+        from harness.plan.fit import cut_lines
+
+        cells = batches.enlarged(cells)
+        for line in cut_lines(cells):
+            echo(line, err=True)
     if dry_run:
         return show_plan(cells, known, found, device, experiment, force=force, as_json=as_json, view=view)
     _tell_known(cells, known, job, view)
@@ -837,15 +784,6 @@ def _require_equal_batches(batch: str, resumes: bool, given: GivenFiles, *, adds
         raise HarnessError(f"--batch largest and {other} exclude each other; leave one out")
 
 
-def _enlarged(cells: Sequence[RunRequest], batches: LargestBatches) -> list[RunRequest]:
-    from harness.plan.fit import cut_lines
-
-    enlarged = batches.enlarged(cells)
-    for line in cut_lines(enlarged):
-        echo(line, err=True)
-    return enlarged
-
-
 def _tell_known(
     cells: Sequence[RunRequest], known: Mapping[str, Record], job: str | None, view: View
 ) -> None:
@@ -858,13 +796,6 @@ def _tell_known(
     for cell in cells:
         if view.verbose and cell.key in known:
             view.say(f"{cell.backend} on {ranks(cell.world_size)}: record {known[cell.key].run_id}")
-
-
-def _require_writable(report: Path | None) -> None:
-    if report is not None:
-        from harness.tell.report import require_writable
-
-        require_writable(report)
 
 
 def _write_report(runs: Sequence[tuple[Path, Record]], report: Path | None, asked: CompareSection) -> None:

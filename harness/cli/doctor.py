@@ -22,7 +22,7 @@ from harness.doctor.self_check import SelfCheck, cover, document, self_check
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, OPERATIONS, write_result
 from harness.files import scratch_folder
-from harness.gpus.found import Gpus, device_of, find_gpus
+from harness.gpus.found import device_of, find_gpus
 from harness.judge.rows import reason
 from harness.judge.wording import ranks
 from harness.launch.cells import canonical_label
@@ -48,7 +48,18 @@ def examine_gpus(minutes: float, bundle: Path | None, size: Path | None, *, as_j
     why_not = gpus.refusal or gpus.why_none
     if why_not is not None:
         if bundle is not None:
-            _bundle_without_runs(bundle, gpus, why_not)
+            document = {
+                "why_not": why_not,
+                "devices": [gpu.name for gpu in gpus.devices],
+                "signs": [str(sign) for sign in gpus.signs],
+                "torch": str(gpus.wheel),
+                "driver_cuda": gpus.driver_cuda,
+                "versions": package_versions(PACKAGES),
+                "environment": environment().model_dump(mode="json"),
+            }
+            with scratch_folder("doctor") as folder:
+                write_bundle(bundle, folder, document, [f"no GPU can be checked: {why_not}"])
+            echo(f"bundle: {bundle}", err=True)
         raise HarnessError(f"no GPU can be checked: {why_not}; `harness doctor` checks this machine's CPU")
     asked = [] if size is None else matrices(ranks_on(gpus), str(size))
     begin = time.monotonic()
@@ -97,20 +108,42 @@ class _Found:
 
     def document(self) -> dict[str, Any]:
         """Of `doctor --gpu --json`."""
-        document = _document(self._evidence, self.answers, time.monotonic() - self._begin)
+        gpus, answers = self._evidence.gpus, self.answers
+        document: dict[str, Any] = {
+            "devices": [gpu.name for gpu in gpus.devices],
+            "is_stub": self._evidence.is_stub,
+            "ranks": self._evidence.ranks,
+            "torch": str(gpus.wheel),
+            "driver_cuda": gpus.driver_cuda,
+            "versions": package_versions(PACKAGES),
+            "seconds": round(time.monotonic() - self._begin, 1),
+            "failed": [answer.check.id for answer in answers if answer.verdict == "failed"],
+            "checks": [answer.as_json() for answer in answers],
+            "runs": {name: record.run_id for name, record in self._evidence.records.items()},
+            "not_run": dict(self._evidence.missing),
+        }
         if self._compared:
             document["comparisons"] = {c.matrix.name: c.as_json() for c in self._compared}
         return document
 
     def lines(self) -> list[str]:
-        lines = _lines(self.document(), self.answers)
-        for compared in self._compared:
-            lines += [
-                "",
-                f"{compared.matrix.name}: compare --config {compared.matrix.config}",
-                *compared.lines,
-            ]
-            lines += [f"not all of it ran: {compared.missing}"] if compared.missing else []
+        """What is printed: the machine, a line for each check, the conclusion, the comparisons."""
+        document = self.document()
+        devices = " and ".join(f"{count} x {name}" for name, count in Counter(document["devices"]).items())
+        rows = [(a.check.id, a.verdict, a.check.tolerance, a.detail) for a in self.answers]
+        counts = Counter(answer.verdict for answer in self.answers)
+        said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("ok", "failed", "skipped", "n/a"))
+        lines = [
+            f"{devices}, {document['torch']}, runs on {document['ranks']} of them",
+            "",
+            *fitted(rows, ("check", "verdict", "tolerance", "found")).splitlines(),
+            "",
+            f"{said}, in {document['seconds']:.0f} s",
+            *(["no GPU was checked: the devices are a stub"] if document["is_stub"] else []),
+        ]
+        for one in self._compared:
+            lines += ["", f"{one.matrix.name}: compare --config {one.matrix.config}", *one.lines]
+            lines += [f"not all of it ran: {one.missing}"] if one.missing else []
         return lines
 
     def _pack(self) -> None:
@@ -119,57 +152,6 @@ class _Found:
                 (self._folder / PACKED).mkdir(exist_ok=True)
                 write_result(self._evidence.fabric, self._folder / PACKED / FABRIC_NAME)
             write_bundle(self._bundle, self._folder, self.document(), self.lines())
-
-
-def _bundle_without_runs(bundle: Path, gpus: Gpus, why_not: str) -> None:
-    """Pack what is known of a machine whose GPUs cannot be used."""
-    document = {
-        "why_not": why_not,
-        "devices": [gpu.name for gpu in gpus.devices],
-        "signs": [str(sign) for sign in gpus.signs],
-        "torch": str(gpus.wheel),
-        "driver_cuda": gpus.driver_cuda,
-        "versions": package_versions(PACKAGES),
-        "environment": environment().model_dump(mode="json"),
-    }
-    with scratch_folder("doctor") as folder:
-        write_bundle(bundle, folder, document, [f"no GPU can be checked: {why_not}"])
-    echo(f"bundle: {bundle}", err=True)
-
-
-def _document(evidence: Evidence, answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
-    """The document of `doctor --gpu --json`."""
-    gpus = evidence.gpus
-    return {
-        "devices": [gpu.name for gpu in gpus.devices],
-        "is_stub": evidence.is_stub,
-        "ranks": evidence.ranks,
-        "torch": str(gpus.wheel),
-        "driver_cuda": gpus.driver_cuda,
-        "versions": package_versions(PACKAGES),
-        "seconds": round(seconds, 1),
-        "failed": [answer.check.id for answer in answers if answer.verdict == "failed"],
-        "checks": [answer.as_json() for answer in answers],
-        "runs": {name: record.run_id for name, record in evidence.records.items()},
-        "not_run": dict(evidence.missing),
-    }
-
-
-def _lines(document: dict[str, Any], answers: Sequence[Answer]) -> list[str]:
-    """What is printed: the machine, a line for each check, the conclusion."""
-    devices = " and ".join(f"{count} x {name}" for name, count in Counter(document["devices"]).items())
-    rows = [(a.check.id, a.verdict, a.check.tolerance, a.detail) for a in answers]
-    counts = Counter(answer.verdict for answer in answers)
-    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("ok", "failed", "skipped", "n/a"))
-    not_a_gpu = ["no GPU was checked: the devices are a stub"] if document["is_stub"] else []
-    return [
-        f"{devices}, {document['torch']}, runs on {document['ranks']} of them",
-        "",
-        *fitted(rows, ("check", "verdict", "tolerance", "found")).splitlines(),
-        "",
-        f"{said}, in {document['seconds']:.0f} s",
-        *not_a_gpu,
-    ]
 
 
 RANKS = 2
@@ -231,7 +213,11 @@ def examine(backends: Sequence[str], *, as_json: bool) -> int:
         return 0 if check.trusted else 1
     echo(", ".join(f"{name} {version}" for name, version in versions.items()))
     echo(f"{ranks(size)} on {'GPUs' if device == 'cuda' else 'the CPU'}: {chosen.why}\n")
-    echo(_table(check))
+    rows: list[Sequence[str]] = [
+        (r.label, r.record.status, r.judgement.parity, reason(r.record) or "") for r in check.rows
+    ]
+    rows += [(what, "not tried", "-", why) for what, why in check.not_covered.items()]
+    echo(fitted(rows, ("backend", "status", "parity", "why")))
     echo("\nknown problems of these versions:" if known else "\nno known problems of these versions")
     for trap in known:
         echo(f"- {trap.library}: {trap.what}. Here: {trap.handled}.")
@@ -240,14 +226,6 @@ def examine(backends: Sequence[str], *, as_json: bool) -> int:
         f"{check.planted - len(check.missed)} of {check.planted} injected faults found"
     )
     return _conclusion(check)
-
-
-def _table(check: SelfCheck) -> str:
-    lines: list[tuple[str, ...]] = [
-        (r.label, r.record.status, r.judgement.parity, reason(r.record) or "") for r in check.rows
-    ]
-    lines += [(what, "not tried", "-", why) for what, why in check.not_covered.items()]
-    return fitted(lines, ("backend", "status", "parity", "why"))
 
 
 def _conclusion(check: SelfCheck) -> int:

@@ -109,7 +109,7 @@ def run_lab(
 
     NAME all: every lab that has the variant.
     """
-    for lab in _chosen(name, variant):
+    for lab in [lab for lab in LABS if variant in lab.variants] if name == ALL else [find_lab(name)]:
         if name == ALL:
             echo(f"\n# {lab.name}: {lab.title}")
         began, before = Spent.so_far(), _count(folder := _folder(lab, scale, variant, runs))
@@ -120,10 +120,6 @@ def run_lab(
             echo(f"{lab.name}: {counted(ran, 'run')}, {spent}", err=True)
             (folder / SPENT).write_text(json.dumps({"runs": ran, **asdict(spent)}, indent=1) + "\n")
     return 0
-
-
-def _chosen(name: str, variant: Variant) -> list[Lab]:
-    return [lab for lab in LABS if variant in lab.variants] if name == ALL else [find_lab(name)]
 
 
 def _run(

@@ -171,7 +171,18 @@ def settings(section: str | None, schema: bool, write: Path | None, as_json: boo
     if section is not None and (schema or write):
         raise HarnessError(f"--schema and --write are of the whole file; leave '{section}' out")
     if write is not None:
-        return _write_settings(write, schema)
+        beside = write.with_suffix(".schema.json")
+        contents = {write: commented_file(beside.name if schema else None)}
+        if schema:
+            contents[beside] = json.dumps(json_schema(), indent=1) + "\n"
+        for path in contents:
+            require_plain_output(path, "configuration")
+            if path.is_file():
+                raise HarnessError(f"'{path}' exists; give another name, or remove it first")
+        write.parent.mkdir(parents=True, exist_ok=True)
+        write_all_atomically(contents)
+        echo(f"{write}: run it with `harness compare --config {write}`", err=True)
+        return 0
     if schema:
         echo(json.dumps(json_schema(), indent=1))
         return 0
@@ -191,22 +202,6 @@ def settings(section: str | None, schema: bool, write: Path | None, as_json: boo
                 text, line_width(), initial_indent=indent, subsequent_indent=next_indent
             ):
                 echo(line)
-    return 0
-
-
-def _write_settings(file: Path, schema: bool) -> int:
-    """Write a configuration file to fill in. Raises HarnessError for a file that is there."""
-    beside = file.with_suffix(".schema.json")
-    contents = {file: commented_file(beside.name if schema else None)}
-    if schema:
-        contents[beside] = json.dumps(json_schema(), indent=1) + "\n"
-    for path in contents:
-        require_plain_output(path, "configuration")
-        if path.is_file():
-            raise HarnessError(f"'{path}' exists; give another name, or remove it first")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_all_atomically(contents)
-    echo(f"{file}: run it with `harness compare --config {file}`", err=True)
     return 0
 
 

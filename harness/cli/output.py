@@ -37,7 +37,10 @@ def echo(text: str, *, err: bool = False) -> None:
         shown = harmless(redacted(text))
         click.echo(folded(shown) if _at_terminal(err) and not shown.startswith("{") else shown, err=err)
     except OSError as error:
-        _discard(err)
+        with contextlib.suppress(OSError, ValueError):  # what follows goes nowhere, also what Python flushes
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, (sys.stderr if err else sys.stdout).fileno())
+            os.close(null)
         if not err and not isinstance(error, BrokenPipeError):
             raise HarnessError(f"standard output cannot be written: {error.strerror}") from error
 
@@ -51,14 +54,6 @@ def begin(text: str) -> None:
 def _at_terminal(err: bool) -> bool:
     stream = sys.stderr if err else sys.stdout
     return stream is not None and stream.isatty()
-
-
-def _discard(err: bool) -> None:
-    """Send what follows nowhere, also what Python flushes at its end."""
-    with contextlib.suppress(OSError, ValueError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, (sys.stderr if err else sys.stdout).fileno())
-        os.close(null)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,49 +188,36 @@ class Progress:
         self._plain_lines = plain_lines and not self._terminal
         self.steps = 0
         """Of the run; 0: not known."""
-        self.words = StepWords(data_size)
+        self._data_size = data_size
+        self._is_timed = True
+        """A stub's durations say nothing of speed."""
         self._bar: tqdm[Any] | None = None
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
         if isinstance(event, SetupEvent):
             self.steps = event.steps or 0
-            self.words.note(event)
+            self._is_timed = not is_stub(event.device_name)
             if self._terminal:
                 self._bar = tqdm(
                     total=self.steps, desc=harmless(self._label), unit="step", file=self._stream, leave=False
                 )
         elif isinstance(event, StepEvent):
-            self._show(event)
+            if self._bar is not None:
+                self._bar.set_postfix_str(self.words(event), refresh=False)
+                self._bar.update()
+            elif self._plain_lines:
+                done = event.step + 1
+                every = max(1, self.steps // PLAIN_LINES)
+                if done % every == 0 or done == self.steps:
+                    echo(f"{self._label}: step {done}/{self.steps}, {self.words(event)}", err=True)
 
     def close(self) -> None:
         """Take the bar away."""
         if self._bar is not None:
             self._bar.close()
 
-    def _show(self, event: StepEvent) -> None:
-        if self._bar is not None:
-            self._bar.set_postfix_str(self.words.of(event), refresh=False)
-            self._bar.update()
-        elif self._plain_lines:
-            done = event.step + 1
-            every = max(1, self.steps // PLAIN_LINES)
-            if done % every == 0 or done == self.steps:
-                echo(f"{self._label}: step {done}/{self.steps}, {self.words.of(event)}", err=True)
-
-
-class StepWords:
-    """Words about the steps of one run."""
-
-    def __init__(self, data_size: int) -> None:
-        self._data_size = data_size
-        self._is_timed = True
-
-    def note(self, event: SetupEvent) -> None:
-        """The device: a stub's durations say nothing of speed."""
-        self._is_timed = not is_stub(event.device_name)
-
-    def of(self, event: StepEvent) -> str:
+    def words(self, event: StepEvent) -> str:
         """'loss 4.6553 (rank 0), 30,098 tokens/s': rank 0 knows its own share of the loss only."""
         mean = event.loss_sum
         if mean is not None and event.target_tokens:
@@ -286,7 +268,7 @@ class MatrixProgress:
         if isinstance(event, StepEvent):
             self._shares[self._cell] = min(1.0, (event.step + 1) / max(1, followed.steps))
             if self._bar is not None:
-                self._bar.set_postfix_str(followed.words.of(event), refresh=False)
+                self._bar.set_postfix_str(followed.words(event), refresh=False)
                 self._to(self._ran)
 
     def end(self, key: str, text: str) -> None:
@@ -295,7 +277,11 @@ class MatrixProgress:
         self._shares.pop(key, None)
         if self._bar is not None:
             self._bar.clear()
-        self._view.say(f"[{self._done}/{self._cells}] {text}{self._left()}")
+        left = ""
+        if self._bar is None and self._done < self._cells:  # from the runs so far, where no bar shows it
+            each = (time.monotonic() - self._started) / self._ran
+            left = f"; about {duration(each * (self._cells - self._ran))} left"
+        self._view.say(f"[{self._done}/{self._cells}] {text}{left}")
         if self._bar is not None:
             self._bar.set_postfix_str("", refresh=False)
             self._to(self._ran)
@@ -319,13 +305,6 @@ class MatrixProgress:
     def _to(self, place: float) -> None:
         assert self._bar is not None
         self._bar.update(place - self._bar.n)
-
-    def _left(self) -> str:
-        """The time left where no bar shows it, from the runs so far."""
-        if self._bar is not None or self._done == self._cells:
-            return ""
-        each = (time.monotonic() - self._started) / self._ran
-        return f"; about {duration(each * (self._cells - self._ran))} left"
 
 
 def duration(seconds: float) -> str:

@@ -22,7 +22,7 @@ from harness.files import read_plain
 from harness.job.experiment import Experiment
 from harness.judge.comparison import Comparison
 from harness.judge.facts import METRICS, SPEED, STEP
-from harness.judge.rows import JudgedRun, reason
+from harness.judge.rows import reason
 from harness.judge.run_conditions import began_at
 from harness.judge.wording import counted
 from harness.launch.owner import lines_about, without_record
@@ -87,7 +87,13 @@ def list_runs(
     runs: Path, backend: str | None, status: str | None, job: str | None, wide: bool, as_json: bool
 ) -> int:
     """List the runs of a folder, oldest first, with status and figures."""
-    records = [record for _, record in all_runs(runs) if _is_wanted(record, backend, status, job)]
+    records = [
+        record
+        for _, record in all_runs(runs)
+        if (backend is None or backend in (record.backend.label, record.backend.name))
+        and (status is None or record.status == status)
+        and (job is None or record.job_id.startswith(job))
+    ]
     documents = [_document(record) for record in records]
     if as_json:
         echo(json.dumps({"runs": documents}, indent=1))
@@ -107,19 +113,14 @@ def list_runs(
     return 0
 
 
-def _is_wanted(record: Record, backend: str | None, status: str | None, job: str | None) -> bool:
-    names = (record.backend.label, record.backend.name)
-    return (
-        (backend is None or backend in names)
-        and (status is None or record.status == status)
-        and (job is None or record.job_id.startswith(job))
-    )
-
-
 def _document(record: Record) -> dict[str, Any]:
-    row = _row(record)
-    figures = row.figures if row is not None else {}
-    job = record.job
+    rows = Comparison([record]).rows  # none of a repetition of the reference
+    figures = rows[0].figures if rows else {}
+    job, model = record.job, record.job.model.name
+    if model is None and record.observation is None and job.model.factory is None:
+        model = job.model.config_values().get("model_type")
+    elif model is None and record.model is not None:
+        model = record.model.architecture
     return {
         "run_id": record.run_id,
         "created_at": record.created_at,
@@ -129,7 +130,7 @@ def _document(record: Record) -> dict[str, Any]:
         "status": record.status,
         "reason": reason(record),
         "job_id": record.job_id,
-        "model": job.model.name or _model_kind(record),
+        "model": model,
         "precision": job.training.precision,
         "steps": len(record.steps),
         "loss": record.steps[-1].loss if record.steps else None,
@@ -137,19 +138,6 @@ def _document(record: Record) -> dict[str, Any]:
         "step_seconds": figures.get(STEP),
         "peak_bytes": figures.get("peak_bytes"),
     }
-
-
-def _model_kind(record: Record) -> str | None:
-    """Type of a model without a name; class of one that the user brings, None where it was not built."""
-    if record.observation is None and record.job.model.factory is None:
-        return record.job.model.config_values().get("model_type")
-    return record.model.architecture if record.model else None
-
-
-def _row(record: Record) -> JudgedRun | None:
-    """The figures of a run; None for a repetition of the reference, which has none."""
-    rows = Comparison([record]).rows
-    return rows[0] if rows else None
 
 
 def _text(key: str, value: Any) -> str:
@@ -288,7 +276,7 @@ def clean(runs: Path, older_than: float | None, reports: bool, yes: bool, as_jso
     reasons = dict(_removable(runs, found, older_than))
     kept = [folder for folder in reasons if folder.resolve() in listed]
     removed = [folder for folder in reasons if folder not in kept]
-    sizes = {folder: _size(folder) for folder in removed}
+    sizes = {f: sum(p.lstat().st_size for p in f.rglob("*") if not p.is_dir()) for f in removed}
     if yes:
         for folder in removed:
             if folder.is_symlink():  # to a run that lies elsewhere, and stays
@@ -336,7 +324,3 @@ def _in_reports(folder: Path) -> set[Path]:
             continue
         found |= {(folder / entry.path).parent.resolve() for entry in manifest.records}
     return found
-
-
-def _size(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())

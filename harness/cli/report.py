@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 
@@ -128,7 +128,10 @@ def report_runs(
     except Exception:
         found = _showable(found, output, form)
         write_report(found, output, form=form, question=question, subject=subject, price=price)
-    echo(f"{output}: {len(found)} records{_left_out(output, form)}", err=True)
+    left_out = ""
+    if stream_number(output) is not None and form not in ("html", "json"):
+        left_out = "; pictures and tables next to it are left out: give a file, or --format html"
+    echo(f"{output}: {len(found)} records{left_out}", err=True)
     return 0
 
 
@@ -157,12 +160,6 @@ def report_baseline(runs: Sequence[Path], output: Path, *, form: Format | None, 
     for line in failed:
         echo(f"fail-on: {line}", err=True)
     return EXIT_STRICT if failed else 0
-
-
-def _left_out(output: Path, form: Format) -> str:
-    if stream_number(output) is None or form in ("html", "json"):
-        return ""
-    return "; pictures and tables next to it are left out: give a file, or --format html"
 
 
 def _read(paths: Sequence[Path], *, strict: bool = False) -> list[Run]:
@@ -247,27 +244,18 @@ def diagnose(first: Path, second: Path, strict: bool, reruns: bool, as_json: boo
         for sentence in diagnosis.sentences():
             echo(f"- {sentence}")
     else:
-        _print(diagnosis)
+        names = f"{diagnosis.other.name} and {diagnosis.baseline.name}"
+        if diagnosis.verdict is None:
+            echo(f"{names}: {diagnosis.outcome}")
+        elif diagnosis.verdict.parts:
+            echo(f"{names} diverge in step {diagnosis.verdict.step}")
+        else:
+            echo(f"{names} differ, but no examined step does")
+        lines = [f"- {sentence}" for sentence in diagnosis.explanation]
+        for line in [*lines, "noise:", *(f"- {sentence}" for sentence in diagnosis.derivation)]:
+            echo(line)
     return EXIT_STRICT if strict and not diagnosis.clean else 0
 
-
-def _print(diagnosis: Diagnosis) -> None:
-    names = f"{diagnosis.other.name} and {diagnosis.baseline.name}"
-    if diagnosis.verdict is None:
-        echo(f"{names}: {diagnosis.outcome}")
-    elif diagnosis.verdict.parts:
-        echo(f"{names} diverge in step {diagnosis.verdict.step}")
-    else:
-        echo(f"{names} differ, but no examined step does")
-    for sentence in diagnosis.explanation:
-        echo(f"- {sentence}")
-    echo("noise:")
-    for sentence in diagnosis.derivation:
-        echo(f"- {sentence}")
-
-
-if TYPE_CHECKING:
-    from harness.tell.document import Document
 
 FORMATS = (".md", ".html")
 
@@ -309,16 +297,11 @@ def trace(
     if as_json:
         echo(json.dumps(finite(document(ranks, skew, likeness, changes)), indent=1))
     if output is not None:
-        _write(shown, output)
+        from harness.tell.report import write_document
+
+        write_document(shown, output, "harness trace")
         echo(f"report: {output}", err=True)
     return 0
-
-
-def _write(shown: Document, output: Path) -> None:
-    """The document with its pictures next to it, or in it."""
-    from harness.tell.report import write_document
-
-    write_document(shown, output, "harness trace")
 
 
 @click.command()

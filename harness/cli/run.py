@@ -193,19 +193,14 @@ def _run_as_rank(
     supervisor = supervise(external_rank(), world_size, store.root, become_rank)
     record = supervisor.missing_record() or supervisor.early_record(lambda: request(reads_files=True))
     if record is not None:
-        _present_by_any_rank(record, store, as_json, view)
+        try:
+            _present_run(record, store, as_json, view)
+        except HarnessError as error:  # of which the first rank alone shows its own otherwise
+            if external_rank() != 0:
+                echo(f"harness: {error}", err=True)
+            raise
     supervisor.leave()
     return 1
-
-
-def _present_by_any_rank(record: Record, store: Store, as_json: bool, view: View) -> None:
-    """The same by the rank that wrote the record, of which the first alone shows errors otherwise."""
-    try:
-        _present_run(record, store, as_json, view)
-    except HarnessError as error:
-        if external_rank() != 0:
-            echo(f"harness: {error}", err=True)
-        raise
 
 
 def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int:
@@ -374,7 +369,8 @@ def _followed_by(count: PredictionCount) -> dict[str, Any]:
 
     def on_event(cell: RunRequest) -> EventHandler:
         count.doing = ""
-        return _following(cell)
+        name = f"{cell.backend} micro-batch {cell.layout.micro_batch_size}"
+        return Progress(name, cell.data_size, sys.stderr, plain_lines=False)
 
     def on_trial(trial: Trial) -> None:
         count.doing = PREDICTING
@@ -385,11 +381,6 @@ def _followed_by(count: PredictionCount) -> dict[str, Any]:
         count()
 
     return {"on_event": on_event, "on_trial": on_trial, "on_prediction": on_prediction}
-
-
-def _following(cell: RunRequest) -> EventHandler:
-    name = f"{cell.backend} micro-batch {cell.layout.micro_batch_size}"
-    return Progress(name, cell.data_size, sys.stderr, plain_lines=False)
 
 
 def _fit_present(

@@ -38,8 +38,7 @@ from harness.plan.limits import MemoryLimits
 from harness.plan.preflight import CellPredictions
 from harness.record.store import Store
 from harness.shipped import resolve
-from harness.slurm import attempt, client
-from harness.slurm.attempt import ScriptEnd
+from harness.slurm import client, submission
 from harness.slurm.matrix import (
     Matrix,
     PlannedRun,
@@ -54,6 +53,7 @@ from harness.slurm.matrix import (
 from harness.slurm.submission import (
     AnotherSubmission,
     RunState,
+    ScriptEnd,
     alone,
     forget_refused,
     look,
@@ -79,7 +79,7 @@ _run_directory = click.argument("run_directory", type=PATH)
 @common
 def begin(run_directory: Path) -> int:
     """For job scripts: note that an attempt at a run begins."""
-    attempt.begin(run_directory)
+    submission.begin(run_directory)
     return 0
 
 
@@ -92,7 +92,7 @@ def begin(run_directory: Path) -> int:
 def finish(run_directory: Path, exit_code: int, ended: Any, require_busbw: str | None) -> int:
     """For job scripts: write the record of a run whose step has ended."""
     end = ScriptEnd(ended=ended, exit_code=exit_code, require_busbw=require_busbw)
-    record = attempt.finish(run_directory, end)
+    record = submission.finish(run_directory, end)
     echo(f"{record.run_id}: {record.status}", err=True)
     return 0
 

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.backends import registry
 from harness.errors import HarnessError
@@ -138,7 +138,9 @@ def _planned(
     given: Mapping[str, GivenPart],
 ) -> Iterator[RunRequest]:
     """The cells of one job, some of them twice."""
-    labels = [canonical_label(label) for label in _expand(backends)]
+    if (names := list(backends)) == ["all"]:
+        names = [name for name in registry.entries() if name != registry.REFERENCE]
+    labels = [canonical_label(name) for name in names]
     require_plannable(len(labels), world_sizes, repeats)
     for world_size in world_sizes:
         layout = job_layout(labels, world_size, experiment.training)
@@ -235,6 +237,8 @@ def make_cell(
     layout = cell_layout(label, world_size, layout, experiment.training)
     job = with_global_batch(experiment.job(), layout)
     job_id = job.job_id(_content_digests(job, reads_files, elsewhere=machine is not None))
+    if resume is not None:
+        require_same_job(resume, job, job_id)
     entry, _ = registry.parse(label)
     turns = experiment.compare.turns if measure.timed and entry.name != registry.REFERENCE else None
     turns = None if turns == "auto" else turns  # then either way of running stands for the other
@@ -257,7 +261,7 @@ def make_cell(
         "optimizer_implementation": job.optimizer.implementation,
         **({} if job.training.deterministic else {"deterministic": False}),
         "third_party": module_fingerprint(entry.target) if entry.is_third_party else None,
-        **_checkpoint_parts(resume, job, job_id),
+        **({"resume": resume.saved.model_dump(mode="json", exclude={"job"})} if resume is not None else {}),
         **({"turns": turns} if turns is not None else {}),
     }
     key = _key(json.dumps(parts, sort_keys=True))
@@ -270,25 +274,13 @@ def make_cell(
         threads_per_rank=runtime.threads_per_rank or max(1, (os.cpu_count() or 1) // per_node),
         micro_batch_size=layout.micro_batch_size, accumulation_steps=layout.accumulation_steps,
         loading=runtime.loading, limits=Limits.of(runtime),
-        memory_limit_bytes=_in_force(limit, measure, device),
+        # On the CPU a limit holds only where allocations are counted.
+        memory_limit_bytes=limit if device == "cuda" or measure.probed_steps else None,
     )  # fmt: skip
-
-
-def _checkpoint_parts(resume: Resume | None, job: Job, job_id: str) -> dict[str, Any]:
-    """What of a checkpoint makes a cell another one. Raises HarnessError where it is of another job."""
-    if resume is None:
-        return {}
-    require_same_job(resume, job, job_id)
-    return {"resume": resume.saved.model_dump(mode="json", exclude={"job"})}
 
 
 def _key(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _in_force(limit: int | None, measure: MeasureSection, device: str) -> int | None:
-    """A limit of memory; on the CPU only where allocations are counted."""
-    return limit if device == "cuda" or measure.probed_steps else None
 
 
 def with_same_split(
@@ -352,13 +344,6 @@ def reusable(records: Iterable[Record], wanted: Callable[[str], bool]) -> dict[s
 def is_refused(record: Record) -> bool:
     """Whether the ranks were not started, since they would not have had the memory."""
     return record.prediction is not None and record.prediction.refused
-
-
-def _expand(backends: Iterable[str]) -> list[str]:
-    given = list(backends)
-    if given == ["all"]:
-        return [name for name in registry.entries() if name != registry.REFERENCE]
-    return given
 
 
 def canonical_label(given: str) -> str:

@@ -80,7 +80,12 @@ def record_exit_before_run(
 
     Nothing but their launcher is common to the ranks, so the run is named after it.
     """
-    request = request.model_copy(update={"run_id": _name_of_launch(request.run_id)})
+    launcher = psutil.Process(os.getppid())
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    began = datetime.fromtimestamp(launcher.create_time(), UTC).strftime("%Y%m%d-%H%M%S")
+    identity = f"{socket.gethostname()} {launcher.pid} {launcher.create_time()} {attempt}"
+    what = [*request.run_id.split("-")[2:-1], hashlib.sha256(identity.encode()).hexdigest()[:6]]
+    request = request.model_copy(update={"run_id": "-".join([began, *what])})
     directory = runs / request.run_id
     try:
         directory.mkdir(parents=True)
@@ -99,16 +104,6 @@ def record_exit_before_run(
     return record
 
 
-def _name_of_launch(run_id: str) -> str:
-    """A run id that all ranks under one launcher on one node agree on without talking."""
-    launcher = psutil.Process(os.getppid())
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    began = datetime.fromtimestamp(launcher.create_time(), UTC).strftime("%Y%m%d-%H%M%S")
-    identity = f"{socket.gethostname()} {launcher.pid} {launcher.create_time()} {attempt}"
-    what = run_id.split("-")[2:-1]
-    return "-".join([began, *what, hashlib.sha256(identity.encode()).hexdigest()[:6]])
-
-
 POLL_SECONDS_CLAIM = 0.5
 
 
@@ -119,7 +114,7 @@ def claimed(runs: Path, cell: str, on_wait: Callable[[], None]) -> Iterator[None
     The kernel takes the lock from an owner that is gone. Where the file system has no locks, nothing is kept
     out. Raises HarnessError where the folder cannot be written.
     """
-    path = runs / _name(cell)
+    path = runs / f".{cell}.lock"
     lock = FileLock(path, fallback_to_soft=False)
     try:
         try:
@@ -141,17 +136,13 @@ def claimed(runs: Path, cell: str, on_wait: Callable[[], None]) -> Iterator[None
 
 def forget_dead_claims(runs: Path) -> None:
     """Remove the locks that killed comparisons left: nobody holds them."""
-    for path in runs.glob(_name("*")):
+    for path in runs.glob(".*.lock"):
         lock = FileLock(path, fallback_to_soft=False)
         with suppress(Timeout, OSError):
             lock.acquire(timeout=0)
             with suppress(OSError):
                 os.unlink(path)
             lock.release()
-
-
-def _name(cell: str) -> str:
-    return f".{cell}.lock"
 
 
 class OthersRecords:
@@ -166,7 +157,7 @@ class OthersRecords:
 
     def of_cell(self, cell: str) -> tuple[Path, Record] | None:
         """The record of a cell that another comparison wrote meanwhile, unless that was interrupted."""
-        for path in sorted(set(self._files()) - self._known):
+        for path in sorted({*self._runs.glob(f"*/{RECORD_NAME}")} - self._known):
             self._known.add(path)
             with suppress(HarnessError):
                 record = read_record(path)
@@ -177,9 +168,6 @@ class OthersRecords:
     def is_own(self, path: Path) -> None:
         """This comparison wrote the record itself."""
         self._known.add(path)
-
-    def _files(self) -> Iterator[Path]:
-        return self._runs.glob(f"*/{RECORD_NAME}")
 
 
 POLL_SECONDS = 0.25
@@ -242,15 +230,26 @@ class Supervisor:
 
     def wait(self) -> None:
         """Pass signals on, answer and ask where the ranks are, and note how the child ended."""
+
+        def pass_on(number: int, _frame: FrameType | None) -> None:
+            self._told_at = self._told_at or time.monotonic()
+            with suppress(ProcessLookupError):
+                os.kill(self.child, number)
+
         for number in PASSED_ON:
-            signal.signal(number, self._pass_on)
+            signal.signal(number, pass_on)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         while self.code is None:
             finished, status, usage = os.wait4(self.child, os.WNOHANG)
             if finished:
                 self.code = os.waitstatus_to_exitcode(status)
                 self._find_folder()
-                self._note(usage.ru_maxrss * 1024)
+                if self.directory is not None and self.directory.exists():
+                    note = RankExit(
+                        exit_code=self.code, at=time.time(), max_resident_bytes=usage.ru_maxrss * 1024
+                    )
+                    with suppress(OSError):
+                        write_atomically(rank_exit(self.directory, self.rank), note.model_dump_json())
                 return
             self._look()
             time.sleep(POLL_SECONDS)
@@ -300,11 +299,6 @@ class Supervisor:
             )
         return None
 
-    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        self._told_at = self._told_at or time.monotonic()
-        with suppress(ProcessLookupError):
-            os.kill(self.child, number)
-
     def _look(self) -> None:
         if self._told_at is not None and time.monotonic() > self._told_at + ENDING_SECONDS:
             os.kill(self.child, signal.SIGKILL)  # it is too stuck to say anything
@@ -338,8 +332,9 @@ class Supervisor:
         gone = [r for r in range(self.world_size) if has_gone(directory, r)]
         self._ask_own(directory)
         deadline = time.monotonic() + ANSWER_SECONDS
+        awaited = [r for r in range(self.world_size) if r not in gone]
         while time.monotonic() < deadline and not all(
-            r in gone or self._has_answered(r) for r in range(self.world_size)
+            read_state(directory, r).has_answered or _stopped_file(directory, r).exists() for r in awaited
         ):
             time.sleep(POLL_SECONDS)
         stopped = [r for r in range(self.world_size) if _stopped_file(directory, r).exists()]
@@ -349,10 +344,6 @@ class Supervisor:
                 update={"stopped_ranks": stopped, "gone_ranks": gone, "unseen_ranks": unseen}
             ).write(directory)
         os.kill(self.child, signal.SIGKILL)
-
-    def _has_answered(self, rank: int) -> bool:
-        assert self.directory is not None
-        return read_state(self.directory, rank).has_answered or _stopped_file(self.directory, rank).exists()
 
     def _sees(self, rank: int) -> bool:
         """Whether a rank's monitor has said in this folder who it is; nodes may have folders of their own."""
@@ -366,17 +357,14 @@ class Supervisor:
                     with suppress(ValidationError):
                         self.exit_before_run = ExitBeforeRun.model_validate_json(said)
                 elif said:
-                    self.directory = run_folder(self.runs, said)
-                    self._begin(self.directory)
+                    directory = self.directory = run_folder(self.runs, said)
+                    with suppress(OSError):
+                        write_atomically(rank_owner(directory, self.rank), Owner.myself().model_dump_json())
+                    if self.rank == 0:
+                        request = RunRequest.read(directory)
+                        self._watch = Watch(directory, request, self._processes, self._sees)
+                        self._tail = Tail(rank_file(directory, 0))
         return self.directory
-
-    def _begin(self, directory: Path) -> None:
-        with suppress(OSError):
-            write_atomically(rank_owner(directory, self.rank), Owner.myself().model_dump_json())
-        if self.rank == 0:
-            request = RunRequest.read(directory)
-            self._watch = Watch(directory, request, self._processes, self._sees)
-            self._tail = Tail(rank_file(directory, 0))
 
     def _processes(self) -> dict[int, int] | None:
         """Process ids of the ranks, children of the monitors; None: not all of these are here and alive."""
@@ -389,13 +377,6 @@ class Supervisor:
             with suppress(psutil.Error, IndexError):
                 found[rank] = psutil.Process(owner.process).children()[0].pid
         return found if len(found) == self.world_size else None
-
-    def _note(self, max_resident_bytes: int) -> None:
-        if self.directory is None or not self.directory.exists() or self.code is None:
-            return
-        note = RankExit(exit_code=self.code, at=time.time(), max_resident_bytes=max_resident_bytes)
-        with suppress(OSError):
-            write_atomically(rank_exit(self.directory, self.rank), note.model_dump_json())
 
 
 def _stopped_file(directory: Path, rank: int) -> Path:

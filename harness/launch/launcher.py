@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -106,8 +106,13 @@ class LocalLauncher:
             self._context.set_forkserver_preload(["harness.rank.preload"])
             name_multiprocessing_folder()
             atexit.register(kill_fork_server)
-            with _interrupts_held():
+            resource_tracker.ensure_running()  # its start would end the block
+            # A server started meanwhile never meets Ctrl-C; one that comes is delivered afterwards.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
                 forkserver.ensure_running()  # it imports while this process goes on
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         else:
             self._context = multiprocessing.get_context("spawn")
 
@@ -211,10 +216,9 @@ class LocalLauncher:
         try:
             for rank in range(request.world_size):
                 ours, theirs = multiprocessing.Pipe() if takes_turns else (None, None)
-                if ours is not None:
-                    running.calls[rank] = ours
                 processes[rank] = self._start(run_directory, request, rank, port, theirs)
-                if theirs is not None:
+                if ours is not None and theirs is not None:
+                    running.calls[rank] = ours
                     theirs.close()
             stopped = yield from running.follow()
         except KeyboardInterrupt:
@@ -226,7 +230,8 @@ class LocalLauncher:
             end_all(list(processes.values()), started)
             raise
         running.note_ends()
-        codes = {rank: processes[rank].exitcode for rank in running.in_order_of_their_end()}
+        in_order_of_their_end = sorted(processes, key=lambda r: (running.ended_at.get(r, math.inf), r))
+        codes = {rank: processes[rank].exitcode for rank in in_order_of_their_end}
         end_all(list(processes.values()), started)
         running.pass_events_on()
         return Outcome(exit_codes=codes, ended_at=running.ended_at, stopped=stopped)
@@ -234,29 +239,29 @@ class LocalLauncher:
     def _start(
         self, run_directory: Path, request: RunRequest, rank: int, port: int, turns: Connection | None
     ) -> Any:
-        variables = self._variables(request, rank, port)
+        log, variables = str(rank_log(run_directory, rank)), _variables(request, rank, port)
         process = self._context.Process(  # type: ignore[attr-defined]
-            target=enter_rank,
-            args=(str(run_directory), str(rank_log(run_directory, rank)), variables, turns),
+            target=enter_rank, args=(str(run_directory), log, variables, turns)
         )
         process.start()
         return process
 
-    def _variables(self, request: RunRequest, rank: int, port: int) -> dict[str, str]:
-        """What a rank adds to the environment of this process."""
-        variables = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(request.world_size),
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(request.world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": str(request.threads_per_rank),
-            LOCAL_RENDEZVOUS: "1",
-        }
-        if sys.platform == "linux":
-            variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-        return variables
+
+def _variables(request: RunRequest, rank: int, port: int) -> dict[str, str]:
+    """What a rank adds to the environment of this process."""
+    variables = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(request.world_size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(request.world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": str(request.threads_per_rank),
+        LOCAL_RENDEZVOUS: "1",
+    }
+    if sys.platform == "linux":
+        variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    return variables
 
 
 @dataclass(kw_only=True)
@@ -284,7 +289,12 @@ class _Running:
             ready = wait([*(p.sentinel for p in alive), *calls], timeout=POLL_SECONDS)
             require_folder(self.run_directory)
             self.pass_events_on()
-            self._note_waiting(ready)
+            for rank in [rank for rank, call in self.calls.items() if call in ready]:
+                try:
+                    self.calls[rank].recv_bytes()
+                    self.waiting.add(rank)
+                except (EOFError, OSError):  # the rank has ended
+                    del self.calls[rank]
             if self.note_ends() and deadline is None:
                 deadline = time.monotonic() + GRACE_SECONDS
             if deadline is not None:
@@ -297,23 +307,11 @@ class _Running:
                 self.watch.rest()
                 turn = yield self.run_id
                 self.watch.go_on()
-                self._give(turn)
+                self.waiting.clear()
+                for call in self.calls.values():
+                    with suppress(OSError):  # who ended while it waited is seen with the next look
+                        call.send_bytes(turn.model_dump_json().encode())
         return None
-
-    def _note_waiting(self, ready: Collection[Any]) -> None:
-        for rank, call in list(self.calls.items()):
-            if call in ready:
-                try:
-                    call.recv_bytes()
-                    self.waiting.add(rank)
-                except (EOFError, OSError):  # the rank has ended
-                    del self.calls[rank]
-
-    def _give(self, turn: TurnEvent) -> None:
-        self.waiting.clear()
-        for call in self.calls.values():
-            with suppress(OSError):  # who ended while it waited is seen with the next look
-                call.send_bytes(turn.model_dump_json().encode())
 
     def pass_events_on(self) -> None:
         """Tell of rank 0's events as they come."""
@@ -330,10 +328,6 @@ class _Running:
             self.processes[rank].exitcode != 0 or not has_ended_well(self.run_directory, rank)
             for rank in self.ended_at
         )
-
-    def in_order_of_their_end(self) -> list[int]:
-        """Those that have ended, the first first, then the others."""
-        return sorted(self.processes, key=lambda rank: (self.ended_at.get(rank, math.inf), rank))
 
 
 def _say(text: str) -> None:
@@ -357,17 +351,6 @@ def require_folder(run_directory: Path) -> None:
 def _living(processes: Mapping[int, Any]) -> dict[int, int]:
     """Process ids by rank."""
     return {rank: process.pid for rank, process in processes.items() if process.exitcode is None}
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """A process started meanwhile never meets Ctrl-C; one that comes is delivered afterwards."""
-    resource_tracker.ensure_running()  # its start would release them
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def free_port() -> int:
@@ -464,7 +447,11 @@ def running_cell(
         except OSError as error:
             if error.errno not in FOLDER_LOST:
                 raise
-            directory, request = _replacement(store, directory, request)
+            if os.path.lexists(directory):  # something has taken its name
+                request = request.model_copy(
+                    update={"run_id": f"{request.run_id[:-6]}{secrets.token_hex(3)}"}
+                )
+            directory = _new_folder(store, request)
             record = keep_record(directory, record.model_copy(update={"run_id": request.run_id}))
     except OSError as error:
         if outcome is not None:
@@ -472,16 +459,6 @@ def running_cell(
         raise HarnessError(f"record of run '{directory}' cannot be written: {error.strerror}") from error
     forget_owner(directory)
     return record
-
-
-def _replacement(store: Store, lost: Path, request: RunRequest) -> tuple[Path, RunRequest]:
-    """A folder for the record of a run whose own cannot be written: of its name where nothing has taken it.
-
-    Raises HarnessError.
-    """
-    if os.path.lexists(lost):
-        request = request.model_copy(update={"run_id": f"{request.run_id[:-6]}{secrets.token_hex(3)}"})
-    return _new_folder(store, request), request
 
 
 def _new_folder(store: Store, request: RunRequest) -> Path:
@@ -601,11 +578,19 @@ def groups(
     greediest cell. Others without a prediction will not run. `known`: records of other cells of these
     rounds, after which the rest of a round runs in the same way.
     """
-    rounds: dict[object, list[RunRequest]] = {}
-    known = list(known)
-    took_turns, ran_whole = _earlier(known)
-    if _joined(cells, known) > 1:
+    # The reference does not decide: a whole one stands for one in turns.
+    timed = [
+        record
+        for record in known
+        if record.status == "ok" and record.windows is not None and record.windows.timed
+        and record.backend.name != registry.REFERENCE
+    ]  # fmt: skip
+    took_turns = {record.repeat for record in timed if record.turns is not None}
+    ran_whole = {record.repeat for record in timed} - took_turns
+    whole_before = {(r.job_id, r.world.world_size, r.repeat) for r in timed if r.turns is None}
+    if len(whole_before.intersection((c.job_id, c.world_size, c.repeat) for c in cells if _is_timed(c))) > 1:
         say(f"{OTHERS_RAN}; --fresh runs all again")
+    rounds: dict[object, list[RunRequest]] = {}
     told: dict[str, None] = {}
     needs = _needs(cells, parts, unknown)
     free = [part.host_limit_bytes for part in parts.values() if part.host_limit_bytes is not None]
@@ -657,37 +642,11 @@ def _ranks(count: int) -> str:
 
 
 OTHERS_TOOK_TURNS = "earlier cells took turns and are not compared in speed with those that run now"
-
-
 OTHERS_RAN = "cells that run now are compared in speed in one of the earlier rounds only"
 
 
-def _joined(cells: Iterable[RunRequest], known: Iterable[Record]) -> int:
-    """Of how many rounds cells run now of which others, on as many ranks, ran whole before."""
-    before = {(r.job_id, r.world.world_size, r.repeat) for r in _timed(known) if r.turns is None}
-    now = {
-        (cell.job_id, cell.world_size, cell.repeat)
-        for cell in cells
-        if cell.measure.timed and cell.backend != registry.REFERENCE
-    }
-    return len(before & now)
-
-
-def _timed(known: Iterable[Record]) -> list[Record]:
-    """The reference does not decide: a whole one stands for one in turns."""
-    return [
-        record
-        for record in known
-        if record.status == "ok" and record.windows is not None and record.windows.timed
-        and record.backend.name != registry.REFERENCE
-    ]  # fmt: skip
-
-
-def _earlier(known: Iterable[Record]) -> tuple[set[int], set[int]]:
-    """Numbers of the repeats of which cells took turns, and of others of which timed cells ran whole."""
-    timed = _timed(known)
-    took_turns = {record.repeat for record in timed if record.turns is not None}
-    return took_turns, {record.repeat for record in timed} - took_turns
+def _is_timed(cell: RunRequest) -> bool:
+    return cell.measure.timed and cell.backend != registry.REFERENCE
 
 
 def _why_whole(

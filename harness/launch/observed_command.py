@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,7 +44,7 @@ class Observed:
     record: Record | None
     """None: no process of it trained, or there is a problem."""
     exit_code: int
-    """For the shell: the command's own, 128 + the number of the signal that ended it."""
+    """For the shell: the command's own; 128 + its number after a signal that it did not answer otherwise."""
     problem: str = ""
     """Why there is no record of a command that trained."""
 
@@ -87,8 +87,20 @@ def observe_command(
     directory = store.run_directory(request.run_id).resolve()
     request.write(directory)
     told = _Told()
-    code = _run(observed, directory, sys.stderr.fileno() if keeps_output_free else None, told)
-    exit_code = _for_the_shell(code, told.number)
+    try:
+        output = sys.stderr.fileno() if keeps_output_free else None
+        process = subprocess.Popen(observed, env=observed_environment(directory), stdout=output)
+    except OSError as error:
+        directory.joinpath("observe.json").unlink()
+        directory.rmdir()
+        raise HarnessError(f"'{redacted(observed[0])}' cannot be started: {error.strerror}") from error
+    code = _followed_to_its_end(process, told)
+    with suppress(OSError):
+        note_end(directory, process.pid, code)
+    exit_code = code if code >= 0 else 128 - code
+    # Launchers end with 1, or by another signal, where their ranks were told to end.
+    if told.number is not None and (code < 0 or code == 1):
+        exit_code = 128 + told.number
     try:
         wait_for_processes(directory)
         record = assemble_observed(directory, request, code, told.at)
@@ -113,37 +125,8 @@ def observed_environment(directory: Path) -> dict[str, str]:
     }
 
 
-def _run(observed: Sequence[str], directory: Path, output: int | None, told: _Told) -> int:
-    """Run the command; return its exit code, negative where a signal ended it."""
-    try:
-        process = subprocess.Popen(observed, env=observed_environment(directory), stdout=output)
-    except OSError as error:
-        directory.joinpath("observe.json").unlink()
-        directory.rmdir()
-        raise HarnessError(f"'{redacted(observed[0])}' cannot be started: {error.strerror}") from error
-    with _passing_on(process, told):
-        code = _wait(process, told)
-    with suppress(OSError):
-        note_end(directory, process.pid, code)
-    return code
-
-
-def _wait(process: subprocess.Popen[bytes], told: _Told) -> int:
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            told.note(signal.SIGINT)
-            if _is_in_foreground():
-                continue  # Ctrl-C reaches every process of the terminal's foreground, the command too
-        with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
-            return process.wait(INTERRUPT_SECONDS)
-        process.send_signal(signal.SIGINT)
-
-
-@contextmanager
-def _passing_on(process: subprocess.Popen[bytes], told: _Told) -> Iterator[None]:
-    """Pass on to the command what asks this process alone to end."""
+def _followed_to_its_end(process: subprocess.Popen[bytes], told: _Told) -> int:
+    """The exit code, negative where a signal ended it; passes on what asks this process alone to end."""
 
     def pass_on(number: int, _: object) -> None:
         told.note(number)
@@ -151,7 +134,16 @@ def _passing_on(process: subprocess.Popen[bytes], told: _Told) -> Iterator[None]
 
     kept = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                told.note(signal.SIGINT)
+                if _is_in_foreground():
+                    continue  # Ctrl-C reaches every process of the terminal's foreground, the command too
+            with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+                return process.wait(INTERRUPT_SECONDS)
+            process.send_signal(signal.SIGINT)
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
@@ -169,13 +161,3 @@ def _is_in_foreground() -> bool:
         return False
     finally:
         os.close(terminal)
-
-
-def _for_the_shell(code: int, told: int | None) -> int:
-    """The command's own exit code; after a signal that it did not answer otherwise 128 + its number.
-
-    Launchers end with 1, or by another signal, where their ranks were told to end.
-    """
-    if told is not None and (code < 0 or code == 1):
-        return 128 + told
-    return code if code >= 0 else 128 - code

@@ -39,7 +39,8 @@ class StartWatch:
         """Where each rank is; None: it has not said so yet."""
         self._noted.update(phases)
         for rank, phase in phases.items():
-            before, index = self._index[rank], _index(phase)
+            known = START_PHASES.index(phase) if phase in START_PHASES else len(START_PHASES)
+            before, index = self._index[rank], 0 if phase is None else known
             if index <= before:
                 continue
             self._needed[before][rank] = now - self._since[rank]
@@ -66,12 +67,6 @@ class StartWatch:
                     f"long, at least runtime.start_timeout_seconds, {self._least_seconds:g})"
                 )
         return None
-
-
-def _index(phase: str | None) -> int:
-    if phase is None:
-        return 0
-    return START_PHASES.index(phase) if phase in START_PHASES else len(START_PHASES)
 
 
 IDLE_SHARE = 0.1
@@ -122,17 +117,14 @@ class Idleness:
         if since is None or usage.keys() != self._before.keys():
             self._since, self._before = now, usage
             return 0.0
-        if still or any(_worked(self._before[rank], usage[rank], now - since) for rank in usage):
-            self._since, self._before = now, usage
-            return 0.0
+        for rank, after in usage.items():
+            # A process that ended takes its share with it: any change counts.
+            computed = abs(after.processor_seconds - self._before[rank].processor_seconds)
+            moved = abs(after.moved_bytes - self._before[rank].moved_bytes)
+            if still or computed > IDLE_SECONDS + IDLE_SHARE * (now - since) or moved > IDLE_BYTES:
+                self._since, self._before = now, usage
+                return 0.0
         return now - since
-
-
-def _worked(before: _Usage, after: _Usage, seconds: float) -> bool:
-    # A process that ended takes its share with it: any change counts.
-    computed = abs(after.processor_seconds - before.processor_seconds)
-    moved = abs(after.moved_bytes - before.moved_bytes)
-    return computed > IDLE_SECONDS + IDLE_SHARE * seconds or moved > IDLE_BYTES
 
 
 def _usage(process: int) -> _Usage:
@@ -242,8 +234,14 @@ class Watch:
         self._start.note({r: p.phase if p else None for r, p in zip(ranks, positions, strict=True)}, now)
         waited = now - self._moved
         if self._step_seconds and all(p and p.is_as_long_as_a_step for p in positions):
-            limit, words = self._limit_of_steps()
-            return f"no rank made progress for {waited:.0f} s ({words})" if waited > limit else None
+            step, limits = median(self._step_seconds), self._limits
+            steps, seconds = limits.stuck_after_steps, limits.stuck_after_seconds
+            # Beyond that a collective gives up by itself, which says less.
+            limit = min(steps * step + seconds, limits.phase_timeout_seconds)
+            if waited <= limit:
+                return None
+            parts = f"{steps:g} steps of {step:.3g} s and {seconds:g} s"
+            return f"no rank made progress for {waited:.0f} s (the limit is {limit:.1f} s: {parts})"
         # Who takes steps has left its start, though a network's file system may show that late.
         late = None if self._step_seconds else self._start.late(now)
         return late or self._outside_of_steps(now, waited)
@@ -278,14 +276,6 @@ class Watch:
             f"no rank made progress, computed, read or wrote for {idle:.0f} s "
             f"(runtime.idle_timeout_seconds is {idle_limit:g})"
         )
-
-    def _limit_of_steps(self) -> tuple[float, str]:
-        step, limits = median(self._step_seconds), self._limits
-        steps, seconds = limits.stuck_after_steps, limits.stuck_after_seconds
-        # Beyond that a collective gives up by itself, which says less.
-        limit = min(steps * step + seconds, limits.phase_timeout_seconds)
-        parts = f"{steps:g} steps of {step:.3g} s and {seconds:g} s"
-        return limit, f"the limit is {limit:.1f} s: {parts}"
 
 
 def ask_where(run_directory: Path, processes: Mapping[int, int], note: StuckNote) -> None:

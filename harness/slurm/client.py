@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -100,7 +101,9 @@ def job_facts(jobs: Sequence[str]) -> dict[str, JobFacts]:
     if not jobs:
         return {}
     wanted = set(jobs)
-    known = read_accounting(_accounting(jobs))
+    known: dict[str, JobFacts] = {}
+    with suppress(HarnessError):  # there is no accounting
+        known = read_accounting(_run(["sacct", *_ACCOUNT_OPTIONS, f"--jobs={','.join(jobs)}"]))
     # The controller knows restarts and the reason of a wait; accounting knows what it has forgotten.
     for job, facts in read_queue(_queue(jobs)).items():
         queued = {name: value for name, value in vars(facts).items() if value is not None}
@@ -125,7 +128,8 @@ def read_queue(text: str) -> dict[str, JobFacts]:
         found[job] = JobFacts(
             state=state,
             reason=None if reason in ("", "None") else reason,
-            exit_code=_wait_status(status) if ended else None,
+            # As wait(2) has it: exit code times 256, or the signal.
+            exit_code=(-(int(status) & 127) or int(status) >> 8) if ended and status.isdigit() else None,
             nodes=nodes or None,
             elapsed_seconds=_duration(elapsed),
             restarts=int(restarts) if restarts.isdigit() else None,
@@ -142,19 +146,20 @@ def read_accounting(text: str) -> dict[str, JobFacts]:
             continue
         name, state, exit_code, elapsed, nodes, energy, memory = values[: len(ACCOUNT_FIELDS)]
         job, _, step = name.partition(".")
+        code, _, number = exit_code.partition(":")
         joules = int(energy) if energy.isdigit() and int(energy) > 0 else None
         if not step:
             # 'CANCELLED by 1000' and 'NODE_FAIL' and 'RUNNING'
             found[job] = JobFacts(
                 state=state.split()[0] if state else "UNKNOWN",
-                exit_code=_exit_and_signal(exit_code),
+                exit_code=-int(number) or int(code) if code.isdigit() and number.isdigit() else None,
                 nodes=None if nodes in ("", "None assigned") else nodes,
                 elapsed_seconds=int(elapsed) if elapsed.isdigit() else None,
                 energy_joules=joules,
             )
         elif job in found:
             total = found[job]
-            resident = [b for b in (total.max_resident_bytes, _bytes(memory)) if b is not None]
+            resident = [b for b in (total.max_resident_bytes, bytes_of(memory)) if b is not None]
             energies = [e for e in (total.energy_joules, joules) if e is not None]
             found[job] = replace(
                 total,
@@ -182,14 +187,6 @@ def _run(command: Sequence[str], cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def _accounting(jobs: Sequence[str]) -> str:
-    """sacct's lines; nothing where there is no accounting."""
-    try:
-        return _run(["sacct", *_ACCOUNT_OPTIONS, f"--jobs={','.join(jobs)}"])
-    except HarnessError:
-        return ""
-
-
 def _queue(jobs: Sequence[str]) -> str:
     """squeue's lines; nothing where the controller has forgotten the jobs.
 
@@ -205,22 +202,6 @@ def _queue(jobs: Sequence[str]) -> str:
     return "".join(_queue([number]) for number in dict.fromkeys(job.partition("_")[0] for job in jobs))
 
 
-def _wait_status(text: str) -> int | None:
-    """The status of wait(2) as squeue prints it: exit code times 256, or the signal."""
-    if not text.isdigit():
-        return None
-    status = int(text)
-    return -(status & 127) if status & 127 else status >> 8
-
-
-def _exit_and_signal(text: str) -> int | None:
-    """sacct's 'exit code:signal'."""
-    code, _, number = text.partition(":")
-    if not (code.isdigit() and number.isdigit()):
-        return None
-    return -int(number) if int(number) else int(code)
-
-
 def _duration(text: str) -> int | None:
     """Seconds of squeue's [days-][hours:]minutes:seconds."""
     days, dash, rest = text.partition("-")
@@ -233,8 +214,8 @@ def _duration(text: str) -> int | None:
     return seconds + (int(days) * 86400 if dash else 0)
 
 
-def _bytes(text: str) -> int | None:
-    """Bytes of sacct's '123456K'."""
+def bytes_of(text: str) -> int | None:
+    """Bytes of sacct's '123456K'; None of anything else."""
     unit = text[-1:].upper() if text[-1:].isalpha() else ""
     number = text.rstrip("KMGTkmgt")
     try:

@@ -41,8 +41,13 @@ OWN_OPTIONS = (
 UNSUBMITTABLE = ("clusters", "help", "quiet", "test-only", "usage", "version", "wait")
 
 
+def _control_character(text: str) -> str | None:
+    """The first character that could end the line it is written into."""
+    return next((c for c in text if ord(c) < 32 or ord(c) == 127 or c in "\x85\u2028\u2029"), None)
+
+
 def _one_line(text: str) -> str:
-    if any(ord(c) < 32 or ord(c) == 127 or c in "\x85\u2028\u2029" for c in text):
+    if _control_character(text) is not None:
         raise ValueError("must be one line without control characters")
     return text
 
@@ -236,7 +241,7 @@ def directive(option: str, value: str | int | None = None) -> str:
 
 def refuse_control_characters(text: str, where: str) -> None:
     """Raise HarnessError if `text` could end the line that it is written into, or is no text at all."""
-    found = next((c for c in text if ord(c) < 32 or ord(c) == 127 or c in "\x85\u2028\u2029"), None)
+    found = _control_character(text)
     if any("\ud800" <= c <= "\udfff" for c in text):
         raise HarnessError(f"{where} was given {text!r}, which is not UTF-8; give a name that is")
     if found is not None:
@@ -260,6 +265,13 @@ def render_script(
 
     Raises HarnessError for a value that no script can hold.
     """
+    gpus: dict[str, str] = {}
+    variables = {"OMP_NUM_THREADS": str(site.cpus_per_rank)}
+    if site.gpus_per_node:
+        wanted = f"{site.gpu_type}:{ranks_per_node}" if site.gpu_type else str(ranks_per_node)
+        gpus = {site.gpu_option: f"gpu:{wanted}" if site.gpu_option == "gres" else wanted}
+    if site.interface is not None:
+        variables |= {"GLOO_SOCKET_IFNAME": site.interface, "NCCL_SOCKET_IFNAME": site.interface}
     logs = str(log_folder).replace("%", "%%")
     options: dict[str, str | int | bool | None] = {
         "job-name": job_name,
@@ -271,7 +283,7 @@ def render_script(
         "nodes": nodes,
         "ntasks-per-node": 1,
         "cpus-per-task": site.cpus_per_rank * ranks_per_node,
-        **_gpus(site, ranks_per_node),
+        **gpus,
         "mem": site.memory_per_node,
         "time": site.time_limit_of(nodes * ranks_per_node),
         "signal": f"B:USR1@{site.notice_seconds}",
@@ -293,7 +305,7 @@ def render_script(
             if value is not None and value is not False
         ],
         runs=[str(directory) for directory in run_directories],
-        variables=_variables(site),
+        variables=variables | site.environment,
     )
 
 
@@ -311,22 +323,6 @@ def _template() -> Template:
     environment.filters["word"] = word
     environment.globals["directive"] = directive
     return environment.get_template("job.sbatch.jinja")
-
-
-def _gpus(site: Site, ranks_per_node: int) -> dict[str, str]:
-    """The option that asks for GPUs; none on the CPU."""
-    if not site.gpus_per_node:
-        return {}
-    wanted = f"{site.gpu_type}:{ranks_per_node}" if site.gpu_type else str(ranks_per_node)
-    return {site.gpu_option: f"gpu:{wanted}" if site.gpu_option == "gres" else wanted}
-
-
-def _variables(site: Site) -> dict[str, str]:
-    """Variables of the ranks; the site's own win."""
-    variables = {"OMP_NUM_THREADS": str(site.cpus_per_rank)}
-    if site.interface is not None:
-        variables |= {"GLOO_SOCKET_IFNAME": site.interface, "NCCL_SOCKET_IFNAME": site.interface}
-    return variables | site.environment
 
 
 def word(text: str) -> str:

@@ -6,17 +6,20 @@ No more jobs at once than a limit. Whether the runs will have the memory that th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+import signal
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
+from harness.fabric.result import FABRIC_NAME, FabricResult, parse_rate, shortfall
 from harness.files import Stored, read_plain, refusing, write_atomically
 from harness.gpus.found import Wheel, read_wheel, unfit_wheel
 from harness.launch.cells import is_refused
@@ -24,14 +27,194 @@ from harness.launch.external import claimed
 from harness.plan.hardware import load_hardware
 from harness.plan.limits import MemoryLimits
 from harness.plan.preflight import CellPredictions, of_requests, predict_runs
-from harness.record import Record
+from harness.record import Record, SlurmPart
 from harness.record.store import RECORD_NAME, Store, read_record, write_record
-from harness.run_directory.assemble import assemble_refused
-from harness.run_directory.request import REQUEST_NAME
+from harness.run_directory.assemble import Outcome, Verdict, assemble, assemble_refused, noted_exits
+from harness.run_directory.events import ENDINGS, SetupEvent, Tail
+from harness.run_directory.rank_state import log_tail, read_log, read_part
+from harness.run_directory.request import (
+    REQUEST_NAME,
+    RunRequest,
+    launcher_log,
+    rank_file,
+)
 from harness.slurm import client
-from harness.slurm.attempt import noted_job, write_run
 from harness.slurm.client import JobFacts
 from harness.slurm.matrix import Matrix, PlannedRun, Site
+
+Noticed = Literal["time-limit", "terminated", "slow-fabric", "fabric-failed"]
+
+
+class ScriptEnd(Stored):
+    """What the job's script wrote down at its end."""
+
+    ended: Noticed | None = None
+    """The signal that the script was sent, before its time limit or to end at once, or the gate it met."""
+    exit_code: int
+    """Of the step that ran the launchers, or of the self-test of the network where that was the last."""
+    require_busbw: str | None = None
+    """What the gate asked of the network."""
+
+
+OUT_OF_MEMORY = re.compile(
+    r"^slurmstepd\S*: error: (.*(?:exceeded memory limit|oom[-_ ]kill event).*)"
+    r"|^srun: error: (.*: Out Of Memory.*)$",
+    re.MULTILINE,
+)
+"""Only the step is over its memory: its job ends as FAILED, and Slurm 22.05 says why in the step's output."""
+
+
+def out_of_memory_notice(output: str) -> str | None:
+    """What Slurm printed about a step that it, or the kernel, ended for its memory; None: nothing.
+
+    slurmstepd writes of limits that it watches itself (OverMemoryKill) and of kills in its cgroup, srun of
+    tasks that ended so.
+    """
+    found = OUT_OF_MEMORY.search(output)
+    return (found[1] or found[2]).strip() if found else None
+
+
+def verdict(
+    facts: JobFacts | None,
+    end: ScriptEnd | None,
+    silent_hosts: Sequence[str] = (),
+    memory_notice: str | None = None,
+    fabric: FabricResult | None = None,
+) -> Verdict | None:
+    """What ended the job from outside; None: look at what its ranks say.
+
+    `silent_hosts` are nodes of which no rank reported how it ended, `memory_notice` is Slurm's notice of a
+    step that was out of memory, `fabric` what the self-test of the network measured.
+    """
+    state = facts.state if facts is not None else None
+    if (end is not None and end.ended == "time-limit") or state in ("TIMEOUT", "DEADLINE"):
+        return Verdict(status="timeout", kind="TimeLimit", cause="stopped by the job's time limit")
+    match state:
+        case "OUT_OF_MEMORY":
+            return Verdict(status="oom", kind="OutOfMemory", cause="ended by Slurm: a node ran out of memory")
+        case "NODE_FAIL" | "BOOT_FAIL":
+            named = f" ({', '.join(silent_hosts)})" if silent_hosts else ""
+            return Verdict(
+                status="failed", kind="NodeFailure", cause=f"ended by the failure of a node{named}"
+            )
+        case "PREEMPTED":
+            return Verdict(status="failed", kind="Preempted", cause="preempted by another job")
+        case "CANCELLED":
+            return Verdict(status="failed", kind="Cancelled", cause="cancelled")
+    if memory_notice is not None:
+        return Verdict(status="oom", kind="OutOfMemory", cause=f"ended by Slurm ({memory_notice})")
+    if end is not None and end.ended == "slow-fabric":
+        missed = None
+        if fabric is not None and end.require_busbw is not None:
+            missed = shortfall(fabric, parse_rate(end.require_busbw))
+        missed = missed or "the network is slower than the site's require_busbw"
+        return Verdict(status="failed", kind="SlowFabric", cause=f"not begun: {missed}; ended")
+    if end is not None and end.ended == "fabric-failed":
+        cause = (
+            f"not begun: the self-test of the network that require_busbw asks for ended with exit code "
+            f"{end.exit_code} and left no result that can be read (launcher.log has its output); ended"
+        )
+        return Verdict(status="failed", kind="FabricFailed", cause=cause)
+    if end is not None and end.ended == "terminated":
+        return Verdict(status="failed", kind="Terminated", cause="terminated by SIGTERM")
+    if end is None and facts is not None and not facts.active:
+        code = facts.exit_code
+        how = f"killed by signal {-code}" if code is not None and code < 0 else f"over, exit code {code}"
+        return Verdict(status="failed", kind="ScriptLost", cause=f"abandoned: the job script was {how},")
+    return None
+
+
+JOB_NAME = "slurm.json"
+END_NAME = "slurm-end.json"
+
+
+def begin(run_directory: Path) -> None:
+    """Note which job runs this run; set the files of an earlier attempt aside, so that it starts clean.
+
+    Raises HarnessError where the run's folder is not to be seen from this node.
+    """
+    if not (run_directory / REQUEST_NAME).exists():
+        raise HarnessError(
+            f"'{run_directory}' has no {REQUEST_NAME} on this node: the runs folder must be on a file system "
+            "that all nodes share"
+        )
+    left = [p for p in run_directory.iterdir() if p.is_file() and p.name != REQUEST_NAME]
+    if any(p.name.startswith(("rank-", "launcher", JOB_NAME)) for p in left):
+        earlier = len(list(run_directory.glob("attempt-*")))
+        aside = run_directory / f"attempt-{earlier}"
+        aside.mkdir()
+        for path in left:
+            path.rename(aside / path.name)
+    number, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    job = SlurmPart(
+        job=f"{number}_{task}" if number and task else os.environ.get("SLURM_JOB_ID"),
+        nodes=os.environ.get("SLURM_JOB_NODELIST"),
+        partition=os.environ.get("SLURM_JOB_PARTITION"),
+        restarts=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+    )
+    write_atomically(run_directory / JOB_NAME, job.model_dump_json(indent=1))
+
+
+def finish(run_directory: Path, end: ScriptEnd) -> Record:
+    """Note how the step ended and write the record; `collect` adds what Slurm says afterwards."""
+    write_atomically(run_directory / END_NAME, end.model_dump_json())
+    request = RunRequest.read(run_directory)
+    return write_run(run_directory, request, None)
+
+
+def write_run(
+    run_directory: Path,
+    request: RunRequest,
+    facts: JobFacts | None,
+    job: str | None = None,
+    job_log: Path | None = None,
+) -> Record:
+    """Assemble and write the record of a run from its ranks' files, its script's and Slurm's facts.
+
+    `job_log` has the words of a script that failed before its ranks or launchers had any.
+    """
+    end = read_part(run_directory / END_NAME, ScriptEnd)
+    fabric = read_part(run_directory / FABRIC_NAME, FabricResult)
+    silent = set()
+    for rank in range(request.world_size):
+        events = Tail(rank_file(run_directory, rank)).read()
+        setup = next((event for event in events if isinstance(event, SetupEvent)), None)
+        if setup is not None and not any(isinstance(event, ENDINGS) for event in events):
+            silent.add(setup.host)
+    notice = out_of_memory_notice(read_log(launcher_log(run_directory)))
+    # Launchers end the ranks that are left with SIGTERM: one that went so did not fail.
+    noted = noted_exits(run_directory, range(request.world_size))
+    outcome = Outcome(
+        exit_codes={rank: e.exit_code for rank, e in noted.items() if e.exit_code != -signal.SIGTERM},
+        verdict=verdict(facts, end, sorted(silent), notice, fabric),
+    )
+    record = assemble(run_directory, request, outcome)
+    known: dict[str, Any] = {
+        "attempts": 1 + len(list(run_directory.glob("attempt-*"))),
+        "step_exit_code": end.exit_code if end is not None else None,
+    }
+    if job is not None:
+        known["job"] = job
+    if facts is not None:
+        known |= {name: value for name, value in vars(facts).items() if value is not None}
+    added = {
+        "slurm": noted_job(run_directory).model_copy(update=known),
+        "fabric": fabric.summary() if fabric is not None else None,
+    }
+    error = record.error
+    if error is not None and not error.log_tail and job_log is not None and record.status != "diverged":
+        error = error.model_copy(update={"log_tail": log_tail(job_log)})
+    record = record.model_copy(
+        update={"environment": record.environment.model_copy(update=added), "error": error}
+    )
+    write_record(run_directory, record)
+    return record
+
+
+def noted_job(run_directory: Path) -> SlurmPart:
+    """What the script of a run wrote down of its job at the beginning; empty if it has not begun."""
+    return read_part(run_directory / JOB_NAME, SlurmPart) or SlurmPart()
+
 
 JOBS_NAME = "jobs.json"
 
@@ -119,7 +302,8 @@ def submit_runs(
     submitted = 0
     if runs[:room]:
         _remember(folder, {})  # a job that could not be noted would be lost
-    for batch in _batches(runs[:room]):
+    for _, neighbours in groupby(runs[:room], key=lambda run: run.script):
+        batch = [*neighbours]
         for run in batch:
             prepare_run(matrix, run)
         indices = [run.array_index for run in batch if run.array_index is not None]
@@ -148,12 +332,6 @@ def ranges(indices: Sequence[int]) -> str:
     return ",".join(pieces)
 
 
-def _batches(runs: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
-    """Neighbours of one script together."""
-    for _, batch in groupby(runs, key=lambda run: run.script):
-        yield list(batch)
-
-
 def _remember(folder: Path, jobs: dict[str, str]) -> None:
     merged = read_jobs(folder) | jobs
     entries = [SubmittedJob(run_id=run_id, job=job) for run_id, job in merged.items()]
@@ -162,10 +340,6 @@ def _remember(folder: Path, jobs: dict[str, str]) -> None:
     except OSError as error:
         taken = f"; these jobs were submitted: {', '.join(jobs.values())}" if jobs else ""
         raise HarnessError(f"{folder / JOBS_NAME} cannot be written: {error.strerror}{taken}") from error
-
-
-UNIT_BYTES = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-"""Of sbatch's --mem, which counts in MiB without a unit."""
 
 
 def site_limits(site: Site, gpu: str | None = None) -> MemoryLimits:
@@ -205,23 +379,15 @@ def site_wheel(site: Site) -> Wheel | None:
 
 
 def memory_bytes(text: str | None) -> int | None:
-    """Bytes of a value of --mem; None for 0, which is all of a node."""
+    """Bytes of a value of --mem, in MiB without a unit; None for 0, which is all of a node."""
     if text is None:
         return None
-    unit = text[-1].upper() if text[-1].isalpha() else ""
-    return int(text.removesuffix(text[-1]) if unit else text) * UNIT_BYTES[unit] or None
+    return client.bytes_of(text if text[-1].isalpha() else f"{text}M") or None
 
 
 def predict_matrix(runs: Sequence[PlannedRun], limits: MemoryLimits, *, force: bool) -> CellPredictions:
     """Predict runs that are about to be submitted, by their run ids."""
     return predict_runs(of_requests([run.request for run in runs], limits), limits, force=force)
-
-
-def with_prediction(run: PlannedRun, predicted: CellPredictions) -> PlannedRun:
-    """The run with its prediction in the request, which the record takes over."""
-    part = predicted.parts.get(run.request.run_id)
-    request = run.request.model_copy(update={"prediction": part})
-    return run.model_copy(update={"request": request})
 
 
 def record_refused(
@@ -230,7 +396,9 @@ def record_refused(
     """Write the records of runs that cannot fit; return the others, with their predictions."""
     others = []
     for run in runs:
-        run = with_prediction(run, predicted)
+        part = predicted.parts.get(run.request.run_id)
+        request = run.request.model_copy(update={"prediction": part})  # which the record takes over
+        run = run.model_copy(update={"request": request})
         refusal = predicted.refusal(run.request.run_id)
         if refusal is None:
             others.append(run)
@@ -297,12 +465,16 @@ def look(folder: Path, matrix: Matrix) -> list[RunState]:
     """Where each run is, after one question to Slurm."""
     jobs = known_jobs(folder, matrix)
     facts = client.job_facts(list(jobs.values()))
+    records = {}
+    for run in matrix.runs:
+        with suppress(HarnessError):
+            records[run.request.run_id] = read_record(matrix.run_directory(run) / RECORD_NAME)
     return [
         RunState(
             run=run,
             job=jobs.get(run.request.run_id),
             facts=facts.get(jobs.get(run.request.run_id, "")),
-            record=_record(matrix.run_directory(run)),
+            record=records.get(run.request.run_id),
         )
         for run in matrix.runs
     ]
@@ -317,10 +489,10 @@ def collect(folder: Path, matrix: Matrix) -> list[RunState]:
     """
     states = []
     for state in look(folder, matrix):
-        over = state.job is not None and (state.facts is None or not state.facts.active)
-        if over and not _complete(state):
-            state = _recorded(folder, matrix, state)
-        states.append(state)
+        slurm = state.record.environment.slurm if state.record is not None else None
+        knows_all = state.record is not None and (state.facts is None or (slurm and slurm.state) is not None)
+        is_over = state.job is not None and (state.facts is None or not state.facts.active)
+        states.append(_recorded(folder, matrix, state) if is_over and not knows_all else state)
     return states
 
 
@@ -344,40 +516,17 @@ def records_of_cells(matrix: Matrix, states: Sequence[RunState]) -> list[tuple[P
 def _recorded(folder: Path, matrix: Matrix, state: RunState) -> RunState:
     """The state with the record that its run's folder gives, or with why it gives none."""
     run, directory = state.run, matrix.run_directory(state.run)
-    job_log = folder / f"{state.job}.log"
+    job_log, facts = folder / f"{state.job}.log", state.facts
+    if facts is not None and facts.nodes:
+        with suppress(HarnessError):  # without scontrol the list stays as it is
+            facts = replace(facts, nodes=",".join(client.expand_nodes(facts.nodes)))
     try:
         if not (directory / REQUEST_NAME).exists():
             prepare_run(matrix, run)
-        record = write_run(directory, run.request, _with_names(state.facts), state.job, job_log)
+        record = write_run(directory, run.request, facts, state.job, job_log)
     except HarnessError as error:
         return replace(state, problem=str(error))
     except Exception as error:  # what a pulled plug leaves in the files of a run fails in any way
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
         return replace(state, problem=f"run folder '{directory}' gives no record: {problem}")
     return replace(state, record=record)
-
-
-def _complete(state: RunState) -> bool:
-    """Whether the record cannot become better."""
-    if state.record is None:
-        return False
-    slurm = state.record.environment.slurm
-    return state.facts is None or (slurm is not None and slurm.state is not None)
-
-
-def _with_names(facts: JobFacts | None) -> JobFacts | None:
-    """The facts with the node list written out, where scontrol can."""
-    if facts is None or not facts.nodes:
-        return facts
-    try:
-        names = client.expand_nodes(facts.nodes)
-    except HarnessError:
-        return facts
-    return replace(facts, nodes=",".join(names))
-
-
-def _record(run_directory: Path) -> Record | None:
-    try:
-        return read_record(run_directory / RECORD_NAME)
-    except HarnessError:
-        return None

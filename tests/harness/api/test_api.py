@@ -34,6 +34,8 @@ def test_compare_is_a_function() -> None:
 def test_compare_adds_rounds_as_its_command_does() -> None:
     with pytest.raises(harness.HarnessError, match="--within was given '300%'"):
         harness.compare(within=3, max_minutes=0.5, quiet=True)
+    with pytest.raises(TypeError, match=r"no precision: give within=0\.03"):
+        harness.compare(precision=0.03)  # type: ignore[arg-type]
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from harness.fabric.result import FabricResult, FabricRow
-from harness.slurm.attempt import ScriptEnd, out_of_memory_notice, verdict
 from harness.slurm.client import JobFacts
+from harness.slurm.submission import ScriptEnd, out_of_memory_notice, verdict
 
 FINISHED = ScriptEnd(exit_code=1)
 

@@ -16,10 +16,19 @@ from harness.job.experiment import CompareSection, Experiment
 from harness.record import SlurmPart
 from harness.record.store import read_record
 from harness.run_directory.request import rank_exit, rank_file
-from harness.slurm.attempt import ScriptEnd, begin, finish
 from harness.slurm.client import SlurmUnavailable
 from harness.slurm.matrix import Matrix, PlannedRun, Site, plan_nodes, render_matrix, write_matrix
-from harness.slurm.submission import alone, collect, look, ranges, submit_runs, unsubmitted
+from harness.slurm.submission import (
+    ScriptEnd,
+    alone,
+    begin,
+    collect,
+    finish,
+    look,
+    ranges,
+    submit_runs,
+    unsubmitted,
+)
 from tests.harness.slurm.fakes import FakeSlurm
 from tests.records import make_effective
 
