@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Literal, get_args
 
 from .refusals import Unsupported
@@ -127,9 +126,11 @@ class Mesh:
 
     def group(self, role: str, rank: int) -> list[int]:
         """Ranks of the group of this role that `rank` is in, in order."""
-        place, along = self.coordinates(rank), self._along(role)
-        ranges = [range(size) if name in along else [place[name]] for name, size in self.sizes]
-        return [self._rank(each) for each in product(*ranges)]
+        place, along, found = self.coordinates(rank), self._along(role), [0]
+        for name, size in self.sizes:
+            own = range(size) if name in along else (place[name],)
+            found = [at * size + index for at in found for index in own]
+        return found
 
     def groups(self, role: str) -> list[list[int]]:
         """All groups of this role, each in order."""
@@ -146,19 +147,14 @@ class Mesh:
 
     def group_size(self, role: str) -> int:
         """Ranks in a group of this role."""
-        return len(self.group(role, 0))
+        along = self._along(role)
+        return math.prod(size for name, size in self.sizes if name in along)
 
     def __str__(self) -> str:
         return " x ".join(f"{name} {size}" for name, size in self.sizes)
 
     def _along(self, role: str) -> set[str]:
         return {name for name, _ in self.sizes} if role == WORLD else set(role.split("+"))
-
-    def _rank(self, place: Sequence[int]) -> int:
-        rank = 0
-        for (_, size), index in zip(self.sizes, place, strict=True):
-            rank = rank * size + index
-        return rank
 
 
 SECOND_COPY = ("hpz", "reshard")

@@ -6,10 +6,10 @@ micro-batch from its forward to its backward pass (`fwd_cache`); `schedules.py` 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+
+import numpy as np
 
 from harness.forms.activations import ActivationProfile, Gradient, Segment, Size, no_activations
 from harness.forms.ddp import wraps
@@ -48,6 +48,8 @@ FSDP1, FSDP2 = named_terms("fsdp1"), named_terms("fsdp2")
 class Fsdp1Timeline(StepTimeline):
     """One unit per block and the root, sharded or not."""
 
+    keeps_whole = True
+
     def begin(self) -> None:
         super().begin()
         workload = self.workload
@@ -77,7 +79,7 @@ class Fsdp1Timeline(StepTimeline):
     def before_forward(self, unit: Unit) -> None:
         self._gather(unit)
         if self.workload.options.get("forward_prefetch"):
-            self._ahead(self.units.index(unit) + 1)
+            self._ahead(unit.place + 1)
 
     def after_forward(self, unit: Unit) -> None:
         if self.workload.strategy.facts.reshards or not self._sharded:
@@ -94,7 +96,7 @@ class Fsdp1Timeline(StepTimeline):
 
     def before_backward(self, unit: Unit) -> None:
         self._gather(unit)
-        self._ahead_backward(self.units.index(unit) - 1)
+        self._ahead_backward(unit.place - 1)
 
     def _ahead_backward(self, index: int) -> None:
         """`_pre_backward_hook` gathers the next unit before this one computes, unless told otherwise."""
@@ -188,6 +190,8 @@ class Fsdp1Timeline(StepTimeline):
 class Fsdp2Timeline(StepTimeline):
     """One unit per block and the root, which encloses them."""
 
+    keeps_whole = True
+
     def begin(self) -> None:
         super().begin()
         self._explicit = int(self.workload.options.get("prefetch") or 0)
@@ -203,7 +207,7 @@ class Fsdp2Timeline(StepTimeline):
 
     def before_forward(self, unit: Unit) -> None:
         self._gather(unit, forward=True)
-        following = self.units.index(unit) + 1
+        following = unit.place + 1
         self._gather_ahead(self.units[following : following + self._explicit])
 
     def after_forward(self, unit: Unit) -> None:
@@ -225,7 +229,7 @@ class Fsdp2Timeline(StepTimeline):
     def before_backward(self, unit: Unit) -> None:
         if self.workload.strategy.facts.reshards:
             self._gather(unit, forward=False)
-            self._gather_ahead_of(self.units.index(unit))
+            self._gather_ahead_of(unit.place)
 
     def after_backward(self, unit: Unit) -> None:
         self._free(unit)
@@ -369,6 +373,8 @@ BUCKETS = Term(
 
 class DdpTimeline(StepTimeline):
     """Buckets stay; a gradient is copied into its bucket as it comes, and freed where it is a view."""
+
+    keeps_whole = True
 
     def begin(self) -> None:
         super().begin()
@@ -651,29 +657,19 @@ def _largest_straddling(workload: Workload) -> int:
 
 
 def _most_straddling(layout: Layout, ranks: int) -> int:
-    """A sweep over the partitions of each group, as `zero12` lays them out."""
-    touched = [0] * ranks
+    """By partition of each group, as `zero12` lays them out, all parameters that reach into it and its
+    padding."""
+    touched = np.zeros(ranks, dtype=np.int64)
     for group in layout.groups():
         piece = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * ranks) // ranks
-        for rank, size in enumerate(_touched(group, piece, ranks)):
-            touched[rank] += size
-    return touched.index(max(touched))
-
-
-def _touched(group: list[Tensor], piece: int, ranks: int) -> list[int]:
-    """Elements of all parameters that reach into each partition, and its padding."""
-    ends = list(accumulate(tensor.numel for tensor in group))
-    starts = [0, *ends]
-    found = []
-    for rank in range(ranks):
-        begin, end = rank * piece, min((rank + 1) * piece, ends[-1])
-        if begin >= end:
-            found.append(piece)
-            continue
-        first = bisect_right(ends, begin)
-        last = bisect_right(starts, end - 1) - 1
-        found.append(ends[last] - starts[first] + piece - (end - begin))
-    return found
+        bounds = np.cumsum([0, *(tensor.numel for tensor in group)])
+        begin = np.minimum(np.arange(ranks) * piece, bounds[-1])
+        end = np.minimum(begin + piece, bounds[-1])
+        first = np.searchsorted(bounds, begin, side="right") - 1
+        last = np.searchsorted(bounds, end)
+        straddling = np.where(begin < end, bounds[last] - bounds[first], 0)
+        touched += straddling + piece - (end - begin)
+    return int(touched.argmax())
 
 
 def _least_padding(workload: Workload) -> int:

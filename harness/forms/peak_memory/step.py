@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Literal
+from typing import ClassVar, Literal
 
 from harness.forms.activations import ActivationProfile, Segment, Size
 from harness.forms.families import model_states
@@ -170,6 +170,8 @@ class Unit:
 
     name: str
     parameters: tuple[Tensor, ...]
+    place: int = 0
+    """Among the blocks."""
 
     @property
     def elements(self) -> int:
@@ -191,10 +193,13 @@ class StepTimeline:
     micro_step: int = 0
     there: set[str] = field(default_factory=set)
     """Names of units whose weights are gathered: ahead (FSDP2), or and not freed yet (FSDP1)."""
+    keeps_whole: ClassVar[bool] = False
+    """Whether micro-steps before the last may leave gradients that the last one divides."""
 
     def __post_init__(self) -> None:
         named = self.workload.units()
-        self.units = tuple(Unit(name, tuple(tensors)) for name, tensors in named if name)
+        blocks = [(name, tuple(tensors)) for name, tensors in named if name]
+        self.units = tuple(Unit(name, tensors, place) for place, (name, tensors) in enumerate(blocks))
         self.root = next((Unit(name, tuple(tensors)) for name, tensors in named if not name), None)
 
     @property
@@ -349,11 +354,12 @@ class Replay:
         self._own = layout.once("by module", lambda: _by_module(layout))
 
     def run(self) -> None:
-        """The first micro-step, one between that adds to its gradients, the last, and the update."""
+        """The first micro-step, the last, one between where that differs from both, and the update."""
         timeline, ledger = self._timeline, self._ledger
         timeline.begin()
         steps = timeline.workload.accumulation_steps
-        for micro_step in sorted({0, steps // 2, steps - 1}):
+        differs = timeline.keeps_whole and not timeline.workload.reduces_each
+        for micro_step in sorted({0, *([steps // 2] if differs else []), steps - 1}):
             timeline.micro_step = micro_step
             self.forward()
             self.backward()

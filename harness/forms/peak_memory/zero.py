@@ -261,6 +261,10 @@ class Zero3Timeline(StepTimeline):
         """Of hpZ: weights of which the group of ranks has a copy since they were released."""
         self._left: dict[str, Tensor] = {}
         """By the defaults: weights that are gathered and not given back."""
+        persistent = ZERO3_DEFAULTS["stage3_param_persistence_threshold"]
+        self._rest = {t.name: t for t in workload.layout.parameters if t.numel > persistent}
+        """By the defaults: weights that do not stay for good."""
+        self._rest_elements = elements(self._rest.values())
 
     def keeps_gradient(self, *, host: bool) -> bool:
         return True  # `_setup_for_real_optimizer`: one of every piece, for good
@@ -297,9 +301,7 @@ class Zero3Timeline(StepTimeline):
             self.ledger.add(ZERO3.copy_of_group, self._gathered(new) // ranks)
 
     def _fetch_all(self, own: dict[str, Tensor], *, backward: bool) -> None:
-        persistent = ZERO3_DEFAULTS["stage3_param_persistence_threshold"]
-        limit = ZERO3_DEFAULTS["stage3_max_live_parameters"]
-        rest = {t.name: t for t in self.workload.layout.parameters if t.numel > persistent}
+        limit, rest = ZERO3_DEFAULTS["stage3_max_live_parameters"], self._rest
         width = self.workload.compute_bytes
         if not backward and not self._left:
             # The first module's own, then what is gathered ahead of all others, in one call.
@@ -310,8 +312,8 @@ class Zero3Timeline(StepTimeline):
             self.ledger.briefly(
                 (ZERO3.coalesced, size if len(ahead) > 1 else 0), gathering(self.workload, size)
             )
-            self._hold(min(limit, elements(rest.values())) * width)
-        elif backward and 2 * elements(rest.values()) <= limit:
+            self._hold(min(limit, self._rest_elements) * width)
+        elif backward and 2 * self._rest_elements <= limit:
             # What other modules used before in the backward pass is given back once they are done.
             self._hold(self._gathered(self._left.values()))
             tied = self.workload.layout.tied.values()
