@@ -63,7 +63,6 @@ class Change:
 
     @property
     def key(self) -> str:
-        """The metric, as programs call it."""
         return self.metric.key
 
     @property
@@ -135,10 +134,6 @@ def changes(before: Comparison, after: Comparison) -> list[Change]:
         for place, pair in enumerate(both)
         for metric in metrics_in("changes")
     ]
-
-
-def _in_turns(side: CellRuns) -> set[bool]:
-    return {row.record.turns is not None for row in side.rows}
 
 
 def _common_rounds(pair: Pair, numbers: Mapping[Run, int]) -> dict[Round, tuple[JudgedRun, JudgedRun]]:
@@ -241,14 +236,22 @@ def _judge(
     before: CellRuns, after: CellRuns, metric: Metric, cells: int, numbers: Mapping[Run, int]
 ) -> Judgement:
     """Within the sessions that both sides share or, where they share none, as if there was one."""
-    left, right = (_by_session(side, metric, numbers) for side in (before, after))
+    sessions_of: list[dict[int, list[float]]] = []
+    for side in (before, after):
+        found: dict[int, list[float]] = {}
+        for row in side.rows:
+            if (value := row.figures[metric.key]) is not None:
+                found.setdefault(numbers[row.run], []).extend(metric.clock([value]))
+        sessions_of.append(found)
+    left, right = sessions_of
     if not left or not right:
         return "n/a"
     if before.median(metric.key) == after.median(metric.key):
         return "equal"
     if metric.is_count:
         return "beyond noise"
-    if metric.is_timed and _in_turns(before).isdisjoint(_in_turns(after)):
+    in_turns = [{row.record.turns is not None for row in side.rows} for side in (before, after)]
+    if metric.is_timed and in_turns[0].isdisjoint(in_turns[1]):
         return "inconclusive"  # caches are colder in turns
     if left.keys().isdisjoint(right):
         left, right = ({0: list(chain.from_iterable(side.values()))} for side in (left, right))
@@ -281,14 +284,6 @@ def _strata(values: BySession, base: BySession) -> list[Stratum]:
     return [(values[session], base[session]) for session in both]
 
 
-def _by_session(side: CellRuns, metric: Metric, numbers: Mapping[Run, int]) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
-    for row in side.rows:
-        if (value := row.figures[metric.key]) is not None:
-            found.setdefault(numbers[row.run], []).extend(metric.clock([value]))
-    return found
-
-
 def _shared(record: Record) -> dict[str, Any]:
     environment = record.environment
     variables = {k: v for k, v in environment.variables.items() if k not in OF_ONE_RUN}
@@ -318,17 +313,16 @@ def _differences(before: Sequence[Any], after: Sequence[Any], backend: str) -> l
     """Leaves whose values over the documents of a side are not those of the other's; none of no documents."""
     if not before or not after:
         return []
-    left, right = [_by_path(d) for d in before], [_by_path(d) for d in after]
+    left, right = (
+        [{".".join(keys): value for keys, value in leaves(document)} for document in side]
+        for side in (before, after)
+    )
     found = []
     for field in dict.fromkeys(field for values in (*left, *right) for field in values):
         old, new = _values(left, field), _values(right, field)
         if any(value not in new for value in old) or any(value not in old for value in new):
             found.append(ChangedSetting(backend=backend, field=field, before=_one(old), after=_one(new)))
     return found
-
-
-def _by_path(document: Any) -> dict[str, Any]:
-    return {".".join(keys): value for keys, value in leaves(document)}
 
 
 def _values(documents: Sequence[dict[str, Any]], field: str) -> list[Any]:

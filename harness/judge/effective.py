@@ -25,12 +25,8 @@ def optimizer_constants(record: Record) -> list[str] | None:
     return sorted(_kinds_of_group(record)) or None
 
 
-def constants_by_name(record: Record) -> Constants:
-    """Each constant with its values, in the order of the texts."""
-    return _by_name(_kinds_of_group(record))
-
-
 def _by_name(kinds: Kinds) -> Constants:
+    """Each constant with its values, in the order of the texts."""
     found: Constants = {}
     for _, group in sorted(kinds.items()):
         for name, value in group.items():
@@ -110,8 +106,6 @@ class Setting:
     """Whether the name is a plural."""
     finding: str | None = None
     """Id of the finding that reports a difference."""
-    read_constants: Callable[[Record], Constants] | None = None
-    """The same value by constant, for a setting that consists of several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,12 +142,7 @@ class SettingDifference:
 
     def as_json(self) -> dict[str, Any]:
         """The difference in `diagnose --json`."""
-        return {
-            "setting": self.setting,
-            "effect": self.effect,
-            "reference": self.reference,
-            "given": self.given,
-        }
+        return {name: getattr(self, name) for name in ("setting", "effect", "reference", "given")}
 
 
 def _reported(key: str) -> Callable[[Record], Any]:
@@ -328,16 +317,6 @@ def master_dtypes(record: Record) -> list[str] | None:
     return [record.backend.effective.master_dtype] if record.backend.effective else None
 
 
-def _state_dtypes(record: Record) -> list[str] | None:
-    """Dtypes of Adam's moments; None where another optimizer trains than the one that was built."""
-    return (record.observed.optimizer_state_dtypes or None) if record.observed else None
-
-
-def _frozen_dtypes(record: Record) -> list[str] | None:
-    """Dtypes in which weights are held that are not trained; None: there are none."""
-    return (record.observed.frozen_dtypes or None) if record.observed else None
-
-
 def reduce_dtypes(record: Record) -> list[str] | None:
     """Dtypes in which gradients crossed the wire: counted, else as the backend says."""
     counted = reduced_dtypes(record)
@@ -368,13 +347,14 @@ OWN: dict[str, Callable[[Record], Any]] = {
     "optimizer": optimizer_class,
     CONSTANTS: optimizer_constants,
     "dtype of masters": master_dtypes,
-    "dtype of optimizer states": _state_dtypes,
+    # None where another optimizer trains than the one that was built.
+    "dtype of optimizer states": lambda r: _seen("optimizer_state_dtypes")(r) or None,
     "dtype of computation": compute_dtype,
     "dtype of reduction": reduce_dtypes,
     "settings of NCCL": transport_variables,
     "loss scale": loss_scale,
     "dimensions of the ranks": lambda r: r.world.layout,
-    "dtype of frozen weights": _frozen_dtypes,
+    "dtype of frozen weights": lambda r: _seen("frozen_dtypes")(r) or None,
     "synchronisation of gradients": synchronisation,
     "wrap units": lambda r: len(_reported("wrap_units")(r) or ()) or None,
 }
@@ -389,8 +369,7 @@ def _settings() -> Iterator[Setting]:
         for name, row in found[effect].items():
             seen, reported = row.pop("seen", None), row.pop("reported", None)
             read = OWN[name] if name in OWN else _seen(seen) if seen else _reported(reported)
-            constants = constants_by_name if read is optimizer_constants else None
-            yield Setting(name=name, effect=effect, read=read, read_constants=constants, **row)
+            yield Setting(name=name, effect=effect, read=read, **row)
 
 
 SETTINGS = tuple(_settings())
@@ -409,7 +388,9 @@ def setting_differences(reference: Record, record: Record) -> list[SettingDiffer
                     reference=left,
                     given=right,
                     plural=setting.plural,
-                    constants=(read(reference), read(record)) if (read := setting.read_constants) else None,
+                    constants=(_by_name(_kinds_of_group(reference)), _by_name(_kinds_of_group(record)))
+                    if setting.name == CONSTANTS
+                    else None,
                 )
             )
     if not any(difference.setting == CONSTANTS for difference in found):
@@ -462,15 +443,8 @@ def _passing_difference(reference: Record, record: Record) -> list[SettingDiffer
 
 def _group_differences(reference: Record, record: Record) -> list[SettingDifference]:
     """The same constants, but of other parameters: each side has those that differ, by name."""
-    left, right = optimizer_groups(reference), optimizer_groups(record)
-    if left is None or right is None:
-        return []
+    left, right = optimizer_groups(reference) or {}, optimizer_groups(record) or {}
     names = sorted(name for name in left.keys() & right.keys() if left[name] != right[name])
-    if not names:
-        return []
-    sides = ({name: side[name] for name in names} for side in (left, right))
-    return [
-        SettingDifference(
-            setting=GROUPS, plural=True, effect="mathematics", reference=next(sides), given=next(sides)
-        )
-    ]
+    mine, theirs = ({name: side[name] for name in names} for side in (right, left))
+    found = SettingDifference(setting=GROUPS, plural=True, effect="mathematics", reference=theirs, given=mine)
+    return [found] if names else []

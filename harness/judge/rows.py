@@ -119,7 +119,10 @@ SPLIT = "the loss depends on how the batch is split"
 
 
 def _why(record: Record, reference: Record) -> str:
-    mine, other = _last_loss(record), _last_loss(reference)
+    mine, other = (
+        next((step.loss for step in reversed(run.steps) if step.loss is not None), None)
+        for run in (record, reference)
+    )
     alike = mine is not None and other is not None and mine != other and f"{mine:.5g}" == f"{other:.5g}"
     digits = 9 if alike else 5
     text = f"{SPLIT}: {_last(record, mine, digits)}, {_last(reference, other, digits)} in the reference"
@@ -127,10 +130,6 @@ def _why(record: Record, reference: Record) -> str:
         return f"{text}; it draws random numbers for each part, or keeps a state that each pass changes"
     samples = samples_at_once(record)
     return f"{text}; no record of {REFERENCE}:micro_batch_size={samples}, which 'compare' runs for this"
-
-
-def _last_loss(record: Record) -> float | None:
-    return next((step.loss for step in reversed(record.steps) if step.loss is not None), None)
 
 
 def _last(record: Record, loss: float | None, digits: int) -> str:
@@ -158,22 +157,18 @@ class JudgedRun:
 
     @property
     def record(self) -> Record:
-        """The record as it was read."""
         return self.run.record
 
     @property
     def label(self) -> str:
-        """The backend with its options, and in brackets how its runs differ from others of it."""
         return self.run.label
 
     @property
     def backend(self) -> str:
-        """The label without the brackets."""
         return self.run.backend
 
     @property
     def cell(self) -> CellName:
-        """The label and the number of ranks."""
         return self.run.cell
 
     @property
@@ -231,10 +226,16 @@ def reason(record: Record, *, with_rank: bool = True) -> str | None:
 def make_rows(records: Iterable[Record]) -> list[JudgedRun]:
     """Judge each run by the reference run of the same job; in the order of `in_order`.
 
-    Variants of the reference only serve to measure noise and get no row.
+    Of several references of a job one that worked is preferred. Variants of the reference only serve to
+    measure noise and get no row.
     """
     records = in_order(records)
-    references = _references(records)
+    references: dict[str, Record] = {}
+    for record in records:
+        if record.backend.label == REFERENCE and record.resumed is None:
+            first = references.get(record.job_id)
+            if first is None or first.status != "ok" or is_deterministic(record) > is_deterministic(first):
+                references[record.job_id] = record
     stand_ins = _stand_ins(records, references)
     listed = [r for r in records if not (is_variant(r) and r.job_id in references)]
     places: dict[tuple[str, int], list[Record]] = {}
@@ -266,17 +267,6 @@ def make_rows(records: Iterable[Record]) -> list[JudgedRun]:
             )
         )  # fmt: skip
     return rows
-
-
-def _references(records: Iterable[Record]) -> dict[str, Record]:
-    """The reference of each job that has one; one that worked is preferred."""
-    found: dict[str, Record] = {}
-    for record in records:
-        if record.backend.label == REFERENCE and record.resumed is None:
-            known = found.get(record.job_id)
-            if known is None or known.status != "ok" or is_deterministic(record) > is_deterministic(known):
-                found[record.job_id] = record
-    return found
 
 
 def _stand_ins(records: Sequence[Record], references: dict[str, Record]) -> dict[str, Record | None]:
@@ -347,22 +337,18 @@ class CellRuns:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """The run of each row that counts."""
         return [row.run for row in self.counted]
 
     @property
     def label(self) -> str:
-        """The backend with its options, and in brackets how its runs differ from others of it."""
         return self.rows[0].label
 
     @property
     def backend(self) -> str:
-        """The backend with its options, without the brackets."""
         return self.rows[0].backend
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
         return self.record.world.world_size
 
     @property
@@ -377,7 +363,6 @@ class CellRuns:
 
     @property
     def cell(self) -> CellName:
-        """The label and the number of ranks."""
         return self.rows[0].cell
 
     @property
@@ -388,13 +373,11 @@ class CellRuns:
     @property
     def status(self) -> str:
         """The status that repeats share, or each with its count."""
-        statuses = [row.record.status for row in self.rows]
-        kinds = list(dict.fromkeys(statuses))
-        return kinds[0] if len(kinds) == 1 else ", ".join(f"{k} x{statuses.count(k)}" for k in kinds)
+        counts = Counter(row.record.status for row in self.rows)
+        return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{k} x{n}" for k, n in counts.items())
 
     @property
     def succeeded(self) -> bool:
-        """Whether every repeat succeeded."""
         return all(row.record.status == "ok" for row in self.rows)
 
     @cached_property
@@ -428,22 +411,18 @@ class CellRuns:
 
     @property
     def timed_steps(self) -> list[list[float]]:
-        """Seconds of the timed steps of each repeat."""
         return [run.step_seconds for run in self.runs]
 
     @cached_property
     def step_seconds(self) -> list[float]:
-        """Every timed step of every repeat."""
         return [seconds for steps in self.timed_steps for seconds in steps]
 
     @cached_property
     def rank_peaks(self) -> list[int]:
-        """Peak bytes of every rank of every repeat."""
         return [peak for run in self.runs for peak in run.rank_peaks]
 
     @cached_property
     def figures(self) -> dict[str, float | None]:
-        """Every metric of the cell, by its key."""
         pools = {metric: self.pool(metric) for metric in METRICS}
         return {metric.key: metric.aggregate(pool) if pool else None for metric, pool in pools.items()}
 
@@ -497,7 +476,6 @@ class CellRuns:
         return spread(found)
 
     def median(self, key: str) -> float | None:
-        """Median over the repeats."""
         values = self.values(key)
         return BY_KEY[key].middle(values) if values else None
 

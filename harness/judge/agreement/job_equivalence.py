@@ -46,18 +46,12 @@ def from_step(record: Record, step: int) -> Record:
     skipped = step - first_step(record)
     if skipped <= 0:
         return record
-    return record.model_copy(
-        update={
-            "steps": record.steps[skipped:],
-            "ranks": [_rank_from(rank, skipped) for rank in record.ranks],
-        }
-    )
-
-
-def _rank_from(rank: RankPart, skipped: int) -> RankPart:
-    kept: dict[str, Any] = {name: getattr(rank, name)[skipped:] for name in PER_STEP}
-    kept["phase_seconds"] = {phase: seconds[skipped:] for phase, seconds in rank.phase_seconds.items()}
-    return rank.model_copy(update=kept)
+    ranks = []
+    for rank in record.ranks:
+        kept: dict[str, Any] = {name: getattr(rank, name)[skipped:] for name in PER_STEP}
+        kept["phase_seconds"] = {phase: seconds[skipped:] for phase, seconds in rank.phase_seconds.items()}
+        ranks.append(rank.model_copy(update=kept))
+    return record.model_copy(update={"steps": record.steps[skipped:], "ranks": ranks})
 
 
 @dataclass(frozen=True)
@@ -80,12 +74,7 @@ class Difference:
 
     def as_json(self) -> dict[str, Any]:
         """The difference in `compare --json` and `diagnose --json`."""
-        return {
-            "field": self.field,
-            "reference": self.reference,
-            "given": self.given,
-            "kind": self.kind,
-        }
+        return {name: getattr(self, name) for name in ("field", "reference", "given", "kind")}
 
 
 def job_differences(reference: Record, record: Record) -> list[Difference]:
@@ -93,7 +82,7 @@ def job_differences(reference: Record, record: Record) -> list[Difference]:
     reference, record = aligned_runs(reference, record)
     return [
         difference
-        for check in (_identity, _weights, _loaded_weights, _samples, _learning_rates, _steps, _determinism)
+        for check in (_identity, _weights, _samples, _learning_rates, _steps, _determinism)
         for difference in check(reference, record)
     ]
 
@@ -123,37 +112,19 @@ def _weights(reference: Record, record: Record) -> Iterator[Difference]:
     seen, other = reference.observed, record.observed
     if seen and other and None not in (seen.tied_parameters, other.tied_parameters):
         if seen.tied_parameters != other.tied_parameters:
-            yield Difference(
-                "tied parameters",
-                seen.tied_parameters,
-                other.tied_parameters,
-                "parameters-differ",
-                plural=True,
-            )
+            counts = seen.tied_parameters, other.tied_parameters
+            yield Difference("tied parameters", *counts, "parameters-differ", plural=True)
     same_tensors = seen is None or other is None or seen.tied_parameters == other.tied_parameters
-    if left and right and weights_differ(left.digest, right.digest) and same_tensors:
-        yield Difference(
-            "initial weights",
-            Digest(left.digest),
-            Digest(right.digest),
-            "initial-weights-differ",
-            plural=True,
-        )
-
-
-def _loaded_weights(_: Record, record: Record) -> Iterator[Difference]:
-    """What a rank gathered before its first step, against what the run that it continues had saved."""
-    resumed, loaded = record.resumed, [rank.initial_digest for rank in record.ranks]
-    if resumed is None or resumed.weights_digest is None or not loaded or loaded[0] is None:
-        return
-    if weights_differ(loaded[0], resumed.weights_digest):
-        yield Difference(
-            "weights after loading the checkpoint",
-            Digest(resumed.weights_digest),
-            Digest(loaded[0]),
-            "initial-weights-differ",
-            plural=True,
-        )
+    # What a rank gathered before its first step, against what the run that it continues had saved.
+    loaded = record.ranks[0].initial_digest if record.ranks else None
+    saved = record.resumed.weights_digest if record.resumed else None
+    digests = {"weights after loading the checkpoint": (saved, loaded)}
+    if left and right and same_tensors:
+        digests = {"initial weights": (left.digest, right.digest)} | digests
+    for name, (expected, given) in digests.items():
+        if expected is not None and given is not None and weights_differ(expected, given):
+            kind = "initial-weights-differ"
+            yield Difference(name, Digest(expected), Digest(given), kind, plural=True)
 
 
 def _samples(reference: Record, record: Record) -> Iterator[Difference]:
@@ -273,12 +244,8 @@ def _learning_rates(reference: Record, record: Record) -> Iterator[Difference]:
     ]
     if beyond:
         step, rates = min(beyond, key=itemgetter(0))
-        yield Difference(
-            f"learning rate of step {reference.steps[step].step}",
-            asked[step],
-            rates[step],
-            "learning-rate-differs",
-        )
+        name = f"learning rate of step {reference.steps[step].step}"
+        yield Difference(name, asked[step], rates[step], "learning-rate-differs")
 
 
 def _applied_rates(record: Record) -> list[float | None]:
