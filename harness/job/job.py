@@ -607,44 +607,30 @@ class Job(SettingsSection):
         return {**document, "data": {**data, "tokenizer": name}}
 
     @model_validator(mode="after")
-    def _task_fits(self) -> Job:
+    def _sections_fit(self) -> Job:
         require_fitting(self.task, self.model, self.data, self.loss)
         if self.adapter.is_present and self.task not in ("causal-lm", "seq2seq"):
             raise ValueError(
                 f"`adapter` on task {self.task} would leave a new head frozen at random weights; use task "
                 "causal-lm or seq2seq, or train all weights"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _chunks_have_logits(self) -> Job:
-        if self.loss.chunk_tokens is None:
-            return self
-        if self.task != DEFAULT_TASK or self.model.factory is not None:
+        chunks, answers = self.loss.chunk_tokens is not None, self.evaluation.answer_tokens
+        if chunks and (self.task != DEFAULT_TASK or self.model.factory is not None):
             raise ValueError("`loss.chunk_tokens` needs task causal-lm and a model of transformers")
-        if self.model.compile == "model":
+        if chunks and self.model.compile == "model":
             raise ValueError(
                 "`loss.chunk_tokens` hands the output layer other labels in each step, for which a model is "
                 "compiled anew; use `model.compile: block`"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _narrow_products_alone(self) -> Job:
         if self.training.precision == "fp8" and (self.adapter.is_present or self.model.compile != "none"):
             raise ValueError(
                 "`training.precision: fp8` excludes `adapter` and `model.compile`; leave them out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _answers_have_questions(self) -> Job:
-        most = self.evaluation.answer_tokens
-        if most is not None and (self.data.source != "squad" or self.task != DEFAULT_TASK):
+        if answers is not None and (self.data.source != "squad" or self.task != DEFAULT_TASK):
             raise ValueError(
                 "`evaluation.answer_tokens` needs task causal-lm and `data.source: squad`: questions"
             )
-        if most is not None and most >= self.data.sequence_length:
+        if answers is not None and answers >= self.data.sequence_length:
             raise ValueError("`evaluation.answer_tokens` must leave room for the question in a sequence")
         return self
 

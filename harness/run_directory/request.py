@@ -162,22 +162,19 @@ def find_checkpoint(given: str, runs: Path, *, trusted: bool = False) -> Resume:
             f"--resume-from {given}: no checkpoint in {', '.join(map(repr, map(str, candidates)))}. Keep one "
             "with measure.checkpoint=neutral and measure.keep_checkpoint=true"
         )
-    try:
-        return _continued(given, folder, trusted)
-    except OSError as error:
-        raise HarnessError(
-            f"--resume-from {given}: {error.filename} cannot be read: {error.strerror}"
-        ) from error
-
-
-def _continued(given: str, folder: Path, trusted: bool) -> Resume:
     saved = SavedCheckpoint.read(folder)
     if saved.format == "consolidated":
         raise HarnessError(
             f"--resume-from {given}: a consolidated checkpoint has no optimizer states, so training cannot "
             f"go on as if never stopped. Save a neutral one, or begin a new job with model.name={folder}"
         )
-    if saved.format == "native" and not trusted and (why := saved.why_foreign(folder)) is not None:
+    try:
+        why = saved.why_foreign(folder) if saved.format == "native" and not trusted else None
+    except OSError as error:
+        raise HarnessError(
+            f"--resume-from {given}: {error.filename} cannot be read: {error.strerror}"
+        ) from error
+    if why is not None:
         raise HarnessError(
             f"--resume-from {given}: loading a native checkpoint executes code in it, and {why}; give "
             "a neutral one (measure.checkpoint=neutral), or --trust-checkpoint if you trust who saved it"

@@ -115,8 +115,19 @@ class SignalThread:
 
 
 def write_collectives(run_directory: Path, rank: int) -> None:
-    """Append what torch's flight recorders know: the oldest collective that has not ended, and counts."""
-    line = COLLECTIVES_PREFIX + json.dumps(summarise(_flight_records())) + "\n"
+    """Append what torch's flight recorders know: the oldest collective that has not ended, and counts.
+
+    They keep the latest collectives of gloo and NCCL; nothing before torch is loaded.
+    """
+    records = []
+    for name in RECORDERS if "torch.distributed" in sys.modules else ():
+        try:
+            document = json.loads(getattr(sys.modules["torch"]._C._distributed_c10d, name)())
+        except (AttributeError, RuntimeError, ValueError, TypeError):  # a build without it
+            continue
+        if isinstance(document, dict):
+            records.append(document)
+    line = COLLECTIVES_PREFIX + json.dumps(summarise(records)) + "\n"
     try:
         with rank_state(run_directory, rank).open("ab", buffering=0) as file:
             file.write(line.encode())
@@ -132,7 +143,15 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for group, status in (record.get("pg_status") or {}).items():
             enqueued[group] += max(0, int(status.get("last_enqueued_collective", 0)))
     oldest = min(pending, key=lambda entry: int(entry.get("time_created_ns", 0)), default=None)
-    return {"pending": None if oldest is None else _words(oldest), "enqueued": dict(enqueued)}
+    if oldest is None:
+        return {"pending": None, "enqueued": dict(enqueued)}
+    name = str(oldest.get("profiling_name", "a collective")).replace(":", " ")
+    number = oldest.get("p2p_seq_id" if oldest.get("is_p2p") else "collective_seq_id")
+    shapes = ", ".join("x".join(map(str, s)) or "scalar" for s in (oldest.get("input_sizes") or [])[:4])
+    dtypes = ", ".join(dict.fromkeys(map(str, oldest.get("input_dtypes") or [])))
+    group = ", ".join(map(str, oldest.get("process_group") or []))
+    words = f"{name} number {number} of group {group} ({shapes} {dtypes})"
+    return {"pending": words, "enqueued": dict(enqueued)}
 
 
 def _pending(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -150,31 +169,6 @@ def _pending(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         else:
             of_queue.append(entry)
     return [entry for of_queue in waiting.values() for entry in of_queue]
-
-
-def _words(entry: dict[str, Any]) -> str:
-    name = str(entry.get("profiling_name", "a collective")).replace(":", " ")
-    number = entry.get("p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id")
-    sizes = entry.get("input_sizes") or []
-    shapes = ", ".join("x".join(map(str, size)) or "scalar" for size in sizes[:4])
-    dtypes = ", ".join(dict.fromkeys(map(str, entry.get("input_dtypes") or [])))
-    group = ", ".join(map(str, entry.get("process_group") or []))
-    return f"{name} number {number} of group {group} ({shapes} {dtypes})"
-
-
-def _flight_records() -> list[dict[str, Any]]:
-    """torch's records of the latest collectives, gloo's and NCCL's; none before torch is loaded."""
-    if "torch.distributed" not in sys.modules:
-        return []
-    records = []
-    for name in RECORDERS:
-        try:
-            document = json.loads(getattr(sys.modules["torch"]._C._distributed_c10d, name)())
-        except (AttributeError, RuntimeError, ValueError, TypeError):  # a build without it
-            continue
-        if isinstance(document, dict):
-            records.append(document)
-    return records
 
 
 class Turns:

@@ -1,5 +1,4 @@
 import json
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,12 +61,27 @@ def test_packed_documents_are_parted_by_the_end_of_text(tmp_path: Path) -> None:
     assert load_samples(job).fields["tokens"].tolist() == [[97, 98, 99], [END, 100, 101], [102, 103, END]]
 
 
-def test_padded_sample_holds_one_document_and_an_end(tmp_path: Path) -> None:
-    samples = load_samples(rows_job(tmp_path, ("", "abc"), prompt_field=None))
-    assert samples.fields["tokens"].tolist() == [[97, 98, 99, END, END, END, END, END]]
-    assert samples.fields["labels"].tolist() == [[97, 98, 99, END, IGNORED, IGNORED, IGNORED, IGNORED]]
-    assert samples.lengths.tolist() == [4]
-    assert samples.targets.tolist() == [3]
+NOT = IGNORED
+
+
+@pytest.mark.parametrize(
+    ("row", "tokens", "labels"),
+    [
+        (("", "abc"), [*b"abc", *[END] * 5], [*b"abc", END, *[NOT] * 4]),
+        (("p", "abc"), [*b"pabc", *[END] * 4], [NOT, *b"abc", END, *[NOT] * 3]),
+        (("0123456789", "abc"), [*b"6789abc", END], [*[NOT] * 4, *b"abc", END]),
+        (("prompt", "abcdefghij"), [*b"abcdefgh"], [*b"abcdefgh"]),
+    ],
+    ids=["text alone", "prompt", "a prompt loses its left", "a text leaves no prompt"],
+)
+def test_padded_sample_holds_one_document_and_an_end(
+    row: tuple[str, str], tokens: list[int], labels: list[int], tmp_path: Path
+) -> None:
+    samples = load_samples(rows_job(tmp_path, row))
+    assert samples.fields["tokens"].tolist() == [tokens]
+    assert samples.fields["labels"].tolist() == [labels]
+    assert samples.lengths.tolist() == [max(i for i, label in enumerate(labels, start=1) if label != NOT)]
+    assert samples.targets.tolist() == [sum(label != NOT for label in labels[1:])]
 
 
 def test_targets_never_include_the_prompt(tmp_path: Path) -> None:
@@ -78,27 +92,9 @@ def test_targets_never_include_the_prompt(tmp_path: Path) -> None:
         assert kept == [*text.encode(), END][:8]
 
 
-def test_prompt_loses_its_left_so_that_the_text_stays(tmp_path: Path) -> None:
-    samples = load_samples(rows_job(tmp_path, ("0123456789", "abc")))
-    assert samples.fields["tokens"].tolist() == [[*b"6789abc", END]]
-    assert samples.fields["labels"].tolist() == [[IGNORED] * 4 + [*b"abc", END]]
-    assert samples.targets.tolist() == [4]
-
-
-def test_text_of_the_whole_length_leaves_no_prompt(tmp_path: Path) -> None:
-    samples = load_samples(rows_job(tmp_path, ("prompt", "abcdefghij")))
-    assert samples.fields["tokens"].tolist() == [list(b"abcdefgh")]
-    assert samples.targets.tolist() == [7]
-
-
 def test_document_without_a_target_is_left_out(tmp_path: Path) -> None:
     samples = load_samples(rows_job(tmp_path, ("", ""), ("", "a")))
     assert samples.fields["tokens"][:, 0].tolist() == [97]
-
-
-def test_first_position_is_never_a_target(tmp_path: Path) -> None:
-    samples = load_samples(rows_job(tmp_path, ("", "abc"), ("p", "abc")))
-    assert samples.targets.tolist() == [3, 4]
 
 
 def test_limit_keeps_the_first_samples(tmp_path: Path) -> None:
@@ -106,13 +102,10 @@ def test_limit_keeps_the_first_samples(tmp_path: Path) -> None:
     assert load_samples(job).fields["tokens"].tolist() == [list(b"abcd"), list(b"efgh")]
 
 
-@pytest.mark.parametrize("text", ["", "short"])
-def test_data_without_a_whole_sample_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(JobError, match="gives no sample of 8 tokens"):
-        load_samples(text_job(tmp_path, text))
-
-
-def test_empty_rows_are_refused(tmp_path: Path) -> None:
+def test_data_without_a_whole_sample_is_refused(tmp_path: Path) -> None:
+    for text in ("", "short"):
+        with pytest.raises(JobError, match="gives no sample of 8 tokens"):
+            load_samples(text_job(tmp_path, text))
     with pytest.raises(JobError, match="gives no sample"):
         load_samples(rows_job(tmp_path))
 
@@ -141,20 +134,11 @@ def ids(source: Sampler, steps: Sequence[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_every_sample_comes_once_in_an_epoch(shuffle: bool) -> None:
-    consumed = ids(sampler(12, 4, shuffle=shuffle), range(6))
-    assert sorted(consumed[:12]) == list(range(12))
-    assert sorted(consumed[12:]) == list(range(12))
-
-
-def test_epochs_follow_each_other_without_a_gap() -> None:
-    consumed = ids(sampler(10, 4), range(5))
-    assert Counter(consumed) == dict.fromkeys(range(10), 2)
-    assert sorted(consumed[:10]) == list(range(10))
-
-
-def test_batch_larger_than_the_data_takes_whole_epochs() -> None:
-    assert Counter(sampler(3, 9).step_ids(0)) == {0: 3, 1: 3, 2: 3}
+@pytest.mark.parametrize(("count", "batch", "steps"), [(12, 4, 6), (10, 4, 5), (3, 9, 1)])
+def test_every_sample_comes_once_in_an_epoch(count: int, batch: int, steps: int, shuffle: bool) -> None:
+    consumed = ids(sampler(count, batch, shuffle=shuffle), range(steps))
+    epochs = [consumed[first : first + count] for first in range(0, len(consumed), count)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(count))] * (steps * batch // count)
 
 
 def test_epochs_are_permuted_differently() -> None:
@@ -163,12 +147,9 @@ def test_epochs_are_permuted_differently() -> None:
 
 
 def test_order_follows_the_seed_alone() -> None:
-    assert ids(sampler(32, 8), range(8)) == ids(sampler(32, 8), range(8))
-    assert ids(sampler(32, 8), range(4)) != ids(sampler(32, 8, seed=1), range(4))
-
-
-def test_batch_size_does_not_change_the_order() -> None:
-    assert ids(sampler(32, 8), range(8)) == ids(sampler(32, 16), range(4))
+    order = ids(sampler(32, 8), range(8))
+    assert order == ids(sampler(32, 8), range(8)) == ids(sampler(32, 16), range(4))
+    assert order[:32] != ids(sampler(32, 8, seed=1), range(4))
 
 
 def test_without_shuffling_samples_keep_their_order() -> None:

@@ -31,19 +31,24 @@ def test_warmup_rises_linearly_to_the_peak(kind: str) -> None:
     assert rates(10, kind=kind, warmup_steps=4)[:4] == [0.25, 0.5, 0.75, 1.0]
 
 
-def test_constant_stays_at_the_peak() -> None:
-    assert rates(5, kind="constant", warmup_steps=2) == [0.5, 1.0, 1.0, 1.0, 1.0]
+QUARTER = (1 + math.cos(math.pi / 4)) / 2
 
 
-def test_linear_falls_evenly_to_the_final_fraction() -> None:
-    expected = [1.0, 0.8, 0.6, 0.4, 0.2]
-    assert rates(5, kind="linear", warmup_steps=0, final_fraction=0.2) == pytest.approx(expected)
-
-
-def test_cosine_is_halfway_in_the_middle() -> None:
-    found = rates(5, kind="cosine", warmup_steps=0, final_fraction=0.0)
-    quarter = (1 + math.cos(math.pi / 4)) / 2
-    assert found == pytest.approx([1.0, quarter, 0.5, 1 - quarter, 0.0])
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ({"kind": "constant", "warmup_steps": 2}, [0.5, 1.0, 1.0, 1.0, 1.0]),
+        ({"kind": "linear", "warmup_steps": 0, "final_fraction": 0.2}, [1.0, 0.8, 0.6, 0.4, 0.2]),
+        (
+            {"kind": "cosine", "warmup_steps": 0, "final_fraction": 0.0},
+            [1.0, QUARTER, 0.5, 1 - QUARTER, 0.0],
+        ),
+        ({"warmup_steps": 6}, [1 / 6, 2 / 6, 3 / 6]),  # longer than the training
+        ({"warmup_steps": 0}, [1.0]),
+    ],
+)
+def test_rates_follow_the_shape_after_the_warmup(schedule: dict[str, object], expected: list[float]) -> None:
+    assert rates(len(expected), **schedule) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
@@ -55,14 +60,6 @@ def test_last_step_has_the_final_fraction(kind: str, warmup: int) -> None:
 def test_peak_scales_the_schedule() -> None:
     section = OptimizerSection(learning_rate=3e-4)
     assert learning_rate(0, 10, section, ScheduleSection(warmup_steps=2)) == pytest.approx(1.5e-4)
-
-
-def test_warmup_longer_than_the_training_only_rises() -> None:
-    assert rates(3, warmup_steps=6) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
-
-
-def test_single_step_has_a_learning_rate() -> None:
-    assert rates(1, warmup_steps=0) == [1.0]
 
 
 def test_matrices_decay_and_vectors_do_not() -> None:
