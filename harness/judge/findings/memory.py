@@ -178,6 +178,19 @@ def _data_decide(record: Record) -> bool:
     return record.layout is not None and record.layout.unreached is None
 
 
+def retries(row: JudgedRun) -> Iterator[Finding]:
+    """CUDA: ranks whose allocator had to free its cache after the probed steps, where the timed ones are."""
+    counts = {}
+    for part in row.record.ranks:
+        probed = [held.num_alloc_retries for held in part.memory if held.num_alloc_retries is not None]
+        later = (part.num_alloc_retries or 0) - max(probed, default=0)
+        if probed and later > 0:
+            counts[part.rank] = later
+    if counts:
+        values = {"retries_by_rank": {str(rank): count for rank, count in counts.items()}}
+        yield found("allocator-retries", row.cell, values, ranks=list(counts), most=max(counts.values()))
+
+
 def spikes(row: JudgedRun) -> Iterator[Finding]:
     """The rank and step whose peak is farthest beyond the usual one, unless the reference's is as well."""
     looked = ((_spike(row.record, part), part.rank) for part in row.record.ranks)
@@ -293,5 +306,5 @@ def _lasting_peaks(record: Record) -> dict[int, int]:
 
 
 RULES = Rules(
-    of_runs=(differs, grows, spikes, imbalance),
+    of_runs=(differs, grows, retries, spikes, imbalance),
 )

@@ -272,3 +272,13 @@ def test_a_gap_less_what_the_strategy_cuts_unevenly_says_so() -> None:
         "rank 1 has a peak of 150 bytes, rank 0 of 100: a gap of 32 % of the mean over ranks, minus what the "
         "closed forms expect of each"
     )
+
+
+@pytest.mark.parametrize(("at_the_end", "found"), [(2, []), (5, ["3"])])
+def test_retries_of_the_allocator_after_the_probed_steps_are_named(at_the_end: int, found: list[str]) -> None:
+    memory = [moment(1, "after_step", 4000, num_alloc_retries=2)]
+    record = run([memory, memory])
+    ranks = [part.model_copy(update={"num_alloc_retries": at_the_end}) for part in record.ranks[1:]]
+    record = record.model_copy(update={"ranks": [record.ranks[0], *ranks]})
+    findings = told([record], "allocator-retries")
+    assert [finding.values["retries_by_rank"]["1"] for finding in findings] == [int(n) for n in found]
