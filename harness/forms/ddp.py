@@ -72,21 +72,28 @@ def collectives(workload: Workload) -> Volume:
 def _step(workload: Workload, step: int) -> list[Collective]:
     reductions = _reductions(workload)
     rebuilds = step == (1 if reductions == 1 else 0) and not _searches(workload)
-    found = _rebuilt_buckets(workload) if rebuilds else []
+    found: list[Collective] = []
+    if rebuilds:
+        # After the first reduction the buckets follow the order in which gradients came:
+        # `Reducer::sync_bucket_indices` (reducer.cpp) broadcasts, as int32, the index of every parameter and
+        # the number of buckets, then the size of each bucket.
+        numbers = len(workload.layout.trained) + 1 + bucket_count(workload)
+        found += gathered("forward", REBUILT, [(numbers, numbers)], "int32", op="broadcast", calls=2)
     # `require_forward_param_sync` is left true by the last forward pass that synchronised; the forward
     # passes of an evaluation leave it false.
     broadcasts = reductions - workload.follows_evaluation(step)
-    found += _buffers(workload) * broadcasts
+    # `_sync_buffers`: all buffers, coalesced by dtype (`broadcast_buffers` is true by default).
+    found += broadcasts * [
+        Collective("forward", "broadcast", dtype, BUFFERS, size)
+        for dtype, size in _by_dtype(workload.layout.buffers).items()
+    ]
     for dtype, size in _by_dtype(workload.layout.trained).items():
         # Before the buckets are rebuilt there is one of unlimited size.
         one_bucket = (step == 0 and reductions == 1) or size <= FIRST_BUCKET_BYTES
         found += [
-            Collective(
-                phase="backward", op="all_reduce", dtype=dtype, term=term, payload_bytes=size * passes,
-                calls=passes if one_bucket else None,
-            )
+            Collective("backward", "all_reduce", dtype, term, size * passes, passes if one_bucket else None)
             for term, passes in reducing_passes(reductions)
-        ]  # fmt: skip
+        ]
     return found + _used_parameters(workload, step)
 
 
@@ -122,16 +129,6 @@ def _used_parameters(workload: Workload, step: int) -> list[Collective]:
     return gathered("backward", USED_PARAMETERS, [(count, count)], "int32", op="all_reduce", passes=passes)
 
 
-def _rebuilt_buckets(workload: Workload) -> list[Collective]:
-    """After the first reduction the buckets follow the order in which gradients came.
-
-    `Reducer::sync_bucket_indices` (reducer.cpp) broadcasts, as int32, the index of every parameter and
-    the number of buckets, then the size of each bucket.
-    """
-    numbers = len(workload.layout.trained) + 1 + bucket_count(workload)
-    return gathered("forward", REBUILT, [(numbers, numbers)], "int32", op="broadcast", calls=2)
-
-
 def bucket_count(workload: Workload) -> int:
     """Buckets when gradients come in the reverse order of the parameters.
 
@@ -148,14 +145,6 @@ def bucket_count(workload: Workload) -> int:
             limits[tensor.dtype] = BUCKET_BYTES
         open_bytes[tensor.dtype] = size
     return closed + sum(size > 0 for size in open_bytes.values())
-
-
-def _buffers(workload: Workload) -> list[Collective]:
-    """`_sync_buffers`: all buffers, coalesced by dtype (`broadcast_buffers` is true by default)."""
-    return [
-        Collective(phase="forward", op="broadcast", dtype=dtype, term=BUFFERS, payload_bytes=size)
-        for dtype, size in _by_dtype(workload.layout.buffers).items()
-    ]
 
 
 def _by_dtype(tensors: Sequence[Tensor]) -> dict[str, int]:

@@ -107,19 +107,14 @@ def model_states(workload: Workload) -> ModelStates:
     """
     tensors = held(workload)
     size = elements(tensors) * workload.master_bytes
-    before, behind = neighbours(workload)
+    arriving = sum(neighbours(workload)) * (crossing_bytes(workload) or 0)
     return states(
         [
             Term(kind="weights", name="weights of the rank's stages", bytes=size),
             Term(kind="gradients", name="gradients of the rank's stages", bytes=size),
             Term(kind="optimizer", name="Adam's moments", bytes=ADAM_MOMENTS * size),
             step_counters(len(tensors), workload),
-            Term(
-                kind="communication",
-                name=RECEIVED,
-                bytes=(before + behind) * (crossing_bytes(workload) or 0),
-                extra=True,
-            ),
+            Term(kind="communication", name=RECEIVED, bytes=arriving, extra=True),
             *buffer_terms(workload),
         ]
     )
@@ -155,21 +150,28 @@ def collectives(workload: Workload) -> Volume:
 
 def _step(workload: Workload, step: int) -> list[Collective]:
     before, behind = neighbours(workload)
+    dtype, passes = workload.master_dtype, workload.accumulation_steps
+    size, calls = (crossing_bytes(workload) or 0) * passes, micro_batches_of(workload) * passes
     found = [
-        *_activations(workload, "forward", ACTIVATIONS, behind, before, workload.accumulation_steps),
-        *_activations(
-            workload, "backward", ACTIVATION_GRADIENTS, before, behind, workload.accumulation_steps
-        ),
+        *_messages("forward", ACTIVATIONS, dtype, behind, before, size, calls),
+        *_messages("backward", ACTIVATION_GRADIENTS, dtype, before, behind, size, calls),
     ]
     if step == 0:
         # Before its first micro-batch each stage tells the next, then the one before, that it knows its
         # shapes: `_warmup_forward_vote` and `_warmup_backward_result` (stage.py), one int32 each.
         borders = before + behind
         found += _messages("backward", VOTE, VOTE_DTYPE, borders, borders, DTYPE_BYTES[VOTE_DTYPE], 1)
-    norm = Collective(
-        phase="step", op="all_reduce", dtype="float64", term=NORM, payload_bytes=8, role="pipeline"
-    )
-    return [*found, *_tied(workload), *_gradients(workload), norm]
+    # The ends of a pipeline swap their gradients of what both hold, and add them up.
+    ends = (0, ranks_of(workload) - 1)
+    firsts = set(workload.layout.tied.values()) if place_of(workload) in ends else set()
+    shared = [tensor for tensor in workload.layout.parameters if tensor.name in firsts]
+    tied_bytes = elements(shared) * workload.master_bytes
+    found += _messages("backward", TIED, dtype, bool(shared), bool(shared), tied_bytes, len(shared))
+    # Tensor by tensor after the last backward pass, over the ranks that hold the same stages.
+    if ranks_of(workload) < workload.world_size:
+        sizes = whole_sizes(held(workload))
+        found += gathered("backward", GRADIENTS, sizes, dtype, op="all_reduce", role="data")
+    return [*found, Collective("step", "all_reduce", "float64", NORM, 8, role="pipeline")]
 
 
 def _messages(
@@ -178,40 +180,7 @@ def _messages(
     """sent, received: borders; size: bytes at one of them, in so many calls."""
     for op, borders, of_term in (("send", sent, term), ("recv", received, ARRIVED)):
         if borders:
-            yield Collective(
-                phase=phase,
-                op=op,
-                dtype=dtype,
-                term=of_term,
-                payload_bytes=borders * size,
-                calls=borders * calls,
-                role="pipeline",
-            )
-
-
-def _activations(
-    workload: Workload, phase: str, term: str, sent: int, received: int, passes: int
-) -> Iterable[Collective]:
-    """The micro-batches of so many passes across the borders of the rank's stages."""
-    size, calls = (crossing_bytes(workload) or 0) * passes, micro_batches_of(workload) * passes
-    return _messages(phase, term, workload.master_dtype, sent, received, size, calls)
-
-
-def _tied(workload: Workload) -> Iterable[Collective]:
-    """The ends of a pipeline swap their gradients of what both hold, and add them up."""
-    ends = (0, ranks_of(workload) - 1)
-    firsts = set(workload.layout.tied.values()) if place_of(workload) in ends else set()
-    shared = [tensor for tensor in workload.layout.parameters if tensor.name in firsts]
-    size, dtype = elements(shared) * workload.master_bytes, workload.master_dtype
-    return _messages("backward", TIED, dtype, bool(shared), bool(shared), size, len(shared))
-
-
-def _gradients(workload: Workload) -> list[Collective]:
-    """Tensor by tensor after the last backward pass, over the ranks that hold the same stages."""
-    if ranks_of(workload) == workload.world_size:
-        return []
-    sizes = whole_sizes(held(workload))
-    return gathered("backward", GRADIENTS, sizes, workload.master_dtype, op="all_reduce", role="data")
+            yield Collective(phase, op, dtype, of_term, borders * size, borders * calls, "pipeline")
 
 
 def samples_at_once(workload: Workload) -> int:

@@ -82,7 +82,10 @@ def collectives(workload: Workload) -> Volume:
 
     def step(workload: Workload, _: int) -> list[Collective]:
         found = activations(workload, workload.accumulation_steps)
-        return [*found, *_gradients(workload), norm("tensor")]
+        if workload.mesh is not None and workload.mesh.size("data") > 1:
+            sizes, dtype = whole_sizes(cut(workload).trained), workload.master_dtype
+            found += gathered("backward", GRADIENTS, sizes, dtype, op="all_reduce", role="data")
+        return [*found, norm("tensor")]
 
     if workload.sequence_length is None:
         return Volume(unknown=LENGTH_UNKNOWN)
@@ -116,17 +119,13 @@ def recomputed(workload: Workload, passes: int) -> list[Collective]:
         and tensor.name.startswith(blocks) and not tensor.name.endswith(last)
     ]  # fmt: skip
     size = positions(workload) * sum(rows) * DTYPE_BYTES[workload.compute_dtype]
-    return [
-        Collective(
-            phase="backward", op="all_reduce", dtype=workload.compute_dtype, term=AGAIN, role="tensor",
-            payload_bytes=passes * size, calls=passes * len(rows),
-        )
-    ]  # fmt: skip
+    dtype, count = workload.compute_dtype, passes * len(rows)
+    return [Collective("backward", "all_reduce", dtype, AGAIN, passes * size, count, "tensor")]
 
 
 def norm(role: str) -> Collective:
     """`backends/optimizer/gradients.py`: one fp64 sum of squares over the ranks that hold parts."""
-    return Collective(phase="step", op="all_reduce", dtype="float64", term=NORM, payload_bytes=8, role=role)
+    return Collective("step", "all_reduce", "float64", NORM, 8, role=role)
 
 
 def activations(workload: Workload, passes: int) -> list[Collective]:
@@ -134,74 +133,33 @@ def activations(workload: Workload, passes: int) -> list[Collective]:
 
     Backward: the gradient of what each group of `COLUMNS` and the output layer read is added up.
     """
-    forward = _forward(workload, passes)
-    back = _weights_dtype(workload)
-    width = DTYPE_BYTES[back]
-    hidden = [_inputs(tensor) for tensor in _readers(workload)]
-    return [
-        *forward,
-        Collective(
-            phase="backward", op="all_reduce", dtype=back, term=BACKWARD, role="tensor",
-            payload_bytes=passes * positions(workload) * sum(hidden) * width, calls=passes * len(hidden),
-        ),
-        *recomputed(workload, passes),
-    ]  # fmt: skip
+    # FSDP2 casts weights and inputs of its units, autocast casts within each layer, so what is reduced on
+    # either side of the cast is wide.
+    dtype = workload.compute_dtype
+    held = dtype if workload.strategy.family == FSDP2 else workload.master_dtype
+    per_feature = passes * positions(workload)
 
+    def added(phase: str, of: str, term: str, features: list[int], op: str = "all_reduce") -> Collective:
+        size = per_feature * sum(features) * DTYPE_BYTES[of]
+        return Collective(phase, op, of, term, size, passes * len(features), "tensor")
 
-def _forward(workload: Workload, passes: int) -> list[Collective]:
-    per_feature, width = passes * positions(workload), DTYPE_BYTES[workload.compute_dtype]
     weights = [tensor for tensor in workload.layout.parameters if _is_weight(tensor)]
     rows = [tensor.shape[0] for tensor in weights if _layer(tensor) in ROWS]
-    found = [
-        Collective(
-            phase="forward", op="all_reduce", dtype=workload.compute_dtype, term=FORWARD, role="tensor",
-            payload_bytes=per_feature * sum(rows) * width, calls=passes * len(rows),
-        )
-    ]  # fmt: skip
+    found = [added("forward", dtype, FORWARD, rows)]
     table = next((t for t in workload.layout.parameters if _layer(t) in VOCABULARY), None)
     if table is not None and is_cut(workload, table):
-        held = _weights_dtype(workload)
-        found += [
-            Collective(
-                phase="forward", op="all_reduce", dtype=held, term=FORWARD, role="tensor",
-                payload_bytes=per_feature * table.shape[1] * DTYPE_BYTES[held], calls=passes,
-            ),
-            Collective(
-                phase="forward", op="all_gather", dtype=workload.compute_dtype, term=LOGITS, role="tensor",
-                payload_bytes=per_feature * table.shape[0] * width, calls=passes,
-            ),
-        ]  # fmt: skip
-    return found
-
-
-def _gradients(workload: Workload) -> list[Collective]:
-    mesh = workload.mesh
-    if mesh is None or mesh.size("data") == 1:
-        return []
-    sizes = whole_sizes(cut(workload).trained)
-    return gathered("backward", GRADIENTS, sizes, workload.master_dtype, op="all_reduce", role="data")
-
-
-def _readers(workload: Workload) -> list[Tensor]:
-    """One weight for each module whose input is one DTensor: attention, feed-forward, output layer."""
-    found: dict[str, Tensor] = {}
+        found.append(added("forward", held, FORWARD, [table.shape[1]]))
+        found.append(added("forward", dtype, LOGITS, [table.shape[0]], "all_gather"))
+    # One weight for each module whose input is one DTensor: attention, feed-forward, output layer.
+    readers: dict[str, Tensor] = {}
     for tensor in workload.layout.parameters:
         module = tensor.name.rpartition(".")[0]
         if _layer(tensor) in COLUMNS and _is_weight(tensor):
-            found.setdefault(module.rpartition(".")[0], tensor)
+            readers.setdefault(module.rpartition(".")[0], tensor)
         elif _layer(tensor) in VOCABULARY and is_cut(workload, tensor):
-            found["output layer"] = tensor
-    return list(found.values())
-
-
-def _inputs(tensor: Tensor) -> int:
-    return tensor.shape[1]
-
-
-def _weights_dtype(workload: Workload) -> str:
-    """Dtype in which activations reach layers and leave the embedding: FSDP2 casts weights and inputs of its
-    units, autocast casts within each layer, so what is reduced on either side of the cast is wide."""
-    return workload.compute_dtype if workload.strategy.family == FSDP2 else workload.master_dtype
+            readers["output layer"] = tensor
+    read = [tensor.shape[1] for tensor in readers.values()]
+    return [*found, added("backward", held, BACKWARD, read), *recomputed(workload, passes)]
 
 
 def positions(workload: Workload) -> int:
@@ -222,87 +180,66 @@ def _is_weight(tensor: Tensor) -> bool:
     return tensor.name.endswith(".weight")
 
 
-class Fsdp2Tensor:
-    """FSDP2 of torch 2.13 along 'shard' of a model whose layers are cut along 'tensor'."""
-
-    def model_states(self, workload: Workload) -> ModelStates:
-        """Those of FSDP2 with the model that one rank along 'tensor' holds."""
-        return fsdp2.model_states(local_workload(workload))
-
-    def updated_tensors(self, workload: Workload) -> list[list[int]]:
-        """Elements of what the rank holds of each parameter, by group."""
-        return fsdp2.updated_tensors(local_workload(workload))
-
-    def collectives(self, workload: Workload) -> Volume:
-        """FSDP2's of that model along 'shard', and the activations along 'tensor'."""
-        if workload.sequence_length is None:
-            return Volume(unknown=LENGTH_UNKNOWN)
-        inner = fsdp2.collectives(local_workload(workload))
-
-        def step(workload: Workload, _: int) -> list[Collective]:
-            return [*activations(workload, workload.accumulation_steps), norm("world")]
-
-        along_shard = [replace(part, role="shard") for part in inner.collectives if part.term != NORM]
-        return replace(
-            inner,
-            collectives=(*along_shard, *over_steps(workload, step)),
-            unknown=inner.unknown or why_unknown(workload),
-        )
-
-
-fsdp2_tensor = Fsdp2Tensor()
-
-
 # DeepSpeed AutoTP 0.19.8 (`backends/tensor/autotp.py`): layers cut along 'tensor', ZeRO along 'data'.
 
 
 @dataclass(frozen=True)
-class ZeroTensor:
-    """Closed forms of one family of ZeRO across ranks that hold the same part of each layer."""
+class CutForms:
+    """Closed forms of FSDP2 or ZeRO across ranks that hold the same part of each layer."""
 
     inner: ModuleType
 
     def model_states(self, workload: Workload) -> ModelStates:
-        """Those of ZeRO with the model that one rank along 'tensor' holds."""
-        found: ModelStates = self.inner.model_states(zero_workload(workload))
+        """Those of the family with the model that one rank along 'tensor' holds."""
+        found: ModelStates = self.inner.model_states(self._part(workload))
         return found
 
     def updated_tensors(self, workload: Workload) -> list[list[int]]:
-        """Elements of each flat tensor that this rank's optimizer updates."""
-        found: list[list[int]] = self.inner.updated_tensors(zero_workload(workload))
+        """Elements of each tensor that this rank's optimizer updates, by group."""
+        found: list[list[int]] = self.inner.updated_tensors(self._part(workload))
         return found
 
     def collectives(self, workload: Workload) -> Volume:
-        """ZeRO's of that model along 'data', and activations, norms and flags along 'tensor'."""
+        """The family's of that model along 'shard' or 'data'; activations, norms and flags along 'tensor'."""
         if workload.sequence_length is None:
             return Volume(unknown=LENGTH_UNKNOWN)
-        along_data: Volume = self.inner.collectives(zero_workload(workload))
+        inner: Volume = self.inner.collectives(self._part(workload))
+        if self.inner is fsdp2:
+            found = [replace(part, role="shard") for part in inner.collectives if part.term != NORM]
+        else:
+            found = [replace(part, role="data") for part in inner.collectives]
+            both = (part for part in inner.collectives if part.term in (NORM, OVERFLOW))
+            found += [replace(part, role="tensor") for part in both]
 
         def step(workload: Workload, _: int) -> list[Collective]:
-            return _autotp_activations(workload, workload.accumulation_steps)
+            if self.inner is not fsdp2:
+                return _autotp_activations(workload, workload.accumulation_steps)
+            return [*activations(workload, workload.accumulation_steps), norm("world")]
 
-        found = [replace(part, role="data") for part in along_data.collectives]
-        found += [
-            replace(part, role="tensor") for part in along_data.collectives if part.term in (NORM, OVERFLOW)
-        ]
         found += over_steps(workload, step)
-        return replace(
-            along_data,
-            collectives=tuple(found),
-            unknown=along_data.unknown or why_unknown(workload),
-        )
+        return replace(inner, collectives=tuple(found), unknown=inner.unknown or why_unknown(workload))
+
+    def _part(self, workload: Workload) -> Workload:
+        return local_workload(workload) if self.inner is fsdp2 else zero_workload(workload)
 
 
-zero12_tensor, zero3_tensor = ZeroTensor(zero12), ZeroTensor(zero3)
+fsdp2_tensor, zero12_tensor, zero3_tensor = CutForms(fsdp2), CutForms(zero12), CutForms(zero3)
 
 
 def zero_workload(workload: Workload) -> Workload:
     """One rank of those that share states, as ZeRO sees it."""
-    mesh = workload.mesh
+    mesh, layout = workload.mesh, workload.layout
     assert mesh is not None
+    ranks, place = mesh.size("tensor"), mesh.coordinates(workload.rank)["tensor"]
+
+    def local(tensor: Tensor) -> Tensor:
+        return replace(tensor, shape=autotp_local_shape(tensor.name, tensor.shape, ranks, place))
+
     return replace(
         workload,
-        layout=_autotp_cut(workload),
+        layout=layout.once(
+            ("autotp", ranks, place), lambda: replace(layout, parameters=tuple(map(local, layout.parameters)))
+        ),
         strategy=replace(workload.strategy, family=UNDERNEATH[workload.strategy.family]),
         # By the preset no larger than the model before it is cut.
         options={**workload.options, "reduce_bucket_size": bucket_elements(workload)},
@@ -312,65 +249,27 @@ def zero_workload(workload: Workload) -> Workload:
     )
 
 
-def _autotp_cut(workload: Workload) -> Layout:
-    """The model as one rank along 'tensor' holds it."""
-    mesh = workload.mesh
-    assert mesh is not None
-    ranks, place = mesh.size("tensor"), mesh.coordinates(workload.rank)["tensor"]
-
-    def local(tensor: Tensor) -> Tensor:
-        return replace(tensor, shape=autotp_local_shape(tensor.name, tensor.shape, ranks, place))
-
-    layout = workload.layout
-    return layout.once(
-        ("autotp", ranks, place), lambda: replace(layout, parameters=tuple(map(local, layout.parameters)))
-    )
-
-
 def _autotp_activations(workload: Workload, passes: int) -> list[Collective]:
     """Forward: each layer of `ROWS` adds up its outputs; an untied output layer gathers its logits.
 
     Backward: each layer of `COLUMNS`, and that output layer, adds up the gradient of what it read, by itself
     (`ColumnParallel.backward`, module_inject/layers.py).
     """
-    dtype = workload.compute_dtype
-    readers = list(_weights(workload, *COLUMNS, OUTPUT))
-    size = sum(tensor.shape[1] for tensor in readers) * positions(workload) * DTYPE_BYTES[dtype]
-    return [
-        *_autotp_forward(workload, passes),
-        Collective(
-            phase="backward", op="all_reduce", dtype=dtype, term=BACKWARD, role="tensor",
-            payload_bytes=passes * size, calls=passes * len(readers),
-        ),
-        *recomputed(workload, passes),
-    ]  # fmt: skip
-
-
-def _autotp_forward(workload: Workload, passes: int) -> list[Collective]:
-    dtype = workload.compute_dtype
-    per_feature = passes * positions(workload) * DTYPE_BYTES[dtype]
-    rows, output = list(_weights(workload, *ROWS)), list(_weights(workload, OUTPUT))
-    found = [
-        Collective(
-            phase="forward", op="all_reduce", dtype=dtype, term=FORWARD, role="tensor",
-            payload_bytes=per_feature * sum(tensor.shape[0] for tensor in rows), calls=passes * len(rows),
-        )
-    ]  # fmt: skip
-    if output:
-        found.append(
-            Collective(
-                phase="forward", op="all_gather", dtype=dtype, term=LOGITS, role="tensor",
-                payload_bytes=per_feature * _padded(workload, output[0], 0), calls=passes,
-            )
-        )  # fmt: skip
-    return found
-
-
-def _padded(workload: Workload, tensor: Tensor, dimension: int) -> int:
-    """A dimension once it was gathered from parts that are padded to the largest."""
     assert workload.mesh is not None
-    ranks = workload.mesh.size("tensor")
-    return ranks * max(part_sizes(tensor.shape[dimension], ranks))
+    dtype, ranks = workload.compute_dtype, workload.mesh.size("tensor")
+    per_feature = passes * positions(workload) * DTYPE_BYTES[dtype]
+
+    def added(phase: str, term: str, features: list[int], op: str = "all_reduce") -> Collective:
+        return Collective(
+            phase, op, dtype, term, per_feature * sum(features), passes * len(features), "tensor"
+        )
+
+    readers = [tensor.shape[1] for tensor in _weights(workload, *COLUMNS, OUTPUT)]
+    found = [added("forward", FORWARD, [tensor.shape[0] for tensor in _weights(workload, *ROWS)])]
+    # Logits are gathered from parts that are padded to the largest.
+    output = [ranks * max(part_sizes(t.shape[0], ranks)) for t in _weights(workload, OUTPUT)][:1]
+    found += [added("forward", LOGITS, output, "all_gather")] if output else []
+    return [*found, added("backward", BACKWARD, readers), *recomputed(workload, passes)]
 
 
 def _weights(workload: Workload, *layers: str) -> Iterator[Tensor]:
@@ -418,8 +317,10 @@ def with_attention(workload: Workload, volume: Volume) -> Volume:
     if workload.strategy.sequence is None or volume.unknown is not None:
         return volume
     attention = workload.layout.attention
-    if (reason := _why_unknown(workload)) is not None or attention is None:
-        return replace(volume, unknown=reason)
+    if attention is None or workload.layout.frozen:
+        return replace(volume, unknown=FROZEN if attention else UNKNOWN_HEADS)
+    if workload.activation_checkpointing == SELECTIVE:
+        return replace(volume, unknown=KEPT)
     exchange = _Exchange(workload, attention)
     share = recomputed_share(workload.activation_checkpointing, attention.layers)
     again = replace(exchange, attention=replace(attention, layers=int(share * attention.layers)))
@@ -430,14 +331,6 @@ def with_attention(workload: Workload, volume: Volume) -> Volume:
         *exchange.backward(passes),
     ]
     return replace(volume, collectives=(*volume.collectives, *found))
-
-
-def _why_unknown(workload: Workload) -> str | None:
-    if workload.layout.attention is None:
-        return UNKNOWN_HEADS
-    if workload.layout.frozen:
-        return FROZEN
-    return KEPT if workload.activation_checkpointing == SELECTIVE else None
 
 
 @dataclass(frozen=True)
@@ -508,11 +401,4 @@ class _Exchange:
     ) -> list[Collective]:
         """`size` bytes in `calls` calls, in each block of each pass."""
         times = self.attention.layers * passes
-        if not times:
-            return []
-        return [
-            Collective(
-                phase=phase, op=op, dtype=dtype, term=term, payload_bytes=size * times, calls=calls * times,
-                role=self.role,
-            )
-        ]  # fmt: skip
+        return [Collective(phase, op, dtype, term, size * times, calls * times, self.role)] if times else []

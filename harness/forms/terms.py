@@ -191,7 +191,7 @@ def merged(terms: Iterable[Term]) -> list[Term]:
     return [replace(kind, bytes=size) for kind, size in found.items()]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Collective:
     """Calls of one kind that have one cause."""
 
@@ -271,12 +271,12 @@ def reducing_passes(reductions: int) -> list[tuple[str, int]]:
 Sizes = Sequence[tuple[int, int]]
 
 
+"""(elements, elements with padding) of each unit that is gathered or reduced at once."""
+
+
 def whole_sizes(tensors: Iterable[Tensor]) -> Sizes:
     """Of tensors that cross the wire one by one and without padding."""
     return [(tensor.numel, tensor.numel) for tensor in tensors]
-
-
-"""(elements, elements with padding) of each unit that is gathered or reduced at once."""
 
 
 def gathered(
@@ -295,17 +295,5 @@ def gathered(
     total = sum(numel for numel, _ in sizes) * width * passes
     padding = sum(padded_numel - numel for numel, padded_numel in sizes) * width * passes
     count = len(sizes) * passes if calls is None else calls * passes
-    found = []
-    if sizes and passes:
-        found.append(
-            Collective(
-                phase=phase, op=op, dtype=dtype, term=term, payload_bytes=total, calls=count, role=role
-            )
-        )
-    if padding:
-        found.append(
-            Collective(
-                phase=phase, op=op, dtype=dtype, term=PADDING, payload_bytes=padding, calls=0, role=role
-            )
-        )
-    return found
+    whole = [Collective(phase, op, dtype, term, total, count, role)] if sizes and passes else []
+    return whole + ([Collective(phase, op, dtype, PADDING, padding, 0, role)] if padding else [])

@@ -239,15 +239,11 @@ def textbook_collectives(workload: Workload, *, weight_dtype: str, reduce_dtype:
     again: Role = role if workload.second_copy_ranks is None else "shard"
 
     def gather(phase: str, term: str) -> Collective:
-        return Collective(
-            phase=phase, op="all_gather", dtype=weight_dtype, term=term, payload_bytes=weights,
-            role=role if term != BACKWARD else again,
-        )  # fmt: skip
+        of = role if term != BACKWARD else again
+        return Collective(phase, "all_gather", weight_dtype, term, weights, role=of)
 
     def reduce(op: str) -> Collective:
-        return Collective(
-            phase="backward", op=op, dtype=reduce_dtype, term=GRADIENTS, payload_bytes=gradients, role=role
-        )
+        return Collective("backward", op, reduce_dtype, GRADIENTS, gradients, role=role)
 
     if strategy.sharding == "single" or strategy.facts.cuts_layers:
         return []
@@ -258,12 +254,8 @@ def textbook_collectives(workload: Workload, *, weight_dtype: str, reduce_dtype:
         found.append(gather("backward", BACKWARD))
     found.append(reduce("reduce_scatter"))
     if strategy.facts.has_replicas:
-        found.append(
-            Collective(
-                phase="backward", op="all_reduce", dtype=reduce_dtype, term=REPLICAS,
-                payload_bytes=gradients // workload.shards, role="replica",
-            )
-        )  # fmt: skip
+        shard = gradients // workload.shards
+        found.append(Collective("backward", "all_reduce", reduce_dtype, REPLICAS, shard, role="replica"))
     return found
 
 
@@ -282,14 +274,8 @@ def term_differences(
     for term in dict.fromkeys((*given, *expected)):
         ours, theirs = expected.get(term, 0.0) / steps, given.get(term, 0.0)
         if ours != theirs:
-            found.append(
-                TermDifference(
-                    term=term,
-                    expected_bytes=ours,
-                    textbook_bytes=theirs,
-                    remark=remarks.get(term, "" if theirs else "the textbook leaves it out"),
-                )
-            )
+            remark = remarks.get(term, "" if theirs else "the textbook leaves it out")
+            found.append(TermDifference(term=term, expected_bytes=ours, textbook_bytes=theirs, remark=remark))
     return found
 
 

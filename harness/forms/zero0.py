@@ -18,13 +18,13 @@ SECOND_FP32_COPY = "second fp32 copy"
 
 def preset_values(workload: Workload) -> dict[str, Any]:
     """What the preset sets in DeepSpeed's configuration."""
-    return workload.once("preset", lambda: _preset_values(workload))
-
-
-def _preset_values(workload: Workload) -> dict[str, Any]:
     stage, count = workload.strategy.stage, workload.layout.parameter_count
-    changes = zero_changes(stage, workload.precision, workload.preset, count)
-    return {change.setting: change.value for change in changes}
+
+    def values() -> dict[str, Any]:
+        changes = zero_changes(stage, workload.precision, workload.preset, count)
+        return {change.setting: change.value for change in changes}
+
+    return workload.once("preset", values)
 
 
 def bucket_elements(workload: Workload) -> int:
@@ -105,17 +105,10 @@ def collectives(workload: Workload) -> Volume:
 
 def _step(workload: Workload, _: int) -> list[Collective]:
     dtype = reduce_dtype(workload)
-    found = [
-        Collective(
-            phase="backward",
-            op="all_reduce",
-            dtype=dtype,
-            term=GRADIENTS,
-            payload_bytes=workload.layout.trained_count * DTYPE_BYTES[dtype],
-            calls=1 if workload.layout.trained_count <= FALLBACK_BUCKET_ELEMENTS else None,
-        )
-    ]
+    count = workload.layout.trained_count
+    calls = 1 if count <= FALLBACK_BUCKET_ELEMENTS else None
+    found = [Collective("backward", "all_reduce", dtype, GRADIENTS, count * DTYPE_BYTES[dtype], calls)]
     if workload.precision == "fp32" and workload.clips:
         # `clip_grad_norm_` (runtime/utils.py) averages the norm over the ranks.
-        found.append(Collective(phase="step", op="all_reduce", dtype="float32", term=NORM, payload_bytes=4))
+        found.append(Collective("step", "all_reduce", "float32", NORM, 4))
     return found

@@ -209,28 +209,18 @@ def _step(workload: Workload, _: int) -> list[Collective]:
     # To its owner each part is reduced by itself, and parts of a bucket that lie together in one call.
     to_owners = reduces_to_owners(workload)
     op, calls = ("reduce", None) if to_owners else ("all_reduce", bucket_calls(workload))
-    found = [
-        Collective(phase="backward", op=op, dtype=dtype, term=GRADIENTS, payload_bytes=size, calls=calls)
-    ]
+    found = [Collective("backward", op, dtype, GRADIENTS, size, calls)]
     further = workload.accumulation_steps - 1
     if workload.strategy.stage == 2 and further:
         found.append(
-            Collective(
-                phase="backward", op=op, dtype=dtype, term=FURTHER_GRADIENTS,
-                payload_bytes=size * further, calls=calls and calls * further,
-            )
-        )  # fmt: skip
+            Collective("backward", op, dtype, FURTHER_GRADIENTS, size * further, calls and calls * further)
+        )
     groups = workload.layout.groups()
     if workload.precision != "fp32":
         # `has_overflow`, one byte; `_configure_zero_optimizer` checks in bf16 and fp16 only.
-        found.append(Collective(phase="step", op="all_reduce", dtype="uint8", term=OVERFLOW, payload_bytes=1))
+        found.append(Collective("step", "all_reduce", "uint8", OVERFLOW, 1))
     # `scaled_global_norm`: one fp32 sum of squares per group.
-    found.append(
-        Collective(
-            phase="step", op="all_reduce", dtype="float32", term=NORM, payload_bytes=4 * len(groups),
-            calls=len(groups),
-        )
-    )  # fmt: skip
+    found.append(Collective("step", "all_reduce", "float32", NORM, 4 * len(groups), len(groups)))
     if workload.world_size > 1:
         # `all_gather_into_tensor_dp_groups` (runtime/utils.py): each flat group, aligned to the ranks.
         alignment = START_ALIGNMENT_ELEMENTS * workload.world_size

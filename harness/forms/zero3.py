@@ -91,26 +91,23 @@ class GatherLimits:
 
 def fetching(workload: Workload) -> GatherLimits:
     """Options as typed, else the preset's values, else the library's."""
-    return workload.once("fetching", lambda: _fetching(workload))
+    defaults = {**ZERO3_DEFAULTS, "stage3_prefetch_bucket_size": ZERO3_PREFETCH_ELEMENTS}
 
-
-def _fetching(workload: Workload) -> GatherLimits:
-    known = preset_values(workload)
-
-    def value(name: str, default: int) -> int:
+    def value(name: str) -> int:
         given = workload.options.get(name)
-        return int(known.get(name, default) if given is None else given)
+        return int(preset_values(workload).get(name, defaults[name]) if given is None else given)
 
-    return GatherLimits(
-        persistence=value(
-            "stage3_param_persistence_threshold", ZERO3_DEFAULTS["stage3_param_persistence_threshold"]
-        ),
-        live=value("stage3_max_live_parameters", ZERO3_DEFAULTS["stage3_max_live_parameters"]),
-        reuse=value("stage3_max_reuse_distance", ZERO3_DEFAULTS["stage3_max_reuse_distance"]),
-        ahead=value("stage3_prefetch_bucket_size", ZERO3_PREFETCH_ELEMENTS),
-        parameters=workload.layout.parameter_count,
-        blocks=tuple(workload.layout.blocks) if workload.options.get("leaf_module") == "blocks" else (),
-    )
+    def limits() -> GatherLimits:
+        return GatherLimits(
+            persistence=value("stage3_param_persistence_threshold"),
+            live=value("stage3_max_live_parameters"),
+            reuse=value("stage3_max_reuse_distance"),
+            ahead=value("stage3_prefetch_bucket_size"),
+            parameters=workload.layout.parameter_count,
+            blocks=tuple(workload.layout.blocks) if workload.options.get("leaf_module") == "blocks" else (),
+        )
+
+    return workload.once("fetching", limits)
 
 
 def own_settings(workload: Workload) -> list[str]:
@@ -142,13 +139,16 @@ def model_states(workload: Workload) -> ModelStates:
     cut = _share(workload, workload.layout.trained, pad)
     fp32 = workload.precision == "fp32"
     masters = f"{SECOND_FP32_COPY} of own pieces" if fp32 else "masters of own pieces"
+    # Padded to N pieces, frozen ones too; a rank alone has views of its only piece (`NoGatherHandle`).
+    kept = filter(fetching(workload).is_persistent, workload.layout.parameters)
+    persistent = sum(ceil_to(t.numel, workload.world_size) for t in kept if workload.world_size > 1)
     return states(
         [
             *cut.terms("weights", "own pieces", width, host=workload.offloads_weights),
             *_frozen(workload, pad),
             *_second_copy(workload),
             Term(kind="gathered", name=PERSISTENT_PARAMETERS,
-                 bytes=_persistent_elements(workload) * width, extra=True),
+                 bytes=persistent * width, extra=True),
             *cut.terms("masters", masters, trained, host=offload, extra=fp32),
             Term(kind="gradients", name="own pieces", bytes=cut.own * width, host=offload),
             Term(kind="gradients", name=FP32_SURPLUS, bytes=cut.own * (accumulated - width), host=offload,
@@ -157,7 +157,7 @@ def model_states(workload: Workload) -> ModelStates:
             Term(kind="gradients", name="second gradient for the offloaded optimizer",
                  bytes=(cut.own + cut.padding) * trained if offload else 0, host=True, extra=True),
             *cut.terms("optimizer", "Adam's moments of own pieces", ADAM_MOMENTS * trained, host=offload),
-            step_counters(sub_groups(workload), workload),
+            step_counters(len(updated_tensors(workload)), workload),
             Term(kind="communication", name=REDUCTION_BUCKET,
                  bytes=bucket_elements(workload) * DTYPE_BYTES[reduce_dtype(workload)], extra=True),
             *buffer_terms(workload),
@@ -168,11 +168,8 @@ def model_states(workload: Workload) -> ModelStates:
 def _frozen(workload: Workload, padding_name: str) -> list[Term]:
     """Pieces of weights that are not trained: cut as the others are (`Init._zero_init_param`)."""
     found: list[Term] = []
-    ranks = workload.world_size
     for parameter in workload.layout.frozen_parameters:
-        own = _own(parameter.numel, ranks, workload.rank)
-        share = Share(own=own, padding=-(-parameter.numel // ranks) - own, padding_name=padding_name)
-        width = workload.held_bytes(parameter)
+        share, width = _share(workload, [parameter], padding_name), workload.held_bytes(parameter)
         found += share.terms("weights", FROZEN, width, host=workload.offloads_weights)
     return merged(found)
 
@@ -195,59 +192,28 @@ def _second_copy(workload: Workload) -> list[Term]:
     return merged(found)
 
 
-def _share(workload: Workload, parameters: Iterable[Tensor], padding_name: str) -> Share:
+def _share(workload: Workload, parameters: Sequence[Tensor], padding_name: str) -> Share:
     """One rank's pieces of some parameters."""
-    listed = list(parameters)
-    own = sum(_own(parameter.numel, workload.world_size, workload.rank) for parameter in listed)
-    return Share(own=own, padding=_pieces(workload, listed) - own, padding_name=padding_name)
-
-
-def _own(count: int, ranks: int, rank: int) -> int:
-    piece = -(-count // ranks)
-    return max(0, min(count - piece * rank, piece))
-
-
-def _persistent_elements(workload: Workload) -> int:
-    """`parameter_offload.py`, `mark_persistent_parameters`: all up to the threshold, padded to N pieces,
-    frozen ones too."""
-    if workload.world_size == 1:
-        return 0  # `NoGatherHandle`: the parameter is a view of its only piece
-    kept = filter(fetching(workload).is_persistent, workload.layout.parameters)
-    return sum(ceil_to(tensor.numel, workload.world_size) for tensor in kept)
-
-
-def sub_groups(workload: Workload) -> int:
-    """Parts of the optimizer's groups."""
-    return len(updated_tensors(workload))
+    pieces = [(t.numel, -(-t.numel // workload.world_size)) for t in parameters]
+    own = sum(max(0, min(numel - piece * workload.rank, piece)) for numel, piece in pieces)
+    return Share(own=own, padding=sum(piece for _, piece in pieces) - own, padding_name=padding_name)
 
 
 def updated_tensors(workload: Workload) -> list[list[int]]:
     """Elements of each sub-group, padding included: one flat tensor that is stepped by itself
-    (`_optimizer_step`)."""
-    return [[_pieces(workload, group)] for group in _sub_groups(workload)]
-
-
-def _sub_groups(workload: Workload) -> list[list[Tensor]]:
-    """Parameters that are updated together: `_create_fp16_sub_groups` closes a sub-group at the size."""
+    (`_optimizer_step`); `_create_fp16_sub_groups` closes a sub-group at the size."""
     limit = int(workload.options.get("sub_group_size") or SUB_GROUP_ELEMENTS)
-    found: list[list[Tensor]] = []
+    found: list[list[int]] = []
     for group in workload.layout.groups():
-        members: list[Tensor] = []
         count = 0
         for parameter in group:
-            members.append(parameter)
-            count += _pieces(workload, [parameter])
+            count += -(-parameter.numel // workload.world_size)
             if count >= limit:
-                found.append(members)
-                members, count = [], 0
-        if members:
-            found.append(members)
+                found.append([count])
+                count = 0
+        if count:
+            found.append([count])
     return found
-
-
-def _pieces(workload: Workload, parameters: Iterable[Tensor]) -> int:
-    """Elements of a rank's pieces, padding included."""
-    return sum(-(-parameter.numel // workload.world_size) for parameter in parameters)
 
 
 SHARED_TERM = "shared weights gathered at each use"
@@ -441,11 +407,6 @@ def _sizes(workload: Workload, tensors: Iterable[Tensor]) -> list[tuple[int, int
     return [(tensor.numel, ceil_to(tensor.numel, workload.world_size)) for tensor in tensors]
 
 
-def _units(workload: Workload, tensors: Iterable[Tensor]) -> int:
-    """Modules that gather all of their own parameters in one call, and blocks where these are gathered."""
-    return len(set(map(fetching(workload).unit, tensors)))
-
-
 def _pass(
     workload: Workload, phase: str, term: str, passes: int, found: list[Collective], *, anew: bool = False
 ) -> None:
@@ -476,14 +437,21 @@ def _pass(
         ]
         found += _gathered(workload, phase, TIED_TERM, tied, passes, calls=len(tied), role=again)
         if phase == "backward" and workload.activation_checkpointing:
-            recomputed = [t for t in _recomputed(workload) if not how.is_persistent(t)]
+            # Each block, but for the module in which recomputation stops: torch.utils.checkpoint does as the
+            # last saved tensor is there again (`_StopRecomputationError`), so that this module's post-forward
+            # hook, which would release its weights, does not run.
+            again_run = layout.blocks[:: blocks_between(workload.activation_checkpointing)]
+            last = tuple(f"{block}.{workload.recomputed_until}." for block in again_run)
+            blocks = tuple(f"{block}." for block in again_run)
+            inside = (t for t in layout.parameters if t.name.startswith(blocks))
+            recomputed = [t for t in inside if not (t.name.startswith(last) or how.is_persistent(t))]
             found += _gathered(workload, phase, RECOMPUTED, recomputed, passes, role=again)
         return
     # Everything is used again within the reuse distance, so that forward fetches it and backward finds
     # it. The prefetcher joins what modules need, so the number of calls is not the modules'.
     if phase != "backward" and (fetched or kept):
         moved = _gathered(workload, phase, term, fetched + kept, passes, role=first)
-        found += [c if not c.calls else _without_calls(c) for c in moved]
+        found += [replace(c, calls=None) if c.calls else c for c in moved]
 
 
 def _gathered(
@@ -496,10 +464,11 @@ def _gathered(
     calls: int | None = None,
     role: Role = "world",
 ) -> list[Collective]:
-    """Gathered in the dtypes in which they are held, by default with a call for each module."""
+    """Gathered in the dtypes in which they are held, by default with a call for each module, or block, that
+    gathers all of its own parameters at once."""
     found: list[Collective] = []
     for dtype, alike in workload.by_held_dtype(tensors).items():
-        count = _units(workload, alike) if calls is None else len(alike)
+        count = len(set(map(fetching(workload).unit, alike))) if calls is None else len(alike)
         sizes = _sizes(workload, alike)
         found += gathered(phase, term, sizes, dtype, calls=count, passes=passes, role=role)
     return found
@@ -513,24 +482,6 @@ def _in_backward(workload: Workload, name: str) -> bool:
     """
     without = workload.layout.without_gradient or ()
     return name.rpartition(".")[0] not in without
-
-
-def _recomputed(workload: Workload) -> list[Tensor]:
-    """What recomputation gathers that the backward pass gathers again: each block, but for the module in
-    which it stops.
-
-    torch.utils.checkpoint stops once the last saved tensor is there again (`_StopRecomputationError`), so
-    this module's post-forward hook, which would release its weights, does not run.
-    """
-    layout = workload.layout
-    again = layout.blocks[:: blocks_between(workload.activation_checkpointing)]
-    last = tuple(f"{block}.{workload.recomputed_until}." for block in again)
-    blocks = tuple(f"{block}." for block in again)
-    return [t for t in layout.parameters if t.name.startswith(blocks) and not t.name.startswith(last)]
-
-
-def _without_calls(collective: Collective) -> Collective:
-    return replace(collective, calls=None)
 
 
 def _step(workload: Workload, step: int) -> list[Collective]:
@@ -548,32 +499,16 @@ def _step(workload: Workload, step: int) -> list[Collective]:
     # `independent_gradient_partition_epilogue` runs after every backward pass (stage3.py).
     for term, passes in ((GRADIENTS, 1), (FURTHER_GRADIENTS, further)):
         reduced = gathered("backward", term, sizes, dtype, op="reduce_scatter", calls=1, passes=passes)
-        found += reduced if calls else [_without_calls(c) if c.calls else c for c in reduced]
-    return found + _norms(workload) + _persisting(workload)
-
-
-def _norms(workload: Workload) -> list[Collective]:
-    """One sum of squares per sub-group (`_get_norm_groups`, stage3.py); in fp16 the overflow flag.
-
-    fp64 where the device has it (`get_norm_dtype`), fp32 with an offloaded optimizer
-    (`complete_grad_norm_calculation_for_cpu_offload`).
-    """
-    groups = sub_groups(workload)
-    wide = workload.has_fp64 and workload.offload == "none"
-    found = [
-        Collective(
-            phase="step", op="all_reduce", dtype="float64" if wide else "float32", term=NORM,
-            payload_bytes=(8 if wide else 4) * groups, calls=groups,
-        )
-    ]  # fmt: skip
+        found += reduced if calls else [replace(c, calls=None) if c.calls else c for c in reduced]
+    # One sum of squares per sub-group (`_get_norm_groups`, stage3.py): fp64 where the device has it
+    # (`get_norm_dtype`), fp32 with an offloaded optimizer (`complete_grad_norm_calculation_for_cpu_offload`).
+    groups = len(updated_tensors(workload))
+    norm_dtype = "float64" if workload.has_fp64 and workload.offload == "none" else "float32"
+    found.append(Collective("step", "all_reduce", norm_dtype, NORM, DTYPE_BYTES[norm_dtype] * groups, groups))
     if workload.precision == "fp16-mixed":
-        found.append(Collective(phase="step", op="all_reduce", dtype="uint8", term=OVERFLOW, payload_bytes=1))
-    return found
-
-
-def _persisting(workload: Workload) -> list[Collective]:
-    """`_post_step` (stage3.py) gathers persistent parameters again, one by one, after the update."""
+        found.append(Collective("step", "all_reduce", "uint8", OVERFLOW, 1))
+    # `_post_step` (stage3.py) gathers persistent parameters again, one by one, after the update.
     kept = list(filter(fetching(workload).is_persistent, workload.layout.parameters))
-    if workload.world_size == 1:
-        return []
-    return _gathered(workload, "step", UPDATED, kept, calls=len(kept))
+    if workload.world_size > 1:
+        found += _gathered(workload, "step", UPDATED, kept, calls=len(kept))
+    return found

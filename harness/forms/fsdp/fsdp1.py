@@ -144,7 +144,8 @@ def collectives(workload: Workload) -> Volume:
 
     found = over_steps(workload, step)
     remarks = reduction_remarks(workload)
-    if _has_frozen_neighbours(workload):
+    units_reduced = (flat.parameters for flat in _reduced_units(workload))
+    if any(workload.layout.is_frozen(tensor) for unit in units_reduced for tensor in unit):
         remarks.append((GRADIENTS, FROZEN_REDUCED))
     remarks += [(BACKWARD, ROOT_KEPT)] if reshards else []
     if workload.evaluation_every:
@@ -205,11 +206,6 @@ def _reduced_units(workload: Workload) -> list[FlatUnit]:
     return [flat for flat in _flat_units(workload) if _is_reduced(workload, flat.parameters)]
 
 
-def _has_frozen_neighbours(workload: Workload) -> bool:
-    units = (flat.parameters for flat in _reduced_units(workload))
-    return any(workload.layout.is_frozen(tensor) for unit in units for tensor in unit)
-
-
 def _is_reduced(workload: Workload, tensors: Sequence[Tensor]) -> bool:
     return any(not workload.layout.is_frozen(tensor) for tensor in tensors)
 
@@ -243,4 +239,4 @@ def _overflow(workload: Workload) -> list[Collective]:
     """`ShardedGradScaler.unscale_` reduces its flag over its process group, by default the world."""
     if workload.precision != "fp16-mixed":
         return []
-    return [Collective(phase="step", op="all_reduce", dtype="float32", term=OVERFLOW, payload_bytes=4)]
+    return [Collective("step", "all_reduce", "float32", OVERFLOW, 4)]

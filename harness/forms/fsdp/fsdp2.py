@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from harness.forms.fsdp.units import (
     KEPT_BY_EVALUATION,
@@ -111,26 +112,20 @@ def _moments(calls: Sequence[UnitCall]) -> Iterator[tuple[str, str, bool]]:
 
 def in_order(workload: Workload, units: Mapping[str, GatherUnit], step: int) -> list[Collective]:
     """What one step gathers. units: by name, '' for what no block holds."""
-    order = _order(workload, units)
+    order = Order(workload.layout.unit_calls or (), {name: unit.kept for name, unit in units.items()})
     if workload.follows_evaluation(step):
         order.forward()
     found: list[Collective] = []
     for micro_step in range(workload.accumulation_steps):
         last = workload.reduces_each or micro_step == workload.accumulation_steps - 1
         forward, backward = (FURTHER_FORWARD, FURTHER_BACKWARD) if micro_step else (FORWARD, BACKWARD)
-        found += _gathers(workload, "forward", forward, units, order.forward())
-        found += _gathers(workload, "backward", backward, units, order.backward(last=last))
+        passes = (
+            ("forward", forward, order.forward),
+            ("backward", backward, partial(order.backward, last=last)),
+        )
+        for phase, term, run in passes:
+            found += gathers(workload, phase, term, [units[name] for name in run().elements()])
     return found
-
-
-def _order(workload: Workload, units: Mapping[str, GatherUnit]) -> Order:
-    return Order(workload.layout.unit_calls or (), {name: unit.kept for name, unit in units.items()})
-
-
-def _gathers(
-    workload: Workload, phase: str, term: str, units: Mapping[str, GatherUnit], gathered: Counter[str]
-) -> list[Collective]:
-    return gathers(workload, phase, term, [units[name] for name in gathered.elements()])
 
 
 UnitTensors = tuple[list[Tensor], bool, bool]
@@ -148,8 +143,11 @@ def units_around_blocks(layout: Layout) -> list[UnitTensors]:
     if not outside:
         return []
     embedding = _module(outside[0])
-    norm = _last_norm(outside[1:])
-    last = [t for t in outside if _module(t) == norm or _is_output(t)]
+    # Accelerate looks among the base model's direct children, as 'model.norm.weight' is.
+    norms = [_module(t) for t in outside[1:] if len(t.shape) == 1 and t.name.count(".") == 2]
+    norm = norms[-1] if norms else None
+    # The output layer lies next to the base model, as 'lm_head.weight' does, and not within it.
+    last = [t for t in outside if _module(t) == norm or t.name.count(".") == 1]
     rest = [t for t in outside if t not in last and _module(t) != embedding]
     embedded = [t for t in outside if _module(t) == embedding]
     if outside[0].name in layout.tied.values():
@@ -162,17 +160,6 @@ def units_around_blocks(layout: Layout) -> list[UnitTensors]:
 
 def _module(tensor: Tensor) -> str:
     return tensor.name.rpartition(".")[0]
-
-
-def _is_output(tensor: Tensor) -> bool:
-    """The output layer lies next to the base model, as 'lm_head.weight' does, and not within it."""
-    return tensor.name.count(".") == 1
-
-
-def _last_norm(outside: list[Tensor]) -> str | None:
-    """Accelerate looks among the base model's direct children, as 'model.norm.weight' is."""
-    norms = [_module(t) for t in outside if len(t.shape) == 1 and t.name.count(".") == 2]
-    return norms[-1] if norms else None
 
 
 ROOT_KEPT = "the root unit stays gathered between forward and backward pass (reshard_after_forward: None)"
@@ -240,7 +227,8 @@ def collectives(workload: Workload) -> Volume:
     resharded_root = reshards_root(workload)
     units = _units(workload, reshards=reshards, reshards_root=resharded_root)
     irregular = bool(workload.layout.unit_calls) and _order_unknown(workload) is None
-    named = dict(zip(_unit_names(workload), units, strict=False)) if irregular else {}
+    names = sorted((name for name, _ in workload.layout.units()), key=lambda name: not name)
+    named = dict(zip(names, units, strict=False)) if irregular else {}
 
     def step(workload: Workload, index: int) -> list[Collective]:
         found = _norm(workload)
@@ -296,12 +284,6 @@ def _order_unknown(workload: Workload) -> str | None:
     return irregular_units(workload)
 
 
-def _unit_names(workload: Workload) -> list[str]:
-    """In the order of `_units`: blocks, then the rest."""
-    names = [name for name, _ in workload.layout.units()]
-    return [name for name in names if name] + [name for name in names if not name]
-
-
 def reshards_root(workload: Workload) -> bool:
     """Whether the root's weights are given back after the forward pass; Accelerate leaves that to torch."""
     native = workload.strategy.route == "native" and workload.like_for_like
@@ -333,17 +315,12 @@ def _unit(workload: Workload, tensors: list[Tensor], *, kept: bool, astray: bool
     shards = workload.shards
     held = sum(_padded([t], shards) // shards * workload.held_bytes(t) for t in tensors)
     dtypes = {_gathered_dtype(workload, t) for t in tensors}
-    if len(dtypes) == 1:
-        return GatherUnit(
-            elements=elements(tensors), padded=_padded(tensors, shards), kept=kept, astray=astray,
-            dtype=dtypes.pop(), reduced=reduced, held_bytes=held,
-        )  # fmt: skip
+    widths = [1 if len(dtypes) == 1 else DTYPE_BYTES[_gathered_dtype(workload, t)] for t in tensors]
     return GatherUnit(
-        elements=sum(t.numel * DTYPE_BYTES[_gathered_dtype(workload, t)] for t in tensors),
-        padded=sum(
-            _padded([t], shards) * DTYPE_BYTES[_gathered_dtype(workload, t)] for t in tensors
-        ),
-        kept=kept, astray=astray, dtype="uint8", reduced=reduced, held_bytes=held,
+        elements=sum(t.numel * width for t, width in zip(tensors, widths, strict=True)),
+        padded=sum(_padded([t], shards) * width for t, width in zip(tensors, widths, strict=True)),
+        kept=kept, astray=astray, dtype=dtypes.pop() if len(dtypes) == 1 else "uint8", reduced=reduced,
+        held_bytes=held,
     )  # fmt: skip
 
 
@@ -373,7 +350,4 @@ def _norm(workload: Workload) -> list[Collective]:
     role = shard_role(workload)
     if workload.precision != "fp16-mixed":
         return [norm(workload)]
-    flag = Collective(
-        phase="step", op="all_reduce", dtype="float32", term=OVERFLOW, payload_bytes=4, role=role
-    )
-    return [norm(workload), flag]
+    return [norm(workload), Collective("step", "all_reduce", "float32", OVERFLOW, 4, role=role)]

@@ -184,19 +184,9 @@ def _across_replicas(
     reduced = reduced_sizes(units)
     total = passes * (sum(padded for _, padded in reduced) // shards * width)
     exact = passes * (sum(count for count, _ in reduced) * width // shards)
-    found = [
-        Collective(
-            phase="backward", op="all_reduce", dtype=dtype, role="replica", term=term,
-            payload_bytes=exact, calls=passes * len(reduced),
-        )
-    ]  # fmt: skip
+    found = [Collective("backward", "all_reduce", dtype, term, exact, passes * len(reduced), "replica")]
     if total > exact:
-        found.append(
-            Collective(
-                phase="backward", op="all_reduce", dtype=dtype, role="replica", term=PADDING,
-                payload_bytes=total - exact, calls=0,
-            )
-        )  # fmt: skip
+        found.append(Collective("backward", "all_reduce", dtype, PADDING, total - exact, 0, "replica"))
     return found
 
 
@@ -210,11 +200,5 @@ def norm(workload: Workload) -> Collective:
     if workload.strategy.route == "trainer":
         dtype = "float32" if workload.strategy.family == "fsdp1" else workload.master_dtype
         numbers = 1 if workload.strategy.family == "fsdp1" else len(workload.layout.trained)
-    return Collective(
-        phase="step",
-        op="all_reduce",
-        dtype=dtype,
-        term=NORM,
-        payload_bytes=numbers * DTYPE_BYTES[dtype],
-        role=shard_role(workload),
-    )
+    size = numbers * DTYPE_BYTES[dtype]
+    return Collective("step", "all_reduce", dtype, NORM, size, role=shard_role(workload))
