@@ -237,7 +237,13 @@ def amounts(comparison: Comparison) -> str:
         off = [one - other for one, other in pairs if one is not None and other is not None]
         if off:
             sent[group.cell] = max(off, key=abs)
-    claimed = {g.cell for g in cells if abs(sent.get(g.cell, 0)) >= 1 and _all_as_claimed(g)}
+    # It sends what its strategy does; of a script or another's backend, norms and flags aside.
+    claimed = {
+        group.cell
+        for group in cells
+        if abs(sent.get(group.cell, 0)) >= 1
+        and all(r.record.backend.claim is not None and volume_differences(r.record) == [] for r in group.rows)
+    }
     extra = {cell: f"{cell} ({off:+,.0f} bytes)" for cell, off in sent.items() if abs(off) >= 1}
     holds = sum(abs(off) < 1 or cell in claimed for cell, off in sent.items())
     counts = {
@@ -252,12 +258,6 @@ def amounts(comparison: Comparison) -> str:
     }
     parts = [phrase("amounts_of", **counts)] if states or sent else []
     return "; ".join([*parts, *(phrase(name, cells=cells) for name, cells in off_cells.items() if cells)])
-
-
-def _all_as_claimed(group: CellRuns) -> bool:
-    """Whether it sends what its strategy does; of a script or another's backend, norms and flags aside."""
-    records = [row.record for row in group.rows]
-    return all(r.backend.claim is not None and volume_differences(r) == [] for r in records)
 
 
 ENDINGS = {
@@ -439,12 +439,6 @@ def on_gpus(comparison: Comparison) -> str:
     return phrase("on_cpu", plan=plan) if any(r.world.device == "cpu" for r in records) else ""
 
 
-def one_of_several(comparison: Comparison, scope: ComparisonScope) -> str:
-    """Which job the figures are of; empty where all runs are one job."""
-    jobs = len(comparison.comparable.by_job)
-    return "" if jobs == 1 else phrase("several_jobs", job=scope.place[0], jobs=jobs)
-
-
 def warnings(comparison: Comparison) -> str:
     """Kinds of findings, causes first."""
     found = list(dict.fromkeys(statement.id for statement in statements(comparison.findings)))
@@ -470,9 +464,7 @@ OF_COMPARISON: dict[str, Callable[[Comparison], str]] = {
     "cause": cause,
     "amounts": amounts,
     "completed": completed,
-    "slowest": lambda c: (
-        found.answer if (found := explain_slowest(c)) and found.gap.order == "faster" else ""
-    ),
+    "slowest": slowest,
     "strong": lambda comparison: scaled(comparison, "strong"),
     "weak": lambda comparison: scaled(comparison, "weak"),
     "gpus": on_gpus,
@@ -512,7 +504,9 @@ def answers_table(comparison: Comparison, question: ReportFocus, titles: Mapping
             rows.append([ANSWERS[name]["question"], answer, evidence(ANSWERS[name]["evidence"])])
     if question == "scaling" and "scaling" not in titles:
         rows.insert(0, [ANSWERS["strong"]["question"], phrase("scaled_none"), evidence("results")])
-    if scope is not None and question != "scaling" and (job := one_of_several(comparison, scope)):
+    jobs = len(comparison.comparable.by_job)
+    if scope is not None and question != "scaling" and jobs > 1:
+        job = phrase("several_jobs", job=scope.place[0], jobs=jobs)
         rows.append([ANSWERS["job"]["question"], job, evidence("results")])
     rows += [
         [phrase("warning", id=name), text, evidence("findings", entry=name)]
@@ -563,12 +557,10 @@ FIGURES: dict[ReportFocus, tuple[str, ...]] = {
 """Columns by key; what the question asks for leads; of all, what carries over to other machines."""
 
 
-def _figure(group: CellRuns, key: str) -> float | None:
-    return peak(group) if key == PEAK else group.figures[key]
-
-
-def _middle(group: CellRuns, key: str) -> float | None:
-    return peak(group) if key == PEAK else group.median(key)
+def _figure(group: CellRuns, key: str, *, middle: bool = False) -> float | None:
+    if key == PEAK:
+        return peak(group)
+    return group.median(key) if middle else group.figures[key]
 
 
 def summary_section(comparison: Comparison, question: ReportFocus, most: int = MOST_ROWS) -> Section | None:
@@ -635,7 +627,6 @@ def _summary(key: str, comparison: Comparison, groups: Sequence[CellRuns], wante
         "speed_up": Column("speed_up", "speed-up" if strong else "efficiency"),
         "parity": Column("parity", "parity", align="left"),
         "first_divergent_step": replace(figure_column("first_divergent_step"), show=dash),
-        **{key: Column(key, name, _share) for key, name in RATIOS.items()},
     }
     figures = [figure for figure in wanted if bases or figure not in RATIOS]
 
@@ -654,22 +645,22 @@ def _summary(key: str, comparison: Comparison, groups: Sequence[CellRuns], wante
             return None
         if figure in RATIOS:
             of, base = figure.removesuffix("_of_ddp"), bases.get(group.place)
-            found, divisor = _middle(group, of), _middle(base, of) if base is not None else None
+            found = _figure(group, of, middle=True)
+            divisor = _figure(base, of, middle=True) if base is not None else None
             return found / divisor if found is not None and divisor else None
         found = _figure(group, figure)
         if found is not None and figure in AMOUNTS and unjudged_amounts(group.record):
             return Shown(found, f"{megabytes(found)}{WITHOUT_FORM}")
         return found
 
+    def share(ratio: float | None) -> str:
+        return percent(ratio) if ratio is None or ratio < MANY_TIMES else f"{ratio:,.0f} x"
+
     columns = [LABELS[0], replace(LABELS[1], only_values=True)]
+    others |= {key: Column(key, name, share) for key, name in RATIOS.items()}
     columns += [others[figure] if figure in others else figure_column(figure) for figure in figures]
     rows = [[*group.cell, *(value(group, figure) for figure in figures)] for group in groups]
     return Table(key=key, columns=columns, rows=rows)
-
-
-def _share(value: float | None) -> str:
-    """'91 %', '53 x'."""
-    return percent(value) if value is None or value < MANY_TIMES else f"{value:,.0f} x"
 
 
 def _legend(tables: Sequence[Table], left: int) -> str:

@@ -11,7 +11,7 @@ from harness.tell.document import Block, Column, Document, Folded, Items, Paragr
 from harness.tell.formats import fitted, megabytes, milliseconds, number, percent, shortened
 from harness.tell.pictures.bars import bar_chart, stack, text_after
 from harness.tell.pictures.drawing import COPIES_ALONE, DEVICE_ACTIVITIES, EXPOSED
-from harness.tell.tables import prose, row_of, table_columns
+from harness.tell.tables import blocks_of, prose, row_of, section, table, table_columns
 from harness.traces.analysis import CollectiveRow, Division, Likeness, RankTrace, Skew, collective_rows
 
 MOST_BARS = 24
@@ -45,14 +45,14 @@ def trace_document(
     names = ", ".join(sorted({rank.device_name for rank in ranks if rank.device_name}))
     of = f" of {next(iter(world))}" if len(world) == 1 else ""
     title = f"Trace of {len(ranks)}{of} rank{'s' if len(ranks) > 1 or of not in ('', ' of 1') else ''}"
-    return Document(f"{title}, {names}" if names else title, [section for section in sections if section])
+    return Document(f"{title}, {names}" if names else title, [*filter(None, sections)])
 
 
 def terminal_lines(document: Document) -> list[str]:
     """The document for a terminal: everything but pictures."""
     lines = [document.title]
-    for section in document.sections:
-        lines += ["", section.title, *_lines(section.blocks)]
+    for part in document.sections:
+        lines += ["", part.title, *_lines(part.blocks)]
     return lines
 
 
@@ -80,34 +80,25 @@ def _values(division: Division | None) -> list[Any]:
     return [None] * len(TIMES) if division is None else row_of(TIMES, division)
 
 
-def _time(ranks: Sequence[RankTrace]) -> Section:
+def _time(ranks: Sequence[RankTrace]) -> Section | None:
     rows = [[rank.label, *_values(rank.division)] for rank in ranks]
-    texts = [
-        text
-        for text, on_device in ((prose("traces_device"), True), (prose("traces_host"), False))
-        if any(rank.on_device is on_device for rank in ranks)
-    ]
-    blocks: list[Block] = [
-        Table(key="ranks", columns=(Column("rank", "rank", align="left"), *TIMES), rows=rows),
-        *(Paragraph(text) for text in texts),
-    ]
     remarks = [(rank.label, remark) for rank in ranks for remark in rank.remarks]
     missing = [rank for rank in ranks if rank.world_size and rank.world_size > len(ranks)]
     if missing:
-        remarks.append(
-            ("ranks", f"{len(ranks)} of {missing[0].world_size} given; who waits for the others is n/a")
-        )
-    if remarks:
-        blocks.append(Items(remarks))
-    if picture := _picture("trace", "time, ms", [(rank.label, rank.division) for rank in ranks]):
-        blocks.append(picture)
-    return Section("trace", "Time", blocks)
+        given = f"{len(ranks)} of {missing[0].world_size} given; who waits for the others is n/a"
+        remarks.append(("ranks", given))
+    kinds = {"traces_device": True, "traces_host": False}
+    return section(
+        "trace", "Time",
+        table("ranks", rows, (Column("rank", "rank", align="left"), *TIMES)),
+        *(prose(name) for name, on in kinds.items() if any(rank.on_device is on for rank in ranks)),
+        Items(remarks) if remarks else None,
+        _picture("trace", "time, ms", [(rank.label, rank.division) for rank in ranks]),
+    )  # fmt: skip
 
 
 def _steps(ranks: Sequence[RankTrace]) -> Section | None:
     steps = [(rank, step) for rank in ranks for step in rank.steps]
-    if not steps:
-        return None
     rows = [
         [
             rank.label,
@@ -116,8 +107,6 @@ def _steps(ranks: Sequence[RankTrace]) -> Section | None:
         ]
         for rank, step in steps
     ]
-    columns = (Column("rank", "rank", align="left"), Column("step", "step"), *TIMES)
-    blocks: list[Block] = [Table(key="steps", columns=columns, rows=rows[:MOST_ROWS])]
     texts = [STEP_TEXT]
     if len(rows) > MOST_ROWS:
         texts.append(f"{len(rows) - MOST_ROWS} more steps are under 'steps' of --json.")
@@ -125,11 +114,12 @@ def _steps(ranks: Sequence[RankTrace]) -> Section | None:
         texts.append("n/a: no event of the device was recorded in the step.")
     if any(step.division and not step.is_complete for _, step in steps):
         texts.append("*: recording of the device began within this step.")
-    blocks.append(Paragraph(" ".join(texts)))
+    columns = (Column("rank", "rank", align="left"), Column("step", "step"), *TIMES)
     bars = [(f"{rank.label}, step {step.step}", step.division) for rank, step in steps]
-    if picture := _picture("trace_steps", "time of a step, ms", bars):
-        blocks.append(picture)
-    return Section("trace_steps", "Steps", blocks)
+    picture = _picture("trace_steps", "time of a step, ms", bars)
+    return section(
+        "trace_steps", "Steps", table("steps", rows[:MOST_ROWS], columns), " ".join(texts), picture
+    )
 
 
 def _picture(key: str, title: str, bars: Sequence[tuple[str, Division | None]]) -> Picture | None:
@@ -186,16 +176,13 @@ def _collectives(ranks: Sequence[RankTrace]) -> Section | None:
         return None
     rows = [[*key, *_together(of)] for key, of in alike.items()]
     rows.sort(key=lambda row: (-(row[-2] or 0.0), -(row[2] or 0)))
-    blocks: list[Block] = [Table(key="trace_collectives", columns=COLLECTIVES, rows=rows[:MOST_ROWS])]
-    texts = [
-        "MB: payload of one call, the complete tensor. ms: all calls of a rank, waiting for others included."
-    ]
+    texts = [prose("traces_collectives")]
     if len(ranks) > 1:
         texts.append("Numbers of calls and ms are means of the ranks.")
     if len(rows) > MOST_ROWS:
         texts.append(f"{len(rows) - MOST_ROWS} more rows are under 'collectives' of --json.")
-    blocks.append(Paragraph(" ".join(texts)))
-    return Section("trace_collectives", "Collectives", blocks)
+    shown = table("trace_collectives", rows[:MOST_ROWS], COLLECTIVES)
+    return section("trace_collectives", "Collectives", shown, " ".join(texts))
 
 
 def _group(row: CollectiveRow) -> str:
@@ -219,23 +206,20 @@ def _together(rows: Sequence[CollectiveRow]) -> list[Any]:
 def _waits(skew: Skew | None) -> Section | None:
     if skew is None:
         return None
-    blocks: list[Block] = []
-    if skew.matched:
-        rows = [[r.label, *row_of(WAITS[1:], r)] for r in skew.ranks]
-        blocks.append(Table(key="trace_waits", columns=WAITS, rows=rows))
-        worst = max(skew.ranks, key=lambda r: r.caused_seconds)
-        if worst.caused_seconds:
-            text = (
-                f"{worst.label} comes last in {worst.times_last} of {skew.matched} collectives; the others "
-            )
-            blocks.append(Paragraph(f"{text}wait {milliseconds(worst.caused_seconds)} ms for it."))
-        kinds = [row_of(SKEW, kind) for kind in skew.collectives[:MOST_ROWS]]
-        blocks.append(Table(key="trace_skew", columns=SKEW, rows=kinds))
-    else:
-        blocks.append(Paragraph("n/a: no collective was found on all ranks given."))
-    blocks.append(Paragraph(prose("traces_wait")))
-    if skew.unmatched:
-        blocks.append(Items(list(skew.unmatched)))
+    worst = max(skew.ranks, key=lambda r: r.caused_seconds)
+    caused = {"ms": milliseconds(worst.caused_seconds), "matched": skew.matched}
+    words = prose("traces_last", rank=worst.label, last=worst.times_last, **caused)
+    kinds = [row_of(SKEW, kind) for kind in skew.collectives[:MOST_ROWS]]
+    found = [
+        Table(key="trace_waits", columns=WAITS, rows=[[r.label, *row_of(WAITS[1:], r)] for r in skew.ranks]),
+        words if worst.caused_seconds else None,
+        Table(key="trace_skew", columns=SKEW, rows=kinds),
+    ]
+    blocks = blocks_of(
+        *(found if skew.matched else ["n/a: no collective was found on all ranks given."]),
+        prose("traces_wait"),
+        Items(list(skew.unmatched)) if skew.unmatched else None,
+    )
     return Section("trace_waits", "Who waits for whom", blocks)
 
 
@@ -271,32 +255,26 @@ def _likeness_words(like: Likeness) -> str:
 def _changes(changes: dict[str, Any] | None) -> Section | None:
     if changes is None:
         return None
-    figures = [
-        [c["figure"], *(_shown(c["figure"], c[k]) for k in ("before", "after")), c["change"]]
-        for c in changes["figures"]
-    ]
+    figures = []
+    for c in changes["figures"]:
+        show = percent if c["figure"] == "overlap_share" else milliseconds
+        figures.append([c["figure"], show(c["before"]), show(c["after"]), c["change"]])
     times = changes["step_seconds"]
     if None not in (times["before"], times["after"]):
         change = times["after"] / times["before"] - 1
         figures.append(["median step", milliseconds(times["before"]), milliseconds(times["after"]), change])
-    blocks: list[Block] = [
-        Table(key="trace_changes", columns=CHANGES, rows=figures),
-        Paragraph("Means of the ranks, ms."),
-    ]
-    if collectives := [row_of(COLLECTIVE_CHANGES, c) for c in changes["collectives"]]:
-        rows = collectives[:MOST_ROWS]
-        blocks.append(Table(key="trace_collective_changes", columns=COLLECTIVE_CHANGES, rows=rows))
+    collectives = [row_of(COLLECTIVE_CHANGES, c) for c in changes["collectives"]]
     kernels = [
         [shortened(name, LONGEST_NAME), before, after, after - before]
         for name, before, after in (row_of(KERNELS[:-1], c) for c in changes["kernels"])
     ]
-    if kernels:
-        blocks.append(Table(key="trace_kernels", columns=KERNELS, rows=kernels))
+    blocks = blocks_of(
+        Table(key="trace_changes", columns=CHANGES, rows=figures),
+        "Means of the ranks, ms.",
+        table("trace_collective_changes", collectives[:MOST_ROWS], COLLECTIVE_CHANGES),
+        table("trace_kernels", kernels, KERNELS),
+    )
     return Section("trace_changes", "Compared with the baseline", blocks)
-
-
-def _shown(figure: str, value: float | None) -> str:
-    return percent(value) if figure == "overlap_share" else milliseconds(value)
 
 
 FIGURES, CATEGORIES = table_columns("snapshot_figures"), table_columns("snapshot_categories")
@@ -316,23 +294,20 @@ def snapshot_document(files: Sequence[tuple[str, Sequence[DeviceAccount]]]) -> D
 
 
 def _section(key: str, title: str, account: DeviceAccount) -> Section:
+    held = "held_for_streams_bytes"
     figures = [
-        ["allocated", account.peak_allocated_bytes, account.allocated_bytes],
-        ["active", account.peak_active_bytes, account.active_bytes],
-        ["reserved", account.peak_reserved_bytes, account.reserved_bytes],
-        [
-            "freed, held for other streams",
-            account.most_held_for_streams_bytes,
-            account.held_for_streams_bytes,
-        ],
+        *(
+            [name, getattr(account, f"peak_{name}_bytes"), getattr(account, f"{name}_bytes")]
+            for name in ("allocated", "active", "reserved")
+        ),
+        ["freed, held for other streams", getattr(account, f"most_{held}"), getattr(account, held)],
     ]
     peak = account.peak_allocated_bytes
     categories = [[name, size, size / peak if peak else None] for name, size in account.at_peak.items()]
-    groups = [row_of(BLOCKS, group) for group in account.groups]
     blocks: list[Block] = [
         Table(key=f"{key}_figures", columns=FIGURES, rows=figures),
         Table(key=f"{key}_categories", columns=CATEGORIES, rows=categories),
-        Table(key=f"{key}_blocks", columns=BLOCKS, rows=groups),
+        Table(key=f"{key}_blocks", columns=BLOCKS, rows=[row_of(BLOCKS, group) for group in account.groups]),
         Paragraph(prose("snapshots")),
         Items(_remarks(account)),
     ]

@@ -203,17 +203,27 @@ def _rank(
         rank = int(named[1]) if named else (number if count > 1 else None)
     backend = distributed.get("backend")
     if device is not None:
-        window, work = (device.first, device.last), _device_work(device)
+        window = device.first, device.last
+        talking = union((c.start, c.end) for c in device.communications)
+        work = Stretches(union(_pairs(device.computing)), talking, union(_pairs(device.copies)))
     else:
-        window, work = _host_window(process, calls), _host_work(process)
+        # From the first to the last event of the host.
+        begin = min([process.first, *(call.start for call in calls)])
+        end = max([process.last, *(call.end for call in calls)])
+        window = (begin, end) if end >= begin else (0, 0)
+        talking = union((t.start, t.end) for t in process.transports)
+        work = Stretches(computing_stretches(process.operators()), talking)
     known = device is not None or bool(process.transports)
+    properties = file.settings.get("deviceProperties")
+    names = [p.get("name") for p in properties if isinstance(p, dict)] if isinstance(properties, list) else []
     trace = RankTrace(
         file=str(path), rank=rank, world_size=world if world and 0 < world <= MOST_RANKS else None,
-        backend=str(backend) if backend else None, device_name=_device_name(file.settings),
+        backend=str(backend) if backend else None,
+        device_name=str(names[0]) if names and names[0] else None,
         on_device=device is not None, division=_division(window, work, known=known),
-        steps=[], calls=calls, styles=frozenset(process.styles), kernels=device.kernels if device else {},
+        steps=_steps(rank, process, device, work, known=known), calls=calls,
+        styles=frozenset(process.styles), kernels=device.kernels if device else {},
     )  # fmt: skip
-    trace.steps = _steps(rank, process, device, work, known=known)
     marks = sorted((at, number) for number, at in process.steps)
     for call in calls:
         place = bisect_right(marks, call.start, key=lambda mark: mark[0][0]) - 1
@@ -239,23 +249,6 @@ def _joined(devices: list[TracedDevice]) -> TracedDevice | None:
     return whole
 
 
-def _device_work(device: TracedDevice) -> Stretches:
-    talking = union((c.start, c.end) for c in device.communications)
-    return Stretches(union(_pairs(device.computing)), talking, union(_pairs(device.copies)))
-
-
-def _host_work(process: Process) -> Stretches:
-    talking = union((t.start, t.end) for t in process.transports)
-    return Stretches(computing_stretches(process.operators()), talking)
-
-
-def _host_window(process: Process, calls: Sequence[Call]) -> Interval:
-    """From the first to the last event of the host."""
-    starts = [process.first, *(call.start for call in calls)]
-    ends = [process.last, *(call.end for call in calls)]
-    return (min(starts), max(ends)) if max(ends) >= min(starts) else (0, 0)
-
-
 def _pairs(times: Sequence[int]) -> Iterable[Interval]:
     return zip(times[::2], times[1::2], strict=True)
 
@@ -275,20 +268,11 @@ def _steps(
     for step, window in sorted(set(process.steps), key=lambda mark: mark[1]):
         seen = device is None or (window[1] > device.first and window[0] < device.last)
         division = _division(window, work, known=known) if seen else None
-        complete = seen and (device is None or window[0] >= device.first or _begins_within(device, window))
+        # A step was recorded whole where the device's first event comes in its first tenth.
+        tenth = (window[1] - window[0]) // 10
+        complete = seen and (device is None or device.first - window[0] <= tenth)
         found.append(StepDivision(rank=rank, step=step, division=division, is_complete=complete))
     return found
-
-
-def _begins_within(device: TracedDevice, window: Interval) -> bool:
-    """Whether the device's first event comes in the first tenth of a step: the step was recorded whole."""
-    return device.first - window[0] <= (window[1] - window[0]) // 10
-
-
-def _device_name(settings: dict[str, Any]) -> str | None:
-    properties = settings.get("deviceProperties")
-    names = [p.get("name") for p in properties if isinstance(p, dict)] if isinstance(properties, list) else []
-    return str(names[0]) if names and names[0] else None
 
 
 def _remarks(trace: RankTrace, file: TraceFile, *, known: bool) -> list[str]:
@@ -378,7 +362,16 @@ def skew_of(ranks: Sequence[RankTrace]) -> Skew | None:
             continue
         for calls in zip(*members.values(), strict=True):
             _compare(list(members), calls, waits, rows, is_group_known=key[1] is not None)
-    found = [_row(operation, payload, of, ranks) for (operation, payload), of in rows.items()]
+    found = []
+    for (operation, payload), of in rows.items():
+        skews, lasts = [skew for skew, _ in of], [last for _, last in of]
+        found.append(
+            CollectiveSkew(
+                operation=operation, payload_bytes=payload, matched=len(of),
+                mean_skew_seconds=sum(skews) / len(of), largest_skew_seconds=max(skews),
+                last_rank=ranks[max(set(lasts), key=lasts.count)].rank,
+            )
+        )  # fmt: skip
     found.sort(key=lambda row: -row.mean_skew_seconds * row.matched)
     return Skew(waits, found, sum(row.matched for row in found), unmatched)
 
@@ -389,10 +382,10 @@ def _by_key(ranks: Sequence[RankTrace]) -> dict[Key, dict[int, list[Call]]]:
         for call in rank.calls:
             if call.operation not in MEETING or not call.runs:
                 continue
-            group = call.group
-            if group.size == 1 or (
-                group.ranks is None and group.size and _is_part(group.size, rank.world_size)
-            ):
+            group, world = call.group, rank.world_size
+            # A part of all ranks that are not known need not hold the ranks given.
+            is_part = group.ranks is None and group.size and world is not None and group.size < world
+            if group.size == 1 or is_part:
                 continue
             # What ranks hand to all-to-all differs; of groups without ranks, sizes are compared later.
             payload = call.payload_bytes if group.ranks and call.operation != "all_to_all" else None
@@ -400,11 +393,6 @@ def _by_key(ranks: Sequence[RankTrace]) -> dict[Key, dict[int, list[Call]]]:
             key = (call.operation, group.ranks, name, group.size, payload)
             keys.setdefault(key, {}).setdefault(index, []).append(call)
     return keys
-
-
-def _is_part(size: int, world_size: int | None) -> bool:
-    """Whether a group without known ranks need not hold the ranks given."""
-    return world_size is not None and size < world_size
 
 
 def _compare(
@@ -429,17 +417,6 @@ def _compare(
     rows.setdefault((operation, payload), []).append((max(seconds) - shortest, members[last]))
 
 
-def _row(
-    operation: str, payload: int | None, of: list[tuple[float, int]], ranks: Sequence[RankTrace]
-) -> CollectiveSkew:
-    lasts = [last for _, last in of]
-    skews = [skew for skew, _ in of]
-    return CollectiveSkew(
-        operation=operation, payload_bytes=payload, matched=len(of), mean_skew_seconds=sum(skews) / len(of),
-        largest_skew_seconds=max(skews), last_rank=ranks[max(set(lasts), key=lasts.count)].rank,
-    )  # fmt: skip
-
-
 LEAST_SHARE = 0.04
 """Of all bytes, for an operation to count: norms, losses and indices stay below."""
 REDUCTIONS = ("reduce_scatter", "all_reduce", "reduce")
@@ -447,6 +424,11 @@ AGAIN, ONCE = (1.6, 2.3), (0.75, 1.3)
 """Elements gathered per element reduced: weights gathered for both passes, or for one."""
 MOST_EQUAL_SIZES = 2
 """Of many all-reduces that are no buckets: one follows attention, the other the layer behind it."""
+BESIDE = {
+    "all_to_all": "all-to-all of experts, embeddings or sequence parts",
+    **dict.fromkeys(("send", "recv"), "messages between pipeline stages or in a ring"),
+}
+"""What other operations are for."""
 CLOSED_FORMS = {"none": "DDP", "grad-op": "weights gathered once", "full-shard": "full sharding"}
 SCATTERED = "ZeRO-1 and ZeRO-2 that scatter gradients in place of all-reducing them"
 FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -487,7 +469,9 @@ class _Volume:
 
 def likeness_of(rank: RankTrace, parameters: int | None = None) -> Likeness:
     """The strategy that a rank's collectives look like; `parameters`: of the model, where they are given."""
-    steps, calls = _of_steps(rank)
+    # The calls in annotated steps; all without steps.
+    calls = [call for call in rank.calls if call.step is not None] or rank.calls
+    steps = len({call.step for call in calls} - {None})
     volumes = _volumes(calls)
     total = sum(volume.payload for volume in volumes.values())
     found = Likeness(strategy=None, per="step" if steps else "trace")
@@ -525,12 +509,6 @@ def likeness_of(rank: RankTrace, parameters: int | None = None) -> Likeness:
     return found
 
 
-def _of_steps(rank: RankTrace) -> tuple[int, list[Call]]:
-    """Number of annotated steps, and the calls in them; 0 and all calls without steps."""
-    within = [call for call in rank.calls if call.step is not None]
-    return (len({call.step for call in within}), within) if within else (0, list(rank.calls))
-
-
 def _volumes(calls: Sequence[Call]) -> dict[str, _Volume]:
     volumes: dict[str, _Volume] = {}
     for call in calls:
@@ -552,7 +530,8 @@ def _name(
     large: dict[str, _Volume], styles: frozenset[str], steps: int, evidence: list[str]
 ) -> tuple[str | None, str | None]:
     """The strategy in words, and the sharding of the closed form that fits."""
-    beside = _beside(large)
+    others = {BESIDE[operation]: None for operation in BESIDE if operation in large}
+    beside = " and ".join(others)
     gathered, scattered, reduced = (large.get(op) for op in ("all_gather", "reduce_scatter", "all_reduce"))
     name: str | None = None
     sharding: str | None = None
@@ -598,15 +577,6 @@ def _sharded(ratio: float, styles: frozenset[str]) -> tuple[str, str | None]:
     if ratio < ONCE[0]:
         return (f"{library or 'FSDP or ZeRO-3'}, gradients reduced in several passes of a step"), None
     return (f"{library or 'FSDP or ZeRO-3'}, some weights kept gathered, or several passes of a step"), None
-
-
-def _beside(large: dict[str, _Volume]) -> str:
-    found = []
-    if "all_to_all" in large:
-        found.append("all-to-all of experts, embeddings or sequence parts")
-    if "send" in large or "recv" in large:
-        found.append("messages between pipeline stages or in a ring")
-    return " and ".join(found)
 
 
 def _sent(calls: Sequence[Call], count: int) -> float | None:
@@ -664,7 +634,6 @@ def collective_rows(rank: RankTrace) -> list[CollectiveRow]:
 
 def _document_row(rank: int | None, calls: Sequence[Call]) -> CollectiveRow:
     first = calls[0]
-    seconds = [call.seconds for call in calls]
     rates = sorted(rate for call in calls if (rate := call.bus_bytes_per_second) is not None)
     barrier = first.operation == "barrier"
     return CollectiveRow(
@@ -672,9 +641,15 @@ def _document_row(rank: int | None, calls: Sequence[Call]) -> CollectiveRow:
         elements=None if barrier else first.elements, bytes=first.payload_bytes, group=first.group.name,
         group_size=first.group.size,
         group_ranks=None if first.group.ranks is None else list(first.group.ranks),
-        calls=len(calls), seconds=None if None in seconds else sum(s for s in seconds if s is not None),
+        calls=len(calls), seconds=_mean([call.seconds for call in calls], 1),
         bus_bytes_per_second=rates[len(rates) // 2] if rates else None, kernel=first.kernel,
     )  # fmt: skip
+
+
+def _mean(values: Sequence[float | None], count: int) -> float | None:
+    """Their sum over `count`; None where one is not known, or there is none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / count if known and len(known) == len(values) else None
 
 
 def document(
@@ -711,27 +686,20 @@ def document(
 
 def changes_of(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace]) -> dict[str, Any]:
     """Two traces compared: mean figures of the ranks, collectives and kernels that changed most."""
+    figures = []
+    for name in ranks[0].division.as_json():
+        before, after = (
+            _mean([rank.division.as_json()[name] for rank in side], len(side)) for side in (baseline, ranks)
+        )
+        if before is not None or after is not None:
+            change = None if not before or after is None else after / before - 1
+            figures.append({"figure": name, "before": before, "after": after, "change": change})
     return {
-        "figures": [
-            {"figure": name, "before": before, "after": after, "change": _change(before, after)}
-            for name in ranks[0].division.as_json()
-            if (before := _mean(baseline, name)) is not None or _mean(ranks, name) is not None
-            for after in [_mean(ranks, name)]
-        ],
+        "figures": figures,
         "step_seconds": {"before": _step_seconds(baseline), "after": _step_seconds(ranks)},
         "collectives": _collective_changes(ranks, baseline),
         "kernels": _kernel_changes(ranks, baseline),
     }
-
-
-def _change(before: float | None, after: float | None) -> float | None:
-    return None if not before or after is None else after / before - 1
-
-
-def _mean(ranks: Sequence[RankTrace], name: str) -> float | None:
-    values = [rank.division.as_json()[name] for rank in ranks]
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
 def _step_seconds(ranks: Sequence[RankTrace]) -> float | None:
@@ -767,32 +735,24 @@ def _by_operation(ranks: Sequence[RankTrace]) -> dict[tuple[str | None, str | No
     return {
         key: (
             sum(row.calls for row in of) / count,
-            _whole([row.total_bytes for row in of], count),
-            _whole([row.seconds for row in of], count),
+            _mean([row.total_bytes for row in of], count),
+            _mean([row.seconds for row in of], count),
         )
         for key, of in rows.items()
     }
 
 
-def _whole(values: Sequence[float | None], count: int) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / count if len(known) == len(values) else None
-
-
 def _kernel_changes(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace]) -> list[dict[str, Any]]:
     """Seconds per rank in kernels and copies by name; those that changed most."""
-    before, after = _kernels(baseline), _kernels(ranks)
-    names = sorted({*before, *after}, key=lambda name: (-abs(after.get(name, 0) - before.get(name, 0)), name))
-    return [
-        {"kernel": name, "before_seconds": before.get(name, 0.0), "after_seconds": after.get(name, 0.0)}
-        for name in names[:MOST_KERNELS]
-        if before.get(name, 0.0) != after.get(name, 0.0)
-    ]
-
-
-def _kernels(ranks: Sequence[RankTrace]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for rank in ranks:
-        for name, (time, _) in rank.kernels.items():
-            totals[name] = totals.get(name, 0.0) + time / 1e9 / len(ranks)
-    return totals
+    found: dict[str, dict[str, float]] = {}
+    for side, of_side in (("before_seconds", baseline), ("after_seconds", ranks)):
+        for rank in of_side:
+            for name, (time, _) in rank.kernels.items():
+                totals = found.setdefault(name, {"before_seconds": 0.0, "after_seconds": 0.0})
+                totals[side] += time / 1e9 / len(of_side)
+    changed = {name: t for name, t in found.items() if t["before_seconds"] != t["after_seconds"]}
+    order = sorted(
+        changed.items(),
+        key=lambda one: (-abs(one[1]["after_seconds"] - one[1]["before_seconds"]), one[0]),
+    )
+    return [{"kernel": name, **totals} for name, totals in order[:MOST_KERNELS]]

@@ -171,7 +171,11 @@ def divide(step: int, window: Interval, work: RankActivity) -> dict[str, Any]:
     )
     exposed = unhidden(stretches.talking, stretches.computing, window)
     longest = sorted(exposed, key=lambda stretch: stretch[0] - stretch[1])[:LONGEST_WAITS]
-    waits = [_wait(stretch, work.communications) for stretch in longest]
+    waits = []
+    for start, end in longest:
+        # By the collective that covers most of it.
+        cause = max(work.communications, key=lambda c: min(c.end, end) - max(c.start, start))
+        waits.append({"name": cause.name, "phase": cause.phase, "seconds": (end - start) / 1e9})
     return {"step": step, **seconds_within(window, stretches), "waits": waits}
 
 
@@ -282,13 +286,6 @@ def _innermost(operators: Sequence[Operator]) -> list[Interval]:
     if open_ones:
         advance(max(operator.end for operator in open_ones))
     return stretches
-
-
-def _wait(stretch: Interval, communications: Sequence[Communication]) -> dict[str, Any]:
-    """A stretch of exposed communication, by the collective that covers most of it."""
-    start, end = stretch
-    longest = max(communications, key=lambda c: min(c.end, end) - max(c.start, start))
-    return {"name": longest.name, "phase": longest.phase, "seconds": (end - start) / 1e9}
 
 
 def _cut(stretches: Sequence[Interval], window: Interval) -> list[Interval]:

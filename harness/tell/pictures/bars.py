@@ -12,6 +12,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.facts import EXPECTED_SENT, SENT, TEXTBOOK_SENT
 from harness.judge.quantities import DATA, WAITING, largest, rank_states
 from harness.judge.rows import CellRuns, place_to_compare
+from harness.judge.statistics import median_known
 from harness.judge.wording import ranks
 from harness.record import RankPart
 from harness.tell.document import Picture
@@ -31,6 +32,7 @@ from harness.tell.pictures.drawing import (
     look_of_record,
     only_drawn,
 )
+from harness.tell.tables import prose
 
 MOST_CELLS = 24
 """More would make the picture longer than a screen; then only one world size is drawn."""
@@ -192,10 +194,7 @@ def memory_picture(comparison: Comparison) -> Picture | None:
     every = rows_of_all(known, drawn, lambda group: _Bar(group).rows(known, near, cut))
     rows = only_drawn(every)
     ends = [row for row in rows if row["kind"] == LABELS[REST]]
-    text = (
-        "Peak memory of the rank that needs most. Coloured: model states after the backward pass; grey: "
-        "activations, gathered weights, buffers and other parts of the peak."
-    )
+    text = prose("memory_picture")
     if any(row["expected"] is not None for row in ends):
         text += " Vertical marks: model states expected in closed form."
     if limit is not None:
@@ -333,27 +332,21 @@ TIME_TITLE = "time of a step, ms"
 
 def phases_picture(comparison: Comparison) -> Picture | None:
     """Timed steps by phase; None where no phase was timed."""
-    text = (
-        "Time of a timed step by phase: medians of each cell, each on the rank where it is largest. Waiting "
-        "for other ranks counts in the phase in which it happens."
-    )
+    texts, colours = [prose("phases_picture")], PHASES
     if any(order.rounds > 1 for order in comparison.rankings.values()):
-        text = f"{text} Ratios of speed in tables are by round, so ratios of these medians may differ."
-    colours = PHASES
+        texts.append(prose("phases_by_round"))
     if any(WAITING in rank.phase_seconds for group in comparison.groups for rank in group.record.ranks):
+        texts.append(prose("phases_waiting"))
         colours = {**PHASES, STAGES: FAINT}
-        text = f"{text} For pipelines it is shown separately, for the rank that waits least for other stages."
+    text = " ".join(texts)
     return _picture("time", text, comparison, lambda rank: rank.phase_seconds, _phases, colours, "forward")
 
 
 def overlap_picture(comparison: Comparison) -> Picture | None:
     """Traced steps by computing and communicating; None where none was traced."""
-    text = (
-        "Time of the traced step of median duration, of all ranks and runs. Exposed: communication during "
-        "which nothing computes. Tracing makes a step longer."
-    )
     parts = [p for group in comparison.groups for rank in group.record.ranks for p in rank.overlap]
     colours = DEVICE_ACTIVITIES if any(part.copy_seconds for part in parts) else ACTIVITIES
+    text = prose("overlap_picture")
     return _picture("overlap", text, comparison, lambda rank: rank.overlap, _overlap, colours, EXPOSED)
 
 
@@ -379,16 +372,9 @@ def _picture(
             # What belongs to the cell stands in the row of its first part.
             told_part = f"{number(total)} ms, {percent(parts.get(telling, 0.0) / total)} {telling}"
             of_cell = {"total": total, "text": f"{number(total)} ms", "told": told_part}
-            rows.append(
-                cell_row(
-                    group,
-                    known,
-                    part=name,
-                    milliseconds=time,
-                    order=list(colours).index(name),
-                    **(of_cell if index == 0 else dict.fromkeys(of_cell)),
-                )
-            )
+            own = of_cell if index == 0 else dict.fromkeys(of_cell)
+            at = list(colours).index(name)
+            rows.append(cell_row(group, known, part=name, milliseconds=time, order=at, **own))
         return rows
 
     every = rows_of_all(known, drawn, rows_of)
@@ -403,18 +389,11 @@ def _picture(
 
 
 def _phases(group: CellRuns) -> Parts:
-    found: dict[str, float] = {}
-    for part, name in PARTS.items():
-        _add(found, name, [row.run.largest_median(part) for row in group.rows])
-    _add(found, STAGES, [row.run.least_median(WAITING) for row in group.rows])
-    return found
-
-
-def _add(parts: dict[str, float], name: str, seconds: Sequence[float | None]) -> None:
-    """The median of those that are known, in milliseconds."""
-    known = [value for value in seconds if value is not None]
-    if known:
-        parts[name] = median(known) * 1e3
+    """Milliseconds by phase, medians of the runs that know it."""
+    seconds = {name: [row.run.largest_median(part) for row in group.rows] for part, name in PARTS.items()}
+    seconds[STAGES] = [row.run.least_median(WAITING) for row in group.rows]
+    middles = {name: median_known(of_runs) for name, of_runs in seconds.items()}
+    return {name: middle * 1e3 for name, middle in middles.items() if middle is not None}
 
 
 def _overlap(group: CellRuns) -> Parts:

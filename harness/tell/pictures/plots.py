@@ -35,7 +35,7 @@ from harness.tell.pictures.bars import (
 )
 from harness.tell.pictures.curves import LINE, Panel, along, beside, spread
 from harness.tell.pictures.drawing import FAMILIES, VERDICTS, Row, layer, look_of_record, only_drawn
-from harness.tell.tables import bases_words, unranked_words
+from harness.tell.tables import bases_words, prose, unranked_words
 
 Spec = dict[str, Any]
 
@@ -49,13 +49,8 @@ class VerticalAxis:
     axis: Spec
 
     def of(self, field: str) -> Spec:
-        return {
-            "field": field,
-            "type": "quantitative",
-            "title": self.title,
-            "scale": self.scale,
-            "axis": self.axis,
-        }
+        named = {"title": self.title, "scale": self.scale, "axis": self.axis}
+        return {"field": field, "type": "quantitative", **named}
 
 
 MOST_TICKS = 11
@@ -72,21 +67,11 @@ def x_channel(steps: Sequence[int], *, titled: bool) -> Spec:
     return found
 
 
-def band(x: Spec, y: VerticalAxis, field: str) -> Spec:
-    """From the least to the most of each step over the cells of one verdict."""
+def band_of(x: Spec, y: VerticalAxis, field: str) -> list[Spec]:
+    """From the least to the most of each step over the cells of one verdict, then each that diverged."""
     verdicts = {"verdicts": list(VERDICTS), "colours": list(VERDICTS.values())}
-    found: Spec = layer("band", x=x, least=y.of("least"), field=field, **verdicts)
-    return found
-
-
-def outliers(x: Spec, y: VerticalAxis, field: str) -> list[Spec]:
-    """A line for each cell that diverged, with its name at the end."""
-    return list(layer("outliers", x=x, y=y.of("value"), field=field))
-
-
-def limit_band(y: VerticalAxis) -> list[Spec]:
-    """What the level allows, around the reference."""
-    return list(layer("limit_band", limit=y.of("limit"), lower=y.of("lower")))
+    outliers: list[Spec] = layer("outliers", x=x, y=y.of("value"), field=field)
+    return [layer("band", x=x, least=y.of("least"), field=field, **verdicts), *outliers]
 
 
 Curve = dict[int, float]
@@ -155,25 +140,24 @@ DIGITS, DIFFERENCE_DIGITS = 6, 4
 
 def loss_chart(lines: Sequence[LossLine]) -> Spec:
     """Two panels for each job: losses, and where there is a reference their differences to it."""
-    rows = _rows(lines)
-    jobs = list(dict.fromkeys(row["job"] for row in rows))
-    of_jobs = [_job([row for row in rows if row["job"] == job], job, len(jobs) > 1) for job in jobs]
-    panels = {"hconcat": of_jobs, "spacing": 28} if len(jobs) > 1 else of_jobs[0]
-    return {"data": {"values": rows}, **panels}
-
-
-def _job(rows: Sequence[Row], job: str, is_one_of_several: bool) -> Spec:
-    width = NARROW if is_one_of_several else WIDTH
-    judged = [row for row in rows if row["differences"]]
-    steps = [step for row in rows for step in row["steps"]]
-    panels = [{"width": width, "height": UPPER, "layer": _losses(rows, x_channel(steps, titled=not judged))}]
-    if judged:
-        x = x_channel(steps, titled=True)
-        panels.append({"width": width, "height": LOWER, "layer": _differences(judged, x)})
-    chart: Spec = {"vconcat": panels, "spacing": 10}
-    if is_one_of_several:
-        chart |= {"title": job, "transform": [{"filter": {"field": "job", "equal": job}}]}
-    return chart
+    every = _rows(lines)
+    jobs = list(dict.fromkeys(row["job"] for row in every))
+    width, of_jobs = NARROW if len(jobs) > 1 else WIDTH, []
+    for job in jobs:
+        rows = [row for row in every if row["job"] == job]
+        judged = [row for row in rows if row["differences"]]
+        steps = [step for row in rows for step in row["steps"]]
+        losses = _losses(rows, x_channel(steps, titled=not judged))
+        panels = [{"width": width, "height": UPPER, "layer": losses}]
+        if judged:
+            differences = _differences(judged, x_channel(steps, titled=True))
+            panels.append({"width": width, "height": LOWER, "layer": differences})
+        chart: Spec = {"vconcat": panels, "spacing": 10}
+        if len(jobs) > 1:
+            chart |= {"title": job, "transform": [{"filter": {"field": "job", "equal": job}}]}
+        of_jobs.append(chart)
+    charts = {"hconcat": of_jobs, "spacing": 28} if len(jobs) > 1 else of_jobs[0]
+    return {"data": {"values": every}, **charts}
 
 
 def _rows(lines: Sequence[LossLine]) -> list[Row]:
@@ -221,7 +205,7 @@ def _losses(rows: Sequence[Row], x: Spec) -> list[Spec]:
     scale = {"domain": [low, high], "nice": False, "zero": False}
     _place_names(rows, "losses", lambda loss: UPPER * (1 - (loss - low) / (high - low)), UPPER)
     y = VerticalAxis("loss, nats per token", scale, {"tickCount": 5, "minExtent": EXTENT})
-    return [band(x, y, "losses"), *outliers(x, y, "losses"), layer("band_name")]
+    return [*band_of(x, y, "losses"), layer("band_name")]
 
 
 def _differences(rows: Sequence[Row], x: Spec) -> list[Spec]:
@@ -242,7 +226,8 @@ def _differences(rows: Sequence[Row], x: Spec) -> list[Spec]:
 
     _place_names(rows, "differences", height, LOWER)
     y = VerticalAxis("minus reference", scale, axis)
-    return [*limit_band(y), band(x, y, "differences"), *outliers(x, y, "differences")]
+    limits: list[Spec] = layer("limit_band", limit=y.of("limit"), lower=y.of("lower"))
+    return [*limits, *band_of(x, y, "differences")]
 
 
 def _symlog(value: float, constant: float) -> float:
@@ -339,20 +324,12 @@ Curves = Sequence[Sequence[ScalingPoint]]
 
 def strong_picture(curves: Curves) -> Picture | None:
     """Speed-up of one job, of many curves those of the shortest steps."""
-    text = (
-        "Strong scaling: speed-up over the smallest number of ranks, or over the reference where a backend "
-        "did not run on one. Dashed: ideal."
-    )
-    return _picture("strong-scaling", text, curves, strong=True)
+    return _picture("strong-scaling", prose("strong_picture"), curves, strong=True)
 
 
 def weak_picture(curves: Curves) -> Picture | None:
     """Efficiency of jobs that grow with the ranks."""
-    text = (
-        "Weak scaling: efficiency, the time on the smallest number of ranks over the time. Dashed: ideal, "
-        "100 %."
-    )
-    return _picture("weak-scaling", text, curves, strong=False)
+    return _picture("weak-scaling", prose("weak_picture"), curves, strong=False)
 
 
 def _picture(key: str, text: str, curves: Curves, *, strong: bool) -> Picture | None:
@@ -363,20 +340,14 @@ def _picture(key: str, text: str, curves: Curves, *, strong: bool) -> Picture | 
     shortest = sorted(curves, key=lambda curve: curve[-1].step_seconds)[:MOST_CURVES]
     drawn = [curve for curve in curves if curve in shortest]
     if len(drawn) < len(curves):
-        text += (
-            f" Drawn: {len(drawn)} of {len(curves)}, those with the shortest median step; the table has all."
-        )
-    ends = [
-        f"{curve[-1].curve} {_text(curve[-1], strong)} on {ranks(curve[-1].group.world_size)}"
-        for curve in drawn
-    ]
+        text += " " + prose("scaling_drawn", drawn=len(drawn), all=len(curves))
+    last = [curve[-1] for curve in drawn]
+    ends = [f"{p.curve} {_text(p, strong)} on {ranks(p.group.world_size)}" for p in last]
     what = "Speed-up" if strong else "Weak-scaling efficiency"
     return Picture(
-        key=key,
-        caption=text,
-        alt=f"{what} over the number of ranks. {listed(ends, MOST_NAMED)}.",
+        key=key, caption=text, alt=f"{what} over the number of ranks. {listed(ends, MOST_NAMED)}.",
         chart=lambda: _chart(drawn, strong),
-    )
+    )  # fmt: skip
 
 
 def _text(point: ScalingPoint, strong: bool) -> str:
@@ -475,10 +446,17 @@ def trade_off_picture(comparison: Comparison) -> Picture | None:
     rows = [_row(group, drawn, order, peaks, cut, group.label in best) for group in drawn]
     base = bases_words([order])
     titles = (f"peak memory of a rank, % of {base}", f"throughput, % of {base} on the same ranks")
-    text = (
-        f"Throughput, relative to {base} in the same round, against peak memory on {where}: up and left is "
-        f"better. {_frontier_words(best, order)}"
-    )
+    words = f"Dashed: Pareto frontier, each step shown to be faster: {listed(best, len(best))}."
+    if not order.is_judged:
+        words = f"No frontier is drawn: {unranked_words(order)}."
+    elif len(best) == 1:
+        words = f"No cell that needs more memory than {best[0]} is shown to be faster."
+    text = prose("trade_off_picture", base=base, where=where, frontier=words)
+    figures = [
+        f"{row['name']} {number(row['megabytes'])} MB, {row['rate']:.0f} %"
+        for row in sorted(rows, key=lambda row: -row["rate"])
+    ]
+    told_here = "; ".join([*figures[:MOST_NAMED], *(["..."] if len(figures) > MOST_NAMED else [])])
     if cut is not None:
         text += f" Memory is cut at {cut:.0f} %: beyond it, names end with the figure."
     if len(drawn) < len(groups):
@@ -486,17 +464,9 @@ def trade_off_picture(comparison: Comparison) -> Picture | None:
     return Picture(
         key="trade-off",
         caption=text,
-        alt=f"Scatter of {titles[1]} over {titles[0]}. {where}: {_told(rows)}.",
+        alt=f"Scatter of {titles[1]} over {titles[0]}. {where}: {told_here}.",
         chart=lambda: _trade_off_chart(rows, titles),
     )
-
-
-def _frontier_words(best: Sequence[str], order: Ranking) -> str:
-    if not order.is_judged:
-        return f"No frontier is drawn: {unranked_words(order)}."
-    if len(best) == 1:
-        return f"No cell that needs more memory than {best[0]} is shown to be faster."
-    return f"Dashed: Pareto frontier, each step shown to be faster: {listed(best, len(best))}."
 
 
 def _trade_off_drawn(groups: Sequence[CellRuns], order: Ranking, best: Sequence[str]) -> list[CellRuns]:
@@ -523,14 +493,6 @@ def _row(
     return row | {"label": row["name"] + (f" → {number(memory)} %" if row["memory"] < memory else "")}
 
 
-def _told(rows: Sequence[Row]) -> str:
-    figures = [
-        f"{row['name']} {number(row['megabytes'])} MB, {row['rate']:.0f} %"
-        for row in sorted(rows, key=lambda row: -row["rate"])
-    ]
-    return "; ".join(figures[:MOST_NAMED]) + ("; ..." if len(figures) > MOST_NAMED else "")
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Panel:
     """Both axes of the picture, and where a pixel of the panel lies on them."""
@@ -553,20 +515,11 @@ class _Panel:
         fields = zip("xy", (x, y), titles, (self.across, self.up), strict=True)
         return {
             channel: {
-                "field": field,
-                "type": "quantitative",
-                "title": title,
+                "field": field, "type": "quantitative", "title": title,
                 "scale": {"domain": list(domain), "nice": False, "zero": False},
             }
             for channel, field, title, domain in fields
-        }
-
-
-def _trade_off_panel(rows: Sequence[Row]) -> _Panel:
-    memories = [row["memory"] for row in rows]
-    up = (0.0, (1 + MARGIN) * max(r["rate"] for r in rows))
-    margin = MARGIN * ((max(memories) - min(memories)) or max(memories) or 1.0)
-    return _Panel(across=(min(memories) - margin, max(memories) + margin), up=up)
+        }  # fmt: skip
 
 
 def _named(rows: Sequence[Row], panel: _Panel) -> list[Row]:
@@ -579,29 +532,25 @@ def _named(rows: Sequence[Row], panel: _Panel) -> list[Row]:
     for row, box, (x, y) in zip(rows, boxes, pixels, strict=True):
         edge = min(max(x, box.left), box.left + box.width)
         led = abs(box.middle - y) > 1
-        placed.append(
-            row
-            | {
-                "label_x": panel.x(box.left + box.width / 2),
-                "label_y": panel.y(box.middle),
-                "leader_x": panel.x(edge if led else x),
-                "leader_y": panel.y(box.middle + (LINE / 2 if box.middle < y else -LINE / 2) if led else y),
-            }
-        )
+        label = {
+            "label_x": panel.x(box.left + box.width / 2),
+            "label_y": panel.y(box.middle),
+            "leader_x": panel.x(edge if led else x),
+            "leader_y": panel.y(box.middle + (LINE / 2 if box.middle < y else -LINE / 2) if led else y),
+        }
+        placed.append(row | label)
     return placed
 
 
 def _trade_off_chart(rows: Sequence[Row], titles: tuple[str, str]) -> dict[str, Any]:
-    panel = _trade_off_panel(rows)
+    memories = [row["memory"] for row in rows]
+    margin = MARGIN * ((max(memories) - min(memories)) or max(memories) or 1.0)
+    up = (0.0, (1 + MARGIN) * max(row["rate"] for row in rows))
+    panel = _Panel(across=(min(memories) - margin, max(memories) + margin), up=up)
     at, of_names = panel.channels("memory", "rate", titles), panel.channels("label_x", "label_y", titles)
     names = {f"{channel}_of_names": place for channel, place in of_names.items()}
-    layers = layer("trade_off", **at, **names)
-    return {
-        "data": {"values": _named(rows, panel)},
-        "width": PLANE_WIDTH,
-        "height": PLANE_HEIGHT,
-        "layer": layers,
-    }
+    size = {"width": PLANE_WIDTH, "height": PLANE_HEIGHT}
+    return {"data": {"values": _named(rows, panel)}, **size, "layer": layer("trade_off", **at, **names)}
 
 
 def throughput_picture(comparison: Comparison) -> Picture | None:
@@ -622,11 +571,14 @@ def throughput_picture(comparison: Comparison) -> Picture | None:
     title = f"throughput, % of {bases_words(shown.values())} on the same ranks"
     every = rows_of_all(known, drawn, lambda group: [_throughput_row(group, known, shown[group.place])])
     rows = only_drawn(every)
-    text = f"Throughput relative to {bases_words(shown.values())}, median over rounds."
+    lines = f"Lines: {percent(LEVEL)} interval of the ratio in the same round."
+    if not any(order.is_judged for order in shown.values()):
+        lines = f"Fewer than {interval_runs()} rounds: no interval is known, and no order."
+    text = f"Throughput relative to {bases_words(shown.values())}, median over rounds. {lines}"
     layers = [bar("value", title), interval("low", "high"), text_after("end")]
     return Picture(
         key="throughput",
-        caption=caption(f"{text} {_lines(list(shown.values()))}", drawn, known),
+        caption=caption(text, drawn, known),
         alt=f"Bars: {title}. {told(rows)}.",
         chart=lambda: bar_chart(every, layers),
     )
@@ -644,9 +596,3 @@ def _throughput_row(group: CellRuns, groups: Sequence[CellRuns], order: Ranking)
         group, groups, tokens_per_second=rate, value=value, low=low, high=high,
         end=max(value, high or 0.0), text=text, runs=len(group.values(SPEED)),
     )  # fmt: skip
-
-
-def _lines(orders: Sequence[Ranking]) -> str:
-    if not any(order.is_judged for order in orders):
-        return f"Fewer than {interval_runs()} rounds: no interval is known, and no order."
-    return f"Lines: {percent(LEVEL)} interval of the ratio in the same round."
