@@ -15,8 +15,17 @@ from harness.backends import registry
 from harness.backends.libraries.facts import traps_of
 from harness.cli.options import PATH, common, json_option, split_backends
 from harness.cli.output import echo
-from harness.doctor.gpu_checks import Answer, Evidence, answer_all
-from harness.doctor.gpu_runs import AT_SIZE, Compared, compare_all, gather, matrices, ranks_on
+from harness.doctor.gpu_runs import (
+    AT_SIZE,
+    Answer,
+    Compared,
+    Evidence,
+    answer_all,
+    compare_all,
+    gather,
+    matrices,
+    ranks_on,
+)
 from harness.doctor.packing import PACKED, check_bundle, write_bundle
 from harness.doctor.self_check import SelfCheck, cover, document, self_check
 from harness.errors import HarnessError

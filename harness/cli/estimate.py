@@ -100,7 +100,7 @@ def estimate(
     if as_json:
         echo(json.dumps(document(found), indent=1))
     if plot is not None:
-        from harness.plan.picture import write_picture
+        from harness.plan.document import write_picture
 
         write_picture([row for answer in found for row in answer.rows], [one.question for one in found], plot)
         echo(f"picture: {plot}", err=True)

@@ -11,7 +11,6 @@ from harness.backends.refusals import available
 from harness.cli.options import EXIT_GATE, PATH, common, default_ranks, json_option, resolve_device
 from harness.cli.output import echo
 from harness.errors import HarnessError
-from harness.fabric.ranks import start_ranks
 from harness.fabric.result import (
     OPERATIONS,
     FabricResult,
@@ -20,6 +19,7 @@ from harness.fabric.result import (
     parse_size,
     result_file,
     shortfall,
+    start_ranks,
     whole_elements,
     write_result,
 )

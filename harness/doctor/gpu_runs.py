@@ -1,4 +1,5 @@
-"""Makes the runs of the checks: cells of a tiny model, and comparisons of six strategies at two sizes."""
+"""The checks of a GPU machine, each ok, failed, skipped or n/a with its figure, and the runs behind:
+cells of a tiny model, and comparisons of six strategies at two sizes."""
 
 from __future__ import annotations
 
@@ -8,38 +9,42 @@ import signal
 import subprocess
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, Literal
 
 from harness.backends import registry
-from harness.doctor.gpu_checks import (
-    AGAIN,
-    FABRIC,
-    FULL,
-    ON_CPU,
-    RUNS,
-    SHARDED,
-    SINGLE,
-    ZERO,
-    Evidence,
-    Kernels,
-)
 from harness.doctor.packing import pack_matrix
 from harness.errors import HarnessError
-from harness.fabric.ranks import start_ranks
-from harness.forms.textbook import is_stub
-from harness.gpus.found import Gpus
+from harness.fabric.result import FabricResult, start_ranks
+from harness.forms.terms import STEP_PHASES
+from harness.forms.textbook import find_peak, is_stub
+from harness.gpus.found import Gpus, runs_on, sm_name
 from harness.import_path import module_command, safe_environment
 from harness.job.batch import batch_layout, reference_layout
 from harness.job.config import load_experiment
+from harness.judge.quantities import (
+    Run,
+    all_ranks_counted,
+    first_timed,
+    model_flops_per_second,
+    peak_dtype,
+    rank_states,
+    share_of,
+    sheet_peak,
+    volume_differences,
+)
+from harness.judge.rows import reason
 from harness.launch.cells import canonical_label, make_cell
 from harness.launch.ending import await_end, die_with
 from harness.launch.launcher import LocalLauncher, run_cell
-from harness.record import Record
+from harness.record import RankPart, Record
 from harness.record.provenance import package_versions
 from harness.record.store import Store
 from harness.run_directory.events import FailureEvent, Tail
@@ -47,6 +52,476 @@ from harness.run_directory.rank_state import WATCH, DeviceNote, device_note, log
 from harness.run_directory.request import rank_file
 from harness.shipped import resolve
 from harness.traces.scanning import KERNELS, STEP, is_communication
+
+SINGLE, AGAIN, ON_CPU, ZERO, FULL, SHARDED = "single", "again", "cpu", "zero2", "out of memory", "fsdp"
+FABRIC = "fabric"
+RUNS = (ON_CPU, SINGLE, AGAIN, ZERO, FULL, SHARDED)
+
+Kernels = Mapping[int, Mapping[int, int]]
+"""Kernels of NCCL by rank and traced step."""
+
+
+@dataclass(kw_only=True)
+class Evidence:
+    """Everything that was measured; what is missing has its reason in `missing`."""
+
+    gpus: Gpus
+    ranks: int
+    """Of the runs on several GPUs."""
+    records: dict[str, Record] = field(default_factory=dict)
+    """By the names above."""
+    notes: dict[str, tuple[DeviceNote, ...]] = field(default_factory=dict)
+    """Of each run's ranks, in order."""
+    kernels: dict[str, Kernels] = field(default_factory=dict)
+    """Of runs whose traces were kept."""
+    fabric: FabricResult | None = None
+    seconds_to_notice: float | None = None
+    """From the planted lack of memory to the record that says so."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """Why a run, or the measurement of the network, was not made."""
+    is_interrupted: bool = False
+    """The user ended it: what was measured until then is there."""
+
+    @property
+    def is_stub(self) -> bool:
+        """Whether any of the devices is no GPU."""
+        return any(is_stub(gpu.name) for gpu in self.gpus.devices)
+
+
+Verdict = Literal["ok", "failed", "skipped", "n/a"]
+Finding = tuple[Verdict, str]
+"""The verdict, and what was measured or why nothing was."""
+Judge = Callable[[Evidence], Finding]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One question about the machine."""
+
+    id: str
+    question: str
+    tolerance: str
+    judge: Judge
+    """Called where all that it needs is there."""
+    runs: tuple[str, ...] = ()
+    """Runs that it needs; they must have ended well."""
+    least_ranks: int = 1
+    not_on_stub: str | None = None
+    """Why a machine without a GPU cannot answer; None: it can."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came out of a check."""
+
+    check: Check
+    verdict: Verdict
+    detail: str
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json` and the bundle."""
+        return {
+            "id": self.check.id,
+            "question": self.check.question,
+            "tolerance": self.check.tolerance,
+            "verdict": self.verdict,
+            "detail": self.detail,
+        }
+
+
+def answer(check: Check, evidence: Evidence) -> Answer:
+    """Judge, unless the machine or a run that is missing rules that out."""
+    verdict, detail = _obstacle(check, evidence) or check.judge(evidence)
+    return Answer(check=check, verdict=verdict, detail=detail)
+
+
+def held(condition: bool, detail: str) -> Finding:
+    """Ok or failed."""
+    return ("ok" if condition else "failed"), detail
+
+
+def _obstacle(check: Check, evidence: Evidence) -> Finding | None:
+    if check.not_on_stub is not None and evidence.is_stub:
+        return "n/a", f"CUDA stub: {check.not_on_stub}"
+    if evidence.ranks < check.least_ranks:
+        return "skipped", "there is one GPU"
+    for name in check.runs:
+        if name not in evidence.records:
+            return "skipped", evidence.missing.get(name, f"the run {name} was not made")
+        record = evidence.records[name]
+        if record.status != "ok":
+            return "failed", f"the run {name} ended as {record.status}: {reason(record) or 'no reason given'}"
+    return None
+
+
+def devices_differ(evidence: Evidence) -> Finding:
+    """Each rank of a run has a device of its own."""
+    uuids = [note.uuid for note in evidence.notes.get(ZERO, ())]
+    if len(uuids) < evidence.ranks:
+        return "failed", f"{len(uuids)} of {evidence.ranks} ranks named their device"
+    return held(len(set(uuids)) == len(uuids), f"{len(set(uuids))} devices for {len(uuids)} ranks")
+
+
+def transport_is_nccl(evidence: Evidence) -> Finding:
+    """Collectives go through NCCL."""
+    found = {evidence.records[name].world.collectives for name in (ZERO, SHARDED)}
+    return held(found == {"nccl"}, ", ".join(sorted(found)))
+
+
+def architecture_is_built(evidence: Evidence) -> Finding:
+    """torch's wheel has kernels for every device."""
+    gpus = evidence.gpus
+    if not gpus.architectures:
+        return "n/a", f"{gpus.wheel} names no architectures"
+    names, lacking = [], []
+    for gpu in gpus.devices:
+        own = gpu.amd_architecture or sm_name(gpu.capability)
+        names.append(own)
+        if gpu.amd_architecture:
+            runs = own in gpus.architectures
+        else:
+            runs = runs_on(gpu.capability, gpus.architectures)
+        if not runs:
+            lacking.append(own)
+    listed = ", ".join(gpus.architectures)
+    if lacking:
+        return "failed", f"{', '.join(dict.fromkeys(lacking))} is not served by {listed}"
+    return "ok", f"{', '.join(dict.fromkeys(names))} is served by {listed}"
+
+
+LOSS_TOLERANCE = 1e-5
+"""Relative; fp32 without TF32, so what differs is the order of additions."""
+
+
+def digests_are_equal(evidence: Evidence) -> Finding:
+    """Every strategy starts from the weights of `single`."""
+    runs = (SINGLE, ZERO, SHARDED)
+    digests = {name: w.digest for name in runs if (w := evidence.records[name].initial_weights) is not None}
+    other = [name for name in runs if digests.get(name) != digests.get(SINGLE) or name not in digests]
+    if other:
+        return "failed", f"{', '.join(other)}: other initial weights than {SINGLE}, or none digested"
+    return "ok", f"{digests[SINGLE][:12]} in {len(runs)} runs"
+
+
+def repeats_are_equal(evidence: Evidence) -> Finding:
+    """Two runs of `single` have the same bits."""
+    first, second = evidence.records[SINGLE], evidence.records[AGAIN]
+    for before, after in zip(first.steps, second.steps, strict=False):
+        if (before.loss, before.gradient_norm) != (after.loss, after.gradient_norm):
+            return "failed", f"step {before.step}: losses {before.loss!r} and {after.loss!r}"
+    weights = (first.final_weights, second.final_weights)
+    if len(first.steps) != len(second.steps) or None in weights:
+        return "failed", "a run lacks steps, or the digest of its last weights"
+    same = weights[0] is not None and weights[1] is not None and weights[0].digest == weights[1].digest
+    return held(
+        same, f"{len(first.steps)} losses and norms are equal, last weights {'too' if same else 'differ'}"
+    )
+
+
+def loss_is_that_of_the_cpu(evidence: Evidence) -> Finding:
+    """The first step's loss, relative to the CPU's."""
+    ours, cpu = (evidence.records[name].steps[0].loss for name in (SINGLE, ON_CPU))
+    if ours is None or cpu is None:
+        return "failed", f"losses {ours} and {cpu}"
+    difference = abs(ours - cpu) / abs(cpu)
+    return held(difference <= LOSS_TOLERANCE, f"differs by {difference:.1e}")
+
+
+STRATEGIES = (ZERO, SHARDED)
+NORM_SHARE = 0.01
+"""Of the gradients, while their norm is taken."""
+BESIDES_BYTES = 3 * 2**30
+"""CUDA's context, NCCL's buffers and cuBLAS's workspaces, which torch's allocator does not serve."""
+
+
+def volumes_are_as_expected(evidence: Evidence) -> Finding:
+    """Payload of every kind of collective."""
+    for name in STRATEGIES:
+        differences = volume_differences(evidence.records[name])
+        if differences is None:
+            return "failed", f"{name}: nothing is expected, or no step was probed"
+        if differences:
+            first = differences[0]
+            return "failed", (
+                f"{name}, rank {first.rank}, {first.phase}: {first.op} of {first.dtype} moved "
+                f"{first.measured_bytes:,} bytes, expected {first.expected_bytes:,}"
+            )
+    return "ok", f"every collective of {' and '.join(STRATEGIES)}"
+
+
+def states_are_as_expected(evidence: Evidence) -> Finding:
+    """Weights, gradients and optimizer states of every rank."""
+    sizes = []
+    for name in STRATEGIES:
+        states = rank_states(evidence.records[name])
+        if len(states) < evidence.records[name].world.world_size:
+            return "failed", f"{name}: {len(states)} ranks measured their states"
+        for of_rank in states:
+            if of_rank.expected is None:
+                return "failed", f"{name}: nothing is expected"
+            expected = of_rank.expected.model_state_bytes
+            if of_rank.measured_bytes != expected:
+                return "failed", (
+                    f"{name}, rank {of_rank.rank}: {of_rank.measured_bytes:,} bytes, expected {expected:,}"
+                )
+        sizes.append(f"{name} {max(of_rank.measured_bytes for of_rank in states):,}")
+    return "ok", f"{', '.join(sizes)} bytes"
+
+
+def norm_needs_no_copy(evidence: Evidence) -> Finding:
+    """What taking the norm allocates."""
+    notes = evidence.notes.get(SHARDED, ())
+    if not notes:
+        return "failed", "no rank noted it"
+    share = max(note.norm_peak_bytes / note.gradient_bytes for note in notes)
+    return held(share <= NORM_SHARE, f"{share:.3%} of {notes[0].gradient_bytes / 1e6:.0f} MB")
+
+
+def driver_agrees(evidence: Evidence) -> Finding:
+    """NVML's figure of the process against what torch reserved."""
+    moments = [
+        moment
+        for name in RUNS
+        if name in evidence.records
+        for rank in evidence.records[name].ranks
+        for moment in rank.memory
+    ]
+    besides = [
+        moment.device_used_bytes - moment.reserved_bytes
+        for moment in moments
+        if moment.device_used_bytes is not None
+        and moment.device_used_of != "device"
+        and moment.reserved_bytes is not None
+    ]
+    if not besides:
+        unknown = [moment.device_used_unknown for moment in moments if moment.device_used_unknown]
+        return "n/a", unknown[0] if unknown else "no step was probed on a GPU"
+    least, most = min(besides), max(besides)
+    detail = f"{least / 1e6:,.0f} to {most / 1e6:,.0f} MB above what torch reserved"
+    return held(least >= 0 and most <= BESIDES_BYTES, detail)
+
+
+PHASE_TOLERANCE = STEP_TOLERANCE = 0.02
+
+
+def phases_add_up(evidence: Evidence) -> Finding:
+    """Forward, backward and update, with the fetching of data, against the step."""
+    worst = 0.0
+    for name in (ZERO, SHARDED):
+        record = evidence.records[name]
+        first = first_timed(record)
+        for rank in record.ranks:
+            steps = rank.step_seconds[first:]
+            if not steps or len(rank.phase_seconds) == 0:
+                return "failed", f"{name}, rank {rank.rank}: no timed step"
+            worst = max(worst, median(_gap(rank, first + index) for index in range(len(steps))))
+    return held(worst <= PHASE_TOLERANCE, f"off by {worst:.2%} of the median step")
+
+
+def _gap(rank: RankPart, step: int) -> float:
+    """How far phases are from the step, relative to it; between them the host may fetch data."""
+    seconds, data = rank.step_seconds[step], rank.data_seconds[step]
+    phases = sum(of_phase[step] for of_phase in rank.phase_seconds.values())
+    return max(0.0, phases - seconds, seconds - data - phases) / seconds
+
+
+def clock_agrees_with_events(evidence: Evidence) -> Finding:
+    """The loop's clock against events that were recorded outside of it."""
+    worst = 0.0
+    for name in (ZERO, SHARDED):
+        record, notes = evidence.records[name], evidence.notes.get(name, ())
+        first = first_timed(record)
+        if len(notes) < len(record.ranks) or first >= len(record.steps):
+            return "failed", f"{name}: {len(notes)} of {len(record.ranks)} ranks noted events of timed steps"
+        for rank, note in zip(record.ranks, notes, strict=False):
+            if len(note.event_step_seconds) != len(rank.step_seconds):
+                return "failed", (
+                    f"{name}, rank {rank.rank}: {len(note.event_step_seconds)} pairs of events in "
+                    f"{len(rank.step_seconds)} steps"
+                )
+            pairs = zip(rank.step_seconds[first:], note.event_step_seconds[first:], strict=True)
+            worst = max(worst, median(abs(clock - events) / events for clock, events in pairs))
+    return held(worst <= STEP_TOLERANCE, f"off by {worst:.2%} of the median step")
+
+
+def no_device_wait(evidence: Evidence) -> Finding:
+    """DeepSpeed's micro-steps only queue work."""
+    record, notes = evidence.records[ZERO], evidence.notes.get(ZERO, ())
+    if (
+        not notes
+        or not record.steps
+        or any(len(note.synchronisations) != len(record.steps) for note in notes)
+    ):
+        return "failed", "not every rank noted every step"
+    most = max(count for note in notes for count in note.synchronisations)
+    return held(most == 0, f"{most} in the {notes[0].micro_steps} micro-steps of a step")
+
+
+ADDS_UP = 0.01
+
+
+def steps_divide(evidence: Evidence) -> Finding:
+    """Computing, exposed communication and idling of each traced step."""
+    record = evidence.records[SHARDED]
+    for rank in record.ranks:
+        if not rank.overlap:
+            return "failed", f"rank {rank.rank} has no traced step"
+        for part in rank.overlap:
+            communicates = part.communication_seconds > 0 or evidence.ranks == 1
+            if part.compute_seconds <= 0 or not communicates:
+                return "failed", (
+                    f"rank {rank.rank}, step {part.step}: computing {part.compute_seconds:.6f} s, "
+                    f"communication {part.communication_seconds:.6f} s"
+                )
+            total = part.compute_seconds + part.exposed_seconds + part.idle_seconds
+            # Copies that run alone are the rest of the step.
+            rest = part.seconds - total
+            most = (part.copy_seconds or 0.0) + ADDS_UP * part.seconds
+            if not -ADDS_UP * part.seconds <= rest <= most:
+                return (
+                    "failed",
+                    f"rank {rank.rank}: parts are {total:.6f} s of a step of {part.seconds:.6f} s",
+                )
+    computing = record.ranks[0].overlap[-1]
+    return "ok", f"computing is {computing.compute_seconds / computing.seconds:.0%} of a step"
+
+
+def kernels_are_counted(evidence: Evidence) -> Finding:
+    """Kernels of NCCL in a traced step against the collectives counted in a probed one."""
+    record, kernels = evidence.records[SHARDED], evidence.kernels.get(SHARDED, {})
+    expected = collectives_per_step(record)
+    if not kernels or not expected:
+        return "failed", "no trace was kept, or no collective was counted"
+    for rank, steps in kernels.items():
+        for step, count in steps.items():
+            if count != expected.get(rank):
+                return "failed", (
+                    f"rank {rank}, step {step}: {count} kernels of NCCL, {expected.get(rank)} collectives"
+                )
+    return held(all(kernels.values()), f"{max(expected.values()):g} a step")
+
+
+def collectives_per_step(record: Record) -> dict[int, float]:
+    """Calls of each rank in a probed step that move something; {} where none was counted."""
+    probed = record.windows.probed if record.windows else 0
+    if not probed or not all_ranks_counted(record):
+        return {}
+    calls: dict[int, int] = {}
+    for row in record.comm:
+        if row.phase in STEP_PHASES and row.group_size > 1:
+            calls[row.rank] = calls.get(row.rank, 0) + row.calls
+    return {rank: count / probed for rank, count in calls.items()}
+
+
+LEAST_SHARE, MOST_SHARE = 0.40, 1.05
+"""Of the data sheet: large products reach 60 to 90 %; a sheet's clock may be exceeded a little."""
+LEAST_BUS, MOST_BUS = 1e9, 1e12
+"""Bytes per second between two GPUs of a machine: below, even PCIe 3.0 x1 is faster; above, no link."""
+MOST_LATENCY_SECONDS = 1e-3
+
+
+def products_reach_the_sheet(evidence: Evidence) -> Finding:
+    """Matrix products alone on each rank."""
+    record = evidence.records[SHARDED]
+    dtype = peak_dtype(record) or ""
+    shares = []
+    for rank in record.ranks:
+        rate, sheet = rank.matmul_flops_per_second.get(dtype), find_peak(rank.device_name, dtype)
+        if sheet is None:
+            return "n/a", f"no data sheet is known for {rank.device_name} in {dtype}"
+        if rate is None:
+            return "failed", f"rank {rank.rank} measured no matrix products in {dtype}"
+        shares.append(rate / sheet[0])
+    detail = f"{min(shares):.0%} to {max(shares):.0%} in {dtype}"
+    return held(min(shares) >= LEAST_SHARE and max(shares) <= MOST_SHARE, detail)
+
+
+def utilisation_is_possible(evidence: Evidence) -> Finding:
+    """Model FLOPs of the timed steps over the data sheet."""
+    record = evidence.records[SHARDED]
+    share = share_of(model_flops_per_second(Run.of(record)), sheet_peak(record))
+    if share is None:
+        return "n/a", f"no data sheet is known for {record.ranks[0].device_name}, or no step was timed"
+    return held(share < 1.0, f"{share:.2%} of a tiny model")
+
+
+def network_is_plausible(evidence: Evidence) -> Finding:
+    """All-reduce over all ranks."""
+    result = evidence.fabric
+    if result is None:
+        return "skipped", evidence.missing.get(FABRIC, "the network was not measured")
+    bus, latency = result.bus_bandwidth(), result.latency_seconds()
+    if bus is None or latency is None:
+        return "failed", "all-reduce was not measured"
+    detail = f"{bus / 1e9:.1f} GB/s, {latency * 1e6:.0f} us over {result.transport}"
+    return held(LEAST_BUS <= bus <= MOST_BUS and latency <= MOST_LATENCY_SECONDS, detail)
+
+
+MOST_SECONDS = 15.0
+
+
+def lack_is_recorded(evidence: Evidence) -> Finding:
+    """One rank asks for more memory than there is while the others wait for it."""
+    if FULL not in evidence.records:
+        return "skipped", evidence.missing.get(FULL, "the run was not made")
+    record = evidence.records[FULL]
+    if record.status != "oom":
+        return "failed", f"recorded as {record.status}: {reason(record) or 'no reason given'}"
+    seconds = evidence.seconds_to_notice
+    if seconds is None:
+        return "failed", "recorded as oom, but no rank said when"
+    return held(seconds <= MOST_SECONDS, f"recorded after {seconds:.1f} s")
+
+
+def next_run_is_well(evidence: Evidence) -> Finding:
+    """The run that follows the one without memory."""
+    if FULL not in evidence.records:
+        return "skipped", evidence.missing.get(FULL, "the run without memory was not made")
+    return "ok", f"{SHARDED} ended as ok"
+
+
+JUDGES: dict[str, Judge] = {
+    "devices": devices_differ,
+    "transport": transport_is_nccl,
+    "architecture": architecture_is_built,
+    "initial-weights": digests_are_equal,
+    "repeat": repeats_are_equal,
+    "cpu-loss": loss_is_that_of_the_cpu,
+    "traffic": volumes_are_as_expected,
+    "states": states_are_as_expected,
+    "norm": norm_needs_no_copy,
+    "driver-memory": driver_agrees,
+    "phases": phases_add_up,
+    "step-time": clock_agrees_with_events,
+    "deepspeed-waits": no_device_wait,
+    "trace": steps_divide,
+    "kernels": kernels_are_counted,
+    "products": products_reach_the_sheet,
+    "utilisation": utilisation_is_possible,
+    "fabric": network_is_plausible,
+    "out-of-memory": lack_is_recorded,
+    "after-out-of-memory": next_run_is_well,
+}
+TOLERANCES = {
+    "loss": LOSS_TOLERANCE, "norm": NORM_SHARE, "phase": PHASE_TOLERANCE, "step": STEP_TOLERANCE,
+    "adds_up": ADDS_UP, "least": LEAST_SHARE, "most": MOST_SHARE, "seconds": MOST_SECONDS,
+}  # fmt: skip
+
+
+def _check(id: str, row: dict[str, Any]) -> Check:
+    """A row of `checks.toml`."""
+    row |= {"tolerance": row["tolerance"].format(**TOLERANCES), "runs": tuple(row.get("runs", ()))}
+    return Check(id=id, judge=JUDGES[id], **row)
+
+
+_FILE = tomllib.loads(files(__package__).joinpath("checks.toml").read_text(encoding="utf-8"))
+CHECKS = tuple(_check(id, row) for id, row in _FILE.items())
+
+
+def answer_all(evidence: Evidence) -> list[Answer]:
+    """An answer to every check."""
+    return [answer(check, evidence) for check in CHECKS]
+
 
 JOB = (
     "training.global_batch_size=16", "training.accumulation_steps=2", "training.steps=16",

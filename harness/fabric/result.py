@@ -1,21 +1,32 @@
-"""What a self-test of the network measured: a document of its own, and how it is read."""
+"""What a self-test of the network measured: a document of its own, and how it is read; and its ranks, which
+are started on this machine and leave nothing behind."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from math import log2
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import psutil
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
-from harness.files import Stored, read_plain, refusing, write_atomically
+from harness.files import Stored, read_plain, refusing, scratch_folder, write_atomically
 from harness.forms.textbook import is_stub
+from harness.import_path import module_command, safe_environment
 from harness.judge.wording import counted, listed
+from harness.launch.ending import die_with
+from harness.launch.launcher import require_libraries
 from harness.record.measured import FabricPart
 from harness.tell.document import Picture
 from harness.tell.formats import NOT_AVAILABLE, fitted, gigabytes, number
@@ -366,3 +377,57 @@ def _pairs(result: FabricResult) -> dict[str, list[FabricRow]]:
     ordered = sorted(by_pair.items(), key=lambda item: _gigabytes(item[1][-1]))
     chosen = dict([ordered[0], ordered[-1]])
     return {f"pair {pair[0]}-{pair[1]}": rows for pair, rows in chosen.items()}
+
+
+def start_ranks(nproc: int, arguments: Sequence[str]) -> FabricResult:
+    """Run `harness fabric` with these arguments under torchrun on this machine."""
+    require_libraries("ranks", ("torch",))
+    with scratch_folder("fabric") as scratch:
+        answer = Path(scratch) / FABRIC_NAME
+        command = [
+            *module_command("torch.distributed.run"), "--standalone", f"--nproc-per-node={nproc}", "-m",
+            "harness", "fabric", *arguments, "--output", str(answer),
+        ]  # fmt: skip
+        variables = safe_environment()
+        variables.setdefault("OMP_NUM_THREADS", "1")
+        if sys.platform == "linux":
+            variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        code, output = _run(command, variables)
+        if not answer.exists():
+            message = next((x for x in reversed(output.splitlines()) if "Error" in x), "")
+            raise HarnessError(f"the ranks of the self-test failed with exit code {code}: {message}")
+        return read_fabric(answer)
+
+
+def _run(command: Sequence[str], variables: dict[str, str]) -> tuple[int, str]:
+    """Exit code of torchrun and its standard error; leaves no rank behind, however this ends."""
+    # torchrun ends its ranks on SIGTERM, which the kernel sends if this process is killed.
+    follow_parent = partial(die_with, os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
+    torchrun = subprocess.Popen(
+        command,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+        preexec_fn=follow_parent,
+    )
+    try:
+        _, output = torchrun.communicate()
+    finally:
+        _end_family(torchrun)
+    return torchrun.returncode, output
+
+
+def _end_family(torchrun: subprocess.Popen[str]) -> None:
+    """End torchrun and its ranks, each of which has a session of its own."""
+    if torchrun.poll() is not None:
+        return
+    torchrun.send_signal(signal.SIGSTOP)  # it starts no other
+    ranks = psutil.Process(torchrun.pid).children(recursive=True)
+    torchrun.kill()
+    torchrun.wait()
+    for rank in ranks:
+        with suppress(psutil.NoSuchProcess):
+            rank.kill()

@@ -15,19 +15,22 @@ from harness.judge.wording import listed
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.coverage import why_memory_unknown
 from harness.plan.hardware import joined_by, ranks_per_node
-from harness.plan.leading import (
+from harness.plan.prediction import Prediction, Predictors, predict, with_speed
+from harness.plan.scenario import Scenario, why_not_planned, with_settings
+from harness.plan.search import (
     CLOSE_SHARE,
+    HOW,
+    OPTION,
     USUAL,
     by_speed,
     close_to_first,
     figures,
     if_joined,
+    offloads,
     pointless,
+    reducing_each,
     simplest_close,
 )
-from harness.plan.prediction import Prediction, Predictors, predict, with_speed
-from harness.plan.scenario import Scenario, why_not_planned, with_settings
-from harness.plan.search import HOW, OPTION, offloads, reducing_each
 from harness.tell.formats import gigabytes
 
 ONE_SAMPLE, CHECKPOINTED, CHUNKED = (

@@ -22,9 +22,13 @@ from harness.plan.alternatives import (
 )
 from harness.plan.answer import Answer, leading, set_words, trust_in_answers
 from harness.plan.document import formulae
-from harness.plan.leading import (
+from harness.plan.limits import STATES_SHARE, TIGHT_SHARE, VERDICT_LEGEND
+from harness.plan.prediction import Prediction
+from harness.plan.question import Question
+from harness.plan.search import (
     CLOSE_SHARE,
     IN_WORDS,
+    OPTION,
     about,
     between,
     by_speed,
@@ -34,10 +38,6 @@ from harness.plan.leading import (
     preference,
     rate,
 )
-from harness.plan.limits import STATES_SHARE, TIGHT_SHARE, VERDICT_LEGEND
-from harness.plan.prediction import Prediction
-from harness.plan.question import Question
-from harness.plan.search import OPTION
 from harness.plan.step_time import (
     HOST_LINK,
     UPDATE_ON_HOST,

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from harness.cli import doctor as doctor_gpu
 from harness.cli.doctor import doctor
-from harness.doctor.gpu_checks import CHECKS, Evidence
+from harness.doctor.gpu_runs import CHECKS, Evidence
 from harness.gpus.found import Gpu, Gpus
 from harness.record.store import read_archive
 from tests.harness.doctor.gpu_evidence import fabric_of, sound

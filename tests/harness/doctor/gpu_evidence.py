@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.doctor.gpu_checks import (
+from harness.doctor.gpu_runs import (
     AGAIN,
     FULL,
     ON_CPU,

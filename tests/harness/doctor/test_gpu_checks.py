@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.doctor.gpu_checks import (
+from harness.doctor.gpu_runs import (
     AGAIN,
     CHECKS,
     FULL,
@@ -21,8 +21,8 @@ from harness.doctor.gpu_checks import (
     Answer,
     Evidence,
     answer_all,
+    count_kernels,
 )
-from harness.doctor.gpu_runs import count_kernels
 from harness.gpus.found import Gpu
 from harness.record import ErrorPart, RankPart, Record
 from tests.harness.doctor.gpu_evidence import fabric_of, notes_of, sound

@@ -21,8 +21,7 @@ from click.testing import CliRunner, Result
 
 from harness.cli import doctor as command
 from harness.doctor import gpu_runs
-from harness.doctor.gpu_checks import AGAIN, SINGLE
-from harness.doctor.gpu_runs import OUT_OF_TIME, BackendMatrix, Compared
+from harness.doctor.gpu_runs import AGAIN, OUT_OF_TIME, SINGLE, BackendMatrix, Compared
 from harness.doctor.packing import anonymous, anonymous_document, forget_names
 from tests.harness.cli.command_line import INTERRUPTED, SMALL, harness
 from tests.harness.doctor.gpu_evidence import sound

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from harness.plan.advice import Advice, advise, fewer_tokens, guide_line, next_power_of_two
+from harness.plan.answer import Advice, advise, fewer_tokens, guide_line, next_power_of_two
 from harness.plan.prediction import MemoryPrediction, Moment, Predictors
 from harness.plan.question import Question
 from harness.plan.scenario import Scenario

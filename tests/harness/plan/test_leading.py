@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from harness.plan.leading import figures, in_order
 from harness.plan.limits import MemoryVerdict
 from harness.plan.prediction import Prediction
+from harness.plan.search import figures, in_order
 from harness.plan.step_time import predict_speed
 from harness.plan.trust import trust_in
 from tests.harness.plan.invented import memory

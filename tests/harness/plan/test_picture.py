@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.plan import picture
+from harness.plan import document
 from harness.plan.answer import estimate
-from harness.plan.picture import (
+from harness.plan.document import (
     curves_of,
     estimate_picture,
     sizes_to_draw,
@@ -64,5 +64,5 @@ def test_rows_that_were_estimated_are_drawn_as_they_are(
 ) -> None:
     asked = ask(MIXED, world_sizes=(2, 4))
     rows = estimate(asked)
-    monkeypatch.setattr(picture, "estimate", lambda _: pytest.fail("estimated a second time"))
+    monkeypatch.setattr(document, "estimate", lambda _: pytest.fail("estimated a second time"))
     write_picture(rows, [asked], tmp_path / "picture.svg")

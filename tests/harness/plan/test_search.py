@@ -12,16 +12,17 @@ from harness.backends.registry import moving_parts
 from harness.errors import HarnessError
 from harness.forms.families import model_states
 from harness.job.config import load_experiment
-from harness.plan.advice import memory_groups
-from harness.plan.leading import CLOSE_SHARE, simplest_close
+from harness.plan.answer import memory_groups
 from harness.plan.prediction import MemoryPrediction, Moment, Prediction, Predictors
 from harness.plan.scenario import Scenario
 from harness.plan.search import (
+    CLOSE_SHARE,
     Found,
     best_split,
     distinct_backends,
     near_largest,
     search,
+    simplest_close,
     variants,
     why_slower,
 )

@@ -9,8 +9,8 @@ from harness.backends.registry import moving_parts
 from harness.judge.wording import CellName
 from harness.plan.answer import Answer, answers, estimate, ways_out
 from harness.plan.document import document
-from harness.plan.leading import USUAL
 from harness.plan.prediction import Prediction
+from harness.plan.search import USUAL
 from harness.plan.text import answer_lines, without_equal_estimates
 from tests.harness.plan.asking import ask
 from tests.harness.plan.test_alternatives import STATES_ONLY
