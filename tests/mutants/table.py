@@ -508,7 +508,7 @@ MUTANTS = [Mutant(*row) for row in (
      "A run that failed is named below a lab's table", "test_a_run_that_failed_is_named_below_every_table"),
     ("slurm-time-limit", "slurm:verdict", becomes("'time-limit'", "'terminated'"),
      "A run that its time limit ended has timed out",
-     "test_the_script_knows_of_its_time_limit_before_slurm_does"),
+     "test_what_script_and_slurm_know_names_the_cause"),
     ("slurm-status", "read_queue", becomes("int(status) >> 8", "int(status)"),
      "squeue's status of a job is read as wait(2) gives it", "test_queue_says_how_jobs_ended"),
     ("slurm-days", "slurm:_duration", becomes("86400", "3600"), "Days of a job's duration are counted",

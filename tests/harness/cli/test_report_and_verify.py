@@ -1,4 +1,4 @@
-"""`harness report` and `harness verify` on records that were never run."""
+"""`harness report` and `harness verify`, mostly on records that were never run."""
 
 import json
 import re
@@ -11,6 +11,10 @@ from click.testing import CliRunner, Result
 from harness.cli import harness
 from harness.record.store import write_record
 from tests.records import make_record, make_steps
+
+from .command_line import harness as harness_in_folder
+from .command_line import refused
+from .conftest import Comparison
 
 
 def write_runs(folder: Path, *, seconds: float = 0.5) -> Path:
@@ -138,3 +142,20 @@ def test_archived_runs_are_exported_for_tracking(tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.stderr
     assert "runs logged for tensorboard" in done.stderr
+
+
+def test_report_of_a_folder_of_runs(comparison: Comparison, tmp_path: Path) -> None:
+    done = harness_in_folder("report", comparison.runs, "-o", tmp_path / "out" / "report.md", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert "## Results" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_report_of_what_is_no_record(tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text("{}")
+    assert "is not a record of this harness" in refused(tmp_path, "report", "record.json", "-o", "report.md")
+
+
+def test_report_that_cannot_be_written(comparison: Comparison, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "cannot be written" in refused(tmp_path, "report", comparison.runs, "-o", "file/report.md")

@@ -72,3 +72,10 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "backend 'zerro3' is unknown" in done.stderr
+
+
+def test_files_in_the_folder_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model.safetensors").write_bytes(b"mine")
+    assert "'out' exists and is not empty" in refused(tmp_path, "export", "adapter", "run", "-o", "out")
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"mine"

@@ -27,32 +27,28 @@ def test_slurm_has_the_last_word(state: str, status: str, kind: str, end: Script
     assert (found.status, found.kind) == (status, kind)
 
 
-def test_the_script_knows_of_its_time_limit_before_slurm_does() -> None:
-    found = verdict(None, ScriptEnd(ended="time-limit", exit_code=143))
-    assert found is not None
-    assert (found.status, found.kind) == ("timeout", "TimeLimit")
-
-
-def test_a_step_that_failed_by_itself_is_left_to_its_ranks() -> None:
+def test_what_failed_by_itself_or_is_forgotten_is_left_to_the_ranks() -> None:
+    assert verdict(None, None) is None
     assert verdict(None, FINISHED) is None
     assert verdict(JobFacts(state="FAILED", exit_code=1), FINISHED) is None
     assert verdict(JobFacts(state="COMPLETED", exit_code=0), ScriptEnd(exit_code=0)) is None
 
 
-def test_a_script_that_was_killed_is_named() -> None:
-    found = verdict(JobFacts(state="FAILED", exit_code=-9), None)
+@pytest.mark.parametrize(
+    ("facts", "end", "silent", "status", "kind", "cause"),
+    [
+        (None, ScriptEnd(ended="time-limit", exit_code=143), [], "timeout", "TimeLimit", "time limit"),
+        (JobFacts(state="FAILED", exit_code=-9), None, [], "failed", "ScriptLost", "signal 9"),
+        (JobFacts(state="NODE_FAIL"), None, ["node2"], "failed", "NodeFailure", "node2"),
+    ],
+    ids=["known before Slurm does", "script killed", "silent nodes"],
+)
+def test_what_script_and_slurm_know_names_the_cause(
+    facts: JobFacts | None, end: ScriptEnd | None, silent: list[str], status: str, kind: str, cause: str
+) -> None:
+    found = verdict(facts, end, silent)
     assert found is not None
-    assert (found.kind, "signal 9" in found.cause) == ("ScriptLost", True)
-
-
-def test_a_forgotten_job_is_left_to_its_ranks() -> None:
-    assert verdict(None, None) is None
-
-
-def test_a_node_failure_names_the_silent_nodes() -> None:
-    found = verdict(JobFacts(state="NODE_FAIL"), None, ["node2"])
-    assert found is not None
-    assert "node2" in found.cause
+    assert (found.status, found.kind, cause in found.cause) == (status, kind, True)
 
 
 WATCHED = "slurmstepd-node1: error: StepId=1.0 exceeded memory limit (413884416 > 314572800), being killed"
