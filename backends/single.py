@@ -27,7 +27,7 @@ from .model.blocks import first_trained, parameter_count
 from .model.precision import cast_parameters, compute_dtype, grad_scaler
 from .options import SingleOptions
 from .piece import OptimizerProgress
-from .tensor.cut import require_plan
+from .tensor.backend import require_plan
 from .tensor.plan import cut_dimension
 from .torch_engine import TorchEngine, TorchStrategy
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,22 +34,15 @@ _DTYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRange:
-    """A range of a whole tensor that this rank holds, and the range of it that this rank writes."""
+    """What this rank holds of a whole tensor, and so writes of it."""
 
-    name: str
-    shape: tuple[int, ...]
-    start: int
-    """First element of `values` in the flattened whole, or in its flattened `columns`."""
+    piece: Piece
     values: Tensor
-    """1-D."""
-    written: tuple[int, int]
-    """Positions in `values`; ranks that hold the same range divide it."""
-    columns: Columns | None = None
-    """Those of a matrix that the range lies in; None: all."""
+    """1-D: the piece's weight, or one of its moments."""
 
     @property
     def whole_bytes(self) -> int:
-        return math.prod(self.shape) * self.values.element_size()
+        return math.prod(self.piece.shape) * self.values.element_size()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,15 +73,20 @@ class TensorWriter:
                 stream.write(file.header)
                 stream.truncate(len(file.header) + file.data_bytes)
         if len(self._files) > 1:
-            _write_index(self._folder / f"{self._stem}.safetensors.index.json", self._files)
+            document = {
+                "metadata": {"total_size": sum(file.data_bytes for file in self._files)},
+                "weight_map": {name: file.path.name for file in self._files for name in file.offsets},
+            }
+            index = self._folder / f"{self._stem}.safetensors.index.json"
+            index.write_text(json.dumps(document, indent=1), encoding="utf-8")
 
     def write(self) -> None:
         """Write this rank's ranges; they are on disk (fsync) when this returns."""
         for file in self._files:
             with file.path.open("r+b") as stream:
                 for part in self._parts:
-                    if part.name in file.offsets:
-                        _write_part(stream, part, file.offsets[part.name])
+                    if part.piece.name in file.offsets:
+                        _write_part(stream, part, file.offsets[part.piece.name])
                 stream.flush()
                 os.fsync(stream.fileno())
 
@@ -142,13 +140,13 @@ def _plan(folder: Path, stem: str, parts: Sequence[TensorRange]) -> list[_File]:
         if count > 1
         else [f"{stem}.safetensors"]
     )
-    return [_planned(folder / name, group) for name, group in zip(names, groups, strict=True)]
-
-
-def _planned(path: Path, parts: Sequence[TensorRange]) -> _File:
-    tensors = ((part.name, part.values.dtype, part.shape, part.whole_bytes) for part in parts)
-    header, starts, end = safetensors_header(tensors)
-    return _File(path=path, header=header, data_bytes=end, offsets=starts)
+    files = []
+    for name, group in zip(names, groups, strict=True):
+        header, starts, end = safetensors_header(
+            (part.piece.name, part.values.dtype, part.piece.shape, part.whole_bytes) for part in group
+        )
+        files.append(_File(path=folder / name, header=header, data_bytes=end, offsets=starts))
+    return files
 
 
 def safetensors_header(
@@ -167,23 +165,15 @@ def safetensors_header(
     return header, {name: len(header) + begin for name, begin in begins.items()}, end
 
 
-def _write_index(path: Path, files: Sequence[_File]) -> None:
-    document = {
-        "metadata": {"total_size": sum(file.data_bytes for file in files)},
-        "weight_map": {name: file.path.name for file in files for name in file.offsets},
-    }
-    path.write_text(json.dumps(document, indent=1), encoding="utf-8")
-
-
 def _write_part(stream: BinaryIO, part: TensorRange, offset: int) -> None:
-    first, last = part.written
+    piece, (first, last) = part.piece, part.piece.own_range()
     if first == last:
         return
     values = part.values[first:last].detach().cpu().contiguous()
-    begin, end = part.start + first, part.start + last
+    begin, end = piece.start + first, piece.start + last
     spans: Iterable[tuple[int, int, int]] = [(begin, begin, end - begin)]
-    if part.columns is not None:
-        spans = part.columns.spans(begin, end, part.shape[1])
+    if piece.columns is not None:
+        spans = piece.columns.spans(begin, end, piece.shape[1])
     for position, place, length in spans:
         stream.seek(offset + place * values.element_size())
         written = values[position - begin : position - begin + length]
@@ -202,12 +192,14 @@ def save_portable(engine: Engine, directory: Path, form: PortableFormat) -> None
     Every rank writes what it holds: nothing is gathered. The dtype is that of the live tensors.
     """
     pieces = list(engine.pieces())
-    stems: dict[str, Callable[[Piece], torch.Tensor]] = {WEIGHTS: lambda piece: piece.weight}
-    if form == "neutral":
-        stems |= {moment: lambda piece, moment=moment: piece.moments[moment] for moment in MOMENTS}  # type: ignore[misc]
+    stems = [WEIGHTS, *(MOMENTS if form == "neutral" else ())]
     writers = [
-        TensorWriter(directory, stem, _parts(_with_states(pieces, stem), tensor))
-        for stem, tensor in stems.items()
+        TensorWriter(
+            directory,
+            stem,
+            [TensorRange(piece=piece, values=_held(piece, stem)) for piece in _with_states(pieces, stem)],
+        )
+        for stem in stems
     ]
     if dist.get_rank() == 0:
         for writer in writers:
@@ -233,7 +225,7 @@ def load_portable(engine: Engine, directory: Path, form: PortableFormat) -> None
             held = _with_states(pieces, stem)
             require_same_parameters(held, files.shapes())
             for piece in held:
-                target = piece.weight if stem == WEIGHTS else piece.moments[stem]
+                target = _held(piece, stem)
                 with torch.no_grad():
                     target.copy_(files.read(piece.name, piece.start, target.numel(), piece.columns))
     if form == "neutral":
@@ -246,15 +238,14 @@ def read_progress(path: Path) -> OptimizerProgress:
     try:
         return TypeAdapter(OptimizerProgress).validate_json(path.read_bytes(), strict=True)
     except (OSError, ValidationError) as error:
-        reason = error.strerror if isinstance(error, OSError) else _first_problem(error)
+        if isinstance(error, OSError):
+            reason = error.strerror
+        else:
+            first = error.errors()[0]
+            reason = " ".join([*map(str, first["loc"]), first["msg"]])
         raise ValueError(
             f"'{path}' is damaged or incomplete: {reason}; copy the checkpoint again, or save another"
         ) from error
-
-
-def _first_problem(error: ValidationError) -> str:
-    found = error.errors()[0]
-    return " ".join([*map(str, found["loc"]), found["msg"]])
 
 
 def _with_states(pieces: Sequence[Piece], stem: str) -> Sequence[Piece]:
@@ -262,15 +253,5 @@ def _with_states(pieces: Sequence[Piece], stem: str) -> Sequence[Piece]:
     return pieces if stem == WEIGHTS else [piece for piece in pieces if stem in piece.moments]
 
 
-def _parts(pieces: Sequence[Piece], tensor: Callable[[Piece], torch.Tensor]) -> list[TensorRange]:
-    return [
-        TensorRange(
-            name=piece.name,
-            shape=piece.shape,
-            start=piece.start,
-            columns=piece.columns,
-            values=tensor(piece),
-            written=piece.own_range(),
-        )
-        for piece in pieces
-    ]
+def _held(piece: Piece, stem: str) -> Tensor:
+    return piece.weight if stem == WEIGHTS else piece.moments[stem]

@@ -27,7 +27,9 @@ from ..refusals import Unsupported
 def zero_pieces(engine: Any, stage: int, *, moments: bool = True) -> Iterator[Piece]:
     """The pieces of a `DeepSpeedEngine`: whole parameters at stage 0, partitions of flat groups above."""
     if stage == 0:
-        return _whole_pieces(engine, moments)
+        masters = {id(parameter): master for parameter, master in zero_masters(engine)}
+        named = ((name, masters.get(id(p), p)) for name, p in engine.module.named_parameters())
+        return whole_pieces(named, engine.basic_optimizer if moments else None)
     if stage == 3:
         return _scattered_pieces(engine, MOMENTS if moments else ())
     return _partitioned_pieces(engine, moments)
@@ -89,18 +91,12 @@ def _refresh_weights(engine: Any, stage: int) -> None:
     elif stage > 0:
         optimizer.update_lp_params()
     else:
-        for parameter, master in _masters(engine):
+        for parameter, master in zero_masters(engine):
             if master is not parameter:
                 parameter.data.copy_(master.data)
 
 
-def _whole_pieces(engine: Any, moments: bool) -> Iterator[Piece]:
-    masters = {id(parameter): master for parameter, master in _masters(engine)}
-    named = ((name, masters.get(id(p), p)) for name, p in engine.module.named_parameters())
-    return whole_pieces(named, engine.basic_optimizer if moments else None)
-
-
-def _masters(engine: Any) -> Iterator[tuple[Tensor, Tensor]]:
+def zero_masters(engine: Any) -> Iterator[tuple[Tensor, Tensor]]:
     """Each parameter with the tensor that the optimizer updates: another one in low precision."""
     low = getattr(engine.optimizer, "fp16_groups", None)
     high = getattr(engine.optimizer, "fp32_groups", None)
@@ -143,7 +139,7 @@ def _partitioned_pieces(engine: Any, moments: bool) -> Iterator[Piece]:
 def zero_weights_in_use(engine: Any, stage: int) -> Iterator[tuple[Tensor, Tensor]]:
     """This rank's masters with the weights in use at their place: DeepSpeed has two tensors in fp32 too."""
     if stage == 0:
-        yield from ((flat(master), flat(p)) for p, master in _masters(engine) if master is not p)
+        yield from ((flat(master), flat(p)) for p, master in zero_masters(engine) if master is not p)
         return
     for parameter in engine.module.parameters():
         if not parameter.requires_grad:

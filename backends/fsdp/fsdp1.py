@@ -31,10 +31,14 @@ from harness.backends.base import (
     World,
 )
 from harness.backends.checkpoints.torch_pieces import flat_parameter_pieces
-from harness.backends.fsdp.prefetch import describe_fsdp1_prefetch, fsdp1_prefetch_arguments
 from harness.backends.libraries.facts import offloads
-from harness.backends.model.blocks import first_trained, parameter_count, transformer_blocks
-from harness.backends.model.floating_inputs import refuse_complex, takes_tokens
+from harness.backends.model.blocks import (
+    first_trained,
+    parameter_count,
+    refuse_complex,
+    takes_tokens,
+    transformer_blocks,
+)
 from harness.backends.model.loading import fill_fsdp1, hybrid_mesh, reserve_parameters, this_device
 from harness.backends.model.precision import compute_dtype, dtype_name, scaler_arguments
 from harness.backends.model_source import model_source
@@ -45,6 +49,9 @@ from harness.backends.strategy import FSDP1_STRATEGIES, SHARDINGS, Sharding
 from harness.backends.torch_engine import TorchEngine, TorchStrategy, full_tensor
 
 STRATEGIES = {sharding: ShardingStrategy[name] for sharding, name in FSDP1_STRATEGIES.items()}
+
+
+_BACKWARD = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
 
 
 class Fsdp1Backend(Backend):
@@ -121,8 +128,12 @@ class Fsdp1Backend(Backend):
             else ModuleWrapPolicy({type(block) for block in blocks.values()}),
             "use_orig_params": True,
             "device_id": this_device(world),
-            **fsdp1_prefetch_arguments(self.options),
         }
+        if isinstance(self.options, Fsdp1Options):
+            given = {name: getattr(self.options, name) for name in ("forward_prefetch", "limit_all_gathers")}
+            arguments |= {name: value for name, value in given.items() if value is not None}
+            if self.options.backward_prefetch is not None:
+                arguments["backward_prefetch"] = _BACKWARD[self.options.backward_prefetch]
         if self._hybrid:
             arguments["device_mesh"] = hybrid_mesh(world, self.options)
         if precision is not None:
@@ -130,6 +141,16 @@ class Fsdp1Backend(Backend):
         if offloads(self.options):
             arguments["cpu_offload"] = CPUOffload(offload_params=True)
         return arguments
+
+
+def describe_fsdp1_prefetch(fsdp: FullyShardedDataParallel) -> dict[str, Any]:
+    """When a wrapped model gathers weights ahead."""
+    backward = fsdp.backward_prefetch
+    return {
+        "forward_prefetch": fsdp.forward_prefetch,
+        "backward_prefetch": backward.name if backward else "none",
+        "limit_all_gathers": fsdp.limit_all_gathers,
+    }
 
 
 def fsdp1_strategy(

@@ -28,8 +28,7 @@ from ..base import (
     World,
 )
 from ..checkpoints.torch_pieces import dtensor_pieces
-from ..model.blocks import first_trained, parameter_count, transformer_blocks
-from ..model.floating_inputs import refuse_batch_norm
+from ..model.blocks import first_trained, parameter_count, refuse_batch_norm, transformer_blocks
 from ..model.loading import fill_sharded, hybrid_mesh, this_device
 from ..model.precision import cast_parameters, compute_dtype, dtype_name, grad_scaler
 from ..model_source import model_source
@@ -40,7 +39,6 @@ from ..piece import Piece
 from ..presets import ROOT_RESHARD, fsdp2_changes, reduce_dtype_changes
 from ..strategy import SHARDINGS, Sharding
 from ..torch_engine import TorchEngine, TorchStrategy
-from .prefetch import describe_fsdp2_prefetch, set_fsdp2_prefetch
 
 
 class Fsdp2Engine(TorchEngine):
@@ -151,8 +149,9 @@ class Fsdp2Backend(Backend):
         own = self._divide(model, list(blocks.values()), arguments, context)
         if source.loading != "full":
             fill_sharded(model, source, torch.device("cpu") if on_host else this_device(context.world))
-        set_fsdp2_prefetch(model, list(blocks.values()), self.options)
-        units = list(blocks.values())
+        units: list[Any] = list(blocks.values())
+        if isinstance(self.options, Fsdp2Options) and self.options.prefetch is not None:
+            prefetch_explicitly(model, units, self.options.prefetch)
         strategy = fsdp2_strategy(model, units, mesh, policy, count, on_host, own)
         strategy = replace(
             strategy,
@@ -257,6 +256,24 @@ def fsdp2_strategy(
             **describe_fsdp2_prefetch(units),
         },
     )
+
+
+def prefetch_explicitly(root: Any, units: Sequence[Any], count: int) -> None:
+    """Let each unit gather the next `count` blocks ahead: after it forward, before it backward."""
+    for index, unit in enumerate(units):
+        unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + count])
+        unit.set_modules_to_backward_prefetch(units[max(0, index - count) : index][::-1])
+    # The root's weights are used around the blocks: before the first and after the last.
+    root.set_modules_to_forward_prefetch(units[:count])
+    root.set_modules_to_backward_prefetch(units[-count:][::-1])
+
+
+def describe_fsdp2_prefetch(blocks: Sequence[Any]) -> dict[str, Any]:
+    """Blocks that are gathered ahead explicitly; 'implicit' where torch decides."""
+    states = [block._get_fsdp_state() for block in blocks]
+    ahead = max((len(state._states_to_forward_prefetch) for state in states), default=0)
+    behind = max((len(state._states_to_backward_prefetch) for state in states), default=0)
+    return {"forward_prefetch": ahead or "implicit", "backward_prefetch": behind or "implicit"}
 
 
 def mixed_precision(context: SetupContext) -> MixedPrecisionPolicy:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule
 
 from harness.backends.base import (
     Backend,
@@ -23,9 +23,13 @@ from harness.backends.base import (
     Unsupported,
     World,
 )
-from harness.backends.fsdp.fsdp1 import fsdp1_full_parameters, fsdp1_unit_names
-from harness.backends.fsdp.fsdp2 import fsdp2_full_parameters, fsdp2_unit_names, synchronise
-from harness.backends.fsdp.prefetch import describe_fsdp1_prefetch, describe_fsdp2_prefetch
+from harness.backends.fsdp.fsdp1 import describe_fsdp1_prefetch, fsdp1_full_parameters, fsdp1_unit_names
+from harness.backends.fsdp.fsdp2 import (
+    describe_fsdp2_prefetch,
+    fsdp2_full_parameters,
+    fsdp2_unit_names,
+    synchronise,
+)
 from harness.backends.libraries.facts import offloads
 from harness.backends.model.blocks import first_trained, parameter_count, transformer_blocks
 from harness.backends.model.loading import reserve_parameters
@@ -165,12 +169,14 @@ def fsdp_strategy(
     dtype = first_trained(prepared).dtype
     if accelerator.is_fsdp2:
         name, units = "fully_shard", fsdp2_unit_names(prepared)
+        prefetch = describe_fsdp2_prefetch([m for m in prepared.modules() if isinstance(m, FSDPModule)])
         of_version: dict[str, Any] = {
             "set_synchronisation": partial(synchronise, prepared),
             "named_full_parameters": partial(fsdp2_full_parameters, prepared, "cuda"),
         }
     else:
         name, units = prepared.sharding_strategy.name, fsdp1_unit_names(prepared)
+        prefetch = describe_fsdp1_prefetch(prepared)
         of_version = {
             "skip_synchronisation": prepared.no_sync,
             "named_full_parameters": partial(fsdp1_full_parameters, prepared),
@@ -191,7 +197,7 @@ def fsdp_strategy(
         autocast=False,
         offload=["weights", "gradients", "optimizer"] if offloads(options) else [],
         gather_dtype=getattr(in_force, "param_dtype", None) or dtype,
-        details={"mixed_precision_policy": str(in_force), **_prefetch(prepared)},
+        details={"mixed_precision_policy": str(in_force), **prefetch},
         reduces_each=syncs_each_batch(accelerator),
         norm_group=torch.distributed.group.WORLD,
         **of_version,
@@ -201,11 +207,3 @@ def fsdp_strategy(
 def syncs_each_batch(accelerator: Any) -> bool:
     """Whether `Accelerator.accumulate`, or Trainer in its place, leaves `no_sync` out (accelerate 1.15)."""
     return bool(accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False))
-
-
-def _prefetch(prepared: nn.Module) -> dict[str, Any]:
-    """In force for the wrapped model of either version."""
-    if isinstance(prepared, FullyShardedDataParallel):
-        return describe_fsdp1_prefetch(prepared)
-    units: list[Any] = [module for module in prepared.modules() if isinstance(module, FSDPModule)]
-    return describe_fsdp2_prefetch(units)

@@ -106,16 +106,18 @@ def cut_stage(model: nn.Module, cut: Cut, stage: int, tensors: Mapping[str, nn.P
     held = {name.rpartition(".")[0] for name, of_stage in of_name.items() if of_stage == stage}
     absent = {name.rpartition(".")[0] for name, of_stage in of_name.items() if of_stage != stage}
     in_blocks = {block for index in range(cut.stages) if index != stage for block in cut.blocks_of(index)}
-    for name in [*in_blocks, *(name for name in absent - held if not _inside(name, cut.blocks))]:
+    outside = {
+        name for name in absent - held if not f"{name}.".startswith(tuple(f"{b}." for b in cut.blocks))
+    }
+    for name in [*in_blocks, *outside]:
         tree.set_submodule(name, PassThrough())
     return Stage(tree, is_first=stage == 0)
 
 
-def _inside(module: str, blocks: tuple[str, ...]) -> bool:
-    return any(module == block or module.startswith(f"{block}.") for block in blocks)
-
-
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
+SCHEDULES: dict[ScheduleName, Any] = {
+    "gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B,
+}  # fmt: skip
 WAITING = "waiting"
 EnterPhase = Callable[[str], None]
 
@@ -189,51 +191,6 @@ def _tagged(operations: list[dist.P2POp], tag: int) -> list[dist.P2POp]:
     return operations
 
 
-def torch_stages(
-    modules: Mapping[int, Stage],
-    *,
-    stages: int,
-    shape: Shape,
-    device: torch.device,
-    group: dist.ProcessGroup,
-    enter: EnterPhase,
-) -> list[TaggedStage]:
-    """This rank's stages; shapes are given, so that no stage runs once to find them out."""
-    return [
-        TaggedStage(
-            module,
-            index,
-            stages,
-            device,
-            input_args=shape.hidden_states() if index else shape.tokens(),
-            output_args=shape.hidden_states() if index < stages - 1 else shape.output(),
-            group=group,
-            enter=enter,
-        )
-        for index, module in modules.items()
-    ]
-
-
-def torch_schedule(
-    name: ScheduleName,
-    stages: list[TaggedStage],
-    *,
-    micro_batches: int,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    scale_grads: bool = False,
-) -> Any:
-    """torch's schedule.
-
-    scale_grads: torch's default divides the gradients by the number of micro-batches, as fits losses that are
-    means; those of the harness are sums.
-    """
-    arguments: dict[str, Any] = {"loss_fn": loss, "scale_grads": scale_grads}
-    if name == "interleaved":
-        return ScheduleInterleaved1F1B(stages, micro_batches, **arguments)  # type: ignore[arg-type]
-    kind = ScheduleGPipe if name == "gpipe" else Schedule1F1B
-    return kind(stages[0], micro_batches, **arguments)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """This rank's place in its pipeline."""
@@ -257,6 +214,8 @@ class Pipeline:
     hidden: int
     output_width: int
     scale_grads: bool = False
+    """torch's default divides gradients by the number of micro-batches, as fits losses that are means; those
+    of the harness are sums."""
 
 
 class _Given(nn.Module):
@@ -305,9 +264,10 @@ class PipelineEngine(TorchEngine):
 
     def backward(self, loss: Tensor, *, last_micro_step: bool) -> None:
         (self._factor,) = torch.autograd.grad(loss, self._pending)
-        schedule, _ = self._schedule(self._batch)
-        arguments = (self._batch["tokens"],) if self._is_first else ()
-        target = torch.stack([self._batch["tokens"], self._batch["labels"]], 1) if self._is_last else None
+        schedule = self._schedule(self._batch)
+        arguments = (self._batch["tokens"],) if self.pipeline.rank == 0 else ()
+        is_last = self.pipeline.rank == self.pipeline.cut.ranks - 1
+        target = torch.stack([self._batch["tokens"], self._batch["labels"]], 1) if is_last else None
         self.enter_phase(WAITING)
         schedule.step(*arguments, target=target, return_outputs=False)
         self.enter_phase("backward")
@@ -348,14 +308,6 @@ class PipelineEngine(TorchEngine):
                 for tensor in stage.received():
                     yield "communication", tensor
 
-    @property
-    def _is_first(self) -> bool:
-        return self.pipeline.rank == 0
-
-    @property
-    def _is_last(self) -> bool:
-        return self.pipeline.rank == self.pipeline.cut.ranks - 1
-
     def _counted_gradients(self) -> list[Tensor]:
         return [
             parameter.grad
@@ -363,28 +315,35 @@ class PipelineEngine(TorchEngine):
             if parameter.grad is not None and not getattr(parameter, COUNTED_ELSEWHERE)
         ]
 
-    def _schedule(self, batch: Batch) -> tuple[Any, list[TaggedStage]]:
-        """Of this shape of batch: where messages arrive is allocated for it."""
+    def _schedule(self, batch: Batch) -> Any:
+        """torch's for this shape of batch, for which is allocated where messages arrive."""
         size = tuple(batch["tokens"].shape)
-        if size not in self._schedules:
-            pipeline, shape = self.pipeline, self._shape(size)
-            stages = torch_stages(
-                pipeline.modules,
-                stages=pipeline.cut.stages,
-                shape=shape,
-                device=batch["tokens"].device,
+        if size in self._schedules:
+            return self._schedules[size][0]
+        pipeline, shape = self.pipeline, self._shape(size)
+        # Shapes are given, so that no stage runs once to find them out.
+        stages = [
+            TaggedStage(
+                module,
+                index,
+                pipeline.cut.stages,
+                batch["tokens"].device,
+                input_args=shape.hidden_states() if index else shape.tokens(),
+                output_args=shape.hidden_states() if index < pipeline.cut.stages - 1 else shape.output(),
                 group=pipeline.group,
                 enter=lambda phase: self.enter_phase(phase),
             )
-            schedule = torch_schedule(
-                pipeline.schedule,
-                stages,
-                micro_batches=pipeline.micro_batches,
-                loss=self._loss,
-                scale_grads=pipeline.scale_grads,
-            )
-            self._schedules[size] = schedule, stages
-        return self._schedules[size]
+            for index, module in pipeline.modules.items()
+        ]
+        several, kind = pipeline.schedule == "interleaved", SCHEDULES[pipeline.schedule]
+        schedule = kind(
+            stages if several else stages[0],
+            pipeline.micro_batches,
+            loss_fn=self._loss,
+            scale_grads=pipeline.scale_grads,
+        )
+        self._schedules[size] = schedule, stages
+        return schedule
 
     def _shape(self, size: tuple[int, ...]) -> Shape:
         samples, rest = divmod(size[0], self.pipeline.micro_batches)
@@ -408,13 +367,9 @@ class PipelineEngine(TorchEngine):
         return scaled
 
     def _summed_loss(self, given: Tensor, batch: Batch) -> Tensor:
-        with self._autocast():
-            return self.context.compute_loss(_Given(given, self._loss_head), batch)
-
-    @property
-    def _loss_head(self) -> nn.Module | None:
         last = self.pipeline.modules.get(self.pipeline.cut.stages - 1)
-        return None if last is None else last.loss_head
+        with self._autocast():
+            return self.context.compute_loss(_Given(given, None if last is None else last.loss_head), batch)
 
     def _without_gradient(self, batch: Batch) -> Tensor:
         """Micro-batch by micro-batch through the stages, without a schedule."""
@@ -440,26 +395,25 @@ class PipelineEngine(TorchEngine):
         """The ends of the pipeline add up their gradients of what both hold, then replicas average all."""
         for name, parameter in self.pipeline.parameters.items():
             holders = self.pipeline.holders[name]
-            if len(holders) > 1:
-                assert parameter.grad is not None
-                self._add_from(holders, parameter.grad)
+            if len(holders) < 2:
+                continue
+            # Both ends swap and add: the sum of two is the same on both.
+            (other,) = (rank for rank in holders if rank != self.pipeline.rank)
+            gradient, group = parameter.grad, self.pipeline.group
+            assert gradient is not None
+            arrived = torch.empty_like(gradient)
+            swap = [
+                dist.P2POp(dist.isend, gradient, group=group, group_peer=other),
+                dist.P2POp(dist.irecv, arrived, group=group, group_peer=other),
+            ]
+            for work in dist.batch_isend_irecv(swap):
+                work.wait()
+            gradient += arrived
         copies = self.pipeline.replicas.size()
         if copies > 1:
             for gradient in self._gradients():
                 dist.all_reduce(gradient, group=self.pipeline.replicas)
                 gradient /= copies
-
-    def _add_from(self, holders: tuple[int, ...], gradient: Tensor) -> None:
-        """Both ends swap and add: the sum of two is the same on both."""
-        (other,) = (rank for rank in holders if rank != self.pipeline.rank)
-        arrived, group = torch.empty_like(gradient), self.pipeline.group
-        swap = [
-            dist.P2POp(dist.isend, gradient, group=group, group_peer=other),
-            dist.P2POp(dist.irecv, arrived, group=group, group_peer=other),
-        ]
-        for work in dist.batch_isend_irecv(swap):
-            work.wait()
-        gradient += arrived
 
     def _from_all(self, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Every rank of the pipeline is sent what one of them holds, tensor by tensor, as fp32."""

@@ -15,7 +15,7 @@ from harness.backends.base import Effective, SetupContext, Unsupported
 from harness.backends.model_source import Loading
 from harness.backends.optimizer.gradients import COUNTED_RANGES
 from harness.backends.piece import Columns, Piece
-from harness.backends.tensor.cut import require_plan
+from harness.backends.tensor.backend import require_plan
 from harness.backends.tensor.plan import autotp_cut_dimension, part_sizes
 from harness.backends.zero.backend import ZeroBackend
 from harness.backends.zero.engine import ZeroEngine

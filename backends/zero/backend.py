@@ -30,8 +30,7 @@ from harness.backends.libraries.facts import (
     runs_cpu_adam,
     unmet_cpu_adam,
 )
-from harness.backends.model.blocks import block_classes, parameter_count
-from harness.backends.model.floating_inputs import refuse_batch_norm, refuse_complex
+from harness.backends.model.blocks import block_classes, parameter_count, refuse_batch_norm, refuse_complex
 from harness.backends.model.loading import fill_zero3, reserve_parameters, this_device
 from harness.backends.model.precision import cast_parameters, compute_dtype
 from harness.backends.model_source import Loading, ModelSource, model_source

@@ -14,6 +14,7 @@ from ..checkpoints.zero_pieces import (
     continue_zero,
     frozen_values,
     load_native,
+    zero_masters,
     zero_pieces,
     zero_progress,
     zero_weights_in_use,
@@ -34,6 +35,8 @@ from ..piece import OptimizerProgress, Piece
 from ..presets import HOOKED_WITHOUT_GATHER, TIMER_WAITS
 from ..torch_engine import full_tensor
 
+SECOND_PIECE = "ds_secondary_tensor"
+"""Attribute of a parameter: this rank's piece of the copy that its group keeps (hpZ)."""
 KEPT_BY_DEEPSPEED: dict[TensorKind, tuple[str, ...]] = {
     "weights": ("bit16_groups_flat", "fp16_partitioned_groups_flat", "bf16_groups_flat"),
     "masters": (
@@ -63,22 +66,8 @@ def forget_second_copies(model: nn.Module) -> None:
     reserved without values or only shows its shape: the first step would gather that, not the weights.
     """
     for parameter in model.parameters():
-        if second_copy(parameter) is not None:
-            parameter.ds_secondary_tensor = None  # type: ignore[attr-defined]
-
-
-def second_copies(model: nn.Module) -> Iterator[Tensor]:
-    """This rank's pieces of it, as far as they are there."""
-    for parameter in model.parameters():
-        copy = second_copy(parameter)
-        if copy is not None:
-            yield copy
-
-
-def second_copy(parameter: nn.Parameter) -> Tensor | None:
-    """This rank's piece of one parameter."""
-    piece: Tensor | None = getattr(parameter, "ds_secondary_tensor", None)
-    return piece
+        if getattr(parameter, SECOND_PIECE, None) is not None:
+            setattr(parameter, SECOND_PIECE, None)
 
 
 def forget_group() -> None:
@@ -160,7 +149,8 @@ class ZeroEngine(Engine):
         set_rates(self.engine.optimizer, lr)
         # Stage 0 in fp32 has a bare optimizer behind it and reports no norm.
         own_norm = hasattr(self.engine.optimizer, "_global_grad_norm")
-        norm = 0.0 if own_norm else self._unsharded_gradient_norm()
+        gradients = (p.grad for p in self.engine.module.parameters() if p.grad is not None)
+        norm = 0.0 if own_norm else global_norm(gradients, None)
         # The optimizer of stage 0 in fp16 reports the norm of the gradients before unscaling.
         scale = (loss_scale(self.engine) or 1.0) if self.stage == 0 else 1.0
         self.engine.step()
@@ -173,7 +163,9 @@ class ZeroEngine(Engine):
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        masters = self._unfused_masters()
+        # Stage 0 in low precision keeps fp32 masters in lists parallel to the model's parameters.
+        pairs = zero_masters(self.engine) if self.stage == 0 else ()
+        masters = {id(parameter): master for parameter, master in pairs if master is not parameter}
         for name, parameter in self.engine.module.named_parameters():
             if not parameter.requires_grad:
                 yield name, frozen_values(parameter)
@@ -237,17 +229,24 @@ class ZeroEngine(Engine):
         )
 
     def _details(self, zero: Any) -> dict[str, Any]:
-        return {
-            TIMER_WAITS: self._timer_waits(),
+        timer = self.engine.tput_timer.config
+        details = {
+            # `ThroughputTimer` (DeepSpeed 0.19, utils/timer.py) waits as it starts and as it stops.
+            TIMER_WAITS: bool(timer.enabled and timer.synchronized),
             "optimizer_wrapper": type(self.engine.optimizer).__name__,
             "reduce_bucket_elements": zero.reduce_bucket_size,
             "allgather_bucket_elements": zero.allgather_bucket_size,
             "overlap_comm": zero.overlap_comm,
             "contiguous_gradients": zero.contiguous_gradients,
             "parameter_persistence_elements": zero.param_persistence_threshold if self.stage == 3 else None,
-            **(self._fetching(zero) if self.stage == 3 else {}),
-            **({HOOKED_WITHOUT_GATHER: True} if self.loading != "full" else {}),
         }
+        if self.stage == 3:
+            details["max_live_elements"] = zero.max_live_parameters
+            details["max_reuse_elements"] = zero.max_reuse_distance
+            details["memory_efficient_linear"] = zero.memory_efficient_linear
+            if zero.zero_hpz_partition_size > 1:
+                details["hpz"] = zero.zero_hpz_partition_size
+        return details | ({HOOKED_WITHOUT_GATHER: True} if self.loading != "full" else {})
 
     def native_config(self) -> dict[str, Any]:
         return self.config
@@ -306,8 +305,8 @@ class ZeroEngine(Engine):
             for gradient in (parameter.grad, getattr(parameter, "grad_accum", None)):
                 if gradient is not None:
                     yield "gradients", gradient
-        for copy in second_copies(self.engine.module):
-            yield "weights", copy
+            if (copy := getattr(parameter, SECOND_PIECE, None)) is not None:
+                yield "weights", copy
         for buffer in self.engine.module.buffers():
             yield "buffers", buffer
 
@@ -335,38 +334,8 @@ class ZeroEngine(Engine):
         ahead = min(offload._prefetch_bucket_sz, offload._max_available_parameters_in_numel)
         return f"{ahead} elements" if ahead else "none"
 
-    def _fetching(self, zero: Any) -> dict[str, Any]:
-        """What else decides when stage 3 gathers, and what its own code does."""
-        return {
-            "max_live_elements": zero.max_live_parameters,
-            "max_reuse_elements": zero.max_reuse_distance,
-            "memory_efficient_linear": zero.memory_efficient_linear,
-            **({"hpz": zero.zero_hpz_partition_size} if zero.zero_hpz_partition_size > 1 else {}),
-        }
-
-    def _timer_waits(self) -> bool:
-        """`ThroughputTimer` (DeepSpeed 0.19, utils/timer.py) waits as it starts and as it stops."""
-        timer = self.engine.tput_timer.config
-        return bool(timer.enabled and timer.synchronized)
-
     def _basic_optimizer(self) -> torch.optim.Optimizer:
         return self.engine.basic_optimizer
-
-    def _unsharded_gradient_norm(self) -> float:
-        gradients = (p.grad for p in self.engine.module.parameters() if p.grad is not None)
-        return global_norm(gradients, None)
-
-    def _unfused_masters(self) -> dict[int, Tensor]:
-        """Stage 0 in low precision keeps fp32 masters in lists parallel to the model's parameters."""
-        low = getattr(self.engine.optimizer, "fp16_groups", None)
-        high = getattr(self.engine.optimizer, "fp32_groups", None)
-        if self.stage != 0 or low is None or high is None:
-            return {}
-        return {
-            id(parameter): master
-            for low_group, high_group in zip(low, high, strict=True)
-            for parameter, master in zip(low_group, high_group, strict=True)
-        }
 
 
 def _device(setting: Any) -> str:

@@ -225,7 +225,7 @@ def local_config(config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
 def local_profile(profile: ActivationProfile, workload: Workload) -> ActivationProfile:
     """The same profile with embedding and head cut by tokens: their weights, not what they compute.
 
-    Logits are gathered, so that every rank has all of them (`backends/tensor/cut.py`). AutoTP cuts no
+    Logits are gathered, so that every rank has all of them (`backends/tensor/backend.py`). AutoTP cuts no
     embedding, nor a head that is tied to one.
     """
     ranks = tensor.ranks_of(workload)

@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.backends.base import Batch, BuildModel, BuildOptimizer, Engine, SetupContext
 from harness.backends.options import AutoTp12Options
-from harness.backends.tensor import cut as tensor_parallel
+from harness.backends.tensor import backend
 from harness.backends.tensor.autotp import AutoTpBackend
 from harness.backends.tensor.backend import TensorBackend
 
@@ -17,7 +17,7 @@ class TiedWeightsCutApart(TensorBackend):
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
-        tensor_parallel._shared_parameters = lambda model: []
+        backend._shared_parameters = lambda model: []
         return super().prepare(build_model, build_optimizer, context)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from harness.backends.trainer.alone import LIBRARY_ALONE
+from harness.backends.presets import LIBRARY_ALONE
 from harness.judge.agreement.parity import (
     BAND_FACTOR,
     CUT_BAND,

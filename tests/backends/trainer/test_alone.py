@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from harness.backends.accelerate import forget_accelerator
-from harness.backends.trainer.alone import alone
+from harness.backends.trainer.engines import alone
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, Trainer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.backends.trainer.alone import LIBRARY_ALONE
+from harness.backends.presets import LIBRARY_ALONE
 from harness.record import (
     ArtifactPart,
     BackendPart,

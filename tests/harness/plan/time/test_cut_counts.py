@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from harness.backends.tensor.cut import cut_layers
+from harness.backends.tensor.backend import cut_layers
 from harness.forms.layout import DTYPE_BYTES
 from harness.forms.tensor import LOGITS
 from harness.plan.hardware import Device
