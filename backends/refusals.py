@@ -89,7 +89,10 @@ def _problem(found: Any, model: type[BaseModel], place: str, elsewhere: Elsewher
     if found["type"] == "int_parsing" and (thousands := _THOUSANDS.fullmatch(str(found["input"]).strip())):
         count = int(thousands[1])
         return f"{shown} was given {given}: write {1024 * count}, or {1000 * count} if that is meant"
-    if str(found["input"]).lower() in NO_VALUE and _may_be_null(model, location):
+    section_model = _section_at(model, location[:-1])
+    field = section_model.model_fields.get(location[-1]) if section_model else None
+    may_be_null = field is not None and NoneType in get_args(field.annotation)
+    if str(found["input"]).lower() in NO_VALUE and may_be_null:
         return f"{shown} was given {given}: write null for no value"
     return f"{shown} was given {given}: {message}"
 
@@ -105,25 +108,19 @@ def _meant(
     word, section = location[-1], ".".join(location[:-1])
     if isinstance(given, str) and section:
         named = [text for text in elsewhere.get(_plain(given), ()) if text.startswith(f"{section}.")]
-        named = [text for text in named if "=" in text] or _taking(given, section, model)
-        if named:
+        found = _section_at(model, section.split("."))
+        taking = [  # settings of the section that take the value, spelled as each takes it
+            f"{section}.{name}={value}"
+            for name, field in (found.model_fields if found else {}).items()
+            for value in _texts(field.annotation)
+            if _plain(value) == _plain(given)
+        ]
+        if named := [text for text in named if "=" in text] or taking:
             return named
     names = elsewhere.get(_plain(word), ())
     if not section or _plain(word) not in GENERIC:
         return names
     return [name for name in names if name.startswith(f"{section}.")]
-
-
-def _taking(given: str, section: str, model: type[BaseModel]) -> list[str]:
-    """Settings of a section that take a value, spelled as it takes it."""
-    found = _section_at(model, section.split("."))
-    fields = found.model_fields if found else {}
-    return [
-        f"{section}.{name}={value}"
-        for name, field in fields.items()
-        for value in _texts(field.annotation)
-        if _plain(value) == _plain(given)
-    ]
 
 
 def _texts(annotation: object) -> Iterator[str]:
@@ -144,12 +141,6 @@ def _shown(value: object) -> str:
         return repr(value)
     except (ValueError, RecursionError):  # numbers of thousands of digits, lists that contain themselves
         return "a value too long to show"
-
-
-def _may_be_null(model: type[BaseModel], location: Sequence[str]) -> bool:
-    section = _section_at(model, location[:-1])
-    field = section.model_fields.get(location[-1]) if section else None
-    return field is not None and NoneType in get_args(field.annotation)
 
 
 def _fields_at(model: type[BaseModel], location: Sequence[str]) -> list[str]:

@@ -7,12 +7,12 @@ libraries.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
@@ -144,14 +144,10 @@ class LibraryFact:
         )
 
 
-def _known() -> Iterator[LibraryFact]:
-    text = files(__package__).joinpath("facts.toml").read_text(encoding="utf-8")
-    for row in tomllib.loads(text)["fact"]:
-        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
-        yield LibraryFact(**given)
-
-
-FACTS = tuple(_known())
+FACTS = tuple(
+    LibraryFact(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+    for row in tomllib.loads(files(__package__).joinpath("facts.toml").read_text(encoding="utf-8"))["fact"]
+)
 
 
 def fact(name: str) -> LibraryFact:
@@ -186,21 +182,13 @@ def unsupported(packages: Collection[str], module: str | None = None, device: st
     ranks; None: facts of one device alone are left out.
     """
     missing = absent(packages)
-    concerned = [
-        entry
+    return [not_installed(missing)] * bool(missing) + [
+        f"{entry.library} {installed} cannot: {entry.what} (versions {entry.versions})"
         for entry in FACTS
         if entry.effect == "unsupported"
         and entry.library in packages
         and (not entry.modules or module in entry.modules)
         and entry.device in (None, device)
+        and (installed := installed_version(entry.library)) is not None
+        and entry.includes(installed)
     ]
-    reasons = [_reason(entry) for entry in concerned]
-    return [not_installed(missing)] * bool(missing) + [reason for reason in reasons if reason is not None]
-
-
-def _reason(entry: LibraryFact) -> str | None:
-    """'torch 2.9.1 cannot: ...'; None: the installed version can, or none is installed."""
-    installed = installed_version(entry.library)
-    if installed is None or not entry.includes(installed):
-        return None
-    return f"{entry.library} {installed} cannot: {entry.what} (versions {entry.versions})"

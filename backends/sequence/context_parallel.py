@@ -47,7 +47,9 @@ class RingAttention:
             self._stack.callback(setattr, options, name, getattr(options, name))
             setattr(options, name, value)
         if group.device_type == "cpu":
-            _add_cpu_kernels()
+            # Rules for the CPU's kernel as torch has them for CUDA's (`_sdpa_handler`, torch 2.13).
+            rules: dict[Any, Any] = ring.custom_ops
+            rules |= {FLASH.default: _forward, FLASH_BACKWARD.default: _backward}
         # It cuts the buffers that it is given, and takes the size and device of the first: there are none.
         nothing = torch.zeros(group.size(), device=group.device_type)
         self._stack.enter_context(context_parallel(group, buffers=[nothing], buffer_seq_dims=[0]))
@@ -79,12 +81,6 @@ def require_ring_attention(model: nn.Module) -> None:
             f"torch {torch.__version__}: attention drops out with probability {drops:g}, and of the CPU's "
             "kernels the one that context_parallel divides does not; use model.dropout=0"
         )
-
-
-def _add_cpu_kernels() -> None:
-    """Rules for the CPU's kernel as torch has them for CUDA's (`_sdpa_handler`, torch 2.13)."""
-    rules: dict[Any, Any] = ring.custom_ops
-    rules |= {FLASH.default: _forward, FLASH_BACKWARD.default: _backward}
 
 
 def _forward(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -78,25 +78,19 @@ def _zero_optimization(
     if isinstance(options, Zero12Options) and options.use_multi_rank_bucket_allreduce is not None:
         settings[MULTI_RANK_BUCKET] = options.use_multi_rank_bucket_allreduce
     if isinstance(options, Zero3Options):
-        settings |= _fetching(options, settings, block_classes)
+        settings |= {
+            name: value for name in GIVEN_AS_THEY_ARE if (value := getattr(options, name)) is not None
+        }
+        if options.stage3_prefetch_bucket_size and settings.get("stage3_max_live_parameters") == 0:
+            raise Unsupported(
+                "stage3_prefetch_bucket_size has no effect while stage3_max_live_parameters is 0; "
+                "set that too"
+            )
+        if options.hpz is not None:
+            settings["zero_hpz_partition_size"] = options.hpz
+        if options.leaf_module == "blocks":
+            settings["leaf_module"] = {"classes": list(block_classes), "names": [], "name_suffixes": []}
     return settings
-
-
-def _fetching(
-    options: Zero3Options, settings: Mapping[str, Any], block_classes: Sequence[str]
-) -> dict[str, Any]:
-    """When stage 3 gathers weights, as far as the options say."""
-    given = {name: value for name in GIVEN_AS_THEY_ARE if (value := getattr(options, name)) is not None}
-    live = given.get("stage3_max_live_parameters", settings.get("stage3_max_live_parameters"))
-    if options.stage3_prefetch_bucket_size and live == 0:
-        raise Unsupported(
-            "stage3_prefetch_bucket_size has no effect while stage3_max_live_parameters is 0; set that too"
-        )
-    if options.hpz is not None:
-        given["zero_hpz_partition_size"] = options.hpz
-    if options.leaf_module == "blocks":
-        given["leaf_module"] = {"classes": list(block_classes), "names": [], "name_suffixes": []}
-    return given
 
 
 def _precision(stage: int, options: ZeroOptions, context: SetupContext) -> dict[str, Any]:
@@ -116,8 +110,18 @@ def _precision(stage: int, options: ZeroOptions, context: SetupContext) -> dict[
                 }
             }
         case "bf16":
-            if stage == 0 or (options.offload != "none" and options.adam is None):
-                raise Unsupported(_pure_bf16_reason(stage))
+            library = f"DeepSpeed {version('deepspeed')}"
+            if stage == 0:
+                raise Unsupported(
+                    f"{library} always keeps fp32 master weights at stage 0; "
+                    "bf16 masters and states exist at stages 1 to 3"
+                )
+            if options.offload != "none" and options.adam is None:
+                raise Unsupported(
+                    f"{library} offloads an optimizer without fp32 masters only if it is its own "
+                    "DeepSpeedCPUAdam, not the job's AdamW; add adam=deepspeed or use "
+                    "training.precision=bf16-mixed"
+                )
             return {
                 "bf16": {
                     "enabled": True,
@@ -127,16 +131,3 @@ def _precision(stage: int, options: ZeroOptions, context: SetupContext) -> dict[
             }
         case _:
             return {}
-
-
-def _pure_bf16_reason(stage: int) -> str:
-    library = f"DeepSpeed {version('deepspeed')}"
-    if stage == 0:
-        return (
-            f"{library} always keeps fp32 master weights at stage 0; "
-            "bf16 masters and states exist at stages 1 to 3"
-        )
-    return (
-        f"{library} offloads an optimizer without fp32 masters only if it is its own DeepSpeedCPUAdam, "
-        "not the job's AdamW; add adam=deepspeed or use training.precision=bf16-mixed"
-    )

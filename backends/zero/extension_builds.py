@@ -32,22 +32,17 @@ def build(name: str) -> list[str]:
 
 def unmet_build(name: str) -> list[str]:
     """Why extension `name` could not be compiled and loaded here; empty: it could, or it is there already."""
-    if unmet := _unmet_lock(name):
-        return unmet
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    return [f"DeepSpeed compiles its extension {name} with {' and '.join(missing)}, not found here"] * bool(
-        missing
-    )
-
-
-def _unmet_lock(name: str) -> list[str]:
     lock = build_folder(name) / "lock"
-    if (age := abandoned_seconds(lock)) is None:
-        return []
-    return [
-        f"{lock} is {_duration(age)} old and no process holds it: a build of DeepSpeed's extension {name} "
-        "was killed, and every later one waits for this file without end; remove it"
-    ]
+    if (age := abandoned_seconds(lock)) is not None:
+        minutes = age / 60
+        old = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+        return [
+            f"{lock} is {old} old and no process holds it: a build of DeepSpeed's extension {name} "
+            "was killed, and every later one waits for this file without end; remove it"
+        ]
+    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        return [f"DeepSpeed compiles its extension {name} with {' and '.join(missing)}, not found here"]
+    return []
 
 
 def build_folder(name: str) -> Path:
@@ -82,8 +77,3 @@ def _open_files(name: str) -> Iterator[Path]:
             continue
         if path.name == name:
             yield path.resolve()
-
-
-def _duration(seconds: float) -> str:
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"

@@ -1,4 +1,4 @@
-"""Layers cut over ranks: DTensor of torch 2.13 (`backends/tensor/backend.py`), alone and under FSDP2, and AutoTP
+"""Layers cut over ranks: DTensor of torch 2.13 (`backends/tensor/backend.py`), alone, under FSDP2, and AutoTP
 of DeepSpeed; and the workload of the ranks that hold the same part of each layer."""
 
 from __future__ import annotations

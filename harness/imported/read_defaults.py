@@ -39,13 +39,26 @@ def deepspeed_defaults() -> dict[str, Any]:
     from deepspeed.runtime.config import ADAM_W_MODE_DEFAULT
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from torch.optim import lr_scheduler
 
     top = {
         name.removesuffix("_DEFAULT").lower(): value
         for name, value in vars(constants).items()
         if name.endswith("_DEFAULT")
     }
-    schedulers = {name: getattr(lr_schedules, name) for name in lr_schedules.VALID_LR_SCHEDULES}
+    # Of torch's, DeepSpeed builds by name those that need no loss and no function.
+    schedulers = {
+        name: made
+        for name, made in vars(lr_scheduler).items()
+        if inspect.isclass(made) and issubclass(made, lr_scheduler.LRScheduler) and not name.startswith("_")
+        and name not in FROM_PROGRAMS
+    }  # fmt: skip
+    schedulers |= {name: getattr(lr_schedules, name) for name in lr_schedules.VALID_LR_SCHEDULES}
+    sections = {}
+    for stage in STAGES:  # under each name that a file may use
+        values = DeepSpeedZeroConfig(stage=stage).model_dump(mode="json")
+        fields = DeepSpeedZeroConfig.model_fields.items()
+        sections[str(stage)] = values | {f.alias: values[name] for name, f in fields if f.alias}
     optimizers = {
         "torch": torch.optim.AdamW, "cpu": DeepSpeedCPUAdam, "fused": FusedAdam, "sgd": torch.optim.SGD
     }  # fmt: skip
@@ -53,23 +66,11 @@ def deepspeed_defaults() -> dict[str, Any]:
         "top": top | {"adam_w_mode": ADAM_W_MODE_DEFAULT},
         "fp16": DeepSpeedFP16Config().model_dump(mode="json"),
         "bf16": DeepSpeedBF16Config().model_dump(mode="json"),
-        "zero": {str(stage): _by_alias(DeepSpeedZeroConfig, stage=stage) for stage in STAGES},
+        "zero": sections,
         "optimizers": {name: _parameters(made) for name, made in optimizers.items()},
-        "schedulers": {name: _parameters(made) for name, made in {**_of_torch(), **schedulers}.items()},
+        "schedulers": {name: _parameters(made) for name, made in schedulers.items()},
         "removed": sorted(getattr(config, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", {})),
     }
-
-
-def _of_torch() -> dict[str, Any]:
-    """Schedulers of torch that DeepSpeed builds by name: those that need no loss and no function."""
-    from torch.optim import lr_scheduler
-
-    return {
-        name: made
-        for name, made in vars(lr_scheduler).items()
-        if inspect.isclass(made) and issubclass(made, lr_scheduler.LRScheduler) and not name.startswith("_")
-        and name not in FROM_PROGRAMS
-    }  # fmt: skip
 
 
 def accelerate_defaults() -> dict[str, Any]:
@@ -115,14 +116,6 @@ def _plugin(made: Callable[[], Any], environment: dict[str, str]) -> dict[str, A
         os.environ.clear()
         os.environ.update(before)
     return {field.name: getattr(plugin, field.name, None) for field in dataclasses.fields(plugin)}
-
-
-def _by_alias(model: Any, **given: Any) -> dict[str, Any]:
-    """Values of a configuration object under each name that its file may use."""
-    filled = model(**given)
-    values = filled.model_dump(mode="json")
-    aliases = {field.alias: values[name] for name, field in model.model_fields.items() if field.alias}
-    return values | aliases
 
 
 def _parameters(made: Callable[..., Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -17,31 +18,16 @@ from harness.backends.base import (
 )
 from harness.backends.ddp import DdpBackend
 from harness.backends.fsdp.fsdp2 import Fsdp2Backend, synchronise
+from harness.backends.injected_faults import GradientsSummed as GradientsSummed
+from harness.backends.injected_faults import Spoiled
 
 
-class LossScaledTwice(DdpBackend):
+class LossScaledTwice(Spoiled):
     """Divides by the accumulation steps although the loop has normalised already; here always by 2."""
 
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine = super().prepare(build_model, build_optimizer, context)
+    def spoil(self, engine: Any, context: SetupContext) -> None:
         original = engine.backward
-        engine.backward = lambda loss, **rest: original(loss / 2, **rest)  # type: ignore[method-assign]
-        return engine
-
-
-class GradientsSummed(DdpBackend):
-    """Sums gradients over ranks where the contract says mean."""
-
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine = super().prepare(build_model, build_optimizer, context)
-        original = engine.backward
-        size = context.world.world_size
-        engine.backward = lambda loss, **rest: original(loss * size, **rest)  # type: ignore[method-assign]
-        return engine
+        engine.backward = lambda loss, **rest: original(loss / 2, **rest)
 
 
 class NoClipping(DdpBackend):
@@ -53,48 +39,35 @@ class NoClipping(DdpBackend):
         return super().prepare(build_model, build_optimizer, replace(context, gradient_clipping=None))
 
 
-class LastMicroStepOnly(DdpBackend):
+class LastMicroStepOnly(Spoiled):
     """Drops the gradients of every micro-step but the last."""
 
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine = super().prepare(build_model, build_optimizer, context)
+    def spoil(self, engine: Any, context: SetupContext) -> None:
         original = engine.backward
-        engine.backward = lambda loss, last_micro_step: original(  # type: ignore[method-assign]
+        engine.backward = lambda loss, last_micro_step: original(
             loss * float(last_micro_step), last_micro_step=last_micro_step
         )
-        return engine
 
 
-class EveryMicroStep(DdpBackend):
+class EveryMicroStep(Spoiled):
     """Synchronises gradients in every micro-step; the gradients come out right all the same."""
 
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine = super().prepare(build_model, build_optimizer, context)
-        engine.strategy = replace(engine.strategy, skip_synchronisation=nullcontext)  # type: ignore[attr-defined]
-        return engine
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        engine.strategy = replace(engine.strategy, skip_synchronisation=nullcontext)
 
 
-class CompressedReduction(DdpBackend):
+class CompressedReduction(Spoiled):
     """Reduces gradients in bf16 where the weights are fp32."""
 
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
+    def spoil(self, engine: Any, context: SetupContext) -> None:
         import torch.distributed as dist
-
-        engine = super().prepare(build_model, build_optimizer, context)
 
         def compress(group, bucket):
             low = bucket.buffer().bfloat16().div_(dist.get_world_size())
             work = dist.all_reduce(low, async_op=True).get_future()
             return work.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
-        engine.module.register_comm_hook(None, compress)  # type: ignore[attr-defined]
-        return engine
+        engine.module.register_comm_hook(None, compress)
 
 
 class LibraryDefaultReduction(Fsdp2Backend):
@@ -128,13 +101,13 @@ class ReplicasApart(Hybrid):
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
-        engine = super().prepare(build_model, build_optimizer, context)
+        engine: Any = super().prepare(build_model, build_optimizer, context)
 
         def within_shards(last: bool) -> None:
-            synchronise(engine.module, last)  # type: ignore[attr-defined]
-            engine.module.set_requires_all_reduce(False)  # type: ignore[attr-defined]
+            synchronise(engine.module, last)
+            engine.module.set_requires_all_reduce(False)
 
-        engine.strategy = replace(engine.strategy, set_synchronisation=within_shards)  # type: ignore[attr-defined]
+        engine.strategy = replace(engine.strategy, set_synchronisation=within_shards)
         return engine
 
 
