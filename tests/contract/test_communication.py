@@ -32,6 +32,22 @@ from tests.representatives import EXHAUSTIVE, first
 pytestmark = pytest.mark.long(seconds=30)
 
 DEFECTS = "tests.contract.wrong"
+ZERO3_SETTINGS = (
+    "leaf_module=blocks", "stage3_param_persistence_threshold=1000", "stage3_max_live_parameters=1000000000",
+    "stage3_max_reuse_distance=1000000000", "stage3_max_reuse_distance=1000000000,leaf_module=blocks",
+    "memory_efficient_linear=false",
+)  # fmt: skip
+FEW = ("ddp", "zero3", "fsdp", "zero3:leaf_module=blocks", "fsdp:sync_each_batch=true")
+"""Each library's ways to shard, and an option of either; the clean matrix (tests/traps/test_clean.py) has
+every backend, and two hybrids on four ranks."""
+PAYLOADS = [
+    label
+    for label in (
+        *NATIVE, *HYBRID, "trainer-ddp", *EACH_MICRO_STEP,
+        *(f"zero3:{settings}" for settings in ZERO3_SETTINGS),
+    )
+    if not label.startswith("fsdp1-no-shard")  # FSDP1 refuses one of the cases under NO_SHARD
+]  # fmt: skip
 
 
 def as_record(name: str, case: VolumeCase, ranks: list[Counted], label: str | None = None) -> Record:
@@ -72,10 +88,14 @@ def as_record(name: str, case: VolumeCase, ranks: list[Counted], label: str | No
     return record.model_copy(update=changes)
 
 
-def records(name: str, world_size: int, folder, label: str | None = None) -> list[Record]:
-    """A record per case; `label` runs another engine under the name."""
-    per_rank = on_ranks("volumes", label or name, world_size, folder)
-    return as_records(name, VOLUME_CASES, per_rank)
+def counted(label: str, ranks: int, folder: Path) -> list[tuple[VolumeCase, Record]]:
+    """Each case with the record of a built-in backend."""
+    per_rank = on_ranks("volumes", label, ranks, folder)
+    name, of_options = label.partition(":")[0], label if ":" in label else None
+    return [
+        (case, as_record(name, case, list(parts), of_options))
+        for case, parts in zip(VOLUME_CASES, zip(*per_rank, strict=True), strict=True)
+    ]
 
 
 def _options(label: str) -> dict[str, Any]:
@@ -97,58 +117,20 @@ ZERO3_SETTINGS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", first(ZERO3_SETTINGS[:1], ZERO3_SETTINGS))
-def test_payload_of_zero3_with_a_setting_changed_is_as_expected_to_the_byte(settings: str, tmp_path) -> None:
-    label = f"zero3:{settings}"
-    per_rank = on_ranks("volumes", label, 2, tmp_path)
-    for case, parts in zip(VOLUME_CASES, zip(*per_rank, strict=True), strict=True):
-        record = as_record("zero3", case, list(parts), label)
-        assert record.comm
-        assert volume_differences(record) == [], case
-
-
 @pytest.mark.parametrize("name", first(["zero2"], ["zero1", "zero2"]))
 def test_stages_1_and_2_send_what_the_textbook_says_where_gradients_are_reduced_to_their_owners(
     name: str, tmp_path: Path
 ) -> None:
-    label = f"{name}:use_multi_rank_bucket_allreduce=false"
-    per_rank = on_ranks("volumes", label, 2, tmp_path)
-    for case, parts in zip(VOLUME_CASES, zip(*per_rank, strict=True), strict=True):
-        record = as_record(name, case, list(parts), label)
+    for case, record in counted(f"{name}:use_multi_rank_bucket_allreduce=false", 2, tmp_path):
         assert volume_differences(record) == [], case
         terms = textbook_differences(record)
         assert terms is not None
         assert GRADIENTS not in {difference.term for difference in terms}, case
 
 
-# FSDP1 refuses one of the cases under NO_SHARD.
-@pytest.mark.parametrize(
-    "label",
-    first(
-        ["fsdp:sync_each_batch=true"],
-        [label for label in EACH_MICRO_STEP if not label.startswith("fsdp1-no-shard")],
-    ),
-)
-def test_payload_of_reductions_in_every_micro_step_is_as_expected_to_the_byte(
-    label: str, tmp_path: Path
-) -> None:
-    name = label.partition(":")[0]
-    per_rank = on_ranks("volumes", label, 4 if name in HYBRID else 2, tmp_path)
-    for case, parts in zip(VOLUME_CASES, zip(*per_rank, strict=True), strict=True):
-        record = as_record(name, case, list(parts), label)
-        assert volume_differences(record) == [], case
-
-
-FEW = ("ddp", "zero3", "fsdp")
-"""Each library's ways to shard; the clean matrix (tests/traps/test_clean.py) has every backend."""
-
-
-# FSDP1 refuses one of the cases under NO_SHARD.
-@pytest.mark.parametrize(
-    "name", first(FEW, [*(name for name in NATIVE if name != "fsdp1-no-shard"), "trainer-ddp"])
-)
-def test_payload_is_as_expected_to_the_byte(name, tmp_path) -> None:
-    for case, record in zip(VOLUME_CASES, records(name, 2, tmp_path), strict=True):
+@pytest.mark.parametrize("label", first(FEW, PAYLOADS))
+def test_payload_is_as_expected_to_the_byte(label: str, tmp_path: Path) -> None:
+    for case, record in counted(label, 4 if label.partition(":")[0] in HYBRID else 2, tmp_path):
         assert record.comm
         assert volume_differences(record) == [], case
 
@@ -184,22 +166,12 @@ def test_payload_while_zero_3_records_its_trace_is_as_expected(tmp_path) -> None
         assert volume_differences(record) == [], case
 
 
-@pytest.mark.exhaustive  # of two on four ranks: tests/traps/test_clean.py
-@pytest.mark.parametrize("name", HYBRID)
-def test_payload_of_a_hybrid_is_as_expected(name, tmp_path) -> None:
-    for case, record in zip(VOLUME_CASES, records(name, 4, tmp_path), strict=True):
-        assert volume_differences(record) == [], case
-
-
 @pytest.mark.exhaustive  # of hpz: tests/traps/test_clean.py
 @pytest.mark.parametrize("label", ["zero3:hpz=2", "fsdp:reshard=2"])
 def test_weights_are_gathered_again_within_the_group_that_keeps_a_second_copy(
     label: str, tmp_path: Path
 ) -> None:
-    per_rank = on_ranks("volumes", label, 4, tmp_path)
-    name = label.partition(":")[0]
-    for case, parts in zip(VOLUME_CASES, zip(*per_rank, strict=True), strict=True):
-        record = as_record(name, case, list(parts), label)
+    for case, record in counted(label, 4, tmp_path):
         assert volume_differences(record) == [], case
         assert {row.phase for row in record.comm if row.role == "shard"} <= {"forward", "backward"}
         if case.preset == "like-for-like":
@@ -236,7 +208,8 @@ def test_weights_are_gathered_again_within_the_group_that_keeps_a_second_copy(
     ],
 )
 def test_a_defect_is_named(name, defect, ranks, messages, tmp_path) -> None:
-    found = records(name, ranks, tmp_path, f"{DEFECTS}:{defect}")
+    per_rank = on_ranks("volumes", f"{DEFECTS}:{defect}", ranks, tmp_path)
+    found = as_records(name, VOLUME_CASES, per_rank)
     for case, record, message in zip(VOLUME_CASES, found, messages, strict=True):
         said = [f.message for f in Comparison([record]).findings if f.id == "communication-differs"]
         assert len(said) == (message is not None), (asdict(case), said)

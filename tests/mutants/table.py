@@ -17,7 +17,7 @@ MUTANTS = [Mutant(*row) for row in (
      "test_communication:test_payload_is_as_expected_to_the_byte[ddp]"),
     ("each-micro-step", "TorchEngine.forward", never("self.strategy.reduces_each"),
      "With sync_each_batch gradients are reduced in every micro-step",
-     "test_payload_of_reductions_in_every_micro_step_is_as_expected_to_the_byte[fsdp:sync_each_batch=true]"),
+     "test_communication:test_payload_is_as_expected_to_the_byte[fsdp:sync_each_batch=true]"),
     ("even-bucket", "zero_changes", becomes("parameter_count + parameter_count % 2", "parameter_count"),
      "DeepSpeed's buckets are even and no larger than the model",
      "test_buckets_are_no_larger_than_the_model_and_even"),
