@@ -59,10 +59,15 @@ def train(observer: Observer, model: Model, optimizer: torch.optim.Optimizer, st
     return seen
 
 
-def test_report_is_what_a_record_holds() -> None:
+def trained(steps: int = 1) -> tuple[Observer, torch.optim.Optimizer, list[Any]]:
+    """After so many steps, with the facts of each."""
     model = Model()
     observer, optimizer = observed(model)
-    train(observer, model, optimizer)
+    return observer, optimizer, train(observer, model, optimizer, steps)
+
+
+def test_report_is_what_a_record_holds() -> None:
+    observer, _, _ = trained()
     part = ObservedPart(**observer.report())
     assert part.optimizer_used
     assert part.optimizer_steps == 1
@@ -72,9 +77,7 @@ def test_report_is_what_a_record_holds() -> None:
 
 
 def test_groups_hold_the_live_constants_and_the_names_of_their_parameters() -> None:
-    model = Model()
-    observer, optimizer = observed(model)
-    train(observer, model, optimizer)
+    observer, optimizer, _ = trained()
     optimizer.param_groups[1]["eps"] = 1e-5
     decaying, keeping = observer.report()["optimizer_groups"]
     assert decaying["parameters"] == ["embedding.weight", "head.weight"]
@@ -112,9 +115,7 @@ def test_updates_without_a_torch_optimizer_are_not_seen() -> None:
 
 
 def test_the_loss_is_noted_as_it_was_computed_and_samples_in_every_step() -> None:
-    model = Model()
-    observer, optimizer = observed(model)
-    seen = train(observer, model, optimizer, DIGESTED_STEPS + 1)
+    _, _, seen = trained(DIGESTED_STEPS + 1)
     assert seen[0]["computed_loss_sum"] > seen[1]["computed_loss_sum"] > 0
     assert len({of_step["batch_hash_sum"] for of_step in seen}) == 1
     assert [("applied" in of_step) for of_step in seen] == [*([True] * DIGESTED_STEPS), False]
@@ -122,17 +123,13 @@ def test_the_loss_is_noted_as_it_was_computed_and_samples_in_every_step() -> Non
 
 
 def test_the_rate_of_the_group_farthest_from_the_jobs_is_told() -> None:
-    model = Model()
-    observer, optimizer = observed(model)
-    train(observer, model, optimizer)
+    observer, optimizer, _ = trained()
     optimizer.param_groups[1]["lr"] = 0.5
     assert observer.facts()["applied_learning_rate"] == 0.5
 
 
 def test_constants_are_told_by_step_if_they_change() -> None:
-    model = Model()
-    observer, optimizer = observed(model)
-    train(observer, model, optimizer)
+    observer, optimizer, _ = trained()
     observer.prepare(Step(number=1, since_first=1))
     observer.facts()
     assert observer.report()["constants_by_step"] == {}
@@ -170,9 +167,7 @@ def test_buffers_that_training_leaves_as_they_are_are_told() -> None:
 
 
 def test_samples_are_noted_in_the_first_steps_only_and_one_by_one() -> None:
-    model = Model()
-    observer, optimizer = observed(model)
-    seen = train(observer, model, optimizer, DIGESTED_STEPS + 1)
+    _, _, seen = trained(DIGESTED_STEPS + 1)
     assert [len(of_step.get("batch_digests", ())) for of_step in seen] == [*([2] * DIGESTED_STEPS), 0]
     assert seen[0]["batch_digests"] == seen[1]["batch_digests"]
     assert len(set(seen[0]["batch_digests"])) == 2
@@ -253,6 +248,18 @@ def of_class(module: nn.Module, given: dict[str, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(logits, given["labels"], reduction="sum")
 
 
+def probed(
+    model: nn.Module, loss: Any, given: dict[str, Tensor], **more: Any
+) -> tuple[float | None, Observer]:
+    """The loss of a batch as an engine computes it that does nothing else, and who observed that."""
+    observer = Observer()
+    observer.built(model, loss, **more)
+    engine: Any = SimpleNamespace(
+        train=lambda mode: None, forward=lambda batch: observer.compute_loss(model, batch)
+    )
+    return observer.probe_loss(engine, given), observer
+
+
 def test_the_loss_of_a_model_stands_beside_the_jobs_whatever_the_task() -> None:
     for task, labels in (("classification", 2), ("seq2seq", 6), ("causal-lm", 4)):
         given = {"input_ids": torch.ones(2, 3, dtype=torch.long), "labels": torch.ones(2, 3).long()}
@@ -261,13 +268,8 @@ def test_the_loss_of_a_model_stands_beside_the_jobs_whatever_the_task() -> None:
         assert returns_loss(job, WithLoss())
         assert not returns_loss(job, Model()), "its forward pass takes no labels"
         assert int(targets_of(given, job)) == labels
-    observer, model = Observer(), WithLoss()
-    observer.built(model, of_class, targets_of_model_loss=len)
-    engine: Any = SimpleNamespace(
-        train=lambda mode: None, forward=lambda given: observer.compute_loss(model, given)
-    )
     given = {"input_ids": torch.ones(2, 3, dtype=torch.long), "labels": torch.tensor([0, 1])}
-    observer.probe_loss(engine, given)
+    _, observer = probed(WithLoss(), of_class, given, targets_of_model_loss=len)
     seen = observer.report()["model_loss"]
     assert (seen.targets, round(seen.model - seen.job, 5)) == (2, 0.5)
 
@@ -278,24 +280,12 @@ def test_a_loss_that_takes_a_gradient_is_not_probed() -> None:
         (slope,) = torch.autograd.grad(module(points).sum(), points, create_graph=True)
         return slope.square().mean()
 
-    observer, model = Observer(), nn.Linear(2, 1)
-    observer.built(model, penalised)
-    engine: Any = SimpleNamespace(
-        train=lambda mode: None, forward=lambda given: observer.compute_loss(model, given)
-    )
-    assert observer.probe_loss(engine, {"points": torch.ones(3, 2)}) is None
+    assert probed(nn.Linear(2, 1), penalised, {"points": torch.ones(3, 2)})[0] is None
 
 
 def test_what_a_loss_draws_is_the_same_on_every_rank() -> None:
     def noisy(module: nn.Module, given: dict[str, Tensor]) -> Tensor:
         return module(given["points"] + torch.randn(3, 2) * random.random()).sum()
 
-    model, seen = nn.Linear(2, 1), []
-    for _ in range(2):
-        observer = Observer()
-        observer.built(model, noisy)
-        engine: Any = SimpleNamespace(
-            train=lambda mode: None, forward=lambda given, o=observer: o.compute_loss(model, given)
-        )
-        seen.append(observer.probe_loss(engine, {"points": torch.ones(3, 2)}))
-    assert seen[0] == seen[1]
+    model, given = nn.Linear(2, 1), {"points": torch.ones(3, 2)}
+    assert probed(model, noisy, given)[0] == probed(model, noisy, given)[0]

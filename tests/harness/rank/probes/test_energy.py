@@ -1,0 +1,186 @@
+"""NVML's counter, by a library that answers as NVML does; RAPL on a folder as the kernel lays it out."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.rank.probes.energy import DeviceEnergy, RaplMeter
+
+UUID = "uuid"
+
+
+class Nvml:
+    """Answers as pynvml; `energy` holds the millijoules of each further question."""
+
+    NVML_TOTAL_POWER_SAMPLES = 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *energy: int | str, samples: dict[float, int] | None = None) -> None:
+        self._energy, self._samples = list(energy), samples
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        assert uuid == f"GPU-{UUID}"
+        return uuid
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        value = self._energy.pop(0)
+        if isinstance(value, str):
+            raise self.NVMLError(value)
+        return value
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
+        return 700_000
+
+    def nvmlDeviceGetSamples(self, handle: str, kind: int, since: int) -> tuple[int, list[Any]]:
+        if self._samples is None:
+            raise self.NVMLError("Not Supported")
+        return 1, [
+            SimpleNamespace(timeStamp=int(at * 1e6), sampleValue=SimpleNamespace(uiVal=milliwatts))
+            for at, milliwatts in self._samples.items()
+        ]
+
+
+def read_later(library: Any) -> DeviceEnergy:
+    times = iter([100.0, 110.0])
+    energy = DeviceEnergy(library, UUID, clock=lambda: next(times))
+    energy.begin()
+    energy.read()
+    return energy
+
+
+def test_energy_is_the_difference_of_the_counter() -> None:
+    energy = read_later(Nvml(5_000_000, 9_500_000))
+    assert energy.joules == pytest.approx(4500.0)
+    assert energy.limit_watts() == 700.0
+    assert energy.unknown is None
+
+
+def test_only_samples_of_that_time_count() -> None:
+    energy = read_later(Nvml(0, 1, samples={99.0: 900_000, 101.0: 400_000, 109.0: 500_000, 111.0: 900_000}))
+    assert energy.sampled_watts() == pytest.approx(450.0)
+
+
+def test_a_driver_without_samples_tells_none() -> None:
+    assert read_later(Nvml(0, 1)).sampled_watts() is None
+
+
+@pytest.mark.parametrize(
+    ("library", "why"),
+    [
+        ("nvidia-ml-py is not installed (extra `nvml`)", "nvidia-ml-py is not installed (extra `nvml`)"),
+        (Nvml("Not Supported"), "NVML has no energy counter for this device: Not Supported"),
+        (Nvml(5, "GPU is lost"), "NVML: GPU is lost"),
+        (Nvml(5, 4), "the driver's energy counter went back: the driver was loaded again"),
+    ],
+    ids=["no library", "no counter", "lost", "reset"],
+)
+def test_what_is_not_known_has_a_reason(library: Any, why: str) -> None:
+    energy = read_later(library)
+    assert (energy.joules, energy.unknown) == (None, why)
+    assert (energy.sampled_watts(), energy.limit_watts()) == (None, None)
+
+
+def test_a_library_without_the_counter_has_a_reason() -> None:
+    energy = read_later(
+        SimpleNamespace(NVMLError=Nvml.NVMLError, nvmlDeviceGetHandleByUUID=lambda uuid: uuid)
+    )
+    assert energy.joules is None
+    assert "no energy counter" in str(energy.unknown)
+
+
+RANGE = 262_143_328_850
+"""Microjoules, of a common package."""
+
+
+def zone(root: Path, number: str, name: str, energy: int, span: int = RANGE) -> Path:
+    folder = root / f"intel-rapl:{number}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "name").write_text(f"{name}\n")
+    (folder / "max_energy_range_uj").write_text(f"{span}\n")
+    (folder / "energy_uj").write_text(f"{energy}\n")
+    return folder
+
+
+class Clock:
+    """Seconds, set by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_packages_and_dram_count_and_their_parts_do_not(tmp_path: Path) -> None:
+    for number, name in (("0", "package-0"), ("0:0", "core"), ("0:1", "dram"), ("1", "psys")):
+        zone(tmp_path, number, name, 1_000_000)
+    meter = RaplMeter(tmp_path)
+    meter.begin()
+    for number, name, joules in (
+        ("0", "package-0", 50),
+        ("0:0", "core", 40),
+        ("0:1", "dram", 7),
+        ("1", "psys", 90),
+    ):
+        zone(tmp_path, number, name, 1_000_000 + joules * 1_000_000)
+    meter.poll()
+    assert meter.joules() == pytest.approx(57.0)
+    assert meter.unknown is None
+
+
+def test_a_counter_that_wrapped_goes_on(tmp_path: Path) -> None:
+    clock = Clock()
+    zone(tmp_path, "0", "package-0", RANGE - 3_000_000)
+    meter = RaplMeter(tmp_path, clock)
+    meter.begin()
+    for now, energy in ((10.0, 2_000_000), (20.0, 9_000_000)):
+        clock.now = now
+        zone(tmp_path, "0", "package-0", energy)
+        meter.poll()
+    assert meter.joules() == pytest.approx(12.0)
+
+
+def test_a_counter_that_may_have_wrapped_twice_has_no_figure(tmp_path: Path) -> None:
+    clock = Clock()
+    zone(tmp_path, "0", "package-0", 0)
+    meter = RaplMeter(tmp_path, clock)
+    meter.begin()
+    clock.now = 300.0
+    meter.poll()
+    assert meter.joules() is None
+    assert "intel-rapl:0 went unread for 300 s" in str(meter.unknown)
+
+
+def test_a_machine_without_rapl_says_so(tmp_path: Path) -> None:
+    meter = RaplMeter(tmp_path)
+    meter.begin()
+    meter.poll()
+    assert meter.joules() is None
+    assert meter.unknown == f"{tmp_path} has no RAPL zone of a processor package"
+
+
+def test_a_counter_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = zone(tmp_path, "0", "package-0", 0) / "energy_uj"
+    read = Path.read_text
+
+    def refuse(self: Path, *arguments: object) -> str:
+        if self == counter:
+            raise PermissionError(13, "Permission denied", str(self))
+        return read(self)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    meter = RaplMeter(tmp_path)
+    meter.begin()
+    assert meter.joules() is None
+    assert meter.unknown == f"{counter} may be read by root only; have the administrator allow it"
+
+
+def test_a_counter_that_is_no_number_has_no_figure(tmp_path: Path) -> None:
+    (zone(tmp_path, "0", "package-0", 0) / "energy_uj").write_text("n/a\n")
+    meter = RaplMeter(tmp_path)
+    meter.begin()
+    assert meter.joules() is None
+    assert "RAPL cannot be read" in str(meter.unknown)
