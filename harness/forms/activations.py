@@ -430,49 +430,44 @@ def no_activations(layout: Layout) -> ActivationProfile:
 
 def to_json(profile: ActivationProfile) -> dict[str, Any]:
     """The profile as lists and numbers."""
-    segments = {name: _segment_json(getattr(profile, name)) for name in SEGMENTS}
+
+    def rows(points: Iterable[Point]) -> list[list[Any]]:
+        return [[point.module, point.ready, *point.live.coefficients] for point in points]
+
+    segments = {
+        name: {
+            "saved": [[saved.module, *saved.size.coefficients] for saved in segment.saved],
+            "forward": rows(segment.forward),
+            "backward": rows(segment.backward),
+            "gradients": [[g.parameter, *g.live.coefficients] for g in segment.gradients],
+            "forward_growth": list(segment.forward_growth.coefficients),
+            "held": list(segment.held.coefficients),
+        }
+        for name in SEGMENTS
+        for segment in (getattr(profile, name),)
+    }
     return segments | {"kept": list(profile.kept.coefficients)}
 
 
 def from_json(document: Mapping[str, Any]) -> ActivationProfile:
     """The inverse of `to_json`."""
-    segments = {name: _segment(document[name]) for name in SEGMENTS}
-    return ActivationProfile(
-        embedding=segments["embedding"], block=segments["block"], head=segments["head"],
-        loss=segments["loss"], kept=Size(tuple(document["kept"])),
-    )  # fmt: skip
 
+    def points(rows: Iterable[list[Any]]) -> tuple[Point, ...]:
+        return tuple(Point(module=name, ready=ready, live=Size(tuple(size))) for name, ready, *size in rows)
 
-def _segment_json(segment: Segment) -> dict[str, Any]:
-    return {
-        "saved": [[saved.module, *saved.size.coefficients] for saved in segment.saved],
-        "forward": _points_json(segment.forward),
-        "backward": _points_json(segment.backward),
-        "gradients": [[g.parameter, *g.live.coefficients] for g in segment.gradients],
-        "forward_growth": list(segment.forward_growth.coefficients),
-        "held": list(segment.held.coefficients),
-    }
+    def segment(found: Mapping[str, Any]) -> Segment:
+        return Segment(
+            saved=tuple(Saved(module=name, size=Size(tuple(size))) for name, *size in found["saved"]),
+            forward=points(found["forward"]),
+            backward=points(found["backward"]),
+            gradients=tuple(Gradient(parameter=n, live=Size(tuple(size))) for n, *size in found["gradients"]),
+            forward_growth=Size(tuple(found["forward_growth"])),
+            held=Size(tuple(found["held"])),
+        )
 
-
-def _segment(document: Mapping[str, Any]) -> Segment:
-    return Segment(
-        saved=tuple(Saved(module=name, size=Size(tuple(size))) for name, *size in document["saved"]),
-        forward=_points(document["forward"]),
-        backward=_points(document["backward"]),
-        gradients=tuple(
-            Gradient(parameter=name, live=Size(tuple(size))) for name, *size in document["gradients"]
-        ),
-        forward_growth=Size(tuple(document["forward_growth"])),
-        held=Size(tuple(document["held"])),
-    )
-
-
-def _points_json(points: Iterable[Point]) -> list[list[Any]]:
-    return [[point.module, point.ready, *point.live.coefficients] for point in points]
-
-
-def _points(rows: Iterable[list[Any]]) -> tuple[Point, ...]:
-    return tuple(Point(module=name, ready=ready, live=Size(tuple(size))) for name, ready, *size in rows)
+    embedding, block, head, loss = (segment(document[name]) for name in SEGMENTS)
+    kept = Size(tuple(document["kept"]))
+    return ActivationProfile(embedding=embedding, block=block, head=head, loss=loss, kept=kept)
 
 
 SELECTIVE = "selective"

@@ -634,7 +634,9 @@ def peak_rank(workload: Workload) -> int:
     """
     family = workload.strategy.family
     if family == "pipeline":
-        return _peak_place(workload)
+        assert workload.mesh is not None
+        places = workload.mesh.group("pipeline", 0)
+        return max(places, key=lambda rank: (elements(held(replace(workload, rank=rank))), -rank))
     if family == "zero12-tensor":
         assert workload.mesh is not None
         return workload.mesh.group("data", 0)[_largest_straddling(local_workload(workload))]
@@ -643,12 +645,6 @@ def peak_rank(workload: Workload) -> int:
     if family == "fsdp1" and is_sharded(workload):
         return _least_padding(workload)
     return 0
-
-
-def _peak_place(workload: Workload) -> int:
-    assert workload.mesh is not None
-    places = workload.mesh.group("pipeline", 0)
-    return max(places, key=lambda rank: (elements(held(replace(workload, rank=rank))), -rank))
 
 
 def _largest_straddling(workload: Workload) -> int:
@@ -704,16 +700,15 @@ def most_gathered_bytes(workload: Workload, width: int, blocks_at_once: int) -> 
     `distributed/fsdp/_fully_shard`, `_fsdp_state.py`, and FSDP1's `_runtime_utils.py`). An upper bound: each
     parameter has the larger of FSDP2's padding of its rows and FSDP1's alignment, each unit FSDP1's padding.
     """
-    sizes = {name: _unit_bytes(unit, workload.shards, width) for name, unit in workload.layout.units()}
+    ranks, sizes = workload.shards, {}
+    for name, unit in workload.layout.units():
+        padded = (
+            max(
+                ceil_to(tensor.rows[0], ranks) * tensor.rows[1],
+                ceil_to(tensor.numel, ALIGNMENT_BYTES // width),
+            )
+            for tensor in unit
+        )
+        sizes[name] = (sum(padded) + ranks) * width
     root = sizes.pop("", 0)
     return root + sum(sorted(sizes.values(), reverse=True)[:blocks_at_once])
-
-
-def _unit_bytes(parameters: Sequence[Tensor], ranks: int, width: int) -> int:
-    return (sum(_padded(parameter, ranks, width) for parameter in parameters) + ranks) * width
-
-
-def _padded(parameter: Tensor, ranks: int, width: int) -> int:
-    """Elements."""
-    rows, row = parameter.rows
-    return max(ceil_to(rows, ranks) * row, ceil_to(parameter.numel, ALIGNMENT_BYTES // width))

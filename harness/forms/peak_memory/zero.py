@@ -43,21 +43,17 @@ class Zero0Timeline(StepTimeline):
         if not self.last_micro_step:
             return
         reduced = DTYPE_BYTES[reduce_dtype(self.workload)]
-        bucket = self._largest_bucket()
+        # `allreduce_no_retain`: a bucket is reduced once it exceeds its limit.
+        bucket = held = 0
+        for parameter in self.workload.layout.trained:
+            held += parameter.numel
+            bucket = max(bucket, held)
+            if held > FALLBACK_BUCKET_ELEMENTS:
+                held = 0
         converted = bucket * reduced if reduced != self.workload.compute_bytes else 0
         flattened = (ZERO0.flattened, bucket * self.workload.compute_bytes)
         with self.ledger.during("reduction"):
             self.ledger.briefly(flattened, (ZERO0.converted, converted))
-
-    def _largest_bucket(self) -> int:
-        """`allreduce_no_retain`: a bucket is reduced once it exceeds its limit."""
-        largest = held = 0
-        for parameter in self.workload.layout.trained:
-            held += parameter.numel
-            largest = max(largest, held)
-            if held > FALLBACK_BUCKET_ELEMENTS:
-                held = 0
-        return largest
 
     def step(self) -> None:
         parameters = self.workload.layout.trained
@@ -102,21 +98,18 @@ class Zero12Timeline(StepTimeline):
         self._compact_groups: set[int] = set()
         self._pieces: list[int] = []
         self._places: dict[str, _Place] = {}
+        ranks, rank = workload.world_size, workload.rank
         for index, group in enumerate(workload.layout.groups()):
-            self._lay_out(index, group)
+            piece = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * ranks) // ranks
+            position = 0
+            for tensor in group:
+                end = position + tensor.numel
+                own = max(0, min(end, piece * (rank + 1)) - max(position, piece * rank))
+                self._places[tensor.name] = _Place(index, position // piece, (end - 1) // piece, own)
+                position = end
+            self._pieces.append(piece)
         touching = (t for t in workload.layout.trained if self._places[t.name].own)
         self._touching = elements(touching)
-
-    def _lay_out(self, index: int, group: list[Tensor]) -> None:
-        ranks, rank = self.workload.world_size, self.workload.rank
-        piece = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * ranks) // ranks
-        position = 0
-        for tensor in group:
-            end = position + tensor.numel
-            own = max(0, min(end, piece * (rank + 1)) - max(position, piece * rank))
-            self._places[tensor.name] = _Place(index, position // piece, (end - 1) // piece, own)
-            position = end
-        self._pieces.append(piece)
 
     def keeps_gradient(self, *, host: bool) -> bool:
         return self._offloads and host
@@ -166,8 +159,12 @@ class Zero12Timeline(StepTimeline):
         self._bucket, self._filled = [], 0
         if not count:
             return
-        if self._compact:
-            self._start_compact(bucket)
+        for group in {
+            self._places[t.name].group for t in bucket if self._compact and self._places[t.name].own
+        }:
+            if group not in self._compact_groups:
+                self._compact_groups.add(group)
+                self.ledger.add(ZERO12.partition, self._pieces[group] * self._accumulated)
         flattened = 0 if self._is_one_slice(bucket) else count * self._width
         converted = count * self._reduced if self._reduced != self._width else 0
         with self.ledger.during("reduction"):
@@ -177,12 +174,6 @@ class Zero12Timeline(StepTimeline):
         if count > self._limit:
             self.ledger.drop(GRADIENTS, count * self._width)
 
-    def _start_compact(self, bucket: Iterable[Tensor]) -> None:
-        for group in {self._places[t.name].group for t in bucket if self._places[t.name].own}:
-            if group not in self._compact_groups:
-                self._compact_groups.add(group)
-                self.ledger.add(ZERO12.partition, self._pieces[group] * self._accumulated)
-
     def _copy_out(self, bucket: list[Tensor]) -> None:
         if self._offloads:
             largest = max(self._places[t.name].own for t in bucket)
@@ -190,15 +181,12 @@ class Zero12Timeline(StepTimeline):
                 self.ledger.briefly(deepspeed_norm(self.workload, largest))
         elif not self._has_partition:
             self._has_partition = True
+            has_accumulated = self.workload.strategy.stage == 2 and self.micro_step > 0
             self.ledger.add(
-                ZERO12.further if self._has_accumulated else ZERO12.partition, self._touching * self._width
+                ZERO12.further if has_accumulated else ZERO12.partition, self._touching * self._width
             )
             with self.ledger.during("reduction"):
                 self.ledger.look()
-
-    @property
-    def _has_accumulated(self) -> bool:
-        return self.workload.strategy.stage == 2 and self.micro_step > 0
 
     def _is_one_slice(self, bucket: list[Tensor]) -> bool:
         """Whether everything goes to one partition, so that nothing is flattened (`average_tensor`)."""
@@ -533,22 +521,16 @@ def kept(update: FlatUpdate, passes: int) -> int:
     if update.norm > update.small:
         blocks.give(blocks.take(update.norm))
     for count in update.pieces:
-        wide = _flat_gradient(blocks, update, count)
+        # Gradients laid out flat, then widened, unless they find room in what the passes left.
+        low, high = (count * width for width in (update.gradient, update.master))
+        wide = blocks.take(low) if low > update.small else None
+        if low != high:
+            flat, wide = wide, blocks.take(high) if high > update.small else None
+            if flat is not None:
+                blocks.give(flat)
         blocks.take(count * update.moments)
         if (extra := count * master * update.copies) > update.small:
             blocks.give(blocks.take(extra))
         if wide is not None:
             blocks.give(wide)
     return blocks.total + beyond
-
-
-def _flat_gradient(blocks: Blocks, update: FlatUpdate, count: int) -> Piece | None:
-    """Laid out flat, then widened; None: it finds room in what the passes left."""
-    low, high = (count * width for width in (update.gradient, update.master))
-    flat = blocks.take(low) if low > update.small else None
-    if low == high:
-        return flat
-    wide = blocks.take(high) if high > update.small else None
-    if flat is not None:
-        blocks.give(flat)
-    return wide
