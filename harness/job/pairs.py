@@ -23,38 +23,34 @@ class Axis:
     is_set: Callable[[Job], bool]
 
 
-COMPILE_BLOCK = Axis(setting="model.compile=block", is_set=lambda job: job.model.compile == "block")
-COMPILE_MODEL = Axis(setting="model.compile=model", is_set=lambda job: job.model.compile == "model")
-ALL_BLOCKS = Axis(
-    setting="training.activation_checkpointing=true",
-    is_set=lambda job: job.training.activation_checkpointing is True,
-)
-SOME_BLOCKS = Axis(
-    setting="training.activation_checkpointing=every-2",
-    is_set=lambda job: str(job.training.activation_checkpointing).startswith("every-"),
-)
-SELECTIVE = Axis(
-    setting="training.activation_checkpointing=selective",
-    is_set=lambda job: job.training.activation_checkpointing == "selective",
-)
-CHUNKS = Axis(setting="loss.chunk_tokens=16", is_set=lambda job: job.loss.chunk_tokens is not None)
-ADAPTERS = Axis(setting="adapter.kind=lora", is_set=lambda job: job.adapter.is_present)
-DOCUMENTS = Axis(
-    setting="data.document_attention=within", is_set=lambda job: job.data.document_attention == "within"
-)
-LOW_BIT = Axis(setting="optimizer.kind=adamw-8bit", is_set=lambda job: job.optimizer.kind == "adamw-8bit")
-LOW_BIT_BNB = Axis(
-    setting="optimizer.kind=adamw-8bit-bnb", is_set=lambda job: job.optimizer.kind == "adamw-8bit-bnb"
-)
-ANSWERS = Axis(
-    setting="evaluation.answer_tokens=8", is_set=lambda job: job.evaluation.answer_tokens is not None
-)
-GROUPS = Axis(setting="optimizer.groups", is_set=lambda job: bool(job.optimizer.groups))
 AXES = (
-    COMPILE_BLOCK, COMPILE_MODEL, ALL_BLOCKS, SOME_BLOCKS, SELECTIVE, CHUNKS, LOW_BIT, LOW_BIT_BNB, ADAPTERS,
-    DOCUMENTS,
-)  # fmt: skip
+    Axis(setting="model.compile=block", is_set=lambda job: job.model.compile == "block"),
+    Axis(setting="model.compile=model", is_set=lambda job: job.model.compile == "model"),
+    Axis(
+        setting="training.activation_checkpointing=true",
+        is_set=lambda job: job.training.activation_checkpointing is True,
+    ),
+    Axis(
+        setting="training.activation_checkpointing=every-2",
+        is_set=lambda job: str(job.training.activation_checkpointing).startswith("every-"),
+    ),
+    Axis(
+        setting="training.activation_checkpointing=selective",
+        is_set=lambda job: job.training.activation_checkpointing == "selective",
+    ),
+    Axis(setting="loss.chunk_tokens=16", is_set=lambda job: job.loss.chunk_tokens is not None),
+    Axis(setting="optimizer.kind=adamw-8bit", is_set=lambda job: job.optimizer.kind == "adamw-8bit"),
+    Axis(setting="optimizer.kind=adamw-8bit-bnb", is_set=lambda job: job.optimizer.kind == "adamw-8bit-bnb"),
+    Axis(setting="adapter.kind=lora", is_set=lambda job: job.adapter.is_present),
+    Axis(
+        setting="data.document_attention=within", is_set=lambda job: job.data.document_attention == "within"
+    ),
+)
 """In the order of the table of pairs."""
+OTHERS = (
+    Axis(setting="evaluation.answer_tokens=8", is_set=lambda job: job.evaluation.answer_tokens is not None),
+    Axis(setting="optimizer.groups", is_set=lambda job: bool(job.optimizer.groups)),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +66,7 @@ class Refusal:
 
 def _refusals() -> Iterator[Refusal]:
     """Of `pairs.toml`."""
-    axes = {axis.setting: axis for axis in (*AXES, ANSWERS, GROUPS)}
+    axes = {axis.setting: axis for axis in (*AXES, *OTHERS)}
     for row in tomllib.loads(files(__package__).joinpath("pairs.toml").read_text("utf-8"))["refusal"]:
         refused, families = tuple(axes[name] for name in row["settings"]), tuple(row.get("families", ()))
         for dimension in row["dimensions"]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from docs.hooks.pairs import LABELS, OFFLOAD, has_offload, refused, settings_of
-from harness.job.pairs import AXES, LOW_BIT, LOW_BIT_BNB, Axis
+from harness.job.pairs import AXES, Axis
 from harness.judge.quantities import expected_model_state_bytes, volume_differences
 from harness.record import Record
 from tests.built_in import MULTIPLYING
@@ -20,7 +20,7 @@ from .test_low_bit import MODEL
 pytestmark = pytest.mark.long(seconds=20)
 RANKS = {"fsdp-tp": 4}
 """Where two ranks leave nothing to shard; two elsewhere."""
-LIBRARIES = {LOW_BIT: "torchao", LOW_BIT_BNB: "bitsandbytes"}
+LIBRARIES = {"optimizer.kind=adamw-8bit": "torchao", "optimizer.kind=adamw-8bit-bnb": "bitsandbytes"}
 LARGE = MODEL % (128, 128, 2)
 """Four ranks' parts of its matrices are multiples of 256 elements, and of 4,096 at least."""
 
@@ -42,8 +42,8 @@ def test_a_refused_pair_is_a_row_with_its_reason_and_starts_no_rank(matrix: Matr
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_pair_runs_as_the_reference_or_is_refused(axis: Axis, ranks: int, matrix: Matrix) -> None:
     settings = settings_of(axis)
-    if axis in LIBRARIES:
-        pytest.importorskip(LIBRARIES[axis], reason="an extra is not installed")
+    if axis.setting in LIBRARIES:
+        pytest.importorskip(LIBRARIES[axis.setting], reason="an extra is not installed")
         settings.append(LARGE)
     labels = [label for label in LABELS if RANKS.get(label, 2) == ranks]
     for label in labels:

@@ -69,15 +69,11 @@ def _wrong(seen: Seen, record: Record, error: ErrorPart, expected: Expected) -> 
     place = (seen.happened["step"], seen.happened["phase"])
     if expected.names_place and (error.step, error.phase) != place:
         yield f"step {error.step}, phase {error.phase}"
-    if error.rank is not None and not error.log_tail and error.kind != "NotFinite" and _has_logged(seen):
+    # Only who raises writes to its log for certain.
+    if error.rank is not None and not error.log_tail and seen.injection.kind == "raise":
         yield "no log tail"
     if expected.check is not None:
         yield from expected.check(seen, record, error)
-
-
-def _has_logged(seen: Seen) -> bool:
-    """Only who raises writes to its log for certain."""
-    return seen.injection.kind == "raise"
 
 
 def _shows_all_ranks(seen: Seen, _: Record, error: ErrorPart) -> Iterator[str]:
@@ -85,22 +81,14 @@ def _shows_all_ranks(seen: Seen, _: Record, error: ErrorPart) -> Iterator[str]:
         yield f"shows ranks {[part.rank for part in error.ranks]}"
 
 
-def _shows_the_sleeper(seen: Seen, record: Record, error: ErrorPart) -> Iterator[str]:
+def _shows_who_stands_still(seen: Seen, record: Record, error: ErrorPart) -> Iterator[str]:
+    """A rank that sleeps by its stack, one that was stopped by a note, and the stack of the other."""
     yield from _shows_all_ranks(seen, record, error)
     states = {part.rank: part for part in error.ranks}
     own, other = states.get(seen.injection.rank), states.get(1 - seen.injection.rank)
-    if own is None or IN_THE_FAULT not in own.stack:
-        yield "no stack of the rank that sleeps"
-    if other is None or not other.stack:
-        yield "no stack of the rank that waits"
-
-
-def _shows_the_stopped(seen: Seen, record: Record, error: ErrorPart) -> Iterator[str]:
-    yield from _shows_all_ranks(seen, record, error)
-    states = {part.rank: part for part in error.ranks}
-    own, other = states.get(seen.injection.rank), states.get(1 - seen.injection.rank)
-    if own is None or "SIGSTOP" not in own.note:
-        yield "does not say that the rank was stopped"
+    is_stopped = seen.injection.kind == "stopped"
+    if own is None or ("SIGSTOP" not in own.note if is_stopped else IN_THE_FAULT not in own.stack):
+        yield "does not say that the rank was stopped" if is_stopped else "no stack of the rank that sleeps"
     if other is None or not other.stack:
         yield "no stack of the rank that waits"
 
@@ -146,8 +134,10 @@ EXPECTED: dict[str, Expected] = {
     "exit-5": _rank("Exit", "exit code 5", exit_code=5),
     "terminated": _rank("Exit", "SIGTERM"),
     "killed": _rank("Exit", "SIGKILL", exit_code=-9),
-    "sleep": Expected(status=("timeout",), kinds=(STUCK,), check=_shows_the_sleeper),
-    "stopped": Expected(status=("timeout",), kinds=(STUCK,), message="SIGSTOP", check=_shows_the_stopped),
+    "sleep": Expected(status=("timeout",), kinds=(STUCK,), check=_shows_who_stands_still),
+    "stopped": Expected(
+        status=("timeout",), kinds=(STUCK,), message="SIGSTOP", check=_shows_who_stands_still
+    ),
     "extra-collective": _DISAGREE,
     "other-collective": _DISAGREE,
     "full-disk": Expected(

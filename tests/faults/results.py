@@ -103,17 +103,13 @@ def read(path: Path) -> list[Result]:
 
 def failures(results: Iterable[Result]) -> list[str]:
     """One line for each injection that did not end as it should."""
-    return [
-        f"{result.name}: {'; '.join(lines)}"
-        for result in results
-        if (lines := [*result.wrong, *_also_wrong(result)])
-    ]
-
-
-def _also_wrong(result: Result) -> list[str]:
-    found = ["hung"] if result.hung else []
-    found += [f"left {line}" for line in result.left]
-    return [*found, "other cells are not complete"] if result.others_complete is False else found
+    found = []
+    for result in results:
+        lines = [*result.wrong, *(["hung"] if result.hung else []), *(f"left {line}" for line in result.left)]
+        lines += ["other cells are not complete"] if result.others_complete is False else []
+        if lines:
+            found.append(f"{result.name}: {'; '.join(lines)}")
+    return found
 
 
 def section(results: Sequence[Result], seed: int, versions: str) -> str:
@@ -168,16 +164,9 @@ def table_of_all(results: Sequence[Result]) -> str:
         for result in sorted(results, key=lambda r: (order.index(r.kind), BACKENDS.index(r.backend), r.name))
     ]
     headers = [
-        "fault",
-        "backend",
-        "rank",
-        "where",
-        "ends as",
-        "message",
-        "truthful",
-        "left behind",
+        "fault", "backend", "rank", "where", "ends as", "message", "truthful", "left behind",
         "others complete",
-    ]
+    ]  # fmt: skip
     written = io.StringIO()
     csv.writer(written, lineterminator="\n").writerows([headers, *rows])
     return written.getvalue()
