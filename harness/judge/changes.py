@@ -124,7 +124,6 @@ def pairs(before: Comparison, after: Comparison) -> list[Pair]:
 
 
 def changes(before: Comparison, after: Comparison) -> list[Change]:
-    """Every measure of every cell that both sides have."""
     both = [pair for pair in pairs(before, after) if pair.before is not None and pair.after is not None]
     numbers = joint_sessions(before, after)
     rounds = [_common_rounds(pair, numbers) for pair in both]

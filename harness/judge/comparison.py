@@ -143,7 +143,6 @@ class Comparison(Runs):
 
     @cached_property
     def not_comparable(self) -> Self:
-        """The other runs."""
         return self.of_rows(row for row in self.rows if not row.is_comparable)
 
     @cached_property
@@ -201,7 +200,6 @@ class Comparison(Runs):
 
     @cached_property
     def sessions(self) -> int:
-        """In how many sessions its timed runs were made."""
         return len({run.session for group in self.groups for run in group.runs if run.step_seconds})
 
     @cached_property
@@ -222,11 +220,9 @@ class Comparison(Runs):
 
     @cached_property
     def repeat_spreads(self) -> dict[str, float | None]:
-        """How far repeats of a cell lie from each other."""
         return repeat_spreads(self.groups)
 
     def as_json(self) -> dict[str, Any]:
-        """The document of `compare --json`."""
         ids = list(self.by_job)
         return {
             "job_id": ids[0] if len(ids) == 1 else None,
@@ -316,7 +312,6 @@ class ScalingPoint:
 
     @property
     def ranks_ratio(self) -> float:
-        """N / N0."""
         return self.group.world_size / self.base.world_size
 
     @property

@@ -45,7 +45,6 @@ class StepPairs:
 
 
 def step_pairs(reference: Record, record: Record) -> StepPairs:
-    """The two runs step by step."""
     return aligned(series(reference), series(record))
 
 
@@ -58,7 +57,6 @@ def aligned(reference: tuple[Series, Series], other: tuple[Series, Series]) -> S
 
 
 def series(record: Record) -> tuple[Series, Series]:
-    """Losses and gradient norms of all steps."""
     losses = np.array([step.loss for step in record.steps], float)
     norms = np.array([step.gradient_norm for step in record.steps], float)
     return losses, norms
@@ -117,7 +115,6 @@ def standard_error(values: Series) -> float:
 
 
 def _largest(values: Series) -> float | None:
-    """Of those that there are."""
     known = values[~np.isnan(values)]
     return float(known.max()) if known.size else None
 

@@ -26,7 +26,6 @@ def optimizer_constants(record: Record) -> list[str] | None:
 
 
 def _by_name(kinds: Kinds) -> Constants:
-    """Each constant with its values, in the order of the texts."""
     found: Constants = {}
     for _, group in sorted(kinds.items()):
         for name, value in group.items():
@@ -137,11 +136,9 @@ class SettingDifference:
 
     @property
     def differs(self) -> str:
-        """'gradient clipping differs'."""
         return differs(self.setting, plural=self.plural)
 
     def as_json(self) -> dict[str, Any]:
-        """The difference in `diagnose --json`."""
         return {name: getattr(self, name) for name in ("setting", "effect", "reference", "given")}
 
 

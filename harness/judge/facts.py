@@ -74,7 +74,6 @@ class Metric:
 
 
 def rate_median(rates: Sequence[float]) -> float:
-    """The rate at the median of the seconds per unit."""
     return _inverse(median(map(_inverse, rates)))
 
 

@@ -187,7 +187,6 @@ SCALAR_BYTES = 8
 
 
 def timed_steps(record: Record) -> list[StepPart]:
-    """The steps whose duration counts."""
     return record.steps[first_timed(record) :]
 
 
@@ -232,7 +231,6 @@ def evaluation_rate(record: Record) -> float | None:
 
 
 def median_step_seconds(record: Record) -> float | None:
-    """Median duration of a timed step."""
     seconds = step_seconds(record)
     return median(seconds) if seconds else None
 
@@ -473,7 +471,6 @@ def usage(record: Record) -> Usage | None:
 
 
 def mean_watts(joules: float | None, seconds: float) -> float | None:
-    """Energy over time."""
     return joules / seconds if joules is not None and seconds > 0 else None
 
 
@@ -787,7 +784,6 @@ class Timings:
 
 
 def timings(record: Record) -> Timings | None:
-    """None without ranks or timed steps."""
     ranks = record.ranks
     phases = [phase for phase in (*PHASES, WAITING) if all(phase in rank.phase_seconds for rank in ranks)]
     lists = {WHOLE: [rank.step_seconds for rank in ranks], DATA: [rank.data_seconds for rank in ranks]}
@@ -865,7 +861,6 @@ def pipeline_use(record: Record) -> PipelineUse | None:
 
 
 def _measured_bubble(record: Record) -> float | None:
-    """None: not timed."""
     seconds = (found := timings(record)) and found.seconds
     if not seconds or any(phase not in seconds for phase in (*PASSES, WAITING)):
         return None
@@ -943,7 +938,6 @@ class Run:
 
     @property
     def cell(self) -> CellName:
-        """The label and the number of ranks."""
         return CellName(self.label, self.record.world.world_size)
 
     @cached_property
@@ -1017,7 +1011,6 @@ class Peak:
 
 
 def p95_step_seconds(run: Run) -> float | None:
-    """95th percentile of the timed steps; None without timed steps."""
     return percentile_95(run.step_seconds) if run.step_seconds else None
 
 

@@ -173,12 +173,10 @@ class JudgedRun:
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is the run that it was judged by."""
         return self.reference is self.run
 
     @property
     def is_comparable(self) -> bool:
-        """Whether its figures may be compared with those of the others."""
         return not self.judgement.not_same_job
 
     @property
@@ -353,7 +351,6 @@ class CellRuns:
 
     @property
     def key(self) -> RepeatsKey:
-        """Job, backend and number of ranks."""
         return self.record.job_id, self.label, self.world_size
 
     @property
@@ -367,7 +364,6 @@ class CellRuns:
 
     @property
     def is_reference(self) -> bool:
-        """Whether the others are compared with it."""
         return self.record.backend.name == REFERENCE
 
     @property
@@ -427,7 +423,6 @@ class CellRuns:
         return {metric.key: metric.aggregate(pool) if pool else None for metric, pool in pools.items()}
 
     def pool(self, metric: Metric) -> list[float]:
-        """The values that a figure of the cell is made of."""
         if metric.pool is None:
             return self.values(metric.key)
         return [value for run in self.runs for value in metric.pool(run)]

@@ -45,7 +45,6 @@ def percentile_95(values: Sequence[float]) -> float | None:
 
 
 def value_range(values: Sequence[float]) -> Interval | None:
-    """The smallest and the largest; None without values."""
     return Interval(min(values), max(values)) if values else None
 
 
@@ -55,7 +54,6 @@ def shown_interval(values: Sequence[float]) -> Interval | None:
 
 
 def median_known(values: Iterable[float | None]) -> float | None:
-    """Median of those that are known; None: none is."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
@@ -334,7 +332,6 @@ class Ranking:
 
     @cached_property
     def to_base(self) -> Mapping[str, Ratio]:
-        """Each other cell against the base."""
         found = self._family([(name, self.base) for name in self.values if name != self.base])
         return {name: ratio for (name, _), ratio in found.items()}
 
@@ -377,7 +374,6 @@ class Ranking:
         return dict(zip(NO_FIGURES, found, strict=True))
 
     def is_ahead(self, left: str, right: str) -> bool:
-        """Whether the first may be said to be faster than the second."""
         return self.names.index(left) < self.names.index(right) and self.ratio(left, right).order == "faster"
 
     @property

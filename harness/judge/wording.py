@@ -117,7 +117,6 @@ class CellName(NamedTuple):
 
     @classmethod
     def of(cls, record: Record) -> CellName:
-        """The cell that a run belongs to."""
         return cls(record.backend.label, record.world.world_size)
 
     def __str__(self) -> str:

@@ -64,7 +64,6 @@ def _recorded_variables() -> list[str]:
 
 
 def host_memory_bytes() -> int:
-    """Physical memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

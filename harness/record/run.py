@@ -230,7 +230,6 @@ class SplitPart(Part):
 
     @property
     def depends(self) -> bool:
-        """Whether the loss is no sum over samples."""
         return self.varies or not self.difference <= self.rounding
 
 
@@ -434,7 +433,6 @@ class WorldPart(Part):
 
     @property
     def mesh(self) -> Mesh:
-        """The dimensions of the ranks."""
         sizes = tuple((part.name, part.size) for part in self.dimensions)
         return Mesh(sizes) if sizes else Mesh.data_parallel(self.world_size)
 
@@ -730,7 +728,6 @@ class Record(Part):
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether the user ended the run."""
         return self.error is not None and self.error.kind == "Interrupted"
 
     @property

@@ -12,6 +12,7 @@ import shutil
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -269,14 +270,13 @@ def record_text(record: Record) -> str:
 
     Lists of numbers have no line breaks: with one value a line, a run of 64 ranks takes half as much again.
     """
-    lines = [f'"{name}":{_value(getattr(record, name))}' for name in Record.model_fields]
+    lines = []
+    for name in Record.model_fields:
+        value = getattr(record, name)
+        parts = isinstance(value, list) and value and not isinstance(value[0], str)
+        text = "[\n" + ",\n".join(map(_json, value)) + "]" if parts else _json(value)
+        lines.append(f'"{name}":{text}')
     return "{" + ",\n".join(lines) + "}\n"
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list) and value and not isinstance(value[0], str):
-        return "[\n" + ",\n".join(map(_json, value)) + "]"
-    return _json(value)
 
 
 def _json(value: Any) -> str:
@@ -303,13 +303,11 @@ class Store:
             probe.unlink()
 
     def run_directory(self, run_id: str) -> Path:
-        """Make the folder of a new run."""
         directory = run_folder(self.root, run_id)
         directory.mkdir(parents=True)
         return directory
 
     def record_path(self, record: Record) -> Path:
-        """Where a record of this folder lies."""
         return run_folder(self.root, record.run_id) / RECORD_NAME
 
     def discard(self, run_id: str) -> None:
@@ -373,20 +371,18 @@ def parse_record(data: bytes, path: Path) -> Record:
     """The record in a file's bytes; raises HarnessError like `read_record`."""
     if (number := _LONG_NUMBER.search(data)) is not None:
         raise HarnessError(f"record {path} is not valid: it has a number of {len(number[0])} digits")
-    if (b"NaN" in data or b"Infinity" in data) and (found := _constants(data)):
-        raise HarnessError(f"record {path} is not valid: it has {found[0]}, which is no number of JSON")
+    if (
+        b"NaN" in data or b"Infinity" in data
+    ):  # what Python takes for numbers; records have null in their place
+        found: list[str] = []
+        with suppress(ValueError, RecursionError):  # named below
+            json.loads(data, parse_constant=found.append)
+        if found:
+            raise HarnessError(f"record {path} is not valid: it has {found[0]}, which is no number of JSON")
     try:
         return Record.model_validate_json(data)
     except (ValidationError, ValueError) as error:
         raise _unreadable(data, path, error) from error
-
-
-def _constants(data: bytes) -> list[str]:
-    """What Python takes for numbers and JSON does not; records have null in its place."""
-    found: list[str] = []
-    with suppress(ValueError, RecursionError):  # named by who reads the record
-        json.loads(data, parse_constant=found.append)
-    return found
 
 
 def _unreadable(data: bytes, path: Path, error: ValueError) -> HarnessError:
@@ -475,23 +471,19 @@ def keep_runs(runs: Sequence[tuple[Path, Record]], folder: Path) -> list[tuple[P
         for (path, _), (own, _) in zip(runs, kept, strict=True):
             own.parent.mkdir(parents=True, exist_ok=True)
             if not (own.exists() and own.samefile(path)):
-                _link(path, own)
+                make_atomically(own, partial(_link, path))
         for other in set(folder.glob(f"*/{RECORD_NAME}")) - {own for own, _ in kept}:
             other.unlink()
             other.parent.rmdir()
     return kept
 
 
-def _link(path: Path, own: Path) -> None:
+def _link(path: Path, temporary: Path) -> None:
     """Give a file a second name, or copy it to another file system."""
-
-    def make(temporary: Path) -> None:
-        try:
-            temporary.hardlink_to(path.resolve())
-        except OSError:
-            shutil.copyfile(path, temporary)
-
-    make_atomically(own, make)
+    try:
+        temporary.hardlink_to(path.resolve())
+    except OSError:
+        shutil.copyfile(path, temporary)
 
 
 def archive_runs(runs: Sequence[tuple[Path, Record]], archive: Path) -> list[tuple[Path, Record]]:

@@ -22,7 +22,6 @@ def known_strategy(record: Record) -> StrategyKind | None:
 
 
 def complex_parameters(layout: LayoutPart) -> list[str]:
-    """Names of those that are."""
     return [tensor.name for tensor in layout.parameters if tensor.dtype.startswith("complex")]
 
 
@@ -39,8 +38,10 @@ def of_record(record: Record, rank: int = 0) -> Workload | None:
         return None
     if complex_parameters(layout):
         return None
-    strategy = known_strategy(record) or NOT_CLAIMED
-    world = record.world
+    strategy, world = known_strategy(record) or NOT_CLAIMED, record.world
+    # Where the strategy leaves the shard group open, the backend's mesh has it.
+    whole = strategy.sharding != "none" and not strategy.facts.has_replicas
+    shard_size = world.world_size if whole else record.backend.shard_size or world.world_size
     return of_job(
         record.job,
         layout=layout,
@@ -49,7 +50,7 @@ def of_record(record: Record, rank: int = 0) -> Workload | None:
         world_size=world.world_size,
         mesh=world.mesh,
         rank=rank,
-        shard_size=_shard_size(record, strategy),
+        shard_size=shard_size,
         ranks_per_node=world.ranks_per_node,
         preset=world.preset,
         micro_batch_size=world.micro_batch_size,
@@ -79,7 +80,6 @@ def of_job(job: Job, *, layout: LayoutPart, architecture: str | None, **world: A
 
 
 def closed_form_layout(part: LayoutPart) -> Layout:
-    """The layout as closed forms take it."""
     return Layout(
         parameters=tuple(map(_tensor, part.parameters)),
         decaying=frozenset(part.decaying),
@@ -101,13 +101,6 @@ def _tensor(part: TensorPart) -> Tensor:
     return Tensor(part.name, tuple(part.shape), part.dtype)
 
 
-def _shard_size(record: Record, strategy: StrategyKind) -> int:
-    """Ranks of a shard group, as the backend's mesh has it where the strategy leaves that open."""
-    if strategy.sharding != "none" and not strategy.facts.has_replicas:
-        return record.world.world_size
-    return record.backend.shard_size or record.world.world_size
-
-
 RUNNING_MEAN = ".running_mean"
 
 
@@ -123,13 +116,9 @@ def is_another_computation(record: Record, reference: Record) -> bool:
     """Whether a loss that is no sum over samples is taken over others at once than in the reference, or one
     that a count of passes changes after others."""
     if reference.split is not None and reference.split.counts_passes:
-        return _passes_of_step(record) != _passes_of_step(reference)
+        ours, theirs = (one.world.accumulation_steps * micro_batches(one) for one in (record, reference))
+        return ours != theirs
     return depends_on_split(reference) and samples_at_once(record) != samples_at_once(reference)
-
-
-def _passes_of_step(record: Record) -> int:
-    """Forward passes of a rank."""
-    return record.world.accumulation_steps * micro_batches(record)
 
 
 def depends_on_split(reference: Record) -> bool:
@@ -138,7 +127,6 @@ def depends_on_split(reference: Record) -> bool:
 
 
 def samples_at_once(record: Record) -> int:
-    """Samples of one forward pass."""
     return record.world.micro_batch_size // micro_batches(record)
 
 

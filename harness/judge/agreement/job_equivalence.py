@@ -69,11 +69,9 @@ class Difference:
 
     @property
     def differs(self) -> str:
-        """'initial weights differ'."""
         return differs(self.field, plural=self.plural)
 
     def as_json(self) -> dict[str, Any]:
-        """The difference in `compare --json` and `diagnose --json`."""
         return {name: getattr(self, name) for name in ("field", "reference", "given", "kind")}
 
 

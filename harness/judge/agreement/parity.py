@@ -176,17 +176,14 @@ class Noise:
         return NormShift(label=label, mean=mean, allowed=allowed, steps=len(changes))
 
     def widest(self, record: Record) -> Tolerance:
-        """What rounding explains at most of a run's distance."""
         return self.of_level(self.widest_level(record)) or self.tight
 
     def widest_level(self, record: Record) -> str:
-        """Name of the level that allows most to a run."""
         if self.cut_band is not None and record.world.mesh.size("tensor") > 1:
             return CUT_BAND
         return TIGHT if self.band is None else BAND
 
     def of_level(self, name: str) -> Tolerance | None:
-        """The limits of a level."""
         return {TIGHT: self.tight, BAND: self.band, CUT_BAND: self.cut_band}[name]
 
     def assumed(self, name: str) -> str:
@@ -254,7 +251,6 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
 
 
 def skipped(record: Record) -> set[int]:
-    """Steps that a loss scaler skipped."""
     without = {step.step for step in record.steps if step.gradient_norm is None}
     return without if record.skipped_steps else set()
 
@@ -514,7 +510,6 @@ def _unjudged(reason: str, differences: Sequence[Difference] = ()) -> Judgement:
 
 
 def has_dropout(record: Record) -> bool:
-    """Whether the job asks for dropout, or the live model has some."""
     live = record.observed.dropout if record.observed else None
     asked = record.job.model.dropout
     if asked is None and live is not None:  # the model's own, or that of an observed script

@@ -101,7 +101,6 @@ REDUCED_SHARE = 0.05
 
 
 def frozen_reduced(row: JudgedRun) -> Iterator[Finding]:
-    """Frozen weights that cross the wire with trained ones."""
     record = row.record
     if record.layout is None or not record.layout.frozen:
         return

@@ -54,7 +54,6 @@ def per_micro_step(reference: Record) -> tuple[int, int] | None:
 
 
 def _at(passes: Passes, step: int) -> tuple[int, int] | None:
-    """What holds in a step."""
     begun = [first for first in passes if first <= step]
     return passes[max(begun)] if begun else None
 

@@ -38,12 +38,10 @@ class Finding:
 
     @property
     def cell(self) -> CellName | None:
-        """None for a finding about several backends."""
         return self.about if isinstance(self.about, CellName) else None
 
     @property
     def backends(self) -> Backends:
-        """Labels of the backends that it is about."""
         return (self.about.label,) if isinstance(self.about, CellName) else self.about
 
     @property
@@ -132,7 +130,6 @@ def of_cells(runs: Runs, rule: Rule) -> list[Finding]:
 
 
 def labels(rows: Sequence[JudgedRun]) -> Backends:
-    """The backends of rows, each once, sorted."""
     return tuple(sorted({row.label for row in rows}))
 
 
@@ -153,7 +150,6 @@ class Statement:
 
     @property
     def reference(self) -> str:
-        """Where its kind is explained."""
         return f"{DOCUMENT}#{self.id}"
 
 

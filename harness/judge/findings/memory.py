@@ -220,7 +220,6 @@ def _spike(record: Record, part: RankPart) -> tuple[int, int, int] | None:
 
 
 def imbalance(row: JudgedRun) -> Iterator[Finding]:
-    """The widest gap between ranks in peaks or model states."""
     if row.record.status not in ("ok", "diverged"):
         return  # ranks were cut off at different moments
     peaks = _lasting_peaks(row.record)

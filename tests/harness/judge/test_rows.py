@@ -16,7 +16,7 @@ ROW_KEYS = {
     "sent_bytes_per_step", "expected_sent_bytes_per_step", "textbook_sent_bytes_per_step",
     "transport_sent_bytes_per_step", "max_loss_difference", "max_grad_norm_difference",
     "final_weights_difference", "update_difference", "first_divergent_step", "host_peak_bytes",
-    "predicted_peak_bytes", "parity",
+    "predicted_peak_bytes", "reserved_bytes", "parity",
     "parity_reason", "not_judged",
 }  # fmt: skip
 COMPARED_KEYS = ROW_KEYS | {
