@@ -23,8 +23,7 @@ from benchmarks.published.judge import (
 )
 from benchmarks.published.mapping import settings
 from harness.tell.document import Picture
-from harness.tell.pictures.curves import SHAPES
-from harness.tell.pictures.drawing import CURVES, GREY
+from harness.tell.pictures.drawing import CURVE_SHAPES, CURVES, GREY
 
 INTRODUCTION = """\
 # Predictions for published runs
@@ -346,7 +345,7 @@ def _scatter_panel(source: str, title: str, unit: str, scale: float, points: Any
         for share, width, dash in ((1.0, 1.0, [1, 0]), (0.85, 0.8, [2, 3]), (1.15, 0.8, [2, 3]))
     ]
     strategies = list(dict.fromkeys(row["strategy"] for row in values))
-    shapes = [SHAPES[index % len(SHAPES)] for index in range(len(strategies))]
+    shapes = [CURVE_SHAPES[index % len(CURVE_SHAPES)] for index in range(len(strategies))]
     colours = [CURVES[index % len(CURVES)] for index in range(len(strategies))]
     named = {"field": "strategy", "type": "nominal", "title": None}
     dots = {

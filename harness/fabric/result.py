@@ -30,8 +30,7 @@ from harness.launch.launcher import require_libraries
 from harness.record.measured import FabricPart
 from harness.tell.document import Picture
 from harness.tell.formats import NOT_AVAILABLE, fitted, gigabytes, number
-from harness.tell.pictures.curves import Panel, decades, plain_look
-from harness.tell.pictures.drawing import write_plot
+from harness.tell.pictures.drawing import Panel, decades, plain_look, write_plot
 
 FABRIC_SCHEMA: Literal[1] = 1
 FABRIC_NAME = "fabric.json"

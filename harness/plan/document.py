@@ -24,8 +24,7 @@ from harness.plan.step_time import (
 )
 from harness.tell.document import Picture
 from harness.tell.formats import number
-from harness.tell.pictures.curves import LINE, Panel, decades
-from harness.tell.pictures.drawing import LIMIT, look_of, write_plot
+from harness.tell.pictures.drawing import LIMIT, LINE, Panel, decades, look_of, write_plot
 
 WIDTH, HEIGHT = 460, 240
 LONGEST_NAME = 44

@@ -1,31 +1,166 @@
-"""Renders and writes the report of a set of records. The same records give the same bytes."""
+"""Renders and writes the report of a set of records. The same records give the same bytes.
+
+A new section of the details is a function of a comparison and a line of `SECTIONS`.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
 from harness.bounds import MOST_REPORT_BYTES
 from harness.errors import HarnessError
 from harness.files import read_plain, refusing, require_plain_output, stream_number, write_all_atomically
-from harness.job.experiment import Price
+from harness.job.experiment import Price, ReportFocus, speeds_are_asked
 from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.record.store import RECORD_NAME, try_writing
 from harness.safe_text import described
-from harness.tell.document import Document
+from harness.tell.document import Block, Document, Folded, Picture, Section, Table
 from harness.tell.first_page import short_document
 from harness.tell.manifest import Asked, Format, Manifest, digest, make_manifest, manifest_name, read_manifest
-from harness.tell.outline import details_document
+from harness.tell.pictures.bars import memory_picture, overlap_picture, phases_picture, volume_picture
 from harness.tell.pictures.drawing import draw
-from harness.tell.sections.results import records_section
+from harness.tell.sections.amounts import (
+    checkpoints_section,
+    communication_section,
+    memory_section,
+    nodes_section,
+    pipeline_section,
+    prediction_section,
+    states_section,
+    volume_section,
+)
+from harness.tell.sections.choice import choice_section
+from harness.tell.sections.job import (
+    configuration_section,
+    given_section,
+    job_section,
+    machine_section,
+    measurement_section,
+    not_comparable_section,
+    observed_section,
+    presets_section,
+    reproduce_section,
+    settings_section,
+)
+from harness.tell.sections.parity import levels_section, library_alone_section, loss_section
+from harness.tell.sections.results import (
+    failures_section,
+    findings_section,
+    reading_section,
+    reading_without_speeds,
+    records_section,
+    results_section,
+    results_without_speeds,
+    scaling_section,
+    surprises_all_section,
+)
+from harness.tell.sections.time import energy_section, overlap_section, time_section
+from harness.tell.tables import blocks_of
 from harness.tell.writers.data import render_csv, render_json
 from harness.tell.writers.html import data_address, render_html
 from harness.tell.writers.latex import render_latex
 from harness.tell.writers.markdown import render_details, render_markdown
+
+TITLE = "Details of the comparison"
+Maker = Callable[[Comparison], Section | None]
+SECTIONS: tuple[Maker, ...] = (
+    job_section,
+    machine_section,
+    measurement_section,
+    results_section,
+    choice_section,
+    not_comparable_section,
+    loss_section,
+    levels_section,
+    memory_section,
+    prediction_section,
+    states_section,
+    volume_section,
+    communication_section,
+    checkpoints_section,
+    surprises_all_section,
+    nodes_section,
+    time_section,
+    pipeline_section,
+    energy_section,
+    overlap_section,
+    scaling_section,
+    findings_section,
+    failures_section,
+    given_section,
+    observed_section,
+    presets_section,
+    settings_section,
+    library_alone_section,
+    reading_section,
+    reproduce_section,
+    configuration_section,
+)
+
+OF_EVERY_RUN = {
+    job_section,
+    not_comparable_section,
+    scaling_section,
+    findings_section,
+    failures_section,
+    given_section,
+    observed_section,
+    configuration_section,
+}
+"""Sections that look at each run by itself, or that leave out themselves what is not the same job. The
+others compare runs, and get only comparable ones."""
+OF_SPEED = {time_section, energy_section, overlap_section, scaling_section}
+"""Sections that a report leaves out whose question is neither speed nor scaling."""
+WITHOUT_SPEEDS: dict[Maker, Maker] = {
+    results_section: results_without_speeds,
+    reading_section: reading_without_speeds,
+}
+"""Sections that such a report replaces."""
+PICTURES: dict[str, Callable[[Comparison], Picture | None]] = {
+    "time": phases_picture,
+    "overlap": overlap_picture,
+    "memory": memory_picture,
+    "communication_volume": volume_picture,
+}
+"""The picture that opens a section, by its key."""
+PICTURE_KEYS = (
+    "throughput", "loss", "trade-off", "memory", "communication", "time", "overlap", "strong-scaling",
+    "weak-scaling",
+)  # fmt: skip
+"""Of every picture that a report may hold."""
+LONGEST_OPEN_TABLE = 30
+"""Lines of a table that stands open; the results always do."""
+
+
+def details_document(comparison: Comparison, *last: Section, question: ReportFocus = "all") -> Document:
+    """Everything about a comparison that its question asks for; `last` follows what is computed from it."""
+    makers = SECTIONS
+    if not speeds_are_asked(question):
+        makers = tuple(WITHOUT_SPEEDS.get(make, make) for make in SECTIONS if make not in OF_SPEED)
+    makers = tuple(partial(make, question=question) if make is choice_section else make for make in makers)
+    made = [make(comparison if make in OF_EVERY_RUN else comparison.comparable) for make in makers]
+    sections = [*filter(None, made), *last]
+    return Document(TITLE, [_laid_out(section, comparison.comparable) for section in sections])
+
+
+def _laid_out(section: Section, comparison: Comparison) -> Section:
+    """The section after its pictures, its long tables behind a title each, so that what follows is found."""
+    make = PICTURES.get(section.key)
+    picture = make(comparison) if make is not None else None
+    blocks: list[Block] = [
+        Folded(f"{block.key.replace('_', ' ').capitalize()}: {len(block.rows)} lines", [block])
+        if isinstance(block, Table) and len(block.rows) > LONGEST_OPEN_TABLE and block.key != "results"
+        else block
+        for block in section.blocks
+    ]
+    return Section(section.key, section.title, [*blocks_of(picture), *blocks])
+
 
 Run = tuple[Path, Record]
 Images = Mapping[str, Mapping[str, bytes]]

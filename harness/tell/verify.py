@@ -25,10 +25,10 @@ from harness.record import Record
 from harness.record.store import RecordFiles, parse_record, read_record
 from harness.tell.document import Document
 from harness.tell.manifest import Carried, Manifest, RecordEntry, digest, neighbours, read_manifest
-from harness.tell.outline import PICTURE_KEYS
 from harness.tell.pictures.drawing import RENDERER, renderer
 from harness.tell.report import (
     IMAGE_FORMATS,
+    PICTURE_KEYS,
     details_name,
     draw_all,
     make_document,

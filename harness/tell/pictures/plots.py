@@ -33,8 +33,19 @@ from harness.tell.pictures.bars import (
     text_after,
     told,
 )
-from harness.tell.pictures.curves import LINE, Panel, along, beside, spread
-from harness.tell.pictures.drawing import FAMILIES, VERDICTS, Row, layer, look_of_record, only_drawn
+from harness.tell.pictures.drawing import (
+    FAMILIES,
+    LINE,
+    VERDICTS,
+    Panel,
+    Row,
+    along,
+    beside,
+    layer,
+    look_of_record,
+    only_drawn,
+    spread,
+)
 from harness.tell.tables import bases_words, prose, unranked_words
 
 Spec = dict[str, Any]

@@ -7,7 +7,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.statistics import Ranking
 from harness.record import ErrorPart, Record
 from harness.tell.first_page import short_document
-from harness.tell.outline import details_document
+from harness.tell.report import details_document
 from harness.tell.writers.markdown import render_details, render_markdown
 from tests.harness.tell.cells import repeats
 from tests.records import make_record, published

@@ -4,7 +4,7 @@ from harness.judge.comparison import Comparison, strong_scaling, weak_scaling
 from harness.record import Record
 from harness.tell.before_after import before_after
 from harness.tell.first_page import short_document
-from harness.tell.outline import details_document
+from harness.tell.report import details_document
 from harness.tell.tables import main_table, not_comparable_table
 from harness.tell.writers.markdown import render_details, render_markdown
 from tests.records import make_record, make_steps, make_weights

@@ -14,7 +14,7 @@ from harness.judge.comparison import Comparison
 from harness.record import ObservationPart, Record
 from harness.record.run import seen_job
 from harness.record.store import read_record
-from harness.tell.outline import details_document
+from harness.tell.report import details_document
 from tests.records import make_model, make_record
 
 PART = ObservationPart(command=["torchrun", "train.py"], frameworks=[], base="ddp")

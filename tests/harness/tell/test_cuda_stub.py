@@ -4,7 +4,7 @@ from harness.forms.textbook import find_peak
 from harness.judge.comparison import Comparison
 from harness.judge.quantities import first_timed, rate
 from harness.tell.first_page import rank_words, short_document
-from harness.tell.outline import details_document
+from harness.tell.report import details_document
 from harness.tell.writers.markdown import render_markdown
 from tests.harness.tell.cells import repeats
 from tests.records import make_record, on_stub

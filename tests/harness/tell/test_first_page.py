@@ -10,7 +10,7 @@ from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.tell.document import Document, Picture
 from harness.tell.first_page import MOST_PICTURES, MOST_WORDS, PICTURES, short_document, words_of
-from harness.tell.outline import details_document
+from harness.tell.report import details_document
 from harness.tell.writers.markdown import render_details, render_markdown
 from tests.harness.tell.cells import growing, repeats
 from tests.records import (

@@ -7,7 +7,7 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.tell.document import Document
-from harness.tell.outline import details_document
+from harness.tell.report import details_document
 from harness.tell.writers.data import MANIFEST, render_csv
 from harness.tell.writers.html import render_html
 from harness.tell.writers.latex import render_latex

@@ -22,9 +22,8 @@ from harness.tell import first_page
 from harness.tell.before_after import before_after
 from harness.tell.document import Column, Document, Section, Table
 from harness.tell.first_page import short_document
-from harness.tell.outline import SECTIONS, details_document
 from harness.tell.pictures.drawing import draw
-from harness.tell.report import Run, without_odd_runs, write_report
+from harness.tell.report import SECTIONS, Run, details_document, without_odd_runs, write_report
 from harness.tell.sections.amounts import pipeline_section
 from harness.tell.verify import verify
 from harness.tell.writers.data import render_csv, render_json

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.tell.outline import details_document
+from harness.tell.report import details_document
 from tests.records import published_comparison
 
 

@@ -1,6 +1,6 @@
 from harness.judge.comparison import Comparison
 from harness.tell.document import Document, Folded, Table
-from harness.tell.outline import LONGEST_OPEN_TABLE, details_document
+from harness.tell.report import LONGEST_OPEN_TABLE, details_document
 from harness.tell.writers.html import render_html
 from tests.records import make_record
 

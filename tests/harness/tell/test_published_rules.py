@@ -11,7 +11,7 @@ from harness.record.store import ARCHIVE_NAME
 from harness.tell.document import Table
 from harness.tell.first_page import short_document
 from harness.tell.manifest import read_manifest
-from harness.tell.outline import details_document
+from harness.tell.report import details_document
 from harness.tell.tables import SPEEDS
 from harness.tell.writers.markdown import render_details, render_markdown
 from tests.records import published_comparison

@@ -17,7 +17,7 @@ from harness.judge.statistics import NO_FIGURES, Interval, Order, Ratio
 from harness.record.store import read_runs
 from harness.tell.document import Document, Section
 from harness.tell.formats import percent
-from harness.tell.outline import details_document
+from harness.tell.report import details_document
 from harness.tell.tables import LEGEND, clock_words, ratio_text, results_table
 from harness.tell.terminal import terminal_table
 from harness.tell.writers.data import render_csv

@@ -24,8 +24,7 @@ from harness.tell.pictures.bars import (
     told,
     volume_picture,
 )
-from harness.tell.pictures.curves import LINE, along, beside, spread
-from harness.tell.pictures.drawing import complete, draw, first_drawn
+from harness.tell.pictures.drawing import LINE, along, beside, complete, draw, first_drawn, spread
 from harness.tell.pictures.plots import throughput_picture
 from tests.harness.tell.pictures.drawn import compared, made, rows_of, texts, timed
 from tests.records import make_communication, make_ranks, make_record

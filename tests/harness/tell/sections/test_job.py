@@ -14,7 +14,7 @@ from harness.launch.cells import plan
 from harness.record import ObservationPart, Record
 from harness.safe_text import by_name, inside, without_passwords
 from harness.tell.document import Code, Folded, Items, Paragraph, Table
-from harness.tell.outline import details_document
+from harness.tell.report import details_document
 from harness.tell.sections.job import (
     configuration_section,
     difference,

@@ -7,7 +7,7 @@ from harness.judge.findings.finding import ROLES, kinds, role_of
 from harness.record import ErrorPart
 from harness.tell.document import Folded, Items, Paragraph, Table
 from harness.tell.manifest import Manifest, RecordEntry
-from harness.tell.outline import details_document
+from harness.tell.report import details_document
 from harness.tell.sections.parity import levels_section
 from harness.tell.sections.results import (
     MOST_OF_A_KIND,
