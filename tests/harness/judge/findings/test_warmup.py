@@ -70,9 +70,12 @@ def test_steps_that_never_become_steady_are_found() -> None:
     assert "do not become steady" in finding.clause
 
 
-def test_early_steps_that_hardly_change_the_average_are_not_told() -> None:
-    assert early(*lasting(3, (3.0, 2.0, 9.0, 9.0, 0.55, 0.55, *[0.5] * 6))) == []
-
-
-def test_a_warmup_that_covers_the_slow_steps_is_long_enough() -> None:
-    assert early(*lasting(3, STEADY)) == []
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param((3.0, 2.0, 9.0, 9.0, 0.55, 0.55, *[0.5] * 6), id="hardly changes the average"),
+        pytest.param(STEADY, id="covered by the warm-up"),
+    ],
+)
+def test_early_steps_that_cost_nothing_are_not_told(seconds: Sequence[float]) -> None:
+    assert early(*lasting(3, seconds)) == []

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from harness.judge.findings.finding import Finding
@@ -67,10 +69,6 @@ def test_blocks_left_to_the_root_are_a_finding() -> None:
     assert "root and 1 of 4 blocks" in finding.message
 
 
-def test_a_unit_per_block_is_none() -> None:
-    assert findings([*BLOCKS, ""], most=3 * ONE, least=ONE) == []
-
-
 @pytest.mark.parametrize("kept", [0, 5 * ONE], ids=["given back", "root kept"])
 def test_units_that_are_listed_but_not_there_are_a_finding(kept: int) -> None:
     (finding,) = findings([*BLOCKS, ""], most=5 * ONE, least=5 * ONE, kept=kept)
@@ -78,21 +76,16 @@ def test_units_that_are_listed_but_not_there_are_a_finding(kept: int) -> None:
     assert finding.values["wrap_units"] == 4
 
 
-def test_units_larger_than_blocks_are_a_finding() -> None:
-    assert len(findings([*BLOCKS, ""], most=4 * ONE, least=ONE)) == 1
-
-
-def test_weights_that_are_kept_for_the_backward_pass_are_none() -> None:
-    assert findings([*BLOCKS, ""], most=5 * ONE, least=ONE, kept=5 * ONE) == []
-
-
-def test_prefetching_gathers_more_blocks_at_once() -> None:
-    assert findings([*BLOCKS, ""], most=4 * ONE, least=2 * ONE, prefetch=1) == []
-
-
-def test_a_strategy_that_cuts_nothing_is_none() -> None:
-    assert findings([*BLOCKS, ""], most=5 * ONE, least=5 * ONE, shard_size=1) == []
-
-
-def test_without_gathered_weights_nothing_is_judged() -> None:
-    assert findings([*BLOCKS, ""], most=None, least=None) == []
+@pytest.mark.parametrize(
+    ("gathered", "count"),
+    [
+        pytest.param({"most": 3 * ONE, "least": ONE}, 0, id="a unit per block"),
+        pytest.param({"most": 4 * ONE, "least": ONE}, 1, id="units larger than blocks"),
+        pytest.param({"most": 5 * ONE, "least": ONE, "kept": 5 * ONE}, 0, id="kept for the backward pass"),
+        pytest.param({"most": 4 * ONE, "least": 2 * ONE, "prefetch": 1}, 0, id="prefetched"),
+        pytest.param({"most": 5 * ONE, "least": 5 * ONE, "shard_size": 1}, 0, id="nothing is cut"),
+        pytest.param({"most": None, "least": None}, 0, id="nothing gathered"),
+    ],
+)
+def test_only_more_than_units_could_hold_at_once_is_a_finding(gathered: dict[str, Any], count: int) -> None:
+    assert len(findings([*BLOCKS, ""], **gathered)) == count
