@@ -240,7 +240,8 @@ def answer(words: Sequence[str], *, quiet: bool) -> Any:
     if process.returncode == INTERRUPTED:
         raise KeyboardInterrupt
     if process.returncode != 0:
-        raise HarnessError(_reason(said, process.returncode))
+        own = [line.removeprefix(PREFIX) for line in said if line.startswith(PREFIX)]
+        raise HarnessError((own or said or [f"the command ended with exit code {process.returncode}"])[-1])
     return json.loads(printed)
 
 
@@ -282,11 +283,6 @@ def _interrupts_passed_on(process: subprocess.Popen[str]) -> Iterator[None]:
         process.send_signal(signal.SIGINT)
         process.wait(PATIENCE_SECONDS)
         raise
-
-
-def _reason(said: Sequence[str], code: int) -> str:
-    own = [line.removeprefix(PREFIX) for line in said if line.startswith(PREFIX)]
-    return own[-1] if own else (said[-1] if said else f"the command ended with exit code {code}")
 
 
 AnyPath = str | PathLike[str]

@@ -81,13 +81,9 @@ def _advice(error: click.NoSuchOption) -> str | None:
         return f"use {instead}"
     if option in RANKS and (ranks := own.intersection(RANKS)):
         return f"the number of ranks is {' or '.join(sorted(ranks))}"
-    others = [name for name in COMMANDS if option in _options_of(harness, name)]
+    commands = {name: harness.get_command(click.Context(harness), name) for name in COMMANDS}
+    others = [n for n, c in commands.items() if c and any(option in one.opts for one in c.params)]
     return f"it is one of {', '.join(others)}" if others else None
-
-
-def _options_of(group: click.Group, name: str) -> set[str]:
-    command = group.get_command(click.Context(group), name)
-    return {option for one in command.params for option in one.opts} if command else set()
 
 
 class CommandLine(Group):

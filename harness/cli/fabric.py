@@ -104,14 +104,10 @@ def check_outputs(output: Path | None, plot: Path | None) -> None:
         from harness.tell.pictures.drawing import plot_format
 
         plot_format(plot)
-        _check_writable(plot, "--plot")
-    if output is not None:
-        _check_writable(result_file(output), "--output")
-
-
-def _check_writable(path: Path, option: str) -> None:
-    with refusing(f"{option} was given '{path}', which cannot be written"):
-        try_writing(path)
+    for path, option in ((plot, "--plot"), (output and result_file(output), "--output")):
+        if path is not None:
+            with refusing(f"{option} was given '{path}', which cannot be written"):
+                try_writing(path)
 
 
 def present(

@@ -132,8 +132,13 @@ def _run(
         words += [word for option, value in (("--backends", backends), ("--nproc", nproc)) if value
                   for word in (option, value)]  # fmt: skip
         words += [word for assignment in assignments for word in ("--set", assignment)]
-        if code := _compare(words):
-            return code
+        from harness.cli.compare import compare
+
+        try:
+            compare.main(words, prog_name="harness compare", standalone_mode=False)
+        except SystemExit as ended:
+            if ended.code:
+                return int(ended.code)
     return _show(lab, folder, as_json=False, markdown=False)
 
 
@@ -160,17 +165,6 @@ def _folder(lab: Lab, scale: Scale, variant: Variant, runs: Path) -> Path:
 def _count(folder: Path) -> int:
     """Runs with a record."""
     return len([*folder.glob("*/record.json")])
-
-
-def _compare(words: list[str]) -> int:
-    """`harness compare` in this process; its exit code."""
-    from harness.cli.compare import compare
-
-    try:
-        compare.main(words, prog_name="harness compare", standalone_mode=False)
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
 
 
 def _show(lab: Lab, folder: Path, *, as_json: bool, markdown: bool) -> int:
