@@ -148,20 +148,14 @@ def zero_weights_in_use(engine: Any, stage: int) -> Iterator[tuple[Tensor, Tenso
             own = _own_range(engine.optimizer, parameter)
             if own.count:
                 masters = own.of(engine.optimizer.fp32_partitioned_groups_flat[own.group])
-                yield masters, _own_in_use(parameter, own)
+                # The gathered parameter while there is one, else this rank's partition.
+                is_whole = parameter.ds_status.name == "AVAILABLE"
+                in_use, start = (parameter, own.start) if is_whole else (parameter.ds_tensor, 0)
+                yield masters, flat(in_use).narrow(0, start, own.count)
         elif (mapping := parameter._hp_mapping) is not None:
             address = mapping.lp_fragment_address
             in_use = flat(parameter).narrow(0, address.start, address.numel)
             yield flat(mapping.get_hp_fragment()), in_use
-
-
-def _own_in_use(parameter: Any, own: _OwnRange) -> Tensor:
-    """Of stage 3: the gathered parameter while there is one, else this rank's partition."""
-    from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
-
-    if parameter.ds_status == ZeroParamStatus.AVAILABLE:
-        return flat(parameter).narrow(0, own.start, own.count)
-    return flat(parameter.ds_tensor).narrow(0, 0, own.count)
 
 
 @dataclass(frozen=True, kw_only=True)

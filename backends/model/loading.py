@@ -53,36 +53,30 @@ def reserve_parameters(skeleton: nn.Module) -> None:
 def fill_sharded(model: nn.Module, source: ModelSource, device: torch.device) -> None:
     """Give each parameter of a skeleton, a DTensor, its local part, on `device`."""
     on_meta = list(model.named_parameters())
-    rows = {id(parameter): _local_rows(parameter, source, name, device) for name, parameter in on_meta}
+    rows = {}
+    for name, parameter in on_meta:
+        # At full width: those of a matrix that is cut by columns too are narrowed once they are filled.
+        shape, offset = _part_of(parameter)
+        width = tuple(parameter.shape[1:])
+        own = torch.empty((*shape[:1], *width), dtype=parameter.dtype, device=device)
+        source.fill(own.view(-1), name, offset[0] * math.prod(width) if own.numel() else 0)
+        rows[id(parameter)] = own
     source.filled()
-    local = {id(parameter): _of_rows(parameter, rows.pop(id(parameter))) for _, parameter in on_meta}
+    local = {}
+    for _, parameter in on_meta:
+        shape, offset = _part_of(parameter)
+        part = rows.pop(id(parameter))
+        for dimension in range(1, len(shape)):
+            part = part.narrow(dimension, offset[dimension], shape[dimension])
+        assert isinstance(parameter, DTensor)
+        # `DTensor.from_local` would move an offloaded part to the device of the mesh.
+        sharded = _from_local_no_grad(part.contiguous(), parameter._spec)
+        local[id(parameter)] = nn.Parameter(sharded, requires_grad=parameter.requires_grad)
     for module in model.modules():
         for name, parameter in _own_parameters(module):
             # FSDP2 takes over what is assigned in this way, or a padded copy of it where ranks have different
             # numbers of rows (torch 2.13, `FSDPParam.reset_sharded_param`).
             module.load_state_dict({name: local[id(parameter)]}, strict=False, assign=True)
-
-
-def _local_rows(parameter: nn.Parameter, source: ModelSource, name: str, device: torch.device) -> Tensor:
-    """The rows that hold this rank's part, at full width: those of a matrix that is cut by columns too are
-    narrowed once they are filled."""
-    shape, offset = _part_of(parameter)
-    width = tuple(parameter.shape[1:])
-    rows = torch.empty((*shape[:1], *width), dtype=parameter.dtype, device=device)
-    start = offset[0] * math.prod(width) if rows.numel() else 0
-    source.fill(rows.view(-1), name, start)
-    return rows
-
-
-def _of_rows(parameter: nn.Parameter, rows: Tensor) -> nn.Parameter:
-    shape, offset = _part_of(parameter)
-    part = rows
-    for dimension in range(1, len(shape)):
-        part = part.narrow(dimension, offset[dimension], shape[dimension])
-    assert isinstance(parameter, DTensor)
-    # `DTensor.from_local` would move an offloaded part to the device of the mesh.
-    sharded = _from_local_no_grad(part.contiguous(), parameter._spec)
-    return nn.Parameter(sharded, requires_grad=parameter.requires_grad)
 
 
 def _part_of(parameter: nn.Parameter) -> tuple[tuple[int, ...], tuple[int, ...]]:

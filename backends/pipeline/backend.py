@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -66,7 +65,10 @@ class PipelineBackend(Backend):
         model = source() if source.loading == "full" else source.skeleton()
         pipeline = self._pipeline(model, source, context)
         strategy = self._strategy(pipeline, model)
-        _release(model, pipeline.parameters.keys())
+        for name, parameter in model.named_parameters():
+            # The weights of other stages are freed though the caller may hold on to the model.
+            if name not in pipeline.parameters and not parameter.is_meta:
+                parameter.data = parameter.data.new_empty(0)
         optimizer = build_optimizer(pipeline.parameters.items())
         return PipelineEngine(pipeline, optimizer, context, replace(strategy, loading=source.loading))
 
@@ -157,13 +159,6 @@ def _own_parameters(
     if source.loading != "full":
         source.filled()
     return own
-
-
-def _release(model: nn.Module, kept: Collection[str]) -> None:
-    """Free the weights of other stages, though the caller may hold on to the model."""
-    for name, parameter in model.named_parameters():
-        if name not in kept and not parameter.is_meta:
-            parameter.data = parameter.data.new_empty(0)
 
 
 def _group(context: SetupContext, role: str) -> dist.ProcessGroup:

@@ -155,7 +155,9 @@ class HeldTrainer(Trainer):
         super().__init__(model=model, args=arguments)
         self.remove_callback(PrinterCallback)
         if self.accelerator.scaler is not None:
-            self._pin_scaler()
+            # TrainingArguments has no settings of the loss scaler.
+            constants, scaler = scaler_arguments(context.loss_scale), self.accelerator.scaler
+            scaler.load_state_dict(scaler.state_dict() | constants | {"scale": constants["init_scale"]})
 
     def start(self) -> None:
         """Let Trainer prepare everything, up to the first batch."""
@@ -229,12 +231,6 @@ class HeldTrainer(Trainer):
 
     def _take_batch(self) -> None:
         self._batch = self._handover.answer()
-
-    def _pin_scaler(self) -> None:
-        """TrainingArguments has no settings of the loss scaler."""
-        constants = scaler_arguments(self._context.loss_scale)
-        scaler = self.accelerator.scaler
-        scaler.load_state_dict(scaler.state_dict() | constants | {"scale": constants["init_scale"]})
 
 
 def reduced_as(options: BackendOptions) -> dict[str, Any]:

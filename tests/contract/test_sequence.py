@@ -13,7 +13,7 @@ from tests.contract.communication import RECOMPUTED_CASES, VOLUME_CASES
 from tests.contract.ranks import on_ranks
 from tests.contract.states import LLAMA_CASES
 from tests.contract.test_communication import as_record
-from tests.contract.test_states import KINDS, expected_kinds
+from tests.contract.test_states import assert_closed_forms
 from tests.contract.test_tensor import assert_trains
 
 EXHAUSTIVE = pytest.mark.exhaustive
@@ -86,10 +86,4 @@ def test_payload_of_recomputation_is_as_expected(name: str, tmp_path: Path) -> N
 @EXHAUSTIVE
 @pytest.mark.parametrize(("name", "ranks"), [(name, ranks) for name in SEQUENCE for ranks in (2, 4)])
 def test_states_are_the_closed_form_to_the_byte(name: str, ranks: int, tmp_path: Path) -> None:
-    label = label_of(name)
-    per_rank = on_ranks("tests.contract.states:states_of_llama", label, ranks, tmp_path)
-    for rank, of_cases in enumerate(per_rank):
-        for case, held in zip(LLAMA_CASES, of_cases, strict=True):
-            assert held is not None, case
-            expected = expected_kinds(label, case, held, ranks, rank)
-            assert {kind: held.kinds.get(kind, 0) for kind in KINDS} == expected, (rank, case)
+    assert_closed_forms(label_of(name), ranks, tmp_path, "states_of_llama", LLAMA_CASES)

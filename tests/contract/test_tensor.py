@@ -13,7 +13,7 @@ from tests.contract.ranks import on_ranks, traces
 from tests.contract.states import LLAMA_CASES
 from tests.contract.test_communication import as_record
 from tests.contract.test_contract import violations
-from tests.contract.test_states import KINDS, expected_kinds
+from tests.contract.test_states import assert_closed_forms
 
 MATRIX = [
     pytest.param("tp", 2),
@@ -81,9 +81,4 @@ def test_payload_of_recomputation_is_as_expected(label: str, ranks: int, tmp_pat
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("label", "ranks"), MATRIX)
 def test_states_are_the_closed_form_to_the_byte(label: str, ranks: int, tmp_path: Path) -> None:
-    per_rank = on_ranks("tests.contract.states:states_of_llama", label, ranks, tmp_path)
-    for rank, of_cases in enumerate(per_rank):
-        for case, held in zip(LLAMA_CASES, of_cases, strict=True):
-            assert held is not None, case
-            expected = expected_kinds(label, case, held, ranks, rank)
-            assert {kind: held.kinds.get(kind, 0) for kind in KINDS} == expected, (rank, case)
+    assert_closed_forms(label, ranks, tmp_path, "states_of_llama", LLAMA_CASES)
