@@ -19,9 +19,9 @@ from harness.rank.models.description import Built, find_module_uses
 from harness.rank.models.losses import loss_function
 from harness.rank.models.optimizer import build_optimizer, frozen_names, update_groups
 from harness.rank.probes.communication import CommunicationCounter
-from harness.rank.probes.memory import AllocatorProbe, live_bytes_by_kind
 from harness.record import LayoutPart, ModelPart
 from tests.contract.sources import FOLDER
+from tests.contract.states import held_kinds
 
 WIDTH = 32
 GLOBAL_BATCH = 8
@@ -311,8 +311,7 @@ def _count(backend: Backend, world: World, case: Irregular) -> CountedStep:
             counter.phase = "backward"
             engine.backward(value, last_micro_step=index == case.accumulation_steps - 1)
         if probed:
-            live = live_bytes_by_kind(engine.state_tensors(), AllocatorProbe())
-            kinds = live.with_inside(engine.hidden_bytes()).inside
+            kinds = held_kinds(engine)
         counter.phase = "step"
         engine.step(1e-3)
         if probed:

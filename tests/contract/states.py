@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
-from harness.backends.base import Backend, Unsupported, World
+from harness.backends.base import Backend, Engine, Unsupported, World
 from harness.rank.probes.memory import AllocatorProbe, live_bytes_by_kind
 from harness.record import LayoutPart
 from tests.contract.cases import global_batches
@@ -64,9 +65,14 @@ def _states(backend: Backend, world: World, case: VolumeCase) -> Held | None:
     for batch in batches[:STEPS_BEFORE]:
         take_step(engine, batch, world, case, None)
     run_micro_steps(engine, batches[STEPS_BEFORE], world, case, None)
-    live = live_bytes_by_kind(engine.state_tensors(), AllocatorProbe())
-    kinds = live.with_inside(engine.hidden_bytes()).inside
-    assert kinds is not None
+    kinds = held_kinds(engine)
     shard_size = engine.effective().details.get("shard_size")
     engine.close()
     return Held(kinds, layout, shard_size)
+
+
+def held_kinds(engine: Engine) -> dict[str, int]:
+    """Live bytes by kind, with those that the library's own code holds."""
+    inside = live_bytes_by_kind(engine.state_tensors(), AllocatorProbe()).inside
+    assert inside is not None
+    return dict(Counter(inside) + Counter(engine.hidden_bytes()))
