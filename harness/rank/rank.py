@@ -120,24 +120,13 @@ def _load(loop: Loop, resume: Resume) -> None:
         engine.rehearse(loop.probe_batch())
 
 
-def require_saved_weights(resume: Resume | None, loaded: WeightsPart | None) -> None:
-    """Raise HarnessError if the master weights are not those that were saved, where both have a digest."""
-    if resume is None or loaded is None or not weights_differ(resume.saved.weights_digest, loaded.digest):
-        return
-    saved = resume.saved
-    raise HarnessError(
-        f"the weights after loading have the digest {loaded.digest[:12]}, those that run {saved.run_id} "
-        f"saved {str(saved.weights_digest)[:12]}: the checkpoint is damaged, or this backend keeps its "
-        "master weights in another dtype"
-    )
-
-
 def digest_initial_weights(
     request: RunRequest, engine: Engine, counter: CommunicationCounter, of_engine: HostPeak
 ) -> tuple[WeightsPart | None, SetupMemoryPart | None]:
     """Each None where it was not asked for or cannot be measured; a collective.
 
-    of_engine: watched the engine being prepared. Raises HarnessError if others were loaded.
+    of_engine: watched the engine being prepared. Raises HarnessError if the master weights are not those that
+    were saved, where both have a digest.
     """
     weights = None
     with HostPeak() as of_digest:
@@ -145,7 +134,14 @@ def digest_initial_weights(
             with counter.counting("digest"):
                 share = digest_share(engine)
             weights = combined(share, engine)
-    require_saved_weights(request.resume, weights)
+    if request.resume is not None and weights is not None:
+        saved = request.resume.saved
+        if weights_differ(saved.weights_digest, weights.digest):
+            raise HarnessError(
+                f"the weights after loading have the digest {weights.digest[:12]}, those that run "
+                f"{saved.run_id} saved {str(saved.weights_digest)[:12]}: the checkpoint is damaged, or this "
+                "backend keeps its master weights in another dtype"
+            )
     if of_engine.before_bytes is None:
         return weights, None
     return weights, SetupMemoryPart(

@@ -10,11 +10,10 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import takewhile
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -674,10 +673,17 @@ def otherwise(rank: RankEvents, first: RankEvents, *, whole_model: bool) -> dict
     found: dict[str, list[Any]] = {}
     if rank is first:
         return found
-    found |= _of_first_step(rank, first, "learning rate", _rate, lambda *pair: _unlike(*map(_rate, pair)))
-    squares = attrgetter("applied.squares")  # known of both where they were clipped apart
-    norm = "norm of the clipped gradient"
-    found |= _of_first_step(rank, first, norm, lambda row: squares(row) ** 0.5, clipped_apart)
+    steps = list(zip(rank.steps, first.steps, strict=False))
+    for mine, its in steps:
+        pair = [mine.applied_learning_rate, its.applied_learning_rate]
+        if _unlike(*pair):
+            found[f"learning rate of step {mine.step}"] = pair
+            break
+    for mine, its in steps:
+        if clipped_apart(mine, its):  # whose squares are known of both
+            norms = [row.applied.squares**0.5 for row in (mine, its) if row.applied and row.applied.squares]
+            found[f"norm of the clipped gradient of step {mine.step}"] = norms
+            break
     if rank.setup is not None and first.setup is not None and whole_model:
         found |= _fields(rank.setup.effective, first.setup.effective, IN_FORCE)
     if rank.final is None or first.final is None:
@@ -691,24 +697,6 @@ def otherwise(rank: RankEvents, first: RankEvents, *, whole_model: bool) -> dict
     mine_seen, other_seen = rank.final.observed, first.final.observed
     found |= _fields(mine_seen, other_seen, (*OF_PROCESS, *(OF_MODEL if whole_model else ())))
     return found | (dict(_constants(mine_seen, other_seen)) if whole_model else {})
-
-
-def _of_first_step(
-    rank: RankEvents,
-    first: RankEvents,
-    name: str,
-    read: Callable[[StepEvent], float | None],
-    differ: Callable[[StepEvent, StepEvent], bool],
-) -> dict[str, list[Any]]:
-    """Of the first step in which the two differ."""
-    for mine, other in zip(rank.steps, first.steps, strict=False):
-        if differ(mine, other):
-            return {f"{name} of step {mine.step}": [read(mine), read(other)]}
-    return {}
-
-
-def _rate(row: StepEvent) -> float | None:
-    return row.applied_learning_rate
 
 
 def _unlike(mine: Any, other: Any) -> bool:

@@ -146,11 +146,6 @@ class ObserveRequest(Stored):
         return cls.model_validate_json(read_plain(run_directory / REQUEST_NAME, MOST_DOCUMENT_BYTES))
 
 
-def observed_ranks(run_directory: Path) -> int:
-    """Ranks that left events."""
-    return len(list(run_directory.glob("rank-*.jsonl")))
-
-
 def assemble_observed(
     run_directory: Path, request: ObserveRequest, exit_code: int, told_at: float | None = None
 ) -> Record | None:
@@ -159,7 +154,7 @@ def assemble_observed(
     exit_code: negative where a signal ended it.
     told_at: when `harness observe` was told to end, seconds since the epoch; None: it was not.
     """
-    of_all, _ = read_events(run_directory, observed_ranks(run_directory))
+    of_all, _ = read_events(run_directory, len(list(run_directory.glob("rank-*.jsonl"))))
     # What rank 0 saw, or the first rank that saw anything.
     seen = next((of_rank.observation for of_rank in of_all.values() if of_rank.observation), None)
     if seen is None:

@@ -49,19 +49,6 @@ def unpacked_samples() -> Iterator[None]:
         yield
 
 
-def require_packing(job: Job, model: nn.Module) -> None:
-    """Raise JobError for a model that is not known to attend within documents."""
-    config: Any = configuration(model)
-    known = getattr(config, "model_type", None)
-    if find_spec(MASKING) is None:
-        raise JobError("data.document_attention=within needs transformers 4.53 or newer; use across")
-    if job.model.factory is not None or known not in KEEP_APART:
-        raise JobError(
-            f"data.document_attention=within: whether {type(model).__name__} keeps documents apart is not "
-            f"known; use a model of type {', '.join(KEEP_APART)}, or across"
-        )
-
-
 ComputeLoss = Callable[[nn.Module, Batch], Tensor]
 
 
@@ -83,7 +70,14 @@ def loss_function(job: Job, model: nn.Module) -> ComputeLoss:
         return _own(job)
     config: Any = getattr(model, "config", None)
     if job.data.document_attention == "within":
-        require_packing(job, model)
+        if find_spec(MASKING) is None:
+            raise JobError("data.document_attention=within needs transformers 4.53 or newer; use across")
+        known = getattr(configuration(model), "model_type", None)
+        if job.model.factory is not None or known not in KEEP_APART:
+            raise JobError(
+                f"data.document_attention=within: whether {type(model).__name__} keeps documents apart is "
+                f"not known; use a model of type {', '.join(KEEP_APART)}, or across"
+            )
     if job.loss.chunk_tokens is not None:
         return _in_chunks
     if job.task == "causal-lm" and not job.model.factory:
