@@ -25,7 +25,7 @@ from harness.job.batch import layout_over
 from harness.job.job import Job
 from harness.judge.agreement.job_equivalence import aligned_runs, first_step, from_step
 from harness.judge.agreement.parity import UNIT_ROUNDOFF, Tolerance, has_dropout, measure_noise
-from harness.judge.distance import Series, StepPairs, distance, relative_distance, step_pairs
+from harness.judge.distance import StepPairs, distance, relative_distance, step_pairs
 from harness.judge.effective import setting_differences
 from harness.judge.wording import CellName, words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
@@ -264,7 +264,12 @@ def diagnose_jobs(pair: tuple[LoadedRun, LoadedRun], say: Say, *, reruns: bool) 
     the baseline cannot be run on this machine.
     """
     baseline, other = (run.record for run in pair)
-    noise = {run.record.job_id: _noise_beside(run) for run in pair}
+    noise: dict[str, NoiseRuns] = {}
+    for run in pair:
+        try:
+            noise[run.record.job_id] = recorded_noise((run, run))
+        except HarnessError:  # a loss that draws random numbers for each part has no reference in its split
+            noise[run.record.job_id] = NoiseRuns(reference=None, repeats=())
     settings = tuple(changed_settings(baseline, other))
     partings = tuple(find_partings(baseline, other, limits_of(baseline, other, noise)))
     trials, last, cautions = None, None, list(_cautions(pair, noise))
@@ -284,13 +289,6 @@ def diagnose_jobs(pair: tuple[LoadedRun, LoadedRun], say: Say, *, reruns: bool) 
         baseline=pair[0], other=pair[1], settings=settings, partings=partings, trials=trials, last_step=last,
         cautions=tuple(cautions),
     )  # fmt: skip
-
-
-def _noise_beside(run: LoadedRun) -> NoiseRuns:
-    try:
-        return recorded_noise((run, run))
-    except HarnessError:  # a loss that draws random numbers for each part has no reference in its split
-        return NoiseRuns(reference=None, repeats=())
 
 
 def limits_of(baseline: Record, other: Record, noise: NoiseOfJobs | None = None) -> Tolerance:
@@ -477,8 +475,8 @@ def share_of(part: StepPairs, whole: StepPairs, limits: Tolerance) -> float | No
         ("losses", whole.loss_differences, limits.loss),
         ("norms", whole.norm_differences, limits.norm),
     ):
-        made, wanted = _moved(getattr(part, name)), _moved(getattr(whole, name))
-        (before, after), (_, tried) = getattr(whole, name), getattr(part, name)
+        (before, after), (begun, tried) = getattr(whole, name), getattr(part, name)
+        made, wanted = tried - begun, after - before
         lost = np.isnan(before) != np.isnan(after)
         if len(made) == len(wanted) and lost.any():
             return float((np.isnan(tried) == np.isnan(after))[lost].mean())
@@ -487,10 +485,6 @@ def share_of(part: StepPairs, whole: StepPairs, limits: Tolerance) -> float | No
             size = float(wanted[known] @ wanted[known])
             return float(made[known] @ wanted[known]) / size if size else None
     return None
-
-
-def _moved(sides: tuple[Series, Series]) -> Series:
-    return sides[1] - sides[0]
 
 
 def with_setting(baseline: Record, other: Record, setting: str) -> Record:

@@ -275,7 +275,9 @@ def fabric_table(result: FabricResult) -> str:
             f"{row.ranks[0]}-{row.ranks[1]}" if row.op == "point_to_point" else f"all {len(row.ranks)}",
             f"{row.size_bytes:,}",
             str(row.repeats * len(row.seconds)),
-            _times(row),
+            f"{number(min(row.seconds) * 1e6)} ({number(max(row.seconds) * 1e6)})"
+            if row.seconds
+            else NOT_AVAILABLE,
             gigabytes(row.algorithm_bandwidth),
             gigabytes(row.bus_bandwidth),
         ]
@@ -288,12 +290,6 @@ def fabric_table(result: FabricResult) -> str:
         f"interface {result.interface or 'not chosen'}"
     )
     return f"{head}\n{fitted(body, HEADERS, alignments=dict.fromkeys(HEADERS[1:], 'right'))}"
-
-
-def _times(row: FabricRow) -> str:
-    if not row.seconds:
-        return NOT_AVAILABLE
-    return f"{number(min(row.seconds) * 1e6)} ({number(max(row.seconds) * 1e6)})"
 
 
 WIDTH, HEIGHT = 460, 240
@@ -309,21 +305,17 @@ def fabric_picture(result: FabricResult) -> Picture:
         key="fabric",
         caption="Bus bandwidth and time of each operation over the size of the tensor.",
         alt=f"Highest bus bandwidth in GB/s: {listed(fastest, len(fastest))}.",
-        chart=lambda: _chart(curves),
+        chart=lambda: {
+            "vconcat": [
+                _panel(curves, "bus bandwidth, GB/s", _gigabytes),
+                _panel(curves, "time, us", lambda row: (row.best_seconds or 0.0) * 1e6),
+            ]
+        },
     )
-
-
-def _chart(curves: Mapping[str, Sequence[FabricRow]]) -> dict[str, Any]:
-    panels = [_panel(curves, "bus bandwidth, GB/s", _gigabytes), _panel(curves, "time, us", _microseconds)]
-    return {"vconcat": panels}
 
 
 def _gigabytes(row: FabricRow) -> float:
     return (row.bus_bandwidth or 0.0) / 1e9
-
-
-def _microseconds(row: FabricRow) -> float:
-    return (row.best_seconds or 0.0) * 1e6
 
 
 def _panel(

@@ -175,47 +175,30 @@ class Sign:
 
 def signs_of_gpus(root: Path = Path("/")) -> list[Sign]:
     """Of this machine; `root`: where its files are."""
-    return [*_files(root), *_tools(), *_library(root), *_variables(), *_apple()]
+    found = [(vendor, f"/{name}") for name, vendor in DEVICE_FILES.items() if (root / name).exists()]
+    found += [(vendor, name) for name, vendor in TOOLS.items() if shutil.which(name) is not None]
+    found += [("NVIDIA", place) for place in _library(root)]
+    for name, vendor in VARIABLES.items():
+        if selected(value := os.environ.get(name, "").strip()):
+            both: tuple[Vendor, ...] = (vendor, "AMD") if name == "CUDA_VISIBLE_DEVICES" else (vendor,)
+            found += [(one, f"{name}={value}") for one in both]  # ROCm obeys CUDA's too
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        found.append(("Apple", "Apple silicon"))
+    return [Sign(vendor=vendor, what=what) for vendor, what in found]
 
 
-def _files(root: Path) -> Iterator[Sign]:
-    for name, vendor in DEVICE_FILES.items():
-        if (root / name).exists():
-            yield Sign(vendor=vendor, what=f"/{name}")
-
-
-def _tools() -> Iterator[Sign]:
-    for name, vendor in TOOLS.items():
-        if shutil.which(name) is not None:
-            yield Sign(vendor=vendor, what=name)
-
-
-def _library(root: Path) -> Iterator[Sign]:
+def _library(root: Path) -> Iterator[str]:
     """Where the loader would find the driver. It is not loaded: a server that forks ranks must not."""
     named = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     for folder in (*named, *(root / name for name in LIBRARY_FOLDERS)):
         if (folder / DRIVER).exists():
-            yield Sign(vendor="NVIDIA", what=str(folder / DRIVER))
+            yield str(folder / DRIVER)
             return
     try:
         if DRIVER.encode() in (root / LOADER_CACHE).read_bytes():
-            yield Sign(vendor="NVIDIA", what=DRIVER)
+            yield DRIVER
     except OSError:
         return
-
-
-def _variables() -> Iterator[Sign]:
-    for name, vendor in VARIABLES.items():
-        value = os.environ.get(name, "").strip()
-        if selected(value):
-            yield Sign(vendor=vendor, what=f"{name}={value}")
-            if name == "CUDA_VISIBLE_DEVICES":  # ROCm obeys it too
-                yield Sign(vendor="AMD", what=f"{name}={value}")
-
-
-def _apple() -> Iterator[Sign]:
-    if platform.system() == "Darwin" and platform.machine() == "arm64":
-        yield Sign(vendor="Apple", what="Apple silicon")
 
 
 ENTRY = re.compile(r"(sm|compute)_(\d+)(\d)[af]?")
@@ -385,7 +368,9 @@ def read_answer(
     devices = tuple(
         Gpu(**(entry | {"capability": tuple(entry["capability"])})) for entry in answer.get("devices", ())
     )
-    driver = _cuda_version(answer.get("driver_cuda") or _found_version(str(answer.get("error"))))
+    too_old = re.search(r"found version (\d+)", str(answer.get("error")))
+    number = answer.get("driver_cuda") or (int(too_old[1]) if too_old else None)
+    driver = None if number is None else f"{number // 1000}.{number % 1000 // 10}"  # '12.4' of 12040
     architectures = tuple(answer.get("architectures", ()))
     refusal, why = None, None
     if answer.get("xpu_devices"):
@@ -411,17 +396,13 @@ def without_kernels(devices: Sequence[Gpu], architectures: Sequence[str], wheel:
         else:
             own, runs = sm_name(gpu.capability), runs_on(gpu.capability, architectures)
         if architectures and not runs:
-            return (
-                f"{wheel} has no kernels for {gpu.name} ({own}), only for {', '.join(architectures)}; "
-                f"{_wheel_for(gpu)}"
+            advice = None if gpu.amd_architecture else wheel_for(gpu.capability)
+            advice = (
+                advice or "install a build of torch that has them (https://pytorch.org/get-started/locally)"
             )
+            has = ", ".join(architectures)
+            return f"{wheel} has no kernels for {gpu.name} ({own}), only for {has}; {advice}"
     return None
-
-
-def _wheel_for(gpu: Gpu) -> str:
-    """What to install."""
-    advice = None if gpu.amd_architecture else wheel_for(gpu.capability)
-    return advice or "install a build of torch that has them (https://pytorch.org/get-started/locally)"
 
 
 def _unsupported(what: str) -> str:
@@ -441,17 +422,6 @@ def _why_none(error: str, wheel: Wheel, driver: str | None) -> str:
     of_cuda = re.search(r"Error \d+: .+", " ".join(error.split()))
     said = f"{first}: {of_cuda[0].rstrip('.')}" if of_cuda and of_cuda[0] not in first else first
     return f"{wheel} cannot use a GPU: {said}"
-
-
-def _found_version(error: str) -> int | None:
-    """The driver's version of CUDA that torch names where it is too old."""
-    match = re.search(r"found version (\d+)", error)
-    return int(match[1]) if match else None
-
-
-def _cuda_version(number: int | None) -> str | None:
-    """'12.4' of 12040."""
-    return None if number is None else f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _ask() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, Protocol
@@ -372,21 +372,9 @@ class Runner:
         """The model of the job. Raises JobError if no backend could run it."""
         return planned_model(self._facts, self.experiment.job())
 
-    def predicted_bytes(self, micro_batch_size: int, sequence_length: int | None = None) -> int | None:
-        """Predicted peak of the allocator; None where nothing is known of the backend's strategy, and for a
-        job whose activations are not predicted."""
-        found = self._peaks(micro_batch_size, sequence_length)
-        return found[0] if len(found) == 1 else None
-
-    def bytes_between(
-        self, micro_batch_size: int, sequence_length: int | None = None
-    ) -> tuple[int, int] | None:
-        """The least and the most that a peak can be which is not predicted; None: that is not known."""
-        found = self._peaks(micro_batch_size, sequence_length)
-        return (found[0], found[1]) if len(found) == 2 else None
-
-    def _peaks(self, micro_batch_size: int, sequence_length: int | None) -> list[int]:
-        """The peak, its two bounds, or nothing."""
+    def peaks(self, micro_batch_size: int, sequence_length: int | None = None) -> Sequence[int]:
+        """Predicted peak of the allocator; its least and its most where activations are not predicted;
+        nothing where the backend's strategy or these are not known."""
         cell = self._cell(self._trial_experiment(micro_batch_size, sequence_length))
         scenario = scenario_of(cell, self.model, self.launcher.device)
         if scenario is None:
@@ -444,7 +432,8 @@ class Runner:
                 f"the trial of micro-batch {micro_batch_size} and sequence {wanted} ended as "
                 f"{record.status}: {reason(record)} (record and logs: {self.store.root / record.run_id})"
             )
-        trial = trial_of(record, self.predicted_bytes(micro_batch_size, sequence_length))
+        peaks = self.peaks(micro_batch_size, sequence_length)
+        trial = trial_of(record, peaks[0] if len(peaks) == 1 else None)
         self.trials.append(trial)
         self.on_trial(trial)
         return trial
@@ -477,13 +466,8 @@ class Tries(Protocol):
     trials: list[Trial]
     limit: Limit
 
-    def predicted_bytes(self, micro_batch_size: int, sequence_length: int | None = None) -> int | None:
-        """Predicted peak of the allocator."""
-
-    def bytes_between(
-        self, micro_batch_size: int, sequence_length: int | None = None
-    ) -> tuple[int, int] | None:
-        """The least and the most that it can be where it is not predicted; None: that is not known."""
+    def peaks(self, micro_batch_size: int, sequence_length: int | None = None) -> Sequence[int]:
+        """Predicted peak of the allocator, its least and its most, or nothing."""
 
     def why_unpredicted(self) -> str | None:
         """Why no size has a prediction; None: they have."""
@@ -543,24 +527,13 @@ class Found:
 
 def find_micro_batch(runner: Tries, sizes: Sizes, asked: int | None) -> Found:
     """Search the micro-batch; `asked` is the job's own, the first guess where nothing is predicted."""
-    return _find(
-        "micro-batch", runner, sizes, asked, runner.predicted_bytes, runner.bytes_between, runner.run
-    )
+    return _find("micro-batch", runner, sizes, asked, runner.peaks, runner.run)
 
 
 def find_sequence(runner: Tries, sizes: Sizes, micro_batch_size: int, asked: int) -> Found:
     """Search the sequence length at a micro-batch; `asked` is the job's own."""
-
-    def predicted(length: int) -> int | None:
-        return runner.predicted_bytes(micro_batch_size, length)
-
-    def between(length: int) -> tuple[int, int] | None:
-        return runner.bytes_between(micro_batch_size, length)
-
-    def run(length: int) -> Trial:
-        return runner.run(micro_batch_size, length)
-
-    return _find("sequence", runner, sizes, asked, predicted, between, run)
+    peaks, run = partial(runner.peaks, micro_batch_size), partial(runner.run, micro_batch_size)
+    return _find("sequence", runner, sizes, asked, peaks, run)
 
 
 def _find(
@@ -568,22 +541,22 @@ def _find(
     runner: Tries,
     sizes: Sizes,
     asked: int | None,
-    predicted_bytes: Callable[[int], int | None],
-    between: Callable[[int], tuple[int, int] | None],
+    peaks: Callable[[int], Sequence[int]],
     run: Callable[[int], Trial],
 ) -> Found:
     size_of = SIZE_OF[what]
     limit, smallest = runner.limit.limit_bytes, sizes.sizes[0]
-    is_predicted = predicted_bytes(smallest) is not None
+    known = len(peaks(smallest))
+    is_predicted = known == 1
     guess: int | None = None
     ends: tuple[int | None, int | None] | None = None
 
     def largest_of(bound: int) -> int | None:
-        return largest_predicted(sizes.sizes, lambda size: (between(size) or (0, 0))[bound] <= limit)
+        return largest_predicted(sizes.sizes, lambda size: (*peaks(size), 0, 0)[bound] <= limit)
 
     if is_predicted:
-        guess = largest_predicted(sizes.sizes, lambda size: (predicted_bytes(size) or 0) <= limit)
-    elif between(smallest) is not None:
+        guess = largest_of(0)
+    elif known:
         ends = largest_of(1), largest_of(0)
         asked = ends[0] or smallest
     tried: dict[int, Trial] = {}
@@ -593,7 +566,7 @@ def _find(
         return tried[size].fits
 
     def estimate() -> int | None:
-        return _estimate(list(tried.values()), sizes.sizes, limit, size_of, predicted_bytes)
+        return _estimate(list(tried.values()), sizes.sizes, limit, size_of, peaks)
 
     complete = True
     try:
@@ -627,7 +600,7 @@ def _estimate(
     sizes: Sequence[int],
     limit: int,
     size_of: Callable[[Trial], int],
-    predicted_bytes: Callable[[int], int | None],
+    peaks: Callable[[int], Sequence[int]],
 ) -> int | None:
     """Where the limit lies on the line through the two largest measured peaks. With one peak: where the
     prediction scaled to that peak reaches it, or a peak in proportion to the size if runs disprove that."""
@@ -639,9 +612,9 @@ def _estimate(
     if not measured:
         return None
     size, peak = measured[0]
-    predicted, too_large = predicted_bytes(size), _too_large(tried, size_of)
-    if predicted:
-        guess = largest_predicted(sizes, lambda o: (predicted_bytes(o) or 0) * peak / predicted <= limit)
+    predicted, too_large = peaks(size), _too_large(tried, size_of)
+    if len(predicted) == 1 and predicted[0]:
+        guess = largest_predicted(sizes, lambda o: (*peaks(o), 0)[0] * peak / predicted[0] <= limit)
         if guess is not None and (too_large is None or guess < too_large):
             return guess
     return size * limit // peak

@@ -53,20 +53,16 @@ def _is_tight(one: Prediction) -> bool:
     return one.verdict is not None and not one.verdict.leaves_room
 
 
-def _barely_fits(one: Prediction) -> bool:
-    return one.verdict is not None and one.verdict.barely_fits
-
-
 def by_speed(one: Prediction) -> tuple[bool, float, int]:
     """Sorts the fastest first, and last what barely fits."""
     margin = one.verdict.margin_bytes if one.verdict else 0
-    return _barely_fits(one), -one.tokens_per_second_per_gpu, -margin
+    return one.barely_fits, -one.tokens_per_second_per_gpu, -margin
 
 
 def close_to_first(ranked: Sequence[P]) -> list[P]:
     """Those that predictions cannot tell from the first, which is among them. `ranked`: `by_speed`."""
     least = ranked[0].tokens_per_second_per_gpu * (1 - CLOSE_SHARE) if ranked else 0.0
-    same = (one for one in ranked if _barely_fits(one) == _barely_fits(ranked[0]))
+    same = (one for one in ranked if one.barely_fits == ranked[0].barely_fits)
     return [one for one in same if one.tokens_per_second_per_gpu >= least]
 
 
@@ -92,13 +88,13 @@ def leader(ranked: Sequence[P]) -> P | None:
     nor shared samples lead; if none of those leaves room, shared samples with room are of the same class.
     """
     alone = [
-        one for one in ranked if not (_barely_fits(one) or _shares_samples(one.label) or _offloads(one.label))
+        one for one in ranked if not (one.barely_fits or _shares_samples(one.label) or _offloads(one.label))
     ]
     has_room = not all(map(_is_tight, alone))
 
     def later(one: P) -> tuple[bool, bool]:
         shares = _shares_samples(one.label) and (has_room or _is_tight(one))
-        return _barely_fits(one), bool(alone) and (_offloads(one.label) or shares)
+        return one.barely_fits, bool(alone) and (_offloads(one.label) or shares)
 
     first = min(map(later, ranked), default=None)
     return simplest_close([one for one in ranked if later(one) == first])

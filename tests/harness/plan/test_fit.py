@@ -246,18 +246,11 @@ class Machine:
     best: int = 4
     trials: list[Trial] = field(default_factory=list)
 
-    def predicted_bytes(self, micro_batch_size: int, sequence_length: int | None = None) -> int | None:
-        if self.error is None:
-            return None
-        return round((1 + self.error) * self._peak(micro_batch_size, sequence_length))
-
-    def bytes_between(
-        self, micro_batch_size: int, sequence_length: int | None = None
-    ) -> tuple[int, int] | None:
-        if self.apart is None:
-            return None
+    def peaks(self, micro_batch_size: int, sequence_length: int | None = None) -> list[int]:
         peak = self._peak(micro_batch_size, sequence_length)
-        return round(peak * (1 - self.apart)), round(peak * (1 + self.apart))
+        if self.error is not None:
+            return [round((1 + self.error) * peak)]
+        return [] if self.apart is None else [round(peak * (1 + side * self.apart)) for side in (-1, 1)]
 
     def why_unpredicted(self) -> str | None:
         return "nothing is known of it" if self.error is None else None
@@ -266,7 +259,7 @@ class Machine:
         if len(self.trials) == self.most_runs:
             raise OutOfTrials
         peak = self._peak(micro_batch_size, sequence_length)
-        predicted = self.predicted_bytes(micro_batch_size, sequence_length)
+        predicted = next(iter(self.peaks(micro_batch_size, sequence_length)), None)
         shared = {"sequence_length": sequence_length or 128, "predicted_bytes": predicted}
         if peak > self.limit.limit_bytes:
             self.trials.append(trial(micro_batch_size, None, peak_bytes=None, status="oom", **shared))

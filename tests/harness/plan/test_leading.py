@@ -48,6 +48,10 @@ class Row:
     def verdict(self) -> MemoryVerdict:
         return MemoryVerdict(needed_bytes=round(self.used * 10), device_bytes=1000)
 
+    @property
+    def barely_fits(self) -> bool:
+        return self.verdict.barely_fits
+
 
 def order(*rows: Row) -> list[str]:
     return [row.label for row in in_order(rows)]
