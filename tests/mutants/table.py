@@ -262,7 +262,7 @@ MUTANTS = [Mutant(*row) for row in (
      "All cells of a table together raise a false alarm in one of twenty tables",
      "test_flips_of_whole_rounds_judge_all_questions_together"),
     ("megabytes", "megabytes", becomes("1e6", "2**20"), "MB are decimal",
-     "test_bytes_are_shown_as_decimal_megabytes"),
+     "test_units_are_megabytes_milliseconds_and_two_places_with_exponent"),
     ("spread-cell", "_with_spread", becomes("most - least", "least"),
      "A peak stands beside how far the smallest of the ranks lies below it",
      "test_figures_of_a_run_are_in_their_columns"),

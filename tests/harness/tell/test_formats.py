@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 
 from harness.tell.formats import markdown_text, megabytes, milliseconds, number, scientific
@@ -14,20 +16,18 @@ def test_numbers_keep_three_places(value: float | None, text: str) -> None:
     assert number(value) == text
 
 
-def test_bytes_are_shown_as_decimal_megabytes() -> None:
-    assert megabytes(1_500_000) == "1.50"
-    assert megabytes(None) == "n/a"
-
-
-def test_seconds_are_shown_as_milliseconds() -> None:
-    assert milliseconds(0.25) == "250"
-    assert milliseconds(None) == "n/a"
-
-
-def test_differences_have_two_places_and_an_exponent() -> None:
-    assert scientific(1.234e-7) == "1.2e-07"
-    assert scientific(0.0) == "0"
-    assert scientific(None) == "n/a"
+@pytest.mark.parametrize(
+    ("show", "value", "text"),
+    [
+        (megabytes, 1_500_000, "1.50"), (megabytes, None, "n/a"), (milliseconds, 0.25, "250"),
+        (milliseconds, None, "n/a"), (scientific, 1.234e-7, "1.2e-07"), (scientific, 0.0, "0"),
+        (scientific, None, "n/a"),
+    ],
+)  # fmt: skip
+def test_units_are_megabytes_milliseconds_and_two_places_with_exponent(
+    show: Callable[[float | None], str], value: float | None, text: str
+) -> None:
+    assert show(value) == text
 
 
 def test_markdown_is_made_harmless() -> None:

@@ -77,20 +77,19 @@ def test_the_ratio_of_few_rounds_is_open() -> None:
     assert [line["speed_ratio"] for line in found] == ["1", "~2.00"]
 
 
-def test_spread_holds_the_range_of_the_runs_and_the_percentile_of_the_steps() -> None:
-    table = spread_table(Comparison(timed("ddp", 1024, 512, 256)))
+def spread(*rates: float) -> dict[str, object]:
+    table = spread_table(Comparison(timed("ddp", *rates)))
     assert table is not None
-    line = dict(zip((c.key for c in table.columns), table.values()[0], strict=True))
+    return dict(zip((column.key for column in table.columns), table.values()[0], strict=True))
+
+
+def test_spread_holds_the_range_of_the_runs_and_of_twenty_steps_the_percentile() -> None:
+    line = spread(1024, 512, 256)
     assert (line["tokens_per_second_least"], line["tokens_per_second_most"]) == (256, 1024)
     assert (line["runs"], line["steps"]) == (3, 6)
     # Three runs give no interval, and of six steps the percentile would be the largest.
     assert not {"tokens_per_second_low", "tokens_per_second_high", "step_seconds_p95"} & line.keys()
-
-
-def test_percentile_is_told_of_twenty_steps() -> None:
-    table = spread_table(Comparison(timed("ddp", *[1024, 512] * 5)))
-    assert table is not None
-    line = dict(zip((c.key for c in table.columns), table.values()[0], strict=True))
+    line = spread(*[1024, 512] * 5)
     assert (line["steps"], line["step_seconds_p95"]) == (20, pytest.approx(2.0))
 
 

@@ -169,6 +169,13 @@ def section(*records):  # type: ignore[no-untyped-def]
     return found
 
 
+def within(found, kind, place):  # type: ignore[no-untyped-def]
+    """The only block of a fold."""
+    (block,) = [one for one in found.blocks if isinstance(one, Folded)][place].blocks
+    assert isinstance(block, kind)
+    return block
+
+
 def test_limits_stand_beside_what_was_seen_and_the_factor() -> None:
     split = shifted("single:micro_batch_size=4", 1e-5)
     found = section(make_record(), split, shifted("ddp", 5e-5))
@@ -199,10 +206,7 @@ def test_a_low_precision_has_two_levels_with_their_factors() -> None:
 
 def test_every_run_has_its_distances_and_why_it_is_unjudged() -> None:
     found = section(make_record(), shifted("ddp", 5e-5), make_record(label="fsdp", status="failed"))
-    (folded, *_) = (block for block in found.blocks if isinstance(block, Folded))
-    (table,) = folded.blocks
-    assert isinstance(table, Table)
-    lines = table.texts()
+    lines = within(found, Table, 0).texts()
     assert lines[1][:5] == ["ddp", "2", "1", "tight", "5.0e-05"]
     assert lines[2][-1] == "the run ended as failed"
 
@@ -213,10 +217,7 @@ def test_repeats_that_lie_equally_far_are_one_line_with_their_number() -> None:
         *(shifted("ddp", 5e-5, repeat=repeat) for repeat in range(2)),
         shifted("ddp", 6e-5, repeat=2),
     )
-    (folded, *_) = (block for block in found.blocks if isinstance(block, Folded))
-    (table,) = folded.blocks
-    assert isinstance(table, Table)
-    assert [line[:5] for line in table.texts()[1:]] == [
+    assert [line[:5] for line in within(found, Table, 0).texts()[1:]] == [
         ["ddp", "2", "2", "tight", "5.0e-05"],
         ["ddp", "2", "1", "tight", "6.0e-05"],
     ]
@@ -228,44 +229,25 @@ def test_runs_of_two_jobs_are_not_added_up() -> None:
         for job in "ab"
         for label, repeat in (("single", 0), ("ddp", 0), ("ddp", 1))
     ]
-    (folded, *_) = (block for block in section(*jobs).blocks if isinstance(block, Folded))
-    (table,) = folded.blocks
-    assert isinstance(table, Table)
-    lines = {(line[0][0], line[1]): line[3] for line in table.texts()}
+    lines = {(line[0][0], line[1]): line[3] for line in within(section(*jobs), Table, 0).texts()}
     assert lines == {("a", "single"): "1", ("b", "single"): "1", ("a", "ddp"): "2", ("b", "ddp"): "2"}
 
 
 def test_repeats_without_losses_are_not_called_equal() -> None:
     lost = [make_record(label="ddp", repeat=n, steps=make_steps([None] * len(LOSSES))) for n in range(2)]
-    last = section(make_record(), *lost).blocks[-1]
-    assert isinstance(last, Folded)
-    (items,) = last.blocks
-    assert isinstance(items, Items)
+    items = within(section(make_record(), *lost), Items, -1)
     assert items.items == ["ddp on 2: no loss to compare in one of the runs"]
 
 
 def test_repeats_that_agree_bit_for_bit_are_counted() -> None:
     again = make_record(label="ddp", repeat=1, steps=make_steps([loss + 1e-6 for loss in LOSSES]))
     same = [make_record(label="fsdp", repeat=repeat) for repeat in range(2)]
-    last = section(make_record(), make_record(label="ddp"), again, *same).blocks[-1]
-    assert isinstance(last, Folded)
-    (items,) = last.blocks
-    assert isinstance(items, Items)
-    assert items.items == [
+    found = section(make_record(), make_record(label="ddp"), again, *same)
+    assert "repeats of one backend" in found.blocks[-1].title
+    assert within(found, Items, -1).items == [
         "ddp on 2: 1.0e-06 nats per token",
         "1 other cell with repeats: losses equal bit for bit",
     ]
-
-
-def test_the_spread_of_repeats_is_told() -> None:
-    again = make_record(label="ddp", repeat=1, steps=make_steps([loss + 1e-6 for loss in LOSSES]))
-    found = section(make_record(), make_record(label="ddp"), again)
-    last = found.blocks[-1]
-    assert isinstance(last, Folded)
-    assert "repeats of one backend" in last.title
-    (items,) = last.blocks
-    assert isinstance(items, Items)
-    assert items.items == ["ddp on 2: 1.0e-06 nats per token"]
 
 
 def test_no_reference_no_levels() -> None:

@@ -117,36 +117,37 @@ def traced(exposed: float, label: str = "ddp", device: str = "cpu", **details: A
     return record.model_copy(update=changes)
 
 
+def overlap(*records: Record) -> Section:
+    found = overlap_section(Comparison(records))
+    assert found is not None
+    return found
+
+
+def items(found: Section) -> list[str]:
+    return [str(item) for block in found.blocks if isinstance(block, Items) for item in block.items]
+
+
 def said(record: Record) -> str:
-    section = overlap_section(Comparison([record]))
-    assert section is not None
-    (items,) = [block for block in section.blocks if isinstance(block, Items)]
-    return str(items.items[0])
+    (item,) = items(overlap(record))
+    return item
 
 
 def test_cells_of_which_the_same_is_said_stand_together() -> None:
-    section = overlap_section(Comparison([traced(0.1), traced(0.1, "zero1"), traced(0.05, "zero2")]))
-    assert section is not None
-    (items,) = [block for block in section.blocks if isinstance(block, Items)]
-    cells = [str(item).split(":")[0] for item in items.items]
-    assert cells == ["ddp and zero1 on 2 ranks", "zero2 on 2 ranks"]
+    found = items(overlap(traced(0.1), traced(0.1, "zero1"), traced(0.05, "zero2")))
+    assert [item.split(":")[0] for item in found] == ["ddp and zero1 on 2 ranks", "zero2 on 2 ranks"]
 
 
 def test_a_trace_without_the_gpu_is_not_available_and_says_why() -> None:
     changes = {"overlap": [], "overlap_missing": "no kernel was seen"}
     record = traced(0.1)
     record = record.model_copy(update={"ranks": [r.model_copy(update=changes) for r in record.ranks]})
-    section = overlap_section(Comparison([record]))
-    assert section is not None
-    assert section.blocks == [Items(["ddp on 2 ranks: n/a: no kernel was seen."])]
+    assert overlap(record).blocks == [Items(["ddp on 2 ranks: n/a: no kernel was seen."])]
 
 
 def test_one_rank_waits_for_nobody() -> None:
     record = traced(0.1)
     alone = record.model_copy(update={"world": record.world.model_copy(update={"world_size": 1})})
-    section = overlap_section(Comparison([alone]))
-    assert section is not None
-    assert not [block for block in section.blocks if isinstance(block, Items)]
+    assert not items(overlap(alone))
 
 
 def test_each_rank_has_its_line_and_the_share_that_is_hidden() -> None:
@@ -202,9 +203,9 @@ def test_traces_are_named() -> None:
     record = traced(0.1).model_copy(
         update={"artifacts": [ArtifactPart(kind="trace", rank=0, path="trace-00000.json.gz")]}
     )
-    section = overlap_section(Comparison([record]))
-    assert section is not None
-    (folded,) = [block for block in section.blocks if isinstance(block, Folded) and block.title == "Traces"]
+    (folded,) = [
+        block for block in overlap(record).blocks if isinstance(block, Folded) and block.title == "Traces"
+    ]
     assert folded.blocks[1] == Items([f"{record.run_id}/trace-00000.json.gz"])
 
 
