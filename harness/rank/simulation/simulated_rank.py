@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -149,30 +150,18 @@ def join_fake_group(world: World) -> None:
 AGREED = "stages do not vote on static shapes: all have them"
 
 
-class Agreed:
-    """The result of a vote that every stage won."""
-
-    def item(self) -> int:
-        return 1
-
-
 @contextmanager
 def stages_agree() -> Iterator[None]:
     """A vote passes from stage to stage in the first step; a stage that is not there would have voted 0."""
 
-    def vote(*_: Any, **__: Any) -> Agreed:
-        return Agreed()
+    def vote(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(item=lambda: 1)  # every stage won it
 
     with (
         patch.object(PipelineStage, "_warmup_forward_vote", vote),
         patch.object(PipelineStage, "_warmup_backward_result", vote),
     ):
         yield
-
-
-def what_stages_skip(engine: Engine) -> list[str]:
-    """What was done otherwise than in a run."""
-    return [AGREED] if isinstance(engine, PipelineEngine) else []
 
 
 COMPARE = "assert_ints_same_as_other_ranks"
@@ -186,7 +175,7 @@ def without_comparing_ranks() -> Iterator[None]:
     with ExitStack() as stack:
         for name in COMPARING:
             module = import_module(f"deepspeed.runtime.zero.{name}")
-            stack.enter_context(patch.object(module, COMPARE, _agree))
+            stack.enter_context(patch.object(module, COMPARE, lambda ints: None))
         yield
 
 
@@ -202,10 +191,6 @@ def exchanges_seen() -> Iterator[None]:
 
     with patch.dict(PERFORMED, {torch.ops.deepspeed.dim_zero_all_to_all.default: exchange}):
         yield
-
-
-def _agree(ints: Any) -> None:
-    """All ranks have these numbers."""
 
 
 GROUPED = "Expected inputs of BF16 type"
@@ -272,18 +257,14 @@ def _run(request: SimulationRequest, world: World, backend: Backend, probe: Allo
     engine, built = prepare_engine(run, world, backend, facts, observer, Path())
     engine.train(True)
     substitutions = list(SUBSTITUTIONS) if request.tensors == "fake" else []
-    substitutions += _replace_reducer(engine, fake=request.tensors == "fake") + what_stages_skip(engine)
+    substitutions += _replace_reducer(engine, fake=request.tensors == "fake")
+    substitutions += [AGREED] if isinstance(engine, PipelineEngine) else []
     memory = MemoryProbe(probe, engine)
     memory.record(0, "after_setup")
-    steps = Steps(
-        request=run,
-        engine=engine,
-        counter=counter,
-        memory=memory,
-        observer=observer,
-        vocabulary_size=facts.vocabulary_size or 0,
-    )
-    steps.run()
+    size = facts.vocabulary_size or 0
+    Steps(
+        request=run, engine=engine, counter=counter, memory=memory, observer=observer, vocabulary_size=size
+    ).run()
     return {
         "status": "ok",
         "substitutions": substitutions,
