@@ -145,7 +145,20 @@ def with_optimizer(workload: Workload, expected: ModelStates) -> ModelStates:
         counted = tuple(term for term in expected.terms if term.kind != "optimizer")
         return ModelStates(terms=counted, unknown=OWN_STATES)
     if workload.optimizer == "sgd":
-        return _with_sgd(workload, expected)
+        # One momentum where Adam has two moments, or nothing, and no counters (torch 2.13, `optim/sgd.py`).
+        held = [
+            t
+            for t in expected.terms
+            if t.kind != "optimizer" or (workload.momentum and COUNTERS not in t.name)
+        ]
+        return states(
+            [
+                replace(t, name=t.name.replace("Adam's moments", "momentum"), bytes=t.bytes // ADAM_MOMENTS)
+                if t.kind == "optimizer"
+                else t
+                for t in held
+            ]
+        )
     if workload.optimizer not in LOW_BIT:
         return expected
     by_torchao = workload.optimizer == "adamw-8bit"
@@ -232,18 +245,6 @@ def with_whole_matrices(workload: Workload, volume: Volume) -> Volume:
         return gathered("step", MUON, sizes, dtype, role=role)
 
     return replace(volume, collectives=(*volume.collectives, *over_steps(workload, step)))
-
-
-def _with_sgd(workload: Workload, expected: ModelStates) -> ModelStates:
-    """One momentum where Adam has two moments, or nothing, and no counters (torch 2.13, `optim/sgd.py`)."""
-    kept = [
-        replace(term, name=term.name.replace("Adam's moments", "momentum"), bytes=term.bytes // ADAM_MOMENTS)
-        if term.kind == "optimizer"
-        else term
-        for term in expected.terms
-        if term.kind != "optimizer" or (workload.momentum and COUNTERS not in term.name)
-    ]
-    return states(kept)
 
 
 def _with_muon(workload: Workload, expected: ModelStates) -> ModelStates:

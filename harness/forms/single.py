@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.forms.layout import DTYPE_BYTES, Tensor, elements
+from harness.forms.layout import DTYPE_BYTES, elements
 from harness.forms.terms import ModelStates, Term, Volume, states
 from harness.forms.workload import Workload
 
@@ -34,7 +34,11 @@ def whole_frozen(workload: Workload) -> Term:
 
 def buffer_terms(workload: Workload) -> list[Term]:
     """The model's buffers: every rank holds them, and every library keeps their dtypes here."""
-    size = sum(buffer.numel * _width(workload, buffer) for buffer in workload.layout.buffers)
+    widened = workload.widened
+    size = sum(
+        buffer.numel * DTYPE_BYTES["float32" if widened and "float" in buffer.dtype else buffer.dtype]
+        for buffer in workload.layout.buffers
+    )
     return [Term(kind="buffers", name="model buffers", bytes=size, extra=True)]
 
 
@@ -60,11 +64,6 @@ def replica_terms(workload: Workload) -> list[Term]:
 def replica_tensors(workload: Workload) -> list[list[int]]:
     """Elements of each parameter by group: what an optimizer of whole replicas updates."""
     return [[parameter.numel for parameter in group] for group in workload.layout.reached_groups()]
-
-
-def _width(workload: Workload, buffer: Tensor) -> int:
-    is_float = "float" in buffer.dtype
-    return DTYPE_BYTES["float32" if is_float and workload.widened else buffer.dtype]
 
 
 def model_states(workload: Workload) -> ModelStates:

@@ -11,7 +11,7 @@ from harness.backends.tensor.plan import HEADS, VOCABULARY
 from harness.errors import HarnessError
 from harness.forms import pipeline, tensor
 from harness.forms.activations import ActivationProfile, Segment, Size
-from harness.forms.layout import Attention, Layout
+from harness.forms.layout import Attention, Layout, elements
 from harness.forms.tensor import local_workload
 from harness.forms.workload import Workload
 
@@ -200,9 +200,22 @@ def part_of(model: PlannedModel, workload: Workload) -> PlannedModel:
     """The model with the layers, heads and channels that the workload's rank computes."""
     if tensor.ranks_of(workload) > 1:
         return _cut(model, workload)
-    if workload.strategy.facts.cuts_layers:
-        return _staged(model, workload)
-    return model
+    if not workload.strategy.facts.cuts_layers:
+        return model
+    cut, layout, held = pipeline.cut_of(workload), workload.layout, pipeline.held(workload)
+    stages = cut.of_rank(pipeline.place_of(workload))
+    blocks = tuple(name for stage in stages for name in cut.blocks_of(stage))
+    inside, everywhere = (tuple(f"{name}." for name in names) for names in (blocks, layout.blocks))
+    multiplying = elements(t for t in held if t.name.startswith(inside))
+    if cut.stages - 1 in stages:  # what is behind the blocks
+        in_blocks = elements(t for t in layout.parameters if t.name.startswith(everywhere))
+        multiplying += model.multiplying_parameters - in_blocks
+    return replace(
+        model,
+        layout=replace(layout, parameters=tuple(held), blocks=blocks),
+        multiplying_parameters=multiplying,
+        layers=len(blocks),
+    )
 
 
 def local_config(config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
@@ -258,26 +271,6 @@ def _cut_tables(workload: Workload) -> set[str]:
     whole, held = workload.layout.parameters, local_workload(workload).layout.parameters
     layers = {a.name.split(".")[-2] for a, b in zip(whole, held, strict=True) if a.shape != b.shape}
     return layers & set(VOCABULARY)
-
-
-def _staged(model: PlannedModel, workload: Workload) -> PlannedModel:
-    cut, place = pipeline.cut_of(workload), pipeline.place_of(workload)
-    stages = cut.of_rank(place)
-    held = pipeline.held(workload)
-    blocks = tuple(name for stage in stages for name in cut.blocks_of(stage))
-    prefixes = tuple(f"{name}." for name in blocks)
-    inside = sum(t.numel for t in held if t.name.startswith(prefixes))
-    everywhere = tuple(f"{name}." for name in workload.layout.blocks)
-    outside = model.multiplying_parameters - sum(
-        t.numel for t in workload.layout.parameters if t.name.startswith(everywhere)
-    )
-    is_last = cut.stages - 1 in stages
-    return replace(
-        model,
-        layout=replace(workload.layout, parameters=tuple(held), blocks=blocks),
-        multiplying_parameters=inside + (outside if is_last else 0),
-        layers=len(blocks),
-    )
 
 
 def _divided(segment: Segment, ranks: int) -> Segment:

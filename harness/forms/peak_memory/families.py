@@ -336,30 +336,24 @@ class Fsdp2Timeline(StepTimeline):
 
     def _reduce(self, unit: Unit) -> None:
         if not self.reduces:
-            self._accumulate(unit)
+            # Gradients add up in the reduce dtype.
+            if self.micro_step == 0:
+                self.ledger.add(FSDP2.accumulated, self._trained(unit) * self._reduce_bytes)
+                self.ledger.look()
+            self._drop_fresh(unit)
             return
         with self.ledger.during("reduction"):
             padded = sum(map(self._padded, unit.trained(self.workload.layout)))
             self.ledger.drop(FSDP2.reduce_input)
             self.ledger.add(FSDP2.reduce_input, padded * self._reduce_bytes)
             self.ledger.look()
-            self._drop_gradients(unit)
+            self._drop_fresh(unit)
+            if self.adds_up_whole:
+                self.ledger.drop(FSDP2.accumulated, self._trained(unit) * self._reduce_bytes)
             shards = self.workload.shards
             self.scatter(
                 padded, shards, self._reduce_bytes, FSDP2.reduced, FSDP2.reduced_low, sends=shards > 1
             )
-
-    def _drop_gradients(self, unit: Unit) -> None:
-        self._drop_fresh(unit)
-        if self.adds_up_whole:
-            self.ledger.drop(FSDP2.accumulated, self._trained(unit) * self._reduce_bytes)
-
-    def _accumulate(self, unit: Unit) -> None:
-        """Without a reduction gradients add up in the reduce dtype."""
-        if self.micro_step == 0:
-            self.ledger.add(FSDP2.accumulated, self._trained(unit) * self._reduce_bytes)
-            self.ledger.look()
-        self._drop_fresh(unit)
 
 
 PIPELINE = "pipeline"
@@ -524,7 +518,7 @@ def of_stage(profile: ActivationProfile, layout: Layout, stage: int, stages: int
     is_first, is_last = stage == 0, stage == stages - 1
     embedding, head = profile.embedding, profile.head
     if layout.tied:
-        embedding = replace(embedding, held=_without_constant(embedding.held))
+        embedding = replace(embedding, held=Size((0, *embedding.held.coefficients[1:])))
         firsts = [Gradient(parameter=name, live=Size()) for name in dict.fromkeys(layout.tied.values())]
         head = replace(head, gradients=(*head.gradients, *firsts))
     return replace(
@@ -533,10 +527,6 @@ def of_stage(profile: ActivationProfile, layout: Layout, stage: int, stages: int
         head=head if is_last else EMPTY,
         loss=profile.loss if is_last else EMPTY,
     )
-
-
-def _without_constant(size: Size) -> Size:
-    return Size((0, *size.coefficients[1:]))
 
 
 TIMELINES: dict[str, type[StepTimeline]] = {
