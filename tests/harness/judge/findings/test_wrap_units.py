@@ -30,7 +30,7 @@ def findings(
     least: int | None,
     kept: int = 0,
     prefetch: int | None = None,
-    **details,
+    **details: Any,
 ) -> list[Finding]:
     options = {"prefetch": prefetch} if prefetch else {}
     effective = make_effective(wrap_units=units, details={"shard_size": 2} | details)
