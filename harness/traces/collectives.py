@@ -412,8 +412,11 @@ def _calls(node: _Node, groups: GroupsOfJob) -> list[Call]:
     if event.name == RECORD:
         named = event.arguments.get("Collective name")
         operation = collective_of(str(named)) if named is not None else None
-        is_one = operation is not None and len(inner) < 2
-        found = [_recorded(event, operation or "", inner, groups)] if is_one else inner
+        found = inner
+        if operation is not None and len(inner) < 2:
+            own = of_arguments(event.arguments, operation, groups)
+            own.thread, own.start, own.end = event.thread, event.start, event.end
+            found = [_joined(own, inner[0]) if inner else own]
     elif len(inner) > 1:
         found = inner
     else:
@@ -428,12 +431,6 @@ def _calls(node: _Node, groups: GroupsOfJob) -> list[Call]:
         if event.external is not None and len(found) == 1:
             call.externals.add(event.external)
     return found
-
-
-def _recorded(event: HostEvent, operation: str, inner: list[Call], groups: GroupsOfJob) -> Call:
-    own = of_arguments(event.arguments, operation, groups)
-    own.thread, own.start, own.end = event.thread, event.start, event.end
-    return _joined(own, inner[0]) if inner else own
 
 
 def of_arguments(arguments: dict[str, Any], operation: str, groups: GroupsOfJob) -> Call:

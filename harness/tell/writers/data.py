@@ -71,10 +71,6 @@ def _content(document: Document) -> dict[str, Any]:
     }
 
 
-def _item(item: str | tuple[str, str] | Line) -> Any:
-    return asdict(item) if isinstance(item, Line) else item
-
-
 def _block(block: Block) -> dict[str, Any]:
     match block:
         case Paragraph():
@@ -84,7 +80,10 @@ def _block(block: Block) -> dict[str, Any]:
         case Heading():
             return {"kind": "heading", "text": block.text}
         case Items():
-            return {"kind": "items", "items": [_item(item) for item in block.items]}
+            return {
+                "kind": "items",
+                "items": [asdict(item) if isinstance(item, Line) else item for item in block.items],
+            }
         case Table():
             keys = [column.key for column in block.columns]
             return {

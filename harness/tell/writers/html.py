@@ -28,7 +28,6 @@ from harness.tell.document import (
     Paragraph,
     Picture,
     ReportCell,
-    Section,
     Table,
 )
 from harness.tell.formats import one_line
@@ -205,12 +204,19 @@ def render_html(document: Document, pictures: Mapping[str, str], manifest: str) 
         trim_blocks=True,
     )  # fmt: skip
     environment.filters |= {"text": text_html, "block": page.block}
-    count = _answer_length(document.sections) if document.details else 0
+    # The first screen holds what comes up to the first section with a table.
+    lengths = (
+        n for n, part in enumerate(document.sections, 1) if any(isinstance(b, Table) for b in part.blocks)
+    )
+    count = next(lengths, len(document.sections)) if document.details else 0
     answer, more = document.sections[:count], document.sections[count:]
     own = (Document("", answer).pictures() or document.pictures()[:1]) if document.details else []
     return environment.get_template(PAGE).render(
         document=document,
-        answer=[_without_pictures(section) for section in answer],
+        answer=[
+            replace(part, blocks=[block for block in part.blocks if not isinstance(block, Picture)])
+            for part in answer
+        ],
         more=more,
         pictures=[page.picture(picture) for picture in own],
         choices=filter_choices(document.cells),
@@ -304,16 +310,6 @@ class _Page:
 
 def _link(key: str, title: str) -> str:
     return f'<a href="#{text_html(key)}">{text_html(title)}</a>'
-
-
-def _answer_length(sections: Sequence[Section]) -> int:
-    """How many sections the first screen holds: up to the first with a table."""
-    lengths = [n for n, part in enumerate(sections, 1) if any(isinstance(b, Table) for b in part.blocks)]
-    return lengths[0] if lengths else len(sections)
-
-
-def _without_pictures(section: Section) -> Section:
-    return replace(section, blocks=[block for block in section.blocks if not isinstance(block, Picture)])
 
 
 def _targets(details: Document | None) -> dict[str, str]:
