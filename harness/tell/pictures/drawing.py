@@ -355,7 +355,6 @@ def _distance(box: Box, point: Point) -> float:
 
 LEFT = 1.06
 """Factor between the least across and the left edge."""
-Spec = dict[str, Any]
 CURVE_SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 
 
