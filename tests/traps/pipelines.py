@@ -27,5 +27,13 @@ class TiedApart(PipelineBackend):
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
         engine: Any = super().prepare(build_model, build_optimizer, context)
-        engine._add_from = lambda holders, gradient: None
+        reduce, whole = engine._reduce, engine.pipeline
+        alone = replace(whole, holders={name: ranks[:1] for name, ranks in whole.holders.items()})
+
+        def apart() -> None:
+            engine.pipeline = alone
+            reduce()
+            engine.pipeline = whole
+
+        engine._reduce = apart
         return engine  # type: ignore[no-any-return]
