@@ -27,6 +27,7 @@ class GitPart(Part):
     """The checkout that the harness ran from."""
 
     commit: str
+    """Hash of the commit."""
     modified: bool
     """Whether the harness's packages differed from the commit."""
     changed: list[str] = []
@@ -39,24 +40,32 @@ class InterfacePart(Part):
     name: str
     """The kernel's name, such as 'eth0'."""
     addresses: list[str]
+    """Addresses of the interface."""
     megabits_per_second: int | None
     """None: the kernel does not know."""
     mtu_bytes: int
+    """Largest packet."""
     infiniband: bool
+    """Whether it is an InfiniBand device."""
 
 
 class NodePart(Part):
     """How the processors, GPUs and networks of one node are laid out."""
 
     host: str
+    """Host name."""
     cpu: str
+    """Model of the processor."""
     cores: int | None
     """Logical processors of the machine; None: not known."""
     usable_cores: int
     """Logical processors that the ranks may use."""
     memory_bytes: int
+    """Physical memory."""
     numa_nodes: int
+    """Number of NUMA nodes."""
     gpus: list[str]
+    """Names of the GPUs."""
     gpu_topology: list[str] | None
     """Lines of `nvidia-smi topo -m`; None without GPUs."""
     interfaces: list[InterfacePart]
@@ -70,7 +79,9 @@ class SlurmPart(Part):
     nodes: str | None = None
     """As Slurm writes lists: node[1-2]."""
     partition: str | None = None
+    """Partition of the job."""
     restarts: int | None = None
+    """How often Slurm requeued the job."""
     attempts: int | None = None
     """How often the run was started."""
     step_exit_code: int | None = None
@@ -78,6 +89,7 @@ class SlurmPart(Part):
     state: str | None = None
     """As Slurm names it; None until it was asked."""
     reason: str | None = None
+    """Slurm's reason for the state."""
     exit_code: int | None = None
     """Of the batch script; negative: killed by that signal."""
     elapsed_seconds: int | None = None
@@ -98,7 +110,9 @@ class FabricPart(Part):
     interface: str | None
     """Network interface that the transport was told to use; None: its own choice."""
     world_size: int
+    """Ranks that took part."""
     nodes: int
+    """Machines that they ran on."""
     all_reduce_bytes: int | None
     """Size of the largest tensor that was reduced; None: all-reduce was not measured."""
     all_reduce_bus_bytes_per_second: float | None
@@ -125,15 +139,18 @@ class AcceleratorPart(Part):
     float32_matmul: str | None = None
     """How torch computes fp32 matrix products: 'highest' (fp32), 'high' (TF32 or bf16x3), 'medium' (bf16)."""
     cudnn_tf32: bool | None = None
+    """Whether cuDNN may use TF32."""
 
 
 class EnvironmentPart(Part):
     """Of several nodes, the first one's."""
 
     python: str
+    """Version of Python."""
     platform: str
     """Operating system and C library."""
     cpu: str
+    """Model of the processor."""
     cores: int | None
     """Logical processors of the machine; None: not known."""
     started_at: str | None = None
@@ -141,10 +158,13 @@ class EnvironmentPart(Part):
     load_average: float | None = None
     """Runnable processes over the last minute before the run; None in older records."""
     memory_bytes: int
+    """Physical memory."""
     gpus: list[str]
+    """Names of the GPUs."""
     accelerator: AcceleratorPart | None = None
     """None on the CPU, in older records, and of runs that ended before they trained."""
     packages: dict[str, str]
+    """Versions of the libraries."""
     code: str
     """Digest of the sources that run inside a cell."""
     git: GitPart | None = None
@@ -176,7 +196,9 @@ class MemoryPart(Part):
     """Memory of one rank at one moment of a probed step."""
 
     step: int
+    """Number of the probed step."""
     moment: Moment
+    """When it was read."""
     allocated_bytes: int | None
     """What torch's allocator serves now."""
     peak_bytes: int | None
@@ -223,6 +245,7 @@ class PlacementPart(Part):
     processors: str
     """Logical processors of its affinity mask, as the kernel writes them: '0-15,64-79'."""
     processor_count: int
+    """How many these are."""
     numa_nodes: list[int]
     """NUMA nodes of these processors; empty: not told."""
     device_numa_node: int | None = None
@@ -237,6 +260,7 @@ class SetupMemoryPart(Part):
     engine_peak_bytes: int
     """Most until the engine is ready: the model built, sharded and filled with its initial weights."""
     engine_bytes: int
+    """When it is ready."""
     digest_peak_bytes: int
     """Most while the initial weights are gathered and digested."""
 
@@ -245,6 +269,7 @@ class EnergyPart(Part):
     """From the first timed step to the end of the training; joules, not rounded."""
 
     seconds: float
+    """How long that is."""
     device_joules: float | None = None
     """Energy of the rank's GPU by the driver's counter; None: no GPU, or see `device_unknown`."""
     device_unknown: str | None = None
@@ -269,6 +294,7 @@ class CheckpointPart(Part):
     """Saving or loading one checkpoint, on one rank."""
 
     operation: Literal["save", "load"]
+    """Which of the two."""
     format: SavedFormat
     """The library's own, the weights as Hugging Face reads them, or weights and optimizer states by name."""
     step: int
@@ -287,10 +313,13 @@ class ResumedPart(Part):
     """The checkpoint that a run continued."""
 
     format: SavedFormat
+    """As of `CheckpointPart`."""
     run_id: str
+    """The run that saved it."""
     backend: str
     """That run's backend, with its options."""
     world_size: int
+    """That run's ranks."""
     step: int
     """Steps taken when it was saved: the number of the first step of this run."""
     updates: int | None = None
@@ -303,8 +332,11 @@ class WaitPart(Part):
     """A stretch of a traced step in which a rank waited for communication."""
 
     name: str
+    """The collective that was waited for."""
     phase: str
+    """Phase of the step."""
     seconds: float
+    """Length of the stretch."""
 
 
 class OverlapPart(Part):
@@ -315,12 +347,15 @@ class OverlapPart(Part):
     """
 
     step: int
+    """Number of the step."""
     seconds: float
+    """Length of the step."""
     compute_seconds: float
     """Computing, whether or not communication runs beside it."""
     communication_seconds: float
     """Communicating, whether or not computation runs beside it."""
     exposed_seconds: float
+    """Communicating while nothing computes."""
     copy_seconds: float | None = None
     """Copies and memsets of a device, whatever runs beside them; None: of the CPU, or an older record, where
     they count as computing."""
@@ -337,6 +372,7 @@ class ProcessorPart(Part):
     """Who used the processors of a rank's machine, from its first timed step to the end of the training."""
 
     seconds: float
+    """How long that is."""
     process_seconds: float
     """Processor time of the rank's process, all threads together."""
     waiting_seconds: float
@@ -361,6 +397,7 @@ class OddUpdatePart(Part):
     """The first update of a rank that is not what Adam makes of gradient, moments and constants in force."""
 
     step: int
+    """Number of its step."""
     kind: OddUpdate
     """What it did instead, as far as weights and moments show it."""
     given: float | None = None
@@ -375,7 +412,9 @@ class ReadyRank(Part):
     """A rank that is ready to train."""
 
     rank: int
+    """Global rank."""
     host: str
+    """Host name of its machine."""
     device_name: str
     """Name of its GPU or processor."""
     placement: PlacementPart | None = None
@@ -444,6 +483,7 @@ class RankPart(EndedRank, ProbedRank, ReadyRank):
     """What one rank measured: what it wrote, and its steps as columns."""
 
     step_seconds: Annotated[list[float], PerStep("seconds")]
+    """Duration of each step."""
     data_seconds: Annotated[list[float], PerStep("data_seconds")]
     """The part of each step spent on fetching the batch."""
     phase_seconds: dict[str, list[float]] = {}
@@ -452,6 +492,7 @@ class RankPart(EndedRank, ProbedRank, ReadyRank):
     sample_hashes: Annotated[list[HashSum], PerStep("sample_hashes", known=True)]
     """Per step, the hash sum over this rank's samples."""
     samples: Annotated[list[int], PerStep("samples", known=True)]
+    """Per step, samples of this rank."""
     target_tokens: Annotated[list[int], PerStep("target_tokens", known=True)] = []
     """Per step, tokens whose prediction counts in the loss."""
     loss_sums: Annotated[list[float | None], PerStep("loss_sum")] = []
@@ -506,16 +547,22 @@ class CommunicationPart(Part):
     """
 
     rank: int
+    """Global rank."""
     phase: str
     """Phase of the run: 'setup', 'digest', 'forward', 'backward', 'step', 'evaluation', 'checkpoint' or
     'checkpoint_load'."""
     op: Annotated[str, AfterValidator(_known)]
+    """Operation, such as 'all_reduce'."""
     dtype: str
     """Dtype of the tensors; 'none': a call without a tensor."""
     group: str
+    """Name of the process group."""
     group_ranks: list[int]
+    """Global ranks of the group."""
     group_size: int
+    """Number of its ranks."""
     calls: int
+    """Number of calls."""
     payload_bytes: int
     """Size of the whole tensors that these calls work on."""
     largest_bytes: int | None = None
@@ -592,6 +639,7 @@ class WindowsPart(Part):
     timed: int
     """Steps behind every figure of speed."""
     traced: int = 0
+    """Steps under torch's profiler, not timed."""
     cooldown: int = 0
     """After probed and traced steps, in no statistic: the probes' side effects make them longer."""
 
@@ -615,6 +663,7 @@ class AnswerPart(Part):
     """One generated answer and its scores against the nearest of the right ones."""
 
     sample: int
+    """Number of the held-out sample."""
     text: str
     """What was generated, up to the end of the text."""
     exact_match: bool
@@ -629,6 +678,7 @@ class AnswersPart(Part):
     exact_match: float
     """Answers that match exactly, in percent."""
     f1: float
+    """Mean F1, in percent."""
     seconds: float
     """The slowest rank's."""
     given: list[AnswerPart]

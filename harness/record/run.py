@@ -50,8 +50,11 @@ class TensorPart(Part):
     """A tensor of the model: a parameter or a buffer."""
 
     name: str
+    """Its name in the model."""
     shape: list[int]
+    """Sizes of its dimensions."""
     dtype: str
+    """Its dtype, such as 'float32'."""
 
     @field_validator("shape")
     @classmethod
@@ -65,8 +68,11 @@ class AttentionPart(Part):
     """Heads of a decoder, alike in all of its blocks."""
 
     layers: int
+    """Number of transformer blocks."""
     heads: int
+    """Heads of queries."""
     key_value_heads: int
+    """Heads of keys and values."""
     head_size: int
     """Elements of a token in one head."""
 
@@ -128,6 +134,7 @@ class GeometryPart(Part):
     multiplying_parameters: int
     """Parameters that every token is multiplied with."""
     layers: int
+    """Number of transformer blocks."""
     attention_width: int
     """Heads times their dimension."""
 
@@ -138,11 +145,13 @@ class ModelPart(Part):
     architecture: str
     """Class of the model, such as 'LlamaForCausalLM'."""
     attention: str | None
+    """The attention kernel; None: the model does not say."""
     parameters: int
     """Number of parameters; a tied tensor counts once."""
     tied_parameters: int
     """Names that tied parameters have beyond their first."""
     activation_checkpointing: bool
+    """Whether blocks recompute their activations."""
     whole_because: str | None = None
     """Why every rank built it whole although runtime.loading asked for less; None: nothing did."""
     geometry: GeometryPart | None = None
@@ -155,13 +164,17 @@ class DataPart(Part):
     """Sizes of the data."""
 
     samples: int
+    """Samples altogether."""
     training_samples: int
+    """Samples that training draws from."""
     evaluation_samples: int
+    """Samples held out."""
     target_tokens: int
     """Labels that count in the loss, over all samples: tokens of text, one of each classified sample."""
     vocabulary_size: int | None = None
     """Tokens that the tokenizer knows; None: there is none."""
     classes: int | None = None
+    """Classes of a classification."""
     misplaced_labels: int = 0
     """Labels that are not the token at their position, over all samples; of causal-lm only."""
 
@@ -241,6 +254,7 @@ class ModelLossPart(Part):
     job: float
     """The mean of the loss that the job trains, in nats per target token."""
     targets: int
+    """Target tokens of the batch."""
 
 
 OUTSIDE = "outside"
@@ -255,6 +269,7 @@ class ObservedPart(Part):
     optimizer_used: bool = False
     """Whether the optimizer that the job built is among those that train."""
     optimizer_steps: int | None = None
+    """Updates that the optimizers made."""
     optimizer_groups: list[dict[str, Any]] = []
     """Constants of each group of the optimizers that train, whoever built them, and the names of its
     parameters where they can be known; of an observed script also its last rate, its dtypes and the number
@@ -303,8 +318,11 @@ class ObservedPart(Part):
     frozen_dtypes: list[str] = []
     """Of the weights that the job freezes, as the live model holds them."""
     attention: str | None = None
+    """The attention kernel of the live model."""
     activation_checkpointing: bool | None = None
+    """Whether blocks recompute their activations."""
     compiled: bool | None = None
+    """Whether a module is compiled by torch.compile."""
     compiled_graphs: int | None = None
     """Graphs that the compiler made in a rank's process; None: nothing is compiled."""
     graph_breaks: int | None = None
@@ -314,6 +332,7 @@ class ObservedPart(Part):
     dropout: float | None = None
     """The largest probability in the live model."""
     tf32: bool | None = None
+    """Whether matrix products on CUDA may use TF32."""
     deterministic: bool | None = None
     """Whether torch uses deterministic kernels. Not if CUDA's attention would only warn."""
 
@@ -407,19 +426,24 @@ class DimensionPart(Part):
     """What ranks along it divide: 'data' and 'shard' the samples, 'tensor' each layer, 'sequence' each
     sample, 'pipeline' the layers."""
     size: int = Field(ge=1, le=MOST_RANKS)
+    """Ranks along it."""
 
 
 class WorldPart(Part):
     """The ranks, and how the global batch was cut over them."""
 
     nodes: int = Field(ge=1, le=MOST_RANKS)
+    """Machines that the ranks ran on."""
     ranks_per_node: int = Field(ge=1, le=MOST_RANKS)
+    """Ranks on each of them."""
     world_size: int = Field(ge=1, le=MOST_RANKS)
+    """Ranks altogether."""
     device: str
     """'cpu' or 'cuda'."""
     collectives: str
     """Transport of the collectives: 'gloo' or 'nccl'."""
     threads_per_rank: int
+    """CPU threads of each rank."""
     micro_batch_size: PositiveInt
     """Samples per rank and forward pass."""
     accumulation_steps: PositiveInt
@@ -451,6 +475,7 @@ class RankStatePart(Part):
     """Where one rank of a run was when the run had to be ended."""
 
     rank: int
+    """Global rank."""
     step: int | None = None
     """None: it was not in a training step."""
     phase: str | None = None
@@ -511,9 +536,11 @@ class GivenPart(Part):
     file: str
     """Its name, without folders."""
     kind: FileKind
+    """Which tool reads it."""
     mode: GivenMode
     """like-for-like: job and preset pin what would make rows differ; exactly-as-given: the file wins."""
     sha256: str
+    """Digest of the file."""
     settings: list[GivenSettingPart]
     """Every key, in the order of the file, then keys that it does not give, with the tool's defaults."""
 
@@ -529,6 +556,7 @@ class ObservationPart(Part):
     """
 
     command: KeptCommand
+    """The command that was observed."""
     frameworks: list[str]
     """Libraries that drove the training, such as 'accelerate' or 'lightning', with their versions."""
     base: str | None = None
@@ -573,6 +601,7 @@ class PredictionPart(Part):
     verdict: Verdict | None = None
     """None: no limit is known."""
     refused: bool = False
+    """Whether the run was not started for that reason."""
     typical_error: float | None = None
     """Mean error, without sign, of such predictions for runs that were measured; None: none were."""
     error_runs: int = 0
@@ -608,6 +637,7 @@ class ArtifactPart(Part):
     """A file or folder next to the record."""
 
     kind: ArtifactKind
+    """What it is."""
     path: str
     """Relative to the record's folder."""
     rank: int | None = None
@@ -622,10 +652,12 @@ class BackendPart(Part):
     name: str
     """Name in the registry."""
     options: dict[str, Any] = {}
+    """Options with their values, as they were given."""
     effective: Annotated[Effective | None, BeforeValidator(with_details)] = None
     native_config: dict[str, Any] | None = None
     """The configuration that the library was handed, where it takes one."""
     versions: dict[str, str] = {}
+    """Versions of the backend's libraries."""
     claim: StrategyKind | None = None
     """The strategy that a third party's backend claims to be; None: a built-in one, or nothing claimed."""
     own_forms: OwnForms | None = None
@@ -661,16 +693,19 @@ class Record(Part):
     """One run, self-contained."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
+    """Version of this schema."""
     run_id: str
     """Name of the run's folder."""
     created_at: str
     """Start of the run, UTC, ISO 8601."""
     status: Status
+    """How the run ended."""
     error: ErrorPart | None = None
     """Why there is no result, or only a part; None: nothing failed."""
     reasons: list[str] = []
     """Why the backend is unsupported here."""
     command: KeptCommand
+    """The command line that asked for this run."""
     job: RecordedJob
     """Settings that decide the mathematics, every default written out."""
     job_id: str
