@@ -47,7 +47,7 @@ def sites() -> list[bytes]:
 @cache
 def hardware() -> list[Any]:
     """Files of a user's own devices and networks."""
-    devices, fabrics = parsed(texts_of("harness/plan/catalogue/hardware"))
+    devices, fabrics, _ = parsed(texts_of("harness/plan/catalogue/hardware"))
     some = [dict(list(entries.items())[:3]) for entries in (devices, fabrics)]
     return [{"devices": some[0], "fabrics": some[1]}]
 
