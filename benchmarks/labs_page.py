@@ -16,7 +16,8 @@ from tabulate import tabulate
 
 from harness.cli.labs import SPENT
 from harness.judge.comparison import Comparison
-from harness.labs.tables import LABS, Lab, Variant, fill
+from harness.labs.definitions import LABS, Lab, Variant
+from harness.labs.tables import fill
 from harness.record import Record
 from harness.record.store import ARCHIVE_NAME, read_runs, write_archive
 

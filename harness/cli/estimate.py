@@ -92,16 +92,14 @@ def estimate(
 
         click.echo("\n".join(catalogue_lines() if listed == "models" else machine.known.lines()))
         return 0
-    from harness.plan.document import document
+    found = answers_of(machine, **asked, backends=split_backends(backends) if backends is not None else [])
+    from harness.plan.document import document, write_picture
     from harness.plan.text import answer_lines
 
-    found = answers_of(machine, **asked, backends=split_backends(backends) if backends is not None else [])
     echo("\n".join(answer_lines(found, details=details, whole=whole)), err=as_json)
     if as_json:
         echo(json.dumps(document(found), indent=1))
     if plot is not None:
-        from harness.plan.document import write_picture
-
         write_picture([row for answer in found for row in answer.rows], [one.question for one in found], plot)
         echo(f"picture: {plot}", err=True)
     return 0

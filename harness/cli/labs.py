@@ -18,7 +18,7 @@ from harness.cli.options import PATH, backends_option, common, json_option, meas
 from harness.cli.output import echo
 from harness.errors import HarnessError
 from harness.judge.wording import counted
-from harness.labs.tables import LABS, Lab, Scale, Variant, find_lab
+from harness.labs.definitions import LABS, Lab, Scale, Variant, find_lab
 from harness.record.store import read_runs
 from harness.tell.formats import fitted
 

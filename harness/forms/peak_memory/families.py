@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from harness.forms.activations import ActivationProfile, Gradient, Segment, Size, no_activations
 from harness.forms.ddp import wraps
 from harness.forms.fsdp.fsdp1 import ALIGNMENT_BYTES, flat_unit, is_sharded
@@ -645,6 +643,8 @@ def _largest_straddling(workload: Workload) -> int:
 def _most_straddling(layout: Layout, ranks: int) -> int:
     """By partition of each group, as `zero12` lays them out, all parameters that reach into it and its
     padding."""
+    import numpy as np  # commands that predict nothing start without it
+
     touched = np.zeros(ranks, dtype=np.int64)
     for group in layout.groups():
         piece = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * ranks) // ranks

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from harness.cli.fit import _followed_by
 from harness.cli.output import PREDICTING, PredictionCount
-from harness.cli.run import _followed_by
 
 from .command_line import SMALL, harness, records, refused
 

@@ -8,7 +8,8 @@ from harness.backends import registry
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
-from harness.labs.tables import LABS, LAYOUTS, Lab, Scale, fill, find_lab
+from harness.labs.definitions import LABS, LAYOUTS, Lab, Scale, find_lab
+from harness.labs.tables import fill
 from harness.shipped import resolve
 
 RUN = [lab for lab in LABS if lab.needs_runs]

@@ -3,7 +3,8 @@
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.labs.tables import LABS, Variant, fill, find_lab
+from harness.labs.definitions import LABS, Variant, find_lab
+from harness.labs.tables import fill
 from harness.record.store import read_runs
 from tests.docs.markdown import ROOT
 

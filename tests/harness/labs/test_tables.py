@@ -1,6 +1,7 @@
 """Tables of hand-outs, filled in from records whose figures are known."""
 
-from harness.labs.tables import LABS, LabTable, cells, fill, find_lab
+from harness.labs.definitions import LABS, find_lab
+from harness.labs.tables import LabTable, cells, fill
 from harness.record import GeometryPart, LayoutPart, Record
 from tests.records import make_model, make_record, make_steps
 

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.labs_page import findings_of, page, published, records_of
 from harness.cli.labs import SPENT
 from harness.judge.comparison import Comparison
-from harness.labs.tables import LABS, find_lab
+from harness.labs.definitions import LABS, find_lab
 from tests.docs.markdown import ROOT
 
 TINY = ROOT / "docs" / "labs" / "tiny"
