@@ -239,29 +239,28 @@ class LocalLauncher:
     def _start(
         self, run_directory: Path, request: RunRequest, rank: int, port: int, turns: Connection | None
     ) -> Any:
-        log, variables = str(rank_log(run_directory, rank)), _variables(request, rank, port)
+        log, variables = str(rank_log(run_directory, rank)), self._variables(request, rank, port)
         process = self._context.Process(  # type: ignore[attr-defined]
             target=enter_rank, args=(str(run_directory), log, variables, turns)
         )
         process.start()
         return process
 
-
-def _variables(request: RunRequest, rank: int, port: int) -> dict[str, str]:
-    """What a rank adds to the environment of this process."""
-    variables = {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(request.world_size),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(request.world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": str(request.threads_per_rank),
-        LOCAL_RENDEZVOUS: "1",
-    }
-    if sys.platform == "linux":
-        variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    return variables
+    def _variables(self, request: RunRequest, rank: int, port: int) -> dict[str, str]:
+        """What a rank adds to the environment of this process."""
+        variables = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(request.world_size),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(request.world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": str(request.threads_per_rank),
+            LOCAL_RENDEZVOUS: "1",
+        }
+        if sys.platform == "linux":
+            variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        return variables
 
 
 @dataclass(kw_only=True)
