@@ -1,9 +1,12 @@
 """Bytes of tensors without data, as an allocator would count them."""
 
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 
-from harness.rank.simulation.fake_tensors import CountingMode, FakeAllocatorProbe, resizes_noted
+from harness.rank.simulation.fake_tensors import Chunks, CountingMode, FakeAllocatorProbe, resizes_noted
+from harness.rank.simulation.simulated_rank import in_words
 
 ROW = 1000 * 4
 
@@ -71,3 +74,25 @@ def test_tensors_that_lie_nowhere_do_not_count() -> None:
 def test_the_first_cpu_is_the_cpu() -> None:
     with FakeTensorMode(), CountingMode(FakeAllocatorProbe()):
         assert (torch.zeros(3, device="cpu:0") + torch.zeros(3, device="cpu")).shape == (3,)
+
+
+@pytest.mark.parametrize(("rows", "count"), [(12, 4), (13, 4), (3, 8), (9, 8), (1, 1), (1, 5)])
+def test_chunks_are_those_of_torch(rows: int, count: int) -> None:
+    tensor = torch.arange(rows * 3).reshape(rows, 3)
+    cut, ours = torch.chunk(tensor, count), Chunks(tensor, count)
+    assert len(ours) == len(cut)
+    assert all(torch.equal(a, b) for a, b in zip(ours, cut, strict=True))
+    padded, ours = _chunk_with_empty(tensor, count, dim=0), Chunks(tensor, count, padded=True)
+    assert [piece.shape for piece in ours] == [piece.shape for piece in padded]
+    assert torch.equal(ours[-1], padded[-1])
+
+
+def test_there_is_no_piece_beyond_the_last() -> None:
+    with pytest.raises(IndexError):
+        Chunks(torch.zeros(4), 4)[4]
+
+
+def test_experts_in_another_dtype_than_their_kernel_s_say_which_to_set() -> None:
+    raised = RuntimeError("Expected inputs of BF16 type but got mat_a.dtype=torch.float32 and more.")
+    assert in_words(raised).endswith("takes bf16 alone; set training.precision=bf16-mixed")
+    assert in_words(ValueError("two\n  lines")) == "ValueError: two lines"
