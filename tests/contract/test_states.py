@@ -59,7 +59,7 @@ def test_states_with_options_are_the_closed_form_to_the_byte(label: str, tmp_pat
     assert_closed_forms(label, 2, tmp_path, "states_of_few", FEW_CASES)
 
 
-@pytest.mark.exhaustive  # of peaks, with the shards that add up: tests/memory/test_accumulation.py
+@pytest.mark.exhaustive  # of peaks, with the shards that add up: tests/memory/test_states.py
 @pytest.mark.parametrize("label", EACH_MICRO_STEP)
 def test_states_of_reductions_in_every_micro_step_are_the_closed_form_to_the_byte(
     label: str, tmp_path: Path

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.backends.base import BuildModel, BuildOptimizer, Engine, SetupContext
+from harness.backends.base import SetupContext
 from harness.backends.ddp import DdpBackend
 from harness.forms import ddp
 from harness.forms.terms import ModelStates, Volume
 from harness.forms.workload import Workload
+from tests.memory.defects import Changed
 
 
-class Honest(DdpBackend):
+class Honest(Changed):
     """What it claims to be."""
 
     claims = "ddp"
@@ -23,34 +24,23 @@ class Honest(DdpBackend):
 class HiddenCopy(Honest):
     """Keeps a copy of the weights that it does not list."""
 
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine: Any = super().prepare(build_model, build_optimizer, context)
+    def change(self, engine: Any, context: SetupContext) -> None:
         engine.copies = [parameter.detach().clone() for parameter in engine.module.parameters()]
-        return engine  # type: ignore[no-any-return]
 
 
 class ListedCopy(Honest):
     """Keeps a copy of the weights and lists it as masters."""
 
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine: Any = super().prepare(build_model, build_optimizer, context)
+    def change(self, engine: Any, context: SetupContext) -> None:
         copies = [parameter.detach().clone() for parameter in engine.module.parameters()]
         listed = engine.state_tensors
         engine.state_tensors = lambda: iter([*listed(), *(("masters", copy) for copy in copies)])
-        return engine  # type: ignore[no-any-return]
 
 
 class ReducedTwice(Honest):
     """All-reduces gradients once more, which changes nothing but the traffic."""
 
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine: Any = super().prepare(build_model, build_optimizer, context)
+    def change(self, engine: Any, context: SetupContext) -> None:
         backward, size = engine.backward, context.world.world_size
 
         def again(loss: torch.Tensor, *, last_micro_step: bool) -> None:
@@ -60,7 +50,6 @@ class ReducedTwice(Honest):
                 parameter.grad.div_(size)
 
         engine.backward = again
-        return engine  # type: ignore[no-any-return]
 
 
 class Unclaimed(HiddenCopy):

@@ -44,16 +44,27 @@ class OneUnitListed(OneUnit):
         return engine
 
 
-class Leaking(DdpBackend):
-    """Keeps a tensor of every step."""
-
-    every = 1
-    begins = 0
+class Changed(DdpBackend):
+    """DDP whose engine is changed once it stands."""
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
         engine = super().prepare(build_model, build_optimizer, context)
+        self.change(engine, context)
+        return engine
+
+    def change(self, engine: Any, context: SetupContext) -> None:
+        """Leave it as it is."""
+
+
+class Leaking(Changed):
+    """Keeps a tensor of every step."""
+
+    every = 1
+    begins = 0
+
+    def change(self, engine: Any, context: SetupContext) -> None:
         original, kept, steps = engine.step, [], count()
 
         def step(lr: float) -> float:
@@ -62,8 +73,7 @@ class Leaking(DdpBackend):
                 kept.append(torch.zeros(LEAKED_BYTES // 4))
             return original(lr)
 
-        engine.step = step  # type: ignore[method-assign]
-        return engine
+        engine.step = step
 
 
 class LeakingEverySecondStep(Leaking):
@@ -78,13 +88,10 @@ class LeakingLater(Leaking):
     begins = 7
 
 
-class Spiking(DdpBackend):
+class Spiking(Changed):
     """The update of the eighth step needs much memory on rank 1."""
 
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine = super().prepare(build_model, build_optimizer, context)
+    def change(self, engine: Any, context: SetupContext) -> None:
         original, steps = engine.step, count()
 
         def step(lr: float) -> float:
@@ -92,17 +99,12 @@ class Spiking(DdpBackend):
                 torch.zeros(HOARDED_BYTES // 4)
             return original(lr)
 
-        engine.step = step  # type: ignore[method-assign]
-        return engine
+        engine.step = step
 
 
-class Hoarding(DdpBackend):
+class Hoarding(Changed):
     """Its last rank holds what the others do not."""
 
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine = super().prepare(build_model, build_optimizer, context)
+    def change(self, engine: Any, context: SetupContext) -> None:
         if context.world.rank == context.world.world_size - 1:
-            engine.hoard = torch.zeros(HOARDED_BYTES // 4, device=context.world.device)  # type: ignore[attr-defined]
-        return engine
+            engine.hoard = torch.zeros(HOARDED_BYTES // 4, device=context.world.device)

@@ -10,12 +10,11 @@ from harness.judge.comparison import Comparison
 from harness.record.store import read_runs
 from harness.tell.document import Folded, Table
 from harness.tell.sections.amounts import communication_section, memory_section
-from tests.memory.conftest import BACKENDS
-from tests.memory.runs import LLAMA, Outcome, compare
+from tests.memory.conftest import LLAMA, SAVING, Outcome, compare
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_every_rank_records_its_memory_while_it_saves(outcome: Outcome, name: str) -> None:
+@pytest.mark.parametrize("name", SAVING)
+def test_every_rank_records_memory_and_collectives_of_saving(outcome: Outcome, name: str) -> None:
     for part in outcome.records[name].ranks:
         (saving,) = (m for m in part.memory if m.moment == "during_checkpoint")
         after = [m for m in part.memory if m.moment == "after_step"][-1]
@@ -23,19 +22,10 @@ def test_every_rank_records_its_memory_while_it_saves(outcome: Outcome, name: st
         assert saving.kinds is not None
         assert after.kinds is not None
         assert saving.kinds["optimizer"] == after.kinds["optimizer"]
-        assert saving.peak_bytes is not None
-        assert saving.allocated_bytes is not None
-        assert (
-            saving.peak_bytes >= saving.allocated_bytes >= sum(saving.kinds.values()) - saving.kinds["other"]
-        )
-
-
-@pytest.mark.parametrize("name", BACKENDS)
-def test_its_collectives_are_a_phase_of_their_own(outcome: Outcome, name: str) -> None:
-    record = outcome.records[name]
-    saving = [row for row in record.comm if row.phase == "checkpoint"]
-    assert {row.rank for row in saving} == {0, 1}
-    assert sum(row.calls for row in saving) > 0
+        named = sum(saving.kinds.values()) - saving.kinds["other"]
+        assert (saving.peak_bytes or 0) >= (saving.allocated_bytes or 0) >= named
+    calls = [row for row in outcome.records[name].comm if row.phase == "checkpoint" and row.calls]
+    assert {row.rank for row in calls} == {0, 1}
 
 
 def test_a_full_state_costs_fsdp1_a_gathering_of_every_unit(outcome: Outcome) -> None:
@@ -48,15 +38,8 @@ def test_a_full_state_costs_fsdp1_a_gathering_of_every_unit(outcome: Outcome) ->
         )
         for name in ("fsdp", "fsdp1")
     }
-    model = outcome.records["fsdp1"].model
-    assert model is not None
     assert gathered["fsdp"] == 0
-    assert gathered["fsdp1"] >= 8 * model.parameters
-
-
-def test_the_steps_are_not_changed_by_it(outcome: Outcome) -> None:
-    ids = {finding["id"] for finding in outcome.document["findings"]}
-    assert not ids & {"communication-differs", "memory-differs", "memory-grows"}
+    assert gathered["fsdp1"] >= 8 * outcome.parameters("fsdp1")
 
 
 def test_the_report_shows_it(outcome: Outcome) -> None:
@@ -66,11 +49,11 @@ def test_the_report_shows_it(outcome: Outcome) -> None:
     (folded,) = (block for block in section.blocks if isinstance(block, Folded))
     (moments,) = folded.blocks
     assert isinstance(moments, Table)
-    assert {line[0] for line in moments.rows if "checkpoint" in line} == {"single", *BACKENDS}
+    assert {line[0] for line in moments.rows if "checkpoint" in line} == {"single", *SAVING}
     collectives = communication_section(comparison)
     assert collectives is not None
     (table,) = (block for block in collectives.blocks if isinstance(block, Table))
-    assert {line[0] for line in table.rows if "checkpoint" in line} >= set(BACKENDS)
+    assert {line[0] for line in table.rows if "checkpoint" in line} >= set(SAVING)
 
 
 def test_its_files_are_deleted_unless_they_are_to_be_kept(outcome: Outcome, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from harness.forms.optimizers import step_temporary
 from harness.record import Record
 from harness.record.workload import of_record
-from tests.memory.runs import LLAMA, compare
+from tests.memory.conftest import LLAMA, compare
 
 pytestmark = [pytest.mark.long(seconds=12), pytest.mark.costly]
 
@@ -28,10 +28,7 @@ Records = dict[tuple[str, str], Record]
 def records(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Records:
     found: Records = {}
     for name in IMPLEMENTATIONS:
-        settings = (
-            f"model.config={LLAMA}",
-            f"optimizer.implementation={name}",
-        )
+        settings = (f"model.config={LLAMA}", f"optimizer.implementation={name}")
         folder = tmp_path_factory.mktemp(name)
         outcome = compare(folder, ",".join(request.param[1:]), 2, *settings)
         found |= {(name, label): record for label, record in outcome.records.items()}
