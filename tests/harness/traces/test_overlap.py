@@ -1,7 +1,6 @@
 """Interval arithmetic of traced steps, against a second method that looks at every nanosecond."""
 
 import random
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,59 +14,11 @@ from harness.traces.scanning import (
     computing_stretches,
     divide,
     seconds_within,
-    subtract,
-    union,
 )
 
 
 def talk(start: int, end: int, name: str = "all_reduce", phase: str = "backward") -> Communication:
     return Communication(name=name, phase=phase, start=start, end=end)
-
-
-def test_exposed_communication_is_that_beside_which_nothing_computes() -> None:
-    row = divide(3, (0, 100), RankActivity([(0, 40), (60, 70)], [talk(30, 65)]))
-    assert row["step"] == 3
-    assert {
-        key: row[key] * 1e9 for key in row if key.endswith("seconds") and row[key] is not None
-    } == pytest.approx(
-        {
-            "seconds": 100,
-            "compute_seconds": 50,
-            "communication_seconds": 35,
-            "exposed_seconds": 20,
-            "idle_seconds": 30,
-        }
-    )
-
-
-def test_copies_are_neither_computing_nor_idle() -> None:
-    row = divide(0, (0, 100), RankActivity([(0, 40)], [talk(30, 65)], [(20, 35), (80, 90)]))
-    assert {key: round(row[f"{key}_seconds"] * 1e9) for key in ("compute", "exposed", "copy", "idle")} == {
-        "compute": 40, "exposed": 25, "copy": 25, "idle": 25,
-    }  # fmt: skip
-    assert divide(0, (0, 100), RankActivity([], []))["copy_seconds"] is None
-
-
-def test_nothing_within_a_transport_computes() -> None:
-    within = [
-        Operator(1, 0, 10, True),
-        Operator(1, 20, 60, False, transports=True),
-        Operator(1, 30, 40, True),
-        Operator(1, 70, 80, True),
-    ]
-    assert computing_stretches(within) == [(0, 10), (70, 80)]
-
-
-def test_work_outside_of_the_step_does_not_count() -> None:
-    row = divide(0, (100, 200), RankActivity([(0, 110), (190, 300)], [talk(50, 120), talk(195, 400)]))
-    assert row["compute_seconds"] * 1e9 == pytest.approx(20)
-    assert row["communication_seconds"] * 1e9 == pytest.approx(25)
-    assert row["exposed_seconds"] * 1e9 == pytest.approx(10)
-
-
-def test_collectives_at_the_same_time_count_once() -> None:
-    row = divide(0, (0, 10), RankActivity([], [talk(0, 6), talk(2, 8)]))
-    assert row["communication_seconds"] * 1e9 == pytest.approx(8)
 
 
 def test_the_ten_longest_waits_come_longest_first() -> None:
@@ -98,19 +49,21 @@ def test_random_intervals_divide_as_counted_point_by_point(seed: int) -> None:
         starts = [draw.randrange(-20, 120) for _ in range(draw.randrange(most))]
         return [(start, start + draw.randrange(0, 30)) for start in starts]
 
-    busy, talking = some(8), some(8)
-    row = divide(0, (0, 100), RankActivity(busy, [talk(*interval) for interval in talking]))
+    busy, talking, copies = some(8), some(8), some(8)
+    communications = [talk(*interval) for interval in talking]
+    row = divide(0, (0, 100), RankActivity(busy, communications, copies))
     step = points([(0, 100)])
-    computing, communicating = points(busy) & step, points(talking) & step
+    computing, communicating, copying = (points(some) & step for some in (busy, talking, copies))
     expected = {
+        "seconds": 100,
         "compute_seconds": len(computing),
         "communication_seconds": len(communicating),
         "exposed_seconds": len(communicating - computing),
-        "idle_seconds": len(step - communicating - computing),
+        "copy_seconds": len(copying),
+        "idle_seconds": len(step - communicating - computing - copying),
     }
     assert {key: row[key] * 1e9 for key in expected} == pytest.approx(expected)
-    parts = row["compute_seconds"] + row["exposed_seconds"] + row["idle_seconds"]
-    assert parts == pytest.approx(row["seconds"])
+    assert divide(0, (0, 100), RankActivity(busy, communications))["copy_seconds"] is None
 
 
 class Counted(list[Interval]):
@@ -135,16 +88,6 @@ def test_a_step_costs_what_lies_in_it_and_not_the_whole_trace() -> None:
     assert 0 < every.taken < 100
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_union_and_difference_keep_the_points(seed: int) -> None:
-    draw = random.Random(seed)
-    left, right = ([(s, s + draw.randrange(6)) for s in draw.choices(range(50), k=9)] for _ in range(2))
-    merged, removed = union(left), union(right)
-    assert points(merged) == points(left)
-    assert all(a[1] < b[0] for a, b in pairwise(merged))
-    assert points(subtract(merged, removed)) == points(left) - points(right)
-
-
 def operator(start: int, end: int, computes: bool, thread: int = 1) -> Operator:
     return Operator(thread=thread, start=start, end=end, computes=computes)
 
@@ -160,5 +103,7 @@ def test_threads_compute_beside_each_other() -> None:
     assert computing_stretches(both) == [(0, 20)]
 
 
-def test_time_between_operators_is_not_computing() -> None:
-    assert computing_stretches([operator(0, 5, True), operator(8, 9, True)]) == [(0, 5), (8, 9)]
+def test_nothing_within_a_transport_computes() -> None:
+    within = [operator(0, 10, True), operator(30, 40, True), operator(70, 80, True)]
+    within.append(Operator(1, 20, 60, False, transports=True))
+    assert computing_stretches(within) == [(0, 10), (70, 80)]

@@ -1,5 +1,6 @@
-"""Traces of real ranks over gloo: their collectives are those that the record counted."""
+"""Real runs with traced steps: phases, overlap and probes, and what their traces say when read as those of others."""
 
+import gzip
 import json
 from collections import Counter
 from pathlib import Path
@@ -8,16 +9,18 @@ from typing import NamedTuple
 import pytest
 
 from harness.forms.terms import STEP_PHASES
+from harness.judge import quantities
+from harness.judge.quantities import Run, timings
 from harness.record import Record
 from harness.traces.analysis import RankTrace, likeness_of, read_traces, skew_of
 from tests.harness.cli.command_line import SMALL, harness, records
 from tests.representatives import cheap, first
 
-pytestmark = pytest.mark.long(seconds=10)
+pytestmark = pytest.mark.long(seconds=12)
 
 SETTINGS = (
-    "training.steps=6", "measure.warmup_steps=2", "measure.probed_steps=1", "measure.traced_steps=2",
-    "training.gradient_clipping=null",
+    "training.steps=8", "measure.warmup_steps=2", "measure.traced_steps=2", "measure.matmul_peak=true",
+    "measure.trace=true", "training.gradient_clipping=null",
 )  # fmt: skip
 LOOKS_LIKE = {
     "ddp": "DDP",
@@ -40,23 +43,72 @@ class Traced(NamedTuple):
 def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Traced:
     folder = tmp_path_factory.mktemp(request.param)
     assignments = [part for setting in SETTINGS for part in ("--set", setting)]
-    command = [
-        "run",
-        "--backend",
-        request.param,
-        "--nproc",
-        "2",
-        "--set",
-        "measure.trace=true",
-        *SMALL,
-        *assignments,
-    ]
-    done = harness(*command, cwd=folder)
+    done = harness("run", "--backend", request.param, "--nproc", "2", *SMALL, *assignments, cwd=folder)
     assert done.returncode == 0, done.stderr
     (record,) = records(folder / "runs")
-    kept = [artifact for artifact in record.artifacts if artifact.kind == "trace"]
-    files = [folder / "runs" / record.run_id / artifact.path for artifact in kept]
+    assert [(part.kind, part.rank) for part in record.artifacts] == [("trace", 0), ("trace", 1)]
+    files = [folder / "runs" / record.run_id / artifact.path for artifact in record.artifacts]
     return Traced(request.param, record, files, read_traces(files))
+
+
+def test_every_rank_divides_each_traced_step(traced: Traced) -> None:
+    windows = [step.window for step in traced.record.steps]
+    assert windows == ["warmup"] * 2 + ["probed"] * 2 + ["traced"] * 2 + ["timed"] * 2
+    for rank in traced.record.ranks:
+        assert [part.step for part in rank.overlap] == [4, 5]
+        for part in rank.overlap:
+            whole = part.compute_seconds + part.exposed_seconds + part.idle_seconds
+            assert whole == pytest.approx(part.seconds)
+            assert 0 < part.compute_seconds < part.seconds
+            assert 0 < part.communication_seconds < part.seconds
+            assert part.exposed_seconds <= part.communication_seconds
+            # It begins before the step's clock and ends after it, by a clock of its own.
+            assert part.seconds >= 0.99 * rank.step_seconds[part.step]
+
+
+def test_reductions_are_seen_in_the_backward_pass(traced: Traced) -> None:
+    waits = {(w.name, w.phase) for rank in traced.record.ranks for part in rank.overlap for w in part.waits}
+    assert ("gloo:all_reduce", "backward") in waits
+
+
+def test_phases_and_fetching_fill_the_step(traced: Traced) -> None:
+    found = timings(traced.record)
+    assert found is not None
+    assert found.phases is not None
+    parts = found.phases + found.data
+    assert (parts <= found.steps).all()
+    assert (parts / found.steps).max() > 0.9  # where no other process came between
+
+
+def test_the_trace_of_each_rank_names_steps_and_phases(traced: Traced) -> None:
+    for path in traced.files:
+        with gzip.open(path) as file:
+            names = {event.get("name") for event in json.load(file)["traceEvents"]}
+        assert {"harness::step 4", "harness::step 5", "harness::phase forward", "gloo:all_reduce"} <= names
+
+
+def test_each_probe_says_what_it_cost_and_none_is_at_work_in_timed_steps(traced: Traced) -> None:
+    for rank in traced.record.ranks:
+        assert {"counter", "memory_walk", "tracer"} <= set(rank.probe_seconds)
+        assert all(seconds > 0 for seconds in rank.probe_seconds.values())
+        assert rank.timed_probes == []
+
+
+def test_utilisation_is_below_the_measured_peak(traced: Traced) -> None:
+    record = traced.record
+    assert quantities.sheet_peak(record) is None
+    share = quantities.share_of(
+        quantities.model_flops_per_second(Run.of(record)), quantities.measured_peak(record)
+    )
+    assert share is not None
+    assert 0 < share < 1
+
+
+def test_a_trace_without_traced_steps_is_refused(tmp_path: Path) -> None:
+    settings = ("--set", "measure.trace=true", "--set", "measure.traced_steps=0")
+    done = harness("run", "--backend", "ddp", *settings, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "`trace` needs `traced_steps` of at least 1" in done.stderr
 
 
 def counted(record: Record) -> Bytes:
@@ -82,7 +134,7 @@ def of_step(ranks: list[RankTrace], step: int) -> Bytes:
 def test_bytes_are_those_of_the_collective_counter(traced: Traced) -> None:
     label, record, _, ranks = traced
     assert [rank.rank for rank in ranks] == [0, 1]
-    for step in (3, 4):
+    for step in (4, 5):
         assert of_step(ranks, step) == counted(record)
     assert {likeness_of(rank).strategy for rank in ranks} == {LOOKS_LIKE[label]}
     # Every collective has the work of gloo that did it.
