@@ -1,4 +1,4 @@
-"""Real runs with traced steps: phases, overlap and probes, and what their traces say when read as those of others."""
+"""Real runs with traced steps: phases, overlap and probes; their traces, read as those of other programs."""
 
 import gzip
 import json

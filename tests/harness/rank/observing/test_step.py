@@ -1,7 +1,5 @@
 import torch
-from torch import nn
 
-from harness.rank.observing.session import trains
 from harness.rank.observing.step import MicroBatch, MicroLoss, total_loss
 
 
@@ -34,17 +32,3 @@ def test_scalars_of_several_micro_steps_are_not_guessed_at() -> None:
     alone = total_loss(scalars[:1], [])
     assert alone is not None
     assert alone.value == 1.0
-
-
-def test_a_wrapper_in_evaluation_mode_around_a_model_that_trains_trains() -> None:
-    model = nn.Sequential(nn.Linear(1, 1))
-    assert trains(model)
-    model.training = False
-    assert trains(model)
-
-
-def test_an_evaluation_does_not_train_whether_it_keeps_gradients_or_not() -> None:
-    model = nn.Sequential(nn.Linear(1, 1))
-    with torch.no_grad():
-        assert not trains(model)
-    assert not trains(model.eval())

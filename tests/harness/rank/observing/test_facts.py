@@ -56,6 +56,9 @@ for step in range(7):
 GROUPS = (
     JOIN
     + """
+torch.backends.cuda.matmul.allow_tf32 = False
+torch.backends.cuda.matmul.fp32_precision = "tf32"  # by both interfaces
+torch.backends.fp32_precision = "ieee"
 model = DDP(Model())
 named = list(model.named_parameters())
 groups = [
@@ -165,7 +168,7 @@ def test_each_group_has_its_rates_decay_and_tensors_and_an_empty_one_is_found(tm
     assert (empty, others) == ([1e-3] * 7, [1e-3] * 7)
     assert decaying == pytest.approx(halved)
     assert [step.learning_rate for step in record.steps] == pytest.approx(halved)
-    assert record.observed.dropout == 0.25
+    assert (record.observed.dropout, record.observed.tf32) == (0.25, True)
     assert found(record).keys() == {"empty-group", "not-deterministic"}
     path = tmp_path / "record" / "record.json"
     path.parent.mkdir()
