@@ -26,14 +26,14 @@ def loss_of(module, samples=4):
 
 def say(loss):
     print("loss", float(loss), flush=True)
-"""
-EACH = """
-for step in range(8):
-    loss = loss_of(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    say(loss)
+
+def train(steps, told=True):
+    for step in range(steps):
+        loss = loss_of(model)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        told and say(loss)
 """
 SKIPPED = """
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
@@ -48,6 +48,21 @@ for step in range(8):
     scaler.update()
     say(loss)
 """
+ALONE = """
+dist.init_process_group("gloo")
+optimizer = torch.optim.AdamW(model.parameters())
+torch.manual_seed(1 + dist.get_rank())
+for step in range(24):
+    loss = loss_of(model)
+    optimizer.zero_grad()
+    loss.backward()
+    {averaged}
+    optimizer.step()
+    {logged}
+"""
+AVERAGED = "[(dist.all_reduce(p.grad), p.grad.div_(2)) for p in model.parameters()]"
+LOGGED = "dist.all_reduce(torch.tensor([loss.item(), 1.0], dtype=torch.float64))"
+"""In 24 steps more bytes than the model has weights."""
 BARE = {"busy-machine", "few-timed-steps", "noisy-timing", "slow-data", "not-deterministic"}
 
 
@@ -62,6 +77,9 @@ class Loop:
     note: str = ""
     updates: int | None = None
     """That the optimizer counts; None: it counts none, or there are several."""
+    ranks: int = 1
+    left_out: tuple[str, ...] = ()
+    """Parameters that no optimizer was given."""
 
 
 LOOPS = {
@@ -125,30 +143,17 @@ thread.join()
     "threads that train one after the other": Loop(body="""
 import threading
 optimizer = torch.optim.AdamW(model.parameters())
-def train():
-    for step in range(4):
-        loss = loss_of(model)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        say(loss)
 for _ in range(2):
-    thread = threading.Thread(target=train)
+    thread = threading.Thread(target=train, args=(4,))
     thread.start()
     thread.join()
 """, updates=8),
     "threads that take turns": Loop(body="""
 from concurrent.futures import ThreadPoolExecutor
 optimizer = torch.optim.AdamW(model.parameters())
-def train():
-    loss = loss_of(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    say(loss)
 pools = [ThreadPoolExecutor(1), ThreadPoolExecutor(1)]
 for step in range(8):
-    pools[step % 2].submit(train).result()
+    pools[step % 2].submit(train, 1).result()
 """, updates=8),
     "an optimizer that is made anew": Loop(body="""
 for step in range(8):
@@ -164,7 +169,8 @@ optimizer = torch.optim.AdamW(model.parameters())
 for p in model.parameters():
     ones = torch.ones_like(p)
     optimizer.state[p] = {"step": torch.tensor(900.0), "exp_avg": ones.clone(), "exp_avg_sq": ones}
-""" + EACH, updates=8),
+train(8)
+""", updates=8),
     "sparse gradients": Loop(body="""
 model = nn.EmbeddingBag(50, 4, sparse=True)
 optimizer = torch.optim.SparseAdam(list(model.parameters()))
@@ -184,16 +190,19 @@ class Net(nn.Module):
         return (x.to(torch.complex64) @ self.weight).abs()
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-""" + EACH),
+train(8)
+"""),
     "a scripted module": Loop(body="""
 model = torch.jit.script(model)
 optimizer = torch.optim.AdamW(model.parameters())
-""" + EACH, samples=None, updates=8, note="forward passes of RecursiveScriptModule are not seen"),
+train(8)
+""", samples=None, updates=8, note="forward passes of RecursiveScriptModule are not seen"),
     "samples in bfloat16": Loop(body="""
 model = model.bfloat16()
 optimizer = torch.optim.AdamW(model.parameters())
 loss_of = lambda module: module(torch.randn(4, 8).bfloat16()).float().square().mean()
-""" + EACH, updates=8),
+train(8)
+""", updates=8),
     "two backward passes of one forward pass": Loop(body="""
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(8):
@@ -218,7 +227,8 @@ for step in range(8):
 """, note="several models train"),
     "parameters that no optimizer has": Loop(body="""
 optimizer = torch.optim.AdamW(model[2].parameters())
-""" + EACH, updates=8),
+train(8)
+""", updates=8, left_out=("0.bias", "0.weight")),
     "groups without a number as rate": Loop(body="""
 class Signs(torch.optim.Optimizer):
     def __init__(self, parameters):
@@ -228,16 +238,10 @@ class Signs(torch.optim.Optimizer):
         for p in self.param_groups[0]["params"]:
             p -= 1e-3 * p.grad.sign()
 optimizer = Signs(model.parameters())
-""" + EACH),
+train(8)
+"""),
     "a process that forks": Loop(body="""
 optimizer = torch.optim.AdamW(model.parameters())
-def train(steps, told=True):
-    for step in range(steps):
-        loss = loss_of(model)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        told and say(loss)
 train(4)
 if (child := os.fork()) == 0:
     train(3, told=False)
@@ -301,23 +305,59 @@ for step in range(8):
         pass
     optimizer.step()
 """, steps=0, found=frozenset({"nothing-timed"}), note="8 updates followed no call of backward()"),
-}  # fmt: skip
-AVERAGED = """
+    "a model that stays in evaluation mode": Loop(body="""
+model.insert(1, nn.Dropout(0.1))
+optimizer = torch.optim.AdamW(model.parameters())
+train(3)
+model.eval()
+train(5)
+""", updates=8, note="step 3 trains Sequential in evaluation mode"),
+    "gradients that are dropped before the first update": Loop(body="""
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(8):
+    loss_of(model).backward()
+    optimizer.zero_grad()
+    loss = loss_of(model)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    say(loss)
+""", updates=8),
+    "a loss that FSDP's scaler multiplies": Loop(body="""
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 dist.init_process_group("gloo")
 optimizer = torch.optim.AdamW(model.parameters())
-torch.manual_seed(1 + dist.get_rank())
+scaler = ShardedGradScaler(device="cpu", init_scale=2.0**8)
 for step in range(8):
     loss = loss_of(model)
     optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    say(loss)
+""", updates=8),
+    "copies that an optimizer updates in place of the parameters": Loop(body="""
+model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 1), nn.Flatten(0))
+own = [*model[0].parameters(), *model[2].parameters()]
+masters = [p.detach().clone().requires_grad_() for p in own]
+optimizer = torch.optim.AdamW([*masters, *model[1].parameters()])
+for step in range(8):
+    loss = loss_of(model)
     loss.backward()
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
-        p.grad /= 2
+    for p, master in zip(own, masters):
+        master.grad = p.grad.clone()
     optimizer.step()
-"""
-
-
-UNEVEN = """
+    for p, master in zip(own, masters):
+        p.data.copy_(master.data)
+    model.zero_grad()
+    say(loss)
+""", updates=8),
+    "a parameter of no module": Loop(body="""
+scale = nn.Parameter(torch.ones(()))
+optimizer = torch.optim.AdamW([*model[2].parameters(), scale])
+train(8)
+""", updates=8, left_out=("0.bias", "0.weight")),
+    "ranks that make further steps": Loop(body="""
 from torch.distributed.algorithms.join import Join
 dist.init_process_group("gloo")
 model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 512), nn.ReLU(), nn.Linear(512, 1)))
@@ -330,7 +370,27 @@ with Join([model]):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-"""
+""", ranks=2, updates=8, note="ranks made 8 to 11 steps; the first 8 are recorded"),
+    "ranks that average gradients by hand": Loop(
+        body=ALONE.format(averaged=AVERAGED, logged=""),
+        ranks=2, steps=24, updates=24, note="between steps, seen after step",
+    ),
+    "numbers that ranks gather for a log": Loop(
+        body=ALONE.format(averaged="", logged=LOGGED),
+        ranks=2, steps=24, updates=24, found=frozenset({"ranks-alone"}), note="nothing wraps the model",
+    ),
+    "weights averaged in one piece beside many logged numbers": Loop(
+        body=ALONE.format(averaged="", logged=LOGGED + """
+    for _ in range(30):
+        dist.all_reduce(torch.tensor([loss.item()]))
+    if step % 4 == 3:
+        weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+        dist.all_reduce(weights)
+        torch.nn.utils.vector_to_parameters(weights / 2, model.parameters())
+"""),
+        ranks=2, steps=24, updates=24, note="between steps, seen after step",
+    ),
+}  # fmt: skip
 
 
 def observed(folder: Path, body: str, ranks: int = 1) -> tuple[Record, list[float]]:
@@ -346,38 +406,22 @@ def found(record: Record) -> set[str]:
     return {finding.id for finding in Comparison([record]).findings} - BARE
 
 
-def test_a_script_that_stays_in_evaluation_mode_is_told(tmp_path: Path) -> None:
-    optimizer = "model.insert(1, nn.Dropout(0.1))\noptimizer = torch.optim.AdamW(model.parameters())"
-    left = EACH.replace("    loss = ", "    if step == 3:\n        model.eval()\n    loss = ")
-    record, losses = observed(tmp_path, f"{optimizer}\n{left}")
-    assert record.observation is not None
-    told = [note for note in record.observation.notes if "evaluation mode" in note]
-    assert [note.partition(":")[0] for note in told] == ["step 3 trains Sequential in evaluation mode"]
-    assert [step.loss for step in record.steps] == pytest.approx(losses)
-
-
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_is_recorded_as_it_ran(tmp_path: Path, name: str) -> None:
     loop = LOOPS[name]
-    record, losses = observed(tmp_path, loop.body)
+    record, losses = observed(tmp_path, loop.body, loop.ranks)
     assert record.status == "ok"
     assert len(record.steps) == loop.steps
-    assert [step.loss for step in record.steps] == pytest.approx(losses)
-    assert {step.samples for step in record.steps} <= {loop.samples}
+    if loop.ranks == 1:
+        assert [step.loss for step in record.steps] == pytest.approx(losses)
+    assert {step.samples for step in record.steps} <= {loop.samples and loop.ranks * loop.samples}
     assert record.world.accumulation_steps == 1
-    assert record.observed is None or record.observed.optimizer_steps == loop.updates
+    if record.observed is not None:
+        assert record.observed.optimizer_steps == loop.updates
+        assert record.observed.parameters_left_out == [*loop.left_out]
     assert record.observation is not None
-    assert loop.note in " ".join(record.observation.notes)
-    assert bool(loop.note) == bool(record.observation.notes)
+    assert [loop.note in note for note in record.observation.notes] == [True] * bool(loop.note)
     assert found(record) == loop.found
-
-
-def test_ranks_that_make_further_steps_are_told_of(tmp_path: Path) -> None:
-    record, _ = observed(tmp_path, UNEVEN, ranks=2)
-    assert (record.status, len(record.steps)) == ("ok", 8)
-    assert record.observation is not None
-    assert record.observation.notes == ["ranks made 8 to 11 steps; the first 8 are recorded"]
-    assert found(record) == set()
 
 
 LOCAL = """
@@ -423,117 +467,6 @@ def test_ranks_that_synchronise_now_and_then_are_not_judged_and_not_alone(
     assert [text.endswith(note) for text in record.observation.notes] == [True]
     assert record.backend.claim is None
     assert found(record) == set()
-
-
-LOGGED = """
-dist.init_process_group("gloo")
-optimizer = torch.optim.AdamW(model.parameters())
-torch.manual_seed(1 + dist.get_rank())
-for step in range(24):
-    loss = loss_of(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    dist.all_reduce(torch.tensor([loss.item(), 1.0], dtype=torch.float64))
-"""
-
-
-def test_numbers_that_ranks_gather_for_a_log_are_no_synchronisation(tmp_path: Path) -> None:
-    """Together they are more bytes than the model has weights."""
-    record, _ = observed(tmp_path, LOGGED, ranks=2)
-    assert record.observation is not None
-    assert record.observation.synchronised_at is None
-    assert found(record) == {"ranks-alone"}
-
-
-FLAT = """
-    for _ in range(30):
-        dist.all_reduce(torch.tensor([loss.item()]))
-    if step % 4 == 3:
-        weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-        dist.all_reduce(weights)
-        torch.nn.utils.vector_to_parameters(weights / 2, model.parameters())
-"""
-
-
-def test_weights_averaged_in_one_piece_are_seen_beside_many_logged_numbers(tmp_path: Path) -> None:
-    record, _ = observed(tmp_path, LOGGED + FLAT, ranks=2)
-    assert record.observation is not None
-    assert record.observation.synchronised_at is not None
-    assert found(record) == set()
-
-
-PROBED = """
-optimizer = torch.optim.AdamW(model.parameters())
-for step in range(8):
-    loss_of(model).backward()
-    optimizer.zero_grad()
-    loss = loss_of(model)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
-
-def test_gradients_that_are_dropped_before_the_first_update_are_of_no_step(tmp_path: Path) -> None:
-    record, _ = observed(tmp_path, PROBED)
-    assert len({step.samples for step in record.steps}) == 1
-
-
-def test_ranks_that_average_gradients_by_hand_are_not_alone(tmp_path: Path) -> None:
-    record, _ = observed(tmp_path, AVERAGED, ranks=2)
-    assert found(record) == set()
-
-
-MASTERS = """
-model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 1), nn.Flatten(0))
-own = [*model[0].parameters(), *model[2].parameters()]
-masters = [p.detach().clone().requires_grad_() for p in own]
-optimizer = torch.optim.AdamW([*masters, *model[1].parameters()])
-for step in range(8):
-    loss = loss_of(model)
-    loss.backward()
-    for p, master in zip(own, masters):
-        master.grad = p.grad.clone()
-    optimizer.step()
-    for p, master in zip(own, masters):
-        p.data.copy_(master.data)
-    model.zero_grad()
-    say(loss)
-"""
-HALF = """
-scale = nn.Parameter(torch.ones(()))
-optimizer = torch.optim.AdamW([*model[2].parameters(), scale])
-"""
-
-
-@pytest.mark.parametrize(("body", "names"), [(MASTERS, []), (HALF + EACH, ["0.bias", "0.weight"])])
-def test_what_an_optimizer_updates_in_copies_of_its_own_is_not_left_out(
-    tmp_path: Path, body: str, names: list[str]
-) -> None:
-    record, _ = observed(tmp_path, body)
-    assert record.observed is not None
-    assert record.observed.parameters_left_out == names
-
-
-FSDP_SCALER = """
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-dist.init_process_group("gloo")
-optimizer = torch.optim.AdamW(model.parameters())
-scaler = ShardedGradScaler(device="cpu", init_scale=2.0**8)
-for step in range(8):
-    loss = loss_of(model)
-    optimizer.zero_grad()
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    say(loss)
-"""
-
-
-def test_the_loss_that_fsdps_scaler_multiplies_is_told_without_its_factor(tmp_path: Path) -> None:
-    record, losses = observed(tmp_path, FSDP_SCALER)
-    assert [step.loss for step in record.steps] == pytest.approx(losses)
 
 
 PARTS = """
