@@ -49,15 +49,6 @@ def all_reduce_from_python(ddp: DistributedDataParallel) -> None:
     dist._register_comm_hook(ddp.reducer, None, hook)  # type: ignore[attr-defined]
 
 
-@contextmanager
-def without_checks_between_ranks() -> Iterator[None]:
-    """Skip what DDP does while it is built that reads data: comparing shapes, and sending weights."""
-    names = ("_verify_param_shape_across_processes", "_sync_module_states")
-    nothing: dict[str, Any] = {name: lambda *_, **__: None for name in names}
-    with patch.multiple(ddp_module, **nothing):
-        yield
-
-
 class RebuiltOnce:
     """Stands for a reducer; rearranges its buckets before the second step, as `Reducer::rebuild_buckets`."""
 
@@ -66,8 +57,8 @@ class RebuiltOnce:
         self._reducer: Any = ddp.reducer
         self._arrived: list[int] = []
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._arrival(index))
-            for index, parameter in enumerate(self._parameters())
+            parameter.register_post_accumulate_grad_hook(lambda _, index=index: self._arrived.append(index))
+            for index, parameter in enumerate(ddp._build_params_for_reducer()[0])
         ]
 
     def __getattr__(self, name: str) -> Any:
@@ -84,13 +75,6 @@ class RebuiltOnce:
         all_reduce_from_python(self._ddp)
         self._reducer, self._ddp.reducer = self._ddp.reducer, self  # type: ignore[assignment]
         return True
-
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        parameters, _ = self._ddp._build_params_for_reducer()
-        return list(parameters)
-
-    def _arrival(self, index: int) -> Callable[[Tensor], None]:
-        return lambda _: self._arrived.append(index)
 
 
 def _build_reducer(ddp: DistributedDataParallel, order: list[int]) -> None:
@@ -165,15 +149,16 @@ def cut_when_asked_for() -> Iterator[None]:
     def with_empty(tensor: Tensor, num_chunks: int, dim: int) -> Sequence[Tensor]:
         return Chunks(tensor, num_chunks, dim, padded=True)
 
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(torch.Tensor, "chunk", chunk))
-        stack.enter_context(patch.object(torch, "chunk", chunk))
-        stack.enter_context(patch.object(_fsdp_param, "_chunk_with_empty", with_empty))
+    with (
+        patch.object(torch.Tensor, "chunk", chunk),
+        patch.object(torch, "chunk", chunk),
+        patch.object(_fsdp_param, "_chunk_with_empty", with_empty),
         # `_get_reduce_scatter_tensors` makes a list of the pieces, and looks at the first.
-        stack.enter_context(patch.object(_runtime_utils, "list", _ListOf, create=True))
+        patch.object(_runtime_utils, "list", _ListOf, create=True),
         # On the CPU `_all_gather_flat_param` gathers into a list of all pieces of one tensor.
-        stack.enter_context(patch.object(_flat_param, "list", _ListOf, create=True))
-        stack.enter_context(patch.object(dist, "all_gather", all_gather))
+        patch.object(_flat_param, "list", _ListOf, create=True),
+        patch.object(dist, "all_gather", all_gather),
+    ):
         yield
 
 
@@ -189,41 +174,34 @@ class _ListOf(metaclass=_KeepingChunks):
     """Stands for `list`, and leaves pieces uncut."""
 
 
-def _all_reduce(tensor: Tensor, _: str, group: Any) -> Tensor:
-    result = tensor.clone()
-    dist.all_reduce(result, group=_group(group))
-    return result
-
-
-def _all_gather(tensor: Tensor, group_size: int, group: Any) -> Tensor:
-    result = tensor.new_empty((tensor.shape[0] * group_size, *tensor.shape[1:]))
-    dist.all_gather_into_tensor(result, tensor, group=_group(group))
-    return result
-
-
-def _reduce_scatter(tensor: Tensor, _: str, group_size: int, group: Any) -> Tensor:
-    result = tensor.new_empty((tensor.shape[0] // group_size, *tensor.shape[1:]))
-    dist.reduce_scatter_tensor(result, tensor, group=_group(group))
-    return result
-
-
-def _all_to_all(tensor: Tensor, output_sizes: list[int], input_sizes: list[int], group: Any) -> Tensor:
-    result = tensor.new_empty((sum(output_sizes), *tensor.shape[1:]))
-    dist.all_to_all_single(result, tensor, output_sizes, input_sizes, group=_group(group))
-    return result
-
-
 def _group(named: Any) -> dist.ProcessGroup:
     resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
     return resolve(named) if isinstance(named, str) else named
 
 
+def _into(result: Tensor, collective: Callable[..., Any], *given: Any, group: Any) -> Tensor:
+    collective(result, *given, group=_group(group))
+    return result
+
+
+def _rows(tensor: Tensor, rows: int) -> Tensor:
+    return tensor.new_empty((rows, *tensor.shape[1:]))
+
+
 _OPERATORS = torch.ops._c10d_functional
 PERFORMED: dict[Any, Callable[..., Tensor]] = {
-    _OPERATORS.all_reduce.default: _all_reduce,
-    _OPERATORS.all_gather_into_tensor.default: _all_gather,
-    _OPERATORS.reduce_scatter_tensor.default: _reduce_scatter,
-    _OPERATORS.all_to_all_single.default: _all_to_all,
+    _OPERATORS.all_reduce.default: lambda tensor, _, group: _into(
+        tensor.clone(), dist.all_reduce, group=group
+    ),
+    _OPERATORS.all_gather_into_tensor.default: lambda tensor, size, group: _into(
+        _rows(tensor, tensor.shape[0] * size), dist.all_gather_into_tensor, tensor, group=group
+    ),
+    _OPERATORS.reduce_scatter_tensor.default: lambda tensor, _, size, group: _into(
+        _rows(tensor, tensor.shape[0] // size), dist.reduce_scatter_tensor, tensor, group=group
+    ),
+    _OPERATORS.all_to_all_single.default: lambda tensor, taken, given, group: _into(
+        _rows(tensor, sum(taken)), dist.all_to_all_single, tensor, taken, given, group=group
+    ),
 }
 """Operator -> the same by the collectives that its kernel calls (torch 2.13, `c10d/Functional.cpp`)."""
 
@@ -338,20 +316,25 @@ SUBSTITUTIONS = [
 def fake_tensors(probe: FakeAllocatorProbe) -> Iterator[None]:
     """Every tensor made inside has no data; `probe` counts them."""
     with ExitStack() as stack:
-        stack.enter_context(patch.object(DeviceMesh, "__init__", _with_data(DeviceMesh.__init__)))
-        stack.enter_context(patch.object(nn.Module, "_apply", _convert))
-        # A batch is one sequence a row, which transformers 5.23 would read from the positions.
-        stack.enter_context(unpacked_samples())
-        # The norm of a large tensor would be added up from hundreds of thousands of pieces.
-        stack.enter_context(patch.object(gradients, "DOT_ELEMENTS", sys.maxsize))
-        # FSDP1 compares addresses of data.
-        stack.enter_context(patch.object(_flat_param, "_data_ptr_allocated", _is_allocated))
-        stack.enter_context(patch.object(_flat_param, "_same_storage", _same_storage))
-        stack.enter_context(without_checks_between_ranks())
-        stack.enter_context(cut_when_asked_for())
-        stack.enter_context(resizes_noted(probe))
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(CountingMode(probe))
+        for one in (
+            patch.object(DeviceMesh, "__init__", _with_data(DeviceMesh.__init__)),
+            patch.object(nn.Module, "_apply", _convert),
+            # A batch is one sequence a row, which transformers 5.23 would read from the positions.
+            unpacked_samples(),
+            # The norm of a large tensor would be added up from hundreds of thousands of pieces.
+            patch.object(gradients, "DOT_ELEMENTS", sys.maxsize),
+            # FSDP1 compares addresses of data.
+            patch.object(_flat_param, "_data_ptr_allocated", lambda t: t.untyped_storage().nbytes() > 0),
+            patch.object(_flat_param, "_same_storage", _same_storage),
+            # What DDP does while it is built that reads data: comparing shapes, and sending weights.
+            patch.object(ddp_module, "_verify_param_shape_across_processes", lambda *_, **__: None),
+            patch.object(ddp_module, "_sync_module_states", lambda *_, **__: None),
+            cut_when_asked_for(),
+            resizes_noted(probe),
+            FakeTensorMode(allow_non_fake_inputs=True),
+            CountingMode(probe),
+        ):
+            stack.enter_context(one)
         yield
 
 
@@ -385,10 +368,6 @@ def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = 
             if buffer is not None:
                 owner._buffers[name] = fn(buffer)
     return module
-
-
-def _is_allocated(tensor: Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() > 0
 
 
 def _same_storage(first: Tensor, second: Tensor) -> bool:

@@ -11,9 +11,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +27,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.backends import registry
-from harness.backends.base import Backend, Batch, Engine, Unsupported, World
+from harness.backends.base import Engine, Unsupported, World
 from harness.backends.pipeline.engine import PipelineEngine
 from harness.errors import HarnessError
 from harness.forms.workload import ORDINARY_STEP
@@ -63,71 +62,45 @@ from harness.run_directory.request import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Steps:
-    """Everything that one simulated rank needs to train."""
-
-    request: RunRequest
-    engine: Engine
-    counter: CommunicationCounter
-    memory: MemoryProbe
-    observer: Observer
-    vocabulary_size: int
-
-    def run(self) -> None:
-        """Take steps up to the first ordinary one, and count that."""
-        for step in range(ORDINARY_STEP):
-            self._step(step, counted=False)
-        self.counter.start()
-        self.memory.begin()
-        self._step(ORDINARY_STEP, counted=True)
-        self.memory.end()
-        self.counter.stop()
-
-    def _step(self, step: int, *, counted: bool) -> None:
-        self.observer.prepare(
-            Step(number=step, since_first=ORDINARY_STEP)
-        )  # forgets the batches of the step before
+def take_steps(
+    run: RunRequest, engine: Engine, counter: CommunicationCounter, memory: MemoryProbe, observer: Observer,
+    vocabulary_size: int,
+) -> None:  # fmt: skip
+    """Take steps up to the first ordinary one, and count that."""
+    # Tokens at random, as many as a full micro-batch has.
+    shape = (run.micro_batch_size, run.job.data.sequence_length)
+    # Of a sum over tokens, so that gradients are those of a mean.
+    weight = 1 / (shape[0] * (shape[1] - 1) * run.accumulation_steps)
+    for step in range(ORDINARY_STEP + 1):
+        counted = step == ORDINARY_STEP
+        if counted:
+            counter.start()
+            memory.begin()
+        # Forgets the batches of the step before.
+        observer.prepare(Step(number=step, since_first=ORDINARY_STEP))
         loss_sum = torch.zeros((), dtype=torch.float64)
-        accumulation = self.request.accumulation_steps
-        for micro_step in range(accumulation):
-            last = micro_step == accumulation - 1
-            self.counter.begin_micro_step(last=last)
-            batch = self._batch()
-            self.counter.phase = "forward"
+        for micro_step in range(run.accumulation_steps):
+            last = micro_step == run.accumulation_steps - 1
+            counter.begin_micro_step(last=last)
+            batch = {name: torch.randint(vocabulary_size, shape) for name in ("tokens", "labels")}
+            counter.phase = "forward"
             if counted and last:
-                self.memory.before_forward()
-            loss = self.engine.forward(batch)
+                memory.before_forward()
+            loss = engine.forward(batch)
             if counted and last:
-                self.memory.record(step, "after_forward")
-            self.counter.phase = "backward"
-            self.engine.backward(loss * self._weight, last_micro_step=last)
+                memory.record(step, "after_forward")
+            counter.phase = "backward"
+            engine.backward(loss * weight, last_micro_step=last)
             loss_sum += loss.detach().double()
         if counted:
-            self.memory.record(step, "after_backward")
-        self.counter.phase = "step"
-        self.engine.step(self.request.job.optimizer.learning_rate)
+            memory.record(step, "after_backward")
+        counter.phase = "step"
+        engine.step(run.job.optimizer.learning_rate)
         if counted:
-            self.memory.record(step, "after_step")
-
-    @property
-    def _weight(self) -> float:
-        """Of a sum over tokens, so that gradients are those of a mean."""
-        run = self.request
-        targets = run.micro_batch_size * (run.job.data.sequence_length - 1) * run.accumulation_steps
-        return 1 / targets
-
-    def _batch(self) -> Batch:
-        """Tokens at random, as many as a full micro-batch has."""
-        shape = (self.request.micro_batch_size, self.request.job.data.sequence_length)
-        return {name: torch.randint(self.vocabulary_size, shape) for name in ("tokens", "labels")}
-
-
-def world_of(request: SimulationRequest) -> World:
-    """The place of the simulated rank. It computes on the CPU."""
-    run = request.run
-    world = World.planned(run.world_size, run.ranks_per_node, "cpu", request.rank)
-    return registry.placed(run.backend, world)
+            memory.record(step, "after_step")
+            memory.end()
+            counter.stop()
+        del batch, loss, loss_sum
 
 
 def join_fake_group(world: World) -> None:
@@ -150,46 +123,34 @@ def join_fake_group(world: World) -> None:
 AGREED = "stages do not vote on static shapes: all have them"
 
 
-@contextmanager
-def stages_agree() -> Iterator[None]:
-    """A vote passes from stage to stage in the first step; a stage that is not there would have voted 0."""
-
-    def vote(*_: Any, **__: Any) -> Any:
-        return SimpleNamespace(item=lambda: 1)  # every stage won it
-
-    with (
-        patch.object(PipelineStage, "_warmup_forward_vote", vote),
-        patch.object(PipelineStage, "_warmup_backward_result", vote),
-    ):
-        yield
-
-
+VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
+"""A vote passes from stage to stage in the first step; a stage that is not there would have voted 0."""
 COMPARE = "assert_ints_same_as_other_ranks"
 COMPARING = ("partition_parameters", "partitioned_param_coordinator", "stage3")
-"""Modules of `deepspeed.runtime.zero` that compare what ranks recorded, in steps before the counted one."""
+"""Modules of `deepspeed.runtime.zero` that compare what ranks recorded, in steps before the counted one:
+ranks that are not there recorded the same order of modules and parameters."""
 
 
 @contextmanager
-def without_comparing_ranks() -> Iterator[None]:
-    """Ranks that are not there recorded the same order of modules and parameters."""
+def without_other_ranks(packages: Collection[str]) -> Iterator[None]:
+    """What libraries ask of other ranks is answered here."""
+    won = SimpleNamespace(item=lambda: 1)
+    patches: list[Any] = [patch.object(PipelineStage, name, lambda *_, **__: won) for name in VOTES]
+    if "deepspeed" in packages:
+        modules = [import_module(f"deepspeed.runtime.zero.{name}") for name in COMPARING]
+        patches += [patch.object(module, COMPARE, lambda ints: None) for module in modules]
+        layer = import_module("deepspeed.sequence.layer")
+
+        def exchange(tensor: Tensor, group_name: str) -> Tensor:
+            """Of Ulysses, whose own operator has the shape alone of tensors without data."""
+            result = torch.empty_like(tensor)
+            dist.all_to_all_single(result, tensor, group=layer._all_to_all_groups[group_name])
+            return result
+
+        patches.append(patch.dict(PERFORMED, {torch.ops.deepspeed.dim_zero_all_to_all.default: exchange}))
     with ExitStack() as stack:
-        for name in COMPARING:
-            module = import_module(f"deepspeed.runtime.zero.{name}")
-            stack.enter_context(patch.object(module, COMPARE, lambda ints: None))
-        yield
-
-
-@contextmanager
-def exchanges_seen() -> Iterator[None]:
-    """Ulysses exchanges within an operator of its own, of which tensors without data have the shape alone."""
-    layer = import_module("deepspeed.sequence.layer")
-
-    def exchange(tensor: Tensor, group_name: str) -> Tensor:
-        result = torch.empty_like(tensor)
-        dist.all_to_all_single(result, tensor, group=layer._all_to_all_groups[group_name])
-        return result
-
-    with patch.dict(PERFORMED, {torch.ops.deepspeed.dim_zero_all_to_all.default: exchange}):
+        for one in patches:
+            stack.enter_context(one)
         yield
 
 
@@ -227,54 +188,46 @@ def simulate(request: SimulationRequest) -> SimulatedRank:
 
 
 def _simulate(request: SimulationRequest) -> dict[str, Any]:
-    world = world_of(request)
-    backend = registry.create(request.run.backend)
-    if reasons := registry.unmet_requirements(backend, world):
-        raise Unsupported("; ".join(reasons))
-    prepare_process(request.run, world)
-    join_fake_group(world)
-    with ExitStack() as stack:
-        if "deepspeed" in backend.packages:
-            stack.enter_context(without_comparing_ranks())
-            stack.enter_context(exchanges_seen())
-        stack.enter_context(stages_agree())
-        probe: AllocatorProbe
-        if request.tensors == "fake":
-            probe = FakeAllocatorProbe()
-            stack.enter_context(fake_tensors(probe))
-        else:
-            probe = allocator_probe("cpu")
-        return _run(request, world, backend, probe)
-
-
-def _run(request: SimulationRequest, world: World, backend: Backend, probe: AllocatorProbe) -> dict[str, Any]:
     # There are no other ranks that could share files of weights.
     run = request.run.model_copy(update={"loading": "full"})
-    observer, counter = Observer(), CommunicationCounter(world.mesh)
-    facts = _facts(run.job)
-    config = model_config(run.job, facts)
-    assert config is not None
-    engine, built = prepare_engine(run, world, backend, facts, observer, Path())
-    engine.train(True)
-    substitutions = list(SUBSTITUTIONS) if request.tensors == "fake" else []
-    substitutions += _replace_reducer(engine, fake=request.tensors == "fake")
-    substitutions += [AGREED] if isinstance(engine, PipelineEngine) else []
-    memory = MemoryProbe(probe, engine)
-    memory.record(0, "after_setup")
-    size = facts.vocabulary_size or 0
-    Steps(
-        request=run, engine=engine, counter=counter, memory=memory, observer=observer, vocabulary_size=size
-    ).run()
-    return {
-        "status": "ok",
-        "substitutions": substitutions,
-        "effective": engine.effective(),
-        "model": built.model,
-        "layout": built.layout,
-        "configuration": json.loads(config.to_json_string(use_diff=False)),
-        "communication": [CommunicationPart(rank=world.rank, **row) for row in counter.rows()],
-        "memory": [MemoryPart(**row) for row in memory.rows],
-    }
+    # The rank computes on the CPU.
+    planned = World.planned(run.world_size, run.ranks_per_node, "cpu", request.rank)
+    world, backend = registry.placed(run.backend, planned), registry.create(run.backend)
+    if reasons := registry.unmet_requirements(backend, world):
+        raise Unsupported("; ".join(reasons))
+    prepare_process(run, world)
+    join_fake_group(world)
+    fake = FakeAllocatorProbe() if request.tensors == "fake" else None
+    with without_other_ranks(backend.packages), fake_tensors(fake) if fake else nullcontext():
+        observer, counter = Observer(), CommunicationCounter(world.mesh)
+        probe: AllocatorProbe = fake or allocator_probe("cpu")
+        facts = _facts(run.job)
+        config = model_config(run.job, facts)
+        assert config is not None
+        engine, built = prepare_engine(run, world, backend, facts, observer, Path())
+        engine.train(True)
+        substitutions = list(SUBSTITUTIONS) if fake else []
+        module = getattr(engine, "module", None)
+        if isinstance(module, DistributedDataParallel):
+            all_reduce_from_python(module)
+            substitutions.append(HOOK)
+            if fake:
+                module.reducer = RebuiltOnce(module)  # type: ignore[assignment]
+                substitutions.append(REBUILT)
+        substitutions += [AGREED] if isinstance(engine, PipelineEngine) else []
+        memory = MemoryProbe(probe, engine)
+        memory.record(0, "after_setup")
+        take_steps(run, engine, counter, memory, observer, facts.vocabulary_size or 0)
+        return {
+            "status": "ok",
+            "substitutions": substitutions,
+            "effective": engine.effective(),
+            "model": built.model,
+            "layout": built.layout,
+            "configuration": json.loads(config.to_json_string(use_diff=False)),
+            "communication": [CommunicationPart(rank=world.rank, **row) for row in counter.rows()],
+            "memory": [MemoryPart(**row) for row in memory.rows],
+        }
 
 
 def _facts(job: Job) -> DataFacts:
@@ -285,18 +238,6 @@ def _facts(job: Job) -> DataFacts:
             "machine has"
         )
     return DataFacts(vocabulary_size=tokenizer_of(job).vocabulary_size)
-
-
-def _replace_reducer(engine: Engine, *, fake: bool) -> list[str]:
-    """Let a DDP model reduce here; what was done otherwise than in a run."""
-    module = getattr(engine, "module", None)
-    if not isinstance(module, DistributedDataParallel):
-        return []
-    all_reduce_from_python(module)
-    if not fake:
-        return [HOOK]
-    module.reducer = RebuiltOnce(module)  # type: ignore[assignment]
-    return [HOOK, REBUILT]
 
 
 def answer_all(directory: Path) -> None:
