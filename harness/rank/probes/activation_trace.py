@@ -8,7 +8,7 @@ import json
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
@@ -56,11 +56,6 @@ autocast leaves in low precision."""
 
 Scratch = Callable[[Any, tuple[Any, ...], Any], int]
 """(operator, arguments, result) -> bytes."""
-
-
-def kernel_scratch(device: str) -> Scratch:
-    """The rule for 'cpu' or 'cuda'."""
-    return _cuda if device == "cuda" else _cpu
 
 
 def _cpu(operator: Any, args: tuple[Any, ...], result: Any) -> int:
@@ -113,26 +108,15 @@ def _widened(value: Any) -> Any:
     return value.float() if low else value
 
 
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """'allocate' or 'free' a storage, 'scratch' (both at once, inside a kernel), 'ready' (a parameter's
-    gradient), or 'mark' (a segment begins)."""
+class Storages(TorchDispatchMode):
+    """A dispatch mode that tells a replay what is allocated and freed; storages that exist when it begins are
+    not its business unless they are freed."""
 
-    kind: str
-    storage: int = 0
-    bytes: int = 0
-    module: str = ""
-    name: str = ""
-
-
-class StorageEvents(TorchDispatchMode):
-    """A dispatch mode; storages that exist when it begins are not its business unless they are freed."""
-
-    def __init__(self, known: Iterator[Tensor], module: Callable[[], str], scratch: Scratch) -> None:
+    def __init__(
+        self, replay: Replay, known: Iterator[Tensor], module: Callable[[], str], scratch: Scratch
+    ) -> None:
         super().__init__()
-        self._scratch = scratch
-        self.events: list[Event] = []
-        self._module = module
+        self._replay, self._module, self._scratch = replay, module, scratch
         self._numbers: dict[int, int] = {}
         self._watches: list[weakref.finalize[Any, Any]] = []
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
@@ -146,18 +130,15 @@ class StorageEvents(TorchDispatchMode):
                 self._note(leaf)
         scratch = self._scratch(function, args, result)
         if scratch:
-            self.events.append(Event(kind="scratch", bytes=scratch, module=self._module()))
+            self._replay.scratch(scratch, self._module())
         return result
 
-    def note(self, kind: str, name: str, tensor: Tensor | None = None) -> None:
-        """Add an event of another kind, about the storage of a tensor."""
-        number = 0
-        if tensor is not None:
-            number = self._numbers.get(tensor.untyped_storage()._cdata, 0)
-        self.events.append(Event(kind=kind, name=name, storage=number))
+    def number(self, tensor: Tensor) -> int:
+        """Of the storage of a tensor; 0: it is not watched."""
+        return self._numbers.get(tensor.untyped_storage()._cdata, 0)
 
     def stop_watching(self) -> None:
-        """What is freed from here on is not recorded."""
+        """What is freed from here on is not told."""
         for watch in self._watches:
             watch.detach()
 
@@ -168,34 +149,13 @@ class StorageEvents(TorchDispatchMode):
             return
         number = len(self._watches) + 1
         self._numbers[key] = number
-        event = Event(kind="allocate", storage=number, bytes=storage.nbytes(), module=self._module())
-        self.events.append(event)
+        self._replay.allocate(number, storage.nbytes(), self._module())
         self._watches.append(weakref.finalize(storage, self._freed, key, number))
 
     def _freed(self, key: int, number: int) -> None:
         if self._numbers.get(key) == number:
             del self._numbers[key]
-        self.events.append(Event(kind="free", storage=number))
-
-
-def autograd_sequence() -> int:
-    """Number that the next node of the graph will have."""
-    return int(torch._C._autograd._get_sequence_nr())
-
-
-def profile_of_events(
-    events: Sequence[Event], *, batch: int, sequence: int, blocks: int
-) -> ActivationProfile:
-    """Raises ValueError for a storage whose size is no product of batch, sequence and widths."""
-    replay = _Replay(batch, sequence, blocks)
-    for event in events:
-        replay.take(event)
-    replay.ends[0] = replay.live
-    middle = blocks // 2
-    return ActivationProfile(
-        embedding=replay.segment(0), block=replay.segment(1 + middle), head=replay.segment(blocks + 1),
-        loss=replay.segment(blocks + 2), kept=replay.ends[0],
-    )  # fmt: skip
+        self._replay.free(number)
 
 
 def size_of(count: int, batch: int, sequence: int) -> Size:
@@ -229,82 +189,88 @@ class _Pass:
     ready: list[tuple[str, Size]] = field(default_factory=list)
 
 
-class _Replay:
-    """Segment 0 is the embedding, then come the blocks, the head and the loss."""
+class Replay:
+    """What a step keeps: segment 0 is the embedding, then come the blocks, the head and the loss."""
 
     def __init__(self, batch: int, sequence: int, blocks: int) -> None:
-        self._batch, self._sequence, self._last = batch, sequence, blocks + 2
-        self.live = Size()
+        self._batch, self._sequence, self._blocks = batch, sequence, blocks
+        self._live = Size()
         self._storages: dict[int, tuple[int, str, Size]] = {}
         self._saved: dict[int, dict[str, Size]] = {}
         self._passes: dict[tuple[str, int], _Pass] = {}
         self._current: _Pass | None = None
         self._segment = 0
-        self.ends: dict[int, Size] = {}
+        self._ends: dict[int, Size] = {}
         """Live as the backward pass of each segment ends."""
 
-    def take(self, event: Event) -> None:
-        match event.kind:
-            case "mark":
-                self._mark(event.name)
-            case "allocate":
-                size = size_of(event.bytes, self._batch, self._sequence)
-                self._storages[event.storage] = (self._segment, event.module, size)
-                self.live += size
-                self._point(event.module)
-            case "scratch":
-                scratch = size_of(event.bytes, self._batch, self._sequence)
-                self.live += scratch
-                self._point(event.module)
-                self.live -= scratch
-            case "free":
-                self._drop(event.storage)
-            case "ready":
-                assert self._current is not None
-                self._drop(event.storage)
-                self._current.ready.append((event.name, self.live))
-                self._current.points.append([])
+    def profile(self) -> ActivationProfile:
+        """Of all that was told."""
+        self._ends[0] = self._live
+        middle, head = self._blocks // 2, self._blocks + 1
+        return ActivationProfile(
+            embedding=self._segment_of(0), block=self._segment_of(1 + middle), head=self._segment_of(head),
+            loss=self._segment_of(head + 1), kept=self._live,
+        )  # fmt: skip
 
-    def segment(self, index: int) -> Segment:
+    def allocate(self, storage: int, count: int, module: str) -> None:
+        """A storage of so many bytes, by an operator of this module."""
+        size = size_of(count, self._batch, self._sequence)
+        self._storages[storage] = (self._segment, module, size)
+        self._live += size
+        self._point(module)
+
+    def scratch(self, count: int, module: str) -> None:
+        """Bytes that a kernel allocates and frees."""
+        size = size_of(count, self._batch, self._sequence)
+        self._live += size
+        self._point(module)
+        self._live -= size
+
+    def free(self, storage: int) -> None:
+        """A storage is gone."""
+        if storage in self._storages:
+            self._live -= self._storages.pop(storage)[2]
+
+    def ready(self, name: str, storage: int) -> None:
+        """The gradient of a parameter is complete, and none of the activations."""
+        assert self._current is not None
+        self.free(storage)
+        self._current.ready.append((name, self._live))
+        self._current.points.append([])
+
+    def _segment_of(self, index: int) -> Segment:
         forward, backward = self._passes["forward", index], self._passes["backward", index]
         following = self._passes.get(("forward", index + 1))
-        below = self.ends.get(index + 1, None)
+        below = self._ends.get(index + 1, None)
         growth = following.base - forward.base if following else Size()
         return Segment(
             saved=tuple(Saved(module=m, size=s) for m, s in sorted(self._saved.get(index, {}).items())),
             forward=tuple(_points(forward, forward.base)),
-            backward=tuple(_points(backward, self.ends[index])),
+            backward=tuple(_points(backward, self._ends[index])),
             gradients=tuple(
-                Gradient(parameter=n, live=live - self.ends[index]) for n, live in backward.ready
+                Gradient(parameter=n, live=live - self._ends[index]) for n, live in backward.ready
             ),
             forward_growth=growth,
-            held=below - self.ends[index] if below is not None else Size(),
+            held=below - self._ends[index] if below is not None else Size(),
         )
 
-    def _mark(self, name: str) -> None:
-        if name == "end":
-            return
-        kind, _, of = name.partition(" ")
-        index = 0 if of == "embedding" else int(of) + 1
+    def mark(self, kind: str, index: int) -> None:
+        """The 'forward' or 'backward' pass of a segment begins."""
         if kind == "backward":
-            if index == self._last:
+            if index == self._blocks + 2:
                 for segment, module, size in self._storages.values():
                     saved = self._saved.setdefault(segment, {})
                     saved[module] = saved.get(module, Size()) + size
-            self.ends[index + 1] = self.live
+            self._ends[index + 1] = self._live
         self._segment = index
-        self._current = self._passes[kind, index] = _Pass(base=self.live)
-
-    def _drop(self, storage: int) -> None:
-        if storage in self._storages:
-            self.live -= self._storages.pop(storage)[2]
+        self._current = self._passes[kind, index] = _Pass(base=self._live)
 
     def _point(self, module: str) -> None:
         if self._current is not None:
             front = self._current.points[-1]
-            if not any(m == module and self.live.at_most(live) for m, live in front):
-                front[:] = [(m, live) for m, live in front if m != module or not live.at_most(self.live)]
-                front.append((module, self.live))
+            if not any(m == module and self._live.at_most(live) for m, live in front):
+                front[:] = [(m, live) for m, live in front if m != module or not live.at_most(self._live)]
+                front.append((module, self._live))
 
 
 def _points(one: _Pass, base: Size) -> Iterator[Point]:
@@ -350,10 +316,10 @@ def trace_profile(config: Mapping[str, Any], variant: Variant) -> ActivationProf
         model = _model(config, variant)
         batch, sequence = _shape(config, variant)
         tokens = torch.zeros(batch, sequence, dtype=torch.int64)
-        tracer = _Tracer(model, tokens, variant.device)
+        replay = Replay(batch, sequence, BLOCKS)
         with unpacked_samples():
-            events = tracer.step({"tokens": tokens, "labels": tokens}, variant.route)
-    return profile_of_events(events, batch=batch, sequence=sequence, blocks=BLOCKS)
+            _Tracer(model, tokens, variant, replay).step({"tokens": tokens, "labels": tokens})
+    return replay.profile()
 
 
 def _model(config: Mapping[str, Any], variant: Variant) -> nn.Module:
@@ -432,8 +398,9 @@ def _shape(config: Mapping[str, Any], variant: Variant) -> tuple[int, int]:
 class _Tracer:
     """Names the module of every operator, forward and backward, and marks where segments begin."""
 
-    def __init__(self, model: nn.Module, tokens: Tensor, device: str) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, tokens: Tensor, variant: Variant, replay: Replay) -> None:
+        self._model, self._replay = model, replay
+        self._route, self._device = variant.route.split("+"), variant.device
         self._stack: list[str] = []
         self._backward = False
         self._reaches_embedding = True
@@ -442,23 +409,22 @@ class _Tracer:
         """(first number of a node, module that it belongs to), ascending."""
         self._blocks = list(needed_blocks(model).items())
         known = chain(model.parameters(), model.buffers(), [tokens])
-        self._events = StorageEvents(known, self._module, kernel_scratch(device))
-        self._device = device
+        scratch = _cuda if self._device == "cuda" else _cpu
+        self._storages = Storages(replay, known, self._module, scratch)
 
-    def step(self, batch: dict[str, Tensor], route: str) -> list[Event]:
+    def step(self, batch: dict[str, Tensor]) -> None:
         """Forward and backward pass of one step."""
-        self._route = route.split("+")
         with ExitStack() as stack:
             for handle in self._hooks():
                 stack.callback(handle.remove)
-            stack.enter_context(self._events)
+            stack.enter_context(self._storages)
             if self._device == "cuda":
                 stack.enter_context(CudaAutocast())
-            self._events.note("mark", "forward embedding")
+            self._replay.mark("forward", 0)
             with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in self._route):
                 loss = summed_cross_entropy(self._model, batch)
             self._backward = True
-            self._events.note("mark", f"backward {len(self._blocks) + 1}")
+            self._replay.mark("backward", len(self._blocks) + 2)
             scaled = loss * 1.5
             # `backward` itself would turn function modes off, and recomputation needs CudaAutocast.
             graph._engine_run_backward(
@@ -467,10 +433,8 @@ class _Tracer:
             )  # fmt: skip
             del scaled
             if not self._reaches_embedding:
-                self._events.note("mark", "backward embedding")
-            self._events.note("mark", "end")
-            self._events.stop_watching()
-        return self._events.events
+                self._replay.mark("backward", 0)
+            self._storages.stop_watching()
 
     def _hooks(self) -> Iterator[Any]:
         for name, module in self._model.named_modules():
@@ -489,25 +453,25 @@ class _Tracer:
     def _entered(self, name: str) -> Any:
         def hook(*_: Any) -> None:
             self._stack.append(name)
-            self._spans.append((autograd_sequence(), name))
+            self._spans.append((torch._C._autograd._get_sequence_nr(), name))
 
         return hook
 
     def _left(self, *_: Any) -> None:
         if self._stack:
             self._stack.pop()
-        self._spans.append((autograd_sequence(), self._stack[-1] if self._stack else ""))
+        self._spans.append((torch._C._autograd._get_sequence_nr(), self._stack[-1] if self._stack else ""))
 
     def _block_begins(self, index: int) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._backward:
                 return
-            self._events.note("mark", f"forward {index}")
+            self._replay.mark("forward", index + 1)
             hidden = args[0] if args else kwargs["hidden_states"]
             if index == 0:
                 self._reaches_embedding = hidden.requires_grad
             if index == 0 and hidden.requires_grad:
-                hidden.register_hook(lambda _: self._events.note("mark", "backward embedding"))
+                hidden.register_hook(lambda _: self._replay.mark("backward", 0))
 
         return hook
 
@@ -516,21 +480,21 @@ class _Tracer:
             if self._backward:
                 return
             hidden = output[0] if isinstance(output, tuple) else output
-            hidden.register_hook(lambda _: self._events.note("mark", f"backward {index}"))
+            hidden.register_hook(lambda _: self._replay.mark("backward", index + 1))
             if index == len(self._blocks) - 1:
-                self._events.note("mark", f"forward {len(self._blocks)}")
+                self._replay.mark("forward", index + 2)
 
         return hook
 
     def _model_ends(self, _: nn.Module, __: Any, output: Any) -> None:
-        index = len(self._blocks)
-        output.logits.register_hook(lambda _: self._events.note("mark", f"backward {index}"))
-        self._events.note("mark", f"forward {index + 1}")
+        head = len(self._blocks) + 1
+        output.logits.register_hook(lambda _: self._replay.mark("backward", head))
+        self._replay.mark("forward", head + 1)
 
     def _ready(self, name: str) -> Any:
         def hook(parameter: Tensor) -> None:
             assert parameter.grad is not None
-            self._events.note("ready", self._of_block(name), parameter.grad)
+            self._replay.ready(self._of_block(name), self._storages.number(parameter.grad))
 
         return hook
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.forms.activations import Size
-from harness.rank.probes.activation_trace import Event, profile_of_events, size_of
+from harness.rank.probes.activation_trace import Replay, size_of
 
 B, S = 1021, 503
 
@@ -24,37 +24,21 @@ def test_a_size_shows_its_factors(count: int, expected: tuple[int, ...]) -> None
     assert size_of(count, B, S) == Size(expected)
 
 
-def _events() -> list[Event]:
-    """One block that saves 4 b s, makes a temporary of 2 b s and a gradient of 100 bytes."""
-    found = [Event(kind="mark", name="forward embedding")]
-
-    def allocate(number: int, count: int) -> None:
-        found.append(Event(kind="allocate", storage=number, bytes=count, module="mlp"))
-
-    def free(number: int) -> None:
-        found.append(Event(kind="free", storage=number))
-
-    def mark(name: str) -> None:
-        found.append(Event(kind="mark", name=name))
-
-    mark("forward 0")
-    allocate(1, 4 * B * S)
-    allocate(2, 2 * B * S)
-    free(2)
-    mark("forward 1")
-    mark("forward 2")
-    mark("backward 2")
-    mark("backward 1")
-    mark("backward 0")
-    allocate(3, 100)
-    free(1)
-    found.append(Event(kind="ready", storage=3, name="mlp.weight"))
-    mark("backward embedding")
-    return found
-
-
 def test_a_block_holds_what_it_saved_until_its_own_backward_pass() -> None:
-    profile = profile_of_events(_events(), batch=B, sequence=S, blocks=1)
+    """One block saves 4 b s, makes a temporary of 2 b s and a gradient of 100 bytes."""
+    replay = Replay(B, S, blocks=1)
+    replay.mark("forward", 0)
+    replay.mark("forward", 1)
+    replay.allocate(1, 4 * B * S, "mlp")
+    replay.allocate(2, 2 * B * S, "mlp")
+    replay.free(2)
+    for kind, segment in (("forward", 2), ("forward", 3), ("backward", 3), ("backward", 2), ("backward", 1)):
+        replay.mark(kind, segment)
+    replay.allocate(3, 100, "mlp")
+    replay.free(1)
+    replay.ready("mlp.weight", 3)
+    replay.mark("backward", 0)
+    profile = replay.profile()
     block = profile.block
     assert block.held == block.forward_growth == Size((0, 0, 0, 4, 0, 0))
     assert [(s.module, str(s.size)) for s in block.saved] == [("mlp", "4 b s")]
