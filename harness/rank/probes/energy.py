@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,51 +30,46 @@ class DeviceEnergy:
         self._handle: Any = None
         self._first = 0
         self._since = 0.0
-        self.joules: float | None = None
-        self.unknown: str | None = library if isinstance(library, str) else None
+        self._unknown: str | None = library if isinstance(library, str) else None
 
     def begin(self) -> None:
         """Note where the counter stands."""
-        if self.unknown is not None:
+        if self._unknown is not None:
             return
         try:
             self._handle = device_handle(self._library, self._uuid)
             self._first = self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle)
         except (self._library.NVMLError, AttributeError) as error:
-            self.unknown = f"NVML has no energy counter for this device: {error}"
+            self._unknown = f"NVML has no energy counter for this device: {error}"
         self._since = self._clock()
 
-    def read(self) -> None:
-        """Set `joules`."""
-        if self.unknown is not None:
-            return
-        try:
-            now = self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle)
-        except self._library.NVMLError as error:
-            self.unknown = f"NVML: {error}"
-            return
-        if now < self._first:
-            self.unknown = "the driver's energy counter went back: the driver was loaded again"
-        else:
-            self.joules = (now - self._first) * MILLI
-
-    def sampled_watts(self) -> float | None:
-        """Mean power of the samples that the driver kept since `begin`; None: it keeps none."""
-        begin, end = int(self._since * 1e6), int(self._clock() * 1e6) if self.unknown is None else 0
-        kind = getattr(self._library, "NVML_TOTAL_POWER_SAMPLES", None)
-        _, samples = self._asked("nvmlDeviceGetSamples", kind, begin) or (0, [])
-        watts = [s.sampleValue.uiVal * MILLI for s in samples if begin <= s.timeStamp <= end]
-        return sum(watts) / len(watts) if watts else None
-
-    def limit_watts(self) -> float | None:
-        """The power limit in force; None: not told."""
-        limit = self._asked("nvmlDeviceGetEnforcedPowerLimit")
-        return None if limit is None else float(limit) * MILLI
+    def read(self) -> dict[str, Any]:
+        """Fields of `record.EnergyPart`: joules and power since `begin`, or why they are not known."""
+        now, watts, limit = 0, [], None
+        if self._unknown is None:
+            try:
+                now = self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle)
+            except self._library.NVMLError as error:
+                self._unknown = f"NVML: {error}"
+            else:
+                if now < self._first:
+                    self._unknown = "the driver's energy counter went back: the driver was loaded again"
+        if self._unknown is None:
+            # Of the samples that the driver kept since then; it may keep none.
+            begin, end = int(self._since * 1e6), int(self._clock() * 1e6)
+            kind = getattr(self._library, "NVML_TOTAL_POWER_SAMPLES", None)
+            _, samples = self._asked("nvmlDeviceGetSamples", kind, begin) or (0, [])
+            watts = [s.sampleValue.uiVal * MILLI for s in samples if begin <= s.timeStamp <= end]
+            limit = self._asked("nvmlDeviceGetEnforcedPowerLimit")
+        return {
+            "device_joules": (now - self._first) * MILLI if self._unknown is None else None,
+            "device_unknown": self._unknown,
+            "device_sampled_watts": sum(watts) / len(watts) if watts else None,
+            "device_limit_watts": None if limit is None else float(limit) * MILLI,
+        }
 
     def _asked(self, function: str, *arguments: Any) -> Any:
         """None: the driver does not say."""
-        if self.unknown is not None:
-            return None
         try:
             return getattr(self._library, function)(self._handle, *arguments)
         except (self._library.NVMLError, AttributeError):
@@ -100,8 +96,15 @@ class RaplMeter:
         """Why there is no figure; None: there is one."""
 
     def begin(self) -> None:
-        """Find the zones and note where they stand."""
-        self._zones = counted_zones(self._root)
+        """Find the zones and note where they stand: packages, and the DRAM next to them.
+
+        'core' and 'uncore' are parts of a package, 'psys' contains it.
+        """
+        self._zones = []
+        for zone in sorted(self._root.glob("intel-rapl:*")):
+            with suppress(OSError):
+                name = (zone / "name").read_text().strip()
+                self._zones += [zone] if name.startswith("package") or name == "dram" else []
         self.unknown = None if self._zones else f"{self._root} has no RAPL zone of a processor package"
         try:
             self._ranges = {zone: _number(zone / "max_energy_range_uj") for zone in self._zones}
@@ -132,19 +135,6 @@ class RaplMeter:
     def joules(self) -> float | None:
         """All since `begin`, as of the last `poll`."""
         return None if self.unknown is not None else self._microjoules * JOULES
-
-
-def counted_zones(root: Path) -> list[Path]:
-    """Packages, and the DRAM next to them; 'core' and 'uncore' are parts of a package, 'psys' contains it."""
-    found = []
-    for zone in sorted(root.glob("intel-rapl:*")):
-        try:
-            name = (zone / "name").read_text().strip()
-        except OSError:
-            continue
-        if name.startswith("package") or name == "dram":
-            found.append(zone)
-    return found
 
 
 def _number(path: Path) -> int:
@@ -183,7 +173,9 @@ class EnergyMeter:
         if not self._has_begun or self._host.unknown is None:
             self._host.begin()
         if not self._has_begun and self._device == "cuda":
-            self._gpu = gpu_energy()
+            device = torch.cuda.get_device_properties(torch.cuda.current_device())
+            library = "a CUDA stub draws no power" if is_stub(device.name) else nvml()
+            self._gpu = DeviceEnergy(library, str(device.uuid))
             self._gpu.begin()
         self._has_begun = True
         self._since = self._read_at = time.perf_counter()
@@ -200,27 +192,10 @@ class EnergyMeter:
         if not self._has_begun:
             return None
         self.rest()
-        of_device: dict[str, Any] = {}
-        if (gpu := self._gpu) is not None:
-            gpu.read()
-            of_device = {
-                "device_joules": gpu.joules,
-                "device_unknown": gpu.unknown,
-                "device_sampled_watts": gpu.sampled_watts(),
-                "device_limit_watts": gpu.limit_watts(),
-            }
         return EnergyPart(
             seconds=self._seconds,
-            **of_device,
+            **(self._gpu.read() if self._gpu is not None else {}),
             host_joules=self._host.joules(),
             host_unknown=self._host.unknown,
             boot=boot(),
         )
-
-
-def gpu_energy() -> DeviceEnergy:
-    """The counter of this rank's GPU, or why there is none."""
-    device = torch.cuda.get_device_properties(torch.cuda.current_device())
-    if is_stub(device.name):
-        return DeviceEnergy("a CUDA stub draws no power", "")
-    return DeviceEnergy(nvml(), str(device.uuid))

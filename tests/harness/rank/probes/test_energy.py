@@ -44,28 +44,21 @@ class Nvml:
         ]
 
 
-def read_later(library: Any) -> DeviceEnergy:
+def read_later(library: Any) -> tuple[Any, ...]:
+    """Joules, sampled watts, the limit in watts, and why they are not known."""
     times = iter([100.0, 110.0])
     energy = DeviceEnergy(library, UUID, clock=lambda: next(times))
     energy.begin()
-    energy.read()
-    return energy
+    found = energy.read()
+    names = ("joules", "sampled_watts", "limit_watts", "unknown")
+    return tuple(found.pop(f"device_{name}") for name in names)
 
 
 def test_energy_is_the_difference_of_the_counter() -> None:
-    energy = read_later(Nvml(5_000_000, 9_500_000))
-    assert energy.joules == pytest.approx(4500.0)
-    assert energy.limit_watts() == 700.0
-    assert energy.unknown is None
-
-
-def test_only_samples_of_that_time_count() -> None:
-    energy = read_later(Nvml(0, 1, samples={99.0: 900_000, 101.0: 400_000, 109.0: 500_000, 111.0: 900_000}))
-    assert energy.sampled_watts() == pytest.approx(450.0)
-
-
-def test_a_driver_without_samples_tells_none() -> None:
-    assert read_later(Nvml(0, 1)).sampled_watts() is None
+    """A driver may keep no samples; of those that it keeps, the ones of that time count."""
+    assert read_later(Nvml(5_000_000, 9_500_000)) == (pytest.approx(4500.0), None, 700.0, None)
+    samples = {99.0: 900_000, 101.0: 400_000, 109.0: 500_000, 111.0: 900_000}
+    assert read_later(Nvml(0, 1, samples=samples))[1] == pytest.approx(450.0)
 
 
 @pytest.mark.parametrize(
@@ -75,21 +68,16 @@ def test_a_driver_without_samples_tells_none() -> None:
         (Nvml("Not Supported"), "NVML has no energy counter for this device: Not Supported"),
         (Nvml(5, "GPU is lost"), "NVML: GPU is lost"),
         (Nvml(5, 4), "the driver's energy counter went back: the driver was loaded again"),
+        (
+            SimpleNamespace(NVMLError=Nvml.NVMLError, nvmlDeviceGetHandleByUUID=str),
+            "NVML has no energy counter for this device: 'types.SimpleNamespace' object has no attribute "
+            "'nvmlDeviceGetTotalEnergyConsumption'",
+        ),
     ],
-    ids=["no library", "no counter", "lost", "reset"],
+    ids=["no library", "no counter", "lost", "reset", "old library"],
 )
 def test_what_is_not_known_has_a_reason(library: Any, why: str) -> None:
-    energy = read_later(library)
-    assert (energy.joules, energy.unknown) == (None, why)
-    assert (energy.sampled_watts(), energy.limit_watts()) == (None, None)
-
-
-def test_a_library_without_the_counter_has_a_reason() -> None:
-    energy = read_later(
-        SimpleNamespace(NVMLError=Nvml.NVMLError, nvmlDeviceGetHandleByUUID=lambda uuid: uuid)
-    )
-    assert energy.joules is None
-    assert "no energy counter" in str(energy.unknown)
+    assert read_later(library) == (None, None, None, why)
 
 
 RANGE = 262_143_328_850
@@ -105,61 +93,48 @@ def zone(root: Path, number: str, name: str, energy: int, span: int = RANGE) -> 
     return folder
 
 
-class Clock:
-    """Seconds, set by hand."""
+class Metered:
+    """A meter whose seconds are set by hand, and what it says after readings."""
 
-    now = 0.0
+    def __init__(self, folder: Path) -> None:
+        self.now = 0.0
+        self.meter = RaplMeter(folder, lambda: self.now)
+        self.meter.begin()
 
-    def __call__(self) -> float:
-        return self.now
+    def read(self, now: float = 1.0) -> tuple[float | None, str | None]:
+        self.now = now
+        self.meter.poll()
+        return self.meter.joules(), self.meter.unknown
 
 
 def test_packages_and_dram_count_and_their_parts_do_not(tmp_path: Path) -> None:
-    for number, name in (("0", "package-0"), ("0:0", "core"), ("0:1", "dram"), ("1", "psys")):
+    zones = (("0", "package-0", 50), ("0:0", "core", 40), ("0:1", "dram", 7), ("1", "psys", 90))
+    for number, name, _ in zones:
         zone(tmp_path, number, name, 1_000_000)
-    meter = RaplMeter(tmp_path)
-    meter.begin()
-    for number, name, joules in (
-        ("0", "package-0", 50),
-        ("0:0", "core", 40),
-        ("0:1", "dram", 7),
-        ("1", "psys", 90),
-    ):
+    metered = Metered(tmp_path)
+    for number, name, joules in zones:
         zone(tmp_path, number, name, 1_000_000 + joules * 1_000_000)
-    meter.poll()
-    assert meter.joules() == pytest.approx(57.0)
-    assert meter.unknown is None
+    assert metered.read() == (pytest.approx(57.0), None)
 
 
 def test_a_counter_that_wrapped_goes_on(tmp_path: Path) -> None:
-    clock = Clock()
     zone(tmp_path, "0", "package-0", RANGE - 3_000_000)
-    meter = RaplMeter(tmp_path, clock)
-    meter.begin()
-    for now, energy in ((10.0, 2_000_000), (20.0, 9_000_000)):
-        clock.now = now
-        zone(tmp_path, "0", "package-0", energy)
-        meter.poll()
-    assert meter.joules() == pytest.approx(12.0)
+    metered = Metered(tmp_path)
+    zone(tmp_path, "0", "package-0", 2_000_000)
+    assert metered.read(10.0) == (pytest.approx(5.0), None)
+    zone(tmp_path, "0", "package-0", 9_000_000)
+    assert metered.read(20.0) == (pytest.approx(12.0), None)
 
 
 def test_a_counter_that_may_have_wrapped_twice_has_no_figure(tmp_path: Path) -> None:
-    clock = Clock()
     zone(tmp_path, "0", "package-0", 0)
-    meter = RaplMeter(tmp_path, clock)
-    meter.begin()
-    clock.now = 300.0
-    meter.poll()
-    assert meter.joules() is None
-    assert "intel-rapl:0 went unread for 300 s" in str(meter.unknown)
+    joules, why = Metered(tmp_path).read(300.0)
+    assert joules is None
+    assert "intel-rapl:0 went unread for 300 s" in str(why)
 
 
 def test_a_machine_without_rapl_says_so(tmp_path: Path) -> None:
-    meter = RaplMeter(tmp_path)
-    meter.begin()
-    meter.poll()
-    assert meter.joules() is None
-    assert meter.unknown == f"{tmp_path} has no RAPL zone of a processor package"
+    assert Metered(tmp_path).read() == (None, f"{tmp_path} has no RAPL zone of a processor package")
 
 
 def test_a_counter_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,15 +147,12 @@ def test_a_counter_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: py
         return read(self)
 
     monkeypatch.setattr(Path, "read_text", refuse)
-    meter = RaplMeter(tmp_path)
-    meter.begin()
-    assert meter.joules() is None
-    assert meter.unknown == f"{counter} may be read by root only; have the administrator allow it"
+    why = f"{counter} may be read by root only; have the administrator allow it"
+    assert Metered(tmp_path).read() == (None, why)
 
 
 def test_a_counter_that_is_no_number_has_no_figure(tmp_path: Path) -> None:
     (zone(tmp_path, "0", "package-0", 0) / "energy_uj").write_text("n/a\n")
-    meter = RaplMeter(tmp_path)
-    meter.begin()
-    assert meter.joules() is None
-    assert "RAPL cannot be read" in str(meter.unknown)
+    joules, why = Metered(tmp_path).read()
+    assert joules is None
+    assert "RAPL cannot be read" in str(why)
