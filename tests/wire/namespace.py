@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from select import select
 from typing import Any
@@ -121,12 +123,12 @@ class Namespace:
             "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1",
         }  # fmt: skip
         self._process = subprocess.Popen(
-            _in_namespace([sys.executable, "-m", "tests.wire.inside"]), env=environment, cwd=ROOT,
+            _in_namespace([sys.executable, "-m", "tests.wire.namespace"]), env=environment, cwd=ROOT,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def answer(self, function: str, *arguments: object, seconds: float = 300) -> Any:
-        """What 'module:function' of this folder returns there; fails with its traceback if it raises."""
+        """What a function of `measured.py` returns there; fails with its traceback if it raises."""
         questions, answers = self._process.stdin, self._process.stdout
         assert questions is not None
         assert answers is not None
@@ -148,3 +150,20 @@ class Namespace:
 
 def _in_namespace(command: Sequence[str]) -> list[str]:
     return ["unshare", "-rn", sys.executable, "-m", "tests.wire.loopback", *command]
+
+
+def answer(question: str) -> dict[str, object]:
+    """Call what one line names: `Namespace.answer` on the other side."""
+    name, *arguments = json.loads(question)
+    try:
+        return {"value": getattr(import_module("tests.wire.measured"), name)(*arguments)}
+    except BaseException:
+        return {"error": traceback.format_exc()}
+
+
+if __name__ == "__main__":
+    # Whatever else prints must not come between the answers.
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        for line in sys.stdin:
+            print(json.dumps(answer(line)), file=answers, flush=True)

@@ -1,0 +1,151 @@
+"""Measures inside a namespace what gloo sends: of collectives, of a step of each backend, of a whole run."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tests.harness.cli.command_line import harness
+from tests.wire.namespace import Traffic, answer_of_ranks, payload_of_calls, traffic
+
+
+def join(rank: int, world_size: int, **more: str) -> None:
+    """Make this process a rank of one machine, on one thread."""
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT="29511", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", **more,
+    )  # fmt: skip
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+
+
+PAYLOAD_BYTES = 4 * 2**20
+BLOCKS = 12
+
+
+def measure_collectives(rank: int, world_size: int, answers: Any) -> None:
+    """Time-ordered: every rank runs the same collectives; the counters are read between barriers."""
+    join(rank, world_size)
+    import torch
+    import torch.distributed as dist
+
+    whole = torch.ones(PAYLOAD_BYTES // 4)
+    part = torch.ones(PAYLOAD_BYTES // 4 // world_size)
+    parts = list(torch.ones(PAYLOAD_BYTES // 4).chunk(world_size))
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+        "all_gather (list)": lambda: dist.all_gather(parts, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+    }
+    found = {}
+    for name, call in calls.items():
+        call()
+        factors = [moved / world_size / PAYLOAD_BYTES for moved in payload_of_calls(call, BLOCKS)]
+        found[name] = median(factors) if factors else None
+    if rank == 0:
+        answers.put(found)
+    dist.destroy_process_group()
+
+
+def factors(world_size: int) -> dict[str, float | None]:
+    """Bytes per payload byte and rank, by collective."""
+    found: dict[str, float | None] = answer_of_ranks(measure_collectives, world_size, seconds=120)
+    return found
+
+
+WARMUP_STEPS = 3
+"""After two forward passes ZeRO-3 knows its trace."""
+MEASURED_STEPS = 8
+
+
+def measure_strategies(
+    rank: int, world_size: int, precision: str, labels: list[str], folder: str, answers: Any
+) -> None:
+    """All backends one after the other on one process group; the counters are read between barriers."""
+    join(rank, world_size, CONTRACT_FOLDER=folder)
+    import torch.distributed as dist
+
+    from harness.backends import registry
+    from harness.backends.base import World
+
+    world = World(rank=rank, world_size=world_size, local_rank=rank, ranks_per_node=world_size, device="cpu")
+    found = {label: measure_backend(registry.create(label), world, precision) for label in labels}
+    if rank == 0:
+        answers.put(found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measure_backend(backend: Any, world: Any, precision: str) -> dict[str, Any]:
+    """Bytes per rank of one step, derived from counted collectives and measured."""
+    from harness.rank.probes.communication import CommunicationCounter
+    from tests.contract.cases import global_batches
+    from tests.contract.communication import VolumeCase, prepare, take_step
+
+    case = VolumeCase(1, precision, "like-for-like", tied=False, clipping=None, family="wide")
+    engine, _, _ = prepare(backend, world, case)
+    batch = next(global_batches())
+    for _ in range(WARMUP_STEPS):
+        take_step(engine, batch, world, case, None)
+    measured = payload_of_calls(lambda: take_step(engine, batch, world, case, None), MEASURED_STEPS)
+    counter = CommunicationCounter()
+    take_step(engine, batch, world, case, counter)
+    engine.close()
+    per_rank = [moved / world.world_size for moved in measured]
+    return {"derived": derived_bytes(counter.rows()), "measured": per_rank}
+
+
+def derived_bytes(rows: list[dict[str, Any]]) -> float:
+    """What the table of transports makes of counted collectives."""
+    from harness.forms.network import transport_sent_bytes
+
+    return sum(
+        transport_sent_bytes("gloo", row["op"], row["payload_bytes"], row["group_size"]) for row in rows
+    )
+
+
+def steps(world_size: int, precision: str, labels: list[str]) -> dict[str, dict[str, Any]]:
+    """Of each backend the derived bytes, and those of the steps in which no segment was sent twice."""
+    with tempfile.TemporaryDirectory() as folder:
+        found: dict[str, dict[str, Any]] = answer_of_ranks(
+            measure_strategies, world_size, precision, labels, folder, seconds=280
+        )
+    return found
+
+
+MODEL = "{hidden_size: 256, intermediate_size: 512, num_hidden_layers: 4, max_position_embeddings: 16}"
+
+
+def settings(steps: int, probed: int) -> list[str]:
+    """A small batch on a model whose weights are much more than what the ranks say to each other."""
+    return [
+        f"training.steps={steps}", f"measure.probed_steps={probed}",
+        f"measure.warmup_steps={WARMUP_STEPS}", "measure.weight_digests=false", f"model.config={MODEL}",
+        "training.micro_batch_size=1", "data.sequence_length=16", "runtime.threads_per_rank=1",
+    ]  # fmt: skip
+
+
+def moved_by(folder: Path, backend: str, ranks: int, probed: int) -> Traffic:
+    """What a run with so many probed steps sends, from its first word to its last."""
+    command = ["run", "--backend", backend, "--nproc", str(ranks), "--runs", "runs"]
+    for setting in settings(WARMUP_STEPS + probed, probed):
+        command += ["--set", setting]
+    folder.mkdir()
+    before = traffic()
+    done = harness(*command, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return traffic() - before
+
+
+def moved_by_probed_steps(folder: str, backend: str, ranks: int, probed: int) -> dict[str, int]:
+    """The fields of the traffic of a run with probed steps, less that of one without."""
+    without = moved_by(Path(folder) / "without", backend, ranks, 0)
+    return vars(moved_by(Path(folder) / "with", backend, ranks, probed) - without)
