@@ -389,7 +389,7 @@ MUTANTS = [Mutant(*row) for row in (
      "test_a_phase_within_a_probed_step_leaves_the_step_counting"),
     ("storage-twice", "live_bytes_by_kind",
      becomes("seen.add(allocator.identity(storage))", "seen.add(id(tensor))"), "Each storage counts once",
-     "test_each_storage_counts_once_under_its_first_kind"),
+     "test_each_storage_counts_once_and_whole_under_its_first_kind"),
     ("batch-order", "_row_hashes", becomes("values + position * _TOKEN", "values"),
      "The digest of a batch knows the order of its tokens", "test_content_sums_tell_other_samples"),
     ("gradient-mean", "Loop._train_step", becomes("self.world.data_size / targets", "1 / targets"),

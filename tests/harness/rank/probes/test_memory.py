@@ -38,38 +38,40 @@ class Readings(CpuAllocatorProbe):
         return next(self._readings)
 
 
-def inside(tensors) -> dict[str, int] | None:
-    return live_bytes_by_kind(tensors, AllocatorProbe()).inside
+def resized(tensor: Tensor, size: int) -> Tensor:
+    tensor.untyped_storage().resize_(size)
+    return tensor
 
 
-def test_each_storage_counts_once_under_its_first_kind() -> None:
-    tensor = torch.zeros(100)
-    live = [("weights", tensor), ("gathered", tensor[:50]), ("weights", tensor.view(10, 10))]
-    assert inside(live) == {"weights": 400}
+HUNDRED = torch.zeros(100)
 
 
-def test_a_view_counts_its_whole_storage() -> None:
-    assert inside([("gradients", torch.zeros(100)[:1])]) == {"gradients": 400}
-
-
-def test_kinds_are_summed_apart() -> None:
-    live = [("weights", torch.zeros(2)), ("optimizer", torch.zeros(3)), ("optimizer", torch.zeros(4))]
-    assert inside(live) == {"weights": 8, "optimizer": 28}
-
-
-def test_no_tensor_is_not_zero_bytes_but_unknown() -> None:
-    assert live_bytes_by_kind([], AllocatorProbe()) == LiveBytes(inside=None, outside=None)
-
-
-def test_freed_storage_counts_nothing() -> None:
-    freed = torch.zeros(10)
-    freed.untyped_storage().resize_(0)
-    assert inside([("gathered", freed), ("weights", torch.zeros(1))]) == {"weights": 4}
+@pytest.mark.parametrize(
+    ("live", "kinds"),
+    [
+        ([("weights", HUNDRED), ("gathered", HUNDRED[:50]), ("weights", HUNDRED.view(10, 10))],
+         {"weights": 400}),
+        ([("gradients", torch.zeros(100)[:1])], {"gradients": 400}),
+        ([("weights", torch.zeros(2)), ("optimizer", torch.zeros(3)), ("optimizer", torch.zeros(4))],
+         {"weights": 8, "optimizer": 28}),
+        ([("gathered", resized(torch.zeros(10), 0)), ("weights", torch.zeros(1))], {"weights": 4}),
+        ([], None),  # no tensor is not zero bytes but unknown
+    ],
+)  # fmt: skip
+def test_each_storage_counts_once_and_whole_under_its_first_kind(
+    live: list[tuple[str, Tensor]], kinds: dict[str, int] | None
+) -> None:
+    assert live_bytes_by_kind(live, AllocatorProbe()) == LiveBytes(inside=kinds, outside=None)
 
 
 def test_without_a_counter_every_figure_is_unknown() -> None:
     probe = AllocatorProbe()
-    assert (probe.allocated_bytes(), probe.peak_bytes(), probe.reserved_peak_bytes()) == (None, None, None)
+    figures = (probe.allocated_bytes, probe.peak_bytes, probe.reserved_peak_bytes, probe.allocation_retries)
+    assert [figure() for figure in figures] == [None] * 4
+    with pytest.raises(HarnessError, match=r"install a C\+\+ compiler"):
+        probe.limit(1)
+    assert process_memory(probe).keys() == {"host_resident_bytes"}
+    assert process_memory(probe)["host_resident_bytes"] > 0
 
 
 def test_host_peak_is_at_least_what_was_touched() -> None:
@@ -128,15 +130,6 @@ def test_what_is_counted_in_passing_is_counted_too(counting: CpuAllocatorProbe) 
     assert counting.allocated_bytes() - before == pytest.approx(-400_000, abs=256)
 
 
-def test_a_limit_that_nothing_holds_is_refused() -> None:
-    with pytest.raises(HarnessError, match=r"install a C\+\+ compiler"):
-        AllocatorProbe().limit(1)
-
-
-def test_the_cpu_keeps_no_cache_to_free() -> None:
-    assert AllocatorProbe().allocation_retries() is None
-
-
 @dataclass
 class Process:
     pid: int
@@ -161,14 +154,10 @@ class Driver:
         return self._processes
 
 
-def test_the_drivers_figure_is_that_of_the_own_process() -> None:
+def test_the_drivers_figure_is_that_of_the_own_process_on_a_device_or_mig_instance() -> None:
     use = driver_use(Driver(Process(7, 100), Process(8, 2000)), "uuid", 8)
     assert (use.used_bytes, use.of, use.unknown) == (2000, "process", None)
-
-
-def test_a_mig_instance_is_asked_by_its_own_name() -> None:
-    use = driver_use(Driver(Process(8, 2000), device="MIG-uuid"), "uuid", 8)
-    assert use.used_bytes == 2000
+    assert driver_use(Driver(Process(8, 2000), device="MIG-uuid"), "uuid", 8) == use
 
 
 @pytest.mark.parametrize(
@@ -213,12 +202,6 @@ def test_a_limit_is_of_device_memory_context_and_nccl_included(device: dict[str,
     assert device == {"share": 0.3}
     with pytest.raises(HarnessError, match="the device has 100"):
         CudaAllocatorProbe().limit(101)
-
-
-def test_without_cuda_only_the_host_is_read() -> None:
-    figures = process_memory(AllocatorProbe())
-    assert list(figures) == ["host_resident_bytes"]
-    assert figures["host_resident_bytes"] > 0
 
 
 class FakeEngine:

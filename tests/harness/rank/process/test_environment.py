@@ -1,4 +1,4 @@
-"""Ranks of one machine are reached from nowhere else; which kernels they use."""
+"""Ranks of one machine are reached from nowhere else; which kernels and devices they use."""
 
 import os
 from collections import Counter
@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from harness.rank.process.environment import is_deterministic, pin_determinism
+from harness.rank.process.environment import is_deterministic, pin_determinism, shared_device
 from harness.run_directory.request import LOCAL_RENDEZVOUS
 from tests.forkserver import context, held_port
 from tests.patience import SECONDS
@@ -98,3 +98,10 @@ def operators_and_sums(model_type: str) -> tuple[Counter[str], list[float]]:
         loss.backward()
     gradients = [p.grad.double().sum().item() for p in model.parameters() if p.grad is not None]
     return Counter(event.name for event in profiler.events()), [loss.item(), *gradients]
+
+
+def test_ranks_on_one_device_are_named_with_it() -> None:
+    assert shared_device(["a@one", "b@one", "a@two", "b@two"]) is None
+    refusal = shared_device(["a@one", "b@one", "b@one"])
+    assert refusal is not None
+    assert refusal.startswith("ranks 1, 2 would share GPU b of one; give each its own")
