@@ -577,7 +577,7 @@ MUTANTS = [Mutant(*row) for row in (
      "test_a_repetition_that_skipped_other_steps_is_no_yardstick"),
     ("rate-of-before", "unlike", becomes("[] if in_force else [before.constants]", "[before.constants]"),
      "An update uses the rate of its own step",
-     "test_an_update_with_the_rate_of_the_step_before_is_named_by_its_factor"),
+     "test_what_else_changes_states_is_named"),
     ("audit-of-the-reference", "altered_updates", never("any((part.odd_update for part in reference.ranks))"),
      "What the reference does as well is no fault of a backend",
      "test_what_the_reference_does_too_is_no_finding"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,11 +23,11 @@ class Model(nn.Module):
         return self.second(self.drop(hidden)).sum()
 
 
-def test_recomputation_is_no_pass() -> None:
+def test_recomputation_is_no_pass_of_the_model_or_of_a_copy() -> None:
     model = Model()
     watch = PassWatch(model)
-    for _ in range(2):
-        loss = model(torch.ones(2, 4))
+    for called in (model, deepcopy(model)):  # a copy counts as the model
+        loss = called(torch.ones(2, 4))
         watch.computed(loss)
         (loss * 3).backward()
     assert watch.passes == (2, 2)
@@ -45,21 +47,15 @@ def test_a_second_backward_pass_counts_and_one_without_gradients_as_forward_alon
     assert watch.passes == (2, 2)
 
 
-def test_dropout_of_a_teacher_that_no_training_pass_trains_does_not_count() -> None:
+def test_dropout_counts_unless_it_rests_in_every_training_pass() -> None:
     model = Model()
     watch = PassWatch(model)
-    model.drop.eval()
+    model.drop.eval()  # as of a teacher
     watch.look(model)
     assert watch.never_trains() == {"drop"}
     assert largest_dropout(model, watch.never_trains()) == 0.0
     assert largest_dropout(model) == 0.5
-
-
-def test_dropout_that_rests_in_some_training_passes_counts() -> None:
-    model = Model()
-    watch = PassWatch(model)
-    watch.look(model)
-    model.eval()
+    model.train()
     watch.look(model)
     assert watch.never_trains() == set()
 
@@ -88,15 +84,6 @@ def test_only_modules_whose_forward_asks_for_it_depend_on_their_mode() -> None:
     assert depends_on_mode(nn.BatchNorm1d(2))
 
 
-def test_a_copy_of_the_model_counts_as_the_model() -> None:
-    from copy import deepcopy
-
-    model = Model()
-    watch = PassWatch(model)
-    deepcopy(model)(torch.ones(2, 4))
-    assert watch.passes == (1, 0)
-
-
 def model(*names: str) -> nn.ModuleDict:
     return nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in names})
 
@@ -110,17 +97,22 @@ def step(watch: ModuleWatch, modules: nn.ModuleDict, *used: str, closely: bool =
     return found
 
 
-def test_parameters_without_a_gradient_are_named_and_the_dtype_is_that_of_outputs() -> None:
-    modules = model("used", "idle", "frozen")
-    modules["frozen"].requires_grad_(False)
+def test_parameters_without_a_gradient_are_named_and_layers_of_another_dtype_than_most() -> None:
+    modules = model("used", "idle", "frozen", "wide")
+    for name in ("frozen", "wide"):
+        modules[name].requires_grad_(False)
     watch = ModuleWatch(modules)
     watch.start()
+    assert (watch.end_step(), watch.compute_dtype) == (None, None), "nothing was seen"
     with torch.autocast("cpu", torch.bfloat16):
         hidden = modules["used"](modules["frozen"](torch.ones(1, 2)))
         (hidden.sum() + modules["idle"](torch.ones(1, 2)).detach().sum()).backward()
+        with torch.autocast("cpu", enabled=False):
+            modules["wide"](hidden.float())
     assert watch.end_step() == ["idle.weight"]
     watch.stop()
     assert watch.compute_dtype == "bfloat16"
+    assert watch.products_otherwise == {"float32": ["wide"]}
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules.modules())
 
 
@@ -166,23 +158,3 @@ def test_what_changes_in_every_step_is_noted_up_to_a_limit(monkeypatch: pytest.M
     assert watch.is_over
     assert step(watch, modules, "b") is None
     assert not any(parameter._backward_hooks for parameter in modules.parameters())
-
-
-def test_nothing_is_said_where_no_parameter_was_seen_to_get_a_gradient() -> None:
-    watch = ModuleWatch(nn.Linear(2, 2))
-    watch.start()
-    assert watch.end_step() is None
-    assert watch.compute_dtype is None
-
-
-def test_layers_of_another_dtype_than_most_are_named() -> None:
-    modules = model("a", "b", "wide")
-    watch = ModuleWatch(modules)
-    watch.start()
-    with torch.autocast("cpu", torch.bfloat16):
-        hidden = modules["b"](modules["a"](torch.ones(1, 2)))
-        with torch.autocast("cpu", enabled=False):
-            modules["wide"](hidden.float())
-    watch.stop()
-    assert watch.compute_dtype == "bfloat16"
-    assert watch.products_otherwise == {"float32": ["wide"]}

@@ -68,28 +68,19 @@ def trained(steps: int = 1) -> tuple[Observer, torch.optim.Optimizer, list[Any]]
     return observer, optimizer, train(observer, model, optimizer, steps)
 
 
-def test_report_is_what_a_record_holds() -> None:
-    observer, _, _ = trained()
+def test_report_is_what_a_record_holds_with_the_live_constants_of_each_group() -> None:
+    observer, optimizer, _ = trained()
     part = ObservedPart(**observer.report())
     assert part.optimizer_used
     assert part.optimizer_steps == 1
     assert part.master_dtypes == part.optimizer_state_dtypes == ["float32"]
     assert part.parameters_left_out == part.frozen_parameters == []
     assert (part.attention, part.tied_parameters, part.dropout) == ("sdpa", 0, 0.0)
-
-
-def test_groups_hold_the_live_constants_and_the_names_of_their_parameters() -> None:
-    observer, optimizer, _ = trained()
     optimizer.param_groups[1]["eps"] = 1e-5
     decaying, keeping = observer.report()["optimizer_groups"]
     assert decaying["parameters"] == ["embedding.weight", "head.weight"]
     assert keeping["parameters"] == ["norm.weight", "norm.bias"]
     assert (decaying["betas"], keeping["eps"], keeping["weight_decay"]) == ([0.9, 0.9], 1e-5, 0.0)
-
-
-def test_a_parameter_that_the_optimizer_was_not_given_is_named() -> None:
-    observer, _ = observed(Model(), skip="norm.bias")
-    assert observer.report()["parameters_left_out"] == ["norm.bias"]
 
 
 def test_an_optimizer_that_a_backend_built_for_itself_is_read_in_place_of_the_jobs() -> None:
@@ -105,23 +96,29 @@ def test_an_optimizer_that_a_backend_built_for_itself_is_read_in_place_of_the_jo
     assert facts["parameters_left_out"] == ["norm.bias", "norm.weight"]
 
 
-def test_updates_without_a_torch_optimizer_are_not_seen() -> None:
+def test_updates_without_a_torch_optimizer_are_not_seen_but_what_it_was_not_given() -> None:
     model = Model()
-    observer, _ = observed(model)
+    observer, _ = observed(model, skip="norm.bias")
     observer.prepare(Step(number=0, since_first=0))
     observer.compute_loss(model, batch([0, 1, 2]))
     seen = observer.facts()
     assert seen["applied_learning_rate"] is None
     assert "applied" not in seen
-    assert "optimizer_groups" not in observer.report()
+    facts = observer.report()
+    assert "optimizer_groups" not in facts
+    assert facts["parameters_left_out"] == ["norm.bias"]
 
 
 def test_the_loss_is_noted_as_it_was_computed_and_samples_in_every_step() -> None:
+    """One by one, and with gradients, in the first steps only."""
     _, _, seen = trained(DIGESTED_STEPS + 1)
     assert seen[0]["computed_loss_sum"] > seen[1]["computed_loss_sum"] > 0
     assert len({of_step["batch_hash_sum"] for of_step in seen}) == 1
     assert [("applied" in of_step) for of_step in seen] == [*([True] * DIGESTED_STEPS), False]
     assert seen[0]["applied"]["share"] == 1.0
+    assert [len(of_step.get("batch_digests", ())) for of_step in seen] == [*([2] * DIGESTED_STEPS), 0]
+    assert seen[0]["batch_digests"] == seen[1]["batch_digests"]
+    assert len(set(seen[0]["batch_digests"])) == 2
 
 
 def test_the_rate_of_the_group_farthest_from_the_jobs_is_told() -> None:
@@ -168,13 +165,6 @@ def test_buffers_that_training_leaves_as_they_are_are_told() -> None:
     assert observer.report()["still_buffers"] == ["kept"]
 
 
-def test_samples_are_noted_in_the_first_steps_only_and_one_by_one() -> None:
-    _, _, seen = trained(DIGESTED_STEPS + 1)
-    assert [len(of_step.get("batch_digests", ())) for of_step in seen] == [*([2] * DIGESTED_STEPS), 0]
-    assert seen[0]["batch_digests"] == seen[1]["batch_digests"]
-    assert len(set(seen[0]["batch_digests"])) == 2
-
-
 class Operators(TorchDispatchMode):
     """Counts the operators that run inside."""
 
@@ -199,22 +189,16 @@ def test_nothing_is_computed_of_a_later_step_while_it_runs() -> None:
     assert observer.facts()["batch_hash_sum"]
 
 
-def test_samples_of_an_evaluation_are_not_noted() -> None:
+def test_samples_of_an_evaluation_are_not_noted_and_labels_are_part_of_a_sample() -> None:
     model = Model()
     observer, _ = observed(model)
     observer.prepare(Step(number=0, since_first=0))
     with torch.no_grad():
         observer.compute_loss(model, batch([0, 1, 2]))
-    assert observer.facts()["batch_digests"] == []
-
-
-def test_equal_tokens_with_other_labels_are_another_sample() -> None:
-    model = Model()
-    observer, _ = observed(model)
-    observer.prepare(Step(number=0, since_first=0))
     tokens = torch.tensor([[0, 1, 2], [0, 1, 2]])
     observer.compute_loss(model, {"tokens": tokens, "labels": torch.tensor([[0, 1, 2], [0, 1, 3]])})
-    assert len(set(observer.facts()["batch_digests"])) == 2
+    digests = observer.facts()["batch_digests"]
+    assert len(digests) == len(set(digests)) == 2
 
 
 def test_tied_frozen_dropout_and_checkpointing_are_read_from_the_live_model() -> None:

@@ -23,6 +23,7 @@ class Own(torch.optim.AdamW):
     corrects = (True, True)
     decays = 1.0
     beta2: float | None = None
+    moves = True
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -40,6 +41,8 @@ class Own(torch.optim.AdamW):
                 first, second = state["exp_avg"], state["exp_avg_sq"]
                 first = first / (1 - beta1 ** float(state["step"])) if self.corrects[0] else first
                 second = second / (1 - beta2 ** float(state["step"])) if self.corrects[1] else second
+                if not self.moves:
+                    continue
                 p.mul_(1 - group["lr"] * group["weight_decay"] * self.decays)
                 size = (second + group["eps"]).sqrt() if self.inside else second.sqrt() + group["eps"]
                 p.sub_(group["lr"] * first / size)
@@ -49,9 +52,7 @@ def audited(
     kind: type[torch.optim.Optimizer] = torch.optim.AdamW,
     spoil: Spoil | None = None,
     *,
-    on: int = ODD_STEP,
     late: int = 0,
-    **constants: float,
 ) -> OddUpdatePart | None:
     """Of a training of two matrices of which `spoil` changes something after a step.
 
@@ -59,8 +60,7 @@ def audited(
     """
     generator = torch.Generator().manual_seed(0)
     weights = [nn.Parameter(torch.randn(20, 30, generator=generator)) for _ in range(2)]
-    decays = {"weight_decay": 0.1} | constants
-    optimizer = kind([{"params": weights, **decays}], lr=1e-2, betas=(0.9, 0.95), eps=1e-8)  # type: ignore[call-arg]
+    optimizer = kind(weights, lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8)  # type: ignore[call-arg]
     audit = UpdateAudit(decoupled=kind is not torch.optim.Adam)
 
     def pieces() -> list[Piece]:
@@ -75,7 +75,7 @@ def audited(
         optimizer.param_groups[0]["lr"] = 1e-2 / (1 + max(0, step - late))
         optimizer.step()
         optimizer.param_groups[0]["lr"] = 1e-2 / (1 + step)
-        if spoil is not None and step == on:
+        if spoil is not None and step == ODD_STEP:
             spoil(optimizer)
         held = [
             HeldTensor(tensor=w, state=optimizer.state[w], group=optimizer.param_groups[0]) for w in weights
@@ -96,32 +96,6 @@ def test_a_constant_that_changes_behind_an_update_is_not_odd(name: str, value: o
         optimizer.param_groups[0][name] = value
 
     assert audited(spoil=change) is None
-
-
-@pytest.mark.parametrize(
-    ("attributes", "kind"),
-    [
-        ({"inside": True}, "eps-in-root"),
-        ({"corrects": (False, False)}, "bias-uncorrected"),
-        ({"corrects": (False, True)}, "first-uncorrected"),
-        ({"corrects": (True, False)}, "second-uncorrected"),
-    ],
-)
-def test_another_formula_is_named(attributes: dict[str, object], kind: str) -> None:
-    found = audited(type("Wrong", (Own,), attributes))
-    assert found is not None
-    assert (found.kind, found.step, found.parameters) == (kind, 1, [])
-
-
-def test_other_constants_are_named_with_their_value() -> None:
-    decay = audited(type("Wrong", (Own,), {"decays": 0.0}))
-    assert decay is not None
-    assert (decay.kind, decay.due) == ("decay", 0.1)
-    assert decay.given == pytest.approx(0.0, abs=1e-3)
-    beta2 = audited(type("Wrong", (Own,), {"beta2": 0.999}))
-    assert beta2 is not None
-    assert (beta2.kind, beta2.step, beta2.due) == ("beta2", 0, 0.95)
-    assert beta2.given == pytest.approx(0.999, abs=1e-4)
 
 
 def _lose(optimizer: torch.optim.Optimizer) -> None:
@@ -148,55 +122,52 @@ def _pull(optimizer: torch.optim.Optimizer) -> None:
         parameter.mul_(0.9).add_(0.01)  # type: ignore[attr-defined]
 
 
+def _set_back(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["step"].fill_(1)
+
+
+def _remove(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state.clear()
+
+
 @pytest.mark.parametrize(
-    ("spoil", "kind", "given"),
+    ("attributes", "named"),
     [
-        (_lose, "moments-lost", None),
-        (_round_moments, "moments-rounded", 8),
-        (_round_weights, "weights-rounded", 8),
-        (_pull, "weights", None),
+        ({"inside": True}, ("eps-in-root", 1, None, None)),
+        ({"corrects": (False, False)}, ("bias-uncorrected", 1, None, None)),
+        ({"corrects": (False, True)}, ("first-uncorrected", 1, None, None)),
+        ({"corrects": (True, False)}, ("second-uncorrected", 1, None, None)),
+        ({"moves": False}, ("stood-still", 1, None, None)),
+        ({"decays": 0.0}, ("decay", 1, pytest.approx(0.0, abs=1e-3), 0.1)),
+        ({"beta2": 0.999}, ("beta2", 0, pytest.approx(0.999, abs=1e-4), 0.95)),
     ],
 )
-def test_what_else_changes_states_is_named(spoil: Spoil, kind: str, given: int | None) -> None:
-    found = audited(spoil=spoil)
+def test_another_formula_or_constant_is_named(
+    attributes: dict[str, object], named: tuple[object, ...]
+) -> None:
+    found = audited(type("Wrong", (Own,), attributes))
     assert found is not None
-    assert (found.kind, found.step, found.given) == (kind, ODD_STEP, given)
+    assert (found.kind, found.step, found.given, found.due) == named
+    assert found.parameters == []
 
 
-def test_weights_that_an_update_leaves_are_named() -> None:
-    class Still(Own):
-        def step(self, closure: None = None) -> None:  # type: ignore[override]
-            before = [p.detach().clone() for p in self.param_groups[0]["params"]]
-            super().step()
-            with torch.no_grad():
-                for parameter, old in zip(self.param_groups[0]["params"], before, strict=True):
-                    parameter.copy_(old)
-
-    found = audited(Still)
+@pytest.mark.parametrize(
+    ("spoil", "late", "named"),
+    [
+        (_lose, 0, ("moments-lost", ODD_STEP, None, None)),
+        (_round_moments, 0, ("moments-rounded", ODD_STEP, 8, None)),
+        (_round_weights, 0, ("weights-rounded", ODD_STEP, 8, None)),
+        (_pull, 0, ("weights", ODD_STEP, None, None)),
+        (_set_back, 0, ("begun-anew", ODD_STEP, 1.0, ODD_STEP + 1)),
+        (_remove, 0, ("begun-anew", ODD_STEP + 1, 1.0, ODD_STEP + 2)),
+        (None, 1, ("factor", 1, pytest.approx(2.0), 1.0)),  # the rate of the step before
+    ],
+)
+def test_what_else_changes_states_is_named(spoil: Spoil | None, late: int, named: tuple[object, ...]) -> None:
+    found = audited(spoil=spoil, late=late)
     assert found is not None
-    assert (found.kind, found.step) == ("stood-still", 1)
-
-
-def test_states_that_begin_anew_are_named() -> None:
-    def set_back(optimizer: torch.optim.Optimizer) -> None:
-        for state in optimizer.state.values():
-            state["step"].fill_(1)
-
-    def remove(optimizer: torch.optim.Optimizer) -> None:
-        optimizer.state.clear()
-
-    found = audited(spoil=set_back)
-    assert found is not None
-    assert (found.kind, found.step, found.given, found.due) == ("begun-anew", ODD_STEP, 1.0, ODD_STEP + 1)
-    found = audited(spoil=remove)
-    assert found is not None
-    assert (found.kind, found.step, found.given, found.due) == ("begun-anew", ODD_STEP + 1, 1.0, ODD_STEP + 2)
-
-
-def test_an_update_with_the_rate_of_the_step_before_is_named_by_its_factor() -> None:
-    found = audited(late=1)
-    assert found is not None
-    assert (found.kind, found.step, found.given) == ("factor", 1, pytest.approx(2.0))
+    assert (found.kind, found.step, found.given, found.due) == named
 
 
 def test_the_first_update_behind_a_checkpoint_is_the_next_one() -> None:

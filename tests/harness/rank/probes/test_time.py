@@ -13,7 +13,6 @@ from harness.rank.probes.time import (
     Clock,
     CudaPhaseTimer,
     HostPhaseTimer,
-    PhaseTimer,
     ProcessorAccount,
     accounted_seconds,
     read,
@@ -38,32 +37,21 @@ class FakeEvent:
         return 1e3 * (later.at - self.at)
 
 
-def two_micro_steps(timer: PhaseTimer) -> dict[str, float]:
-    for _ in range(2):
-        for phase in (None, "forward", "backward"):
-            timer.enter(phase)
-    timer.enter("step")
-    timer.enter(None)
-    return timer.take()
-
-
-def test_the_host_sums_what_its_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("timer", [HostPhaseTimer, CudaPhaseTimer])
+def test_phases_are_summed_over_micro_steps(
+    timer: type[HostPhaseTimer | CudaPhaseTimer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the clock of the host looks at each border, or events are read pairwise and used again."""
     ticks = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
-    timer = HostPhaseTimer()
-    expected = {"forward": 2.0, "backward": 2.0, "step": 1.0}
-    assert two_micro_steps(timer) == expected
-    assert two_micro_steps(timer) == expected
-
-
-def test_events_are_read_pairwise_and_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(FakeEvent, "made", 0)
-    timer = CudaPhaseTimer()
-    expected = {"forward": 2.0, "backward": 2.0, "step": 1.0}
-    assert two_micro_steps(timer) == expected
-    assert two_micro_steps(timer) == expected
-    assert FakeEvent.made == 8
+    taken = timer()
+    for _ in range(2):
+        for phase in (None, "forward", "backward", None, "forward", "backward", "step", None):
+            taken.enter(phase)
+        assert taken.take() == {"forward": 2.0, "backward": 2.0, "step": 1.0}
+    assert FakeEvent.made == 8 * (timer is CudaPhaseTimer)
 
 
 @pytest.mark.parametrize("interrupted", range(24))
@@ -114,19 +102,13 @@ def test_differences_of_the_kernel_s_counters_are_told(
     assert found.boot == "0f0f"
 
 
-def test_a_system_without_these_accounts_tells_nothing(tmp_path: Path) -> None:
+def test_without_these_accounts_nothing_is_told(tmp_path: Path) -> None:
     account = ProcessorAccount(tmp_path)
+    assert account.end() is None, "nothing was timed"
     account.begin()
-    assert account.end() is None
-
-
-def test_a_kernel_that_does_not_count_waiting_tells_nothing(tmp_path: Path) -> None:
+    assert account.end() is None, "there are none"
     write_proc(tmp_path, waits=[0], user=1, steal=0, ran=0)
-    assert read(tmp_path) is None
-
-
-def test_nothing_timed_is_nothing_told() -> None:
-    assert ProcessorAccount().end() is None
+    assert read(tmp_path) is None, "the kernel does not count waiting"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="accounts of Linux")

@@ -66,61 +66,72 @@ def launch(start: int, correlation: int) -> Event:
 STEP = [note("step 5", 0, 100), note("phase forward", 0, 40), note("phase backward", 40, 100)]
 
 
-def nanoseconds(row: dict[str, Any]) -> dict[str, int]:
-    parts = ("compute", "communication", "exposed", "idle")
-    return {part: round(row[f"{part}_seconds"] * 1e9) for part in parts}
-
-
-def test_on_gloo_operators_compute_and_the_threads_of_gloo_communicate() -> None:
-    events = [
-        *STEP,
-        Event("aten::mm", 0, 30),
-        gloo("all_reduce", 20, 60),
-        Event("aten::copy_", 25, 55, thread=9),
-    ]
-    (row,) = divide_steps(events, "cpu")
+def divided(*events: Event, device: str = "cpu", accounts: Any = None) -> dict[str, Any]:
+    """The row of a step of 100 ns, its forward pass of 40 and its backward pass."""
+    (row,) = divide_steps([*STEP, *events], device, accounts)
     assert row["step"] == 5
-    assert nanoseconds(row) == {"compute": 30, "communication": 40, "exposed": 30, "idle": 40}
+    return row
 
 
-def test_a_hook_within_autograd_that_waits_does_not_compute() -> None:
-    events = [
-        *STEP,
-        Event("autograd::engine::evaluate_function: AddmmBackward0", 40, 90),
-        Event("AddmmBackward0", 41, 50),
-        Event("aten::mm", 42, 50),
-        Event("c10d::_reduce_scatter_base_", 50, 85),
-        Event("aten::clone", 52, 55),
-        gloo("all_reduce", 55, 85),
-    ]
-    (row,) = divide_steps(events, "cpu")
-    assert nanoseconds(row) == {"compute": 11, "communication": 30, "exposed": 30, "idle": 59}
+DIVISIONS = {
+    "gloo's threads communicate": (
+        "cpu", (30, 40, 30, 40),
+        [Event("aten::mm", 0, 30), gloo("all_reduce", 20, 60), Event("aten::copy_", 25, 55, thread=9)],
+    ),
+    "a hook within autograd that waits does not compute": (
+        "cpu", (11, 30, 30, 59),
+        [
+            Event("autograd::engine::evaluate_function: AddmmBackward0", 40, 90),
+            Event("AddmmBackward0", 41, 50), Event("aten::mm", 42, 50),
+            Event("c10d::_reduce_scatter_base_", 50, 85), Event("aten::clone", 52, 55),
+            gloo("all_reduce", 55, 85),
+        ],
+    ),
+    "messages that a thread sends itself": (
+        "cpu", (50, 30, 30, 20),
+        [
+            Event("aten::mm", 0, 30), Event("c10d::send", 30, 60), Event("gloo:send", 30, 60),
+            Event("aten::mm", 70, 90),
+        ],
+    ),
+    "kernels of NCCL communicate, others compute, copies do neither": (
+        "cuda", (40, 35, 30, 30),
+        [
+            Event("aten::mm", 0, 90),  # the host, which only launches
+            kernel("sm90_xmma_gemm", 10, 50),
+            Event("Memcpy HtoD", 60, 65, kind="gpu_memcpy", device="CUDA"),
+            Event("harness::phase forward", 10, 90, kind="gpu_user_annotation", device="CUDA"),
+            kernel("ncclDevKernel_AllGather_RING_LL", 45, 80),
+        ],
+    ),
+    "symmetric memory and copies between devices communicate": (
+        "cuda", (15, 30, 25, 60),
+        [
+            kernel("void c10d::symmetric_memory::(anonymous)::multimem_all_reduce_kernel<float>(...)", 0, 20),
+            Event("Memcpy PtoP (Device -> Device)", 30, 40, kind="gpu_memcpy", device="CUDA"),
+            kernel("gemm", 35, 50),
+        ],
+    ),
+    "nothing on the CPU": ("cpu", (0, 0, 0, 100), []),
+    "nothing on CUDA": ("cuda", (0, 0, 0, 100), []),
+}  # fmt: skip
+"""By case: device, nanoseconds of computing, communication, its exposed part and idling, events."""
+
+
+@pytest.mark.parametrize("case", DIVISIONS)
+def test_a_step_is_divided_by_what_its_events_mean(case: str) -> None:
+    device, expected, events = DIVISIONS[case]
+    row = divided(*events, device=device)
+    parts = ("compute", "communication", "exposed", "idle")
+    assert tuple(round(row[f"{part}_seconds"] * 1e9) for part in parts) == expected
+
+
+def test_collectives_belong_to_the_phase_in_which_they_began_or_were_launched() -> None:
+    row = divided(gloo("all_reduce", 55, 85))
     assert [(wait["name"], wait["phase"]) for wait in row["waits"]] == [("gloo:all_reduce", "backward")]
-
-
-def test_on_cuda_kernels_of_nccl_communicate_other_kernels_compute_and_copies_do_neither() -> None:
-    events = [
-        *STEP,
-        Event("aten::mm", 0, 90),  # the host, which only launches
-        kernel("sm90_xmma_gemm", 10, 50),
-        Event("Memcpy HtoD", 60, 65, kind="gpu_memcpy", device="CUDA"),
-        Event("harness::phase forward", 10, 90, kind="gpu_user_annotation", device="CUDA"),
-        kernel("ncclDevKernel_AllGather_RING_LL", 45, 80),
-    ]
-    (row,) = divide_steps(events, "cuda")
-    assert nanoseconds(row) == {"compute": 40, "communication": 35, "exposed": 30, "idle": 30}
-    assert row["copy_seconds"] * 1e9 == pytest.approx(5)
-
-
-def test_kernels_of_symmetric_memory_and_copies_between_devices_communicate() -> None:
-    events = [
-        *STEP,
-        kernel("void c10d::symmetric_memory::(anonymous)::multimem_all_reduce_kernel<float, 16>(...)", 0, 20),
-        Event("Memcpy PtoP (Device -> Device)", 30, 40, kind="gpu_memcpy", device="CUDA"),
-        kernel("gemm", 35, 50),
-    ]
-    (row,) = divide_steps(events, "cuda")
-    assert nanoseconds(row) == {"compute": 15, "communication": 30, "exposed": 25, "idle": 60}
+    launched = kernel("ncclDevKernel_AllGather", 50, 80, correlation=11)
+    row = divided(launch(30, 11), launched, device="cuda")
+    assert [wait["phase"] for wait in row["waits"]] == ["forward"]
 
 
 def account(ran: int, queued: int) -> float:
@@ -129,7 +140,6 @@ def account(ran: int, queued: int) -> float:
 
 def test_a_rank_sleeps_while_it_neither_runs_nor_waits_for_a_processor_or_for_others() -> None:
     events = [
-        *STEP,
         Event("aten::mm", 0, 30),
         Event("c10d::allreduce_", 40, 42),
         gloo("all_reduce", 50, 70),
@@ -137,63 +147,37 @@ def test_a_rank_sleeps_while_it_neither_runs_nor_waits_for_a_processor_or_for_ot
     ]
     # Of 100 ns 25 were waited for the collective, from where it was handed over.
     for ran, queued, asleep in ((45, 10, 20), (45, 0, 30), (60, 20, 0)):
-        (row,) = divide_steps(events, "cpu", {5: StepAccounts(account(ran, queued), [])})
+        row = divided(*events, accounts={5: StepAccounts(account(ran, queued), [])})
         assert row["asleep_seconds"] * 1e9 == pytest.approx(asleep)
-    (row,) = divide_steps(events, "cpu")
-    assert row["asleep_seconds"] is None
+    assert divided(*events)["asleep_seconds"] is None
 
 
 def test_a_processor_that_is_taken_in_one_phase_hides_no_sleep_in_another() -> None:
-    events = [*STEP, Event("aten::mm", 0, 20), Event("aten::mm", 40, 60), gloo("all_reduce", 60, 90)]
+    events = [Event("aten::mm", 0, 20), Event("aten::mm", 40, 60), gloo("all_reduce", 60, 90)]
     # 20 of the 40 ns of the forward pass are slept; in the backward pass the thread is queued beside the
     # collective, so that 25 ns are taken off twice.
     phases = [account(20, 0), account(30, 25)]
-    (row,) = divide_steps(events, "cpu", {5: StepAccounts(account(50, 25), phases)})
-    assert row["asleep_seconds"] * 1e9 == pytest.approx(20)
-    (row,) = divide_steps(events, "cpu", {5: StepAccounts(account(50, 25), [])})
-    assert row["asleep_seconds"] == 0
-    (row,) = divide_steps(events, "cpu", {5: StepAccounts(None, [None, None])})
-    assert row["asleep_seconds"] is None
-
-
-def test_a_rank_computes_beside_messages_that_its_own_thread_sends() -> None:
-    messages = [Event("c10d::send", 30, 60), Event("gloo:send", 30, 60)]
-    (row,) = divide_steps([*STEP, Event("aten::mm", 0, 30), *messages, Event("aten::mm", 70, 90)], "cpu")
-    assert nanoseconds(row) == {"compute": 50, "communication": 30, "exposed": 30, "idle": 20}
-
-
-def test_a_kernel_belongs_to_the_phase_that_launched_it() -> None:
-    events = [*STEP, launch(30, 11), kernel("ncclDevKernel_AllGather", 50, 80, correlation=11)]
-    (row,) = divide_steps(events, "cuda")
-    assert [wait["phase"] for wait in row["waits"]] == ["forward"]
+    for accounts, asleep in (
+        (StepAccounts(account(50, 25), phases), pytest.approx(20e-9)),
+        (StepAccounts(account(50, 25), []), 0),
+        (StepAccounts(None, [None, None]), None),
+    ):
+        assert divided(*events, accounts={5: accounts})["asleep_seconds"] == asleep
 
 
 def test_each_step_is_divided_apart() -> None:
     events = [note("step 7", 200, 300), note("step 6", 0, 100), Event("aten::mm", 90, 100)]
     events += [Event("aten::mm", 120, 190), Event("aten::mm", 200, 250)]
     rows = divide_steps(events, "cpu")
-    assert [row["step"] for row in rows] == [6, 7]
-    assert [nanoseconds(row)["compute"] for row in rows] == [10, 50]
+    assert [(row["step"], row["compute_seconds"]) for row in rows] == [(6, 10e-9), (7, 50e-9)]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_step_without_events_is_idle(device: str) -> None:
-    (row,) = divide_steps([note("step 0", 0, 10)], device)
-    assert nanoseconds(row) == {"compute": 0, "communication": 0, "exposed": 0, "idle": 10}
-
-
-TWO_STEPS = [note("step 5", 0, 100), note("step 6", 100, 200)]
-
-
-def test_a_gpu_of_which_nothing_was_seen_is_not_idle() -> None:
-    assert counted_steps([*TWO_STEPS, launch(30, 11)], "cuda") == ([], NOTHING_SEEN)
-
-
-def test_the_first_traced_step_on_a_gpu_only_starts_the_profiler() -> None:
-    rows, missing = counted_steps([*TWO_STEPS, kernel("gemm", 110, 150)], "cuda")
-    assert ([row["step"] for row in rows], missing) == ([6], None)
-
-
-def test_on_the_cpu_every_traced_step_counts() -> None:
-    rows, missing = counted_steps([*TWO_STEPS, Event("aten::mm", 110, 150)], "cpu")
-    assert ([row["step"] for row in rows], missing) == ([5, 6], None)
+def test_the_first_traced_step_on_a_gpu_only_starts_the_profiler_and_an_unseen_gpu_is_not_idle() -> None:
+    steps = [note("step 5", 0, 100), note("step 6", 100, 200)]
+    assert counted_steps([*steps, launch(30, 11)], "cuda") == ([], NOTHING_SEEN)
+    for device, event, counted in (
+        ("cuda", kernel("gemm", 110, 150), [6]),
+        ("cpu", Event("aten::mm", 110, 150), [5, 6]),
+    ):
+        rows, missing = counted_steps([*steps, event], device)
+        assert ([row["step"] for row in rows], missing) == (counted, None)

@@ -36,22 +36,11 @@ def test_first_number_is_the_norm_and_the_others_are_projections() -> None:
     assert {abs(value) for value in found[1:]} <= {1.0, 7.0}  # +-3 +-4
 
 
-def test_equal_tensors_have_equal_sketches_and_other_names_have_other_signs() -> None:
-    tensor = torch.randn(100, generator=torch.Generator().manual_seed(0))
-    assert sketch("a", tensor) == sketch("a", tensor.clone())
-    assert sketch("a", tensor)[1:] != sketch("b", tensor)[1:]
-
-
-def test_shape_and_dtype_do_not_matter() -> None:
+def test_names_have_signs_of_their_own_whatever_shape_and_dtype() -> None:
     tensor = torch.arange(12.0)
     assert sketch("a", tensor) == sketch("a", tensor.view(3, 4)) == sketch("a", tensor.double())
-
-
-@pytest.mark.parametrize("factor", [2.0, 0.25, -1.0])
-def test_a_multiple_has_the_multiple_of_each_projection(factor: float) -> None:
-    tensor = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    one, other = sketch("a", tensor), sketch("a", factor * tensor)
-    assert other[1:] == pytest.approx([factor * value for value in one[1:]])
+    assert sketch("a", tensor)[1:] != sketch("b", tensor)[1:]
+    assert sketch("a", torch.zeros(0)) == [0.0] * (1 + PROJECTIONS)
 
 
 @pytest.mark.parametrize("elements", [1, ROW_ELEMENTS - 1, ROW_ELEMENTS, ROW_ELEMENTS + 1])
@@ -84,14 +73,18 @@ def test_the_distance_of_two_tensors_is_estimated_within_its_standard_error() ->
     assert sum(squares) / 100 == pytest.approx(1, abs=4 * math.sqrt(2 / 8) / 10)
 
 
-def test_an_empty_tensor_is_a_zero() -> None:
-    assert sketch("a", torch.zeros(0)) == [0.0] * (1 + PROJECTIONS)
-
-
-@pytest.mark.parametrize("elements", [7, ROW_ELEMENTS, 2 * CHUNK_ELEMENTS + 5])
+@pytest.mark.parametrize(
+    ("elements", "dtype"),
+    [
+        (7, torch.float32),
+        (ROW_ELEMENTS, torch.float32),
+        (2 * CHUNK_ELEMENTS + 5, torch.float32),
+        (1500, torch.complex64),
+    ],
+)
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5])
-def test_sums_of_parts_are_those_of_the_whole(elements: int, share: float) -> None:
-    tensor = torch.randn(elements, generator=torch.Generator().manual_seed(1))
+def test_sums_of_parts_are_those_of_the_whole(elements: int, dtype: torch.dtype, share: float) -> None:
+    tensor = torch.randn(elements, generator=torch.Generator().manual_seed(1), dtype=dtype)
     cut = int(elements * share) + 1  # odd cuts divide the 64-bit words
     parts = [(tensor[:cut], 0), (tensor[cut:], cut)]
     assert sum(content_sum("a", *part) for part in parts) % 2**64 == content_sum("a", tensor, 0)
@@ -128,26 +121,15 @@ def test_one_changed_bit_changes_the_content_sum_and_order_matters() -> None:
     assert content_sum("a", zero, 0) != content_sum("a", minus_zero, 0)
 
 
-def complex_numbers(seed: int, elements: int = 1500) -> torch.Tensor:
-    return torch.randn(elements, generator=torch.Generator().manual_seed(seed), dtype=torch.complex64)
-
-
 @pytest.mark.filterwarnings("error")
 def test_the_imaginary_part_counts() -> None:
     assert sketch("a", torch.tensor([3 + 4j]))[0] == 5.0
-    one, other = complex_numbers(0), complex_numbers(0)
+    one = torch.randn(1500, generator=torch.Generator().manual_seed(0), dtype=torch.complex64)
+    other = one.clone()
     other[7] = complex(float(other[7].real), 9.0)
     assert distance(sketch("a", one), sketch("a", other)) > 1.0
     assert content_sum("a", one, 0) != content_sum("a", other, 0)
     assert content_sum("a", one, 0) == content_sum("a", one.conj().clone().conj(), 0)
-
-
-def test_parts_of_a_complex_tensor_add_up_to_it() -> None:
-    whole = complex_numbers(1)
-    parts = [(whole[:700], 0), (whole[700:], 700)]
-    assert sum(content_sum("a", *part) for part in parts) % 2**64 == content_sum("a", whole, 0)
-    added = [sum(values) for values in zip(*(partial_sketch("a", *part) for part in parts), strict=True)]
-    assert added == pytest.approx(partial_sketch("a", whole, 0))
 
 
 def engine(*pairs: tuple[Tensor, Tensor]) -> Any:
@@ -163,6 +145,7 @@ def test_a_rounded_copy_is_current_and_a_last_bit_is_not() -> None:
     assert count_copies(engine((masters, copy))) == Copies(elements=4000, stale=0)
     copy[7] = torch.nextafter(copy[7], torch.tensor(9.0, dtype=torch.bfloat16))
     assert count_copies(engine((masters, copy), (masters, masters.clone()))) == Copies(elements=8000, stale=1)
+    assert count_copies(engine()) == Copies(elements=0, stale=0)
 
 
 def test_what_is_no_number_in_both_is_current() -> None:
@@ -176,7 +159,3 @@ def test_every_chunk_is_compared() -> None:
     copy = masters.clone()
     copy[CHUNK_ELEMENTS + 2] = 1.0
     assert count_copies(engine((masters, copy))).stale == 1
-
-
-def test_masters_in_use_themselves_are_no_copies() -> None:
-    assert count_copies(engine()) == Copies(elements=0, stale=0)
