@@ -1,11 +1,20 @@
-"""Simulated ranks that share samples, or keep groups, against the closed forms of the same rank."""
+"""Simulated ranks against closed forms of the same rank; tensors without data against tensors with data."""
 
 import pytest
 
 from harness.job.config import load_experiment
-from harness.plan.simulation import SimulatedRow, compare_with_closed_forms, plan_simulation, run_simulations
+from harness.plan.simulation import (
+    SimulatedRow,
+    compare_with_closed_forms,
+    plan_simulation,
+    run_simulations,
+    simulated_peaks,
+)
+from harness.rank.simulation.fake_tensors import FEW
+from harness.rank.simulation.simulated_rank import in_words
+from tests.representatives import first
 
-pytestmark = pytest.mark.long(seconds=15)
+pytestmark = pytest.mark.long(seconds=25)
 
 RANKS, RANK = 4, 3
 ALWAYS = ("tp:tensor=2", "pp")
@@ -69,3 +78,32 @@ def test_reductions_in_every_micro_step_agree_with_closed_forms(precision: str) 
     settings = ("training.accumulation_steps=3", f"training.precision={precision}")
     for row in simulated(EACH_MICRO_STEP, *settings):
         assert_agrees(row)
+
+
+ROUNDED_BYTES = 1024
+"""Empty shards that have a size in one of both, and scalars that kernels allocate."""
+
+
+@pytest.mark.parametrize("backend", first(["fsdp"], ["fsdp", "fsdp1"]))
+def test_tensors_without_data_give_the_same_figures(backend: str) -> None:
+    """Where libraries cut parameters into many pieces."""
+    ranks = 2 * FEW
+    asked = [
+        plan_simulation(load_experiment(None), backend, ranks, ranks_per_node=8, rank=ranks - 1, tensors=kind)
+        for kind in ("fake", "real")
+    ]
+    fake, real = run_simulations([one.request for one in asked])
+    assert (fake.status, real.status) == ("ok", "ok"), (fake.reason, real.reason)
+    key = ("phase", "op", "dtype", "group_ranks", "calls", "payload_bytes", "largest_bytes")
+    counted, expected = (
+        [[getattr(part, name) for name in key] for part in one.communication] for one in (fake, real)
+    )
+    assert counted == expected != []
+    for moment, peak in simulated_peaks(fake).items():
+        assert 0 <= simulated_peaks(real)[moment] - peak <= ROUNDED_BYTES, moment
+
+
+def test_experts_in_another_dtype_than_their_kernel_s_say_which_to_set() -> None:
+    raised = RuntimeError("Expected inputs of BF16 type but got mat_a.dtype=torch.float32 and more.")
+    assert in_words(raised).endswith("takes bf16 alone; set training.precision=bf16-mixed")
+    assert in_words(ValueError("two\n  lines")) == "ValueError: two lines"
