@@ -35,11 +35,13 @@ def records(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return found
 
 
-def test_the_library_runs_the_implementation_that_was_asked_for(records: Records) -> None:
+def test_the_library_runs_the_implementation_that_was_asked_for_in_one_job(records: Records) -> None:
     for (name, backend), record in records.items():
         effective = record.backend.effective
         assert effective is not None
         assert effective.optimizer_implementation == name, backend
+    assert len({record.job_id for record in records.values()}) == 1
+    assert len({record.cell for record in records.values()}) == len(records)
 
 
 def test_the_peak_of_the_update_differs_by_the_temporary_alone(records: Records) -> None:
@@ -47,17 +49,10 @@ def test_the_peak_of_the_update_differs_by_the_temporary_alone(records: Records)
         loop, foreach, fused = map(_peaks_beyond_the_temporary, by_name)
         assert foreach == pytest.approx(loop, abs=BESIDE_BYTES), backend
         assert fused == pytest.approx(loop, abs=BESIDE_FUSED_BYTES), backend
-
-
-def test_the_temporaries_are_large_enough_to_be_told_apart(records: Records) -> None:
-    for backend, by_name in each(records):
+        # They are large enough to be told apart.
         loop, foreach, fused = map(_temporaries, by_name)
         assert all(abs(a - b) > 10 * BESIDE_FUSED_BYTES for a, b in zip(loop, foreach, strict=True)), backend
         assert set(fused) == {0}
-
-
-def test_losses_are_the_same_up_to_the_last_digit(records: Records) -> None:
-    for backend, by_name in each(records):
         loop, foreach, fused = ([step.loss for step in record.steps] for record in by_name)
         assert foreach == loop, backend
         assert fused == pytest.approx(loop, abs=1e-5), backend
@@ -67,11 +62,6 @@ def each(records: Records) -> Iterator[tuple[str, list[Record]]]:
     """Backends, each with its records in the order of the implementations."""
     for backend in dict.fromkeys(backend for _, backend in records):
         yield backend, [records[name, backend] for name in IMPLEMENTATIONS]
-
-
-def test_the_implementations_are_one_job(records: Records) -> None:
-    assert len({record.job_id for record in records.values()}) == 1
-    assert len({record.cell for record in records.values()}) == len(records)
 
 
 def _peaks_beyond_the_temporary(record: Record) -> list[int]:

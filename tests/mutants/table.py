@@ -550,7 +550,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("trace-payload", "of_arguments",
      becomes("taken if operation in ('all_gather', 'recv', 'scatter') else given", "given"),
      "The payload of an all-gather in a trace is the gathered tensor",
-     "test_arguments_of_a_kernel_tell_its_collective_without_a_host"),
+     "test_arguments_launches_and_shapes_tell_of_a_collective_what_a_kernel_s_name_does_not"),
     ("audit-decay", "rank:_distance",
      becomes("before.weight * (1.0 - constants.rate * constants.decay)", "before.weight"),
      "An update that its gradient, moments and constants explain is not called another",

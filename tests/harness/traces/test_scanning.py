@@ -57,31 +57,6 @@ def test_events_without_a_valid_time_are_left_out_and_counted(time: Any, tmp_pat
     assert rank.remarks == ["2 events are not JSON or have no valid time, and were left out"]
 
 
-def test_ranks_and_groups_of_impossible_size_are_not_known(tmp_path: Path) -> None:
-    told = {"Collective name": "allreduce", "In msg nelems": 8, "Out msg nelems": 8, "Group size": 10**18}
-    told |= {"dtype": "Float", "Global rank start": 0, "Global rank stride": 1, "Process Group Name": "0"}
-    kernel = event("kernel", "ncclDevKernel", 0, 10, **told)
-    rank = one(written(tmp_path, [kernel], distributedInfo={"rank": -1, "world_size": 10**30}))
-    assert (rank.rank, rank.world_size) == (None, None)
-    assert (rank.calls[0].group.size, rank.calls[0].group.ranks, rank.calls[0].payload_bytes) == (
-        None,
-        None,
-        32,
-    )
-
-
-def test_a_launch_on_an_xpu_names_the_collective_of_its_kernel(tmp_path: Path) -> None:
-    told = {"Collective name": "allreduce", "In msg nelems": 4, "Out msg nelems": 4, "Group size": 2}
-    events = [
-        event("cpu_op", "record_param_comms", 0, 9, tid=1, pid=99, dtype="Float", **told),
-        event("xpu_runtime", "urEnqueueKernelLaunch", 5, 1, tid=1, pid=99, correlation=4),
-        event("collective_comm", "xccl::allreduce", 0, 9, tid=1, pid=99),
-        event("kernel", "oneccl_allreduce_pcie", 20, 30, correlation=4),
-    ]
-    (call,) = one(written(tmp_path, events)).calls
-    assert (call.operation, call.payload_bytes, call.seconds) == ("all_reduce", 16, 30e-6)
-
-
 def test_every_kind_of_communication_kernel_is_seen(tmp_path: Path) -> None:
     names = [
         "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)",
@@ -101,32 +76,60 @@ def test_every_kind_of_communication_kernel_is_seen(tmp_path: Path) -> None:
     assert {call.operation for call in rank.calls} == {None}
 
 
-def test_arguments_of_a_kernel_tell_its_collective_without_a_host(tmp_path: Path) -> None:
-    told = {"Collective name": "_allgather_base", "In msg nelems": 8, "Out msg nelems": 64, "Group size": 8}
-    told |= {"dtype": "BFloat16", "Process Group Name": "3", "Process Group Ranks": "[0, 8, 16, ...]"}
-    told |= {"Global rank start": 0, "Global rank stride": 8}
-    kernel = event("kernel", "ncclDevKernel_SendRecv", 0, 10, **told)
-    (call,) = one(written(tmp_path, [kernel])).calls
-    assert (call.operation, call.dtype, call.payload_bytes) == ("all_gather", "bfloat16", 128)
-    assert (call.group.size, call.group.ranks) == (8, tuple(range(0, 64, 8)))
-    assert call.bus_bytes_per_second == pytest.approx(128 / 10e-6 * 7 / 8)
+def said(name: str, given: int, taken: int, size: int, dtype: str = "Float", **more: Any) -> dict[str, Any]:
+    """Arguments of NCCL: of a kernel, or of `record_param_comms`."""
+    counts = {"In msg nelems": given, "Out msg nelems": taken, "Group size": size}
+    return {"Collective name": name, **counts, "dtype": dtype} | more
 
 
-def test_a_launch_of_nccl_names_the_collective_of_its_kernel(tmp_path: Path) -> None:
-    shapes = {"Input Dims": [[6, 2]], "Input type": ["c10::Half"]}
-    events = [
-        event("user_annotation", "nccl:all_to_all", 0, 10, tid=1, pid=99, **shapes),
-        event("cuda_runtime", "cudaLaunchKernelExC", 5, 1, tid=1, pid=99, correlation=4),
-        event("kernel", "ncclKernel_AllReduce_RING_LL_Sum_int8_t", 20, 30, correlation=4),
-    ]  # fmt: skip
-    (call,) = one(written(tmp_path, events)).calls
-    assert (call.operation, call.dtype, call.payload_bytes, call.seconds) == (
-        "all_to_all",
-        "float16",
-        24,
-        30e-6,
-    )
-    assert (call.group.name, call.group.size, call.bus_bytes_per_second) == (None, None, None)
+STRIDED = {
+    "Process Group Name": "3", "Process Group Ranks": "[0, 8, 16, ...]", "Global rank start": 0,
+    "Global rank stride": 8,
+}  # fmt: skip
+COLLECTIVES = {
+    "arguments of a kernel": (
+        [event("kernel", "ncclDevKernel_SendRecv", 0, 10,
+               **said("_allgather_base", 8, 64, 8, "BFloat16", **STRIDED))],
+        ("all_gather", "bfloat16", 128, 10e-6), (8, tuple(range(0, 64, 8)), 128 / 10e-6 * 7 / 8),
+    ),
+    "a launch of NCCL": (
+        [
+            event("user_annotation", "nccl:all_to_all", 0, 10, tid=1, pid=99,
+                  **{"Input Dims": [[6, 2]], "Input type": ["c10::Half"]}),
+            event("cuda_runtime", "cudaLaunchKernelExC", 5, 1, tid=1, pid=99, correlation=4),
+            event("kernel", "ncclKernel_AllReduce_RING_LL_Sum_int8_t", 20, 30, correlation=4),
+        ],
+        ("all_to_all", "float16", 24, 30e-6), (None, None, None),
+    ),
+    "a launch on an XPU": (
+        [
+            event("cpu_op", "record_param_comms", 0, 9, tid=1, pid=99, **said("allreduce", 4, 4, 2)),
+            event("xpu_runtime", "urEnqueueKernelLaunch", 5, 1, tid=1, pid=99, correlation=4),
+            event("collective_comm", "xccl::allreduce", 0, 9, tid=1, pid=99),
+            event("kernel", "oneccl_allreduce_pcie", 20, 30, correlation=4),
+        ],
+        ("all_reduce", "float32", 16, 30e-6), (2, None, 16 / 30e-6),
+    ),
+    "groups and ranks of impossible size": (
+        [event("kernel", "ncclDevKernel", 0, 10,
+               **said("allreduce", 8, 8, 10**18, **STRIDED | {"Process Group Ranks": ""}))],
+        ("all_reduce", "float32", 32, 10e-6), (None, None, None),
+    ),
+}  # fmt: skip
+"""Events -> operation, dtype, payload and seconds of their collective; size, ranks, bus bytes of its group."""
+
+
+@pytest.mark.parametrize("case", COLLECTIVES)
+def test_arguments_launches_and_shapes_tell_of_a_collective_what_a_kernel_s_name_does_not(
+    case: str, tmp_path: Path
+) -> None:
+    events, told, (size, ranks, rate) = COLLECTIVES[case]
+    rank = one(written(tmp_path, events, distributedInfo={"rank": -1, "world_size": 10**30}))
+    assert (rank.rank, rank.world_size) == (None, None)
+    (call,) = rank.calls
+    assert (call.operation, call.dtype, call.payload_bytes, call.seconds) == told
+    assert (call.group.size, call.group.ranks) == (size, ranks)
+    assert call.bus_bytes_per_second == (rate and pytest.approx(rate))
 
 
 def test_merged_traces_are_one_line_for_each_device(tmp_path: Path) -> None:
@@ -256,10 +259,7 @@ def test_every_step_holds_its_own_kernels_and_calls(tmp_path: Path) -> None:
 def test_zero_of_deepspeed_is_held_against_a_textbook_that_scatters(tmp_path: Path) -> None:
     """Norms are no part of what is reduced; an all-reduce and a gather are 3/2 of a scatter and a gather."""
     called = [("allreduce", 4096, 4096), ("allreduce", 1, 1), ("_allgather_base", 2048, 4096)]
-    events = []
-    for number, (name, size, out) in enumerate(called):
-        told = {"Collective name": name, "In msg nelems": size, "Out msg nelems": out, "Group size": 2}
-        events.append(event("kernel", "ncclDevKernel", number, 1, **told, dtype="Float"))
+    events = [event("kernel", "ncclDevKernel", number, 1, **said(*of, 2)) for number, of in enumerate(called)]
     like = likeness_of(one(written(tmp_path, events)))
     assert (like.parameters, like.unit_bytes) == (4096, [4 * 4096])
     assert like.expected_by.startswith("the closed form of ZeRO-1 and ZeRO-2 that scatter gradients")
