@@ -224,16 +224,19 @@ def _account(device: int, segments: list[dict[str, Any]], trace: list[dict[str, 
     held = sum(b["size"] for _, b in blocks if b["state"] in ("active_awaiting_free", "active_pending_free"))
     reserved = sum(segment["total_size"] for segment in segments)
     now = sum(live.size for live in allocated.values())
-    history = _History(trace, allocated)
-    peaks = history.peaks(now, held, reserved)
-    live = history.alive_after(peaks.at)
     account = DeviceAccount(
-        device=device, peak_allocated_bytes=peaks.allocated, peak_active_bytes=peaks.active,
-        peak_reserved_bytes=peaks.reserved, has_history=bool(trace), reserved_bytes=reserved,
-        allocated_bytes=now,
-        active_bytes=now + held, reserved_at_peak_bytes=peaks.reserved_then, held_for_streams_bytes=held,
-        most_held_for_streams_bytes=peaks.held, out_of_memory=history.out_of_memory(),
+        device=device, peak_allocated_bytes=now, peak_active_bytes=now + held, peak_reserved_bytes=reserved,
+        has_history=bool(trace), reserved_bytes=reserved, allocated_bytes=now, active_bytes=now + held,
+        reserved_at_peak_bytes=reserved, held_for_streams_bytes=held, most_held_for_streams_bytes=held,
     )  # fmt: skip
+    for event in trace:
+        if event["action"] == "oom":
+            left = event.get("device_free")
+            failed = {
+                "bytes": _whole(event.get("size")),
+                "device_free_bytes": left if _is_size(left) else None,
+            }
+            account.out_of_memory.append(failed)
     used = [s for s in segments if any(b["state"] != "inactive" for b in s["blocks"])]
     free = [b["size"] for s in used for b in s["blocks"] if b["state"] == "inactive"]
     account.free_in_used_segments_bytes = sum(free)
@@ -241,13 +244,9 @@ def _account(device: int, segments: list[dict[str, Any]], trace: list[dict[str, 
     account.largest_free_block_bytes = max(
         (b["size"] for s in segments for b in s["blocks"] if b["state"] == "inactive"), default=0
     )
-    _attribute(account, live, history, peaks.at)
-    return account
-
-
-def _attribute(account: DeviceAccount, live: Sequence[_Live], history: _History, peak: int) -> None:
+    history = _History(trace, allocated)
     groups: dict[tuple[str, str], BlockGroup] = {}
-    for block in live:
+    for block in history.alive_after(history.find_peaks(account)):
         category = history.category(block)
         where = _where(block.frames)
         group = groups.setdefault(
@@ -259,17 +258,7 @@ def _attribute(account: DeviceAccount, live: Sequence[_Live], history: _History,
     order = {name: place for place, name in enumerate(CATEGORIES)}
     account.at_peak = dict(sorted(account.at_peak.items(), key=lambda item: order[item[0]]))
     account.groups = sorted(groups.values(), key=lambda group: (-group.bytes, group.where))[:MOST_GROUPS]
-
-
-@dataclass
-class _Peaks:
-    at: int
-    """After so many events of the history the peak of allocated bytes stands."""
-    allocated: int
-    active: int
-    reserved: int
-    reserved_then: int
-    held: int
+    return account
 
 
 class _History:
@@ -314,9 +303,10 @@ class _History:
             and any("update" in _fitting(text) for text in _texts(event.get("frames")))
         ]
 
-    def peaks(self, allocated: int, held: int, reserved: int) -> _Peaks:
-        """The largest sums over the history, from those at its end."""
-        found = _Peaks(len(self._trace), allocated, allocated + held, reserved, reserved, held)
+    def find_peaks(self, account: DeviceAccount) -> int:
+        """Set the largest sums, from those at its end; returns after how many events the peak stands."""
+        allocated, held = account.allocated_bytes, account.held_for_streams_bytes
+        reserved, at = account.reserved_bytes, len(self._trace)
         for index in range(len(self._trace) - 1, -1, -1):
             event = self._trace[index]
             size, action = _whole(event.get("size")), event["action"]
@@ -332,12 +322,12 @@ class _History:
                 reserved -= size
             elif action in ("segment_free", "segment_unmap"):
                 reserved += size
-            if allocated > found.allocated:
-                found.at, found.allocated, found.reserved_then = index, allocated, reserved
-            found.active = max(found.active, allocated + max(held, 0))
-            found.reserved = max(found.reserved, reserved)
-            found.held = max(found.held, held)
-        return found
+            if allocated > account.peak_allocated_bytes:
+                at, account.peak_allocated_bytes, account.reserved_at_peak_bytes = index, allocated, reserved
+            account.peak_active_bytes = max(account.peak_active_bytes, allocated + max(held, 0))
+            account.peak_reserved_bytes = max(account.peak_reserved_bytes, reserved)
+            account.most_held_for_streams_bytes = max(account.most_held_for_streams_bytes, held)
+        return at
 
     def alive_after(self, count: int) -> list[_Live]:
         """Blocks that are allocated after so many events."""
@@ -370,15 +360,6 @@ class _History:
         if within_backward and update is not None and (death is None or death > update):
             return "gradients"
         return category
-
-    def out_of_memory(self) -> list[dict[str, int | None]]:
-        """Requests that failed."""
-        events = [event for event in self._trace if event["action"] == "oom"]
-        free = [event.get("device_free") for event in events]
-        return [
-            {"bytes": _whole(event.get("size")), "device_free_bytes": left if _is_size(left) else None}
-            for event, left in zip(events, free, strict=True)
-        ]
 
     def _size(self, index: int, size: int) -> int:
         """The size of a block: what is known of those alive at the end, otherwise the request rounded up."""

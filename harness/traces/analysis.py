@@ -9,7 +9,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +54,10 @@ class Division:
         return asdict(self) | {"overlap_share": self.overlap_share}
 
 
-FIGURES = tuple(figure.name for figure in fields(Division))
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepDivision:
     """One step of one rank."""
 
-    rank: int | None
     step: int
     division: Division | None
     """None: no event of the device was recorded in it."""
@@ -221,7 +217,7 @@ def _rank(
         backend=str(backend) if backend else None,
         device_name=str(names[0]) if names and names[0] else None,
         on_device=device is not None, division=_division(window, work, known=known),
-        steps=_steps(rank, process, device, work, known=known), calls=calls,
+        steps=_steps(process, device, work, known=known), calls=calls,
         styles=frozenset(process.styles), kernels=device.kernels if device else {},
     )  # fmt: skip
     marks = sorted((at, number) for number, at in process.steps)
@@ -254,14 +250,13 @@ def _pairs(times: Sequence[int]) -> Iterable[Interval]:
 
 
 def _division(window: Interval, work: Stretches, *, known: bool) -> Division:
-    row = seconds_within(window, work)
+    row: dict[str, Any] = seconds_within(window, work)
     unknown = () if known else ("communication_seconds", "exposed_seconds", "idle_seconds")
-    figures: dict[str, Any] = {name: None if name in unknown else row[name] for name in FIGURES}
-    return Division(**figures)
+    return Division(**row | dict.fromkeys(unknown))
 
 
 def _steps(
-    rank: int | None, process: Process, device: TracedDevice | None, work: Stretches, *, known: bool
+    process: Process, device: TracedDevice | None, work: Stretches, *, known: bool
 ) -> list[StepDivision]:
     """Each annotated step, from its begin to its end on the host."""
     found = []
@@ -271,7 +266,7 @@ def _steps(
         # A step was recorded whole where the device's first event comes in its first tenth.
         tenth = (window[1] - window[0]) // 10
         complete = seen and (device is None or device.first - window[0] <= tenth)
-        found.append(StepDivision(rank=rank, step=step, division=division, is_complete=complete))
+        found.append(StepDivision(step=step, division=division, is_complete=complete))
     return found
 
 
@@ -334,15 +329,6 @@ class Skew:
     matched: int
     unmatched: Sequence[str]
     """Why collectives could not be matched."""
-
-    def as_json(self) -> dict[str, Any]:
-        """The figures for programs."""
-        return {
-            "ranks": [{key: value for key, value in vars(r).items() if key != "label"} for r in self.ranks],
-            "collectives": [vars(c) for c in self.collectives],
-            "matched": self.matched,
-            "unmatched": list(self.unmatched),
-        }  # fmt: skip
 
 
 def skew_of(ranks: Sequence[RankTrace]) -> Skew | None:
@@ -451,10 +437,6 @@ class Likeness:
     expected_bytes: float | None = None
     """What the textbook sends for these parameters."""
     expected_by: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """The figures for programs."""
-        return vars(self)
 
 
 @dataclass
@@ -617,10 +599,6 @@ class CollectiveRow:
     def total_bytes(self) -> int | None:
         return None if self.bytes is None else self.bytes * self.calls
 
-    def as_json(self) -> dict[str, Any]:
-        """The figures for programs."""
-        return vars(self) | {"total_bytes": self.total_bytes}
-
 
 def collective_rows(rank: RankTrace) -> list[CollectiveRow]:
     """Collectives of a rank by operation, dtype, size and group; most time first."""
@@ -628,22 +606,22 @@ def collective_rows(rank: RankTrace) -> list[CollectiveRow]:
     for call in rank.calls:
         key = (call.operation, call.dtype, call.elements, call.group, call.kernel)
         alike.setdefault(key, []).append(call)
-    rows = [_document_row(rank.rank, calls) for calls in alike.values()]
+    rows = []
+    for calls in alike.values():
+        first = calls[0]
+        rates = sorted(rate for call in calls if (rate := call.bus_bytes_per_second) is not None)
+        barrier = first.operation == "barrier"
+        rows.append(
+            CollectiveRow(
+                rank=rank.rank, operation=first.operation, dtype=None if barrier else first.dtype,
+                elements=None if barrier else first.elements, bytes=first.payload_bytes,
+                group=first.group.name, group_size=first.group.size,
+                group_ranks=None if first.group.ranks is None else list(first.group.ranks),
+                calls=len(calls), seconds=_mean([call.seconds for call in calls], 1),
+                bus_bytes_per_second=rates[len(rates) // 2] if rates else None, kernel=first.kernel,
+            )
+        )  # fmt: skip
     return sorted(rows, key=lambda row: (-(row.seconds or 0.0), -(row.total_bytes or 0), str(row.operation)))
-
-
-def _document_row(rank: int | None, calls: Sequence[Call]) -> CollectiveRow:
-    first = calls[0]
-    rates = sorted(rate for call in calls if (rate := call.bus_bytes_per_second) is not None)
-    barrier = first.operation == "barrier"
-    return CollectiveRow(
-        rank=rank, operation=first.operation, dtype=None if barrier else first.dtype,
-        elements=None if barrier else first.elements, bytes=first.payload_bytes, group=first.group.name,
-        group_size=first.group.size,
-        group_ranks=None if first.group.ranks is None else list(first.group.ranks),
-        calls=len(calls), seconds=_mean([call.seconds for call in calls], 1),
-        bus_bytes_per_second=rates[len(rates) // 2] if rates else None, kernel=first.kernel,
-    )  # fmt: skip
 
 
 def _mean(values: Sequence[float | None], count: int) -> float | None:
@@ -669,16 +647,25 @@ def document(
             }
             for rank in ranks
         ],
-        "collectives": [row.as_json() for rank in ranks for row in collective_rows(rank)],
+        "collectives": [
+            vars(row) | {"total_bytes": row.total_bytes} for rank in ranks for row in collective_rows(rank)
+        ],
         "steps": [
-            {"rank": step.rank, "step": step.step, "is_complete": step.is_complete}
+            {"rank": rank.rank, "step": step.step, "is_complete": step.is_complete}
             | (step.division.as_json() if step.division else dict.fromkeys(ranks[0].division.as_json()))
             for rank in ranks
             for step in rank.steps
         ],
-        "waits": skew.as_json() if skew else None,
+        "waits": {
+            "ranks": [{key: value for key, value in vars(r).items() if key != "label"} for r in skew.ranks],
+            "collectives": [vars(c) for c in skew.collectives],
+            "matched": skew.matched,
+            "unmatched": list(skew.unmatched),
+        }
+        if skew
+        else None,
         "strategies": [
-            {"rank": rank.rank, **like.as_json()} for rank, like in zip(ranks, likeness, strict=True)
+            {"rank": rank.rank, **vars(like)} for rank, like in zip(ranks, likeness, strict=True)
         ],
     }  # fmt: skip
     return found if changes is None else found | {"changes": changes}

@@ -469,7 +469,7 @@ def _shaped(event: HostEvent, operation: str, groups: GroupsOfJob) -> Call:
         size = None
         if (operation in ("all_gather", "reduce_scatter") and own_at != at) or operation == "reduce_scatter":
             piece = shapes.elements(own_at if operation == "all_gather" else 0)
-            size = _quotient(call.elements, piece)
+            size = call.elements // piece if call.elements and piece and call.elements % piece == 0 else None
         call.group = groups.only(size)
         if operation in ("gather", "scatter"):
             call.elements = _times(call.elements, call.group.size)
@@ -540,7 +540,11 @@ def _match_kernels(
     calls: list[Call], process: Process, device: TracedDevice, groups: GroupsOfJob
 ) -> list[Call]:
     """Give each kernel to the call that launched it; returns calls that only kernels tell of."""
-    launches = _launches(process, {c.correlation for c in device.communications})
+    names, wanted = list(process.names), {c.correlation for c in device.communications}
+    launched = zip(process.correlations, process.launched, process.launchers, strict=True)
+    launches: dict[int | None, tuple[str, int]] = {
+        one: (names[thread], start) for one, start, thread in launched if one in wanted
+    }
     threads = _Latest(calls)
     externals = {external: call for call in calls for external in call.externals}
     marks = _Latest(sorted(device.marks, key=lambda mark: mark.start))
@@ -589,13 +593,6 @@ def _of_kernel(event: DeviceCommunication, operation: str | None, groups: Groups
     return of_arguments(event.arguments, operation, groups)
 
 
-def _launches(process: Process, wanted: set[int | None]) -> dict[int | None, tuple[str, int]]:
-    """Thread and time of the host at the launch of each kernel, by its correlation."""
-    threads = list(process.names)
-    found = zip(process.correlations, process.launched, process.launchers, strict=True)
-    return {one: (threads[thread], start) for one, start, thread in found if one in wanted}
-
-
 Timed = TypeVar("Timed", Call, HostEvent)
 
 
@@ -634,10 +631,9 @@ def _match_transports(calls: Sequence[Call], transports: Sequence[HostEvent]) ->
             if alike and (None in sizes or elements in (call.own_elements, call.elements)):
                 call.runs.append((event.start, event.end))
                 call.dtype = call.dtype or shapes.dtype(0)
-                if call.elements is None and call.operation not in ("gather", "scatter", "all_gather"):
-                    call.elements = elements
-                elif call.elements is None:
-                    call.elements = _times(elements, call.group.size)
+                if call.elements is None:
+                    pieces = call.operation in ("gather", "scatter", "all_gather")
+                    call.elements = _times(elements, call.group.size) if pieces else elements
                 del waiting[index]
                 break
 
@@ -669,7 +665,3 @@ def _size(value: Any) -> int | None:
 
 def _times(elements: int | None, size: int | None) -> int | None:
     return None if elements is None or size is None else elements * size
-
-
-def _quotient(whole: int | None, piece: int | None) -> int | None:
-    return whole // piece if whole and piece and whole % piece == 0 else None

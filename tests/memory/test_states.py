@@ -99,7 +99,7 @@ def test_what_a_strategy_does_not_shard_stays_whole(run: tuple[Outcome, int]) ->
         assert all(states.measured[kind] >= whole for states in rank_states(outcome.records[name])), name
 
 
-def test_nothing_large_is_without_a_name_while_micro_steps_add_up(accumulated: Outcome) -> None:
+def test_nothing_large_is_without_a_name(accumulated: Outcome) -> None:
     """In the step where it is least: gloo's threads may hold a buffer for a moment longer."""
     assert differences(accumulated) == {}
     unnamed: dict[tuple[str, int, str], list[int]] = {}

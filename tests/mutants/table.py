@@ -525,7 +525,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("slurm-one-rank", "Site.time_limit_of", returns("self.time_limit"),
      "The reference, which trains alone, has the time limit that a site gives one rank",
      "test_one_rank_has_a_time_limit_of_its_own"),
-    ("snapshot-peak", "_History.peaks", swaps(">", "<"),
+    ("snapshot-peak", "_History.find_peaks", swaps(">", "<"),
      "The peak of a snapshot is the one that torch counted", "test_the_peak_is_the_one_that_torch_counted"),
     ("snapshot-held", "_account", gives("active_bytes", "now"),
      "Blocks that other streams hold are active and not allocated",

@@ -116,7 +116,7 @@ COLLECTIVES = {
         ("all_reduce", "float32", 32, 10e-6), (None, None, None),
     ),
 }  # fmt: skip
-"""Events -> operation, dtype, payload, seconds of their collective; size and ranks of its group, bus bytes."""
+"""Events -> operation, dtype, payload, seconds of their collective; size, ranks of its group, bus bytes."""
 
 
 @pytest.mark.parametrize("case", COLLECTIVES)
