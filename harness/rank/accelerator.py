@@ -7,6 +7,7 @@ import re
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -60,18 +61,11 @@ def fp32_precision(operator: str) -> str:
     try:
         precision = getattr(getattr(torch.backends, library), function).fp32_precision
     except AttributeError:  # torch 2.8 and older
-        return _fp32_precision_before_2_9(library)
-    return "ieee" if precision == "none" else str(precision)
-
-
-def _fp32_precision_before_2_9(library: str) -> str:
-    match library:
-        case "cuda":
-            return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-        case "cudnn":
-            return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
-        case _:
+        if library == "mkldnn":
             return {"high": "tf32", "medium": "bf16"}.get(torch.get_float32_matmul_precision(), "ieee")
+        of: Any = torch.backends.cuda.matmul if library == "cuda" else torch.backends.cudnn
+        return "tf32" if of.allow_tf32 else "ieee"
+    return "ieee" if precision == "none" else str(precision)
 
 
 def driver_release(nvidia: Path = NVIDIA_DRIVER, amd: Path = AMD_DRIVER) -> str | None:
@@ -190,8 +184,7 @@ def _address() -> str | None:
     own = torch.cuda.get_device_properties(torch.cuda.current_device())
     if not hasattr(own, "pci_bus_id"):
         return None
-    domain, bus, slot = (getattr(own, f"pci_{name}_id") for name in ("domain", "bus", "device"))
-    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+    return f"{own.pci_domain_id:04x}:{own.pci_bus_id:02x}:{own.pci_device_id:02x}.0"
 
 
 STATUS = Path("/proc/self/status")

@@ -14,6 +14,15 @@ from torch import Tensor, nn
 
 from harness.backends.model.precision import dtype_name
 
+NO_BACKWARD = -1
+"""What torch says of the backward pass that this thread is in if it is in none."""
+
+
+def in_backward() -> bool:
+    """Whether this thread is in a backward pass, as in a hook of it or a recomputation."""
+    return bool(torch._C._current_graph_task_id() != NO_BACKWARD)
+
+
 WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
@@ -48,7 +57,7 @@ def whole_parameters(module: nn.Module) -> list[Whole]:
     shapes = _flat_shapes(module)
     found: list[Whole] = []
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        if is_flat(parameter):
+        if getattr(parameter, "_is_flat_param", False):
             prefix = bare_name(name.removesuffix("_flat_param"))
             found += _originals(prefix, parameter)
             continue
@@ -56,11 +65,6 @@ def whole_parameters(module: nn.Module) -> list[Whole]:
         shape = shapes.get(bare) or list(getattr(parameter, "ds_shape", parameter.shape))
         found.append(_whole(bare, shape, parameter, (id(parameter), "")))
     return found
-
-
-def is_flat(parameter: Tensor) -> bool:
-    """Whether it is a flat parameter of FSDP1, which holds those of a unit."""
-    return bool(getattr(parameter, "_is_flat_param", False))
 
 
 def recomputes(module: nn.Module) -> bool:
@@ -217,7 +221,11 @@ class ModuleWatch:
         # Before the hooks of libraries, which gather weights there; FSDP1 put wrappers into the model.
         for name, module in self._model.named_modules():
             if name and any(True for _ in module.parameters()):
-                self._handles.append(module.register_forward_pre_hook(self._begin(name), prepend=True))
+
+                def begins(*_: Any, bare: str = bare_module_name(name)) -> None:
+                    self._ran(bare)
+
+                self._handles.append(module.register_forward_pre_hook(begins, prepend=True))
         for module in self._products:
             self._handles.append(module.register_forward_hook(self._product))
 
@@ -236,22 +244,15 @@ class ModuleWatch:
         missing = sorted((known - self._reached) | (set(self._told or ()) - known))
         self._reached.clear()
         if not known or len(missing) > self._left:
-            self._leave()
+            self.is_over = True
+            for note in self._notes:
+                note.remove()
+            self._notes.clear()
             return None
         if missing == self._told:
             return None
         self._told, self._left = missing, self._left - len(missing)
         return missing
-
-    def _leave(self) -> None:
-        self.is_over = True
-        for note in self._notes:
-            note.remove()
-        self._notes.clear()
-
-    def _begin(self, name: str) -> Callable[..., None]:
-        bare = bare_module_name(name)
-        return lambda module, inputs: self._ran(bare)
 
     def _before(self, own: list[tuple[str, str]]) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any) -> None:

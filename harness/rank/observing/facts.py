@@ -192,7 +192,12 @@ def recognise(
     root = max(roots, key=lambda module: sum(p.numel() for p in module.parameters()))
     for module in root.modules():
         if type(module).__name__ == "DeepSpeedEngine":
-            return _zero(module, context)
+            stage = int(module.zero_optimization_stage())  # type: ignore[operator]
+            config = json.loads(json.dumps(module._config._param_dict, default=str))  # type: ignore[union-attr]
+            bare: Any = module.module
+            count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in bare.parameters())
+            reader = ZeroEngine(module, context, config, stage, count)
+            return Live(engine=reader, bare=bare, base=f"zero{stage}")
         if isinstance(module, DistributedDataParallel):
             return _ddp(module, optimizers, context)
         if isinstance(module, FullyShardedDataParallel):
@@ -285,14 +290,6 @@ def _single(root: nn.Module, optimizers: Optimizers, context: SetupContext) -> L
     return Live(engine=TorchEngine(root, optimizers, context, strategy), bare=root, base=base, note=note)  # type: ignore[arg-type]
 
 
-def _zero(engine: Any, context: SetupContext) -> Live:
-    stage = int(engine.zero_optimization_stage())
-    config = json.loads(json.dumps(engine._config._param_dict, default=str))
-    count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in engine.module.parameters())
-    reader = ZeroEngine(engine, context, config, stage, count)
-    return Live(engine=reader, bare=engine.module, base=f"zero{stage}")
-
-
 def _never(_module: nn.Module, _batch: Batch) -> Tensor:
     raise AssertionError("the engine of an observed script does not train")
 
@@ -357,6 +354,15 @@ def observed_layout(live: Live, optimizers: Optimizers) -> LayoutPart:
         id(p) for group in optimizers.param_groups if group.get("weight_decay") for p in group["params"]
     }
     frozen = sorted(one.name for one in named if first[one.key] == one.name and not one.trains)
+    model = hugging_face_model(live.bare)
+    if model is not None:
+        prefix = next(name for name, found in live.bare.named_modules() if found is model)
+        blocks = [
+            bare_module_name(f"{prefix}.{name}" if prefix else name) for name in transformer_blocks(model)
+        ]
+    else:  # the units that its weights are gathered in
+        units = map(bare_module_name, live.engine.effective().wrap_units)
+        blocks = [unit for unit in units if unit] if live.cuts_units else []
     return LayoutPart(
         parameters=[
             TensorPart(name=one.name, shape=one.shape, dtype=dtype_name(one.dtype))
@@ -368,7 +374,7 @@ def observed_layout(live: Live, optimizers: Optimizers) -> LayoutPart:
             TensorPart(name=bare_name(name), shape=list(buffer.shape), dtype=dtype_name(buffer.dtype))
             for name, buffer in live.bare.named_buffers()
         ],
-        blocks=_blocks(live),
+        blocks=blocks,
         tied={one.name: first[one.key] for one in named if first[one.key] != one.name},
         frozen=frozen,
         without_gradient=None if frozen else [],
@@ -487,16 +493,6 @@ def settings_seen(
         "training.deterministic": is_deterministic(),
         "training.tf32": uses_tf32(),
     }
-
-
-def _blocks(live: Live) -> list[str]:
-    """Blocks of a transformer; of another model the units that its weights are gathered in."""
-    model = hugging_face_model(live.bare)
-    if model is None:
-        units = map(bare_module_name, live.engine.effective().wrap_units)
-        return [unit for unit in units if unit] if live.cuts_units else []
-    prefix = next(name for name, found in live.bare.named_modules() if found is model)
-    return [bare_module_name(f"{prefix}.{name}" if prefix else name) for name in transformer_blocks(model)]
 
 
 def _common(optimizers: Optimizers, key: str) -> Any:

@@ -21,16 +21,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from harness.rank.live.model_watch import in_backward
 from harness.safe_text import described
-
-NO_BACKWARD = -1
-"""What torch says of the backward pass that this thread is in if it is in none."""
-
-
-def in_backward() -> bool:
-    """Whether this thread is in a backward pass, as in a hook of it or a recomputation."""
-    return bool(torch._C._current_graph_task_id() != NO_BACKWARD)
-
 
 Apart = Callable[[], AbstractContextManager[None]]
 """Within its context the script's modules are not there."""
@@ -61,15 +53,15 @@ class Guarded:
                 except Exception as error:
                     self.has_failed = True
                     sys.stderr.write(f"harness observe: observation ends in {name}: {described(error)}\n")
-                    self._note_failure(name, error)
+                    text = f"observation ended in {name}: {type(error).__name__}: {described(error)}"
+                    try:
+                        self._listener.note(text)
+                    except Exception as second:
+                        sys.stderr.write(
+                            f"harness observe: the record does not say so: {described(second)}\n"
+                        )
 
         return tell
-
-    def _note_failure(self, name: str, error: Exception) -> None:
-        try:
-            self._listener.note(f"observation ended in {name}: {type(error).__name__}: {described(error)}")
-        except Exception as second:
-            sys.stderr.write(f"harness observe: the record does not say so: {described(second)}\n")
 
 
 def hook_torch(listener: Guarded) -> None:
@@ -95,7 +87,12 @@ class Roots:
         self._call = nn.Module.__call__
 
         def called(module: nn.Module, *arguments: Any, **named: Any) -> Any:
-            return self._search(module, *arguments, **named)
+            if not torch.compiler.is_compiling() and not in_backward():
+                if self._inside:
+                    self._listener.module_begins(module)
+                elif module not in self.callers:
+                    self._adopt(module)
+            return self._call(module, *arguments, **named)
 
         nn.Module.__call__ = called  # type: ignore[method-assign]
 
@@ -104,14 +101,6 @@ class Roots:
         if len(self.callers) == self._before_step:
             nn.Module.__call__ = self._call  # type: ignore[method-assign]
         self._before_step = len(self.callers)
-
-    def _search(self, module: nn.Module, *arguments: Any, **named: Any) -> Any:
-        if not torch.compiler.is_compiling() and not in_backward():
-            if self._inside:
-                self._listener.module_begins(module)
-            elif module not in self.callers:
-                self._adopt(module)
-        return self._call(module, *arguments, **named)
 
     def _adopt(self, module: nn.Module) -> None:
         if not any(parameter.requires_grad for parameter in module.parameters()):

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from harness.backends.base import Engine
 from harness.backends.optimizer.groups import group_rate
 from harness.forms.terms import SCALAR_BYTES, may_reduce
-from harness.rank.live.model_watch import depends_on_mode
+from harness.rank.live.model_watch import depends_on_mode, in_backward
 from harness.rank.live.observer import DIGESTED_STEPS, OptimizerWatch
 from harness.rank.observing.facts import Seen, is_causal
 from harness.rank.observing.hooks import (
@@ -38,7 +38,6 @@ from harness.rank.observing.hooks import (
     Roots,
     hook_frameworks,
     hook_torch,
-    in_backward,
 )
 from harness.rank.observing.step import MicroBatch, MicroLoss, Step, returned_loss, scalar_of
 from harness.rank.observing.writing import Writing

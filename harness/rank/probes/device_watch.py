@@ -48,11 +48,7 @@ class DeviceWatch:
         engine.close = self._watched_close  # type: ignore[method-assign]
 
     def _watched_close(self) -> None:
-        self._write()
-        self._close()
-
-    def _write(self) -> None:
-        """Write the note; takes the norm of gradients of its own."""
+        """Write the note before the engine is closed; takes the norm of gradients of its own."""
         self._synchronise()
         index = torch.cuda.current_device()
         properties = torch.cuda.get_device_properties(index)
@@ -69,6 +65,7 @@ class DeviceWatch:
             norm_peak_bytes=norm_peak_bytes,
         )
         write_atomically(device_note(self._run_directory, self._rank), note.model_dump_json())
+        self._close()
 
     def _synchronised(self, *arguments: Any, **named: Any) -> None:
         """In place of `torch.cuda.synchronize`."""

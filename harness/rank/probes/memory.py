@@ -32,6 +32,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from harness.backends.base import Engine
 from harness.errors import HarnessError
 from harness.rank.accelerator import status_value
+from harness.rank.live.model_watch import in_backward
 from harness.rank.shells import Instrument, Step
 from harness.record import Moment
 
@@ -411,10 +412,6 @@ class Snapshot:
             self._recording = False
 
 
-NO_BACKWARD = -1
-"""What torch says of the backward pass that this thread is in if it is in none."""
-
-
 class MemoryProbe:
     """Kinds are walked over the engine's tensors; the rest that the allocator serves is 'other'."""
 
@@ -508,7 +505,7 @@ class MemoryProbe:
         """
         if torch.compiler.is_compiling():
             return  # of what a graph calls nothing stands between gathering and use
-        if not module._parameters or torch._C._current_graph_task_id() != NO_BACKWARD:
+        if not module._parameters or in_backward():
             return
         begin = time.perf_counter()
         gathered = (("gathered", tensor) for tensor in self._engine.gathered_tensors())
