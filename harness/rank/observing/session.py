@@ -156,7 +156,8 @@ class Session:
         self.request = ObserveRequest.read(run_directory)
         self.counter = CommunicationCounter()
         self.counter.start()
-        self._roots: Roots | None = None
+        self.roots: Roots | None = None
+        """The modules that the script calls, as a listener is told of them."""
         self.watch = OptimizerWatch(has_hook=False)
         self.seen = Seen()
         self.writing = Writing(run_directory, self.request.observed, self.seen)
@@ -176,10 +177,6 @@ class Session:
         self._others: set[Thread] = set()
         self._evaluating: Callable[[], nn.Module | None] | None = None
         """A root in evaluation mode whose pass alone has gradients in this micro-step."""
-
-    def find_roots(self, listener: Guarded) -> None:
-        """Look for the modules that the script calls; `listener` passes on what they do."""
-        self._roots = Roots(listener)
 
     def ignores(self, name: str) -> bool:
         """Whether this comes from a thread that trains beside the one whose steps are recorded.
@@ -469,15 +466,15 @@ class Session:
         is_described = self.writing.described is not None
         self.writing.join(self._called())
         self.writing.step(step, self._timer.take(), applied)
-        if self._roots:
-            self._roots.end_step()
+        if self.roots:
+            self.roots.end_step()
         if not is_described and (found := self.writing.described) is not None:
             self.probing.attach(found.live.engine, found.trained_elements)
         self._spent += time.perf_counter() - begin
 
     def _called(self) -> list[nn.Module]:
         """Roots that a thread calls which is not ignored."""
-        callers = self._roots.callers.items() if self._roots else ()
+        callers = self.roots.callers.items() if self.roots else ()
         return [root for root, threads in callers if threads - self._others]
 
     def _enter(self, phase: str | None) -> None:
@@ -495,7 +492,7 @@ def start_observing(run_directory: Path, on_import: OnImport, apart: Apart = nul
     rank = os.environ.get("RANK", "")
     note_start(run_directory, int(rank) if rank.isdecimal() else None, trains=False)
     guarded = Guarded(session, apart)
-    session.find_roots(guarded)
+    session.roots = Roots(guarded)
     hook_torch(guarded)
     hook_frameworks(guarded, on_import)
     _hook_end(guarded, run_directory, apart)

@@ -7,7 +7,7 @@ import socket
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -71,20 +71,6 @@ REASONS = {
     "samples": "the model was given no tensor",
     "gradient_norm": "nothing computed the norm of the gradients in some step",
 }
-
-
-def unknown_fields(known: Mapping[str, bool], *, loss: bool, micro_steps: int) -> dict[str, str]:
-    """The fields; `known` says of those of a step whether every step has them."""
-    found = dict(ALWAYS)
-    found |= {f"steps[].{name}": reason for name, reason in REASONS.items() if not known.get(name, False)}
-    if not loss:
-        found[LOSS] = (
-            f"of {micro_steps} micro-steps only the scalars of backward() are seen; the script may have "
-            "divided them"
-            if micro_steps > 1
-            else "no loss was seen"
-        )
-    return found
 
 
 PACKAGES = ("torch", "transformers", "accelerate", "lightning", "pytorch_lightning", "deepspeed")
@@ -220,7 +206,19 @@ class Writing:
         if self.described is not None:
             observed = observed_part(self.described.live, self._optimizers, self._seen)
             self._events.write(FinalEvent(weights=None, observed=observed, probe_loss=None))
-        self._events.write(DoneEvent() if failure is None else _failure(failure, under_way))
+        if failure is None:
+            self._events.write(DoneEvent())
+            return
+        text = described(failure) or "".join(traceback.format_exception_only(failure)).strip()
+        event = FailureEvent(
+            status="oom" if is_out_of_memory(failure) else "failed",
+            error_kind=encodable(type(failure).__name__),
+            message=text,
+            at=time(),
+            step=under_way.number if under_way else None,
+            phase=None,
+        )
+        self._events.write(event)
 
     def note(self, text: str) -> None:
         """Have the record say what a reader must know of the figures."""
@@ -245,6 +243,10 @@ class Writing:
         )
 
     def _setup_event(self, found: Described) -> SetupEvent:
+        # Closed forms hold of one model, whose optimizer updates all that trains.
+        has_form = found.live.has_form and self._seen.has_form and self._seen.updated_tensors != 0
+        if self._others(found.live) or left_out(whole_parameters(found.live.whole), self._optimizers):
+            has_form = False
         return SetupEvent(
             rank=self.world.rank,
             effective=found.effective,
@@ -252,7 +254,7 @@ class Writing:
             versions={name: version(name) for name in PACKAGES if name in sys.modules},
             initial_weights=None,
             collectives=dist.get_backend() if dist.is_initialized() else "none",
-            claim=strategy_of(found.live.base) if found.live.base and self._has_form(found.live) else None,
+            claim=strategy_of(found.live.base) if found.live.base and has_form else None,
             host=socket.gethostname(),
             device_name=device_name(self.world),
             placement=placement(self.world.device),
@@ -263,11 +265,6 @@ class Writing:
             steps=None,
             setup_seconds=perf_counter() - self._started,
         )
-
-    def _has_form(self, live: Live) -> bool:
-        """Whether closed forms hold: of one model, whose optimizer updates all that trains."""
-        is_whole = not self._others(live) and not left_out(whole_parameters(live.whole), self._optimizers)
-        return live.has_form and self._seen.has_form and is_whole and self._seen.updated_tensors != 0
 
     def _others(self, live: Live) -> bool:
         """Whether a module trains parameters that are not of the described one."""
@@ -280,7 +277,17 @@ class Writing:
         ((micro_steps, _), *_) = self._micro_steps.most_common(1) or [(1, 0)]
         found = self.described
         live = found.live if found else None
-        unknown = unknown_fields(self._known, loss=self._loss_is_known, micro_steps=micro_steps)
+        unknown = dict(ALWAYS)
+        for name, reason in REASONS.items():
+            if not self._known.get(name, False):
+                unknown[f"steps[].{name}"] = reason
+        if not self._loss_is_known:
+            unknown[LOSS] = (
+                f"of {micro_steps} micro-steps only the scalars of backward() are seen; the script may have "
+                "divided them"
+                if micro_steps > 1
+                else "no loss was seen"
+            )
         seen = settings_seen(live, found.effective, found.model, self._optimizers) if found and live else {}
         ((samples, size), usual), *_ = self._sizes.most_common(1) or [((None, None), 0)]
         length = next(iter(self._lengths)) if len(self._lengths) == 1 else None
@@ -328,16 +335,3 @@ class Writing:
             options=asked_options(live, self._seen.frameworks),
         )
         self._events.write(event)
-
-
-def _failure(error: BaseException, under_way: Step | None) -> FailureEvent:
-    """Why the script ended."""
-    text = described(error) or "".join(traceback.format_exception_only(error)).strip()
-    return FailureEvent(
-        status="oom" if is_out_of_memory(error) else "failed",
-        error_kind=encodable(type(error).__name__),
-        message=text,
-        at=time(),
-        step=under_way.number if under_way else None,
-        phase=None,
-    )
