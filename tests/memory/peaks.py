@@ -6,7 +6,7 @@ import gc
 import gzip
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,20 @@ PASSES = 5
 MARK = "step of the comparison"
 
 
-def counted_peaks(backend: Backend, world: World) -> list[tuple[int, int]]:
+def counted_peaks(
+    backend: Backend, world: World, passes: int = PASSES, after: Callable[[], object] = lambda: None
+) -> list[tuple[int, int]]:
     """By the counting allocator: the bytes served as each measured step begins, and the most within it."""
     allocator = allocator_probe("cpu")
     engine = _engine(backend, world)
     peaks = []
-    for batch in _batches(world):
+    for batch in _batches(world, passes):
         _meet()
         allocator.reset_peak()
         before = allocator.allocated_bytes() or 0
         _step(engine, batch)
         peaks.append((before, allocator.peak_bytes() or 0))
+        after()
     return peaks[FIRST_MEASURED:]
 
 
@@ -107,18 +110,10 @@ def tracked_peak(backend: Backend, world: World) -> tuple[int, int]:
     """
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    allocator = allocator_probe("cpu")
     with MemTracker() as tracker:
-        engine = _engine(backend, world)
-        peaks = []
-        for batch in _batches(world, passes=3):
-            _meet()
-            allocator.reset_peak()
-            _step(engine, batch)
-            peaks.append(allocator.peak_bytes() or 0)
-            tracker.reset_mod_stats()
+        peaks = counted_peaks(backend, world, 3, tracker.reset_mod_stats)
     tracked = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
-    return min(peaks[FIRST_MEASURED:]), tracked
+    return min(peak for _, peak in peaks), tracked
 
 
 def activations(backend: Backend, world: World) -> tuple[int, int]:
@@ -153,12 +148,9 @@ def _saved(node: Any) -> Iterator[Tensor]:
         for name in dir(node):
             if name.startswith("_saved_"):
                 value = getattr(node, name)
-                yield from (v for v in (value if isinstance(value, (list, tuple)) else [value]) if _is(v))
+                values = value if isinstance(value, (list, tuple)) else [value]
+                yield from (one for one in values if isinstance(one, Tensor))
         waiting += [following for following, _ in node.next_functions]
-
-
-def _is(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _engine(backend: Backend, world: World) -> Engine:

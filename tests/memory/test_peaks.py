@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.contract.ranks import on_ranks
@@ -13,11 +15,17 @@ ALONE = ("single", 1)
 TOLERANCE = 0.02
 
 
+@pytest.fixture
+def on(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a function of `peaks.py` returns on each rank of a backend."""
+    return lambda function, name, ranks: on_ranks(
+        f"tests.memory.peaks:{function}", name, ranks, tmp_path_factory.mktemp(function)
+    )
+
+
 @pytest.mark.parametrize(("name", "ranks"), first([ALONE], [ALONE, ("ddp", 2)]))
-def test_the_allocators_peak_is_that_of_torchs_own_profiler(name: str, ranks: int, tmp_path) -> None:
-    counted = on_ranks("tests.memory.peaks:counted_peaks", name, ranks, _folder(tmp_path, "probed"))
-    profiled = on_ranks("tests.memory.peaks:profiled_peaks", name, ranks, _folder(tmp_path, "profiled"))
-    for ours, theirs in zip(counted, profiled, strict=True):
+def test_the_allocators_peak_is_that_of_torchs_own_profiler(name: str, ranks: int, on) -> None:
+    for ours, theirs in zip(on("counted_peaks", name, ranks), on("profiled_peaks", name, ranks), strict=True):
         assert _least_rise(ours) == pytest.approx(_least_rise(theirs), rel=TOLERANCE)
         if ranks == 1:
             assert _least_peak(ours) == pytest.approx(_least_peak(theirs), rel=TOLERANCE)
@@ -25,23 +33,21 @@ def test_the_allocators_peak_is_that_of_torchs_own_profiler(name: str, ranks: in
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "ranks"), [ALONE, ("zero2", 2), ("zero3", 2), ("fsdp", 2)])
-def test_the_allocators_peak_is_that_of_the_memory_tracker(name: str, ranks: int, tmp_path) -> None:
-    for ours, theirs in on_ranks("tests.memory.peaks:tracked_peak", name, ranks, tmp_path):
+def test_the_allocators_peak_is_that_of_the_memory_tracker(name: str, ranks: int, on) -> None:
+    for ours, theirs in on("tracked_peak", name, ranks):
         assert ours == pytest.approx(theirs, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize(("name", "ranks"), first([("fsdp", 2)], [ALONE, ("fsdp", 2)]))
 @pytest.mark.costly
-def test_watching_does_not_change_the_peak(name: str, ranks: int, tmp_path) -> None:
-    counted = on_ranks("tests.memory.peaks:counted_peaks", name, ranks, _folder(tmp_path, "probed"))
-    watched = on_ranks("tests.memory.peaks:watched_peaks", name, ranks, _folder(tmp_path, "watched"))
-    for ours, theirs in zip(counted, watched, strict=True):
+def test_watching_does_not_change_the_peak(name: str, ranks: int, on) -> None:
+    for ours, theirs in zip(on("counted_peaks", name, ranks), on("watched_peaks", name, ranks), strict=True):
         assert _least_peak(ours) == pytest.approx(min(theirs), rel=1e-3)
 
 
 @pytest.mark.parametrize(("name", "ranks"), first([("fsdp", 2)], [ALONE, ("ddp", 2), ("fsdp", 2)]))
-def test_activations_are_what_autograd_saved(name: str, ranks: int, tmp_path) -> None:
-    for told, walked in on_ranks("tests.memory.peaks:activations", name, ranks, tmp_path):
+def test_activations_are_what_autograd_saved(name: str, ranks: int, on) -> None:
+    for told, walked in on("activations", name, ranks):
         assert told == walked
 
 
@@ -51,9 +57,3 @@ def _least_rise(steps: list[tuple[int, int]]) -> int:
 
 def _least_peak(steps: list[tuple[int, int]]) -> int:
     return min(peak for _, peak in steps)
-
-
-def _folder(parent, name: str):
-    folder = parent / name
-    folder.mkdir()
-    return folder
