@@ -41,12 +41,19 @@ def answer_questions(loop: Loop) -> RankAnswers | None:
     """This rank's answers to its share of the held-out questions; None if none were asked for.
 
     A collective: every rank runs the same number of forward passes. It leaves the engine in evaluation mode.
+    Raises JobError where questions cannot be told apart.
     """
     most = loop.job.evaluation.answer_tokens
     if most is None:
         return None
     tokenizer = tokenizer_of(loop.job)
-    questions = _questions(loop)
+    known = list(islice(read_documents(loop.job.data), len(loop.samples)))
+    if len(known) < len(loop.samples):
+        raise JobError(
+            f"the data has {len(known)} questions for {len(loop.samples)} samples; "
+            "set evaluation.answer_tokens=null"
+        )
+    questions = [(sample, known[sample]) for sample in loop.sampler.evaluation_ids]
     mine = questions[loop.world.data_rank :: loop.world.data_size]
     size = loop.layout.micro_batch_size
     batches = -(-len(questions) // (size * loop.world.data_size))
@@ -62,17 +69,6 @@ def answer_questions(loop: Loop) -> RankAnswers | None:
             exact_match, f1 = squad_scores(text.strip(), document.answers)
             given.append(AnswerPart(sample=sample, text=text.strip(), exact_match=exact_match, f1=f1))
     return RankAnswers(given=given, seconds=time.perf_counter() - began)
-
-
-def _questions(loop: Loop) -> list[tuple[int, TextSample]]:
-    """The held-out samples with their documents. Raises JobError where they cannot be told apart."""
-    documents = list(islice(read_documents(loop.job.data), len(loop.samples)))
-    if len(documents) < len(loop.samples):
-        raise JobError(
-            f"the data has {len(documents)} questions for {len(loop.samples)} samples; "
-            "set evaluation.answer_tokens=null"
-        )
-    return [(sample, documents[sample]) for sample in loop.sampler.evaluation_ids]
 
 
 def _generate(loop: Loop, documents: Sequence[TextSample], tokenizer: Tokenizer, most: int) -> list[str]:

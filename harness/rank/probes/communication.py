@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import FrameType
@@ -159,8 +159,10 @@ class CommunicationCounter:
         boxed = next(a for a in arguments if isinstance(a, torch.ScriptObject))
         group = dist.ProcessGroup.unbox(boxed)
         tensors = [] if op == "barrier" else tensors_in(arguments[tensors_at])
-        if op == "all_to_all" and _sends_to_one(arguments):
-            op = "permute"
+        if op == "all_to_all":  # its splits are the lists among the arguments
+            sizes = [a for a in arguments if isinstance(a, (list, tuple)) and a and isinstance(a[0], int)]
+            if any(sum(size > 0 for size in split) == 1 < len(split) for split in sizes):
+                op = "permute"  # all of it goes to a single rank
         phase = self.phase
         if op in MESSAGES and phase in ("forward", "backward"):
             # A message between pipeline stages says itself which pass it belongs to.
@@ -169,11 +171,15 @@ class CommunicationCounter:
         pieces = group.size() if op in ("gather", "scatter") else 1
         of_job = bool(self._packages) and called_by(self._packages, self._backend)
         reduces = op in REDUCTIONS and not of_job
+        sizes_by_dtype: dict[str, int] = {} if tensors else {"none": 0}
+        for tensor in tensors:  # a call that joins several dtypes is counted under each
+            name = dtype_name(tensor.dtype)
+            sizes_by_dtype[name] = sizes_by_dtype.get(name, 0) + tensor.numel() * tensor.element_size()
         with self._lock:
             if group.group_name not in self.groups:
                 self.groups[group.group_name] = dist.get_process_group_ranks(group)
                 self._world_size = dist.get_world_size()
-            for dtype, payload in payload_by_dtype(tensors).items():
+            for dtype, payload in sizes_by_dtype.items():
                 key = CollectiveKey(phase, op, dtype, group.group_name, of_job)
                 self.counts.setdefault(key, Count()).add(payload * pieces)
                 if self.early and self.phase == "backward" and reduces and group.size() > 1:
@@ -194,15 +200,6 @@ def called_by(packages: Collection[str], but: Collection[str] = ()) -> bool:
     return False
 
 
-def payload_by_dtype(tensors: Iterable[torch.Tensor]) -> dict[str, int]:
-    """Bytes of these tensors; a call that joins several dtypes is counted under each. No tensor: 'none'."""
-    sizes: dict[str, int] = {}
-    for tensor in tensors:
-        name = dtype_name(tensor.dtype)
-        sizes[name] = sizes.get(name, 0) + tensor.numel() * tensor.element_size()
-    return sizes or {"none": 0}
-
-
 def group_role(ranks: list[int], world_size: int, mesh: Mesh | None = None) -> str:
     """Role of a group: the dimensions of the mesh along which it lies, where ranks share samples.
 
@@ -215,12 +212,6 @@ def group_role(ranks: list[int], world_size: int, mesh: Mesh | None = None) -> s
         return "world"
     consecutive = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
     return "shard" if consecutive else "replica"
-
-
-def _sends_to_one(arguments: tuple[Any, ...]) -> bool:
-    """Whether all of an all-to-all goes to a single rank: its splits are the lists among the arguments."""
-    sizes = [a for a in arguments if isinstance(a, (list, tuple)) and a and isinstance(a[0], int)]
-    return any(sum(size > 0 for size in split) == 1 < len(split) for split in sizes)
 
 
 def release_finished_collectives() -> None:

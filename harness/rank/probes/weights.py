@@ -324,21 +324,18 @@ class Examination(Instrument):
             self._gradients = None if gradients is None else {n: sketch(n, tensor) for n, tensor in gradients}
             self._before = self._weights()
             return
-        after = self._weights()
+        after, updates = self._weights(), {}
+        for name, (_, *before) in self._before.items():
+            # Projections are linear; the norm of a difference is the root of their mean square.
+            moved = [a - b for a, b in zip(after[name][1:], before, strict=True)]
+            updates[name] = [(sum(value**2 for value in moved) / len(moved)) ** 0.5, *moved]
         examined = ExaminedEvent(
             step=self._step,
             gradients=self._gradients,
-            updates={name: _difference(after[name], old) for name, old in self._before.items()},
+            updates=updates,
             weight_norms={name: old[0] for name, old in self._before.items()},
         )
         self._events.write(examined)
 
     def _weights(self) -> Sketches:
         return {name: sketch(name, tensor) for name, tensor in self._engine.full_parameters()}
-
-
-def _difference(after: list[float], before: list[float]) -> list[float]:
-    """Projections are linear; the norm of a difference is the root of their mean square."""
-    projections = [a - b for a, b in zip(after[1:], before[1:], strict=True)]
-    norm = (sum(value**2 for value in projections) / len(projections)) ** 0.5
-    return [norm, *projections]
