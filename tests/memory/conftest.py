@@ -43,7 +43,6 @@ class Outcome:
 
     def parameters(self, name: str) -> int:
         model = self.records[name].model
-        assert model is not None
         return model.parameters
 
 

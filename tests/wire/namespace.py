@@ -130,7 +130,6 @@ class Namespace:
     def answer(self, function: str, *arguments: object, seconds: float = 300) -> Any:
         """What a function of `measured.py` returns there; fails with its traceback if it raises."""
         questions, answers = self._process.stdin, self._process.stdout
-        assert questions is not None
         assert answers is not None
         questions.write(json.dumps([function, *arguments]) + "\n")
         questions.flush()

@@ -68,7 +68,6 @@ def test_ranks_that_come_late_are_found_without_clocks() -> None:
     ranks = read_traces([GPU / "128ranks-rank1.json.gz", GPU / "128ranks-rank0.json.gz"])
     assert [rank.rank for rank in ranks] == [0, 1]
     skew = skew_of(ranks)
-    assert skew is not None
     assert skew.matched == sum(rank.times_last for rank in skew.ranks) == 2
     assert skew.ranks[1].caused_seconds == pytest.approx(skew.ranks[0].waited_seconds)
     assert skew.ranks[0].waited_seconds == pytest.approx(0.02568, abs=1e-5)

@@ -73,7 +73,6 @@ def test_reductions_are_seen_in_the_backward_pass(traced: Traced) -> None:
 
 def test_phases_and_fetching_fill_the_step(traced: Traced) -> None:
     found = timings(traced.record)
-    assert found is not None
     assert found.phases is not None
     parts = found.phases + found.data
     assert (parts <= found.steps).all()
@@ -113,7 +112,6 @@ def test_a_trace_without_traced_steps_is_refused(tmp_path: Path) -> None:
 
 def counted(record: Record) -> Bytes:
     """Payload of one step by rank, collective and dtype, as the record's counter saw it in a probed step."""
-    assert record.windows is not None
     found: Counter[tuple[int, str, str]] = Counter()
     for row in record.comm:
         if row.phase in STEP_PHASES and row.group_size > 1 and row.payload_bytes:
@@ -140,7 +138,6 @@ def test_bytes_are_those_of_the_collective_counter(traced: Traced) -> None:
     # Every collective has the work of gloo that did it.
     assert all(call.runs for rank in ranks for call in rank.calls if call.operation != "barrier")
     skew = skew_of(ranks)
-    assert skew is not None
     assert skew.matched > 0
     assert not skew.unmatched
 
@@ -149,7 +146,6 @@ def test_steps_divide_as_the_run_itself_divided_them(traced: Traced) -> None:
     for part, rank in zip(traced.record.ranks, traced.ranks, strict=True):
         assert [step.step for step in rank.steps] == [row.step for row in part.overlap]
         for step, row in zip(rank.steps, part.overlap, strict=True):
-            assert step.division is not None
             for figure in ("seconds", "compute_seconds", "communication_seconds", "exposed_seconds"):
                 # Both are of the same events; a trace has them in thousandths of a microsecond.
                 assert getattr(step.division, figure) == pytest.approx(getattr(row, figure), abs=2e-5), figure

@@ -147,7 +147,6 @@ def test_another_formula_or_constant_is_named(
     attributes: dict[str, object], named: tuple[object, ...]
 ) -> None:
     found = audited(type("Wrong", (Own,), attributes))
-    assert found is not None
     assert (found.kind, found.step, found.given, found.due) == named
     assert found.parameters == []
 
@@ -166,7 +165,6 @@ def test_another_formula_or_constant_is_named(
 )
 def test_what_else_changes_states_is_named(spoil: Spoil | None, late: int, named: tuple[object, ...]) -> None:
     found = audited(spoil=spoil, late=late)
-    assert found is not None
     assert (found.kind, found.step, found.given, found.due) == named
 
 
@@ -186,7 +184,6 @@ def test_the_first_update_behind_a_checkpoint_is_the_next_one() -> None:
     audit.look(held, None, list)
     optimizer.state[weight]["step"].zero_()
     audit.look(update(), 5, list)
-    assert audit.odd is not None
     assert (audit.odd.kind, audit.odd.given, audit.odd.due) == ("begun-anew", 1.0, 6.0)
 
 

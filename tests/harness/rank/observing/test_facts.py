@@ -136,7 +136,6 @@ def observed(folder: Path, body: str, *arguments: str) -> Record:
     (folder / "train.py").write_text(HEAD + body)
     seen = run_script(folder, folder / "train.py", *arguments)
     assert seen.codes == [0, 0], seen.printed
-    assert seen.record is not None
     assert seen.record.status == "ok"
     return seen.record
 
@@ -155,8 +154,6 @@ def optimizer_bytes(record: Record) -> set[int]:
 
 def test_each_group_has_its_rates_decay_and_tensors_and_an_empty_one_is_found(tmp_path: Path) -> None:
     record = observed(tmp_path, GROUPS)
-    assert record.observed is not None
-    assert record.observation is not None
     groups = record.observed.optimizer_groups
     assert [(g["tensors"], g["weight_decay"]) for g in groups] == [(0, 0.0), (4, 0.1), (4, 0.0)]
     assert groups[1]["parameters"] == [
@@ -188,7 +185,6 @@ def test_flat_parameters_have_their_closed_form_and_no_finding(tmp_path: Path) -
     record = observed(tmp_path, FLAT)
     # Root and blocks each have one step count; the root's odd number of elements is padded.
     assert optimizer_bytes(record) == {2 * 4 * (ELEMENTS + 1) // 2 + 3 * 4}
-    assert record.layout is not None
     assert record.layout.blocks == ["blocks.0", "blocks.1"]
     assert sum(p.name.endswith("weight") for p in record.layout.parameters) == 4
     assert found(record).keys() == {"not-deterministic"}
@@ -196,7 +192,6 @@ def test_flat_parameters_have_their_closed_form_and_no_finding(tmp_path: Path) -
 
 def test_an_optimizer_made_before_wrapping_is_found(tmp_path: Path) -> None:
     record = observed(tmp_path, FLAT, "--early")
-    assert record.observed is not None
     assert record.observed.updated_tensors == 0
     assert "no tensor of its 8 had a gradient" in found(record)["nothing-updated"]
 
@@ -210,8 +205,6 @@ def test_what_accelerate_runs_in_place_of_fsdp_is_found(tmp_path: Path) -> None:
 
 def test_ranks_alone_with_an_optimizer_of_their_own_are_found(tmp_path: Path) -> None:
     record = observed(tmp_path, ALONE)
-    assert record.observed is not None
-    assert record.observation is not None
     assert {step.tokens for step in record.steps} == {2 * 4 * 8}
     assert record.observed.optimizer_groups[0]["eps"] == [1e-30, 1e-3]
     assert record.job.optimizer.epsilon is None

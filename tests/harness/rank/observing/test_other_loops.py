@@ -419,7 +419,6 @@ def test_a_loop_is_recorded_as_it_ran(tmp_path: Path, name: str) -> None:
     if record.observed is not None:
         assert record.observed.optimizer_steps == loop.updates
         assert record.observed.parameters_left_out == [*loop.left_out]
-    assert record.observation is not None
     assert [loop.note in note for note in record.observation.notes] == [True] * bool(loop.note)
     assert found(record) == loop.found
 
@@ -462,7 +461,6 @@ def test_ranks_that_synchronise_now_and_then_are_not_judged_and_not_alone(
 ) -> None:
     """They do so after the steps whose collectives are counted."""
     record, _ = observed(tmp_path, LOCAL.format(given=given, within=within, last=(at or 7) - 1), ranks=2)
-    assert record.observation is not None
     assert record.observation.synchronised_at == at
     assert [text.endswith(note) for text in record.observation.notes] == [True]
     assert record.backend.claim is None
@@ -488,7 +486,6 @@ def test_of_a_sum_of_scaled_losses_no_part_is_told_and_of_clipping_by_parts_the_
     record, norms = observed(tmp_path, PARTS)
     assert [step.loss for step in record.steps] == [None] * 8
     assert [step.gradient_norm for step in record.steps] == pytest.approx(norms)
-    assert record.backend.effective is not None
     assert record.backend.effective.gradient_clipping == 0.5
 
 
@@ -514,7 +511,6 @@ def test_reductions_that_accelerate_was_asked_for_are_expected(tmp_path: Path, e
     record, _ = observed(tmp_path, ACCUMULATED.format(each=each), ranks=2)
     assert record.world.accumulation_steps == 4
     assert record.backend.options == ({"sync_each_batch": True} if each else {})
-    assert record.backend.effective is not None
     synchronised = "every micro-step" if each else "last micro-step"
     assert record.backend.effective.gradient_synchronisation == synchronised
     assert "communication-differs" not in found(record)
