@@ -12,10 +12,10 @@ from harness.backends.ddp import DdpBackend
 from harness.forms import ddp
 from harness.forms.terms import ModelStates, Volume
 from harness.forms.workload import Workload
-from tests.memory.defects import Changed
+from tests.memory.defects import Defect
 
 
-class Honest(Changed):
+class Honest(Defect):
     """What it claims to be."""
 
     claims = "ddp"
@@ -24,14 +24,14 @@ class Honest(Changed):
 class HiddenCopy(Honest):
     """Keeps a copy of the weights that it does not list."""
 
-    def change(self, engine: Any, context: SetupContext) -> None:
+    def spoil(self, engine: Any, context: SetupContext) -> None:
         engine.copies = [parameter.detach().clone() for parameter in engine.module.parameters()]
 
 
 class ListedCopy(Honest):
     """Keeps a copy of the weights and lists it as masters."""
 
-    def change(self, engine: Any, context: SetupContext) -> None:
+    def spoil(self, engine: Any, context: SetupContext) -> None:
         copies = [parameter.detach().clone() for parameter in engine.module.parameters()]
         listed = engine.state_tensors
         engine.state_tensors = lambda: iter([*listed(), *(("masters", copy) for copy in copies)])
@@ -40,7 +40,7 @@ class ListedCopy(Honest):
 class ReducedTwice(Honest):
     """All-reduces gradients once more, which changes nothing but the traffic."""
 
-    def change(self, engine: Any, context: SetupContext) -> None:
+    def spoil(self, engine: Any, context: SetupContext) -> None:
         backward, size = engine.backward, context.world.world_size
 
         def again(loss: torch.Tensor, *, last_micro_step: bool) -> None:

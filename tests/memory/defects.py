@@ -44,27 +44,27 @@ class OneUnitListed(OneUnit):
         return engine
 
 
-class Changed(DdpBackend):
-    """DDP whose engine is changed once it stands."""
+class Defect(DdpBackend):
+    """DDP until `spoil` has had its way."""
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
         engine = super().prepare(build_model, build_optimizer, context)
-        self.change(engine, context)
+        self.spoil(engine, context)
         return engine
 
-    def change(self, engine: Any, context: SetupContext) -> None:
-        """Leave it as it is."""
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        """Plant the defect; here none."""
 
 
-class Leaking(Changed):
+class Leaking(Defect):
     """Keeps a tensor of every step."""
 
     every = 1
     begins = 0
 
-    def change(self, engine: Any, context: SetupContext) -> None:
+    def spoil(self, engine: Any, context: SetupContext) -> None:
         original, kept, steps = engine.step, [], count()
 
         def step(lr: float) -> float:
@@ -88,10 +88,10 @@ class LeakingLater(Leaking):
     begins = 7
 
 
-class Spiking(Changed):
+class Spiking(Defect):
     """The update of the eighth step needs much memory on rank 1."""
 
-    def change(self, engine: Any, context: SetupContext) -> None:
+    def spoil(self, engine: Any, context: SetupContext) -> None:
         original, steps = engine.step, count()
 
         def step(lr: float) -> float:
@@ -102,9 +102,9 @@ class Spiking(Changed):
         engine.step = step
 
 
-class Hoarding(Changed):
+class Hoarding(Defect):
     """Its last rank holds what the others do not."""
 
-    def change(self, engine: Any, context: SetupContext) -> None:
+    def spoil(self, engine: Any, context: SetupContext) -> None:
         if context.world.rank == context.world.world_size - 1:
             engine.hoard = torch.zeros(HOARDED_BYTES // 4, device=context.world.device)

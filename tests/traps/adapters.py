@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -25,23 +24,9 @@ from harness.backends.ddp import DdpBackend
 from harness.backends.fsdp.fsdp2 import Fsdp2Backend
 from harness.backends.options import Fsdp2HybridOptions
 from tests.memory import defects
+from tests.memory.defects import Defect
 
 IGNORED = -100
-
-
-class Defect(DdpBackend):
-    """DDP until `spoil` has had its way."""
-
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine = super().prepare(build_model, build_optimizer, context)
-        self.spoil(engine, context)
-        return engine
-
-    @abstractmethod
-    def spoil(self, engine: Any, context: SetupContext) -> None:
-        """Plant the defect."""
 
 
 class Bf16Reduction(Defect):
