@@ -45,7 +45,8 @@ class DeviceEnergy:
 
     def read(self) -> dict[str, Any]:
         """Fields of `record.EnergyPart`: joules and power since `begin`, or why they are not known."""
-        now, watts, limit = 0, [], None
+        now, watts = 0, list[float]()
+        limit: float | None = None
         if self._unknown is None:
             try:
                 now = self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle)

@@ -324,7 +324,7 @@ class Examination(Instrument):
             self._gradients = None if gradients is None else {n: sketch(n, tensor) for n, tensor in gradients}
             self._before = self._weights()
             return
-        after, updates = self._weights(), {}
+        after, updates = self._weights(), Sketches()
         for name, (_, *before) in self._before.items():
             # Projections are linear; the norm of a difference is the root of their mean square.
             moved = [a - b for a, b in zip(after[name][1:], before, strict=True)]
