@@ -55,7 +55,9 @@ def test_dropout_counts_unless_it_rests_in_every_training_pass() -> None:
     assert watch.never_trains() == {"drop"}
     assert largest_dropout(model, watch.never_trains()) == 0.0
     assert largest_dropout(model) == 0.5
-    model.train()
+    watch = PassWatch(model.train())
+    watch.look(model)
+    model.eval()
     watch.look(model)
     assert watch.never_trains() == set()
 
