@@ -21,7 +21,7 @@ from harness.record import (
     WindowsPart,
     WorldPart,
 )
-from harness.record.store import ARCHIVE_NAME, read_runs
+from harness.record.store import ARCHIVE_NAME, read_runs, write_record
 
 REPORTS = Path(__file__).resolve().parents[1] / "reports"
 
@@ -221,3 +221,9 @@ def make_record(**changes: Any) -> Record:
         "windows": WindowsPart(warmup=1, probed=1, timed=2),
     }  # fmt: skip
     return Record(**(values | changes))
+
+
+def saved(folder: Path, run_id: str, **changes: Any) -> Path:
+    """The file of a record in a run folder of its name, within a folder of runs."""
+    (folder / run_id).mkdir(parents=True)
+    return write_record(folder / run_id, make_record(run_id=run_id, **changes))

@@ -1,15 +1,41 @@
-"""What the site consists of. `make docs` builds it and fails on every warning."""
+"""What the site consists of: navigation, links, generated pages and tables. `make docs` builds it."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
+import click
 import pytest
+from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
 from docs.hooks import api
+from docs.hooks.api import TOPICS, api_page
+from docs.hooks.backends import backends_page
+from docs.hooks.commands import commands, commands_page
 from docs.hooks.hooks import FOLDED, GENERATED
+from docs.hooks.offline import loaded_from_elsewhere
+from docs.hooks.pairs import LABELS, pairs_table
+from docs.hooks.records import meaning, models, record_fields, records_page
+from docs.hooks.settings import settings, settings_page
+from docs.hooks.site_file import site_table
 from docs.hooks.tree import report_nav, site_files
-from tests.docs.markdown import NAMES, ROOT, links
+from harness.backends import registry
+from harness.backends.registry import BUILT_IN
+from harness.cli import COMMANDS
+from harness.job.experiment import Experiment
+from harness.job.reference import in_words, models_within, section_model, unit
+from harness.plan.hardware import load_hardware
+from harness.plan.models import catalogue_names
+from harness.record import Record
+from harness.record.measured import MemoryPart, StepPart
+from harness.slurm.matrix import Site
+from tests.docs.markdown import FILES, NAMES, ROOT, anchors, generated, links
 
 
 def pages(nav: list[Any]) -> Iterator[str]:
@@ -70,3 +96,206 @@ def test_the_example_of_the_python_interface_runs(
     exec(api.HEAD.partition("```python\n")[2].partition("```")[0], {})
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("zero3 2 ") for line in lines)
+
+
+def test_every_key_has_a_meaning() -> None:
+    assert all(field.description for field in Site.model_fields.values())
+    assert "| `name` | text | required | name of the site" in site_table()
+
+
+@pytest.mark.parametrize(
+    ("page", "marks", "table"),
+    [("docs/job-axes.md", "pairs", pairs_table), ("slurm/README.md", "keys", site_table)],
+)
+def test_a_generated_table_is_up_to_date(
+    page: str, marks: str, table: Callable[[], str], update_golden: bool
+) -> None:
+    begin, end = f"<!-- {marks} -->\n", f"<!-- end of {marks} -->"
+    assert generated(ROOT / page, begin, end, table(), update=update_golden).strip() == table().strip()
+
+
+def test_every_strategy_whose_ranks_share_samples_has_a_column() -> None:
+    sharing = {name for name in registry.BUILT_IN if registry.mesh_of(name, 4).shares_samples}
+    assert set(LABELS) == sharing
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<script defer src="https://a.b/c.js"></script>',
+        '<link rel="stylesheet" href="//a.b/c.css">',
+        '<link href="https://a.b/f" rel="preconnect">',
+        "<img alt='x' src='http://a.b/c.png'>",
+        '@import "https://a.b/c.css";',
+        "src: url(https://a.b/c.woff2)",
+    ],
+)
+def test_what_a_network_would_serve_is_named(text: str) -> None:
+    assert len(loaded_from_elsewhere(text)) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<a href="https://a.b/c">c</a>',
+        '<link rel="canonical" href="https://a.b/c.html">',
+        '<script src="assets/a.js"></script>',
+        "url(data:image/svg+xml;charset=utf-8,<svg xmlns='http://www.w3.org/2000/svg'/>)",
+    ],
+)
+def test_links_and_local_files_are_allowed(text: str) -> None:
+    assert loaded_from_elsewhere(text) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_every_link_of_a_file_resolves(path: Path) -> None:
+    assert [wrong for target in links(path) if (wrong := broken(path, target))] == []
+
+
+def broken(path: Path, target: str) -> str | None:
+    """What is wrong with a link; None: nothing."""
+    address = urlsplit(target)
+    if address.scheme:
+        well_formed = address.scheme in ("http", "https") and "." in address.netloc and " " not in target
+        return None if well_formed else f"'{target}' is no web address"
+    linked = (path.parent / unquote(address.path)).resolve() if address.path else path
+    if not linked.is_relative_to(ROOT):
+        return f"'{target}' leaves the repository"
+    if not linked.is_file():
+        return f"'{target}' is no file"
+    if address.fragment and linked.suffix == ".md" and address.fragment not in anchors(linked):
+        return f"'{target}' names no heading of {linked.name}"
+    return None
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("nothing.md", "is no file"),
+        ("../docs", "is no file"),
+        ("memory.md#no-such-heading", "names no heading"),
+        ("../../outside.md", "leaves the repository"),
+        ("http://nowhere", "is no web address"),
+        ("memory.md#expected", None),
+        # Generated pages exist in the site only.
+        ("reference/commands.md", "is no file"),
+    ],
+)
+def test_what_makes_a_link_broken(target: str, problem: str | None) -> None:
+    found = broken(ROOT / "docs" / "planning.md", target)
+    assert found is None if problem is None else problem in (found or "")
+
+
+def page(name: str) -> str:
+    """Its text on one line, without the marks of quotations."""
+    return " ".join((ROOT / name).read_text(encoding="utf-8").replace("\n> ", "\n").split())
+
+
+def test_the_catalogue_has_as_many_entries_as_the_text_says() -> None:
+    hardware, models = load_hardware(), len(catalogue_names())
+    sizes = f"{models} public models on {len(hardware.devices)} GPUs and {len(hardware.fabrics)} networks"
+    assert sizes in page("CHANGELOG.md")
+    assert f"lists {models} public models" in page("docs/planning.md")
+
+
+def test_every_page_has_the_accumulation_of_the_recommended_command() -> None:
+    """4,096 tokens a sample on 64 GPUs."""
+    answered = re.search(r"-> Use zero1, micro-batch 1, accumulation (\d+): ", page("README.md"))
+    assert answered
+    steps = int(answered[1])
+    assert f"`zero1`: {steps} micro-steps of one sample fit" in page("docs/which-strategy.md")
+    assert f"at {steps * 64 * 4096 / 1e6:.1f} million tokens per step" in page("docs/planning.md")
+
+
+def section(page: str, heading: str) -> str:
+    """The text between a heading of the second level and the next."""
+    _, found, rest = page.partition(f"\n## {heading}\n")
+    assert found, heading
+    return rest.partition("\n## ")[0]
+
+
+def test_every_command_has_its_options_and_their_help() -> None:
+    page = commands_page()
+    listed = dict(commands())
+    assert {words.split()[1] for words in listed} == set(COMMANDS)
+    for words, command in listed.items():
+        text = section(page, words)
+        assert words in text
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not parameter.hidden:
+                for name in parameter.opts:
+                    assert f"`{name}`" in text, (words, name)
+                assert (parameter.help or "").replace("|", "\\|") in text
+            if isinstance(parameter, click.Argument):
+                assert parameter.human_readable_name in text, (words, parameter.name)
+
+
+def test_hidden_commands_are_left_out() -> None:
+    assert "harness slurm render" in dict(commands())
+    assert "harness slurm begin" not in dict(commands())
+
+
+def test_every_setting_has_its_default_and_meaning() -> None:
+    page = settings_page()
+    names = [name for name, _ in settings()]
+    assert len(names) == sum(
+        len(TypeAdapter(field.annotation).json_schema().get("properties", ["one value"]))
+        for field in Experiment.model_fields.values()
+    )
+    for name, field in settings():
+        assert field.description, name
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        assert " ".join(field.description.split()).replace("|", "\\|") in row
+
+
+def test_settings_show_type_bounds_and_unit() -> None:
+    (row,) = (
+        line for line in settings_page().splitlines() if line.startswith("| `runtime.threads_per_rank`")
+    )
+    assert row.split(" | ")[1] == "integer (> 0) or null (≤ 1024)"
+    name = "| `runtime.phase_timeout_seconds`"
+    (row,) = (line for line in settings_page().splitlines() if line.startswith(name))
+    assert row.split(" | ")[2:4] == ["`570.0`", "s"]
+
+
+def test_every_field_of_a_record_has_a_meaning() -> None:
+    page = records_page()
+    for model in models():
+        text = section(page, model.__name__)
+        for name, annotation, _ in record_fields(model):
+            assert f"| `{name}` |" in text, (model, name)
+            assert meaning(model, name, annotation), (model, name)
+
+
+def test_the_page_follows_a_record_into_all_its_parts() -> None:
+    assert {Record, MemoryPart, StepPart} <= set(models())
+    assert [name for name, *_ in record_fields(StepPart)] == [field.name for field in fields(StepPart)]
+    definitions = TypeAdapter(Record).json_schema()["$defs"]
+    sections = [model for field in Experiment.model_fields.values() if (model := section_model(field))]
+    inner = [field.annotation for section in sections for field in section.model_fields.values()]
+    settings_models = {model.__name__ for kind in (*sections, *inner) for model in models_within(kind)}
+    assert {model.__name__ for model in models()} >= definitions.keys() - settings_models - {"Job"}
+
+
+def test_words_for_types_and_units() -> None:
+    assert in_words(dict[str, list[float] | None]) == "text → list of number or null"
+    assert unit("all_reduce_bus_bytes_per_second") == "bytes/s"
+    assert unit("step_seconds") == "s"
+    assert unit("samples") == ""
+
+
+def test_the_api_page_names_modules_that_exist() -> None:
+    from importlib.util import find_spec
+
+    for module in (name for modules in TOPICS.values() for name in modules):
+        assert find_spec(module), module
+        assert f"::: {module}\n" in api_page()
+
+
+def test_every_backend_has_its_options_with_a_meaning() -> None:
+    page = backends_page()
+    for name, entry in BUILT_IN.items():
+        text = section(page, name)
+        for option, field in entry.options_class().model_fields.items():
+            assert f"| `{option}` |" in text, (name, option)
+            assert field.description, (name, option)

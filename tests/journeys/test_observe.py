@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long(seconds=15)
 AS_ON_GPUS = PLAIN.with_name("as_on_gpus.py")
 PYTHON = (sys.executable,)
 FORKED = ("ranks of the tests' server",)
-"""They have their imports behind them. tests/harness/cli/test_observe.py has what torchrun starts."""
+"""They have their imports behind them. tests/harness/cli/test_run.py has what torchrun starts."""
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 LAUNCH = (
     sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1",

@@ -12,7 +12,7 @@ from .command_line import SHORT, harness
 
 
 @dataclass
-class Comparison:
+class Compared:
     folder: Path
     runs: Path
     arguments: list[str]
@@ -23,7 +23,7 @@ ARGUMENTS = ["compare", "--backends", "ddp,zero1", "--nproc", "2", *SHORT]
 
 
 @pytest.fixture(scope="session")
-def comparison(tmp_path_factory: pytest.TempPathFactory, made_once: MadeOnce) -> Comparison:
+def comparison(tmp_path_factory: pytest.TempPathFactory, made_once: MadeOnce) -> Compared:
     """One comparison of a tiny job, shared: compare --json --report. Each worker has its files."""
 
     def compare() -> tuple[subprocess.CompletedProcess[str], dict[Path, bytes]]:
@@ -36,4 +36,4 @@ def comparison(tmp_path_factory: pytest.TempPathFactory, made_once: MadeOnce) ->
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    return Comparison(folder, folder / "runs", ARGUMENTS, done)
+    return Compared(folder, folder / "runs", ARGUMENTS, done)

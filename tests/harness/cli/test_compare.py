@@ -1,26 +1,41 @@
-"""`harness compare`: what it runs, prints and writes, and what it refuses."""
+"""`harness compare`: what it runs, prints, writes and refuses; rounds, dry runs, files of other tools."""
+
+from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from harness.cli.compare import FIRST_LOOK, Until, add_rounds, parse_within
 from harness.doctor.self_check import ABOUT_TIME
+from harness.errors import HarnessError
+from harness.job.config import load_experiment
+from harness.judge.comparison import Comparison
+from harness.launch.cells import is_refused, plan
+from harness.record import Record
 from harness.record.store import read_record, write_record
+from harness.run_directory.request import RunRequest
 from tests.harness.judge.test_rows import COMPARED_KEYS
+from tests.records import make_record, make_steps
 
-from .command_line import harness, records, refused
-from .conftest import Comparison
+from .command_line import SHORT, harness, records, refused
+from .conftest import Compared
 
 
-def test_compare_succeeds(comparison: Comparison) -> None:
+def test_compare_succeeds(comparison: Compared) -> None:
     assert comparison.done.returncode == 0, comparison.done.stderr
     assert [r.status for r in records(comparison.runs)] == ["ok"] * 4
 
 
-def test_compare_prints_one_document_and_nothing_else(comparison: Comparison) -> None:
+def test_compare_prints_one_document_and_nothing_else(comparison: Compared) -> None:
     document = json.loads(comparison.done.stdout)
     assert set(document) == {
         "job_id", "job_ids", "rows", "not_comparable", "noise", "repeat_spreads", "settings", "findings",
@@ -32,13 +47,13 @@ def test_compare_prints_one_document_and_nothing_else(comparison: Comparison) ->
     assert all(set(row) == COMPARED_KEYS for row in document["rows"])
 
 
-def test_compared_backends_train_as_the_reference_does(comparison: Comparison) -> None:
+def test_compared_backends_train_as_the_reference_does(comparison: Compared) -> None:
     document = json.loads(comparison.done.stdout)
     assert {row["parity"] for row in document["rows"]} <= {"exact", "tight"}
     assert [f for f in document["findings"] if f["id"] not in ABOUT_TIME] == []
 
 
-def test_compared_backends_measure_speed_memory_and_communication(comparison: Comparison) -> None:
+def test_compared_backends_measure_speed_memory_and_communication(comparison: Compared) -> None:
     rows = {row["backend"]: row for row in json.loads(comparison.done.stdout)["rows"]}
     for row in rows.values():
         assert row["tokens_per_second"] > 0
@@ -48,12 +63,12 @@ def test_compared_backends_measure_speed_memory_and_communication(comparison: Co
     assert rows["zero1"]["model_state_bytes"] < rows["ddp"]["model_state_bytes"]
 
 
-def test_compare_shows_the_table_to_the_person_who_waits(comparison: Comparison) -> None:
+def test_compare_shows_the_table_to_the_person_who_waits(comparison: Compared) -> None:
     assert "[4/4] zero1 on 2 ranks: ok" in comparison.done.stderr
     assert re.search(r"^backend +ranks +status", comparison.done.stderr, flags=re.MULTILINE)
 
 
-def test_the_repetition_that_measures_rounding_is_not_timed(comparison: Comparison) -> None:
+def test_the_repetition_that_measures_rounding_is_not_timed(comparison: Compared) -> None:
     second = next(line for line in comparison.done.stderr.splitlines() if line.startswith("[2/4]"))
     label = r"single:micro_batch_size=\d,norm=fp32,backward=reordered"
     assert re.fullmatch(rf"\[2/4\] {label} on 1 rank: ok, loss [\d.]+, not timed; about \d+ s left", second)
@@ -61,13 +76,13 @@ def test_the_repetition_that_measures_rounding_is_not_timed(comparison: Comparis
     assert {step.window for step in repetition.steps} == {"warmup"}
 
 
-def test_compare_writes_the_report_it_was_asked_for(comparison: Comparison) -> None:
+def test_compare_writes_the_report_it_was_asked_for(comparison: Compared) -> None:
     text = (comparison.folder / "report.md").read_text()
     assert "| zero1" in text
     assert (comparison.folder / "report.loss.svg").exists()
 
 
-def test_second_compare_runs_nothing(comparison: Comparison) -> None:
+def test_second_compare_runs_nothing(comparison: Compared) -> None:
     before = sorted(comparison.runs.iterdir())
     done = harness(*comparison.arguments, "--json", cwd=comparison.folder)
     assert done.returncode == 0, done.stderr
@@ -76,7 +91,7 @@ def test_second_compare_runs_nothing(comparison: Comparison) -> None:
     assert json.loads(done.stdout) == json.loads(comparison.done.stdout)
 
 
-def test_compare_without_json_prints_the_table(comparison: Comparison) -> None:
+def test_compare_without_json_prints_the_table(comparison: Compared) -> None:
     done = harness(*comparison.arguments, cwd=comparison.folder)
     assert done.returncode == 0, done.stderr
     assert [line.split()[:2] for line in done.stdout.splitlines()[2:5]] == [
@@ -84,7 +99,7 @@ def test_compare_without_json_prints_the_table(comparison: Comparison) -> None:
     ]  # fmt: skip
 
 
-def test_compare_runs_only_what_is_missing(comparison: Comparison) -> None:
+def test_compare_runs_only_what_is_missing(comparison: Compared) -> None:
     before = set(comparison.runs.iterdir())
     done = harness(
         "compare", "--backends", "ddp,accelerate-ddp,zero1", *comparison.arguments[3:], "--json",
@@ -95,7 +110,7 @@ def test_compare_runs_only_what_is_missing(comparison: Comparison) -> None:
     assert [read_record(folder / "record.json").backend.name for folder in new] == ["accelerate-ddp"]
 
 
-def test_fresh_runs_every_cell_again(comparison: Comparison) -> None:
+def test_fresh_runs_every_cell_again(comparison: Compared) -> None:
     before = set(comparison.runs.iterdir())
     arguments = ["compare", "--backends", "ddp", *comparison.arguments[3:]]
     done = harness(*arguments, "--fresh", "--strict", "--json", cwd=comparison.folder)
@@ -104,7 +119,7 @@ def test_fresh_runs_every_cell_again(comparison: Comparison) -> None:
     assert sorted(read_record(f / "record.json").backend.name for f in new) == ["ddp", "single", "single"]
 
 
-def test_runs_of_one_cell_give_the_same_losses(comparison: Comparison) -> None:
+def test_runs_of_one_cell_give_the_same_losses(comparison: Compared) -> None:
     losses: dict[str, set[tuple[float | None, ...]]] = {}
     for record in records(comparison.runs):
         losses.setdefault(record.cell, set()).add(tuple(step.loss for step in record.steps))
@@ -119,7 +134,7 @@ def test_impossible_batch_of_one_world_size_of_compare(tmp_path: Path) -> None:
     assert "on 3 ranks" in refused(tmp_path, "compare", "--backends", "ddp", "--nproc", "2,3")
 
 
-def test_report_of_compare_that_cannot_be_written(comparison: Comparison, tmp_path: Path) -> None:
+def test_report_of_compare_that_cannot_be_written(comparison: Compared, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     report = tmp_path / "file" / "report.md"
     done = harness(*comparison.arguments, "--report", report, cwd=comparison.folder)
@@ -151,7 +166,7 @@ def test_compare_refuses_what_is_no_number_of_ranks(tmp_path: Path, sizes: str) 
     )
 
 
-def test_a_later_run_in_the_folder_does_not_break_the_report(comparison: Comparison, tmp_path: Path) -> None:
+def test_a_later_run_in_the_folder_does_not_break_the_report(comparison: Compared, tmp_path: Path) -> None:
     for name in ("runs", "report.md.runs"):
         shutil.copytree(comparison.folder / name, tmp_path / name)
     for path in comparison.folder.glob("report.*"):
@@ -163,3 +178,545 @@ def test_a_later_run_in_the_folder_does_not_break_the_report(comparison: Compari
     write_record(tmp_path / "runs" / "later", later)
     done = harness("verify", "report.md", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+SECONDS = {"ddp": 1.0, "zero0": 1.001, "fsdp": 1.1, "zero3": 4.0}
+DRIFT = (1.0, 1.4, 0.7, 1.2, 2.0)
+
+
+class Machine:
+    """In place of ranks: a speed that drifts, and noise of a tenth in fsdp's runs."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+        self.ran: list[tuple[str, int]] = []
+
+    def cells(self, rounds: int) -> list[Any]:
+        return [
+            SimpleNamespace(
+                job_id="0123456789ab", backend=label, world_size=2, repeat=repeat, key=f"{label}-{repeat}"
+            )
+            for repeat in range(rounds)
+            for label in ("single", *SECONDS)
+        ]
+
+    def run(self, cells: list[Any], known: object) -> dict[str, Record]:
+        self.ran += [(cell.backend, cell.repeat) for cell in cells]
+        return {cell.key: self.record(cell.backend, cell.repeat) for cell in cells}
+
+    def record(self, label: str, repeat: int) -> Record:
+        noise = 1 + 0.1 * math.sin(7.0 * repeat) if label == "fsdp" else 1 + 0.01 * math.sin(5.0 * repeat)
+        seconds = SECONDS.get(label, 1.0) * DRIFT[repeat % len(DRIFT)] * noise
+        record = make_record(
+            label=label, repeat=repeat, run_id=f"{label}-{repeat}", steps=make_steps(seconds=seconds)
+        )
+        return record.model_copy(update={"cell": f"{label}-{repeat}"})
+
+    def rounds_of(self, label: str) -> int:
+        return 1 + max((repeat for name, repeat in self.ran if name == label), default=0)
+
+
+def added(machine: Machine, until: Until, said: list[str]) -> list[Record]:
+    begin = [machine.record(label, 0) for label in ("single", *SECONDS)]
+    made: Any = machine
+    view: Any = SimpleNamespace(say=said.append)
+    return add_rounds(machine.cells, made, {}, begin, until, view)
+
+
+def test_rounds_are_added_for_the_cells_that_are_open_and_their_base_until_all_are_settled() -> None:
+    machine, said = Machine(), list[str]()
+    records = added(machine, Until(), said)
+    assert machine.rounds_of("zero3") == machine.rounds_of("zero0") == FIRST_LOOK
+    assert machine.rounds_of("fsdp") == machine.rounds_of("ddp") > FIRST_LOOK
+    assert "single" not in {label for label, _ in machine.ran}
+    assert said[0] == "round 2; open: zero0 on 2, zero3 on 2 and fsdp on 2"
+    assert said[-1] == f"speeds are settled after {machine.rounds_of('ddp')} rounds"
+    assert len(records) == 5 + len(machine.ran)
+
+
+def test_a_precision_takes_more_rounds_than_an_order() -> None:
+    coarse, fine = Machine(), Machine()
+    added(coarse, Until(), [])
+    added(fine, Until(precision=0.02), [])
+    assert fine.rounds_of("fsdp") > coarse.rounds_of("fsdp")
+
+
+def test_no_round_begins_after_the_time_and_what_is_open_is_told() -> None:
+    machine, said = Machine(), list[str]()
+    added(machine, Until(deadline=0.0), said)
+    assert machine.ran == []
+    assert said == ["no further round after 1 round; open: zero0 on 2, zero3 on 2 and fsdp on 2"]
+
+
+def test_what_the_report_shows_in_order_is_not_told_as_open_when_time_is_up() -> None:
+    machine, said = Machine(), list[str]()
+    view: Any = SimpleNamespace(say=said.append)
+    begin = [machine.record(label, n) for n in range(7) for label in ("single", "ddp", "zero3")]
+    made: Any = machine
+    add_rounds(machine.cells, made, {}, begin, Until(deadline=0.0), view)
+    assert said == ["no further round after 7 rounds; open: none"]
+
+
+class Failing(Machine):
+    """One cell has no result in some rounds."""
+
+    def __init__(self, label: str, fails: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.label, self.fails = label, fails
+
+    def record(self, name: str, repeat: int) -> Record:
+        record = super().record(name, repeat)
+        return record.model_copy(update={"status": "failed"}) if self.failed(name, repeat) else record
+
+    def failed(self, name: str, repeat: int) -> bool:
+        return name == self.label and self.fails(repeat)
+
+
+@pytest.mark.parametrize("label", ["fsdp", "ddp"])
+def test_a_round_in_which_a_cell_failed_is_left_out_and_the_others_settle_it(label: str) -> None:
+    machine, said = Failing(label, lambda repeat: repeat in (3, 5)), list[str]()
+    records = added(machine, Until(), said)
+    assert said[-1] == f"speeds are settled after {machine.rounds_of('ddp')} rounds"
+    (order,) = Comparison(records).rankings.values()
+    assert order.base == "ddp"
+    assert {order.to_base[name].order for name in ("fsdp", "zero3")} == {"slower"}
+    assert order.to_base["fsdp"].rounds == machine.rounds_of("fsdp") - 2
+    assert order.to_base["zero3"].rounds == machine.rounds_of("zero3") - (2 if label == "ddp" else 0)
+
+
+def test_a_cell_that_fails_from_some_round_on_is_run_no_more() -> None:
+    machine, said = Failing("fsdp", lambda repeat: repeat >= 3), list[str]()
+    added(machine, Until(), said)
+    assert machine.rounds_of("fsdp") == 5
+    assert machine.rounds_of("zero3") == FIRST_LOOK
+    assert "no further round of fsdp on 2: failed or diverged" in said
+
+
+def test_where_the_base_fails_from_some_round_on_it_ends() -> None:
+    machine, said = Failing("ddp", lambda repeat: repeat >= 3), list[str]()
+    added(machine, Until(), said)
+    assert {machine.rounds_of(name) for name in SECONDS} == {5}
+    assert said[-1] == (
+        "no further round of ddp on 2: failed or diverged; nor of cells that are compared with it"
+    )
+
+
+def test_a_base_that_diverges_gives_its_place_to_the_next_one() -> None:
+    class Diverging(Failing):
+        def record(self, name: str, repeat: int) -> Record:
+            record = Machine.record(self, name, repeat)
+            return record.model_copy(update={"status": "diverged"}) if self.failed(name, repeat) else record
+
+    machine, said = Diverging("ddp", lambda repeat: repeat == 3), list[str]()
+    added(machine, Until(), said)
+    assert machine.rounds_of("ddp") == FIRST_LOOK
+    # fsdp is compared with zero0, the first that is listed.
+    assert {name for name in SECONDS if machine.rounds_of(name) > FIRST_LOOK} == {"zero0", "fsdp"}
+    assert "no further round of ddp on 2: failed or diverged" in said
+
+
+def test_no_cell_joins_rounds_that_an_earlier_command_ran_without_it() -> None:
+    """An earlier command left fsdp out after eight rounds of twelve; the newest round may be an open one."""
+    machine, said = Machine(), list[str]()
+    earlier = [
+        machine.record(label, n) for label in SECONDS for n in range(FIRST_LOOK if label == "fsdp" else 12)
+    ]
+    known = {record.cell: record for record in earlier}
+    begin = [machine.record("single", 0), *(record for record in earlier if record.repeat == 0)]
+    made: Any = machine
+    view: Any = SimpleNamespace(say=said.append)
+    add_rounds(machine.cells, made, known, begin, Until(), view)
+    assert {repeat for _, repeat in machine.ran} == set(range(11, machine.rounds_of("fsdp")))
+    assert {label for label, _ in machine.ran} == {"ddp", "fsdp"}
+
+
+def test_a_round_that_was_interrupted_is_completed() -> None:
+    machine = Machine()
+    earlier = [machine.record(label, n) for n in range(3) for label in ("ddp", "zero0")]
+    known = {record.cell: record for record in earlier}
+    begin = [machine.record(label, 0) for label in ("single", *SECONDS)]
+    made: Any = machine
+    view: Any = SimpleNamespace(say=lambda _: None)
+    add_rounds(machine.cells, made, known, begin, Until(), view)
+    assert ("fsdp", 2) in machine.ran
+    assert ("ddp", 2) not in machine.ran
+
+
+def test_that_there_is_nothing_to_compare_is_told() -> None:
+    machine, said = Machine(), list[str]()
+    view: Any = SimpleNamespace(say=said.append)
+    alone: Any = machine
+    add_rounds(machine.cells, alone, {}, [machine.record("ddp", 0)], Until(precision=0.03), view)
+    assert machine.ran == []
+    assert said == ["no round is added: no two cells are compared in speed"]
+
+
+def test_an_interruption_ends_it() -> None:
+    machine = Machine()
+    machine.interrupted = True
+    added(machine, Until(), [])
+    assert machine.ran == []
+
+
+def test_a_precision_is_percent() -> None:
+    assert parse_within("3%") == 0.03
+    for text in ("3", "0%", "x%", "100 %"):
+        with pytest.raises(HarnessError, match="give half the width of an interval, such as 3%"):
+            parse_within(text)
+
+
+def test_what_excludes_each_other_is_refused(tmp_path: Path) -> None:
+    error = refused(tmp_path, "compare", "--within", "3%", "--batch", "largest")
+    assert "--batch largest and --within or --max-minutes exclude each other" in error
+
+
+SET = ["compare.noise_runs=false", "training.steps=4"]
+SET_WORDS = [word for setting in SET for word in ("--set", setting)]
+
+
+@pytest.fixture(scope="module")
+def cells() -> dict[str, RunRequest]:
+    return {cell.backend: cell for cell in plan(load_experiment(None, SET), ["ddp", "zero3"], [2], 1, "cpu")}
+
+
+def test_what_cannot_run_is_not_counted(tmp_path: Path) -> None:
+    done = harness(
+        "compare", "--dry-run", "--wide", "--backends", "ddp,trainer-fsdp", "--nproc", "2", *SET_WORDS,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if "trainer-fsdp" in line)
+    assert "unsupported: accelerate ignores an FSDP plugin" in line
+    assert "2 of 3 cells would run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("label", "reason"),
+    [
+        ("pp:micro_batches=3", "8 samples per micro-step are not whole micro-batches"),
+        ("pp:micro_batches=1", "1F1B over 2 stages needs at least 2 micro-batches"),
+        ("pp:micro_batches=5,schedule=interleaved", "choose a multiple of 2"),
+        ("pp:stages=3", "pipeline 3 does not fit 2 ranks"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_scheduled_is_not_counted(label: str, reason: str, tmp_path: Path) -> None:
+    words = ["--backends", label, "--nproc", "2", *SET_WORDS, "--set", "training.global_batch_size=8"]
+    done = harness("compare", "--dry-run", "--wide", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert reason in done.stdout
+    assert "no prediction" not in done.stderr
+    assert "1 of 2 cells would run" in done.stderr
+
+
+def test_what_does_not_fit_is_said_and_not_counted(tmp_path: Path) -> None:
+    """A model of the catalogue that no check of the job has built, in the words of a run's prediction."""
+    words = ["--model", "llama-3.1-8b", "--backends", "ddp,fsdp", "--nproc", "2", *SET_WORDS]
+    words += [
+        "--set",
+        "runtime.memory_limit=1GB",
+        "--set",
+        "training.precision=bf16-mixed",
+    ]  # its profile is shipped
+    done = harness("compare", "--dry-run", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(
+        r"predicted memory: fsdp on 2 ranks: cannot fit: [\d.]+ GB of 1 GB per rank", done.stderr
+    )
+    assert "typical error, full training under " in done.stderr
+    assert "0 of 3 cells would run" in done.stderr
+    found = json.loads(harness("compare", "--dry-run", "--json", *words, cwd=tmp_path).stdout)["cells"]
+    assert {cell["prediction"]["verdict"] for cell in found} == {"does not fit"}
+    assert all(cell["prediction"]["refused"] and cell["prediction"]["typical_error"] for cell in found)
+    forced = harness("compare", "--dry-run", "--force", *words, cwd=tmp_path)
+    assert "3 of 3 cells would run" in forced.stderr
+
+
+def test_why_nothing_is_predicted_of_a_model_that_is_not_there(tmp_path: Path) -> None:
+    setting = ["--set", "model.factory=own.py:build"]
+    done = harness(
+        "compare",
+        "--dry-run",
+        "--json",
+        "--backends",
+        "ddp",
+        "--nproc",
+        "2",
+        *SET_WORDS,
+        *setting,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    (found, *_) = json.loads(done.stdout)["cells"]
+    assert found["prediction"] is None
+    assert "there is no file" in found["no_prediction"]
+
+
+def recorded(cell: RunRequest, /, **changes: object) -> Record:
+    """A record of a cell as a run of it leaves it."""
+    record = make_record(
+        run_id=f"run-{cell.backend}", label=cell.backend, cell=cell.key, job_id=cell.job_id,
+        repeat=cell.repeat, measure=cell.measure.model_dump(),
+    )  # fmt: skip
+    return record.model_copy(update={"job": cell.job, **changes})
+
+
+def dry_run(folder: Path, *records: Record, settings: list[str] = SET) -> dict[str, dict]:
+    for record in records:
+        run = folder / "runs" / record.run_id
+        run.mkdir(parents=True)
+        write_record(run, record)
+    before = sorted((folder / "runs").iterdir()) if records else []
+    given = [word for setting in settings for word in ("--set", setting)]
+    done = harness(
+        "compare", "--dry-run", "--json", "--backends", "ddp,zero3", "--nproc", "2", *given, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert (sorted((folder / "runs").iterdir()) if records else []) == before
+    return {cell["backend"]: cell for cell in json.loads(done.stdout)["cells"]}
+
+
+def test_cells_with_a_record_are_named_and_the_others_have_a_reason(tmp_path: Path, cells: dict) -> None:
+    found = dry_run(tmp_path, recorded(cells["ddp"]))
+    assert (found["ddp"]["run_id"], found["ddp"]["why"]) == ("run-ddp", None)
+    assert (found["zero3"]["run_id"], found["zero3"]["why"]) == (None, "never ran in this folder")
+
+
+def test_an_empty_folder_is_not_created_and_times_are_marked_as_estimates(tmp_path: Path) -> None:
+    found = dry_run(tmp_path)
+    assert {cell["seconds_from"] for cell in found.values()} == {"flops"}
+    assert all(5 < cell["seconds"] < 60 for cell in found.values())
+    assert not (tmp_path / "runs").exists()
+    done = harness("compare", "--dry-run", "--backends", "ddp", cwd=tmp_path)
+    assert "  ~" in done.stdout
+    assert "~: estimated from the model's FLOPs" in done.stderr
+
+
+def test_a_job_whose_flops_are_not_known_has_no_estimate(tmp_path: Path) -> None:
+    found = dry_run(tmp_path, settings=[*SET[:1], "training.epochs=1"])
+    assert {(cell["seconds"], cell["seconds_from"]) for cell in found.values()} == {(None, None)}
+
+
+def test_like_runs_give_the_estimate_where_there_are_some(tmp_path: Path, cells: dict) -> None:
+    found = dry_run(tmp_path, recorded(cells["ddp"], created_at=datetime.now(UTC).isoformat()))
+    assert found["zero3"]["seconds_from"] == "runs"
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("training.steps=5", "another job: training.steps"),
+        ("measure.probed_steps=1", "measured with other settings: measure.probed_steps"),
+    ],
+)
+def test_the_setting_that_differs_is_named(tmp_path: Path, cells: dict, setting: str, why: str) -> None:
+    assert dry_run(tmp_path, recorded(cells["ddp"]), settings=[*SET, setting])["ddp"]["why"] == why
+
+
+def test_a_failed_run_does_not_count(tmp_path: Path, cells: dict) -> None:
+    found = dry_run(tmp_path, recorded(cells["ddp"], status="failed"))
+    assert found["ddp"]["why"] == "the last run is failed"
+
+
+def test_other_code_is_a_reason(tmp_path: Path, cells: dict) -> None:
+    record = recorded(cells["ddp"], cell="of other code")
+    same = record.backend.model_copy(update={"versions": {}})
+    why = dry_run(tmp_path, record.model_copy(update={"backend": same}))["ddp"]["why"]
+    assert why == "code, machine, device or threads changed"
+
+
+LIMIT = "runtime.memory_limit"
+LIMIT_BYTES = "1800000"
+"""Between what DDP and FSDP need."""
+
+
+def compare(folder: Path, limit: str, *arguments: str) -> tuple[str, dict[str, dict], list[Record]]:
+    """Standard error, rows of `compare --json` and the records; `fsdp` fits where `ddp` does not."""
+    done = harness(
+        "compare", "--json", "--backends", "ddp,fsdp", "--nproc", "2", "--runs", "runs", *SHORT,
+        "--set", f"{LIMIT}={limit}", "--set", "compare.noise_runs=false", *arguments, cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = {row["backend"]: row for row in json.loads(done.stdout)["rows"]}
+    return done.stderr, rows, records(folder / "runs")
+
+
+@pytest.fixture(scope="module")
+def between(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict], list[Record], Path]:
+    folder = tmp_path_factory.mktemp("between")
+    return *compare(folder, LIMIT_BYTES), folder
+
+
+def test_a_run_that_cannot_fit_is_one_line(tmp_path: Path) -> None:
+    line = refused(tmp_path, "run", "--backend", "ddp", "--nproc", "2", *SHORT, "--set", f"{LIMIT}=10kB")
+    assert "ddp on 2 ranks: cannot fit: " in line
+    assert "of 0.01 MB per rank; --force starts it anyway" in line
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_model_of_ones_own_whose_states_cannot_fit_is_refused(tmp_path: Path) -> None:
+    words = ("--set", f"{LIMIT}=10kB", "--set", "compare.backends=[ddp]")
+    line = refused(tmp_path, "run", "--backend", "ddp", "--nproc", "2", "--config", "@own-model", *words)
+    assert "ddp on 2 ranks: cannot fit: at least " in line
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_cells_that_cannot_fit_are_listed_and_the_others_run(between) -> None:
+    shown, rows, _, _ = between
+    assert "predicted memory: fsdp on 2 ranks: " in shown
+    assert "predicted memory: ddp on 2 ranks: cannot fit: " in shown
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "single": "unsupported", "ddp": "unsupported", "fsdp": "ok",
+    }  # fmt: skip
+    assert rows["ddp"]["reason"].startswith("cannot fit: ")
+
+
+def test_the_record_holds_the_prediction_and_that_it_was_refused(between) -> None:
+    _, rows, found, _ = between
+    for record in found:
+        assert record.prediction is not None
+        assert record.prediction.device_limit_bytes == record.world.memory_limit_bytes
+        assert is_refused(record) == (record.backend.label != "fsdp")
+        assert rows[record.backend.label]["predicted_peak_bytes"] == record.prediction.peak_bytes
+        assert bool(record.ranks) != is_refused(record)
+
+
+def test_refused_cells_are_judged_again_and_have_one_record(between) -> None:
+    _, rows, before, folder = between
+    shown, again, found = compare(folder, LIMIT_BYTES)
+    assert "1 of 3 cells have a record" in shown
+    assert len(found) == len(before)
+    assert again["fsdp"]["run_id"] == rows["fsdp"]["run_id"]
+    assert again["ddp"]["run_id"] != rows["ddp"]["run_id"]
+
+
+@pytest.mark.costly
+def test_a_rank_of_torchrun_that_cannot_fit_refuses_before_it_meets_the_others(tmp_path: Path) -> None:
+    line = refused(
+        tmp_path, "run", "--backend", "ddp", *SHORT, "--set", f"{LIMIT}=10kB", RANK="0", LOCAL_RANK="0",
+        WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="9",
+    )  # fmt: skip
+    assert "ddp on 2 ranks: cannot fit: " in line
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+DEEPSPEED = {
+    "zero_optimization": {"stage": 1, "overlap_comm": True, "reduce_bucket_size": 1000},
+    "gradient_clipping": 0.25, "bf16": {"enabled": False}, "steps_per_print": 5,
+}  # fmt: skip
+ACCELERATE = """
+distributed_type: FSDP
+mixed_precision: no
+fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_offload_params: false}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "ds.json").write_text(json.dumps(DEEPSPEED))
+    (tmp_path / "fsdp.yaml").write_text(ACCELERATE)
+    return tmp_path
+
+
+@pytest.mark.costly
+def test_a_row_of_a_file_keeps_every_key(folder: Path) -> None:
+    words = ["--from-deepspeed", "ds.json", "--from-mode", "like-for-like", "--nproc", "2", *SHORT]
+    done = harness("compare", *words, "--set", "compare.noise_runs=false", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "ds.json (deepspeed, like-for-like) is row zero1:overlap_comm=True,row=ds" in done.stderr
+    record = next(one for one in records(folder / "runs") if one.backend.given)
+    part = record.backend.given
+    assert part is not None
+    assert record.job.training.gradient_clipping == 0.25
+    config = record.backend.native_config
+    assert config is not None
+    assert config["zero_optimization"]["overlap_comm"] is True
+    handled = {setting.key: setting.handling for setting in part.settings}
+    assert handled["zero_optimization.overlap_comm"] == "taken"
+    assert handled["zero_optimization.reduce_bucket_size"] == "pinned"
+    report = harness("report", "runs", "-o", "report.md", cwd=folder)
+    assert report.returncode == 0, report.stderr
+    assert "Configuration files of other tools" in (folder / "report.details.md").read_text()
+
+
+def labels(folder: Path, *words: str) -> list[str]:
+    done = harness(
+        "compare", "--dry-run", "--json", "--backends", "ddp", "--set", "compare.noise_runs=false", *words,
+        cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [cell["backend"] for cell in json.loads(done.stdout)["cells"]]
+
+
+def test_files_are_more_rows_of_a_comparison(folder: Path) -> None:
+    words = ["--from-deepspeed", "ds.json", "--from-accelerate", "fsdp.yaml"]
+    assert labels(folder, *words, "--from-mode", "like-for-like") == [
+        "single",
+        "ddp",
+        "fsdp:row=fsdp",
+        "zero1:overlap_comm=True,row=ds",
+    ]
+
+
+def test_both_modes_bring_the_reference_of_the_job_as_given(folder: Path) -> None:
+    words = ["--from-deepspeed", "ds.json", "--from-mode", "both", "--set", "training.gradient_clipping=1"]
+    exact = "zero1:overlap_comm=True,preset=library-defaults,reduce_bucket_size=1000,row=ds-as-given"
+    assert labels(folder, *words) == ["single", "ddp", "zero1:overlap_comm=True,row=ds", "single", exact]
+
+
+def test_run_takes_one_row(folder: Path) -> None:
+    for words in ([], ["--backend", "ddp", "--from-deepspeed", "ds.json"]):
+        done = harness("run", *words, cwd=folder)
+        assert done.returncode == 2
+        assert "Give one of --backend" in done.stderr
+
+
+def test_a_typing_error_is_one_line(folder: Path) -> None:
+    (folder / "odd.json").write_text('{"zero_optimization": {"stge": 2}}')
+    text = refused(folder, "compare", "--from-deepspeed", "odd.json")
+    assert "'zero_optimization.stge' is unknown" in text
+    assert "Did you mean 'stage'" in text
+
+
+def test_largest_batches_exclude_files(folder: Path) -> None:
+    text = refused(folder, "compare", "--from-deepspeed", "ds.json", "--batch", "largest")
+    assert "exclude each other" in text
+
+
+def planned(folder: Path, *words: str) -> dict[str, Any]:
+    done = harness(*words, "--model", "bloom-560m", "--gpu", "A100-80", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_plan_takes_a_file_and_says_what_it_leaves_out(folder: Path) -> None:
+    zero = {**DEEPSPEED["zero_optimization"], "overlap_com": True}  # type: ignore[dict-item]
+    document = {**DEEPSPEED, "zero_optimization": zero, "train_micro_batch_size_per_gpu": 2}
+    (folder / "ds.json").write_text(json.dumps(document))
+    found = planned(folder, "estimate", "--from-deepspeed", "ds.json")
+    (row,) = found["rows"]
+    assert row["backend"] == "zero1:overlap_comm=True,reduce_bucket_size=1000"
+    assert row["micro_batch_size"] == 2
+    assert (found["job"]["gradient_clipping"], found["job"]["precision"]) == (0.25, "fp32")
+    assert found["job"]["preset"] == "library-defaults"
+    taken, idle, left, *_ = found["remarks"]
+    assert taken.startswith("from ds.json: zero_optimization.stage=1, zero_optimization.overlap_comm=true, ")
+    assert idle == "without effect on a run, in ds.json: steps_per_print"
+    assert left.startswith(
+        "not understood in ds.json, and left out: 'zero_optimization.overlap_com' is unknown"
+    )
+    assert "overlap_com' is unknown" in refused(folder, "compare", "--from-deepspeed", "ds.json")
+
+
+def test_a_recommendation_takes_the_job_of_a_file_and_leaves_its_strategy_open(folder: Path) -> None:
+    (folder / "ds.json").write_text(json.dumps({**DEEPSPEED, "train_micro_batch_size_per_gpu": 2}))
+    found = planned(folder, "recommend", "--gpus", "2", "--from-deepspeed", "ds.json")
+    assert any("from 1 micro-step of 2 samples on 2 GPUs" in remark for remark in found["remarks"])
+    assert len({one["backend"] for one in found["fitting"]}) > 3
+    (line, *_) = found["commands"]["compare"]
+    assert "--set training.gradient_clipping=0.25" in line
+
+
+def test_a_plan_takes_one_file(folder: Path) -> None:
+    two = ("--from-deepspeed", "ds.json", "--from-accelerate", "fsdp.yaml")
+    assert "2 files are given; a plan takes one" in refused(folder, "estimate", "--model", "gpt2", *two)

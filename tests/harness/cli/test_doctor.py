@@ -1,16 +1,31 @@
-"""`harness doctor`."""
+"""`harness doctor` with and without --gpu, and `fabric`."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
+from click.testing import CliRunner, Result
 
+from harness import cli
 from harness.backends import registry
 from harness.backends.libraries import facts
 from harness.cli import doctor
 from harness.doctor import self_check
+from harness.doctor.gpu_runs import CHECKS, Evidence
+from harness.fabric.result import OPERATIONS, read_fabric
+from harness.gpus.found import Gpu, Gpus
+from harness.record.store import read_archive
 from tests.forkserver import launcher
+from tests.harness.doctor.gpu_evidence import fabric_of, sound
+from tests.patience import SECONDS
 from tests.representatives import first
 
 from .command_line import harness
@@ -99,3 +114,165 @@ def test_this_installation_can_be_trusted() -> None:
     assert said["trusted"], said["self_check"]
     assert code == 0
     assert {b["name"] for b in said["backends"] if b["status"] == "ok"} >= {"ddp", "zero3", "fsdp"}
+
+
+Doctor = Callable[..., Result]
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> Doctor:
+    """Run the command on evidence in place of runs."""
+
+    def run(evidence: Evidence, *words: str) -> Result:
+        monkeypatch.setattr(doctor, "find_gpus", lambda: evidence.gpus)
+        monkeypatch.setattr(doctor, "gather", lambda *_: evidence)
+        return CliRunner().invoke(doctor.doctor, ["--gpu", *words])
+
+    return run
+
+
+def test_each_check_has_a_line_and_all_ok_is_0(examined: Doctor) -> None:
+    result = examined(sound())
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 0, result.output
+    assert lines[0].startswith("2 x NVIDIA A100-SXM4-80GB, torch 2.13.0+cu130 (CUDA 13.0)")
+    for check in CHECKS:
+        assert sum(line.split()[:2] == [check.id, "ok"] for line in lines) == 1
+    assert f"{len(CHECKS)} ok, 0 failed, 0 skipped, 0 n/a" in result.stdout
+
+
+def test_a_failed_check_is_1(examined: Doctor) -> None:
+    result = examined(replace(sound(), fabric=fabric_of(seconds=0.1)), "--json")
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["failed"]) == (1, ["fabric"])
+    assert [c["verdict"] for c in document["checks"] if c["id"] == "fabric"] == ["failed"]
+
+
+def test_a_stub_is_called_so(examined: Doctor) -> None:
+    stub = Gpu(name="CUDA stub", uuid="0", memory_bytes=2**34, capability=(8, 0))
+    evidence = sound()
+    result = examined(replace(evidence, gpus=replace(evidence.gpus, devices=(stub, stub))))
+    assert result.exit_code == 0
+    assert "no GPU was checked: the devices are a stub" in result.stdout
+
+
+def test_without_a_gpu_one_line_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_gpus", lambda: Gpus(why_none="torch is built for the CPU"))
+    result = CliRunner().invoke(doctor.doctor, ["--gpu"])
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "harness: no GPU can be checked: torch is built for the CPU; `harness doctor` checks this machine's "
+        "CPU\n"
+    )
+
+
+def test_a_bundle_is_written(examined: Doctor, tmp_path: Path) -> None:
+    bundle = tmp_path / "out.tar.xz"
+    assert examined(sound(), "--bundle", str(bundle)).exit_code == 0
+    assert bundle.stat().st_size > 0
+
+
+def test_a_machine_whose_gpus_cannot_be_used_has_a_bundle_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "find_gpus", lambda: Gpus(why_none="the NVIDIA driver takes CUDA 11.4"))
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("HF_TOKEN", "not-to-be-told")
+    bundle = tmp_path / "out.tar.xz"
+    result = CliRunner().invoke(doctor.doctor, ["--gpu", "--bundle", str(bundle)])
+    assert (result.exit_code, "no GPU can be checked: the NVIDIA driver" in result.stderr) == (1, True)
+    ((_, text),) = read_archive(bundle, named="doctor.json").items()
+    document = json.loads(text)
+    assert document["why_not"] == "the NVIDIA driver takes CUDA 11.4"
+    assert document["environment"]["variables"]["NCCL_DEBUG"] == "INFO"
+    assert b"not-to-be-told" not in text
+    assert read_archive(bundle, named="nvidia-smi.txt")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--gpu", "--backends", "ddp"], "leave out --backends"), (["--bundle", "x.tar.xz"], "add --gpu")],
+)
+def test_options_that_would_be_ignored_are_refused(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(doctor.doctor, words)
+    assert result.exit_code == 1
+    assert said in result.stderr
+
+
+@pytest.mark.costly
+def test_two_ranks_measure_every_operation_and_a_gate_closes(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "harness", "fabric", "--nproc", "2", "--device", "cpu", "--max-size",
+            "64KB", "--repeats", "3", "--output", "fabric.json", "--require-busbw", "1TB/s",
+            "--json",
+        ],
+        cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "below the required 1e+03 GB/s" in done.stderr
+    document = json.loads(done.stdout)
+    result = read_fabric(tmp_path / "fabric.json")
+    assert (result.transport, result.world_size) == ("gloo", 2)
+    assert {row["op"] for row in document["rows"]} == set(OPERATIONS)
+    for op in OPERATIONS:
+        assert [row.size_bytes for row in result.rows if row.op == op] == [1024, 4096, 16384, 65536]
+    assert all(second > 0 for row in result.rows for second in row.seconds)
+    assert document["summary"]["all_reduce_bus_bytes_per_second"] == result.bus_bandwidth()
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "said"),
+    [
+        ("--plot", "x.pdf", "ends with .svg or .png"),
+        ("--plot", "nowhere/x.svg", "No such file or directory"),
+        ("--output", "nowhere/x", "No such file or directory"),
+        ("--plot", "folder.svg", "Is a directory"),
+    ],
+)
+def test_files_that_cannot_be_written_are_told_before_measuring(
+    option: str, name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder.svg").mkdir()
+    monkeypatch.setattr("harness.cli.fabric.start_ranks", lambda nproc, arguments: pytest.fail("began"))
+    done = CliRunner().invoke(cli.harness, ["fabric", "--device", "cpu", option, str(tmp_path / name)])
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"harness: {option} was given '{tmp_path / name}'")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_device_that_is_not_there_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.gpus.found.find_gpus", lambda: Gpus(why_none="this machine shows no GPU"))
+    done = CliRunner().invoke(cli.harness, ["fabric", "--device", "cuda"])
+    assert (done.exit_code, done.stderr.splitlines()) == (
+        1,
+        ["harness: no GPU can be used: this machine shows no GPU; --device cpu runs on the CPU"],
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a killed parent")
+@pytest.mark.parametrize(
+    ("number", "ended"),
+    [pytest.param(signal.SIGTERM, 130, marks=pytest.mark.exhaustive), (signal.SIGKILL, -signal.SIGKILL)],
+)
+def test_a_self_test_that_is_ended_leaves_no_rank_behind(number: signal.Signals, ended: int) -> None:
+    command = [
+        sys.executable, "-m", "harness", "fabric", "--nproc", "2", "--device", "cpu", "--max-size", "1KB",
+        "--repeats", "100000000", "--seconds-per-row", "600",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + SECONDS
+        ranks: list[psutil.Process] = []
+        while len(ranks) < 2 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+            family = psutil.Process(process.pid).children(recursive=True)
+            ranks = [
+                child for child in family if "--output" in child.cmdline() and child.ppid() != process.pid
+            ]
+        process.send_signal(number)
+        code = process.wait(SECONDS)
+    _, alive = psutil.wait_procs(ranks, timeout=SECONDS)
+    for rank in alive:
+        rank.kill()
+    assert (code, len(ranks), alive) == (ended, 2, [])

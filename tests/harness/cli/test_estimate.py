@@ -1,4 +1,6 @@
-"""`harness estimate` as a person types it: fast, without torch, and one line for every mistake."""
+"""`harness estimate` and `recommend` as people type them, with and without --calibrate."""
+
+from __future__ import annotations
 
 import json
 import re
@@ -6,12 +8,16 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from harness.backends.registry import BUILT_IN
-from harness.cli.estimate import estimate
+from harness.cli.estimate import estimate, recommend
+from harness.plan.calibration import Calibration, CellFit, write_calibration
+
+from .command_line import harness, refused
 
 pytestmark = pytest.mark.long(seconds=15)
 
@@ -210,3 +216,156 @@ def test_405_billion_on_4096_gpus_needs_no_torch_and_little_memory() -> None:
     last = done.stderr.splitlines()[-1]
     assert last.startswith("[] ")
     assert int(last.split()[-1]) * 1024 < 2 * 2**30
+
+
+MACHINE = ["--gpus", "4", "--gpu", "H100-80", "--tokens-per-step", "40k"]
+PLAIN = ["--set", "training.precision=fp32", "--set", "training.activation_checkpointing=false"]
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("recommend")
+    done = harness("recommend", "--model", "llama-3.2-1b", *MACHINE, *PLAIN, "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "Why not the others" in done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_a_model_that_fits_many_times_over_is_not_sharded(document: dict[str, Any]) -> None:
+    assert document["data_parallel_is_right"] or document["advice"]["case"] == "communication-bound"
+    assert len(document["best"]) == 3
+    assert document["remarks"] == [
+        "data.sequence_length=4096, since none is given",
+        "runtime.preset=library-defaults, since none is given",
+        "32,768 tokens per step instead of 40,000: 8 samples of 4,096, 2 for each of 4 GPUs",
+    ]
+    assert {row["backend"] for row in document["fitting"]} >= {"zero1", "zero3", "fsdp"}
+
+
+def test_commands_name_the_model_as_it_was_named(document: dict[str, Any]) -> None:
+    (line, *_) = document["commands"]["compare"]
+    assert "--model llama-3.2-1b" in line
+    assert "training.global_batch_size=8" in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"--model": "llama-3.1-9b"},
+            "model 'llama-3.1-9b' is neither in the catalogue nor a folder or file",
+        ),
+        ({"--model": "bert-base"}, "`harness estimate --backends` gives its states"),
+        ({"--gpu": "H100-81"}, "Did you mean 'H100-80'"),
+        ({"--gpus": "12"}, "12 ranks do not fill nodes of 8 GPUs"),
+        ({"--gpus": "16", "--fabric": "NDR401"}, "Did you mean 'NDR400'"),
+        ({"--tokens-per-step": "lots"}, "--tokens-per-step was given 'lots'"),
+        ({"--tokens-per-step": "5"}, "less than one sample"),
+        ({"--set": "training.micro_batch_size=1"}, "training.micro_batch_size would be ignored"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, changes: dict[str, str], problem: str) -> None:
+    given = {"--model": "llama-3.1-8b", **dict(zip(MACHINE[::2], MACHINE[1::2], strict=True))} | changes
+    assert problem in refused(tmp_path, "recommend", *(word for pair in given.items() for word in pair))
+
+
+def test_a_mixture_of_experts_is_answered_by_its_states(document: dict[str, Any], tmp_path: Path) -> None:
+    words = ("recommend", "--model", "mixtral", "--gpu", "H100-80", "--fabric", "NDR400", "--json")
+    few, many = (harness(*words, "--gpus", gpus, cwd=tmp_path) for gpus in ("8", "64"))
+    assert (few.returncode, many.returncode) == (0, 0)
+    lines = [line for line in few.stderr.splitlines() if not line.startswith("harness")]  # without progress
+    said, shown = (" ".join(" ".join(text).split()) for text in (lines, many.stderr.splitlines()))
+    ways = said.partition(" GB per rank ")[0]
+    assert ways.startswith(
+        "nothing fits; more GPUs: zero3 on 16 ranks, micro-batch 1: model states take 46.7 of"
+    )
+    assert " LoRA: fsdp on 8 ranks, micro-batch 1: model states take 11.7 of 84.9 GB" in ways
+    assert " zero3 does not fit: model states take 93.4 of 84.9 GB" in said
+    assert any("adapter.targets=" in one["command"] for one in json.loads(few.stdout)["alternatives"])
+    assert "Use zero3, micro-batch 1, accumulation 8: model states take 11.7 of 84.9 GB, activations" in shown
+    assert "fsdp holds 90.6 GB of states and zero3 11.7: FSDP2 cuts" in shown
+    answer = json.loads(many.stdout)
+    assert answer.keys() == document.keys()
+    assert answer["best"][0].keys() == document["best"][0].keys()
+    assert (answer["best"][0]["backend"], answer["best"][0]["tokens_per_second_per_gpu"]) == ("zero3", None)
+
+
+def test_the_model_may_be_that_of_the_job_and_ranks_have_one_name(tmp_path: Path) -> None:
+    words = ("recommend", "--config", "@default", "--gpu", "H100-80", "--json")
+    answer = json.loads(harness(*words, "--gpus", "2", cwd=tmp_path).stdout)
+    assert (answer["gpus"], bool(answer["best"])) == (2, True)
+    of_runs = harness(*words, "--nproc", "8", cwd=tmp_path)
+    assert of_runs.returncode == 2
+    assert "the number of ranks is --gpus or --world-size" in of_runs.stderr
+
+
+QUESTION = ("--model", "bloom-560m", "--backends", "ddp", "--gpu", "A100-80", "--json")
+RUNS = Path(__file__).parents[3] / "reports" / "shaped-links" / "200mbit" / "runs.tar.xz"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "calibration.json"
+    cell = CellFit(
+        cell="ddp", group="here", measured_seconds=1.0, spread=0.1, fitted_seconds=1.0, left_out_seconds=1.05
+    )
+    calibration = Calibration(
+        device="A100-80", transport="nccl", constants={"step_overhead_seconds": 5.0}, cells=[cell]
+    )
+    write_calibration(calibration, path)
+    return path
+
+
+def test_a_saved_calibration_replaces_constants_and_its_error_is_said(saved: Path) -> None:
+    before, after = (
+        CliRunner().invoke(estimate, [*QUESTION, *more]) for more in ((), ("--calibrate", str(saved)))
+    )
+    assert (before.exit_code, after.exit_code) == (0, 0)
+    assert "median error 5.0%" in after.stderr
+    steps = [json.loads(result.stdout)["rows"][0]["step_seconds"] for result in (before, after)]
+    assert steps[1] == pytest.approx(steps[0] + 5)
+
+
+def test_recommend_takes_it_too(saved: Path) -> None:
+    question = ["--model", "bloom-560m", "--gpus", "1", "--gpu", "A100-80", "--tokens-per-step", "8192"]
+    result = CliRunner().invoke(recommend, [*question, "--json", "--calibrate", str(saved)])
+    assert result.exit_code == 0, result.stderr
+    assert "median error 5.0%" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--save-calibration", "c.json"], "--save-calibration needs --calibrate RUNS"),
+        (["--calibrate", "missing.json"], "calibration missing.json cannot be read"),
+        (["--calibrate", "missing"], "missing"),
+        (["--calibrate", str(RUNS)], ", not A100-80; calibrate with records of A100-80"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(arguments: list[str], line: str) -> None:
+    result = CliRunner().invoke(estimate, [*QUESTION, *arguments])
+    assert result.exit_code == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("harness: ")
+    assert line in last
+
+
+def test_without_a_gpu_there_is_nothing_to_calibrate(saved: Path) -> None:
+    result = CliRunner().invoke(estimate, ["--model", "bloom-560m", "--calibrate", str(saved)])
+    assert result.exit_code == 1
+    assert "--calibrate needs the GPU that the runs were made on; name it with --gpu" in result.stderr
+
+
+def test_a_saved_calibration_stands_alone(saved: Path) -> None:
+    result = CliRunner().invoke(estimate, [*QUESTION, "--calibrate", str(saved), "--calibrate", str(RUNS)])
+    assert result.exit_code == 1
+    assert "is a saved calibration and stands alone" in result.stderr
+
+
+def test_details_show_the_ratios_of_decision_guides() -> None:
+    result = CliRunner().invoke(
+        estimate, ["--model", "bloom-560m", "--backends", "ddp", "--gpu", "A100-80", "--details"]
+    )
+    assert "ratio of decision guides" in result.stdout
+    assert "communication over computing, both at their peaks" in result.stdout

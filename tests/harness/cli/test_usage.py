@@ -1,12 +1,27 @@
-"""What the commands have in common: usage errors, tracebacks, the folder of runs."""
+"""What the commands have in common: help, usage errors, tracebacks, what they load."""
 
+import json
+import re
 import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
+
+from harness import cli
+from harness.cli import COMMANDS, EXAMPLES, INSTEAD
+from tests.docs.markdown import ROOT
 
 from . import command_line
 from .command_line import environment, harness, harness_process, refused
+
+pytestmark = pytest.mark.long(seconds=10)
 
 
 @pytest.mark.parametrize(
@@ -79,3 +94,231 @@ def test_files_in_the_folder_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "out" / "model.safetensors").write_bytes(b"mine")
     assert "'out' exists and is not empty" in refused(tmp_path, "export", "adapter", "run", "-o", "out")
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"mine"
+
+
+HEAVY = {"numpy", "pydantic", "psutil", "tabulate", "torch", "tqdm", "transformers", "yaml"}
+HELP = """
+import sys, harness.cli
+try:
+    harness.cli.harness(["--help"])
+except SystemExit:
+    print("loaded:", *sys.modules)
+"""
+MOST_MODULES_OF_THE_HARNESS = 6
+"""The package, its import path, its command line, what says that it works, what launchers tell."""
+
+
+def test_help_loads_no_command_and_no_library_but_click() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
+    text, _, modules = done.stdout.partition("loaded: ")
+    assert all(f"\n  {name} " in text for name in COMMANDS)
+    loaded = modules.split()
+    assert not HEAVY & set(loaded)
+    assert len([name for name in loaded if name.split(".")[0] == "harness"]) <= MOST_MODULES_OF_THE_HARNESS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_is_listed_with_the_first_sentence_of_its_help(name: str) -> None:
+    command = cli.harness.get_command(click.Context(cli.harness), name)
+    assert command is not None
+    assert command.name == name
+    assert command.get_short_help_str(limit=200) == COMMANDS[name]
+
+
+def test_a_mistyped_command_is_corrected() -> None:
+    done = CliRunner().invoke(cli.harness, ["rnu"])
+    assert done.exit_code == 2
+    assert "Did you mean 'run'?" in done.stderr
+
+
+@pytest.mark.parametrize("gone", INSTEAD)
+def test_what_is_gone_has_one_line_that_says_what_to_use(gone: str) -> None:
+    words = ["compare", gone] if gone.startswith("--") else gone.split()
+    words = ["slurm", "submit", "--poll-seconds"] if gone == "--poll-seconds" else words
+    done = CliRunner().invoke(cli.harness, words, prog_name="harness")
+    assert done.exit_code == 2
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("Error: "))
+    assert line.endswith(f": use {INSTEAD[gone]}.")
+
+
+def test_an_option_of_another_command_is_named() -> None:
+    for words, said in {
+        "run --gpus 2": "the number of ranks is --nproc",
+        "compare --bundle x": "it is one of doctor",
+        "fabric --world-size 2": "the number of ranks is --nproc",
+    }.items():
+        assert said in CliRunner().invoke(cli.harness, words.split(), prog_name="harness").stderr
+
+
+def every_command(group: click.Group = cli.harness, words: str = "") -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield f"{words}{name}", command
+            yield from every_command(command, f"{words}{name} ")
+        elif not command.hidden:
+            yield f"{words}{name}", command
+
+
+MEANINGS = {
+    "--model": "Name or hub id of the catalogue, folder with config.json, or its file",
+    "--backends": "Comma-separated names with their options",
+    "--nproc": "Ranks on (this machine|each node)",
+    "--set": "Override a setting",
+    "--runs": "Folder of the records",
+    "--output": "(New f|F)(older|ile)( for| of| to)",
+    "--json": "Print one JSON document on standard output",
+    "--config": "YAML file, or @NAME",
+}
+"""With which the help of an option begins wherever it is."""
+
+
+def test_an_option_means_the_same_in_every_command() -> None:
+    shorts = {"-o": "--output", "-q": "--quiet", "-v": "--verbose"}
+    for words, command in every_command():
+        for option in command.params:
+            if isinstance(option, click.Option):
+                assert option.help, (words, option.name)
+                for name in MEANINGS.keys() & set(option.opts):
+                    assert re.match(MEANINGS[name], option.help or ""), (words, name, option.help)
+                for short, long in shorts.items():
+                    assert (short in option.opts) == (long in option.opts), (words, option.opts)
+
+
+def test_plans_take_their_number_of_ranks_by_either_name() -> None:
+    named = {
+        words: {"--world-size", "--gpus"}.intersection(*[option.opts for option in options])
+        for words, command in every_command()
+        if (options := [one for one in command.params if {"--world-size", "--gpus"} & {*one.opts}])
+    }
+    both = {"--world-size", "--gpus"}
+    assert named == {"estimate": both, "recommend": both, "simulate": both}
+
+
+def test_the_help_of_every_command_begins_with_an_example_that_it_takes() -> None:
+    for words, command in every_command():
+        shown = CliRunner().invoke(cli.harness, [*words.split(), "--help"]).stdout
+        example = EXAMPLES[words]
+        assert shown.splitlines()[2] == f"  $ {example}", words
+        given = shlex.split(example)[1 + len(words.split()) :]
+        command.make_context(words, given)  # raises where an option is unknown or a required one missing
+    assert len(EXAMPLES) == 1 + sum(1 for _ in every_command())
+    shown = CliRunner().invoke(cli.harness, ["--help"]).stdout
+    assert shown.splitlines()[2] == f"  $ {EXAMPLES['harness']}"
+
+
+RECORDS = ROOT / "reports" / "traps" / "1-rank"
+BLOCKED = (
+    "torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "torchmetrics", "torchao",
+    "bitsandbytes", "safetensors", "tokenizers", "huggingface_hub", "lightning", "pandas", "matplotlib",
+)  # fmt: skip
+SCRIPT = """
+import importlib.metadata as metadata, json, sys
+blocked = set(json.loads(sys.argv[1]))
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocked())
+found = metadata.Distribution.from_name.__func__
+def from_name(cls, name):
+    if name.lower() in blocked:
+        raise metadata.PackageNotFoundError(name)
+    return found(cls, name)
+metadata.Distribution.from_name = classmethod(from_name)
+from click.testing import CliRunner
+from harness.cli import harness
+results = []
+for words in json.loads(sys.argv[2]):
+    sys.argv = ["harness", *words]
+    done = CliRunner().invoke(harness, words, prog_name="harness")
+    said = done.stderr if isinstance(done.exception, SystemExit) else done.stderr + repr(done.exception)
+    results.append([done.exit_code, done.stdout, said])
+print(json.dumps([results, sorted(blocked & set(sys.modules))]))
+"""
+NEEDS = "not installed, which {} need: pip install 'sharding-harness[train]'\n"
+WORKS = {
+    "list": ["list", "--runs", str(RECORDS)],
+    "report-md": ["report", str(RECORDS), "-o", "report.md"],
+    "report-html": ["report", str(RECORDS), "-o", "report.html"],
+    "report-csv": ["report", str(RECORDS), "-o", "report.csv"],
+    "report-json": ["report", str(RECORDS), "-o", "report.json"],
+    "report-tex": ["report", str(RECORDS), "-o", "report.tex"],
+    "verify": ["verify", "report.md"],
+    "verify-html": ["verify", "report.html"],
+    "backends": ["backends"],
+    "backends-json": ["backends", "--json"],
+    "settings": ["settings"],
+    "explain": ["explain", "gradient-scale"],
+    "settings-file": ["settings", "--write", "job.yaml"],
+    "labs-list": ["labs", "list"],
+    "labs-table": ["labs", "table", "fsdp-lecture"],
+    "estimate": ["estimate", "--model", "Qwen3-8B", "--gpu", "A100-80", "--world-size", "8"],
+    "estimate-default": ["estimate"],
+    "recommend": [
+        "recommend", "--model", "Qwen3-8B", "--gpu", "H100-80", "--gpus", "8", "--tokens-per-step", "65536",
+    ],
+    "dry-run": ["compare", "--config", "@default", "--dry-run"],
+    "slurm-render": [
+        "slurm", "render", "--site", str(ROOT / "slurm/sites/generic.yaml"), "--backends", "ddp,zero3",
+        "--nodes", "1,2", "--nproc", "4", "--runs", "runs", "-o", "jobs",
+    ],
+    "clean": ["clean", "--runs", str(RECORDS)],
+}  # fmt: skip
+REFUSED = {
+    "run": (["run", "--backend", "ddp"], "ranks"),
+    "compare": (["compare", "--backends", "ddp", "--nproc", "2"], "ranks"),
+    "doctor": (["doctor"], "ranks"),
+    "fabric": (["fabric"], "ranks"),
+    "simulate": (["simulate", "--backend", "ddp", "--world-size", "64"], "simulations"),
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """By command: exit code, standard output and standard error; and what was loaded all the same."""
+    folder = tmp_path_factory.mktemp("without-torch")
+    commands = [*WORKS.values(), *(words for words, _ in REFUSED.values())]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(BLOCKED), json.dumps(commands)],
+        cwd=folder, env=environment(PYTHONPATH=str(ROOT), XDG_CACHE_HOME=str(folder / "cache")),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers, loaded = json.loads(done.stdout.splitlines()[-1])
+    return {**dict(zip([*WORKS, *REFUSED], answers, strict=True)), "loaded": loaded, "folder": folder}
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_a_command_without_ranks_needs_no_torch(name: str, results: dict[str, Any]) -> None:
+    code, _, said = results[name]
+    assert code == 0, said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_command_with_ranks_says_in_one_line_what_to_install(name: str, results: dict[str, Any]) -> None:
+    code, _, said = results[name]
+    assert code == 1
+    assert said.endswith(NEEDS.format(REFUSED[name][1])), said
+    assert said.startswith("harness: torch")
+
+
+def test_nothing_of_them_was_loaded(results: dict[str, Any]) -> None:
+    assert results["loaded"] == []
+    assert "holds; 3 records unchanged" in results["verify"][1]
+    rendered = results["slurm-render"][1] + results["slurm-render"][2]
+    assert "6 runs in 6 scripts for CPU ranks: gpus_per_node of site 'generic' is 0" in rendered
+
+
+def test_the_page_has_the_short_list_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [re.split(r"[<>=~]", entry)[0] for entry in project["dependencies"]]
+    page = (ROOT / "docs" / "versions.md").read_text()
+    between = page.split("<!-- short list -->")[1].split("<!-- end of short list -->")[0]
+    assert re.findall(r"`([^`]+)`", between) == names
+    extra = {re.split(r"[<>=~]", entry)[0] for entry in project["optional-dependencies"]["train"]}
+    assert not extra & set(names)
+    assert {"torch", "deepspeed", "transformers", "accelerate", "datasets", "peft"} <= extra

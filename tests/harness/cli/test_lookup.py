@@ -1,11 +1,15 @@
-"""`harness settings` and `explain`, and the files that are shipped."""
+"""`harness settings`, `explain` and `backends`, the files that are shipped, and what a shell offers."""
 
 import json
 import re
+import subprocess
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from harness import cli
 from harness.cli.lookup import glossary, unknown, word_of
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
@@ -15,8 +19,11 @@ from harness.shipped import names, resolve
 from harness.slurm.matrix import load_site
 from harness.tell.formats import WIDTH
 from tests.docs.markdown import ROOT
+from tests.patience import SECONDS
+from tests.plugins import register
+from tests.representatives import first
 
-from .command_line import harness, refused
+from .command_line import HARNESS, environment, harness, harness_process, refused
 
 
 def test_settings_of_a_section_fit_the_width(tmp_path: Path) -> None:
@@ -122,3 +129,70 @@ def test_shipped_files_are_found_by_name_and_others_by_path(tmp_path: Path) -> N
     done = harness("compare", "--config", "@defaults", cwd=tmp_path)
     assert done.returncode == 2
     assert "Did you mean '@default'?" in done.stderr
+
+
+def test_backends_are_listed_as_one_document(tmp_path: Path) -> None:
+    done = harness("backends", "--json", cwd=tmp_path)
+    listed = {backend["name"]: backend for backend in json.loads(done.stdout)["backends"]}
+    assert {"single", "ddp", "zero3", "fsdp"} <= set(listed)
+    assert "offload" in listed["zero3"]["options"]
+
+
+@pytest.mark.parametrize("target", first(["json:dumps"], ["no_such_module:Mine", "json:dumps"]))
+def test_a_broken_third_party_does_not_hide_the_others(tmp_path: Path, target: str) -> None:
+    register(tmp_path, {"broken": target})
+    done = harness_process("backends", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "zero3" in done.stdout
+    assert "broken" in done.stdout + done.stderr
+
+
+def test_what_is_not_run_is_listed_with_its_reason(tmp_path: Path) -> None:
+    listed = json.loads(harness("backends", "--json", cwd=tmp_path).stdout)["not_run"]
+    reasons = {feature["name"]: feature["reason"] for feature in listed}
+    assert "scrambles the model" in reasons["ZenFlow"]
+    assert "removed from DeepSpeed" in reasons["MiCS"]
+    shown = harness("backends", cwd=tmp_path).stdout
+    assert "MiCS removed from DeepSpeed" in " ".join(shown.split())
+
+
+def asked(line: str) -> dict[str, str]:
+    """What bash sets to ask for words in place of the last one of a line, which may be unfinished."""
+    return {
+        "_HARNESS_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")),
+    }  # fmt: skip
+
+
+def words_of(printed: str) -> list[str]:
+    return [text.partition(",")[2] for text in printed.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("harness com", ["compare"]),
+        ("harness run --backend zero", ["zero0", "zero1", "zero2", "zero3"]),
+        ("harness run --backend zero3:off", ["zero3:offload="]),
+        ("harness compare --backends ddp,fsdp-h", ["ddp,fsdp-hybrid"]),
+        ("harness compare --set training.pre", ["training.precision="]),
+        ("harness compare --set schedule.kind=c", ["schedule.kind=constant", "schedule.kind=cosine"]),
+        ("harness compare --config @mem", ["@memory-bloom", "@memory-llama"]),
+        ("harness explain gradient-s", ["gradient-scale"]),
+        ("harness settings tr", ["training"]),
+    ],
+)  # fmt: skip
+def test_the_shell_offers_what_the_harness_knows(tmp_path: Path, line: str, words: list[str]) -> None:
+    with chdir(tmp_path):
+        done = CliRunner().invoke(cli.harness, [], prog_name="harness", env=asked(line))
+    assert words_of(done.stdout) == words
+
+
+def test_runs_are_offered_by_name(tmp_path: Path) -> None:
+    """By the command as bash starts it."""
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "runs" / "one" / "record.json").touch()
+    done = subprocess.run(
+        HARNESS, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=True,
+        env=environment(**asked("harness show o")),
+    )  # fmt: skip
+    assert words_of(done.stdout) == ["one"]

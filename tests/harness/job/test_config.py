@@ -1,0 +1,560 @@
+"""Settings of files and of `--set`: what is read, inherited, and refused with what was probably meant."""
+
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from harness.backends import registry
+from harness.cli.options import given_price
+from harness.errors import HarnessError
+from harness.job.config import load_experiment, other_tools
+from harness.job.experiment import Experiment, MeasureSection, Price
+from harness.launch.cells import plan
+from tests.harness.job.refusals import refused, refused_file
+from tests.plugins import register
+
+
+def test_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> None:
+    message = refused_file(tmp_path, "training:\n  steps: 5\n  seed: 1\n  steps: 6\n")
+    assert 'line 4: found duplicate key "steps"' in message
+
+
+def test_bad_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
+    message = refused_file(tmp_path, "training:\n  steps: [1, 2\n  seed: 0\n")
+    assert "is not valid YAML, line" in message
+    assert "\n" not in message
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match=r"none\.yaml cannot be read: No such file"):
+        load_experiment(tmp_path / "none.yaml")
+
+
+def test_folder_as_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="cannot be read: Is a directory"):
+        load_experiment(tmp_path)
+
+
+def test_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(b"training: \xff\xfe\n")
+    with pytest.raises(HarnessError, match="is not UTF-8"):
+        load_experiment(path)
+
+
+@pytest.mark.parametrize(("text", "kind"), [("- 1\n- 2\n", "list"), ("hello\n", "str"), ("3\n", "int")])
+def test_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str, kind: str) -> None:
+    message = refused_file(tmp_path, text)
+    assert f"holds a {kind}; it must be a mapping" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "tool", "option"),
+    [("zero_optimization:\n  stage: 2\n", "DeepSpeed", "--from-deepspeed"),
+     ("distributed_type: FSDP\n", "Accelerate", "--from-accelerate")],
+)  # fmt: skip
+def test_a_configuration_of_another_tool_is_known(tmp_path: Path, text: str, tool: str, option: str) -> None:
+    message = refused_file(tmp_path, text)
+    assert f"so it is one of {tool}: give it with {option}; " in message
+
+
+def test_empty_file_is_the_default_job(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("# nothing yet\n")
+    assert load_experiment(path) == Experiment()
+
+
+def test_empty_section_is_the_default_section(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("training:\n  # steps: 20\n")
+    assert load_experiment(path) == Experiment()
+
+
+def test_all_problems_of_a_file_are_named_at_once(tmp_path: Path) -> None:
+    message = refused_file(
+        tmp_path, "training: {steps: -1, precisions: fp32}\nlr: 3\noptimizer: {beta1: 2}\n"
+    )
+    assert message.startswith("4 problems: (1) 'optimizer.beta1' was given 2")
+    for part in ("(2) 'training.steps' was given -1", "(3) 'training.precisions' is unknown", "(4) 'lr' is"):
+        assert part in message
+    assert "\n" not in message
+
+
+def test_paths_of_a_file_count_from_its_folder(tmp_path: Path) -> None:
+    job = tmp_path / "jobs" / "job.yaml"
+    (tmp_path / "jobs" / "model").mkdir(parents=True)
+    (tmp_path / "notes.txt").write_text("text")
+    job.write_text(
+        "model: {name: ./model}\ndata: {source: text, path: ../notes.txt, tokenizer: ../tokens/mine}\n"
+    )
+    read = load_experiment(job)
+    assert read.model.name == str(tmp_path / "jobs" / "model")
+    assert read.data.path == str(tmp_path / "notes.txt")
+    assert read.data.tokenizer == str(tmp_path / "tokens" / "mine")
+
+
+def test_hub_names_of_a_file_stay_names(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("model: {name: bigscience/bloom-560m}\ndata: {tokenizer: gpt2}\n")
+    read = load_experiment(job)
+    assert (read.model.name, read.data.tokenizer) == ("bigscience/bloom-560m", "gpt2")
+
+
+def test_paths_that_lead_somewhere_from_the_working_directory_alone_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "notes.txt").write_text("text")
+    (tmp_path / "jobs" / "job.yaml").write_text("data: {source: text, path: ./notes.txt}\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_experiment(Path("jobs/job.yaml")).data.path == "./notes.txt"
+
+
+def test_home_folder_is_found_after_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert load_experiment(None, ["model.name=~/model"]).model.name == "/somewhere/model"
+
+
+def test_no_file_and_no_assignment_is_the_default_job() -> None:
+    assert load_experiment(None) == Experiment()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "value"),
+    [
+        ("optimizer.learning_rate=1e-3", 1e-3),
+        ("optimizer.learning_rate=1E-3", 1e-3),
+        ("optimizer.learning_rate=0.002", 0.002),
+        ("optimizer.learning_rate=1", 1.0),
+        ("training.gradient_clipping=null", None),
+        ("model.config={hidden_size: 32, num_hidden_layers: 2}", {"hidden_size": 32, "num_hidden_layers": 2}),
+        ("model.config={rms_norm_eps: 1e-5}", {"rms_norm_eps": 1e-5}),
+        ("compare.backends=[ddp, zero1]", ["ddp", "zero1"]),
+        ("data.shuffle=false", False),
+        ("runtime.memory_limit=2GB", 2 * 10**9),
+        ("runtime.memory_limit=1.5GiB", 3 * 2**29),
+        ("runtime.memory_limit=4096", 4096),
+        ("runtime.memory_limit=2 kb", 2000),
+        *((f"data.path={text}", text) for text in ("yes", "no", "on", "off", "12:30")),  # of YAML 1.1
+    ],
+)
+def test_set_reads_values_as_a_person_writes_them(assignment: str, value: object) -> None:
+    name, _, _ = assignment.partition("=")
+    section, key = name.split(".")
+    needed = ["data.source=text"] if name == "data.path" else []
+    found = getattr(getattr(load_experiment(None, [assignment, *needed]), section), key)
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_set_reaches_into_the_model_configuration() -> None:
+    experiment = load_experiment(None, ["model.config.hidden_size=64", "model.config.num_hidden_layers=1"])
+    assert experiment.model.config == {"hidden_size": 64, "num_hidden_layers": 1}
+
+
+def test_exponent_within_the_model_configuration_of_a_file_is_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("model:\n  config:\n    rms_norm_eps: 1e-5\n")
+    assert load_experiment(path).model.config == {"rms_norm_eps": 1e-5}
+
+
+def test_a_later_set_wins_and_set_wins_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("training:\n  steps: 7\n  seed: 5\n")
+    experiment = load_experiment(path, ["training.steps=8", "training.steps=9"])
+    assert experiment.training.steps == 9
+    assert experiment.training.seed == 5
+
+
+@pytest.mark.parametrize(
+    "assignment", ["training.steps", "training.steps=", "training.steps= ", "=3", "training.=3", ".steps=3"]
+)
+def test_set_without_key_or_value_is_refused(assignment: str) -> None:
+    assert f"--set was given '{assignment}'; write SECTION.KEY=VALUE" in refused(assignment)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "said"),
+    [
+        (["training.steps=3", "training.steps.more=1"], ["'steps' is a value (3), not a section"]),
+        (
+            ["schedule=3"],
+            ["'schedule' was given 3; it is a section with kind, warmup_steps, final_fraction"],
+        ),
+        (["optimizer.learning_rate=inf"], ["'optimizer.learning_rate' was given", "finite"]),
+        (["model.config={hidden_size: 32"], ["--set model.config is not valid YAML"]),
+        *(
+            ([f"{name}"], ["is neither true nor false"])
+            for name in ("training.steps=true", "training.seed=false", "data.path=true")
+        ),
+        *(
+            ([f"runtime.memory_limit={text}"], ["runtime.memory_limit"])
+            for text in ("much", "0", "-3", "GB", "true")
+        ),
+    ],
+)
+def test_what_a_setting_cannot_be_is_refused(assignments: list[str], said: list[str]) -> None:
+    message = refused(*assignments)
+    assert all(words in message for words in said), message
+
+
+@pytest.mark.parametrize("value", ["0", "1.5", "whole"])
+def test_turns_are_steps_auto_or_null(value: str) -> None:
+    said = f"'compare.turns' was given {value if value != 'whole' else repr(value)}"
+    allowed = "give the steps of a turn, auto: the harness decides, or null: each cell runs whole"
+    assert f"{said}: {allowed}" in refused(f"compare.turns={value}")
+    for given, turns in (("3", 3), ("auto", "auto"), ("null", None)):
+        assert load_experiment(None, [f"compare.turns={given}"]).compare.turns == turns
+
+
+@pytest.mark.parametrize(
+    "setting", ["training.gradient_clipping", "training.steps", "model.name", "data.path", "model.dropout"]
+)
+@pytest.mark.parametrize("word", ["none", "None"])
+def test_none_is_refused_with_the_word_for_no_value(setting: str, word: str) -> None:
+    assert refused(f"{setting}={word}") == f"'{setting}' was given '{word}': write null for no value"
+
+
+def files(folder: Path, **texts: str) -> Path:
+    """Files of these names; the first one's path."""
+    for name, text in texts.items():
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return folder / f"{next(iter(texts))}.yaml"
+
+
+def test_a_file_inherits_key_by_key(tmp_path: Path) -> None:
+    path = files(
+        tmp_path,
+        job="inherits: base.yaml\ntraining: {steps: 7}\nmodel: {config: {n_layer: 2}}\n",
+        base="training: {steps: 3, seed: 5}\nmodel: {config: {model_type: gpt2, n_layer: 9, n_head: 4}}\n"
+        "compare: {backends: [ddp, fsdp]}\n",
+    )
+    found = load_experiment(path, ["training.seed=6"])
+    assert (found.training.steps, found.training.seed) == (7, 6)
+    assert found.model.config == {"model_type": "gpt2", "n_layer": 2, "n_head": 4}
+    assert found.compare.backends == ["ddp", "fsdp"]
+
+
+def test_values_of_another_model_type_do_not_mix(tmp_path: Path) -> None:
+    base = "model: {config: {model_type: gpt2, n_embd: 64}}\n"
+    path = files(tmp_path, job="inherits: base.yaml\nmodel: {config: {model_type: bloom}}\n", base=base)
+    assert load_experiment(path).model.config == {"model_type": "bloom"}
+
+
+def test_of_several_bases_the_later_one_goes_first(tmp_path: Path) -> None:
+    path = files(
+        tmp_path, job="inherits: [one.yaml, two.yaml]\n", one="training: {steps: 1, seed: 1}\n",
+        two="inherits: deep/three.yaml\ntraining: {steps: 2}\n",
+    )  # fmt: skip
+    (tmp_path / "deep").mkdir()
+    files(tmp_path / "deep", three="training: {seed: 3}\ndata: {source: text, path: ./corpus.txt}\n")
+    (tmp_path / "deep" / "corpus.txt").write_text("text", encoding="utf-8")
+    found = load_experiment(path)
+    assert (found.training.steps, found.training.seed) == (2, 3)
+    assert found.data.path == str(tmp_path / "deep" / "corpus.txt")
+
+
+def test_a_shipped_file_is_inherited_by_its_name(tmp_path: Path) -> None:
+    path = files(tmp_path, job='inherits: "@bloom-geometry"\ntraining: {seed: 4}\n')
+    found = load_experiment(path)
+    assert (found.model.config or {})["model_type"] == "bloom"
+    assert found.training.seed == 4
+
+
+def test_a_null_takes_an_inherited_value_away(tmp_path: Path) -> None:
+    base = "model: {config: {model_type: gpt2}}\ntraining: {gradient_clipping: 2.0}\n"
+    path = files(tmp_path, job="inherits: base.yaml\ntraining: {gradient_clipping: null}\n", base=base)
+    assert load_experiment(path).training.gradient_clipping is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("inherits: job.yaml", "inherits itself"),
+        ("inherits: other.yaml", "other.yaml cannot be read"),
+        ("inherits: '@no-such'", "'@no-such' is not shipped"),
+        ("inherits: 3", "was given 3; give a file"),
+        ('inherits: "a\\0b"', "was given 'a\\x00b'; give a file"),
+    ],
+)
+def test_a_base_that_cannot_be_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    assert message in refused_file(tmp_path, text)
+
+
+def test_a_file_that_is_a_circle_of_links_is_refused(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.yaml"
+    loop.symlink_to(loop)
+    with pytest.raises(HarnessError, match="cannot be read"):
+        load_experiment(loop)
+
+
+def test_unknown_section_is_refused_with_suggestion() -> None:
+    message = refused("trainig.steps=3")
+    assert "'trainig' is unknown" in message
+    assert "Did you mean 'training'?" in message
+
+
+def test_unknown_key_of_a_section_is_refused_with_suggestion() -> None:
+    message = refused("training.step=3")
+    assert "'training.step' is unknown" in message
+    assert "Did you mean 'steps'?" in message
+    assert "global_batch_size" in message
+
+
+@pytest.mark.parametrize(
+    "section",
+    ["model", "data", "optimizer", "schedule", "training", "evaluation", "measure", "runtime", "compare"],
+)
+def test_every_section_refuses_unknown_keys(section: str) -> None:
+    message = refused(f"{section}.no_such_key=1")
+    assert f"'{section}.no_such_key' is unknown. Allowed in {section}:" in message
+
+
+def test_unknown_key_in_a_file_is_refused_with_suggestion(tmp_path: Path) -> None:
+    message = refused_file(tmp_path, "optimizer:\n  learning_rates: 0.1\n")
+    assert "'optimizer.learning_rates' is unknown" in message
+    assert "Did you mean 'learning_rate'?" in message
+
+
+def test_setting_outside_of_its_section_is_refused_with_its_place() -> None:
+    assert "'precision' is unknown" in refused("precision=bf16")
+    assert "Did you mean 'training.precision'?" in refused("precision=bf16")
+    assert "Did you mean 'optimizer.learning_rate'?" in refused("training.learning_rate=1")
+    assert "Did you mean 'training.steps'?" in refused("steps=3")
+    both = "Did you mean 'schedule.warmup_steps' or 'measure.warmup_steps'?"
+    assert f"is unknown. {both} Allowed: " in refused("warmup_steps=3")
+
+
+def test_name_of_another_tool_is_refused_with_ours() -> None:
+    message = refused("training.gradient_accumulation_steps=4")
+    assert "Did you mean 'training.accumulation_steps'?" in message
+    assert "Did you mean 'training.gradient_clipping'?" in refused("training.max-grad-norm=1")
+
+
+QLORA = "adapter.kind=lora, adapter.base_dtype=nf4"
+ADAM = "Did you mean 'optimizer.kind=adamw-8bit' or 'optimizer.kind=adamw-8bit-bnb'?"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("qlora=true", f"Did you mean '{QLORA}'?"),
+        ("adapter.kind=qlora", f"Did you mean '{QLORA}'?"),
+        ("optimizer.kind=adam8", ADAM),
+        ("optimizer.name=adamw_8bit", ADAM),
+        ("optimizer.name=AdamW", "Did you mean 'optimizer.kind=adamw'?"),
+        ("optimizer.name=mine", "'optimizer.name' is unknown. Allowed in optimizer: kind, "),
+        ("training.dtype=bf16", "Did you mean 'training.precision=bf16-mixed' or 'training.precision=bf16'?"),
+        ("training.loss=chunked", "Did you mean 'loss.chunk_tokens'?"),
+        ("training.bf16=true", "Did you mean 'training.precision=bf16-mixed' or 'training.precision=bf16'?"),
+        (
+            "training.precision=amp",
+            "Did you mean 'training.precision=bf16-mixed' or 'training.precision=fp16",
+        ),
+        (
+            "model.attention=flash",
+            "Did you mean 'model.attention=sdpa' or 'model.attention=flash_attention_2'",
+        ),
+        ("training.grad-checkpoint=true", "Did you mean 'training.activation_checkpointing'?"),
+        ("training.seq_len=8", "Did you mean 'data.sequence_length'?"),
+        ("deepspeed=zero3", "Did you mean 'compare.backends'?"),
+    ],
+)
+def test_word_that_people_type_is_refused_with_what_it_stands_for(given: str, said: str) -> None:
+    assert said in refused(given)
+
+
+@pytest.mark.parametrize(
+    ("typed", "kind"),
+    [
+        ("adamw_8bit", "adamw-8bit"), ("AdamW8bit", "adamw-8bit"), ("adamw_torch_8bit", "adamw-8bit"),
+        ("adamw_bnb_8bit", "adamw-8bit-bnb"), ("adamw_torch", "adamw"), ("sgd", "sgd"),
+    ],
+)  # fmt: skip
+def test_an_optimizer_by_the_name_that_other_tools_give_it(typed: str, kind: str) -> None:
+    assert load_experiment(None, (f"optimizer.kind={typed}",)).optimizer.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("optimizer.kind=adafactor", "Adafactor is not among the optimizers; give one of your own with"),
+        ("optimizer.kind=lion_8bit", "Lion is not among"),
+        ("optimizer.kind=paged_adamw_8bit", "adamw-8bit-bnb is bitsandbytes' without pages"),
+        ("offload=cpu", "Did you mean 'compare.backends=[zero3:offload=cpu]' or"),
+        ("data.sequence_length=32k", "was given '32k': write 32768, or 32000 if that is meant"),
+        ("loss.chunk_tokens=1K", "write 1024, or 1000"),
+    ],
+)
+def test_what_is_not_offered_says_what_is(given: str, said: str) -> None:
+    assert said in refused(given)
+
+
+def test_names_of_other_tools_stand_for_settings_that_exist() -> None:
+    experiment = load_experiment(None, ())
+    sections = {name: set(getattr(type(section), "model_fields", ())) for name, section in experiment}
+    for meant in other_tools().values():
+        for settings in meant:
+            for setting in settings.split(", "):
+                name, value = setting.partition("=")[::2]
+                section, key = name.split(".")
+                assert key in sections[section], setting
+                if value:
+                    load_experiment(None, tuple(settings.split(", ")))
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (["training.steps=3", "training.epochs=1"], "give either `steps` or `epochs`, not both"),
+        (["model.name=gpt2", "model.config={n_layer: 1}"], "give either `name` or `config`, not both"),
+        (["model.weights=pretrained"], "need a `name`"),
+        (["data.source=text"], "source 'text' needs a `path`"),
+        (["data.path=notes.txt"], "would be ignored with source 'prose'"),
+        (["data.prompt_field=question"], "`prompt_field` needs source jsonl, json, csv, datasets"),
+        (["data.source=squad", "data.path=a.json", "data.packed=true"], "leave `packed` out"),
+        (["data.sequence_length=1"], "must be at least 2"),
+        (["training.initial_loss_scale=3"], "must be a power of two"),
+        (["training.steps=0"], "'training.steps' was given 0"),
+        (["training.steps=many"], "'training.steps' was given 'many'"),
+        (["training.precision=fp4"], "'training.precision' was given 'fp4'"),
+        (["schedule.final_fraction=2"], "'schedule.final_fraction' was given 2"),
+        (["compare.backends=[]"], "'compare.backends' was given []"),
+        (["measure.checkpoint=true", "measure.probed_steps=0"], "`checkpoint` needs `probed_steps`"),
+        (["measure.checkpoint=true", "measure.timed=false"], "needs `measure.timed: true`"),
+        (["measure.checkpoint=true", "training.steps=4"], "is saved after 5 steps"),
+        (["measure.keep_checkpoint=true"], "`keep_checkpoint` needs `checkpoint` to be native"),
+        (["measure.trace=true", "measure.traced_steps=0"], "`trace` needs `traced_steps`"),
+        (
+            ["runtime.memory_limit=2GB", "measure.probed_steps=0"],
+            "needs `measure.probed_steps` of at least 1",
+        ),
+        (["optimizer.implementation=fuse"], "'optimizer.implementation' was given 'fuse'"),
+        (["optimizer.implementation=fuse"], "'for-loop', 'foreach' or 'fused'"),
+        (["adapter.kind=lorra"], "'lorra': Input should be 'none' or 'lora'. Did you mean 'lora'?"),
+    ],
+)
+def test_what_settings_cannot_be_alone_or_together_is_refused(assignments: list[str], message: str) -> None:
+    found = refused(*assignments)
+    assert message in found
+    assert "\n" not in found
+
+
+def test_torch_chooses_the_implementation_of_the_optimizer_unless_the_job_does() -> None:
+    assert load_experiment(None).optimizer.implementation == "default"
+    for name in ("for-loop", "foreach", "fused"):
+        experiment = load_experiment(None, [f"optimizer.implementation={name}"])
+        assert experiment.optimizer.implementation == name
+
+
+def test_a_price_is_an_amount_and_a_currency() -> None:
+    experiment = load_experiment(None, ["compare.price_per_gpu_hour=2.5 USD"])
+    assert experiment.compare.price_per_gpu_hour == Price(amount=2.5, currency="USD")
+    assert str(experiment.compare.price_per_gpu_hour) == "2.5 USD"
+
+
+@pytest.mark.parametrize("text", ["2.5", "USD", "-1 USD", "0 USD", "1e9 USD", "2.5 $", "nan USD", "2.5 usd"])
+def test_another_text_is_refused(text: str) -> None:
+    with pytest.raises(HarnessError, match="price_per_gpu_hour"):
+        load_experiment(None, [f"compare.price_per_gpu_hour={text}"])
+
+
+def test_the_option_of_report_is_such_a_price() -> None:
+    assert given_price("2.5 USD") == Price(amount=2.5, currency="USD")
+    with pytest.raises(HarnessError, match=r"^--price-per-gpu-hour 'cheap' is not a price"):
+        given_price("cheap")
+
+
+def windows(steps: int, **settings: int) -> list[tuple[str, int]]:
+    """The windows of a run in order, each with its number of steps."""
+    measure = MeasureSection(**settings)
+    return [(name, len(list(part))) for name, part in groupby(measure.window(n, steps) for n in range(steps))]
+
+
+def test_cooldown_steps_follow_the_probes_before_any_is_timed() -> None:
+    assert windows(20) == [
+        ("warmup", 3), ("probed", 2), ("traced", 1), ("cooldown", 3), ("timed", 11),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("steps", "last"), [(17, ("timed", 8)), (16, ("timed", 10)), (8, ("timed", 2))])
+def test_a_short_run_times_every_step_without_a_probe(steps: int, last: tuple[str, int]) -> None:
+    assert windows(steps)[-1] == last
+
+
+def test_without_probes_there_is_no_cooldown() -> None:
+    assert windows(20, probed_steps=0, traced_steps=0) == [("warmup", 3), ("timed", 17)]
+
+
+def test_a_run_of_losses_alone_times_and_probes_nothing() -> None:
+    alone = MeasureSection(checkpoint=True, trace=True, warmup_steps=5, weight_digests=False).losses_alone()
+    assert {alone.window(step, 20) for step in range(20)} == {"warmup"}
+    looked_at = (alone.probed_steps, alone.traced_steps, alone.trace)
+    assert not any(looked_at)
+    assert alone.checkpoint == "none"
+    assert not alone.weight_digests
+
+
+def test_the_cooldown_can_be_left_out() -> None:
+    assert windows(20, cooldown_steps=0)[-1] == ("timed", 14)
+
+
+def test_a_traced_step_more_that_is_discarded_leaves_as_many_that_count() -> None:
+    measure = MeasureSection()
+    found = [measure.window(step, 20, discarded=1) for step in range(20)]
+    assert (found.count("traced"), found.count("timed")) == (2, 10)
+    untraced = MeasureSection(traced_steps=0)
+    assert "traced" not in [untraced.window(step, 20, discarded=1) for step in range(20)]
+
+
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n"
+    for before, name in zip("abcdefghi", "bcdefghij", strict=True)
+)
+MERGES = "a: &a {x: 1, y: 2}\n" + "".join(
+    f"{name}: &{name} {{{key}: [{', '.join(['*' + before] * 10)}]}}\n"
+    for before, name, key in zip("abcdefghi", "bcdefghij", ("<<", "!!merge k", "<<") * 3, strict=True)
+)
+WIDE = (
+    "a: &a {" + ", ".join(f"k{n}: 1" for n in range(2000)) + "}\nb: {<<: [" + ", ".join(["*a"] * 2000) + "]}"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (MERGES, "more than 20,000 values"),
+        (WIDE, "more than 20,000 values"),
+        (BOMB, "more than 20,000 values"),
+        ("model: &m {config: *m}", "alias that contains itself"),
+        ("training: {steps: " + "9" * 5000 + "}", "cannot be read"),
+        ("training: {steps: " + "9" * 4000 + "}", "too large"),
+        ("training: {seed: 1" + "0" * 30 + "}", "too large"),
+        ("a: " + "[" * 5000, "nested too deeply"),
+    ],
+    ids=["merges", "wide merge", "bomb", "circle", "5000 digits", "4000 digits", "31 digits", "deep"],
+)
+def test_configuration_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(HarnessError) as refused:
+        load_experiment(path)
+    assert said in str(refused.value)
+    assert len(str(refused.value)) < 1000
+
+
+def test_repeats_beyond_reason_are_refused_before_they_are_planned() -> None:
+    with pytest.raises(HarnessError, match="less than or equal to 1000"):
+        load_experiment(None, ["compare.repeats=1000000"])
+    with pytest.raises(HarnessError, match="at most 1000"):
+        plan(load_experiment(None), ["ddp"], [2], 10**6, "cpu")
+
+
+def test_plugin_that_exits_when_it_is_imported_only_costs_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit('good bye')\n")
+    register(tmp_path, {"leaving": "leaving:Backend"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(registry.UnknownBackend, match="SystemExit: good bye"):
+        registry.parse("leaving")
