@@ -126,14 +126,6 @@ def test_runs_of_one_cell_give_the_same_losses(comparison: Compared) -> None:
     assert {len(found) for found in losses.values()} == {1}
 
 
-def test_unknown_backend_of_compare(tmp_path: Path) -> None:
-    assert "Did you mean 'ddp'?" in refused(tmp_path, "compare", "--backends", "zero1,dpd")
-
-
-def test_impossible_batch_of_one_world_size_of_compare(tmp_path: Path) -> None:
-    assert "on 3 ranks" in refused(tmp_path, "compare", "--backends", "ddp", "--nproc", "2,3")
-
-
 def test_report_of_compare_that_cannot_be_written(comparison: Compared, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     report = tmp_path / "file" / "report.md"
@@ -143,27 +135,10 @@ def test_report_of_compare_that_cannot_be_written(comparison: Compared, tmp_path
     assert "unexpected" not in done.stderr
 
 
-def test_report_in_a_format_that_there_is_not_is_refused_before_any_run(tmp_path: Path) -> None:
-    said = refused(tmp_path, "compare", "--backends", "ddp", "--report", "report.pdf")
-    assert "report 'report.pdf': '.pdf' names no format; end its name in .md" in said
-    assert not (tmp_path / "report.pdf").exists()
-
-
 def test_two_configurations_are_refused(tmp_path: Path) -> None:
     done = harness("compare", "--config", "a.yaml", "--config", "b.yaml", cwd=tmp_path)
     assert done.returncode == 2
     assert "2 files given; give one" in done.stderr
-
-
-def test_empty_list_of_backends_is_refused(tmp_path: Path) -> None:
-    assert "--backends is empty" in refused(tmp_path, "compare", "--backends", "")
-
-
-@pytest.mark.parametrize("sizes", ["0", "two", "2,,4", "2,-1", ""])
-def test_compare_refuses_what_is_no_number_of_ranks(tmp_path: Path, sizes: str) -> None:
-    assert f"--nproc was given '{sizes}'" in refused(
-        tmp_path, "compare", "--backends", "ddp", "--nproc", sizes
-    )
 
 
 def test_a_later_run_in_the_folder_does_not_break_the_report(comparison: Compared, tmp_path: Path) -> None:
@@ -365,11 +340,7 @@ def test_a_precision_is_percent() -> None:
             parse_within(text)
 
 
-def test_what_excludes_each_other_is_refused(tmp_path: Path) -> None:
-    error = refused(tmp_path, "compare", "--within", "3%", "--batch", "largest")
-    assert "--batch largest and --within or --max-minutes exclude each other" in error
-
-
+DRY_RUN = ("compare", "--dry-run")
 SET = ["compare.noise_runs=false", "training.steps=4"]
 SET_WORDS = [word for setting in SET for word in ("--set", setting)]
 
@@ -381,7 +352,7 @@ def cells() -> dict[str, RunRequest]:
 
 def test_what_cannot_run_is_not_counted(tmp_path: Path) -> None:
     done = harness(
-        "compare", "--dry-run", "--wide", "--backends", "ddp,trainer-fsdp", "--nproc", "2", *SET_WORDS,
+        *DRY_RUN, "--wide", "--backends", "ddp,trainer-fsdp", "--nproc", "2", *SET_WORDS,
         cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -401,7 +372,7 @@ def test_what_cannot_run_is_not_counted(tmp_path: Path) -> None:
 )
 def test_a_pipeline_that_cannot_be_scheduled_is_not_counted(label: str, reason: str, tmp_path: Path) -> None:
     words = ["--backends", label, "--nproc", "2", *SET_WORDS, "--set", "training.global_batch_size=8"]
-    done = harness("compare", "--dry-run", "--wide", *words, cwd=tmp_path)
+    done = harness(*DRY_RUN, "--wide", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert reason in done.stdout
     assert "no prediction" not in done.stderr
@@ -411,44 +382,26 @@ def test_a_pipeline_that_cannot_be_scheduled_is_not_counted(label: str, reason: 
 def test_what_does_not_fit_is_said_and_not_counted(tmp_path: Path) -> None:
     """A model of the catalogue that no check of the job has built, in the words of a run's prediction."""
     words = ["--model", "llama-3.1-8b", "--backends", "ddp,fsdp", "--nproc", "2", *SET_WORDS]
-    words += [
-        "--set",
-        "runtime.memory_limit=1GB",
-        "--set",
-        "training.precision=bf16-mixed",
-    ]  # its profile is shipped
-    done = harness("compare", "--dry-run", *words, cwd=tmp_path)
+    words += ["--set", "runtime.memory_limit=1GB"]
+    words += ["--set", "training.precision=bf16-mixed"]  # its profile is shipped
+    done = harness(*DRY_RUN, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(
         r"predicted memory: fsdp on 2 ranks: cannot fit: [\d.]+ GB of 1 GB per rank", done.stderr
     )
     assert "typical error, full training under " in done.stderr
     assert "0 of 3 cells would run" in done.stderr
-    found = json.loads(harness("compare", "--dry-run", "--json", *words, cwd=tmp_path).stdout)["cells"]
+    found = json.loads(harness(*DRY_RUN, "--json", *words, cwd=tmp_path).stdout)["cells"]
     assert {cell["prediction"]["verdict"] for cell in found} == {"does not fit"}
     assert all(cell["prediction"]["refused"] and cell["prediction"]["typical_error"] for cell in found)
-    forced = harness("compare", "--dry-run", "--force", *words, cwd=tmp_path)
+    forced = harness(*DRY_RUN, "--force", *words, cwd=tmp_path)
     assert "3 of 3 cells would run" in forced.stderr
 
 
 def test_why_nothing_is_predicted_of_a_model_that_is_not_there(tmp_path: Path) -> None:
-    setting = ["--set", "model.factory=own.py:build"]
-    done = harness(
-        "compare",
-        "--dry-run",
-        "--json",
-        "--backends",
-        "ddp",
-        "--nproc",
-        "2",
-        *SET_WORDS,
-        *setting,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    (found, *_) = json.loads(done.stdout)["cells"]
-    assert found["prediction"] is None
-    assert "there is no file" in found["no_prediction"]
+    found = dry_run(tmp_path, settings=[*SET, "model.factory=own.py:build"])
+    assert found["ddp"]["prediction"] is None
+    assert "there is no file" in found["ddp"]["no_prediction"]
 
 
 def recorded(cell: RunRequest, /, **changes: object) -> Record:
@@ -461,18 +414,34 @@ def recorded(cell: RunRequest, /, **changes: object) -> Record:
 
 
 def dry_run(folder: Path, *records: Record, settings: list[str] = SET) -> dict[str, dict]:
+    runs = folder / "runs"
     for record in records:
-        run = folder / "runs" / record.run_id
-        run.mkdir(parents=True)
-        write_record(run, record)
-    before = sorted((folder / "runs").iterdir()) if records else []
-    given = [word for setting in settings for word in ("--set", setting)]
-    done = harness(
-        "compare", "--dry-run", "--json", "--backends", "ddp,zero3", "--nproc", "2", *given, cwd=folder
-    )
+        (runs / record.run_id).mkdir(parents=True)
+        write_record(runs / record.run_id, record)
+    before = sorted(runs.glob("*"))
+    words = [word for setting in settings for word in ("--set", setting)]
+    done = harness(*DRY_RUN, "--json", "--backends", "ddp,zero3", "--nproc", "2", *words, cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert (sorted((folder / "runs").iterdir()) if records else []) == before
+    assert sorted(runs.glob("*")) == before
     return {cell["backend"]: cell for cell in json.loads(done.stdout)["cells"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "why"),
+    [
+        ({}, "training.steps=5", "another job: training.steps"),
+        ({}, "measure.probed_steps=1", "measured with other settings: measure.probed_steps"),
+        ({"status": "failed"}, "training.steps=4", "the last run is failed"),
+        ({"cell": "of other code"}, "training.steps=4", "code, machine, device or threads changed"),
+    ],
+)
+def test_why_a_record_does_not_count_is_said(
+    tmp_path: Path, cells: dict, changes: dict, setting: str, why: str
+) -> None:
+    record = recorded(cells["ddp"], **changes)
+    same = record.backend.model_copy(update={"versions": {}})
+    found = dry_run(tmp_path, record.model_copy(update={"backend": same}), settings=[*SET, setting])
+    assert found["ddp"]["why"] == why
 
 
 def test_cells_with_a_record_are_named_and_the_others_have_a_reason(tmp_path: Path, cells: dict) -> None:
@@ -486,42 +455,16 @@ def test_an_empty_folder_is_not_created_and_times_are_marked_as_estimates(tmp_pa
     assert {cell["seconds_from"] for cell in found.values()} == {"flops"}
     assert all(5 < cell["seconds"] < 60 for cell in found.values())
     assert not (tmp_path / "runs").exists()
-    done = harness("compare", "--dry-run", "--backends", "ddp", cwd=tmp_path)
+    unknown = dry_run(tmp_path, settings=[*SET[:1], "training.epochs=1"])  # whose FLOPs are not known
+    assert {(cell["seconds"], cell["seconds_from"]) for cell in unknown.values()} == {(None, None)}
+    done = harness(*DRY_RUN, "--backends", "ddp", cwd=tmp_path)
     assert "  ~" in done.stdout
     assert "~: estimated from the model's FLOPs" in done.stderr
-
-
-def test_a_job_whose_flops_are_not_known_has_no_estimate(tmp_path: Path) -> None:
-    found = dry_run(tmp_path, settings=[*SET[:1], "training.epochs=1"])
-    assert {(cell["seconds"], cell["seconds_from"]) for cell in found.values()} == {(None, None)}
 
 
 def test_like_runs_give_the_estimate_where_there_are_some(tmp_path: Path, cells: dict) -> None:
     found = dry_run(tmp_path, recorded(cells["ddp"], created_at=datetime.now(UTC).isoformat()))
     assert found["zero3"]["seconds_from"] == "runs"
-
-
-@pytest.mark.parametrize(
-    ("setting", "why"),
-    [
-        ("training.steps=5", "another job: training.steps"),
-        ("measure.probed_steps=1", "measured with other settings: measure.probed_steps"),
-    ],
-)
-def test_the_setting_that_differs_is_named(tmp_path: Path, cells: dict, setting: str, why: str) -> None:
-    assert dry_run(tmp_path, recorded(cells["ddp"]), settings=[*SET, setting])["ddp"]["why"] == why
-
-
-def test_a_failed_run_does_not_count(tmp_path: Path, cells: dict) -> None:
-    found = dry_run(tmp_path, recorded(cells["ddp"], status="failed"))
-    assert found["ddp"]["why"] == "the last run is failed"
-
-
-def test_other_code_is_a_reason(tmp_path: Path, cells: dict) -> None:
-    record = recorded(cells["ddp"], cell="of other code")
-    same = record.backend.model_copy(update={"versions": {}})
-    why = dry_run(tmp_path, record.model_copy(update={"backend": same}))["ddp"]["why"]
-    assert why == "code, machine, device or threads changed"
 
 
 LIMIT = "runtime.memory_limit"
@@ -640,7 +583,7 @@ def test_a_row_of_a_file_keeps_every_key(folder: Path) -> None:
 
 def labels(folder: Path, *words: str) -> list[str]:
     done = harness(
-        "compare", "--dry-run", "--json", "--backends", "ddp", "--set", "compare.noise_runs=false", *words,
+        *DRY_RUN, "--json", "--backends", "ddp", "--set", "compare.noise_runs=false", *words,
         cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -675,11 +618,6 @@ def test_a_typing_error_is_one_line(folder: Path) -> None:
     text = refused(folder, "compare", "--from-deepspeed", "odd.json")
     assert "'zero_optimization.stge' is unknown" in text
     assert "Did you mean 'stage'" in text
-
-
-def test_largest_batches_exclude_files(folder: Path) -> None:
-    text = refused(folder, "compare", "--from-deepspeed", "ds.json", "--batch", "largest")
-    assert "exclude each other" in text
 
 
 def planned(folder: Path, *words: str) -> dict[str, Any]:

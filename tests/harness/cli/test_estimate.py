@@ -7,7 +7,9 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +17,13 @@ from click.testing import CliRunner
 
 from harness.backends.registry import BUILT_IN
 from harness.cli.estimate import estimate, recommend
+from harness.cli.fit import _followed_by
+from harness.cli.output import PREDICTING, PredictionCount
 from harness.plan.calibration import Calibration, CellFit, write_calibration
 
-from .command_line import harness, refused
+from .command_line import SMALL, harness, records
 
-pytestmark = pytest.mark.long(seconds=15)
+pytestmark = pytest.mark.long(seconds=25)
 
 MIXED = ("--set", "training.precision=bf16-mixed")
 
@@ -134,32 +138,6 @@ def test_settings_of_the_configuration_change_a_named_model() -> None:
     assert json.loads(text)["parameters"] < 559_214_592
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--model", "lama-3.1-8b"), "model 'lama-3.1-8b' is neither in the catalogue nor a folder or file."),
-        (("--model", "gpt-oss-20b"), "gpt-oss-20b is not covered: mixture of experts"),
-        (("--world-size", "0"), "--world-size was given '0'; give numbers of ranks"),
-        (("--world-size", "12"), "12 ranks do not fill nodes of 8 GPUs"),
-        (("--gpu", "H100-88"), "GPU 'H100-88' is unknown. Did you mean 'H100-80'"),
-        (("--fabric", "NDR-4000", "--gpu", "H200"), "fabric 'NDR-4000' is unknown. Did you mean 'NDR400'"),
-        (("--backends", "zero5"), "backend 'zero5' is unknown"),
-        (("--hardware", "none.yaml"), "hardware file none.yaml cannot be read"),
-        (
-            ("--model", "gpt2", "--backends", "fsdp-hybrid:shard_size=3"),
-            "fsdp-hybrid:shard_size=3 cannot run on 8 ranks: shard_size 3 does not divide the world size 8",
-        ),
-        (("--set", "model.name=none/such"), "model 'none/such' is neither in the catalogue"),
-    ],
-)
-def test_a_mistake_is_one_line(arguments: tuple[str, ...], message: str) -> None:
-    code, text, errors = run(*arguments)
-    assert code == 1
-    assert text == ""
-    assert errors.startswith(f"harness: {message}")
-    assert errors.count("\n") == 1
-
-
 def test_a_configuration_without_a_needed_value_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
     code, _, errors = run("--model", str(tmp_path))
@@ -247,27 +225,6 @@ def test_commands_name_the_model_as_it_was_named(document: dict[str, Any]) -> No
     (line, *_) = document["commands"]["compare"]
     assert "--model llama-3.2-1b" in line
     assert "training.global_batch_size=8" in line
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        (
-            {"--model": "llama-3.1-9b"},
-            "model 'llama-3.1-9b' is neither in the catalogue nor a folder or file",
-        ),
-        ({"--model": "bert-base"}, "`harness estimate --backends` gives its states"),
-        ({"--gpu": "H100-81"}, "Did you mean 'H100-80'"),
-        ({"--gpus": "12"}, "12 ranks do not fill nodes of 8 GPUs"),
-        ({"--gpus": "16", "--fabric": "NDR401"}, "Did you mean 'NDR400'"),
-        ({"--tokens-per-step": "lots"}, "--tokens-per-step was given 'lots'"),
-        ({"--tokens-per-step": "5"}, "less than one sample"),
-        ({"--set": "training.micro_batch_size=1"}, "training.micro_batch_size would be ignored"),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path: Path, changes: dict[str, str], problem: str) -> None:
-    given = {"--model": "llama-3.1-8b", **dict(zip(MACHINE[::2], MACHINE[1::2], strict=True))} | changes
-    assert problem in refused(tmp_path, "recommend", *(word for pair in given.items() for word in pair))
 
 
 def test_a_mixture_of_experts_is_answered_by_its_states(document: dict[str, Any], tmp_path: Path) -> None:
@@ -369,3 +326,88 @@ def test_details_show_the_ratios_of_decision_guides() -> None:
     )
     assert "ratio of decision guides" in result.stdout
     assert "communication over computing, both at their peaks" in result.stdout
+
+
+LIMIT_BYTES = 3_000_000
+ARGUMENTS = ["fit", "--backend", "zero2", "--nproc", "2", *SMALL, "--set", "training.global_batch_size=96"]
+
+
+@dataclass
+class Fit:
+    folder: Path
+    done: subprocess.CompletedProcess[str]
+    answer: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
+    folder = tmp_path_factory.mktemp("fit")
+    done = harness(*ARGUMENTS, "--limit", str(LIMIT_BYTES), "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return Fit(folder, done, json.loads(done.stdout))
+
+
+@pytest.mark.costly
+def test_the_largest_fits_and_the_next_runs_out_of_memory(fit: Fit) -> None:
+    found = fit.answer["micro_batch"]
+    sizes = [1, 2, 3, 4, 6, 8, 12, 16, 24, 48]
+    largest = found["largest"]["micro_batch_size"]
+    assert found["too_large"] == sizes[sizes.index(largest) + 1]
+    assert found["complete"]
+    assert found["largest"]["peak_bytes"] <= LIMIT_BYTES
+    assert {trial["global_batch_size"] for trial in fit.answer["trials"]} == {96}
+
+
+@pytest.mark.costly
+def test_every_trial_is_a_record_with_its_limit(fit: Fit) -> None:
+    found = {record.run_id: record for record in records(fit.folder / "runs")}
+    assert found.keys() == {trial["run_id"] for trial in fit.answer["trials"]}
+    assert {record.status for record in found.values()} == {"ok", "oom"}
+    assert {record.world.memory_limit_bytes for record in found.values()} == {LIMIT_BYTES}
+    refusals = [record.error.message for record in found.values() if record.error]
+    assert all(f"of a limit of {LIMIT_BYTES} bytes" in message for message in refusals)
+
+
+@pytest.mark.costly
+def test_how_wrong_such_predictions_were_is_said(fit: Fit) -> None:
+    known = fit.answer["trust"]
+    assert known["speed"] is None
+    assert known["allocated"]["whose"] == "runs on CPU ranks"
+    assert f"({known['allocated']['runs']} runs on CPU ranks)" in fit.done.stderr
+    assert f"largest assumption: {known['assumption']}" in fit.done.stderr
+
+
+@pytest.mark.costly
+def test_the_fastest_is_one_of_several(fit: Fit) -> None:
+    rates = {trial["micro_batch_size"]: trial["tokens_per_second"] or 0 for trial in fit.answer["trials"]}
+    assert len([rate for rate in rates.values() if rate]) > 1
+    assert fit.answer["micro_batch"]["fastest"]["tokens_per_second"] == max(rates.values())
+
+
+@pytest.mark.costly
+def test_asking_again_runs_nothing(fit: Fit) -> None:
+    before = set((fit.folder / "runs").iterdir())
+    done = harness(*ARGUMENTS, "--limit", str(LIMIT_BYTES), cwd=fit.folder)
+    assert done.stdout.startswith("largest micro-batch: ")
+    assert set((fit.folder / "runs").iterdir()) == before
+
+
+@pytest.mark.costly
+def test_adapters_are_predicted(tmp_path: Path) -> None:
+    asked = [*ARGUMENTS[:-2], "--set", "adapter.kind=lora", "--set", "adapter.targets=[q_proj,v_proj]"]
+    done = harness(*asked, "--gpu", "3MB", "--most-runs", "1", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (trial,) = json.loads(done.stdout)["trials"]
+    assert abs(trial["prediction_error"]) < 0.005
+
+
+def test_predictions_are_counted_and_runs_speak_for_themselves() -> None:
+    count = PredictionCount("prediction", "asking", lambda: None)
+    called = _followed_by(count)
+    called["on_prediction"]()
+    called["on_prediction"]()
+    assert count.text == f"{PREDICTING}: 2 predictions so far"
+    called["on_event"](
+        SimpleNamespace(backend="ddp", layout=SimpleNamespace(micro_batch_size=1), data_size=1)
+    )
+    assert count.doing == ""

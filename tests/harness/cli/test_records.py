@@ -11,29 +11,22 @@ from pathlib import Path
 import pytest
 
 from harness.record import ErrorPart
-from harness.record.store import write_record
 from harness.tell.formats import WIDTH
 from tests.patience import SECONDS
 from tests.records import make_effective, make_record, make_steps, saved
 
-from .command_line import HARNESS, environment, harness, refused
+from .command_line import HARNESS, environment, harness, harness_process, refused
 from .conftest import Compared
+
+LONG_LABEL = "zero3:offload=cpu,stage3_prefetch_bucket_size=1000000"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     saved(tmp_path / "runs", "one-aaa", cell="1")
-    saved(
-        tmp_path / "runs", "two-bbb", label="zero3:offload=cpu,stage3_prefetch_bucket_size=1000000", cell="2"
-    )
-    error = ErrorPart(kind="ValueError", message="it broke", rank=1)
-    saved(
-        tmp_path / "runs",
-        "three-ccc-20261123-055417-fsdp1-hybrid-grad-op-n2",
-        label="ddp",
-        status="failed",
-        error=error,
-    )
+    saved(tmp_path / "runs", "two-bbb", label=LONG_LABEL, cell="2")
+    failed = {"status": "failed", "error": ErrorPart(kind="ValueError", message="it broke", rank=1)}
+    saved(tmp_path / "runs", "three-ccc-20261123-055417-fsdp1-hybrid-grad-op-n2", label="ddp", **failed)
     return tmp_path
 
 
@@ -44,12 +37,12 @@ def test_list_fits_the_width_and_cuts_nothing(folder: Path) -> None:
     assert max(map(len, lines)) <= WIDTH
     begins = lines[0].index("backend")
     shown = "".join(line[begins : lines[0].index("ranks")].strip() for line in lines)
-    assert "zero3:offload=cpu,stage3_prefetch_bucket_size=1000000" in shown
+    assert LONG_LABEL in shown
 
 
 def test_wide_list_has_a_line_for_each_run_and_says_why_one_failed(folder: Path) -> None:
     shown = harness("list", "--runs", "runs", "--wide", cwd=folder).stdout
-    assert "zero3:offload=cpu,stage3_prefetch_bucket_size=1000000" in shown
+    assert LONG_LABEL in shown
     assert "ValueError (rank 1): it broke" in shown
     assert len(shown.splitlines()) == 2 + 3
 
@@ -121,299 +114,181 @@ def test_clean_takes_links_away_not_what_they_lead_to_and_any_time_of_a_record(f
     assert (folder / "runs/odd").exists()
 
 
-def write_runs(folder: Path, *, seconds: float = 0.5) -> Path:
-    for record in (make_record(), make_record(label="ddp", steps=make_steps(seconds=seconds))):
-        directory = folder / record.run_id
-        directory.mkdir(parents=True)
-        write_record(directory, record)
-    return folder
+def write_runs(folder: Path, *, seconds: float = 0.5) -> None:
+    saved(folder, "run-single-n1")
+    saved(folder, "run-ddp-n2", label="ddp", steps=make_steps(seconds=seconds))
 
 
-def test_report_that_was_just_written_holds(tmp_path: Path) -> None:
-    report = tmp_path / "report.md"
-    assert harness("report", write_runs(tmp_path / "runs"), "-o", report, cwd=tmp_path).returncode == 0
-    done = harness("verify", report, cwd=tmp_path)
-    assert done.returncode == 0
-    assert "holds; 2 records unchanged" in done.stdout
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """A folder with two runs."""
+    write_runs(tmp_path / "runs")
+    return tmp_path
 
 
-def test_changed_report_exits_with_1_and_names_the_line(tmp_path: Path) -> None:
-    report = tmp_path / "report.md"
-    harness("report", write_runs(tmp_path / "runs"), "-o", report, cwd=tmp_path)
-    text = report.read_text()
-    report.write_text(text.replace("2,048", "4,096", 1))
+def ran(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
+    """A command that succeeds."""
+    done = harness(*words.split(), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_a_report_that_was_just_written_holds_and_of_a_changed_one_the_line_is_named(two: Path) -> None:
+    ran(two, "report runs -o report.md")
+    assert "holds; 2 records unchanged" in ran(two, "verify report.md").stdout
+    text = (two / "report.md").read_text()
+    (two / "report.md").write_text(text.replace("2,048", "4,096", 1))
     line = text[: text.index("2,048")].count("\n") + 1
-    done = harness("verify", report, cwd=tmp_path)
+    done = harness("verify", "report.md", cwd=two)
     assert done.returncode == 1
     assert f"report.md, line {line}: reads" in done.stdout
-    document = json.loads(harness("verify", report, "--json", cwd=tmp_path).stdout)
+    document = json.loads(harness("verify", "report.md", "--json", cwd=two).stdout)
     assert document["holds"] is False
     assert [problem["line"] for problem in document["problems"]] == [line]
-
-
-def test_file_that_is_no_report_exits_with_1(tmp_path: Path) -> None:
-    (tmp_path / "notes.md").write_text("# Notes")
-    done = harness("verify", tmp_path / "notes.md", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "carries no list of its records" in done.stderr
-    assert harness("verify", tmp_path / "none.md", cwd=tmp_path).returncode == 1
 
 
 @pytest.mark.parametrize(
     ("name", "begins"),
     [("r.md", "# "), ("r.html", "<!doctype html>"), ("r.csv", "backend,"), ("r.json", "{"), ("r.tex", "% "),
-     ("r", "# ")],
+     ("r", "# "), ("r.txt --format json", "{")],
 )  # fmt: skip
-def test_ending_of_the_name_tells_the_format(tmp_path: Path, name: str, begins: str) -> None:
-    assert (
-        harness("report", write_runs(tmp_path / "runs"), "-o", tmp_path / name, cwd=tmp_path).returncode == 0
-    )
-    assert (tmp_path / name).read_text().startswith(begins)
-
-
-def test_format_can_be_given(tmp_path: Path) -> None:
-    harness(
-        "report", write_runs(tmp_path / "runs"), "-o", tmp_path / "r.txt", "--format", "json", cwd=tmp_path
-    )
-    assert json.loads((tmp_path / "r.txt").read_text())["title"]
+def test_ending_of_the_name_or_an_option_tells_the_format(two: Path, name: str, begins: str) -> None:
+    ran(two, f"report runs -o {name}")
+    assert (two / name.split()[0]).read_text().startswith(begins)
 
 
 def test_fall_beyond_the_limit_exits_with_3(tmp_path: Path) -> None:
-    before = write_runs(tmp_path / "a")
-    after = write_runs(tmp_path / "b", seconds=0.6)
-    arguments = ["report", before, after, "--baseline", "-o", tmp_path / "r.md", "--fail-on"]
-    done = harness(*arguments, "tokens_per_second<-3%", cwd=tmp_path)
+    write_runs(tmp_path / "a")
+    write_runs(tmp_path / "b", seconds=0.6)
+    words = "report a b --baseline -o r.md --fail-on tokens_per_second<-"
+    done = harness(*f"{words}3%".split(), cwd=tmp_path)
     assert done.returncode == 3
     assert "fail-on: ddp on 2 ranks: tokens_per_second changed by -16.7 %" in done.stderr
     assert (tmp_path / "r.md").exists()
-    assert harness(*arguments, "tokens_per_second<-30%", cwd=tmp_path).returncode == 0
+    ran(tmp_path, f"{words}30%")
 
 
-def test_condition_that_cannot_be_read_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
-    runs = write_runs(tmp_path / "a")
-    done = harness(
-        "report", runs, runs, "--baseline", "-o", tmp_path / "r.md", "--fail-on", "speed>1", cwd=tmp_path
-    )
-    assert done.returncode == 1
-    assert "peak_bytes>+5%,tokens_per_second<-3%" in done.stderr
-    assert not (tmp_path / "r.md").exists()
+PIPE = "is a pipe or device"
+NOT_PLAIN = r"fifo'? cannot be read: it is not a plain file$"
 
 
-def test_baseline_needs_two_sides_and_conditions_need_a_baseline(tmp_path: Path) -> None:
-    runs = write_runs(tmp_path / "a")
-    assert (
-        "two sets of runs, 1 given"
-        in harness("report", runs, "--baseline", "-o", tmp_path / "r.md", cwd=tmp_path).stderr
-    )
-    done = harness("report", runs, "-o", tmp_path / "r.md", "--fail-on", "peak_bytes>+5%", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "give --baseline" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("verify notes.md", "carries no list of its records"),
+        ("verify none.md", "none.md"),
+        ("report runs runs --baseline -o r.md --fail-on speed>1", r"peak_bytes>\+5%,tokens_per_second<-3%"),
+        ("report runs --baseline -o r.md", "two sets of runs, 1 given"),
+        ("report runs -o r.md --fail-on peak_bytes>+5%", "give --baseline"),
+        ("report runs runs --baseline --archive -o r.md", "give two archives"),
+        ("report odd -o r.md --archive", "--archive needs readable records; fix or remove: record"),
+        ("report unreadable -o r.md", "none of 2 records can be read"),
+        ("report record.json -o r.md", "is not a record of this harness"),
+        ("report runs -o notes.md/r.md", "cannot be written"),
+        ("report runs -o runs/run-ddp-n2/record.json", "would replace record.json"),
+        ("report runs -o innocent.json", "is a symbolic link"),
+        ("report runs -o link.md", "is a symbolic link; give the file itself"),
+        *((f"report runs -o {place} --format md", PIPE)
+          for place in ("/dev/full", "/dev/zero", "/dev/null", "fifo")),
+        ("settings --write fifo", PIPE),
+        ("show fifo", NOT_PLAIN),
+        ("report fifo -o r.md", NOT_PLAIN),
+        ("verify fifo", NOT_PLAIN),
+        ("diagnose fifo fifo", NOT_PLAIN),
+        *((f"run --backend ddp --config {given}", "it is not a plain file")
+          for given in ("/dev/zero", "/dev/null", "fifo")),
+        *((f"run --backend ddp --set data.source=text --set data.path={given}", PIPE)
+          for given in ("/dev/zero", "/dev/null", "fifo")),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_or_written_is_one_line_and_all_files_stay(
+    two: Path, words: str, said: str
+) -> None:
+    (two / "notes.md").write_text("# Notes")
+    (two / "record.json").write_text("{}")
+    os.mkfifo(two / "fifo")
+    (two / "link.md").symlink_to("notes.md")
+    (two / "innocent.json").symlink_to("runs/run-ddp-n2/record.json")
+    saved(two / "odd", "sound")
+    for broken in ("odd/1", "odd/2", "unreadable/1", "unreadable/2"):
+        (two / broken).mkdir(parents=True)
+        (two / broken / "record.json").write_text("{")
+    before = {path: path.read_bytes() for path in two.rglob("*") if path.is_file()}
+    assert re.search(said, refused(two, *words.split()))
+    assert {path: path.read_bytes() for path in two.rglob("*") if path.is_file()} == before
 
 
-def test_report_with_an_archive_holds_without_the_folder_of_runs(tmp_path: Path) -> None:
-    runs, report = write_runs(tmp_path / "runs"), tmp_path / "out" / "report.md"
-    assert harness("report", runs, "-o", report, "--archive", cwd=tmp_path).returncode == 0
-    shutil.rmtree(runs)
-    assert harness("verify", report, cwd=tmp_path).returncode == 0
-    again = report.with_name("again.md")
-    assert harness("report", report.with_name("runs.tar.xz"), "-o", again, cwd=tmp_path).returncode == 0
+def test_report_with_an_archive_holds_without_the_folder_of_runs(two: Path) -> None:
+    ran(two, "report runs -o out/report.md --archive")
+    shutil.rmtree(two / "runs")
+    ran(two, "verify out/report.md")
+    ran(two, "report out/runs.tar.xz -o out/again.md")
     for ending in ("md", "manifest.json"):
-        named = again.with_suffix(f".{ending}").read_text().replace("again.", "report.")
         shown = [
-            re.sub('"sha256":".*"', "", text)
-            for text in (named, report.with_suffix(f".{ending}").read_text())
+            re.sub('"sha256":".*"', "", (two / f"out/{name}.{ending}").read_text()).replace(f"{name}.", "")
+            for name in ("again", "report")
         ]
         assert shown[0] == shown[1]
-
-
-def test_archive_leaves_no_record_out(tmp_path: Path) -> None:
-    runs = write_runs(tmp_path / "runs")
-    (runs / "broken").mkdir()
-    (runs / "broken" / "record.json").write_text("{")
-    done = harness("report", runs, "-o", tmp_path / "r.md", "--archive", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "--archive needs readable records; fix or remove: record" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-
-
-def test_archive_with_a_baseline_is_refused(tmp_path: Path) -> None:
-    runs = write_runs(tmp_path / "runs")
-    done = harness("report", runs, runs, "--baseline", "--archive", "-o", tmp_path / "r.md", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "give two archives" in done.stderr
-
-
-def test_archived_runs_are_exported_for_tracking(tmp_path: Path) -> None:
-    runs = write_runs(tmp_path / "runs")
-    harness("report", runs, "-o", tmp_path / "r.md", "--archive", cwd=tmp_path)
-    done = harness(
-        "export",
-        "tracking",
-        tmp_path / "runs.tar.xz",
-        "--to",
-        "tensorboard",
-        "-o",
-        tmp_path / "board",
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran(two, "export tracking out/runs.tar.xz --to tensorboard -o board")
     assert "runs logged for tensorboard" in done.stderr
 
 
-def test_report_of_a_folder_of_runs(comparison: Compared, tmp_path: Path) -> None:
-    done = harness("report", comparison.runs, "-o", tmp_path / "out" / "report.md", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_report_of_a_folder_of_real_runs(comparison: Compared, tmp_path: Path) -> None:
+    done = ran(tmp_path, f"report {comparison.runs} -o out/report.md")
     assert done.stdout == ""
     assert "## Results" in (tmp_path / "out" / "report.md").read_text()
-
-
-def test_report_of_what_is_no_record(tmp_path: Path) -> None:
-    (tmp_path / "record.json").write_text("{}")
-    assert "is not a record of this harness" in refused(tmp_path, "report", "record.json", "-o", "report.md")
-
-
-def test_report_that_cannot_be_written(comparison: Compared, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert "cannot be written" in refused(tmp_path, "report", comparison.runs, "-o", "file/report.md")
-
-
-def test_report_does_not_replace_a_record(tmp_path: Path) -> None:
-    path = saved(tmp_path / "runs", "one")
-    before = path.read_bytes()
-    link = tmp_path / "innocent.json"
-    link.symlink_to(path)
-    for output, why in ((path, "would replace record.json"), (link, "is a symbolic link")):
-        done = harness("report", "runs", "-o", output, cwd=tmp_path)
-        assert done.returncode == 1
-        assert why in done.stderr
-    assert path.read_bytes() == before
 
 
 def test_report_without_the_reference_but_with_its_noise_run(tmp_path: Path) -> None:
     saved(tmp_path / "runs", "noise", label="single:micro_batch_size=4,norm=fp32")
     saved(tmp_path / "runs", "ddp", label="ddp")
-    done = harness("report", "runs", "-o", "report.md", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    ran(tmp_path, "report runs -o report.md")
     assert (tmp_path / "report.loss.svg").exists()
 
 
 def test_odd_record_is_passed_over_by_name(tmp_path: Path) -> None:
-    saved(tmp_path / "runs", "sound")
+    runs = tmp_path / "runs"
+    saved(runs, "sound")
     effective = make_effective(optimizer_groups=[{"betas": 7, "eps": [], "weight_decay": {}}])
     odd = make_record(label="ddp").backend.model_copy(update={"effective": effective})
-    saved(tmp_path / "runs", "odd", label="ddp", backend=odd)
-    saved(tmp_path / "runs", "odder", label="fsdp", steps=make_steps(changes={1: {"step": 0}}), ranks=[])
-    done = harness("report", "runs", "-o", "report.md", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "unexpected" not in done.stderr
+    saved(runs, "odd", label="ddp", backend=odd)
+    saved(runs, "odder", label="fsdp", steps=make_steps(changes={1: {"step": 0}}), ranks=[])
+    assert "unexpected" not in ran(tmp_path, "report runs -o report.md").stderr
     assert "sound" in (tmp_path / "report.manifest.json").read_text()
 
 
-def test_report_of_no_readable_record_fails(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        saved(tmp_path / "runs", name).write_text("{")
-    done = harness("report", "runs", "-o", "report.md", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "none of 2 records can be read" in done.stderr
-    assert not (tmp_path / "report.md").exists()
-
-
-def test_report_that_does_not_fit_on_the_disk_leaves_the_old_one(tmp_path: Path) -> None:
-    saved(tmp_path / "runs", "one")
-    assert harness("report", "runs", "-o", "report.md", cwd=tmp_path).returncode == 0
-    before = {path.name: path.read_bytes() for path in tmp_path.glob("report*")}
-    saved(tmp_path / "runs", "two", label="ddp")
+def test_report_that_does_not_fit_on_the_disk_leaves_the_old_one(two: Path) -> None:
+    ran(two, "report runs -o report.md")
+    before = {path.name: path.read_bytes() for path in two.glob("report*")}
+    saved(two / "runs", "another", label="fsdp")
     done = subprocess.run(
-        [*HARNESS, "report", "runs", "-o", "report.md"], cwd=tmp_path, env=environment(), text=True,
+        [*HARNESS, "report", "runs", "-o", "report.md"], cwd=two, env=environment(), text=True,
         capture_output=True, check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
     )  # fmt: skip
     assert done.returncode == 1
     assert "report" in done.stderr
     assert "cannot be written: File too large" in done.stderr
-    assert {path.name: path.read_bytes() for path in tmp_path.glob("report*")} == before
-    assert not list(tmp_path.glob(".report*"))
+    assert {path.name: path.read_bytes() for path in two.glob("report*")} == before
+    assert not list(two.glob(".report*"))
 
 
-@pytest.mark.parametrize("output", ["/dev/full", "/dev/zero", "/dev/null", "fifo"])
-def test_report_into_a_pipe_or_device_is_refused(tmp_path: Path, output: str) -> None:
-    saved(tmp_path / "runs", "one")
-    os.mkfifo(tmp_path / "fifo")
-    done = harness("report", "runs", "-o", output, "--format", "md", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "is a pipe or device" in done.stderr
+def test_pipe_among_the_records_is_passed_over(two: Path) -> None:
+    (two / "runs" / "three").mkdir()
+    os.mkfifo(two / "runs" / "three" / "record.json")
+    assert "2 records" in ran(two, "report runs -o report.md").stderr
 
 
-def test_report_through_a_link_is_refused(tmp_path: Path) -> None:
-    saved(tmp_path / "runs", "one")
-    (tmp_path / "kept").write_text("before")
-    (tmp_path / "report.md").symlink_to("kept")
-    done = harness("report", "runs", "-o", "report.md", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "is a symbolic link; give the file itself" in done.stderr
-    assert (tmp_path / "kept").read_text() == "before"
+def test_reports_of_two_formats_keep_their_pictures(two: Path) -> None:
+    for words in ("report runs -o x.md", "report runs -o x.tex", "verify x.md", "verify x.tex"):
+        ran(two, words)
 
 
-def test_configuration_to_fill_in_is_not_written_into_a_pipe(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    done = harness("settings", "--write", "fifo", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "is a pipe or device" in done.stderr
-
-
-def test_pipe_among_the_records_is_passed_over(tmp_path: Path) -> None:
-    saved(tmp_path / "runs", "one")
-    (tmp_path / "runs" / "two").mkdir()
-    os.mkfifo(tmp_path / "runs" / "two" / "record.json")
-    done = harness("report", "runs", "-o", "report.md", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "1 records" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("show", "fifo"),
-        ("report", "fifo", "-o", "report.md"),
-        ("verify", "fifo"),
-        ("diagnose", "fifo", "fifo"),
-    ],
-)
-def test_pipe_in_place_of_a_record_is_named(tmp_path: Path, words: tuple[str, ...]) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    done = harness(*words, cwd=tmp_path)
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 1
-    assert re.search(r"fifo'? cannot be read: it is not a plain file$", line)
-
-
-@pytest.mark.parametrize("given", ["/dev/zero", "/dev/null", "fifo"])
-def test_pipe_or_device_as_configuration_or_data_is_refused(tmp_path: Path, given: str) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    done = harness("run", "--backend", "ddp", "--config", given, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "it is not a plain file" in done.stderr
-    data = ["--set", "data.source=text", "--set", f"data.path={given}"]
-    done = harness("run", "--backend", "ddp", *data, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "is a pipe or device" in done.stderr
-
-
-def test_reports_of_two_formats_keep_their_pictures(tmp_path: Path) -> None:
-    saved(tmp_path / "runs", "one")
-    saved(tmp_path / "runs", "two", label="ddp")
-    for name in ("x.md", "x.tex"):
-        assert harness("report", "runs", "-o", name, cwd=tmp_path).returncode == 0
-    assert harness("verify", "x.md", cwd=tmp_path).returncode == 0
-    assert harness("verify", "x.tex", cwd=tmp_path).returncode == 0
-
-
-def test_report_on_a_pipe_whose_reader_is_gone_ends(tmp_path: Path) -> None:
-    saved(tmp_path / "runs", "one")
+def test_report_on_a_pipe_whose_reader_is_gone_ends(two: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [*HARNESS, "report", "runs", "-o", "/dev/stdout"], cwd=tmp_path, env=environment(), stdout=writer,
+        [*HARNESS, "report", "runs", "-o", "/dev/stdout"], cwd=two, env=environment(), stdout=writer,
         stderr=subprocess.PIPE, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
     os.close(writer)
@@ -421,18 +296,14 @@ def test_report_on_a_pipe_whose_reader_is_gone_ends(tmp_path: Path) -> None:
     assert done.stderr == "harness: report '/dev/stdout' cannot be written: Broken pipe\n"
 
 
-def test_report_on_standard_output_writes_no_other_file(tmp_path: Path) -> None:
-    saved(tmp_path / "runs", "one")
+def test_report_on_standard_output_writes_no_other_file(two: Path) -> None:
     before = set(os.listdir("/dev"))
-    done = subprocess.run(
-        [*HARNESS, "report", "runs", "-o", "-"], cwd=tmp_path, env=environment(),
-        capture_output=True, text=True, timeout=SECONDS, check=False,
-    )  # fmt: skip
+    done = harness_process("report", "runs", "-o", "-", cwd=two)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("# ")
     assert "pictures and tables next to it are left out" in done.stderr
     assert {name for name in set(os.listdir("/dev")) - before if name.startswith("stdout")} == set()
-    assert not (tmp_path / "-").exists()
+    assert not (two / "-").exists()
 
 
 def test_a_dash_is_no_name_of_a_folder(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from harness.cli import harness as command
 from harness.errors import HarnessError
 from harness.launch import cells
 from harness.record import Record
-from tests.built_in import HYBRID
 from tests.patience import SECONDS
 from tests.representatives import first
 
@@ -48,76 +47,6 @@ def test_every_evaluation_is_timed(tmp_path: Path) -> None:
     found = Record.model_validate_json(done.stdout).eval
     assert [(part.step, part.samples) for part in found] == [(2, 5), (4, 5)]
     assert all(part.seconds is not None and part.seconds > 0 for part in found)
-
-
-def test_unknown_backend(tmp_path: Path) -> None:
-    line = refused(tmp_path, "run", "--backend", "zerro3")
-    assert "backend 'zerro3' is unknown" in line
-    assert "Did you mean 'zero3'?" in line
-
-
-def test_unknown_option(tmp_path: Path) -> None:
-    assert "Did you mean 'offload'?" in refused(tmp_path, "run", "--backend", "zero3:ofload=cpu")
-
-
-def test_option_that_is_no_yaml(tmp_path: Path) -> None:
-    assert "offload" in refused(tmp_path, "run", "--backend", "zero3:offload=[x")
-
-
-def test_unknown_key(tmp_path: Path) -> None:
-    line = refused(tmp_path, "run", "--backend", "ddp", "--set", "training.step=3")
-    assert "Did you mean 'steps'?" in line
-
-
-def test_missing_configuration(tmp_path: Path) -> None:
-    assert "none.yaml cannot be read" in refused(tmp_path, "run", "--backend", "ddp", "--config", "none.yaml")
-
-
-def test_impossible_batch(tmp_path: Path) -> None:
-    line = refused(
-        tmp_path, "run", "--backend", "ddp", "--nproc", "3", "--set", "training.global_batch_size=8"
-    )
-    assert "leaves no whole micro_batch_size" in line
-
-
-def test_several_ranks_of_the_reference(tmp_path: Path) -> None:
-    assert "'single' is one process" in refused(tmp_path, "run", "--backend", "single", "--nproc", "2")
-
-
-def test_missing_data(tmp_path: Path) -> None:
-    line = refused(
-        tmp_path, "run", "--backend", "ddp", "--set", "data.source=text", "--set", "data.path=none.txt"
-    )
-    assert f"data.path 'none.txt' does not exist in {tmp_path}; give an existing file" in line
-
-
-@pytest.mark.parametrize("source", ["text", "jsonl"])
-def test_empty_data(tmp_path: Path, source: str) -> None:
-    (tmp_path / "empty").touch()
-    line = refused(
-        tmp_path, "run", "--backend", "ddp", "--set", f"data.source={source}", "--set", "data.path=empty"
-    )
-    assert "gives no sample" in line
-
-
-def test_samples_longer_than_the_context(tmp_path: Path) -> None:
-    line = refused(tmp_path, "run", "--backend", "ddp", "--set", "data.sequence_length=1024")
-    assert "longer than the model's context of 512" in line
-
-
-@pytest.mark.parametrize("backend", HYBRID)
-def test_shard_size_that_does_not_divide(tmp_path: Path, backend: str) -> None:
-    line = refused(tmp_path, "run", "--backend", f"{backend}:shard_size=3", "--nproc", "2", *SHORT)
-    assert "shard_size" in line
-
-
-@pytest.mark.parametrize(
-    ("model_type", "why"),
-    [("bert", "is not a causal language model"), ("lama", "unknown to transformers")],
-)
-def test_model_that_cannot_be_trained(tmp_path: Path, model_type: str, why: str) -> None:
-    line = refused(tmp_path, "run", "--backend", "ddp", "--set", f"model.config={{model_type: {model_type}}}")
-    assert why in line
 
 
 @pytest.mark.parametrize("offline", first(["0"], ["0", "1"]))

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from harness import cli
 from harness.cli import COMMANDS, EXAMPLES, INSTEAD
+from tests.built_in import HYBRID
 from tests.docs.markdown import ROOT
 
 from . import command_line
@@ -37,6 +38,74 @@ def test_usage_error_exits_with_two(tmp_path: Path, arguments: list[str]) -> Non
     assert not (tmp_path / "runs").exists()
 
 
+RUN, RECOMMEND = "run --backend ddp", "recommend --gpus 4 --gpu H100-80 --tokens-per-step 40k"
+LLAMA = f"{RECOMMEND} --model llama-3.1-8b"
+FIT = "fit --backend ddp --limit"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("run --backend zerro3", "backend 'zerro3' is unknown. Did you mean 'zero3'?"),
+        ("run --backend zero3:ofload=cpu", "Did you mean 'offload'?"),
+        ("run --backend zero3:offload=[x", "offload"),
+        ("run --backend single --nproc 2", "'single' is one process"),
+        *((f"run --backend {name}:shard_size=3 --nproc 2", "shard_size") for name in HYBRID),
+        (f"{RUN} --set training.step=3", "Did you mean 'steps'?"),
+        (f"{RUN} --config none.yaml", "none.yaml cannot be read"),
+        (f"{RUN} --nproc 3 --set training.global_batch_size=8", "leaves no whole micro_batch_size"),
+        (f"{RUN} --set data.source=text --set data.path=none.txt",
+         "data.path 'none.txt' does not exist in {folder}; give an existing file"),
+        (f"{RUN} --set data.source=text --set data.path=empty", "gives no sample"),
+        (f"{RUN} --set data.source=jsonl --set data.path=empty", "gives no sample"),
+        (f"{RUN} --set data.sequence_length=1024", "longer than the model's context of 512"),
+        (f"{RUN} --set 'model.config={{model_type: bert}}'", "is not a causal language model"),
+        (f"{RUN} --set 'model.config={{model_type: lama}}'", "unknown to transformers"),
+        ("compare --backends zero1,dpd", "Did you mean 'ddp'?"),
+        ("compare --backends ''", "--backends is empty"),
+        ("compare --backends ddp --nproc 2,3", "on 3 ranks"),
+        *((f"compare --backends ddp --nproc '{sizes}'", f"--nproc was given '{sizes}'")
+          for sizes in ("0", "two", "2,,4", "2,-1", "")),
+        ("compare --backends ddp --report report.pdf",
+         "report 'report.pdf': '.pdf' names no format; end its name in .md"),
+        ("compare --within 3% --batch largest",
+         "--batch largest and --within or --max-minutes exclude each other"),
+        ("compare --from-deepspeed ds.json --batch largest", "exclude each other"),
+        ("fit --backend ddp", "ranks on the CPU share the memory of the machine"),
+        (f"{FIT} plenty", "--limit takes bytes such as 2GB, or a GPU: GPU 'plenty' is unknown"),
+        (f"{FIT} 900TB", "but this machine has"),
+        (f"{FIT} 1GB --set training.global_batch_size=9", "does not divide"),
+        ("fit --backend zero4 --limit 1GB", "Did you mean 'zero3'"),
+        (f"{RECOMMEND} --model llama-3.1-9b",
+         "model 'llama-3.1-9b' is neither in the catalogue nor a folder or file"),
+        (f"{RECOMMEND} --model bert-base", "`harness estimate --backends` gives its states"),
+        (f"{LLAMA} --gpu H100-81", "Did you mean 'H100-80'"),
+        (f"{LLAMA} --gpus 12", "12 ranks do not fill nodes of 8 GPUs"),
+        (f"{LLAMA} --gpus 16 --fabric NDR401", "Did you mean 'NDR400'"),
+        (f"{LLAMA} --tokens-per-step lots", "--tokens-per-step was given 'lots'"),
+        (f"{LLAMA} --tokens-per-step 5", "less than one sample"),
+        (f"{LLAMA} --set training.micro_batch_size=1", "training.micro_batch_size would be ignored"),
+        ("estimate --model lama-3.1-8b",
+         "harness: model 'lama-3.1-8b' is neither in the catalogue nor a folder or file."),
+        ("estimate --model gpt-oss-20b", "harness: gpt-oss-20b is not covered: mixture of experts"),
+        ("estimate --world-size 0", "harness: --world-size was given '0'; give numbers of ranks"),
+        ("estimate --world-size 12", "harness: 12 ranks do not fill nodes of 8 GPUs"),
+        ("estimate --gpu H100-88", "harness: GPU 'H100-88' is unknown. Did you mean 'H100-80'"),
+        ("estimate --fabric NDR-4000 --gpu H200",
+         "harness: fabric 'NDR-4000' is unknown. Did you mean 'NDR400'"),
+        ("estimate --backends zero5", "harness: backend 'zero5' is unknown"),
+        ("estimate --hardware none.yaml", "harness: hardware file none.yaml cannot be read"),
+        ("estimate --model gpt2 --backends fsdp-hybrid:shard_size=3", "harness: fsdp-hybrid:shard_size=3 "
+         "cannot run on 8 ranks: shard_size 3 does not divide the world size 8"),
+        ("estimate --set model.name=none/such", "harness: model 'none/such' is neither in the catalogue"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, words: str, said: str) -> None:
+    (tmp_path / "empty").touch()
+    assert said.format(folder=tmp_path) in refused(tmp_path, *shlex.split(words))
+    assert not list(tmp_path.glob("report*"))
+
+
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_runs_folder_below_a_file(tmp_path: Path, command: str) -> None:
     (tmp_path / "file").touch()
@@ -48,7 +117,6 @@ def test_runs_folder_below_a_file(tmp_path: Path, command: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        # Of a run without a network: tests/harness/cli/test_run.py.
         pytest.param(
             "run --backend ddp --set data.sequence_length=1024",
             "longer than the model's context",

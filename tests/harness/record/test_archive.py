@@ -93,6 +93,13 @@ def test_tar_unpacks_an_archive_and_one_that_it_packed_is_read(tmp_path: Path) -
     assert read_archive(tmp_path / "c.tar.xz", named=NAME) == FILES
 
 
+NEITHER = "neither a plain file nor a folder"
+SPARSE = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(2**40), "GNU.sparse.numblocks": "1"}
+CHAIN = packed((member("x", tarfile.XHDTYPE), b""))[:512] * 5000 + bytes(1024)
+WIDE = [{"id": lzma.FILTER_LZMA2, "dict_size": 2**28, "mode": lzma.MODE_FAST, "nice_len": 8, "mf": 3}]
+FEW = packed((member("a/record.json"), b"{}"))
+
+
 @pytest.mark.parametrize(
     "name", ["/etc/x/record.json", "../x/record.json", "a/../../record.json", "a\n/b", ".."]
 )
@@ -102,62 +109,29 @@ def test_a_name_that_leads_out_or_is_not_plain_is_refused(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "kind",
+    ("members", "says"),
     [
-        tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE,
-        tarfile.CONTTYPE, tarfile.GNUTYPE_SPARSE, b"?",
+        *(([(member("a/record.json", kind, linkname="/etc/passwd"), b"")], NEITHER)
+          for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE,
+                       tarfile.CONTTYPE, tarfile.GNUTYPE_SPARSE, b"?")),
+        ([(member("a/record.json", pax_headers=SPARSE), b"x")], NEITHER),
+        *(([(member("a/record.json"), b"1"), (member(again), b"2")], "holds 'a/record.json' twice")
+          for again in ("a/record.json", "./a//record.json")),
+        *(([(member("a/record.json", pax_headers={"size": size}), b"x"), (member("b/record.json"), b"y")], "")
+          for size in ("-512", str(2**80))),
+        ([(member("a/notes"), bytes(2**22))], "unpacks to more than 2,097,152 bytes, the most allowed"),
+        ([(member("a/record.json"), bytes(1001))], "of 1,001 bytes; from 0 to 1,000 are allowed"),
+        ([(member(f"{n}/{NAME}"), b"") for n in range(4)], "holds more than 3 files"),
     ],
 )  # fmt: skip
-def test_links_devices_and_sparse_files_are_refused(kind: bytes, tmp_path: Path) -> None:
-    data = lzma.compress(packed((member("a/record.json", kind, linkname="/etc/passwd"), b"")))
-    assert "neither a plain file nor a folder" in refused(tmp_path / "a.tar.xz", data)
-
-
-def test_sparse_file_of_the_newer_format_is_refused(tmp_path: Path) -> None:
-    headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(2**40), "GNU.sparse.numblocks": "1"}
-    data = lzma.compress(packed((member("a/record.json", pax_headers=headers), b"x")))
-    assert "neither a plain file nor a folder" in refused(tmp_path / "a.tar.xz", data)
-
-
-@pytest.mark.parametrize("again", ["a/record.json", "./a//record.json"])
-def test_a_name_twice_is_refused(again: str, tmp_path: Path) -> None:
-    data = lzma.compress(packed((member("a/record.json"), b"1"), (member(again), b"2")))
-    assert "holds 'a/record.json' twice" in refused(tmp_path / "a.tar.xz", data)
-
-
-def test_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MOST_BYTES", 2**21)
-    data = lzma.compress(packed((member("a/notes"), bytes(2**22))))
+def test_what_no_archive_of_records_holds_is_refused(
+    members: list[tuple[tarfile.TarInfo, bytes]], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit, most in (("MOST_BYTES", 2**21), ("MOST_MEMBER_BYTES", 1000), ("MOST_MEMBERS", 3)):
+        monkeypatch.setattr(store, limit, most)
+    data = lzma.compress(packed(*members))
     assert len(data) < 2**13
-    assert "unpacks to more than 2,097,152 bytes, the most allowed" in refused(tmp_path / "a.tar.xz", data)
-
-
-def test_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MOST_MEMBER_BYTES", 1000)
-    data = lzma.compress(packed((member("a/record.json"), bytes(1001))))
-    assert "of 1,001 bytes; from 0 to 1,000 are allowed" in refused(tmp_path / "a.tar.xz", data)
-
-
-@pytest.mark.parametrize("size", [-512, 2**80])
-def test_size_that_no_file_has_is_refused(size: int, tmp_path: Path) -> None:
-    info = member("a/record.json", pax_headers={"size": str(size)})
-    refused(tmp_path / "a.tar.xz", lzma.compress(packed((info, b"x"), (member("b/record.json"), b"y"))))
-
-
-def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MOST_MEMBERS", 3)
-    data = lzma.compress(packed(*((member(f"{n}/{NAME}"), b"") for n in range(4))))
-    assert "holds more than 3 files" in refused(tmp_path / "a.tar.xz", data)
-
-
-def test_dictionary_that_takes_too_much_memory_is_refused(tmp_path: Path) -> None:
-    filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 2**28, "mode": lzma.MODE_FAST, "nice_len": 8, "mf": 3}]
-    data = lzma.compress(packed((member("a/record.json"), b"{}")), filters=filters)
-    assert "cannot be unpacked (Memory usage limit exceeded)" in refused(tmp_path / "a.tar.xz", data)
-
-
-def whole() -> bytes:
-    return lzma.compress(packed(*((member(name), data) for name, data in FILES.items())))
+    assert says in refused(tmp_path / "a.tar.xz", data)
 
 
 @pytest.mark.parametrize(
@@ -175,20 +149,18 @@ def whole() -> bytes:
         (lambda data: lzma.compress(lzma.decompress(data).replace(b"run-3", b"run-9")), "is damaged after"),
         (lambda data: lzma.compress(b"no archive" * 200), "no readable tar"),
         (lambda data: lzma.compress(b""), "no readable tar"),
+        (lambda data: lzma.compress(CHAIN), "no readable tar"),
+        (lambda data: lzma.compress(FEW, filters=WIDE), "cannot be unpacked (Memory usage limit exceeded)"),
     ],
 )
 def test_damaged_archive_is_one_line(damage: Callable[[bytes], bytes], says: str, tmp_path: Path) -> None:
-    assert says in refused(tmp_path / "a.tar.xz", damage(whole()))
+    whole = lzma.compress(packed(*((member(name), data) for name, data in FILES.items())))
+    assert says in refused(tmp_path / "a.tar.xz", damage(whole))
 
 
 def test_archive_that_is_missing_or_no_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match=r"a\.tar\.xz' is missing or no file"):
         read_archive(tmp_path / "a.tar.xz", named=NAME)
-
-
-def test_headers_nested_without_end_are_refused(tmp_path: Path) -> None:
-    chain = packed((member("x", tarfile.XHDTYPE), b""))[:512] * 5000
-    assert "no readable tar" in refused(tmp_path / "a.tar.xz", lzma.compress(chain + bytes(1024)))
 
 
 @settings(max_examples=300)
