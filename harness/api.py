@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from harness.judge.findings.finding import Finding
-    from harness.record import Record
+    from harness.plan.answer import Answer
 
 Kind = Literal["runs", "steps", "evaluations", "facts", "findings"]
 FINDING = ("id", "backends", "message", "values")
@@ -53,20 +53,16 @@ def frame(comparison: Comparison, kind: Kind) -> DataFrame:
             table = table.rename(columns={"world_size": "ranks"})
             return table.astype({metric.key: "float64" for metric in METRICS if metric.key in table})
         case "steps":
-            return DataFrame(
-                [_run(row) | asdict(step) for row in comparison.rows for step in row.record.steps]
-            )
+            found = [_run(row) | asdict(step) for row in comparison.rows for step in row.record.steps]
         case "evaluations":
-            return DataFrame(
-                [_run(row) | done.model_dump() for row in comparison.rows for done in row.record.eval]
-            )
+            found = [_run(row) | done.model_dump() for row in comparison.rows for done in row.record.eval]
         case "facts":
-            return DataFrame(
-                [_run(row) | vars(fact) for row in comparison.rows for fact in facts(row.record)]
-            )
+            found = [_run(row) | vars(fact) for row in comparison.rows for fact in facts(row.record)]
         case "findings":
-            return DataFrame([found.as_json() for found in comparison.findings], columns=list(FINDING))
-    raise HarnessError(f"table '{kind}' is unknown. {available(str(kind), get_args(Kind))}")
+            return DataFrame([one.as_json() for one in comparison.findings], columns=list(FINDING))
+        case _:
+            raise HarnessError(f"table '{kind}' is unknown. {available(str(kind), get_args(Kind))}")
+    return DataFrame(found)
 
 
 def _run(row: JudgedRun) -> dict[str, Any]:
@@ -142,12 +138,6 @@ class Results:
 
         found = "".join(f"<li>{escape(line)}</li>" for line in finding_lines(self.comparison, wide=True))
         return main_table(self.comparison, "html") + (f"<ul>{found}</ul>" if found else "")
-
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-    from harness.plan.answer import Answer
 
 
 class Estimate:

@@ -7,7 +7,6 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -17,22 +16,6 @@ from pydantic import AfterValidator
 REDACTED = "***"
 SHORTEST_SECRET = 8
 """Characters of a variable's value: shorter ones are words such as 'false'."""
-
-
-@dataclass(frozen=True)
-class SecretPattern:
-    """One form of a secret."""
-
-    needles: tuple[str, ...]
-    """Lower case; text without any of them holds no such secret. Looking for them first is much faster."""
-    pattern: re.Pattern[str]
-    """Its first group, where it has one, stays."""
-
-    def replaced(self, text: str, lower: str) -> str:
-        """lower: the text in lower case."""
-        if not any(needle in lower for needle in self.needles):
-            return text
-        return self.pattern.sub(rf"\g<1>{REDACTED}" if self.pattern.groups else REDACTED, text)
 
 
 _OPTION = (
@@ -49,16 +32,12 @@ VALUE = (
 _PARTS = {"<option>": _OPTION, "<open>": OPEN, "<value>": VALUE}
 
 
-def _patterns() -> tuple[SecretPattern, ...]:
-    found = []
-    for secret in tomllib.loads(Path(__file__).with_name("secrets.toml").read_text("utf-8"))["secret"]:
-        form = re.sub("<(?:option|open|value)>", lambda part: _PARTS[part[0]], secret["form"])
-        found.append(SecretPattern(tuple(secret["needles"]), re.compile(form)))
-    return tuple(found)
-
-
-SECRET_PATTERNS = _patterns()
-
+SECRET_PATTERNS: list[tuple[list[str], re.Pattern[str]]] = [
+    (secret["needles"], re.compile(re.sub("<(?:option|open|value)>", lambda p: _PARTS[p[0]], secret["form"])))
+    for secret in tomllib.loads(Path(__file__).with_name("secrets.toml").read_text("utf-8"))["secret"]
+]
+"""Forms of secrets, whose first group stays where they have one, with needles in lower case. Text without any
+of these holds no such secret: looking for them first is much faster."""
 
 # One of the names, after any prefix: MY_API_KEY, x-api-key, clientSecret.
 _NAME = (
@@ -132,23 +111,20 @@ def redacted(text: str) -> str:
     """
     for name, value in os.environ.items():
         if len(value) >= SHORTEST_SECRET and not value.startswith("/") and _names_a_secret(name):
-            for written in _as_written(value):
+            # As texts have it, as those of JSON do first: of an escape no half may stay.
+            escaped = {json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True)}
+            for written in sorted(escaped | {value}, key=len, reverse=True):
                 text = text.replace(written, REDACTED)
     lower = text.lower()
-    for pattern in SECRET_PATTERNS:
-        text = pattern.replaced(text, lower)
+    for needles, pattern in SECRET_PATTERNS:
+        if any(needle in lower for needle in needles):
+            text = pattern.sub(rf"\g<1>{REDACTED}" if pattern.groups else REDACTED, text)
     return without_named_secrets(text)
 
 
 @cache
 def _names_a_secret(name: str) -> bool:
     return _NAMED.search(f"{name}=") is not None
-
-
-def _as_written(value: str) -> list[str]:
-    """A value as texts have it, as those of JSON do first: of an escape no half may stay."""
-    escaped = {json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True)}
-    return sorted(escaped | {value}, key=len, reverse=True)
 
 
 def capped(text: str, most_bytes: int) -> str:

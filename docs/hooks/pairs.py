@@ -5,7 +5,7 @@ from __future__ import annotations
 from docs.hooks.tables import table
 from harness.backends import registry
 from harness.job.config import load_experiment
-from harness.job.pairs import AXES, Axis, why_refused
+from harness.job.pairs import AXES, why_refused
 
 LABELS = tuple(name for name in registry.BUILT_IN if registry.mesh_of(name, 4).shares_samples)
 RANKS = 4
@@ -17,14 +17,14 @@ NEEDS = {
 OFFLOAD = "offload=cpu"
 
 
-def settings_of(axis: Axis) -> list[str]:
+def settings_of(setting: str) -> list[str]:
     """The setting and what it needs, as one types them."""
-    return [axis.setting, *NEEDS.get(axis.setting, ())]
+    return [setting, *NEEDS.get(setting, ())]
 
 
-def refused(label: str, axis: Axis) -> str | None:
+def refused(label: str, setting: str) -> str | None:
     """Why no rank starts; None: the pair runs."""
-    return why_refused(label, RANKS, load_experiment(None, settings_of(axis)).job())
+    return why_refused(label, RANKS, load_experiment(None, settings_of(setting)).job())
 
 
 def has_offload(label: str) -> bool:
@@ -43,7 +43,7 @@ def pairs_table() -> str:
             reasons.append(reason)
         return f"no ({reasons.index(reason) + 1})"
 
-    rows = [[f"`{axis.setting}`", *(cell(refused(label, axis)) for label in LABELS)] for axis in AXES]
+    rows = [[f"`{name}`", *(cell(refused(label, name)) for label in LABELS)] for name in AXES]
     none = "the backend has no such option"
     rows.append([f"option `{OFFLOAD}`", *(cell(None if has_offload(name) else none) for name in LABELS)])
     head = ["setting", *(f"`{label}`" for label in LABELS)]

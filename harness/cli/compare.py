@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Container, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -64,6 +64,9 @@ from harness.run_directory.request import Resume, RunRequest
 from harness.tell.formats import fitted
 
 if TYPE_CHECKING:
+    from harness.judge.comparison import Comparison
+    from harness.judge.statistics import Ratio
+    from harness.plan.fit import LargestBatches
     from harness.plan.preflight import CellPredictions
 
 force_option = click.option("--force", is_flag=True)
@@ -143,11 +146,6 @@ def show(predicted: CellPredictions) -> None:
         echo(line, err=True)
 
 
-if TYPE_CHECKING:
-    from harness.judge.statistics import Ratio
-    from harness.plan.fit import LargestBatches
-
-
 SPLIT = (
     "the loss depends on how the batch is split: the reference runs again with as many samples at once as "
     "the ranks take"
@@ -222,8 +220,7 @@ class MissingCells:
                 import_module(name)
             environment()
         launcher = self._launcher
-        jobs = {cell.job_id: cell.job for cell in cells}
-        facts = {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
+        facts = checked_jobs(launcher, cells)
         predicted = predict_cells(
             cells, facts, launcher.device, self._experiment.runtime.memory_limit, force=self._force,
             trace=launcher.trace,
@@ -310,15 +307,16 @@ def largest_batches(cells: Sequence[RunRequest], experiment: Experiment, device:
     limits = limits_here(device, experiment.runtime.memory_limit)
     require_limit(limits)
     launcher = LocalLauncher(device, modules_to_preload(experiment, [cell.backend for cell in cells]))
-    jobs = {cell.job_id: cell.job for cell in cells}
-    facts = {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
     return LargestBatches(
-        experiment=experiment,
-        torch_device=device,
-        limits=limits,
-        facts=facts,
+        experiment=experiment, torch_device=device, limits=limits, facts=checked_jobs(launcher, cells),
         by=Predictors.traced_by(launcher.trace),
-    )
+    )  # fmt: skip
+
+
+def checked_jobs(launcher: LocalLauncher, cells: Sequence[RunRequest]) -> dict[str, dict[str, Any]]:
+    """By job id, what the check of a job returned."""
+    jobs = {cell.job_id: cell.job for cell in cells}
+    return {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
 
 
 def forget_refused(store: Store, records: Sequence[Record], cells: Sequence[RunRequest]) -> None:
@@ -403,7 +401,9 @@ def add_rounds(
     if not wanted and not made.interrupted:
         view.say("no round is added: no two cells are compared in speed")
     while wanted and not made.interrupted:
-        lost = {*wanted, *bases} & _failing(found.values(), rounds)
+        last = [record for record in found.values() if record.repeat >= rounds - 2]
+        without = {_name(r) for r in last} - {_name(r) for r in last if r.status in ("ok", "diverged")}
+        lost = {*wanted, *bases} & without
         if rounds >= look:
             before, (now, bases) = {*wanted, *bases}, _compared(list(found.values()))
             lost |= before - {*now, *bases}
@@ -424,8 +424,13 @@ def add_rounds(
             break
         began = time.monotonic()
         if rounds >= MOST_REPEATS or (until.deadline is not None and began + longest > until.deadline):
-            open_ = _named(_open(wanted, list(found.values()), until.precision)) or "none"
-            view.say(f"no further round after {counted(rounds, 'round')}; open: {open_}")
+            shown = {  # that the report will show as open, or less precise than asked
+                name: ratio
+                for name, ratio in _compared(list(found.values()))[0].items()
+                if name in wanted
+                and (ratio.order == "open" or (until.precision and not ratio.is_settled(until.precision)))
+            }
+            view.say(f"no further round after {counted(rounds, 'round')}; open: {_named(shown) or 'none'}")
             break
         rounds += 1
         view.say(f"round {rounds}; open: {_named(wanted)}")
@@ -445,27 +450,12 @@ def add_rounds(
     return list(found.values())
 
 
-def _open(wanted: Container[Name], records: Sequence[Record], precision: float | None) -> dict[Name, Ratio]:
-    """Those that the report will show as open, or less precise than asked."""
-    return {
-        name: ratio
-        for name, ratio in _compared(records)[0].items()
-        if name in wanted and (ratio.order == "open" or (precision and not ratio.is_settled(precision)))
-    }
-
-
 def _name(record: Record) -> Name:
     return record.job_id, record.backend.label, record.world.world_size
 
 
 def _place(name: Name) -> tuple[str, int]:
     return name[0], name[2]
-
-
-def _failing(records: Iterable[Record], rounds: int) -> set[Name]:
-    """Cells without a result in the last two of so many rounds."""
-    last = [record for record in records if record.repeat >= rounds - 2]
-    return {_name(record) for record in last} - {_name(r) for r in last if r.status in ("ok", "diverged")}
 
 
 def _compared(records: Sequence[Record]) -> tuple[dict[Name, Ratio], set[Name]]:
@@ -500,9 +490,6 @@ def _words(ratio: Ratio | None) -> str:
         return ""
     return f" ({ratio.middle:.2f}, {ratio.extent.low:.2f} to {ratio.extent.high:.2f})"
 
-
-if TYPE_CHECKING:
-    from harness.plan.preflight import CellPredictions
 
 Runs = Sequence[tuple[Path, Record]]
 
@@ -675,11 +662,6 @@ def _wall_seconds(path: Path, record: Record) -> float | None:
     return seconds if 0 < seconds < time.time() and record.status == "ok" else None
 
 
-if TYPE_CHECKING:
-    from harness.judge.comparison import Comparison
-    from harness.judge.rows import JudgedRun
-    from harness.plan.fit import LargestBatches
-
 RECORDS_SUFFIX = ".runs"
 """Of the folder with the records of a report."""
 
@@ -773,7 +755,13 @@ def compare(
     comparison = _show(shown, report, experiment.compare, as_json, view)
     if made.interrupted:
         return EXIT_INTERRUPTED
-    return EXIT_STRICT if strict and _any_bad(comparison.rows) else 0
+    is_bad = any(
+        row.record.status not in ("ok", "unsupported")
+        or row.judgement.parity == "diverged"
+        or row.judgement.not_same_job
+        for row in comparison.rows
+    )
+    return EXIT_STRICT if strict and is_bad else 0
 
 
 def _require_equal_batches(batch: str, resumes: bool, given: GivenFiles, *, adds_rounds: bool) -> None:
@@ -880,13 +868,3 @@ def _texts(runs: Sequence[tuple[Path, Record]], view: View) -> tuple[Comparison,
     )
     document = comparison.as_json() | {"records": [str(path) for path, _ in runs]}
     return comparison, table, json.dumps(document, indent=1)
-
-
-def _any_bad(rows: Sequence[JudgedRun]) -> bool:
-    """Whether a cell failed, left its reference, or was no run of the same job."""
-    return any(
-        row.record.status not in ("ok", "unsupported")
-        or row.judgement.parity == "diverged"
-        or row.judgement.not_same_job
-        for row in rows
-    )

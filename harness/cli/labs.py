@@ -6,9 +6,9 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import click
 import psutil
@@ -23,32 +23,16 @@ from harness.record.store import read_runs
 from harness.tell.formats import fitted
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spent:
-    """Seconds since some beginning."""
+def processor_seconds() -> float:
+    """User and system time of all processes; other programs hardly change it, unlike the time on the wall.
 
-    processor_seconds: float
-    """User and system time of all processes; other programs hardly change it, unlike the time on the wall."""
-    wall_seconds: float
-
-    @classmethod
-    def so_far(cls) -> Spent:
-        """Up to now. A process that ended counts once its parent has waited for it."""
-        this = psutil.Process()
-        total = 0.0
-        for process in (this, *this.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                total += sum(process.cpu_times()[:4])
-        return cls(processor_seconds=total, wall_seconds=time.monotonic())
-
-    def __sub__(self, earlier: Spent) -> Spent:
-        return Spent(
-            processor_seconds=self.processor_seconds - earlier.processor_seconds,
-            wall_seconds=self.wall_seconds - earlier.wall_seconds,
-        )
-
-    def __str__(self) -> str:
-        return f"{self.processor_seconds:.0f} s of processor time, {self.wall_seconds:.0f} s"
+    A process that ended counts once its parent has waited for it.
+    """
+    this, total = psutil.Process(), 0.0
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            total += sum(process.cpu_times()[:4])
+    return total
 
 
 ALL = "all"
@@ -59,16 +43,12 @@ SPENT = "spent.json"
 
 def _lab_options(command: Callable[..., None]) -> Callable[..., None]:
     """NAME, --scale, --variant and --runs."""
-    for option in (
-        click.option("--runs", type=PATH, default=FOLDER, show_default=True),
-        click.option(
-            "--variant", type=click.Choice(get_args(Variant)), default="as-intended", show_default=True
-        ),
-        click.option("--scale", type=click.Choice(get_args(Scale)), default="full", show_default=True),
-        click.argument("name"),
-    ):
-        command = option(command)
-    return command
+    command = click.option("--runs", type=PATH, default=FOLDER, show_default=True)(command)
+    variants = click.Choice(get_args(Variant))
+    command = click.option("--variant", type=variants, default="as-intended", show_default=True)(command)
+    scales = click.Choice(get_args(Scale))
+    command = click.option("--scale", type=scales, default="full", show_default=True)(command)
+    return click.argument("name")(command)
 
 
 @click.group(cls=Group)
@@ -112,13 +92,16 @@ def run_lab(
     for lab in [lab for lab in LABS if variant in lab.variants] if name == ALL else [find_lab(name)]:
         if name == ALL:
             echo(f"\n# {lab.name}: {lab.title}")
-        began, before = Spent.so_far(), _count(folder := _folder(lab, scale, variant, runs))
+        used, began = processor_seconds(), time.monotonic()
+        before = _count(folder := _folder(lab, scale, variant, runs))
         if code := _run(lab, scale, variant, runs, backends, nproc, assignments):
             return code
         if lab.needs_runs and (ran := _count(folder) - before):
-            spent = Spent.so_far() - began
-            echo(f"{lab.name}: {counted(ran, 'run')}, {spent}", err=True)
-            (folder / SPENT).write_text(json.dumps({"runs": ran, **asdict(spent)}, indent=1) + "\n")
+            used, wall = processor_seconds() - used, time.monotonic() - began
+            said = f"{counted(ran, 'run')}, {used:.0f} s of processor time, {wall:.0f} s"
+            echo(f"{lab.name}: {said}", err=True)
+            spent = {"runs": ran, "processor_seconds": used, "wall_seconds": wall}
+            (folder / SPENT).write_text(json.dumps(spent, indent=1) + "\n")
     return 0
 
 
@@ -170,10 +153,7 @@ def _count(folder: Path) -> int:
 def _show(lab: Lab, folder: Path, *, as_json: bool, markdown: bool) -> int:
     from harness.labs.tables import fill  # loads NumPy
 
-    records: list[Any] = []
-    if lab.needs_runs:
-        records = [record for _, record in read_runs([folder])[0]]
-    tables = fill(lab, records)
+    tables = fill(lab, [record for _, record in read_runs([folder])[0]] if lab.needs_runs else [])
     if as_json:
         echo(json.dumps({"lab": lab.name, "tables": [asdict(found) for found in tables]}, indent=1))
     else:

@@ -113,8 +113,6 @@ class PredictionCount:
 @contextmanager
 def counting(noun: str, doing: str) -> Iterator[PredictionCount]:
     """Show what is done, and how many there are so far of what a noun names."""
-    from tqdm import tqdm
-
     ended, begun = threading.Event(), time.monotonic()
     with tqdm(unit=f" {noun}s", file=sys.stderr, leave=False, mininterval=EVERY_SECONDS, disable=None) as bar:
         count = PredictionCount(noun, doing, bar.update)

@@ -314,7 +314,6 @@ def snapshot(files: tuple[Path, ...], as_json: bool) -> int:
     FILE is what torch.cuda.memory._dump_snapshot wrote (a pickle, of which nothing is executed), or the
     same as JSON. Shows fragmentation and blocks held for other streams too.
     """
-    from harness.errors import HarnessError
     from harness.snapshots.account import accounts, read_snapshot
     from harness.tell.traces import snapshot_document, terminal_lines
 

@@ -77,12 +77,16 @@ def torch_values(label: str, job: Job, world_size: int, blocks: list[str], prese
         arguments = {c.setting: c.value for c in ddp_changes(preset)}
         return {"arguments": arguments, "autocast": low, "sync_each_batch": reduces_each(options)}
     reduces_in_fp32 = bool(reduce_dtype_changes(job.training.held_precision, preset))
+    size = None  # of a shard group; None: one group
+    if strategy.facts.has_replicas:
+        world = World.planned(world_size, world_size, "cpu")
+        size = shard_size(world, getattr(options, "shard_size", None))
     values: dict[str, Any] = {
         "blocks": blocks if getattr(options, "auto_wrap", None) is None else [],
         "param_dtype": low,
         "reduce_dtype": "float32" if reduces_in_fp32 else None,
         "offload": offloads(options),
-        "shard_size": _shard_size(options, strategy, world_size),
+        "shard_size": size,
         "sync_each_batch": reduces_each(options),
     }
     if strategy.family == "fsdp1":
@@ -96,14 +100,6 @@ def torch_values(label: str, job: Job, world_size: int, blocks: list[str], prese
     changes = fsdp2_changes(job.training.held_precision, preset, reshard=reshards)
     root = next((c.value for c in changes if c.setting == ROOT_RESHARD), None)
     return {**values, "reshard": reshards, "root_reshard": root}
-
-
-def _shard_size(options: Any, strategy: StrategyKind, world_size: int) -> int | None:
-    """Ranks of a shard group; None: one group."""
-    if not strategy.facts.has_replicas:
-        return None
-    world = World.planned(world_size, world_size, "cpu")
-    return shard_size(world, getattr(options, "shard_size", None))
 
 
 OF_BACKEND = {backend: name for name, backend in STRATEGIES.items()}

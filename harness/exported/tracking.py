@@ -18,7 +18,6 @@ from harness.nested import leaves
 from harness.record.store import run_folder
 
 Tracker = Literal["tensorboard", "mlflow", "wandb"]
-PACKAGES: dict[Tracker, str] = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 PROJECT = "sharding-harness"
 
 
@@ -28,10 +27,8 @@ def export_runs(comparison: Comparison, to: Tracker, directory: Path) -> int:
     Weights & Biases runs offline: `wandb sync` uploads the folder later. Raises HarnessError where the
     tool is not installed.
     """
-    if find_spec(PACKAGES[to]) is None:
-        raise HarnessError(
-            f"--to {to}: the package '{PACKAGES[to]}' is not installed; `pip install {PACKAGES[to]}`"
-        )
+    if find_spec(to) is None:
+        raise HarnessError(f"--to {to}: the package '{to}' is not installed; `pip install {to}`")
     logged = [row for row in comparison.rows if row.record.steps]
     for row in logged:
         run_folder(directory, row.record.run_id)  # the tools make folders of these names

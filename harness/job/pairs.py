@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib.resources import files
+from typing import Any
 
 from harness.backends import registry
 from harness.backends.libraries.facts import why_not_replaced
@@ -13,67 +13,31 @@ from harness.backends.mesh import Dimension
 from harness.forms.optimizers import why_not
 from harness.job.job import Job
 
-
-@dataclass(frozen=True, kw_only=True)
-class Axis:
-    """A setting of how a step is computed."""
-
-    setting: str
-    """As one types it."""
-    is_set: Callable[[Job], bool]
-
-
-AXES = (
-    Axis(setting="model.compile=block", is_set=lambda job: job.model.compile == "block"),
-    Axis(setting="model.compile=model", is_set=lambda job: job.model.compile == "model"),
-    Axis(
-        setting="training.activation_checkpointing=true",
-        is_set=lambda job: job.training.activation_checkpointing is True,
+AXES: dict[str, Callable[[Job], bool]] = {
+    "model.compile=block": lambda job: job.model.compile == "block",
+    "model.compile=model": lambda job: job.model.compile == "model",
+    "training.activation_checkpointing=true": lambda job: job.training.activation_checkpointing is True,
+    "training.activation_checkpointing=every-2": (
+        lambda job: str(job.training.activation_checkpointing).startswith("every-")
     ),
-    Axis(
-        setting="training.activation_checkpointing=every-2",
-        is_set=lambda job: str(job.training.activation_checkpointing).startswith("every-"),
+    "training.activation_checkpointing=selective": (
+        lambda job: job.training.activation_checkpointing == "selective"
     ),
-    Axis(
-        setting="training.activation_checkpointing=selective",
-        is_set=lambda job: job.training.activation_checkpointing == "selective",
-    ),
-    Axis(setting="loss.chunk_tokens=16", is_set=lambda job: job.loss.chunk_tokens is not None),
-    Axis(setting="optimizer.kind=adamw-8bit", is_set=lambda job: job.optimizer.kind == "adamw-8bit"),
-    Axis(setting="optimizer.kind=adamw-8bit-bnb", is_set=lambda job: job.optimizer.kind == "adamw-8bit-bnb"),
-    Axis(setting="adapter.kind=lora", is_set=lambda job: job.adapter.is_present),
-    Axis(
-        setting="data.document_attention=within", is_set=lambda job: job.data.document_attention == "within"
-    ),
-)
-"""In the order of the table of pairs."""
-OTHERS = (
-    Axis(setting="evaluation.answer_tokens=8", is_set=lambda job: job.evaluation.answer_tokens is not None),
-    Axis(setting="optimizer.groups", is_set=lambda job: bool(job.optimizer.groups)),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """Of settings, where ranks lie along a dimension."""
-
-    dimension: Dimension
-    axes: tuple[Axis, ...]
-    why: str
-    families: tuple[str, ...] = ()
-    """Of the strategies that refuse; empty: all with that dimension."""
-
-
-def _refusals() -> Iterator[Refusal]:
-    """Of `pairs.toml`."""
-    axes = {axis.setting: axis for axis in (*AXES, *OTHERS)}
-    for row in tomllib.loads(files(__package__).joinpath("pairs.toml").read_text("utf-8"))["refusal"]:
-        refused, families = tuple(axes[name] for name in row["settings"]), tuple(row.get("families", ()))
-        for dimension in row["dimensions"]:
-            yield Refusal(dimension=dimension, axes=refused, why=row["why"], families=families)
-
-
-REFUSALS = tuple(_refusals())
+    "loss.chunk_tokens=16": lambda job: job.loss.chunk_tokens is not None,
+    "optimizer.kind=adamw-8bit": lambda job: job.optimizer.kind == "adamw-8bit",
+    "optimizer.kind=adamw-8bit-bnb": lambda job: job.optimizer.kind == "adamw-8bit-bnb",
+    "adapter.kind=lora": lambda job: job.adapter.is_present,
+    "data.document_attention=within": lambda job: job.data.document_attention == "within",
+}
+"""Settings of how a step is computed, as one types them, with whether a job has them; in the order of the
+table of pairs."""
+IS_SET = AXES | {
+    "evaluation.answer_tokens=8": lambda job: job.evaluation.answer_tokens is not None,
+    "optimizer.groups": lambda job: bool(job.optimizer.groups),
+}
+REFUSALS: list[dict[str, Any]] = tomllib.loads(
+    files(__package__).joinpath("pairs.toml").read_text("utf-8")
+)["refusal"]  # fmt: skip
 
 
 def why_refused(label: str, world_size: int, job: Job) -> str | None:
@@ -93,9 +57,9 @@ def why_refused(label: str, world_size: int, job: Job) -> str | None:
 def why_refused_along(dimension: Dimension, job: Job, family: str | None = None) -> str | None:
     """The same of ranks along a dimension, for strategies of a family."""
     for refusal in REFUSALS:
-        if refusal.families and family not in refusal.families:
+        if dimension not in refusal["dimensions"] or family not in refusal.get("families", [family]):
             continue
-        for axis in refusal.axes:
-            if refusal.dimension == dimension and axis.is_set(job):
-                return f"{axis.setting.partition('=')[0]} along '{dimension}': {refusal.why}"
+        for setting in refusal["settings"]:
+            if IS_SET[setting](job):
+                return f"{setting.partition('=')[0]} along '{dimension}': {refusal['why']}"
     return None

@@ -53,11 +53,6 @@ def evaluation_loss(cell: CellRuns, epoch: int) -> float | None:
     return found[-1].loss if found else None
 
 
-def epochs_begun(cell: CellRuns) -> int:
-    each = steps_per_epoch(cell)
-    return -(-len(cell.record.steps) // each) if each else 0
-
-
 def baseline(cells: Sequence[CellRuns]) -> CellRuns | None:
     """One process on the job of one rank: its batch is not that of more ranks."""
     alone = {c.record.job_id for c in cells if c.world_size == 1 and not c.is_reference}
@@ -71,20 +66,10 @@ def cells(records: Sequence[Record]) -> list[CellRuns]:
     return sorted(found, key=lambda cell: cell.world_size)
 
 
-def strategies(found: Sequence[CellRuns]) -> list[CellRuns]:
-    """The cells that are no reference."""
-    return [cell for cell in found if not cell.is_reference]
-
-
-def on_cpu(records: Sequence[Record]) -> bool:
-    """Whether what a hand-out calls GPU memory was host memory."""
-    return any(record.world.device == "cpu" for record in records)
-
-
 def remarks(records: Sequence[Record]) -> list[str]:
     """What holds for every table of these records."""
     found = []
-    if on_cpu(records):
+    if any(record.world.device == "cpu" for record in records):
         found.append(
             "CPU ranks: 'GPU memory' is what torch allocates in host memory; speeds say nothing of GPUs."
         )
@@ -249,7 +234,7 @@ OWN: dict[str, Callable[[LabRow], Any]] = {
 
 def _rows(kind: str, found: Sequence[CellRuns]) -> list[LabRow]:
     """The cells of a lab, named and in the order of a hand-out."""
-    first, rest = baseline(found), strategies(found)
+    first, rest = baseline(found), [cell for cell in found if not cell.is_reference]
     match kind:
         case "setups":
             several = len({cell.label for cell in rest}) > 1
@@ -294,7 +279,8 @@ def _place(cell: CellRuns) -> str:
 def measured_table(layout: TableLayout, kind: str, records: Sequence[Record]) -> LabTable:
     """A table of a hand-out, filled in; remarks on the records stand below the untitled one."""
     rows = _rows(kind, cells(records))
-    epochs = range(1, 1 + max((epochs_begun(row.cell) for row in rows), default=0))
+    begun = (-(-len(row.cell.record.steps) // each) for row in rows if (each := steps_per_epoch(row.cell)))
+    epochs = range(1, 1 + max(begun, default=0))
     columns: dict[str, Figure | None] = {}
     for title, figure in layout.columns.items():
         if figure is not None and "{epoch}" in title:

@@ -42,6 +42,8 @@ MEASURING_SOURCES = (
 
 def environment() -> EnvironmentPart:
     """Describe the machine, the versions, the code and the allow-listed variables."""
+    recorded = [name for name in VARIABLES if name in os.environ]
+    recorded += sorted(name for name in os.environ if name.startswith(PREFIXES))
     return EnvironmentPart(
         python=platform.python_version(),
         platform=platform.platform(),
@@ -53,14 +55,8 @@ def environment() -> EnvironmentPart:
         packages=package_versions(),
         code=code_fingerprint(),
         git=git_state(),
-        variables={name: os.environ[name] for name in _recorded_variables()},
+        variables={name: os.environ[name] for name in recorded},
     )
-
-
-def _recorded_variables() -> list[str]:
-    """Names of those that are set: of the list in its order, then by prefix."""
-    listed = [name for name in VARIABLES if name in os.environ]
-    return listed + sorted(name for name in os.environ if name.startswith(PREFIXES))
 
 
 def host_memory_bytes() -> int:

@@ -53,7 +53,6 @@ def plain_name(name: str) -> str:
 
 
 PlainName = Annotated[str, AfterValidator(plain_name)]
-RunId = PlainName
 
 
 def run_folder(root: Path, run_id: str) -> Path:
@@ -371,9 +370,7 @@ def parse_record(data: bytes, path: Path) -> Record:
     """The record in a file's bytes; raises HarnessError like `read_record`."""
     if (number := _LONG_NUMBER.search(data)) is not None:
         raise HarnessError(f"record {path} is not valid: it has a number of {len(number[0])} digits")
-    if (
-        b"NaN" in data or b"Infinity" in data
-    ):  # what Python takes for numbers; records have null in their place
+    if b"NaN" in data or b"Infinity" in data:  # which Python takes for numbers; records have null
         found: list[str] = []
         with suppress(ValueError, RecursionError):  # named below
             json.loads(data, parse_constant=found.append)
@@ -402,17 +399,6 @@ def _unreadable(data: bytes, path: Path, error: ValueError) -> HarnessError:
     return HarnessError(f"record {path} is not valid: {reason}")
 
 
-def read_runs(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[str]]:
-    """Read records from files, run folders, folders of runs and archives of these, each run once, in order.
-
-    Returns (path, record) pairs, and what is wrong with records that cannot be read or are copies of
-    another. Raises HarnessError if there is no record, none can be read, or a file that was named itself
-    cannot.
-    """
-    with without_collection():
-        return _read_all(paths)
-
-
 @contextmanager
 def without_collection() -> Iterator[None]:
     """Disable the garbage collector, and afterwards exempt what exists from it.
@@ -429,7 +415,14 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _read_all(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[str]]:
+@without_collection()
+def read_runs(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[str]]:
+    """Read records from files, run folders, folders of runs and archives of these, each run once, in order.
+
+    Returns (path, record) pairs, and what is wrong with records that cannot be read or are copies of
+    another. Raises HarnessError if there is no record, none can be read, or a file that was named itself
+    cannot.
+    """
     files = RecordFiles()
     seen: dict[Path, Record] = {}
     runs: dict[str, Path] = {}

@@ -18,7 +18,7 @@ from harness.files import Stored, read_plain, write_atomically
 from harness.job.experiment import MeasureSection
 from harness.record import BackendPart, ErrorPart, Record, Status, StepPart, WorldPart
 from harness.record.run import seen_job
-from harness.record.store import RunId
+from harness.record.store import PlainName
 from harness.run_directory.assemble import (
     Outcome,
     cause_of,
@@ -129,7 +129,7 @@ LOSS = "steps[].loss"
 class ObserveRequest(Stored):
     """What the processes of an observed command are asked to measure."""
 
-    run_id: RunId
+    run_id: PlainName
     created_at: str
     command: KeptCommand
     """Of `harness observe`, for the record."""

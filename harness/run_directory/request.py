@@ -29,7 +29,7 @@ from harness.job.job import DEFAULT_STEPS, Job
 from harness.nested import differences
 from harness.record import CommunicationPart, GivenPart, LayoutPart, MemoryPart, ModelPart, PredictionPart
 from harness.record.measured import ResumedPart, SavedFormat
-from harness.record.store import RunId
+from harness.record.store import PlainName
 from harness.safe_text import KeptCommand
 
 DESCRIPTION = "checkpoint.json"
@@ -221,7 +221,7 @@ class RunRequest(Stored):
     A cell of a plan is the same without the first three, which `launch.cells.begin_run` gives it.
     """
 
-    run_id: RunId = "planned"
+    run_id: PlainName = "planned"
     created_at: str = ""
     command: KeptCommand = []
     backend: str

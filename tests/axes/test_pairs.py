@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from docs.hooks.pairs import LABELS, OFFLOAD, has_offload, refused, settings_of
-from harness.job.pairs import AXES, Axis
+from harness.job.pairs import AXES
 from harness.judge.quantities import expected_model_state_bytes, volume_differences
 from harness.record import Record
 from tests.built_in import MULTIPLYING
@@ -38,19 +38,19 @@ def test_a_refused_pair_is_a_row_with_its_reason_and_starts_no_rank(matrix: Matr
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("axis", AXES, ids=lambda axis: axis.setting)
+@pytest.mark.parametrize("setting", AXES)
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_every_pair_runs_as_the_reference_or_is_refused(axis: Axis, ranks: int, matrix: Matrix) -> None:
-    settings = settings_of(axis)
-    if axis.setting in LIBRARIES:
-        pytest.importorskip(LIBRARIES[axis.setting], reason="an extra is not installed")
+def test_every_pair_runs_as_the_reference_or_is_refused(setting: str, ranks: int, matrix: Matrix) -> None:
+    settings = settings_of(setting)
+    if setting in LIBRARIES:
+        pytest.importorskip(LIBRARIES[setting], reason="an extra is not installed")
         settings.append(LARGE)
     labels = [label for label in LABELS if RANKS.get(label, 2) == ranks]
     for label in labels:
-        if (reason := refused(label, axis)) is not None:
+        if (reason := refused(label, setting)) is not None:
             record = matrix.record(_typed(label), ranks, tuple(settings))
             assert (record.status, record.reasons) == ("unsupported", [reason])
-    run = [_typed(label) for label in labels if refused(label, axis) is None]
+    run = [_typed(label) for label in labels if refused(label, setting) is None]
     if run:
         _assert_as_expected(assert_parity(matrix, settings, run, ranks))
 
