@@ -51,6 +51,7 @@ def test_what_is_not_given_is_derived(
         ({"global_batch_size": 4, "micro_batch_size": 4}, 2, "no whole accumulation_steps"),
         ({}, 3, "global_batch_size 8 (default) on 3 ranks"),
         ({"accumulation_steps": 3}, 2, "accumulation_steps 3 on 2 ranks"),
+        ({"accumulation_steps": 3}, 2, "global_batch_size 8"),
     ],
 )
 def test_batch_that_does_not_divide_is_refused(given: dict[str, int], world_size: int, named: str) -> None:
@@ -78,29 +79,22 @@ def test_a_micro_batch_of_a_pipeline_need_not_divide_the_samples_of_a_rank() -> 
     assert job_layout(["pp:stages=8"], 64, training) == layout(64, 8, 1)
 
 
-def test_refusal_names_the_default_global_batch_when_it_takes_part() -> None:
-    with pytest.raises(JobError, match="global_batch_size 8"):
-        batch_layout(TrainingSection(accumulation_steps=3), 2)
-
-
 def test_micro_batch_and_accumulation_scale_the_global_batch_with_the_world() -> None:
     training = TrainingSection(micro_batch_size=2, accumulation_steps=3)
     assert [batch_layout(training, n).global_batch_size for n in (1, 2, 4)] == [6, 12, 24]
 
 
-def test_reference_keeps_a_given_micro_batch() -> None:
-    training = TrainingSection(global_batch_size=16, micro_batch_size=2)
-    assert reference_layout(batch_layout(training, 4), training) == layout(16, 2, 8)
-
-
-def test_reference_keeps_the_accumulation_where_no_micro_batch_is_given() -> None:
-    training = TrainingSection(global_batch_size=16, accumulation_steps=2)
-    assert reference_layout(batch_layout(training, 4), training) == layout(16, 8, 2)
-
-
-def test_reference_of_weak_scaling_has_the_global_batch_of_the_world() -> None:
-    training = TrainingSection(micro_batch_size=2, accumulation_steps=3)
-    assert reference_layout(batch_layout(training, 4), training) == layout(24, 2, 12)
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"global_batch_size": 16, "micro_batch_size": 2}, (16, 2, 8)),
+        ({"global_batch_size": 16, "accumulation_steps": 2}, (16, 8, 2)),
+        ({"micro_batch_size": 2, "accumulation_steps": 3}, (24, 2, 12)),  # weak scaling
+    ],
+)
+def test_reference_keeps_a_given_micro_batch(given: dict[str, int], expected: tuple[int, int, int]) -> None:
+    training = TrainingSection(**given)
+    assert reference_layout(batch_layout(training, 4), training) == layout(*expected)
 
 
 def job_id(world_size: int, **given: int) -> str:
@@ -117,42 +111,22 @@ def test_job_id_ignores_how_the_global_batch_is_cut() -> None:
         job_id(4, micro_batch_size=2, accumulation_steps=2),
     }
     assert len(ids) == 1
-
-
-def test_default_global_batch_is_the_same_job_as_writing_it() -> None:
-    assert job_id(2) == job_id(2, global_batch_size=8)
-
-
-def test_job_id_knows_the_global_batch() -> None:
-    assert job_id(2, global_batch_size=16) != job_id(2, global_batch_size=8)
+    assert job_id(2) == job_id(2, global_batch_size=8) not in ids
 
 
 @pytest.mark.parametrize(
-    "assignment",
+    ("assignment", "is_another"),
     [
-        "training.seed=1",
-        "training.steps=21",
-        "optimizer.learning_rate=2e-3",
-        "data.sequence_length=64",
-        "model.config={num_hidden_layers: 2}",
-        "evaluation.every_steps=5",
+        ("training.seed=1", True), ("training.steps=21", True), ("optimizer.learning_rate=2e-3", True),
+        ("data.sequence_length=64", True), ("model.config={num_hidden_layers: 2}", True),
+        ("evaluation.every_steps=5", True), ("measure.warmup_steps=1", False),
+        ("runtime.threads_per_rank=1", False), ("compare.repeats=2", False),
+        ("training.deterministic=false", False),
     ],
-)
-def test_job_id_knows_what_changes_the_training(assignment: str) -> None:
-    assert load_experiment(None, [assignment]).job().job_id() != load_experiment(None).job().job_id()
-
-
-@pytest.mark.parametrize(
-    "assignment",
-    [
-        "measure.warmup_steps=1",
-        "runtime.threads_per_rank=1",
-        "compare.repeats=2",
-        "training.deterministic=false",
-    ],
-)
-def test_job_id_ignores_how_it_is_run_and_measured(assignment: str) -> None:
-    assert load_experiment(None, [assignment]).job().job_id() == load_experiment(None).job().job_id()
+)  # fmt: skip
+def test_job_id_knows_what_changes_the_training_and_nothing_else(assignment: str, is_another: bool) -> None:
+    changed, default = (load_experiment(None, given).job().job_id() for given in ([assignment], []))
+    assert (changed != default) == is_another
 
 
 def cell_of(path: Path) -> tuple[str, str]:
@@ -161,18 +135,11 @@ def cell_of(path: Path) -> tuple[str, str]:
     return cell.job_id, cell.key
 
 
-def test_same_file_at_another_path_is_the_same_job(tmp_path: Path) -> None:
-    first, second, other = tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "c.txt"
+def test_a_job_reads_the_content_of_its_file_wherever_it_lies(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.txt", tmp_path / "b.txt"
     first.write_text("the same words")
     second.write_text("the same words")
-    other.write_text("other words")
-    assert cell_of(first) == cell_of(second)
-    assert cell_of(first)[0] != cell_of(other)[0]
-
-
-def test_file_that_changed_in_place_is_another_job(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("before")
-    before = cell_of(path)
-    path.write_text("after")
-    assert cell_of(path) != before
+    before = cell_of(first)
+    assert before == cell_of(second)
+    first.write_text("other words")
+    assert [now != then for now, then in zip(cell_of(first), before, strict=True)] == [True, True]
