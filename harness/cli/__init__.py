@@ -46,14 +46,12 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name, command and remaining words."""
         words = f"{_words(ctx)} {args[0]}".strip()
         if words in INSTEAD and args[0] not in self.commands:
             ctx.fail(f"No such command '{args[0]}': use {INSTEAD[words]}.")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that the words name."""
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as error:

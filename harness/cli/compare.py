@@ -141,7 +141,6 @@ def say_before(
 
 
 def show(predicted: CellPredictions) -> None:
-    """The predictions on standard error."""
     for line in predicted.lines():
         echo(line, err=True)
 
@@ -152,6 +151,7 @@ SPLIT = (
 )
 
 
+@dataclass(kw_only=True)
 class MissingCells:
     """Runs cells; what ran before an interruption is kept.
 
@@ -159,29 +159,19 @@ class MissingCells:
     asked; None: until speeds are settled.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        experiment: Experiment,
-        device: str,
-        found: Sequence[tuple[Path, Record]],
-        rounds: int | None,
-        *,
-        fresh: bool,
-        force: bool,
-        view: View,
-    ) -> None:
-        self._store = store
-        self._view = view
-        self._experiment = experiment
-        self._device = device
-        self._fresh = fresh
-        self._force = force
-        self._rounds = rounds
+    store: Store
+    experiment: Experiment
+    device: str
+    found: Sequence[tuple[Path, Record]]
+    rounds: int | None
+    fresh: bool
+    force: bool
+    view: View
+
+    def __post_init__(self) -> None:
         self._said: set[str] = set()
         self._foretold: set[tuple[str, int, str, BatchLayout]] = set()
-        self._found = [record for _, record in found]
-        self.files = {id(record): path for path, record in found}
+        self.files = {id(record): path for path, record in self.found}
         """The file of each record by the id of the object."""
         self.interrupted = False
         self._launcher: LocalLauncher | None = None
@@ -200,9 +190,9 @@ class MissingCells:
             wanted = cells
             if not self.interrupted:
                 asked = batches.after(cells, done) if batches is not None else cells
-                wanted = with_same_split(asked, done, self._experiment, self._device)
+                wanted = with_same_split(asked, done, self.experiment, self.device)
                 if len(wanted) > len(asked):
-                    self._view.say(SPLIT)
+                    self.view.say(SPLIT)
             if wanted == cells:
                 return [done[cell.key] for cell in cells if cell.key in done]
             cells = wanted
@@ -213,8 +203,8 @@ class MissingCells:
         if not cells:
             return done
         if self._launcher is None:
-            preload = modules_to_preload(self._experiment, [cell.backend for cell in cells])
-            self._launcher = LocalLauncher(self._device, preload)
+            preload = modules_to_preload(self.experiment, [cell.backend for cell in cells])
+            self._launcher = LocalLauncher(self.device, preload)
             # What would otherwise be done between two runs is done while the fork server imports.
             for name in ("harness.plan.limits", "harness.judge.comparison", "harness.tell.terminal"):
                 import_module(name)
@@ -222,25 +212,25 @@ class MissingCells:
         launcher = self._launcher
         facts = checked_jobs(launcher, cells)
         predicted = predict_cells(
-            cells, facts, launcher.device, self._experiment.runtime.memory_limit, force=self._force,
+            cells, facts, launcher.device, self.experiment.runtime.memory_limit, force=self.force,
             trace=launcher.trace,
         )  # fmt: skip
         names = {(cell.backend, cell.world_size, cell.job_id, cell.layout) for cell in cells}
-        if not self._view.quiet and not names <= self._foretold:  # further rounds bring no news
+        if not self.view.quiet and not names <= self._foretold:  # further rounds bring no news
             self._foretold |= names
-            say_before(cells, facts.values(), predicted, self._experiment)
-        forget_refused(self._store, self._found, cells)
-        others = OthersRecords(self._store.root, self.files.values())
+            say_before(cells, facts.values(), predicted, self.experiment)
+        forget_refused(self.store, [record for _, record in self.found], cells)
+        others = OthersRecords(self.store.root, self.files.values())
 
         def say_once(text: str) -> None:
             if text not in self._said:
                 self._said.add(text)
-                self._view.say(text)
+                self.view.say(text)
 
-        progress = MatrixProgress(len(cells), sys.stderr, self._view)
+        progress = MatrixProgress(len(cells), sys.stderr, self.view)
         unknown = {run.key for runs in predicted.unknown.values() for run in runs}
         try:
-            for group in groups(cells, self._turns, self._device, predicted.parts, unknown, known, say_once):
+            for group in groups(cells, self._turns, self.device, predicted.parts, unknown, known, say_once):
                 with closing(self._records(launcher, group, others, predicted, progress)) as ends:
                     for key, record in ends:
                         done[key] = record
@@ -257,10 +247,10 @@ class MissingCells:
         """Timed steps of a turn; None: each cell runs whole."""
         from harness.judge.statistics import interval_runs
 
-        asked = self._experiment.compare.turns
+        asked = self.experiment.compare.turns
         if asked != "auto":
             return asked
-        return AUTO if self._rounds is None or self._rounds >= interval_runs() else None
+        return AUTO if self.rounds is None or self.rounds >= interval_runs() else None
 
     def _records(
         self, launcher: LocalLauncher, group: Sequence[RunRequest], others: OthersRecords,
@@ -273,8 +263,8 @@ class MissingCells:
             for cell in sorted(group, key=lambda cell: cell.key):
                 name = CellName(cell.backend, cell.world_size)
                 waiting = f"{name}: another comparison on this folder runs it; waiting for its record"
-                claims.enter_context(claimed(self._store.root, cell.key, partial(progress.say, waiting)))
-                if self._fresh or (found := others.of_cell(cell.key)) is None:
+                claims.enter_context(claimed(self.store.root, cell.key, partial(progress.say, waiting)))
+                if self.fresh or (found := others.of_cell(cell.key)) is None:
                     missing.add(cell.key)
                 else:
                     self.files[id(found[1])] = found[0]
@@ -282,7 +272,7 @@ class MissingCells:
             by_key = {cell.key: cell for cell in group if cell.key in missing}
             runs = {
                 key: running_cell(
-                    cell, self._store, launcher, command=command_line(), on_event=progress,
+                    cell, self.store, launcher, command=command_line(), on_event=progress,
                     prediction=predicted.parts.get(key), refusal=predicted.refusal(key),
                     takes_turns=len(by_key) > 1,
                 )
@@ -290,7 +280,7 @@ class MissingCells:
             }  # fmt: skip
             with closing(take_turns(runs, self._turns or 1, lambda key: progress.begin(by_key[key]))) as ends:
                 for key, record in ends:
-                    path = self.files[id(record)] = self._store.record_path(record)
+                    path = self.files[id(record)] = self.store.record_path(record)
                     others.is_own(path)
                     yield key, record
 
@@ -743,7 +733,10 @@ def compare(
         return show_plan(cells, known, found, device, experiment, force=force, as_json=as_json, view=view)
     _tell_known(cells, known, job, view)
     rounds, fresh = until.rounds(count), fresh and job is None
-    made = MissingCells(store, experiment, device, found, rounds, fresh=fresh, force=force, view=view)
+    made = MissingCells(
+        store=store, experiment=experiment, device=device, found=found, rounds=rounds, fresh=fresh,
+        force=force, view=view,
+    )  # fmt: skip
     records = made.records(cells, known, batches)
     if until != Until():
 

@@ -42,7 +42,6 @@ SPENT = "spent.json"
 
 
 def _lab_options(command: Callable[..., None]) -> Callable[..., None]:
-    """NAME, --scale, --variant and --runs."""
     command = click.option("--runs", type=PATH, default=FOLDER, show_default=True)(command)
     variants = click.Choice(get_args(Variant))
     command = click.option("--variant", type=variants, default="as-intended", show_default=True)(command)

@@ -192,7 +192,6 @@ class Progress:
         self._bar: tqdm[Any] | None = None
 
     def __call__(self, event: Event) -> None:
-        """Show one event."""
         if isinstance(event, SetupEvent):
             self.steps = event.steps or 0
             self._is_timed = not is_stub(event.device_name)
@@ -211,7 +210,6 @@ class Progress:
                     echo(f"{self._label}: step {done}/{self.steps}, {self.words(event)}", err=True)
 
     def close(self) -> None:
-        """Take the bar away."""
         if self._bar is not None:
             self._bar.close()
 
@@ -260,7 +258,6 @@ class MatrixProgress:
             self._bar.set_description_str(harmless(f"{cell.backend} on {cell.world_size}"))
 
     def __call__(self, event: Event) -> None:
-        """Show one event of the run."""
         followed = self._followed[self._cell]
         followed(event)
         if isinstance(event, StepEvent):
@@ -285,13 +282,11 @@ class MatrixProgress:
             self._to(self._ran)
 
     def say(self, text: str) -> None:
-        """A line between runs."""
         if self._bar is not None:
             self._bar.clear()
         self._view.say(text)
 
     def close(self) -> None:
-        """Take the bar away."""
         if self._bar is not None:
             self._bar.close()
 

@@ -109,7 +109,6 @@ def report_runs(
     fail_on: str | None,
     archive: bool,
 ) -> int:
-    """`harness report`."""
     if fail_on is not None:
         raise HarnessError("--fail-on compares with a baseline; give --baseline and two sets of runs")
     form = form or format_of(output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -390,17 +390,15 @@ def _row(file: ReadFile, job: Experiment, mode: GivenMode, preset: Preset) -> Gi
     return GivenRow(label=label, experiment=job, part=part)
 
 
+@dataclass(kw_only=True)
 class _Resolver:
     """Decides key by key what a row has, and collects the options of its backend."""
 
-    def __init__(
-        self, *, backend: str, job: Experiment, mode: GivenMode, changes: Mapping[str, PresetChange]
-    ) -> None:
-        self._backend = backend
-        self._job = job
-        self._mode = mode
-        self._changes = changes
-        self.options: dict[str, Any] = {}
+    backend: str
+    job: Experiment
+    mode: GivenMode
+    changes: Mapping[str, PresetChange]
+    options: dict[str, Any] = field(default_factory=dict)
 
     def part(self, key: KeyResolution) -> GivenSettingPart:
         rule = key.rule
@@ -423,7 +421,7 @@ class _Resolver:
                 return _taken(key, "off")
             case "chooses":
                 return _taken(key, key.used, setting="backend")
-        schedule, name = self._job.schedule, key.name.rpartition(".")[2]
+        schedule, name = self.job.schedule, key.name.rpartition(".")[2]
         if schedule.scheduler is None:
             return _pinned(key, schedule.kind, "the job of all rows decides it", setting="schedule.kind")
         if key.is_absent:
@@ -433,11 +431,11 @@ class _Resolver:
 
     def _job_setting(self, key: KeyResolution) -> GivenSettingPart:
         setting = key.rule.target
-        training = self._job.training
+        training = self.job.training
         if training.precision != "fp16-mixed" and setting in OF_FP16:
             return _pinned(key, None, f"training.precision is {training.precision}")
         section, name = setting.split(".")
-        used = getattr(getattr(self._job, section), name)
+        used = getattr(getattr(self.job, section), name)
         if key.value == AUTO:
             return _taken(key, used, "left to the job", setting=setting)
         if used == key.value:
@@ -450,20 +448,20 @@ class _Resolver:
 
     def _option(self, key: KeyResolution) -> GivenSettingPart:
         rule, option = key.rule, key.rule.target
-        has_option = option in type(registry.parse(self._backend)[1]).model_fields
+        has_option = option in type(registry.parse(self.backend)[1]).model_fields
         # The whole model as one unit is another comparison than like for like.
-        if option == WRAP and key.value is not None and not (has_option and self._mode == "exactly-as-given"):
+        if option == WRAP and key.value is not None and not (has_option and self.mode == "exactly-as-given"):
             given = f"{ABSENT}, NO_WRAP; " if key.is_absent else ""
             return _pinned(key, WRAPPED, f"{given}{rule.reason}")
         if not has_option:
             if option == WRAP:
                 return _taken(key, WRAPPED, rule.reason)
-            return _pinned(key, None, f"no setting of {self._backend}")
-        if (change := self._changes.get(option)) is not None:
+            return _pinned(key, None, f"no setting of {self.backend}")
+        if (change := self.changes.get(option)) is not None:
             in_buckets = f"{change.value}, or the model's parameters if there are fewer"
             used = in_buckets if option.endswith("_bucket_size") else change.value
             return _pinned(key, used, change.reason, setting=option)
-        if option == PREFETCH and (live := self._changes.get(LIVE)) is not None:
+        if option == PREFETCH and (live := self.changes.get(LIVE)) is not None:
             return _pinned(key, None, f"nothing is gathered ahead while {LIVE} is {live.value}")
         if key.value == AUTO:
             return _pinned(key, rule.default, AUTO_SIZES, setting=option)
@@ -474,12 +472,12 @@ class _Resolver:
         return _taken(key, key.value, ABSENT if key.is_absent else rule.reason, setting=option)
 
     def _of_preset(self, key: KeyResolution) -> GivenSettingPart:
-        change = self._changes.get(key.rule.target)
+        change = self.changes.get(key.rule.target)
         used = key.rule.default if change is None else change.value
         while isinstance(used, dict) and len(used) == 1:  # {'grad_accum_dtype': 'fp32'}
             (used,) = used.values()
         if used == COMPUTE_DTYPE:
-            used = self._job.training.held_precision.removesuffix("-mixed")
+            used = self.job.training.held_precision.removesuffix("-mixed")
         given = DTYPES.get(key.value, key.value) if isinstance(key.value, str) else key.value
         if key.value == AUTO or key.value is None or alike(given, used):
             return _taken(key, used)

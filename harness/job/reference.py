@@ -28,7 +28,6 @@ BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
 
 def code(text: str) -> str:
-    """Text as inline code."""
     return f"`{text}`"
 
 
