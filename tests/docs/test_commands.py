@@ -18,7 +18,7 @@ from harness.job.config import load_experiment
 from tests import patience
 from tests.docs.commands import NOT_RUN, Command, commands, tiny
 from tests.docs.markdown import ROOT, tokens
-from tests.harness.cli.command_line import SHORT, environment, harness
+from tests.harness.cli.command_line import SHORT, environment, harness, succeeds
 
 FOUND = list(commands())
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
@@ -89,8 +89,7 @@ REFUSED_BY_GATE = 3
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The one tiny comparison whose records and report many commands read."""
     made = tmp_path_factory.mktemp("compared")
-    done = harness("compare", "--backends", "ddp", *SHORT, "--report", "report.md", cwd=made)
-    assert done.returncode == 0, done.stderr
+    succeeds("compare", "--backends", "ddp", *SHORT, "--report", "report.md", cwd=made)
     return made
 
 

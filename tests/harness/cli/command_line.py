@@ -57,6 +57,13 @@ def harness(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[st
     return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
 
 
+def succeeds(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The same of a command that must exit with 0."""
+    done = harness(*arguments, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def harness_process(*arguments: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own, with these environment variables."""
     return subprocess.run(

@@ -26,7 +26,7 @@ from harness.run_directory.request import RunRequest
 from tests.harness.judge.test_rows import COMPARED_KEYS
 from tests.records import make_record, make_steps
 
-from .command_line import SHORT, harness, records, refused
+from .command_line import SHORT, harness, records, refused, succeeds
 from .conftest import Compared
 
 
@@ -84,16 +84,14 @@ def test_compare_writes_the_report_it_was_asked_for(comparison: Compared) -> Non
 
 def test_second_compare_runs_nothing(comparison: Compared) -> None:
     before = sorted(comparison.runs.iterdir())
-    done = harness(*comparison.arguments, "--json", cwd=comparison.folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds(*comparison.arguments, "--json", cwd=comparison.folder)
     assert "4 of 4 cells have a record" in done.stderr
     assert sorted(comparison.runs.iterdir()) == before
     assert json.loads(done.stdout) == json.loads(comparison.done.stdout)
 
 
 def test_compare_without_json_prints_the_table(comparison: Compared) -> None:
-    done = harness(*comparison.arguments, cwd=comparison.folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds(*comparison.arguments, cwd=comparison.folder)
     assert [line.split()[:2] for line in done.stdout.splitlines()[2:5]] == [
         ["single", "1"], ["ddp", "2"], ["zero1", "2"]
     ]  # fmt: skip
@@ -101,11 +99,10 @@ def test_compare_without_json_prints_the_table(comparison: Compared) -> None:
 
 def test_compare_runs_only_what_is_missing(comparison: Compared) -> None:
     before = set(comparison.runs.iterdir())
-    done = harness(
+    succeeds(
         "compare", "--backends", "ddp,accelerate-ddp,zero1", *comparison.arguments[3:], "--json",
         cwd=comparison.folder,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     new = set(comparison.runs.iterdir()) - before
     assert [read_record(folder / "record.json").backend.name for folder in new] == ["accelerate-ddp"]
 
@@ -113,8 +110,7 @@ def test_compare_runs_only_what_is_missing(comparison: Compared) -> None:
 def test_fresh_runs_every_cell_again(comparison: Compared) -> None:
     before = set(comparison.runs.iterdir())
     arguments = ["compare", "--backends", "ddp", *comparison.arguments[3:]]
-    done = harness(*arguments, "--fresh", "--strict", "--json", cwd=comparison.folder)
-    assert done.returncode == 0, done.stderr
+    succeeds(*arguments, "--fresh", "--strict", "--json", cwd=comparison.folder)
     new = set(comparison.runs.iterdir()) - before
     assert sorted(read_record(f / "record.json").backend.name for f in new) == ["ddp", "single", "single"]
 
@@ -351,11 +347,10 @@ def cells() -> dict[str, RunRequest]:
 
 
 def test_what_cannot_run_is_not_counted(tmp_path: Path) -> None:
-    done = harness(
+    done = succeeds(
         *DRY_RUN, "--wide", "--backends", "ddp,trainer-fsdp", "--nproc", "2", *SET_WORDS,
         cwd=tmp_path,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if "trainer-fsdp" in line)
     assert "unsupported: accelerate ignores an FSDP plugin" in line
     assert "2 of 3 cells would run" in done.stderr
@@ -372,8 +367,7 @@ def test_what_cannot_run_is_not_counted(tmp_path: Path) -> None:
 )
 def test_a_pipeline_that_cannot_be_scheduled_is_not_counted(label: str, reason: str, tmp_path: Path) -> None:
     words = ["--backends", label, "--nproc", "2", *SET_WORDS, "--set", "training.global_batch_size=8"]
-    done = harness(*DRY_RUN, "--wide", *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds(*DRY_RUN, "--wide", *words, cwd=tmp_path)
     assert reason in done.stdout
     assert "no prediction" not in done.stderr
     assert "1 of 2 cells would run" in done.stderr
@@ -384,8 +378,7 @@ def test_what_does_not_fit_is_said_and_not_counted(tmp_path: Path) -> None:
     words = ["--model", "llama-3.1-8b", "--backends", "ddp,fsdp", "--nproc", "2", *SET_WORDS]
     words += ["--set", "runtime.memory_limit=1GB"]
     words += ["--set", "training.precision=bf16-mixed"]  # its profile is shipped
-    done = harness(*DRY_RUN, *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds(*DRY_RUN, *words, cwd=tmp_path)
     assert re.search(
         r"predicted memory: fsdp on 2 ranks: cannot fit: [\d.]+ GB of 1 GB per rank", done.stderr
     )
@@ -420,8 +413,7 @@ def dry_run(folder: Path, *records: Record, settings: list[str] = SET) -> dict[s
         write_record(runs / record.run_id, record)
     before = sorted(runs.glob("*"))
     words = [word for setting in settings for word in ("--set", setting)]
-    done = harness(*DRY_RUN, "--json", "--backends", "ddp,zero3", "--nproc", "2", *words, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds(*DRY_RUN, "--json", "--backends", "ddp,zero3", "--nproc", "2", *words, cwd=folder)
     assert sorted(runs.glob("*")) == before
     return {cell["backend"]: cell for cell in json.loads(done.stdout)["cells"]}
 
@@ -474,11 +466,10 @@ LIMIT_BYTES = "1800000"
 
 def compare(folder: Path, limit: str, *arguments: str) -> tuple[str, dict[str, dict], list[Record]]:
     """Standard error, rows of `compare --json` and the records; `fsdp` fits where `ddp` does not."""
-    done = harness(
+    done = succeeds(
         "compare", "--json", "--backends", "ddp,fsdp", "--nproc", "2", "--runs", "runs", *SHORT,
         "--set", f"{LIMIT}={limit}", "--set", "compare.noise_runs=false", *arguments, cwd=folder,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     rows = {row["backend"]: row for row in json.loads(done.stdout)["rows"]}
     return done.stderr, rows, records(folder / "runs")
 
@@ -563,8 +554,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.costly
 def test_a_row_of_a_file_keeps_every_key(folder: Path) -> None:
     words = ["--from-deepspeed", "ds.json", "--from-mode", "like-for-like", "--nproc", "2", *SHORT]
-    done = harness("compare", *words, "--set", "compare.noise_runs=false", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("compare", *words, "--set", "compare.noise_runs=false", cwd=folder)
     assert "ds.json (deepspeed, like-for-like) is row zero1:overlap_comm=True,row=ds" in done.stderr
     record = next(one for one in records(folder / "runs") if one.backend.given)
     part = record.backend.given
@@ -576,17 +566,15 @@ def test_a_row_of_a_file_keeps_every_key(folder: Path) -> None:
     handled = {setting.key: setting.handling for setting in part.settings}
     assert handled["zero_optimization.overlap_comm"] == "taken"
     assert handled["zero_optimization.reduce_bucket_size"] == "pinned"
-    report = harness("report", "runs", "-o", "report.md", cwd=folder)
-    assert report.returncode == 0, report.stderr
+    succeeds("report", "runs", "-o", "report.md", cwd=folder)
     assert "Configuration files of other tools" in (folder / "report.details.md").read_text()
 
 
 def labels(folder: Path, *words: str) -> list[str]:
-    done = harness(
+    done = succeeds(
         *DRY_RUN, "--json", "--backends", "ddp", "--set", "compare.noise_runs=false", *words,
         cwd=folder,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     return [cell["backend"] for cell in json.loads(done.stdout)["cells"]]
 
 
@@ -621,8 +609,7 @@ def test_a_typing_error_is_one_line(folder: Path) -> None:
 
 
 def planned(folder: Path, *words: str) -> dict[str, Any]:
-    done = harness(*words, "--model", "bloom-560m", "--gpu", "A100-80", "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds(*words, "--model", "bloom-560m", "--gpu", "A100-80", "--json", cwd=folder)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

@@ -27,7 +27,7 @@ from tests.forkserver import launcher
 from tests.patience import SECONDS
 from tests.representatives import EXHAUSTIVE, first
 
-from .command_line import HARNESS, LONG, SHORT, environment, harness, records
+from .command_line import HARNESS, LONG, SHORT, environment, harness, records, succeeds
 
 pytestmark = pytest.mark.long(seconds=30)
 
@@ -391,8 +391,7 @@ def abandoned(tmp_path: Path) -> Path:
 
 def test_run_whose_launcher_was_killed_is_named_and_recorded_by_the_next_command(abandoned: Path) -> None:
     (folder,) = (abandoned / "runs").glob("*-ddp-*")
-    done = harness("report", abandoned / "runs", "-o", abandoned / "report.md", cwd=abandoned)
-    assert done.returncode == 0
+    done = succeeds("report", abandoned / "runs", "-o", abandoned / "report.md", cwd=abandoned)
     assert f"run {folder.name} has no record: its launcher" in done.stderr
     assert not (folder / "record.json").exists()
     again = compare(abandoned, "sound")

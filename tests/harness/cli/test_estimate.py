@@ -21,7 +21,7 @@ from harness.cli.fit import _followed_by
 from harness.cli.output import PREDICTING, PredictionCount
 from harness.plan.calibration import Calibration, CellFit, write_calibration
 
-from .command_line import SMALL, harness, records
+from .command_line import SMALL, harness, records, succeeds
 
 pytestmark = pytest.mark.long(seconds=25)
 
@@ -203,8 +203,7 @@ PLAIN = ["--set", "training.precision=fp32", "--set", "training.activation_check
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("recommend")
-    done = harness("recommend", "--model", "llama-3.2-1b", *MACHINE, *PLAIN, "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("recommend", "--model", "llama-3.2-1b", *MACHINE, *PLAIN, "--json", cwd=folder)
     assert "Why not the others" in done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
@@ -342,8 +341,7 @@ class Fit:
 @pytest.fixture(scope="module")
 def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
     folder = tmp_path_factory.mktemp("fit")
-    done = harness(*ARGUMENTS, "--limit", str(LIMIT_BYTES), "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds(*ARGUMENTS, "--limit", str(LIMIT_BYTES), "--json", cwd=folder)
     return Fit(folder, done, json.loads(done.stdout))
 
 
@@ -395,8 +393,7 @@ def test_asking_again_runs_nothing(fit: Fit) -> None:
 @pytest.mark.costly
 def test_adapters_are_predicted(tmp_path: Path) -> None:
     asked = [*ARGUMENTS[:-2], "--set", "adapter.kind=lora", "--set", "adapter.targets=[q_proj,v_proj]"]
-    done = harness(*asked, "--gpu", "3MB", "--most-runs", "1", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds(*asked, "--gpu", "3MB", "--most-runs", "1", "--json", cwd=tmp_path)
     (trial,) = json.loads(done.stdout)["trials"]
     assert abs(trial["prediction_error"]) < 0.005
 

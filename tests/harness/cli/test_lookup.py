@@ -23,7 +23,7 @@ from tests.patience import SECONDS
 from tests.plugins import register
 from tests.representatives import first
 
-from .command_line import HARNESS, environment, harness, harness_process, refused
+from .command_line import HARNESS, environment, harness, harness_process, refused, succeeds
 
 
 def test_settings_of_a_section_fit_the_width(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_schema_takes_what_a_file_takes_and_no_unknown_key(tmp_path: Path) -> No
 
 
 def test_the_written_file_is_the_default_job(tmp_path: Path) -> None:
-    assert harness("settings", "--write", "job.yaml", cwd=tmp_path).returncode == 0
+    succeeds("settings", "--write", "job.yaml", cwd=tmp_path)
     assert load_experiment(tmp_path / "job.yaml") == Experiment()
     assert "'job.yaml' exists" in refused(tmp_path, "settings", "--write", "job.yaml")
 

@@ -15,7 +15,7 @@ from harness.tell.formats import WIDTH
 from tests.patience import SECONDS
 from tests.records import make_effective, make_record, make_steps, saved
 
-from .command_line import HARNESS, environment, harness, harness_process, refused
+from .command_line import HARNESS, environment, harness, harness_process, refused, succeeds
 from .conftest import Compared
 
 LONG_LABEL = "zero3:offload=cpu,stage3_prefetch_bucket_size=1000000"
@@ -31,8 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_list_fits_the_width_and_cuts_nothing(folder: Path) -> None:
-    done = harness("list", cwd=folder)
-    assert done.returncode == 0
+    done = succeeds("list", cwd=folder)
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= WIDTH
     begins = lines[0].index("backend")
@@ -59,8 +58,7 @@ def test_list_is_filtered_by_backend_and_status(folder: Path) -> None:
 
 
 def test_show_finds_a_run_by_a_part_of_its_name(folder: Path) -> None:
-    done = harness("show", "bbb", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("show", "bbb", cwd=folder)
     assert done.stdout.startswith("two-bbb\n")
     assert "backend  zero3:offload=cpu" in done.stdout
     assert "Non-default settings" in done.stdout
@@ -82,8 +80,7 @@ def test_show_of_no_run_and_of_several(folder: Path) -> None:
 
 def test_clean_lists_what_it_would_remove_and_removes_nothing(folder: Path) -> None:
     saved(folder / "runs", "zz-one-again", cell="1", created_at="2099-01-01T00:00:00+00:00")
-    done = harness("clean", cwd=folder)
-    assert done.returncode == 0
+    done = succeeds("clean", cwd=folder)
     assert "one-aaa: replaced by a later run" in done.stdout
     assert "n2: failed" in done.stdout
     assert "two-bbb" not in done.stdout
@@ -92,7 +89,7 @@ def test_clean_lists_what_it_would_remove_and_removes_nothing(folder: Path) -> N
 
 def test_clean_removes_what_failed_and_keeps_what_a_report_lists(folder: Path) -> None:
     saved(folder / "runs", "zz-one-again", cell="1", created_at="2099-01-01T00:00:00+00:00")
-    assert harness("report", "runs/one-aaa", "-o", "runs/report.csv", cwd=folder).returncode == 0
+    succeeds("report", "runs/one-aaa", "-o", "runs/report.csv", cwd=folder)
     done = harness("clean", "--yes", cwd=folder)
     assert "1 run kept for a report in runs" in done.stderr
     left = {path.parent.name for path in (folder / "runs").glob("*/record.json")}
@@ -106,8 +103,7 @@ def test_clean_takes_links_away_not_what_they_lead_to_and_any_time_of_a_record(f
     saved(folder / "runs", "odd", cell="4", created_at="yesterday")
     (folder / "runs/naive").rename(folder / "elsewhere")
     (folder / "runs/naive").symlink_to(folder / "elsewhere")
-    done = harness("clean", "--yes", "--older-than", "1000", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("clean", "--yes", "--older-than", "1000", cwd=folder)
     assert "naive: older than 1000 days" in done.stdout
     assert not (folder / "runs/naive").is_symlink()
     assert (folder / "elsewhere/record.json").exists()
@@ -126,16 +122,9 @@ def two(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ran(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
-    """A command that succeeds."""
-    done = harness(*words.split(), cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
 def test_a_report_that_was_just_written_holds_and_of_a_changed_one_the_line_is_named(two: Path) -> None:
-    ran(two, "report runs -o report.md")
-    assert "holds; 2 records unchanged" in ran(two, "verify report.md").stdout
+    succeeds("report", "runs", "-o", "report.md", cwd=two)
+    assert "holds; 2 records unchanged" in succeeds("verify", "report.md", cwd=two).stdout
     text = (two / "report.md").read_text()
     (two / "report.md").write_text(text.replace("2,048", "4,096", 1))
     line = text[: text.index("2,048")].count("\n") + 1
@@ -153,7 +142,7 @@ def test_a_report_that_was_just_written_holds_and_of_a_changed_one_the_line_is_n
      ("r", "# "), ("r.txt --format json", "{")],
 )  # fmt: skip
 def test_ending_of_the_name_or_an_option_tells_the_format(two: Path, name: str, begins: str) -> None:
-    ran(two, f"report runs -o {name}")
+    succeeds(*f"report runs -o {name}".split(), cwd=two)
     assert (two / name.split()[0]).read_text().startswith(begins)
 
 
@@ -165,7 +154,7 @@ def test_fall_beyond_the_limit_exits_with_3(tmp_path: Path) -> None:
     assert done.returncode == 3
     assert "fail-on: ddp on 2 ranks: tokens_per_second changed by -16.7 %" in done.stderr
     assert (tmp_path / "r.md").exists()
-    ran(tmp_path, f"{words}30%")
+    succeeds(*f"{words}30%".split(), cwd=tmp_path)
 
 
 PIPE = "is a pipe or device"
@@ -219,22 +208,22 @@ def test_what_cannot_be_read_or_written_is_one_line_and_all_files_stay(
 
 
 def test_report_with_an_archive_holds_without_the_folder_of_runs(two: Path) -> None:
-    ran(two, "report runs -o out/report.md --archive")
+    succeeds("report", "runs", "-o", "out/report.md", "--archive", cwd=two)
     shutil.rmtree(two / "runs")
-    ran(two, "verify out/report.md")
-    ran(two, "report out/runs.tar.xz -o out/again.md")
+    succeeds("verify", "out/report.md", cwd=two)
+    succeeds("report", "out/runs.tar.xz", "-o", "out/again.md", cwd=two)
     for ending in ("md", "manifest.json"):
         shown = [
             re.sub('"sha256":".*"', "", (two / f"out/{name}.{ending}").read_text()).replace(f"{name}.", "")
             for name in ("again", "report")
         ]
         assert shown[0] == shown[1]
-    done = ran(two, "export tracking out/runs.tar.xz --to tensorboard -o board")
+    done = succeeds("export", "tracking", "out/runs.tar.xz", "--to", "tensorboard", "-o", "board", cwd=two)
     assert "runs logged for tensorboard" in done.stderr
 
 
 def test_report_of_a_folder_of_real_runs(comparison: Compared, tmp_path: Path) -> None:
-    done = ran(tmp_path, f"report {comparison.runs} -o out/report.md")
+    done = succeeds(*f"report {comparison.runs} -o out/report.md".split(), cwd=tmp_path)
     assert done.stdout == ""
     assert "## Results" in (tmp_path / "out" / "report.md").read_text()
 
@@ -242,7 +231,7 @@ def test_report_of_a_folder_of_real_runs(comparison: Compared, tmp_path: Path) -
 def test_report_without_the_reference_but_with_its_noise_run(tmp_path: Path) -> None:
     saved(tmp_path / "runs", "noise", label="single:micro_batch_size=4,norm=fp32")
     saved(tmp_path / "runs", "ddp", label="ddp")
-    ran(tmp_path, "report runs -o report.md")
+    succeeds("report", "runs", "-o", "report.md", cwd=tmp_path)
     assert (tmp_path / "report.loss.svg").exists()
 
 
@@ -253,12 +242,12 @@ def test_odd_record_is_passed_over_by_name(tmp_path: Path) -> None:
     odd = make_record(label="ddp").backend.model_copy(update={"effective": effective})
     saved(runs, "odd", label="ddp", backend=odd)
     saved(runs, "odder", label="fsdp", steps=make_steps(changes={1: {"step": 0}}), ranks=[])
-    assert "unexpected" not in ran(tmp_path, "report runs -o report.md").stderr
+    assert "unexpected" not in succeeds("report", "runs", "-o", "report.md", cwd=tmp_path).stderr
     assert "sound" in (tmp_path / "report.manifest.json").read_text()
 
 
 def test_report_that_does_not_fit_on_the_disk_leaves_the_old_one(two: Path) -> None:
-    ran(two, "report runs -o report.md")
+    succeeds("report", "runs", "-o", "report.md", cwd=two)
     before = {path.name: path.read_bytes() for path in two.glob("report*")}
     saved(two / "runs", "another", label="fsdp")
     done = subprocess.run(
@@ -276,12 +265,12 @@ def test_report_that_does_not_fit_on_the_disk_leaves_the_old_one(two: Path) -> N
 def test_pipe_among_the_records_is_passed_over(two: Path) -> None:
     (two / "runs" / "three").mkdir()
     os.mkfifo(two / "runs" / "three" / "record.json")
-    assert "2 records" in ran(two, "report runs -o report.md").stderr
+    assert "2 records" in succeeds("report", "runs", "-o", "report.md", cwd=two).stderr
 
 
 def test_reports_of_two_formats_keep_their_pictures(two: Path) -> None:
     for words in ("report runs -o x.md", "report runs -o x.tex", "verify x.md", "verify x.tex"):
-        ran(two, words)
+        succeeds(*words.split(), cwd=two)
 
 
 def test_report_on_a_pipe_whose_reader_is_gone_ends(two: Path) -> None:

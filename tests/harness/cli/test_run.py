@@ -21,15 +21,14 @@ from harness.record import Record
 from tests.patience import SECONDS
 from tests.representatives import first
 
-from .command_line import HARNESS, SHORT, environment, harness, harness_process, records, refused
+from .command_line import HARNESS, SHORT, environment, harness_process, records, refused, succeeds
 
 pytestmark = pytest.mark.long(seconds=65)
 
 
 def test_run_prints_its_record(tmp_path: Path) -> None:
     command = ["run", "--backend", "ddp", "--nproc", "2", *SHORT, "--set", "measure.traced_steps=1", "--json"]
-    done = harness(*command, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds(*command, cwd=tmp_path)
     printed = Record.model_validate_json(done.stdout)
     assert [printed] == records(tmp_path / "runs")
     assert printed.status == "ok"
@@ -42,8 +41,7 @@ def test_run_prints_its_record(tmp_path: Path) -> None:
 
 def test_every_evaluation_is_timed(tmp_path: Path) -> None:
     evaluation = ["--set", "evaluation.every_steps=2", "--set", "evaluation.samples=5"]
-    done = harness("run", "--backend", "ddp", "--nproc", "2", *SHORT, *evaluation, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("run", "--backend", "ddp", "--nproc", "2", *SHORT, *evaluation, "--json", cwd=tmp_path)
     found = Record.model_validate_json(done.stdout).eval
     assert [(part.step, part.samples) for part in found] == [(2, 5), (4, 5)]
     assert all(part.seconds is not None and part.seconds > 0 for part in found)

@@ -20,7 +20,7 @@ from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
 from harness.launch.cells import canonical_label
 from harness.record import EvaluationPart, Record
-from tests.harness.cli.command_line import SMALL, environment, harness, records
+from tests.harness.cli.command_line import SMALL, environment, harness, records, succeeds
 from tests.harness.exported.round_trip import PARAMETERS, require_round_trip
 from tests.harness.imported.files import every_file
 from tests.observed import run_script
@@ -148,18 +148,16 @@ LOW_PRECISION = ["--set", "training.precision=bf16-mixed"]
 
 
 def measured(folder: Path, backend: str, *words: str) -> Record:
-    done = harness("run", "--backend", backend, *JOB, *NO_PROBES, *words, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeeds("run", "--backend", backend, *JOB, *NO_PROBES, *words, cwd=folder)
     (record,) = records(folder / "runs")
     return record
 
 
 def trained(folder: Path, tool: str, backend: str, *words: str) -> list[dict[str, Any]]:
     """The lines that the exported program prints; the printed command starts those of `STARTED`."""
-    done = harness(
+    done = succeeds(
         "export", "program", "--to", tool, "--backend", backend, *JOB, *words, "-o", "mine", cwd=folder
     )
-    assert done.returncode == 0, done.stderr
     command = done.stdout.splitlines()[-1].rpartition("&& ")[2]
     program, *rest = shlex.split(command)
     if (tool, backend) not in STARTED:  # in ranks that have their imports behind them
