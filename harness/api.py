@@ -307,13 +307,13 @@ def compare(
         raise TypeError("compare() has no precision: give within=0.03, or training.precision in settings")
     if gone:
         raise TypeError(f"compare() got an unexpected keyword argument '{next(iter(gone))}'")
-    words = ["compare", *_common(config, model, settings, runs, force=force)]
-    words += _option("--backends", None if backends is None else ",".join(backends))
     sizes = [nproc] if isinstance(nproc, int) else nproc
-    words += _option("--nproc", None if sizes is None else ",".join(map(str, sizes)))
-    words += _option("--repeats", repeats)
-    words += _option("--within", None if within is None else f"{100 * within:.12g}%")
-    words += _option("--max-minutes", max_minutes)
+    words = ["compare", *_common(config, model, settings, runs, force=force)]
+    words += _options({
+        "--backends": None if backends is None else ",".join(backends),
+        "--nproc": None if sizes is None else ",".join(map(str, sizes)), "--repeats": repeats,
+        "--within": None if within is None else f"{100 * within:.12g}%", "--max-minutes": max_minutes,
+    })  # fmt: skip
     document = answer([*words, "--fresh"] if fresh else words, quiet=quiet)
     return _read(*map(Path, document["records"]))
 
@@ -334,7 +334,7 @@ def run(
     The other arguments are those of `compare`. Raises HarnessError if the run failed.
     """
     words = ["run", "--backend", backend, *_common(config, model, settings, runs, force=force)]
-    document = answer([*words, *_option("--nproc", nproc)], quiet=quiet)
+    document = answer([*words, *_options({"--nproc": nproc})], quiet=quiet)
     return load(run_folder(Path(runs), document["run_id"]) / RECORD_NAME)
 
 
@@ -381,10 +381,9 @@ def _common(
     *,
     force: bool,
 ) -> list[str]:
-    job = [*_option("--config", config), *_option("--model", model), *assignments(settings)]
-    words = [*job, "--runs", str(runs), "--json"]
-    return [*words, "--force"] if force else words
+    job = [*_options({"--config": config, "--model": model}), *assignments(settings)]
+    return [*job, "--runs", str(runs), "--json", *(["--force"] if force else [])]
 
 
-def _option(name: str, value: object) -> list[str]:
-    return [] if value is None else [name, str(value)]
+def _options(given: Mapping[str, object]) -> list[str]:
+    return [word for name, value in given.items() if value is not None for word in (name, str(value))]

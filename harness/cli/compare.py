@@ -470,15 +470,13 @@ def _compared(records: Sequence[Record]) -> tuple[dict[Name, Ratio], set[Name]]:
 
 
 def _named(cells: Mapping[Name, Ratio | None]) -> str:
-    """'fsdp on 2 (0.81, 0.61 to 1.03) and zero3 on 2'."""
-    return listed([f"{label} on {size}{_words(ratio)}" for (_, label, size), ratio in cells.items()])
-
-
-def _words(ratio: Ratio | None) -> str:
-    """' (0.81, 0.61 to 1.03)'; empty while there are too few rounds, and of a base."""
-    if ratio is None or ratio.extent is None or ratio.middle is None:
-        return ""
-    return f" ({ratio.middle:.2f}, {ratio.extent.low:.2f} to {ratio.extent.high:.2f})"
+    """'fsdp on 2 (0.81, 0.61 to 1.03) and zero3 on 2': a base has no ratio, nor have too few rounds."""
+    named = []
+    for (_, label, size), ratio in cells.items():
+        named.append(f"{label} on {size}")
+        if ratio is not None and ratio.extent is not None and ratio.middle is not None:
+            named[-1] += f" ({ratio.middle:.2f}, {ratio.extent.low:.2f} to {ratio.extent.high:.2f})"
+    return listed(named)
 
 
 Runs = Sequence[tuple[Path, Record]]

@@ -22,7 +22,7 @@ from harness.cli.options import PATH, common, json_option
 from harness.cli.output import echo
 from harness.errors import HarnessError
 from harness.files import require_plain_output, write_all_atomically
-from harness.job.reference import DocumentedSetting, commented_file, json_schema, sections
+from harness.job.reference import commented_file, json_schema, sections
 from harness.job.reference import settings as all_settings
 from harness.judge.findings.finding import kinds
 from harness.record.provenance import package_versions
@@ -186,7 +186,13 @@ def settings(section: str | None, schema: bool, write: Path | None, as_json: boo
     if schema:
         echo(json.dumps(json_schema(), indent=1))
         return 0
-    found = _chosen(section)
+    name, _, key = (section or "").partition(".")
+    if section is not None and name not in sections():
+        raise HarnessError(f"section '{name}' is unknown. {available(name, sections())}")
+    found = [*all_settings(name or None)]
+    if key and key not in (keys := [setting.key for setting in found]):
+        raise HarnessError(f"setting '{section}' is unknown. {available(key, keys, f'Available in {name}')}")
+    found = [setting for setting in found if not key or setting.key == key]
     if as_json:
         keys = ("name", "kind", "default", "unit", "meaning")
         echo(json.dumps({"settings": [{k: getattr(s, k) for k in keys} for s in found]}, indent=1))
@@ -203,14 +209,3 @@ def settings(section: str | None, schema: bool, write: Path | None, as_json: boo
             ):
                 echo(line)
     return 0
-
-
-def _chosen(given: str | None) -> list[DocumentedSetting]:
-    """Settings of the section, or the one setting, that a person names. Raises HarnessError."""
-    section, _, key = (given or "").partition(".")
-    if given is not None and section not in sections():
-        raise HarnessError(f"section '{section}' is unknown. {available(section, sections())}")
-    found = [*all_settings(section or None)]
-    if key and key not in (keys := [setting.key for setting in found]):
-        raise HarnessError(f"setting '{given}' is unknown. {available(key, keys, f'Available in {section}')}")
-    return [setting for setting in found if not key or setting.key == key]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, wraps
 from pathlib import Path
@@ -286,6 +286,7 @@ class GivenFiles:
         if not self.count:
             return experiment, []
         from harness.imported.rows import exactly_as_given, like_for_like, read_files
+        from harness.tell.sections.job import given_lines
 
         files = read_files(self.accelerate, self.deepspeed)
         job: Experiment = experiment
@@ -294,7 +295,8 @@ class GivenFiles:
             job, rows = like_for_like(files, experiment)
         if self.mode != "like-for-like":
             rows += [exactly_as_given(file, experiment) for file in files]
-        _show(rows, view)
+        for row in rows:
+            view.say("\n".join(given_lines(row.label, row.part)))
         return job, rows
 
     def planned(self, experiment: Experiment, assignments: tuple[str, ...]) -> PlannedJob:
@@ -362,13 +364,6 @@ def file_options(command: Callable[..., int]) -> Callable[..., int]:
         return command(given=given, **arguments)
 
     return with_files
-
-
-def _show(rows: Sequence[GivenRow], view: View) -> None:
-    from harness.tell.sections.job import given_lines
-
-    for row in rows:
-        view.say("\n".join(given_lines(row.label, row.part)))
 
 
 OPTION = "--price-per-gpu-hour"
