@@ -4,8 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import chdir
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 from unittest.mock import patch
 
 from click.testing import CliRunner
@@ -64,11 +67,14 @@ def succeeds(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
     return done
 
 
-def harness_process(*arguments: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, with these environment variables."""
+def harness_process(
+    *arguments: str | Path, cwd: Path, started: Mapping[str, Any] = MappingProxyType({}), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, with these environment variables, started by `subprocess` with `started`."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.run(
-        [*HARNESS, *map(str, arguments)], cwd=cwd, env=environment(**variables), capture_output=True,
-        text=True, timeout=SECONDS, check=False,
+        [*HARNESS, *map(str, arguments)], cwd=cwd, env=environment(**variables), text=True, timeout=SECONDS,
+        check=False, **(streams | dict(started)),
     )  # fmt: skip
 
 

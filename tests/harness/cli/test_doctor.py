@@ -1,7 +1,6 @@
 """`harness doctor` with and without --gpu, and `fabric`."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from tests.harness.doctor.gpu_evidence import fabric_of, sound
 from tests.patience import SECONDS
 from tests.representatives import first
 
-from .command_line import harness
+from .command_line import harness, harness_process
 
 
 def called(*options: str) -> tuple[int, str]:
@@ -201,14 +200,8 @@ def test_options_that_would_be_ignored_are_refused(words: list[str], said: str) 
 
 @pytest.mark.costly
 def test_two_ranks_measure_every_operation_and_a_gate_closes(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "harness", "fabric", "--nproc", "2", "--device", "cpu", "--max-size",
-            "64KB", "--repeats", "3", "--output", "fabric.json", "--require-busbw", "1TB/s",
-            "--json",
-        ],
-        cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=SECONDS, check=False,
-    )  # fmt: skip
+    words = "fabric --nproc 2 --device cpu --max-size 64KB --repeats 3 --output fabric.json --json"
+    done = harness_process(*words.split(), "--require-busbw", "1TB/s", cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     assert "below the required 1e+03 GB/s" in done.stderr
     document = json.loads(done.stdout)

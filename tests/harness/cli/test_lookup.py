@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from contextlib import chdir
 from pathlib import Path
 
@@ -19,11 +18,10 @@ from harness.shipped import names, resolve
 from harness.slurm.matrix import load_site
 from harness.tell.formats import WIDTH
 from tests.docs.markdown import ROOT
-from tests.patience import SECONDS
 from tests.plugins import register
 from tests.representatives import first
 
-from .command_line import HARNESS, environment, harness, harness_process, refused, succeeds
+from .command_line import harness, harness_process, refused, succeeds
 
 
 def test_settings_of_a_section_fit_the_width(tmp_path: Path) -> None:
@@ -191,8 +189,6 @@ def test_runs_are_offered_by_name(tmp_path: Path) -> None:
     """By the command as bash starts it."""
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "record.json").touch()
-    done = subprocess.run(
-        HARNESS, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=True,
-        env=environment(**asked("harness show o")),
-    )  # fmt: skip
+    done = harness_process(cwd=tmp_path, **asked("harness show o"))
+    assert done.returncode == 0, done.stderr
     assert words_of(done.stdout) == ["one"]

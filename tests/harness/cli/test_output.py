@@ -34,20 +34,15 @@ from tests.patience import SECONDS
 from tests.records import make_effective, make_record, make_steps
 from tests.representatives import COSTLY, EXHAUSTIVE, first
 
-from .command_line import HARNESS, environment, harness
-
-PRINT = "import sys; from harness.cli.output import echo; "
-
-
-def run(code: str, **streams: int) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", PRINT + code], text=True, **streams)
+from .command_line import HARNESS, environment, harness, harness_process
 
 
 def test_reader_that_left_ends_nothing(tmp_path: Path) -> None:
     """As `harness run 2>&1 | head -1` does."""
     done = tmp_path / "done"
-    code = f"[echo('x' * 10000, err=n % 2 == 0) for n in range(20)]; open({str(done)!r}, 'w').close()"
-    process = run(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    code = "from harness.cli.output import echo; [echo('x' * 10000, err=n % 2 == 0) for n in range(20)]; "
+    words = [sys.executable, "-c", f"{code}open({str(done)!r}, 'w').close()"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()
@@ -56,16 +51,9 @@ def test_reader_that_left_ends_nothing(tmp_path: Path) -> None:
     assert done.exists()
 
 
-def test_full_standard_output_is_one_line() -> None:
+def test_full_standard_output_is_one_line(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*HARNESS, "backends"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(),
-            check=False,
-        )
+        done = harness_process("backends", cwd=tmp_path, started={"stdout": full})
     assert done.returncode == 1
     assert done.stderr == "harness: standard output cannot be written: No space left on device\n"
 

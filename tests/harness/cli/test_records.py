@@ -5,17 +5,15 @@ import os
 import re
 import resource
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from harness.record import ErrorPart
 from harness.tell.formats import WIDTH
-from tests.patience import SECONDS
 from tests.records import make_effective, make_record, make_steps, saved
 
-from .command_line import HARNESS, environment, harness, harness_process, refused, succeeds
+from .command_line import harness, harness_process, refused, succeeds
 from .conftest import Compared
 
 LONG_LABEL = "zero3:offload=cpu,stage3_prefetch_bucket_size=1000000"
@@ -250,11 +248,8 @@ def test_report_that_does_not_fit_on_the_disk_leaves_the_old_one(two: Path) -> N
     succeeds("report", "runs", "-o", "report.md", cwd=two)
     before = {path.name: path.read_bytes() for path in two.glob("report*")}
     saved(two / "runs", "another", label="fsdp")
-    done = subprocess.run(
-        [*HARNESS, "report", "runs", "-o", "report.md"], cwd=two, env=environment(), text=True,
-        capture_output=True, check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
-    )  # fmt: skip
+    full = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))}
+    done = harness_process("report", "runs", "-o", "report.md", cwd=two, started=full)
     assert done.returncode == 1
     assert "report" in done.stderr
     assert "cannot be written: File too large" in done.stderr
@@ -276,10 +271,7 @@ def test_reports_of_two_formats_keep_their_pictures(two: Path) -> None:
 def test_report_on_a_pipe_whose_reader_is_gone_ends(two: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
-        [*HARNESS, "report", "runs", "-o", "/dev/stdout"], cwd=two, env=environment(), stdout=writer,
-        stderr=subprocess.PIPE, text=True, timeout=SECONDS, check=False,
-    )  # fmt: skip
+    done = harness_process("report", "runs", "-o", "/dev/stdout", cwd=two, started={"stdout": writer})
     os.close(writer)
     assert done.returncode == 1
     assert done.stderr == "harness: report '/dev/stdout' cannot be written: Broken pipe\n"
