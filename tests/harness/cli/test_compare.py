@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,11 +187,14 @@ class Machine:
         return 1 + max((repeat for name, repeat in self.ran if name == label), default=0)
 
 
-def added(machine: Machine, until: Until, said: list[str]) -> list[Record]:
-    begin = [machine.record(label, 0) for label in ("single", *SECONDS)]
-    made: Any = machine
+def added(
+    machine: Any, until: Until, said: list[str], begin: Sequence[Record] = (), earlier: Sequence[Record] = ()
+) -> list[Record]:
+    """What a command adds to rounds that it began with, and that an earlier one left."""
+    begin = begin or [machine.record(label, 0) for label in ("single", *SECONDS)]
     view: Any = SimpleNamespace(say=said.append)
-    return add_rounds(machine.cells, made, {}, begin, until, view)
+    known = {record.cell: record for record in earlier}
+    return add_rounds(machine.cells, machine, known, begin, until, view)
 
 
 def test_rounds_are_added_for_the_cells_that_are_open_and_their_base_until_all_are_settled() -> None:
@@ -221,10 +224,8 @@ def test_no_round_begins_after_the_time_and_what_is_open_is_told() -> None:
 
 def test_what_the_report_shows_in_order_is_not_told_as_open_when_time_is_up() -> None:
     machine, said = Machine(), list[str]()
-    view: Any = SimpleNamespace(say=said.append)
     begin = [machine.record(label, n) for n in range(7) for label in ("single", "ddp", "zero3")]
-    made: Any = machine
-    add_rounds(machine.cells, made, {}, begin, Until(deadline=0.0), view)
+    added(machine, Until(deadline=0.0), said, begin)
     assert said == ["no further round after 7 rounds; open: none"]
 
 
@@ -292,11 +293,8 @@ def test_no_cell_joins_rounds_that_an_earlier_command_ran_without_it() -> None:
     earlier = [
         machine.record(label, n) for label in SECONDS for n in range(FIRST_LOOK if label == "fsdp" else 12)
     ]
-    known = {record.cell: record for record in earlier}
     begin = [machine.record("single", 0), *(record for record in earlier if record.repeat == 0)]
-    made: Any = machine
-    view: Any = SimpleNamespace(say=said.append)
-    add_rounds(machine.cells, made, known, begin, Until(), view)
+    added(machine, Until(), said, begin, earlier)
     assert {repeat for _, repeat in machine.ran} == set(range(11, machine.rounds_of("fsdp")))
     assert {label for label, _ in machine.ran} == {"ddp", "fsdp"}
 
@@ -304,20 +302,14 @@ def test_no_cell_joins_rounds_that_an_earlier_command_ran_without_it() -> None:
 def test_a_round_that_was_interrupted_is_completed() -> None:
     machine = Machine()
     earlier = [machine.record(label, n) for n in range(3) for label in ("ddp", "zero0")]
-    known = {record.cell: record for record in earlier}
-    begin = [machine.record(label, 0) for label in ("single", *SECONDS)]
-    made: Any = machine
-    view: Any = SimpleNamespace(say=lambda _: None)
-    add_rounds(machine.cells, made, known, begin, Until(), view)
+    added(machine, Until(), [], earlier=earlier)
     assert ("fsdp", 2) in machine.ran
     assert ("ddp", 2) not in machine.ran
 
 
 def test_that_there_is_nothing_to_compare_is_told() -> None:
     machine, said = Machine(), list[str]()
-    view: Any = SimpleNamespace(say=said.append)
-    alone: Any = machine
-    add_rounds(machine.cells, alone, {}, [machine.record("ddp", 0)], Until(precision=0.03), view)
+    added(machine, Until(precision=0.03), said, [machine.record("ddp", 0)])
     assert machine.ran == []
     assert said == ["no round is added: no two cells are compared in speed"]
 

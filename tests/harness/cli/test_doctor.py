@@ -45,12 +45,6 @@ def test_without_torch_nothing_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_an_unknown_backend_is_one_line() -> None:
-    code, said = called("--backends", "zero4")
-    assert code == 1
-    assert "backend 'zero4' is unknown" in said.splitlines()[0]
-
-
 @pytest.mark.parametrize("ranks", first([2], [1, 2]))
 @pytest.mark.costly
 def test_an_installation_that_can_be_trusted(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,16 +180,6 @@ def test_a_machine_whose_gpus_cannot_be_used_has_a_bundle_too(
     assert document["environment"]["variables"]["NCCL_DEBUG"] == "INFO"
     assert b"not-to-be-told" not in text
     assert read_archive(bundle, named="nvidia-smi.txt")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [(["--gpu", "--backends", "ddp"], "leave out --backends"), (["--bundle", "x.tar.xz"], "add --gpu")],
-)
-def test_options_that_would_be_ignored_are_refused(words: list[str], said: str) -> None:
-    result = CliRunner().invoke(doctor.doctor, words)
-    assert result.exit_code == 1
-    assert said in result.stderr
 
 
 @pytest.mark.costly

@@ -71,6 +71,9 @@ FIT = "fit --backend ddp --limit"
         ("compare --within 3% --batch largest",
          "--batch largest and --within or --max-minutes exclude each other"),
         ("compare --from-deepspeed ds.json --batch largest", "exclude each other"),
+        ("doctor --gpu --backends ddp", "leave out --backends"),
+        ("doctor --bundle x.tar.xz", "add --gpu"),
+        ("doctor --backends zero4", "harness: backend 'zero4' is unknown"),
         ("fit --backend ddp", "ranks on the CPU share the memory of the machine"),
         (f"{FIT} plenty", "--limit takes bytes such as 2GB, or a GPU: GPU 'plenty' is unknown"),
         (f"{FIT} 900TB", "but this machine has"),
@@ -157,11 +160,14 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "backend 'zerro3' is unknown" in done.stderr
 
 
-def test_files_in_the_folder_are_not_overwritten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["adapter run", "program --backend ddp --set training.steps=3"])
+def test_files_in_the_folder_are_not_overwritten(tmp_path: Path, words: str) -> None:
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "model.safetensors").write_bytes(b"mine")
-    assert "'out' exists and is not empty" in refused(tmp_path, "export", "adapter", "run", "-o", "out")
-    assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"mine"
+    (tmp_path / "out" / "train.py").write_bytes(b"mine")
+    done = harness("export", *words.split(), "-o", "out", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "'out' exists and is not empty" in done.stderr
+    assert (tmp_path / "out" / "train.py").read_bytes() == b"mine"
 
 
 HEAVY = {"numpy", "pydantic", "psutil", "tabulate", "torch", "tqdm", "transformers", "yaml"}

@@ -196,15 +196,6 @@ def test_losses_are_those_of_the_harness(tool: str, backend: str, words: list[st
         assert json.loads(config.read_text()) == record.backend.native_config
 
 
-def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "train.py").write_text("own work")
-    done = harness("export", "program", "--backend", "ddp", *JOB, "-o", "mine", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "is not empty" in done.stderr
-    assert (tmp_path / "mine" / "train.py").read_text() == "own work"
-
-
 def tracked(folder: Path, tool: str) -> subprocess.CompletedProcess[str]:
     """One run, exported to `board`."""
     saved(folder / "runs", "one")
