@@ -1,4 +1,6 @@
-"""Every command of the documentation exists, accepts its arguments and runs, at the smallest scale."""
+"""Commands of the documentation exist, accept their arguments and run; so do its notebook and its diagram."""
+
+from __future__ import annotations
 
 import os
 import re
@@ -7,9 +9,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import click
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from harness import cli
 from harness.backends import registry
@@ -150,3 +155,70 @@ def globbed(word: str, folder: Path) -> list[str]:
     word = word.replace("/shared/", "cluster/") if word.startswith("/shared/") else word
     found = sorted(folder.glob(word)) if "*" in word and "/" in word else []
     return [path.relative_to(folder).as_posix() for path in found] or [word]
+
+
+NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
+
+
+@pytest.mark.documented
+def test_there_is_a_notebook_and_none_has_outputs() -> None:
+    assert NOTEBOOKS
+    for path in NOTEBOOKS:
+        cells = nbformat.read(path, as_version=4).cells
+        assert [cell for cell in cells if cell.cell_type == "code" and cell.outputs] == []
+
+
+@pytest.mark.documented
+def test_the_notebook_compares_ddp_with_fsdp(tmp_path: Path) -> None:
+    notebook = nbformat.read(ROOT / "docs" / "notebooks" / "compare.ipynb", as_version=4)
+    seconds = int(4 * patience.SECONDS)
+    client = NotebookClient(notebook, timeout=seconds, resources={"metadata": {"path": str(tmp_path)}})
+    with patch.dict(os.environ, environment(PYTHONPATH=str(ROOT)), clear=True):
+        client.execute()
+    shown = {cell.source: text(cell) for cell in notebook.cells if cell.cell_type == "code"}
+    (ratios,) = (text for source, text in shown.items() if "fsdp.model_state_bytes / ddp" in source)
+    states, sent = (float(part.split("(")[-1].rstrip(")")) for part in ratios.split(","))
+    assert states == pytest.approx(0.5, rel=0.01)
+    assert sent == pytest.approx(1.5, rel=0.01)
+    assert "report.md" in os.listdir(tmp_path)
+    assert "# " in shown[notebook.cells[-1].source]
+
+
+def text(cell: nbformat.NotebookNode) -> str:
+    """What a cell shows as its result."""
+    found = [out.data for out in cell.outputs if out.output_type == "execute_result"]
+    return "".join(data.get("text/markdown", data.get("text/plain", "")) for data in found)
+
+
+HEADING = "### From `compare` to `record.json`"
+WITNESS = ROOT / "tests" / "docs" / "call_witness.py"
+
+
+def drawn() -> set[tuple[str, str]]:
+    """Caller and callee of each line of the diagram."""
+    text = (ROOT / "CONTRIBUTING.md").read_text().split(HEADING)[1]
+    above: list[str] = []
+    edges = set()
+    for line in text.split("```text\n")[1].split("```")[0].splitlines():
+        if "." not in line:
+            continue  # the name of a process, or a blank line
+        depth = (len(line) - len(line.lstrip())) // 2
+        above[depth:] = [line.split()[0]]
+        if depth:
+            edges.add((above[depth - 1], above[depth]))
+    return edges
+
+
+@pytest.mark.exhaustive
+def test_the_diagram_shows_real_calls(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    words = ["compare", "--backends", "ddp", "--nproc", "1", *SHORT, "--runs", "runs"]
+    done = subprocess.run(
+        [sys.executable, str(WITNESS), str(calls), *words], cwd=tmp_path, capture_output=True, text=True,
+        check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    seen = {tuple(line.split()) for line in calls.read_text().splitlines()}
+    edges = drawn()
+    assert len(edges) > 30
+    assert sorted(edges - seen) == []

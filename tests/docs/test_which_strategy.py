@@ -1,11 +1,17 @@
-"""The page that says which strategy to take holds what the closed forms say today.
+"""The pages that say which strategy to take, and that answer public questions, hold what is said today.
 
 `make test` holds the page's first part; `make test-docs` the whole page and its sweeps.
 """
 
+from __future__ import annotations
+
 import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from docs.hooks import sweeps
 from docs.hooks.strategies import (
@@ -25,6 +31,7 @@ from docs.hooks.strategies import (
 )
 from harness.backends.base import World
 from harness.backends.options import shard_size
+from harness.cli import harness
 from tests.docs.markdown import ROOT
 
 PAGE = ROOT / "docs" / "which-strategy.md"
@@ -116,3 +123,44 @@ def test_the_bubble_falls_under_a_tenth_where_the_page_says() -> None:
     enough = sweeps.enough_parts(0.1)
     ranks = sweeps.STAGES
     assert (ranks - 1) / (enough + ranks - 1) < 0.1 <= (ranks - 1) / (enough - 1 + ranks - 1)
+
+
+PAGES = {ROOT / "docs" / "planning.md": 11, ROOT / "README.md": 1}
+"""With how many answers each has."""
+ASKED = re.compile(r"harness (.+)\n# -> (.+)")
+ANSWER = re.compile(
+    r"(?:[\d,]+ ranks?[,:]|Use |nothing fits).+?(?= Runner-up: | No runner-up| With | Close to |$)"
+)
+"""The first of what is said, which the pages have."""
+
+
+def questions(page: Path) -> Iterator[re.Match[str]]:
+    """Words after `harness`, answer."""
+    return ASKED.finditer(page.read_text(encoding="utf-8"))
+
+
+def answer(words: str) -> str:
+    done = CliRunner().invoke(harness, shlex.split(words), prog_name="harness")
+    assert done.exit_code == 0, done.output
+    said = [" ".join(part.split("\n")) for part in done.stdout.split("\n\n")]
+    return next((found[0] for part in said if (found := ANSWER.match(part))), said[0])
+
+
+@pytest.mark.exhaustive
+def test_each_question_has_its_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, update_golden: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the profiles that ship, whatever was traced here
+    answers = {words: answer(words) for words in {match[1] for page in PAGES for match in questions(page)}}
+    for page, count in PAGES.items():
+        found = {match[0]: (match[2], answers[match[1]]) for match in questions(page)}
+        assert len(found) == count
+        if update_golden:
+            text = page.read_text(encoding="utf-8")
+            for asked, (old, new) in found.items():
+                text = text.replace(asked, asked.removesuffix(old) + new)
+            page.write_text(text, encoding="utf-8")
+            continue
+        assert {asked: old for asked, (old, _) in found.items()} == {
+            asked: new for asked, (_, new) in found.items()
+        }
