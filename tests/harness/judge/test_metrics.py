@@ -18,7 +18,7 @@ from harness.run_directory.assemble import rank_part
 from harness.run_directory.events import MeasuredEvent
 from harness.tell import tables
 from harness.tell.tables import main_table, results_table
-from tests.harness.run_directory.test_unlike_ranks import rank
+from tests.harness.run_directory.test_assemble import rank
 from tests.records import make_record, make_steps
 from tests.volumes import make_volume_record
 

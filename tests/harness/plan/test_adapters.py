@@ -19,7 +19,7 @@ from harness.rank.models.optimizer import update_groups
 from harness.record.workload import closed_form_layout
 from tests.harness.forms.layouts import LLAMA_SMALL
 from tests.harness.forms.layouts import layout_of as model_layout
-from tests.harness.rank.loading.models import CONFIGS, VOCABULARY, job_of
+from tests.harness.rank.small_models import CONFIGS, VOCABULARY, job_of
 
 TARGETS = {"tied llama": ["q_proj", "down_proj"], "gpt2": ["c_attn", "mlp.c_proj"]}
 

@@ -10,10 +10,11 @@ from harness.job.experiment import Experiment
 from harness.launch import launcher as cells
 from harness.launch.cells import plan
 from harness.launch.launcher import run_cell
-from harness.launch.owner import OWNER_NAME, record_abandoned
+from harness.launch.owner import OWNER_NAME, made_in_job, record_abandoned, requeued_job
 from harness.record.store import Store
 from harness.run_directory.request import RunRequest, checkpoint_folder, weights_folder
 from tests.fake_ranks import FakeLauncher, Rank
+from tests.records import ENVIRONMENT, make_record
 
 
 def leave(rank: Rank) -> None:
@@ -61,3 +62,32 @@ def test_record_that_could_not_be_written_says_later_how_the_ranks_ended(
     assert record.error is not None
     assert (record.status, record.error.kind, record.error.exit_code) == ("failed", "OSError", 1)
     assert not note.exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "job"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "7"}, None),
+        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "0"}, None),
+        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, "7"),
+    ],
+)
+def test_only_a_job_that_was_started_again_is_requeued(
+    variables: dict[str, str], job: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert requeued_job() == job
+
+
+def test_records_of_other_jobs_are_not_taken_over() -> None:
+    records = [
+        make_record(run_id=name, environment=ENVIRONMENT | {"variables": variables})
+        for name, variables in (
+            ("own", {"SLURM_JOB_ID": "7"}), ("another", {"SLURM_JOB_ID": "8"}), ("none", {})
+        )
+    ]  # fmt: skip
+    assert [record.run_id for record in made_in_job(records, "7")] == ["own"]

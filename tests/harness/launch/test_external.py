@@ -1,8 +1,12 @@
 """Ranks that torchrun started leave a record whichever of them is killed; here without torch."""
 
+import faulthandler
+import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +15,10 @@ import psutil
 import pytest
 
 from harness.files import write_atomically
-from harness.launch.external import supervise
+from harness.launch.external import claimed, forget_dead_claims, supervise
 from harness.record import ErrorPart, Record
 from harness.record.store import read_record
-from harness.run_directory.request import rank_file, rank_owner
+from harness.run_directory.request import rank_exit, rank_file, rank_owner
 from tests.events import steps_taken
 from tests.fake_ranks import Behaviour, Rank, a_request
 from tests.patience import SECONDS
@@ -210,3 +214,181 @@ def test_run_that_its_launcher_ends_is_interrupted_and_blamed_on_no_rank(tmp_pat
     end(processes)
     _, error = record_of(tmp_path)
     assert (error.kind, error.rank) == ("Interrupted", None)
+
+
+def launch_early(runs: Path, behaviours: list[Callable[[], None]]) -> list[Record]:
+    """What torchrun does, whose ranks never tell a run's id; the records that are left."""
+
+    def live(rank: int) -> None:
+        def become(_tell: Callable[[str], None]) -> int:
+            behaviours[rank]()
+            return 1
+
+        supervisor = supervise(rank, len(behaviours), runs, become)
+        supervisor.early_record(lambda: a_request(len(behaviours)))
+        supervisor.leave()
+
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=live, args=(rank,)) for rank in range(len(behaviours))]
+    for process in processes:
+        process.start()
+    while any(process.exitcode is None for process in processes):
+        if any(process.exitcode not in (None, 0) for process in processes):
+            for process in processes:
+                process.terminate()
+        time.sleep(0.05)
+    return [read_record(path) for path in runs.glob("*/record.json")]
+
+
+def sleep_on() -> None:
+    time.sleep(20)
+
+
+def cannot_connect() -> None:
+    raise ConnectionError("the server of the rendezvous cannot be reached")
+
+
+def crashes() -> None:
+    faulthandler.disable()  # else pytest's handler prints a crash that is not its own
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def out_of_memory() -> None:
+    raise RuntimeError("CUDA error: out of memory")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "status", "kind", "said"),
+    [
+        (cannot_connect, "failed", "ConnectionError", "the server of the rendezvous cannot be reached"),
+        (crashes, "failed", "Exit", "killed by SIGSEGV"),
+        (out_of_memory, "oom", "RuntimeError", "out of memory"),
+    ],
+)
+def test_a_rank_that_ends_early_leaves_a_record(
+    tmp_path: Path, behaviour: Callable[[], None], status: str, kind: str, said: str
+) -> None:
+    (record,) = launch_early(tmp_path, [sleep_on, behaviour])
+    assert record.error is not None
+    assert (record.status, record.error.kind, record.error.rank) == (status, kind, 1)
+    assert said in record.error.message
+
+
+def test_ranks_that_end_together_leave_one_record(tmp_path: Path) -> None:
+    assert len(launch_early(tmp_path, [cannot_connect] * 3)) == 1
+
+
+def test_a_launch_that_is_cancelled_leaves_none(tmp_path: Path) -> None:
+    def cancelled() -> None:
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(20)
+
+    assert launch_early(tmp_path, [cancelled]) == []
+
+
+MONITORED = """
+import os, signal, sys, time
+from pathlib import Path
+from harness.launch.external import supervise
+folder = Path(sys.argv[1])
+def main(tell):
+    tell(folder.name)
+    Path(folder, "pid").write_text(str(os.getpid()))
+    {body}
+supervise(3, 4, folder.parent, main).leave()
+"""
+TELLING = """
+import threading, sys
+from pathlib import Path
+from harness.rank.process.start import SignalThread
+SignalThread().on_termination(lambda: Path(sys.argv[1], "told").write_text("yes"))
+Path(sys.argv[1], "pid").touch()
+lock = threading.Lock()
+lock.acquire()
+lock.acquire()  # the main thread never comes back
+"""
+
+
+def start(script: str, folder: Path) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", script, str(folder)])
+    deadline = time.monotonic() + SECONDS
+    while not (folder / "pid").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("body", "noted", "left"),
+    [
+        ("return 0", 0, 0),
+        ("return 7", 7, 7),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -9, 137),
+        ("os.abort()", -6, 134),
+    ],
+)
+def test_the_end_of_a_rank_is_noted(body: str, noted: int, left: int, tmp_path: Path) -> None:
+    process = start(MONITORED.format(body=body), tmp_path)
+    assert process.wait(SECONDS) == left
+    note = json.loads(rank_exit(tmp_path, 3).read_text())
+    assert note["exit_code"] == noted
+    assert note["max_resident_bytes"] > 0
+
+
+def test_a_request_to_end_reaches_the_rank(tmp_path: Path) -> None:
+    process = start(MONITORED.format(body="time.sleep(60)"), tmp_path)
+    process.terminate()
+    assert process.wait(SECONDS) == 128 + signal.SIGTERM
+    assert json.loads(rank_exit(tmp_path, 3).read_text())["exit_code"] == -signal.SIGTERM
+
+
+def test_a_rank_does_not_outlive_its_monitor(tmp_path: Path) -> None:
+    process = start(MONITORED.format(body="time.sleep(60)"), tmp_path)
+    deadline = time.monotonic() + SECONDS
+    while not (tmp_path / "pid").read_text() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child = int((tmp_path / "pid").read_text())
+    process.kill()
+    process.wait(SECONDS)
+    while time.monotonic() < deadline:
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        if Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return  # dead, and nobody reaps orphans in this container
+        time.sleep(0.02)
+    pytest.fail(f"process {child} lives on")
+
+
+def test_a_stuck_rank_still_tells_before_it_ends(tmp_path: Path) -> None:
+    process = start(TELLING, tmp_path)
+    process.terminate()
+    assert process.wait(SECONDS) == 128 + signal.SIGTERM
+    assert (tmp_path / "told").read_text() == "yes"
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from harness.launch.external import claimed
+with claimed(Path(sys.argv[1]), "cell", print):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_lock_goes_with_its_owner_only(tmp_path: Path) -> None:
+    lock = tmp_path / ".cell.lock"
+    owner = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == "held\n"
+    forget_dead_claims(tmp_path)
+    assert lock.exists()
+    owner.send_signal(signal.SIGKILL)
+    owner.communicate()
+    assert lock.exists()
+    forget_dead_claims(tmp_path)
+    assert not lock.exists()
+    with claimed(tmp_path, "cell", lambda: None):
+        assert lock.exists()
+    assert not lock.exists()

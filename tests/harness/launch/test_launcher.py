@@ -1,8 +1,12 @@
 """Cells that take turns, most of them with ranks that need no torch."""
 
+from __future__ import annotations
+
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -13,17 +17,31 @@ from typing import Any
 import psutil
 import pytest
 
+from harness.errors import HarnessError
+from harness.forms.activations import from_json
 from harness.job.config import load_experiment
+from harness.launch import launcher as module
 from harness.launch.cells import plan
-from harness.launch.launcher import OTHERS_RAN, OTHERS_TOOK_TURNS, STOPPING, groups, running_cell, take_turns
+from harness.launch.launcher import (
+    OTHERS_RAN,
+    OTHERS_TOOK_TURNS,
+    STOPPING,
+    groups,
+    modules_to_preload,
+    run_cell,
+    running_cell,
+    take_turns,
+)
 from harness.record import PredictionPart, Record
 from harness.record.measured import TurnsPart
-from harness.record.store import Store
+from harness.record.store import Store, read_record
+from harness.run_directory.assemble import Outcome
 from harness.run_directory.events import StepEvent, TurnEvent
 from harness.run_directory.request import RunRequest
 from tests.fake_ranks import STEP, Behaviour, FakeLauncher, Rank
 from tests.forkserver import launcher
 from tests.harness.cli.command_line import SMALL
+from tests.patience import SECONDS
 from tests.records import make_record
 from tests.representatives import first
 
@@ -309,3 +327,93 @@ def test_several_numbers_of_ranks_take_turns_where_they_fit(host_bytes: int, siz
     parts = {cell.key: part(host_bytes) for cell in cells}
     found = groups(cells, 1, "cpu", parts, (), (), lambda text: None)
     assert [len(group) for group in found] == sizes
+
+
+def test_the_load_of_a_record_is_what_the_run_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = iter([0.25, 9.0, 9.0])
+    monkeypatch.setattr(module, "load_average", lambda: next(loads))
+
+    class Launcher:
+        device = "cpu"
+
+        def running(self, *_: Any, **__: Any) -> Iterator[str]:
+            next(loads)
+            return Outcome(exit_codes={0: 1})
+            yield ""
+
+    experiment = load_experiment(None, ["compare.noise_runs=false"])
+    (cell,) = plan(experiment, ["single"], [1], 1, "cpu")
+    store = Store(tmp_path)
+    launcher: Any = Launcher()
+    record = run_cell(cell, store, launcher, command=["x"])
+    assert record.environment.load_average == 0.25
+    assert read_record(store.record_path(record)) == record
+
+
+def test_the_fork_server_imports_peft_where_a_job_has_adapters_and_nowhere_else() -> None:
+    plain, adapted = (
+        modules_to_preload(load_experiment(None, settings), ["ddp"])
+        for settings in ([], ["adapter.kind=lora"])
+    )
+    assert [name for name in adapted if name not in plain] == ["harness.rank.models.peft_preload"]
+
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64,
+}  # fmt: skip
+
+
+def test_a_forked_process_traces_a_model() -> None:
+    profile = from_json(json.loads(launcher().trace(json.dumps({"config": CONFIG, "variant": {}}))))
+    assert profile.block.saved
+
+
+def test_a_model_that_cannot_be_traced_is_named_in_one_line() -> None:
+    request = json.dumps({"config": {"model_type": "no such model"}, "variant": {}})
+    with pytest.raises(HarnessError, match=r"activations of a no such model cannot be traced without data"):
+        launcher().trace(request)
+
+
+STARTS = """\
+import os, subprocess, sys, time
+from harness.launch.ending import leaving_none_behind
+
+spared = subprocess.Popen(["sleep", "600"])
+with leaving_none_behind():
+    rank = os.fork()
+    if rank == 0:
+        own = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            open("daemon.part", "w").write(str(os.getpid()))
+            os.rename("daemon.part", "daemon")
+            time.sleep(600)
+        while not os.path.exists("daemon"):
+            time.sleep(0.01)
+        open("own", "w").write(str(own.pid))
+        os._exit(0)
+    os.waitpid(rank, 0)
+print(spared.poll())
+spared.kill()
+"""
+
+
+def test_daemons_and_sessions_of_their_own_end(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=SECONDS,
+    )
+    assert done.stdout == "None\n"
+    for name in ("own", "daemon"):
+        number = int((tmp_path / name).read_text())
+        deadline = time.monotonic() + SECONDS
+        while psutil.pid_exists(number) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not psutil.pid_exists(number)

@@ -1,17 +1,34 @@
 """Which modules run, how often, and where gradients go, found on the meta device."""
 
+from __future__ import annotations
+
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
+from harness.backends.base import Batch
+from harness.forms.textbook import ModelGeometry, model_flops_per_token
 from harness.job.job import Job
-from harness.rank.models.description import DEPENDS_ON_DATA, REGULAR, ModuleUses, find_module_uses
+from harness.rank.models import description
+from harness.rank.models.description import (
+    DEPENDS_ON_DATA,
+    REGULAR,
+    ModuleUses,
+    describe_geometry,
+    find_module_uses,
+    split_dependence,
+)
+from harness.record import GeometryPart, SplitPart
+from tests.harness.rank.models.test_model import SMALL, SMALL_GPT2, built, job
+from tests.traps import own_jobs
 
 IDS = {"input_ids": torch.tensor([[1, 2, 3], [3, 2, 1]]), "labels": torch.tensor([0, 1])}
 
@@ -35,14 +52,14 @@ class Shared(nn.Module):
         return self.last(self.twice(self.twice(hidden)))[:, 0]
 
 
-def job(task: str = "classification") -> Job:
+def own_job(task: str = "classification") -> Job:
     return Job.model_validate({
         "task": task, "model": {"factory": "mine:model"}, "data": {"factory": "mine:data"}
     })  # fmt: skip
 
 
 def traced(model: nn.Module, task: str = "classification") -> ModuleUses:
-    return find_module_uses(job(task), model, None, IDS)
+    return find_module_uses(own_job(task), model, None, IDS)
 
 
 def test_uses_are_in_the_order_of_the_forward_pass_with_what_the_backward_pass_sees() -> None:
@@ -177,7 +194,7 @@ def penalised(coefficient: float = 1.0) -> Callable[..., Tensor]:
 
 def test_weights_that_the_loss_reads_beside_the_model_are_named() -> None:
     loss = {"factory": f"{__name__}:penalised", "reduction": "mean", "targets": "samples"}
-    own = job("custom").model_dump() | {"loss": loss}
+    own = own_job("custom").model_dump() | {"loss": loss}
     found = find_module_uses(Job.model_validate(own), Chain(), None, IDS)
     assert (found.read_outside, found.unreached, found.uses) == (["1.weight"], [], {})
 
@@ -276,3 +293,225 @@ class EvaluatedElsewhere(nn.Module):
 def test_evaluations_that_run_other_modules_are_told() -> None:
     found = traced(EvaluatedElsewhere())
     assert (found.evaluates_alike, found.unreached) == (False, ["head.weight", "head.bias"])
+
+
+SAMPLES = own_jobs.samples()
+JOBS = "tests.traps.own_jobs"
+
+
+def batch_of(ids: Sequence[int]) -> Batch:
+    return {name: torch.stack([SAMPLES[i][name] for i in ids]) for name in SAMPLES[0]}
+
+
+def measured(
+    loss: str, model: str = "classifier", arguments: dict | None = None, batches: int = 8, **rest
+) -> SplitPart:
+    torch.manual_seed(0)
+    built = getattr(own_jobs, model)(**rest)
+    job = Job.model_validate(
+        {
+            "task": "custom", "model": {"factory": f"{JOBS}:{model}", "arguments": rest},
+            "data": {"factory": f"{JOBS}:samples"},
+            "loss": {
+                "factory": f"{JOBS}:{loss}", "reduction": "mean", "targets": "samples",
+                "arguments": arguments or {},
+            },
+        }
+    )  # fmt: skip
+    before = [tensor.clone() for tensor in (*built.parameters(), *built.buffers())]
+    found = split_dependence(job, built, batch_of, [range(8 * n, 8 * n + 8) for n in range(batches)])
+    after = [*built.parameters(), *built.buffers()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert torch.get_default_dtype() is torch.float32
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("loss", "model", "rest"),
+    [
+        ("contrastive", "towers", {}),
+        ("mean", "classifier", {"statistics": True}),
+        ("mixup", "classifier", {}),
+        ("weighted", "classifier", {}),
+    ],
+)
+def test_a_loss_of_the_batch_depends_on_the_split(loss: str, model: str, rest: dict) -> None:
+    found = measured(loss, model, **rest)
+    assert found.depends
+    assert not found.is_random
+    assert found.difference > 0.01
+
+
+def test_a_mean_over_samples_does_not() -> None:
+    found = measured("mean")
+    assert not found.depends
+    assert found.difference < 1e-6
+
+
+def test_of_a_large_model_losses_are_compared_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(description, "MOST_WITH_GRADIENTS", 0)
+    assert not measured("mean").depends
+    assert measured("contrastive", "towers").difference > 0.01
+
+    def refuses(*_: object) -> None:
+        raise AssertionError("a gradient was computed")
+
+    monkeypatch.setattr(torch.Tensor, "backward", refuses)
+    assert measured("mixup").depends
+
+
+def test_random_numbers_are_told_from_the_split() -> None:
+    assert measured("mixup", arguments={"random": True}).is_random
+
+
+class Student(nn.Module):
+    """Learns from a running mean of its own weights, which each forward pass moves, or its samples too."""
+
+    def __init__(self, follows: float, by_samples: bool = False) -> None:
+        super().__init__()
+        self.layer, self.follows, self.by_samples = nn.Linear(8, 4), follows, by_samples
+        self.register_buffer("teacher", self.layer.weight.detach().clone())
+
+    def forward(self, left: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.teacher.lerp_(self.layer.weight, self.follows * (left.mean() if self.by_samples else 1))
+        return (self.layer(left) - left @ self.teacher.T).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("follows", "by_samples", "found_as"),
+    [(0.004, False, "counts_passes"), (0.2, True, "is_random"), (0.0, False, None)],
+)
+def test_a_mean_of_weights_that_each_pass_moves_is_told(
+    monkeypatch: pytest.MonkeyPatch, follows: float, by_samples: bool, found_as: str | None
+) -> None:
+    """Though it begins as the weights, with which no pass would move it."""
+    monkeypatch.setattr(own_jobs, "student", lambda: Student(follows, by_samples), raising=False)
+    monkeypatch.setattr(own_jobs, "taught", lambda: lambda model, batch: model(batch["left"]), raising=False)
+    found = measured("taught", "student")
+    names = ("counts_passes", "is_random")
+    assert [name for name in names if getattr(found, name)] == ([found_as] if found_as else [])
+
+
+def test_a_spectral_norm_counts_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def normed() -> nn.Module:
+        return nn.utils.parametrizations.spectral_norm(nn.Linear(8, 4))
+
+    monkeypatch.setattr(own_jobs, "normed", normed, raising=False)
+    monkeypatch.setattr(
+        own_jobs, "squares", lambda: lambda model, batch: model(batch["left"]).square().mean(), raising=False
+    )
+    found = measured("squares", "normed")
+    assert found.counts_passes
+    assert found.depends
+    assert found.repetition > 100 * found.rounding
+
+
+def test_code_that_takes_fp32_only_is_measured_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_fp32():
+        def compute(model, batch):
+            if batch["left"].dtype != torch.float32:
+                raise TypeError("fp32 only")
+            return own_jobs.contrastive()(model, batch)
+
+        return compute
+
+    monkeypatch.setattr(own_jobs, "fp32_only", only_fp32, raising=False)
+    found = measured("fp32_only", "towers")
+    assert found.depends
+    assert found.rounding == 2.0**-10
+
+
+def test_halves_of_the_first_batch_may_agree_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    def branching():
+        def compute(model, batch):
+            return own_jobs.mean()(model, batch) * (1 + (batch["left"][0, 0] > 1))
+
+        return compute
+
+    monkeypatch.setattr(own_jobs, "branching", branching, raising=False)
+    assert not measured("branching", batches=1).depends
+    found = measured("branching")
+    assert found.depends
+    assert not found.is_random
+
+
+def test_halves_that_take_other_branches_depend_on_the_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    def branching():
+        def compute(model, batch):
+            block = model.blocks[int(batch["left"][0, 0] > 0)]
+            return block(model.first(batch["left"])).square().mean()
+
+        return compute
+
+    monkeypatch.setattr(own_jobs, "branching", branching, raising=False)
+    assert measured("branching").depends
+
+
+def test_halves_whose_gradients_are_not_finite_depend_on_the_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    def branching():
+        def compute(model, batch):
+            left = batch["left"]
+            lost = len(left) < 8 and bool(left[0, 0] > 1)
+            return own_jobs.mean()(model, batch) * (torch.nan if lost else 1.0)
+
+        return compute
+
+    monkeypatch.setattr(own_jobs, "branching", branching, raising=False)
+    found = measured("branching")
+    assert found.depends
+    assert not found.is_random
+    assert SplitPart.model_validate_json(found.model_dump_json()) == found
+
+
+def test_a_table_that_is_only_looked_up_does_not_multiply() -> None:
+    model = built(job(SMALL))
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert describe_geometry(model) == GeometryPart(
+        multiplying_parameters=total - 257 * 32, layers=2, attention_width=32
+    )
+
+
+def test_a_tied_table_is_the_output_layer_and_multiplies() -> None:
+    model = built(job(SMALL | {"tie_word_embeddings": True}))
+    geometry = describe_geometry(model)
+    assert geometry is not None
+    assert geometry.multiplying_parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_positions_of_gpt2_are_only_looked_up() -> None:
+    model = built(job(SMALL_GPT2))
+    total = sum(parameter.numel() for parameter in model.parameters())
+    geometry = describe_geometry(model)
+    assert geometry is not None
+    assert geometry.multiplying_parameters == total - 64 * 32
+    assert (geometry.layers, geometry.attention_width) == (2, 32)
+
+
+def test_mixtures_of_experts_have_no_closed_form_here() -> None:
+    experts = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    assert describe_geometry(built(job(SMALL | experts))) is None
+
+
+@pytest.mark.parametrize("config", [SMALL, SMALL_GPT2])
+def test_the_closed_form_is_what_torch_counts(config: dict[str, object]) -> None:
+    """torch counts matrix products: all of the formula but 6 per element of norms and biases."""
+    model = built(job(config))
+    length = 32
+    tokens = torch.randint(0, 257, (2, length), generator=torch.Generator().manual_seed(0))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
+        model(input_ids=tokens).logits.sum().backward()
+    geometry = describe_geometry(model)
+    assert geometry is not None
+    vectors = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim < 2)
+    expected = model_flops_per_token(
+        ModelGeometry(
+            multiplying_parameters=geometry.multiplying_parameters - vectors,
+            block_parameters=0,
+            layers=geometry.layers,
+            attention_width=geometry.attention_width,
+            sequence_length=length,
+        )
+    )
+    assert counted.get_total_flops() == 2 * length * expected
