@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Literal
 
 import psutil
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from harness.errors import HarnessError
 from harness.files import NO_LOCKS, write_atomically
@@ -44,64 +43,6 @@ from harness.safe_text import capped, described, encodable
 
 MOST_MESSAGE_BYTES = 2048
 """Fits with its names into one write of a pipe, which is then whole."""
-PHASE = "start"
-
-
-class ExitBeforeRun(BaseModel):
-    """What a rank says of its end to the process that watches it."""
-
-    model_config = ConfigDict(frozen=True)
-
-    kind: str
-    message: str
-    status: Literal["oom", "failed"]
-
-
-@contextmanager
-def telling_why(writer: int) -> Iterator[None]:
-    """Write to a pipe which exception ends this process."""
-    try:
-        yield
-    except Exception as error:
-        end = ExitBeforeRun(
-            kind=encodable(type(error).__name__),
-            message=capped(described(error), MOST_MESSAGE_BYTES),
-            status="oom" if is_out_of_memory(error) else "failed",
-        )
-        with suppress(OSError):
-            os.write(writer, end.model_dump_json().encode())
-        raise
-
-
-def record_exit_before_run(
-    runs: Path, request: RunRequest, rank: int, exit_code: int, end: ExitBeforeRun | None
-) -> Record | None:
-    """Write the record of such a run; None: another rank of this launcher has.
-
-    Nothing but their launcher is common to the ranks, so the run is named after it.
-    """
-    launcher = psutil.Process(os.getppid())
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    began = datetime.fromtimestamp(launcher.create_time(), UTC).strftime("%Y%m%d-%H%M%S")
-    identity = f"{socket.gethostname()} {launcher.pid} {launcher.create_time()} {attempt}"
-    what = [*request.run_id.split("-")[2:-1], hashlib.sha256(identity.encode()).hexdigest()[:6]]
-    request = request.model_copy(update={"run_id": "-".join([began, *what])})
-    directory = runs / request.run_id
-    try:
-        directory.mkdir(parents=True)
-    except FileExistsError:
-        return None
-    request.write(directory)
-    now = time.time()
-    if end is not None:
-        failure = FailureEvent(
-            status=end.status, error_kind=end.kind, message=end.message, at=now, phase=PHASE
-        )
-        rank_file(directory, rank).write_text(failure.model_dump_json() + "\n")
-    outcome = Outcome(exit_codes={rank: exit_code}, ended_at={rank: now})
-    record = assemble(directory, request, outcome)
-    write_record(directory, record)
-    return record
 
 
 POLL_SECONDS_CLAIM = 0.5
@@ -197,8 +138,19 @@ def supervise(rank: int, world_size: int, runs: Path, become: Become) -> Supervi
         die_with(parent, signal.SIGKILL)
         signal.signal(STATE_SIGNAL, signal.SIG_IGN)  # until the rank answers it
         os.close(reader)
-        with telling_why(writer):
+        try:
             code = become(lambda run_id: os.write(writer, run_id.encode()))
+        except Exception as error:
+            end = FailureEvent(
+                status="oom" if is_out_of_memory(error) else "failed",
+                error_kind=encodable(type(error).__name__),
+                message=capped(described(error), MOST_MESSAGE_BYTES),
+                at=time.time(),
+                phase="start",
+            )
+            with suppress(OSError):
+                os.write(writer, end.model_dump_json().encode())
+            raise
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -221,7 +173,7 @@ class Supervisor:
     directory: Path | None = None
     """None: the ranks have not agreed on a run yet."""
     code: int | None = None
-    exit_before_run: ExitBeforeRun | None = None
+    exit_before_run: FailureEvent | None = None
     """Why the rank ended before the ranks agreed on a run, if it said so."""
     _told_at: float | None = None
     _asked: bool = False
@@ -288,16 +240,34 @@ class Supervisor:
     def early_record(self, make_request: Callable[[], RunRequest]) -> Record | None:
         """Write and return the record of a run that ended before its ranks agreed on it.
 
+        Nothing but their launcher is common to the ranks, so the run is named after it.
         `make_request`: of what this rank would have proposed. None: they agreed, a launcher ended this rank,
         another rank of this node was first, or there is nothing to propose.
         """
         if self.directory is not None or self.code in (0, None) or self._told_at is not None:
             return None
-        with suppress(HarnessError):  # which the rank has printed
-            return record_exit_before_run(
-                self.runs, make_request(), self.rank, self.code or 0, self.exit_before_run
-            )
-        return None
+        try:
+            request = make_request()
+        except HarnessError:  # which the rank has printed
+            return None
+        launcher = psutil.Process(os.getppid())
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        began = datetime.fromtimestamp(launcher.create_time(), UTC).strftime("%Y%m%d-%H%M%S")
+        identity = f"{socket.gethostname()} {launcher.pid} {launcher.create_time()} {attempt}"
+        what = [*request.run_id.split("-")[2:-1], hashlib.sha256(identity.encode()).hexdigest()[:6]]
+        request = request.model_copy(update={"run_id": "-".join([began, *what])})
+        directory = self.runs / request.run_id
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            return None
+        request.write(directory)
+        if self.exit_before_run is not None:
+            rank_file(directory, self.rank).write_text(self.exit_before_run.model_dump_json() + "\n")
+        outcome = Outcome(exit_codes={self.rank: self.code}, ended_at={self.rank: time.time()})
+        record = assemble(directory, request, outcome)
+        write_record(directory, record)
+        return record
 
     def _look(self) -> None:
         if self._told_at is not None and time.monotonic() > self._told_at + ENDING_SECONDS:
@@ -355,7 +325,7 @@ class Supervisor:
                 said = os.read(self.reader, select.PIPE_BUF).decode(errors="replace")
                 if said.startswith("{"):
                     with suppress(ValidationError):
-                        self.exit_before_run = ExitBeforeRun.model_validate_json(said)
+                        self.exit_before_run = FailureEvent.model_validate_json(said)
                 elif said:
                     directory = self.directory = run_folder(self.runs, said)
                     with suppress(OSError):

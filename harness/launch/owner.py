@@ -9,11 +9,10 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 from harness.errors import HarnessError
 from harness.files import write_atomically
-from harness.record import Part, Record
+from harness.record import Record
 from harness.record.store import RECORD_NAME, write_record
 from harness.run_directory.assemble import Outcome, Verdict, assemble, clean_up
 from harness.run_directory.rank_state import Owner, read_part
@@ -27,33 +26,19 @@ RESERVED_BYTES = 4096
 """Of that file: what replaces it needs no room on a full disk, and no new file where none can be made."""
 
 
-class KeptOutcome(Part):
-    """How the ranks of a run ended whose record could not be written."""
-
-    exit_codes: dict[int, int | None]
-    ended_at: dict[int, float]
-    stopped: Literal["timeout", "stuck", "interrupted"] | None
-
-
 class Launcher(Owner):
-    """The process that runs a run."""
-
-    outcome: KeptOutcome | None = None
+    outcome: Outcome | None = None
     """None: it has not seen the end of the ranks."""
 
 
 def note_owner(run_directory: Path) -> None:
-    """Note that this process runs the run."""
     text = Owner.myself().model_dump_json()
     write_atomically(run_directory / OWNER_NAME, text.ljust(RESERVED_BYTES))
 
 
 def keep_outcome(run_directory: Path, outcome: Outcome) -> None:
     """Keep how the ranks ended, for the next command to write the record that could not be written now."""
-    kept = KeptOutcome(
-        exit_codes=outcome.exit_codes, ended_at=dict(outcome.ended_at), stopped=outcome.stopped
-    )
-    note = Launcher(**Owner.myself().model_dump(), outcome=kept)
+    note = Launcher(**Owner.myself().model_dump(), outcome=outcome)
     with suppress(OSError), (run_directory / OWNER_NAME).open("r+b") as file:
         file.write(note.model_dump_json().ljust(RESERVED_BYTES).encode())
 
@@ -99,7 +84,9 @@ def record_abandoned(runs: Path) -> Iterator[Record]:
             continue
         try:
             request = RunRequest.read(directory)
-            record = assemble(directory, request, _outcome(owner))
+            cause = f"abandoned: its launcher (process {owner.process}) was killed, or the machine restarted,"
+            lost = Verdict(status="failed", kind="LauncherLost", cause=cause)
+            record = assemble(directory, request, owner.outcome or Outcome(exit_codes={}, verdict=lost))
             clean_up(directory, request)
             write_record(directory, record)
         except (OSError, ValueError, HarnessError):
@@ -108,13 +95,6 @@ def record_abandoned(runs: Path) -> Iterator[Record]:
         for cut_short in directory.glob(".*"):
             cut_short.unlink(missing_ok=True)
         yield record
-
-
-def _outcome(launcher: Launcher) -> Outcome:
-    if (kept := launcher.outcome) is not None:
-        return Outcome(exit_codes=kept.exit_codes, ended_at=kept.ended_at, stopped=kept.stopped)
-    cause = f"abandoned: its launcher (process {launcher.process}) was killed, or the machine restarted,"
-    return Outcome(exit_codes={}, verdict=Verdict(status="failed", kind="LauncherLost", cause=cause))
 
 
 def lines_about(runs: Path) -> list[str]:

@@ -364,7 +364,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("rounds", "in_rounds", omits("key"),
      "Repeats run in rounds, so that a machine that drifts treats all backends alike",
      "test_repeats_have_cells_of_their_own_and_run_in_rounds"),
-    ("kept-outcome", "launch:_outcome", becomes("kept.exit_codes", "{}"),
+    ("kept-outcome", "record_abandoned", never("owner.outcome"),
      "A record that is written later still says how the ranks ended",
      "test_record_that_could_not_be_written_says_later_how_the_ranks_ended"),
     ("requeued", "requeued_job", swaps("!=", "=="),
