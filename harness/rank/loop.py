@@ -14,8 +14,7 @@ from torch import Tensor
 
 from harness.backends.base import Batch, Engine, World
 from harness.job.batch import BatchLayout
-from harness.job.experiment import MeasureSection
-from harness.job.job import Job
+from harness.job.job import DEFAULT_STEPS, Job
 from harness.rank.checkpoint import CheckpointProbe
 from harness.rank.data import IGNORED, LABELS, Sampler, Samples, to_device
 from harness.rank.events import EventWriter
@@ -27,6 +26,7 @@ from harness.rank.shells import Shells, Step
 from harness.record import OUTSIDE, DataPart, Window
 from harness.run_directory.events import EvaluationEvent, StepEvent
 from harness.run_directory.rank_state import EVALUATION, PositionWriter
+from harness.run_directory.request import RunRequest
 
 HASH_MODULUS = 2**64
 
@@ -57,9 +57,7 @@ def sample_hash(sample_id: int, values: Iterable[Tensor]) -> int:
 class Loop:
     """Everything that one rank needs to train; `run` does it."""
 
-    job: Job
-    layout: BatchLayout
-    measure: MeasureSection
+    request: RunRequest
     world: World
     samples: Samples
     sampler: Sampler
@@ -74,19 +72,27 @@ class Loop:
     position: PositionWriter
     checkpoint: CheckpointProbe | None = None
     """Saves a checkpoint after the probed steps; None: no checkpoint."""
-    first_step: int = 0
-    """Steps that the checkpoint which the run continues had taken."""
-    examine_steps: Sequence[int] = ()
-    """Steps to examine by parameter, the last of which ends the training; none: all steps are taken."""
+
+    @property
+    def job(self) -> Job:
+        return self.request.job
+
+    @property
+    def layout(self) -> BatchLayout:
+        return self.request.layout
+
+    @property
+    def first_step(self) -> int:
+        """Steps that the checkpoint which the run continues had taken."""
+        return self.request.resume.saved.step if self.request.resume else 0
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the training."""
         return training_steps(self.job, self.sampler)
 
     def window(self, step: int) -> Window:
         """Windows are counted from the first step that the run takes."""
-        return self.measure.window(
+        return self.request.measure.window(
             step - self.first_step, self.steps - self.first_step, discarded=self.discarded_steps
         )
 
@@ -98,7 +104,7 @@ class Loop:
             self._train_step(step)
             if self.probes.was_last_probed:
                 self._after_probed_steps(step + 1)
-            if self.examine_steps and step == max(self.examine_steps):
+            if self.request.examine_steps and step == max(self.request.examine_steps):
                 break
             if every and (step + 1) % every == 0:
                 self._evaluate(step + 1)
@@ -214,8 +220,6 @@ class Loop:
 
 def training_steps(job: Job, sampler: Sampler) -> int:
     """Optimizer steps that the job asks for, from steps or epochs."""
-    from harness.job.job import DEFAULT_STEPS
-
     if job.training.epochs is None:
         return job.training.steps or DEFAULT_STEPS
     steps = job.training.epochs * sampler.training_count / sampler.global_batch_size

@@ -25,7 +25,6 @@ from harness.backends.model.precision import compute_dtype
 from harness.backends.refusals import explain_refusal
 from harness.errors import HarnessError
 from harness.forms.terms import OwnForms
-from harness.job.batch import BatchLayout
 from harness.job.pairs import why_refused
 from harness.rank.accelerator import describe_accelerator, measured_peaks, placement
 from harness.rank.answers import answer_questions
@@ -370,13 +369,7 @@ def _loop(
         config=model_config(request.job, samples.facts),
     )
     return Loop(
-        job=request.job,
-        layout=BatchLayout(
-            global_batch_size=request.job.training.global_batch_size or 0,
-            micro_batch_size=request.micro_batch_size,
-            accumulation_steps=request.accumulation_steps,
-        ),
-        measure=request.measure,
+        request=request,
         world=world,
         samples=samples,
         sampler=sampler,
@@ -396,8 +389,6 @@ def _loop(
         events=telling.events,
         position=telling.position,
         checkpoint=checkpoint if request.measure.saves_checkpoint else None,
-        first_step=request.resume.saved.step if request.resume else 0,
-        examine_steps=request.examine_steps,
     )
 
 
@@ -408,7 +399,6 @@ def _fail(
     error: BaseException,
     status: Literal["oom", "failed"],
 ) -> int:
-    """Write why this rank ends; its exit code."""
     telling.signals.note_collectives()
     failure = FailureEvent(
         status=status,
