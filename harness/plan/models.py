@@ -234,4 +234,4 @@ def _on_meta_device(config: Mapping[str, Any], name: str, source: str) -> Planne
     require_libraries(f"models of a type without a closed form, such as {name},")
     from harness.rank.job_check import describe_on_meta  # loads torch and transformers
 
-    return PlannedModel(name=name, source=source, **vars(describe_on_meta(config, source)))
+    return PlannedModel(name=name, source=source, **describe_on_meta(config, source))

@@ -12,7 +12,6 @@ import math
 import os
 import random
 import time
-from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,49 +67,32 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 
 
-class Tokenizer(ABC):
-    """Text to token ids, with one id that ends a document and pads a batch."""
-
-    vocabulary_size: int
-    end_of_text: int
-    padding: int
-
-    @abstractmethod
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, nothing added."""
-
-    @abstractmethod
-    def encode_input(self, text: str, second: str | None, length: int) -> dict[str, list[int]]:
-        """Arguments of a model that reads a text, or a pair of texts, as a whole: at most `length` ids each.
-
-        With the marks that the model was trained with; `input_ids` and what else the tokenizer gives.
-        """
-
-    @abstractmethod
-    def decode(self, tokens: list[int]) -> str:
-        """The text of token ids, special ones left out."""
-
-
-class ByteTokenizer(Tokenizer):
-    """The 256 byte values of UTF-8 and one end-of-text id."""
+class ByteTokenizer:
+    """The 256 byte values of UTF-8 and one id that ends a document and pads a batch."""
 
     vocabulary_size = 257
     end_of_text = padding = 256
 
     def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, nothing added."""
         return list(text.encode("utf-8"))
 
     def encode_input(self, text: str, second: str | None, length: int) -> dict[str, list[int]]:
+        """Arguments of a model that reads a text, or a pair of texts, as a whole: at most `length` ids each.
+
+        With the marks that the model was trained with; `input_ids` and what else the tokenizer gives.
+        """
         ids = [*self.encode(text)[: length - 1], self.end_of_text]
         if second is not None:
             ids = [*(ids + self.encode(second))[: length - 1], self.end_of_text]
         return {"input_ids": ids}
 
     def decode(self, tokens: list[int]) -> str:
+        """The text of token ids, special ones left out."""
         return bytes(t for t in tokens if t < self.end_of_text).decode("utf-8", errors="replace")
 
 
-class HuggingFaceTokenizer(Tokenizer):
+class HuggingFaceTokenizer:
     """`AutoTokenizer`; `runs_code`: whether code that it brings may run."""
 
     def __init__(
@@ -152,6 +134,9 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def decode(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+Tokenizer = ByteTokenizer | HuggingFaceTokenizer
 
 
 def tokenizer_of(job: Job) -> Tokenizer:
@@ -196,17 +181,6 @@ def read_documents(data: DataSection) -> Iterator[TextSample]:
             return (_document(data, row, where) for row, where in _rows(data))
         case "images" | "synthetic-images":
             raise JobError(f"data.source '{data.source}' has no text")
-
-
-def read_labelled(data: DataSection) -> Iterator[tuple[TextSample, Any]]:
-    """Yield each row's text and the class that `data.label_field` holds. Raises JobError."""
-    for row, where in _rows(data):
-        if row.get(data.label_field) is None:
-            raise JobError(
-                f"data.label_field is '{data.label_field}', but {where} of '{data.path}' has no value there; "
-                f"its fields: {', '.join(map(str, row)) or 'none'}"
-            )
-        yield _document(data, row, where), row[data.label_field]
 
 
 def _rows(data: DataSection) -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -576,11 +550,17 @@ def load_classified(job: Job) -> Samples:
     data, tokenizer = job.data, tokenizer_of(job)
     inputs: list[dict[str, list[int]]] = []
     values: list[Any] = []
-    for document, label in read_labelled(data):
+    for row, where in _rows(data):
+        if row.get(data.label_field) is None:
+            raise JobError(
+                f"data.label_field is '{data.label_field}', but {where} of '{data.path}' has no value there; "
+                f"its fields: {', '.join(map(str, row)) or 'none'}"
+            )
+        document = _document(data, row, where)
         if data.limit is None or len(inputs) < data.limit:
             first, second = (document.prompt, document.text) if data.prompt_field else (document.text, None)
             inputs.append(tokenizer.encode_input(first, second, data.sequence_length))
-        values.append(label)
+        values.append(row[data.label_field])
     labels = class_numbers(values, f"data.label_field '{data.label_field}' of '{data.path}'")
     fields = _padded_inputs(inputs, tokenizer, data.sequence_length)
     return Samples(

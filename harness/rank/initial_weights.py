@@ -7,18 +7,16 @@ standard input.
 from __future__ import annotations
 
 import json
-import math
 import os
 import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -45,6 +43,7 @@ from harness.rank.models.model import (
 )
 
 Register = Callable[[nn.Module, str, nn.Parameter | None], None]
+Build = Callable[[], nn.Module]
 
 
 @contextmanager
@@ -64,9 +63,6 @@ def on_meta(parameter: nn.Parameter) -> nn.Parameter:
         return parameter
     shape = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
     return nn.Parameter(shape, requires_grad=parameter.requires_grad)
-
-
-Build = Callable[[], nn.Module]
 
 
 class CannotStream(Exception):
@@ -208,7 +204,6 @@ class _Scratch:
         self._used = 0
 
     def reuse(self) -> None:
-        """Forget the layer before."""
         self._used = 0
 
     def like(self, parameter: nn.Parameter) -> nn.Parameter:
@@ -265,7 +260,6 @@ def why_whole(job: Job, asked: Loading) -> str | None:
 
 
 def write_buffers(model: nn.Module, folder: Path) -> None:
-    """Write every buffer of a whole model."""
     from safetensors.torch import save_file
 
     # Each in memory of its own: safetensors refuses tensors that share some.
@@ -286,77 +280,75 @@ def fill_buffers(skeleton: nn.Module, folder: Path) -> None:
 
 
 def pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Ranges of at most PIECE_ELEMENTS."""
     for low in range(start, stop, PIECE_ELEMENTS):
         yield low, min(low + PIECE_ELEMENTS, stop)
 
 
-class WeightWriter:
-    """Writes tensors of known names and shapes in any order, in one dtype; none is kept.
+@contextmanager
+def writing(
+    job: Job, shapes: Mapping[str, Sequence[int]], path: Path
+) -> Iterator[Callable[[str, Tensor], None]]:
+    """Gives a function that writes tensors of these names and shapes in any order; it keeps none.
 
     The `safetensors` package writes tensors that are all in memory only. Format: 8 bytes of length, a JSON
-    header, the tensors (https://github.com/huggingface/safetensors#format).
+    header, the tensors (https://github.com/huggingface/safetensors#format). Raises OSError, KeyError for a
+    name that is not expected or is there already, and ValueError where tensors were not written.
     """
+    dtype = COMPUTE_DTYPES[job.training.held_precision]  # initial weights are rounded to it anyway
+    sizes = ((n, dtype, shape, prod(shape) * dtype.itemsize) for n, shape in shapes.items())
+    header, begin, end = safetensors_header(sizes)
+    missing = set(shapes)
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + end)
 
-    def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._missing = set(shapes)
-        sizes = ((n, dtype, shape, math.prod(shape) * dtype.itemsize) for n, shape in shapes.items())
-        header, self._begin, end = safetensors_header(sizes)
-        self._file = path.open("wb")
-        self._file.write(header)
-        self._file.truncate(len(header) + end)
+        def write(name: str, tensor: Tensor) -> None:
+            missing.remove(name)
+            flat = tensor.detach().reshape(-1)
+            file.seek(begin[name])
+            for low, high in pieces(0, flat.numel()):
+                file.write(flat[low:high].to(dtype).view(torch.uint8).numpy().data)
 
-    def write(self, name: str, tensor: Tensor) -> None:
-        """Raises OSError, and ValueError for a name that is not expected or was written before."""
-        if name not in self._missing:
-            raise ValueError(f"'{name}' is not expected, or is there already")
-        self._missing.remove(name)
-        flat = tensor.detach().reshape(-1)
-        self._file.seek(self._begin[name])
-        for low, high in pieces(0, flat.numel()):
-            self._file.write(flat[low:high].to(self._dtype).view(torch.uint8).numpy().data)
-
-    def __enter__(self) -> WeightWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-        if kind is None and self._missing:
-            raise ValueError(f"{len(self._missing)} tensors were not written, such as '{min(self._missing)}'")
+        yield write
+    if missing:
+        raise ValueError(f"{len(missing)} tensors were not written, such as '{min(missing)}'")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """Where a parameter lies."""
 
     file: Path
     name: str
     """Its name there."""
+    shape: Sequence[int] = ()
+    dtype: str = ""
 
 
-def stored_shapes(path: Path) -> dict[str, list[int]]:
+def stored_in(path: Path) -> Iterator[StoredTensor]:
     """The tensors of a file."""
     from safetensors import safe_open
 
     with safe_open(os.fspath(path), "pt") as file:
-        return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        for name in file.keys():  # noqa: SIM118 - no dict
+            part = file.get_slice(name)
+            yield StoredTensor(path, name, part.get_shape(), part.get_dtype())
+
+
+Stored = Mapping[str, StoredTensor]
 
 
 class WeightReader:
     """Reads parts of tensors; a file's pages are mapped, so they belong to the system's cache."""
 
-    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
+    def __init__(self, tensors: Stored) -> None:
         self._tensors = tensors
         self._open: dict[Path, Any] = {}
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
         """Elements of the flattened tensor as they are stored, in new memory."""
-        stored = self._tensors[name]
         from safetensors import safe_open
 
+        stored = self._tensors[name]
         if stored.file not in self._open:
             self._open[stored.file] = safe_open(os.fspath(stored.file), "pt")
         file = self._open[stored.file]
@@ -364,12 +356,9 @@ class WeightReader:
         shape = part.get_shape()
         if not shape:
             return file.get_tensor(stored.name).reshape(-1)[start:stop]  # type: ignore[no-any-return]
-        row = max(1, math.prod(shape[1:]))
+        row = max(1, prod(shape[1:]))
         first, last = start // row, -(-stop // row)
         return part[first:last].reshape(-1)[start - first * row : stop - first * row]  # type: ignore[no-any-return]
-
-    def close(self) -> None:
-        self._open.clear()
 
 
 WEIGHTS = "model.safetensors"
@@ -407,25 +396,15 @@ def checkpoint_tensors(job: Job, config: Any, skeleton: nn.Module) -> dict[str, 
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Entry:
-    file: Path
-    shape: list[int]
-    dtype: str
-
-
-def _stored(job: Job) -> dict[str, _Entry]:
+def _stored(job: Job) -> dict[str, StoredTensor]:
     """What the files hold, by their names. Raises JobError where one is missing or damaged."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
-    entries: dict[str, _Entry] = {}
+    entries: dict[str, StoredTensor] = {}
     path = None
     try:
         for path in _files(job):
-            with safe_open(os.fspath(path), "pt") as file:
-                for name in file.keys():  # noqa: SIM118 - no dict
-                    part = file.get_slice(name)
-                    entries[name] = _Entry(file=path, shape=part.get_shape(), dtype=part.get_dtype())
+            entries |= {tensor.name: tensor for tensor in stored_in(path)}
     except SafetensorError as error:
         raise JobError(f"'{path}' is damaged or incomplete ({error}); copy or download it again") from error
     except OSError as error:
@@ -433,18 +412,14 @@ def _stored(job: Job) -> dict[str, _Entry]:
     return entries
 
 
-def _plain_place(
-    stored: Mapping[str, _Entry], name: str, base: str, parameter: nn.Parameter
-) -> StoredTensor | None:
+def _plain_place(stored: Stored, name: str, base: str, parameter: nn.Parameter) -> StoredTensor | None:
     """Where a parameter lies; None: nowhere under its name in its shape as floating-point numbers.
 
     base: what a checkpoint of the model without its head leaves out of names.
     """
-    inside = name if name in stored else name.removeprefix(base)
-    entry = stored.get(inside)
-    if entry is None or entry.shape != list(parameter.shape) or entry.dtype not in FLOATING:
-        return None
-    return StoredTensor(file=entry.file, name=inside)
+    found = stored.get(name) or stored.get(name.removeprefix(base))
+    fits = found is not None and found.shape == list(parameter.shape) and found.dtype in FLOATING
+    return found if fits else None
 
 
 def _are_equal(first: StoredTensor, second: StoredTensor, elements: int) -> bool:
@@ -489,7 +464,6 @@ LIST_NAME = "tensors.json"
 """Written last: where each parameter lies."""
 SMALL_ELEMENTS = 2**26
 """Of a model that is not streamed but written whole by a rank: another process would take longer to start."""
-Stored = Mapping[str, StoredTensor]
 
 
 def provide_weights(
@@ -519,7 +493,7 @@ def await_weights(folder: Path) -> Stored:
     while not listed.exists():
         time.sleep(POLL_SECONDS)
     places = json.loads(listed.read_text(encoding="utf-8"))
-    return {name: StoredTensor(file=Path(file), name=inside) for name, (file, inside) in places.items()}
+    return {name: StoredTensor(Path(file), inside) for name, (file, inside) in places.items()}
 
 
 def _provide(job: Job, config: Any, skeleton: nn.Module, numbers: Mapping[int, str], folder: Path) -> Stored:
@@ -535,25 +509,20 @@ def _provide(job: Job, config: Any, skeleton: nn.Module, numbers: Mapping[int, s
             raise CannotStream("a function of the user's own is called once")
         if job.model.reads_checkpoint:
             raise CannotStream("transformers converts this checkpoint while it reads it")
-        with _writer(job, shapes, path) as writer:
-            stream_weights(lambda: draw_model(job, config), numbers, writer.write)
+        with writing(job, shapes, path) as write:
+            stream_weights(lambda: draw_model(job, config), numbers, write)
     except CannotStream:
         facts = facts_in(config) if job.model.factory is None else DataFacts()
         if sum(map(prod, shapes.values())) <= SMALL_ELEMENTS:
             _write_whole(job, facts, path)
         else:
             _build_in_another_process(job, path, facts)
-    if job.model.factory is not None and stored_shapes(path) != shapes:
+    if job.model.factory is not None and {found.name: found.shape for found in stored_in(path)} != shapes:
         raise JobError(
             f"model.factory '{job.model.factory}' builds other parameters where these have no memory; set "
             "runtime.loading=full"
         )
-    return {name: StoredTensor(file=path, name=name) for name in shapes}
-
-
-def _writer(job: Job, shapes: Mapping[str, Sequence[int]], path: Path) -> WeightWriter:
-    # At a low precision the initial weights are rounded to it anyway.
-    return WeightWriter(path, shapes, COMPUTE_DTYPES[job.training.held_precision])
+    return {name: StoredTensor(path, name) for name in shapes}
 
 
 def _build_in_another_process(job: Job, path: Path, facts: DataFacts) -> None:
@@ -568,21 +537,16 @@ def _build_in_another_process(job: Job, path: Path, facts: DataFacts) -> None:
         raise HarnessError(f"building the initial weights failed: {last}")
 
 
-def write_whole_model(request: Mapping[str, Any]) -> None:
-    """What that process does; adapters are in no file."""
-    torch.set_num_threads(1)
-    _write_whole(Job.model_validate(request["job"]), DataFacts(**request["facts"]), Path(request["path"]))
-
-
 def _write_whole(job: Job, facts: DataFacts, path: Path) -> None:
+    """Adapters are in no file."""
     job = job.model_copy(update={"adapter": AdapterSection()})
     model = build_model(job, model_config(job, facts))
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     if job.model.factory is not None:
         write_buffers(model, path.parent)
-    with _writer(job, shapes, path) as writer:
+    with writing(job, shapes, path) as write:
         for name, parameter in model.named_parameters():
-            writer.write(name, parameter)
+            write(name, parameter)
 
 
 class JobModelSource(ModelSource):
@@ -709,4 +673,6 @@ class JobModelSource(ModelSource):
 
 
 if __name__ == "__main__":
-    write_whole_model(json.load(sys.stdin))
+    torch.set_num_threads(1)
+    asked = json.load(sys.stdin)
+    _write_whole(Job.model_validate(asked["job"]), DataFacts(**asked["facts"]), Path(asked["path"]))

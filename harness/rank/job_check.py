@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from harness.backends.refusals import suggestion
 from harness.errors import HarnessError, JobError
-from harness.forms.layout import Layout
 from harness.job.job import CODE_SWITCH, Job, OptimizerSection
 from harness.rank.data import Sampler, Samples, load_samples
 from harness.rank.initial_weights import why_whole
@@ -36,9 +34,6 @@ from harness.rank.models.optimizer import (
 )
 from harness.record.workload import closed_form_layout
 
-if TYPE_CHECKING:
-    pass
-
 
 def check_job(job: Job) -> dict[str, Any]:
     """Return facts about the job: model, parameters, samples, steps. Raises JobError if it cannot run."""
@@ -54,11 +49,6 @@ def check_job(job: Job) -> dict[str, Any]:
 def check_text(job: str) -> dict[str, Any]:
     """`check_job` of a job's JSON, for a process that the launcher asks."""
     return check_job(Job.model_validate_json(job))
-
-
-def read_model_facts(job: Job) -> dict[str, Any]:
-    """Those about the model of a job whose batch may be open yet. Raises JobError."""
-    return model_facts(job, load_samples(job))
 
 
 def model_facts(job: Job, samples: Samples) -> dict[str, Any]:
@@ -104,22 +94,11 @@ def model_facts(job: Job, samples: Samples) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetaModel:
-    """What a configuration builds."""
-
-    architecture: str
-    config: dict[str, Any]
-    layout: Layout
-    multiplying_parameters: int
-    layers: int
-    attention_width: int
-
-
-def describe_on_meta(config: Mapping[str, Any], source: str) -> MetaModel:
+def describe_on_meta(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Build the causal language model that transformers makes of a configuration, on the meta device.
 
-    Raises HarnessError for a type that transformers does not know, or that is no dense causal model.
+    Returns fields of `plan.model.PlannedModel`. Raises HarnessError for a type that transformers does not
+    know, or that is no dense causal model.
     """
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -147,14 +126,12 @@ def describe_on_meta(config: Mapping[str, Any], source: str) -> MetaModel:
         raise HarnessError(
             f"{source} is not covered: no dense decoder whose layers, heads and hidden size are known"
         )
-    return MetaModel(
-        architecture=type(model).__name__,
-        config=built.to_dict(),
-        layout=closed_form_layout(describe_layout(model, update_groups(model, OptimizerSection()))),
-        multiplying_parameters=geometry.multiplying_parameters,
-        layers=geometry.layers,
-        attention_width=geometry.attention_width,
-    )
+    return {
+        "architecture": type(model).__name__,
+        "config": built.to_dict(),
+        "layout": closed_form_layout(describe_layout(model, update_groups(model, OptimizerSection()))),
+        **vars(geometry),
+    }
 
 
 def example_of(request: str) -> dict[str, Any]:

@@ -61,7 +61,6 @@ def _inject(job: Job, model: nn.Module) -> None:
 
 
 def peft_config(adapter: AdapterSection) -> Any:
-    """The section as peft's LoraConfig."""
     from harness.rank.models.peft_preload import LoraConfig
 
     targets: Any = adapter.targets
@@ -75,7 +74,6 @@ def peft_config(adapter: AdapterSection) -> Any:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter belongs to an adapter."""
     return name.endswith((_A, _B))
 
 

@@ -63,10 +63,6 @@ DEPENDS_ON_DATA = replace(UNKNOWN, depends_on_data=True)
 """Values or random numbers may decide what a step runs, or its code needs them."""
 
 
-class ValuesDecide(Exception):
-    """What runs hangs on values, which tensors on the meta device lack."""
-
-
 def find_module_uses(job: Job, model: nn.Module, config: Any, example: Batch | None) -> ModuleUses:
     """Forward and backward pass of a loss of `example`, two samples or more, on a copy of the bare model.
 
@@ -152,14 +148,11 @@ class AnswersForMeta(TorchDispatchMode):
 
 
 def tensors_with_gradient(value: Any) -> list[Tensor]:
-    """Tensors in nested containers that take part in the backward pass."""
     return [tensor for tensor in tensors_in(value) if tensor.requires_grad]
 
 
 @dataclass
 class ModuleCall:
-    """One run of a module."""
-
     name: str
     module: nn.Module
     inputs: bool = False
@@ -173,17 +166,8 @@ class ModuleCall:
     """Parameters that it returns as they are, by identity -> whether not in a container within another, into
     which DeepSpeed does not look (`_post_forward_module_hook`, parameter_offload.py)."""
 
-    @property
-    def use(self) -> Use:
-        """As ZeRO-3 sees it."""
-        return self._use(self.inputs)
-
-    @property
-    def unit_use(self) -> Use:
-        """As FSDP sees it."""
-        return self._use(self.any_inputs)
-
-    def _use(self, inputs: bool) -> Use:
+    def use(self, inputs: bool) -> Use:
+        """As ZeRO-3 sees it, of whether `inputs` need a gradient; as FSDP does, of `any_inputs`."""
         if not self.reached:
             return "forward only"
         return "inputs with gradient" if inputs else "inputs without gradient"
@@ -295,7 +279,7 @@ def _trace(job: Job, model: nn.Module, example: Batch) -> ModuleUses:
         with _Calls(model) as calls, _ReadsOutside(model, calls) as outside, _Writes(model) as writes:
             loss = loss_function(job, model)(model, batch)
         if answers.has_guessed:
-            raise ValuesDecide
+            raise ValueError("what runs hangs on values, which tensors on the meta device lack")
         if not (isinstance(loss, Tensor) and loss.requires_grad):
             return UNKNOWN
         calls.made, forward = [], calls.made
@@ -352,10 +336,11 @@ def _irregular_uses(model: nn.Module, calls: Sequence[ModuleCall], names: Mappin
     left = Counter(runs)
     for call in calls:
         left[id(call.module)] -= 1
-        earlier = call.use == "inputs with gradient" and left[id(call.module)] > 0
+        seen = call.use(call.inputs)
+        earlier = seen == "inputs with gradient" and left[id(call.module)] > 0
         for parameter in call.module.parameters(recurse=False):
             if (name := names[id(parameter)]) in found:
-                use: Use = "earlier run of its module" if earlier else call.use
+                use: Use = "earlier run of its module" if earlier else seen
                 found[name].append(RETURNED if call.returned.get(id(parameter)) else use)
     for name, parameter in model.named_parameters():
         if found.get(name) == [] and parameter.grad is not None:
@@ -370,7 +355,9 @@ def _unit_calls(model: nn.Module, calls: Sequence[ModuleCall]) -> list[UnitCall]
     blocks = transformer_blocks(model)
     if any(one != other and one.startswith(f"{other}.") for one in blocks for other in blocks):
         return None
-    made: list[UnitCall] = [(call.name, call.unit_use) for call in calls if call.name in (*blocks, "")]
+    made: list[UnitCall] = [
+        (call.name, call.use(call.any_inputs)) for call in calls if call.name in (*blocks, "")
+    ]
     trains = all(any(p.requires_grad for p in block.parameters()) for block in blocks.values())
     once = sorted(name for name, _ in made) == sorted([*blocks, ""])
     return [] if once and trains and all(use != "forward only" for _, use in made) else made
@@ -418,15 +405,11 @@ def describe_geometry(model: Any) -> GeometryPart | None:
     They hold for decoders whose every token passes every parameter, so not for mixtures of experts, encoders
     or models of the user's own, and whose every parameter gets a gradient, so not for adapters.
     """
-    config = configuration(model)
-    if config is None or not is_decoder(type(model).__name__) or frozen_names(model):
-        return None
+    attention = describe_attention(model)
     experts = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    if any((getattr(config, name, None) or 0) > 1 for name in experts):
+    mixes = any((getattr(configuration(model), name, None) or 0) > 1 for name in experts)
+    if attention is None or mixes or frozen_names(model):
         return None
-    if (sizes := _sizes(config)) is None:
-        return None
-    layers, heads, head_size = sizes
     output = model.get_output_embeddings()
     looked_up = {
         id(module.weight): module.weight.numel()
@@ -436,8 +419,8 @@ def describe_geometry(model: Any) -> GeometryPart | None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return GeometryPart(
         multiplying_parameters=parameters - sum(looked_up.values()),
-        layers=layers,
-        attention_width=heads * head_size,
+        layers=attention.layers,
+        attention_width=attention.heads * attention.head_size,
     )
 
 
@@ -482,22 +465,16 @@ def describe_layout(
 def describe_attention(model: nn.Module) -> AttentionPart | None:
     """Heads by the model's configuration; None where it does not say, or is no decoder."""
     config = configuration(model)
-    if config is None or not is_decoder(type(model).__name__):
-        return None
-    if (sizes := _sizes(config)) is None:
-        return None
-    layers, heads, size = sizes
-    keys = getattr(config, "num_key_value_heads", None) or heads
-    return AttentionPart(layers=layers, heads=heads, key_value_heads=keys, head_size=size)
-
-
-def _sizes(config: Any) -> tuple[int, int, int] | None:
-    """Layers, heads and the size of a head; None where the configuration does not say."""
     names = ("num_hidden_layers", "num_attention_heads", "hidden_size")
     layers, heads, hidden = (getattr(config, name, None) for name in names)
-    if not layers or not heads or not hidden:
+    if not (is_decoder(type(model).__name__) and layers and heads and hidden):
         return None
-    return layers, heads, getattr(config, "head_dim", None) or hidden // heads
+    return AttentionPart(
+        layers=layers,
+        heads=heads,
+        key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_size=getattr(config, "head_dim", None) or hidden // heads,
+    )
 
 
 SAMPLES = 8
@@ -549,7 +526,6 @@ def split_dependence(
 
 @contextmanager
 def double_precision(*, on: bool = True) -> Iterator[None]:
-    """New tensors are float64."""
     before = torch.get_default_dtype()
     if on:
         torch.set_default_dtype(torch.float64)

@@ -85,8 +85,8 @@ def loss_function(job: Job, model: nn.Module) -> ComputeLoss:
     if job.task == "causal-lm":
         return lambda module, batch: _of_next_token(module(input_ids=batch["tokens"]), batch)
     if job.task == "seq2seq":
-        return _Seq2Seq(config, {} if job.model.factory else {"use_cache": False})
-    return _class if job.task == "classification" else _Checked(_own_output, job)
+        return _seq2seq(config, {} if job.model.factory else {"use_cache": False})
+    return _class if job.task == "classification" else _checked(_own_output, job)
 
 
 def _in_chunks(module: nn.Module, batch: Batch) -> Tensor:
@@ -104,42 +104,31 @@ def _class(module: nn.Module, batch: Batch) -> Tensor:
     return token_cross_entropy(logits_of(module(**inputs)), batch[LABELS])
 
 
-class _Seq2Seq:
+def _seq2seq(config: Any, arguments: dict[str, Any]) -> ComputeLoss:
     """Cross entropy of the target's tokens, each predicted from the input and the target before it.
 
     The decoder reads the target moved right by one, as transformers' `shift_tokens_right` does.
     """
+    padding = int(getattr(config, "pad_token_id", None) or 0)
+    start = getattr(config, "decoder_start_token_id", None)
 
-    def __init__(self, config: Any, arguments: dict[str, Any]) -> None:
-        self._arguments = arguments
-        padding = getattr(config, "pad_token_id", None)
-        start = getattr(config, "decoder_start_token_id", None)
-        self._padding = 0 if padding is None else int(padding)
-        self._start = self._padding if start is None else int(start)
-
-    def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
+    def compute(module: nn.Module, batch: Batch) -> Tensor:
         labels = batch[LABELS]
-        decoder = labels.new_full(labels.shape, self._start)
-        decoder[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self._padding)
-        output = module(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            decoder_input_ids=decoder,
-            **self._arguments,
-        )
+        decoder = labels.new_full(labels.shape, padding if start is None else int(start))
+        decoder[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, padding)
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        output = module(**inputs, decoder_input_ids=decoder, **arguments)
         return token_cross_entropy(logits_of(output), labels)
 
+    return compute
 
-class _Checked:
+
+def _checked(compute: Callable[[nn.Module, Batch], Any], job: Job) -> ComputeLoss:
     """A loss of the user's own: checked to be a scalar, and made a sum."""
 
-    def __init__(self, compute: Callable[[nn.Module, Batch], Any], job: Job) -> None:
-        self._compute = compute
-        self._job = job
-
-    def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
-        loss = self._compute(module, batch)
-        shown = f"loss.factory '{self._job.loss.factory}'" if self._job.loss.factory else "the model's `loss`"
+    def checked(module: nn.Module, batch: Batch) -> Tensor:
+        loss = compute(module, batch)
+        shown = f"loss.factory '{job.loss.factory}'" if job.loss.factory else "the model's `loss`"
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             what = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise JobError(f"{shown}: the loss of a batch is {what}; it must be a scalar tensor")
@@ -148,7 +137,9 @@ class _Checked:
                 f"{shown}: the loss of a batch needs no gradient; compute it from the model's output"
             )
         loss = loss.reshape(()).float()
-        return loss if self._job.loss.reduction == "sum" else loss * targets_of(batch, self._job)
+        return loss if job.loss.reduction == "sum" else loss * targets_of(batch, job)
+
+    return checked
 
 
 def targets_of(batch: Batch, job: Job) -> Tensor | int:
@@ -180,7 +171,7 @@ def _own(job: Job) -> ComputeLoss:
         ) from error
     except ValueError:  # a builtin without a signature
         pass
-    return _Checked(compute, job)
+    return _checked(compute, job)
 
 
 def _own_output(module: nn.Module, batch: Batch) -> Any:

@@ -31,34 +31,24 @@ OWN_CLASSES = {
 
 def in_fp32() -> dict[str, Any]:
     """By what argument transformers builds a model in fp32, whatever its configuration says."""
-    import torch
     from packaging.version import Version
     from transformers import __version__
 
     return {"dtype" if Version(__version__) >= Version("4.56") else "torch_dtype": torch.float32}
 
 
-def auto_class(job: Job, config: Any) -> Any:
-    """transformers' `AutoModel...` for the job. Raises JobError for a type of model without a head for it."""
-    import transformers
-
-    return getattr(transformers, _class_name(job, config))
-
-
 def from_config(job: Job, config: Any, **arguments: Any) -> Any:
     """The model that the job's class makes of a configuration. Raises what transformers raises."""
-    library_class = auto_class(job, config)
+    import transformers
+
+    name = class_for(job, config)
     with one_at_a_time(job):
-        told = code_arguments(job, config, library_class.__name__)
-        return library_class.from_config(config, **told, **arguments)
+        told = code_arguments(job, config, name)
+        return getattr(transformers, name).from_config(config, **told, **arguments)
 
 
-def require_task(job: Job, config: Any) -> None:
-    """Raise JobError for a type of model that cannot do the job's task."""
-    _class_name(job, config)
-
-
-def _class_name(job: Job, config: Any) -> str:
+def class_for(job: Job, config: Any) -> str:
+    """transformers' `AutoModel...` for the job. Raises JobError for a type of model without a head for it."""
     # By name: the public mappings import every model of the library when they are searched.
     from transformers.models.auto import modeling_auto as mappings
 
@@ -208,7 +198,7 @@ def model_config(job: Job, facts: DataFacts) -> PretrainedConfig | None:
     if job.model.factory is not None:
         return None
     config = _named_config(job, facts) if job.model.name else _given_config(job, facts)
-    require_task(job, config)
+    class_for(job, config)  # checks the task
     if job.model.dropout is not None:
         set_dropout(config, job.model.dropout)
     context = getattr(config, "max_position_embeddings", None)
@@ -264,6 +254,7 @@ def draw_model(job: Job, config: PretrainedConfig | None, *, pretrained: bool = 
 
     `pretrained`: False leaves a checkpoint's weights unread, and those of `model.factory` without memory.
     """
+    import transformers
     from safetensors import SafetensorError
 
     if config is None:
@@ -273,13 +264,10 @@ def draw_model(job: Job, config: PretrainedConfig | None, *, pretrained: bool = 
     try:
         if pretrained and job.model.name is not None and job.model.reads_checkpoint:
             with one_at_a_time(job):
-                return auto_class(job, config).from_pretrained(
-                    job.model.name,
-                    config=config,
-                    revision=job.model.revision,
-                    trust_remote_code=job.model.trust_remote_code,
-                    **arguments,
-                )
+                return getattr(transformers, class_for(job, config)).from_pretrained(
+                    job.model.name, config=config, revision=job.model.revision,
+                    trust_remote_code=job.model.trust_remote_code, **arguments,
+                )  # fmt: skip
         return from_config(job, config, **arguments)
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         name = job.model.name or config.model_type
@@ -337,7 +325,7 @@ def _given_config(job: Job, facts: DataFacts) -> PretrainedConfig:
         )
     config_class = CONFIG_MAPPING[model_type]
     default = config_class()
-    require_task(job, default)
+    class_for(job, default)  # checks the task
     known = set(default.to_dict()) | set(getattr(config_class, "attribute_map", {})) | {"num_labels"}
     of_data = {
         "vocab_size": facts.vocabulary_size,
