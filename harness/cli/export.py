@@ -107,7 +107,11 @@ def program(
     found = exported_files(
         tool, label, cell.job, layout, world_size=ranks, device=device, preset=cell.preset,
         facts=launcher.check(json.dumps(job)),
-        example=launcher.example(json.dumps({"job": job, "steps": EXAMPLE_STEPS})),
+        example=launcher.ask(
+            "harness.rank.job_check:example_of",
+            json.dumps({"job": job, "steps": EXAMPLE_STEPS}),
+            "reading the job's data",
+        ),
     )  # fmt: skip
     found[JOB_FILE] = json.dumps(experiment.model_dump(mode="json", exclude_unset=True), indent=1) + "\n"
     write_folder(output, found)

@@ -9,7 +9,6 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def started_as_rank() -> bool:
-    """Whether all the variables of torchrun's contract are set."""
     return all(name in os.environ for name in VARIABLES)
 
 
@@ -19,12 +18,10 @@ def speaks_for_ranks() -> bool:
 
 
 def external_rank() -> int:
-    """This process's global rank."""
     return int(os.environ["RANK"])
 
 
 def external_world_size() -> int:
-    """Number of ranks that the launcher started."""
     return int(os.environ["WORLD_SIZE"])
 
 

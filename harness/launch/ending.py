@@ -39,7 +39,11 @@ def end_all(processes: Sequence[Any], started: float) -> None:
             process.kill()
     for process in running:
         process.join()
-    kill_groups({process.pid for process in processes}, started)
+    groups = {process.pid for process in processes}
+    for other in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if os.getpgid(other.pid) in groups and other.create_time() >= started - 1:
+                other.kill()
 
 
 def end_asked(process: Any) -> None:
@@ -60,14 +64,6 @@ def await_end(process: subprocess.Popen[Any], seconds: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def kill_groups(groups: set[int], started: float) -> None:
-    """Kill every process of these groups that began after `started`."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if os.getpgid(process.pid) in groups and process.create_time() >= started - 1:
-                process.kill()
 
 
 def kill_fork_server() -> None:

@@ -118,7 +118,7 @@ class LocalLauncher:
 
     def check(self, job_json: str) -> dict[str, Any]:
         """Facts about a job, from a process of its own. Raises JobError if it cannot run."""
-        facts: dict[str, Any] = self._ask("harness.rank.job_check:check_text", job_json, "checking the job")
+        facts: dict[str, Any] = self.ask("harness.rank.job_check:check_text", job_json, "checking the job")
         return facts
 
     def trace(self, request: str) -> str:
@@ -126,29 +126,16 @@ class LocalLauncher:
 
         Raises HarnessError if it cannot be traced.
         """
-        profile: str = self._ask(
+        profile: str = self.ask(
             "harness.rank.probes.activation_trace:profile_text", request, "tracing the model"
         )
         return profile
 
-    def example(self, request: str) -> dict[str, Any]:
-        """The first steps of a job (`rank.example`), from a process of its own. Raises JobError."""
-        example: dict[str, Any] = self._ask(
-            "harness.rank.job_check:example_of", request, "reading the job's data"
-        )
-        return example
+    def ask(self, function: str, argument: str, what: str) -> Any:
+        """What a function of a rank's code ('module:function') answers, in another process.
 
-    def build(self, extension: str) -> None:
-        """Have a C++ extension compiled before ranks begin, which may take minutes.
-
-        Raises HarnessError if the compiler fails. Where it cannot be tried, ranks say why.
+        what: is done, for an error. Raises JobError, and HarnessError where the process breaks off.
         """
-        self._ask(
-            "harness.backends.zero.extension_builds:build", extension, f"compiling the extension {extension}"
-        )
-
-    def _ask(self, function: str, argument: str, what: str) -> Any:
-        """What a function of a rank's code answers, in another process."""
         ours, theirs = multiprocessing.Pipe(duplex=False)
         doing: str | None = None
         """Code of the user's own that runs."""
@@ -265,8 +252,6 @@ class LocalLauncher:
 
 @dataclass(kw_only=True)
 class _Running:
-    """The ranks of one run while they live."""
-
     run_directory: Path
     processes: Mapping[int, Any]
     watch: Watch
@@ -348,7 +333,6 @@ def require_folder(run_directory: Path) -> None:
 
 
 def _living(processes: Mapping[int, Any]) -> dict[int, int]:
-    """Process ids by rank."""
     return {rank: process.pid for rank, process in processes.items() if process.exitcode is None}
 
 
@@ -379,7 +363,6 @@ OF_THE_PROCESS = ("ACCELERATE_CPU_AFFINITY", "ACCELERATE_DEBUG_MODE")
 
 
 def launcher_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those that are set, by name."""
     names = (name for name in environment if name.startswith(PREFIXES) and name not in OF_THE_PROCESS)
     return {name: environment[name] for name in sorted(names)}
 
@@ -430,7 +413,9 @@ def running_cell(
             record = assemble_refused(directory, request, refusal)
         else:
             for extension in registry.parse(cell.backend)[1].extensions():
-                launcher.build(extension)
+                # Before ranks begin: it may take minutes. Where it cannot be tried, ranks say why.
+                builder = "harness.backends.zero.extension_builds:build"
+                launcher.ask(builder, extension, f"compiling the extension {extension}")
             outcome = yield from launcher.running(directory, request, on_event, port, takes_turns=takes_turns)
             require_folder(directory)
             record = assemble(directory, request, outcome)
@@ -614,7 +599,8 @@ def groups(
             why = _why_whole(group, device, needs, limit, ran_whole)
             divided += [group] if why is None else [[cell] for cell in group]
             if why is not None:
-                told[f"cells on {_ranks(size)} do not take turns: {why}"] = None
+                ranks = "1 rank" if size == 1 else f"{size} ranks"
+                told[f"cells on {ranks} do not take turns: {why}"] = None
     for text in told:
         say(f"compare.turns: {text}")
     return divided
@@ -634,10 +620,6 @@ def _needs(
             found = needs[nearest.key] if nearest else max(needs[c.key] for c in predicted)
             needs[cell.key] = UNKNOWN * found
     return needs
-
-
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 OTHERS_TOOK_TURNS = "earlier cells took turns and are not compared in speed with those that run now"

@@ -49,18 +49,6 @@ class Observed:
     """Why there is no record of a command that trained."""
 
 
-@dataclass(kw_only=True)
-class _Told:
-    """The signal that asked this process to end."""
-
-    number: int | None = None
-    at: float | None = None
-
-    def note(self, number: int) -> None:
-        if self.number is None:
-            self.number, self.at = number, time.time()
-
-
 def observe_command(
     observed: Sequence[str],
     store: Store,
@@ -86,7 +74,6 @@ def observe_command(
     )
     directory = store.run_directory(request.run_id).resolve()
     request.write(directory)
-    told = _Told()
     try:
         output = sys.stderr.fileno() if keeps_output_free else None
         process = subprocess.Popen(observed, env=observed_environment(directory), stdout=output)
@@ -94,16 +81,16 @@ def observe_command(
         directory.joinpath("observe.json").unlink()
         directory.rmdir()
         raise HarnessError(f"'{redacted(observed[0])}' cannot be started: {error.strerror}") from error
-    code = _followed_to_its_end(process, told)
+    code, told, told_at = _followed_to_its_end(process)
     with suppress(OSError):
         note_end(directory, process.pid, code)
     exit_code = code if code >= 0 else 128 - code
     # Launchers end with 1, or by another signal, where their ranks were told to end.
-    if told.number is not None and (code < 0 or code == 1):
-        exit_code = 128 + told.number
+    if told is not None and (code < 0 or code == 1):
+        exit_code = 128 + told
     try:
         wait_for_processes(directory)
-        record = assemble_observed(directory, request, code, told.at)
+        record = assemble_observed(directory, request, code, told_at)
         if record is None:
             store.discard(request.run_id)
         else:
@@ -125,24 +112,31 @@ def observed_environment(directory: Path) -> dict[str, str]:
     }
 
 
-def _followed_to_its_end(process: subprocess.Popen[bytes], told: _Told) -> int:
-    """The exit code, negative where a signal ended it; passes on what asks this process alone to end."""
+def _followed_to_its_end(process: subprocess.Popen[bytes]) -> tuple[int, int | None, float | None]:
+    """The exit code (negative: a signal ended it), the first signal that asked this process to end, and when.
+
+    What asks this process alone to end is passed on.
+    """
+    told: list[tuple[int, float]] = []
 
     def pass_on(number: int, _: object) -> None:
-        told.note(number)
+        told.append((number, time.time()))
         process.send_signal(number)
+
+    def ended(code: int) -> tuple[int, int | None, float | None]:
+        return code, *(told[0] if told else (None, None))
 
     kept = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         while True:
             try:
-                return process.wait()
+                return ended(process.wait())
             except KeyboardInterrupt:
-                told.note(signal.SIGINT)
+                told.append((signal.SIGINT, time.time()))
                 if _is_in_foreground():
                     continue  # Ctrl-C reaches every process of the terminal's foreground, the command too
             with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
-                return process.wait(INTERRUPT_SECONDS)
+                return ended(process.wait(INTERRUPT_SECONDS))
             process.send_signal(signal.SIGINT)
     finally:
         for number, handler in kept.items():

@@ -162,8 +162,6 @@ SETTLED_SECONDS = 5.0
 
 
 class Watch:
-    """Follows the ranks of one run."""
-
     def __init__(
         self,
         run_directory: Path,

@@ -25,7 +25,6 @@ class EventWriter:
         self._lock = threading.Lock()
 
     def write(self, event: Event) -> None:
-        """Append one event."""
         line = _line(event)
         with self._lock:
             self._file.write(line)

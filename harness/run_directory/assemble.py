@@ -452,7 +452,6 @@ def versions_of(setup: SetupEvent | None) -> dict[str, Any]:
 
 
 def _turns(events: Events) -> TurnsPart | None:
-    """As rank 0 was given them."""
     turns = events[0].turns
     if not turns:
         return None
@@ -581,13 +580,10 @@ def node_file(run_directory: Path, node: int) -> Path:
 
 
 def write_node(run_directory: Path, node: int) -> None:
-    """Describe this machine for the record."""
     write_atomically(node_file(run_directory, node), describe_node().model_dump_json())
 
 
 class NodeFile(Part):
-    """What the first rank of a node writes."""
-
     environment: EnvironmentPart
     topology: NodePart
 

@@ -269,7 +269,7 @@ _READER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="
 
 
 def read_event(line: bytes) -> Event:
-    """The event of one line. Raises ValidationError."""
+    """Raises ValidationError."""
     return _READER.validate_json(line)
 
 
@@ -328,36 +328,20 @@ class RankEvents:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the rank said how it ended."""
         return self.done or bool(self.failures or self.reasons) or self.stopped is not None
 
     def add(self, event: Event) -> None:
-        """Take in one event."""
         match event:
-            case SetupEvent():
-                self.setup = self.setup or event
-            case StepEvent():
-                self.steps.append(event)
-            case TurnEvent():
-                self.turns.append(event)
-            case EvaluationEvent():
-                self.evaluations.append(event)
-            case ObservationEvent():
-                self.observation = event
-            case CheckpointEvent():
-                self.checkpoints.append(event)
-            case MeasuredEvent():
-                self.measured = event
-            case FinalEvent():
-                self.final = self.final or event
-            case FailureEvent():
-                self.failures.append(event)
             case UnsupportedEvent():
                 self.reasons += event.reasons
-            case StoppedEvent():
-                self.stopped = self.stopped or event
             case DoneEvent():
                 self.done = True
+            case StepEvent() | TurnEvent() | EvaluationEvent() | CheckpointEvent() | FailureEvent():
+                getattr(self, f"{event.kind}s").append(event)
+            case SetupEvent() | FinalEvent() | StoppedEvent():
+                setattr(self, event.kind, getattr(self, event.kind) or event)
+            case MeasuredEvent() | ObservationEvent():
+                setattr(self, event.kind, event)
 
 
 def has_ended_well(run_directory: Path, rank: int) -> bool:
@@ -366,7 +350,6 @@ def has_ended_well(run_directory: Path, rank: int) -> bool:
 
 
 def has_said_its_end(run_directory: Path, rank: int) -> bool:
-    """Whether the last line of a rank says how it ended."""
     return isinstance(_last_event(run_directory, rank), ENDINGS)
 
 

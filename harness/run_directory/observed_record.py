@@ -171,12 +171,9 @@ def assemble_observed(
     uneven = [f"ranks made {least} to {most} steps; the first {least} are recorded"] if least < most else []
     rates = [event.group_learning_rates or [] for event in events[min(events)].steps]
     groups = range(max(map(len, rates), default=0))  # an optimizer may first step in a later step
+    known = {name: getattr(request, name) for name in ("run_id", "created_at", "command", "measure")}
     return Record(
-        run_id=request.run_id,
-        created_at=request.created_at,
-        command=request.command,
-        measure=request.measure,
-        **measured_parts(events, steps),
+        **Record.shared(setup) | known | measured_parts(events, steps),
         status=status,
         error=error,
         skipped_steps=sum(event.group_learning_rates == [] for event in events[min(events)].steps),
@@ -198,8 +195,6 @@ def assemble_observed(
         environment=run_environment(run_directory).model_copy(
             update={"broken_event_lines": broken, "accelerator": setup.accelerator if setup else None}
         ),
-        layout=setup.layout if setup else None,
-        model=setup.model if setup else None,
         observed=events[0].final.observed if events[0].final else None,
         observation=seen.observation.model_copy(
             update={

@@ -42,8 +42,6 @@ MOST_STACK_BYTES = 16 * 2**10
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """What a rank is doing."""
-
     phase: str
     step: int | None
     doing: str | None = None
@@ -61,8 +59,6 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class RankState:
-    """What the file of a rank says."""
-
     position: Position | None = None
     stack: str = ""
     collective: str | None = None
@@ -90,7 +86,6 @@ class PositionWriter:
 
     @property
     def position(self) -> Position:
-        """Where this rank is."""
         return Position(phase=self._phase, step=self._step, doing=self._doing)
 
     def begin_step(self, step: int | None) -> None:
@@ -98,7 +93,6 @@ class PositionWriter:
         self._step = step
 
     def enter(self, phase: str) -> None:
-        """A phase begins."""
         self._phase = phase
         self._write()
 
@@ -111,7 +105,6 @@ class PositionWriter:
         self.enter(before)
 
     def hear(self, said: Mapping[str, Any]) -> None:
-        """What `harness.rank.events` says."""
         if "doing" in said:
             self._doing = said["doing"]
             self._write()
@@ -152,7 +145,6 @@ class ModuleWriter:
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
 
     def note(self, name: str) -> None:
-        """A module begins."""
         if self._file is not None:
             try:
                 os.write(self._file, f"{name}\n".encode(errors="replace"))

@@ -397,17 +397,14 @@ _REQUESTS = TypeAdapter(list[SimulationRequest])
 
 
 def write_requests(directory: Path, requests: list[SimulationRequest]) -> None:
-    """Write what the process in `directory` shall simulate."""
     write_atomically(directory / REQUESTS_NAME, _REQUESTS.dump_json(requests).decode())
 
 
 def read_requests(directory: Path) -> list[SimulationRequest]:
-    """What `write_requests` wrote."""
     return _REQUESTS.validate_json((directory / REQUESTS_NAME).read_bytes())
 
 
 def write_result(directory: Path, index: int, result: SimulatedRank) -> None:
-    """Write the answer to request `index`."""
     write_atomically(_result_file(directory, index), result.model_dump_json())
 
 

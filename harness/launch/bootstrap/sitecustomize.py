@@ -225,7 +225,7 @@ def note_ends(folder: Path) -> None:
 
 
 def _note_end(path: Path, status: int) -> None:
-    """As `run_directory.observed_processes.note_end`; the script goes on whatever happens."""
+    """As `run_directory.observed_record.note_end`; the script goes on whatever happens."""
     try:
         if (os.WIFEXITED(status) or os.WIFSIGNALED(status)) and path.exists():
             end = {"exit_code": os.waitstatus_to_exitcode(status), "at": time.time()}

@@ -239,5 +239,4 @@ def random_state(device: str) -> str:
 
 
 def device_name(world: World) -> str:
-    """The accelerator's name, or 'cpu'."""
     return torch.cuda.get_device_name() if world.device == "cuda" else "cpu"

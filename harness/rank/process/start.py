@@ -186,7 +186,6 @@ class Turns:
         return self._left == 0
 
     def count(self) -> None:
-        """A step of the turn begins."""
         self._left -= 1
 
     def wait(self) -> TurnEvent:
