@@ -12,11 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from harness.job.experiment import Limits, MeasureSection
 from harness.job.job import Job, TrainingSection
-from harness.launch.launcher import LocalLauncher
+from harness.launch.launcher import LocalLauncher, whole
 from harness.rank.events import EventWriter
 from harness.rank.process.start import SignalThread, dump_stacks_when_asked
+from harness.record import ErrorPart, Record
+from harness.run_directory.assemble import assemble
 from harness.run_directory.events import DoneEvent, FailureEvent, StepEvent, StoppedEvent
 from harness.run_directory.rank_state import PositionWriter
 from harness.run_directory.request import RunRequest, rank_file, rank_log
@@ -125,3 +129,30 @@ def a_request(world_size: int = 2, **limits: float | None) -> RunRequest:
         ranks_per_node=world_size, threads_per_rank=1, micro_batch_size=4, accumulation_steps=1,
         limits=Limits(**limits),
     )  # fmt: skip
+
+
+def wait_for_peers(rank: Rank) -> None:
+    rank.train()
+    rank.position.enter("backward")
+    rank.wait_forever()
+
+
+def record_of(folder: Path, *behaviours: Behaviour, **limits: float | None) -> Record:
+    """Of a run whose ranks behave so."""
+    request = a_request(len(behaviours), **limits)
+    running = FakeLauncher(dict(enumerate(behaviours))).running(folder, request, lambda _: None)
+    return assemble(folder, request, whole(running))
+
+
+def failure_of(folder: Path, *behaviours: Behaviour, **limits: float | None) -> tuple[Record, ErrorPart]:
+    record = record_of(folder, *behaviours, **limits)
+    assert record.error is not None
+    return record, record.error
+
+
+def has_ended(process: int) -> bool:
+    """Whether it is gone, or dead and reaped by nobody, as orphans in a container."""
+    try:
+        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -4,6 +4,7 @@ from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.launch.cells import begin_run, in_rounds, plan, reusable, samples_of_cuts
 from harness.record import SplitPart
+from harness.run_directory.request import RunRequest
 from tests.records import make_record
 
 WITHOUT_NOISE_RUNS = "compare.noise_runs=false"
@@ -11,25 +12,28 @@ WITHOUT_NOISE_RUNS = "compare.noise_runs=false"
 OTHER_ORDER = "single:micro_batch_size=4,norm=fp32,backward=reordered"
 
 
+def planned(
+    names: list[str], *settings: str, sizes: tuple[int, ...] = (2,), repeats: int = 1, device: str = "cpu",
+    noise: bool = False,
+) -> list[RunRequest]:  # fmt: skip
+    experiment = load_experiment(None, [*settings, *([] if noise else [WITHOUT_NOISE_RUNS])])
+    return plan(experiment, names, sizes, repeats, device)
+
+
 def test_references_come_first_and_once_per_global_batch() -> None:
-    experiment = load_experiment(None, ["training.global_batch_size=16", WITHOUT_NOISE_RUNS])
-    cells = plan(experiment, ["ddp", "zero1"], [2, 4], 1, "cpu")
+    cells = planned(["ddp", "zero1"], "training.global_batch_size=16", sizes=(2, 4))
     assert [(c.backend, c.world_size) for c in cells] == [
         ("single", 1), ("ddp", 2), ("zero1", 2), ("ddp", 4), ("zero1", 4)
     ]  # fmt: skip
     assert len({c.job_id for c in cells}) == 1
-
-
-def test_weak_scaling_has_a_reference_for_every_world() -> None:
-    experiment = load_experiment(None, ["training.micro_batch_size=2", WITHOUT_NOISE_RUNS])
-    cells = plan(experiment, ["ddp"], [2, 4], 1, "cpu")
-    assert [(c.backend, c.layout.global_batch_size) for c in cells] == [
+    weak = planned(["ddp"], "training.micro_batch_size=2", sizes=(2, 4))
+    assert [(c.backend, c.layout.global_batch_size) for c in weak] == [
         ("single", 4), ("ddp", 4), ("single", 8), ("ddp", 8)
     ]  # fmt: skip
 
 
 def test_repeats_have_cells_of_their_own_and_run_in_rounds() -> None:
-    cells = plan(load_experiment(None, [WITHOUT_NOISE_RUNS]), ["ddp"], [2], 3, "cpu")
+    cells = planned(["ddp"], repeats=3)
     assert [(c.backend, c.repeat) for c in cells] == [
         ("single", 0), ("ddp", 0), ("single", 1), ("ddp", 1), ("single", 2), ("ddp", 2)
     ]  # fmt: skip
@@ -37,7 +41,7 @@ def test_repeats_have_cells_of_their_own_and_run_in_rounds() -> None:
 
 
 def test_every_second_round_runs_in_reverse_after_the_reference() -> None:
-    cells = plan(load_experiment(None, [WITHOUT_NOISE_RUNS]), ["ddp", "fsdp", "zero3"], [2], 3, "cpu")
+    cells = planned(["ddp", "fsdp", "zero3"], repeats=3)
     rounds = [[cell.backend for cell in cells if cell.repeat == number] for number in range(3)]
     assert rounds[0] == rounds[2] == ["single", "ddp", "fsdp", "zero3"]
     assert rounds[1] == ["single", "zero3", "fsdp", "ddp"]
@@ -46,7 +50,7 @@ def test_every_second_round_runs_in_reverse_after_the_reference() -> None:
 
 
 def test_the_same_backend_twice_is_one_cell() -> None:
-    cells = plan(load_experiment(None, [WITHOUT_NOISE_RUNS]), ["ddp", " ddp", "single"], [2], 1, "cpu")
+    cells = planned(["ddp", " ddp", "single"])
     assert [c.backend for c in cells] == ["single", "ddp"]
 
 
@@ -57,8 +61,7 @@ def test_the_same_backend_twice_is_one_cell() -> None:
 def test_ranks_that_share_samples_divide_the_same_global_batch(
     settings: list[str], cut: tuple[int, int]
 ) -> None:
-    experiment = load_experiment(None, [*settings, WITHOUT_NOISE_RUNS])
-    reference, ddp, tp = plan(experiment, ["ddp", "tp:tensor=2"], [4], 1, "cpu")
+    reference, ddp, tp = planned(["ddp", "tp:tensor=2"], *settings, sizes=(4,))
     assert reference.job_id == ddp.job_id == tp.job_id
     assert ddp.layout.global_batch_size == tp.layout.global_batch_size
     assert (tp.layout.micro_batch_size, tp.layout.accumulation_steps) == cut
@@ -66,7 +69,7 @@ def test_ranks_that_share_samples_divide_the_same_global_batch(
 
 
 def test_dimensions_that_do_not_fit_leave_the_cell_to_say_so() -> None:
-    _, cell = plan(load_experiment(None, [WITHOUT_NOISE_RUNS]), ["tp:tensor=3"], [2], 1, "cpu")
+    _, cell = planned(["tp:tensor=3"])
     assert cell.data_size == 2
 
 
@@ -75,27 +78,14 @@ def test_dimensions_that_do_not_fit_leave_the_cell_to_say_so() -> None:
     [
         ([], [OTHER_ORDER]),
         (["training.micro_batch_size=1"], [OTHER_ORDER.replace("4", "2")]),
-        (
-            ["training.global_batch_size=1"],
-            ["single:norm=fp32,backward=reordered", "single:precision=fp64"],
-        ),
-        (
-            ["training.precision=bf16-mixed"],
-            [
-                OTHER_ORDER,
-                "single:precision=fp32",
-                "single:precision=cast",
-            ],
-        ),
-        (
-            ["training.precision=bf16"],
-            [OTHER_ORDER, "single:precision=fp32"],
-        ),
+        (["training.global_batch_size=1"], ["single:norm=fp32,backward=reordered", "single:precision=fp64"]),
+        (["training.precision=bf16-mixed"], [OTHER_ORDER, "single:precision=fp32", "single:precision=cast"]),
+        (["training.precision=bf16"], [OTHER_ORDER, "single:precision=fp32"]),
     ],
 )
 def test_the_reference_is_repeated_to_measure_rounding(assignments: list, repetitions: list) -> None:
     size = 1 if assignments == ["training.global_batch_size=1"] else 2
-    cells = plan(load_experiment(None, assignments), ["ddp"], [size], 1, "cpu")
+    cells = planned(["ddp"], *assignments, sizes=(size,), noise=True)
     assert [c.backend for c in cells] == ["single", *repetitions, "ddp"]
     assert len({c.job_id for c in cells}) == 1
     assert len({c.layout for c in cells if c.backend in ("single", "single:precision=fp32")}) == 1
@@ -104,12 +94,11 @@ def test_the_reference_is_repeated_to_measure_rounding(assignments: list, repeti
 
 def test_a_split_that_does_not_divide_is_refused() -> None:
     with pytest.raises(HarnessError, match="does not divide"):
-        plan(load_experiment(None), ["single:micro_batch_size=3"], [2], 1, "cpu")
+        planned(["single:micro_batch_size=3"])
 
 
 def test_all_means_every_backend_but_the_reference_once_more() -> None:
-    cells = plan(load_experiment(None), ["all"], [2], 1, "cpu")
-    labels = [c.backend for c in cells]
+    labels = [c.backend for c in planned(["all"])]
     assert labels[0] == "single"
     assert labels.count("single") == 1
     assert {"ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp1"} <= set(labels)
@@ -119,16 +108,14 @@ def test_all_means_every_backend_but_the_reference_once_more() -> None:
     "assignment", ["measure.probed_steps=1", "runtime.threads_per_rank=1", "runtime.preset=library-defaults"]
 )
 def test_measuring_otherwise_is_another_cell_of_the_same_job(assignment: str) -> None:
-    before = plan(load_experiment(None), ["ddp"], [2], 1, "cpu")
-    after = plan(load_experiment(None, [assignment]), ["ddp"], [2], 1, "cpu")
+    before, after = planned(["ddp"]), planned(["ddp"], assignment)
     assert {c.job_id for c in before} == {c.job_id for c in after}
-    assert not {c.key for c in before if c.measure.timed} & {c.key for c in after}
+    assert not {c.key for c in before} & {c.key for c in after}
 
 
-def test_a_preset_after_the_backend_holds_for_that_cell_alone() -> None:
-    wanted = load_experiment(None, [WITHOUT_NOISE_RUNS])
+def test_a_preset_after_the_backend_holds_for_that_cell_alone_and_overrides_the_experiment_s() -> None:
     labels = ["zero3", "zero3:preset=library-defaults"]
-    cells = {cell.backend: cell for cell in plan(wanted, labels, [2], 1, "cpu")}
+    cells = {cell.backend: cell for cell in planned(labels)}
     assert {label: cell.preset for label, cell in cells.items()} == {
         "single": "like-for-like", "zero3": "like-for-like",
         "zero3:preset=library-defaults": "library-defaults",
@@ -136,13 +123,8 @@ def test_a_preset_after_the_backend_holds_for_that_cell_alone() -> None:
     assert len({cell.job_id for cell in cells.values()}) == 1
     asked = [begin_run(cells[label], []).preset for label in labels]
     assert asked == ["like-for-like", "library-defaults"]
-
-
-def test_a_preset_after_the_backend_overrides_that_of_the_experiment() -> None:
-    wanted = load_experiment(None, ["runtime.preset=library-defaults"])
-    cells = plan(wanted, ["fsdp", "fsdp:preset=like-for-like"], [2], 1, "cpu")
-    presets = {cell.backend: cell.preset for cell in cells}
-    assert (presets["fsdp"], presets["fsdp:preset=like-for-like"]) == ("library-defaults", "like-for-like")
+    own = planned(["fsdp", "fsdp:preset=like-for-like"], "runtime.preset=library-defaults")
+    assert [cell.preset for cell in own[-2:]] == ["library-defaults", "like-for-like"]
 
 
 def test_the_default_comparison_runs_zero3_and_fsdp_under_the_libraries_defaults_too() -> None:
@@ -152,19 +134,18 @@ def test_the_default_comparison_runs_zero3_and_fsdp_under_the_libraries_defaults
 
 
 def test_a_longer_timeout_is_the_same_cell() -> None:
-    before = plan(load_experiment(None), ["ddp"], [2], 1, "cpu")
-    after = plan(load_experiment(None, ["runtime.timeout_seconds=9"]), ["ddp"], [2], 1, "cpu")
-    assert [c.key for c in before] == [c.key for c in after]
+    after = planned(["ddp"], "runtime.timeout_seconds=9")
+    assert [c.key for c in planned(["ddp"])] == [c.key for c in after]
 
 
 @pytest.mark.parametrize("label", ["zero3:reduce_bucket_size=null", "zero3:offload=cpu", "fsdp-hybrid"])
 def test_labels_with_options_can_be_planned(label: str) -> None:
-    assert len(plan(load_experiment(None, [WITHOUT_NOISE_RUNS]), [label], [2], 1, "cpu")) == 2
+    assert len(planned([label])) == 2
 
 
 def test_unknown_backend_is_refused() -> None:
     with pytest.raises(HarnessError, match="Did you mean 'zero3'"):
-        plan(load_experiment(None), ["zerro3"], [2], 1, "cpu")
+        planned(["zerro3"])
 
 
 @pytest.mark.parametrize(
@@ -177,41 +158,31 @@ def test_only_lasting_results_are_reused(status: str, kept: bool) -> None:
     assert (record.cell in reusable([record], lambda _: True)) is kept
 
 
-def test_the_newest_record_of_a_cell_is_reused() -> None:
+def test_the_newest_record_of_a_wanted_cell_is_reused() -> None:
     old, new = make_record(run_id="old"), make_record(run_id="new")
     assert reusable([old, new], lambda _: True)[old.cell].run_id == "new"
-
-
-def test_records_of_other_cells_are_not_reused() -> None:
-    assert reusable([make_record()], lambda _: False) == {}
+    assert reusable([new], lambda _: False) == {}
 
 
 def test_a_memory_snapshot_needs_cuda() -> None:
-    wanted = load_experiment(None, ["measure.memory_snapshot=true"])
-    (cell, *_) = plan(wanted, ["ddp"], [2], 1, "cpu")
+    (cell, *_) = planned(["ddp"], "measure.memory_snapshot=true")
     with pytest.raises(HarnessError, match=r"measure\.memory_snapshot: true needs CUDA, this run is on cpu"):
         begin_run(cell, [])
 
 
 def test_a_limit_of_memory_makes_another_cell_and_reaches_the_ranks_that_count() -> None:
-    free = load_experiment(None, ["training.global_batch_size=8"])
-    limited = load_experiment(None, ["training.global_batch_size=8", "runtime.memory_limit=2MB"])
-    of_free, of_limited = (plan(experiment, ["ddp"], [2], 1, "cpu") for experiment in (free, limited))
+    of_free, of_limited = (
+        planned(["ddp"], "training.global_batch_size=8", *more, noise=True)
+        for more in ([], ["runtime.memory_limit=2MB"])
+    )
     assert {cell.key for cell in of_free}.isdisjoint(cell.key for cell in of_limited)
     limits = {cell.backend: begin_run(cell, []).memory_limit_bytes for cell in of_limited}
-    assert limits == {
-        "single": 2_000_000,
-        OTHER_ORDER: None,
-        "ddp": 2_000_000,
-    }
+    assert limits == {"single": 2_000_000, OTHER_ORDER: None, "ddp": 2_000_000}
     assert begin_run(of_free[0], []).memory_limit_bytes is None
 
 
 def test_another_implementation_of_the_optimizer_is_the_same_job_in_another_cell() -> None:
-    plain, foreach = (
-        plan(load_experiment(None, [WITHOUT_NOISE_RUNS, *given]), ["ddp"], [2], 1, "cpu")
-        for given in ([], ["optimizer.implementation=foreach"])
-    )
+    plain, foreach = planned(["ddp"]), planned(["ddp"], "optimizer.implementation=foreach")
     assert {c.job_id for c in plain} == {c.job_id for c in foreach}
     assert not {c.key for c in plain} & {c.key for c in foreach}
 
@@ -229,7 +200,7 @@ def test_another_implementation_of_the_optimizer_is_the_same_job_in_another_cell
 def test_a_path_that_leads_nowhere_is_named(assignment: str, setting: str) -> None:
     given = assignment.partition("=")[2]
     with pytest.raises(HarnessError) as caught:
-        plan(load_experiment(None, [assignment]), ["ddp"], [2], 1, "cpu")
+        planned(["ddp"], assignment)
     message = str(caught.value)
     assert message.startswith(f"{setting} '{given}' does not exist")
     assert "give a local folder, or a name of the hub" in message
@@ -237,26 +208,25 @@ def test_a_path_that_leads_nowhere_is_named(assignment: str, setting: str) -> No
 
 @pytest.mark.parametrize("name", ["gpt2", "bigscience/bloom-560m", "meta-llama/Llama-3.1-8B", "_a/b"])
 def test_names_of_the_hub_are_not_looked_for_here(name: str) -> None:
-    assert plan(load_experiment(None, [f"model.name={name}"]), ["ddp"], [2], 1, "cpu")
+    assert planned(["ddp"], f"model.name={name}")
 
 
 def test_name_longer_than_a_path_is_refused_in_one_line() -> None:
-    experiment = load_experiment(None, [f"model.name={'a' * 500}"])
     with pytest.raises(HarnessError, match="cannot be read: File name too long"):
-        plan(experiment, ["ddp"], [2], 1, "cpu")
+        planned(["ddp"], f"model.name={'a' * 500}")
 
 
 @pytest.mark.parametrize("question", ["all", "speed", "scaling"])
 def test_where_speed_is_asked_of_gpus_timed_runs_have_the_kernels_that_jobs_use(question: str) -> None:
-    speed = load_experiment(None, [WITHOUT_NOISE_RUNS, f"compare.question={question}"])
-    cells = plan(speed, ["ddp"], [2], 2, "cuda")
+    asked = f"compare.question={question}"
+    cells = planned(["ddp"], asked, repeats=2, device="cuda")
     kernels = [(cell.backend, cell.repeat, cell.job.training.deterministic) for cell in cells]
     assert kernels == [
         ("single", 0, True), ("ddp", 0, True), ("ddp", 0, False), ("single", 1, True), ("ddp", 1, False),
     ]  # fmt: skip
     assert len({cell.job_id for cell in cells}) == 1
     assert len({cell.key for cell in cells}) == len(cells)
-    assert all(cell.job.training.deterministic for cell in plan(speed, ["ddp"], [2], 2, "cpu"))
+    assert all(cell.job.training.deterministic for cell in planned(["ddp"], asked, repeats=2))
 
 
 @pytest.mark.parametrize(
@@ -271,7 +241,7 @@ def test_where_speed_is_asked_of_gpus_timed_runs_have_the_kernels_that_jobs_use(
 def test_no_cell_runs_twice_on_gpus_unless_both_kinds_of_kernels_are_asked(
     settings: list[str], are_deterministic: bool
 ) -> None:
-    cells = plan(load_experiment(None, [WITHOUT_NOISE_RUNS, *settings]), ["ddp"], [2], 2, "cuda")
+    cells = planned(["ddp"], *settings, repeats=2, device="cuda")
     assert [(cell.backend, cell.repeat) for cell in cells] == [
         ("single", 0), ("ddp", 0), ("single", 1), ("ddp", 1)
     ]  # fmt: skip

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from harness.files import write_atomically
@@ -20,7 +19,7 @@ from harness.record import ErrorPart, Record
 from harness.record.store import read_record
 from harness.run_directory.request import rank_exit, rank_file, rank_owner
 from tests.events import steps_taken
-from tests.fake_ranks import Behaviour, Rank, a_request
+from tests.fake_ranks import Behaviour, Rank, a_request, has_ended, wait_for_peers
 from tests.patience import SECONDS
 
 
@@ -46,8 +45,12 @@ def launch(
         supervisor.leave()
 
     first = runs
+    return started(len(behaviours), live)
+
+
+def started(count: int, live: Callable[[int], None]) -> list[multiprocessing.process.BaseProcess]:
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=live, args=(rank,)) for rank in range(len(behaviours))]
+    processes = [context.Process(target=live, args=(rank,)) for rank in range(count)]
     for process in processes:
         process.start()
     return list(processes)
@@ -94,13 +97,6 @@ def leave_behind(rank: Rank, process: int) -> None:
     write_atomically(rank.folder / LEAVING, str(process))
 
 
-def has_ended(process: int) -> bool:
-    try:
-        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def survive(rank: Rank) -> None:
     """Miss the peer when it has gone: a busy machine may let it live on after it said so."""
     rank.train()
@@ -108,12 +104,6 @@ def survive(rank: Rank) -> None:
     peer = int((rank.folder / LEAVING).read_text())
     until(lambda: has_ended(peer))
     rank.miss_a_peer()
-
-
-def wait_for_peers(rank: Rank) -> None:
-    rank.train()
-    rank.position.enter("backward")
-    rank.wait_forever()
 
 
 def killed(rank: Rank) -> None:
@@ -228,15 +218,7 @@ def launch_early(runs: Path, behaviours: list[Callable[[], None]]) -> list[Recor
         supervisor.early_record(lambda: a_request(len(behaviours)))
         supervisor.leave()
 
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=live, args=(rank,)) for rank in range(len(behaviours))]
-    for process in processes:
-        process.start()
-    while any(process.exitcode is None for process in processes):
-        if any(process.exitcode not in (None, 0) for process in processes):
-            for process in processes:
-                process.terminate()
-        time.sleep(0.05)
+    end(started(len(behaviours), live))
     return [read_record(path) for path in runs.glob("*/record.json")]
 
 
@@ -324,21 +306,17 @@ def start(script: str, folder: Path) -> subprocess.Popen[bytes]:
         ("return 7", 7, 7),
         ("os.kill(os.getpid(), signal.SIGKILL)", -9, 137),
         ("os.abort()", -6, 134),
+        ("time.sleep(60)", -signal.SIGTERM, 128 + signal.SIGTERM),  # a request to end reaches the rank
     ],
 )
 def test_the_end_of_a_rank_is_noted(body: str, noted: int, left: int, tmp_path: Path) -> None:
     process = start(MONITORED.format(body=body), tmp_path)
+    if noted == -signal.SIGTERM:
+        process.terminate()
     assert process.wait(SECONDS) == left
     note = json.loads(rank_exit(tmp_path, 3).read_text())
     assert note["exit_code"] == noted
     assert note["max_resident_bytes"] > 0
-
-
-def test_a_request_to_end_reaches_the_rank(tmp_path: Path) -> None:
-    process = start(MONITORED.format(body="time.sleep(60)"), tmp_path)
-    process.terminate()
-    assert process.wait(SECONDS) == 128 + signal.SIGTERM
-    assert json.loads(rank_exit(tmp_path, 3).read_text())["exit_code"] == -signal.SIGTERM
 
 
 def test_a_rank_does_not_outlive_its_monitor(tmp_path: Path) -> None:
@@ -349,15 +327,9 @@ def test_a_rank_does_not_outlive_its_monitor(tmp_path: Path) -> None:
     child = int((tmp_path / "pid").read_text())
     process.kill()
     process.wait(SECONDS)
-    while time.monotonic() < deadline:
-        try:
-            os.kill(child, 0)
-        except ProcessLookupError:
-            return
-        if Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-            return  # dead, and nobody reaps orphans in this container
+    while not has_ended(child):
+        assert time.monotonic() < deadline, f"process {child} lives on"
         time.sleep(0.02)
-    pytest.fail(f"process {child} lives on")
 
 
 def test_a_stuck_rank_still_tells_before_it_ends(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -88,9 +88,9 @@ def fails_in_setup(rank: Rank) -> None:
     rank.fail("no such kernel")
 
 
-def planned(names: list[str]) -> list[RunRequest]:
+def planned(names: list[str], sizes: Sequence[int] = (2,), repeats: int = 1) -> list[RunRequest]:
     experiment = load_experiment(None, ["compare.turns=2", "compare.noise_runs=false"])
-    return [cell for cell in plan(experiment, names, [2], 1, "cpu") if cell.backend in names]
+    return [cell for cell in plan(experiment, names, sizes, repeats, "cpu") if cell.backend in names]
 
 
 def run(
@@ -251,45 +251,36 @@ def part(host_bytes: int, limit: int = 8 * 10**9) -> PredictionPart:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("device", "host_bytes", "why"),
-    [("cpu", 10**8, None), ("cpu", 3 * 10**9, "alive at once they need 7.3 GB"), ("cuda", 10**8, "on GPUs")],
-)
-def test_cells_take_turns_where_they_fit_together(device: str, host_bytes: int, why: str | None) -> None:
-    said: list[str] = []
-    cells = planned(["ddp", "fsdp"])
-    found = groups(cells, 2, device, {cell.key: part(host_bytes) for cell in cells}, (), (), said.append)
-    assert [len(group) for group in found] == ([2] if why is None else [1, 1])
-    assert (why or "") in "".join(said)
-    assert len(said) == (why is not None)
+PAIR, WITH_OPTION = ["ddp", "fsdp"], ["ddp", "zero3", "zero3:leaf_module=blocks"]
+OF_TWO = "compare.turns: cells on 2 ranks do not take turns: "
 
 
 @pytest.mark.parametrize(
-    ("limit", "together", "why"),
+    ("names", "gigabytes", "limit", "device", "why"),
     [
-        (24 * 10**9, [["ddp", "zero3", "zero3:leaf_module=blocks"]], None),
-        (9 * 10**9, [["ddp"], ["zero3"], ["zero3:leaf_module=blocks"]], "alive at once they need 7.9 GB"),
+        (PAIR, [0.1, 0.1], 8, "cpu", None),
+        (PAIR, [3, 3], 8, "cpu", f"{OF_TWO}alive at once they need 7.3 GB"),
+        (PAIR, [0.1, 0.1], 8, "cuda", f"{OF_TWO}on GPUs"),
+        # Whose memory is not known is counted as its backend twice.
+        (WITH_OPTION, [3, 1], 24, "cpu", None),
+        (WITH_OPTION, [3, 1], 9, "cpu", f"{OF_TWO}alive at once they need 7.9 GB"),
+        (PAIR, [], 8, "cpu", "compare.turns: cells do not take turns: the memory of none is known"),
     ],
 )
-def test_a_cell_of_unknown_memory_is_counted_as_its_backend_twice(
-    limit: int, together: list[list[str]], why: str | None
+def test_cells_take_turns_where_they_fit_together(
+    names: list[str], gigabytes: list[float], limit: int, device: str, why: str | None
 ) -> None:
-    """One cell that ran whole beside others in turns could be compared with none of them."""
     said: list[str] = []
-    cells = planned(["ddp", "zero3", "zero3:leaf_module=blocks"])
-    parts = {cell.key: part(size * 10**9, limit) for cell, size in zip(cells[:2], (3, 1), strict=True)}
-    found = groups(cells, 2, "cpu", parts, [cells[2].key], (), said.append)
-    assert [[cell.backend for cell in group] for group in found] == together
+    cells = planned(names)
+    sizes = zip(cells, gigabytes, strict=False)
+    parts = {cell.key: part(int(size * 10**9), limit * 10**9) for cell, size in sizes}
+    unknown = [cell.key for cell in cells if cell.key not in parts]
+    found = groups(cells, 2, device, parts, unknown, (), said.append)
+    assert [[cell.backend for cell in group] for group in found] == (
+        [names] if why is None else [[name] for name in names]
+    )
     assert len(said) == (why is not None)
-    assert why is None or f"cells on 2 ranks do not take turns: {why}" in said[0]
-
-
-def test_cells_of_which_nothing_is_known_run_whole() -> None:
-    said: list[str] = []
-    cells = planned(["ddp", "fsdp"])
-    found = groups(cells, 2, "cpu", {}, [cell.key for cell in cells], (), said.append)
-    assert [len(group) for group in found] == [1, 1]
-    assert said == ["compare.turns: cells do not take turns: the memory of none is known"]
+    assert "".join(said).startswith(why or "")
 
 
 def test_the_rest_of_a_round_runs_as_its_first_cells_did() -> None:
@@ -310,8 +301,7 @@ def test_the_rest_of_a_round_runs_as_its_first_cells_did() -> None:
 @pytest.mark.parametrize("turns", [1, None])
 def test_that_cells_join_rounds_of_others_is_told(turns: int | None) -> None:
     said: list[str] = []
-    experiment = load_experiment(None, ["compare.noise_runs=false"])
-    cells = [c for c in plan(experiment, ["ddp", "fsdp"], [2], 2, "cpu") if c.backend == "fsdp"]
+    cells = planned(["fsdp"], repeats=2)
     parts = {cell.key: part(1) for cell in cells}
     before = [make_record(label="ddp", repeat=n, job_id=cells[0].job_id) for n in range(2)]
     groups(cells, turns, "cpu", parts, (), before[:1], said.append)
@@ -322,8 +312,7 @@ def test_that_cells_join_rounds_of_others_is_told(turns: int | None) -> None:
 
 @pytest.mark.parametrize(("host_bytes", "sizes"), [(1, [4]), (2 * 10**9, [2, 2]), (4 * 10**9, [1, 1, 1, 1])])
 def test_several_numbers_of_ranks_take_turns_where_they_fit(host_bytes: int, sizes: list[int]) -> None:
-    experiment = load_experiment(None, ["compare.noise_runs=false"])
-    cells = [c for c in plan(experiment, ["ddp", "fsdp"], [1, 2], 1, "cpu") if c.backend != "single"]
+    cells = planned(["ddp", "fsdp"], sizes=[1, 2])
     parts = {cell.key: part(host_bytes) for cell in cells}
     found = groups(cells, 1, "cpu", parts, (), (), lambda text: None)
     assert [len(group) for group in found] == sizes
@@ -341,11 +330,8 @@ def test_the_load_of_a_record_is_what_the_run_found(tmp_path: Path, monkeypatch:
             return Outcome(exit_codes={0: 1})
             yield ""
 
-    experiment = load_experiment(None, ["compare.noise_runs=false"])
-    (cell,) = plan(experiment, ["single"], [1], 1, "cpu")
-    store = Store(tmp_path)
-    launcher: Any = Launcher()
-    record = run_cell(cell, store, launcher, command=["x"])
+    store, launcher = Store(tmp_path), cast(Any, Launcher())
+    record = run_cell(*planned(["single"], sizes=[1]), store, launcher, command=["x"])
     assert record.environment.load_average == 0.25
     assert read_record(store.record_path(record)) == record
 
@@ -358,18 +344,13 @@ def test_the_fork_server_imports_peft_where_a_job_has_adapters_and_nowhere_else(
     assert [name for name in adapted if name not in plain] == ["harness.rank.models.peft_preload"]
 
 
-CONFIG = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64,
-}  # fmt: skip
-
-
-def test_a_forked_process_traces_a_model() -> None:
-    profile = from_json(json.loads(launcher().trace(json.dumps({"config": CONFIG, "variant": {}}))))
+def test_a_forked_process_traces_a_model_or_says_why_not() -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64,
+    }  # fmt: skip
+    profile = from_json(json.loads(launcher().trace(json.dumps({"config": config, "variant": {}}))))
     assert profile.block.saved
-
-
-def test_a_model_that_cannot_be_traced_is_named_in_one_line() -> None:
     request = json.dumps({"config": {"model_type": "no such model"}, "variant": {}})
     with pytest.raises(HarnessError, match=r"activations of a no such model cannot be traced without data"):
         launcher().trace(request)
@@ -403,13 +384,9 @@ spared.kill()
 
 def test_daemons_and_sessions_of_their_own_end(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", STARTS],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
+        [sys.executable, "-c", STARTS], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True,
         timeout=SECONDS,
-    )
+    )  # fmt: skip
     assert done.stdout == "None\n"
     for name in ("own", "daemon"):
         number = int((tmp_path / name).read_text())

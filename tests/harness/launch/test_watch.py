@@ -7,6 +7,7 @@ import platform
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,23 +15,14 @@ import psutil
 import pytest
 
 from harness.launch import watch
-from harness.launch.launcher import whole
 from harness.launch.watch import Idleness, StartWatch, Watch
-from harness.record import ErrorPart, Record
-from harness.run_directory.assemble import assemble
 from harness.run_directory.events import StepEvent
 from harness.run_directory.rank_state import Position, PositionWriter, RankState, late_ranks, read_position
-from tests.fake_ranks import STEP, Behaviour, FakeLauncher, Rank, a_request
+from tests.fake_ranks import STEP, Behaviour, Rank, a_request, failure_of, wait_for_peers
+from tests.patience import SECONDS
 
 IMPATIENT = {"stuck_after_seconds": 1.0, "phase_timeout_seconds": 20.0, "timeout_seconds": 30.0}
 USED = watch._Usage(processor_seconds=1.0, moved_bytes=0, wants_to_go_on=False)
-
-
-def run(folder: Path, *behaviours: Behaviour, **limits: float | None) -> Record:
-    request = a_request(len(behaviours), **(limits or IMPATIENT))
-    launcher = FakeLauncher(dict(enumerate(behaviours)))
-    outcome = whole(launcher.running(folder, request, lambda _: None))
-    return assemble(folder, request, outcome)
 
 
 class Watched:
@@ -62,12 +54,6 @@ class Watched:
         return None
 
 
-def wait_for_peers(rank: Rank) -> None:
-    rank.train()
-    rank.position.enter("backward")
-    rank.wait_forever()
-
-
 def sleep_in_forward(rank: Rank) -> None:
     rank.train()
     time.sleep(60)
@@ -78,14 +64,8 @@ def stop(rank: Rank) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def error_of(record: Record) -> ErrorPart:
-    assert record.error is not None
-    return record.error
-
-
 def test_rank_that_sleeps_is_found_with_step_phase_and_the_stacks_of_all(tmp_path: Path) -> None:
-    record = run(tmp_path, wait_for_peers, sleep_in_forward)
-    error = error_of(record)
+    record, error = failure_of(tmp_path, wait_for_peers, sleep_in_forward, **IMPATIENT)
     assert (record.status, error.kind, error.rank) == ("timeout", "Stuck", 1)
     assert (error.step, error.phase) == (2, "forward")
     assert "10 steps of 0.01 s and 1 s" in error.message
@@ -100,7 +80,7 @@ def test_rank_that_sleeps_is_found_with_step_phase_and_the_stacks_of_all(tmp_pat
 
 
 def test_rank_that_is_stopped_is_blamed_though_it_cannot_say_where_it_is(tmp_path: Path) -> None:
-    error = error_of(run(tmp_path, wait_for_peers, stop))
+    _, error = failure_of(tmp_path, wait_for_peers, stop, **IMPATIENT)
     assert error.rank == 1
     assert "SIGSTOP" in error.message
     assert error.ranks[1].stack == ""
@@ -116,8 +96,7 @@ def test_timeout_also_says_where_the_ranks_are(tmp_path: Path, monkeypatch: pyte
         return time.monotonic() + 1000 * there
 
     monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=now, sleep=time.sleep))
-    record = run(tmp_path, wait_for_peers, sleep_in_forward, timeout_seconds=900.0)
-    error = error_of(record)
+    record, error = failure_of(tmp_path, wait_for_peers, sleep_in_forward, timeout_seconds=900.0)
     assert (record.status, error.kind, error.rank, error.phase) == ("timeout", "Timeout", 1, "forward")
     assert "runtime.timeout_seconds" in error.message
     assert "sleep_in_forward" in error.ranks[1].stack
@@ -168,8 +147,7 @@ def test_rank_that_stays_behind_in_its_start_is_found_by_what_the_others_needed(
         rank.position.enter("load data")
         time.sleep(60)
 
-    record = run(tmp_path, ahead, behind, start_timeout_seconds=2)
-    error = error_of(record)
+    record, error = failure_of(tmp_path, ahead, behind, start_timeout_seconds=2)
     assert (record.status, error.kind, error.rank, error.phase) == ("timeout", "Stuck", 1, "load data")
     assert "rank 1 has been in 'load data'" in error.message
     assert "runtime.start_timeout_seconds, 2)" in error.message
@@ -204,30 +182,30 @@ def test_ranks_that_do_nothing_in_one_phase_are_found_and_those_that_work_are_no
 FACTORY = "model.factory 'm.py:build'"
 
 
-def test_factory_that_hangs_on_one_rank_is_named_and_not_the_rank_that_waits_for_it(tmp_path: Path) -> None:
-    def hangs(rank: Rank) -> None:
-        rank.position.enter("setup")
+def within_factory(phase: str, then: Callable[[], None] = lambda: time.sleep(60)) -> Behaviour:
+    def behave(rank: Rank) -> None:
+        rank.position.enter(phase)
         rank.position.hear({"doing": FACTORY})
-        time.sleep(60)
+        then()
 
+    return behave
+
+
+def test_factory_that_hangs_is_named_and_not_the_rank_that_waits_for_it(tmp_path: Path) -> None:
     def waits(rank: Rank) -> None:
         rank.position.enter("setup")
         rank.wait_forever()
 
-    error = error_of(run(tmp_path, hangs, waits, idle_timeout_seconds=2))
+    one, every = tmp_path / "one", tmp_path / "every"
+    one.mkdir()
+    every.mkdir()
+    _, error = failure_of(one, within_factory("setup"), waits, idle_timeout_seconds=2)
     assert (error.kind, error.rank, error.phase) == ("Stuck", 0, "setup")
     said = f"rank 0 is in code of the job's own, which has not returned (setup, in {FACTORY})"
     assert said in error.message
-    assert "in hangs" in error.ranks[0].stack
-
-
-def test_factory_that_hangs_on_every_rank_is_named(tmp_path: Path) -> None:
-    def hangs(rank: Rank) -> None:
-        rank.position.enter("load data")
-        rank.position.hear({"doing": FACTORY})
-        time.sleep(60)
-
-    error = error_of(run(tmp_path, hangs, hangs, idle_timeout_seconds=2))
+    assert "in behave" in error.ranks[0].stack
+    hangs = within_factory("load data")
+    _, error = failure_of(every, hangs, hangs, idle_timeout_seconds=2)
     assert (error.kind, error.rank) == ("Stuck", None)
     assert f"code of the job's own has not returned (load data, in {FACTORY})" in error.message
 
@@ -241,17 +219,12 @@ def test_factory_that_hangs_on_every_rank_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_factory_that_ends_its_rank_is_named(tmp_path: Path, leave: Callable[[], None], said: str) -> None:
-    def leaves(rank: Rank) -> None:
-        rank.position.enter("setup")
-        rank.position.hear({"doing": FACTORY})
-        leave()
-
     def waits(rank: Rank) -> None:
         rank.position.hear({"doing": FACTORY})
         rank.position.hear({"doing": None})
         rank.miss_a_peer()
 
-    error = error_of(run(tmp_path, waits, leaves))
+    _, error = failure_of(tmp_path, waits, within_factory("setup", leave), **IMPATIENT)
     assert (error.rank, error.phase) == (1, "setup")
     assert error.message.startswith(said)
 
@@ -279,18 +252,11 @@ def busy() -> None:
         pass
 
 
-def wait_until_it_is_so(rank: Callable[[], None], process: int) -> None:
-    def is_so() -> bool:
-        if rank is starved:
-            return os.sched_getscheduler(process) == os.SCHED_IDLE
-        wanted = psutil.STATUS_SLEEPING if rank is asleep else psutil.STATUS_DISK_SLEEP
-        return psutil.Process(process).status() == wanted
-
-    for _ in range(6000):
-        if is_so():
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{rank.__name__} is {psutil.Process(process).status()}")
+def is_so(rank: Callable[[], None], process: int) -> bool:
+    if rank is starved:
+        return os.sched_getscheduler(process) == os.SCHED_IDLE
+    wanted = psutil.STATUS_SLEEPING if rank is asleep else psutil.STATUS_DISK_SLEEP
+    return psutil.Process(process).status() == wanted
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="system calls have other numbers")
@@ -304,7 +270,10 @@ def test_who_has_no_processor_or_waits_for_the_disk_does_not_idle(
         process.start()
         os.sched_setaffinity(process.pid or 0, {processor})
     try:
-        wait_until_it_is_so(rank, processes[1].pid or 0)
+        deadline = time.monotonic() + SECONDS
+        while not is_so(rank, processes[1].pid or 0):
+            assert time.monotonic() < deadline, psutil.Process(processes[1].pid).status()
+            time.sleep(0.01)
         idleness = Idleness(lambda: {0: processes[1].pid or 0})
         assert [idleness.seconds(float(now)) for now in (0, 1, 2)] == ([0, 1, 2] if idles else [0, 0, 0])
     finally:
@@ -320,7 +289,7 @@ def test_an_evaluation_batch_may_last_as_long_as_steps_do(tmp_path: Path) -> Non
         rank.position.enter("evaluation, sample 8")
         rank.wait_forever()
 
-    error = error_of(run(tmp_path, hangs, hangs))
+    _, error = failure_of(tmp_path, hangs, hangs, **IMPATIENT)
     assert "10 steps of 0.01 s and 1 s" in error.message
     assert error.ranks[0].phase == "evaluation, sample 8"
 
@@ -346,6 +315,11 @@ def test_rank_whose_position_cannot_be_seen_is_not_late() -> None:
     assert watch.late(now=9999.0) is None
 
 
+THREAD = "Current thread 0x00007f (most recent call first):\n"
+C10D = '  File "/site-packages/torch/distributed/distributed_c10d.py", line 2100 in _new_process_group_helper'
+AT_THE_STORE = RankState(position=Position(phase="rendezvous", step=None), stack=THREAD + C10D)
+
+
 def state(phase: str, step: int = 3, collective: str | None = None, begun: int = 0) -> RankState:
     enqueued = {"0": begun} if begun else {}
     return RankState(position=Position(phase=phase, step=step), collective=collective, enqueued=enqueued)
@@ -361,6 +335,11 @@ def state(phase: str, step: int = 3, collective: str | None = None, begun: int =
         ([state("forward", collective="a", begun=7), state("backward", collective="b", begun=7)], None),
         ([state("forward"), state("forward")], None),
         ([RankState(), RankState()], None),
+        (
+            [AT_THE_STORE, replace(AT_THE_STORE, stack=f'{THREAD}  File "own.py", line 3 in sleep\n{C10D}')],
+            (1,),
+        ),
+        ([AT_THE_STORE, AT_THE_STORE], None),
     ],
 )
 def test_the_rank_that_did_not_arrive_follows_from_collectives_then_positions(

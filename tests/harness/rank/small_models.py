@@ -13,13 +13,15 @@ from harness.backends.model_source import Loading
 from harness.job.job import DataSection, Job, ModelSection, TrainingSection
 from harness.rank.data import DataFacts
 from harness.rank.initial_weights import JobModelSource
-from harness.rank.models.model import draw_model, model_config
+from harness.rank.models.model import build_model, draw_model, model_config
 
 VOCABULARY = 257
-LLAMA = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": VOCABULARY,
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2,
 }  # fmt: skip
+LLAMA = SMALL | {"model_type": "llama", "vocab_size": VOCABULARY}
+SMALL_GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "tied llama": LLAMA | {"tie_word_embeddings": True},
@@ -36,12 +38,16 @@ MAMBA = {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "voca
 """Its blocks initialise weights of their parts twice over."""
 
 
-def job_of(config: dict[str, Any], **training: Any) -> Job:
+def job_of(config: dict[str, Any], length: int = 32, **training: Any) -> Job:
     return Job(
         model=ModelSection(config=config),
-        data=DataSection(sequence_length=32),
+        data=DataSection(sequence_length=length),
         training=TrainingSection(**training),
     )
+
+
+def built(job: Job) -> nn.Module:
+    return build_model(job, model_config(job, DataFacts(vocabulary_size=VOCABULARY)))
 
 
 def source_of(

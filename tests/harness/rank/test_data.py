@@ -35,7 +35,7 @@ from harness.rank.data import (
 from harness.rank.loop import sample_facts, sample_hash
 from harness.rank.models.losses import KEEP_APART, loss_function
 from harness.rank.models.model import build_model, model_config
-from tests.harness.rank.models.test_model import SMALL, SMALL_GPT2
+from tests.harness.rank.small_models import SMALL, SMALL_GPT2
 
 
 def read(source: str, path: Path | None = None, **values: object) -> list[TextSample]:
@@ -55,17 +55,17 @@ def write_lines(tmp_path: Path, *rows: object) -> Path:
     return path
 
 
-def write_squad(tmp_path: Path) -> Path:
-    questions = [
+SQUAD = json.dumps({"version": "1.1", "data": [{"title": "Notes", "paragraphs": [{
+    "context": "Ada, in 1843.",
+    "qas": [
         {"id": "1", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0},
                                                     {"text": "She", "answer_start": 0}]},
         {"id": "2", "question": "Never answered?", "answers": []},
         {"id": "3", "question": "When?", "answers": [{"text": "1843", "answer_start": 9}]},
-    ]  # fmt: skip
-    article = {"title": "Notes", "paragraphs": [{"context": "Ada, in 1843.", "qas": questions}]}
-    path = tmp_path / "train-v1.1.json"
-    path.write_text(json.dumps({"version": "1.1", "data": [article]}))
-    return path
+    ],
+}]}]})  # fmt: skip
+TWO = [TextSample("one"), TextSample("two")]
+OWN_FIELDS = {"text_field": "answer", "prompt_field": "question"}
 
 
 def test_prose_is_the_help_text_of_python_in_a_fixed_order() -> None:
@@ -75,42 +75,60 @@ def test_prose_is_the_help_text_of_python_in_a_fixed_order() -> None:
     assert all(d.text and not d.prompt for d in documents)
 
 
-def test_text_file_is_one_document(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("first line\nsecond line – ü\n", encoding="utf-8")
-    assert read("text", path) == [TextSample("first line\nsecond line – ü\n")]
+@pytest.mark.parametrize(
+    ("source", "content", "fields", "documents"),
+    [
+        ("text", "first line\nsecond – ü\n", {}, [TextSample("first line\nsecond – ü\n")]),
+        ("jsonl", '{"text": "one"}\n\n   \n{"text": "two", "other": 1}', {}, TWO),
+        ("jsonl", '{"text": "one"}\r\n{"text": "two"}\r\n', {}, TWO),
+        *(
+            ("jsonl", f'{{"text": "before{separator}after"}}\n', {}, [TextSample(f"before{separator}after")])
+            for separator in ("\u2028", "\u2029", "\u0085")
+        ),
+        ("jsonl", '{"question": "1 + 1?", "answer": "2"}', OWN_FIELDS, [TextSample("2", prompt="1 + 1?")]),
+        (
+            "squad", SQUAD, {},
+            [
+                TextSample(
+                    prompt="Ada, in 1843.\nQuestion: Who?\nAnswer:", text=" Ada", answers=("Ada", "She")
+                ),
+                TextSample(prompt="Ada, in 1843.\nQuestion: When?\nAnswer:", text=" 1843", answers=("1843",)),
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_documents_of_a_file(
+    source: str, content: str, fields: dict[str, str], documents: list[TextSample], tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content.encode())
+    assert read(source, path, **fields) == documents
 
 
-def test_json_lines_are_one_document_each_and_blank_lines_none(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"text": "one"}\n\n   \n{"text": "two", "other": 1}')
-    assert read("jsonl", path) == [TextSample("one"), TextSample("two")]
-
-
-def test_json_lines_have_prompts_where_a_field_is_named(tmp_path: Path) -> None:
-    path = write_lines(tmp_path, {"question": "1 + 1?", "answer": "2"})
-    assert read("jsonl", path, text_field="answer", prompt_field="question") == [
-        TextSample(text="2", prompt="1 + 1?")
-    ]
-
-
-@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
-def test_json_lines_end_at_line_feeds_only(tmp_path: Path, separator: str) -> None:
-    text = f"before{separator}after"
-    assert read("jsonl", write_lines(tmp_path, {"text": text})) == [TextSample(text)]
-
-
-def test_json_lines_of_windows_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"text": "one"}\r\n{"text": "two"}\r\n')
-    assert read("jsonl", path) == [TextSample("one"), TextSample("two")]
-
-
-def test_json_line_without_the_field_is_named_with_the_fields_it_has(tmp_path: Path) -> None:
-    message = refused("jsonl", write_lines(tmp_path, {"text": "a"}, {"body": "b", "title": "c"}))
-    assert "data.text_field is 'text'" in message
-    assert "line 2" in message
-    assert "body, title" in message
+@pytest.mark.parametrize(
+    ("source", "content", "words"),
+    [
+        ("jsonl", '{"text": "a"}\n{"body": "b", "title": "c"}', ["is 'text'", "line 2", "body, title"]),
+        ("jsonl", '{"text": 3}', ["has no text there"]),
+        ("jsonl", "{broken\n", ["line 1: not JSON"]),
+        ("jsonl", "[1]\n", ["not a JSON object"]),
+        (
+            "jsonl", '{"text": "fine"}\n{"text": "half \\ud83d"}\n',
+            ["', line 2: a lone surrogate, \\ud83d, is no character"],
+        ),
+        *(("squad", text, []) for text in ("[]x", '{"data": [{"title": 1}]}', "[1, 2]", "{}", '{"data": 3}')),
+        *((source, None, ["No such file"]) for source in ("text", "jsonl", "squad")),
+        *((source, "größe", ["is not UTF-8 text (byte 2)"]) for source in ("text", "jsonl", "squad")),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_is_refused(
+    source: str, content: str | None, words: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    if content is not None:
+        path.write_bytes(content.encode("latin-1"))
+    message = refused(source, path)
+    assert all(word in message for word in words), message
 
 
 def test_json_line_without_the_prompt_is_named(tmp_path: Path) -> None:
@@ -118,79 +136,22 @@ def test_json_line_without_the_prompt_is_named(tmp_path: Path) -> None:
     assert "data.prompt_field is 'prompt'" in message
 
 
-def test_json_line_with_a_number_for_a_text_is_refused(tmp_path: Path) -> None:
-    assert "has no text there" in refused("jsonl", write_lines(tmp_path, {"text": 3}))
-
-
-@pytest.mark.parametrize(("line", "why"), [("{broken", "line 1: not JSON"), ("[1]", "not a JSON object")])
-def test_line_that_is_no_json_object_is_named(tmp_path: Path, line: str, why: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(line + "\n")
-    assert why in refused("jsonl", path)
-
-
-def test_squad_asks_with_context_and_question_and_answers_with_the_first_answer(tmp_path: Path) -> None:
-    assert read("squad", write_squad(tmp_path)) == [
-        TextSample(prompt="Ada, in 1843.\nQuestion: Who?\nAnswer:", text=" Ada", answers=("Ada", "She")),
-        TextSample(prompt="Ada, in 1843.\nQuestion: When?\nAnswer:", text=" 1843", answers=("1843",)),
-    ]
-
-
-@pytest.mark.parametrize("document", ["[]x", '{"data": [{"title": "a"}]}', "[1, 2]", "{}", '{"data": 3}'])
-def test_file_that_is_not_squad_is_refused(tmp_path: Path, document: str) -> None:
-    path = tmp_path / "other.json"
-    path.write_text(document)
-    refused("squad", path)
-
-
-def test_saved_dataset_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "saved"
-    datasets.Dataset.from_dict({"body": ["one", "two"], "ask": ["a", "b"]}).save_to_disk(path)
-    assert read("datasets", path, text_field="body", prompt_field="ask") == [
+def test_saved_datasets_are_read_by_split_and_field(tmp_path: Path) -> None:
+    one, several = tmp_path / "saved", tmp_path / "splits"
+    datasets.Dataset.from_dict({"body": ["one", "two"], "ask": ["a", "b"]}).save_to_disk(one)
+    assert read("datasets", one, text_field="body", prompt_field="ask") == [
         TextSample(text="one", prompt="a"),
         TextSample(text="two", prompt="b"),
     ]
-
-
-def test_split_of_saved_datasets_is_chosen(tmp_path: Path) -> None:
-    path = tmp_path / "saved"
+    assert "row 0" in refused("datasets", one)
     splits = {name: datasets.Dataset.from_dict({"text": [name]}) for name in ("train", "test")}
-    datasets.DatasetDict(splits).save_to_disk(path)
-    assert read("datasets", path) == [TextSample("train")]
-    assert read("datasets", path, split="test") == [TextSample("test")]
-    assert "split 'validation'" in refused("datasets", path, split="validation")
-
-
-def test_dataset_without_the_field_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "saved"
-    datasets.Dataset.from_dict({"body": ["one"]}).save_to_disk(path)
-    assert "row 0" in refused("datasets", path)
-
-
-def test_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
+    datasets.DatasetDict(splits).save_to_disk(several)
+    assert read("datasets", several) == [TextSample("train")]
+    assert read("datasets", several, split="test") == [TextSample("test")]
+    assert "split 'validation'" in refused("datasets", several, split="validation")
     message = refused("datasets", tmp_path)
     assert "cannot be loaded by datasets" in message
     assert "\n" not in message
-
-
-@pytest.mark.parametrize("source", ["text", "jsonl", "squad"])
-def test_missing_file_is_refused(tmp_path: Path, source: str) -> None:
-    assert "No such file" in refused(source, tmp_path / "none")
-
-
-@pytest.mark.parametrize("source", ["text", "jsonl", "squad"])
-def test_file_that_is_not_utf8_is_refused(tmp_path: Path, source: str) -> None:
-    path = tmp_path / "latin.txt"
-    path.write_bytes("größe".encode("latin-1"))
-    assert "is not UTF-8 text (byte 2)" in refused(source, path)
-
-
-def test_half_a_pair_of_surrogates_is_named_with_its_line(tmp_path: Path) -> None:
-    file = tmp_path / "d.jsonl"
-    file.write_text('{"text": "fine"}\n{"text": "half \\ud83d"}\n')
-    data = DataSection(source="jsonl", path=str(file))
-    with pytest.raises(JobError, match=r"d\.jsonl', line 2: a lone surrogate, \\ud83d, is no character"):
-        list(read_documents(data))
 
 
 END = ByteTokenizer.end_of_text
@@ -204,8 +165,7 @@ def text_job(tmp_path: Path, text: str, length: int = 8, **data: object) -> Job:
 
 def rows_job(tmp_path: Path, *rows: tuple[str, str], length: int = 8, **data: object) -> Job:
     """A jsonl job of (prompt, text) rows."""
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"prompt": p, "text": t}) + "\n" for p, t in rows))
+    path = write_lines(tmp_path, *({"prompt": p, "text": t} for p, t in rows))
     values = {"prompt_field": "prompt"} | data
     return Job(data=DataSection(source="jsonl", path=str(path), sequence_length=length, **values))
 
@@ -239,9 +199,12 @@ def test_packed_samples_cut_one_stream_and_drop_its_rest(tmp_path: Path) -> None
     assert samples.facts.vocabulary_size == 257
 
 
-def test_packed_documents_are_parted_by_the_end_of_text(tmp_path: Path) -> None:
-    job = rows_job(tmp_path, ("", "abc"), ("", "defg"), length=3, packed=True, prompt_field=None)
-    assert load_samples(job).fields["tokens"].tolist() == [[97, 98, 99], [END, 100, 101], [102, 103, END]]
+def test_packed_documents_are_parted_by_the_end_of_text_and_a_limit_keeps_the_first(tmp_path: Path) -> None:
+    cut = {"length": 3, "packed": True, "prompt_field": None}
+    for more, kept in (({}, 3), ({"limit": 2}, 2)):
+        job = rows_job(tmp_path, ("", "abc"), ("", "defg"), **cut, **more)
+        every = [[97, 98, 99], [END, 100, 101], [102, 103, END]]
+        assert load_samples(job).fields["tokens"].tolist() == every[:kept]
 
 
 NOT = IGNORED
@@ -278,11 +241,6 @@ def test_targets_never_include_the_prompt(tmp_path: Path) -> None:
 def test_document_without_a_target_is_left_out(tmp_path: Path) -> None:
     samples = load_samples(rows_job(tmp_path, ("", ""), ("", "a")))
     assert samples.fields["tokens"][:, 0].tolist() == [97]
-
-
-def test_limit_keeps_the_first_samples(tmp_path: Path) -> None:
-    job = text_job(tmp_path, "abcdefghijkl", length=4, limit=2)
-    assert load_samples(job).fields["tokens"].tolist() == [list(b"abcd"), list(b"efgh")]
 
 
 def test_data_without_a_whole_sample_is_refused(tmp_path: Path) -> None:
@@ -322,6 +280,7 @@ def test_every_sample_comes_once_in_an_epoch(count: int, batch: int, steps: int,
     consumed = ids(sampler(count, batch, shuffle=shuffle), range(steps))
     epochs = [consumed[first : first + count] for first in range(0, len(consumed), count)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(count))] * (steps * batch // count)
+    assert shuffle or epochs[0] == list(range(count))
 
 
 def test_epochs_are_permuted_differently() -> None:
@@ -335,10 +294,6 @@ def test_order_follows_the_seed_alone() -> None:
     assert order[:32] != ids(sampler(32, 8, seed=1), range(4))
 
 
-def test_without_shuffling_samples_keep_their_order() -> None:
-    assert sampler(10, 4, shuffle=False).step_ids(2) == [8, 9, 0, 1]
-
-
 def test_steps_may_be_asked_in_any_order() -> None:
     forwards, backwards = sampler(10, 4), sampler(10, 4)
     expected = {step: forwards.step_ids(step) for step in range(8)}
@@ -349,9 +304,6 @@ def test_held_out_samples_are_the_last_and_never_trained_on() -> None:
     source = sampler(12, 4, held_out=4)
     assert source.evaluation_ids == [8, 9, 10, 11]
     assert set(ids(source, range(10))) == set(range(8))
-
-
-def test_nothing_is_held_out_without_evaluation() -> None:
     assert sampler(12, 4).evaluation_ids == []
 
 
@@ -427,19 +379,19 @@ def test_documents_of_their_own_samples_have_nothing_to_keep_apart(tmp_path: Pat
         packed_job(tmp_path / "texts", packed=False)
 
 
-def rows_file(tmp_path: Path, *rows: dict[str, object]) -> str:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def seq2seq(path: str, **data: object) -> Job:
-    values = {"source": "jsonl", "path": path, "prompt_field": "q", "text_field": "a", "sequence_length": 4}
+def seq2seq(path: Path, **data: object) -> Job:
+    values = {
+        "source": "jsonl",
+        "path": str(path),
+        "prompt_field": "q",
+        "text_field": "a",
+        "sequence_length": 4,
+    }
     return Job.model_validate({"task": "seq2seq", "data": values | data})
 
 
 def test_pairs_are_padded_and_cut_apart(tmp_path: Path) -> None:
-    path = rows_file(tmp_path, {"q": "ab", "a": "x"}, {"q": "abcdef", "a": "wxyz"})
+    path = write_lines(tmp_path, {"q": "ab", "a": "x"}, {"q": "abcdef", "a": "wxyz"})
     samples = load_samples(seq2seq(path, target_length=3))
     assert samples.fields["input_ids"].tolist() == [[97, 98, END, END], [97, 98, 99, END]]
     assert samples.fields["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
@@ -448,24 +400,24 @@ def test_pairs_are_padded_and_cut_apart(tmp_path: Path) -> None:
     assert samples.lengths.tolist() == [5, 7]
 
 
-def classification(path: str, **data: object) -> Job:
-    values = {"source": "jsonl", "path": path, "sequence_length": 4}
+def classification(path: Path, **data: object) -> Job:
+    values = {"source": "jsonl", "path": str(path), "sequence_length": 4}
     return Job.model_validate({"task": "classification", "data": values | data})
 
 
 def test_classes_are_numbers_or_names(tmp_path: Path) -> None:
-    path = rows_file(tmp_path, {"text": "a", "label": "no"}, {"text": "b", "label": "yes"})
+    path = write_lines(tmp_path, {"text": "a", "label": "no"}, {"text": "b", "label": "yes"})
     samples = load_samples(classification(path))
     assert samples.fields["labels"].tolist() == [0, 1]
     assert samples.facts.classes == 2
-    path = rows_file(tmp_path, {"text": "a", "kind": 4}, {"text": "b", "kind": 0})
+    path = write_lines(tmp_path, {"text": "a", "kind": 4}, {"text": "b", "kind": 0})
     assert load_samples(classification(path, label_field="kind", limit=1)).facts.classes == 5
 
 
 def test_rows_without_a_class_and_mixed_ones_are_refused(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"data.label_field is 'label', but line 1 .* its fields: text"):
-        load_samples(classification(rows_file(tmp_path, {"text": "a"})))
-    path = rows_file(tmp_path, {"text": "a", "label": 1}, {"text": "b", "label": "x"})
+        load_samples(classification(write_lines(tmp_path, {"text": "a"})))
+    path = write_lines(tmp_path, {"text": "a", "label": 1}, {"text": "b", "label": "x"})
     with pytest.raises(JobError, match="all numbers from 0 or all names"):
         load_samples(classification(path))
 
@@ -474,9 +426,7 @@ def test_csv_columns_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "rows.csv"
     path.write_text("first,second,kind\nab,c,1\nd,e,0\n")
-    job = classification(
-        str(path), source="csv", prompt_field="first", text_field="second", label_field="kind"
-    )
+    job = classification(path, source="csv", prompt_field="first", text_field="second", label_field="kind")
     samples = load_samples(job)
     assert samples.fields["labels"].tolist() == [1, 0]
     assert samples.fields["input_ids"][1].tolist() == [100, END, 101, END]
@@ -537,26 +487,16 @@ def test_silence_is_settled_once() -> None:
 
 
 @pytest.mark.usefixtures("online")
-def test_a_local_folder_asks_nobody(tmp_path: Path) -> None:
-    data.settle_hub(str(tmp_path))
-    assert not huggingface_hub.constants.HF_HUB_OFFLINE
-    assert data._answers.cache_info().misses == 0
-
-
-@pytest.mark.usefixtures("online")
-def test_a_hub_that_answers_is_asked_for_files(
-    monkeypatch: pytest.MonkeyPatch, httpserver_address: str
+def test_a_hub_that_answers_is_asked_for_files_and_nobody_for_a_local_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", httpserver_address)
-    data.settle_hub("somebody/some-model")
-    assert not huggingface_hub.constants.HF_HUB_OFFLINE
-
-
-@pytest.fixture
-def httpserver_address() -> str:
+    data.settle_hub(str(tmp_path))
+    assert data._answers.cache_info().misses == 0
     server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)  # says 501: an answer
     threading.Thread(target=server.handle_request, daemon=True).start()
-    return f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    data.settle_hub("somebody/some-model")
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
 
 
 TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])
@@ -573,11 +513,8 @@ def test_totals_are_over_the_micro_batches_of_a_step() -> None:
     assert (totals["samples"], totals["tokens"], totals["target_tokens"]) == (2, 5, 3)
     assert totals["sample_hashes"] == sample_facts(SAMPLES, [1, 0])["sample_hashes"]
     assert totals["sample_hashes"] != sample_facts(SAMPLES, [0, 0])["sample_hashes"]
-
-
-def test_another_content_under_the_same_id_has_another_hash() -> None:
-    other = replace(SAMPLES, fields={"tokens": TOKENS.flip(0), "labels": OWN_LABELS})
-    assert sample_facts(other, [0])["sample_hashes"] != sample_facts(SAMPLES, [0])["sample_hashes"]
+    other = replace(SAMPLES, fields={"tokens": TOKENS + 1, "labels": OWN_LABELS})
+    assert totals["sample_hashes"] != sample_facts(other, [0, 1])["sample_hashes"]
 
 
 def test_an_entry_changes_with_a_token_a_label_and_the_sample() -> None:

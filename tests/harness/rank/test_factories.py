@@ -1,9 +1,11 @@
 """Functions of the user's own: found, called, and refused in one line."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from harness.errors import HarnessError, JobError
 from harness.job.config import load_experiment
@@ -102,59 +104,56 @@ def test_what_cannot_be_called_is_refused(
     assert "\n" not in str(error.value)
 
 
-def test_a_module_that_is_nowhere_is_refused() -> None:
-    with pytest.raises(JobError, match="module 'no_such_module' is neither in the folder of the job's file"):
-        call_factory("model.factory", "no_such_module:build", {})
-
-
-def test_a_module_that_needs_another_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("file", "source", "spelling", "message"),
+    [
+        (
+            "none.py", "", "no_such_module:build",
+            "module 'no_such_module' is neither in the folder of the job's file",
+        ),
+        (
+            "needs_more.py", "import no_such_library\n", "{file}:build",
+            "needs 'no_such_library', which is not installed",
+        ),
+        ("json.py", SOURCE, "{file}:linear", "the name 'json' belongs to"),
+    ],
+)  # fmt: skip
+def test_a_module_that_cannot_be_imported_is_refused(
+    file: str, source: str, spelling: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "needs_more.py").write_text("import no_such_library\n")
-    with pytest.raises(JobError, match="needs 'no_such_library', which is not installed"):
-        call_factory("model.factory", f"{tmp_path / 'needs_more.py'}:build", {})
-
-
-def test_a_name_of_another_module_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "json.py").write_text(SOURCE)
-    with pytest.raises(JobError, match="the name 'json' belongs to"):
-        call_factory("model.factory", f"{tmp_path / 'json.py'}:linear", {})
+    (tmp_path / file).write_text(source)
+    with pytest.raises(JobError, match=message):
+        call_factory("model.factory", spelling.format(file=tmp_path / file), {})
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("section", "function", "message"),
     [
-        ("text", "returned a str; it must return a torch.nn.Module"),
-        ("nothing", "returned a ReLU without parameters"),
+        ("model", "text", "returned a str; it must return a torch.nn.Module"),
+        ("model", "nothing", "returned a ReLU without parameters"),
+        ("data", "text", "returned a str; it must return a sequence of samples"),
+        ("data", "uneven", r"field 'x' has shapes \(2,\) and \(3,\); pad samples"),
+        ("data", "other_fields", "sample 1 has y, the first x; give all samples the same fields"),
+        ("loss", "one_argument", r"returned a function of \(batch\); it must take \(model, batch\)"),
     ],
 )
-def test_what_is_no_model_is_refused(module: Path, function: str, message: str) -> None:
-    sections = {"model": {"factory": f"{module}:{function}"}, "data": {"factory": f"{module}:rows"}}
+def test_what_is_no_model_no_data_and_no_loss_is_refused(
+    module: Path, section: str, function: str, message: str
+) -> None:
+    names = {"model": "linear", "data": "rows"} | {section: function}
+    asked = job(**{name: {"factory": f"{module}:{own}"} for name, own in names.items()})
+    read: dict[str, Callable[[Job], object]] = {
+        "model": build_own_model, "data": load_samples, "loss": lambda of: loss_function(of, nn.Module())
+    }  # fmt: skip
     with pytest.raises(JobError, match=message):
-        build_own_model(job(**sections))
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        ("text", "returned a str; it must return a sequence of samples"),
-        ("uneven", r"field 'x' has shapes \(2,\) and \(3,\); pad samples"),
-        ("other_fields", "sample 1 has y, the first x; give all samples the same fields"),
-    ],
-)
-def test_what_is_no_data_is_refused(module: Path, function: str, message: str) -> None:
-    sections = {"model": {"factory": f"{module}:linear"}, "data": {"factory": f"{module}:{function}"}}
-    with pytest.raises(JobError, match=message):
-        load_samples(job(**sections))
+        read[section](asked)
 
 
 def test_samples_are_stacked_by_field(module: Path) -> None:
     data = {"factory": f"{module}:rows", "arguments": {"count": 6}, "limit": 5}
     samples = load_samples(job(model={"factory": f"{module}:linear"}, data=data))
-    assert {name: tuple(tensor.shape) for name, tensor in samples.fields.items()} == {
-        "x": (5, 2),
-        "labels": (5,),
-    }
+    assert {name: [*tensor.shape] for name, tensor in samples.fields.items()} == {"x": [5, 2], "labels": [5]}
     assert samples.targets.tolist() == [1] * 5
 
 
@@ -170,12 +169,6 @@ def test_of_an_endless_stream_it_is_told_what_was_read_and_what_ends_it(
     (line,) = told
     assert f"data.factory '{module}:endless': 0 samples read so far; all are read before training" in line
     assert line.endswith("stop this with Ctrl-C and set data.limit")
-
-
-def test_a_loss_of_another_signature_is_refused(module: Path) -> None:
-    sections = {"loss": {"factory": f"{module}:one_argument"}, "data": {"factory": f"{module}:rows"}}
-    with pytest.raises(JobError, match=r"returned a function of \(batch\); it must take \(model, batch\)"):
-        loss_function(job(**sections), None)  # type: ignore[arg-type]
 
 
 def test_modules_are_found_beside_the_file_of_the_job(module: Path, tmp_path: Path) -> None:

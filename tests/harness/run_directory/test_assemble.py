@@ -9,18 +9,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from harness.errors import HarnessError
-from harness.launch.launcher import whole
-from harness.record import ErrorPart, ObservedPart, Record
-from harness.run_directory.assemble import assemble, otherwise, run_environment, write_node
+from harness.record import ObservedPart
+from harness.run_directory.assemble import otherwise, run_environment, write_node
 from harness.run_directory.events import (
     AppliedGradients,
     FinalEvent,
     RankEvents,
-    SetupEvent,
     StepEvent,
     UnsupportedEvent,
     steps_of,
@@ -28,29 +25,29 @@ from harness.run_directory.events import (
 from harness.run_directory.rank_state import (
     HEAD_BYTES,
     ModuleWriter,
-    Position,
-    RankState,
     StuckNote,
-    late_ranks,
     parting,
     read_modules,
     stuck_error,
 )
 from harness.run_directory.request import DESCRIPTION, SavedCheckpoint, modules_file, rank_state
-from tests.fake_ranks import Behaviour, FakeLauncher, Rank, a_request
+from tests.fake_ranks import STEP, Behaviour, Rank, failure_of, has_ended, record_of
+from tests.harness.run_directory.test_events import setup_event
 from tests.patience import SECONDS
 from tests.records import make_effective
-
-
-def run(folder: Path, first: Behaviour, second: Behaviour) -> Record:
-    request = a_request()
-    outcome = whole(FakeLauncher([first, second]).running(folder, request, lambda _: None))  # type: ignore[arg-type]
-    return assemble(folder, request, outcome)
 
 
 def survive(rank: Rank) -> None:
     rank.train()
     rank.miss_a_peer()
+
+
+def failing(*words: str, **values: str) -> Behaviour:
+    def behave(rank: Rank) -> None:
+        rank.train()
+        rank.fail(*words, **values)
+
+    return behave
 
 
 def leave(code: int) -> Behaviour:
@@ -95,9 +92,7 @@ def test_rank_that_left_is_blamed_and_not_the_one_that_misses_it(
 ) -> None:
     behaviours = [survive, survive]
     behaviours[at_fault] = behaviour
-    record = run(tmp_path, *behaviours)
-    error = record.error
-    assert error is not None
+    record, error = failure_of(tmp_path, *behaviours)
     assert record.status == "failed"
     assert (error.rank, error.exit_code, error.kind) == (at_fault, code, "Exit")
     assert said in error.message
@@ -106,26 +101,14 @@ def test_rank_that_left_is_blamed_and_not_the_one_that_misses_it(
 
 
 def test_exception_of_a_rank_counts_before_the_abort_of_its_peer(tmp_path: Path) -> None:
-    def raise_first(rank: Rank) -> None:
-        rank.train()
-        rank.fail("the data are odd", "ValueError")
-
     def abort(rank: Rank) -> None:
         rank.train()
         rank.outlive_a_peer(0.3)
         os.abort()
 
-    error = run(tmp_path, abort, raise_first).error
-    assert error is not None
+    _, error = failure_of(tmp_path, abort, failing("the data are odd", "ValueError"))
     assert (error.rank, error.kind, error.message) == (1, "ValueError", "the data are odd")
     assert (error.step, error.phase) == (2, "backward")
-
-
-def test_out_of_memory_keeps_its_status(tmp_path: Path) -> None:
-    record = run(tmp_path, survive, lambda rank: rank.fail("no memory", "OutOfMemoryError", status="oom"))
-    assert record.status == "oom"
-    assert record.error is not None
-    assert record.error.rank == 1
 
 
 def test_children_of_a_rank_end_with_it(tmp_path: Path) -> None:
@@ -137,14 +120,11 @@ def test_children_of_a_rank_end_with_it(tmp_path: Path) -> None:
         rank.train()
         os._exit(5)
 
-    run(tmp_path, survive, with_child)
+    record_of(tmp_path, survive, with_child)
     deadline = time.monotonic() + SECONDS
-    child = int(pid.read_text())
-    while psutil.pid_exists(child) and time.monotonic() < deadline:
-        if psutil.Process(child).status() == psutil.STATUS_ZOMBIE:
-            break  # dead, and nobody reaps orphans in this container
+    while not has_ended(int(pid.read_text())):
+        assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
 def refuse(rank: Rank) -> None:
@@ -154,20 +134,13 @@ def refuse(rank: Rank) -> None:
 
 
 def test_a_refusal_counts_before_the_peers_that_miss_the_rank(tmp_path: Path) -> None:
-    record = run(tmp_path, refuse, lambda rank: rank.miss_a_peer())
+    record = record_of(tmp_path, refuse, lambda rank: rank.miss_a_peer())
     assert (record.status, record.reasons, record.error) == ("unsupported", ["no plan for it"], None)
 
 
 def test_a_failure_of_its_own_is_not_hidden_by_another_rank_s_refusal(tmp_path: Path) -> None:
-    record = run(tmp_path, refuse, lambda rank: rank.fail("the data are odd", "ValueError"))
-    assert record.status == "failed"
-    assert record.error is not None
-    assert record.error.message == "the data are odd"
-
-
-def out_of_memory(rank: Rank) -> None:
-    rank.train()
-    rank.fail("CUDA out of memory. Tried to allocate 20.00 MiB.", "OutOfMemoryError", status="oom")
+    record, error = failure_of(tmp_path, refuse, failing("the data are odd", "ValueError"))
+    assert (record.status, error.message) == ("failed", "the data are odd")
 
 
 def aborted_by_the_watchdog(rank: Rank) -> None:
@@ -189,16 +162,21 @@ def aborted_out_of_memory(rank: Rank) -> None:
     os.abort()
 
 
-@pytest.mark.parametrize("behaviour", [out_of_memory, aborted_out_of_memory])
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        failing("CUDA out of memory. Tried to allocate 20.00 MiB.", "OutOfMemoryError", status="oom"),
+        aborted_out_of_memory,
+    ],
+)
 @pytest.mark.parametrize("at_fault", [0, 1])
 def test_a_rank_out_of_memory_is_blamed_and_not_the_peer_that_the_watchdog_aborts(
     tmp_path: Path, behaviour: Behaviour, at_fault: int
 ) -> None:
     behaviours = [aborted_by_the_watchdog, aborted_by_the_watchdog]
     behaviours[at_fault] = behaviour
-    record = run(tmp_path, *behaviours)
-    assert record.error is not None
-    assert (record.status, record.error.rank) == ("oom", at_fault)
+    record, error = failure_of(tmp_path, *behaviours)
+    assert (record.status, error.rank) == ("oom", at_fault)
 
 
 MISMATCH = (
@@ -206,18 +184,6 @@ MISMATCH = (
     "pair.cc:456] op.preamble.length <= op.nbytes. 37088 vs 4. Received data size "
     "doesn't match expected size."
 )
-C10D = '  File "/site-packages/torch/distributed/distributed_c10d.py", line 2100 in _new_process_group_helper'
-THREAD = "Current thread 0x00007f (most recent call first):\n"
-
-
-def error_of(folder: Path, *behaviours: Behaviour) -> ErrorPart:
-    request = a_request()
-    launcher = FakeLauncher(dict(enumerate(behaviours)))
-    outcome = whole(launcher.running(folder, request, lambda _: None))
-    record = assemble(folder, request, outcome)
-    assert record.status == "failed"
-    assert record.error is not None
-    return record.error
 
 
 def abort(rank: Rank) -> None:
@@ -226,15 +192,10 @@ def abort(rank: Rank) -> None:
     os.kill(os.getpid(), signal.SIGABRT)
 
 
-def raise_it(rank: Rank) -> None:
-    rank.train()
-    rank.fail(MISMATCH)
-
-
-@pytest.mark.parametrize("notice", [abort, raise_it])
+@pytest.mark.parametrize("notice", [abort, failing(MISMATCH)])
 def test_rank_that_notices_a_disagreement_is_not_blamed_for_it(tmp_path: Path, notice: Behaviour) -> None:
-    error = error_of(tmp_path, survive, notice)
-    assert (error.kind, error.rank) == ("CollectiveMismatch", None)
+    record, error = failure_of(tmp_path, survive, notice)
+    assert (record.status, error.kind, error.rank) == ("failed", "CollectiveMismatch", None)
     assert "rank 1 received 37088 bytes where it waited for 4" in error.message
     assert [(part.rank, part.step, part.phase) for part in error.ranks] == [
         (0, 2, "backward"),
@@ -245,20 +206,15 @@ def test_rank_that_notices_a_disagreement_is_not_blamed_for_it(tmp_path: Path, n
 DISAGREEMENT = "Detected a disagreement on list length between rank0 and rank1: \n rank0: 2 \n rank1: 3"
 
 
-def notice_in_deepspeed(rank: Rank) -> None:
-    rank.train()
-    rank.fail(DISAGREEMENT)
-
-
-@pytest.mark.parametrize("notice", [abort, notice_in_deepspeed])
+@pytest.mark.parametrize("notice", [abort, failing(DISAGREEMENT)])
 def test_the_module_that_idles_on_a_rank_is_named_with_what_to_do(tmp_path: Path, notice: Behaviour) -> None:
     for rank, names in enumerate((["first", "experts.2", "experts.2.up"], ["first", "experts.1"])):
         writer = ModuleWriter(tmp_path, rank)
         writer.begin_step()
         for name in names:
             writer.note(name)
-    error = error_of(tmp_path, survive, notice)
-    assert error.kind == "CollectiveMismatch"
+    record, error = failure_of(tmp_path, survive, notice)
+    assert (record.status, error.kind) == ("failed", "CollectiveMismatch")
     assert error.message.startswith(
         "the ranks disagree on a collective: module 'experts.2' runs on rank 0 and not on rank 1; have every "
         "rank run it, on zero rows where it has none, or run ddp:find_unused_parameters=true; with "
@@ -292,16 +248,6 @@ def test_a_step_that_is_over_leaves_no_note(tmp_path: Path) -> None:
     assert not modules_file(tmp_path, 0).exists()
 
 
-def test_rank_that_others_wait_for_at_the_store_is_late() -> None:
-    position = Position(phase="rendezvous", step=None)
-    waits = RankState(position=position, stack=THREAD + C10D)
-    sleeps = RankState(position=position, stack=THREAD + '  File "own.py", line 3 in sleep\n' + C10D)
-    late = late_ranks({0: waits, 1: sleeps}, [])
-    assert late is not None
-    assert late.ranks == (1,)
-    assert late_ranks({0: waits, 1: waits}, []) is None
-
-
 def write_waiting(folder: Path, rank: int) -> None:
     """The state of a rank that waits in a collective."""
     head = "2 backward".ljust(HEAD_BYTES - 1) + "\n"
@@ -329,23 +275,14 @@ def test_all_in_the_same_collective_is_no_rank_s_fault(tmp_path: Path) -> None:
 def rank(rates: tuple[float | None, ...] = (), scale: float | None = None, **seen: Any) -> RankEvents:
     effective = make_effective(**seen.pop("effective", {}))
     steps = [
-        StepEvent(
-            step=step, window="timed", loss_sum=1.0, gradient_norm=1.0, learning_rate=0.1,
-            applied_learning_rate=rate, global_target_tokens=1, samples=1, tokens=1, target_tokens=1,
-            sample_hashes=None, seconds=1.0, data_seconds=0.0, phase_seconds={},
-        )
+        StepEvent(step=step, seconds=1.0, applied_learning_rate=rate, **STEP)
         for step, rate in enumerate(rates)
-    ]  # fmt: skip
-    setup = SetupEvent(
-        rank=0,
-        effective=effective, native_config={}, versions={}, initial_weights=None, collectives="gloo",
-        host="host", device_name="cpu", data=None, steps=None, setup_seconds=1.0,
-    )  # fmt: skip
+    ]
     in_force = seen.pop("in_force", {})
     final = FinalEvent(
         weights=None, observed=ObservedPart(**seen), probe_loss=None, loss_scale=scale, in_force=in_force
     )
-    return RankEvents(setup=setup, steps=steps, final=final)
+    return RankEvents(setup=setup_event(effective), steps=steps, final=final)
 
 
 @pytest.mark.parametrize(

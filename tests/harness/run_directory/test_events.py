@@ -132,13 +132,10 @@ def test_other_errors_are_not_of_memory(message: str) -> None:
     assert line_of_out_of_memory(message) is None
 
 
-def test_the_kind_says_it_too() -> None:
+def test_an_error_raised_from_it_is_one() -> None:
     kind = type("OutOfMemoryError", (RuntimeError,), {})
     assert is_out_of_memory(kind("no words"))
     assert is_out_of_memory(MemoryError())
-
-
-def test_an_error_raised_from_it_is_one() -> None:
     error = ValueError("the engine cannot be closed")
     error.__context__ = RuntimeError("CUDA out of memory")
     assert is_out_of_memory(error)

@@ -42,19 +42,13 @@ def test_files_are_told_from_where_they_are_imported(tmp_path: Path) -> None:
     assert not any(f'File "{entry}/' in tail for entry in sys.path if entry)
 
 
-def test_other_lines_are_kept_as_they_are(tmp_path: Path) -> None:
+def test_other_lines_are_kept_as_they_are_and_of_a_long_log_the_end(tmp_path: Path) -> None:
+    assert log_tail(tmp_path / "rank-0.log") == ""
     folder = Path(harness.__file__).parents[1]
     text = f'reading "{folder}/data.txt"\nFile "{folder}/data.txt" is missing'
     assert log_tail(_written(tmp_path, text)) == text
-
-
-def test_the_end_of_a_long_log_is_kept(tmp_path: Path) -> None:
     lines = [str(number) for number in range(LOG_TAIL_LINES + 10)]
     assert log_tail(_written(tmp_path, "\n".join(lines))).splitlines() == lines[10:]
-
-
-def test_without_a_log_it_is_empty(tmp_path: Path) -> None:
-    assert log_tail(tmp_path / "rank-0.log") == ""
 
 
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"

@@ -12,16 +12,17 @@ from harness.cli.export import export_adapter
 from harness.errors import HarnessError, JobError
 from harness.job.job import AdapterSection, Job
 from harness.rank.data import DataFacts
-from harness.rank.models.adapter import add_adapters, initial_values, is_adapter
+from harness.rank.models.adapter import initial_values, is_adapter
 from harness.rank.models.adapter_export import export_adapters
 from harness.rank.models.description import find_module_uses
-from harness.rank.models.model import build_model, model_config
+from harness.rank.models.model import model_config
 from harness.run_directory.request import SavedCheckpoint
 from tests.harness.rank.small_models import (
     CONFIGS,
     LLAMA,
     VOCABULARY,
     assert_equal,
+    built,
     filled,
     job_of,
     source_of,
@@ -31,10 +32,6 @@ from tests.harness.rank.small_models import (
 def lora(config: dict, *, adapter: dict | None = None, **training) -> Job:
     section = AdapterSection(kind="lora", rank=2, **(adapter or {}))
     return job_of(config, **training).model_copy(update={"adapter": section})
-
-
-def built(job: Job) -> nn.Module:
-    return build_model(job, model_config(job, DataFacts(vocabulary_size=VOCABULARY)))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16"])
@@ -54,9 +51,9 @@ def test_only_adapters_are_trained_and_b_is_zero() -> None:
 
 
 def test_adapters_do_not_change_the_model_before_they_are_trained() -> None:
-    tokens = torch.arange(8)[None]
     plain, adapted = built(job_of(LLAMA)), built(lora(LLAMA))
-    assert torch.equal(plain(input_ids=tokens).logits, adapted(input_ids=tokens).logits)
+    assert torch.equal(plain(input_ids=TOKENS).logits, adapted(input_ids=TOKENS).logits)
+    assert all(parameter.requires_grad for parameter in plain.parameters())
 
 
 def test_values_depend_on_seed_and_name_alone() -> None:
@@ -75,21 +72,12 @@ def test_frozen_weights_are_held_in_the_dtype_asked_for(precision: str) -> None:
         assert parameter.dtype == (torch.float32 if parameter.requires_grad else torch.bfloat16)
 
 
-def test_targets_that_the_model_lacks_are_refused() -> None:
-    job = lora(LLAMA, adapter={"targets": ["query"]})
-    with pytest.raises(JobError, match=r"adapter\.targets: .*query"):
-        built(job)
-
-
-def test_embeddings_are_refused() -> None:
-    with pytest.raises(JobError, match="linear layers only"):
-        built(lora(LLAMA, adapter={"targets": ["embed_tokens"]}))
-
-
-def test_the_model_without_an_adapter_is_left_alone() -> None:
-    job, model = job_of(LLAMA), nn.Linear(1, 1)
-    add_adapters(job, model)
-    assert model.weight.requires_grad
+@pytest.mark.parametrize(
+    ("target", "why"), [("query", r"adapter\.targets: .*query"), ("embed_tokens", "linear layers only")]
+)
+def test_targets_that_the_model_lacks_or_that_are_not_linear_are_refused(target: str, why: str) -> None:
+    with pytest.raises(JobError, match=why):
+        built(lora(LLAMA, adapter={"targets": [target]}))
 
 
 def test_no_gradient_flows_through_what_runs_before_the_first_adapter() -> None:
@@ -186,6 +174,5 @@ def test_linear_layers_of_blocks_are_packed_and_adapters_are_not(precision: str)
     assert "model.layers.1.mlp.down_proj.weight" in packed
     assert {"lm_head.weight", "model.embed_tokens.weight"}.isdisjoint(packed)
     assert all(dtype is torch.float32 for name, dtype in dtypes.items() if is_adapter(name))
-    loss = model(input_ids=torch.arange(8)[None]).logits.float().sum()
-    loss.backward()
+    model(input_ids=TOKENS).logits.float().sum().backward()
     assert all((p.grad is not None) == is_adapter(n) for n, p in model.named_parameters())

@@ -17,12 +17,10 @@ from harness.backends.single import SingleBackend
 from harness.errors import JobError
 from harness.forms.activations import recomputed_share
 from harness.job.job import Job
-from harness.rank.data import DataFacts
 from harness.rank.models.changes import chunk_head, enable_checkpointing, is_compiled, while_compiling
 from harness.rank.models.losses import loss_function, summed_cross_entropy
-from harness.rank.models.model import build_model, model_config
 from harness.run_directory.rank_state import PositionWriter, read_position
-from tests.harness.rank.models.test_model import SMALL, built, job
+from tests.harness.rank.small_models import SMALL, built, job_of
 
 MODES = (False, True, "every-2", "selective")
 LAYERS = 3
@@ -30,7 +28,7 @@ LAYERS = 3
 
 def step(checkpointing: bool | str) -> tuple[int, list[torch.Tensor], int]:
     """FLOPs of matrix products and attention in a step, its gradients, and bytes kept for backward."""
-    model = built(job(SMALL | {"num_hidden_layers": LAYERS}, activation_checkpointing=checkpointing))
+    model = built(job_of(SMALL | {"num_hidden_layers": LAYERS}, activation_checkpointing=checkpointing))
     tokens = torch.arange(16).reshape(2, 8)
     kept: dict[int, int] = {}
 
@@ -95,7 +93,7 @@ def chunked_step(chunk_tokens: int | None, **config: object) -> tuple[float, lis
             "loss": {"chunk_tokens": chunk_tokens},
         }
     )
-    model = build_model(job, model_config(job, DataFacts(vocabulary_size=257)))
+    model = built(job)
     tokens = torch.randint(0, VOCABULARY, (SAMPLES, LENGTH), generator=torch.Generator().manual_seed(3))
     labels = tokens.clone()
     labels[1, 9:] = -100
@@ -122,19 +120,15 @@ def test_the_largest_tensor_is_the_logits_of_one_chunk() -> None:
     assert chunked_step(7)[2] == 7 * VOCABULARY * 4
 
 
-def test_logits_that_the_model_changes_are_refused() -> None:
-    job = {"model_type": "gemma2", "head_dim": 16, "num_hidden_layers": 1}
+def test_logits_that_the_model_changes_and_heads_that_are_not_linear_are_refused() -> None:
     with pytest.raises(JobError, match="changes its logits after the output layer"):
-        chunked_step(7, **job)
-
-
-def test_a_head_that_is_not_linear_is_refused() -> None:
+        chunked_step(7, model_type="gemma2", head_dim=16, num_hidden_layers=1)
     with pytest.raises(JobError, match=r"needs an output layer that is a plain nn\.Linear; Linear has none"):
         chunk_head(nn.Linear(2, 2), 4)
 
 
 def compiled_job(compiled: str) -> Job:
-    asked = job(SMALL)
+    asked = job_of(SMALL)
     return asked.model_copy(update={"model": asked.model.model_copy(update={"compile": compiled})})
 
 
@@ -143,15 +137,16 @@ def test_blocks_are_compiled_in_place() -> None:
     assert [name for name, m in model.named_modules() if m._compiled_call_impl is not None] == [
         "model.layers.0", "model.layers.1",
     ]  # fmt: skip
-    assert list(model.state_dict()) == list(built(job(SMALL)).state_dict())
+    assert list(model.state_dict()) == list(built(job_of(SMALL)).state_dict())
     assert is_compiled(model)
-    assert not is_compiled(built(job(SMALL)))
+    assert not is_compiled(copy.deepcopy(model))
+    assert not is_compiled(built(job_of(SMALL)))
 
 
 def test_a_compiled_job_is_another_job() -> None:
     ids = {compiled_job(compiled).job_id() for compiled in ("none", "block", "model")}
     assert len(ids) == 3
-    assert compiled_job("none").job_id() == job(SMALL).job_id()
+    assert compiled_job("none").job_id() == job_of(SMALL).job_id()
 
 
 @pytest.mark.parametrize("precision", [None, "cast"])
@@ -171,10 +166,6 @@ def test_what_computes_is_compiled(compiled: str, precision: str | None) -> None
     )
     engine.forward({})
     assert is_compiled(called[0]) == (compiled != "none")
-
-
-def test_a_copy_of_a_compiled_module_is_not_compiled() -> None:
-    assert not is_compiled(copy.deepcopy(built(compiled_job("block"))))
 
 
 def test_compiling_is_a_phase_of_its_own_each_time(tmp_path: Path) -> None:

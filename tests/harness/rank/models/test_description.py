@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy
@@ -26,8 +27,9 @@ from harness.rank.models.description import (
     find_module_uses,
     split_dependence,
 )
+from harness.rank.models.losses import ComputeLoss
 from harness.record import GeometryPart, SplitPart
-from tests.harness.rank.models.test_model import SMALL, SMALL_GPT2, built, job
+from tests.harness.rank.small_models import SMALL, SMALL_GPT2, built, job_of
 from tests.traps import own_jobs
 
 IDS = {"input_ids": torch.tensor([[1, 2, 3], [3, 2, 1]]), "labels": torch.tensor([0, 1])}
@@ -304,22 +306,26 @@ def batch_of(ids: Sequence[int]) -> Batch:
 
 
 def measured(
-    loss: str, model: str = "classifier", arguments: dict | None = None, batches: int = 8, **rest
-) -> SplitPart:
+    loss: str | ComputeLoss, model: str | Callable[..., nn.Module] = "classifier",
+    arguments: dict | None = None, batches: int = 8, **rest,
+) -> SplitPart:  # fmt: skip
     torch.manual_seed(0)
-    built = getattr(own_jobs, model)(**rest)
+    built = (getattr(own_jobs, model) if isinstance(model, str) else model)(**rest)
+    name = loss if isinstance(loss, str) else "given"
     job = Job.model_validate(
         {
-            "task": "custom", "model": {"factory": f"{JOBS}:{model}", "arguments": rest},
+            "task": "custom", "model": {"factory": f"{JOBS}:classifier"},
             "data": {"factory": f"{JOBS}:samples"},
             "loss": {
-                "factory": f"{JOBS}:{loss}", "reduction": "mean", "targets": "samples",
+                "factory": f"{JOBS}:{name}", "reduction": "mean", "targets": "samples",
                 "arguments": arguments or {},
             },
         }
     )  # fmt: skip
     before = [tensor.clone() for tensor in (*built.parameters(), *built.buffers())]
-    found = split_dependence(job, built, batch_of, [range(8 * n, 8 * n + 8) for n in range(batches)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own_jobs, "given", lambda: loss, raising=False)
+        found = split_dependence(job, built, batch_of, [range(8 * n, 8 * n + 8) for n in range(batches)])
     after = [*built.parameters(), *built.buffers()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert torch.get_default_dtype() is torch.float32
@@ -341,12 +347,9 @@ def test_a_loss_of_the_batch_depends_on_the_split(loss: str, model: str, rest: d
     assert found.depends
     assert not found.is_random
     assert found.difference > 0.01
-
-
-def test_a_mean_over_samples_does_not() -> None:
-    found = measured("mean")
-    assert not found.depends
-    assert found.difference < 1e-6
+    mean = measured("mean")
+    assert not mean.depends
+    assert mean.difference < 1e-6
 
 
 def test_of_a_large_model_losses_are_compared_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,12 +360,9 @@ def test_of_a_large_model_losses_are_compared_alone(monkeypatch: pytest.MonkeyPa
     def refuses(*_: object) -> None:
         raise AssertionError("a gradient was computed")
 
+    assert measured("mixup", arguments={"random": True}).is_random
     monkeypatch.setattr(torch.Tensor, "backward", refuses)
     assert measured("mixup").depends
-
-
-def test_random_numbers_are_told_from_the_split() -> None:
-    assert measured("mixup", arguments={"random": True}).is_random
 
 
 class Student(nn.Module):
@@ -384,120 +384,84 @@ class Student(nn.Module):
     [(0.004, False, "counts_passes"), (0.2, True, "is_random"), (0.0, False, None)],
 )
 def test_a_mean_of_weights_that_each_pass_moves_is_told(
-    monkeypatch: pytest.MonkeyPatch, follows: float, by_samples: bool, found_as: str | None
+    follows: float, by_samples: bool, found_as: str | None
 ) -> None:
     """Though it begins as the weights, with which no pass would move it."""
-    monkeypatch.setattr(own_jobs, "student", lambda: Student(follows, by_samples), raising=False)
-    monkeypatch.setattr(own_jobs, "taught", lambda: lambda model, batch: model(batch["left"]), raising=False)
-    found = measured("taught", "student")
+    found = measured(lambda model, batch: model(batch["left"]), partial(Student, follows, by_samples))
     names = ("counts_passes", "is_random")
     assert [name for name in names if getattr(found, name)] == ([found_as] if found_as else [])
 
 
-def test_a_spectral_norm_counts_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def normed() -> nn.Module:
-        return nn.utils.parametrizations.spectral_norm(nn.Linear(8, 4))
-
-    monkeypatch.setattr(own_jobs, "normed", normed, raising=False)
-    monkeypatch.setattr(
-        own_jobs, "squares", lambda: lambda model, batch: model(batch["left"]).square().mean(), raising=False
+def test_a_spectral_norm_counts_passes() -> None:
+    found = measured(
+        lambda model, batch: model(batch["left"]).square().mean(),
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 4)),
     )
-    found = measured("squares", "normed")
     assert found.counts_passes
     assert found.depends
     assert found.repetition > 100 * found.rounding
 
 
-def test_code_that_takes_fp32_only_is_measured_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    def only_fp32():
-        def compute(model, batch):
-            if batch["left"].dtype != torch.float32:
-                raise TypeError("fp32 only")
-            return own_jobs.contrastive()(model, batch)
+def only_fp32(model: nn.Module, batch: Batch) -> Tensor:
+    if batch["left"].dtype != torch.float32:
+        raise TypeError("fp32 only")
+    return own_jobs.contrastive()(model, batch)
 
-        return compute
 
-    monkeypatch.setattr(own_jobs, "fp32_only", only_fp32, raising=False)
-    found = measured("fp32_only", "towers")
+def test_code_that_takes_fp32_only_is_measured_in_fp32() -> None:
+    found = measured(only_fp32, "towers")
     assert found.depends
     assert found.rounding == 2.0**-10
 
 
-def test_halves_of_the_first_batch_may_agree_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    def branching():
-        def compute(model, batch):
-            return own_jobs.mean()(model, batch) * (1 + (batch["left"][0, 0] > 1))
-
-        return compute
-
-    monkeypatch.setattr(own_jobs, "branching", branching, raising=False)
-    assert not measured("branching", batches=1).depends
-    found = measured("branching")
-    assert found.depends
-    assert not found.is_random
+def branching(model: nn.Module, batch: Batch) -> Tensor:
+    return own_jobs.mean()(model, batch) * (1 + (batch["left"][0, 0] > 1))
 
 
-def test_halves_that_take_other_branches_depend_on_the_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    def branching():
-        def compute(model, batch):
-            block = model.blocks[int(batch["left"][0, 0] > 0)]
-            return block(model.first(batch["left"])).square().mean()
-
-        return compute
-
-    monkeypatch.setattr(own_jobs, "branching", branching, raising=False)
-    assert measured("branching").depends
+def branching_blocks(model: Any, batch: Batch) -> Tensor:
+    block = model.blocks[int(batch["left"][0, 0] > 0)]
+    return block(model.first(batch["left"])).square().mean()
 
 
-def test_halves_whose_gradients_are_not_finite_depend_on_the_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    def branching():
-        def compute(model, batch):
-            left = batch["left"]
-            lost = len(left) < 8 and bool(left[0, 0] > 1)
-            return own_jobs.mean()(model, batch) * (torch.nan if lost else 1.0)
+def not_finite(model: nn.Module, batch: Batch) -> Tensor:
+    left = batch["left"]
+    lost = len(left) < 8 and bool(left[0, 0] > 1)
+    return own_jobs.mean()(model, batch) * (torch.nan if lost else 1.0)
 
-        return compute
 
-    monkeypatch.setattr(own_jobs, "branching", branching, raising=False)
-    found = measured("branching")
+@pytest.mark.parametrize("loss", [branching, branching_blocks, not_finite])
+def test_halves_that_take_other_branches_or_are_not_finite_depend_on_the_split(loss: ComputeLoss) -> None:
+    """Those of the first batch may agree by chance."""
+    if loss is branching:
+        assert not measured(loss, batches=1).depends
+    found = measured(loss)
     assert found.depends
     assert not found.is_random
     assert SplitPart.model_validate_json(found.model_dump_json()) == found
 
 
-def test_a_table_that_is_only_looked_up_does_not_multiply() -> None:
-    model = built(job(SMALL))
+@pytest.mark.parametrize(
+    ("config", "looked_up"),
+    [(SMALL, 257 * 32), (SMALL | {"tie_word_embeddings": True}, 0), (SMALL_GPT2, 64 * 32)],
+)
+def test_a_table_that_is_only_looked_up_does_not_multiply(config: dict[str, object], looked_up: int) -> None:
+    """Of a tied one the output layer does; positions of GPT-2 are looked up alone."""
+    model = built(job_of(config))
     total = sum(parameter.numel() for parameter in model.parameters())
     assert describe_geometry(model) == GeometryPart(
-        multiplying_parameters=total - 257 * 32, layers=2, attention_width=32
+        multiplying_parameters=total - looked_up, layers=2, attention_width=32
     )
-
-
-def test_a_tied_table_is_the_output_layer_and_multiplies() -> None:
-    model = built(job(SMALL | {"tie_word_embeddings": True}))
-    geometry = describe_geometry(model)
-    assert geometry is not None
-    assert geometry.multiplying_parameters == sum(parameter.numel() for parameter in model.parameters())
-
-
-def test_positions_of_gpt2_are_only_looked_up() -> None:
-    model = built(job(SMALL_GPT2))
-    total = sum(parameter.numel() for parameter in model.parameters())
-    geometry = describe_geometry(model)
-    assert geometry is not None
-    assert geometry.multiplying_parameters == total - 64 * 32
-    assert (geometry.layers, geometry.attention_width) == (2, 32)
 
 
 def test_mixtures_of_experts_have_no_closed_form_here() -> None:
     experts = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
-    assert describe_geometry(built(job(SMALL | experts))) is None
+    assert describe_geometry(built(job_of(SMALL | experts))) is None
 
 
 @pytest.mark.parametrize("config", [SMALL, SMALL_GPT2])
 def test_the_closed_form_is_what_torch_counts(config: dict[str, object]) -> None:
     """torch counts matrix products: all of the formula but 6 per element of norms and biases."""
-    model = built(job(config))
+    model = built(job_of(config))
     length = 32
     tokens = torch.randint(0, 257, (2, length), generator=torch.Generator().manual_seed(0))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:

@@ -45,22 +45,16 @@ def seq2seq_batch() -> dict[str, Tensor]:
     return {"input_ids": inputs, "attention_mask": mask, "labels": labels}
 
 
-def test_the_loss_of_seq2seq_is_that_of_transformers_times_its_targets() -> None:
-    job = Job.model_validate({"task": "seq2seq", "model": {"config": T5}, "data": ROWS})
-    model = build_model(job, model_config(job, DataFacts(vocabulary_size=30)))
-    batch = seq2seq_batch()
-    loss = loss_function(job, model)(model, batch)
-    model.config.decoder_start_token_id = 0  # what T5's own shift needs, and checkpoints bring
-    mean = model(**batch).loss
-    torch.testing.assert_close(loss, mean * 12)
-
-
-def test_uneven_targets_add_up_over_micro_batches() -> None:
+def test_the_loss_of_seq2seq_is_that_of_transformers_times_its_targets_also_over_micro_batches() -> None:
     job = Job.model_validate({"task": "seq2seq", "model": {"config": T5}, "data": ROWS})
     model = build_model(job, model_config(job, DataFacts(vocabulary_size=30)))
     compute, batch = loss_function(job, model), seq2seq_batch()
+    loss = compute(model, batch)
     parts = [compute(model, {k: v[i : i + 1] for k, v in batch.items()}) for i in range(4)]
-    torch.testing.assert_close(torch.stack(parts).sum(), compute(model, batch))
+    torch.testing.assert_close(torch.stack(parts).sum(), loss)
+    model.config.decoder_start_token_id = 0  # what T5's own shift needs, and checkpoints bring
+    mean = model(**batch).loss
+    torch.testing.assert_close(loss, mean * 12)
 
 
 class Classifier(nn.Module):
@@ -98,13 +92,8 @@ def test_a_mean_of_a_loss_of_ones_own_becomes_a_sum(tmp_path: Path) -> None:
     torch.testing.assert_close(found, 5 * mean)
     summed = loss_function(own_job(tmp_path, "mean", reduction="sum"), model)(model, batch)
     torch.testing.assert_close(summed, mean)
-
-
-def test_a_loss_that_is_no_scalar_is_refused(tmp_path: Path) -> None:
-    model = nn.Linear(3, 1)
-    compute = loss_function(own_job(tmp_path, "matrix"), model)
     with pytest.raises(JobError, match=r"the loss of a batch is of shape \(5, 1\); it must be a scalar"):
-        compute(model, {"x": torch.rand(5, 3)})
+        loss_function(own_job(tmp_path, "matrix"), model)(model, batch)
 
 
 VOCABULARY = 11
@@ -179,29 +168,25 @@ def test_samples_of_an_odd_length_are_padded_where_nothing_is_predicted() -> Non
     assert (last.targets[:, 5:] == IGNORED).all()
 
 
-def job(**changes: object) -> Job:
-    return Job.model_validate({"data": {"sequence_length": 12}} | changes)
+def job(length: int = 12) -> Job:
+    return Job.model_validate({"data": {"sequence_length": length}})
 
 
-def test_a_model_without_positions_is_refused() -> None:
-    with pytest.raises(Unsupported, match="Linear takes no position_ids"):
-        divide_sequence(job(), nn.Linear(2, 2), world(0, 2), summed_cross_entropy)
-
-
-def test_a_window_of_attention_shorter_than_the_sample_is_refused() -> None:
-    model = PerToken()
-    model.config = type("Config", (), {"sliding_window": 8})()  # type: ignore[assignment]
-    with pytest.raises(Unsupported, match="window of 8 tokens"):
-        divide_sequence(job(), model, world(0, 2), summed_cross_entropy)
-
-
-def test_positions_beyond_the_model_s_are_refused() -> None:
-    model = PerToken()
-    model.config = type("Config", (), {"max_position_embeddings": 13})()  # type: ignore[assignment]
-    with pytest.raises(Unsupported, match="padded to 14 for 2 parts"):
-        divide_sequence(
-            Job.model_validate({"data": {"sequence_length": 13}}), model, world(0, 2), summed_cross_entropy
-        )
+@pytest.mark.parametrize(
+    ("config", "length", "why"),
+    [
+        (None, 12, "Linear takes no position_ids"),
+        ({"sliding_window": 8}, 12, "window of 8 tokens"),
+        ({"max_position_embeddings": 13}, 13, "padded to 14 for 2 parts"),
+    ],
+)
+def test_models_whose_samples_cannot_be_cut_are_refused(
+    config: dict[str, int] | None, length: int, why: str
+) -> None:
+    model: nn.Module = nn.Linear(2, 2) if config is None else PerToken()
+    model.config = SimpleNamespace(**(config or {}))  # type: ignore[assignment]
+    with pytest.raises(Unsupported, match=why):
+        divide_sequence(job(length), model, world(0, 2), summed_cross_entropy)
 
 
 def test_where_no_rank_divides_samples_the_loss_is_the_job_s() -> None:

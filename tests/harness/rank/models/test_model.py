@@ -15,36 +15,21 @@ from torch import Tensor, nn
 from harness.backends.base import Unsupported
 from harness.backends.model.blocks import needed_blocks, transformer_blocks
 from harness.errors import HarnessError, JobError
-from harness.job.job import DataSection, Job, ModelSection, TrainingSection
+from harness.job.job import DataSection, Job, ModelSection
 from harness.plan.profiles import workload_profile
 from harness.plan.scenario import job_model
 from harness.rank.data import DataFacts, tokenizer_of
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, build_own_model, declare_blocks, draw_model, model_config
+from tests.harness.rank.small_models import SMALL, SMALL_GPT2, built, job_of
 from tests.own_code import write_model_with_code
 
-SMALL = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}  # fmt: skip
-SMALL_GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
-
-
-def job(config: dict[str, object], length: int = 32, **training: object) -> Job:
-    return Job(
-        model=ModelSection(config=config),
-        data=DataSection(sequence_length=length),
-        training=TrainingSection(**training),
-    )
-
-
-def built(asked: Job) -> nn.Module:
-    return build_model(asked, model_config(asked, DataFacts(vocabulary_size=257)))
+FACTS = DataFacts(vocabulary_size=257)
 
 
 def refused(config: dict[str, object], length: int = 32) -> str:
     with pytest.raises(JobError) as caught:
-        model_config(job(config, length), DataFacts(vocabulary_size=257))
+        model_config(job_of(config, length), FACTS)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -60,8 +45,9 @@ class Logits(nn.Module):
         return SimpleNamespace(logits=self.logits)
 
 
-def test_loss_sums_the_cross_entropy_of_the_next_token_over_targets_only() -> None:
-    logits = torch.zeros(1, 4, 5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_loss_sums_the_cross_entropy_of_the_next_token_over_targets_only(dtype: torch.dtype) -> None:
+    logits = torch.zeros(1, 4, 5, dtype=dtype)
     logits[0, 1, 3] = 2.0
     labels = torch.tensor([[2, -100, 3, -100]])
     loss = summed_cross_entropy(Logits(logits), {"tokens": labels.abs(), "labels": labels})
@@ -70,16 +56,8 @@ def test_loss_sums_the_cross_entropy_of_the_next_token_over_targets_only() -> No
     assert loss.dtype is torch.float32
 
 
-def test_loss_is_fp32_where_logits_are_bf16() -> None:
-    labels = torch.zeros(2, 3, dtype=torch.int64)
-    logits = torch.zeros(2, 3, 5, dtype=torch.bfloat16)
-    loss = summed_cross_entropy(Logits(logits), {"tokens": labels, "labels": labels})
-    assert loss.dtype is torch.float32
-    assert loss.item() == pytest.approx(4 * 1.6094379)
-
-
 def test_padding_does_not_change_the_loss() -> None:
-    model = built(job(SMALL)).eval()
+    model = built(job_of(SMALL)).eval()
     tokens = torch.arange(8).reshape(1, 8)
     labels = tokens.clone()
     padded = torch.cat([tokens, torch.full((1, 8), 256)], dim=1)
@@ -91,43 +69,31 @@ def test_padding_does_not_change_the_loss() -> None:
 
 
 def test_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
-    states = [built(job(SMALL, seed=seed)).state_dict() for seed in (0, 0, 1)]
+    states = [built(job_of(SMALL, seed=seed)).state_dict() for seed in (0, 0, 1)]
     name = "model.layers.0.mlp.up_proj.weight"
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
     assert not torch.equal(states[0][name], states[2][name])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-mixed", "bf16"])
-def test_mixed_precision_starts_from_fp32_masters(precision: str) -> None:
+def test_mixed_precision_starts_from_fp32_masters_that_the_compute_dtype_holds(precision: str) -> None:
     weights = torch.bfloat16 if precision == "bf16" else torch.float32
-    assert {p.dtype for p in built(job(SMALL, precision=precision)).parameters()} == {weights}
-
-
-def test_mixed_precision_starts_from_numbers_that_the_compute_dtype_holds() -> None:
-    for parameter in built(job(SMALL, precision="bf16-mixed")).parameters():
-        assert torch.equal(parameter, parameter.bfloat16().float())
+    compute = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}.get(precision, weights)
+    for parameter in built(job_of(SMALL, precision=precision)).parameters():
+        assert parameter.dtype is weights
+        assert torch.equal(parameter, parameter.to(compute).to(weights))
 
 
 def test_vocabulary_is_that_of_the_tokenizer_unless_given() -> None:
-    assert model_config(job(SMALL), DataFacts(vocabulary_size=257)).vocab_size == 257
-    assert model_config(job(SMALL | {"vocab_size": 300}), DataFacts(vocabulary_size=257)).vocab_size == 300
+    assert model_config(job_of(SMALL), FACTS).vocab_size == 257
+    assert model_config(job_of(SMALL | {"vocab_size": 300}), FACTS).vocab_size == 300
 
 
 def test_dropout_is_off_by_default_and_left_alone_by_null() -> None:
-    off = model_config(job(SMALL_GPT2), DataFacts(vocabulary_size=257))
+    off = model_config(job_of(SMALL_GPT2), FACTS)
     assert (off.attn_pdrop, off.embd_pdrop, off.resid_pdrop) == (0.0, 0.0, 0.0)
     asked = Job(model=ModelSection(config=SMALL_GPT2, dropout=None), data=DataSection(sequence_length=32))
-    assert model_config(asked, DataFacts(vocabulary_size=257)).resid_pdrop == 0.1
-
-
-def test_activation_checkpointing_does_not_change_the_gradient() -> None:
-    tokens = torch.arange(16).reshape(2, 8)
-    gradients = []
-    for checkpointing in (False, True):
-        model = built(job(SMALL, activation_checkpointing=checkpointing))
-        summed_cross_entropy(model, {"tokens": tokens, "labels": tokens}).backward()
-        gradients.append([p.grad for p in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    assert model_config(asked, FACTS).resid_pdrop == 0.1
 
 
 @pytest.mark.parametrize(
@@ -151,18 +117,18 @@ def test_a_configuration_that_cannot_be_is_refused(config: dict[str, object], sa
 
 @pytest.mark.parametrize("config", [{"hidden_size": "big"}, {"hidden_size": 33}], ids=str)
 def test_impossible_value_of_the_model_is_refused(config: dict[str, object]) -> None:
-    asked = job(SMALL | config)
+    asked = job_of(SMALL | config)
     with pytest.raises(JobError):
-        build_model(asked, model_config(asked, DataFacts(vocabulary_size=257)))
+        build_model(asked, model_config(asked, FACTS))
 
 
 def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="cannot be loaded"):
-        model_config(Job(model=ModelSection(name=str(tmp_path))), DataFacts(vocabulary_size=257))
+        model_config(Job(model=ModelSection(name=str(tmp_path))), FACTS)
 
 
 def test_saved_model_starts_from_its_weights_or_from_random_ones(tmp_path: Path) -> None:
-    saved = built(job(SMALL, seed=7))
+    saved = built(job_of(SMALL, seed=7))
     saved.save_pretrained(tmp_path)
     data = DataSection(sequence_length=32)
     name = "model.layers.0.mlp.up_proj.weight"
@@ -193,13 +159,16 @@ def test_a_model_without_a_list_of_equal_modules_has_no_blocks() -> None:
         needed_blocks(Stages(blocks=1))
 
 
-def test_the_whole_model_is_no_block_of_itself() -> None:
+def test_neither_the_whole_model_nor_a_list_of_lists_is_a_block() -> None:
+    stages = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]) for _ in range(2)])
+    declare_blocks(stages, ModelSection())
+    assert stages._no_split_modules == ["Linear"]
     assert blocks_of(Stages(blocks=2), "Stages") == []
     assert blocks_of(Stages(blocks=2), "Stages,ModuleList") == ["layers"]
 
 
 def test_a_model_of_transformers_that_declares_what_it_has_not_gets_the_class_it_repeats() -> None:
-    model = built(job(SMALL))
+    model = built(job_of(SMALL))
     for declared in (None, [], ["OfAnother"]):
         model._no_split_modules = declared
         assert blocks_of(model) == ["model.layers.0", "model.layers.1"]
@@ -207,39 +176,23 @@ def test_a_model_of_transformers_that_declares_what_it_has_not_gets_the_class_it
     assert blocks_of(model) == ["model.layers.0.mlp", "model.layers.1.mlp"]
 
 
-class Transposed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix = nn.Parameter(torch.arange(6.0).view(2, 3).t())
-
-
-def test_weights_are_contiguous_whatever_the_function_makes_of_them() -> None:
-    model = build_own_model(Job(model=ModelSection(factory=f"{__name__}:Transposed")))
-    assert model.mix.is_contiguous()
-    assert model.mix.tolist() == [[0, 3], [1, 4], [2, 5]]
-
-
-def test_a_list_of_lists_is_no_list_of_blocks() -> None:
-    stages = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]) for _ in range(2)])
-    declare_blocks(stages, ModelSection())
-    assert stages._no_split_modules == ["Linear"]
-
-
 class Rotary(nn.Linear):
-    """A linear layer with frequencies as complex numbers, built in float64."""
+    """A layer in float64 with frequencies as complex numbers and a transposed weight."""
 
     def __init__(self) -> None:
         super().__init__(2, 2, dtype=torch.float64)
         self.register_buffer("rotary", torch.polar(torch.ones(2), torch.ones(2)))
+        self.mix = nn.Parameter(torch.arange(6.0).view(2, 3).t())
 
 
-def test_the_cast_to_fp32_leaves_complex_buffers_whole() -> None:
+def test_own_models_are_cast_to_fp32_made_contiguous_and_keep_complex_buffers_whole() -> None:
     model = build_own_model(Job(model=ModelSection(factory=f"{__name__}:Rotary")))
     assert model.weight.dtype == torch.float32
     assert torch.equal(model.rotary, torch.polar(torch.ones(2), torch.ones(2)))
+    assert model.mix.is_contiguous()
+    assert model.mix.tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
-FACTS = DataFacts(vocabulary_size=257)
 RAN = "ran.txt"
 
 
