@@ -141,14 +141,6 @@ def class_in_folder(job: Job, config: Any, auto_class: str) -> bool:
     return job.model.trust_remote_code and auto_class in (getattr(config, "auto_map", None) or {})
 
 
-def code_arguments(job: Job, config: Any, auto_class: str) -> dict[str, Any]:
-    """What `from_config` is told of the folder's code; by default a hub's main branch gives it."""
-    told: dict[str, Any] = {"trust_remote_code": job.model.trust_remote_code}
-    if class_in_folder(job, config, auto_class) and job.model.revision is not None:
-        told["code_revision"] = job.model.revision
-    return told
-
-
 @contextmanager
 def one_at_a_time(job: Job) -> Iterator[None]:
     """Let one rank of a machine load the folder's code: transformers copies it to a cache that all share."""

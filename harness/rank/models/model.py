@@ -17,7 +17,7 @@ from harness.backends.refusals import available, suggestion
 from harness.errors import JobError
 from harness.job.job import IMAGES, Job, ModelSection
 from harness.rank.data import DataFacts, settle_hub
-from harness.rank.factories import call_factory, class_in_folder, code_arguments, one_at_a_time, why_refused
+from harness.rank.factories import call_factory, class_in_folder, one_at_a_time, why_refused
 from harness.rank.models.adapter import add_adapters, hold_frozen
 from harness.rank.models.changes import chunk_head, compile_blocks, enable_checkpointing
 
@@ -42,9 +42,11 @@ def from_config(job: Job, config: Any, **arguments: Any) -> Any:
     import transformers
 
     name = class_for(job, config)
+    arguments["trust_remote_code"] = job.model.trust_remote_code
+    if class_in_folder(job, config, name) and job.model.revision is not None:
+        arguments["code_revision"] = job.model.revision  # by default a hub's main branch gives the code
     with one_at_a_time(job):
-        told = code_arguments(job, config, name)
-        return getattr(transformers, name).from_config(config, **told, **arguments)
+        return getattr(transformers, name).from_config(config, **arguments)
 
 
 def class_for(job: Job, config: Any) -> str:

@@ -138,16 +138,6 @@ def test_a_longer_timeout_is_the_same_cell() -> None:
     assert [c.key for c in planned(["ddp"])] == [c.key for c in after]
 
 
-@pytest.mark.parametrize("label", ["zero3:reduce_bucket_size=null", "zero3:offload=cpu", "fsdp-hybrid"])
-def test_labels_with_options_can_be_planned(label: str) -> None:
-    assert len(planned([label])) == 2
-
-
-def test_unknown_backend_is_refused() -> None:
-    with pytest.raises(HarnessError, match="Did you mean 'zero3'"):
-        planned(["zerro3"])
-
-
 @pytest.mark.parametrize(
     ("status", "kept"),
     [("ok", True), ("oom", True), ("diverged", True), ("unsupported", True), ("failed", False),

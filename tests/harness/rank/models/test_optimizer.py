@@ -60,24 +60,14 @@ def test_rates_follow_the_shape_after_the_warmup(schedule: dict[str, object], ex
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
 @pytest.mark.parametrize("warmup", [0, 1, 3])
-def test_last_step_has_the_final_fraction(kind: str, warmup: int) -> None:
-    assert rates(20, kind=kind, warmup_steps=warmup, final_fraction=0.1)[-1] == pytest.approx(0.1)
-
-
-def test_peak_scales_the_schedule() -> None:
-    section = OptimizerSection(learning_rate=3e-4)
-    assert learning_rate(0, 10, section, ScheduleSection(warmup_steps=2)) == pytest.approx(1.5e-4)
+def test_last_step_has_the_final_fraction_of_the_peak(kind: str, warmup: int) -> None:
+    schedule = ScheduleSection(kind=kind, warmup_steps=warmup, final_fraction=0.1)
+    last = learning_rate(19, 20, OptimizerSection(learning_rate=3e-4), schedule)
+    assert last == pytest.approx(3e-5)
 
 
 def test_matrices_decay_and_vectors_do_not() -> None:
     assert update_groups(small_model(), OptimizerSection())[0].names == {"0.weight", "2.weight"}
-
-
-def test_everything_decays_where_asked() -> None:
-    model = small_model()
-    assert (
-        update_groups(model, OptimizerSection(decay="all"))[0].names == dict(model.named_parameters()).keys()
-    )
 
 
 def test_every_parameter_is_in_one_group_with_its_decay() -> None:
@@ -90,10 +80,11 @@ def test_every_parameter_is_in_one_group_with_its_decay() -> None:
     }  # fmt: skip
 
 
-def test_empty_group_is_left_out() -> None:
+def test_everything_decays_where_asked_and_no_group_is_empty() -> None:
     model, section = small_model(), OptimizerSection(decay="all")
-    optimizer = build_optimizer(model.named_parameters(), section, update_groups(model, section))
-    assert len(optimizer.param_groups) == 1
+    groups = update_groups(model, section)
+    assert groups[0].names == dict(model.named_parameters()).keys()
+    assert len(build_optimizer(model.named_parameters(), section, groups).param_groups) == 1
 
 
 def test_frozen_weights_are_not_given_to_the_optimizer() -> None:
@@ -177,15 +168,12 @@ class Drawing(torch.optim.SGD):
                 parameter.add_(1e-3 * torch.randn_like(parameter))
 
 
-def test_an_update_that_draws_random_numbers_says_nothing_of_parts() -> None:
+def test_an_update_that_draws_or_takes_no_flat_part_says_nothing_of_parts() -> None:
     before = torch.random.get_rng_state()
     found = tried("drawing")
     assert found is not None
     assert (found.of_part, found.name) == (None, "Drawing")
     assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_an_optimizer_that_takes_no_flat_part_or_that_is_known_is_not_tried() -> None:
     assert tried("Muon") is None
     assert try_own(OptimizerSection()) is None
 
