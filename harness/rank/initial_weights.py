@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -549,52 +549,48 @@ def _write_whole(job: Job, facts: DataFacts, path: Path) -> None:
             write(name, parameter)
 
 
+@dataclass(eq=False)
 class JobModelSource(ModelSource):
     """Of one rank. `folder`: where ranks of this machine find or put weights that must lie in files."""
 
-    def __init__(
-        self,
-        job: Job,
-        config: Any,
-        world: World,
-        *,
-        loading: Loading,
-        folder: Path,
-        on_built: Callable[[nn.Module], None],
-    ) -> None:
-        self.loading = loading
-        self._job = job
-        self._config = config
-        self._world = world
-        self._folder = folder
-        self._on_built = on_built
-        self._compute = COMPUTE_DTYPES[job.training.held_precision]
+    job: Job
+    config: Any
+    world: World
+    _: KW_ONLY
+    loading: Loading
+    folder: Path
+    on_built: Callable[[nn.Module], None]
+
+    def __post_init__(self) -> None:
+        self._compute = COMPUTE_DTYPES[self.job.training.held_precision]
         self._shapes: dict[str, torch.Size] = {}
         self._first_names: dict[str, str] = {}
-        self._draws = loading == "slices" and not job.model.reads_checkpoint and job.model.factory is None
+        self._draws = self.loading == "slices" and not (
+            self.job.model.reads_checkpoint or self.job.model.factory is not None
+        )
         self._numbers: dict[int, str] = {}
         self._asked: dict[str, list[tuple[Tensor, int]]] = {}
         """By name, targets of `fill` and where each begins."""
         self._reader: WeightReader | None = None
 
     def __call__(self) -> nn.Module:
-        model = build_model(self._job, self._config)
-        self._on_built(model)
+        model = build_model(self.job, self.config)
+        self.on_built(model)
         return model
 
     def skeleton(self) -> nn.Module:
         model, self._numbers = self._bare_skeleton()
         if self._reads and not self._draws:
             self._open_files(model, self._numbers)
-            if self._job.model.factory is not None:
-                fill_buffers(model, self._folder)
-        add_adapters(self._job, model)
+            if self.job.model.factory is not None:
+                fill_buffers(model, self.folder)
+        add_adapters(self.job, model)
         firsts = {id(parameter): name for name, parameter in model.named_parameters()}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self._first_names[name] = firsts[id(parameter)]
             self._shapes[name] = parameter.shape
-        finish_model(self._job, model)
-        self._on_built(model)
+        finish_model(self.job, model)
+        self.on_built(model)
         return model
 
     def fill(self, target: Tensor, name: str, start: int) -> None:
@@ -624,7 +620,7 @@ class JobModelSource(ModelSource):
         """Whether the model could be drawn in this way; every rank finds the same."""
         try:
             stream_weights(
-                lambda: draw_model(self._job, self._config), self._numbers, self._keep, by_block=by_block
+                lambda: draw_model(self.job, self.config), self._numbers, self._keep, by_block=by_block
             )
         except CannotStream:
             return False
@@ -632,7 +628,7 @@ class JobModelSource(ModelSource):
 
     @property
     def _reads(self) -> bool:
-        return self.loading == "slices" or self._world.rank == 0
+        return self.loading == "slices" or self.world.rank == 0
 
     def _keep(self, name: str, drawn: Tensor) -> None:
         flat = drawn.view(-1)
@@ -640,12 +636,12 @@ class JobModelSource(ModelSource):
             target.copy_(flat[start : start + target.numel()].to(self._compute))
 
     def _bare_skeleton(self) -> tuple[nn.Module, dict[int, str]]:
-        return parameter_numbers(lambda: draw_model(self._job, self._config, pretrained=False))
+        return parameter_numbers(lambda: draw_model(self.job, self.config, pretrained=False))
 
     def _open_files(self, skeleton: nn.Module, numbers: dict[int, str]) -> None:
-        if self._world.local_rank == 0:
-            provide_weights(self._job, self._config, skeleton, numbers, self._folder)
-        self._reader = WeightReader(await_weights(self._folder))
+        if self.world.local_rank == 0:
+            provide_weights(self.job, self.config, skeleton, numbers, self.folder)
+        self._reader = WeightReader(await_weights(self.folder))
 
     def _copy(self, target: Tensor, name: str, start: int) -> None:
         for low, high in pieces(start, start + target.numel()):
@@ -654,13 +650,13 @@ class JobModelSource(ModelSource):
     def _read(self, name: str, low: int, high: int) -> Tensor:
         """Part of a parameter, rounded to the compute dtype as every backend's initial weights are."""
         if is_adapter(name):
-            drawn = initial_values(name, self._shapes[name], self._job.training.seed)
+            drawn = initial_values(name, self._shapes[name], self.job.training.seed)
             return drawn.view(-1)[low:high].to(self._compute)
         assert self._reader is not None
         return self._reader.read(bare_name(name), low, high).to(self._compute)
 
     def _receive(self, target: Tensor, name: str, start: int) -> None:
-        device = torch.device(self._world.device)
+        device = torch.device(self.world.device)
         for low, high in pieces(0, self._shapes[name].numel()):
             if self._reads:
                 piece = self._read(name, low, high).to(device)
