@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.job.experiment import MeasureSection
-from harness.launch.bootstrap.sitecustomize import PACKAGES, AfterImport, _modules_in
+from harness.launch.bootstrap.sitecustomize import PACKAGES, _modules_in
 from harness.launch.observed_command import observed_environment
 from harness.run_directory.observed_record import ObserveRequest, assemble_observed, processes_folder
 
@@ -33,22 +33,6 @@ def test_sitecustomize_of_the_environment_is_loaded_too(tmp_path: Path) -> None:
 def test_a_process_without_torch_loads_nothing_of_the_harness(tmp_path: Path) -> None:
     loaded = "import sys; print(sorted(name for name in sys.modules if name.startswith('harness')))"
     assert run(tmp_path, loaded) == "[]"
-
-
-def test_a_module_is_told_of_once_it_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "late_module.py").write_text("value = 1\n")
-    finder = AfterImport()
-    seen: list[int] = []
-    finder.on_import("late_module", lambda module: seen.append(module.value))
-    sys.meta_path.insert(0, finder)
-    sys.path.insert(0, str(tmp_path))
-    try:
-        import late_module  # type: ignore[import-not-found]
-    finally:
-        sys.path.remove(str(tmp_path))
-        sys.meta_path.remove(finder)
-        sys.modules.pop("late_module", None)
-    assert seen == [late_module.value]
 
 
 def test_a_module_that_is_half_imported_is_told_of_at_its_end(tmp_path: Path) -> None:
