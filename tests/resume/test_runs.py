@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -156,29 +157,32 @@ def test_what_cannot_be_continued_is_refused(arguments, words, folder: Path, sav
     assert words in refused(folder, "run", "--backend", "ddp", *settings(), *given)
 
 
+def resume_on_one_rank(kept: Path | str, cwd: Path, *more: str) -> CompletedProcess[str]:
+    words = ("run", "--backend", "ddp", "--nproc", "1", *settings(), "--resume-from", str(kept), *more)
+    return harness(*words, cwd=cwd)
+
+
 def flip_a_bit(file: Path, place: int = -1000) -> None:
     content = bytearray(file.read_bytes())
     content[place] ^= 1
     file.write_bytes(content)
 
 
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-1])
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (flip_a_bit, "the moments of Adam after loading are not those that run"),
-        (cut, "exp_avg_sq.safetensors' is damaged or incomplete"),
+        (
+            lambda file: file.write_bytes(file.read_bytes()[:-1]),
+            "exp_avg_sq.safetensors' is damaged or incomplete",
+        ),
     ],
 )
 def test_damaged_moments_are_noticed(damage, words, folder: Path, saved: Record, tmp_path: Path) -> None:
     kept = tmp_path / "checkpoint"
     shutil.copytree(folder / "runs" / saved.run_id / "checkpoint", kept)
     damage(kept / "exp_avg_sq.safetensors")
-    command = ["run", "--backend", "ddp", "--nproc", "1", *settings(), "--resume-from", str(kept)]
-    done = harness(*command, cwd=tmp_path)
+    done = resume_on_one_rank(kept, tmp_path)
     assert done.returncode == 1
     assert words in done.stderr
 
@@ -195,10 +199,7 @@ def native(folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("damaged", "words"),
-    [
-        (None, ""),
-        ("exp_avg_sq", "the moments of Adam after loading are not those that run"),
-    ],
+    [(None, ""), ("exp_avg_sq", "the moments of Adam after loading are not those that run")],
 )
 def test_native_checkpoints_have_a_checksum_of_moments(damaged, words, native: Path, tmp_path: Path) -> None:
     from torch.distributed.checkpoint import FileSystemReader
@@ -209,9 +210,7 @@ def test_native_checkpoints_have_a_checksum_of_moments(damaged, words, native: P
         places = FileSystemReader(kept).read_metadata().storage_data
         place = next(p for index, p in places.items() if damaged in index.fqn and "down_proj" in index.fqn)
         flip_a_bit(kept / place.relative_path, place.offset + place.length // 2)
-    command = ["run", "--backend", "ddp", "--nproc", "1", *settings(), "--resume-from", str(kept)]
-    trust = [] if damaged is None else ["--trust-checkpoint"]
-    done = harness(*command, *trust, cwd=tmp_path)
+    done = resume_on_one_rank(kept, tmp_path, *([] if damaged is None else ["--trust-checkpoint"]))
     assert done.returncode == int(damaged is not None)
     assert words in done.stderr
 
@@ -240,12 +239,10 @@ def test_a_native_checkpoint_that_is_not_as_it_was_saved_needs_trust(
     assert find_checkpoint(record.run_id, tmp_path / "runs").saved.files
     state = os.environ["XDG_STATE_HOME"]
     assert Path(state, "sharding-harness/key").stat().st_mode & 0o777 == 0o600
-    begin = ("run", "--backend", "ddp", "--nproc", "1")
-    resumed = [*begin, *settings(), "--resume-from", record.run_id]
+    resumed = ["run", "--backend", "ddp", "--nproc", "1", *settings(), "--resume-from", record.run_id]
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of-another"))
-    assert "executes code in it, and another user, or another home folder, saved it" in refused(
-        tmp_path, *resumed
-    )
+    said = refused(tmp_path, *resumed)
+    assert "executes code in it, and another user, or another home folder, saved it" in said
     monkeypatch.setenv("XDG_STATE_HOME", state)
     checkpoint = tmp_path / "runs" / record.run_id / "checkpoint"
     (checkpoint / ".metadata").write_bytes(pickle.dumps(Code()))
@@ -257,5 +254,5 @@ def test_a_native_checkpoint_that_is_not_as_it_was_saved_needs_trust(
         (checkpoint / "checkpoint.json").write_text(json.dumps(description | forged))
         assert "give a neutral one" in refused(tmp_path, *resumed)
     assert not (tmp_path / "executed").exists()
-    trusted = harness(*resumed, "--trust-checkpoint", cwd=tmp_path)
+    trusted = resume_on_one_rank(record.run_id, tmp_path, "--trust-checkpoint")
     assert (trusted.returncode, (tmp_path / "executed").exists()) == (1, True)
