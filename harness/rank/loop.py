@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ class Loop:
     def job(self) -> Job:
         return self.request.job
 
-    @property
+    @cached_property
     def layout(self) -> BatchLayout:
         return self.request.layout
 

@@ -256,11 +256,11 @@ def draw_model(job: Job, config: PretrainedConfig | None, *, pretrained: bool = 
 
     `pretrained`: False leaves a checkpoint's weights unread, and those of `model.factory` without memory.
     """
+    if config is None:
+        return build_own_model(job, weights=pretrained)
     import transformers
     from safetensors import SafetensorError
 
-    if config is None:
-        return build_own_model(job, weights=pretrained)
     arguments: dict[str, Any] = {"attn_implementation": job.model.attention_kernel, **in_fp32()}
     torch.manual_seed(job.training.seed)
     try:
