@@ -149,7 +149,8 @@ def test_saved_datasets_are_read_by_split_and_field(tmp_path: Path) -> None:
     assert read("datasets", several) == [TextSample("train")]
     assert read("datasets", several, split="test") == [TextSample("test")]
     assert "split 'validation'" in refused("datasets", several, split="validation")
-    message = refused("datasets", tmp_path)
+    (tmp_path / "empty").mkdir()
+    message = refused("datasets", tmp_path / "empty")
     assert "cannot be loaded by datasets" in message
     assert "\n" not in message
 
