@@ -441,10 +441,9 @@ def job_model(job: Job, named: str | None = None, assignments: Sequence[str] = (
     own = job.model.factory or job.data.factory or job.model.trust_remote_code
     if job.task != DEFAULT_TASK or own or job.optimizer.freezes:
         require_libraries("plans of a job whose model or data must be built first")
-        from harness.rank.data import load_samples
         from harness.rank.job_check import model_facts  # loads torch and transformers
 
-        return planned_model(model_facts(job, load_samples(job)), job)
+        return planned_model(model_facts(job), job)
     if job.model.name is not None:
         return load_model(job.model.name, by_known_type=False)  # as a run, which would need its code
     config = job.model.config_values()

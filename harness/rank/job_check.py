@@ -51,8 +51,12 @@ def check_text(job: str) -> dict[str, Any]:
     return check_job(Job.model_validate_json(job))
 
 
-def model_facts(job: Job, samples: Samples) -> dict[str, Any]:
-    """Those about the model, which `planning.job.planned_model` reads. Raises JobError."""
+def model_facts(job: Job, samples: Samples | None = None) -> dict[str, Any]:
+    """Those about the model, which `plan.scenario.planned_model` reads. Raises JobError.
+
+    samples: None: they are read; the batch may be open.
+    """
+    samples = load_samples(job) if samples is None else samples
     config = model_config(job, samples.facts)
     try:
         with torch.device("meta"):
