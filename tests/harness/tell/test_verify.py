@@ -1,3 +1,8 @@
+"""A report and what may be done to it, its records, its pictures: `verify` names each edit."""
+
+from __future__ import annotations
+
+import hashlib
 import json
 import re
 import shutil
@@ -7,15 +12,102 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.record.store import write_record
-from harness.tell.manifest import Manifest, digest
+from harness.record import Record
+from harness.record.store import (
+    ARCHIVE_NAME,
+    RECORD_NAME,
+    archive_runs,
+    read_archive,
+    write_archive,
+    write_record,
+)
+from harness.tell.manifest import Manifest, digest, read_manifest
 from harness.tell.report import SUFFIXES, details_name, write_report
-from harness.tell.verify import pictures_within, same_picture, verify
+from harness.tell.verify import Verification, pictures_within, same_picture, verify
 from harness.tell.writers.html import data_address
-from tests.harness.tell.published import edit, found, line_of_picture, point_to_the_list, write_runs
-from tests.records import make_record
+from tests.records import LOSSES, make_record, make_steps, make_weights
 
-pytestmark = pytest.mark.long(seconds=10)
+pytestmark = pytest.mark.long(seconds=40)
+Runs = list[tuple[Path, Record]]
+
+
+def write_runs(folder: Path, slower: float = 0.0) -> Runs:
+    """Three repeats of two backends and a reference."""
+    records = [make_record()]
+    for label, seconds in (("ddp", 0.5), ("fsdp", 0.6)):
+        records += [
+            make_record(
+                label=label, repeat=n, run_id=f"run-{label}-{n}",
+                steps=make_steps([loss + 1e-6 for loss in LOSSES], seconds=seconds + n / 100 + slower),
+                final_weights=make_weights("c" * 64),
+            )
+            for n in range(3)
+        ]  # fmt: skip
+    runs = []
+    for record in records:
+        directory = folder / "runs" / record.run_id
+        directory.mkdir(parents=True)
+        runs.append((write_record(directory, record), record))
+    return runs
+
+
+def edit(path: Path, old: str, new: str) -> int:
+    """Replace the first occurrence; returns the number of its line."""
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    return text[: text.index(old)].count("\n") + 1
+
+
+def point_to_the_list(folder: Path) -> int:
+    """Have report.md name the digest of its list of records as it is now; returns the number of its line."""
+    digest = hashlib.sha256((folder / "report.manifest.json").read_bytes()).hexdigest()
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    given = text.rpartition('"sha256":"')[2].partition('"')[0]
+    return edit(folder / "report.md", given, digest)
+
+
+def found(result: Verification) -> list[str]:
+    return [str(problem) for problem in result.problems]
+
+
+def line_of_picture(folder: Path, key: str, name: str = "report.md") -> str:
+    """Where a report shows a picture: 'report.md, line 7'."""
+    shown = {"report.md": f"](report.{key}.svg)", "report.tex": f"{{report.{key}.png}}"}[name]
+    lines = (folder / name).read_text(encoding="utf-8").split("\n")
+    (number,) = [number for number, line in enumerate(lines, 1) if shown in line]
+    return f"{name}, line {number}"
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("published")
+    runs = write_runs(folder)
+    for suffix in ("md", "html", "csv", "json", "tex"):
+        write_report(runs, folder / f"report.{suffix}", folders=[folder / "runs"])
+    return folder
+
+
+@pytest.fixture
+def copy(published: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(published, tmp_path / "copy"))
+
+
+def test_a_manifest_reads_back_as_written() -> None:
+    manifest = Manifest(name="r.md", format="md", harness="1", drawing="renderer 3", records=[])
+    assert read_manifest(f"<!-- {manifest.line()} -->", Path("r.md")) == (manifest, 1, "", False)
+
+
+def test_a_manifest_next_to_its_report_reads_back_as_written(tmp_path: Path) -> None:
+    manifest = Manifest(name="r.md", format="md", harness="1", drawing="renderer 3", records=[])
+    text, file = f"<!-- {manifest.pointer()} -->", tmp_path / "r.manifest.json"
+    assert len(text) < 200
+    with pytest.raises(HarnessError, match=r"needs '.*r\.manifest\.json', which lists its records"):
+        read_manifest(text, tmp_path / "r.md")
+    file.write_text(manifest.file())
+    assert read_manifest(text, tmp_path / "r.md") == (manifest, 1, file.name, False)
+    file.write_text(f"{manifest.file()} ")
+    assert read_manifest(text, tmp_path / "r.md").is_changed
 
 
 @pytest.mark.parametrize("name", ["report.md", "report.html", "report.csv", "report.json", "report.tex"])
@@ -290,3 +382,314 @@ def test_baseline_that_is_also_the_other_side_is_computed_again(tmp_path: Path) 
     result = verify(write_report(runs, tmp_path / "report.md", baseline=runs))
     assert found(result) == result.notes == []
     assert "tables" in result.summary
+
+
+def lines_of(path: Path, beginning: str) -> list[str]:
+    return [line for line in path.read_text().splitlines() if line.startswith(beginning)]
+
+
+def test_rows_in_another_order_are_named(copy: Path) -> None:
+    for name, begin in (("report.md", "| {} | "), ("report.details.md", "| {} | 2 | ok")):
+        ddp, fsdp = (lines_of(copy / name, begin.format(label))[0] for label in ("ddp", "fsdp"))
+        line = edit(copy / name, f"{ddp}\n{fsdp}", f"{fsdp}\n{ddp}")
+        problems = [problem for problem in verify(copy / "report.md").problems if problem.file == name]
+        assert {line - 1, line + 1} == {problem.line for problem in problems}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "edits"),
+    [
+        (
+            "details.md",
+            {
+                "| peak MB/rank (spread) |": "| peak GB/rank (spread) |",
+                "| least | most |": "| most | least |",
+                "speed: each cell": "speed: no cell",
+                "MB is 1e6 bytes": "MB is 1e9 bytes",
+                "parameter_dtype: float32": "parameter_dtype: bfloat16",
+                "<details><summary>ddp, 2 ranks": "<details open><summary>ddp, 2 ranks",
+                "harness compare --backends ddp": "harness compare --backends ddp --set training.seed=1",
+                "## Results": "## Results <!-- of the best -->, best",
+                "# Details": "\ufeff# Details",
+                "| fsdp | 2 |": "| fsdp\u200b | 2 |",
+                "## Records\n": "## Records\r\n",
+            },
+        ),
+        (
+            "md",
+            {
+                "| peak MB/rank |": "| peak GB/rank |",
+                "CPU ranks over gloo": "GPU ranks over nccl",
+                "largest difference of a loss": "least difference of a loss",
+                "report.loss.svg": "report.memory.svg",
+                "details.md#records": "details.md#job",
+                "## Results": "## Results <!-- of the best -->, best",
+                "# model": "\ufeff# model",
+                "| fsdp | ": "| fsdp\u200b | ",
+                " -->\n": " -->",
+            },
+        ),
+        (
+            "html",
+            {
+                "<th scope": "<th hidden scope",
+                "display: block": "display: none",
+                "upwards ? order : -order": "upwards ? -order : order",
+                'data-value="': 'data-value="9',
+                "default-src 'none'": "default-src *",
+                '"ranks":2': '"ranks":4',
+                'id="vega">H4s': 'id="vega">H4t',
+                'data-cells="1"': 'data-cells="2"',
+                'name="backend" value="ddp"': 'name="backend" value="fsdp"',
+                "</html>": "<p>Approved.</html>",
+            },
+        ),
+    ],
+)
+def test_every_other_edit_is_named(suffix: str, edits: dict[str, str], copy: Path) -> None:
+    path = copy / f"report.{suffix}"
+    lines = {(path.name, edit(path, old, new)) for old, new in edits.items()}
+    report = copy / path.name.replace(".details", "")
+    assert {(problem.file, problem.line) for problem in verify(report).problems} == lines
+
+
+def test_details_are_checked_with_their_report(copy: Path) -> None:
+    with pytest.raises(HarnessError, match=r"checked with the report it belongs to; verify .*report\.md"):
+        verify(copy / "report.details.md")
+
+
+def test_missing_details_are_named(copy: Path) -> None:
+    (copy / "report.details.md").unlink()
+    (problem,) = found(verify(copy / "report.md"))
+    assert "report.details.md is missing next to the report" in problem
+
+
+def test_removed_finding_is_named(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path)
+    worse = make_record(label="zero1", steps=make_steps([loss + 1 for loss in LOSSES]), run_id="worse")
+    (tmp_path / "runs" / "worse").mkdir()
+    runs.append((write_record(tmp_path / "runs" / "worse", worse), worse))
+    report = write_report(runs, tmp_path / "report.md")
+    for name, begin in (
+        ("report.md", "| Warning: diverged | zero1"),
+        ("report.details.md", "- **diverged**: zero1"),
+    ):
+        path = report.with_name(name)
+        (finding,) = lines_of(path, begin)
+        line = edit(path, f"{finding}\n", "")
+        problems = [problem for problem in verify(report).problems if problem.file == path.name]
+        assert any(p.line in (line - 1, line) and "missing" in p.what for p in problems)
+
+
+def test_status_that_only_the_list_of_records_tells_is_checked(copy: Path) -> None:
+    """The list and the table that is made of it agree; the record does not."""
+    text = (copy / "report.manifest.json").read_text()
+    changed = re.sub(r'("run_id": "run-ddp-1",\s*"status": )"ok"', r'\1"failed"', text)
+    (copy / "report.manifest.json").write_text(changed)
+    point_to_the_list(copy)
+    edit(copy / "report.details.md", "| run-ddp-1 | ok |", "| run-ddp-1 | failed |")
+    (problem,) = verify(copy / "report.md").problems
+    assert "is of run run-ddp-1, ok; listed as run run-ddp-1, failed" in problem.what
+
+
+def test_record_replaced_by_another_under_its_name_is_named(copy: Path) -> None:
+    path = copy / "runs" / "run-ddp-1"
+    better = make_record(label="ddp", run_id="run-ddp-1", repeat=1, steps=make_steps(seconds=0.1))
+    write_record(path, better)
+    assert "record runs/run-ddp-1/record.json was changed" in found(verify(copy / "report.md"))[0]
+
+
+@pytest.mark.parametrize("baseline", [False, True])
+def test_run_that_counts_twice_is_named(baseline: bool, tmp_path: Path) -> None:
+    """Copies of one good run would pass for repeats."""
+    runs = write_runs(tmp_path)
+    shutil.copytree(tmp_path / "runs" / "run-ddp-0", tmp_path / "runs" / "again")
+    twice = [*runs, (tmp_path / "runs" / "again" / "record.json", runs[1][1])]
+    report = write_report(twice, tmp_path / "report.md", baseline=runs if baseline else [])
+    (problem,) = verify(report).problems
+    assert "again/record.json is of the same run as runs/run-ddp-0/record.json" in problem.what
+
+
+def test_digests_of_pictures_that_were_edited_are_named(copy: Path) -> None:
+    """Else --pictures-by-digest would accept another picture later."""
+    for name, listed in (("report.md", "report.manifest.json"), ("report.html", "report.html")):
+        digest = re.findall(r'svg": ?"([0-9a-f]{64})', (copy / listed).read_text())[0]
+        line = edit(copy / listed, digest, "0" * 64)
+        if listed != name:
+            line = point_to_the_list(copy)
+        problems = verify(copy / name).problems
+        assert [(p.line, "digests" in p.what) for p in problems] == [(line, True)]
+
+
+def test_png_that_shows_something_else_than_its_first_frame_is_named(copy: Path) -> None:
+    from PIL import Image
+
+    path = copy / "report.loss.png"
+    with Image.open(path) as image:
+        true = image.convert("RGBA")
+    for changes in (
+        {"save_all": True, "append_images": [Image.new("RGBA", true.size, "red")]},
+        {"icc_profile": b"another profile"},
+    ):
+        true.save(path, **changes)
+        line = line_of_picture(copy, "loss", "report.tex")
+        what = f"{line}: {path.name} is not the picture that the records give"
+        assert found(verify(copy / "report.tex")) == [what]
+
+
+@pytest.mark.parametrize("suffix", ["md", "html", "csv", "json", "tex"])
+def test_name_that_looks_like_a_list_of_records_is_none(suffix: str, tmp_path: Path) -> None:
+    line = 'harness-report: {"records": []}'
+    record = make_record(
+        command=["harness", f'\n<!-- {line} -->\n% {line}\n{line}\n "harness-report": {{}}\n']
+    )
+    path = tmp_path / "runs" / "one"
+    path.mkdir(parents=True)
+    report = write_report([(write_record(path, record), record)], tmp_path / f"report.{suffix}")
+    assert found(verify(report)) == []
+
+
+def test_converted_line_ends_are_one_problem(copy: Path) -> None:
+    for name in ("report.md", "report.html", "report.tex"):
+        path = copy / name
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+        (problem,) = found(verify(path))
+        assert problem.startswith(f"{name}, line 1: lines end in CRLF")
+
+
+def test_a_folder_is_told_from_a_report(copy: Path) -> None:
+    with pytest.raises(HarnessError, match=r"is a folder; give the report in it, such as .*report\.md"):
+        verify(copy)
+
+
+def test_a_picture_that_the_report_does_not_show_is_named(copy: Path) -> None:
+    for name, suffix in (("report.md", "svg"), ("report.tex", "png")):
+        shutil.copy(copy / f"report.loss.{suffix}", copy / f"report.weak-scaling.{suffix}")
+        (problem,) = verify(copy / name).problems
+        assert f"picture report.weak-scaling.{suffix} is named as one of this report" in problem.what
+    assert not verify(copy / "report.html").problems
+
+
+def test_records_that_were_left_out_are_told(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path)
+    write_report(runs[:-1], tmp_path / "report.md")
+    result = verify(tmp_path / "report.md")
+    assert not result.problems
+    assert any("1 record in the same folder: not part of the report" in note for note in result.notes)
+
+
+def test_a_report_that_is_written_again_removes_pictures_that_it_no_longer_shows(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path)
+    report = write_report(runs, tmp_path / "report.md")
+    before = {path.name for path in tmp_path.glob("report.*.svg")}
+    shutil.copy(tmp_path / "report.loss.svg", tmp_path / "report.notes.svg")
+    (tmp_path / "report.time.svg").write_bytes(b"mine")
+    write_report(runs[:1], report)
+    after = {path.name for path in tmp_path.glob("report.*.svg")}
+    shown = {f"{name}.svg" for name in re.findall(r"\((report[^)]*)[.]svg\)", report.read_text())}
+    assert shown < before
+    assert after == shown | {"report.notes.svg"} | ({"report.time.svg"} - shown)
+
+
+Files = dict[str, bytes]
+
+
+@pytest.fixture(scope="session")
+def archived(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("archived")
+    archive = folder / ARCHIVE_NAME
+    runs = archive_runs(write_runs(folder / "made"), archive)
+    shutil.rmtree(folder / "made")
+    for suffix in ("md", "html", "csv", "json", "tex"):
+        write_report(runs, folder / f"report.{suffix}", folders=[archive])
+    return folder
+
+
+@pytest.fixture
+def packed(archived: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(archived, tmp_path / "copy"))
+
+
+def change(folder: Path, how: Callable[[Files], object]) -> None:
+    """Pack the archive again with other files."""
+    files = {
+        n.removeprefix("runs/"): d for n, d in read_archive(folder / ARCHIVE_NAME, named=RECORD_NAME).items()
+    }
+    how(files)
+    write_archive(folder / ARCHIVE_NAME, files, folder="runs")
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.html", "report.csv", "report.json", "report.tex"])
+def test_report_of_an_archive_holds(name: str, packed: Path) -> None:
+    result = verify(packed / name)
+    assert found(result) == result.notes == []
+    assert "7 records unchanged" in result.summary
+
+
+def test_archive_that_was_packed_again_holds(packed: Path) -> None:
+    change(packed, lambda files: None)
+    assert found(verify(packed / "report.md")) == []
+
+
+def test_one_byte_of_a_packed_record_is_an_edit(packed: Path) -> None:
+    name = f"run-ddp-1/{RECORD_NAME}"
+    change(packed, lambda files: files.update({name: files[name] + b"\n"}))
+    (problem,) = verify(packed / "report.md").problems
+    assert f"record {ARCHIVE_NAME}/{name} was changed" in problem.what
+    assert problem.line is not None
+    assert "run-ddp-1" in (packed / problem.file).read_text().splitlines()[problem.line - 1]
+
+
+def test_edited_figure_of_a_packed_record_is_named_with_what_it_changes(packed: Path) -> None:
+    def faster(files: Files) -> None:
+        document = json.loads(files[f"run-ddp-1/{RECORD_NAME}"])
+        document["steps"][2]["seconds"] = 0.1
+        files[f"run-ddp-1/{RECORD_NAME}"] = json.dumps(document).encode()
+
+    change(packed, faster)
+    problems = found(verify(packed / "report.md"))
+    assert any(f"{ARCHIVE_NAME}/run-ddp-1/record.json was changed" in problem for problem in problems)
+    assert any("the records give" in problem for problem in problems)
+
+
+def test_record_that_was_taken_out_is_named(packed: Path) -> None:
+    change(packed, lambda files: files.pop(f"run-ddp-1/{RECORD_NAME}"))
+    result = verify(packed / "report.md")
+    assert f"record {ARCHIVE_NAME}/run-ddp-1/record.json is missing" in found(result)[0]
+    assert "not computed again" in result.notes[0]
+
+
+@pytest.mark.parametrize("job_id", ["0123456789ab", "b" * 12])
+def test_record_that_was_put_in_is_named(job_id: str, packed: Path) -> None:
+    more = make_record(run_id="more", job_id=job_id).model_dump_json().encode()
+    change(packed, lambda files: files.update({f"more/{RECORD_NAME}": more}))
+    (problem,) = verify(packed / "report.md").problems
+    assert f"record {ARCHIVE_NAME}/more/record.json lies next to the records" in problem.what
+
+
+def test_record_taken_out_of_report_and_list_alike_is_still_in_the_archive(packed: Path) -> None:
+    listed = packed / "report.manifest.json"
+    entry = re.findall(rf'\{{\s*"path": "{ARCHIVE_NAME}/run-ddp-1/[^}}]*\}},\s*', listed.read_text())[0]
+    edit(listed, entry, "")
+    point_to_the_list(packed)
+    problems = found(verify(packed / "report.md"))
+    assert any(f"{ARCHIVE_NAME}/run-ddp-1/record.json lies next to" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"no archive"])
+def test_archive_that_is_missing_or_damaged_is_one_line(damage: bytes | None, packed: Path) -> None:
+    (packed / ARCHIVE_NAME).unlink()
+    if damage is not None:
+        (packed / ARCHIVE_NAME).write_bytes(damage)
+    with pytest.raises(HarnessError, match=rf"archive '.*{ARCHIVE_NAME}' (is|cannot)") as error:
+        verify(packed / "report.md")
+    assert "\n" not in str(error.value)
+
+
+def test_two_archives_are_compared_before_and_after(tmp_path: Path) -> None:
+    sides = []
+    for side, slower in (("before", 0.0), ("after", 0.2)):
+        made = write_runs(tmp_path / "made" / side, slower=slower)
+        sides.append(archive_runs(made, tmp_path / f"{side}.tar.xz"))
+    report = write_report(sides[1], tmp_path / "report.md", baseline=sides[0])
+    assert found(verify(report)) == []

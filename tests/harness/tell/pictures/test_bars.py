@@ -156,7 +156,7 @@ def test_of_many_places_each_names_its_first_and_last_cell() -> None:
 
 
 SIZES = (2, 4)
-MAKERS = (throughput_picture, memory_picture, volume_picture)
+BARS = (throughput_picture, memory_picture, volume_picture)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def many() -> Comparison:
     )
 
 
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("make", BARS)
 def test_undrawn_cells_are_in_the_data_alone(many: Comparison, make) -> None:  # type: ignore[no-untyped-def]
     picture = make(many)
     assert isinstance(picture, Picture)

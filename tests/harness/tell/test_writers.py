@@ -1,11 +1,23 @@
+"""The tables as CSV, HTML and LaTeX, word for word; that of markdown is in test_markdown.py."""
+
+import gzip
 import re
+from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from harness.judge.comparison import Comparison
 from harness.record import BackendPart, ErrorPart, Record
 from harness.record.store import write_record
-from harness.tell.report import details_name, write_report
+from harness.tell.document import Column, Document, ReportCell, Section, Shown, Table
+from harness.tell.pictures.drawing import VEGA_LITE
+from harness.tell.report import details_document, details_name, write_report
+from harness.tell.writers.data import MANIFEST, render_csv
+from harness.tell.writers.html import VEGA, render_html, table_html
+from harness.tell.writers.latex import LONGEST_ON_A_PAGE, render_latex
 from tests.records import (
     LOSSES,
     make_communication,
@@ -205,3 +217,136 @@ def test_run_that_ended_early_without_its_ranks_has_a_report(tmp_path: Path) -> 
     late = make_record(label="fsdp", status="oom", error=error, steps=[])
     text = report_of(tmp_path, [make_record(), early, late]).read_text()
     assert "out of memory: ddp and fsdp on 2 ranks" in text
+
+
+HTML_TABLE = re.compile(r'<div class="table">.*?</div>', flags=re.DOTALL)
+LATEX_TABLE = re.compile(r"\\begin\{adjustbox\}.*?\\end\{adjustbox\}", flags=re.DOTALL)
+
+
+def written_tables(document: Document, form: str) -> list[str]:
+    """Each table as the writer of a format puts it."""
+    pictures = {picture.key: "picture" for picture in document.pictures()}
+    match form:
+        case "html":
+            return HTML_TABLE.findall(render_html(document, pictures, "manifest"))
+        case "tex":
+            return LATEX_TABLE.findall(render_latex(document, pictures, "manifest"))
+        case _:
+            main, others = render_csv(document, "manifest")
+            return [main, *(text for key, text in others.items() if key != MANIFEST)]
+
+
+@pytest.mark.parametrize("form", ["csv", "html", "tex"])
+def test_tables_are_the_golden_ones(form: str, update_golden: bool) -> None:
+    document = details_document(Comparison(fixed_records()))
+    found = written_tables(document, form)
+    assert len(found) == len(document.tables())
+    golden = GOLDEN / f"tables.{form}"
+    text = "\n".join(table.rstrip() + "\n" for table in found)
+    if update_golden:
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+def latex(rows: list[list[str]]) -> str:
+    columns = [Column("name", "name", align="left"), Column("text", "text", align="left")]
+    table = Table(key="table", columns=columns, rows=rows)
+    return render_latex(Document("Title", [Section("part", "Part", [table])]), {}, "manifest")
+
+
+def test_a_long_cell_breaks_its_lines_and_loses_nothing() -> None:
+    backends = ", ".join(f"backend{number}" for number in range(30))
+    text = latex([["a", backends], ["b", "short"]])
+    assert r"{l>{\raggedright\arraybackslash}p{8cm}}" in text
+    assert backends in text
+    assert "p{8cm}" not in latex([["a", "short"]])
+
+
+def test_a_table_is_cut_by_its_lines_not_its_rows() -> None:
+    tall = " ".join(["word"] * 80)  # 400 characters, ten lines
+    rows = [[str(number), tall] for number in range(10)]
+    assert latex(rows).count(r"\begin{tabular}") == 3
+    assert latex([["a", "short"]] * LONGEST_ON_A_PAGE).count(r"\begin{tabular}") == 1
+
+
+def test_a_word_that_nothing_breaks_is_shortened() -> None:
+    assert "x" * 61 not in latex([["a", "x" * 300]])
+
+
+BACKEND, RANKS, PARITY = (
+    Column("backend", "backend"),
+    Column("world_size", "ranks"),
+    Column("parity", "parity"),
+)
+VALUE = Column("value", "value")
+CELLS = [
+    ReportCell(job_id="a", backend=backend, world_size=size, nodes=1, precision=precision)
+    for backend, size, precision in (
+        ("ddp", 2, "fp32"), ("zero3", 2, "fp32"), ("ddp", 4, "fp32"), ("zero3", 4, "bf16-mixed"),
+    )
+]  # fmt: skip
+
+
+def html_of(columns: Sequence[Column], *rows: list[Any]) -> str:
+    return table_html(Table(key="t", columns=columns, rows=rows), CELLS)
+
+
+def test_rows_that_stand_together_by_ranks_are_a_group() -> None:
+    text = html_of((BACKEND, RANKS), ["ddp", 2], ["zero3", 2], ["ddp", 4])
+    assert [body.count("<tr") for body in re.findall(r"<tbody>.*?</tbody>", text, re.DOTALL)] == [2, 1]
+
+
+def test_rows_whose_order_mixes_ranks_are_one_group() -> None:
+    text = html_of((BACKEND, RANKS), ["ddp", 2], ["ddp", 4], ["zero3", 2], ["zero3", 4])
+    assert text.count("<tbody>") == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "cells"),
+    [
+        ((BACKEND, RANKS), ["ddp", 4], "2"),
+        ((BACKEND, VALUE), ["zero3", 1.0], "1 3"),
+        ((Column("precision", "precision"),), ["bf16-mixed"], "3"),
+        ((BACKEND, RANKS), ["all", 2], None),
+        ((VALUE,), [2], None),
+    ],
+)
+def test_a_row_names_every_cell_that_it_is_about(
+    columns: Sequence[Column], row: list[Any], cells: str | None
+) -> None:
+    found = re.search(r'<tr data-cells="([^"]*)">', html_of(columns, row))
+    assert (found[1] if found else None) == cells
+
+
+def test_a_column_that_people_do_not_see_still_tells_the_cell() -> None:
+    hidden = Column("world_size", "ranks", only_values=True)
+    text = html_of((BACKEND, hidden), ["ddp", 4])
+    assert 'data-cells="2"' in text
+    assert "ranks" not in text
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "attribute"),
+    [
+        (PARITY, "exact", ' data-value="0"'),
+        (PARITY, "diverged", ' data-value="3"'),
+        (PARITY, None, " data-unknown"),
+        (VALUE, 1.5, ' data-value="1.5"'),
+        (VALUE, float("inf"), ' data-value="Infinity"'),
+        (VALUE, float("nan"), " data-unknown"),
+        (VALUE, Shown(3, "three"), ' data-value="3"'),
+        (VALUE, "text", ""),
+        (VALUE, True, ""),
+    ],
+)
+def test_a_cell_is_sorted_by_value_or_meaning(column: Column, value: Any, attribute: str) -> None:
+    assert f'<td class="number"{attribute}>' in html_of((column,), [value])
+
+
+def test_the_page_has_the_versions_of_the_renderer() -> None:
+    vl_convert = pytest.importorskip("vl_convert")
+    packed = files("harness.tell.writers").joinpath(VEGA).read_bytes()
+    text = gzip.decompress(packed).decode("utf-8")
+    assert f'version="{vl_convert.get_vega_version()}"' in text
+    assert f'"{VEGA_LITE}.0"' in text
+    assert VEGA_LITE in vl_convert.get_vegalite_versions()

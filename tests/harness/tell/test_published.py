@@ -1,8 +1,10 @@
-"""One ratio of speeds, wherever it is written: JSON, CSV, both reports, the terminal and README.md."""
+"""Published reports carry what they were computed from, and this code still computes the same."""
 
 import csv
 import io
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from functools import cache
 from math import log
@@ -11,22 +13,157 @@ from statistics import median, stdev
 
 import pytest
 
+from benchmarks.published_reports import MOST_MEGABYTES
+from benchmarks.publishing import REPORTS, render_again
+from harness.job.experiment import ReportFocus, speeds_are_asked
 from harness.judge.comparison import Comparison
 from harness.judge.facts import OWN_STEP, STEP
-from harness.judge.statistics import NO_FIGURES, Interval, Order, Ratio
-from harness.record.store import read_runs
-from harness.tell.document import Document, Section
+from harness.judge.statistics import NO_FIGURES, Interval, Order, Ratio, interval_runs
+from harness.record.store import ARCHIVE_NAME, RECORD_NAME, read_archive, read_runs
+from harness.tell.document import Document, Section, Table
+from harness.tell.first_page import MOST_PICTURES, MOST_WORDS, short_document
 from harness.tell.formats import percent
+from harness.tell.manifest import read_manifest
 from harness.tell.report import details_document
-from harness.tell.tables import LEGEND, clock_words, ratio_text, results_table
+from harness.tell.tables import LEGEND, SPEEDS, clock_words, ratio_text, results_table
 from harness.tell.terminal import terminal_table
 from harness.tell.writers.data import render_csv
-from harness.tell.writers.markdown import render_markdown
+from harness.tell.writers.markdown import render_details, render_markdown
+from tests.gpu_stub.gallery import page as stub_page
+from tests.harness.cli.command_line import harness
 from tests.records import make_ranks, make_record, make_steps, published_comparison
+from tests.representatives import first
 from tests.timed_records import processors
+from tests.traps.gallery import page
 
-ROOT = Path(__file__).parents[3]
-REPORTS = ("default", "explain-zero3-speed")
+pytestmark = pytest.mark.long(seconds=100)
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "reports"
+PUBLISHED = sorted(str(path.parent.relative_to(FOLDER)) for path in FOLDER.rglob("report.md"))
+
+
+@pytest.mark.parametrize("folder", PUBLISHED)
+def test_records_lie_beside_a_published_report_and_git_keeps_them(folder: str) -> None:
+    archive = FOLDER / folder / ARCHIVE_NAME
+    assert read_archive(archive, named=RECORD_NAME)
+    if (ROOT / ".git").exists():
+        asked = subprocess.run(["git", "check-ignore", archive], cwd=ROOT, capture_output=True, check=False)
+        assert (asked.returncode, asked.stdout) == (1, b"")
+
+
+def test_published_reports_are_small_and_hold_each_picture_once() -> None:
+    files = [path for path in FOLDER.rglob("*") if path.is_file() and "runs" not in path.parts]
+    assert sum(path.stat().st_size for path in files) <= MOST_MEGABYTES * 1_000_000
+    assert {path.suffix for path in files} == {".md", ".html", ".svg", ".json", ".xz"}
+
+
+@pytest.mark.parametrize("folder", PUBLISHED)
+def test_a_published_report_is_read_in_minutes(folder: str) -> None:
+    """Alternative texts count as words; marks of tables and the hidden list of records do not."""
+    text = (FOLDER / folder / "report.md").read_text(encoding="utf-8")
+    shown = re.sub(r"^<!-- harness-report: .* -->$", "", text, flags=re.MULTILINE)
+    assert sum(any(map(str.isalnum, word)) for word in shown.split()) <= MOST_WORDS
+    assert shown.count("![") <= MOST_PICTURES
+
+
+def test_published_reports_have_titles_of_their_own() -> None:
+    own = [FOLDER / folder / "report.md" for folder in PUBLISHED if not folder.startswith("gpu/")]
+    titles = [report.read_text(encoding="utf-8").partition("\n")[0] for report in own]
+    assert sorted(set(titles)) == sorted(titles)
+
+
+@pytest.mark.exhaustive
+def test_a_report_that_is_rendered_again_has_the_same_bytes(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER / "traps" / "1-rank", tmp_path / "copy"))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert render_again(tmp_path) == []
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("folder", PUBLISHED)
+def test_a_published_report_holds(folder: str) -> None:
+    for report in (name for name in REPORTS if (FOLDER / folder / name).is_file()):
+        done = harness("verify", report, cwd=FOLDER / folder)
+        assert done.returncode == 0, f"{report}: `make reports` renders it again: {done.stdout}{done.stderr}"
+
+
+@pytest.mark.exhaustive
+def test_the_gallery_is_what_its_records_give() -> None:
+    """Every trap is still named, in the words that are published."""
+    folder = FOLDER / "traps"
+    assert (folder / "README.md").read_text(encoding="utf-8") == page(folder)
+
+
+@pytest.mark.exhaustive
+def test_the_page_of_the_cuda_stub_is_what_its_records_and_counts_give() -> None:
+    """Made only if the stub of NCCL counted the bytes that every record says."""
+    folder = FOLDER / "gpu-stub"
+    assert (folder / "README.md").read_text(encoding="utf-8") == stub_page(folder)
+
+
+FEW = ("default", "explain-zero3-speed", "full-matrix")
+"""One that ranks speeds, one that was asked for them, one that was not."""
+FIGURES_OF_SPEED = ("tokens/s", "samples/s", "step ms", "fastest", "slowest")
+ORDERS = (
+    "is fastest",
+    "are fastest",
+    "fastest is",
+    "faster than",
+    "is slowest",
+    "are slowest",
+    "Pareto frontier of",
+)
+
+
+def report_text(comparison: Comparison, question: ReportFocus) -> str:
+    """The report in markdown, its details included and its title, which asks, left out."""
+    details = details_document(comparison, question=question)
+    document = short_document(comparison, question, details)
+    pictures = {picture.key: f"{picture.key}.svg" for picture in document.pictures()}
+    assert document.details is not None
+    _, _, short = render_markdown(document, pictures, "", "d").partition("\n")
+    return short + render_details(document.details, pictures, "r")
+
+
+@pytest.mark.parametrize("folder", first(FEW, PUBLISHED))
+def test_a_report_states_no_speed_unless_it_was_asked_and_no_order_without_enough_runs(folder: str) -> None:
+    report = FOLDER / folder / "report.md"
+    question = read_manifest(report.read_text(encoding="utf-8"), report).manifest.question
+    comparison = published_comparison(folder)
+    excluded: tuple[str, ...] = ()
+    if not speeds_are_asked(question):
+        excluded = FIGURES_OF_SPEED
+    elif not any(order.is_judged for order in comparison.comparable.rankings.values()):
+        excluded = ORDERS
+    text = report_text(comparison, question) if excluded else ""
+    assert [words for words in excluded if words in text] == []
+
+
+@pytest.mark.parametrize("question", ["parity", "memory"])
+def test_no_line_of_a_report_on_another_question_tells_a_speed(question: ReportFocus) -> None:
+    text = report_text(published_comparison("strong-scaling"), question)
+    assert [words for words in FIGURES_OF_SPEED if words in text] == []
+
+
+def test_repeats_that_the_page_calls_for_are_those_that_an_interval_needs() -> None:
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert f"from {interval_runs()} rounds on" in page
+    assert all(order.is_judged for order in published_comparison("default").comparable.rankings.values())
+
+
+def test_a_report_on_parity_has_no_column_of_speed() -> None:
+    document = details_document(published_comparison("explain-clipping"), question="parity")
+    columns = {column.key for table in document.tables() for column in table.columns}
+    assert columns.isdisjoint(SPEEDS)
+    assert not columns & {"samples_per_second", "p95_step_seconds", "step_seconds_least"}
+    assert {section.key for section in document.sections}.isdisjoint({"time", "overlap", "scaling"})
+    asked = details_document(published_comparison("explain-clipping"))
+    assert set(SPEEDS) & {column.key for table in asked.tables() for column in table.columns}
+    assert any(isinstance(block, Table) and block.key == "time" for block in asked.blocks())
+
+
+RANKED = ("default", "explain-zero3-speed")
 KEYS = list(NO_FIGURES)
 
 
@@ -52,7 +189,7 @@ def column(text: str, title: str) -> dict[str, str]:
     return {line[0]: line[head.index(title)] for line in lines}
 
 
-@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize("name", RANKED)
 def test_csv_holds_what_json_says(name: str) -> None:
     comparison = published_comparison(name)
     main, _ = render_csv(Document("", [Section("", "", [results_table(comparison)])]), "")
@@ -65,9 +202,9 @@ def test_csv_holds_what_json_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("file", ["report.md", "report.details.md"])
-@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize("name", RANKED)
 def test_reports_hold_what_json_says_bold_where_it_is_settled(name: str, file: str) -> None:
-    text = (ROOT / "reports" / name / file).read_text(encoding="utf-8")
+    text = (FOLDER / name / file).read_text(encoding="utf-8")
     shown, open_ = column(text, "speed / ddp"), "~"
     for label, ratio in texts(name).items():
         assert shown[label] == (ratio if ratio == "1" or ratio.startswith(open_) else f"**{ratio}**")
@@ -83,9 +220,9 @@ def test_the_terminal_and_the_readme_hold_what_json_says() -> None:
     assert "speed / ddp: in the same round, 95 % interval" in " ".join(table.split())
 
 
-@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize("name", RANKED)
 def test_the_verdict_calls_fastest_what_json_does_not_call_slower(name: str) -> None:
-    text = (ROOT / "reports" / name / "report.md").read_text(encoding="utf-8").replace("\\", "")
+    text = (FOLDER / name / "report.md").read_text(encoding="utf-8").replace("\\", "")
     (answer,) = re.findall(r"^\| Fastest \| (.*?) \| \[", text, re.MULTILINE)
     fastest = answer.partition(" ")[0]
     orders = {row["backend"]: row["speed_order"] for row in published_comparison(name).as_json()["rows"]}

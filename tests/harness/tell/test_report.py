@@ -1,0 +1,151 @@
+"""Runs of one backend and number of ranks on other numbers of nodes are told apart wherever they stand."""
+
+import pytest
+
+from harness.forms.textbook import find_peak
+from harness.judge.comparison import Comparison
+from harness.judge.quantities import first_timed, rate
+from harness.record import ErrorPart, Record
+from harness.tell.before_after import before_after
+from harness.tell.document import Document, Folded, Table
+from harness.tell.first_page import rank_words, short_document
+from harness.tell.report import LONGEST_OPEN_TABLE, details_document
+from harness.tell.writers.html import render_html
+from harness.tell.writers.markdown import render_markdown
+from tests.harness.tell.cells import repeats
+from tests.records import make_record, on_stub, published_comparison
+
+
+def document(cells: int) -> Document:
+    return details_document(Comparison([make_record(label=f"ddp:cell={number}") for number in range(cells)]))
+
+
+def open_tables(of: Document) -> set[str]:
+    return {block.key for section in of.sections for block in section.blocks if isinstance(block, Table)}
+
+
+def test_a_long_table_stands_behind_its_name_and_length_the_results_never() -> None:
+    short, long = document(LONGEST_OPEN_TABLE), document(LONGEST_OPEN_TABLE + 1)
+    assert {"results", "memory_after_backward"} <= open_tables(short)
+    assert "results" in open_tables(long)
+    assert "memory_after_backward" not in open_tables(long)
+    titles = [
+        block.title for section in long.sections for block in section.blocks if isinstance(block, Folded)
+    ]
+    assert "Memory after backward: 31 lines" in titles
+
+
+def test_html_begins_with_a_link_to_each_section() -> None:
+    of = document(2)
+    text = render_html(of, {picture.key: "data:," for picture in of.pictures()}, "manifest")
+    for section in of.sections:
+        assert text.index(f'<a href="#{section.key}">') < text.index(f'<section id="{section.key}">')
+
+
+@pytest.fixture(scope="module")
+def rows() -> Comparison:
+    """Six strategies, among them on four ranks of one node and of two."""
+    return published_comparison("same-job-on-nodes")
+
+
+def test_every_table_calls_a_cell_by_its_whole_name(rows: Comparison) -> None:
+    cells = {(group.label, group.world_size) for group in rows.groups}
+    assert {("ddp (1 node x 4)", 4), ("ddp (2 nodes x 2)", 4), ("ddp", 2)} <= cells
+    told = {}
+    for table in details_document(rows).tables():
+        keys = [column.key for column in table.columns]
+        if {"backend", "world_size"} <= set(keys):
+            places = keys.index("backend"), keys.index("world_size")
+            told[table.key] = {(row[places[0]], row[places[1]]) for row in table.values()}
+    assert {name: pairs - cells for name, pairs in told.items() if pairs - cells} == {}
+    assert {"slurm_jobs", "parity_distances", "communication_volume", "time", "probe_cost"} <= set(told)
+
+
+def test_cells_are_ordered_by_ranks_nodes_and_backend(rows: Comparison) -> None:
+    worlds = [(group.world_size, group.record.world.nodes) for group in rows.groups]
+    assert worlds == sorted(worlds)
+    on_two = [group.backend for group in rows.groups if group.world_size == 2]
+    assert on_two == ["ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-hybrid"]
+
+
+def sides(**status: str) -> Comparison:
+    """The reference and a run of each backend, with its status."""
+    return Comparison([make_record(), *(_run(label, how) for label, how in status.items())])
+
+
+def _run(label: str, status: str) -> Record:
+    error = None if status == "ok" else ErrorPart(kind="Exit", message="gone")
+    return make_record(label=label, status=status, error=error)
+
+
+def section(of: Document, key: str) -> str:
+    only = Document("", [section for section in of.sections if section.key == key])
+    return render_markdown(only, {}, "", "")
+
+
+def test_lost_and_new_cells_are_in_the_verdict() -> None:
+    before = sides(ddp="ok", zero1="ok", fsdp="oom")
+    text = section(before_after(before, sides(ddp="failed", fsdp="ok", zero3="ok")), "verdict")
+    assert "Lost, with their status after: ddp on 2 ranks (failed) and zero1 on 2 ranks (" in text
+    assert "absent" in text
+    assert "New, with their status before: fsdp on 2 ranks (oom) and zero3 on 2 ranks (" in text
+
+
+def test_equal_sides_have_no_empty_table() -> None:
+    document = before_after(sides(ddp="ok"), sides(ddp="ok"))
+    assert all(table.rows for table in document.tables())
+    assert "No figure of these cells changed beyond noise." in section(document, "verdict")
+    assert "None differs." in section(document, "changes")
+
+
+def page() -> tuple[str, str]:
+    comparison = Comparison(
+        [on_stub(r) for r in (make_record(), *repeats("ddp", 0.5, 0.6), *repeats("fsdp", 0.7))]
+    )
+    details = details_document(comparison)
+    short = short_document(comparison, "all", details)
+    paths = {picture.key: picture.key for document in (short, details) for picture in document.pictures()}
+    return tuple(render_markdown(document, paths, "", "report.details.md") for document in (short, details))
+
+
+def test_the_device_is_a_stub_in_title_scope_and_machine() -> None:
+    short, details = page()
+    assert short.startswith("# model with 0.001 M parameters on 2 CUDA stub ranks")
+    assert "2 CUDA stub ranks over nccl" in short
+    assert "no kernel ran, so peaks and speeds: unknown" in short
+    assert "cuda (CUDA stub), collectives over nccl" in details
+
+
+def test_an_unsupported_backend_next_to_it_makes_no_gpu_of_it() -> None:
+    unsupported = make_record(label="fsdp-hybrid", status="unsupported", ranks=[], steps=[])
+    world = unsupported.world.model_copy(update={"device": "cuda", "collectives": "nccl"})
+    unsupported = unsupported.model_copy(update={"world": world})
+    comparison = Comparison([on_stub(make_record()), on_stub(make_record(label="ddp")), unsupported])
+    assert rank_words(comparison) == "2 CUDA stub ranks"
+
+
+def test_no_figure_of_speed_is_left() -> None:
+    short, details = page()
+    assert "no kernel runs on a CUDA stub" in short
+    for text in (short, details):
+        assert "2,048" not in text  # 1,024 tokens in 0.5 s
+        assert "tokens/s)" not in text
+    assert "fastest" not in short
+
+
+def test_steps_of_a_stub_are_not_timed_and_those_of_others_are() -> None:
+    record = make_record(label="ddp")
+    assert first_timed(record) == 2
+    assert rate(record, "tokens") == 2048
+    assert first_timed(on_stub(record)) == 4
+    assert rate(on_stub(record), "tokens") is None
+
+
+def test_that_nothing_is_timed_is_no_finding_on_a_stub() -> None:
+    runs = [on_stub(record) for record in (make_record(), make_record(label="ddp"))]
+    assert "nothing-timed" not in {found.id for found in Comparison(runs).findings}
+
+
+def test_a_stub_has_no_peak_whatever_name_it_was_given() -> None:
+    assert find_peak("NVIDIA A100-SXM4-80GB", "bfloat16") is not None
+    assert find_peak("CUDA stub NVIDIA A100-SXM4-80GB", "bfloat16") is None
