@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for source in dict.fromkeys(one.row.source for one in mapped):
         picture = scatter(judged, source)
         if picture is not None:
-            (folder / f"predicted.{source}.svg").write_bytes(draw(picture, ("svg",))["svg"])
+            (folder / f"predicted.{source}.svg").write_bytes(draw(picture))
             drawn.append(source)
     (folder / "README.md").write_text(render(judged, others, pictures=drawn), encoding="utf-8")
 

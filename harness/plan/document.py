@@ -121,7 +121,7 @@ def _panel(
     points = []
     for index, curve in enumerate(curves):
         known = [(row.world_size, value) for row in curve.rows if (value := read(row)) is not None]
-        look = look_of(strategy_of(curve.rows[0].label)).fields()
+        look = look_of(strategy_of(curve.rows[0].label))
         for place, (size, value) in enumerate(known, start=1):
             label = f"{curve.name} {number(value)}" if place == len(known) else None
             points.append({"curve": index, "x": size, "value": value, "label": label, **look})

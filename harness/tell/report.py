@@ -6,16 +6,14 @@ A new section of the details is a function of a comparison and a line of `SECTIO
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, NamedTuple, Unpack
 
 from harness.bounds import MOST_REPORT_BYTES
 from harness.errors import HarnessError
 from harness.files import read_plain, refusing, require_plain_output, stream_number, write_all_atomically
-from harness.job.experiment import Price, ReportFocus, speeds_are_asked
+from harness.job.experiment import ReportFocus, speeds_are_asked
 from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.record.store import RECORD_NAME, try_writing
@@ -25,42 +23,7 @@ from harness.tell.first_page import short_document
 from harness.tell.manifest import Asked, Format, Manifest, digest, make_manifest, manifest_name, read_manifest
 from harness.tell.pictures.bars import memory_picture, overlap_picture, phases_picture, volume_picture
 from harness.tell.pictures.drawing import draw
-from harness.tell.sections.amounts import (
-    checkpoints_section,
-    communication_section,
-    memory_section,
-    nodes_section,
-    pipeline_section,
-    prediction_section,
-    states_section,
-    volume_section,
-)
-from harness.tell.sections.choice import choice_section
-from harness.tell.sections.job import (
-    configuration_section,
-    given_section,
-    job_section,
-    machine_section,
-    measurement_section,
-    not_comparable_section,
-    observed_section,
-    presets_section,
-    reproduce_section,
-    settings_section,
-)
-from harness.tell.sections.parity import levels_section, library_alone_section, loss_section
-from harness.tell.sections.results import (
-    failures_section,
-    findings_section,
-    reading_section,
-    reading_without_speeds,
-    records_section,
-    results_section,
-    results_without_speeds,
-    scaling_section,
-    surprises_all_section,
-)
-from harness.tell.sections.time import energy_section, overlap_section, time_section
+from harness.tell.sections import amounts, choice, job, parity, results, time
 from harness.tell.tables import blocks_of
 from harness.tell.writers.data import render_csv, render_json
 from harness.tell.writers.html import data_address, render_html
@@ -68,60 +31,56 @@ from harness.tell.writers.latex import render_latex
 from harness.tell.writers.markdown import render_details, render_markdown
 
 TITLE = "Details of the comparison"
-Maker = Callable[[Comparison], Section | None]
+Maker = Callable[..., Section | None]
+"""Of a comparison, and of what the question asks for where that matters."""
 SECTIONS: tuple[Maker, ...] = (
-    job_section,
-    machine_section,
-    measurement_section,
-    results_section,
-    choice_section,
-    not_comparable_section,
-    loss_section,
-    levels_section,
-    memory_section,
-    prediction_section,
-    states_section,
-    volume_section,
-    communication_section,
-    checkpoints_section,
-    surprises_all_section,
-    nodes_section,
-    time_section,
-    pipeline_section,
-    energy_section,
-    overlap_section,
-    scaling_section,
-    findings_section,
-    failures_section,
-    given_section,
-    observed_section,
-    presets_section,
-    settings_section,
-    library_alone_section,
-    reading_section,
-    reproduce_section,
-    configuration_section,
+    job.job_section,
+    job.machine_section,
+    job.measurement_section,
+    results.results_section,
+    choice.choice_section,
+    job.not_comparable_section,
+    parity.loss_section,
+    parity.levels_section,
+    amounts.memory_section,
+    amounts.prediction_section,
+    amounts.states_section,
+    amounts.volume_section,
+    amounts.communication_section,
+    amounts.checkpoints_section,
+    results.surprises_all_section,
+    amounts.nodes_section,
+    time.time_section,
+    amounts.pipeline_section,
+    time.energy_section,
+    time.overlap_section,
+    results.scaling_section,
+    results.findings_section,
+    results.failures_section,
+    job.given_section,
+    job.observed_section,
+    job.presets_section,
+    job.settings_section,
+    parity.library_alone_section,
+    results.reading_section,
+    job.reproduce_section,
+    job.configuration_section,
 )
 
 OF_EVERY_RUN = {
-    job_section,
-    not_comparable_section,
-    scaling_section,
-    findings_section,
-    failures_section,
-    given_section,
-    observed_section,
-    configuration_section,
+    job.job_section,
+    job.not_comparable_section,
+    results.scaling_section,
+    results.findings_section,
+    results.failures_section,
+    job.given_section,
+    job.observed_section,
+    job.configuration_section,
 }
 """Sections that look at each run by itself, or that leave out themselves what is not the same job. The
 others compare runs, and get only comparable ones."""
-OF_SPEED = {time_section, energy_section, overlap_section, scaling_section}
+OF_SPEED = {time.time_section, time.energy_section, time.overlap_section, results.scaling_section}
 """Sections that a report leaves out whose question is neither speed nor scaling."""
-WITHOUT_SPEEDS: dict[Maker, Maker] = {
-    results_section: results_without_speeds,
-    reading_section: reading_without_speeds,
-}
-"""Sections that such a report replaces."""
 PICTURES: dict[str, Callable[[Comparison], Picture | None]] = {
     "time": phases_picture,
     "overlap": overlap_picture,
@@ -140,11 +99,17 @@ LONGEST_OPEN_TABLE = 30
 
 def details_document(comparison: Comparison, *last: Section, question: ReportFocus = "all") -> Document:
     """Everything about a comparison that its question asks for; `last` follows what is computed from it."""
-    makers = SECTIONS
-    if not speeds_are_asked(question):
-        makers = tuple(WITHOUT_SPEEDS.get(make, make) for make in SECTIONS if make not in OF_SPEED)
-    makers = tuple(partial(make, question=question) if make is choice_section else make for make in makers)
-    made = [make(comparison if make in OF_EVERY_RUN else comparison.comparable) for make in makers]
+    speeds = speeds_are_asked(question)
+    given: dict[Maker, dict[str, Any]] = {
+        choice.choice_section: {"question": question},
+        results.results_section: {"speeds": speeds},
+        results.reading_section: {"speeds": speeds},
+    }
+    made = [
+        make(comparison if make in OF_EVERY_RUN else comparison.comparable, **given.get(make, {}))
+        for make in SECTIONS
+        if speeds or make not in OF_SPEED
+    ]
     sections = [*filter(None, made), *last]
     return Document(TITLE, [_laid_out(section, comparison.comparable) for section in sections])
 
@@ -163,20 +128,17 @@ def _laid_out(section: Section, comparison: Comparison) -> Section:
 
 
 Run = tuple[Path, Record]
-Images = Mapping[str, Mapping[str, bytes]]
-"""Bytes of each picture by its key, then by image format."""
+Images = Mapping[str, bytes]
+"""Each picture by its key."""
 SUFFIXES: dict[str, Format] = {
     ".md": "md", ".markdown": "md", ".html": "html", ".htm": "html", ".csv": "csv", ".json": "json",
     ".tex": "latex",
 }  # fmt: skip
-IMAGE_FORMATS: dict[Format, tuple[str, ...]] = {
-    "md": ("svg",), "html": ("svg",), "latex": ("png",), "csv": (), "json": (),
-}  # fmt: skip
-"""LaTeX cannot include SVG."""
+IMAGE_FORMATS: dict[Format, str] = {"md": "svg", "html": "svg", "latex": "png"}
+"""Of the pictures of a report that has some; LaTeX cannot include SVG."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rendered:
+class Rendered(NamedTuple):
     """A report as it is written: its text, and the files next to it by name."""
 
     text: str
@@ -193,6 +155,13 @@ def write_report(
     manifest, rendered = prepare_report(runs, output, form=form, **asked)
     output.parent.mkdir(parents=True, exist_ok=True)
     stale = _earlier_pictures(output, manifest)
+    _write(rendered, output)
+    for picture in stale:
+        picture.unlink(missing_ok=True)
+    return output
+
+
+def _write(rendered: Rendered, output: Path) -> None:
     # A stream has no folder of its own, so the report's text alone goes there.
     files = {} if stream_number(output) is not None else rendered.files
     try:
@@ -201,9 +170,6 @@ def write_report(
         )
     except OSError as error:
         raise HarnessError(f"report '{error.filename}' cannot be written: {error.strerror}") from error
-    for picture in stale:
-        picture.unlink(missing_ok=True)
-    return output
 
 
 def prepare_report(
@@ -216,11 +182,10 @@ def prepare_report(
     records = {entry.path: r for entry, (_, r) in zip(manifest.records, given, strict=True)}
     document = make_document(manifest, records)
     images = draw_all(document, form)
-    names = picture_names(images, output)
-    manifest = manifest.model_copy(
-        update={"pictures": {names[key, f]: digest(b) for key, of in images.items() for f, b in of.items()}}
-    )
-    return manifest, render(document, manifest, images, output, beside=stream_number(output) is None)
+    names = picture_names(images, output, form)
+    pictures = {names[key]: digest(image) for key, image in images.items()}
+    manifest = manifest.model_copy(update={"pictures": pictures})
+    return manifest, render(document, form, images, output, manifest, beside=stream_number(output) is None)
 
 
 def _earlier_pictures(output: Path, manifest: Manifest) -> list[Path]:
@@ -255,35 +220,30 @@ def format_of(output: Path) -> Format:
 
 def make_document(manifest: Manifest, records: Mapping[str, Record]) -> Document:
     """The document that a manifest describes; `records` holds its records by their paths."""
-    last = records_section(manifest)
+    last = results.records_section(manifest)
     after = [records[entry.path] for entry in manifest.records if not entry.before]
     if manifest.kind == "baseline":
         from harness.tell.before_after import before_after
 
         before = [records[entry.path] for entry in manifest.records if entry.before]
         return before_after(Comparison(before), Comparison(after), last)
-    comparison = Comparison(_priced(after, manifest.price_per_gpu_hour))
+    if manifest.price_per_gpu_hour is not None:
+        price = {"price_per_gpu_hour": manifest.price_per_gpu_hour}
+        after = [record.model_copy(update=price) for record in after]
+    comparison = Comparison(after)
     details = details_document(comparison, last, question=manifest.question)
     return short_document(comparison, manifest.question, details, subject=manifest.subject)
 
 
-def _priced(records: Sequence[Record], price: Price | None) -> Sequence[Record]:
-    if price is None:
-        return records
-    return [record.model_copy(update={"price_per_gpu_hour": price}) for record in records]
-
-
-def draw_all(document: Document, form: Format) -> dict[str, dict[str, bytes]]:
-    """Every picture in the image formats that a report of this format needs."""
-    wanted = IMAGE_FORMATS[form]
+def draw_all(document: Document, form: Format) -> dict[str, bytes]:
+    """Every picture by its key, as a report of this format needs it."""
+    wanted = IMAGE_FORMATS.get(form)
     return {picture.key: draw(picture, wanted) for picture in document.pictures()} if wanted else {}
 
 
-def picture_names(images: Images, output: Path) -> dict[tuple[str, str], str]:
-    """File name of each picture by its key and image format."""
-    return {
-        (key, form): output.with_suffix(f".{key}.{form}").name for key, of in images.items() for form in of
-    }
+def picture_names(keys: Iterable[str], output: Path, form: Format) -> dict[str, str]:
+    """File name of each picture by its key."""
+    return {key: output.with_suffix(f".{key}.{IMAGE_FORMATS[form]}").name for key in keys}
 
 
 def details_name(output: Path) -> str:
@@ -292,33 +252,41 @@ def details_name(output: Path) -> str:
 
 
 def render(
-    document: Document, manifest: Manifest, images: Images, output: Path, *, beside: bool = True
+    document: Document,
+    form: Format,
+    images: Images,
+    output: Path,
+    carried: Manifest | str,
+    *,
+    beside: bool = True,
 ) -> Rendered:
-    """The bytes of the report and of the files next to it; `beside`: its manifest among these."""
-    names = picture_names(images, output)
-    pictures = {names[key, form]: data for key, of in images.items() for form, data in of.items()}
-    match manifest.format:
+    """The bytes of the report and of the files next to it.
+
+    `carried`: what its text hides; of a markdown report the manifest is a file of its own if `beside`.
+    """
+    names = picture_names(images, output, form)
+    files = {names[key]: data for key, data in images.items()}
+    line = carried if isinstance(carried, str) else carried.line()
+    match form:
         case "md":
-            shown = {key: names[key, "svg"] for key in images}
+            if beside and isinstance(carried, Manifest):
+                line = carried.pointer()
+                files[manifest_name(output)] = carried.file().encode()
             details = details_name(output)
-            carried = manifest.pointer() if beside else manifest.line()
-            files = {**pictures, **({manifest_name(output): manifest.file().encode()} if beside else {})}
-            text = render_markdown(document, shown, carried, details)
             if document.details is not None:
-                files[details] = render_details(document.details, shown, output.name).encode()
-            return Rendered(text=text, files=files)
+                files[details] = render_details(document.details, names, output.name).encode()
+            return Rendered(render_markdown(document, names, line, details), files)
         case "html":
-            shown = {key: data_address(of["svg"]) for key, of in images.items()}
-            return Rendered(text=render_html(document, shown, manifest.line()), files={})
+            addresses = {key: data_address(image) for key, image in images.items()}
+            return Rendered(render_html(document, addresses, line), {})
         case "latex":
-            shown = {key: names[key, "png"] for key in images}
-            return Rendered(text=render_latex(document, shown, manifest.line()), files=pictures)
+            return Rendered(render_latex(document, names, line), files)
         case "json":
-            return Rendered(text=render_json(document, manifest.line()), files={})
+            return Rendered(render_json(document, line), {})
         case "csv":
-            main, tables = render_csv(document, manifest.line())
+            main, tables = render_csv(document, line)
             others = {output.with_suffix(f".{key}.csv").name: t.encode() for key, t in tables.items()}
-            return Rendered(text=main, files=others)
+            return Rendered(main, others)
 
 
 Trial = Callable[[Sequence[Run]], object]
@@ -393,20 +361,6 @@ def write_document(document: Document, output: Path, made_by: str) -> None:
 
     Raises HarnessError if it cannot be written.
     """
-    is_page = output.suffix.lower() in (".html", ".htm")
-    require_writable(output, "html" if is_page else "md")
-    images = {picture.key: draw(picture, ("svg",))["svg"] for picture in document.pictures()}
-    files: dict[Path, bytes | str] = {}
-    if is_page:
-        files[output] = render_html(
-            document, {key: data_address(svg) for key, svg in images.items()}, made_by
-        )
-    else:
-        names = {key: output.with_suffix(f".{key}.svg").name for key in images}
-        if stream_number(output) is None:
-            files |= {output.parent / names[key]: svg for key, svg in images.items()}
-        files[output] = render_markdown(document, names, made_by, "")
-    try:
-        write_all_atomically(files)
-    except OSError as error:
-        raise HarnessError(f"report '{error.filename}' cannot be written: {error.strerror}") from error
+    form: Format = "html" if output.suffix.lower() in (".html", ".htm") else "md"
+    require_writable(output, form)
+    _write(render(document, form, draw_all(document, form), output, made_by), output)

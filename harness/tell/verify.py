@@ -233,7 +233,7 @@ class _Check:
             return
         document = make_document(manifest, records)
         redraw = manifest.drawing == renderer()
-        if not redraw and IMAGE_FORMATS[manifest.format]:
+        if not redraw and manifest.format in IMAGE_FORMATS:
             self.other_drawing(by_digest=pictures_by_digest)
         self.compare(document, redraw=redraw)
         if manifest.harness != version("sharding-harness"):
@@ -316,8 +316,7 @@ class _Check:
         """Pictures with names of this report's that it does not show: left by an earlier one, or foreign."""
         if self.manifest.format not in ("md", "latex"):
             return
-        of_any = dict.fromkeys(IMAGE_FORMATS[self.manifest.format], b"")
-        for name in picture_names(dict.fromkeys(PICTURE_KEYS, of_any), self.report).values():
+        for name in picture_names(PICTURE_KEYS, self.report, self.manifest.format).values():
             if name not in self.manifest.pictures and (self.report.parent / name).exists():
                 self.tell(f"picture {name} is named as one of this report, which does not show it; remove it")
 
@@ -337,11 +336,12 @@ class _Check:
         manifest = self.manifest
         name = self.report.parent / manifest.name
         images = draw_all(document, manifest.format)
-        rendered = render(document, manifest, images, name, beside=bool(self.carried.file))
-        names = picture_names(images, name)
+        beside = bool(self.carried.file)
+        rendered = render(document, manifest.format, images, name, manifest, beside=beside)
+        names = picture_names(images, name, manifest.format)
         shown = as_drawn_here(self.text, rendered.text) if redraw else self.text
         self.compare_text(self.report.name, shown, rendered.text, redraw)
-        drawn = {names[key, form]: data for key, of in images.items() for form, data in of.items()}
+        drawn = {names[key]: image for key, image in images.items()}
         # Of an HTML report, each picture within it by the name under which its digest is listed.
         here = {digest(data): file for file, data in drawn.items()}
         pages = zip_longest(pictures_within(rendered.text), pictures_within(self.text), fillvalue=b"")

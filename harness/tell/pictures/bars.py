@@ -15,6 +15,7 @@ from harness.judge.rows import CellRuns, place_to_compare
 from harness.judge.statistics import median_known
 from harness.judge.wording import ranks
 from harness.record import RankPart
+from harness.record.workload import known_strategy
 from harness.tell.document import Picture
 from harness.tell.formats import number, one_line, percent, short, shortened
 from harness.tell.pictures.drawing import (
@@ -28,8 +29,9 @@ from harness.tell.pictures.drawing import (
     LIMIT,
     PHASES,
     Row,
+    channel,
     layer,
-    look_of_record,
+    look_of,
     only_drawn,
 )
 from harness.tell.tables import prose
@@ -57,7 +59,7 @@ def cell_row(group: CellRuns, groups: Sequence[CellRuns], **fields: Any) -> Row:
         "precision": record.job.training.precision,
         "name": drawn_name(group.backend, [one.backend for one in groups]),
         "place": place_name(group, groups),
-        **look_of_record(record).fields(),
+        **look_of(known_strategy(record)),
         **fields,
     }
 
@@ -118,15 +120,11 @@ def told(rows: Sequence[Row], text: str = "text") -> str:
     for row in rows:
         places.setdefault(row["place"], []).append(f"{row['name']} {row[text]}")
     most = max(2, MOST_TOLD // max(1, len(places)))
-    return "; ".join(f"{place}: {', '.join(_ends(cells, most))}" for place, cells in places.items())
-
-
-def _ends(texts: Sequence[str], most: int) -> Sequence[str]:
-    """All, or so many from both ends."""
-    if len(texts) <= most:
-        return texts
     last = max(1, most // 3)
-    return [*texts[: most - last], "...", *texts[-last:]]
+    for cells in places.values():
+        if len(cells) > most:
+            cells[most - last : -last] = ["..."]
+    return "; ".join(f"{place}: {', '.join(cells)}" for place, cells in places.items())
 
 
 Layer = dict[str, Any]
@@ -143,12 +141,12 @@ def bar_chart(rows: Sequence[Row], layers: Sequence[Layer]) -> dict[str, Any]:
 
 def bar(field: str, title: str) -> Layer:
     """One bar from zero, in the colour of its family."""
-    return layer("bar", x=quantity(field, title))
+    return layer("bar", x=quantity(field, title=title))
 
 
 def stack(field: str, title: str, by: str, colours: Mapping[str, str]) -> Layer:
     """Bars cut into parts: a row each, with `field`, the name under `by` and the place under `order`."""
-    x = {**quantity(field, title), "stack": "zero"}
+    x = {**quantity(field, title=title), "stack": "zero"}
     return layer("stack", x=x, by=by, names=list(colours), colours=list(colours.values()))
 
 
@@ -167,11 +165,9 @@ def tick(field: str, *, colour: str = GREY) -> Layer:
     return layer("tick", x=quantity(field), field=field, size=STEP - 2, colour=colour)
 
 
-def quantity(field: str, title: str | None = None) -> dict[str, Any]:
-    """A channel with a number, from zero."""
-    named = {"title": title} if title is not None else {}
-    scale, axis = {"zero": True}, {"tickCount": 6}
-    return {"field": field, "type": "quantitative", "scale": scale, "axis": axis, **named}
+def quantity(field: str, **title: str) -> Layer:
+    """A channel from zero."""
+    return channel(field, scale={"zero": True}, axis={"tickCount": 6}, **title)
 
 
 REST = "activations"
@@ -187,11 +183,11 @@ def memory_picture(comparison: Comparison) -> Picture | None:
     drawn = drawable(known)
     if not drawn:
         return None
-    cells = [_Bar(group) for group in drawn]
-    limit = min((cell.limit for cell in cells if cell.limit is not None), default=None)
-    near = limit is not None and limit <= FARTHEST_LIMIT * max(cell.peak for cell in cells)
-    cut = cut_at([cell.peak for cell in cells])
-    every = rows_of_all(known, drawn, lambda group: _Bar(group).rows(known, near, cut))
+    peaks = [_peak(group) for group in drawn]
+    limit = min((limit for group in drawn if (limit := _limit(group)) is not None), default=None)
+    near = limit is not None and limit <= FARTHEST_LIMIT * max(peaks)
+    cut = cut_at(peaks)
+    every = rows_of_all(known, drawn, lambda group: _parts(group, known, near, cut))
     rows = only_drawn(every)
     ends = [row for row in rows if row["kind"] == LABELS[REST]]
     text = prose("memory_picture")
@@ -209,43 +205,38 @@ def memory_picture(comparison: Comparison) -> Picture | None:
     )
 
 
-class _Bar:
-    """Figures of one bar, in MB."""
+def _peak(group: CellRuns) -> float:
+    """In MB, as all figures of a bar."""
+    return max(group.rank_peaks) / 1e6
 
-    def __init__(self, group: CellRuns) -> None:
-        record = group.record
-        kinds = quantities.kinds_at(record, "after_backward")
-        self.group = group
-        self.states = {kind: kinds[kind] / 1e6 for kind in STATE_KINDS if kinds.get(kind)}
-        self.peak = max(group.rank_peaks) / 1e6
-        self.expected = _expected(group)
-        limit = record.world.memory_limit_bytes or (
-            record.prediction.device_limit_bytes if record.prediction else None
+
+def _limit(group: CellRuns) -> float | None:
+    record = group.record
+    predicted = record.prediction.device_limit_bytes if record.prediction else None
+    limit = record.world.memory_limit_bytes or predicted
+    return None if limit is None else limit / 1e6
+
+
+def _parts(group: CellRuns, groups: Sequence[CellRuns], near: bool, cut: float | None) -> list[Row]:
+    """A row for each kind; the last, which is always there, holds what belongs to the cell."""
+    kinds, peak = quantities.kinds_at(group.record, "after_backward"), _peak(group)
+    states = {kind: kinds[kind] / 1e6 for kind in STATE_KINDS if kinds.get(kind)}
+    held, end = sum(states.values()), peak if cut is None else min(peak, cut)
+    text = f"{number(peak)} MB" + (f", states {number(held)}" if states else "")
+    of_cell = {
+        "peak": peak,
+        "end": end,
+        "expected": _expected(group),
+        "limit": _limit(group) if near else None,
+        "text": text + (" (bar cut)" if end < peak else ""),
+    }
+    return [
+        cell_row(
+            group, groups, kind=LABELS[kind], megabytes=size, order=list(KINDS).index(kind),
+            **(of_cell if kind == REST else dict.fromkeys(of_cell)),
         )
-        self.limit = None if limit is None else limit / 1e6
-
-    def rows(self, groups: Sequence[CellRuns], near: bool, cut: float | None) -> list[Row]:
-        """One for each kind; the last, which is always there, holds what belongs to the cell."""
-        held = sum(self.states.values())
-        is_cut = cut is not None and self.peak > cut
-        end = cut if cut is not None and is_cut else self.peak
-        parts = {**self.states, REST: max(0.0, end - held)}
-        of_cell = {
-            "peak": self.peak,
-            "end": end,
-            "expected": self.expected,
-            "limit": self.limit if near else None,
-            "text": f"{number(self.peak)} MB"
-            + (f", states {number(held)}" if self.states else "")
-            + (" (bar cut)" if is_cut else ""),
-        }
-        return [
-            cell_row(
-                self.group, groups, kind=LABELS[kind], megabytes=size, order=list(KINDS).index(kind),
-                **(of_cell if kind == REST else dict.fromkeys(of_cell)),
-            )
-            for kind, size in parts.items()
-        ]  # fmt: skip
+        for kind, size in {**states, REST: max(0.0, end - held)}.items()
+    ]  # fmt: skip
 
 
 def _expected(group: CellRuns) -> float | None:

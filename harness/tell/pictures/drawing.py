@@ -22,8 +22,6 @@ from harness.backends.strategy import Sharding, StrategyKind
 from harness.backends.yaml_values import parse_value
 from harness.errors import HarnessError
 from harness.files import refusing, write_atomically
-from harness.record import Record
-from harness.record.workload import known_strategy
 from harness.tell.document import Picture
 
 GREY = "#757575"
@@ -84,44 +82,29 @@ SHAPES: dict[Sharding, str] = {
 NATIVE_OPACITY, WRAPPED_OPACITY = 0.62, 0.14
 
 
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """How a strategy is drawn in every picture."""
-
-    family: str
-    colour: str
-    is_wrapped: bool
-    """Through Accelerate: the colour of what it wraps, but only outlined, or dashed."""
-    shape: str
-
-    def fields(self) -> dict[str, Any]:
-        """The same as fields of a row."""
-        return {
-            "family": self.family,
-            "colour": self.colour,
-            "opacity": WRAPPED_OPACITY if self.is_wrapped else NATIVE_OPACITY,
-            "dash": [5, 3] if self.is_wrapped else [1, 0],
-            "shape": self.shape,
-        }
-
-
-def look_of(strategy: StrategyKind | None) -> Look:
-    """The look of a strategy; None: of one that nothing is known of."""
-    if strategy is None:
-        return Look(family="other", colour=FAMILIES["other"][1], is_wrapped=False, shape="triangle-down")
-    key = strategy.family if strategy.zero_stage is None else f"zero{strategy.zero_stage}"
-    family, colour = FAMILIES.get(key, FAMILIES["other"])
-    wrapped = strategy.through_accelerate
-    return Look(family=family, colour=colour, is_wrapped=wrapped, shape=SHAPES[strategy.sharding])
-
-
-def look_of_record(record: Record) -> Look:
-    """The look of the strategy that a run used."""
-    return look_of(known_strategy(record))
-
-
 Spec = dict[str, Any]
 Row = dict[str, Any]
+
+
+def look_of(strategy: StrategyKind | None) -> Row:
+    """How a strategy is drawn in every picture, as fields of a row; None: one that nothing is known of.
+
+    Through Accelerate it has the colour of what it wraps, but is only outlined, or dashed.
+    """
+    key, is_wrapped, shape = "other", False, "triangle-down"
+    if strategy is not None:
+        key = strategy.family if strategy.zero_stage is None else f"zero{strategy.zero_stage}"
+        is_wrapped, shape = strategy.through_accelerate, SHAPES[strategy.sharding]
+    family, colour = FAMILIES.get(key, FAMILIES["other"])
+    return {
+        "family": family,
+        "colour": colour,
+        "opacity": WRAPPED_OPACITY if is_wrapped else NATIVE_OPACITY,
+        "dash": [5, 3] if is_wrapped else [1, 0],
+        "shape": shape,
+    }
+
+
 RENDERER = "vl-convert-python"
 VEGA_LITE = "5.21"
 """Version of Vega-Lite that draws, here and in a page that draws again."""
@@ -177,6 +160,11 @@ def complete(picture: Picture) -> Spec:
     }
 
 
+def channel(name: str, **named: Any) -> Spec:
+    """A channel with a number: the field of that name, and what else the channel says."""
+    return {"field": name, "type": "quantitative", **named}
+
+
 def only_drawn(rows: Sequence[Row]) -> list[Row]:
     """The rows without those of cells that only a filter of a page may show."""
     return [row for row in rows if row.get("is_drawn", True)]
@@ -191,16 +179,17 @@ def first_drawn(picture: Picture) -> Spec:
     return {**spec, "data": {**data, "values": only_drawn(data["values"])}}
 
 
-def draw(picture: Picture, formats: tuple[str, ...] = ("svg", "png")) -> dict[str, bytes]:
-    """Draw a picture; returns its bytes by format."""
+def draw(picture: Picture, form: str = "svg") -> bytes:
+    """The picture as SVG, or as PNG on a white page."""
     import vl_convert
 
     svg = _svg(json.dumps(first_drawn(picture)))
-    images = {
-        "svg": lambda: f"{svg}\n".encode(),
-        "png": lambda: vl_convert.svg_to_png(on_page(svg, "white"), scale=PNG_SCALE),
-    }
-    return {form: images[form]() for form in formats}
+    if form == "svg":
+        return f"{svg}\n".encode()
+    # Of a PNG without a page vl-convert 1.9 writes half-transparent pixels too dark.
+    page = '><rect width="100%" height="100%" fill="white"/>'
+    image: bytes = vl_convert.svg_to_png(svg.replace(">", page, 1), scale=PNG_SCALE)
+    return image
 
 
 @lru_cache(maxsize=128)
@@ -209,17 +198,8 @@ def _svg(specification: str) -> str:
     import vl_convert  # type: ignore[import-untyped, unused-ignore]
 
     drawn = vl_convert.vegalite_to_svg(specification, vl_version=VEGA_LITE, allowed_base_urls=[])
-    return _rounded(drawn)
-
-
-def on_page(svg: str, colour: str) -> str:
-    """The picture on a page: vl-convert 1.9 writes half-transparent pixels of a PNG too dark."""
-    return svg.replace(">", f'><rect width="100%" height="100%" fill="{colour}"/>', 1)
-
-
-def _rounded(svg: str) -> str:
-    """The same picture with coordinates of 0.01 pixel, so without rounding noise and in fewer bytes."""
-    return _TAG.sub(lambda tag: _FRACTION.sub(_hundredths, tag[0]), svg)
+    # Coordinates of 0.01 pixel: without rounding noise and in fewer bytes.
+    return _TAG.sub(lambda tag: _FRACTION.sub(_hundredths, tag[0]), drawn)
 
 
 def _hundredths(number: re.Match[str]) -> str:
@@ -238,7 +218,7 @@ def write_plot(picture: Picture, path: Path) -> None:
     """Write a picture that is of no report, by the file's suffix. Raises HarnessError where it cannot."""
     form = plot_format(path)
     with refusing(f"--plot {path} cannot be written"):
-        write_atomically(path, draw(picture, (form,))[form])
+        write_atomically(path, draw(picture, form))
 
 
 LINE = 14.0
@@ -342,15 +322,9 @@ def _around(point: Point, wide: float, width: float, height: float) -> list[Box]
             found += [Box(x + gap, y + dy, wide), Box(x - gap - wide, y + dy, wide)]
             if up >= LINE:
                 found.append(Box(x - wide / 2, y + dy, wide))
-    found.sort(key=lambda box: _distance(box, point))
+    found.sort(key=lambda b: max(b.left - x, x - b.left - b.width, 0.0) + abs(b.middle - y))
     inside = [b for b in found if b.left >= 0 and b.left + b.width <= width and 0 <= b.middle <= height]
     return inside or found
-
-
-def _distance(box: Box, point: Point) -> float:
-    x, y = point
-    across = max(box.left - x, x - box.left - box.width, 0.0)
-    return across + abs(box.middle - y)
 
 
 LEFT = 1.06
@@ -403,14 +377,14 @@ class Panel:
         """The channel across."""
         scale = {"type": "log", "base": 2, "domain": [xs[0] / LEFT, xs[-1]], "nice": False}
         axis = {"values": list(xs), "grid": False, "labelOverlap": True, **self.x_axis}
-        return {"field": "x", "type": "quantitative", "title": self.across, "scale": scale, "axis": axis}
+        return channel("x", title=self.across, scale=scale, axis=axis)
 
     def y(self, name: str) -> Spec:
         """A vertical channel."""
         kind = {"type": "log"} if self.is_log else {"zero": True}
         scale = {**kind, "domain": list(self.domain), "nice": False}
         axis = {"tickCount": 6, **self.y_axis}
-        return {"field": name, "type": "quantitative", "title": self.up, "scale": scale, "axis": axis}
+        return channel(name, title=self.up, scale=scale, axis=axis)
 
     def _pixel(self, value: float) -> float:
         """Below the upper edge."""

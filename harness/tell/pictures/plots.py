@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, pairwise
 from math import ceil, copysign, floor, log1p, log10
 from statistics import median
@@ -16,6 +17,7 @@ from harness.judge.rows import CellRuns, place_to_compare, rivals
 from harness.judge.statistics import LEVEL, Ranking, frontier, interval_runs
 from harness.judge.wording import counted, listed, ranks
 from harness.record import Record
+from harness.record.workload import known_strategy
 from harness.tell.document import Picture
 from harness.tell.formats import number, percent, scientific, times
 from harness.tell.pictures.bars import (
@@ -41,8 +43,9 @@ from harness.tell.pictures.drawing import (
     Row,
     along,
     beside,
+    channel,
     layer,
-    look_of_record,
+    look_of,
     only_drawn,
     spread,
 )
@@ -51,19 +54,8 @@ from harness.tell.tables import bases_words, prose, unranked_words
 Spec = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class VerticalAxis:
-    """The vertical axis of a panel."""
-
-    title: str
-    scale: Spec
-    axis: Spec
-
-    def of(self, field: str) -> Spec:
-        named = {"title": self.title, "scale": self.scale, "axis": self.axis}
-        return {"field": field, "type": "quantitative", **named}
-
-
+Channel = Callable[[str], Spec]
+"""The vertical channel of a panel for a field."""
 MOST_TICKS = 11
 
 
@@ -78,11 +70,11 @@ def x_channel(steps: Sequence[int], *, titled: bool) -> Spec:
     return found
 
 
-def band_of(x: Spec, y: VerticalAxis, field: str) -> list[Spec]:
+def band_of(x: Spec, y: Channel, field: str) -> list[Spec]:
     """From the least to the most of each step over the cells of one verdict, then each that diverged."""
     verdicts = {"verdicts": list(VERDICTS), "colours": list(VERDICTS.values())}
-    outliers: list[Spec] = layer("outliers", x=x, y=y.of("value"), field=field)
-    return [layer("band", x=x, least=y.of("least"), field=field, **verdicts), *outliers]
+    outliers: list[Spec] = layer("outliers", x=x, y=y("value"), field=field)
+    return [layer("band", x=x, least=y("least"), field=field, **verdicts), *outliers]
 
 
 Curve = dict[int, float]
@@ -215,7 +207,8 @@ def _losses(rows: Sequence[Row], x: Spec) -> list[Spec]:
     low, high = min(values) - margin, max(values) + margin
     scale = {"domain": [low, high], "nice": False, "zero": False}
     _place_names(rows, "losses", lambda loss: UPPER * (1 - (loss - low) / (high - low)), UPPER)
-    y = VerticalAxis("loss, nats per token", scale, {"tickCount": 5, "minExtent": EXTENT})
+    axis = {"tickCount": 5, "minExtent": EXTENT}
+    y = partial(channel, title="loss, nats per token", scale=scale, axis=axis)
     return [*band_of(x, y, "losses"), layer("band_name")]
 
 
@@ -236,8 +229,8 @@ def _differences(rows: Sequence[Row], x: Spec) -> list[Spec]:
         return LOWER / 2 * (1 - share)
 
     _place_names(rows, "differences", height, LOWER)
-    y = VerticalAxis("minus reference", scale, axis)
-    limits: list[Spec] = layer("limit_band", limit=y.of("limit"), lower=y.of("lower"))
+    y = partial(channel, title="minus reference", scale=scale, axis=axis)
+    limits: list[Spec] = layer("limit_band", limit=y("limit"), lower=y("lower"))
     return [*limits, *band_of(x, y, "differences")]
 
 
@@ -394,7 +387,7 @@ def _scaling_rows(curves: Curves, strong: bool) -> list[Row]:
         job = f", job {last.group.record.job_id[:6]}" if several else ""
         name = drawn_name(last.curve, [each[-1].curve for each in curves]) + job
         # The reference may be the first point of a curve: it is drawn as the curve is.
-        look = look_of_record(last.group.record)
+        look = look_of(known_strategy(last.group.record))
         for point in curve:
             extent, unit = point.ratio.extent, 1 if strong else 100
             row = cell_row(
@@ -404,9 +397,9 @@ def _scaling_rows(curves: Curves, strong: bool) -> list[Row]:
                 low=unit * extent.low if extent else None, high=unit * extent.high if extent else None,
                 beside=point.group.world_size * (1 - BESIDE * (index + 1)),
                 ideal=point.group.world_size / least if strong else 100.0,
-                panel=look.family.partition("-")[0],
+                panel=look["family"].partition("-")[0],
             )  # fmt: skip
-            rows.append(row | look.fields())
+            rows.append(row | look)
     return rows
 
 
@@ -452,7 +445,10 @@ def trade_off_picture(comparison: Comparison) -> Picture | None:
     if len(groups) < 2 or order.base not in peaks:
         return None
     best = frontier(peaks, order)
-    drawn = _trade_off_drawn(groups, order, best)
+    # Of many those of the frontier and of highest throughput, in their order.
+    importance = sorted(groups, key=lambda group: (group.label not in best, order.names.index(group.label)))
+    kept = {group.label for group in importance[:MOST_CELLS]}
+    drawn = [group for group in groups if group.label in kept]
     cut = cut_at([100 * peaks[group.label] / peaks[order.base] for group in drawn])
     rows = [_row(group, drawn, order, peaks, cut, group.label in best) for group in drawn]
     base = bases_words([order])
@@ -478,13 +474,6 @@ def trade_off_picture(comparison: Comparison) -> Picture | None:
         alt=f"Scatter of {titles[1]} over {titles[0]}. {where}: {told_here}.",
         chart=lambda: _trade_off_chart(rows, titles),
     )
-
-
-def _trade_off_drawn(groups: Sequence[CellRuns], order: Ranking, best: Sequence[str]) -> list[CellRuns]:
-    """All, or of many those of the frontier and of highest throughput, in their order."""
-    importance = sorted(groups, key=lambda group: (group.label not in best, order.names.index(group.label)))
-    kept = {group.label for group in importance[:MOST_CELLS]}
-    return [group for group in groups if group.label in kept]
 
 
 def _row(
@@ -525,12 +514,9 @@ class _Panel:
     def channels(self, x: str, y: str, titles: tuple[str, str]) -> dict[str, Any]:
         fields = zip("xy", (x, y), titles, (self.across, self.up), strict=True)
         return {
-            channel: {
-                "field": field, "type": "quantitative", "title": title,
-                "scale": {"domain": list(domain), "nice": False, "zero": False},
-            }
-            for channel, field, title, domain in fields
-        }  # fmt: skip
+            name: channel(field, title=title, scale={"domain": list(domain), "nice": False, "zero": False})
+            for name, field, title, domain in fields
+        }
 
 
 def _named(rows: Sequence[Row], panel: _Panel) -> list[Row]:

@@ -40,21 +40,16 @@ from harness.tell.tables import (
 )
 
 
-def results_without_speeds(comparison: Comparison) -> Section:
-    """One line per job, backend and world size, of figures that no load of the machine changes."""
-    blocks = blocks_of(results_table(comparison, speeds=False), _without_form(comparison))
-    return Section("results", "Results", blocks)
+def results_section(comparison: Comparison, *, speeds: bool = True) -> Section:
+    """One line per job, backend and world size; the spread is folded.
 
-
-def _without_form(comparison: Comparison) -> str:
-    """What the mark of cells means whose bytes and memory no closed form judges; empty if none has it."""
-    labels = dict.fromkeys(group.label for group in comparison.groups if unjudged_amounts(group.record))
-    return f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS} ({listed(list(labels))})." if labels else ""
-
-
-def results_section(comparison: Comparison) -> Section:
-    """One line per job, backend and world size; the spread is folded."""
-    blocks = blocks_of(results_table(comparison), _without_form(comparison))
+    Without `speeds` only figures that no load of the machine changes.
+    """
+    unjudged = dict.fromkeys(group.label for group in comparison.groups if unjudged_amounts(group.record))
+    mark = f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS} ({listed(list(unjudged))})." if unjudged else ""
+    blocks = blocks_of(results_table(comparison, speeds=speeds), mark)
+    if not speeds:
+        return Section("results", "Results", blocks)
     spread = spread_table(comparison)
     if spread is not None:
         runs = max(len(group.rows) for group in comparison.groups)
@@ -300,22 +295,14 @@ def records_section(manifest: Manifest) -> Section:
     return Section("records", "Records", blocks)
 
 
-TITLE_READING = "How to read the numbers"
-
-
-def reading_section(comparison: Comparison) -> Section:
+def reading_section(comparison: Comparison, *, speeds: bool = True) -> Section:
     """Definitions and formulae of the columns."""
     unit = [f"{NO_TEXT}."] if of_no_text(comparison) else []
-    turns = [BY_TURN] if any(row.record.turns for row in comparison.rows) else []
-    return Section("reading", TITLE_READING, [Items([*_COMMON[:1], *unit, *_SPEEDS, *turns, *_COMMON[1:]])])
+    turns = [prose("records_by_turn")] if any(row.record.turns for row in comparison.rows) else []
+    of_speeds = [*unit, *_SPEEDS, *turns] if speeds else []
+    return Section("reading", "How to read the numbers", [Items([*_COMMON[:1], *of_speeds, *_COMMON[1:]])])
 
 
-def reading_without_speeds(comparison: Comparison) -> Section:
-    """The same for a report without figures of speed."""
-    return Section("reading", TITLE_READING, [Items(_COMMON)])
-
-
-BY_TURN = prose("records_by_turn")
 _SPEEDS = prose(
     "records_speeds",
     least_for_p95=LEAST_FOR_P95,

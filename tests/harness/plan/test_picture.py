@@ -33,7 +33,7 @@ def test_strategies_with_equal_figures_share_a_curve() -> None:
 
 def test_every_strategy_and_the_limit_are_named() -> None:
     asked = ask(MIXED, backends="fsdp ddp", world_sizes=(2, 4), gpu="A100-80")
-    svg = draw(estimate_picture(asked, estimate(asked)), ("svg",))["svg"].decode()
+    svg = draw(estimate_picture(asked, estimate(asked))).decode()
     for text in ("fsdp", "ddp", "A100-80: 85.1 GB", "tokens/s per GPU", "exposed communication"):
         assert text in svg
 

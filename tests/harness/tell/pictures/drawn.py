@@ -36,7 +36,7 @@ def rows_of(picture: Picture | None) -> list[dict[str, Any]]:
 
 def texts(picture: Picture | None) -> list[str]:
     """Every text that the SVG shows."""
-    svg = ElementTree.fromstring(draw(made(picture), ("svg",))["svg"])
+    svg = ElementTree.fromstring(draw(made(picture)))
     return ["".join(text.itertext()) for text in svg.iter("{http://www.w3.org/2000/svg}text")]
 
 
