@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate, groupby
+from operator import add
 from typing import Any
 
 from harness.forms.layout import Derivations, Layout
@@ -273,31 +275,20 @@ class ActivationProfile:
     def with_caches(self, each: int) -> ActivationProfile:
         """The same with so many bytes a token that blocks hand on and that live as long as the model's
         output: until the loss is computed. What of them is there while blocks compute is left out."""
-
-        def more(size: Size) -> Size:
-            return size + Size((0, 0, 0, each, 0, 0))
-
-        def same(size: Size) -> Size:
-            return size
-
-        return replace(self, head=self.head.sized(same, more, same), loss=self.loss.sized(same, more, same))
+        more = partial(add, Size((0, 0, 0, each, 0, 0)))
+        head, loss = (of.sized(_same, more, _same) for of in (self.head, self.loss))
+        return replace(self, head=head, loss=loss)
 
     def beside_blocks(self, beside: Size) -> ActivationProfile:
         """The same where so much more lies there at every moment within a block, and is gone after it."""
-
-        def wider(block: Segment) -> Segment:
-            return block.sized(lambda size: size, *[lambda size: size + beside] * 2)
-
+        more = partial(add, beside)
+        wider = partial(Segment.sized, saved=_same, forward=more, backward=more)
         again, blocks = self.recomputed and wider(self.recomputed), tuple(map(wider, self.blocks))
         return replace(self, block=wider(self.block), recomputed=again, blocks=blocks)
 
     def with_head(self, beside: Size) -> ActivationProfile:
         """The same with more while the head computes, such as its unpacked weights."""
-
-        def more(size: Size) -> Size:
-            return size + beside
-
-        return replace(self, head=self.head.sized(lambda size: size, more, more))
+        return replace(self, head=self.head.sized(_same, *[partial(add, beside)] * 2))
 
     def forward_bytes(self, layers: int, micro_batch: int, sequence: int) -> int:
         """The most that is there from the end of the blocks' forward pass to the loss."""

@@ -74,25 +74,6 @@ def node_traffic(
     return NodeTraffic(between=sent)
 
 
-def replicated_ratio(ranks: int, parameters: int, tokens: int, peak_flops: float, bandwidth: float) -> float:
-    """DDP and ZeRO-1: (DP - 1) P F / (2 B T DP)."""
-    return (ranks - 1) * parameters * peak_flops / (2 * bandwidth * tokens * ranks)
-
-
-def gradient_sharded_ratio(
-    ranks: int, parameters: int, tokens: int, peak_flops: float, bandwidth: float
-) -> float:
-    """ZeRO-2: (DP - 1) P F / (4 B T DP)."""
-    return replicated_ratio(ranks, parameters, tokens, peak_flops, bandwidth) / 2
-
-
-def parameter_sharded_ratio(
-    ranks: int, sequence_length: int, micro_batch_size: int, peak_flops: float, bandwidth: float
-) -> float:
-    """ZeRO-3 and FSDP: (DP - 1) F / (2 seq mbs B)."""
-    return (ranks - 1) * peak_flops / (2 * sequence_length * micro_batch_size * bandwidth)
-
-
 def time_ratio(sent_bytes: float, parameters: int, tokens: int, peak_flops: float, bandwidth: float) -> float:
     """Communication over computing, both at their peaks: (bytes / B) / (6 P T / F).
 
@@ -115,13 +96,14 @@ def guide_ratio(
 ) -> float:
     """What the guide prints for a strategy; T counts all micro-steps of a rank, since DDP reduces once.
 
+    DDP and ZeRO-1: (DP - 1) P F / (2 B T DP); ZeRO-2: half of that; ZeRO-3, FSDP: (DP - 1) F / (2 seq mbs B).
     For hybrid sharding `ranks` are those of a shard group. One rank communicates nothing: 0.
     """
-    tokens = sequence_length * micro_batch_size * accumulation_steps
     if strategy.facts.reshards or strategy.stage == 3:
-        return parameter_sharded_ratio(ranks, sequence_length, micro_batch_size, peak_flops, bandwidth)
-    ratio = gradient_sharded_ratio if strategy.stage == 2 else replicated_ratio
-    return ratio(ranks, parameters, tokens, peak_flops, bandwidth)
+        return (ranks - 1) * peak_flops / (2 * sequence_length * micro_batch_size * bandwidth)
+    tokens = sequence_length * micro_batch_size * accumulation_steps
+    replicated = (ranks - 1) * parameters * peak_flops / (2 * bandwidth * tokens * ranks)
+    return replicated / 2 if strategy.stage == 2 else replicated
 
 
 def host_elements(workload: Workload, expected: ModelStates) -> float:

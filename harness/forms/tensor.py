@@ -112,12 +112,8 @@ def recomputed(workload: Workload, passes: int) -> list[Collective]:
         return []
     blocks = tuple(f"{block}." for block in workload.layout.blocks[::between])
     last = f".{workload.recomputed_until}.weight"
-    rows = [
-        tensor.shape[0]
-        for tensor in workload.layout.parameters
-        if _is_weight(tensor) and _layer(tensor) in ROWS
-        and tensor.name.startswith(blocks) and not tensor.name.endswith(last)
-    ]  # fmt: skip
+    inside = (tensor for tensor in _weights(workload, *ROWS) if tensor.name.startswith(blocks))
+    rows = [tensor.shape[0] for tensor in inside if not tensor.name.endswith(last)]
     size = positions(workload) * sum(rows) * DTYPE_BYTES[workload.compute_dtype]
     dtype, count = workload.compute_dtype, passes * len(rows)
     return [Collective("backward", "all_reduce", dtype, AGAIN, passes * size, count, "tensor")]
@@ -143,20 +139,17 @@ def activations(workload: Workload, passes: int) -> list[Collective]:
         size = per_feature * sum(features) * DTYPE_BYTES[of]
         return Collective(phase, op, of, term, size, passes * len(features), "tensor")
 
-    weights = [tensor for tensor in workload.layout.parameters if _is_weight(tensor)]
-    rows = [tensor.shape[0] for tensor in weights if _layer(tensor) in ROWS]
-    found = [added("forward", dtype, FORWARD, rows)]
-    table = next((t for t in workload.layout.parameters if _layer(t) in VOCABULARY), None)
+    found = [added("forward", dtype, FORWARD, [tensor.shape[0] for tensor in _weights(workload, *ROWS)])]
+    table = next(_weights(workload, *VOCABULARY), None)
     if table is not None and is_cut(workload, table):
         found.append(added("forward", held, FORWARD, [table.shape[1]]))
         found.append(added("forward", dtype, LOGITS, [table.shape[0]], "all_gather"))
     # One weight for each module whose input is one DTensor: attention, feed-forward, output layer.
     readers: dict[str, Tensor] = {}
-    for tensor in workload.layout.parameters:
-        module = tensor.name.rpartition(".")[0]
-        if _layer(tensor) in COLUMNS and _is_weight(tensor):
-            readers.setdefault(module.rpartition(".")[0], tensor)
-        elif _layer(tensor) in VOCABULARY and is_cut(workload, tensor):
+    for tensor in _weights(workload, *COLUMNS):
+        readers.setdefault(tensor.name.rsplit(".", 2)[0], tensor)
+    for tensor in _weights(workload, *VOCABULARY):
+        if is_cut(workload, tensor):
             readers["output layer"] = tensor
     read = [tensor.shape[1] for tensor in readers.values()]
     return [*found, added("backward", held, BACKWARD, read), *recomputed(workload, passes)]
@@ -170,14 +163,6 @@ def positions(workload: Workload) -> int:
 def is_cut(workload: Workload, tensor: Tensor) -> bool:
     """Whether ranks along 'tensor' hold different parts of a parameter."""
     return cut_dimension(tensor.name, tensor.shape, ranks_of(workload)) is not None
-
-
-def _layer(tensor: Tensor) -> str:
-    return tensor.name.rpartition(".")[0].rpartition(".")[2]
-
-
-def _is_weight(tensor: Tensor) -> bool:
-    return tensor.name.endswith(".weight")
 
 
 # DeepSpeed AutoTP 0.19.8 (`backends/tensor/autotp.py`): layers cut along 'tensor', ZeRO along 'data'.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.backends.presets import MULTI_RANK_BUCKET
-from harness.forms.layout import DTYPE_BYTES, Tensor, ceil_to, elements
+from harness.forms.layout import DTYPE_BYTES, Layout, Tensor, ceil_to, elements
 from harness.forms.single import ADAM_MOMENTS, buffer_terms, step_counters, whole_frozen
 from harness.forms.terms import (
     FURTHER_GRADIENTS,
@@ -72,6 +72,36 @@ def model_states(workload: Workload) -> ModelStates:
     )
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter lies in its flat group."""
+
+    tensor: Tensor
+    group: int
+    first: int
+    """Partition that its first element is in."""
+    last: int
+    own: int
+    """Elements in the rank's partition."""
+
+
+def places(layout: Layout, ranks: int, rank: int) -> list[tuple[int, list[Place]]]:
+    """Of each flat group: elements of a partition, and its parameters."""
+
+    def derive() -> list[tuple[int, list[Place]]]:
+        found = []
+        for index, group in enumerate(layout.groups()):
+            piece, end, placed = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * ranks) // ranks, 0, []
+            for tensor in group:
+                begin, end = end, end + tensor.numel
+                own = max(0, min(end, piece * (rank + 1)) - max(begin, piece * rank))
+                placed.append(Place(tensor, index, begin // piece, (end - 1) // piece, own))
+            found.append((piece, placed))
+        return found
+
+    return layout.once(("places", ranks, rank), derive)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Partition:
     """One rank's part of the flat groups, in elements."""
@@ -95,20 +125,15 @@ class _Partition:
 def updated_tensors(workload: Workload) -> list[list[int]]:
     """The rank's partition of each group, padding included: one flat tensor that is stepped by itself
     (`DeepSpeedZeroOptimizer._optimizer_step`)."""
-    alignment = START_ALIGNMENT_ELEMENTS * workload.world_size
-    return [
-        [ceil_to(elements(group), alignment) // workload.world_size] for group in workload.layout.groups()
-    ]
+    return [[piece] for piece, _ in places(workload.layout, workload.world_size, workload.rank)]
 
 
 def _partition(workload: Workload) -> _Partition:
     flat = own = inside = straddling = unreached = 0
     left_out = workload.layout.unreached or frozenset()
-    for group in workload.layout.groups():
-        length = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * workload.world_size)
-        piece = length // workload.world_size
-        touched, part = _reaching_into(group, piece * workload.rank, piece)
-        flat += length
+    for piece, placed in places(workload.layout, workload.world_size, workload.rank):
+        touched, part = [p.tensor for p in placed if p.own], sum(p.own for p in placed)
+        flat += piece * workload.world_size
         own += piece
         inside += part
         straddling += elements(touched) - part
@@ -171,19 +196,6 @@ def _offloaded_gradients(workload: Workload, piece: _Partition) -> list[Term]:
         buffer("device buffer of one gradient", largest),
         buffer("host buffer of updated weights", piece.own * width, host=True),
     ]
-
-
-def _reaching_into(group: list[Tensor], begin: int, length: int) -> tuple[list[Tensor], int]:
-    """Parameters of a flat group with elements in [begin, begin + length), and those elements."""
-    touched, own, position = [], 0, 0
-    for parameter in group:
-        end = position + parameter.numel
-        part = min(end, begin + length) - max(position, begin)
-        if part > 0:
-            touched.append(parameter)
-            own += part
-        position = end
-    return touched, own
 
 
 def collectives(workload: Workload) -> Volume:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from harness.forms.fsdp.units import (
     KEPT_BY_EVALUATION,
     GatherUnit,
+    all_reduced,
     blocks_without_gradient,
     gathers_and_reductions,
     irregular_units,
     norm,
-    reduce_dtype,
     reduced_sizes,
     reduction_remarks,
 )
@@ -28,9 +28,7 @@ from harness.forms.terms import (
     Share,
     Term,
     Volume,
-    gathered,
     over_steps,
-    reducing_passes,
     states,
 )
 from harness.forms.workload import Workload
@@ -136,7 +134,8 @@ def collectives(workload: Workload) -> Volume:
     units = _units(workload, reshards=reshards)
     kept = not (reshards or workload.reduces_each)
     if not is_sharded(workload):
-        return _not_sharded(workload, units)
+        moved = [*all_reduced(workload, reduced_sizes(units)), *_overflow(workload)] * len(workload.steps)
+        return Volume(collectives=tuple(moved))
 
     def step(workload: Workload, index: int) -> list[Collective]:
         moved = gathers_and_reductions(workload, units, index, kept_within_step=kept)
@@ -220,19 +219,6 @@ def _units(workload: Workload, *, reshards: bool) -> list[GatherUnit]:
         )
         for (name, tensors), flat in named
     ]  # fmt: skip
-
-
-def _not_sharded(workload: Workload, units: Sequence[GatherUnit]) -> Volume:
-    def step(workload: Workload, _: int) -> list[Collective]:
-        sizes, dtype = reduced_sizes(units), reduce_dtype(workload)
-        reduced = [
-            collective
-            for term, passes in reducing_passes(workload.reductions)
-            for collective in gathered("backward", term, sizes, dtype, op="all_reduce", passes=passes)
-        ]
-        return reduced + _overflow(workload)
-
-    return Volume(collectives=tuple(over_steps(workload, step)))
 
 
 def _overflow(workload: Workload) -> list[Collective]:

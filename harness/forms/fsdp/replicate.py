@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from harness.forms.fsdp.fsdp2 import model_states, updated_tensors
-from harness.forms.fsdp.units import reduce_dtype, reduction_remarks
+from harness.forms.fsdp.units import all_reduced, reduction_remarks
 from harness.forms.layout import elements
-from harness.forms.terms import Collective, Volume, gathered, over_steps, reducing_passes
+from harness.forms.terms import Volume
 from harness.forms.workload import Workload
 
 __all__ = ["collectives", "model_states", "updated_tensors"]
@@ -20,16 +20,5 @@ def collectives(workload: Workload) -> Volume:
     layout = workload.layout
     counts = [elements(list(filter(layout.is_reached, tensors))) for _, tensors in layout.units()]
     sizes = [(count, count) for count in counts if count]
-    found = [
-        collective
-        for term, passes in reducing_passes(workload.reductions)
-        for collective in gathered(
-            "backward", term, sizes, reduce_dtype(workload), op="all_reduce", passes=passes
-        )
-    ]
-
-    def step(_: Workload, __: int) -> list[Collective]:
-        return found
-
-    remarks = tuple(reduction_remarks(workload))
-    return Volume(collectives=tuple(over_steps(workload, step)), remarks=remarks)
+    found = all_reduced(workload, sizes) * len(workload.steps)
+    return Volume(collectives=tuple(found), remarks=tuple(reduction_remarks(workload)))

@@ -17,6 +17,7 @@ from harness.forms.terms import (
     PADDING,
     REPLICAS,
     Collective,
+    Sizes,
     gathered,
     reducing_passes,
 )
@@ -47,21 +48,15 @@ class GatherUnit:
     """What a rank of FSDP2 holds of it between uses, padding included."""
 
 
-def sizes(units: Sequence[GatherUnit]) -> list[tuple[int, int]]:
-    """(elements, padded elements) of each unit."""
-    return [(unit.elements, unit.padded) for unit in units]
-
-
 def blocks_without_gradient(workload: Workload) -> str | None:
     """Why the backward pass has no closed form; None: it goes through every block."""
-    units = dict(workload.layout.units())
-    blocks = [name for name in workload.layout.blocks if name in units]
-    frozen = [name for name in blocks if all(map(workload.layout.is_frozen, units[name]))]
-    if frozen:
-        return (
-            f"{frozen[0]} trains nothing; blocks before the first that does have no backward pass, and what "
-            "FSDP gathers and prefetches for them is not modelled"
-        )
+    layout, units = workload.layout, dict(workload.layout.units())
+    for name in layout.blocks:
+        if name in units and all(map(layout.is_frozen, units[name])):
+            return (
+                f"{name} trains nothing; blocks before the first that does have no backward pass, and what "
+                "FSDP gathers and prefetches for them is not modelled"
+            )
     return None
 
 
@@ -75,8 +70,7 @@ def irregular_units(workload: Workload) -> str | None:
             "without values (torch's meta device), or blocks lie within blocks"
         )
     runs = Counter(name for name, _ in calls)
-    names = [name for name, count in runs.items() if count > 1]
-    if names:
+    if names := [name for name, count in runs.items() if count > 1]:
         return f"{names[0] or 'the model'} runs {runs[names[0]]} times; when it is gathered is not modelled"
     if calls:
         return "blocks run without a backward pass, or not at all; when they are gathered is not modelled"
@@ -108,8 +102,9 @@ def gathers(
         role = workload.regathered_in
     kinds = dict.fromkeys(unit.dtype or workload.compute_dtype for unit in units)
     for dtype in kinds:
-        alike = [unit for unit in units if (unit.dtype or workload.compute_dtype) == dtype]
-        found += gathered(phase, term, sizes(alike), dtype, role=role, passes=passes)
+        alike = (unit for unit in units if (unit.dtype or workload.compute_dtype) == dtype)
+        sizes = [(unit.elements, unit.padded) for unit in alike]
+        found += gathered(phase, term, sizes, dtype, role=role, passes=passes)
     return found
 
 
@@ -158,6 +153,17 @@ def gathers_and_reductions(
         *gathers(workload, "backward", FURTHER_BACKWARD, astray, passes=further),
     ]  # fmt: skip
     return found + reductions(workload, units)
+
+
+def all_reduced(workload: Workload, sizes: Sizes) -> list[Collective]:
+    """Gradients of one step where every rank keeps all of each unit's."""
+    return [
+        collective
+        for term, passes in reducing_passes(workload.reductions)
+        for collective in gathered(
+            "backward", term, sizes, reduce_dtype(workload), op="all_reduce", passes=passes
+        )
+    ]
 
 
 def reductions(workload: Workload, units: Sequence[GatherUnit]) -> list[Collective]:

@@ -38,7 +38,7 @@ from harness.forms.pipeline import (
 from harness.forms.tensor import local_workload
 from harness.forms.terms import Term, named_terms
 from harness.forms.workload import Workload
-from harness.forms.zero12 import START_ALIGNMENT_ELEMENTS
+from harness.forms.zero12 import places
 
 FSDP1, FSDP2 = named_terms("fsdp1"), named_terms("fsdp2")
 
@@ -425,15 +425,9 @@ class PipelineTimeline(StepTimeline):
 
     def begin(self) -> None:
         super().begin()
-        self._blocks = {unit.name: unit for unit in self.units}
         if place_of(self.workload) == ranks_of(self.workload) - 1:
             tokens = self.workload.micro_batch_size * (self.workload.sequence_length or 0)
             self.ledger.add(PIPELINE_TERMS.targets, 16 * tokens)
-
-    def visit(self, blocks: tuple[str, ...], *, first: bool) -> None:
-        """A stage's pass begins. first: none of its gradients is there yet."""
-        self.units = tuple(self._blocks[name] for name in blocks)
-        self.micro_step = 0 if first else 1
 
 
 def pipeline_moments(workload: Workload, profile: ActivationProfile) -> dict[Phase, PeakMoment]:
@@ -493,13 +487,14 @@ class _StageReplay(Replay):
         sequence: int, *, vocabulary: int,
     ) -> None:  # fmt: skip
         super().__init__(timeline, profile, micro_batch=samples, sequence=sequence)
-        self._stage, self._blocks = timeline, blocks
+        self._units = tuple(unit for unit in timeline.units if unit.name in blocks)
         self._logits = samples * sequence * vocabulary * timeline.workload.compute_bytes
         self.kept = profile.saved_bytes(len(blocks), samples, sequence) + self._logits
         """Bytes from the forward to the backward pass of a micro-batch."""
 
     def go(self, *, backward: bool, first: bool) -> None:
-        self._stage.visit(self._blocks, first=first)
+        """first: no gradient of the stage is there yet."""
+        self._timeline.units, self._timeline.micro_step = self._units, 0 if first else 1
         if backward:
             self._ledger.add(PIPELINE_TERMS.logits, self._logits)
             self.backward()
@@ -643,19 +638,15 @@ def _largest_straddling(workload: Workload) -> int:
 def _most_straddling(layout: Layout, ranks: int) -> int:
     """By partition of each group, as `zero12` lays them out, all parameters that reach into it and its
     padding."""
-    import numpy as np  # commands that predict nothing start without it
-
-    touched = np.zeros(ranks, dtype=np.int64)
-    for group in layout.groups():
-        piece = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * ranks) // ranks
-        bounds = np.cumsum([0, *(tensor.numel for tensor in group)])
-        begin = np.minimum(np.arange(ranks) * piece, bounds[-1])
-        end = np.minimum(begin + piece, bounds[-1])
-        first = np.searchsorted(bounds, begin, side="right") - 1
-        last = np.searchsorted(bounds, end)
-        straddling = np.where(begin < end, bounds[last] - bounds[first], 0)
-        touched += straddling + piece - (end - begin)
-    return int(touched.argmax())
+    touched = [0] * ranks
+    for piece, placed in places(layout, ranks, 0):
+        for place in placed:
+            for rank in range(place.first, place.last + 1):
+                touched[rank] += place.tensor.numel
+        length = elements(place.tensor for place in placed)
+        for rank in range(length // piece, ranks):
+            touched[rank] += piece * (rank + 1) - max(length, piece * rank)
+    return touched.index(max(touched))
 
 
 def _least_padding(workload: Workload) -> int:
@@ -665,22 +656,15 @@ def _least_padding(workload: Workload) -> int:
     for _, tensors in workload.units():
         flat = flat_unit(tensors, workload.compute_dtype, pieces)
         length = flat.length // pieces
-        position = 0
-        for offset, tensor in zip(flat.offsets, flat.parameters, strict=True):
-            _add(padding, position, offset, length)
-            position = offset + tensor.numel
-        _add(padding, position, flat.length, length)
-    clean = next((rank for rank in range(pieces) if rank not in padding), None)
-    return min(padding, key=lambda rank: (padding[rank], rank)) if clean is None else clean
-
-
-def _add(padding: dict[int, int], begin: int, end: int, length: int) -> None:
-    """Spread the padding from `begin` to `end` over the pieces in which it lies."""
-    while begin < end:
-        rank = begin // length
-        stop = min(end, (rank + 1) * length)
-        padding[rank] = padding.get(rank, 0) + stop - begin
-        begin = stop
+        ends = [offset + tensor.numel for offset, tensor in zip(flat.offsets, flat.parameters, strict=True)]
+        for begin, end in zip((0, *ends), (*flat.offsets, flat.length), strict=True):
+            # Between two parameters, spread over the pieces in which it lies.
+            while begin < end:
+                rank = begin // length
+                stop = min(end, (rank + 1) * length)
+                padding[rank] = padding.get(rank, 0) + stop - begin
+                begin = stop
+    return min(range(pieces), key=lambda rank: padding.get(rank, 0))
 
 
 def most_gathered_bytes(workload: Workload, width: int, blocks_at_once: int) -> int:

@@ -27,7 +27,7 @@ from harness.forms.zero0 import (
     reduce_dtype,
 )
 from harness.forms.zero3 import SECOND_COPY, SECOND_COPY_PADDING
-from harness.forms.zero12 import START_ALIGNMENT_ELEMENTS
+from harness.forms.zero12 import places
 
 ZERO0, ZERO12, ZERO3 = map(named_terms, ("zero0", "zero12", "zero3"))
 
@@ -69,18 +69,6 @@ class Zero0Timeline(StepTimeline):
         self.ledger.drop(GRADIENTS)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a parameter lies in its flat group."""
-
-    group: int
-    first: int
-    """Partition that its first element is in."""
-    last: int
-    own: int
-    """Elements in this rank's partition."""
-
-
 class Zero12Timeline(StepTimeline):
     """Stage 2 reduces gradients as they come, stage 1 when the backward pass is over."""
 
@@ -96,18 +84,9 @@ class Zero12Timeline(StepTimeline):
         """Elements in the bucket."""
         self._has_bucket = self._has_partition = False
         self._compact_groups: set[int] = set()
-        self._pieces: list[int] = []
-        self._places: dict[str, _Place] = {}
-        ranks, rank = workload.world_size, workload.rank
-        for index, group in enumerate(workload.layout.groups()):
-            piece = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * ranks) // ranks
-            position = 0
-            for tensor in group:
-                end = position + tensor.numel
-                own = max(0, min(end, piece * (rank + 1)) - max(position, piece * rank))
-                self._places[tensor.name] = _Place(index, position // piece, (end - 1) // piece, own)
-                position = end
-            self._pieces.append(piece)
+        groups = places(workload.layout, workload.world_size, workload.rank)
+        self._pieces = [piece for piece, _ in groups]
+        self._places = {place.tensor.name: place for _, placed in groups for place in placed}
         touching = (t for t in workload.layout.trained if self._places[t.name].own)
         self._touching = elements(touching)
 
@@ -386,7 +365,8 @@ class Zero3Timeline(StepTimeline):
         if not states["masters"]:
             return
         pieces = [piece for (piece,) in updated_tensors(workload)]
-        update = FlatUpdate(
+        others = self.ledger.all_held - sum(states.values())
+        in_blocks = kept(
             pieces=pieces,
             master=workload.master_bytes,
             gradient=self._accumulated,
@@ -395,9 +375,9 @@ class Zero3Timeline(StepTimeline):
             norm=norm,
             small=max(t.numel for t in workload.layout.trained) * self._width,
             copied_first=workload.options.get("copied_first", workload.master_bytes),
+            passes=self.ledger.kept - self.ledger.all_held,
         )
-        others = self.ledger.all_held - sum(states.values())
-        self.ledger.keep(others + kept(update, self.ledger.kept - self.ledger.all_held))
+        self.ledger.keep(others + in_blocks)
 
 
 class Zero3TensorTimeline(Zero3Timeline):
@@ -484,52 +464,39 @@ class Blocks:
         block[:] = joined
 
 
-@dataclass(frozen=True, kw_only=True)
-class FlatUpdate:
-    """Of DeepSpeed's ZeRO-3, what its steps allocate in one piece; bytes per element."""
-
-    pieces: Sequence[int]
-    """Elements of each sub-group of a rank."""
-    master: int
-    gradient: int
-    moments: int
-    copies: int
-    """Of what is updated at once, that the update makes."""
-    norm: int
-    """Bytes of the copy that the norm of the largest gradient takes."""
-    small: int
-    """Bytes up to which a tensor finds room in what the passes left."""
-    copied_first: int
-    """Bytes per element of what is copied as masters are made."""
-
-
-def kept(update: FlatUpdate, passes: int) -> int:
+def kept(
+    *, pieces: Sequence[int], master: int, gradient: int, moments: int, copies: int, norm: int, small: int,
+    copied_first: int, passes: int,
+) -> int:  # fmt: skip
     """Bytes that the allocator keeps of masters, moments, gradients and their flat copies.
 
-    passes: bytes that forward and backward pass take besides states.
+    pieces: elements of each sub-group of a rank. master, gradient, moments, copied_first: bytes per element,
+    the last of what is copied as masters are made. copies: of what is updated at once, that the update makes.
+    norm: bytes of the copy that the norm of the largest gradient takes. small: bytes up to which a tensor
+    finds room in what the passes left. passes: bytes that forward and backward pass take besides states.
     DeepSpeed 0.19.8, stage3.py: _create_fp32_partitions, initialize_optimizer_states (a buffer of the largest
     sub-group), grad_partitions_flat_buffer; then the passes; then norms and _prepare_fp32_grad_for_sub_group.
     """
-    blocks, master = Blocks(), update.master
-    for count in update.pieces:
-        copied = blocks.take(count * update.copied_first)
+    blocks = Blocks()
+    for count in pieces:
+        copied = blocks.take(count * copied_first)
         blocks.take(count * master)
         blocks.give(copied)
-    blocks.give(blocks.take(max(update.pieces) * master))
-    blocks.take(sum(update.pieces) * update.gradient)
+    blocks.give(blocks.take(max(pieces) * master))
+    blocks.take(sum(pieces) * gradient)
     beyond = max(0, passes - blocks.free)
-    if update.norm > update.small:
-        blocks.give(blocks.take(update.norm))
-    for count in update.pieces:
+    if norm > small:
+        blocks.give(blocks.take(norm))
+    for count in pieces:
         # Gradients laid out flat, then widened, unless they find room in what the passes left.
-        low, high = (count * width for width in (update.gradient, update.master))
-        wide = blocks.take(low) if low > update.small else None
+        low, high = (count * width for width in (gradient, master))
+        wide = blocks.take(low) if low > small else None
         if low != high:
-            flat, wide = wide, blocks.take(high) if high > update.small else None
+            flat, wide = wide, blocks.take(high) if high > small else None
             if flat is not None:
                 blocks.give(flat)
-        blocks.take(count * update.moments)
-        if (extra := count * master * update.copies) > update.small:
+        blocks.take(count * moments)
+        if (extra := count * master * copies) > small:
             blocks.give(blocks.take(extra))
         if wide is not None:
             blocks.give(wide)

@@ -1,21 +1,29 @@
-"""Single terms, counted by hand on shapes that do not divide."""
+"""Single terms, counted by hand on shapes that do not divide; rings, buckets, units, shared weights."""
 
+from __future__ import annotations
+
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from harness.backends.registry import strategy_of
-from harness.forms.terms import Collective
+from harness.forms.families import collectives
+from harness.forms.fsdp.fsdp2 import units_around_blocks
+from harness.forms.layout import Layout, Tensor, Use
+from harness.forms.terms import OPERATIONS, Collective, ring_formula, ring_sent_bytes
 from harness.forms.workload import Workload
-from tests.built_in import HYBRID
+from harness.forms.zero0 import buckets_filled
+from harness.forms.zero3 import SHARED_TERM, shared_gathers, uses_unknown
+from tests.built_in import HYBRID, strategy
 from tests.geometries import bloom_workload, small_workload, volume_of
 
 
 def payload(backend: str, workload: Workload, phase: str, op: str, **wanted: str) -> int:
-    return sum(c.payload_bytes for c in collectives(backend, workload, phase, op, **wanted))
+    return sum(c.payload_bytes for c in of_kind(backend, workload, phase, op, **wanted))
 
 
-def collectives(backend: str, workload: Workload, phase: str, op: str, **wanted: str) -> list[Collective]:
+def of_kind(backend: str, workload: Workload, phase: str, op: str, **wanted: str) -> list[Collective]:
     volume = volume_of(backend, workload)
     return [
         c
@@ -59,7 +67,7 @@ def test_zero_3_cuts_every_parameter_into_equal_partitions() -> None:
 def test_zero_3_gathers_blocks_at_once_where_they_are_its_leaf_modules() -> None:
     """BLOOM: embedding, its norm and the last norm; six modules in each of 24 blocks."""
     for options, units in (({}, 3 + 24 * 6), ({"leaf_module": "blocks"}, 3 + 24)):
-        (gathered,) = collectives("zero3", bloom_workload(options=options), "forward", "all_gather")
+        (gathered,) = of_kind("zero3", bloom_workload(options=options), "forward", "all_gather")
         assert gathered.calls == units
         assert gathered.payload_bytes == 559_214_592 * 4
 
@@ -78,10 +86,22 @@ def test_zero_3_gathers_once_where_weights_are_kept_or_the_prefetcher_holds_them
     assert payload("zero3", workload, "backward", "all_gather") == 0
 
 
-def test_zero_3_has_no_closed_form_where_some_weights_are_kept() -> None:
-    volume = volume_of("zero3", small_workload((6, 1), (20, 1), options={"stage3_max_reuse_distance": 51}))
-    assert volume.unknown is not None
-    assert "stage3_max_reuse_distance" in volume.unknown
+@pytest.mark.parametrize(
+    ("shapes", "changes", "says"),
+    [
+        (
+            ((6, 1), (20, 1)),
+            {"options": {"stage3_max_reuse_distance": 51}},
+            "under stage3_max_reuse_distance",
+        ),
+        (((30_000, 20_000), (4, 2)), {"preset": "library-defaults"}, "above 5e8 parameters"),
+        (((4, 2), (4, 2)), {"preset": "library-defaults", "steps": (1, 2)}, "warmup_steps"),
+        (((4, 2), (4, 2)), {"activation_checkpointing": True}, "recomputation"),
+    ],
+    ids=["some weights are kept", "beyond the reuse distance", "it records its trace", "where it recomputes"],
+)
+def test_zero_3_does_not_guess(shapes: tuple, changes: dict[str, Any], says: str) -> None:
+    assert says in str(volume_of("zero3", small_workload(*shapes, **changes)).unknown)
 
 
 def test_an_option_overrides_what_the_preset_gathers() -> None:
@@ -106,13 +126,6 @@ def test_zero_3_by_default_gathers_small_parameters_after_the_update_only() -> N
     assert payload("zero3", workload, "step", "all_gather") == 100 * 4
 
 
-def test_zero_3_is_unknown_while_it_records_its_trace() -> None:
-    workload = small_workload((4, 2), (4, 2), steps=(1, 2), preset="library-defaults")
-    volume = volume_of("zero3", workload)
-    assert volume.unknown is not None
-    assert "warmup_steps" in volume.unknown
-
-
 @pytest.mark.parametrize(("steps", "accumulation", "checked"), [((1, 2), 1, True), ((1,), 2, False)])
 def test_zero_3_like_for_like_has_a_closed_form_but_for_the_check_of_its_trace(
     steps: tuple[int, ...], accumulation: int, checked: bool
@@ -122,12 +135,6 @@ def test_zero_3_like_for_like_has_a_closed_form_but_for_the_check_of_its_trace(
     assert volume.unknown is None
     assert bool(volume.underived) is checked
     assert payload("zero3", workload, "forward", "all_gather") == len(steps) * accumulation * 20 * 4
-
-
-def test_zero_3_above_the_reuse_distance_is_not_guessed() -> None:
-    workload = small_workload((30_000, 20_000), (4, 2), preset="library-defaults")
-    volume = volume_of("zero3", workload)
-    assert volume.unknown is not None
 
 
 def test_the_root_stays_gathered_by_default() -> None:
@@ -180,10 +187,188 @@ def test_alone_fully_shard_gathers_nothing() -> None:
     assert payload("fsdp", workload, "backward", "reduce_scatter") == 0
 
 
-def test_a_backend_of_somebody_else_has_no_expectation() -> None:
-    assert strategy_of("mine") is None
+@pytest.mark.parametrize(
+    ("sizes", "limit", "buckets"),
+    [
+        ((10, 10, 10), 30, 1),
+        ((10, 10, 10), 20, 2),
+        ((10, 1000, 10), 20, 3),  # the large one is reduced alone, and in one piece
+        ((1000, 1000), 20, 2),
+        ((5, 20, 5, 15), 20, 3),  # from the last: 15 + 5, then 20, then 5
+    ],
+)
+def test_a_gradient_is_never_split_over_buckets(sizes: tuple[int, ...], limit: int, buckets: int) -> None:
+    parameters = tuple(Tensor(f"p{index}", (size,), "float32") for index, size in enumerate(sizes))
+    workload = Workload(
+        layout=Layout(parameters=parameters, decaying=frozenset()), strategy=strategy("zero3"), world_size=2,
+        options={"reduce_bucket_size": limit},
+    )  # fmt: skip
+    assert buckets_filled(workload) == buckets
 
 
-def test_zero_3_does_not_guess_which_module_recomputation_leaves_gathered() -> None:
-    volume = volume_of("zero3", small_workload((4, 2), (4, 2), activation_checkpointing=True))
-    assert "recomputation" in (volume.unknown or "")
+@pytest.mark.parametrize(
+    ("op", "factor"),
+    [
+        ("all_reduce", 1.75), ("all_gather", 0.875), ("reduce_scatter", 0.875), ("all_to_all", 0.875),
+        ("broadcast", 0.875), ("reduce", 0.875), ("gather", 0.875), ("scatter", 0.875), ("send", 1),
+        ("recv", 0),
+    ],
+)  # fmt: skip
+def test_ring_factors_of_eight_ranks(op: str, factor: float) -> None:
+    assert ring_sent_bytes(op, 8000, 8) == 8000 * factor
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "broadcast"])
+def test_alone_nothing_is_sent(op: str) -> None:
+    assert ring_sent_bytes(op, 8000, 1) == 0
+
+
+def test_all_reduce_sends_what_reduce_scatter_and_all_gather_send() -> None:
+    parts = ring_sent_bytes("reduce_scatter", 999, 3) + ring_sent_bytes("all_gather", 999, 3)
+    assert ring_sent_bytes("all_reduce", 999, 3) == parts
+
+
+def test_collective_without_a_factor_is_not_guessed() -> None:
+    with pytest.raises(KeyError):
+        ring_sent_bytes("all_hands", 1, 2)
+
+
+@pytest.mark.parametrize("op", sorted(OPERATIONS))
+def test_the_formula_evaluates_to_the_bytes(op: str) -> None:
+    terms = re.findall(r"[\d,]+|\bx\b|[/()-]", ring_formula(op, 8000, 8))
+    expression = "".join(terms).replace(",", "").replace("x", "*")
+    assert eval(expression) == pytest.approx(ring_sent_bytes(op, 8000, 8))
+
+
+LLAMA = ("model.embed_tokens.weight", "model.layers.0.mlp.weight", "model.norm.weight", "lm_head.weight")
+GPT2 = ("transformer.wte.weight", "transformer.wpe.weight", "transformer.h.0.attn.weight",
+        "transformer.ln_f.weight", "transformer.ln_f.bias")  # fmt: skip
+BLOOM = ("transformer.word_embeddings.weight", "transformer.word_embeddings_layernorm.weight",
+         "transformer.h.0.mlp.weight", "transformer.ln_f.weight")  # fmt: skip
+
+
+def layout(names: tuple[str, ...], block: str, tied: dict[str, str]) -> Layout:
+    shapes = {name: (4,) if "norm" in name or "ln_f" in name else (8, 4) for name in names}
+    tensors = tuple(Tensor(name, shape, "float32") for name, shape in shapes.items())
+    return Layout(parameters=tensors, decaying=frozenset(), blocks=(block,), tied=tied)
+
+
+@pytest.mark.parametrize(
+    ("names", "block", "tied", "units"),
+    [
+        (LLAMA, "model.layers.0", {}, [(["embed_tokens"], False), (["norm", "lm_head"], True)]),
+        (
+            LLAMA[:3], "model.layers.0", {"lm_head.weight": LLAMA[0]}, [(["norm", "embed_tokens"], True)],
+        ),
+        (
+            GPT2, "transformer.h.0", {"lm_head.weight": GPT2[0]},
+            [(["ln_f", "ln_f", "wte"], True), (["wpe"], True)],
+        ),
+        (
+            BLOOM, "transformer.h.0", {"lm_head.weight": BLOOM[0]},
+            [(["ln_f", "word_embeddings"], True), (["word_embeddings_layernorm"], True)],
+        ),
+    ],
+)  # fmt: skip
+def test_embedding_and_tail_are_units_of_their_own(
+    names: tuple[str, ...], block: str, tied: dict[str, str], units: list[tuple[list[str], bool]]
+) -> None:
+    found = units_around_blocks(layout(names, block, tied))
+    assert [([t.name.split(".")[-2] for t in tensors], kept) for tensors, kept, _ in found] == units
+
+
+def test_only_the_untied_last_unit_is_taken_for_the_next_micro_step() -> None:
+    untied = units_around_blocks(layout(LLAMA, "model.layers.0", {}))
+    assert [astray for _, _, astray in untied] == [False, True]
+    tied = units_around_blocks(layout(GPT2, "transformer.h.0", {"lm_head.weight": GPT2[0]}))
+    assert [astray for _, _, astray in tied] == [False, False]
+
+
+SEEN: Use = "inputs with gradient"
+IDS: Use = "inputs without gradient"
+FROZEN: Use = "forward only"
+TABLE = Tensor("shared.weight", (10, 3), "float32")
+LAYER = (Tensor("layer.weight", (3, 3), "float32"), Tensor("layer.bias", (3,), "float32"))
+LAYOUT = Layout(
+    parameters=(TABLE, *LAYER), decaying=frozenset(),
+    tied={"encoder.weight": TABLE.name, "decoder.weight": TABLE.name, "head.weight": TABLE.name},
+)  # fmt: skip
+
+
+def shared(**values: Any) -> Workload:
+    layout = replace(LAYOUT, **values.pop("layout"))
+    return Workload(layout=layout, strategy=strategy("zero3"), world_size=4, **values)
+
+
+@pytest.mark.parametrize(
+    ("uses", "forward", "backward"),
+    [
+        ((IDS, IDS, SEEN), 3, 2),  # T5: the output's gather goes, the decoder's stays for the encoder
+        ((IDS, IDS), 2, 1),
+        ((SEEN, SEEN), 2, 2),
+        ((SEEN, IDS), 2, 1),
+        ((FROZEN, FROZEN, SEEN), 3, 1),
+        ((), 0, 0),
+    ],
+)
+def test_a_weight_is_gathered_for_each_use_that_finds_it_released(uses, forward: int, backward: int) -> None:
+    asked = shared(layout={"uses": {TABLE.name: uses}})
+    for phase, times in (("forward", forward), ("backward", backward)):
+        found = shared_gathers(asked, phase, LAYOUT.parameters, 2)
+        # 30 elements are padded to 32 for four ranks.
+        assert sum(one.payload_bytes for one in found) == 2 * times * 4 * 32
+        assert sum(one.calls or 0 for one in found) == 2 * times
+
+
+def test_a_module_that_runs_twice_gathers_all_that_it_has_in_one_call() -> None:
+    asked = shared(layout={"uses": {t.name: (SEEN, SEEN) for t in LAYER}})
+    found = shared_gathers(asked, "forward", LAYOUT.parameters, 1)
+    assert sum(one.calls or 0 for one in found) == 2
+    assert sum(one.payload_bytes for one in found) == 2 * 4 * (12 + 4)
+
+
+KEPT: Use = "returned by its module"
+
+
+@pytest.mark.parametrize("preset", ["like-for-like", "library-defaults"])
+def test_a_weight_that_its_module_returns_is_gathered_once_until_the_update(preset: str) -> None:
+    large = replace(TABLE, shape=(200_000, 3))  # above the threshold of the defaults
+    layout = {"parameters": (large, *LAYER), "uses": {TABLE.name: (KEPT,)}, "tied": {}}
+    asked = shared(layout=layout, preset=preset, accumulation_steps=3)
+    kept = gathered_bytes(asked) - gathered_bytes(
+        replace(asked, layout=replace(asked.layout, parameters=LAYER))
+    )
+    assert kept == 4 * 600_000
+
+
+def gathered_bytes(asked: Workload) -> int:
+    volume = collectives(asked)
+    assert volume.unknown is None
+    return sum(
+        one.payload_bytes
+        for one in volume.collectives
+        if one.op == "all_gather" and one.phase in ("forward", "backward")
+    )
+
+
+def test_what_the_first_pass_gathers_before_a_weight_is_returned_is_not_known() -> None:
+    layout = {"uses": {TABLE.name: (IDS, KEPT)}, "tied": {}}
+    assert uses_unknown(shared(layout=layout)) is None
+    assert "first forward pass" in str(uses_unknown(shared(layout=layout, steps=(0, 2))))
+
+
+def test_uses_replace_what_names_say() -> None:
+    uses = {TABLE.name: (IDS, IDS, SEEN)}
+    volume = collectives(shared(layout={"uses": uses}))
+    assert volume.unknown is None
+    terms = {c.term for c in volume.collectives if c.phase == "forward"}
+    assert SHARED_TERM in terms
+    assert not any("tied" in term for term in terms)
+
+
+def test_what_is_not_known_is_said() -> None:
+    assert "more than two modules" in str(collectives(shared(layout={})).unknown)
+    assert "could not be determined" in str(collectives(shared(layout={"uses": None})).unknown)
+    inside = {"uses": {"layer.weight": (SEEN, SEEN)}, "blocks": ("layer",), "tied": {}}
+    assert uses_unknown(shared(layout=inside)) is None
+    assert "recompute" in str(uses_unknown(shared(layout=inside, activation_checkpointing=True)))

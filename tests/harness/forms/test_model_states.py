@@ -1,16 +1,81 @@
+"""Model states by strategy, of published models and of models that were never built."""
+
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import torch
+from torch import nn
 
-from harness.backends.registry import BUILT_IN, strategy_of
-from harness.forms.families import model_states
+from harness.backends.registry import BUILT_IN, mesh_of
+from harness.forms.families import FAMILIES, collectives, model_states
 from harness.forms.fsdp.fsdp1 import flat_unit
-from harness.forms.layout import Layout, Tensor
-from harness.forms.terms import ModelStates
+from harness.forms.layout import Attention, Layout, Tensor
+from harness.forms.terms import STEP_PHASES, ModelStates
 from harness.forms.textbook import textbook_states
 from harness.forms.workload import Workload
 from harness.forms.zero0 import FP32_SURPLUS
+from tests.built_in import DATA_PARALLEL, strategy
 from tests.harness.forms.layouts import BLOOM_560M, BLOOM_SMALL, LLAMA_SMALL, layout_of
+
+
+def unbuilt_model() -> nn.Module:
+    with torch.device("meta"):
+        blocks = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        return nn.ModuleDict({"embedding": nn.Embedding(1000, 64), "blocks": blocks})
+
+
+def meta_layout(model: nn.Module) -> Layout:
+    parameters = tuple(
+        Tensor(name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
+        for name, parameter in model.named_parameters()
+    )
+    return Layout(
+        parameters=parameters,
+        decaying=frozenset(tensor.name for tensor in parameters if len(tensor.shape) > 1),
+        blocks=tuple(f"blocks.{index}" for index in range(3)),
+        attention=Attention(layers=3, heads=8, key_value_heads=8, head_size=8),
+    )
+
+
+@pytest.mark.parametrize("backend", DATA_PARALLEL)
+def test_closed_forms_need_no_record(backend: str) -> None:
+    kind, layout = strategy(backend), meta_layout(unbuilt_model())
+    world_size = 1 if kind.sharding == "single" else 8
+    workload = Workload(
+        layout=layout,
+        strategy=kind,
+        world_size=world_size,
+        shard_size=4 if kind.sharding == "hybrid" else None,
+        precision="bf16-mixed",
+        mesh=mesh_of(backend, world_size),
+        sequence_length=64,
+    )
+    assert model_states(workload).model_state_bytes >= 16 * layout.parameter_count / world_size
+    volume = collectives(workload)
+    assert volume.unknown is None
+    sent = sum(c.sent_bytes(workload) for c in volume.collectives if c.phase in STEP_PHASES)
+    assert (sent > 0) == (world_size > 1)
+
+
+def test_seventy_billion_parameters_are_planned_without_holding_any() -> None:
+    """2 + 4 + 8 + 2 bytes per parameter over 64 ranks (FSDP: the fp32 weights are the masters: 4 + 4 + 8)."""
+    hidden, layers = 8192, 80
+    block = [(4 * hidden, hidden), (hidden, 4 * hidden), (4 * hidden, hidden)]
+    shapes = [(f"h.{layer}.{index}", shape) for layer in range(layers) for index, shape in enumerate(block)]
+    layout = Layout(
+        parameters=tuple(Tensor(name, shape, "float32") for name, shape in shapes),
+        decaying=frozenset(name for name, _ in shapes),
+        blocks=tuple(f"h.{layer}" for layer in range(layers)),
+    )
+    workload = Workload(layout=layout, strategy=strategy("fsdp"), world_size=64, precision="bf16-mixed")
+    counters = 4 * len(shapes)
+    assert model_states(workload).model_state_bytes == 16 * layout.parameter_count // 64 + counters
+
+
+def test_every_family_of_the_registry_has_closed_forms() -> None:
+    assert {entry.strategy.family for entry in BUILT_IN.values() if entry.strategy} == set(FAMILIES)
+
 
 GEOMETRIES = {"bloom": BLOOM_560M, "bloom-small": BLOOM_SMALL, "llama-small": LLAMA_SMALL}
 STAGES = ("ddp", "zero1", "zero2", "zero3")
@@ -19,9 +84,7 @@ FSDP = ("fsdp", "fsdp1", "fsdp-grad-op", "fsdp1-grad-op")
 
 def workload(backend: str, ranks: int, config: dict, **changes) -> Workload:
     values = {"precision": "bf16-mixed"} | changes
-    strategy = BUILT_IN[backend].strategy
-    assert strategy is not None
-    return Workload(layout=layout_of(config), strategy=strategy, world_size=ranks, **values)
+    return Workload(layout=layout_of(config), strategy=strategy(backend), world_size=ranks, **values)
 
 
 def kinds(backend: str, ranks: int, config: dict, **changes) -> dict[str, int]:
@@ -154,14 +217,7 @@ def test_fsdp1_aligns_each_parameter_and_pads_the_unit() -> None:
 
 def test_fsdp2_pads_rows_and_the_last_rank_holds_none() -> None:
     layout = Layout(parameters=(Tensor("a", (5, 3), "float32"),), decaying=frozenset("a"))
-    strategy = BUILT_IN["fsdp"].strategy
-    assert strategy is not None
-    held = [
-        model_states(Workload(layout=layout, strategy=strategy, world_size=4, rank=rank)) for rank in range(4)
-    ]
+    fsdp = Workload(layout=layout, strategy=strategy("fsdp"), world_size=4)
+    held = [model_states(replace(fsdp, rank=rank)) for rank in range(4)]
     assert [states.kinds()["weights"] for states in held] == [2 * 3 * 4] * 4
     assert [states.kinds()["optimizer"] - 4 for states in held] == [48, 48, 24, 0]
-
-
-def test_a_third_party_has_no_closed_form() -> None:
-    assert strategy_of("mine") is None

@@ -12,6 +12,7 @@ from harness.forms.layout import Attention, Layout, Tensor
 from harness.forms.tensor import KEPT, UNKNOWN_HEADS, with_attention
 from harness.forms.terms import Collective, Volume
 from harness.forms.workload import Workload
+from tests.built_in import strategy
 
 LAYERS, HEADS, KEYS, SIZE = 3, 8, 2, 16
 SAMPLES, LENGTH, RANKS = 2, 21, 4
@@ -20,8 +21,6 @@ PART = 6
 
 
 def workload(label: str, **changes: object) -> Workload:
-    strategy = strategy_of(label)
-    assert strategy is not None
     layout = Layout(
         parameters=(Tensor("w", (8, 8), "float32"),),
         decaying=frozenset(),
@@ -29,7 +28,7 @@ def workload(label: str, **changes: object) -> Workload:
     )
     mesh = Mesh.of(8, {"data": None, "sequence": RANKS})
     values = {"precision": "bf16-mixed", "micro_batch_size": SAMPLES, "sequence_length": LENGTH} | changes
-    return Workload(layout=layout, strategy=strategy, world_size=8, mesh=mesh, **values)  # type: ignore[arg-type]
+    return Workload(layout=layout, strategy=strategy(label), world_size=8, mesh=mesh, **values)  # type: ignore[arg-type]
 
 
 def added(work: Workload) -> dict[tuple[str, str, str], Collective]:

@@ -1,0 +1,134 @@
+"""Sizes as polynomials in micro-batch and sequence, profiles as JSON, and what other programs keep."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.published.losses import FAST, FUSED, WIDENED_SHIFTED
+from harness.forms.activations import (
+    OURS,
+    ActivationProfile,
+    Gradient,
+    LogitBytes,
+    Point,
+    Saved,
+    Segment,
+    Size,
+    from_json,
+    to_json,
+)
+from harness.forms.peak_memory.families import peak_moments
+from harness.forms.workload import Workload
+from harness.plan.models import load_model
+from harness.plan.profiles import find_profile
+from tests.built_in import strategy
+
+
+def size(**of: int) -> Size:
+    names = ("one", "b", "s", "bs", "ss", "bss")
+    return Size(tuple(of.get(name, 0) for name in names))
+
+
+def test_a_size_is_evaluated_at_micro_batch_and_sequence() -> None:
+    whole = size(one=1, b=2, s=3, bs=4, ss=5, bss=6)
+    assert whole.bytes(10, 100) == 1 + 20 + 300 + 4_000 + 50_000 + 600_000
+    assert str(size(one=8, bs=4) - size(b=2)) == "8 - 2 b + 4 b s"
+
+
+def test_a_size_is_at_most_another_only_if_every_coefficient_is() -> None:
+    assert size(bs=3).at_most(size(bs=3, s=1))
+    assert not size(bs=3, one=1).at_most(size(bs=4))
+
+
+@pytest.fixture
+def profile() -> ActivationProfile:
+    def segment(count: int) -> Segment:
+        return Segment(
+            saved=(Saved(module="mlp", size=size(bs=count)),),
+            forward=(Point(module="mlp", live=size(bs=count), ready=0),),
+            backward=(Point(module="mlp", live=size(bs=count, one=1), ready=1),),
+            gradients=(Gradient(parameter="mlp.weight", live=size(s=2)),),
+            forward_growth=size(bs=count),
+            held=size(bs=count),
+        )
+
+    return ActivationProfile(
+        embedding=segment(1), block=segment(2), head=segment(3), loss=segment(4), kept=size(one=4)
+    )
+
+
+def test_a_profile_survives_json(profile: ActivationProfile) -> None:
+    assert from_json(json.loads(json.dumps(to_json(profile)))) == profile
+
+
+def test_blocks_save_their_activations_each(profile: ActivationProfile) -> None:
+    assert profile.saved_bytes(5, 1, 10) == 10 * (1 + 5 * 2 + 3 + 4)
+
+
+TOKENS = 4096
+
+
+@pytest.fixture(scope="module")
+def llama() -> ActivationProfile:
+    return find_profile(
+        load_model("llama-3.1-8b").config, route="cast", attention="sdpa", checkpointing=True,
+        single_sample=True, device="cuda",
+    )  # fmt: skip
+
+
+def most(points: tuple[Point, ...]) -> float:
+    """Bytes per logit, those below the segment not counted."""
+    return max(point.live.bytes(1, TOKENS) for point in points) / TOKENS / 128256
+
+
+def test_a_job_s_own_loss_is_what_tracing_shows(llama: ActivationProfile) -> None:
+    assert most(llama.loss.forward) + 2 == pytest.approx(OURS.forward, rel=0.01)
+    assert most(llama.loss.backward) + 2 == pytest.approx(OURS.backward, rel=0.01)
+
+
+@pytest.mark.parametrize("other", [FAST, FUSED, WIDENED_SHIFTED])
+def test_another_loss_holds_its_bytes_per_logit(llama: ActivationProfile, other: LogitBytes) -> None:
+    changed = llama.with_loss(other)
+    assert most(changed.loss.forward) + 2 == pytest.approx(other.forward, rel=0.01)
+    assert most(changed.loss.backward) + 2 == pytest.approx(other.backward, rel=0.01)
+    kept = llama.with_loss(replace(other, kept=4)).kept - llama.kept
+    assert kept.bytes(1, TOKENS) == pytest.approx(4 * TOKENS * 128256, rel=0.01)
+
+
+def test_a_block_keeps_what_another_program_keeps_until_its_backward_pass() -> None:
+    plain = find_profile(
+        load_model("llama-3.1-8b").config, route="cast", attention="sdpa", checkpointing=False,
+        single_sample=True, device="cuda",
+    ).block  # fmt: skip
+    input_of = Saved(module="mlp.down_proj", size=Size((0, 0, 0, 28672, 0, 0)))
+    gone = next(saved for saved in plain.saved if saved.module == "mlp.act_fn")
+
+    def changes(**asked) -> tuple[Size, Size, set[Size]]:
+        block = profile_of(plain).with_block(**asked).block
+        points = {b.live - a.live for a, b in zip(plain.backward, block.backward, strict=True)}
+        return block.forward_growth - plain.forward_growth, block.held - plain.held, points
+
+    def profile_of(block) -> ActivationProfile:
+        return ActivationProfile(embedding=block, block=block, head=block, loss=block, kept=Size())
+
+    assert changes(more=(input_of,)) == (input_of.size, input_of.size, {input_of.size})
+    assert changes(more=(input_of,), until_backward=False) == (Size(), Size(), {input_of.size})
+    assert changes(recomputed=("act_fn",)) == (gone.size.times(-1), gone.size.times(-1), {Size()})
+
+
+def test_a_graph_that_lives_on_is_there_until_the_loss_is_computed(llama: ActivationProfile) -> None:
+    lingering = Size((0, 0, 0, 10**9, 0, 0))
+    workload = Workload(
+        layout=load_model("llama-3.1-8b").layout, strategy=strategy("single"), world_size=1,
+        micro_batch_size=1, sequence_length=TOKENS, device="cuda", transport="nccl",
+    )  # fmt: skip
+    plain, longer = (peak_moments(workload, one) for one in (llama, replace(llama, lingering=lingering)))
+    more = {phase: longer[phase].bytes - plain[phase].bytes for phase in plain}
+    assert more == {"forward": TOKENS * 10**9, "backward": 0, "step": TOKENS * 10**9}
+    head = llama.with_head(Size((7, 0, 0, 0, 0, 0))).head
+    assert {b.live - a.live for a, b in zip(llama.head.forward, head.forward, strict=True)} == {
+        Size((7, 0, 0, 0, 0, 0))
+    }
