@@ -27,16 +27,21 @@ class Spoiled(DdpBackend, ABC):
         return engine
 
 
+def scale_loss(engine: Any, factor: float) -> None:
+    """Have an engine go back from this many times the loss that it is given."""
+    original = engine.backward
+
+    def backward(loss: Tensor, *, last_micro_step: bool) -> None:
+        original(loss * factor, last_micro_step=last_micro_step)
+
+    engine.backward = backward
+
+
 class GradientsSummed(Spoiled):
     """Sums gradients over ranks where the contract says mean."""
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        original, size = engine.backward, context.world.world_size
-
-        def backward(loss: Tensor, *, last_micro_step: bool) -> None:
-            original(loss * size, last_micro_step=last_micro_step)
-
-        engine.backward = backward
+        scale_loss(engine, context.world.world_size)
 
 
 class WrongBeta2(Spoiled):
@@ -98,12 +103,7 @@ class DividedAgain(Spoiled):
     """Divides by the accumulation steps although the loss is that of the whole batch; shows on one rank."""
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        original, steps = engine.backward, context.accumulation_steps
-
-        def backward(loss: Tensor, *, last_micro_step: bool) -> None:
-            original(loss / steps, last_micro_step=last_micro_step)
-
-        engine.backward = backward
+        scale_loss(engine, 1 / context.accumulation_steps)
 
 
 class LeftOut(DdpBackend):

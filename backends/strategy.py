@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness.backends.model_source import Loading
@@ -71,21 +71,15 @@ class FamilyFacts:
     """Whether each rank is a shard group of its own: whatever is cut over one, nothing is."""
 
 
+_FSDP = FamilyFacts(has_reduce_dtype=True, overlaps_on_streams=True, fills_parts=True)
+_FSDP2 = replace(_FSDP, has_root_reshard=True)
 FAMILIES: dict[str, FamilyFacts] = {
     "ddp": FamilyFacts(has_buckets=True),
     "zero3": FamilyFacts(fills_parts=True),
-    "fsdp1": FamilyFacts(
-        has_reduce_dtype=True, overlaps_on_streams=True, shards_one_rank=False, fills_parts=True
-    ),
-    "fsdp2": FamilyFacts(
-        has_reduce_dtype=True, overlaps_on_streams=True, has_root_reshard=True, fills_parts=True
-    ),
-    "replicate": FamilyFacts(
-        has_reduce_dtype=True, overlaps_on_streams=True, fills_parts=True, replicates_alone=True
-    ),
-    "fsdp2-tensor": FamilyFacts(
-        has_reduce_dtype=True, overlaps_on_streams=True, has_root_reshard=True, fills_parts=True
-    ),
+    "fsdp1": replace(_FSDP, shards_one_rank=False),
+    "fsdp2": _FSDP2,
+    "replicate": replace(_FSDP, replicates_alone=True),
+    "fsdp2-tensor": _FSDP2,
     "tensor": FamilyFacts(fills_parts=True),
     "pipeline": FamilyFacts(fills_parts=True),
 }

@@ -40,37 +40,22 @@ def global_norm(
     In fp32 the CPU kernel of `torch.linalg.vector_norm` loses up to 1e-4 of the norm, which clipping
     then turns into loss differences between strategies that split differently.
     """
-    if copies is not None:
-        return _norm_of_copies(list(gradients), group, copies)
-    shards = [local_shard(gradient) for gradient in gradients]
-    return float(_reduced(_squares(shards), shards, group).sqrt())
-
-
-def _norm_of_copies(
-    gradients: Sequence[Tensor], group: dist.ProcessGroup | None, copies: Callable[[Tensor], int]
-) -> float:
-    """Each rank adds its share of what several of them hold."""
     alike: dict[int, list[Tensor]] = {}
     for gradient in gradients:
-        alike.setdefault(copies(gradient), []).append(local_shard(gradient))
+        alike.setdefault(1 if copies is None else copies(gradient), []).append(local_shard(gradient))
+    # Each rank adds its share of what several of them hold.
     parts = [_squares(shards) / count for count, shards in sorted(alike.items())]
     total = torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
-    return float(_reduced(total, [shard for shards in alike.values() for shard in shards], group).sqrt())
+    if group is not None:
+        total = total.to(_communication_device(group, total.device))
+        dist.all_reduce(total, group=group)
+    return float(total.sqrt())
 
 
 def _squares(shards: Sequence[Tensor]) -> Tensor:
     squares = [_sum_of_squares(shard) for shard in shards if shard.device.type == "cpu"]
     squares += _sums_of_squares([shard for shard in shards if shard.device.type != "cpu"])
-    return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
-
-
-def _reduced(total: Tensor, shards: Sequence[Tensor], group: dist.ProcessGroup | None) -> Tensor:
-    """Added up over the ranks of `group`."""
-    if group is not None:
-        device = shards[0].device if shards else torch.device("cpu")
-        total = total.to(_communication_device(group, device))
-        dist.all_reduce(total, group=group)
-    return total
+    return torch.stack(squares).sum()
 
 
 def fp32_norm(gradients: Sequence[Tensor]) -> float:

@@ -8,8 +8,8 @@ from tests.mutants.mutant import Mutant
 
 # fmt: off
 MUTANTS = [Mutant(*row) for row in (
-    ("norm-of-shards", "optimizer:_reduced", drops("all_reduce"), "The gradient norm is that of all shards",
-     "test_backend_trains_as_one_process_does[fsdp]"),
+    ("norm-of-shards", "optimizer:global_norm", drops("all_reduce"),
+     "The gradient norm is that of all shards", "test_backend_trains_as_one_process_does[fsdp]"),
     ("clipping", "optimizer:clip", swaps("<", ">"), "A gradient beyond the largest norm is scaled to it",
      "test_a_wrong_engine_is_rejected"),
     ("every-micro-step", "TorchEngine.forward", never("not (last or each)"),

@@ -122,8 +122,8 @@ def global_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 SABOTAGE = {
-    "stale weights": "harness.backends.checkpoints.zero_pieces._refresh_weights",
-    "lost step count": "harness.backends.checkpoints.zero_pieces.set_update_count",
+    "stale weights": "harness.backends.zero.engine._refresh_weights",
+    "lost step count": "harness.backends.zero.engine.set_update_count",
     "lost step count of torch": "harness.backends.torch_engine.set_update_count",
     "lost scaler": "harness.backends.torch_engine.restore_scaler",
 }
