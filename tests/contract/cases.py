@@ -1,36 +1,68 @@
-"""The cases of the engine contract, and training them on one rank without the harness's own loop."""
+"""Small jobs of the engine contract, and steps of them on one rank without the harness's own loop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
+from torch import nn
 
 from harness.backends.base import Backend, Engine, SetupContext, World
+from harness.backends.model_source import Loading
 from harness.job.job import Job, UpdateGroup
-from harness.rank.data import IGNORED
+from harness.rank.data import IGNORED, DataFacts
+from harness.rank.initial_weights import JobModelSource
+from harness.rank.models.description import Built
 from harness.rank.models.losses import ComputeLoss, loss_of_part, summed_cross_entropy
+from harness.rank.models.model import model_config
 from harness.rank.models.optimizer import build_optimizer, update_groups
-from tests.contract.sources import job_source
+from harness.rank.probes.communication import CommunicationCounter
+from harness.record import LayoutPart, ModelPart
 
 STEPS = 6
+PROBED_STEP = 3
 GLOBAL_BATCH = 8
 LENGTH = 24
 VOCABULARY = 64
 LEARNING_RATE = 1e-3
-ACTIVE_CLIPPING = 0.5
-"""Below every gradient norm of these cases, so that clipping acts at each step."""
+FOLDER = "CONTRACT_FOLDER"
+"""Variable that names a folder which the ranks share."""
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "max_position_embeddings": LENGTH,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": SMALL,
+    "deep": {**SMALL, "num_hidden_layers": 4},
+    "gpt2": {"model_type": "gpt2", "n_embd": 33, "n_layer": 2, "n_head": 3, "n_positions": LENGTH},
+    "bloom": {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 2},
+    "mistral": {"model_type": "mistral", **SMALL},
+    "qwen2": {"model_type": "qwen2", **SMALL},
+    "wide": {"model_type": "llama", **SMALL, "hidden_size": 128, "intermediate_size": 384},
+}
+_folders = count()
 
 
 @dataclass(frozen=True)
 class Case:
-    """One setting in which an engine must equal the reference."""
+    """One setting of a job."""
 
-    accumulation_steps: int
-    clipping: float | None
-    tied: bool
+    accumulation_steps: int = 1
+    precision: str = "fp32"
+    preset: str = "like-for-like"
+    _: KW_ONLY
+    clipping: float | None = None
+    tied: bool = True
+    """Of a Llama."""
+    family: str = "llama"
+    activation_checkpointing: bool = False
+    probed_step: int = PROBED_STEP
 
     @property
     def name(self) -> str:
@@ -38,33 +70,14 @@ class Case:
         return f"accumulation {self.accumulation_steps}, {clipped}, {'tied' if self.tied else 'untied'}"
 
 
-CASES = [Case(*values) for values in product((1, 2), (None, ACTIVE_CLIPPING), (True, False))]
-HARDEST = CASES[-2:]
-"""Accumulated and clipped, tied and not: for engines whose parts have all cases under another label."""
-
-
-@dataclass
-class Trace:
-    """What one training left behind."""
-
-    losses: list[float]
-    norms: list[float]
-    weights: dict[str, torch.Tensor]
-
-
 def contract_job(case: Case) -> Job:
-    """A tiny Llama, tied or not."""
-    config = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": LENGTH,
-        "tie_word_embeddings": case.tied,
-    }
-    return Job.model_validate({"model": {"config": config}, "data": {"sequence_length": LENGTH}})
+    """A tiny language model."""
+    config = {**FAMILIES[case.family], "vocab_size": VOCABULARY}
+    if case.family in ("llama", "deep"):
+        config["tie_word_embeddings"] = case.tied
+    training = {"precision": case.precision, "activation_checkpointing": case.activation_checkpointing}
+    job = Job.model_validate({"model": {"config": config}, "data": {"sequence_length": LENGTH}})
+    return job.model_copy(update={"training": job.training.model_copy(update=training)})
 
 
 def global_batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -86,48 +99,92 @@ def compute_loss(world: World) -> ComputeLoss:
     return loss_of_part(world) if world.mesh.size("sequence") > 1 else summed_cross_entropy
 
 
-def train(backend: Backend, case: Case, world: World) -> Trace:
-    """Train one case; losses are this rank's share of the mean per target token of the global batch."""
-    micro = GLOBAL_BATCH // world.data_size // case.accumulation_steps
-    context = SetupContext(
-        world=world,
-        precision="fp32",
-        gradient_clipping=case.clipping,
-        micro_batch_size=micro,
-        accumulation_steps=case.accumulation_steps,
-        preset="like-for-like",
-        compute_loss=compute_loss(world),
-    )
-    job = contract_job(case)
+def shared_folder(purpose: str) -> Path:
+    """A new one for ranks that call this in the same order."""
+    return Path(os.environ[FOLDER]) / f"{purpose}-{next(_folders)}"
+
+
+def job_source(
+    job: Job,
+    vocabulary_size: int,
+    world: World,
+    on_built: Callable[[nn.Module], None],
+    loading: Loading = "slices",
+) -> JobModelSource:
+    """What the harness hands to a backend: strategies that shard weights read theirs from a file."""
+    config = model_config(job, DataFacts(vocabulary_size=vocabulary_size))
+    folder = shared_folder("weights")
+    return JobModelSource(job, config, world, loading=loading, folder=folder, on_built=on_built)
+
+
+def prepare(
+    backend: Backend, world: World, case: Case, loading: Loading = "slices"
+) -> tuple[Engine, LayoutPart, ModelPart]:
+    """An engine, and layout and facts of its bare model."""
+    job, built = contract_job(case), Built()
     updated: list[tuple[UpdateGroup, ...]] = []
 
-    def note(model: torch.nn.Module) -> None:
+    def note(model: nn.Module) -> None:
         updated.append(update_groups(model, job.optimizer))
+        built.describe(model, updated[-1])
 
-    source = job_source(job, VOCABULARY, world, note)
+    context = SetupContext(
+        world=world,
+        precision=case.precision,  # type: ignore[arg-type]
+        gradient_clipping=case.clipping,
+        micro_batch_size=GLOBAL_BATCH // world.data_size // case.accumulation_steps,
+        accumulation_steps=case.accumulation_steps,
+        preset=case.preset,  # type: ignore[arg-type]
+        compute_loss=compute_loss(world),
+    )
+    source = job_source(job, VOCABULARY, world, note, loading)
     engine = backend.prepare(
         source, lambda named: build_optimizer(named, job.optimizer, updated[-1]), context
     )
     engine.train(True)
-    trace = _train(engine, case, world, micro)
-    engine.close()
-    return trace
+    assert built.layout is not None
+    assert built.model is not None
+    return engine, built.layout, built.model
 
 
-def _train(engine: Engine, case: Case, world: World, micro: int) -> Trace:
-    losses, norms = [], []
-    for tokens, labels in global_batches():
-        targets = int((labels[:, 1:] != IGNORED).sum())
-        share = 0.0
-        for step in range(case.accumulation_steps):
-            first = (step * world.data_size + world.data_rank) * micro
-            part = slice(first, first + micro)
-            loss = engine.forward({"tokens": tokens[part], "labels": labels[part]})
-            engine.backward(
-                loss * (world.data_size / targets),
-                last_micro_step=step == case.accumulation_steps - 1,
-            )
-            share += float(loss.detach()) / targets
-        losses.append(share)
-        norms.append(engine.step(LEARNING_RATE))
-    return Trace(losses=losses, norms=norms, weights=dict(engine.full_parameters()))
+def take_step(
+    engine: Engine,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    world: World,
+    case: Case,
+    counter: CommunicationCounter | None = None,
+) -> tuple[float, float]:
+    """This rank's part of the loss, and the norm of the gradient."""
+    if counter:
+        counter.start()
+    loss = run_micro_steps(engine, batch, world, case, counter)
+    if counter:
+        counter.phase = "step"
+    norm = engine.step(LEARNING_RATE)
+    if counter:
+        counter.stop()
+    return loss, norm
+
+
+def run_micro_steps(
+    engine: Engine,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    world: World,
+    case: Case,
+    counter: CommunicationCounter | None = None,
+) -> float:
+    """Forward and backward passes of one step, up to its update: this rank's part of the mean loss per target
+    token of the global batch."""
+    (tokens, labels), counting = batch, counter or SimpleNamespace()
+    targets = int((labels[:, 1:] != IGNORED).sum())
+    micro, total = GLOBAL_BATCH // world.data_size // case.accumulation_steps, 0.0
+    for micro_step in range(case.accumulation_steps):
+        first = (micro_step * world.data_size + world.data_rank) * micro
+        part = slice(first, first + micro)
+        counting.phase = "forward"
+        loss = engine.forward({"tokens": tokens[part], "labels": labels[part]})
+        counting.phase = "backward"
+        last = micro_step == case.accumulation_steps - 1
+        engine.backward(loss * (world.data_size / targets), last_micro_step=last)
+        total += float(loss.detach()) / targets
+    return total

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.backends import registry
-from tests.contract.cases import Trace
+from tests.contract.deeds import Trace
 from tests.contract.ranks import traces
 
 _REACHED: list[tuple] = []
@@ -13,7 +13,7 @@ _REACHED: list[tuple] = []
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> list[Trace]:
-    """What one process trains in each of `cases.CASES`."""
+    """What one process trains in each of `deeds.TRAINED`."""
     return traces(registry.REFERENCE, 1, tmp_path_factory.mktemp("reference"))
 
 

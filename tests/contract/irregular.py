@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from harness.backends.base import Backend, Effective, SetupContext, World
+from harness.backends.base import Backend, SetupContext, World
 from harness.job.job import Job, UpdateGroup
 from harness.rank.initial_weights import JobModelSource
 from harness.rank.models.description import Built, find_module_uses
 from harness.rank.models.losses import loss_function
 from harness.rank.models.optimizer import build_optimizer, frozen_names, update_groups
 from harness.rank.probes.communication import CommunicationCounter
-from harness.record import LayoutPart, ModelPart
-from tests.contract.sources import FOLDER
-from tests.contract.states import held_kinds
+from tests.contract.cases import GLOBAL_BATCH, PROBED_STEP, shared_folder
+from tests.contract.deeds import Counted, held_kinds
 
 WIDTH = 32
-GLOBAL_BATCH = 8
-PROBED_STEP = 3
-_folders = count()
 
 
 class Block(nn.Module):
@@ -208,7 +201,7 @@ class Irregular:
     accumulation_steps: int = 1
 
 
-CASES = {
+IRREGULAR = {
     "frozen encoder": Irregular(FrozenEncoder),
     "frozen encoder, accumulated": Irregular(FrozenEncoder, accumulation_steps=2),
     "shared block": Irregular(SharedBlock),
@@ -237,13 +230,9 @@ UNUSED = ("find_unused_parameters", "static_graph")
 
 
 @dataclass
-class CountedStep:
-    """What one rank counted of a step, and held after its backward pass."""
+class CountedStep(Counted):
+    """And what the rank held after its backward pass."""
 
-    layout: LayoutPart
-    model: ModelPart
-    effective: Effective
-    rows: list[dict[str, Any]]
     kinds: dict[str, int]
 
 
@@ -263,7 +252,7 @@ def count_irregular(backend: Backend, world: World) -> dict[str, CountedStep]:
     kind = type(backend).__name__.removesuffix("Backend")
     kind = next((name for name in UNUSED if getattr(backend.options, name, False)), kind)
     refused = REFUSED.get(kind, set())
-    return {name: _count(backend, world, case) for name, case in CASES.items() if name not in refused}
+    return {name: _count(backend, world, case) for name, case in IRREGULAR.items() if name not in refused}
 
 
 def _batches(case: Irregular, world: World) -> Iterator[list[dict[str, Tensor]]]:
@@ -288,7 +277,7 @@ def _count(backend: Backend, world: World, case: Irregular) -> CountedStep:
         loss.append(loss_function(job, model))
         built.describe(model, updated[-1], find_module_uses(job, model, None, example))
 
-    folder = Path(os.environ[FOLDER]) / f"irregular-{next(_folders)}"
+    folder = shared_folder("irregular")
     source = JobModelSource(job, None, world, loading="full", folder=folder, on_built=note)
     context = SetupContext(
         world=world, precision="fp32", gradient_clipping=None, preset="like-for-like",

@@ -19,12 +19,12 @@ from tests.forkserver import held_port, run_ranks
 JOIN_SECONDS = 300
 
 
-def traces(label: str, world_size: int, folder: Path, cases: str = "cases") -> list:
-    """Train every case of a backend on `world_size` fresh processes, or its `hardest`; one Trace per case.
+def traces(label: str, world_size: int, folder: Path, cases: str = "trained") -> list:
+    """Train these cases of a backend on `world_size` fresh processes; one Trace per case.
 
     `label` is a backend's name, or 'module:Class' of a backend that is not registered.
     """
-    per_rank = on_ranks(cases, label, world_size, folder)
+    per_rank = on_ranks("train", label, world_size, folder, cases)
     mesh = Mesh.data_parallel(world_size) if _is_class(label) else registry.mesh_of(label, world_size)
     return [_merge(parts, mesh) for parts in zip(*per_rank, strict=True)]
 
@@ -33,17 +33,17 @@ def _is_class(label: str) -> bool:
     return label.startswith("tests.")
 
 
-def on_ranks(what: str, label: str, world_size: int, folder: Path) -> list:
-    """Do one of the deeds of `_do`, or 'module:function', on every rank; what each returned, in order.
+def on_ranks(what: str, label: str, world_size: int, folder: Path, *arguments: str) -> list:
+    """Do a deed of `tests.contract.deeds`, or 'module:function', on every rank; what each returned, in order.
 
-    The function is called with the backend and the rank's world. Only the first session of tests after a
-    change of what runs there does it; `folder` is theirs alone.
+    The function is called with the backend, the rank's world and the arguments. Only the first session of
+    tests after a change of what runs there does it; `folder` is theirs alone.
     """
-    name = hashlib.sha256(f"{what} {label} {world_size}".encode()).hexdigest()[:16]
-    return kept.runs().value(f"deed-{name}", lambda: _done(what, label, world_size, folder))
+    name = hashlib.sha256(f"{what} {label} {world_size} {arguments}".encode()).hexdigest()[:16]
+    return kept.runs().value(f"deed-{name}", lambda: _done(what, label, world_size, folder, arguments))
 
 
-def _done(what: str, label: str, world_size: int, folder: Path) -> list:
+def _done(what: str, label: str, world_size: int, folder: Path, arguments: tuple[str, ...]) -> list:
     import torch
 
     if not _is_class(label):
@@ -53,7 +53,7 @@ def _done(what: str, label: str, world_size: int, folder: Path) -> list:
         run_ranks(
             _rank,
             world_size,
-            lambda rank: (what, label, rank, world_size, port, str(folder)),
+            lambda rank: (what, label, rank, world_size, port, str(folder), *arguments),
             folder,
             JOIN_SECONDS,
         )
@@ -86,56 +86,41 @@ def _merge(parts: list, mesh: Mesh) -> object:
     return first
 
 
-def _rank(what: str, label: str, rank: int, world_size: int, port: int, folder: str) -> None:
+def _rank(what: str, label: str, rank: int, world_size: int, port: int, folder: str, *arguments: str) -> None:
     code = 1
     try:
-        _do(what, label, rank, world_size, port, Path(folder))
+        _do(what, label, rank, world_size, port, Path(folder), arguments)
         code = 0
     except BaseException:
         (Path(folder) / f"{rank}.error").write_text(traceback.format_exc())
     os._exit(code)
 
 
-def _do(what: str, label: str, rank: int, world_size: int, port: int, folder: Path) -> None:
+def _do(
+    what: str, label: str, rank: int, world_size: int, port: int, folder: Path, arguments: tuple[str, ...]
+) -> None:
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank),
         LOCAL_WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
         OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", TORCH_FR_BUFFER_SIZE="20000",
         CONTRACT_FOLDER=str(folder),
     )  # fmt: skip
-    from importlib import import_module
-
     import torch
     import torch.distributed as dist
 
     from harness.backends.base import World
     from harness.backends.options import NoOptions
-    from tests.contract.cases import CASES, HARDEST, train
-    from tests.contract.checkpoints import evaluation_difference, resumed_difference
-    from tests.contract.communication import count_cases, count_twice
 
     torch.set_num_threads(1)
     world = World(rank=rank, world_size=world_size, local_rank=rank, ranks_per_node=world_size, device="cpu")
     # A file, since a port that was free may be another test's by now.
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world_size)
     if _is_class(label):
-        module, _, name = label.partition(":")
-        backend = getattr(import_module(module), name)(NoOptions())
+        backend = registry.load(label)(NoOptions())
     else:
         backend = registry.create(label)
         world = registry.placed(label, world)
     assert backend.unmet_requirements(world) == []
-    deeds = {
-        "cases": lambda: [train(backend, case, world) for case in CASES],
-        "hardest": lambda: [train(backend, case, world) for case in HARDEST],
-        "resume": lambda: resumed_difference(backend, world, folder / "checkpoint"),
-        "volumes": lambda: count_cases(backend, world),
-        "recorder": lambda: count_twice(backend, world),
-        "evaluate": lambda: evaluation_difference(backend, world),
-    }
-    if ":" in what:
-        module, _, name = what.partition(":")
-        deed = getattr(import_module(module), name)
-        deeds[what] = lambda: deed(backend, world)
-    torch.save(deeds[what](), folder / f"{rank}.pt")
+    deed = registry.load(what if ":" in what else f"tests.contract.deeds:{what}")
+    torch.save(deed(backend, world, *arguments), folder / f"{rank}.pt")
     dist.barrier()

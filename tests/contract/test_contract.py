@@ -9,8 +9,9 @@ import pytest
 from harness.backends import registry
 from harness.backends.base import World
 from tests.built_in import EACH_MICRO_STEP, HYBRID, SEQUENCE, TENSOR
-from tests.contract.cases import CASES, HARDEST, Case
-from tests.contract.ranks import traces
+from tests.contract.cases import Case
+from tests.contract.deeds import CASES
+from tests.contract.ranks import on_ranks, traces
 from tests.representatives import cheap, first
 
 pytestmark = pytest.mark.long(seconds=20)
@@ -60,7 +61,7 @@ def reached(reference, trace) -> tuple[float, float, float]:
 
 
 def test_the_cases_are_worth_comparing(reference) -> None:
-    for case, trace in zip(CASES, reference, strict=True):
+    for case, trace in zip(CASES["trained"], reference, strict=True):
         assert trace.losses[-1] < trace.losses[0] - 0.02, case.name
         if case.clipping:
             assert min(trace.norms) > case.clipping, f"{case.name}: clipping never acts"
@@ -112,8 +113,8 @@ def test_backend_trains_as_one_process_does_in_every_case(name, reference, tmp_p
 
 def assert_trains(name: str, reference: list, tmp_path: Path, contract_table: list, every_case: bool) -> None:
     size = 4 if name in SECOND_COPY or name.partition(":")[0] in HYBRID else 2
-    cases, which = (CASES, "cases") if every_case else (HARDEST, "hardest")
-    found = []
+    which = "trained" if every_case else "hardest"
+    cases, found = CASES[which], []
     of_reference = reference[-len(cases) :]
     for case, expected, trace in zip(cases, of_reference, traces(name, size, tmp_path, which), strict=True):
         contract_table.append((name, size, case.name, *reached(expected, trace)))
@@ -129,11 +130,26 @@ def test_a_wrong_engine_is_rejected(defect, reference, tmp_path) -> None:
     result = traces(f"tests.contract.wrong:{defect}", 2, tmp_path)
     rejected = {
         case
-        for case, expected, trace in zip(CASES, reference, result, strict=True)
+        for case, expected, trace in zip(CASES["trained"], reference, result, strict=True)
         if violations(expected, trace, case)
     }
+    cases = CASES["trained"]
     affected = {
-        "NoClipping": {case for case in CASES if case.clipping},
-        "LastMicroStepOnly": {case for case in CASES if case.accumulation_steps > 1},
-    }.get(defect, set(CASES))
+        "NoClipping": {case for case in cases if case.clipping},
+        "LastMicroStepOnly": {case for case in cases if case.accumulation_steps > 1},
+    }.get(defect, set(cases))
     assert rejected == affected
+
+
+RESUMED = ("ddp", "zero1", "zero3", "fsdp", "fsdp1", "accelerate-zero3", "pp")
+EVALUATED = ("ddp", "zero3", "fsdp", "fsdp-grad-op", "fsdp1-grad-op", "pp")
+
+
+@pytest.mark.parametrize("name", first(["zero3", "fsdp", "fsdp1", "pp"], [*RESUMED]))
+def test_training_goes_on_from_a_checkpoint_as_if_never_stopped(name, tmp_path) -> None:
+    assert on_ranks("resume", name, 2, tmp_path) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", first(["zero3", "fsdp1-grad-op"], [*EVALUATED]))
+def test_evaluation_leaves_the_full_weights_as_they_are(name, tmp_path) -> None:
+    assert on_ranks("evaluate", name, 2, tmp_path) == [0.0, 0.0]

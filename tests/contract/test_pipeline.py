@@ -11,43 +11,41 @@ from harness.forms import pipeline
 from harness.forms.terms import Volume
 from harness.forms.workload import Workload
 from harness.record.workload import closed_form_layout
-from tests.contract.cases import GLOBAL_BATCH, LENGTH
-from tests.contract.communication import PROBED_STEP, VolumeCase
-from tests.contract.pipelines import CASES, Trained
+from tests.contract.cases import GLOBAL_BATCH, LENGTH, PROBED_STEP, Case
+from tests.contract.deeds import PIPELINED, Piped
 from tests.contract.ranks import on_ranks
 from tests.contract.test_contract import LOSS_TOLERANCE, NORM_TOLERANCE, WEIGHT_TOLERANCE
 from tests.representatives import COSTLY, EXHAUSTIVE
 
 pytestmark = pytest.mark.long(seconds=10)
 
-DEED = "tests.contract.pipelines:train_pipelines"
 BF16_LOSS = 2e-3
 """Nats per token: bf16 rounds to 8 bits, and a pipeline sums its micro-batches in another order."""
 KINDS = ("weights", "gradients", "optimizer", "communication", "buffers")
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Trained]:
-    return on_ranks(DEED, "single", 1, tmp_path_factory.mktemp("single"))[0]
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Piped]:
+    return on_ranks("train_pipelines", "single", 1, tmp_path_factory.mktemp("single"))[0]
 
 
 @pytest.fixture(
     scope="module",
     params=[pytest.param(2, marks=COSTLY), pytest.param(4, marks=EXHAUSTIVE)],
 )
-def pipelines(request, tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, int], Trained]]:
+def pipelines(request, tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, int], Piped]]:
     """By rank."""
     folder: Path = tmp_path_factory.mktemp("pipelines")
-    return on_ranks(DEED, "pp", request.param, folder)
+    return on_ranks("train_pipelines", "pp", request.param, folder)
 
 
 def test_pipelines_train_as_one_process_does(pipelines, reference) -> None:
     for (label, number), first in pipelines[0].items():
         expected, parts = reference["single", number], [of_rank[label, number] for of_rank in pipelines]
-        low = CASES[number].precision != "fp32"
+        low = PIPELINED[number].precision != "fp32"
         losses = [sum(of_step) for of_step in zip(*(part.losses for part in parts), strict=True)]
         worst = max(abs(a - b) for a, b in zip(losses, expected.losses, strict=True))
-        assert worst <= (BF16_LOSS if low else LOSS_TOLERANCE), (label, CASES[number])
+        assert worst <= (BF16_LOSS if low else LOSS_TOLERANCE), (label, PIPELINED[number])
         if low:
             continue
         for part in parts:
@@ -61,7 +59,7 @@ def test_pipelines_train_as_one_process_does(pipelines, reference) -> None:
 def test_states_of_each_rank_are_the_closed_form_to_the_byte(pipelines) -> None:
     for rank, of_rank in enumerate(pipelines):
         for (label, number), trained in of_rank.items():
-            states = pipeline.model_states(workload(label, CASES[number], trained, len(pipelines), rank))
+            states = pipeline.model_states(workload(label, PIPELINED[number], trained, len(pipelines), rank))
             expected = {kind: states.kinds().get(kind, 0) for kind in KINDS}
             assert {kind: trained.kinds.get(kind, 0) for kind in KINDS} == expected, (label, rank)
 
@@ -69,7 +67,7 @@ def test_states_of_each_rank_are_the_closed_form_to_the_byte(pipelines) -> None:
 def test_messages_of_each_rank_are_the_closed_form_to_the_byte(pipelines) -> None:
     for rank, of_rank in enumerate(pipelines):
         for (label, number), trained in of_rank.items():
-            of_run = workload(label, CASES[number], trained, len(pipelines), rank)
+            of_run = workload(label, PIPELINED[number], trained, len(pipelines), rank)
             assert counted(trained) == expected_rows(pipeline.collectives(of_run)), (label, rank)
 
 
@@ -81,7 +79,7 @@ def test_ends_without_a_shared_weight_send_only_activations_and_their_gradients(
     }
 
 
-def workload(label: str, case: VolumeCase, trained: Trained, ranks: int, rank: int) -> Workload:
+def workload(label: str, case: Case, trained: Piped, ranks: int, rank: int) -> Workload:
     entry, options = registry.parse(label)
     assert entry.strategy is not None
     mesh = options.mesh(ranks)
@@ -101,7 +99,7 @@ def workload(label: str, case: VolumeCase, trained: Trained, ranks: int, rank: i
     )
 
 
-def counted(trained: Trained) -> dict[tuple[str, ...], tuple[int, int]]:
+def counted(trained: Piped) -> dict[tuple[str, ...], tuple[int, int]]:
     """Calls and payload by kind."""
     return {
         (row["phase"], row["op"], row["dtype"], row["role"]): (row["calls"], row["payload_bytes"])

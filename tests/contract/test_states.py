@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,9 @@ from harness.forms.families import model_states
 from harness.forms.workload import Workload
 from harness.record.workload import closed_form_layout
 from tests.built_in import EACH_MICRO_STEP, HYBRID, NATIVE
-from tests.contract.communication import VolumeCase
+from tests.contract.cases import Case
+from tests.contract.deeds import CASES, Held
 from tests.contract.ranks import on_ranks
-from tests.contract.states import FEW_CASES, STATE_CASES, Held
 from tests.representatives import cheap, first
 
 pytestmark = pytest.mark.long(seconds=15)
@@ -56,7 +55,7 @@ def test_states_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("label", cheap(FEW_OPTIONS[:1], FEW_OPTIONS))
 def test_states_with_options_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> None:
-    assert_closed_forms(label, 2, tmp_path, "states_of_few", FEW_CASES)
+    assert_closed_forms(label, 2, tmp_path, "held, few")
 
 
 @pytest.mark.exhaustive  # of peaks, with the shards that add up: tests/memory/test_states.py
@@ -76,23 +75,17 @@ def test_states_of_groups_are_the_closed_form_to_the_byte(label: str, tmp_path: 
     assert_closed_forms(label, 4, tmp_path)
 
 
-def assert_closed_forms(
-    label: str,
-    ranks: int,
-    folder: Path,
-    deed: str = "states_of_cases",
-    cases: Sequence[VolumeCase] = STATE_CASES,
-) -> None:
-    per_rank = on_ranks(f"tests.contract.states:{deed}", label, ranks, folder)
+def assert_closed_forms(label: str, ranks: int, folder: Path, cases: str = "held") -> None:
+    per_rank = on_ranks("hold", label, ranks, folder, cases)
     for rank, of_cases in enumerate(per_rank):
-        for case, held in zip(cases, of_cases, strict=True):
+        for case, held in zip(CASES[cases], of_cases, strict=True):
             assert (held is None) == is_unsupported(label, case), case
             if held is not None:
                 expected = expected_kinds(label, case, held, ranks, rank)
                 assert {kind: held.kinds.get(kind, 0) for kind in KINDS} == expected, (rank, case)
 
 
-def is_unsupported(label: str, case: VolumeCase) -> bool:
+def is_unsupported(label: str, case: Case) -> bool:
     """Whether the library refuses, or would train something else."""
     if case.precision == "bf16":
         # DeepSpeed keeps fp32 masters at stage 0, and offloads bf16 masters to an Adam of its own only.
@@ -103,7 +96,7 @@ def is_unsupported(label: str, case: VolumeCase) -> bool:
     return no_shard and case.precision == "bf16-mixed" and case.accumulation_steps > 1
 
 
-def expected_kinds(label: str, case: VolumeCase, held: Held, ranks: int, rank: int) -> dict[str, int]:
+def expected_kinds(label: str, case: Case, held: Held, ranks: int, rank: int) -> dict[str, int]:
     entry, options = registry.parse(label)
     assert entry.strategy is not None
     states = model_states(

@@ -19,15 +19,14 @@ from harness.backends.base import (
 from harness.backends.ddp import DdpBackend
 from harness.backends.fsdp.fsdp2 import Fsdp2Backend, synchronise
 from harness.backends.injected_faults import GradientsSummed as GradientsSummed
-from harness.backends.injected_faults import Spoiled
+from harness.backends.injected_faults import Spoiled, scale_loss
 
 
 class LossScaledTwice(Spoiled):
     """Divides by the accumulation steps although the loop has normalised already; here always by 2."""
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine.backward
-        engine.backward = lambda loss, **rest: original(loss / 2, **rest)
+        scale_loss(engine, 1 / 2)
 
 
 class NoClipping(DdpBackend):

@@ -10,7 +10,7 @@ import pytest
 from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.libraries.facts import fact
-from tests.contract.cases import CASES
+from tests.contract.deeds import CASES
 from tests.contract.ranks import traces
 from tests.contract.test_contract import violations
 from tests.traps.matrix import Matrix, planted_matrix
@@ -48,10 +48,10 @@ def test_contract(name: str, reference: list, tmp_path) -> None:
     known = name == "zero2" and fact("zero2-loses-micro-steps").includes(version("deepspeed"))
     found = {
         case.name: broken
-        for case, expected, trace in zip(CASES, reference, traces(name, 2, tmp_path), strict=True)
+        for case, expected, trace in zip(CASES["trained"], reference, traces(name, 2, tmp_path), strict=True)
         if (broken := violations(expected, trace, case))
     }
-    affected = {case.name for case in CASES if case.accumulation_steps > 1} if known else set()
+    affected = {case.name for case in CASES["trained"] if case.accumulation_steps > 1} if known else set()
     assert set(found) == affected, found
 
 

@@ -87,15 +87,14 @@ def measure_strategies(
 def measure_backend(backend: Any, world: Any, precision: str) -> dict[str, Any]:
     """Bytes per rank of one step, derived from counted collectives and measured."""
     from harness.rank.probes.communication import CommunicationCounter
-    from tests.contract.cases import global_batches
-    from tests.contract.communication import VolumeCase, prepare, take_step
+    from tests.contract.cases import Case, global_batches, prepare, take_step
 
-    case = VolumeCase(1, precision, "like-for-like", tied=False, clipping=None, family="wide")
+    case = Case(1, precision, family="wide")
     engine, _, _ = prepare(backend, world, case)
     batch = next(global_batches())
     for _ in range(WARMUP_STEPS):
-        take_step(engine, batch, world, case, None)
-    measured = payload_of_calls(lambda: take_step(engine, batch, world, case, None), MEASURED_STEPS)
+        take_step(engine, batch, world, case)
+    measured = payload_of_calls(lambda: take_step(engine, batch, world, case), MEASURED_STEPS)
     counter = CommunicationCounter()
     take_step(engine, batch, world, case, counter)
     engine.close()

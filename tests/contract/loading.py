@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from harness.backends.base import Backend, SetupContext, World
 from harness.backends.model_source import Loading, ModelSource
+from harness.backends.piece import Piece
+from harness.backends.refusals import Unsupported
+from harness.errors import HarnessError
 from harness.job.job import DataSection, Job, ModelSection, UpdateGroup
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.optimizer import build_optimizer, update_groups
 from harness.rank.probes.memory import AllocatorProbe, HostPeak, live_bytes_by_kind
 from harness.rank.probes.weights import digest_weights
 from harness.rank.process.environment import return_freed_memory
-from tests.contract.sources import job_source
+from harness.record import WeightsPart
+from tests.contract.cases import job_source
 
-VOCABULARY = 512
-CONFIG = {
+BLOCKS = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 16,
-    "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": VOCABULARY,
+    "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 512,
 }  # fmt: skip
 """52 million parameters, nearly all of them in blocks of 3.2 million."""
 
@@ -29,6 +34,10 @@ EMBEDDING = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 2**17, "tie_word_embeddings": True,
 }  # fmt: skip
+MODELS: dict[str, tuple[dict[str, Any], str]] = {
+    "blocks": (BLOCKS, ".layers.0."), "embedding": (EMBEDDING, "embed_tokens"),
+}  # fmt: skip
+"""With part of the names of the largest unit: a block, or the embedding, which is 134 MB of 145."""
 
 
 @dataclass(frozen=True)
@@ -45,27 +54,6 @@ class SetupMemory:
     """Most while the weights were digested, above what the engine held."""
     block: int
     parameters: int
-
-
-def of_slices(backend: Backend, world: World) -> SetupMemory:
-    return _measure(backend, world, "slices")
-
-
-def of_a_large_embedding(backend: Backend, world: World) -> SetupMemory:
-    """`block` is the embedding: 134 MB of 145."""
-    return _measure(backend, world, "slices", EMBEDDING, vocabulary=2**17, unit="embed_tokens")
-
-
-def of_whole_model(backend: Backend, world: World) -> SetupMemory:
-    return _measure(backend, world, "full")
-
-
-def of_broadcast(backend: Backend, world: World) -> SetupMemory:
-    return _measure(backend, world, "broadcast")
-
-
-def of_a_large_embedding_whole(backend: Backend, world: World) -> SetupMemory:
-    return _measure(backend, world, "full", EMBEDDING, vocabulary=2**17, unit="embed_tokens")
 
 
 def setup_job(config: dict[str, Any]) -> Job:
@@ -89,14 +77,8 @@ def _noting(source: ModelSource, note: Callable[[], None]) -> ModelSource:
     return source
 
 
-def _measure(
-    backend: Backend,
-    world: World,
-    loading: Loading,
-    config: dict[str, Any] = CONFIG,
-    vocabulary: int = VOCABULARY,
-    unit: str = ".layers.0.",
-) -> SetupMemory:
+def measure_setup(backend: Backend, world: World, loading: Loading, model: str = "blocks") -> SetupMemory:
+    config, unit = MODELS[model]
     return_freed_memory()
     job = setup_job(config)
     updated: list[tuple[UpdateGroup, ...]] = []
@@ -117,7 +99,7 @@ def _measure(
             watched.note()
             loaded.append(watched.peak_bytes or 0)
 
-        source = _noting(job_source(job, vocabulary, world, note, loading), note_peak)
+        source = _noting(job_source(job, config["vocab_size"], world, note, loading), note_peak)
         engine = backend.prepare(
             source, lambda named: build_optimizer(named, job.optimizer, updated[-1]), context
         )
@@ -136,3 +118,60 @@ def _measure(
         block=sum(size for name, size in sizes.items() if unit in name),
         parameters=sum(sizes.values()),
     )
+
+
+NAMES = ("embed", "block.weight", "block.bias", "head")
+
+
+def tensors(differing: float = 0.0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    found = {name: torch.randn(7 + 5 * n, 3, generator=generator) for n, name in enumerate(NAMES)}
+    found["block.bias"][0, 0] += differing
+    return found
+
+
+def of_equal_ranks(backend: Backend, world: World) -> WeightsPart:
+    return digest_weights(_holding(tensors()))
+
+
+def of_a_rank_that_differs(backend: Backend, world: World) -> WeightsPart:
+    """Rank 1 has another value in one tensor, whichever rank digests that."""
+    return digest_weights(_holding(tensors(differing=0.5 if world.rank == 1 else 0.0)))
+
+
+def _holding(held: dict[str, Tensor]) -> Any:
+    def full_parameters() -> Iterator[tuple[str, Tensor]]:
+        yield from held.items()
+
+    def weight_pieces() -> Iterator[Piece]:
+        raise Unsupported("not listed")
+
+    return SimpleNamespace(
+        full_parameters=full_parameters, weight_pieces=weight_pieces, weights_in_use=lambda: iter(())
+    )
+
+
+def of_shards(backend: Backend, world: World) -> WeightsPart:
+    """Every rank lists a range of each tensor; ranges divide no row."""
+    return digest_weights(_sharded(world, tensors()))
+
+
+def of_missing_elements(backend: Backend, world: World) -> str:
+    """The last rank lists too few of each tensor."""
+    try:
+        digest_weights(_sharded(world, tensors(), missing=1 if world.rank == world.world_size - 1 else 0))
+    except HarnessError as error:
+        return str(error)
+    return "accepted"
+
+
+def _sharded(world: World, held: dict[str, Tensor], missing: int = 0) -> Any:
+    def weight_pieces() -> Iterator[Piece]:
+        for name, tensor in held.items():
+            part = -(-tensor.numel() // world.world_size)
+            start = part * world.rank
+            weight = tensor.view(-1)[start : start + part]
+            weight = weight[: weight.numel() - missing]
+            yield Piece(name=name, shape=tuple(tensor.shape), start=start, weight=weight, moments={})
+
+    return SimpleNamespace(weight_pieces=weight_pieces, weights_in_use=lambda: iter(()))
