@@ -3,37 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from harness.judge.quantities import RankStates, rank_states, volume_differences, why_unknown
 from harness.launch.cells import canonical_label
 from harness.record import Record
-from tests import kept
-from tests.traps.matrix import Matrix, padded_documents
+from tests.traps.matrix import Matrix
 
 NATIVE = ("ddp", "zero1", "zero3", "fsdp", "fsdp1")
-LARGE = (
-    "model.config={hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
-    "num_key_value_heads: 2, max_position_embeddings: 16, vocab_size: 4096, tie_word_embeddings: %s}"
-)
-"""Whose logits are most of its memory."""
-CHUNK = 8
-
-
-def packed(folder: Path) -> list[str]:
-    """A job of packed documents that are kept apart; who shares the folder shares its runs."""
-    folder.mkdir(exist_ok=True)
-    path = padded_documents(folder / "documents.jsonl")
-    return [
-        "data.source=jsonl", f"data.path={path}", "data.packed=true", "data.document_attention=within",
-        "data.limit=40",
-    ]  # fmt: skip
-
-
-def together() -> list[str]:
-    """One job under several axes, whose modules each read its runs; the last setting: chunks of the loss."""
-    given = [LARGE % "false", "training.activation_checkpointing=every-2", *packed(kept.KEPT)]
-    return [*given, f"loss.chunk_tokens={CHUNK}"]
 
 
 def assert_parity(

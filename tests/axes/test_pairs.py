@@ -15,7 +15,7 @@ from tests.built_in import MULTIPLYING
 from tests.traps.matrix import Matrix
 
 from .parity import assert_parity
-from .test_low_bit import MODEL
+from .test_optimizers import MODEL
 
 pytestmark = pytest.mark.long(seconds=20)
 RANKS = {"fsdp-tp": 4}

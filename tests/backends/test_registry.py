@@ -1,3 +1,5 @@
+"""Names, labels and presets of backends, and where adapters are imported from."""
+
 import importlib
 import subprocess
 import sys
@@ -5,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.backends.presets import BUCKET_ELEMENTS, PresetChange, preset_changes
 from harness.backends.registry import (
     OTHER_NAMES,
     UnknownBackend,
@@ -16,6 +19,7 @@ from harness.backends.registry import (
     preset_of,
     strategy_of,
 )
+from tests.built_in import strategy
 from tests.plugins import register
 
 BUILT_IN = [
@@ -246,3 +250,77 @@ def test_other_names_stand_for_backends_that_exist() -> None:
 @pytest.mark.parametrize("label", ["pp:stages=2", "zero3:offload=cpu"])
 def test_a_label_stands_for_the_strategy_of_its_name(label: str) -> None:
     assert strategy_of(label) == strategy_of(label.partition(":")[0]) is not None
+    assert strategy_of("mine") is None
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(*arguments: str, cwd: Path, plugins: bool = False) -> subprocess.CompletedProcess[str]:
+    """A process with this checkout on its path; with plugins, the working directory too."""
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=cwd,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{cwd}" if plugins else str(ROOT)},
+    )  # fmt: skip
+
+
+def test_a_folder_named_backends_in_the_working_directory_does_not_shadow_ours(tmp_path: Path) -> None:
+    (tmp_path / "backends").mkdir()
+    (tmp_path / "backends" / "__init__.py").write_text("raise RuntimeError('not ours')\n")
+    done = python("-m", "harness", "backends", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "zero3" in done.stdout
+
+
+def test_a_plugin_that_exits_when_it_is_imported_does_not_end_the_list_of_backends(tmp_path: Path) -> None:
+    (tmp_path / "plugin.py").write_text("raise SystemExit(7)\n")
+    register(tmp_path, {"own": "plugin:Own"})
+    done = python("-m", "harness", "backends", "--json", cwd=tmp_path, plugins=True)
+    assert done.returncode == 0, done.stderr
+    assert "backend 'own' (plugin:Own) cannot be loaded: SystemExit: 7" in done.stdout
+
+
+def changes_of(backend: str, precision: str, preset: str, parameters: int) -> list[PresetChange]:
+    return preset_changes(strategy(backend), precision, preset, parameters)
+
+
+def settings(backend: str, precision: str = "bf16-mixed", parameters: int = 10**9) -> dict[str, object]:
+    changes = changes_of(backend, precision, "like-for-like", parameters)
+    return {change.setting: change.value for change in changes}
+
+
+@pytest.mark.parametrize("backend", BUILT_IN)
+def test_library_defaults_change_nothing(backend: str) -> None:
+    assert changes_of(backend, "bf16-mixed", "library-defaults", 1000) == []
+
+
+SHARDED = [name for name in BUILT_IN if strategy(name).family not in ("single", "ddp", "pipeline", "tensor")]
+WITHOUT_REDUCE_DTYPE = [
+    name for name in SHARDED if strategy(name).route == "trainer" and strategy(name).zero_stage is None
+]
+"""TrainingArguments cannot say in which dtype FSDP reduces."""
+
+
+@pytest.mark.parametrize("backend", sorted(set(SHARDED) - set(WITHOUT_REDUCE_DTYPE)))
+def test_sharded_backends_reduce_in_fp32(backend: str) -> None:
+    changed = settings(backend)
+    assert "float32" in changed.values() or changed["communication_data_type"] == "fp32"
+
+
+@pytest.mark.parametrize("backend", WITHOUT_REDUCE_DTYPE)
+def test_fsdp_through_trainer_reduces_as_it_computes(backend: str) -> None:
+    assert settings(backend) == {}
+
+
+def test_zero3_keeps_nothing_gathered() -> None:
+    changed = settings("zero3", "fp32")
+    assert {name: value for name, value in changed.items() if name.startswith("stage3")} == {
+        "stage3_param_persistence_threshold": 0,
+        "stage3_max_live_parameters": 0,
+        "stage3_max_reuse_distance": 0,
+    }
+    assert changed["reduce_bucket_size"] == BUCKET_ELEMENTS
+
+
+def test_buckets_are_no_larger_than_the_model_and_even() -> None:
+    assert settings("zero2", "fp32", 1001)["reduce_bucket_size"] == 1002

@@ -6,7 +6,7 @@ import csv
 import io
 from dataclasses import dataclass
 
-from tests.adapters.test_traps import ADAPTED
+from tests.adapters.test_adapters import ADAPTED
 
 from .planted import BF16, CLIPPED, DIVIDED, EXECUTION, LATE_SETTINGS, LIBRARIES, OWN_JOBS, TRAPS, Trap
 
@@ -20,7 +20,7 @@ raise none of them:
 [The gallery](../reports/traps/README.md) has reports of many."""
 RUNS = "tests/traps/test_traps.py::test_a_planted_trap_is_named"
 JOBS = "tests/traps/test_own_jobs.py::test_a_planted_trap_is_named"
-ADAPTERS = "tests/adapters/test_traps.py::test_a_planted_mistake_is_named"
+ADAPTERS = "tests/adapters/test_adapters.py::test_a_planted_mistake_is_named"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Planted:
     test: str
 
 
-NOT_RUN = "tests/backends/libraries/test_facts.py::test_what_is_not_run_is_refused_with_its_reason"
+NOT_RUN = "tests/backends/test_facts.py::test_what_is_not_run_is_refused_with_its_reason"
 ELSEWHERE = [
     Planted(
         name="sleeping rank", what="rank 1 sleeps in each forward, or in each backward pass",
@@ -80,22 +80,22 @@ ELSEWHERE = [
     Planted(
         name="T30", what="8-bit AdamW on flat partitions that are no multiple of 256 elements",
         finding="low-bit-states-wide",
-        test="tests/axes/test_low_bit.py::test_trap_30_what_a_rank_updates_is_no_multiple_of_a_block",
+        test="tests/axes/test_optimizers.py::test_trap_30_what_a_rank_updates_is_no_multiple_of_a_block",
     ),
     Planted(
         name="T30 bitsandbytes", what="8-bit AdamW on parts of matrices below 4,096 elements",
         finding="low-bit-states-wide",
-        test="tests/axes/test_low_bit.py::test_trap_30_a_part_is_too_small_for_bitsandbytes",
+        test="tests/axes/test_optimizers.py::test_trap_30_a_part_is_too_small_for_bitsandbytes",
     ),
     Planted(
         name="Muon on rows", what="each rank's Muon orthogonalises its own rows of a matrix",
         finding="muon-on-parts",
-        test="tests/axes/test_muon.py::test_rows_that_are_orthogonalised_by_themselves_are_named",
+        test="tests/axes/test_optimizers.py::test_rows_that_are_orthogonalised_by_themselves_are_named",
     ),
     Planted(
         name="fp8 left behind", what="linear layers made wide again after they were converted to fp8",
         finding="fp8-not-applied",
-        test="tests/axes/test_fp8.py::test_layers_that_fell_back_are_named",
+        test="tests/axes/test_settings.py::test_layers_that_fell_back_are_named",
     ),
     Planted(
         name="T42", what="the lock of a killed build of an extension of DeepSpeed, waited for without end",

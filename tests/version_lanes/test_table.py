@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.version_lanes.table import table
+from tests.version_lanes.__main__ import table
 
 JUNIT = """<testsuites><testsuite name="pytest">
 <properties><property name="torch" value="2.13.0"/><property name="deepspeed" value="{version}"/></properties>

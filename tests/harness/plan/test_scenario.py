@@ -80,7 +80,7 @@ def test_deepspeed_s_adam_beside_another_optimizer_is_refused_as_a_run_is(label:
 def test_moments_that_deepspeed_cannot_narrow_are_refused(
     label: str, kind: str, inner: int, layers: int, is_refused: bool
 ) -> None:
-    """Runs of the first and the last are in tests/axes/test_low_bit.py."""
+    """Runs of the first and the last are in tests/axes/test_optimizers.py."""
     config = {
         "model_type": "llama", "vocab_size": 320, "hidden_size": 96, "intermediate_size": inner,
         "num_hidden_layers": layers, "num_attention_heads": 2,

@@ -14,7 +14,7 @@ from harness.judge.findings.finding import kinds
 from harness.record import Record
 from tests.records import make_record
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "versions.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "versions.md"
 BEGIN, END = "<!-- facts -->\n\n", "\n<!-- end of facts -->"
 NOT_RUN = "no option asks for it; a DeepSpeed file that does is refused"
 

@@ -5,6 +5,7 @@ Trainer is imported in the tests, since every worker imports this module.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from harness.backends.accelerate import forget_accelerator
-from harness.backends.trainer.engines import alone
+from harness.backends.trainer.engines import GivenRates, Handover, alone
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, Trainer
 
-pytestmark = pytest.mark.long(seconds=8)
 
+pytestmark = pytest.mark.long(seconds=8)
 TARGETS = (2, 6)
 """Target tokens of the two micro-batches of the step."""
 
@@ -124,3 +125,61 @@ def test_ranks_take_batches_in_turn_and_the_last_round_is_filled_up() -> None:
         for rank in (0, 1)
     ]
     assert seen == [[0, 2, 4], [1, 3, 0]]
+
+
+class Doubling:
+    """A loop that answers each number with its double, and notes how it ended."""
+
+    def __init__(self) -> None:
+        self.handover = Handover(self.loop)
+        self.unwound = False
+        self.thread: int | None = None
+
+    def loop(self) -> None:
+        self.thread = threading.get_ident()
+        given = self.handover.answer("ready")
+        try:
+            while True:
+                given = self.handover.answer(2 * given)
+        finally:
+            self.unwound = True
+
+
+def test_the_two_sides_take_turns() -> None:
+    doubling = Doubling()
+    assert doubling.thread is None  # it has not begun
+    assert doubling.handover.call() == "ready"
+    assert [doubling.handover.call(number) for number in (1, 2, 3)] == [2, 4, 6]
+    assert doubling.thread != threading.get_ident()
+    doubling.handover.end()
+    assert doubling.unwound
+
+
+def test_what_the_loop_raises_reaches_the_caller() -> None:
+    doubling = Doubling()
+    doubling.handover.call()
+    with pytest.raises(TypeError, match="unsupported operand"):
+        doubling.handover.call(None)
+    assert doubling.unwound
+
+
+def test_a_loop_that_ends_by_itself_is_an_error() -> None:
+    handover = Handover(lambda: None)
+    with pytest.raises(RuntimeError, match="ended before its last step"):
+        handover.call()
+
+
+def test_a_loop_that_never_began_can_be_ended() -> None:
+    Handover(lambda: pytest.fail("it began")).end()
+
+
+def test_a_stepped_scheduler_leaves_the_rates_that_were_given() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    rates = GivenRates(optimizer)
+    for given in (0.1, 0.3, 0.2):
+        optimizer.param_groups[0]["lr"] = given
+        optimizer.step()
+        rates.step()
+        assert optimizer.param_groups[0]["lr"] == given
+    assert rates.get_last_lr() == [0.2]
+    assert rates.steps_taken == 3

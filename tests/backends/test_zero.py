@@ -1,18 +1,22 @@
-"""A lock that a killed build left is named before ranks wait for it without end."""
+"""Locks that killed builds left, and what the fork server imports for DeepSpeed's ranks."""
 
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.libraries.facts import CPU_ADAM
+from harness.backends.zero import preload as zero_preload
 from harness.backends.zero.extension_builds import QUIET_SECONDS, abandoned_seconds, build_folder, unmet_build
 
+pytestmark = pytest.mark.long(seconds=10)
 TWO = World(rank=0, world_size=2, local_rank=0, ranks_per_node=2, device="cpu")
 
 
@@ -81,3 +85,33 @@ def test_what_is_compiled_before_ranks_start_follows_from_the_options() -> None:
 
     assert of("zero2:offload=optimizer,adam=deepspeed") == (CPU_ADAM,)
     assert of("zero2:adam=deepspeed") == of("zero3:offload=cpu") == of("fsdp") == ()
+
+
+def doubled(value: int) -> int:
+    return 2 * value
+
+
+def test_a_function_is_compiled_once_and_only_when_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Any, dict[str, Any]]] = []
+
+    def compile_(function: Callable[[int], int], **settings: Any) -> Callable[[int], int]:
+        made.append((function, settings))
+        return lambda value: function(value) + 1
+
+    monkeypatch.setattr(zero_preload, "COMPILE", compile_)
+    deferred = zero_preload.at_first_call(doubled, dynamic=True)
+    assert made == []
+    assert (deferred(2), deferred(3), deferred.__name__) == (5, 7, "doubled")
+    assert made == [(doubled, {"dynamic": True})]
+
+
+@pytest.mark.costly
+def test_torch_s_compiler_is_not_imported_for_deepspeed_alone() -> None:
+    code = (
+        "import sys, torch; before = torch.compile; import harness.backends.zero.preload; "
+        "import deepspeed.runtime.engine; assert torch.compile is before; "
+        "assert 'deepspeed.runtime.zero.muon.original_muon' in sys.modules; "
+        "print('torch._inductor.compile_fx' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False"

@@ -1,0 +1,361 @@
+"""Optimizers of every kind under each strategy: groups, SGD and Adam, 8-bit states, Muon, a user's own."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from harness.cli import harness
+from harness.job.config import load_experiment
+from harness.job.job import Job
+from harness.job.pairs import why_refused
+from harness.judge.quantities import rank_states, textbook, volume_differences, why_unknown
+from tests.representatives import EXHAUSTIVE, first
+from tests.traps.matrix import TINY
+
+from .parity import assert_as_derived, assert_parity
+
+pytestmark = pytest.mark.long(seconds=50)
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1")
+FEW_GROUPED = ("zero2", "zero3", "fsdp")
+FEW_FROZEN = ("zero3", "fsdp", "fsdp1")
+"""FSDP1 reduces frozen neighbours of trained weights."""
+RATES = (
+    "optimizer.groups=[{parameters: '*norm*', weight_decay: 0.05, learning_rate: 3.0e-4}, "
+    "{parameters: model.layers.1.*, learning_rate: 2.0e-4}]"
+)
+FROZEN = (
+    "optimizer.groups=[{parameters: model.embed_tokens.*, frozen: true}, {parameters: '*self_attn*', "
+    "frozen: true}, {parameters: model.layers.0.*, learning_rate: 2.0e-4}]"
+)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("strategies", [FEW_GROUPED, pytest.param(STRATEGIES, marks=EXHAUSTIVE)])
+def test_groups_with_rates_and_decay_of_their_own_train_the_same(strategies: tuple[str, ...], matrix) -> None:
+    records = assert_parity(matrix, [RATES], strategies)
+    assert_as_derived(matrix, [RATES], strategies)
+    for record in records.values():
+        seen = record.observed
+        assert sorted(group["lr_scale"] for group in seen.optimizer_groups) == [0.2, 0.3, 1.0]
+        assert [len(rates) for rates in seen.learning_rates] == [len(record.steps)] * 3
+        for group, rates in zip(seen.optimizer_groups, seen.learning_rates, strict=True):
+            scale = group["lr_scale"]
+            assert rates == pytest.approx([step.learning_rate * scale for step in record.steps], rel=1e-12)
+        assert all(step.applied_learning_rate == step.learning_rate for step in record.steps)
+
+
+@pytest.mark.parametrize("strategies", [FEW_FROZEN, pytest.param(STRATEGIES, marks=EXHAUSTIVE)])
+@pytest.mark.costly
+def test_groups_that_are_frozen_keep_their_weights_and_have_neither_gradients_nor_states(
+    strategies: tuple[str, ...], matrix
+) -> None:
+    records = assert_parity(matrix, [FROZEN], [name for name in strategies if name != "fsdp1"])
+    assert_as_derived(matrix, [FROZEN], strategies)
+    assert all("model.embed_tokens.weight" in record.layout.frozen for record in records.values())
+    found = {f.id for f in matrix.findings(["fsdp1"], 2, [FROZEN])}
+    assert found == {"frozen-weights-reduced"}  # which torch does with frozen neighbours of trained weights
+
+
+def test_a_backend_that_gives_all_groups_one_rate_is_named(matrix) -> None:
+    found = {f.id: f for f in matrix.findings(["planted-OneRate"], 2, [RATES])}
+    assert "learning-rate-differs" in found, found
+
+
+@pytest.mark.parametrize(
+    ("groups", "reason"),
+    [
+        ("[{parameters: encoder.*, frozen: true}]", "'encoder.*' has no parameters: it matches none"),
+        ("[{parameters: '*', frozen: true}]", "every parameter is frozen"),
+        ("[{parameters: '*', learning_rate: 1.0}, {parameters: '*.bias', frozen: true}]", "matches none"),
+        ("[{parameters: '*'}]", "give `learning_rate`, `weight_decay` or `frozen: true`"),
+        ("[{pattern: '*'}]", "pattern"),
+    ],
+)  # fmt: skip
+def test_groups_without_effect_are_refused_before_a_run(groups, reason, tmp_path) -> None:
+    command = ["compare", "--set", f"optimizer.groups={groups}", "--runs", str(tmp_path)]
+    result = CliRunner().invoke(harness, command)
+    assert result.exit_code != 0
+    assert reason in result.output
+
+
+@pytest.mark.parametrize("label", first(["zero3", "fsdp"], ["zero1", "zero3", "fsdp"]))
+def test_an_estimate_has_the_states_of_a_run_and_a_peak_or_its_bounds(label, matrix) -> None:
+    sets = [word for setting in (*TINY, FROZEN) for word in ("--set", setting)]
+    command = ["estimate", "--backends", label, "--world-size", "2", "--json", *sets]
+    (row,) = json.loads(CliRunner().invoke(harness, command).stdout)["rows"]
+    expected = rank_states(matrix.record(label, 2, [FROZEN]))[0].expected
+    assert row["optimizer_bytes"] == sum(
+        t.bytes for t in expected.terms if t.kind in ("optimizer", "masters")
+    )
+    assert (row["peak_bytes"] is None) != (row["peak_bytes_between"] is None)
+
+
+@pytest.mark.parametrize("label", ["pp", "tp", "cp"])
+def test_strategies_whose_ranks_share_samples_are_unsupported(label) -> None:
+    job = load_experiment(None, [RATES]).job()
+    assert "optimizer.groups along" in why_refused(label, 2, job)
+
+
+FILE = Path(__file__).with_name("own_optimizer.py")
+LION = f"optimizer.factory={FILE}:lion"
+
+
+@pytest.mark.parametrize("strategies", [FEW_GROUPED, pytest.param(STRATEGIES, marks=EXHAUSTIVE)])
+@pytest.mark.costly
+def test_every_strategy_trains_as_one_process_and_counts_what_it_keeps(
+    strategies: tuple[str, ...], matrix
+) -> None:
+    groups = "optimizer.groups=[{parameters: '*norm*', learning_rate: 2.0e-4}]"
+    records = assert_parity(matrix, [LION, "optimizer.arguments={beta: 0.95}", groups], strategies)
+    for label, record in records.items():
+        assert record.backend.effective.optimizer.endswith("own_optimizer.Lion")
+        assert record.observed.optimizer_used
+        for states in rank_states(record):
+            assert states.expected is None
+            assert 0.9 < states.measured["optimizer"] / states.measured["gradients"] < 1.1, label
+        assert textbook(record) is None
+        assert record.world.world_size == 1 or (why_unknown(record), volume_differences(record)) == (None, [])
+
+
+def ask(*command: str):
+    sets = [word for setting in (*TINY, LION) for word in ("--set", setting)]
+    return CliRunner().invoke(harness, [*command, *sets])
+
+
+def test_what_it_will_keep_is_not_available_in_an_estimate() -> None:
+    result = ask("estimate", "--backends", "ddp,zero1", "--world-size", "2", "--json")
+    for row in json.loads(result.stdout)["rows"]:
+        assert row["weights_bytes"] > 0
+        assert row["sent_bytes_per_step"] > 0
+        unknown = ("optimizer_bytes", "model_state_bytes", "textbook_model_state_bytes", "peak_bytes")
+        assert [row[key] for key in unknown] == [None] * 4
+        assert "counted in a run, not predicted" in row["memory_unknown"]
+
+
+def test_recommend_refuses_with_the_reason() -> None:
+    asked = ["--model", "gpt2", "--gpus", "2", "--gpu", "H100-80", "--tokens-per-step", "4096"]
+    result = CliRunner().invoke(harness, ["recommend", *asked, "--set", LION])
+    assert result.exit_code == 1
+    assert "counted in a run, not predicted" in " ".join(result.output.split())
+
+
+def test_fit_measures_without_a_prediction(tmp_path) -> None:
+    limits = ("--limit", "100MB", "--most-runs", "1", "--runs", str(tmp_path))
+    result = ask("fit", "--backend", "zero1", "--nproc", "2", *limits, "--json")
+    assert result.exit_code == 0
+    (trial,) = json.loads(result.stdout)["trials"]
+    assert (trial["predicted_bytes"], trial["status"]) == (None, "ok")
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        ("no_optimizer", "returned a str; return an optimizer of torch"),
+        ("of_some", "returned an optimizer of other tensors"),
+        ("absent", "the module has no 'absent'"),
+    ],
+)
+def test_what_is_no_optimizer_of_the_job_is_refused_before_a_run(function, reason, tmp_path) -> None:
+    command = ["compare", "--set", f"optimizer.factory={FILE}:{function}", "--runs", str(tmp_path)]
+    result = CliRunner().invoke(harness, command)
+    assert result.exit_code == 1
+    assert reason in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("label", ["zero0", "pp", "cp", "tp"])
+def test_strategies_that_take_no_optimizer_of_the_user_are_unsupported(label: str) -> None:
+    job = Job.model_validate({
+        "optimizer": {"factory": "own:lion"}, "training": {"precision": "bf16-mixed"}
+    })  # fmt: skip
+    assert why_refused(label, 2, job) is not None
+    in_fp32 = job.model_copy(update={"training": job.training.model_copy(update={"precision": "fp32"})})
+    assert (why_refused(label, 2, in_fp32) is None) == (label == "zero0")
+
+
+SHARDED = ("ddp", "zero2", "zero3", "fsdp1")
+"""An estimate is held to them below."""
+PLAIN_SGD = ["optimizer.kind=sgd", "optimizer.learning_rate=0.1"]
+MOMENTUM = [*PLAIN_SGD, "optimizer.momentum=0.9"]
+ADAM = ["optimizer.kind=adam"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "states", "strategies"),
+    [
+        pytest.param(MOMENTUM, "torch.optim.sgd.SGD", 1, SHARDED, marks=pytest.mark.costly),
+        pytest.param(ADAM, "torch.optim.adam.Adam", 2, ("ddp", "fsdp"), marks=pytest.mark.costly),
+        *(
+            pytest.param(settings, f"torch.optim.{name}", states, STRATEGIES, marks=EXHAUSTIVE)
+            for settings, name, states in (
+                (PLAIN_SGD, "sgd.SGD", 0), (MOMENTUM, "sgd.SGD", 1), (ADAM, "adam.Adam", 2),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_every_strategy_trains_as_one_process_and_holds_what_is_derived(
+    settings, name, states, strategies, matrix
+) -> None:
+    records = assert_parity(matrix, settings, strategies)
+    assert {record.backend.effective.optimizer for record in records.values()} == {name}
+    found = assert_as_derived(matrix, settings, strategies)["ddp"]
+    assert found.measured.get("optimizer", 0) // found.measured["weights"] == states
+
+
+@pytest.mark.parametrize("settings", first([MOMENTUM], [MOMENTUM, ADAM]))
+@pytest.mark.costly
+def test_low_precision_of_stage_0_forgets_the_step_that_it_takes_while_it_sets_up(settings, matrix) -> None:
+    given = [*settings, "training.precision=bf16-mixed", "optimizer.weight_decay=1.0"]
+    assert_parity(matrix, given, ["ddp", "zero0"])
+
+
+@pytest.mark.parametrize("label", ["zero2", "zero3", "fsdp1"])
+def test_an_estimate_has_the_momentum_of_a_run(label: str, matrix) -> None:
+    sets = [word for setting in (*TINY, *MOMENTUM) for word in ("--set", setting)]
+    command = ["estimate", "--backends", label, "--world-size", "2", "--json", *sets]
+    (row,) = json.loads(CliRunner().invoke(harness, command).stdout)["rows"]
+    expected = rank_states(matrix.record(label, 2, MOMENTUM))[0].expected
+    assert row["optimizer_bytes"] == sum(
+        t.bytes for t in expected.terms if t.kind in ("optimizer", "masters")
+    )
+
+
+@pytest.mark.parametrize("label", ["pp", "cp", "tp", "autotp-zero1"])
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_strategies_that_were_not_held_to_the_reference_are_unsupported(kind: str, label: str) -> None:
+    job = Job.model_validate({"optimizer": {"kind": kind}})
+    assert "was not validated against the reference" in why_refused(label, 2, job)
+
+
+@pytest.mark.parametrize(
+    ("given", "ignored"),
+    [({"momentum": 0.9}, "momentum"), ({"kind": "sgd", "beta1": 0.8}, "beta1")],
+)  # fmt: skip
+def test_settings_of_another_kind_are_refused(given, ignored) -> None:
+    with pytest.raises(ValueError, match=f"`{ignored}` would be ignored by"):
+        Job.model_validate({"optimizer": given})
+
+
+KIND, BNB = "optimizer.kind=adamw-8bit", "optimizer.kind=adamw-8bit-bnb"
+needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="the extra low-bit is not installed")
+needs_bitsandbytes = pytest.mark.skipif(
+    find_spec("bitsandbytes") is None, reason="the extra qlora is not installed"
+)
+MODEL = (
+    "model.config={hidden_size: %d, intermediate_size: %d, num_hidden_layers: %d, num_attention_heads: 2, "
+)
+MODEL += "num_key_value_heads: 2, max_position_embeddings: 16, vocab_size: 320}"
+EVEN = MODEL % (96, 128, 2)
+"""Halves of its groups and of its matrices are multiples of 256 elements and above 4,096."""
+ODD = MODEL % (64, 132, 1)
+"""Every matrix is a multiple of 256 elements, half of all of them is not."""
+UNEVEN = MODEL % (96, 100, 4)
+"""Halves of all matrices are a multiple of 256 elements, one matrix is not."""
+FEW_LOW_BIT, FEW_BNB = ("zero3", "fsdp"), ("zero3",)
+PARTS, PARTS_BNB = ("ddp", "zero1", "zero3", "fsdp"), ("ddp", "zero0", "zero1", "zero2", "zero3")
+"""FSDP1 cuts units anywhere, so that parts of matrices are no multiples."""
+CUT = MODEL % (64, 100, 1)
+"""FSDP1's halves have 1,472 of the 6,400 elements of a matrix on the first rank."""
+
+
+@needs_torchao
+@pytest.mark.parametrize("label", first(["fsdp1"], ["zero1", "zero3", "fsdp1", "fsdp-cp", "tp"]))
+def test_trap_30_what_a_rank_updates_is_no_multiple_of_a_block(label: str, matrix) -> None:
+    found = {f.id: f for f in matrix.findings([label], 2, [KIND, ODD])}
+    wide = found.pop("low-bit-states-wide")
+    assert wide.cell is not None
+    assert wide.cell.label == label
+    assert "bytes of optimizer states are in full width although optimizer.kind is adamw-8bit" in wide.text
+    # What it names may be all that there is of quantised moments.
+    assert set(found) <= {"master-dtype-differs"}
+
+
+@needs_torchao
+def test_parameters_that_end_within_a_block_are_refused_where_deepspeed_cuts_moments(matrix) -> None:
+    record = matrix.record("zero1", 2, [KIND, UNEVEN])
+    assert record.status == "unsupported"
+    assert "a parameter ends within one" in record.reasons[0]
+
+
+@needs_torchao
+@pytest.mark.parametrize(
+    ("precision", "labels"),
+    first([("fp32", FEW_LOW_BIT)], [("fp32", FEW_LOW_BIT), ("fp32", PARTS), ("bf16-mixed", PARTS)]),
+)
+def test_every_strategy_trains_with_8_bit_states(precision: str, labels: tuple[str, ...], matrix) -> None:
+    records = assert_parity(matrix, [KIND, EVEN, f"training.precision={precision}"], labels)
+    for label, record in records.items():
+        assert "uint8" in record.observed.optimizer_state_dtypes, label
+        assert record.observed.wide_optimizer_bytes == 0, label
+
+
+@needs_bitsandbytes
+def test_trap_30_a_part_is_too_small_for_bitsandbytes(matrix) -> None:
+    found = {f.id: f for f in matrix.findings(["fsdp1"], 2, [BNB, CUT])}
+    wide = found.pop("low-bit-states-wide")
+    assert wide.values["wide_optimizer_bytes"] == 2 * 4 * 1472
+    assert "adamw-8bit-bnb: what a rank updates is below 4,096 elements" in wide.text
+    assert not found
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize(
+    ("precision", "labels"),
+    first([("fp32", FEW_BNB)], [("fp32", FEW_BNB), ("fp32", PARTS_BNB), ("bf16-mixed", PARTS_BNB)]),
+)
+@pytest.mark.costly
+def test_bitsandbytes_trains_with_8_bit_states(precision: str, labels: tuple[str, ...], matrix) -> None:
+    records = assert_parity(matrix, [BNB, EVEN, f"training.precision={precision}"], labels)
+    for label, record in records.items():
+        assert "uint8" in record.observed.optimizer_state_dtypes, label
+        assert record.observed.wide_optimizer_bytes == 0, label
+
+
+def test_bitsandbytes_takes_no_rows_of_fsdp2(matrix) -> None:
+    record = matrix.record("fsdp", 2, [BNB, EVEN])
+    assert record.status == "unsupported"
+    assert "take no DTensor" in record.reasons[0]
+
+
+MUON = "optimizer.kind=muon"
+ODD_ROWS = (
+    "model.config={hidden_size: 32, intermediate_size: 49, num_hidden_layers: 2, num_attention_heads: 2, "
+    "num_key_value_heads: 2, max_position_embeddings: 16}"
+)
+"""Rows of some matrices that two ranks do not share evenly."""
+
+
+def test_muon_trains_the_same_with_whole_matrices_and_with_rows(matrix) -> None:
+    records = assert_parity(matrix, [MUON, ODD_ROWS], ["ddp", "fsdp"])
+    for record in records.values():
+        assert record.backend.effective.optimizer == "harness.rank.models.optimizer.MuonAndAdamW"
+        assert record.observed.matrices_in_parts == 0
+
+
+@pytest.mark.parametrize("label", first(["fsdp"], ["ddp", "fsdp"]))
+@pytest.mark.costly
+def test_muon_in_bf16_lies_within_what_its_rounding_changes(label: str, matrix) -> None:
+    assert_parity(matrix, [MUON, ODD_ROWS, "optimizer.newton_schulz=bf16"], [label])
+
+
+def test_rows_that_are_orthogonalised_by_themselves_are_named(matrix) -> None:
+    found = {f.id: f for f in matrix.findings(["planted-OrthogonalisesRows"], 2, [MUON, ODD_ROWS])}
+    assert next(iter(found)) == "muon-on-parts"
+    assert "no optimizer keeps the complete momentum of 14 matrices" in found["muon-on-parts"].text
+    assert set(found) <= {"muon-on-parts", "diverged", "update-differs"}
+
+
+@pytest.mark.parametrize("label", ["zero1", "fsdp1"])
+def test_flat_parameters_are_unsupported_by_reason(label: str, matrix) -> None:
+    record = matrix.record(label, 2, [MUON])
+    assert record.status == "unsupported"
+    assert "muon needs whole matrices" in record.reasons[0]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_every_strategy_with_whole_matrices_trains_with_muon(precision: str, matrix) -> None:
+    labels = ["ddp", "fsdp", "fsdp-grad-op", "fsdp:offload=cpu", "fsdp-hybrid:shard_size=2", "accelerate-ddp"]
+    assert_parity(matrix, [MUON, ODD_ROWS, f"training.precision={precision}"], labels, world_size=4)
