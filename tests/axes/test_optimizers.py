@@ -1,6 +1,7 @@
 """Optimizers of every kind under each strategy: groups, SGD and Adam, 8-bit states, Muon, a user's own."""
 
 import json
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -83,13 +84,7 @@ def test_groups_without_effect_are_refused_before_a_run(groups, reason, tmp_path
 
 @pytest.mark.parametrize("label", first(["zero3", "fsdp"], ["zero1", "zero3", "fsdp"]))
 def test_an_estimate_has_the_states_of_a_run_and_a_peak_or_its_bounds(label, matrix) -> None:
-    sets = [word for setting in (*TINY, FROZEN) for word in ("--set", setting)]
-    command = ["estimate", "--backends", label, "--world-size", "2", "--json", *sets]
-    (row,) = json.loads(CliRunner().invoke(harness, command).stdout)["rows"]
-    expected = rank_states(matrix.record(label, 2, [FROZEN]))[0].expected
-    assert row["optimizer_bytes"] == sum(
-        t.bytes for t in expected.terms if t.kind in ("optimizer", "masters")
-    )
+    row = assert_estimated(label, [FROZEN], matrix)
     assert (row["peak_bytes"] is None) != (row["peak_bytes_between"] is None)
 
 
@@ -120,9 +115,18 @@ def test_every_strategy_trains_as_one_process_and_counts_what_it_keeps(
         assert record.world.world_size == 1 or (why_unknown(record), volume_differences(record)) == (None, [])
 
 
-def ask(*command: str):
-    sets = [word for setting in (*TINY, LION) for word in ("--set", setting)]
+def ask(*command: str, settings: Sequence[str] = (LION,)):
+    sets = [word for setting in (*TINY, *settings) for word in ("--set", setting)]
     return CliRunner().invoke(harness, [*command, *sets])
+
+
+def assert_estimated(label: str, settings: Sequence[str], matrix) -> dict:
+    """States of the optimizer are those of a run; the row."""
+    estimate = ("estimate", "--backends", label, "--world-size", "2", "--json")
+    (row,) = json.loads(ask(*estimate, settings=settings).stdout)["rows"]
+    terms = rank_states(matrix.record(label, 2, settings))[0].expected.terms
+    assert row["optimizer_bytes"] == sum(t.bytes for t in terms if t.kind in ("optimizer", "masters"))
+    return row
 
 
 def test_what_it_will_keep_is_not_available_in_an_estimate() -> None:
@@ -213,13 +217,7 @@ def test_low_precision_of_stage_0_forgets_the_step_that_it_takes_while_it_sets_u
 
 @pytest.mark.parametrize("label", ["zero2", "zero3", "fsdp1"])
 def test_an_estimate_has_the_momentum_of_a_run(label: str, matrix) -> None:
-    sets = [word for setting in (*TINY, *MOMENTUM) for word in ("--set", setting)]
-    command = ["estimate", "--backends", label, "--world-size", "2", "--json", *sets]
-    (row,) = json.loads(CliRunner().invoke(harness, command).stdout)["rows"]
-    expected = rank_states(matrix.record(label, 2, MOMENTUM))[0].expected
-    assert row["optimizer_bytes"] == sum(
-        t.bytes for t in expected.terms if t.kind in ("optimizer", "masters")
-    )
+    assert_estimated(label, MOMENTUM, matrix)
 
 
 @pytest.mark.parametrize("label", ["pp", "cp", "tp", "autotp-zero1"])
@@ -253,7 +251,6 @@ ODD = MODEL % (64, 132, 1)
 """Every matrix is a multiple of 256 elements, half of all of them is not."""
 UNEVEN = MODEL % (96, 100, 4)
 """Halves of all matrices are a multiple of 256 elements, one matrix is not."""
-FEW_LOW_BIT, FEW_BNB = ("zero3", "fsdp"), ("zero3",)
 PARTS, PARTS_BNB = ("ddp", "zero1", "zero3", "fsdp"), ("ddp", "zero0", "zero1", "zero2", "zero3")
 """FSDP1 cuts units anywhere, so that parts of matrices are no multiples."""
 CUT = MODEL % (64, 100, 1)
@@ -279,13 +276,22 @@ def test_parameters_that_end_within_a_block_are_refused_where_deepspeed_cuts_mom
     assert "a parameter ends within one" in record.reasons[0]
 
 
-@needs_torchao
 @pytest.mark.parametrize(
-    ("precision", "labels"),
-    first([("fp32", FEW_LOW_BIT)], [("fp32", FEW_LOW_BIT), ("fp32", PARTS), ("bf16-mixed", PARTS)]),
+    ("kind", "precision", "labels"),
+    [
+        pytest.param(KIND, "fp32", ("zero3", "fsdp"), marks=needs_torchao),
+        pytest.param(BNB, "fp32", ("zero3",), marks=[needs_bitsandbytes, pytest.mark.costly]),
+        *(
+            pytest.param(kind, precision, labels, marks=[needs, EXHAUSTIVE])
+            for kind, labels, needs in ((KIND, PARTS, needs_torchao), (BNB, PARTS_BNB, needs_bitsandbytes))
+            for precision in ("fp32", "bf16-mixed")
+        ),
+    ],
 )
-def test_every_strategy_trains_with_8_bit_states(precision: str, labels: tuple[str, ...], matrix) -> None:
-    records = assert_parity(matrix, [KIND, EVEN, f"training.precision={precision}"], labels)
+def test_every_strategy_trains_with_8_bit_states(
+    kind: str, precision: str, labels: tuple[str, ...], matrix
+) -> None:
+    records = assert_parity(matrix, [kind, EVEN, f"training.precision={precision}"], labels)
     for label, record in records.items():
         assert "uint8" in record.observed.optimizer_state_dtypes, label
         assert record.observed.wide_optimizer_bytes == 0, label
@@ -298,19 +304,6 @@ def test_trap_30_a_part_is_too_small_for_bitsandbytes(matrix) -> None:
     assert wide.values["wide_optimizer_bytes"] == 2 * 4 * 1472
     assert "adamw-8bit-bnb: what a rank updates is below 4,096 elements" in wide.text
     assert not found
-
-
-@needs_bitsandbytes
-@pytest.mark.parametrize(
-    ("precision", "labels"),
-    first([("fp32", FEW_BNB)], [("fp32", FEW_BNB), ("fp32", PARTS_BNB), ("bf16-mixed", PARTS_BNB)]),
-)
-@pytest.mark.costly
-def test_bitsandbytes_trains_with_8_bit_states(precision: str, labels: tuple[str, ...], matrix) -> None:
-    records = assert_parity(matrix, [BNB, EVEN, f"training.precision={precision}"], labels)
-    for label, record in records.items():
-        assert "uint8" in record.observed.optimizer_state_dtypes, label
-        assert record.observed.wide_optimizer_bytes == 0, label
 
 
 def test_bitsandbytes_takes_no_rows_of_fsdp2(matrix) -> None:

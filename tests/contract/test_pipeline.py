@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends import registry
 from harness.forms import pipeline
 from harness.forms.terms import Volume
-from harness.forms.workload import Workload
-from harness.record.workload import closed_form_layout
-from tests.contract.cases import GLOBAL_BATCH, LENGTH, PROBED_STEP, Case
+from tests.contract.cases import PROBED_STEP
 from tests.contract.deeds import PIPELINED, Piped
 from tests.contract.ranks import on_ranks
 from tests.contract.test_contract import LOSS_TOLERANCE, NORM_TOLERANCE, WEIGHT_TOLERANCE
+from tests.contract.test_states import workload
 from tests.representatives import COSTLY, EXHAUSTIVE
 
 pytestmark = pytest.mark.long(seconds=10)
@@ -59,7 +57,8 @@ def test_pipelines_train_as_one_process_does(pipelines, reference) -> None:
 def test_states_of_each_rank_are_the_closed_form_to_the_byte(pipelines) -> None:
     for rank, of_rank in enumerate(pipelines):
         for (label, number), trained in of_rank.items():
-            states = pipeline.model_states(workload(label, PIPELINED[number], trained, len(pipelines), rank))
+            given = workload(label, PIPELINED[number], trained.layout, len(pipelines), rank)
+            states = pipeline.model_states(given)
             expected = {kind: states.kinds().get(kind, 0) for kind in KINDS}
             assert {kind: trained.kinds.get(kind, 0) for kind in KINDS} == expected, (label, rank)
 
@@ -67,8 +66,9 @@ def test_states_of_each_rank_are_the_closed_form_to_the_byte(pipelines) -> None:
 def test_messages_of_each_rank_are_the_closed_form_to_the_byte(pipelines) -> None:
     for rank, of_rank in enumerate(pipelines):
         for (label, number), trained in of_rank.items():
-            of_run = workload(label, PIPELINED[number], trained, len(pipelines), rank)
-            assert counted(trained) == expected_rows(pipeline.collectives(of_run)), (label, rank)
+            steps = (0, PROBED_STEP)
+            given = workload(label, PIPELINED[number], trained.layout, len(pipelines), rank, steps=steps)
+            assert counted(trained) == expected_rows(pipeline.collectives(given)), (label, rank)
 
 
 def test_ends_without_a_shared_weight_send_only_activations_and_their_gradients(pipelines) -> None:
@@ -77,26 +77,6 @@ def test_ends_without_a_shared_weight_send_only_activations_and_their_gradients(
         ("forward", "send"),
         ("backward", "recv"),
     }
-
-
-def workload(label: str, case: Case, trained: Piped, ranks: int, rank: int) -> Workload:
-    entry, options = registry.parse(label)
-    assert entry.strategy is not None
-    mesh = options.mesh(ranks)
-    return Workload(
-        layout=closed_form_layout(trained.layout),
-        strategy=entry.strategy,
-        precision=case.precision,  # type: ignore[arg-type]
-        world_size=ranks,
-        rank=rank,
-        mesh=mesh,
-        micro_batch_size=GLOBAL_BATCH // mesh.data_size // case.accumulation_steps,
-        accumulation_steps=case.accumulation_steps,
-        sequence_length=LENGTH,
-        gradient_clipping=case.clipping,
-        options=options.model_dump(),
-        steps=(0, PROBED_STEP),
-    )
 
 
 def counted(trained: Piped) -> dict[tuple[str, ...], tuple[int, int]]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.backends import registry
 from harness.forms.families import model_states
 from harness.forms.workload import Workload
+from harness.record import LayoutPart
 from harness.record.workload import closed_form_layout
-from tests.built_in import EACH_MICRO_STEP, HYBRID, NATIVE
-from tests.contract.cases import Case
+from tests.built_in import EACH_MICRO_STEP, HYBRID, NATIVE, strategy
+from tests.contract.cases import GLOBAL_BATCH, LENGTH, Case
 from tests.contract.deeds import CASES, Held
 from tests.contract.ranks import on_ranks
 from tests.representatives import cheap, first
@@ -97,21 +99,26 @@ def is_unsupported(label: str, case: Case) -> bool:
 
 
 def expected_kinds(label: str, case: Case, held: Held, ranks: int, rank: int) -> dict[str, int]:
-    entry, options = registry.parse(label)
-    assert entry.strategy is not None
-    states = model_states(
-        Workload(
-            layout=closed_form_layout(held.layout),
-            strategy=entry.strategy,
-            precision=case.precision,
-            preset=case.preset,
-            world_size=ranks,
-            mesh=registry.mesh_of(label, ranks),
-            rank=rank,
-            shard_size=held.shard_size,
-            accumulation_steps=case.accumulation_steps,
-            options=options.model_dump(exclude_none=True),
-        )
-    )
-    kinds = states.kinds()
+    of_rank = workload(label, case, held.layout, ranks, rank, shard_size=held.shard_size)
+    kinds = model_states(of_rank).kinds()
     return {kind: kinds.get(kind, 0) for kind in KINDS}
+
+
+def workload(label: str, case: Case, layout: LayoutPart, ranks: int, rank: int, **more: Any) -> Workload:
+    """What a rank of a backend trains in a case."""
+    mesh = registry.mesh_of(label, ranks)
+    return Workload(
+        layout=closed_form_layout(layout),
+        strategy=strategy(label.partition(":")[0]),
+        precision=case.precision,
+        preset=case.preset,
+        world_size=ranks,
+        mesh=mesh,
+        rank=rank,
+        micro_batch_size=GLOBAL_BATCH // mesh.data_size // case.accumulation_steps,
+        accumulation_steps=case.accumulation_steps,
+        sequence_length=LENGTH,
+        gradient_clipping=case.clipping,
+        options=registry.parse(label)[1].model_dump(exclude_none=True),
+        **more,
+    )
