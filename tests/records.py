@@ -1,6 +1,6 @@
 """Deterministic records for tests, built without running anything, and published ones."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from harness.backends.base import Effective
 from harness.job.job import Job, TrainingSection
 from harness.judge.comparison import Comparison
+from harness.judge.findings.finding import Finding
 from harness.record import (
     BackendPart,
     CommunicationPart,
@@ -56,6 +57,11 @@ def published(name: str) -> tuple[Record, ...]:
 def published_comparison(name: str) -> Comparison:
     """What is judged of them."""
     return Comparison(published(name))
+
+
+def told(records: Iterable[Record], *kinds: str) -> list[Finding]:
+    """What a comparison of these finds, of kinds that begin so."""
+    return [finding for finding in Comparison(records).findings if finding.id.startswith(kinds)]
 
 
 def make_steps(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from harness.judge.quantities import volume_of
@@ -15,6 +16,7 @@ SHAPES = {
     "blocks.0.bias": [6],
     "blocks.1.weight": [4, 4],
 }
+ELEMENTS = sum(prod(shape) for shape in SHAPES.values())
 
 
 def make_volume_record(label: str, **changes: Any) -> Record:
@@ -71,3 +73,12 @@ def with_rows(record: Record, change: Any) -> Record:
     """The record with `change(row)` applied to its rows; a row that becomes None is gone."""
     rows = [new for row in record.comm if (new := change(row)) is not None]
     return record.model_copy(update={"comm": rows})
+
+
+def moving(label: str, **changes: Any) -> Record:
+    """A run that moves what is expected of it and states the size of its model."""
+    record = make_volume_record(label, **changes)
+    assert record.backend.effective is not None
+    effective = replace(record.backend.effective, parameter_count=ELEMENTS)
+    record = record.model_copy(update={"backend": record.backend.model_copy(update={"effective": effective})})
+    return record.model_copy(update={"comm": expected_rows(record)})

@@ -16,8 +16,16 @@ from harness.judge.effective import (
     synchronisation,
 )
 from harness.record import CommunicationPart, ObservedPart, Record
-from tests.harness.judge.findings.told import told
-from tests.records import LOSSES, NORMS, make_effective, make_ranks, make_record, make_steps, make_weights
+from tests.records import (
+    LOSSES,
+    NORMS,
+    make_effective,
+    make_ranks,
+    make_record,
+    make_steps,
+    make_weights,
+    told,
+)
 
 
 def clipped(told: float | None, *applied: float) -> Record:

@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import pytest
+
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding
-from harness.record import Record
+from harness.record import BackendPart, LayoutPart, MemoryPart, Record, TensorPart
+from tests.records import make_effective, make_ranks, make_record, told
 from tests.volumes import make_volume_record, with_rows
 
 
@@ -62,3 +65,87 @@ def test_replicas_that_never_reduce_are_named() -> None:
 def test_a_run_that_failed_is_not_judged() -> None:
     record = make_volume_record("ddp").model_copy(update={"comm": [], "status": "failed"})
     assert finding_of(record) is None
+
+
+BLOCKS = ["a", "b", "c", "d"]
+LAYOUT = LayoutPart(
+    parameters=[
+        TensorPart(name=name, shape=[100, 8], dtype="float32")
+        for name in ("root", *(f"{b}.w" for b in BLOCKS))
+    ],
+    decaying=["root"],
+    buffers=[],
+    blocks=BLOCKS,
+)
+ONE = 3200
+"""Bytes of each parameter."""
+SLACK = 24
+"""The padding that the limit leaves to the root and two blocks, on 2 ranks."""
+
+
+def findings(
+    units: list[str],
+    *,
+    most: int | None,
+    least: int | None,
+    kept: int = 0,
+    prefetch: int | None = None,
+    **details: Any,
+) -> list[Finding]:
+    options = {"prefetch": prefetch} if prefetch else {}
+    effective = make_effective(wrap_units=units, details={"shard_size": 2} | details)
+    part = BackendPart(
+        label="mine", name="mine", options=options, effective=effective, native_config={}, versions={}
+    )
+    held = MemoryPart(
+        step=1,
+        moment="after_forward",
+        allocated_bytes=50_000,
+        peak_bytes=60_000,
+        kinds={"weights": 8000, "gathered": kept},
+        gathered_peak_bytes=most,
+        gathered_least_bytes=least,
+    )
+    ranks = [rank.model_copy(update={"memory": [held]}) for rank in make_ranks(2)]
+    record = make_record(label="mine", world_size=2, layout=LAYOUT, ranks=ranks, backend=part)
+    return told([record], "one-wrap-unit")
+
+
+def test_one_unit_for_several_blocks_is_a_finding_with_what_was_gathered() -> None:
+    (finding,) = findings([""], most=5 * ONE, least=5 * ONE)
+    assert finding.id == "one-wrap-unit"
+    assert "root and 0 of 4 blocks" in finding.message
+    assert finding.values == {
+        "wrap_units": 0,
+        "blocks": 4,
+        "gathered_peak_bytes": 5 * ONE,
+        "gathered_least_bytes": 5 * ONE,
+        "root_and_largest_blocks_bytes": 3 * ONE + SLACK,
+    }
+
+
+def test_blocks_left_to_the_root_are_a_finding() -> None:
+    (finding,) = findings(["c", ""], most=None, least=None)
+    assert "root and 1 of 4 blocks" in finding.message
+
+
+@pytest.mark.parametrize("kept", [0, 5 * ONE], ids=["given back", "root kept"])
+def test_units_that_are_listed_but_not_there_are_a_finding(kept: int) -> None:
+    (finding,) = findings([*BLOCKS, ""], most=5 * ONE, least=5 * ONE, kept=kept)
+    assert f"{5 * ONE:,} bytes of weights at once" in finding.message
+    assert finding.values["wrap_units"] == 4
+
+
+@pytest.mark.parametrize(
+    ("gathered", "count"),
+    [
+        pytest.param({"most": 3 * ONE, "least": ONE}, 0, id="a unit per block"),
+        pytest.param({"most": 4 * ONE, "least": ONE}, 1, id="units larger than blocks"),
+        pytest.param({"most": 5 * ONE, "least": ONE, "kept": 5 * ONE}, 0, id="kept for the backward pass"),
+        pytest.param({"most": 4 * ONE, "least": 2 * ONE, "prefetch": 1}, 0, id="prefetched"),
+        pytest.param({"most": 5 * ONE, "least": 5 * ONE, "shard_size": 1}, 0, id="nothing is cut"),
+        pytest.param({"most": None, "least": None}, 0, id="nothing gathered"),
+    ],
+)
+def test_only_more_than_units_could_hold_at_once_is_a_finding(gathered: dict[str, Any], count: int) -> None:
+    assert len(findings([*BLOCKS, ""], **gathered)) == count

@@ -10,8 +10,7 @@ from harness.judge.quantities import derived_states
 from harness.judge.wording import sentence
 from harness.record import LayoutPart, MemoryPart, Record, TensorPart
 from harness.record.run import ObservationPart
-from tests.harness.judge.findings.told import told
-from tests.records import make_effective, make_ranks, make_record
+from tests.records import make_effective, make_ranks, make_record, told
 
 LAYOUT = LayoutPart(
     parameters=[TensorPart(name="a.w", shape=[100, 10], dtype="float32")],

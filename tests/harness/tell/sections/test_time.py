@@ -9,7 +9,7 @@ from harness.judge.comparison import Comparison
 from harness.record import ArtifactPart, EnergyPart, EvaluationPart, OverlapPart, Record, WaitPart
 from harness.tell.document import Folded, Heading, Items, Paragraph, Section, Table
 from harness.tell.sections.time import energy_section, overlap_section, time_section
-from tests.harness.judge.findings.test_time import billion, ranks, run
+from tests.harness.judge.findings.test_timing import billion, ranks, run
 from tests.pipelines import make_pipeline
 from tests.records import make_effective, make_ranks, make_record
 

@@ -1,0 +1,319 @@
+"""Findings on jobs of the user's own choice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.judge.comparison import Comparison
+from harness.judge.findings.finding import Finding
+from harness.judge.findings.jobs import OVERRIDDEN, added_loss
+from harness.launch.launcher import launcher_settings
+from harness.record import (
+    DimensionPart,
+    GivenMode,
+    GivenPart,
+    GivenSettingPart,
+    LayoutPart,
+    ModelLossPart,
+    ObservationPart,
+    ObservedPart,
+    Record,
+    SplitPart,
+    TensorPart,
+)
+from tests.harness.cli.command_line import UNTRACED, harness, records
+from tests.records import ENVIRONMENT, make_communication, make_ranks, make_record, told
+from tests.representatives import first
+
+BUFFERS = [
+    TensorPart(name=f"norm.{name}", shape=[4], dtype="float32") for name in ("running_mean", "running_var")
+]
+LAYOUT = LayoutPart(parameters=[], decaying=[], buffers=BUFFERS, blocks=[])
+
+
+def of_job(kind: str, **changes: object) -> list[str]:
+    records = [make_record(label=label, **changes) for label in ("single", "ddp")]
+    return [finding.message for finding in Comparison(records).findings if finding.id == kind]
+
+
+def test_bytes_fed_to_pretrained_weights_are_named_once() -> None:
+    (message,) = of_job("bytes-for-pretrained", model={"name": "gpt2", "config": None})
+    assert "'gpt2' is fed raw bytes" in message
+
+
+def test_bytes_for_random_weights_are_no_finding() -> None:
+    random = {"name": "gpt2", "config": None, "weights": "random"}
+    assert of_job("bytes-for-pretrained", model=random) == of_job("bytes-for-pretrained") == []
+
+
+def test_batch_norm_over_another_micro_batch_is_another_computation() -> None:
+    (message,) = of_job("batch-norm", layout=LAYOUT)
+    assert message.startswith(
+        "ddp on 2 ranks: layers that normalise over the 4 samples of a rank's micro-batch: 1;"
+    )
+    assert "over 8 in the reference: another computation" in message
+    assert of_job("batch-norm") == []
+
+
+def test_norms_that_were_measured_not_to_use_their_batch_are_no_finding() -> None:
+    split = SplitPart(difference=1e-9, repetition=0.0, rounding=1e-5)
+    assert of_job("batch-norm", layout=LAYOUT, split=split) == []
+    assert len(of_job("batch-norm", layout=LAYOUT, split=split.model_copy(update={"difference": 0.1}))) == 1
+
+
+def test_code_of_the_models_folder_is_named_once() -> None:
+    (message,) = of_job("custom-code", model={"name": "toy", "config": None, "trust_remote_code": True})
+    assert "model.trust_remote_code is on: Python code of 'toy' ran" in message
+    assert of_job("custom-code") == []
+
+
+def given_row(label: str, mode: GivenMode, **changes: Any) -> Record:
+    settings = [
+        GivenSettingPart(key="gradient_clipping", given=0.5, handling="taken", used=0.5),
+        GivenSettingPart(key="fp16.hysteresis", given=2, handling="pinned", used=1, reason="why"),
+        GivenSettingPart(key="steps_per_print", given=9, handling="pinned", reason="prints only"),
+    ]
+    part = GivenPart(file="ds.json", kind="deepspeed", mode=mode, sha256="0" * 64, settings=settings)
+    record = make_record(label=label, **changes)
+    return record.model_copy(update={"backend": record.backend.model_copy(update={"given": part})})
+
+
+def as_given(*records: Record) -> list[Finding]:
+    return told(records, "exactly-as-given")
+
+
+def test_a_row_exactly_as_given_names_what_makes_it_unfair() -> None:
+    clipped = {"training": {"gradient_clipping": 0.5}, "job_id": "a" * 12}
+    (found,) = as_given(
+        make_record(), make_record(label="ddp"), make_record(**clipped),
+        given_row("zero2:preset=library-defaults,row=ds-as-given", "exactly-as-given", **clipped),
+    )  # fmt: skip
+    assert found.values["settings"] == {
+        "training.gradient_clipping": [0.5, 1.0],
+        "preset": ["library-defaults", "like-for-like"],
+    }
+    assert "training.gradient_clipping 0.5 against 1.0" in found.message
+    assert found.message.endswith("Not as given: fp16.hysteresis")
+
+
+def test_a_row_like_for_like_is_no_finding() -> None:
+    assert as_given(make_record(), make_record(label="ddp"), given_row("zero2:row=ds", "like-for-like")) == []
+
+
+QUIET = {
+    "ACCELERATE_MIXED_PRECISION": "no",
+    "ACCELERATE_USE_CPU": "True",
+    "ACCELERATE_DYNAMO_BACKEND": "NO",
+    "ACCELERATE_DYNAMO_USE_DYNAMIC": "False",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1",
+}
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_SHARDING_STRATEGY": "FULL_SHARD", "FSDP_OFFLOAD_PARAMS": "false"}
+
+
+def overridden(settings: dict[str, str], **training: Any) -> list[str]:
+    environment = ENVIRONMENT | {"launcher_settings": settings}
+    record = make_record(label="ddp", environment=environment, training=training)
+    return [f.text for f in Comparison([record]).findings if f.id == OVERRIDDEN]
+
+
+def test_a_launcher_that_asks_for_nothing_is_no_finding() -> None:
+    assert overridden(QUIET) == []
+
+
+def test_bf16_of_the_launcher_is_named_where_fp32_ran() -> None:
+    (text,) = overridden(QUIET | {"ACCELERATE_MIXED_PRECISION": "bf16"})
+    assert text == (
+        "the launcher's ACCELERATE_MIXED_PRECISION=bf16 (in force: no) had no effect: job and backend decide"
+    )
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_precision_that_ran_is_no_finding(precision: str) -> None:
+    given = {"ACCELERATE_MIXED_PRECISION": precision}
+    assert overridden(given, precision=f"{precision}-mixed") == []
+    assert len(overridden(given)) == 1
+
+
+def test_sharding_of_the_launcher_is_named_without_what_is_off() -> None:
+    (text,) = overridden(FSDP)
+    assert text.startswith("the launcher's FSDP_SHARDING_STRATEGY=FULL_SHARD had no effect")
+
+
+@pytest.mark.parametrize(("given", "count"), [("1", 0), ("1.0", 0), ("0.5", 1), ("none", 1)])
+def test_clipping_is_compared_as_a_number(given: str, count: int) -> None:
+    assert len(overridden({"ACCELERATE_GRADIENT_CLIPPING": given}, gradient_clipping=1.0)) == count
+
+
+def test_variables_of_the_process_are_no_settings_of_a_job() -> None:
+    given = {"ACCELERATE_CPU_AFFINITY": "1", "ACCELERATE_MIXED_PRECISION": "bf16", "HOME": "/"}
+    assert launcher_settings(given) == {"ACCELERATE_MIXED_PRECISION": "bf16"}
+
+
+GROUP = {"tensors": 3, "learning_rate": 1e-3}
+
+
+def script(
+    *, base: str | None = "ddp", rates: list[list[float | None]] | None = None, bytes_moved: bool = True,
+    fed: tuple[list[str], list[str]] = (["a"], ["b"]), forward: str | None = None, **seen: Any,
+) -> Record:  # fmt: skip
+    """fed: digests of each rank's samples in a step; forward: a collective of the forward pass."""
+    observed: dict[str, Any] = {"updated_tensors": 3, "optimizer_steps": 4, "optimizer_groups": [GROUP]}
+    part = ObservationPart(
+        command=["torchrun", "train.py"], frameworks=[], base=base, learning_rates=rates or [[1e-3] * 4]
+    )
+    record = make_record(label="observed-ddp")
+    moved = make_communication(2) if bytes_moved else []
+    if forward:
+        moved += [one.model_copy(update={"phase": "forward"}) for one in make_communication(2, forward)]
+    return record.model_copy(
+        update={
+            "ranks": [
+                rank.model_copy(update={"batch_digests": [given] * 3})
+                for rank, given in zip(record.ranks, fed, strict=True)
+            ],
+            "observation": part,
+            "observed": ObservedPart(**observed | seen),
+            "comm": moved,
+        }
+    )
+
+
+def of_script(record: Record) -> dict[str, str]:
+    kinds = ("nothing-updated", "empty-group", "ranks-alone", "samples-repeated")
+    return {finding.id: finding.text for finding in Comparison([record]).findings if finding.id in kinds}
+
+
+def test_a_sound_script_has_none_of_them() -> None:
+    assert of_script(script()) == {}
+    assert of_script(script(rates=[[0.0, 1e-3, 1e-3, 0.0]])) == {}
+    assert of_script(script(updated_tensors=None, optimizer_steps=None)) == {}
+
+
+def test_rates_of_zero_in_every_step_and_tensors_without_gradient_update_nothing() -> None:
+    assert of_script(script(rates=[[0.0] * 4, [None] * 4])) == {
+        "nothing-updated": "the optimizer updated nothing: its learning rate is 0 in all 4 steps"
+    }
+    assert of_script(script(updated_tensors=0, optimizer_steps=None)) == {
+        "nothing-updated": "the optimizer updated nothing: no tensor of its 3 had a gradient; it was "
+        "probably made before the model was wrapped"
+    }
+
+
+def test_empty_groups_are_named_by_their_places() -> None:
+    groups = [GROUP, GROUP | {"tensors": 0}, GROUP | {"tensors": 0}]
+    assert of_script(script(optimizer_groups=groups)) == {
+        "empty-group": "empty groups of the optimizer's 3: 1, 2; no parameter trains with their rate and "
+        "decay"
+    }
+
+
+def test_wrapped_ranks_that_move_nothing_are_alone_too() -> None:
+    for base in ("ddp", None):
+        text = of_script(script(base=base, bytes_moved=False))["ranks-alone"]
+        assert text == "2 ranks train without exchanging gradients: each has a model of its own"
+    assert of_script(script(base=None)) == {}
+
+
+def test_answers_that_an_evaluation_gathers_do_not_hide_ranks_that_are_alone() -> None:
+    for op, named in (("all_gather", {"ranks-alone"}), ("broadcast", {"ranks-alone"}), ("all_reduce", set())):
+        for base in ("ddp", None):
+            assert of_script(script(base=base, bytes_moved=False, forward=op)).keys() == named, op
+            assert of_script(script(base=base, forward=op)) == {}
+
+
+def test_ranks_that_are_fed_alike_are_named() -> None:
+    text = (
+        "all 2 ranks train on the same samples in the first steps (compared: 3): the data is not split over "
+        "ranks"
+    )
+    alike = (["a", "b"], ["a", "b"])
+    for forward in (None, "all_gather"):
+        assert of_script(script(fed=alike, forward=forward)) == {"samples-repeated": text}
+    alone = of_script(script(fed=alike, bytes_moved=False))
+    assert alone.keys() == {"ranks-alone"}
+    assert alone["ranks-alone"].endswith(", all on the same samples")
+
+
+def test_ranks_that_share_samples_or_show_none_are_not() -> None:
+    alike = (["a"], ["a"])
+    assert of_script(script(fed=alike, forward="all_reduce")) == {}  # they cut layers or samples
+    assert of_script(script(fed=([], []))) == {}
+    assert not of_script(script(fed=([], []), bytes_moved=False))["ranks-alone"].endswith("same samples")
+
+
+ALL_ALIKE = "all ranks begin in the same random state"
+PEERS = "ranks that share samples begin in different random states"
+
+
+def dropped(*states: str | None, evaluating: list[str] | None = None, shared: bool = False) -> str:
+    parts = [
+        part.model_copy(update={"random_state": state})
+        for part, state in zip(make_ranks(len(states)), states, strict=True)
+    ]
+    record: Record = make_record(label="tp" if shared else "ddp", ranks=parts)
+    observed = ObservedPart(dropout=0.1, evaluating_in_training=evaluating)
+    dimensions = [DimensionPart(name="tensor", size=len(states))] if shared else []
+    world = record.world.model_copy(update={"world_size": len(states), "dimensions": dimensions})
+    comparison = Comparison([record.model_copy(update={"observed": observed, "world": world})])
+    return next(f.message for f in comparison.findings if f.id == "not-deterministic")
+
+
+@pytest.mark.parametrize(
+    ("states", "shared", "said"),
+    [
+        (("a", "a"), False, [ALL_ALIKE]),
+        (("a", "b"), False, []),
+        (("a", None), False, []),
+        (("a", "a"), True, []),
+        (("a", "b"), True, [PEERS]),
+    ],
+)
+def test_ranks_that_draw_alike_are_told(states: tuple[str, ...], shared: bool, said: list[str]) -> None:
+    text = dropped(*states, shared=shared)
+    assert [words for words in (ALL_ALIKE, PEERS) if words in text] == said
+
+
+def test_layers_that_are_kept_in_evaluation_mode_are_named() -> None:
+    assert "in evaluation mode in training passes: drop" in dropped("a", "b", evaluating=["drop"])
+    assert "evaluation mode" not in dropped("a", "b", evaluating=[])
+
+
+MIXTRAL = (
+    "model.config={model_type: mixtral, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, "
+    "num_attention_heads: 4, num_key_value_heads: 2, num_local_experts: 4, num_experts_per_tok: 2, "
+    "max_position_embeddings: 128, output_router_logits: %s, router_aux_loss_coef: 0.01}"
+)
+
+
+def with_losses(model: float, job: float, targets: int = 256) -> Record:
+    part = ModelLossPart(model=model, job=job, targets=targets)
+    return make_record(observed=ObservedPart(model_loss=part))
+
+
+@pytest.mark.parametrize("router", first(["true"], ["true", "false"]))
+def test_the_loss_of_a_router_is_named_and_rounding_is_not(tmp_path: Path, router: str) -> None:
+    done = harness(
+        "run", "--backend", "single", *UNTRACED, "--set", MIXTRAL % router, "--set",
+        "data.sequence_length=32", "--set", "training.steps=3", "--runs", "runs", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    findings = Comparison(records(tmp_path / "runs")).findings
+    named = [finding for finding in findings if finding.id == "model-adds-loss"]
+    assert len(named) == (router == "true")
+    for finding in named:
+        # Four experts, two of each token: the balancing loss is about 2, times 0.01.
+        assert 0.01 < finding.values["model_loss"] - finding.values["job_loss"] < 0.04
+        assert "is not trained" in finding.message
+
+
+def test_rounding_is_no_difference() -> None:
+    assert added_loss(with_losses(5.355305194854736, 5.355305333291331)) is None
+    assert added_loss(with_losses(5.3562, 5.3553)) is not None
+    assert added_loss(make_record()) is None
+    rounded = {"observed": with_losses(5.25, 5.2605).observed, "training": {"precision": "bf16-mixed"}}
+    assert added_loss(make_record(label="accelerate-fsdp", **rounded)) is None, "a wrapper's bfloat16"
+    assert added_loss(make_record(**rounded)) is not None, "the reference has no wrapper"
+    assert "model-adds-loss" in {finding.id for finding in Comparison([with_losses(6.0, 5.0)]).findings}

@@ -1,0 +1,566 @@
+"""Planted defects of time, at the level of records."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.judge.comparison import Comparison
+from harness.judge.findings import timing
+from harness.judge.findings.finding import Finding, kinds, role_of, statements
+from harness.judge.quantities import Run
+from harness.rank.probes.time import read
+from harness.record import DimensionPart, LayoutPart, OverlapPart, PlacementPart, Record, TensorPart
+from tests.harness.cli.command_line import SMALL, harness, records
+from tests.plugins import register
+from tests.records import ENVIRONMENT, make_model, make_ranks, make_record, make_steps, told
+from tests.timed_records import COUNT, found, phases, processors, ranks, repeats, run, steps
+
+
+def test_a_clean_run_raises_nothing() -> None:
+    assert found(run()) == []
+
+
+def test_slow_data_is_found() -> None:
+    (finding,) = found(run(ranks=ranks(data_seconds=[0.15] * COUNT, phase_seconds={})))
+    assert finding.id == "slow-data"
+    assert finding.values["data_share"] == pytest.approx(0.3)
+
+
+def test_fetching_that_is_slow_in_only_some_repeats_is_not_told() -> None:
+    slow = run(ranks=ranks(data_seconds=[0.15] * COUNT, phase_seconds={}))
+    fast = run(repeat=1, run_id="r1")
+    assert found(slow, fast) == []
+
+
+def test_fetching_that_waits_for_a_processor_is_not_slow() -> None:
+    # 0.15 s of fetching in 8 steps: 0.8 s of the 1.2 s are another program's.
+    taken = processors(waiting_seconds=0.8, machine_busy_seconds=8.8)
+    waiting = ranks(data_seconds=[0.15] * COUNT, phase_seconds={}, processors=taken)
+    assert "slow-data" not in {finding.id for finding in found(run(ranks=waiting))}
+
+
+def test_a_timer_that_stops_before_the_device_has_finished_is_found() -> None:
+    # The host's clock saw 20 ms, the device's events half a second.
+    parts = [part.model_copy(update={"step_seconds": [0.02] * COUNT}) for part in ranks()]
+    world = run().world.model_copy(update={"device": "cuda"})
+    (finding,) = [f for f in found(run(ranks=parts, world=world)) if f.id != "slow-data"]
+    assert finding.id == "inconsistent-timing"
+    assert finding.values["step_seconds"] == 0.02
+    assert finding.values["phase_seconds"] == pytest.approx(0.45)
+
+
+def test_fetching_counts_on_the_cpu_and_overlaps_on_cuda() -> None:
+    parts = [part.model_copy(update={"data_seconds": [0.09] * COUNT}) for part in ranks()]
+    assert [f.id for f in found(run(ranks=parts))] == ["inconsistent-timing"]
+    world = run().world.model_copy(update={"device": "cuda"})
+    assert found(run(ranks=parts, world=world)) == []
+
+
+def billion(seconds: float, **of_ranks: Any) -> Record:
+    """A model of 10^9 parameters on two A100, 1024 tokens a step: 6.1e12 FLOPs."""
+    shape = {"multiplying_parameters": 10**9, "layers": 1, "attention_width": 1}
+    parts = [
+        rank.model_copy(
+            update={
+                "device_name": "NVIDIA A100-SXM4-80GB", "phase_seconds": {}, "data_seconds": [0.0] * COUNT,
+                "step_seconds": [seconds] * COUNT, **of_ranks,
+            }
+        )
+        for rank in ranks()
+    ]  # fmt: skip
+    tensor = TensorPart(name="h.0.weight", shape=[30_000, 30_000], dtype="float32")
+    layout = LayoutPart(parameters=[tensor], decaying=[], buffers=[], blocks=["h.0"])
+    record = run(ranks=parts, steps=steps([seconds] * COUNT), layout=layout)
+    return record.model_copy(update={"model": make_model(geometry=shape)})
+
+
+def impossible_ones(record: Record) -> list[Finding]:
+    """This module alone: the collectives of these records are not those of the model."""
+    return told([record], "faster-than-possible", "inconsistent-timing", "work-outside-clock")
+
+
+def test_throughput_beyond_the_data_sheet_is_found() -> None:
+    # fp32 on two A100 is 39 TFLOP/s at most: 6.1e12 in 0.1 s is too much, in 0.2 s it is not.
+    (finding,) = impossible_ones(billion(0.1))
+    assert finding.id == "faster-than-possible"
+    assert finding.values["peak_flops_per_second"] == pytest.approx(39e12)
+    assert impossible_ones(billion(0.2)) == []
+
+
+def test_throughput_beyond_the_measured_peak_is_found() -> None:
+    rates = {"float32": 1e12}
+    (finding,) = impossible_ones(billion(0.5, device_name="cpu", matmul_flops_per_second=rates))
+    assert finding.id == "faster-than-possible"
+    assert finding.values["peak_source"] == "measured"
+
+
+def test_without_a_peak_nothing_is_impossible() -> None:
+    assert impossible_ones(billion(1e-6, device_name="cpu")) == []
+
+
+def test_a_probe_at_work_in_the_timed_steps_of_one_row_is_found() -> None:
+    (finding,) = found(run(ranks=ranks(timed_probes=["counter"])))
+    assert finding.id == "instrumented-timing"
+    assert finding.backends == ("ddp",)
+    assert finding.values == {"single on 1": [], "ddp on 2": ["counter"]}
+
+
+def test_a_library_logger_in_one_row_is_found() -> None:
+    backend = run("zero1").backend.model_copy(update={"native_config": {"comms_logger": {"enabled": True}}})
+    (finding,) = found(run("zero1", backend=backend))
+    assert finding.values["zero1 on 2"] == ["comms_logger"]
+
+
+def test_a_debugging_variable_in_one_row_is_found_and_in_all_it_is_not() -> None:
+    environment = ENVIRONMENT | {"variables": {"CUDA_LAUNCH_BLOCKING": "1"}}
+    (finding,) = found(run(environment=environment))
+    assert finding.values["ddp on 2"] == ["CUDA_LAUNCH_BLOCKING=1"]
+    both = [make_record(steps=steps(), ranks=ranks(1), environment=environment), run(environment=environment)]
+    assert Comparison(both).findings == []
+
+
+SOMEWHAT = phases(0.15)
+"""1.5 times as slow as the others."""
+MUCH = phases(0.3)
+"""Almost three times as slow."""
+
+
+def slow(*records: Record) -> list[Finding]:
+    return [finding for finding in found(*records) if finding.id == "slow-rank"]
+
+
+def test_a_rank_that_is_slow_in_every_repeat_is_found() -> None:
+    first, *others = slow(*repeats(3, ranks=ranks(4, phase_seconds=SOMEWHAT)))
+    assert len(others) == 2
+    assert first.values["rank"] == 1
+    assert first.values["median_seconds"]["1"] == pytest.approx(0.16)
+    assert first.runs is None
+
+
+def test_a_rank_that_is_fast_in_one_repeat_is_not_slow() -> None:
+    records = repeats(3, ranks=ranks(4, phase_seconds=MUCH))
+    assert slow(*records[:2], run(repeat=2, run_id="r2", ranks=ranks(4))) == []
+
+
+def test_ranks_that_are_slow_in_turns_are_not() -> None:
+    records = repeats(3, ranks=ranks(2, phase_seconds=MUCH))
+    first, second = ranks(2, phase_seconds=MUCH)
+    swapped = [first.model_copy(update={"rank": 1}), second.model_copy(update={"rank": 0})]
+    assert slow(*records[:2], run(repeat=2, run_id="r2", ranks=swapped)) == []
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_few_runs_must_show_more_than_a_neighbour_on_the_same_core_does(runs: int) -> None:
+    assert slow(*repeats(runs, ranks=ranks(4, phase_seconds=SOMEWHAT))) == []
+    assert len(slow(*repeats(runs, ranks=ranks(4, phase_seconds=MUCH)))) == runs
+
+
+def test_a_device_that_is_slow_under_every_backend_is_found_without_repeats() -> None:
+    labels = ("ddp", "zero1", "fsdp")
+    records = [run(label, ranks=ranks(phase_seconds=SOMEWHAT)) for label in labels]
+    assert [finding.backends for finding in slow(*records)] == [("ddp",), ("zero1",), ("fsdp",)]
+    assert slow(*records, run("zero2")) == []
+
+
+def test_a_rank_that_lost_its_core_to_another_program_is_not_slow() -> None:
+    # 0.2 s in each of 8 steps went to another program while this rank waited.
+    taken = {"machine_busy_seconds": 9.6, "process_seconds": 4.0}
+    first, second = ranks(phase_seconds=MUCH)
+    disturbed = [
+        first.model_copy(update={"processors": processors(**taken)}),
+        second.model_copy(update={"processors": processors(waiting_seconds=1.6, **taken)}),
+    ]
+    record = run(ranks=disturbed, environment=ENVIRONMENT | {"cores": 2})
+    (busy,) = found(record)
+    assert busy.id == "busy-machine"
+    assert busy.values["other_cores"] == pytest.approx(0.4)
+
+
+def test_a_rank_that_waits_for_a_core_because_of_another_rank_is_slow() -> None:
+    # Both are bound to one core: nothing else ran, so the waiting is the run's own.
+    own = {"machine_busy_seconds": 4.0, "process_seconds": 2.0, "waiting_seconds": 1.6}
+    (finding,) = slow(run(ranks=ranks(phase_seconds=MUCH, processors=processors(**own))))
+    assert finding.values["rank"] == 1
+
+
+def test_what_a_hypervisor_took_is_not_the_rank_s() -> None:
+    stolen = processors(machine_busy_seconds=6.4, machine_stolen_seconds=1.6, process_seconds=3.2)
+    parts = [p.model_copy(update={"processors": stolen}) for p in ranks(phase_seconds=MUCH)]
+    assert slow(run(ranks=parts)) == []
+
+
+def test_a_record_that_does_not_say_who_used_the_processors_is_not_judged() -> None:
+    parts = [p.model_copy(update={"processors": None}) for p in ranks(phase_seconds=MUCH)]
+    assert slow(*repeats(3, ranks=parts)) == []
+
+
+def traced(seconds: float) -> list[OverlapPart]:
+    part = OverlapPart(
+        step=3, seconds=0.5, compute_seconds=seconds, communication_seconds=0.1,
+        exposed_seconds=0.1, idle_seconds=0.4 - seconds,
+    )  # fmt: skip
+    return [part] * 5
+
+
+def test_a_rank_that_computes_longer_in_traced_steps_is_found() -> None:
+    even, long = ({"overlap": traced(seconds)} for seconds in (0.1, 0.3))
+    parts = [part.model_copy(update=even) for part in ranks()]
+    assert slow(run(ranks=parts)) == []
+    (finding,) = slow(run(ranks=[parts[0], parts[1].model_copy(update=long)]))
+    assert finding.values["rank"] == 1
+    assert finding.values["what"] == "computing (traced steps)"
+
+
+def asleep(first: list[float], second: list[float], **changes: Any) -> Record:
+    """A run whose ranks lie idle for so many milliseconds of each traced step."""
+    parts = []
+    for part, of_rank in zip(ranks(), (first, second), strict=True):
+        steps = [traced(0.1)[0].model_copy(update={"asleep_seconds": ms / 1e3}) for ms in of_rank]
+        parts.append(part.model_copy(update={"overlap": steps}))
+    return run(ranks=parts, **changes)
+
+
+def test_a_rank_that_sleeps_is_named_by_what_a_third_of_the_steps_shows() -> None:
+    (finding,) = slow(asleep([0, 0, 0.5, 0, 0, 0], [0, 4, 5, 0, 1, 0]))
+    assert finding.values["rank"] == 1
+    assert finding.values["seconds"] == {"0": 0.0, "1": 0.004}
+    assert finding.message == (
+        "ddp on 2 ranks: rank 1 is idle for 4 ms of a step, outside of communication, and makes the others "
+        "wait"
+    )
+    assert len(slow(asleep([1.2] * 6, [20] * 6))) == 1
+    records = [asleep([0], [ms], repeat=n, run_id=f"r{n}") for n, ms in enumerate((5, 0, 4))]
+    assert len(slow(*records)) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([0, 0, 0], [0, 0, 40]),
+        ([3, 3, 3], [4, 4, 4]),
+        ([0, 0], [5, 5]),
+        ([0, 0, 0], [0.9, 0.9, 0.9]),
+        ([0, 6.9, 27.8], [0, 0.9, 20.4]),
+        ([0, 3.4, 85, 0, 0, 0, 9.1], [0, 0, 155, 0, 0, 0, 0.6]),
+        ([0, 0, 99, 1.5, 0, 0, 0], [0, 0, 49, 1.6, 0, 0, 4.6]),
+    ],
+    ids=[
+        "one step",
+        "both ranks",
+        "too few steps",
+        "little",
+        "a disk twice",
+        "a machine that stops",
+        "another",
+    ],
+)
+def test_what_is_no_sleep_of_one_rank_is_not_named(first: list[float], second: list[float]) -> None:
+    assert slow(asleep(first, second)) == []
+
+
+def test_threads_of_a_rank_wait_for_each_other_and_stages_for_other_stages() -> None:
+    record = asleep([0] * 3, [5] * 3)
+    threads = record.world.model_copy(update={"threads_per_rank": 2})
+    assert slow(record.model_copy(update={"world": threads})) == []
+    dimensions = [DimensionPart(name="pipeline", size=2)]
+    stages = record.world.model_copy(update={"dimensions": dimensions})
+    assert slow(record.model_copy(update={"world": stages})) == []
+
+
+def test_ranks_that_take_turns_within_a_run_are_not_slow() -> None:
+    even = [0.4 if n % 2 else 0.1 for n in range(COUNT)]
+    odd = [0.1 if n % 2 else 0.4 for n in range(COUNT)]
+    rest: dict[str, Any] = {"backward": [0.05] * COUNT, "step": [0.01] * COUNT}
+    first, second = ranks(phase_seconds={"forward": odd, **rest})
+    first = first.model_copy(update={"phase_seconds": {"forward": even, **rest}})
+    assert slow(*repeats(3, ranks=[first, second])) == []
+
+
+def test_a_rank_that_began_early_and_waits_in_the_forward_pass_is_not_slow() -> None:
+    # Rank 0 begins 0.05 s late; rank 1 waits for its broadcast, and both end together.
+    waits = {"forward": [0.15] * COUNT, "backward": [0.3] * COUNT, "step": [0.05] * COUNT}
+    assert slow(*repeats(3, ranks=ranks(phase_seconds=waits, step_seconds=[0.55] * COUNT))) == []
+
+
+def test_a_difference_that_is_small_compared_with_the_step_is_not_told() -> None:
+    parts = [part.model_copy(update={"phase_seconds": phases(0.005)}) for part in ranks()]
+    parts[1] = parts[1].model_copy(update={"phase_seconds": phases(0.025)})
+    assert slow(*repeats(3, ranks=parts)) == []
+
+
+def test_the_slowest_rank_is_that_of_most_steps() -> None:
+    series = np.array([[1.0] * 10, [2.0] * 8 + [0.5] * 2])
+    assert timing.persistently_slowest(series) == 1
+    assert timing.persistently_slowest(np.array([[1.0] * 10, [2.0] * 7 + [0.5] * 3])) is None
+    assert timing.persistently_slowest(series[:, :4]) is None
+    assert Comparison([make_record()]).findings == []
+
+
+LONG = (3.0, 3.0, 9.0, 9.0, 2.5, 2.0, *[0.5] * 6)
+"""Timing begins at step 4; the steps are steady from step 6."""
+LONGER = (0.7, 0.7, 9.0, 9.0, 0.7, 0.7, *[0.5] * 6)
+"""The early steps take 1.4 times as long."""
+STEADY = (3.0, 2.0, 9.0, 9.0, *[0.5] * 8)
+
+
+def early(*records: Record) -> list[Finding]:
+    return [finding for finding in found(*records) if finding.id == "warmup-too-short"]
+
+
+def lasting(count: int, seconds: Sequence[float], **changes: Any) -> list[Record]:
+    return repeats(count, steps=steps(seconds), **changes)
+
+
+def test_timing_that_begins_before_the_steady_state_is_found() -> None:
+    (finding,) = early(run(steps=steps(LONG)))
+    assert finding.values == {"first_timed_step": 4, "first_steady_step": 6, "warmup_steps": 1}
+    assert finding.clause == "timing begins at step 4, steps are steady from step 6"
+
+
+def test_early_steps_that_are_longer_in_every_repeat_are_found() -> None:
+    (finding,) = early(*lasting(3, LONGER))
+    assert finding.values["first_steady_step"] == 6
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_few_runs_must_show_more_than_a_host_that_changes_its_speed(count: int) -> None:
+    assert early(*lasting(count, LONGER)) == []
+    assert len(early(*lasting(count, LONG))) == 1
+
+
+def test_a_repeat_that_is_steady_when_timing_begins_clears_the_others() -> None:
+    assert early(*lasting(2, LONG), run(repeat=2, run_id="r2", steps=steps(STEADY))) == []
+
+
+def test_the_latest_steady_step_of_the_repeats_is_told() -> None:
+    sooner = (3.0, 3.0, 9.0, 9.0, 2.5, *[0.5] * 7)
+    (finding,) = early(*lasting(2, sooner), run(repeat=2, run_id="r2", steps=steps(LONG)))
+    assert finding.values["first_steady_step"] == 6
+
+
+def test_early_steps_that_waited_for_a_processor_are_no_warmup() -> None:
+    # 3.5 s longer than the others, of which another program took 3.4 s.
+    taken = processors(waiting_seconds=3.4, machine_busy_seconds=11.4)
+    parts = [rank.model_copy(update={"processors": taken}) for rank in ranks()]
+    assert early(run(steps=steps(LONG), ranks=parts)) == []
+    assert early(*lasting(3, LONG, ranks=parts)) == []
+
+
+def test_early_steps_are_not_judged_without_an_account_of_the_processors() -> None:
+    parts = [rank.model_copy(update={"processors": None}) for rank in ranks()]
+    assert early(*lasting(3, LONG, ranks=parts)) == []
+
+
+def test_steps_that_never_become_steady_are_found() -> None:
+    (finding,) = early(*lasting(3, (4.0, 4.0, 9.0, 9.0, 4.0, 3.0, 3.0, 2.0, 2.0, 1.0, 1.0, 1.0)))
+    assert finding.values["first_steady_step"] is None
+    assert "do not become steady" in finding.clause
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param((3.0, 2.0, 9.0, 9.0, 0.55, 0.55, *[0.5] * 6), id="hardly changes the average"),
+        pytest.param(STEADY, id="covered by the warm-up"),
+    ],
+)
+def test_early_steps_that_cost_nothing_are_not_told(seconds: Sequence[float]) -> None:
+    assert early(*lasting(3, seconds)) == []
+
+
+CASES: list[dict[str, Any]] = json.loads(Path(__file__).with_name("disturbed_runs.json").read_text())
+NAMES = [f"{case['backend']}, {case['source']}" for case in CASES]
+
+
+def recorded(case: dict[str, Any], *, undisturbed: bool = False, repeat: int = 0) -> Record:
+    """The run of a case; `undisturbed`: as if other work had taken nothing."""
+    count = len(case["seconds"])
+    timed = zip(case["windows"], case["seconds"], strict=True)
+    changes = {step: {"window": window, "seconds": seconds} for step, (window, seconds) in enumerate(timed)}
+    ranks = [
+        rank.model_copy(
+            update=own
+            | {"processors": processors(**own["processors"] if own["processors"] and not undisturbed else {})}
+        )
+        for rank, own in zip(make_ranks(len(case["ranks"])), case["ranks"], strict=True)
+    ]
+    steps = make_steps([5.0] * count, [1.0] * count, changes=changes)
+    return make_record(label=case["backend"], ranks=ranks, steps=steps, repeat=repeat, run_id=f"r{repeat}")
+
+
+def alarms(*records: Record) -> set[str]:
+    return {finding.id for finding in told(records, "slow-rank", "warmup-too-short")}
+
+
+@pytest.mark.parametrize("case", CASES, ids=NAMES)
+def test_a_disturbed_run_is_not_accused(case: dict[str, Any]) -> None:
+    assert alarms(recorded(case)) == set()
+
+
+@pytest.mark.parametrize("case", CASES, ids=NAMES)
+def test_what_the_run_shows_is_there_and_every_repeat_showing_it_would_be_found(case: dict[str, Any]) -> None:
+    run = Run.of(recorded(case, undisturbed=True))
+    shown = timing.slow_ranks(run) if case["alarm"] == "slow-rank" else timing.early_steps(run)
+    assert shown
+    repeats = [recorded(case, undisturbed=True, repeat=repeat) for repeat in range(3)]
+    assert alarms(*repeats) == {case["alarm"]}
+
+
+def loaded(load: float | None) -> Comparison:
+    """One thread of the reference and two of ddp, on 8 cores."""
+    quiet = make_record(environment=ENVIRONMENT | {"load_average": 0.1})
+    return Comparison([quiet, make_record(label="ddp", environment=ENVIRONMENT | {"load_average": load})])
+
+
+def test_a_load_that_no_run_before_it_leaves_is_told() -> None:
+    (finding,) = [f for f in loaded(10.5).findings if f.id == "busy-machine"]
+    assert finding.backends == ("ddp",)
+    assert finding.values == {"load_average": 10.5, "cores": 8, "threads_of_largest_run": 2}
+    assert role_of("busy-machine") == "figures"
+
+
+def test_only_what_was_seen_is_told_and_of_cells_alike_once() -> None:
+    records = [
+        make_record(label=label, environment=ENVIRONMENT | {"load_average": load})
+        for label, load in (("ddp", 10.5), ("zero1", 12.25))
+    ]
+    (told,) = [s for s in statements(Comparison(records).findings) if s.id == "busy-machine"]
+    assert told.sentence == (
+        "ddp and zero1 on 2 ranks: the load average at the start exceeded cores and threads of the largest "
+        "run combined: other programs, or processes of an earlier run, were running"
+    )
+
+
+def test_the_kind_tells_of_nodes_that_share_processors() -> None:
+    assert "busiest node" in kinds()["busy-machine"].confirm
+
+
+def test_ranks_that_take_turns_on_cores_are_told() -> None:
+    records = [make_record(label=label, world_size=16) for label in ("ddp", "fsdp")]
+    (told,) = [s for s in statements(Comparison(records).findings) if s.id == "cores-shared"]
+    assert told.sentence == (
+        "ddp and fsdp on 16 ranks: 16 threads per node share 8 cores: speed and scaling say little about the "
+        "strategies"
+    )
+    assert told.role == "figures"
+
+
+def test_as_many_threads_as_cores_take_no_turns_nor_do_ranks_on_gpus() -> None:
+    full, wide = make_record(label="ddp", world_size=8), make_record(label="ddp", world_size=16)
+    on_gpus = wide.model_copy(update={"world": wide.world.model_copy(update={"device": "cuda"})})
+    for record in (full, on_gpus):
+        assert "cores-shared" not in {f.id for f in Comparison([record]).findings}
+
+
+def test_cells_one_after_the_other_are_no_other_work() -> None:
+    for load in (None, 0.0, 2.0, 8.5, 10.0):
+        assert "busy-machine" not in {f.id for f in loaded(load).findings}
+
+
+def test_a_cell_that_never_ran_met_no_load() -> None:
+    busy = make_record(environment=ENVIRONMENT | {"load_average": 30.0})
+    refused = busy.model_copy(update={"status": "unsupported"})
+    assert "busy-machine" in {f.id for f in Comparison([busy]).findings}
+    assert "busy-machine" not in {f.id for f in Comparison([refused]).findings}
+
+
+def beside(other_seconds: float, *, cores: int = 2, **changes: Any) -> set[str]:
+    """Findings of two ranks of one thread beside work that used so many processor seconds of four."""
+    used = processors(machine_busy_seconds=8.0 + other_seconds)
+    record = run(
+        ranks=[rank.model_copy(update={"processors": used}) for rank in ranks()],
+        environment=ENVIRONMENT | {"cores": cores} | changes,
+    )
+    return {finding.id for finding in Comparison([record]).findings}
+
+
+def test_work_that_takes_a_fifth_of_a_core_from_the_ranks_is_told() -> None:
+    assert "busy-machine" not in beside(0.7)
+    assert "busy-machine" in beside(0.9)
+
+
+def test_work_on_cores_that_the_ranks_leave_free_is_not_told() -> None:
+    assert "busy-machine" not in beside(3.9, cores=3)
+    assert "busy-machine" in beside(4.9, cores=3)
+
+
+def test_what_others_used_counts_more_than_the_load_before_the_run() -> None:
+    assert "busy-machine" not in beside(0.0, load_average=30.0)
+    assert "busy-machine" in beside(4.0, load_average=0.1)
+
+
+def unbound(*places: PlacementPart, device: str = "cpu", threads: int = 1) -> list[str]:
+    """What is said of two ranks in these places."""
+    record = run()
+    parts = [
+        part.model_copy(update={"placement": place}) for part, place in zip(record.ranks, places, strict=True)
+    ]
+    world = record.world.model_copy(update={"device": device, "threads_per_rank": threads})
+    record = record.model_copy(update={"ranks": parts, "world": world})
+    return [f.text for f in Comparison([record]).findings if f.id == "numa-unbound"]
+
+
+def place(*numa_nodes: int, gpu: int | None = None, count: int = 8) -> PlacementPart:
+    return PlacementPart(
+        processors=f"0-{count - 1}", processor_count=count, numa_nodes=list(numa_nodes), device_numa_node=gpu
+    )
+
+
+def test_ranks_that_the_system_may_move_between_sockets_are_told() -> None:
+    moved = ["may run on processors of several NUMA nodes in turn (ranks: 0, 1; NUMA nodes: 0, 1)"]
+    assert unbound(place(0, 1), place(0, 1)) == moved
+    assert unbound(place(0, 1, gpu=0), place(0, 1, gpu=1), device="cuda", threads=8) == moved
+
+
+def test_a_rank_far_from_its_gpu_is_told() -> None:
+    (text,) = unbound(place(0, gpu=0), place(0, gpu=1), device="cuda")
+    assert text == "may run on processors of another NUMA node than their GPU (ranks: 1; NUMA nodes: 0)"
+
+
+def test_bound_ranks_and_those_that_need_several_nodes_are_not_told() -> None:
+    assert unbound(place(0), place(1)) == []
+    assert unbound(place(0, gpu=0), place(1, gpu=1), device="cuda") == []
+    assert unbound(place(0, 1), place(0, 1), threads=8) == []
+    assert unbound(place(), place()) == []
+
+
+PLUGIN = """
+import time
+
+from harness.backends.ddp import DdpBackend
+
+
+class SlowRank(DdpBackend):
+    '''Rank 1 takes 0.4 s longer for each forward pass: more than tests next to this one take from it.'''
+
+    def prepare(self, build_model, build_optimizer, context):
+        engine = super().prepare(build_model, build_optimizer, context)
+        forward = engine.forward
+
+        def slow_forward(batch):
+            loss = forward(batch)
+            time.sleep(0.4 * context.world.rank)
+            return loss
+
+        engine.forward = slow_forward
+        return engine
+"""
+
+
+@pytest.mark.skipif(read() is None, reason="this system does not say who used the processors")
+def test_a_slow_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_plugin.py").write_text(PLUGIN)
+    register(tmp_path, {"slow-rank": "slow_plugin:SlowRank"})
+    monkeypatch.syspath_prepend(tmp_path)
+    steps = ["--set", "training.steps=12", "--set", "measure.warmup_steps=1"]
+    done = harness("run", "--backend", "slow-rank", "--nproc", "2", *SMALL, *steps, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (record,) = records(tmp_path / "runs")
+    # The other rank waits in the backward pass, so whole steps last as long on both and tell nothing.
+    (finding,) = told([record], "slow-rank")
+    assert finding.values["rank"] == 1
+    assert finding.values["what"] == "fetching and forward pass"

@@ -1,0 +1,524 @@
+"""What is looked at in the first steps: who gets a gradient, and when updates are made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.backends.options import COST_ALONE
+from harness.backends.registry import BUILT_IN, create
+from harness.job.job import Job
+from harness.judge.comparison import Comparison
+from harness.judge.findings.finding import Finding
+from harness.judge.findings.training import exceeded
+from harness.judge.wording import entries
+from harness.record import (
+    BackendPart,
+    EvaluationPart,
+    LayoutPart,
+    ObservedPart,
+    OddUpdatePart,
+    Record,
+    TensorPart,
+)
+from harness.record.measured import OddUpdate
+from tests.records import (
+    JOB,
+    LOSSES,
+    NORMS,
+    make_effective,
+    make_ranks,
+    make_record,
+    make_steps,
+    make_weights,
+    told,
+)
+
+BEYOND = (
+    ("loss", 2.1e-4, 6.6e-6),
+    ("norm", 0.19, 1.2e-6),
+    ("update", 0.01, 1e-2 / 2),
+    ("weights", 0.14, 3e-5),
+    ("a.bias", 1.0, 0.11),
+)
+
+
+def test_measures_are_told_by_how_far_they_lie_beyond_the_model_first() -> None:
+    assert exceeded(BEYOND) == [
+        "a gradient norm differs by 19 %, 0.00012 % allowed",
+        "final weights differ by 14 % of the distance that they moved, 0.0030 % allowed",
+        "a loss differs by 2.1e-04 nats per token, 6.6e-06 allowed",
+        "the distance that the weights moved differs by 1.0 %, 0.50 % allowed",
+        "a.bias differs by 100 % of the distance it moved, 11 % allowed",
+    ]
+    assert exceeded((BEYOND[1], ("weights", float("nan"), 3e-5)))[0].startswith("final weights differ by nan")
+
+
+def test_a_run_that_diverged_tells_what_lies_beyond() -> None:
+    steps = make_steps([LOSSES[0] + 0.5, *LOSSES[1:]], [norm * 1.5 for norm in NORMS])
+    other = make_record(label="ddp", steps=steps, final_weights=make_weights("c" * 64))
+    found = next(f for f in Comparison([make_record(), other]).findings if f.id == "diverged")
+    assert "(a gradient norm differs by 50 %, " in found.message
+    assert "a loss differs by 5.0e-01 nats per token, " in found.message
+    assert list(found.values["exceeded"]) == ["loss", "norm"]
+
+
+@pytest.mark.parametrize(("shift", "named"), [(1e-4, True), (1e-9, False)])
+@pytest.mark.parametrize(
+    ("kind", "told", "text"),
+    [
+        ("frozen", "frozen-weights-moved", "frozen.weight moved, although the job freezes that"),
+        (
+            "unreached", "decay-without-gradient",
+            "no gradient reaches frozen.weight: zeros with weight decay here, skipped in the reference",
+        ),
+    ],
+)  # fmt: skip
+def test_weights_that_nothing_should_move_are_named_whatever_else_is_said(
+    kind: str, told: str, text: str, shift: float, named: bool
+) -> None:
+    """By so little that every limit allows it, and where another cause explains the figures."""
+    layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], **{kind: ["frozen.weight"]})
+    first = {"weight": [1.0] * 9, "frozen.weight": [10.0] * 9}
+
+    def record(moved: float = 0.0, label: str = "single", **changes: object) -> Record:
+        last = {"weight": [1e4] * 9, "frozen.weight": [10.0, *[10.0 + moved] * 8]}
+        return make_record(
+            label=label, layout=layout, initial_weights=make_weights(sketch=first),
+            final_weights=make_weights("b" * 64 if not moved else "c" * 64, last), **changes,
+        )  # fmt: skip
+
+    summed = make_steps(LOSSES, [2 * norm for norm in NORMS])
+    for changes in ({}, {"steps": summed}):
+        comparison = Comparison([record(), record(shift, "ddp", **changes)])
+        assert [f.text for f in comparison.findings if f.id == told] == [text] * named
+    assert comparison.rows[-1].judgement.parity == "diverged"
+    unseen = make_record(label="ddp", layout=layout, initial_weights=None, final_weights=None)
+    assert told not in {f.id for f in Comparison([record(), unseen]).findings}
+
+
+def test_a_loss_that_reads_cut_weights_beside_the_model_is_the_cause() -> None:
+    steps = make_steps([LOSSES[0] - 2.5, *LOSSES[1:]], NORMS)
+    other = make_record(label="fsdp1", steps=steps)
+    layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], read_outside=["first.weight"])
+    other = other.model_copy(update={"layout": layout})
+    found = {finding.id: finding.text for finding in Comparison([make_record(), other]).findings}
+    assert "; see weights-read-outside" in found["diverged"]
+    assert "the loss reads first.weight outside of the model's forward pass" in found["weights-read-outside"]
+    # Ranks then compute different losses from equal weights.
+    probed = [part.model_copy(update={"probe_loss": 1.0 + part.rank}) for part in other.ranks]
+    for read, named in ((["first.weight"], False), ([], True)):
+        changes = {"ranks": probed, "layout": layout.model_copy(update={"read_outside": read})}
+        findings = Comparison([make_record(), other.model_copy(update=changes)]).findings
+        assert ("replicas-differ" in [finding.id for finding in findings]) == named
+
+
+def test_weights_that_passes_change_are_the_cause_where_passes_use_copies() -> None:
+    def found(
+        label: str, losses: list[float], names: tuple[str, ...] = ("head.weight",), norms: list[float] = NORMS
+    ) -> dict[str, str]:
+        layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], changed_in_passes=list(names))
+        run = make_record(label=label, steps=make_steps(losses, norms), layout=layout)
+        return {finding.id: finding.text for finding in Comparison([make_record(), run]).findings}
+
+    later = [LOSSES[0], *(loss - 0.5 for loss in LOSSES[1:])]
+    for label in ("fsdp", "fsdp1", "zero2"):
+        text = found(label, later)["weights-changed-in-passes"]
+        assert "forward passes change head.weight in place" in text
+    first_norm = [1.066 * NORMS[0], *NORMS[1:]]
+    assert "weights-changed-in-passes" in found("fsdp", LOSSES, norms=first_norm), "gathered again"
+    at_once = [LOSSES[0] - 0.5, *LOSSES[1:]]
+    of_others = (
+        found("ddp", later),
+        found("fsdp", later, ()),
+        found("fsdp", at_once),
+        found("zero2", LOSSES, norms=first_norm),
+        found("fsdp", LOSSES, norms=[2 * norm for norm in NORMS]),
+    )
+    for others in of_others:
+        assert "weights-changed-in-passes" not in others
+        assert "diverged" in others
+
+
+@pytest.mark.parametrize("kind", ["frozen", "unreached"])
+def test_what_nothing_updates_has_not_lost_its_updates(kind: str) -> None:
+    still, moved = [1.0] * 9, [2.0, *range(2, 10)]
+
+    def run(label: str, dtype: str, trained: list[float]) -> Record:
+        before = make_weights(sketch={"idle": still, "trained": still, "other": still})
+        after = make_weights("b" * 64, sketch={"idle": still, "trained": trained, "other": moved})
+        observed = ObservedPart(master_dtypes=[dtype])
+        layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], **{kind: ["idle"]})
+        changes = {"initial_weights": before, "final_weights": after, "layout": layout}
+        return make_record(label=label, observed=observed, **changes)
+
+    for dtype, there, trained, lost in (
+        ("float32", moved, moved, []),
+        ("float32", moved, still, ["zero2"]),
+        ("float32", still, still, []),  # not rounding keeps it there
+        ("bfloat16", still, still, ["single", "zero2"]),
+        ("bfloat16", moved, still, ["zero2"]),
+    ):
+        rows = Comparison([run("single", dtype, there), run("zero2", "bfloat16", trained)])
+        found = [finding for finding in rows.findings if finding.id == "lost-updates"]
+        assert [label for finding in found for label in finding.backends] == lost
+        assert all(finding.values["parameters_that_stood_still"] == ["trained"] for finding in found)
+
+
+IDLE = ["moe.experts.0.down.weight", "moe.experts.0.up.weight", "pooler.weight"]
+POOLER = ["pooler.weight"]
+Steps = dict[int, list[str] | None]
+
+
+def find_idle(records: list[Record]) -> list[Finding]:
+    return told(records, "idle-on-some-ranks", "gradient-lost")
+
+
+def without(*of_ranks: Steps, reference: Steps | None = None, norm: float = 1.0) -> list[Finding]:
+    """norm: gradient norms, as a share of the reference's."""
+    ranks = [
+        part.model_copy(update={"without_gradient": steps})
+        for part, steps in zip(make_ranks(2), of_ranks, strict=True)
+    ]
+    (first,) = make_ranks(1)
+    alone = make_record(ranks=[first.model_copy(update={"without_gradient": reference or {}})])
+    steps = make_steps(norms=[norm * value for value in NORMS])
+    return find_idle([alone, make_record(label="ddp", ranks=ranks, steps=steps)])
+
+
+def test_an_expert_that_idles_on_one_rank_is_named_with_the_rank_and_the_step() -> None:
+    (finding,) = without({0: POOLER}, {0: POOLER, 3: IDLE}, norm=0.7)
+    assert finding.id == "idle-on-some-ranks"
+    assert finding.message == (
+        "ddp on 2 ranks: no gradient reaches moe.experts.0.down.weight, moe.experts.0.up.weight (ranks: "
+        "1; step: 3), while others have one"
+    )
+    assert finding.values == {"missing": [{"step": 3, "names": IDLE[:2], "ranks": [1]}]}
+
+
+def test_an_expert_that_idles_in_a_run_that_agrees_is_not_accused() -> None:
+    assert without({0: POOLER}, {0: POOLER, 3: IDLE}) == []
+
+
+def test_an_expert_that_idles_in_a_run_that_cannot_be_judged_is_not_accused() -> None:
+    ranks = [
+        part.model_copy(update={"without_gradient": steps})
+        for part, steps in zip(make_ranks(2), ({0: POOLER}, {0: IDLE}), strict=True)
+    ]
+    run = make_record(label="ddp", ranks=ranks, steps=make_steps(norms=[0.7 * value for value in NORMS]))
+    assert [finding.id for finding in find_idle([make_record(), run])] == ["idle-on-some-ranks"]
+    dropout = ObservedPart(dropout=0.1)
+    unjudged = [make_record(observed=dropout), run.model_copy(update={"observed": dropout})]
+    for records in ([run], unjudged):
+        assert find_idle(records) == []
+
+
+def test_what_no_rank_trains_idles_nowhere() -> None:
+    assert without({0: IDLE}, {0: IDLE}) == []
+    assert without({}, {0: POOLER}) == []
+    assert without({0: POOLER, 2: None}, {0: POOLER, 3: IDLE}, norm=0.7) == []
+
+
+def test_a_gradient_that_every_rank_loses_is_named_where_the_reference_keeps_it() -> None:
+    ranks = ({0: POOLER, 2: IDLE}, {0: POOLER, 2: IDLE})
+    (finding,) = without(*ranks, reference={0: POOLER})
+    assert finding.id == "gradient-lost"
+    assert "moe.experts.0.up.weight on any rank from step 2 on" in finding.message
+    assert finding.values == {"step": 2, "parameters": IDLE[:2]}
+    assert without(*ranks) == []
+    assert without(*ranks, reference={0: POOLER, 2: IDLE}) == []
+    assert without(*({**steps, 3: POOLER} for steps in ranks), reference={0: POOLER}) == []
+
+
+def test_an_update_between_two_steps_is_outside_of_every_clock() -> None:
+    for where, says in (("outside", "between two steps, where no clock runs"), ("forward", "next forward")):
+        observed = ObservedPart(updates_by_phase={"step": 1, where: 2})
+        (finding,) = told([make_record(label="ddp", observed=observed)], "work-outside-clock")
+        assert finding.id == "work-outside-clock"
+        assert says in finding.message
+        assert "2 of 3" in finding.message
+    sound = ObservedPart(updates_by_phase={"step": 2, "backward": 4})
+    assert told([make_record(label="ddp", observed=sound)], "work-outside-clock") == []
+
+
+def stale(*, before: int | None, end: int | None, losses: tuple[float, ...] | None = None) -> list[Finding]:
+    record = make_record(label="zero2", **({"steps": make_steps(losses=losses)} if losses else {}))
+    assert record.initial_weights is not None
+    assert record.final_weights is not None
+    copied = {"copied_elements": 1000}
+    changed = record.model_copy(update={
+        "initial_weights": record.initial_weights.model_copy(update=copied | {"stale_elements": before}),
+        "final_weights": record.final_weights.model_copy(update=copied | {"stale_elements": end}),
+    })  # fmt: skip
+    findings: list[Finding] = Comparison([make_record(), changed]).findings
+    return [f for f in findings if f.id in ("weights-in-use-stale", "diverged")]
+
+
+@pytest.mark.parametrize("count", [0, None], ids=["all equal", "not known"])
+def test_copies_that_are_their_masters_are_no_finding(count: int | None) -> None:
+    assert stale(before=count, end=count) == []
+
+
+def test_it_says_how_many_and_when() -> None:
+    (finding,) = stale(before=0, end=1)
+    assert finding.message.endswith("rounded to their dtype: 1 of 1,000 at the end")
+    assert finding.values == {"at the end": {"stale": 1, "copied": 1000}}
+    (finding,) = stale(before=900, end=2)
+    assert finding.message.endswith("900 of 1,000 before the first step and 2 of 1,000 at the end")
+
+
+def test_a_first_loss_that_differs_is_explained_by_them() -> None:
+    cause, diverged = stale(before=900, end=0, losses=(9.0, 3.0, 2.0, 1.0))
+    assert cause.id == "weights-in-use-stale"
+    assert "forward passes use other weights than the masters, see weights-in-use-stale" in diverged.message
+
+
+def updating(*odd: OddUpdatePart | None, phases: dict[str, int] | None = None, label: str = "ddp") -> Record:
+    """Of a rank for each."""
+    parts = [
+        part.model_copy(update={"odd_update": one})
+        for part, one in zip(make_ranks(len(odd)), odd, strict=True)
+    ]
+    seen = ObservedPart(updates_by_phase=phases or {"step": 2})
+    return make_record(label=label, ranks=parts, observed=seen)
+
+
+def altered(record: Record, reference: Record | None = None) -> list[str]:
+    findings = Comparison([reference or make_record(), record]).findings
+    return [finding.message for finding in findings if finding.id == "update-altered"]
+
+
+def odd(kind: OddUpdate, step: int = 2, **values: object) -> OddUpdatePart:
+    return OddUpdatePart(step=step, kind=kind, **values)  # type: ignore[arg-type]
+
+
+def test_one_rank_is_named_with_its_step_and_its_parameters() -> None:
+    still = odd("stood-still", parameters=["a", "b", "c", "d"])
+    assert altered(updating(None, still)) == [
+        "ddp on 2 ranks: the update of step 2 (ranks: 1) is not what Adam makes of its gradient: weights "
+        "stay as they were, in a, b, c and 1 more"
+    ]
+
+
+def test_what_all_ranks_do_is_said_once_and_of_the_first_step() -> None:
+    first, later = odd("beta2", given=0.999, due=0.95), odd("weights", step=3)
+    assert altered(updating(first, first)) == [
+        "ddp on 2 ranks: the update of step 2 is not what Adam makes of its gradient: second moments follow "
+        "beta2 0.999 and not 0.95"
+    ]
+    (message,) = altered(updating(later, first))
+    assert "of step 2 (ranks: 1)" in message
+
+
+def test_a_dtype_is_named_by_its_bits() -> None:
+    (message,) = altered(updating(odd("moments-rounded", given=8.0)))
+    assert message.endswith("moments are rounded to bfloat16")
+
+
+def test_what_the_reference_does_too_is_no_finding() -> None:
+    both = odd("weights")
+    assert altered(updating(both), updating(both, label="single")) == []
+
+
+def test_updates_outside_of_their_step_are_not_judged() -> None:
+    assert altered(updating(odd("weights"), phases={"step": 1, "forward": 1})) == []
+
+
+@pytest.mark.parametrize("kind", entries()["update-altered"]["text"])
+def test_every_kind_has_words(kind: OddUpdate) -> None:
+    (message,) = altered(updating(odd(kind, given=8.0, due=4.0)))
+    assert "{" not in message
+    assert "None" not in message
+
+
+def evaluated(*losses: float | None) -> list[EvaluationPart]:
+    return [EvaluationPart(step=2 * (i + 1), loss=loss, target_tokens=100) for i, loss in enumerate(losses)]
+
+
+def held_out(*losses: float | None, **changes: Any) -> list[Finding]:
+    record = make_record(label="ddp", eval=evaluated(*losses), **changes)
+    findings = Comparison([make_record(eval=evaluated(5.0, 4.0)), record]).findings
+    return [finding for finding in findings if finding.id == "held-out-loss-differs"]
+
+
+def test_equal_losses_and_rounding_are_no_finding() -> None:
+    assert held_out(5.0, 4.0) == held_out(5.0, 4.0 + 1e-6) == []
+
+
+@pytest.mark.parametrize("second", [3.0, None])
+def test_the_first_step_that_differs_is_named(second: float | None) -> None:
+    (finding,) = held_out(5.0, second)
+    assert "after 4 steps" in finding.text
+    assert finding.values["given"] == second
+    assert finding.values["reference"] == 4.0
+
+
+def test_of_another_training_and_of_running_statistics_nothing_is_said() -> None:
+    assert held_out(5.0, 3.0, steps=make_steps([loss + 1 for loss in LOSSES])) == []
+    buffer = TensorPart(name="norm.running_mean", shape=[4], dtype="float32")
+    layout = LayoutPart(parameters=[], decaying=[], buffers=[buffer], blocks=[])
+    assert held_out(5.0, 3.0, layout=layout) == []
+
+
+def run(label: str, precision: str = "fp32", **effective: Any) -> Record:
+    backend = BackendPart(label=label, name=label, effective=make_effective(**effective), native_config={})
+    return make_record(label=label, backend=backend, training={"precision": precision})
+
+
+def against(precision: str = "fp32", *, reference: dict[str, Any], given: dict[str, Any]) -> list[Finding]:
+    return Comparison([run("single", precision, **reference), run("ddp", precision, **given)]).findings
+
+
+def test_matrix_products_in_another_dtype() -> None:
+    (finding,) = against(reference={"autocast_dtype": None}, given={"autocast_dtype": "bfloat16"})
+    assert finding.id == "compute-dtype-differs"
+    assert finding.message == (
+        "ddp on 2 ranks: dtype of computation differs: bfloat16 against float32 in the reference"
+    )
+
+
+def test_autocast_and_cast_weights_compute_in_the_same_dtype() -> None:
+    reference = {"autocast_dtype": "bfloat16"}
+    given = {"autocast_dtype": None, "parameter_dtype": "bfloat16"}
+    assert against("bf16-mixed", reference=reference, given=given) == []
+
+
+@pytest.mark.parametrize("key", ["gradient_dtype", "accumulation_dtype"])
+@pytest.mark.parametrize(
+    ("precision", "given", "ids"),
+    [
+        ("fp32", "bfloat16", ["gradient-dtype-differs"]),
+        ("bf16-mixed", "bfloat16", []),
+        ("bf16-mixed", "float16", ["gradient-dtype-differs"]),
+        ("fp32", "float32", []),
+    ],
+)
+def test_gradients_in_a_dtype_that_the_job_does_not_call_for(
+    key: str, precision: str, given: str, ids: list[str]
+) -> None:
+    told = against(precision, reference={key: "float32"}, given={key: given})
+    assert [finding.id for finding in told] == ids
+
+
+@pytest.mark.parametrize(
+    ("reference", "given", "ids"),
+    [
+        (65536.0, None, ["loss-scaling-differs"]),
+        (None, 1024.0, ["loss-scaling-differs"]),
+        (65536.0, 32768.0, []),
+        (None, None, []),
+    ],
+)
+def test_a_scaler_in_one_of_them_only(reference: float | None, given: float | None, ids: list[str]) -> None:
+    told = against("fp16-mixed", reference={"loss_scale": reference}, given={"loss_scale": given})
+    assert [finding.id for finding in told] == ids
+
+
+def test_another_optimizer() -> None:
+    (finding,) = against(reference={"optimizer": "torch.AdamW"}, given={"optimizer": "torch.SGD"})
+    assert finding.id == "optimizer-differs"
+    assert "optimizer differs: torch.SGD against torch.AdamW" in finding.message
+
+
+def test_accumulation_that_the_library_does_not_share_with_the_loop() -> None:
+    (finding,) = Comparison([make_record(), run("ddp", accumulation_steps=4)]).findings
+    assert finding.id == "accumulation-differs"
+    assert finding.values == {"asked": 1, "given": 4}
+
+
+def layers(label: str, precision: str, most: str, **otherwise: list[str]) -> Record:
+    seen = ObservedPart(compute_dtype=most, products_otherwise=otherwise)
+    return run(label, precision).model_copy(update={"observed": seen})
+
+
+@pytest.mark.parametrize(
+    ("precision", "most", "dtype", "named"),
+    [
+        ("bf16-mixed", "bfloat16", "float32", True),
+        ("fp32", "float32", "bfloat16", True),
+        ("bf16-mixed", "float32", "bfloat16", False),  # a library may cast more than autocast does
+    ],
+)
+def test_single_layers_in_another_dtype(precision: str, most: str, dtype: str, named: bool) -> None:
+    reference, given = layers("single", precision, most), layers("ddp", precision, most, **{dtype: ["a.b"]})
+    told = [f.message for f in Comparison([reference, given]).findings if f.id == "compute-dtype-differs"]
+    text = f"ddp on 2 ranks: dtype of computation differs in a.b: {dtype} against {most} in the reference"
+    assert told == ([text] if named else [])
+
+
+def test_layers_that_the_reference_computes_so_too_are_no_finding() -> None:
+    both = [layers(label, "bf16-mixed", "bfloat16", float32=["router"]) for label in ("single", "ddp")]
+    assert Comparison(both).findings == []
+
+
+KIND = "cost-setting-changes-training"
+
+
+def with_options(options: dict[str, Any], loss: float = 4.0, name: str = "zero2") -> Record:
+    label = name + (":" + ",".join(f"{k}={v}" for k, v in options.items()) if options else "")
+    backend = BackendPart(
+        label=label, name=name, options=options, effective=make_effective(), native_config={}
+    )
+    return make_record(
+        label=label,
+        backend=backend,
+        run_id=f"run-{loss}-{len(options)}",
+        steps=make_steps(changes={2: {"loss": loss}}),
+    )
+
+
+def costs(*records: Record) -> list[str]:
+    findings = Comparison([make_record(steps=make_steps()), *records]).findings
+    return [f.message for f in findings if f.id == KIND]
+
+
+def test_overlap_that_changes_the_loss_is_named() -> None:
+    (message,) = costs(with_options({}), with_options({"overlap_comm": True}, loss=4.1))
+    assert message.startswith(
+        "overlap_comm default against on: should change only the cost, but loss differs"
+    )
+
+
+def test_overlap_that_leaves_the_loss_alone_is_not() -> None:
+    assert costs(with_options({}), with_options({"overlap_comm": True})) == []
+
+
+def test_settings_that_may_change_the_loss_are_not_judged() -> None:
+    assert costs(with_options({}), with_options({"gradient_clipping": 0.5}, loss=4.1)) == []
+    assert (
+        costs(with_options({}), with_options({"overlap_comm": True, "gradient_clipping": 0.5}, loss=4.1))
+        == []
+    )
+
+
+def test_another_backend_is_not_judged() -> None:
+    assert costs(with_options({}, name="zero1"), with_options({"overlap_comm": True}, loss=4.1)) == []
+
+
+@pytest.mark.parametrize("option", sorted(COST_ALONE))
+def test_each_such_setting_is_an_option_of_a_backend(option: str) -> None:
+    assert any(option in type(create(name).options).model_fields for name in BUILT_IN)
+
+
+IN_PARTS = "fsdp on 2 ranks: no optimizer keeps the complete momentum of 14 matrices"
+WIDE = "fsdp on 2 ranks: 1,444,352 bytes of optimizer states are in full width"
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "seen", "begin"),
+    [
+        ("muon-on-parts", "adamw", {"matrices_in_parts": 14}, IN_PARTS),
+        ("muon-on-parts", "adamw", {"matrices_in_parts": 0}, None),
+        ("muon-on-parts", "adamw", {"matrices_in_parts": None}, None),
+        ("low-bit-states-wide", "adamw-8bit", {"wide_optimizer_bytes": 1_444_352}, WIDE),
+        ("low-bit-states-wide", "adamw-8bit", {"wide_optimizer_bytes": 0}, None),
+        ("low-bit-states-wide", "adamw-8bit", {"wide_optimizer_bytes": None}, None),
+        ("low-bit-states-wide", "adamw", {"wide_optimizer_bytes": 4096}, None),
+    ],
+)
+def test_one_figure_decides(kind: str, optimizer: str, seen: dict[str, Any], begin: str | None) -> None:
+    job = Job.model_validate(JOB | {"optimizer": JOB["optimizer"] | {"kind": optimizer}})
+    records = [make_record(label=one, job=job, observed=ObservedPart(**seen)) for one in ("single", "fsdp")]
+    messages = [finding.message for finding in told(records, kind) if finding.backends == ("fsdp",)]
+    assert [message.startswith(begin or "none") for message in messages] == ([True] if begin else [])

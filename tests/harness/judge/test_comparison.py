@@ -1,0 +1,426 @@
+"""Runs that are not the same job stand apart everywhere."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.job.job import OptimizerSection
+from harness.judge.comparison import Comparison, DifferingSetting, strong_scaling, weak_scaling
+from harness.record import BackendPart, Record, WeightsPart
+from harness.tell.before_after import before_after
+from harness.tell.first_page import short_document
+from harness.tell.report import details_document
+from harness.tell.sections.job import settings_section
+from harness.tell.tables import main_table, not_comparable_table
+from harness.tell.terminal import where_to_read
+from harness.tell.writers.markdown import render_details, render_markdown
+from tests.records import make_effective, make_record, make_steps, make_weights
+
+
+def run(label: str, ranks: int, seconds: float, **changes: object) -> Record:
+    return make_record(
+        label=label, world_size=ranks, run_id=f"{label}-{ranks}", steps=make_steps(seconds=seconds), **changes
+    )
+
+
+def growing(ranks: int, seconds: float, parameters: int = 1000, tokens: int | None = None) -> Record:
+    """A job whose batch grows with the ranks, as weak scaling wants it."""
+    per_step = {step: {"tokens": tokens or 512 * ranks} for step in range(4)}
+    return make_record(
+        label="fsdp",
+        world_size=ranks,
+        run_id=f"fsdp-{ranks}",
+        job_id=f"{ranks:012d}",
+        training={"global_batch_size": 4 * ranks},
+        steps=make_steps(seconds=seconds, changes=per_step),
+        initial_weights=WeightsPart(digest="a" * 64, l2_norm=1.0, parameter_count=parameters),
+    )
+
+
+def rows(*records: Record) -> Comparison:
+    return Comparison(records)
+
+
+def test_published_times_give_the_published_speed_up() -> None:
+    """CINECA deck, Llama 3.1 on Leonardo: 3670 s on one GPU, 1821 s on two."""
+    (curve,) = strong_scaling(rows(run("fsdp", 1, 3670 / 4), run("fsdp", 2, 1821 / 4)))
+    first, second = curve
+    assert first.training_seconds == pytest.approx(3670)
+    assert second.training_seconds == pytest.approx(1821)
+    assert second.speed_up == pytest.approx(2.015, abs=5e-4)
+    assert second.strong_efficiency == pytest.approx(1.0077, abs=5e-4)
+
+
+def test_reference_is_the_base_of_a_backend_without_a_run_on_one_rank() -> None:
+    (curve,) = strong_scaling(rows(run("single", 1, 1.0), run("ddp", 2, 0.6), run("ddp", 4, 0.4)))
+    assert [point.base.label for point in curve] == ["single"] * 3
+    assert [point.speed_up for point in curve] == pytest.approx([1.0, 1 / 0.6, 2.5])
+    assert curve[-1].strong_efficiency == pytest.approx(2.5 / 4)
+
+
+def test_own_run_on_one_rank_goes_before_the_reference() -> None:
+    (curve,) = strong_scaling(rows(run("single", 1, 1.0), run("ddp", 1, 2.0), run("ddp", 2, 1.0)))
+    assert curve[-1].base.label == "ddp"
+    assert curve[-1].speed_up == pytest.approx(2.0)
+
+
+def test_without_a_smaller_run_there_is_no_scaling() -> None:
+    assert strong_scaling(rows(run("ddp", 2, 1.0), run("fsdp", 4, 1.0))) == []
+
+
+def laid_out(nodes: int, ranks_per_node: int, seconds: float, threads: int = 1, **changes: Any) -> Record:
+    record = run("fsdp", nodes * ranks_per_node, seconds, **changes)
+    layout = {"nodes": nodes, "ranks_per_node": ranks_per_node, "threads_per_rank": threads}
+    return record.model_copy(update={"world": record.world.model_copy(update=layout)})
+
+
+def names_and_speed_ups(*records: Record) -> dict[str, list[tuple[int, float]]]:
+    return {
+        curve[0].curve: [(point.group.world_size, round(point.speed_up, 9)) for point in curve]
+        for curve in strong_scaling(rows(*records))
+    }
+
+
+def test_each_layout_of_one_number_of_ranks_has_a_curve_of_its_own() -> None:
+    """4 ranks on one node and 2 x 2 are two measurements, not a step down of one curve."""
+    whole = [laid_out(1, 1, 1.0), laid_out(1, 2, 0.5), laid_out(1, 4, 0.25)]
+    assert names_and_speed_ups(*whole, laid_out(2, 2, 0.5), laid_out(2, 4, 0.2)) == {
+        "fsdp (1 node)": [(1, 1.0), (2, 2.0), (4, 4.0)],
+        "fsdp (2 nodes)": [(1, 1.0), (4, 2.0), (8, 5.0)],
+    }
+
+
+def test_layouts_of_the_fewest_ranks_are_measured_by_the_one_on_fewest_nodes() -> None:
+    fewest = [laid_out(2, 1, 1.25), laid_out(1, 2, 1.0)]
+    assert names_and_speed_ups(*fewest, laid_out(2, 2, 0.5), laid_out(1, 4, 0.5)) == {
+        "fsdp (1 node)": [(2, 1.0), (4, 2.0)],
+        "fsdp (2 nodes)": [(2, 0.8), (4, 2.0)],
+    }
+
+
+def test_nodes_that_grow_with_the_ranks_make_one_curve() -> None:
+    assert list(names_and_speed_ups(laid_out(1, 4, 1.0), laid_out(2, 4, 0.5), laid_out(4, 4, 0.25))) == [
+        "fsdp"
+    ]
+
+
+def test_a_rank_of_more_threads_is_no_base_on_a_cpu() -> None:
+    """Two ranks of one thread have no more processors than one rank of two."""
+    assert names_and_speed_ups(laid_out(1, 1, 1.0, 2), laid_out(1, 2, 1.0), laid_out(1, 4, 0.5)) == {
+        "fsdp (1 thread)": [(2, 1.0), (4, 2.0)]
+    }
+
+
+def test_threads_of_the_host_do_not_matter_on_gpus() -> None:
+    on_gpus = [
+        record.model_copy(update={"world": record.world.model_copy(update={"device": "cuda"})})
+        for record in (laid_out(1, 1, 1.0, 2), laid_out(1, 2, 0.5))
+    ]
+    assert names_and_speed_ups(*on_gpus) == {"fsdp": [(1, 1.0), (2, 2.0)]}
+
+
+def test_speed_up_is_that_of_the_throughput() -> None:
+    """One slow step of a run counts in both alike."""
+    uneven = run("ddp", 1, 1.0)
+    steps = [replace(step, seconds=4.0) if step is uneven.steps[-1] else step for step in uneven.steps]
+    (curve,) = strong_scaling(rows(uneven.model_copy(update={"steps": steps}), run("ddp", 2, 1.0)))
+    rates = [point.group.median("tokens_per_second") or 0.0 for point in curve]
+    assert curve[-1].speed_up == pytest.approx(rates[1] / rates[0])
+    assert curve[-1].speed_up > 1.5
+
+
+def test_speed_up_is_that_of_the_same_round() -> None:
+    """The machine slows down round by round; each round by itself says 1.6."""
+    slowing = [1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 5.0]
+    records = [
+        run("ddp", ranks, 0.8 * slow / (1 if ranks == 1 else 1.6)).model_copy(
+            update={"repeat": number, "run_id": f"{ranks}-{number}"}
+        )
+        for number, slow in enumerate(slowing)
+        for ranks in (1, 2)
+    ]
+    (curve,) = strong_scaling(rows(*records))
+    ratio = curve[-1].ratio
+    assert (curve[0].speed_up, curve[-1].speed_up) == (1.0, pytest.approx(1.6))
+    assert ratio.extent is not None
+    assert (ratio.extent.low, ratio.extent.high) == (pytest.approx(1.6), pytest.approx(1.6))
+    assert (ratio.rounds, ratio.order) == (7, "faster")
+
+
+def test_a_run_that_left_the_reference_is_no_point() -> None:
+    alone, wrong = run("single", 1, 1.0), run("ddp", 4, 0.1)
+    wrong = wrong.model_copy(update={"steps": make_steps(norms=(4.0, 3.0, 2.5, 2.0), seconds=0.1)})
+    judged = rows(alone, run("ddp", 2, 1.0), wrong)
+    assert [row.judgement.parity for row in judged.rows] == ["exact", "exact", "diverged"]
+    (curve,) = strong_scaling(judged)
+    assert [point.group.world_size for point in curve] == [1, 2]
+
+
+def test_curves_of_other_circumstances_are_named_by_them() -> None:
+    other = {"preset": "library-defaults"}
+    mixed = [run("ddp", 1, 1.0), run("ddp", 2, 0.5)]
+    mixed += [r.model_copy(update={"world": r.world.model_copy(update=other)}) for r in mixed]
+    assert list(names_and_speed_ups(*mixed)) == ["ddp (like-for-like)", "ddp (library-defaults)"]
+
+
+def test_failed_runs_are_no_points() -> None:
+    failed = run("ddp", 4, 0.1, status="failed")
+    assert strong_scaling(rows(run("ddp", 2, 1.0), failed)) == []
+
+
+def test_twice_the_time_for_twice_the_ranks_is_half_the_weak_efficiency() -> None:
+    (curve,) = weak_scaling(rows(growing(2, 1.0), growing(4, 2.0)))
+    assert [point.weak_efficiency for point in curve] == [1.0, 0.5]
+    assert [point.work_ratio for point in curve] == [1.0, 1.0]
+
+
+def test_work_that_does_not_double_with_the_ranks_is_seen() -> None:
+    """KAUST's weak scaling: the vocabulary dominates, so twice the layers are not twice the model."""
+    (curve,) = weak_scaling(rows(growing(2, 1.0, tokens=1024), growing(4, 1.1, 1200, tokens=1024)))
+    assert curve[-1].work_ratio == pytest.approx(0.6)
+
+
+def test_layouts_of_weak_scaling_have_curves_of_their_own() -> None:
+    two, one_node = growing(2, 1.0), growing(4, 1.0)
+    layout = {"nodes": 2, "ranks_per_node": 2}
+    two_nodes = one_node.model_copy(update={"world": one_node.world.model_copy(update=layout)})
+    found = weak_scaling(rows(two, one_node, two_nodes))
+    assert [[point.group.record.world.nodes for point in curve] for curve in found] == [[1, 1], [1, 2]]
+    assert [curve[-1].curve for curve in found] == ["fsdp (1 node)", "fsdp (2 nodes)"]
+
+
+def test_one_job_on_several_ranks_is_no_weak_scaling() -> None:
+    assert weak_scaling(rows(run("ddp", 2, 1.0), run("ddp", 4, 1.0))) == []
+
+
+def test_jobs_that_differ_in_more_than_size_are_no_weak_scaling() -> None:
+    other = growing(4, 1.0)
+    optimizer = OptimizerSection(learning_rate=1.0)
+    changed = other.model_copy(update={"job": other.job.model_copy(update={"optimizer": optimizer})})
+    assert weak_scaling(rows(growing(2, 1.0), changed)) == []
+
+
+def test_micro_batches_of_one_number_of_ranks_have_curves_of_their_own() -> None:
+    cut = laid_out(1, 2, 0.7)
+    cut = cut.model_copy(update={"world": cut.world.model_copy(update={"micro_batch_size": 1})})
+    assert names_and_speed_ups(laid_out(1, 1, 1.0), laid_out(1, 2, 0.5), cut) == {
+        "fsdp (micro-batch 4)": [(1, 1.0), (2, 2.0)],
+        "fsdp (micro-batch 1)": [(1, 1.0), (2, round(1 / 0.7, 9))],
+    }
+
+
+OTHER_WEIGHTS = {"initial_weights": make_weights("d" * 64)}
+
+
+def odd(label: str = "zero1", **changes: object) -> Record:
+    """A fast run of other initial weights."""
+    return make_record(label=label, **(OTHER_WEIGHTS | {"steps": make_steps(seconds=0.01)} | changes))
+
+
+def test_the_main_table_leaves_it_out_and_a_table_below_says_why() -> None:
+    text = main_table(Comparison([make_record(), make_record(label="ddp"), odd()]))
+    main, _, apart = text.partition("\n\n")
+    assert "zero1" not in main
+    assert [line.split()[1:5] for line in main.splitlines()[2:]] == [
+        ["1", "ok", "2,048", "n/a"],
+        ["2", "ok", "2,048", "n/a"],
+    ]
+    assert apart.startswith("not comparable: ")
+    assert "zero1" in apart
+    assert "initial weights" in apart
+    assert "d" * 12 in apart
+    assert "a" * 12 in apart
+
+
+def test_nothing_is_said_where_all_are_one_job() -> None:
+    comparison = Comparison([make_record(), make_record(label="ddp")])
+    assert not_comparable_table(comparison) is None
+    assert "not comparable" not in main_table(comparison)
+
+
+def test_the_document_names_each_field_with_both_values() -> None:
+    document = Comparison([make_record(), odd()]).as_json()
+    (apart,) = document["not_comparable"]
+    assert (apart["backend"], apart["world_size"], apart["beside"]) == ("zero1", 2, "run-single-n1")
+    assert apart["differences"] == [
+        {"field": "initial weights", "reference": "a" * 64, "given": "d" * 64,
+         "kind": "initial-weights-differ"},
+    ]  # fmt: skip
+    assert [row["backend"] for row in document["rows"]] == ["single", "zero1"]
+
+
+def test_the_report_sets_it_apart_from_verdict_tables_and_pictures() -> None:
+    comparison = Comparison([make_record(), make_record(label="ddp"), odd()])
+    document = short_document(comparison, "all", details_document(comparison))
+    pictures = {picture.key: picture.key for picture in document.pictures()}
+    assert document.details is not None
+    short = render_markdown(document, pictures, "", "details.md")
+    text = render_details(document.details, pictures, "report.md")
+    named = [line for line in short.splitlines() if "zero1" in line]
+    assert any(line.startswith("| Completed | ") for line in named)
+    assert not any(line.startswith(("| Fastest | ", "| Least memory | ")) for line in named)
+    assert "zero1" not in short.partition("## Results")[2].partition("\n## ")[0]
+    assert "| zero1" in text.partition("## Not comparable, and why")[2].partition("##")[0]
+    for section in ("## Results", "## Time", "## Memory", "## Scaling"):
+        assert "zero1" not in text.partition(section)[2].partition("\n## ")[0]
+    for picture in document.pictures():
+        assert "zero1" not in picture.caption
+
+
+def test_one_repeat_of_another_job_leaves_the_other_repeats() -> None:
+    records = [make_record(), make_record(label="ddp"), odd("ddp", repeat=1, run_id="ddp-1")]
+    comparison = Comparison(records)
+    assert [row.record.repeat for row in comparison.comparable.rows] == [0, 0]
+    assert [row.record.repeat for row in comparison.not_comparable.rows] == [1]
+
+
+def test_a_job_without_reference_beside_one_that_has_it_stands_apart() -> None:
+    other = make_record(label="ddp", job_id="b" * 12, training={"global_batch_size": 16})
+    comparison = Comparison([make_record(), make_record(label="zero1"), other])
+    (apart,) = comparison.not_comparable.rows
+    assert [d.field for d in apart.judgement.not_same_job][:2] == ["training.global_batch_size", "job_id"]
+    # Told once for the whole table, not once more for each field.
+    assert [finding.id for finding in comparison.findings] == ["several-jobs"]
+
+
+def test_two_jobs_with_a_reference_each_are_both_judged() -> None:
+    second = {"job_id": "b" * 12}
+    comparison = Comparison([make_record(), make_record(**second), make_record(label="ddp", **second)])
+    assert comparison.not_comparable.rows == []
+
+
+def test_without_a_reference_the_run_that_most_agree_with_stands_in() -> None:
+    lost = make_record(status="oom", steps=[], ranks=[])
+    comparison = Comparison([lost, odd("fsdp"), make_record(label="ddp"), make_record(label="zero1")])
+    (apart,) = comparison.not_comparable.rows
+    assert apart.record.backend.label == "fsdp"
+    assert apart.same_job_as is not None
+    assert apart.same_job_as.label == "ddp"
+    assert "ddp has" in (apart.judgement.reason or "")
+    (finding,) = (f for f in comparison.findings if f.id == "initial-weights-differ")
+    assert "from ddp, as the reference has no result" in finding.message
+
+
+def test_a_job_with_dropout_is_still_held_against_its_reference() -> None:
+    dropout = {"model": {"dropout": 0.1}}
+    comparison = Comparison([make_record(**dropout), odd(**dropout)])
+    assert [row.record.backend.label for row in comparison.not_comparable.rows] == ["zero1"]
+
+
+def test_strong_scaling_leaves_it_out() -> None:
+    sizes = [make_record(label="ddp", world_size=size) for size in (1, 2)]
+    assert len(strong_scaling(Comparison([make_record(), *sizes]))) == 1
+    broken = [make_record(label="ddp", world_size=2, **OTHER_WEIGHTS), sizes[0]]
+    assert strong_scaling(Comparison([make_record(), *broken])) == []
+
+
+def test_weak_scaling_keeps_jobs_that_grow_with_the_ranks() -> None:
+    grown = make_record(label="ddp", world_size=4, job_id="b" * 12, training={"global_batch_size": 16})
+    comparison = Comparison([make_record(), make_record(label="ddp"), grown])
+    (curve,) = weak_scaling(comparison)
+    assert [point.group.world_size for point in curve] == [2, 4]
+
+
+def test_a_baseline_leaves_it_out_of_changes_and_shows_it_on_its_side() -> None:
+    comparison = Comparison([make_record(), odd()])
+    document = before_after(comparison, comparison)
+    text = render_markdown(document, {}, "", "details.md")
+    assert "zero1" not in text.partition("## Each side")[0]
+    assert "Not comparable, and why" in text.partition("## Each side")[2]
+    keys = [table.key for table in document.tables()]
+    assert len(keys) == len(set(keys))
+
+
+def running(label: str, world_size: int = 2, **effective: object) -> Record:
+    backend = BackendPart(label=label, name=label, effective=make_effective(**effective), native_config={})
+    return make_record(label=label, world_size=world_size, backend=backend)
+
+
+def differing(*records: Record) -> list[DifferingSetting]:
+    return Comparison([running("single", 1, prefetch="none"), *records]).settings
+
+
+def test_each_value_comes_with_its_cells_and_the_reference_first() -> None:
+    (setting,) = differing(
+        running("zero1", prefetch="8 elements"),
+        running("zero2", prefetch="8 elements"),
+        running("ddp", prefetch="none"),
+    )
+    assert setting.as_json() == {
+        "job_id": "0123456789ab",
+        "setting": "prefetch",
+        "changes": "cost",
+        "values": [
+            {
+                "value": "none",
+                "cells": [
+                    {"backend": "single", "world_size": 1},
+                    {"backend": "ddp", "world_size": 2},
+                ],
+                "is_of_reference": True,
+            },
+            {
+                "value": "8 elements",
+                "cells": [
+                    {"backend": "zero1", "world_size": 2},
+                    {"backend": "zero2", "world_size": 2},
+                ],
+                "is_of_reference": False,
+            },
+        ],
+    }
+    assert json.loads(json.dumps(setting.as_json())) == setting.as_json()
+
+
+def test_what_changes_the_mathematics_comes_first() -> None:
+    found = differing(running("ddp", prefetch="all", gradient_clipping=None))
+    assert [(s.setting, s.effect) for s in found] == [
+        ("gradient clipping", "mathematics"),
+        ("prefetch", "cost"),
+    ]
+    assert [value.value for value in found[0].values] == ["1", "none"]
+
+
+def test_backends_are_held_against_each_other_where_the_reference_does_not_know() -> None:
+    (setting,) = differing(running("ddp", gather_dtype="float32"), running("zero3", gather_dtype="bfloat16"))
+    assert setting.setting == "dtype of gathering"
+    assert not any(value.is_of_reference for value in setting.values)
+
+
+def test_equal_and_unknown_settings_are_left_out() -> None:
+    assert differing(running("ddp", prefetch="none"), running("zero1", prefetch=None)) == []
+
+
+def test_a_run_of_another_job_is_left_out() -> None:
+    odd = running("ddp", prefetch="all").model_copy(update={"initial_weights": make_weights("d" * 64)})
+    assert differing(odd) == []
+
+
+def test_another_implementation_of_the_optimizer_changes_the_cost_only() -> None:
+    offloaded = running("zero3:offload=cpu", optimizer_implementation="for-loop")
+    (setting,) = differing(running("ddp", optimizer_implementation="foreach"), offloaded)
+    assert (setting.setting, setting.effect) == ("optimizer implementation", "cost")
+
+
+def test_the_report_has_a_line_for_each_value() -> None:
+    comparison = Comparison(
+        [running("single", 1, prefetch="none"), running("zero1", prefetch="8 elements"), running("ddp")]
+    )
+    section = settings_section(comparison)
+    assert section is not None
+    table = section.blocks[1]
+    assert table.texts() == [  # type: ignore[union-attr]
+        ["prefetch", "cost only", "none", "single on 1 rank"],
+        ["prefetch", "cost only", "8 elements", "zero1 on 2 ranks"],
+    ]
+
+
+def test_the_terminal_names_them_and_says_where_their_values_are() -> None:
+    comparison = Comparison([running("single", 1, prefetch="none"), running("ddp", prefetch="all")])
+    assert where_to_read(comparison) == [
+        "settings that differ; cost only: prefetch (values: --json, or 'Settings in force that differ' in a\n"
+        "  report)"
+    ]
+    assert where_to_read(Comparison([make_record(), make_record(label="ddp")])) == []

@@ -1,0 +1,585 @@
+"""What other work took from a run, from the accounts of its ranks."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import pytest
+
+from harness.forms.pipeline import bubble_share
+from harness.forms.textbook import BILLION, JOULES_PER_KILOWATT_HOUR, SECONDS_PER_HOUR
+from harness.job.experiment import Price
+from harness.judge import quantities
+from harness.judge.comparison import Comparison
+from harness.judge.quantities import (
+    DATA,
+    WAITING,
+    WHOLE,
+    Run,
+    disturbance,
+    expected_sent_bytes_per_step,
+    idle_share,
+    is_beyond_noise,
+    pipeline_use,
+    textbook_differences,
+    timings,
+    usage,
+    volume_differences,
+    why_unknown,
+)
+from harness.record import (
+    BackendPart,
+    CommunicationPart,
+    EnergyPart,
+    EvaluationPart,
+    ProcessorPart,
+    Record,
+    WindowsPart,
+)
+from harness.tell.document import Table
+from harness.tell.sections.amounts import pipeline_section
+from tests.pipelines import OTHER, SAME, SHARED, make_pipeline
+from tests.records import (
+    make_communication,
+    make_effective,
+    make_model,
+    make_ranks,
+    make_record,
+    make_steps,
+    on_stub,
+)
+from tests.timed_records import processors
+from tests.volumes import ELEMENTS, make_volume_record, with_rows
+
+
+def test_rates_take_timed_steps_only() -> None:
+    steps = make_steps(changes={0: {"seconds": 100.0}, 1: {"seconds": 100.0}, 3: {"seconds": 1.5}})
+    record = make_record(steps=steps)
+    assert quantities.rate(record, "tokens") == 1024.0
+    assert quantities.rate(record, "samples") == 8.0
+    assert quantities.median_step_seconds(record) == 1.0
+
+
+def test_run_without_timed_steps_has_no_rate() -> None:
+    record = make_record(steps=make_steps()[:2])
+    assert quantities.rate(record, "tokens") is None
+    assert quantities.median_step_seconds(record) is None
+
+
+def test_evaluations_are_timed_once_steps_are() -> None:
+    """Steps 2 and 3 are timed: what was evaluated before the end of step 2 has probes around it."""
+    parts = [
+        EvaluationPart(step=step, loss=5.0, target_tokens=254, samples=6, seconds=seconds)
+        for step, seconds in ((1, 100.0), (2, 100.0), (3, 0.5), (4, 1.5))
+    ]
+    assert quantities.timed_evaluations(make_record(eval=parts)) == [(6, 0.5), (6, 1.5)]
+    assert quantities.evaluation_rate(make_record(eval=parts)) == (12 + 4) / 2
+    assert quantities.evaluation_rate(make_record(eval=parts[:2])) is None
+    untimed = EvaluationPart(step=4, loss=5.0, target_tokens=1)
+    assert quantities.evaluation_rate(make_record(eval=[untimed])) is None, "an older record"
+
+
+def with_moments(*changes: dict[str, Any]) -> Record:
+    """A record of as many ranks, whose only moment of memory is changed."""
+    record = make_record(label="ddp", world_size=len(changes))
+    ranks = [
+        rank.model_copy(update={"memory": [rank.memory[0].model_copy(update=change)]})
+        for rank, change in zip(record.ranks, changes, strict=True)
+    ]
+    return record.model_copy(update={"ranks": ranks})
+
+
+KINDS = {"weights": 1, "gradients": 2, "masters": 4, "optimizer": 8, "gathered": 16, "buffers": 32}
+
+
+@pytest.mark.parametrize(
+    ("changes", "peaks", "states"),
+    [
+        ([{}, {}], [2_000_000, 2_001_000], 16_000),
+        ([{"peak_bytes": None, "kinds": None}], [], None),
+        ([{"kinds": KINDS}], [2_000_000], 15),
+        ([{"kinds": {"weights": 3}}, {"kinds": {"weights": 5}}], [2_000_000, 2_001_000], 5),
+    ],
+    ids=["each rank", "no counting allocator", "without gathered weights and buffers", "largest rank"],
+)
+def test_peaks_are_each_ranks_and_states_the_largest(
+    changes: list[dict[str, Any]], peaks: list[int], states: int | None
+) -> None:
+    record = with_moments(*changes)
+    assert quantities.peak_bytes(record) == peaks
+    assert quantities.model_state_bytes(record) == states
+
+
+def test_sent_bytes_are_ring_bytes_per_probed_step_and_rank() -> None:
+    communication = make_communication(4, "all_reduce", 4000) + make_communication(4, "all_gather", 800)
+    record = make_record(
+        label="ddp", world_size=4, comm=communication, windows=WindowsPart(warmup=1, probed=2, timed=1)
+    )
+    assert quantities.sent_bytes_per_step(record) == (1.5 * 4000 + 0.75 * 800) / 2
+
+
+def test_only_the_steps_are_sent_per_step() -> None:
+    outside = [
+        row.model_copy(update={"phase": phase})
+        for phase in ("setup", "digest", "evaluation", "checkpoint")
+        for row in make_communication(2)
+    ]
+    record = make_record(label="ddp", comm=[*make_communication(2), *outside])
+    assert quantities.sent_bytes_per_step(record) == 4000
+
+
+def test_gloo_sends_a_reduce_scatter_as_an_all_reduce() -> None:
+    communication = make_communication(4, "reduce_scatter", 800) + make_communication(4, "all_gather", 800)
+    record = make_record(label="fsdp", world_size=4, comm=communication)
+    assert quantities.sent_bytes_per_step(record) == 600 + 600
+    assert quantities.transport_bytes_per_step(record) == 1200 + 600
+    world = record.world.model_copy(update={"collectives": "nccl"})
+    assert quantities.transport_bytes_per_step(record.model_copy(update={"world": world})) == 1200
+
+
+def test_run_without_probed_steps_has_no_volume() -> None:
+    record = make_record(label="ddp", windows=WindowsPart(warmup=1, probed=0, timed=3))
+    assert quantities.sent_bytes_per_step(record) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "ranks", "effective", "sent"),
+    [
+        ("ddp", 2, {}, 4000.0),
+        ("zero1", 2, {}, 4000.0),
+        ("zero3", 2, {}, 6000.0),
+        ("single", 2, {}, 0.0),
+        ("fsdp", 2, {"parameter_dtype": "bfloat16", "reduce_dtype": "float32"}, 4000.0),
+        ("fsdp-hybrid", 4, {"details": {"shard_size": 2}}, 0.5 * 1000 * 12 + 2 * 0.5 * 500 * 4),
+        ("mine", 2, {}, None),
+        ("ddp", 2, None, None),
+    ],
+)
+def test_textbook_volume_follows_the_strategy_and_what_ran(
+    label: str, ranks: int, effective: dict[str, Any] | None, sent: float | None
+) -> None:
+    ran = None if effective is None else make_effective(**effective)
+    part = BackendPart(label=label, name=label, effective=ran)
+    record = make_record(label=label, world_size=ranks, backend=part)
+    assert quantities.textbook_bytes_per_step(record) == sent
+
+
+def test_host_peak_is_that_of_the_largest_process() -> None:
+    record = make_record(label="ddp")
+    sizes = (5, 7)
+    parts = [
+        part.model_copy(update={"host_peak_bytes": size})
+        for part, size in zip(record.ranks, sizes, strict=True)
+    ]
+    assert quantities.host_peak_bytes(record.model_copy(update={"ranks": parts})) == 7
+    assert quantities.host_peak_bytes(record.model_copy(update={"ranks": []})) is None
+
+
+@pytest.mark.parametrize("reporting", [[], [0], [1]])
+def test_bytes_of_a_killed_run_are_unknown_unless_every_rank_reported(reporting: list[int]) -> None:
+    rows = [row for row in make_communication(2) if row.rank in reporting]
+    killed = make_record(label="ddp", status="failed", comm=rows)
+    assert quantities.sent_bytes_per_step(killed) is None
+    assert quantities.transport_bytes_per_step(killed) is None
+    assert quantities.sent_bytes_per_step(make_record(label="ddp", status="failed")) is not None
+
+
+def test_bytes_of_a_killed_run_on_one_rank_are_unknown() -> None:
+    assert quantities.sent_bytes_per_step(make_record(status="failed")) is None
+
+
+@pytest.mark.parametrize("label", ["ddp", "zero1", "zero3", "fsdp", "fsdp1", "fsdp-hybrid"])
+def test_what_is_expected_differs_nowhere(label: str) -> None:
+    assert volume_differences(make_volume_record(label)) == []
+
+
+def test_one_byte_is_a_difference() -> None:
+    record = with_rows(
+        make_volume_record("ddp"),
+        lambda row: (
+            row.model_copy(update={"payload_bytes": row.payload_bytes + 1})
+            if row.rank == 1 and row.phase == "backward"
+            else row
+        ),
+    )
+    (found,) = volume_differences(record) or []
+    assert (found.rank, found.measured_bytes, found.expected_bytes) == (1, 4 * ELEMENTS + 1, 4 * ELEMENTS)
+
+
+def test_a_rank_that_counted_nothing_is_a_difference() -> None:
+    record = with_rows(make_volume_record("fsdp"), lambda row: row if row.rank == 0 else None)
+    assert {d.measured_bytes for d in volume_differences(record) or []} == {0}
+
+
+def test_sent_bytes_follow_from_the_job_alone() -> None:
+    record = make_volume_record("ddp")
+    assert expected_sent_bytes_per_step(record.model_copy(update={"comm": []})) == 4 * ELEMENTS
+
+
+@pytest.mark.parametrize(("ranks", "differing"), [([0], 0), ([0, 1], 1)])
+def test_a_collective_of_one_rank_alone_sends_nothing(ranks: list[int], differing: int) -> None:
+    record = make_volume_record("ddp")
+    own = CommunicationPart(
+        rank=0, phase="forward", op="all_reduce", dtype="float64", group="7", group_ranks=ranks,
+        group_size=len(ranks), calls=1, payload_bytes=8,
+    )  # fmt: skip
+    found = volume_differences(record.model_copy(update={"comm": [*record.comm, own]})) or []
+    assert [(d.op, d.dtype) for d in found] == [("all_reduce", "float64")] * differing
+
+
+def test_without_a_layout_nothing_is_expected() -> None:
+    record = make_record(label="ddp")
+    assert volume_differences(record) is None
+    assert expected_sent_bytes_per_step(record) is None
+    assert textbook_differences(record) is None
+
+
+def test_a_backend_of_somebody_else_is_not_judged() -> None:
+    record = make_volume_record("ddp")
+    mine = record.model_copy(update={"backend": record.backend.model_copy(update={"name": "mine"})})
+    assert volume_differences(mine) is None
+
+
+def test_a_group_of_the_right_size_and_other_ranks_is_a_difference() -> None:
+    def turned(row: CommunicationPart) -> CommunicationPart:
+        replicas = {0: [0, 3], 3: [0, 3], 1: [1, 2], 2: [1, 2]}[row.rank]
+        return row.model_copy(update={"group_ranks": replicas}) if row.role == "replica" else row
+
+    found = volume_differences(with_rows(make_volume_record("fsdp-hybrid"), turned)) or []
+    assert {(d.group, d.measured_bytes > 0) for d in found} == {("replica", False), ("ranks 0, 3", True)}
+
+
+def test_groups_with_the_ranks_of_their_role_are_no_difference() -> None:
+    groups = {"world": ([0, 1, 2, 3],), "shard": ([0, 1], [2, 3]), "replica": ([0, 2], [1, 3])}
+
+    def named(row: CommunicationPart) -> CommunicationPart:
+        (ranks,) = (group for group in groups[row.role] if row.rank in group)
+        return row.model_copy(update={"group_ranks": ranks})
+
+    assert volume_differences(with_rows(make_volume_record("fsdp-hybrid"), named)) == []
+
+
+def test_where_nothing_is_expected_the_reason_is_named() -> None:
+    assert why_unknown(make_volume_record("zero3")) is None
+    record = make_volume_record("zero3")
+    training = record.job.training.model_copy(update={"activation_checkpointing": True})
+    recomputed = record.model_copy(update={"job": record.job.model_copy(update={"training": training})})
+    assert "is not modelled for this architecture" in (why_unknown(recomputed) or "")
+    known = recomputed.model_copy(update={"model": make_model(architecture="LlamaForCausalLM")})
+    assert why_unknown(known) is None
+    mine = record.model_copy(update={"backend": record.backend.model_copy(update={"name": "mine"})})
+    assert why_unknown(mine) == "mine has no closed form here"
+    assert "does not describe the model" in (why_unknown(make_record(label="ddp")) or "")
+    unprobed = record.model_copy(update={"windows": WindowsPart(warmup=1, probed=0, timed=3)})
+    assert "no step was probed" in (why_unknown(unprobed) or "")
+
+
+def test_of_complex_parameters_nothing_is_expected() -> None:
+    record = make_volume_record("ddp")
+    assert record.layout is not None
+    first, *rest = record.layout.parameters
+    turned = [first.model_copy(update={"dtype": "complex64"}), *rest]
+    layout = record.layout.model_copy(update={"parameters": turned})
+    record = record.model_copy(update={"layout": layout})
+    assert volume_differences(record) is None
+    assert str(why_unknown(record)).startswith(f"{first.name} is complex, which")
+
+
+@pytest.mark.parametrize("phase", ["setup", "digest", "evaluation", "checkpoint", "checkpoint_load"])
+def test_what_is_sent_outside_of_steps_is_not_judged(phase: str) -> None:
+    record = make_volume_record("ddp")
+    sent = CommunicationPart(
+        rank=0, phase=phase, op="all_reduce", dtype="uint8", group="0", group_ranks=[0, 1], group_size=2,
+        calls=2, payload_bytes=41,
+    )  # fmt: skip
+    assert volume_differences(record.model_copy(update={"comm": [*record.comm, sent]})) == []
+
+
+def test_of_unknown_steps_nothing_is_judged() -> None:
+    record = make_volume_record("zero3")
+    early = [replace(step, step=step.step - 3) for step in record.steps]
+    record = record.model_copy(update={"steps": early})
+    assert volume_differences(record) == []
+    assert expected_sent_bytes_per_step(record) is None
+
+
+def of_accounts(*accounts: ProcessorPart | None) -> Record:
+    ranks = make_ranks(len(accounts))
+    parts = [
+        rank.model_copy(update={"processors": account}) for rank, account in zip(ranks, accounts, strict=True)
+    ]
+    return make_record(label="ddp", world_size=len(accounts), ranks=parts)
+
+
+def test_what_no_rank_used_went_to_others() -> None:
+    found = disturbance(
+        of_accounts(processors(machine_busy_seconds=10.0), processors(machine_busy_seconds=10.0))
+    )
+    assert found is not None
+    assert found.other_cores == pytest.approx(0.5)
+    assert (found.lost_seconds, found.lost_by_rank) == (0.0, [0.0, 0.0])
+
+
+def test_a_rank_loses_no_more_than_it_waited_nor_than_others_used() -> None:
+    used = {"machine_busy_seconds": 10.0}
+    found = disturbance(
+        of_accounts(processors(waiting_seconds=0.5, **used), processors(waiting_seconds=3.0, **used))
+    )
+    assert found is not None
+    assert found.lost_by_rank == [0.5, 2.0]
+    assert found.lost_share == 0.5
+    assert found.lost_seconds == 2.0
+
+
+def test_what_a_hypervisor_took_is_lost_without_waiting() -> None:
+    stolen = processors(machine_busy_seconds=7.0, machine_stolen_seconds=1.0, process_seconds=3.5)
+    found = disturbance(of_accounts(stolen, stolen))
+    assert found is not None
+    assert found.lost_by_rank == [1.0, 1.0]
+    assert found.lost_share == 0.125  # each rank did half of the work, so half of a second
+    assert found.other_cores == pytest.approx(0.25)
+
+
+def test_a_rank_that_waits_for_the_other_lost_nothing() -> None:
+    found = disturbance(of_accounts(processors(waiting_seconds=2.0), processors(waiting_seconds=2.0)))
+    assert found is not None
+    assert found.lost_share == 0.0
+
+
+def test_machines_are_counted_one_by_one_and_the_busiest_is_told() -> None:
+    quiet = processors(boot="a", machine_busy_seconds=4.0)
+    busy = processors(boot="b", machine_busy_seconds=6.0, waiting_seconds=1.0)
+    found = disturbance(of_accounts(quiet, busy))
+    assert found is not None
+    assert found.other_cores == pytest.approx(0.5)
+    assert (found.lost_by_rank, found.lost_seconds) == ([0.0, 1.0], 1.0)
+
+
+def test_a_rank_without_an_account_leaves_the_others_in_doubt() -> None:
+    assert disturbance(of_accounts(processors(), None)) is None
+    assert disturbance(make_record(ranks=[])) is None
+
+
+def test_three_runs_persist_and_fewer_need_more_than_twice() -> None:
+    assert is_beyond_noise([1.3, 1.3, 1.3])
+    assert not is_beyond_noise([3.0, 1.9])
+    assert is_beyond_noise([3.0, 2.1])
+    assert not is_beyond_noise([])
+
+
+TOKENS_PER_SECOND = 2048.0
+
+
+def measured(*parts: dict[str, Any] | None, device: str = "cuda", price: Price | None = None) -> Record:
+    """A run of ddp whose ranks read this within one second."""
+    ranks = [
+        rank.model_copy(update={"energy": EnergyPart(seconds=1.0, **part) if part is not None else None})
+        for rank, part in zip(make_ranks(len(parts)), parts, strict=True)
+    ]
+    record = make_record(label="ddp", world_size=len(parts), ranks=ranks, price_per_gpu_hour=price)
+    return record.model_copy(update={"world": record.world.model_copy(update={"device": device})})
+
+
+def test_energy_per_token_times_tokens_is_power_times_time() -> None:
+    found = usage(measured({"device_joules": 300.0}, {"device_joules": 500.0}))
+    assert found is not None
+    assert (found.device_watts, found.host_watts) == (800.0, None)
+    joules = (found.kilowatt_hours or 0) * JOULES_PER_KILOWATT_HOUR
+    assert joules == pytest.approx(800.0 * BILLION / TOKENS_PER_SECOND)
+
+
+def test_ranks_on_one_machine_count_its_processors_once() -> None:
+    one = {"host_joules": 90.0, "boot": "a"}
+    assert getattr(usage(measured(one, one, device="cpu")), "host_watts", None) == 90.0
+    two = usage(measured(one, {"host_joules": 60.0, "boot": "b"}, device="cpu"))
+    assert getattr(two, "host_watts", None) == 150.0
+
+
+def test_cost_is_the_price_of_the_hours_of_all_gpus() -> None:
+    found = usage(measured({}, {}, price=Price(amount=2.5, currency="USD")))
+    assert found is not None
+    hours = 2 * BILLION / TOKENS_PER_SECOND / SECONDS_PER_HOUR
+    assert found.gpu_hours == pytest.approx(hours)
+    assert found.cost == pytest.approx(2.5 * hours)
+    assert found.kilowatt_hours is None
+
+
+def test_a_rank_without_a_figure_leaves_the_run_without_one() -> None:
+    found = usage(measured({"device_joules": 300.0}, {"device_unknown": "Not Supported"}))
+    assert found is not None
+    assert found.device_watts is None
+
+
+def test_runs_on_processors_have_no_gpu_hours() -> None:
+    found = usage(measured({}, {}, device="cpu", price=Price(amount=1, currency="EUR")))
+    assert found is not None
+    assert (found.gpu_hours, found.cost) == (None, None)
+
+
+def test_a_run_on_a_stub_used_nothing() -> None:
+    assert usage(on_stub(measured({"host_joules": 9.0}, {"host_joules": 9.0}))) is None
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ({"device_joules": 900.0, "device_limit_watts": 700.0}, "900 W on average, its power limit is 700 W"),
+        ({"device_joules": 90.0, "device_sampled_watts": 450.0}, "90 W by its energy counter, 450 W by"),
+    ],
+    ids=["beyond the limit", "samples differ"],
+)
+def test_energy_that_cannot_be_right_is_named(part: dict[str, Any], says: str) -> None:
+    sound = {"device_joules": 600.0, "device_limit_watts": 700.0, "device_sampled_watts": 590.0}
+    found = Comparison([make_record(), measured(sound, part)]).findings
+    (finding,) = [f for f in found if f.id == "implausible-energy"]
+    assert says in finding.message
+    assert finding.values["rank"] == 1
+
+
+def test_plausible_energy_is_no_finding() -> None:
+    sound = {"device_joules": 600.0, "device_limit_watts": 700.0, "device_sampled_watts": 590.0}
+    found = Comparison([make_record(), measured(sound, sound)]).findings
+    assert "implausible-energy" not in [f.id for f in found]
+
+
+def _with_ranks(record: Record, **changes: object) -> Record:
+    ranks = [rank.model_copy(update=changes) for rank in record.ranks]
+    return record.model_copy(update={"ranks": ranks})
+
+
+def test_arrays_hold_the_timed_steps_of_each_rank() -> None:
+    record = make_record(label="ddp")
+    found = timings(record)
+    assert found is not None
+    timed = [step.step for step in record.steps if step.window == "timed"]
+    assert found.steps.tolist() == [[rank.step_seconds[step] for step in timed] for rank in record.ranks]
+    assert found.data.tolist() == [[rank.data_seconds[step] for step in timed] for rank in record.ranks]
+
+
+def test_phases_are_added_up_only_where_every_rank_timed_all() -> None:
+    record = make_record(label="ddp")
+    steps = len(record.steps)
+    phases = {"forward": [0.2] * steps, "backward": [0.3] * steps, "step": [0.1] * steps}
+    whole = timings(_with_ranks(record, phase_seconds=phases))
+    assert whole is not None
+    assert whole.phases is not None
+    assert whole.phases == pytest.approx(0.6)
+    del phases["step"]
+    part = timings(_with_ranks(record, phase_seconds=phases))
+    assert part is not None
+    assert part.phases is None
+    assert part.medians["backward"] == pytest.approx([0.3] * len(record.ranks))
+
+
+def test_what_a_pipeline_waits_is_part_of_its_step() -> None:
+    found = timings(make_pipeline())
+    assert found is not None
+    assert found.phases is not None
+    assert found.phases == pytest.approx(4.1)
+    assert found.medians[WAITING] == [1.0, 2.0]
+
+
+def test_a_rank_that_died_ends_the_comparison_of_ranks_where_it_did() -> None:
+    record = make_record(label="ddp")
+    shorter = record.ranks[-1].model_copy(update={"step_seconds": record.ranks[-1].step_seconds[:-1]})
+    whole = timings(record)
+    cut = timings(record.model_copy(update={"ranks": [*record.ranks[:-1], shorter]}))
+    assert whole is not None
+    assert cut is not None
+    assert cut.steps.shape == (whole.steps.shape[0], whole.steps.shape[1] - 1)
+
+
+@pytest.mark.parametrize("changes", [{"ranks": []}, {"steps": []}])
+def test_without_ranks_or_steps_there_are_none(changes: dict[str, object]) -> None:
+    record = make_record(label="ddp").model_copy(update=changes)
+    assert timings(record) is None
+    assert Run.of(record).rank_medians(WHOLE) == []
+    assert Run.of(record).largest_median(DATA) is None
+
+
+def test_bubble_is_predicted_from_the_schedule_and_measured_from_waiting() -> None:
+    use = pipeline_use(make_pipeline())
+    assert use is not None
+    assert use.expected_bubble == pytest.approx(1 / 5)
+    assert use.measured_bubble == pytest.approx((1 / 4 + 2 / 4) / 2)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 4, 8])
+def test_a_rank_waits_until_the_last_one_has_ended(micro_batches: int) -> None:
+    """GPipe on 2 ranks by a clock of equal ticks: the second begins a tick later and ends a tick sooner."""
+    computing = np.array([[2.0 * micro_batches], [2.0 * micro_batches]])
+    until_last = computing + np.array([[2.0], [1.0]])
+    share = idle_share(computing, until_last, [0, 0])
+    assert share == pytest.approx(bubble_share(ranks=2, micro_batches=micro_batches))
+
+
+def test_pipelines_do_not_wait_for_each_other_in_their_passes() -> None:
+    computing, until_last = np.full((4, 3), 2.0), np.array([[4.0], [3.0], [2.0], [2.0]]) * np.ones(3)
+    assert idle_share(computing, until_last, [0, 0, 1, 1]) == pytest.approx((1 / 2 + 1 / 2 + 0 + 0) / 4)
+
+
+def test_messages_are_told_apart_by_what_they_carry() -> None:
+    use = pipeline_use(make_pipeline())
+    assert use is not None
+    assert [(stage.activation_bytes, stage.gradient_bytes) for stage in use.by_rank] == [(4096, 0), (0, 4096)]
+    assert [stage.blocks for stage in use.by_rank] == [1, 1]
+
+
+def test_other_strategies_have_no_stages() -> None:
+    assert pipeline_use(make_record(label="ddp")) is None
+    assert pipeline_section(Comparison([make_record(label="ddp")])) is None
+
+
+def test_the_section_has_a_line_per_pipeline_and_per_rank() -> None:
+    section = pipeline_section(Comparison([make_pipeline()]))
+    assert section is not None
+    tables = {block.key: block for block in section.blocks if isinstance(block, Table)}
+    assert [len(tables[key].rows) for key in ("pipelines", "pipeline_stages")] == [1, 2]
+
+
+def test_copies_of_a_tied_weight_that_came_apart_are_named() -> None:
+    apart = Comparison([make_pipeline((SAME, OTHER))]).findings
+    assert [f.values for f in apart if f.id == "tied-weight-apart"] == [{"weights": SHARED}]
+    assert not any(f.id == "tied-weight-apart" for f in Comparison([make_pipeline()]).findings)
+
+
+def test_a_figure_is_computed_once_and_forgotten_with_its_run(monkeypatch) -> None:
+    asked = []
+
+    def median(record):
+        asked.append(record.run_id)
+        return 1.0
+
+    monkeypatch.setattr(quantities, "median_step_seconds", median)
+    first, second = Run.of(make_record(run_id="a")), Run.of(make_record(run_id="b"))
+    assert [run.median_step_seconds for run in (first, second, first)] == [1.0, 1.0, 1.0]
+    assert asked == ["a", "b"]
+    del first
+    assert Run.of(make_record(run_id="c")).median_step_seconds == 1.0
+    assert asked == ["a", "b", "c"]
+
+
+def test_a_changed_copy_of_a_record_has_figures_of_its_own() -> None:
+    record = make_record()
+    assert len(Run.of(record).step_seconds) > 0
+    assert Run.of(record.model_copy(update={"steps": []})).step_seconds == []
+
+
+def test_everything_that_was_computed_dies_with_the_comparison() -> None:
+    comparison = Comparison([make_record(), make_record(label="ddp")])
+    comparison.as_json()
+    row = ref(comparison.rows[0])
+    del comparison
+    gc.collect()
+    assert row() is None
+
+
+def test_parts_of_a_comparison_keep_its_rows_as_they_were_judged() -> None:
+    comparison = Comparison([make_record(), make_record(label="ddp")])
+    assert comparison.comparable is comparison
+    assert comparison.by_job[comparison.rows[0].record.job_id].rows == comparison.rows
+    assert comparison.findings is comparison.findings
