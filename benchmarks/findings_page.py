@@ -52,7 +52,7 @@ def hypotheses() -> str:
 
 
 def _words(facts: Iterable[str]) -> str:
-    return "; ".join(name.replace("_", " ") for name in facts)
+    return "; ".join(name.removeprefix("record.").replace("_", " ") for name in facts)
 
 
 def write() -> None:

@@ -102,7 +102,7 @@ def _line(record: Record) -> list[object] | None:
         held.measured_bytes - total,
         extra,
         round(sum(book.values())),
-        max(quantities.peak_bytes(record), default=None),
+        max(quantities.Run.of(record).rank_peaks, default=None),
     ]
 
 

@@ -23,7 +23,7 @@ from benchmarks.on_cluster import NOISE_RUNS, run_matrix
 from benchmarks.publishing import publish
 from harness.errors import HarnessError
 from harness.fabric.result import read_fabric
-from harness.judge.quantities import step_seconds
+from harness.judge.quantities import Run
 from harness.judge.statistics import ByRound, Ranking
 from harness.record import Record
 from harness.record.store import ARCHIVE_NAME, read_runs
@@ -85,7 +85,7 @@ class Link:
     def seconds(self, backend: str) -> list[float]:
         """Mean timed step of each run of a backend."""
         own = (record for record in self.records if record.backend.label == backend)
-        return [fmean(seconds) for record in own if (seconds := step_seconds(record))]
+        return [fmean(seconds) for record in own if (seconds := Run.of(record).step_seconds)]
 
     def median(self, backend: str) -> float:
         """Median over the runs of a backend, seconds."""

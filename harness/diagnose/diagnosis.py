@@ -27,10 +27,10 @@ from harness.diagnose.rerun import (
     rerun,
     run_references,
 )
-from harness.judge.agreement.causes import explain_divergence, name_scale, shifted
+from harness.judge.agreement.causes import Pair, explain_divergence, name_scale, shifted
 from harness.judge.agreement.job_equivalence import Difference, aligned_runs, job_differences
-from harness.judge.agreement.parity import MEAN_NORM, Tolerance, first_divergent_step
-from harness.judge.distance import Distance, distance
+from harness.judge.agreement.parity import MEAN_NORM, Tolerance, first_step_beyond
+from harness.judge.distance import Distance, distance, step_pairs
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.wording import a_few, percent, words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
@@ -112,7 +112,7 @@ def about_reports(
     baseline: Record, other: Record, limits: Tolerance, *, every: bool = False
 ) -> Iterator[str]:
     """A wrongly reported loss or norm, if a step shows it; `every`: whatever cause it shows."""
-    cause = explain_divergence(baseline, other, limits)
+    cause = explain_divergence(Pair(baseline, other, limits))
     if every or cause.kind in REPORTED:
         yield cause.text
 
@@ -309,7 +309,7 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
     # Of a script's job only a part is known, so that its id is always another.
     same_job = [d for d in job_differences(left, right) if not (script and d.field == "job_id")]
     settings = setting_differences(left, right)
-    parting = first_divergent_step(left, right, limits)
+    parting = first_step_beyond(left, step_pairs(left, right), limits)
     replicas = [text for run in (baseline, other) for text in about_replicas(run)]
     clean = not (beyond or same_job or replicas or parting is not None)
     causes = [
@@ -406,7 +406,7 @@ def _unlike_records(runs: Sequence[LoadedRun], reruns: Sequence[Rerun], limits: 
     """That a rerun does not repeat its record, so that what follows is of other code or another machine."""
     sentences = []
     for run, again in zip(runs, reruns, strict=True):
-        step = first_divergent_step(run.record, again.record, limits)
+        step = first_step_beyond(run.record, step_pairs(run.record, again.record), limits)
         if step is not None:
             sentences.append(
                 f"the rerun of {run.name} diverges from its record at step {step}: code, versions or machine "

@@ -24,7 +24,7 @@ import psutil
 from harness.errors import HarnessError
 from harness.files import refusing
 from harness.judge.comparison import Comparison
-from harness.judge.quantities import median_step_seconds, peak_bytes, predicted_peak_bytes
+from harness.judge.quantities import Run, predicted_peak_bytes
 from harness.record import Record
 from harness.record.store import (
     ARCHIVE_NAME,
@@ -187,9 +187,9 @@ def beside(records: Sequence[Record], predicted: dict[str, Any] | str) -> list[d
             "ranks": ranks,
             "status": record.status,
             "predicted_peak_bytes": predicted_peak_bytes(record),
-            "peak_bytes": max(peak_bytes(record), default=None),
+            "peak_bytes": max(Run.of(record).rank_peaks, default=None),
             "predicted_step_seconds": estimates.get((label, ranks), {}).get("step_seconds"),
-            "step_seconds": median_step_seconds(record),
+            "step_seconds": Run.of(record).median_step_seconds,
         })  # fmt: skip
     return found
 

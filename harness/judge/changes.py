@@ -393,7 +393,8 @@ def failures(conditions: Sequence[Condition], before: Comparison, after: Compari
     A condition that cannot be checked fails too: silence would look like success.
     """
     lines = [line for pair in pairs(before, after) if (line := _lost(pair)) is not None]
-    for change in changes(before, after):
+    found = changes(before, after)
+    for change in found:
         for condition in conditions:
             if condition.measure != change.key:
                 continue
@@ -409,7 +410,7 @@ def failures(conditions: Sequence[Condition], before: Comparison, after: Compari
             elif change.before == 0 and change.after and condition.above:
                 lines.append(f"{where}: {change.key} was 0, is {change.after:g} ({condition})")
     for condition in conditions:
-        if not any(c.before is not None for c in changes(before, after) if c.key == condition.measure):
+        if not any(c.before is not None for c in found if c.key == condition.measure):
             lines.append(f"{condition} could not be checked: no cell of both sides has the measure")
     return lines
 

@@ -355,6 +355,7 @@ def _terms(record: Record) -> list[CellNote]:
     strategy, book = known_strategy(record), textbook_bytes_per_step(record)
     if strategy is None or not book or volume_differences(record) != []:
         return []
+    owner = ("deepspeed" if strategy.family.startswith("zero") else "torch",)
     surplus: dict[tuple[str, str], float] = {}
     for found in textbook_differences(record) or ():
         name = BY_TERM.get((strategy.family, found.term))
@@ -362,14 +363,10 @@ def _terms(record: Record) -> list[CellNote]:
         note = name or "other-traffic", term
         surplus[note] = surplus.get(note, 0.0) + found.difference
     return [
-        noted(name, figure=1 + sent / book, packages=_owner(strategy.family) if term else (), term=term)
+        noted(name, figure=1 + sent / book, packages=owner if term else (), term=term)
         for (name, term), sent in surplus.items()
         if abs(sent) >= SMALL_SHARE * book
     ]
-
-
-def _owner(family: str) -> tuple[str, ...]:
-    return ("deepspeed",) if family.startswith("zero") else ("torch",)
 
 
 def _emulated(record: Record) -> list[CellNote]:

@@ -200,11 +200,6 @@ def first_timed(record: Record) -> int:
     return next((i for i, step in enumerate(record.steps) if step.window == "timed"), len(record.steps))
 
 
-def step_seconds(record: Record) -> list[float]:
-    """Duration of each timed step, the slowest rank's."""
-    return [step.seconds for step in timed_steps(record)]
-
-
 def rate(record: Record, what: str) -> float | None:
     """`tokens` or `samples` of the timed steps over their summed duration; None without such steps."""
     steps = timed_steps(record)
@@ -228,20 +223,6 @@ def evaluation_rate(record: Record) -> float | None:
     """Held-out samples per second of the median timed evaluation; None without one."""
     rates = [samples / seconds for samples, seconds in timed_evaluations(record)]
     return median(rates) if rates else None
-
-
-def median_step_seconds(record: Record) -> float | None:
-    seconds = step_seconds(record)
-    return median(seconds) if seconds else None
-
-
-def peak_bytes(record: Record) -> list[int]:
-    """Per rank, the largest allocator peak within the probed steps; empty where no step was probed."""
-    peaks = [
-        [m.peak_bytes for m in rank.memory if m.peak_bytes is not None and m.moment in STEP_MOMENTS]
-        for rank in record.ranks
-    ]
-    return [max(of_rank) for of_rank in peaks if of_rank]
 
 
 def predicted_peak_bytes(record: Record) -> int | None:
@@ -694,38 +675,6 @@ class Disturbance:
     """Of the stretch, what was taken at the least: from the rank that lost most, nothing counted twice."""
 
 
-def disturbance(record: Record) -> Disturbance | None:
-    """What the ranks' accounts say; None where a rank has none, and on a CUDA stub: nothing is timed."""
-    if record.on_stub:
-        return None
-    accounts = [rank.processors for rank in record.ranks]
-    known = [account for account in accounts if account is not None]
-    if not known or len(known) < len(accounts):
-        return None
-    machines: dict[str | None, list[ProcessorPart]] = {}  # whatever containers ranks run in
-    for account in known:
-        machines.setdefault(account.boot, []).append(account)
-    taken = {}
-    for boot, of_machine in machines.items():
-        used = sum(p.machine_busy_seconds + p.machine_stolen_seconds for p in of_machine) / len(of_machine)
-        taken[boot] = max(0.0, used - sum(part.process_seconds for part in of_machine))
-    # Ranks also wait for each other where they share cores: only what others took is no property of the run.
-    lost = [min(_held_up_seconds(part), taken[part.boot]) for part in known]
-    return Disturbance(
-        seconds=max(part.seconds for part in known),
-        other_cores=max(taken[part.boot] / part.seconds for part in known),
-        lost_seconds=sum(
-            min(sum(map(_held_up_seconds, parts)), taken[boot]) for boot, parts in machines.items()
-        ),
-        lost_by_rank=lost,
-        lost_share=max(
-            _lost_seconds(part, parts) / part.seconds / record.world.threads_per_rank
-            for parts in machines.values()
-            for part in parts
-        ),
-    )
-
-
 def is_beyond_noise(factors: Sequence[float]) -> bool:
     """Whether runs that all show the same thing, by these factors, show more than noise of their machine."""
     return bool(factors) and (len(factors) >= PERSISTENT_RUNS or min(factors) > BEYOND_UNSEEN)
@@ -781,24 +730,6 @@ class Timings:
             return None
         parts = [self.seconds[part] for part in (*PHASES, WAITING) if part in self.seconds]
         return sum(parts, np.zeros_like(self.steps))
-
-
-def timings(record: Record) -> Timings | None:
-    ranks = record.ranks
-    phases = [phase for phase in (*PHASES, WAITING) if all(phase in rank.phase_seconds for rank in ranks)]
-    lists = {WHOLE: [rank.step_seconds for rank in ranks], DATA: [rank.data_seconds for rank in ranks]}
-    lists |= {phase: [rank.phase_seconds[phase] for rank in ranks] for phase in phases}
-    first = first_timed(record)
-    # A rank that died left shorter lists than the others, or than there are steps.
-    lengths = [len(of_rank) for of_ranks in lists.values() for of_rank in of_ranks]
-    last = min(len(record.steps), *lengths) if ranks else 0
-    if first >= last:
-        return None
-    seconds = np.array([[of_rank[first:last] for of_rank in of_ranks] for of_ranks in lists.values()])
-    return Timings(
-        seconds=dict(zip(lists, seconds, strict=True)),
-        medians=dict(zip(lists, np.median(seconds, axis=2).tolist(), strict=True)),
-    )
 
 
 PASSES = ("forward", "backward")
@@ -861,7 +792,7 @@ def pipeline_use(record: Record) -> PipelineUse | None:
 
 
 def _measured_bubble(record: Record) -> float | None:
-    seconds = (found := timings(record)) and found.seconds
+    seconds = (found := Run.of(record).timings) and found.seconds
     if not seconds or any(phase not in seconds for phase in (*PASSES, WAITING)):
         return None
     computing = seconds[PASSES[0]] + seconds[PASSES[1]]
@@ -946,7 +877,8 @@ class Run:
 
     @cached_property
     def step_seconds(self) -> list[float]:
-        return step_seconds(self.record)
+        """Duration of each timed step, the slowest rank's."""
+        return [step.seconds for step in timed_steps(self.record)]
 
     @cached_property
     def mean_step_seconds(self) -> float | None:
@@ -955,7 +887,7 @@ class Run:
 
     @cached_property
     def median_step_seconds(self) -> float | None:
-        return median_step_seconds(self.record)
+        return median(self.step_seconds) if self.step_seconds else None
 
     @cached_property
     def tokens_per_second(self) -> float | None:
@@ -967,7 +899,12 @@ class Run:
 
     @cached_property
     def rank_peaks(self) -> list[int]:
-        return peak_bytes(self.record)
+        """Of each rank the largest allocator peak within the probed steps; empty where no step was probed."""
+        peaks = [
+            [m.peak_bytes for m in rank.memory if m.peak_bytes is not None and m.moment in STEP_MOMENTS]
+            for rank in self.record.ranks
+        ]
+        return [max(of_rank) for of_rank in peaks if of_rank]
 
     @cached_property
     def steady_from(self) -> int | None:
@@ -975,11 +912,55 @@ class Run:
 
     @cached_property
     def timings(self) -> Timings | None:
-        return timings(self.record)
+        record, ranks = self.record, self.record.ranks
+        phases = [phase for phase in (*PHASES, WAITING) if all(phase in rank.phase_seconds for rank in ranks)]
+        lists = {WHOLE: [rank.step_seconds for rank in ranks], DATA: [rank.data_seconds for rank in ranks]}
+        lists |= {phase: [rank.phase_seconds[phase] for rank in ranks] for phase in phases}
+        first = first_timed(record)
+        # A rank that died left shorter lists than the others, or than there are steps.
+        lengths = [len(of_rank) for of_ranks in lists.values() for of_rank in of_ranks]
+        last = min(len(record.steps), *lengths) if ranks else 0
+        if first >= last:
+            return None
+        seconds = np.array([[of_rank[first:last] for of_rank in of_ranks] for of_ranks in lists.values()])
+        return Timings(
+            seconds=dict(zip(lists, seconds, strict=True)),
+            medians=dict(zip(lists, np.median(seconds, axis=2).tolist(), strict=True)),
+        )
 
     @cached_property
     def disturbance(self) -> Disturbance | None:
-        return disturbance(self.record)
+        """What the ranks' accounts say; None where a rank has none, and on a CUDA stub: nothing is timed."""
+        record = self.record
+        if record.on_stub:
+            return None
+        accounts = [rank.processors for rank in record.ranks]
+        known = [account for account in accounts if account is not None]
+        if not known or len(known) < len(accounts):
+            return None
+        machines: dict[str | None, list[ProcessorPart]] = {}  # whatever containers ranks run in
+        for account in known:
+            machines.setdefault(account.boot, []).append(account)
+        taken = {}
+        for boot, of_machine in machines.items():
+            busy = [part.machine_busy_seconds + part.machine_stolen_seconds for part in of_machine]
+            used = sum(busy) / len(busy)
+            taken[boot] = max(0.0, used - sum(part.process_seconds for part in of_machine))
+        # Ranks also wait for each other where they share cores: what others took alone is not the run's.
+        lost = [min(_held_up_seconds(part), taken[part.boot]) for part in known]
+        return Disturbance(
+            seconds=max(part.seconds for part in known),
+            other_cores=max(taken[part.boot] / part.seconds for part in known),
+            lost_seconds=sum(
+                min(sum(map(_held_up_seconds, parts)), taken[boot]) for boot, parts in machines.items()
+            ),
+            lost_by_rank=lost,
+            lost_share=max(
+                _lost_seconds(part, parts) / part.seconds / record.world.threads_per_rank
+                for parts in machines.values()
+                for part in parts
+            ),
+        )
 
     @property
     def own_step_seconds(self) -> float | None:
@@ -1087,24 +1068,22 @@ def peak_dtype(record: Record) -> str | None:
 def sheet_peak(record: Record) -> Peak | None:
     """Peak of all ranks' devices by data sheet; None where one of them is not in the table."""
     dtype = peak_dtype(record)
-    found = [find_peak(rank.device_name, dtype) for rank in record.ranks] if dtype else []
-    known = [peak for peak in found if peak is not None]
-    if not known or len(known) < len(record.ranks):
-        return None
-    return Peak(
-        flops_per_second=sum(rate for rate, _ in known),
-        source="; ".join(dict.fromkeys(sheet for _, sheet in known)),
-    )
+    return _of_all([find_peak(rank.device_name, dtype) for rank in record.ranks] if dtype else [])
 
 
 def measured_peak(record: Record) -> Peak | None:
     """Peak of all ranks as their matrix products reached it; None where it was not asked for."""
-    dtype = peak_dtype(record)
-    rates = [rank.matmul_flops_per_second.get(dtype or "") for rank in record.ranks]
-    known = [rate for rate in rates if rate is not None]
-    if not known or len(known) < len(record.ranks):
+    dtype = peak_dtype(record) or ""
+    rates = [rank.matmul_flops_per_second.get(dtype) for rank in record.ranks]
+    return _of_all([None if rate is None else (rate, "measured") for rate in rates])
+
+
+def _of_all(ranks: Sequence[tuple[float, str] | None]) -> Peak | None:
+    known = [peak for peak in ranks if peak is not None]
+    if not known or len(known) < len(ranks):
         return None
-    return Peak(flops_per_second=sum(known), source="measured")
+    sources = dict.fromkeys(source for _, source in known)
+    return Peak(flops_per_second=sum(rate for rate, _ in known), source="; ".join(sources))
 
 
 def share_of(flops_per_second: float | None, peak: Peak | None) -> float | None:

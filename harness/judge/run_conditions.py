@@ -16,7 +16,7 @@ from statistics import median
 from typing import TypeAlias
 
 from harness.judge.wording import counted
-from harness.record import EnvironmentPart, Record, WorldPart
+from harness.record import EnvironmentPart, Record
 
 Facts = Mapping[str, str]
 
@@ -37,7 +37,8 @@ def facts(record: Record) -> Facts:
         **preset,
         "device": f"{world.device} over {world.collectives}",
         "threads": counted(world.threads_per_rank, "thread"),
-        "micro-batch": f"micro-batch {_micro_batch(world)}",
+        # Ranks that share samples have one batch between them.
+        "micro-batch": f"micro-batch {Fraction(world.micro_batch_size * world.data_size, world.world_size)}",
         "optimizer": f"{record.job.optimizer.implementation or 'unknown'} optimizer",
         "kernels": "deterministic" if is_deterministic(record) else "not deterministic",
         **{name: f"{name} {version}" for name, version in environment.packages.items()},
@@ -57,11 +58,6 @@ def facts(record: Record) -> Facts:
 def is_deterministic(record: Record) -> bool:
     """Whether its kernels were asked to add in a fixed order; of an observed script, whether they did."""
     return record.job.training.deterministic is not False
-
-
-def _micro_batch(world: WorldPart) -> Fraction:
-    """Samples of a micro-step for each rank: ranks that share samples have one batch between them."""
-    return Fraction(world.micro_batch_size * world.data_size, world.world_size)
 
 
 def accelerator_facts(environment: EnvironmentPart) -> Facts:

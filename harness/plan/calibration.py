@@ -19,7 +19,7 @@ from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.fabric.result import FabricResult, read_fabric
 from harness.files import Stored, read_plain, write_atomically
-from harness.judge.quantities import step_seconds
+from harness.judge.quantities import Run
 from harness.plan.hardware import Device, Fabric, TimeConstants, default_constants, load_hardware
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario
@@ -202,7 +202,7 @@ def measured_cells(sources: Sequence[Path]) -> list[MeasuredCell]:
         if problems:
             raise HarnessError(f"--calibrate: {problems[0]}")
         for _, record in records:
-            if step_seconds(record) and record.layout and record.model and record.model.geometry:
+            if Run.of(record).step_seconds and record.layout and record.model and record.model.geometry:
                 world, job = record.world, record.job
                 key = (
                     record.backend.label, world.world_size, world.nodes, world.micro_batch_size,
@@ -237,7 +237,7 @@ def _cell(records: Sequence[Record], group: str, results: Sequence[FabricResult]
         group=f"{group} on {first.world.world_size}",
         scenario=scenario,
         device=device,
-        runs=tuple(tuple(step_seconds(record)) for record in records),
+        runs=tuple(tuple(Run.of(record).step_seconds) for record in records),
         latency_seconds=mean(latencies) if latencies else None,
         exposed_share=sum(part.exposed_seconds for part in parts) / talking if talking else None,
         load_averages=tuple(load for load in loads if load is not None),

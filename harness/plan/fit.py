@@ -151,7 +151,7 @@ def trial_of(record: Record, predicted_bytes: int | None) -> Trial:
         sequence_length=record.job.data.sequence_length,
         predicted_bytes=predicted_bytes,
         status=record.status,
-        peak_bytes=max(quantities.peak_bytes(record), default=None),
+        peak_bytes=max(quantities.Run.of(record).rank_peaks, default=None),
         tokens_per_second=quantities.rate(record, "tokens"),
         slowest_tokens_per_second=min(rates, default=None),
         fastest_tokens_per_second=max(rates, default=None),

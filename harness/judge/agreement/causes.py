@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
+from operator import attrgetter
 from statistics import median
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ import numpy
 
 from harness.backends.mesh import SPLITTING, Mesh
 from harness.judge.agreement.parity import NormShift, Tolerance, least_loss
-from harness.judge.distance import estimate, movement, relative, sketch_distances
+from harness.judge.distance import movement, relative, sketch_distances
 from harness.judge.effective import (
     ONE_NORM,
     altered_gradients,
@@ -89,19 +90,8 @@ class Explanation:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-def explain_divergence(
-    reference: Record,
-    record: Record,
-    limits: Tolerance,
-    settings: Sequence[str] = (),
-    shift: NormShift | None = None,
-) -> Explanation:
-    """The best supported cause that no fact contradicts, else what is known.
-
-    Initial weights and samples of both runs are equal. settings: names of those that differ and change the
-    mathematics. shift: of all norms, which no single one shows.
-    """
-    pair = Pair(reference, record, limits, settings, shift)
+def explain_divergence(pair: Pair) -> Explanation:
+    """The best supported cause that no fact contradicts, else what is known."""
     return standing(pair)[0].told(pair)
 
 
@@ -139,7 +129,7 @@ class Hypothesis:
 
     def told(self, pair: Pair) -> Explanation:
         named = [(value.split(" = ")[0], value.split(" = ")[-1]) for value in self.values]
-        values = {key: value for key, name in named if (value := getattr(pair, name)) is not None}
+        values = {key: value for key, name in named if (value := attrgetter(name)(pair)) is not None}
         text = sentence(self.kind, self.name, **{"pair": pair, "shift": pair.shift, **values})
         return Explanation(kind=self.kind, text=text, values=values)
 
@@ -153,31 +143,29 @@ HYPOTHESES = [
 ]
 
 
+@dataclass(eq=False)
 class Pair:
-    """A run and its reference: what their records show, each looked at once."""
+    """A run and its reference, begun alike: what their records show, each looked at once."""
 
-    def __init__(
-        self,
-        reference: Record,
-        record: Record,
-        limits: Tolerance,
-        settings: Sequence[str] = (),
-        shift: NormShift | None = None,
-    ) -> None:
-        self.reference, self.record = reference, record
-        least = least_loss(record)
-        self.limits = limits if least is None else replace(limits, norm=min(limits.norm, least.norm))
-        self.settings, self.shift = list(settings), shift
+    reference: Record
+    record: Record
+    limits: Tolerance
+    settings: Sequence[str] = ()
+    """Names of those that differ and change the mathematics."""
+    shift: NormShift | None = None
+    """Of all norms, which no single one shows."""
+
+    def __post_init__(self) -> None:
+        if (least := least_loss(self.record)) is not None:
+            self.limits = replace(self.limits, norm=min(self.limits.norm, least.norm))
 
     # The first step that differs.
 
     @cached_property
     def index(self) -> int | None:
         """Of the first step whose loss is missing, or whose loss or norm lies beyond the limits."""
-        for index in range(min(len(self.reference.steps), len(self.record.steps))):
-            if self.loss_apart(index) or self.norm_apart(index):
-                return index
-        return None
+        common = range(min(len(self.reference.steps), len(self.record.steps)))
+        return next((n for n in common if self.loss_apart(n) or self.norm_apart(n)), None)
 
     def loss_apart(self, index: int) -> bool:
         left, right = self.reference.steps[index].loss, self.record.steps[index].loss
@@ -188,7 +176,7 @@ class Pair:
         return norm is not None and norm > self.limits.norm
 
     def fact(self, name: str) -> Fact:
-        found = getattr(self, name)
+        found = attrgetter(name)(self)
         return None if found is None else bool(found)
 
     @cached_property
@@ -254,10 +242,6 @@ class Pair:
     @cached_property
     def sums(self) -> list[float]:
         return sums_of_step(self.record, self.at, "loss_sums")
-
-    @property
-    def others_report_nothing(self) -> bool:
-        return not any(self.sums[1:])
 
     @property
     def computed_loss(self) -> float | None:
@@ -336,10 +320,6 @@ class Pair:
         found = [one for one in idle_on_some_ranks(self.record) if one.step <= self.number]
         return max(found, key=lambda one: one.step, default=None)
 
-    @property
-    def idle_names(self) -> str:
-        return where(self.record, self.idle.names) if self.idle is not None else ""
-
     @cached_property
     def apart(self) -> tuple[list[str], float, float] | None:
         """Parameters whose gradients lie far from the reference's, most do not; least and largest factor.
@@ -360,17 +340,11 @@ class Pair:
         factors = [ratios[name] / common for name in named]
         return named, min(factors), max(factors)
 
-    @property
-    def apart_names(self) -> str:
-        return where(self.reference, self.apart[0]) if self.apart is not None else ""
-
     @cached_property
     def far(self) -> tuple[str, float, float] | None:
         """The parameter beyond its limit that ends far beyond all others, its distance and the next, each in
         movements; None: no single one does."""
-        moved = self.moved[0]
-        apart = sketch_distances(self.reference.final_weights, self.record.final_weights)
-        shares = sorted(((apart[n] / moved[n], n) for n in apart if moved.get(n)), reverse=True)
+        shares = sorted(((share, name) for name, share in self.distances.items()), reverse=True)
         if len(shares) < 2 or shares[0][0] <= FAR * shares[1][0] or not shares[1][0]:
             return None
         (share, name), (following, _) = shares[:2]
@@ -420,9 +394,8 @@ class Pair:
         moved, other = self.moved
         return sorted(name for name, size in moved.items() if size > 0 and other.get(name) == 0)
 
-    @property
-    def still_names(self) -> str:
-        return where(self.reference, self.still)
+    def where(self, names: Sequence[str]) -> str:
+        return where(self.reference, names)
 
     def moved_of(self, names: Iterable[str]) -> list[str]:
         """Those of these parameters that moved here, however little, and not in the reference."""
@@ -437,10 +410,6 @@ class Pair:
     @cached_property
     def frozen(self) -> list[str]:
         return self.moved_of(self.reference.layout.frozen) if self.reference.layout is not None else []
-
-    @property
-    def frozen_names(self) -> str:
-        return where(self.record, self.frozen)
 
     @cached_property
     def unreached(self) -> list[str]:
@@ -472,17 +441,17 @@ class Pair:
         return {name: self.kept(name) for name in self.skipped}
 
     @cached_property
+    def distances(self) -> dict[str, float]:
+        """How far each parameter ends from the reference's, in movements of that one."""
+        apart = sketch_distances(self.reference.final_weights, self.record.final_weights)
+        return {name: far / moved for name, far in apart.items() if (moved := self.moved[0].get(name))}
+
+    @cached_property
     def beyond(self) -> list[str]:
         """Parameters that end farther from the reference's than the limits allow, farthest first."""
-        left, right = _sketch(self.reference.final_weights), _sketch(self.record.final_weights)
-        moved, limits = self.moved[0], self.limits.parameters
-        distances = {
-            name: estimate(left[name], right[name]) / moved[name]
-            for name in left
-            if name in right and moved.get(name)
-        }
-        beyond = [name for name, far in distances.items() if name in limits and far > limits[name]]
-        return sorted(beyond, key=lambda name: -distances[name])
+        limits = self.limits.parameters
+        beyond = [name for name, far in self.distances.items() if name in limits and far > limits[name]]
+        return sorted(beyond, key=lambda name: -self.distances[name])
 
     @property
     def ends(self) -> str:
@@ -492,7 +461,7 @@ class Pair:
             return f"all {len(beyond)} parameters"
         if len(beyond) > 1 and layout is not None and set(beyond) == set(layout.decaying):
             return f"the {len(beyond)} parameters with weight decay, and no others"
-        return where(self.reference, beyond)
+        return self.where(beyond)
 
     @cached_property
     def idle_there(self) -> dict[str, int]:
@@ -554,17 +523,9 @@ class Pair:
     def clipped_norm(self) -> float:
         return max(step.applied_gradient_norm or 0.0 for step in self.record.steps)
 
-    @property
-    def clipped_parts(self) -> int:
-        return round((self.clipped_norm / (self.limit or math.inf)) ** 2)
-
     @cached_property
     def odd_updates(self) -> dict[int, OddUpdatePart]:
         return altered_updates(self.reference, self.record)
-
-    @property
-    def update_of_part(self) -> float | None:
-        return self.record.update_of_part
 
     @property
     def shifted_ratio(self) -> float | None:
@@ -610,10 +571,6 @@ class Pair:
         if not self.norm_differs:
             return False
         return self.at == 0 or abs(self.ratio / self.norm_ratio(self.at - 1) - 1) >= SUDDEN
-
-    @property
-    def resumed(self) -> Fact:
-        return self.record.resumed is not None
 
     @property
     def loss_of_rank_0(self) -> Fact:

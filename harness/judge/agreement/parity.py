@@ -385,9 +385,9 @@ class Judgement:
     """How a run compares with its reference."""
 
     parity: Parity
-    loss_difference: float | None
+    loss_difference: float | None = None
     """Largest absolute difference of a step's loss, nats per token."""
-    norm_difference: float | None
+    norm_difference: float | None = None
     """Largest difference of a step's gradient norm, relative to the reference's."""
     weights_difference: float | None = None
     """Distance of the final weights, in units of how far the reference's moved."""
@@ -500,13 +500,7 @@ def _first(record: Record) -> str:
 
 
 def _unjudged(reason: str, differences: Sequence[Difference] = ()) -> Judgement:
-    return Judgement(
-        parity="unjudged",
-        loss_difference=None,
-        norm_difference=None,
-        not_same_job=tuple(differences),
-        reason=reason,
-    )
+    return Judgement(parity="unjudged", not_same_job=tuple(differences), reason=reason)
 
 
 def has_dropout(record: Record) -> bool:
@@ -535,13 +529,8 @@ def _level(reference: Record, record: Record, found: Distance, noise: Noise) -> 
     return "diverged"
 
 
-def first_divergent_step(reference: Record, record: Record, limits: Tolerance) -> int | None:
-    """First step whose loss or gradient norm lies beyond the limits; None: only weights do, or nothing."""
-    return first_step_beyond(reference, step_pairs(reference, record), limits)
-
-
 def first_step_beyond(reference: Record, both: StepPairs, limits: Tolerance) -> int | None:
-    """The same, of two runs whose traces are known."""
+    """First step whose loss or gradient norm lies beyond the limits; None: only weights do, or nothing."""
     losses = ~np.isnan(both.losses[0]) & ~(both.loss_differences <= limits.loss)
     beyond = np.flatnonzero(losses | (both.norm_differences > limits.norm))
     return reference.steps[beyond[0]].step if beyond.size else None

@@ -43,8 +43,7 @@ def jobs_apart(runs: Runs) -> list[Finding]:
     if differing.keys() <= CUT and len({r.world.world_size for r in records}) > 1 and len(each) == 1:
         return []
     values = {".".join(keys): [value_at(job, keys) for job in jobs.values()] for keys in differing}
-    text = sentence("several-jobs", jobs=len(jobs), differing=values)
-    return [Finding(id="several-jobs", about=labels(runs.rows), text=text, values=values)]
+    return [found("several-jobs", labels(runs.rows), values, jobs=len(jobs), differing=values)]
 
 
 def another_job(row: JudgedRun) -> Iterator[Finding]:
@@ -93,9 +92,9 @@ def batch_split(runs: Runs) -> list[Finding]:
             splits = layouts.setdefault((world.world_size, world.data_size), {})
             splits.setdefault(split, []).append(row.backend)
     return [
-        Finding(
-            id="micro-batch-differs", about=tuple(sorted({one for each in splits.values() for one in each})),
-            text=sentence("micro-batch-differs", size=size, splits=sorted(splits)), values=splits,
+        found(
+            "micro-batch-differs", tuple(sorted({one for each in splits.values() for one in each})), splits,
+            size=size, splits=sorted(splits),
         )
         for (size, _), splits in layouts.items()
         if len(splits) > 1
@@ -188,8 +187,7 @@ SWITCHES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_CONFI
 def launcher(row: JudgedRun) -> Iterator[Finding]:
     """Settings of a launcher that the job contradicts or does not know."""
     if unlike := overridden(row.record):
-        text = sentence(OVERRIDDEN, settings=unlike)
-        yield Finding(id=OVERRIDDEN, about=row.cell, text=text, values={"overridden": list(unlike)})
+        yield found(OVERRIDDEN, row.cell, {"overridden": list(unlike)}, settings=unlike)
 
 
 def overridden(record: Record) -> dict[str, str | None]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, combinations, pairwise
+from operator import itemgetter
 from statistics import fmean, median
 from typing import Any
 
@@ -21,20 +21,12 @@ losses and scalars of the harness itself are a few kilobytes."""
 LASTING = ("after_backward", "after_step")
 
 
-@dataclass(frozen=True, kw_only=True)
-class HiddenCopy:
-    """Bytes of one rank as large as a copy of its weights."""
+def hidden_copies(record: Record, reference: Record | None) -> list[dict[str, Any]]:
+    """Bytes as large as a copy of a rank's weights: at most one per rank and kind.
 
-    rank: int
-    kind: str
-    """'other': the backend lists them nowhere; 'gathered': as weights of other ranks."""
-    measured_bytes: int
-    expected_bytes: int
-    """Of 'other', what the reference holds."""
-
-
-def hidden_copies(record: Record, reference: Record | None) -> list[HiddenCopy]:
-    """At most one per rank and kind. 'other' is judged against the reference on the same sort of device."""
+    'gathered': as weights of other ranks; 'other': the backend lists them nowhere, which is judged against
+    what the reference holds on the same sort of device.
+    """
     if record.backend.claim is None and record.backend.own_forms is None:
         return []
     base = _least_unlisted(reference.ranks[0]) if reference is not None and reference.ranks else None
@@ -49,7 +41,7 @@ def hidden_copies(record: Record, reference: Record | None) -> list[HiddenCopy]:
         if unlisted is not None and base is not None:
             kinds.append(("other", unlisted, base))
         found += [
-            HiddenCopy(rank=states.rank, kind=kind, measured_bytes=measured, expected_bytes=expected)
+            {"rank": states.rank, "kind": kind, "measured_bytes": measured, "expected_bytes": expected}
             for kind, measured, expected in kinds
             if measured - expected > SMALLEST_COPY * form.get("weights", 0) > 0
         ]
@@ -95,9 +87,7 @@ def differs(row: JudgedRun) -> Iterator[Finding]:
                 told.append(
                     {"rank": states.rank, "kind": kind, "measured_bytes": measured, "expected_bytes": form}
                 )
-    told += [
-        vars(copy) for copy in hidden_copies(row.record, row.reference.record if row.reference else None)
-    ]
+    told += hidden_copies(row.record, row.reference.record if row.reference else None)
     if told:
         first = max(told, key=lambda f: abs(f["measured_bytes"] - f["expected_bytes"]))
         yield found(
@@ -236,30 +226,14 @@ def imbalance(row: JudgedRun) -> Iterator[Finding]:
         _gap("a peak", peaks, expected, by_chance=_held_by_transport(row.record)),
         _gap("model states", held, expected),
     )
-    wide = [gap for gap in gaps if gap is not None and gap.share > IMBALANCE]
+    wide = [gap for gap in gaps if gap and gap["share"] > IMBALANCE]
     if wide:
         values = {
             "peak_bytes_by_rank": list(peaks.values()),
             "model_state_bytes_by_rank": list(held.values()),
             "expected_model_state_bytes_by_rank": list(expected.values()),
         }
-        yield found("memory-imbalance", row.cell, values, **vars(max(wide, key=lambda gap: gap.share)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Gap:
-    """The ranks with most and least of something, minus what closed forms give for each by design."""
-
-    what: str
-    largest: tuple[int, int]
-    """A rank and its bytes, as measured."""
-    smallest: tuple[int, int]
-    by_design: bool
-    """Whether closed forms expect different bytes of the two."""
-    by_chance: int
-    """Bytes that may lie between the two without a reason."""
-    share: float
-    """Bytes between the two, less those by design or by chance, over the mean of all ranks."""
+        yield found("memory-imbalance", row.cell, values, **max(wide, key=itemgetter("share")))
 
 
 def _held_by_transport(record: Record) -> int:
@@ -270,21 +244,22 @@ def _held_by_transport(record: Record) -> int:
     return max((part.largest_bytes or 0 for part in in_steps), default=0)
 
 
-def _gap(what: str, held: dict[int, int], expected: dict[int, int], by_chance: int = 0) -> _Gap | None:
-    """Gap between ranks, minus what may differ by chance; None if nothing was held or measured."""
+def _gap(what: str, held: dict[int, int], expected: dict[int, int], by_chance: int = 0) -> dict[str, Any]:
+    """The ranks with most and least of something, as measured; {} if nothing was held or measured.
+
+    share: of the mean of all ranks, the bytes between the two less what closed forms expect of each by design
+    and what may differ by chance.
+    """
     if not sum(held.values()):
-        return None
+        return {}
     design = expected if expected.keys() == held.keys() else dict.fromkeys(held, 0)
     beyond = {rank: size - design[rank] for rank, size in held.items()}
     most, least = max(beyond, key=beyond.__getitem__), min(beyond, key=beyond.__getitem__)
-    return _Gap(
-        what=what,
-        largest=(most, held[most]),
-        smallest=(least, held[least]),
-        by_design=design[most] != design[least],
-        by_chance=by_chance,
-        share=max(0, beyond[most] - beyond[least] - by_chance) / fmean(held.values()),
-    )
+    return {
+        "what": what, "largest": (most, held[most]), "smallest": (least, held[least]),
+        "by_design": design[most] != design[least], "by_chance": by_chance,
+        "share": max(0, beyond[most] - beyond[least] - by_chance) / fmean(held.values()),
+    }  # fmt: skip
 
 
 def _lasting_peaks(record: Record) -> dict[int, int]:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
 
 import numpy as np
 
@@ -223,10 +222,6 @@ def instrumentation(record: Record) -> tuple[str, ...]:
         if str(variables.get(name, "")).lower() not in OFF
     }
     return tuple(sorted(used))
-
-
-def _is_on(value: Any) -> bool:
-    return bool(value.get("enabled") if isinstance(value, dict) else value)
 
 
 LARGE_SHARE = 0.2

@@ -12,6 +12,7 @@ from harness.backends.optimizer.kinds import LOW_BIT
 from harness.backends.options import COST_ALONE
 from harness.judge import quantities
 from harness.judge.agreement.causes import (
+    Pair,
     altered_step,
     altered_updates,
     explain_divergence,
@@ -207,21 +208,19 @@ def layers(row: JudgedRun) -> Iterator[Finding]:
         yield found("compute-dtype-differs", row.cell, values, "layers", dtype=dtype, names=names)
 
 
-def muon(row: JudgedRun) -> Iterator[Finding]:
-    if row.record.observed and (parts := row.record.observed.matrices_in_parts):
-        yield found("muon-on-parts", row.cell, {"matrices_in_parts": parts})
+SEEN = {
+    "muon-on-parts": "matrices_in_parts", "fp8-not-applied": "wide_linears",
+    "low-bit-states-wide": "wide_optimizer_bytes",
+}  # fmt: skip
+"""Kinds that one observed figure decides, unless it is 0; of wide states where the job asks for 8 bits."""
 
 
-def fp8(row: JudgedRun) -> Iterator[Finding]:
-    if row.record.observed and (wide := row.record.observed.wide_linears):
-        yield found("fp8-not-applied", row.cell, {"wide_linears": wide})
-
-
-def low_bit(row: JudgedRun) -> Iterator[Finding]:
-    """States of an 8-bit optimizer in full width."""
-    kind, observed = row.record.job.optimizer.kind, row.record.observed
-    if kind in LOW_BIT and observed and (wide := observed.wide_optimizer_bytes):
-        yield found("low-bit-states-wide", row.cell, {"wide_optimizer_bytes": wide}, optimizer=kind)
+def seen(row: JudgedRun) -> Iterator[Finding]:
+    optimizer = row.record.job.optimizer.kind
+    for kind, name in SEEN.items() if row.record.observed else ():
+        figure = getattr(row.record.observed, name)
+        if figure and (kind != "low-bit-states-wide" or optimizer in LOW_BIT):
+            yield found(kind, row.cell, {name: figure}, optimizer=optimizer)
 
 
 def stale_weights(row: JudgedRun) -> Iterator[Finding]:
@@ -271,7 +270,7 @@ def diverged(row: JudgedRun) -> Iterator[Finding]:
         limits = row.noise.widest(row.record)
         unlike = [s.setting for s in row.judgement.settings if s.effect == "mathematics"]
         shift = row.noise.norm_shift(row.record)
-        cause = explain_divergence(row.reference.record, row.record, limits, unlike, shift)
+        cause = explain_divergence(Pair(row.reference.record, row.record, limits, unlike, shift))
         figures = row.figures
         yield found(
             "diverged", row.cell,
@@ -395,6 +394,6 @@ def gradient_lost(row: JudgedRun) -> Iterator[Finding]:
 
 RULES = Rules(
     of_runs=(settings, precisions, replicas, diverged, lost_updates),
-    of_cells=(layers, muon, fp8, low_bit, stale_weights, odd_updates, held_out, answers, idle, gradient_lost),
+    of_cells=(layers, seen, stale_weights, odd_updates, held_out, answers, idle, gradient_lost),
     of_all=(reductions, cost_settings),
 )

@@ -16,7 +16,7 @@ from harness.forms.textbook import is_stub
 from harness.job.experiment import LEAST_TIMED_STEPS
 from harness.judge.comparison import Comparison
 from harness.judge.effective import Effect
-from harness.judge.quantities import disturbance
+from harness.judge.quantities import Run
 from harness.judge.rows import CellRuns, JudgedRun
 from harness.judge.run_conditions import accelerator_facts
 from harness.judge.wording import listed, name_cells, ranks, words
@@ -422,7 +422,7 @@ def _time_and_load(records: Sequence[Record]) -> list[tuple[str, str]]:
     if loads:
         extent = f"{loads[0]:.2f} before the first, {min(loads):.2f} to {max(loads):.2f} before all"
         facts.append(("load before the runs", f"{extent} (average of a minute)"))
-    used = [one.other_cores for run in runs if (one := disturbance(run)) is not None]
+    used = [one.other_cores for run in runs if (one := Run.of(run).disturbance) is not None]
     if used:
         facts.append(("other work during timed steps", f"{min(used):.2f} to {max(used):.2f} cores"))
     return facts
