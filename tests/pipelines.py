@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.record import BackendPart, CommunicationPart, DimensionPart, Record
-from tests.records import make_effective, make_ranks, make_record
+from tests.records import changed, make_effective, make_ranks, make_record
 from tests.volumes import make_layout
 
 SHARED = ["embedding.weight"]
@@ -20,10 +20,8 @@ SENT = (("forward", "send", 0, 4096), ("backward", "recv", 0, 4096), ("backward"
 
 def make_pipeline(digests: tuple[str, str] = (SAME, SAME), **changes: Any) -> Record:
     """Two stages of one block each, four micro-batches; of 4 seconds the ranks wait 1 and 2."""
-    ranks = []
-    for part, seconds, digest in zip(make_ranks(2), PHASES, digests, strict=True):
-        phases = {phase: [value] * 4 for phase, value in seconds.items()}
-        ranks.append(part.model_copy(update={"phase_seconds": phases, "final_digest": digest}))
+    phases = [{phase: [value] * 4 for phase, value in seconds.items()} for seconds in PHASES]
+    ranks = make_ranks(2, phase_seconds=phases, final_digest=[*digests])
     effective = make_effective(details={"tied_across_stages": SHARED, "micro_batches": 4}, reduce_dtype=None)
     options = {"schedule": "1f1b", "stages": None, "micro_batches": 4, "stages_per_rank": 2}
     comm = [
@@ -38,5 +36,4 @@ def make_pipeline(digests: tuple[str, str] = (SAME, SAME), **changes: Any) -> Re
     )
     record = make_record(label="pp", layout=make_layout(), ranks=ranks, comm=comm, backend=backend)
     dimensions = [DimensionPart(name="pipeline", size=2), DimensionPart(name="data", size=1)]
-    world = record.world.model_copy(update={"dimensions": dimensions})
-    return record.model_copy(update={"world": world} | changes)
+    return changed(record, **{"world": {"dimensions": dimensions}} | changes)

@@ -126,7 +126,8 @@ def make_model(**changes: Any) -> ModelPart:
     return ModelPart(**(values | changes))
 
 
-def make_ranks(world_size: int, state_bytes: int = 16_000) -> list[RankPart]:
+def make_ranks(world_size: int, state_bytes: int = 16_000, **fields: Any) -> list[RankPart]:
+    """`fields`: others of a rank; a list has a value of each, anything else is of all."""
     quarter = state_bytes // 4
     kinds = {"weights": quarter, "gradients": quarter, "optimizer": 2 * quarter}
     return [
@@ -148,16 +149,23 @@ def make_ranks(world_size: int, state_bytes: int = 16_000) -> list[RankPart]:
                     kinds=kinds,
                 )
             ],
-        )
+        ).model_copy(update={name: of[rank] if isinstance(of, list) else of for name, of in fields.items()})
         for rank in range(world_size)
     ]
+
+
+def changed(record: Record, **fields: Any) -> Record:
+    """The record with other fields; a dict changes those of a part: `world={"device": "cuda"}`."""
+    parts = {name: getattr(record, name) for name, given in fields.items() if isinstance(given, dict)}
+    return record.model_copy(
+        update=fields | {name: part.model_copy(update=fields[name]) for name, part in parts.items()}
+    )
 
 
 def on_stub(record: Record) -> Record:
     """The same run on devices of the CUDA stub."""
     ranks = [rank.model_copy(update={"device_name": "CUDA stub"}) for rank in record.ranks]
-    world = record.world.model_copy(update={"device": "cuda", "collectives": "nccl"})
-    return record.model_copy(update={"world": world, "ranks": ranks})
+    return changed(record, world={"device": "cuda", "collectives": "nccl"}, ranks=ranks)
 
 
 def make_communication(
@@ -193,13 +201,18 @@ def _options(label: str) -> dict[str, Any]:
 def make_record(**changes: Any) -> Record:
     """A finished run of the reference, with any field of the record replaced.
 
-    `label` and `world_size` and `training` and `model` shape the parts that follow from them.
+    `label` and `world_size` and `training` and `model` shape the parts that follow from them; `effective`,
+    and dicts as `environment`, `world` and `backend`, change some of their fields.
     """
     label: str = changes.pop("label", "single")
     name = label.partition(":")[0]
     world_size: int = changes.pop("world_size", 1 if name == "single" else 2)
     training: dict[str, Any] = changes.pop("training", {})
     model: dict[str, Any] = changes.pop("model", {})
+    effective = make_effective(**changes.pop("effective", {}))
+    if isinstance(given := changes.get("environment"), dict):
+        changes["environment"] = ENVIRONMENT | given
+    parts = {name: changes.pop(name) for name in ("world", "backend") if isinstance(changes.get(name), dict)}
     values: dict[str, Any] = {
         "run_id": f"run-{name}-n{world_size}",
         "created_at": "2026-01-02T03:04:05.678+00:00",
@@ -210,7 +223,7 @@ def make_record(**changes: Any) -> Record:
         "cell": f"cell-{label}-{world_size}",
         "repeat": 0,
         "backend": BackendPart(
-            label=label, name=name, options=_options(label), effective=make_effective(), native_config={},
+            label=label, name=name, options=_options(label), effective=effective, native_config={},
             versions={"torch": "2.11.0"},
         ),
         "world": WorldPart(
@@ -226,7 +239,7 @@ def make_record(**changes: Any) -> Record:
         "comm": make_communication(world_size) if world_size > 1 else [],
         "windows": WindowsPart(warmup=1, probed=1, timed=2),
     }  # fmt: skip
-    return Record(**(values | changes))
+    return changed(Record(**(values | changes)), **parts)
 
 
 def saved(folder: Path, run_id: str, **changes: Any) -> Path:

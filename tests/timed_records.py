@@ -27,15 +27,15 @@ def processors(**changes: Any) -> ProcessorPart:
     return ProcessorPart(**(values | changes))
 
 
-def ranks(count: int = 2, **changes: Any) -> list[RankPart]:
-    """Ranks of the steps above, alike but for `changes` to rank 1."""
+def ranks(count: int = 2, of_all: dict[str, Any] | None = None, **changes: Any) -> list[RankPart]:
+    """Ranks of the steps above, alike but for `changes` to rank 1; `of_all`: fields of every rank."""
     values = {
         "step_seconds": [0.5] * COUNT,
         "data_seconds": [0.01] * COUNT,
         "phase_seconds": {name: [seconds] * COUNT for name, seconds in PHASES.items()},
         "processors": processors(machine_busy_seconds=4.0 * count),
     }
-    parts = [part.model_copy(update=values) for part in make_ranks(count)]
+    parts = [part.model_copy(update=values | (of_all or {})) for part in make_ranks(count)]
     return [*parts[:1], parts[1].model_copy(update=changes), *parts[2:]] if count > 1 else parts
 
 

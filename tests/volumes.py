@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.judge.quantities import volume_of
 from harness.record import BackendPart, CommunicationPart, LayoutPart, Record, TensorPart, WindowsPart
-from tests.records import make_effective, make_record
+from tests.records import changed, make_effective, make_record
 
 SHAPES = {
     "embedding.weight": [10, 4],
@@ -38,8 +38,9 @@ def make_volume_record(label: str, **changes: Any) -> Record:
         backend=BackendPart(label=label, name=label, effective=make_effective(details=details)),
     )
     steps = [replace(step, step=step.step + 3) for step in record.steps]
-    world = record.world.model_copy(update={"accumulation_steps": accumulation_steps})
-    record = record.model_copy(update={"world": world, "steps": steps} | changes)
+    record = changed(
+        record, **{"world": {"accumulation_steps": accumulation_steps}, "steps": steps} | changes
+    )
     return record.model_copy(update={"comm": expected_rows(record)})
 
 
@@ -80,5 +81,5 @@ def moving(label: str, **changes: Any) -> Record:
     record = make_volume_record(label, **changes)
     assert record.backend.effective is not None
     effective = replace(record.backend.effective, parameter_count=ELEMENTS)
-    record = record.model_copy(update={"backend": record.backend.model_copy(update={"effective": effective})})
+    record = changed(record, backend={"effective": effective})
     return record.model_copy(update={"comm": expected_rows(record)})

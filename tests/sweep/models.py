@@ -16,6 +16,12 @@ FEATURES, CLASSES, LENGTH, WORDS = 7, 5, 9, 23
 """Odd on purpose: nothing divides by the ranks."""
 
 
+def through(layers: Iterable[nn.Module], hidden: Tensor) -> Tensor:
+    for layer in layers:
+        hidden = layer(hidden)
+    return hidden
+
+
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -43,9 +49,7 @@ class Mlp(nn.Module):
             parameter.requires_grad_(not frozen or not name.startswith(frozen))
 
     def forward(self, points: Tensor) -> Tensor:
-        hidden = self.first(points)
-        for block in self.blocks:
-            hidden = block(hidden)
+        hidden = through(self.blocks, self.first(points))
         logits = sum(head(hidden) for head in self.heads)
         return logits if self.temperature is None else logits * self.temperature
 
@@ -101,10 +105,7 @@ class Encoder(nn.Module):
             self.head.weight = self.words.weight
 
     def forward(self, words: Tensor) -> Tensor:
-        hidden = self.words(words) + self.positions
-        for layer in self.layers:
-            hidden = layer(hidden)
-        return self.head(hidden)
+        return self.head(through(self.layers, self.words(words) + self.positions))
 
 
 class Experts(nn.Module):
@@ -283,10 +284,7 @@ class Rotary(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         pairs = torch.view_as_complex(self.words(words).float().unflatten(-1, (-1, 2)))
-        hidden = torch.view_as_real(pairs * self.turns).flatten(-2)
-        for block in self.blocks:
-            hidden = block(hidden)
-        return self.head(hidden)
+        return self.head(through(self.blocks, torch.view_as_real(pairs * self.turns).flatten(-2)))
 
 
 class Turning(nn.Module):
@@ -321,10 +319,7 @@ class Turned(nn.Module):
         self.blocks = nn.ModuleList([Turn(), Turn()])
 
     def forward(self, points: Tensor) -> Tensor:
-        hidden = self.first(points)
-        for block in self.blocks:
-            hidden = block(hidden)
-        return self.head(hidden)
+        return self.head(through(self.blocks, self.first(points)))
 
 
 class Stages(Mlp):
@@ -386,21 +381,6 @@ class Gated(Mlp):
         if len(rows):
             hidden = hidden.index_add(0, rows, (share[rows] * self.blocks[0](hidden[rows])).to(hidden.dtype))
         return self.heads[0](self.blocks[1](hidden) * share)
-
-
-class Dropping(Mlp):
-    """LayerDrop: training leaves blocks out at random."""
-
-    def __init__(self, probability: float = 0.1) -> None:
-        super().__init__(depth=4)
-        self.probability = probability
-
-    def forward(self, points: Tensor) -> Tensor:
-        hidden = self.first(points)
-        for block in self.blocks:
-            if not self.training or torch.rand([]) >= self.probability:
-                hidden = block(hidden)
-        return self.heads[0](hidden)
 
 
 class Evaluated(Mlp):
@@ -537,18 +517,234 @@ class Lazy(nn.Module):
         return self.head(torch.relu(self.first(points)))
 
 
+class OldNorm(nn.Module):
+    """Convolutions whose weights hooks compute before each pass, as `nn.utils.weight_norm` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm: Any = nn.utils.weight_norm
+        self.stem = norm(nn.Conv1d(1, 6, 3, padding=1))
+        self.blocks = nn.ModuleList([norm(nn.Conv1d(6, 6, 3, padding=1)) for _ in range(2)])
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = torch.relu(self.stem(points[:, None]))
+        for block in self.blocks:
+            hidden = hidden + torch.relu(block(hidden))
+        return self.head(hidden.mean(-1))
+
+
+class Spectral(nn.Module):
+    """Each pass moves the vectors by which it divides weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm = nn.utils.parametrizations.spectral_norm
+        self.blocks = nn.ModuleList([norm(nn.Linear(FEATURES, FEATURES)) for _ in range(2)])
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, points: Tensor) -> Tensor:
+        for block in self.blocks:
+            points = torch.relu(block(points))
+        return self.head(points)
+
+
+class Dictionary(nn.Module):
+    """A weight that two entries of a ModuleDict share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        words, out = nn.Embedding(WORDS, 10), nn.Linear(10, WORDS, bias=False)
+        self.parts = nn.ModuleDict({"words": words, "middle": Block(10), "out": out})
+        out.weight = words.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.parts["out"](self.parts["middle"](self.parts["words"](words)))
+
+
+class ConvolvedGru(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.convolution = nn.Embedding(WORDS, 8), nn.Conv1d(8, 10, 3, padding=2)
+        self.gru, self.head = nn.GRU(10, 9, batch_first=True), nn.Linear(9, WORDS)
+
+    def forward(self, words: Tensor) -> Tensor:
+        hidden = self.convolution(self.words(words).transpose(1, 2))[..., :-2].transpose(1, 2)
+        return self.head(self.gru(torch.relu(hidden))[0])
+
+
+class Packed(nn.Module):
+    """Runs over what is no padding only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 8, padding_idx=0)
+        self.layers, self.head = nn.LSTM(8, 9, batch_first=True), nn.Linear(9, WORDS)
+
+    def forward(self, words: Tensor) -> Tensor:
+        lengths = (words != 0).sum(1).clamp(min=1).cpu()
+        packed = nn.utils.rnn.pack_padded_sequence(self.words(words), lengths, True, enforce_sorted=False)
+        length = words.shape[1]
+        out, _ = nn.utils.rnn.pad_packed_sequence(self.layers(packed)[0], True, total_length=length)
+        return self.head(out)
+
+
+class Attending(nn.Module):
+    """torch's attention, with a bias that is one more key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm, self.head = nn.Embedding(WORDS, 12), nn.RMSNorm(12), nn.Linear(12, WORDS)
+        self.attention = nn.MultiheadAttention(12, 3, batch_first=True, add_bias_kv=True)
+
+    def forward(self, words: Tensor) -> Tensor:
+        hidden = self.words(words)
+        later = torch.ones(words.shape[1], words.shape[1], dtype=torch.bool, device=words.device).triu(1)
+        found, _ = self.attention(hidden, hidden, hidden, attn_mask=later, need_weights=False)
+        return self.head(self.norm(hidden + found))
+
+
+class Fourier(nn.Module):
+    """Multiplies frequencies by complex numbers that are kept as pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weight = nn.Linear(FEATURES, 12), nn.Parameter(torch.randn(7, 2) * 0.3)
+        self.blocks, self.head = nn.ModuleList([Block(12)]), nn.Linear(12, CLASSES)
+
+    def forward(self, points: Tensor) -> Tensor:
+        frequencies = torch.fft.rfft(self.first(points).float())
+        hidden = torch.fft.irfft(frequencies * torch.view_as_complex(self.weight.float()), n=12)
+        return self.head(through(self.blocks, hidden))
+
+
+class Resting(nn.Module):
+    """A frozen teacher whose dropout rests: it is kept in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = Mlp()
+        self.teacher = nn.Sequential(nn.Linear(FEATURES, 9), nn.Dropout(0.2), nn.Linear(9, CLASSES))
+        self.teacher.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Resting:
+        super().train(mode)
+        self.teacher.eval()
+        return self
+
+    def forward(self, points: Tensor) -> Tensor:
+        with torch.no_grad():
+            taught = self.teacher(points)
+        return self.student(points) + 0.1 * taught
+
+
+class Switch(nn.Module):
+    """Each sample goes to its best expert; every expert runs on all samples, masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.router = nn.Linear(FEATURES, 8), nn.Linear(8, 3)
+        self.experts, self.head = nn.ModuleList([Block(8) for _ in range(3)]), nn.Linear(8, CLASSES)
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = self.first(points)
+        share = self.router(hidden).softmax(-1)
+        gates = share * functional.one_hot(share.argmax(-1), 3).to(share.dtype)
+        mixed = [
+            gate[:, None] * one(hidden) for gate, one in zip(gates.unbind(-1), self.experts, strict=True)
+        ]
+        return self.head(hidden + sum(mixed))
+
+
+class SampledDepth(Mlp):
+    """Stochastic depth that each sample's own numbers draw; evaluations scale blocks instead."""
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = self.first(points)
+        stays = ((points[:, :1] * 1000).long() % 5 > 0).to(hidden.dtype)
+        for block in self.blocks:
+            hidden = hidden + (block(hidden) - hidden) * (stays if self.training else 0.8)
+        return self.heads[0](hidden)
+
+
+class LowRank(nn.Module):
+    """An adapter of one's own: a frozen layer and two thin ones."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.base, self.up = nn.Linear(inputs, outputs), nn.Linear(2, outputs, bias=False)
+        self.base.requires_grad_(False)
+        self.down = nn.Linear(inputs, 2, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.base(hidden) + self.up(self.down(hidden))
+
+
+class OwnAdapters(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([LowRank(FEATURES, FEATURES) for _ in range(3)])
+        self.head = LowRank(FEATURES, CLASSES)
+
+    def forward(self, points: Tensor) -> Tensor:
+        for block in self.blocks:
+            points = torch.relu(block(points))
+        return self.head(points)
+
+
+class Tasks(nn.Module):
+    """Two tasks with the weights of their losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.blocks = nn.Linear(FEATURES, 9), nn.ModuleList([Block(9), Block(9)])
+        self.classes, self.points = nn.Linear(9, CLASSES), nn.Linear(9, FEATURES)
+        self.weights = nn.Parameter(torch.zeros(2))
+
+    def forward(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = through(self.blocks, self.first(points))
+        return self.classes(hidden), self.points(hidden), self.weights
+
+
+class Clamped(Mlp):
+    """Keeps weights within bounds before each training pass, as critics of GANs do."""
+
+    def forward(self, points: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                for parameter in self.heads.parameters():
+                    parameter.clamp_(-0.2, 0.2)
+        return super().forward(points)
+
+
+class Renormed(nn.Module):
+    """An embedding whose passes shorten the rows that they read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 10, max_norm=1.0), nn.Linear(10, WORDS)
+        self.blocks = nn.ModuleList([Block(10)])
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(through(self.blocks, self.words(words)))
+
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": Mlp, "convolutions": Convolutions, "recurrent": Recurrent, "encoder": Encoder, "experts": Experts,
     "autoencoder": Autoencoder, "named": Named, "normalised": Normalised, "unet": Unet, "counting": Counting,
     "preferences": Preferences, "toggled": Toggled, "graph": Graph, "checkpointed": Checkpointed,
     "towers": Towers, "rotary": Rotary, "turning": Turning, "turned": Turned, "stages": Stages,
-    "exiting": Exiting, "repeating": Repeating, "gated": Gated, "dropping": Dropping, "evaluated": Evaluated,
+    "exiting": Exiting, "repeating": Repeating, "gated": Gated, "evaluated": Evaluated,
     "taught": Taught, "followed": Followed, "replaced": Replaced, "odd": Odd,
     "wavering": Wavering, "widened": Widened, "settled": Settled, "tied": TiedBlocks,
     "lazy": Lazy,
+    "oldnorm": OldNorm, "spectral": Spectral, "dictionary": Dictionary, "convolvedgru": ConvolvedGru,
+    "packed": Packed, "attending": Attending, "fourier": Fourier, "resting": Resting, "switch": Switch,
+    "depth": SampledDepth, "adapters": OwnAdapters, "tasks": Tasks,
+    "clamped": Clamped, "renormed": Renormed,
     "scaled": lambda: nn.Sequential(Scaling(), nn.Linear(FEATURES, 9), nn.ReLU(), nn.Linear(9, CLASSES)),
     "linear": lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES)),
-    "double": lambda: Mlp().double(),
     "prelu": lambda: nn.Sequential(nn.Linear(FEATURES, 9), nn.PReLU(), nn.Linear(9, CLASSES)),
 }  # fmt: skip
 
@@ -577,15 +773,17 @@ def sentences(count: int = 96, padded: bool = False) -> list[Batch]:
     return found
 
 
-def of_classes(smoothing: float = 0.0, auxiliary: float = 0.0) -> Compute:
+def loss(compute: Callable[..., Tensor]) -> Callable[..., Compute]:
+    """Makes a factory of a loss, which takes the arguments beside the model and its batch."""
+    return lambda **arguments: lambda model, batch: compute(model, batch, **arguments)
+
+
+@loss
+def of_classes(model: nn.Module, batch: Batch, smoothing: float = 0.0, auxiliary: float = 0.0) -> Tensor:
     """auxiliary: weight of a second term, the mean square of the logits."""
-
-    def compute(model: nn.Module, batch: Batch) -> Tensor:
-        logits = model(batch["points"])
-        loss = functional.cross_entropy(logits, batch["class_of"], label_smoothing=smoothing)
-        return loss + auxiliary * logits.square().mean()
-
-    return compute
+    logits = model(batch["points"])
+    loss = functional.cross_entropy(logits, batch["class_of"], label_smoothing=smoothing)
+    return loss + auxiliary * logits.square().mean()
 
 
 def of_points(kind: str = "mse_loss") -> Compute:
@@ -593,88 +791,65 @@ def of_points(kind: str = "mse_loss") -> Compute:
     return lambda model, batch: getattr(functional, kind)(model(batch["points"]), batch["points"])
 
 
-def of_words() -> Compute:
+@loss
+def of_words(model: nn.Module, batch: Batch) -> Tensor:
     """The sum over labels that are not padding."""
-
-    def compute(model: nn.Module, batch: Batch) -> Tensor:
-        logits = model(batch["words"]).flatten(0, 1)
-        return functional.cross_entropy(logits, batch["labels"].flatten(), reduction="sum")
-
-    return compute
+    logits = model(batch["words"]).flatten(0, 1)
+    return functional.cross_entropy(logits, batch["labels"].flatten(), reduction="sum")
 
 
-def of_preferences() -> Compute:
-    def compute(model: nn.Module, batch: Batch) -> Tensor:
-        with torch.no_grad():
-            known = [model(words, True) for words in (batch["words"], batch["worse"])]
-        better, worse = (model(words, False) for words in (batch["words"], batch["worse"]))
-        return -functional.logsigmoid(better - worse - known[0] + known[1]).mean()
-
-    return compute
+@loss
+def of_preferences(model: nn.Module, batch: Batch) -> Tensor:
+    with torch.no_grad():
+        known = [model(words, True) for words in (batch["words"], batch["worse"])]
+    better, worse = (model(words, False) for words in (batch["words"], batch["worse"]))
+    return -functional.logsigmoid(better - worse - known[0] + known[1]).mean()
 
 
-def of_pairs() -> Compute:
+@loss
+def of_pairs(model: nn.Module, batch: Batch) -> Tensor:
     """Each sample among all others of the batch, both ways."""
-
-    def compute(model: nn.Module, batch: Batch) -> Tensor:
-        logits = model(batch["points"])
-        own = torch.arange(len(logits), device=logits.device)
-        return (functional.cross_entropy(logits, own) + functional.cross_entropy(logits.T, own)) / 2
-
-    return compute
+    logits = model(batch["points"])
+    own = torch.arange(len(logits), device=logits.device)
+    return (functional.cross_entropy(logits, own) + functional.cross_entropy(logits.T, own)) / 2
 
 
-def of_slopes() -> Compute:
+@loss
+def of_slopes(model: nn.Module, batch: Batch) -> Tensor:
     """With a penalty on the gradient of the output with respect to the input, as WGAN-GP has it."""
-
-    def compute(model: nn.Module, batch: Batch) -> Tensor:
-        given = batch["points"].requires_grad_()
-        logits = model(given)
-        (slope,) = torch.autograd.grad(logits.sum(), given, create_graph=True)
-        return functional.cross_entropy(logits, batch["class_of"]) + (slope.norm(dim=-1) - 1).square().mean()
-
-    return compute
+    given = batch["points"].requires_grad_()
+    logits = model(given)
+    (slope,) = torch.autograd.grad(logits.sum(), given, create_graph=True)
+    return functional.cross_entropy(logits, batch["class_of"]) + (slope.norm(dim=-1) - 1).square().mean()
 
 
-def twice() -> Compute:
+@loss
+def twice(model: nn.Module, batch: Batch) -> Tensor:
     """The same model on two views of a sample, and their distance."""
-
-    def compute(model: nn.Module, batch: Batch) -> Tensor:
-        views = [model(batch["points"]), model(batch["points"].flip(-1))]
-        loss = sum(functional.cross_entropy(view, batch["class_of"]) for view in views)
-        return loss + functional.mse_loss(*views)
-
-    return compute
+    views = [model(batch["points"]), model(batch["points"].flip(-1))]
+    loss = sum(functional.cross_entropy(view, batch["class_of"]) for view in views)
+    return loss + functional.mse_loss(*views)
 
 
-def of_lengths() -> Compute:
+@loss
+def of_lengths(model: nn.Module, batch: Batch) -> Tensor:
     """With an L2 penalty that the loss computes of the weights."""
-
-    def compute(model: nn.Module, batch: Batch) -> Tensor:
-        loss = functional.cross_entropy(model(batch["points"]), batch["class_of"])
-        return loss + 1e-3 * sum(parameter.square().sum() for parameter in model.parameters())
-
-    return compute
+    loss = functional.cross_entropy(model(batch["points"]), batch["class_of"])
+    return loss + 1e-3 * sum(parameter.square().sum() for parameter in model.parameters())
 
 
-def of_scores(name: str = "heads.0.bias") -> Compute:
+@loss
+def of_scores(model: nn.Module, batch: Batch, name: str = "heads.0.bias") -> Tensor:
     """Reads a weight of the model beside the other figures, outside of its module."""
-
-    def compute(model: nn.Module, batch: Batch) -> Tensor:
-        weight = next(p for full, p in model.named_parameters() if full.endswith(name))
-        return functional.cross_entropy(model(batch["points"]) * torch.sigmoid(weight), batch["class_of"])
-
-    return compute
+    weight = next(p for full, p in model.named_parameters() if full.endswith(name))
+    return functional.cross_entropy(model(batch["points"]) * torch.sigmoid(weight), batch["class_of"])
 
 
-def of_similar() -> Compute:
+@loss
+def of_similar(model: nn.Module, batch: Batch) -> Tensor:
     """Looks words up in the model's embedding, outside of its module."""
-
-    def compute(model: nn.Module, batch: Batch) -> Tensor:
-        table = next(p for name, p in model.named_parameters() if name.endswith("words.weight"))
-        return of_words()(model, batch) + functional.embedding(batch["words"], table).square().sum()
-
-    return compute
+    table = next(p for name, p in model.named_parameters() if name.endswith("words.weight"))
+    return of_words()(model, batch) + functional.embedding(batch["words"], table).square().sum()
 
 
 def of_history() -> Compute:
@@ -692,6 +867,43 @@ def of_history() -> Compute:
 def of_first() -> Compute:
     """Calls a layer of the model, and not the model."""
     return lambda model, batch: model.first(batch["points"]).square().mean()
+
+
+@loss
+def of_tasks(model: nn.Module, batch: Batch) -> Tensor:
+    """Both, each over the exponential of its weight."""
+    logits, points, weights = model(batch["points"])
+    losses = (
+        functional.cross_entropy(logits, batch["class_of"]),
+        functional.mse_loss(points, batch["points"]),
+    )
+    return sum(torch.exp(-w) * loss + w for w, loss in zip(weights, losses, strict=True))
+
+
+@loss
+def of_triplets(model: nn.Module, batch: Batch) -> Tensor:
+    """The farthest sample of the same class against the nearest of another."""
+    found = functional.normalize(model(batch["points"]).float(), dim=-1)
+    apart, same = torch.cdist(found, found), batch["class_of"][:, None] == batch["class_of"]
+    nearest = apart.masked_fill(same, 10.0).min(1).values
+    return functional.relu((apart * same).max(1).values - nearest + 0.5).mean()
+
+
+@loss
+def of_most(model: nn.Module, batch: Batch) -> Tensor:
+    """The mean without the hardest sample of a batch."""
+    losses = functional.cross_entropy(model(batch["points"]), batch["class_of"], reduction="none")
+    return losses.sort().values[:-1].mean()
+
+
+@loss
+def of_scores_slopes(model: nn.Module, batch: Batch) -> Tensor:
+    """With the squared gradient of the score with respect to inputs, as R1 has it."""
+    given = batch["points"].detach().requires_grad_()
+    logits = model(given)
+    (slope,) = torch.autograd.grad(logits.logsumexp(-1).sum(), given, create_graph=True)
+    loss = functional.cross_entropy(logits, batch["class_of"])
+    return loss + 0.5 * slope.square().sum(-1).mean()
 
 
 def adafactor(groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:

@@ -54,10 +54,8 @@ class Shape:
     """Findings that are true of a sound run of it: 'batch-norm', or 'frozen-weights-reduced of fsdp1'."""
 
 
-def own(
-    kind: str, loss: str = "of_classes", data: str = "points", module: str = MODULE, **arguments: object
-) -> tuple[str, ...]:
-    """A job of a module's factories; arguments of the model, or `loss_...` and `data_...` of the others."""
+def own(kind: str, loss: str = "of_classes", data: str = "points", **arguments: object) -> tuple[str, ...]:
+    """A job of the factories of `models.py`, with arguments: of the model, or `loss_...` and `data_...`."""
     sections = {"model": {"kind": kind}, "loss": {}, "data": {}}
     for name, value in arguments.items():
         section, _, rest = name.partition("_")
@@ -65,18 +63,11 @@ def own(
         sections[place][rest if place == section else name] = value
     targets = ("sum", "labels") if loss == "of_words" else ("mean", "samples")
     return (
-        "task=custom", f"model.factory={module}:model", f"loss.factory={module}:{loss}",
-        f"data.factory={module}:{data}", f"loss.reduction={targets[0]}", f"loss.targets={targets[1]}",
+        "task=custom", f"model.factory={MODULE}:model", f"loss.factory={MODULE}:{loss}",
+        f"data.factory={MODULE}:{data}", f"loss.reduction={targets[0]}", f"loss.targets={targets[1]}",
         *(f"{section}.arguments.{name}={str(value).lower() if isinstance(value, bool) else value}"
           for section, given in sections.items() for name, value in given.items()),
     )  # fmt: skip
-
-
-def further(
-    kind: str, loss: str = "of_classes", data: str = "points", **arguments: object
-) -> tuple[str, ...]:
-    """The same of `further.py`."""
-    return own(kind, loss, data, MODULE.replace("models", "further"), **arguments)
 
 
 def where(*labels: str, kinds: tuple[str, ...]) -> tuple[str, ...]:
@@ -263,42 +254,42 @@ SHAPES = [
                          tie_word_embeddings=True), labels=("accelerate-ddp", "accelerate-fsdp", "fsdp")),
     Shape(name="recomputed blocks, bf16", fault="GradientsSummed",
           settings=(*LLAMA, "training.activation_checkpointing=true", BF16)),
-    Shape(name="weight norm of hooks", fault="GradientsSummed", settings=further("oldnorm"), labels=SIMPLE),
-    Shape(name="spectral norm", fault="GradientsOfOneRankDropped", settings=further("spectral"),
+    Shape(name="weight norm of hooks", fault="GradientsSummed", settings=own("oldnorm"), labels=SIMPLE),
+    Shape(name="spectral norm", fault="GradientsOfOneRankDropped", settings=own("spectral"),
           labels=SIMPLE),
     # ZeRO and FSDP cast its weights and not its vectors, which torch then refuses to multiply.
     Shape(name="spectral norm, bf16, accumulated", fault="GradientsSummed", labels=SIMPLE[:1],
-          settings=(*further("spectral"), BF16, ACCUMULATED)),
-    Shape(name="tied in a ModuleDict", fault="SameBatchOnEveryRank", settings=further("dictionary", *WORDS)),
-    Shape(name="convolution and GRU", fault="GradientsSummed", settings=further("convolvedgru", *WORDS)),
+          settings=(*own("spectral"), BF16, ACCUMULATED)),
+    Shape(name="tied in a ModuleDict", fault="SameBatchOnEveryRank", settings=own("dictionary", *WORDS)),
+    Shape(name="convolution and GRU", fault="GradientsSummed", settings=own("convolvedgru", *WORDS)),
     Shape(name="packed sequences", fault="LossOfRankZero",
-          settings=further("packed", *WORDS, data_padded=True)),
+          settings=own("packed", *WORDS, data_padded=True)),
     Shape(name="attention of torch, bias as a key", fault="NeverReduced",
-          settings=further("attending", *WORDS)),
-    Shape(name="complex numbers as pairs", fault="GradientsSummed", settings=further("fourier")),
+          settings=own("attending", *WORDS)),
+    Shape(name="complex numbers as pairs", fault="GradientsSummed", settings=own("fourier")),
     Shape(name="a teacher whose dropout rests", fault="GradientsOfOneRankDropped",
-          settings=(*further("resting"), "model.dropout=null"), true=("frozen-weights-reduced of fsdp1",)),
-    Shape(name="experts that run masked on all samples", fault="OwnClipping", settings=further("switch")),
+          settings=(*own("resting"), "model.dropout=null"), true=("frozen-weights-reduced of fsdp1",)),
+    Shape(name="experts that run masked on all samples", fault="OwnClipping", settings=own("switch")),
     Shape(name="stochastic depth by sample, evaluated", fault="EvaluatesInTrainingMode",
-          settings=(*further("depth"), "evaluation.every_steps=2", "evaluation.samples=10")),
+          settings=(*own("depth"), "evaluation.every_steps=2", "evaluation.samples=10")),
     Shape(name="adapters of one's own, accumulated", fault="LastMicroStepSkipped",
-          settings=(*further("adapters"), ACCUMULATED), true=("frozen-weights-reduced of fsdp1",),
+          settings=(*own("adapters"), ACCUMULATED), true=("frozen-weights-reduced of fsdp1",),
           labels=("ddp", "zero2", "zero3", "fsdp", "fsdp1")),
     Shape(name="two tasks that weigh themselves", fault="ScheduleOncePerProcess",
-          settings=further("tasks", "of_tasks"), labels=("ddp", "zero1", "zero2", "zero3")),
+          settings=own("tasks", "of_tasks"), labels=("ddp", "zero1", "zero2", "zero3")),
     # ZeRO and FSDP pass through copies of the weights: what passes do to these no update sees.
-    Shape(name="weights that passes clamp", fault="GradientsSummed", settings=further("clamped"),
+    Shape(name="weights that passes clamp", fault="GradientsSummed", settings=own("clamped"),
           labels=("ddp", "zero2", "fsdp"),
           true=where("zero2", "fsdp", kinds=("diverged", "weights-changed-in-passes"))),
     # Each rank shortens the rows that it reads.
     Shape(name="an embedding whose rows passes shorten", fault="GradientsOfOneRankDropped",
-          settings=further("renormed", *WORDS), labels=("ddp", "zero2"),
+          settings=own("renormed", *WORDS), labels=("ddp", "zero2"),
           true=(*where("ddp", kinds=("diverged", "replicas-differ")),
                 *where("zero2", kinds=("diverged", "weights-changed-in-passes")))),
     Shape(name="triplets, the hardest of a batch", fault="GradientsOfOneRankDropped",
-          settings=further("mlp", "of_triplets")),
+          settings=own("mlp", "of_triplets")),
     Shape(name="a mean without the hardest sample", fault="StaleWeightsOnOneRank",
-          settings=further("mlp", "of_most")),
+          settings=own("mlp", "of_most")),
     Shape(name="the gradient of the score", fault="GradientsSummed", labels=SIMPLE[:1],
-          settings=further("mlp", "of_scores_slopes")),
+          settings=own("mlp", "of_scores_slopes")),
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.quantities import expected_model_state_bytes, expected_sent_bytes_per_step
 from harness.record import CommunicationPart, Record
 from harness.tell.sections.choice import CAUSE_OPEN, SlowestExplanation, explain_slowest, held_with, sent_with
-from tests.records import make_effective, make_record, make_steps, published
+from tests.records import changed, make_record, make_steps, published
 
 NOISE = (0.99, 1.0, 1.01, 0.995, 1.005, 1.002)
 """Repeats of one cell, relative."""
@@ -21,14 +21,12 @@ def run(
 ) -> Record:
     """One run whose timed steps last `seconds`, with `calls` gathers in its one probed step."""
     ranks = 1 if label == "single" else 2
-    record = make_record(
+    return make_record(
         label=label, world_size=ranks, repeat=repeat, run_id=f"{label}-{repeat}",
         steps=make_steps(seconds=seconds),
         comm=[gathers(rank, calls) for rank in range(ranks)] if ranks > 1 else [],
+        effective={"wrap_units": [f"unit {n}" for n in range(units)], "prefetch": prefetch},
     )  # fmt: skip
-    effective = make_effective(wrap_units=[f"unit {n}" for n in range(units)], prefetch=prefetch)
-    backend = record.backend.model_copy(update={"effective": effective})
-    return record.model_copy(update={"backend": backend})
 
 
 def gathers(rank: int, calls: int) -> CommunicationPart:
@@ -183,12 +181,8 @@ def test_the_slowest_alone_in_what_it_shards_has_nothing_to_be_compared_with() -
 
 
 def test_a_diverged_cell_is_not_explained() -> None:
-    broken = [
-        record.model_copy(update={"steps": make_steps(seconds=9.0, losses=[9.0, 9.0, 9.0, 9.0])})
-        for record in runs("fsdp1", 9.0)
-    ]
-    found = explain_slowest(Comparison([*base(), *broken]))
-    assert found is not None
+    steps = make_steps(seconds=9.0, losses=[9.0] * 4)
+    found = explained([*base(), *(changed(record, steps=steps) for record in runs("fsdp1", 9.0))])
     assert found.slowest.label == "zero3"
 
 
@@ -231,8 +225,7 @@ def test_of_a_script_it_need_not_be_known_how_long_samples_are_nor_how_its_updat
         record = cells("default")[label, 2]
         data = record.job.data.model_copy(update={"sequence_length": None})
         optimizer = record.job.optimizer.model_copy(update={"implementation": None})
-        job = record.job.model_copy(update={"data": data, "optimizer": optimizer})
-        held = held_with(record.model_copy(update={"job": job}), 8, 64)
+        held = held_with(changed(record, job={"data": data, "optimizer": optimizer}), 8, 64)
         assert held is not None
         assert held == held_with(record, 8, 64)
 

@@ -2,13 +2,12 @@
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from harness.job.job import OptimizerSection
 from harness.judge.comparison import Comparison, DifferingSetting, strong_scaling, weak_scaling
-from harness.record import BackendPart, Record, WeightsPart
+from harness.record import Record, WeightsPart
 from harness.tell.before_after import before_after
 from harness.tell.first_page import short_document
 from harness.tell.report import details_document
@@ -16,7 +15,7 @@ from harness.tell.sections.job import settings_section
 from harness.tell.tables import main_table, not_comparable_table
 from harness.tell.terminal import where_to_read
 from harness.tell.writers.markdown import render_details, render_markdown
-from tests.records import make_effective, make_record, make_steps, make_weights
+from tests.records import changed, make_record, make_steps, make_weights
 
 
 def run(label: str, ranks: int, seconds: float, **changes: object) -> Record:
@@ -66,14 +65,15 @@ def test_own_run_on_one_rank_goes_before_the_reference() -> None:
     assert curve[-1].speed_up == pytest.approx(2.0)
 
 
-def test_without_a_smaller_run_there_is_no_scaling() -> None:
-    assert strong_scaling(rows(run("ddp", 2, 1.0), run("fsdp", 4, 1.0))) == []
+def test_without_a_smaller_run_that_succeeded_there_is_no_scaling() -> None:
+    failed = run("ddp", 4, 0.1, status="failed")
+    for other in (run("fsdp", 4, 1.0), failed):
+        assert strong_scaling(rows(run("ddp", 2, 1.0), other)) == []
 
 
-def laid_out(nodes: int, ranks_per_node: int, seconds: float, threads: int = 1, **changes: Any) -> Record:
-    record = run("fsdp", nodes * ranks_per_node, seconds, **changes)
+def laid_out(nodes: int, ranks_per_node: int, seconds: float, threads: int = 1) -> Record:
     layout = {"nodes": nodes, "ranks_per_node": ranks_per_node, "threads_per_rank": threads}
-    return record.model_copy(update={"world": record.world.model_copy(update=layout)})
+    return run("fsdp", nodes * ranks_per_node, seconds, world=layout)
 
 
 def names_and_speed_ups(*records: Record) -> dict[str, list[tuple[int, float]]]:
@@ -115,8 +115,7 @@ def test_a_rank_of_more_threads_is_no_base_on_a_cpu() -> None:
 
 def test_threads_of_the_host_do_not_matter_on_gpus() -> None:
     on_gpus = [
-        record.model_copy(update={"world": record.world.model_copy(update={"device": "cuda"})})
-        for record in (laid_out(1, 1, 1.0, 2), laid_out(1, 2, 0.5))
+        changed(record, world={"device": "cuda"}) for record in (laid_out(1, 1, 1.0, 2), laid_out(1, 2, 0.5))
     ]
     assert names_and_speed_ups(*on_gpus) == {"fsdp": [(1, 1.0), (2, 2.0)]}
 
@@ -135,9 +134,7 @@ def test_speed_up_is_that_of_the_same_round() -> None:
     """The machine slows down round by round; each round by itself says 1.6."""
     slowing = [1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 5.0]
     records = [
-        run("ddp", ranks, 0.8 * slow / (1 if ranks == 1 else 1.6)).model_copy(
-            update={"repeat": number, "run_id": f"{ranks}-{number}"}
-        )
+        changed(run("ddp", ranks, 0.8 * slow / (1 if ranks == 1 else 1.6)), repeat=number)
         for number, slow in enumerate(slowing)
         for ranks in (1, 2)
     ]
@@ -150,8 +147,8 @@ def test_speed_up_is_that_of_the_same_round() -> None:
 
 
 def test_a_run_that_left_the_reference_is_no_point() -> None:
-    alone, wrong = run("single", 1, 1.0), run("ddp", 4, 0.1)
-    wrong = wrong.model_copy(update={"steps": make_steps(norms=(4.0, 3.0, 2.5, 2.0), seconds=0.1)})
+    alone, steps = run("single", 1, 1.0), make_steps(norms=(4.0, 3.0, 2.5, 2.0), seconds=0.1)
+    wrong = changed(run("ddp", 4, 0.1), steps=steps)
     judged = rows(alone, run("ddp", 2, 1.0), wrong)
     assert [row.judgement.parity for row in judged.rows] == ["exact", "exact", "diverged"]
     (curve,) = strong_scaling(judged)
@@ -161,13 +158,8 @@ def test_a_run_that_left_the_reference_is_no_point() -> None:
 def test_curves_of_other_circumstances_are_named_by_them() -> None:
     other = {"preset": "library-defaults"}
     mixed = [run("ddp", 1, 1.0), run("ddp", 2, 0.5)]
-    mixed += [r.model_copy(update={"world": r.world.model_copy(update=other)}) for r in mixed]
+    mixed += [changed(r, world=other) for r in mixed]
     assert list(names_and_speed_ups(*mixed)) == ["ddp (like-for-like)", "ddp (library-defaults)"]
-
-
-def test_failed_runs_are_no_points() -> None:
-    failed = run("ddp", 4, 0.1, status="failed")
-    assert strong_scaling(rows(run("ddp", 2, 1.0), failed)) == []
 
 
 def test_twice_the_time_for_twice_the_ranks_is_half_the_weak_efficiency() -> None:
@@ -184,27 +176,20 @@ def test_work_that_does_not_double_with_the_ranks_is_seen() -> None:
 
 def test_layouts_of_weak_scaling_have_curves_of_their_own() -> None:
     two, one_node = growing(2, 1.0), growing(4, 1.0)
-    layout = {"nodes": 2, "ranks_per_node": 2}
-    two_nodes = one_node.model_copy(update={"world": one_node.world.model_copy(update=layout)})
+    two_nodes = changed(one_node, world={"nodes": 2, "ranks_per_node": 2})
     found = weak_scaling(rows(two, one_node, two_nodes))
     assert [[point.group.record.world.nodes for point in curve] for curve in found] == [[1, 1], [1, 2]]
     assert [curve[-1].curve for curve in found] == ["fsdp (1 node)", "fsdp (2 nodes)"]
 
 
-def test_one_job_on_several_ranks_is_no_weak_scaling() -> None:
+def test_one_job_and_jobs_that_differ_in_more_than_size_are_no_weak_scaling() -> None:
     assert weak_scaling(rows(run("ddp", 2, 1.0), run("ddp", 4, 1.0))) == []
-
-
-def test_jobs_that_differ_in_more_than_size_are_no_weak_scaling() -> None:
-    other = growing(4, 1.0)
-    optimizer = OptimizerSection(learning_rate=1.0)
-    changed = other.model_copy(update={"job": other.job.model_copy(update={"optimizer": optimizer})})
-    assert weak_scaling(rows(growing(2, 1.0), changed)) == []
+    other = changed(growing(4, 1.0), job={"optimizer": OptimizerSection(learning_rate=1.0)})
+    assert weak_scaling(rows(growing(2, 1.0), other)) == []
 
 
 def test_micro_batches_of_one_number_of_ranks_have_curves_of_their_own() -> None:
-    cut = laid_out(1, 2, 0.7)
-    cut = cut.model_copy(update={"world": cut.world.model_copy(update={"micro_batch_size": 1})})
+    cut = changed(laid_out(1, 2, 0.7), world={"micro_batch_size": 1})
     assert names_and_speed_ups(laid_out(1, 1, 1.0), laid_out(1, 2, 0.5), cut) == {
         "fsdp (micro-batch 4)": [(1, 1.0), (2, 2.0)],
         "fsdp (micro-batch 1)": [(1, 1.0), (2, round(1 / 0.7, 9))],
@@ -334,8 +319,7 @@ def test_a_baseline_leaves_it_out_of_changes_and_shows_it_on_its_side() -> None:
 
 
 def running(label: str, world_size: int = 2, **effective: object) -> Record:
-    backend = BackendPart(label=label, name=label, effective=make_effective(**effective), native_config={})
-    return make_record(label=label, world_size=world_size, backend=backend)
+    return make_record(label=label, world_size=world_size, effective=effective)
 
 
 def differing(*records: Record) -> list[DifferingSetting]:
@@ -348,29 +332,17 @@ def test_each_value_comes_with_its_cells_and_the_reference_first() -> None:
         running("zero2", prefetch="8 elements"),
         running("ddp", prefetch="none"),
     )
+    single, ddp, zero1, zero2 = (
+        {"backend": label, "world_size": size}
+        for label, size in (("single", 1), ("ddp", 2), ("zero1", 2), ("zero2", 2))
+    )
     assert setting.as_json() == {
-        "job_id": "0123456789ab",
-        "setting": "prefetch",
-        "changes": "cost",
+        "job_id": "0123456789ab", "setting": "prefetch", "changes": "cost",
         "values": [
-            {
-                "value": "none",
-                "cells": [
-                    {"backend": "single", "world_size": 1},
-                    {"backend": "ddp", "world_size": 2},
-                ],
-                "is_of_reference": True,
-            },
-            {
-                "value": "8 elements",
-                "cells": [
-                    {"backend": "zero1", "world_size": 2},
-                    {"backend": "zero2", "world_size": 2},
-                ],
-                "is_of_reference": False,
-            },
+            {"value": "none", "cells": [single, ddp], "is_of_reference": True},
+            {"value": "8 elements", "cells": [zero1, zero2], "is_of_reference": False},
         ],
-    }
+    }  # fmt: skip
     assert json.loads(json.dumps(setting.as_json())) == setting.as_json()
 
 
@@ -394,8 +366,7 @@ def test_equal_and_unknown_settings_are_left_out() -> None:
 
 
 def test_a_run_of_another_job_is_left_out() -> None:
-    odd = running("ddp", prefetch="all").model_copy(update={"initial_weights": make_weights("d" * 64)})
-    assert differing(odd) == []
+    assert differing(changed(running("ddp", prefetch="all"), **OTHER_WEIGHTS)) == []
 
 
 def test_another_implementation_of_the_optimizer_changes_the_cost_only() -> None:

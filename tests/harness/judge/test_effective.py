@@ -19,6 +19,7 @@ from harness.record import CommunicationPart, ObservedPart, Record
 from tests.records import (
     LOSSES,
     NORMS,
+    changed,
     make_effective,
     make_ranks,
     make_record,
@@ -30,9 +31,8 @@ from tests.records import (
 
 def clipped(told: float | None, *applied: float) -> Record:
     changes = {step: {"applied_gradient_norm": norm} for step, norm in enumerate(applied)}
-    record = make_record(label="ddp", steps=make_steps(LOSSES, NORMS, changes=changes))
-    backend = record.backend.model_copy(update={"effective": make_effective(gradient_clipping=told)})
-    return record.model_copy(update={"backend": backend})
+    steps = make_steps(LOSSES, NORMS, changes=changes)
+    return make_record(label="ddp", steps=steps, effective={"gradient_clipping": told})
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,7 @@ def test_what_leaves_other_norms_is_no_clipping_by_one() -> None:
     by_parameter = clipped(1.0, 0.2518, 0.2524)
     assert (clipping(by_parameter), altered_gradients(by_parameter)) == ("1", (0, 0.2518, 1.0))
     low = by_parameter.job.training.model_copy(update={"precision": "bf16-mixed"})
-    job = by_parameter.job.model_copy(update={"training": low})
-    rounded = by_parameter.model_copy(update={"job": job})
+    rounded = changed(by_parameter, job={"training": low})
     assert clipping(rounded) == "0.252", "norms that are told in low precision are rounded by more"
 
 
@@ -119,8 +118,8 @@ def test_gradients_that_no_clipping_explains_were_altered() -> None:
     assert altered_gradients(clipped(1.0)) is None
 
 
-def synchronised(early: int, told: str | None, label: str = "third-party") -> Record:
-    parts = [part.model_copy(update={"early_reduced_bytes": early}) for part in make_ranks(2)]
+def synchronised(early: int, told: str, label: str = "third-party") -> Record:
+    parts = make_ranks(2, early_reduced_bytes=early)
     comm = [
         CommunicationPart(
             rank=rank, phase="backward", op="all_reduce", dtype="float32", group="0", group_ranks=[0, 1],
@@ -128,9 +127,7 @@ def synchronised(early: int, told: str | None, label: str = "third-party") -> Re
         )
         for rank in range(2)
     ]  # fmt: skip
-    record = make_record(label=label, ranks=parts, comm=comm)
-    backend = record.backend.model_copy(update={"effective": make_effective(gradient_synchronisation=told)})
-    return record.model_copy(update={"backend": backend})
+    return make_record(label=label, ranks=parts, comm=comm, effective={"gradient_synchronisation": told})
 
 
 def test_synchronisation_is_counted() -> None:
@@ -146,14 +143,15 @@ def test_a_third_party_that_reduces_in_every_micro_step_is_found() -> None:
 
 
 def test_activations_of_tensor_parallel_ranks_are_no_gradients() -> None:
-    record = synchronised(0, None)
+    record = synchronised(0, "last micro-step")
     gradients = [row.model_copy(update={"role": "shard"}) for row in record.comm]
-    activations = [row.model_copy(update={"role": "tensor", "dtype": "bfloat16"}) for row in record.comm]
-    assert reduce_dtypes(record.model_copy(update={"comm": [*gradients, *activations]})) == ["float32"]
-    low = [row.model_copy(update={"dtype": "bfloat16"}) for row in gradients]
-    assert reduce_dtypes(record.model_copy(update={"comm": [*gradients, *low]})) == ["bfloat16", "float32"]
-    complex_ones = [row.model_copy(update={"dtype": "complex64"}) for row in gradients]
-    assert reduce_dtypes(record.model_copy(update={"comm": [*gradients, *complex_ones]})) == ["float32"]
+    for role, dtype, dtypes in (
+        ("tensor", "bfloat16", ["float32"]),
+        ("shard", "bfloat16", ["bfloat16", "float32"]),
+        ("shard", "complex64", ["float32"]),
+    ):
+        others = [row.model_copy(update={"role": role, "dtype": dtype}) for row in record.comm]
+        assert reduce_dtypes(changed(record, comm=[*gradients, *others])) == dtypes
 
 
 def in_groups(decaying: list[str], rest: list[str], label: str = "ddp") -> Record:
@@ -175,22 +173,20 @@ def test_groups_are_compared_by_the_names_of_their_parameters() -> None:
 
 def test_other_constants_are_told_once_and_not_again_by_parameter() -> None:
     reference = in_groups(["weight"], ["bias"], "single")
-    (difference,) = setting_differences(reference, in_groups(["weight", "bias"], []).model_copy(
-        update={"observed": ObservedPart(optimizer_groups=[
-            {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.1, "parameters": ["weight", "bias"]}
-        ])}
-    ))  # fmt: skip
+    group = {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.1, "parameters": ["weight", "bias"]}
+    other = make_record(label="ddp", observed=ObservedPart(optimizer_groups=[group]))
+    (difference,) = setting_differences(reference, other)
     assert difference.setting == "optimizer constants"
 
 
 def test_of_constants_only_those_that_differ_are_shown() -> None:
     groups = make_effective().optimizer_groups
-    for changed, texts in (
+    for other, texts in (
         ([group | {"betas": [0.9, 0.999]} for group in groups], ("betas [0.9, 0.999]", "betas [0.9, 0.95]")),
         (groups[:1], ("weight_decay 0.1", "weight_decay 0.0 and 0.1")),
     ):
         reference, record = (
-            make_record(observed=ObservedPart(optimizer_groups=held)) for held in (groups, changed)
+            make_record(observed=ObservedPart(optimizer_groups=held)) for held in (groups, other)
         )
         (difference,) = setting_differences(reference, record)
         assert (difference.setting, difference.texts) == ("optimizer constants", texts)
@@ -199,7 +195,7 @@ def test_of_constants_only_those_that_differ_are_shown() -> None:
 def with_constants(at_end: float, **by_step: float) -> Record:
     changes = {int(step[1:]): [{"weight_decay": value}] for step, value in by_step.items()}
     observed = ObservedPart(optimizer_groups=[{"weight_decay": at_end}], constants_by_step=changes)
-    return make_record(label="ddp").model_copy(update={"observed": observed})
+    return make_record(label="ddp", observed=observed)
 
 
 @pytest.mark.parametrize(
@@ -222,9 +218,7 @@ def test_constants_that_change_as_the_references_do_are_no_difference() -> None:
 
 
 def test_clipping_that_is_another_one_after_the_training_is_told_with_both() -> None:
-    record = clipped(1.0, 1.0)
-    changed = record.backend.model_copy(update={"changed": {"gradient_clipping": [0.5, 1.0]}})
-    record = record.model_copy(update={"backend": changed})
+    record = changed(clipped(1.0, 1.0), backend={"changed": {"gradient_clipping": [0.5, 1.0]}})
     found = [d for d in setting_differences(clipped(1.0, 1.0), record) if d.setting == "gradient clipping"]
     assert [(d.reference, d.given, d.when) for d in found] == [
         ("1", "0.5", ", after the training; 1 before it")

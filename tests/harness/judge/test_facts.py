@@ -52,18 +52,14 @@ def with_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "RESULTS", metrics_in("results", "data"))
 
 
-def test_each_key_stands_once() -> None:
+def test_each_key_stands_once_and_what_follows_another_metric_names_one() -> None:
     keys = [metric.key for metric in METRICS]
     assert len(keys) == len(set(keys))
+    assert {metric.follows for metric in METRICS if metric.follows} <= set(keys)
 
 
 def test_the_main_table_shows_people_these_figures_only() -> None:
     assert [metric.key for metric in metrics_in("results")] == SHOWN_TO_PEOPLE
-
-
-def test_what_follows_another_metric_names_one() -> None:
-    keys = {metric.key for metric in METRICS}
-    assert {metric.follows for metric in METRICS if metric.follows} <= keys
 
 
 @pytest.mark.usefixtures("with_longest")
@@ -103,12 +99,7 @@ def test_what_a_probe_writes_is_in_the_record_and_in_the_table_of_facts() -> Non
     assert part is not None
     record = make_record(ranks=[part])
     assert part.step_figures == {"stall_seconds": [None, 0.5]}
-    assert (
-        of_ranks("stalls")(
-            Run.of(record), Judgement(parity="exact", loss_difference=None, norm_difference=None)
-        )
-        == 3.0
-    )
+    assert of_ranks("stalls")(Run.of(record), Judgement(parity="exact")) == 3.0
     found = [fact for fact in facts_of(record) if fact.subject in ("stalls", "stall_seconds")]
     assert [(fact.value, fact.step) for fact in found] == [(3.0, None), (None, 0), (0.5, 1)]
 

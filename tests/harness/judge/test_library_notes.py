@@ -1,6 +1,5 @@
 """What the published records show; each library note that they hold is named there."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +8,15 @@ from harness.backends.base import Effective, Preset
 from harness.judge.comparison import Comparison
 from harness.judge.library_notes import ReportNote, library_notes
 from harness.judge.quantities import expected_states
-from harness.record import BackendPart, CommunicationPart, MemoryPart, RankPart, Record
-from tests.records import make_communication, make_effective, make_record, published_comparison
+from harness.record import CommunicationPart, MemoryPart, Record
+from tests.records import (
+    changed,
+    make_communication,
+    make_effective,
+    make_ranks,
+    make_record,
+    published_comparison,
+)
 from tests.volumes import expected_rows, moving, with_rows
 
 
@@ -26,10 +32,10 @@ def run(
     effective: Effective | None = None,
     **changes: Any,
 ) -> Record:
-    backend = BackendPart(
-        label=label, name=label, effective=effective or make_effective(), native_config=config,
-        versions=versions or {"torch": "2.11.0"},
-    )  # fmt: skip
+    backend = {
+        "effective": effective or make_effective(), "native_config": config,
+        "versions": versions or {"torch": "2.11.0"},
+    }  # fmt: skip
     return make_record(label=label, backend=backend, **changes)
 
 
@@ -89,9 +95,8 @@ def test_micro_steps_that_add_up_in_low_precision_surprise_where_there_are_any()
         "zero2", effective=make_effective(accumulation_dtype="bfloat16"),
         training={"precision": "bf16-mixed"},
     )  # fmt: skip
-    world = record.world.model_copy(update={"accumulation_steps": 4})
     assert "accumulated-in-low-precision" not in of_training(record)
-    found = of_training(record.model_copy(update={"world": world}))
+    found = of_training(changed(record, world={"accumulation_steps": 4}))
     assert "grad_accum_dtype" in found["accumulated-in-low-precision"].library_note.advice
 
 
@@ -113,7 +118,7 @@ def test_a_timer_that_waits_for_the_device_is_named_where_there_is_one(
     device: str, waits: bool, named: int
 ) -> None:
     record = run("zero1", effective=make_effective(details={"throughput_timer_waits": waits}))
-    record = record.model_copy(update={"world": record.world.model_copy(update={"device": device})})
+    record = changed(record, world={"device": device})
     found = library_notes(Comparison([record]), "speed")
     assert [s.library_note.id for s in found].count("waits-for-the-device") == named
 
@@ -123,7 +128,7 @@ def of_traffic(*records: Record) -> dict[str, ReportNote]:
 
 
 def on_nccl(record: Record) -> Record:
-    return record.model_copy(update={"world": record.world.model_copy(update={"collectives": "nccl"})})
+    return changed(record, world={"collectives": "nccl"})
 
 
 @pytest.mark.parametrize("label", ["zero1", "zero2"])
@@ -135,11 +140,8 @@ def test_stages_1_and_2_all_reduce_and_the_transport_is_not_the_cause(label: str
 
 
 def test_gradients_that_are_reduced_to_their_owners_surprise_nobody() -> None:
-    record = moving("zero1")
-    options = {"use_multi_rank_bucket_allreduce": False}
-    backend = record.backend.model_copy(update={"options": options})
-    record = record.model_copy(update={"backend": backend})
-    owned = record.model_copy(update={"comm": expected_rows(record)})
+    record = changed(moving("zero1"), backend={"options": {"use_multi_rank_bucket_allreduce": False}})
+    owned = changed(record, comm=expected_rows(record))
     assert any(row.op == "reduce" for row in owned.comm)
     assert "gradients-all-reduced" not in of_traffic(owned)
 
@@ -167,19 +169,12 @@ def test_gloo_emulates_a_reduce_scatter_and_nccl_does_not() -> None:
     assert "transport-emulates" not in of_traffic(moving("zero1"))
 
 
-def _one_byte_more(row: CommunicationPart) -> CommunicationPart:
-    return row.model_copy(update={"payload_bytes": row.payload_bytes + 1})
+def test_a_cause_is_named_only_where_every_byte_is_as_its_closed_form_expects() -> None:
+    def one_byte_more(row: CommunicationPart) -> CommunicationPart:
+        return row.model_copy(update={"payload_bytes": row.payload_bytes + 1})
 
-
-def _nothing(row: CommunicationPart) -> None:
-    return None
-
-
-@pytest.mark.parametrize("change", [_one_byte_more, _nothing])
-def test_a_cause_is_named_only_where_every_byte_is_as_its_closed_form_expects(
-    change: Callable[[CommunicationPart], CommunicationPart | None],
-) -> None:
-    assert "gradients-all-reduced" not in of_traffic(with_rows(moving("zero1"), change))
+    for change in (one_byte_more, lambda _: None):
+        assert "gradients-all-reduced" not in of_traffic(with_rows(moving("zero1"), change))
 
 
 def test_nothing_surprises_where_figures_equal_the_textbook() -> None:
@@ -199,18 +194,16 @@ def holding(
     label: str, *, more: int = 0, preset: Preset = "like-for-like", precision: str = "fp32"
 ) -> Record:
     """A run whose ranks hold what is expected of them, and `more` bytes of masters and gradients."""
-    record = moving(label, precision=precision)
-    record = record.model_copy(update={"world": record.world.model_copy(update={"preset": preset})})
-    return record.model_copy(update={"ranks": [_rank(record, part, more) for part in record.ranks]})
-
-
-def _rank(record: Record, part: RankPart, more: int) -> RankPart:
-    states = expected_states(record, part.rank)
-    assert states is not None
-    kinds = states.kinds()
-    kinds |= {kind: kinds.get(kind, 0) + more for kind in ("masters", "gradients") if more}
-    moment = MemoryPart(step=4, moment="after_backward", allocated_bytes=None, peak_bytes=None, kinds=kinds)
-    return part.model_copy(update={"memory": [moment]})
+    record = changed(moving(label, precision=precision), world={"preset": preset})
+    memory = []
+    for rank in range(record.world.world_size):
+        states = expected_states(record, rank)
+        assert states is not None
+        kinds = states.kinds()
+        kinds |= {kind: kinds.get(kind, 0) + more for kind in ("masters", "gradients") if more}
+        moment = {"step": 4, "moment": "after_backward", "allocated_bytes": None, "peak_bytes": None}
+        memory.append([MemoryPart(**moment, kinds=kinds)])
+    return changed(record, ranks=make_ranks(len(memory), memory=memory))
 
 
 def test_fp32_stages_hold_a_second_copy_a_quarter_more_at_stage_3() -> None:

@@ -8,7 +8,7 @@ from harness.forms.network import NodeTraffic, node_traffic
 from harness.judge.comparison import Comparison
 from harness.record import CommunicationPart, Record
 from harness.tell.sections.amounts import node_volumes, nodes_section
-from tests.records import make_ranks, make_record
+from tests.records import changed, make_ranks, make_record
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "b"}
 P = 4000
@@ -22,22 +22,21 @@ def test_a_flat_ring_crosses_at_one_edge_of_each_node() -> None:
     ]  # fmt: skip
 
 
-def test_a_shard_group_stays_and_a_replica_group_crosses() -> None:
-    assert node_traffic("nccl", "reduce_scatter", P, [2, 3], 3, HOSTS) == NodeTraffic(inside=2000)
-    assert node_traffic("nccl", "all_reduce", P, [1, 3], 1, HOSTS) == NodeTraffic(between=4000)
-
-
-def test_an_emulated_collective_counts_as_what_runs() -> None:
-    assert node_traffic("gloo", "reduce_scatter", P, [1, 3], 1, HOSTS) == NodeTraffic(between=4000)
-
-
-def test_a_group_of_one_sends_nothing() -> None:
-    assert node_traffic("nccl", "all_reduce", P, [1], 1, HOSTS) == NodeTraffic()
-
-
-def test_an_all_to_all_sends_each_peer_as_much() -> None:
-    sent = node_traffic("nccl", "all_to_all", P, [0, 1, 2, 3], 0, HOSTS)
-    assert sent == NodeTraffic(inside=1000, between=2000)
+@pytest.mark.parametrize(
+    ("transport", "op", "group", "rank", "inside", "between"),
+    [
+        pytest.param("nccl", "reduce_scatter", [2, 3], 3, 2000, 0, id="a shard group stays"),
+        pytest.param("nccl", "all_reduce", [1, 3], 1, 0, 4000, id="a replica group crosses"),
+        pytest.param("gloo", "reduce_scatter", [1, 3], 1, 0, 4000, id="an emulated one counts as what runs"),
+        pytest.param("nccl", "all_reduce", [1], 1, 0, 0, id="a group of one sends nothing"),
+        pytest.param("nccl", "all_to_all", [0, 1, 2, 3], 0, 1000, 2000, id="each peer as much"),
+    ],
+)
+def test_what_a_rank_sends_within_and_between_nodes_follows_from_its_group(
+    transport: str, op: str, group: list[int], rank: int, inside: int, between: int
+) -> None:
+    sent = node_traffic(transport, op, P, group, rank, HOSTS)
+    assert sent == NodeTraffic(inside=inside, between=between)
 
 
 def test_a_pipeline_sends_forward_to_the_next_rank_and_back_to_the_one_before() -> None:
@@ -76,7 +75,6 @@ def hybrid() -> Record:
             group_size=2, calls=1, payload_bytes=payload, role=role,
         )  # fmt: skip
 
-    base = make_record(label="fsdp-hybrid", world_size=4)
     comm = [
         row
         for rank in range(4)
@@ -88,8 +86,8 @@ def hybrid() -> Record:
     ]
     return make_record(
         label="fsdp-hybrid", world_size=4, comm=comm,
-        world=base.world.model_copy(update={"nodes": 2, "ranks_per_node": 2}),
-        ranks=[rank.model_copy(update={"host": HOSTS[rank.rank]}) for rank in make_ranks(4)],
+        world={"nodes": 2, "ranks_per_node": 2},
+        ranks=make_ranks(4, host=[*HOSTS.values()]),
     )  # fmt: skip
 
 
@@ -105,14 +103,8 @@ def test_one_node_has_no_section(label: str) -> None:
     assert nodes_section(Comparison([make_record(label=label)])) is None
 
 
-def test_the_section_says_what_crosses() -> None:
-    section = nodes_section(Comparison([hybrid()]))
+def test_the_section_says_what_crosses_in_one_line_of_all_repeats() -> None:
+    section = nodes_section(Comparison([hybrid(), changed(hybrid(), repeat=1)]))
     assert section is not None
     (row,) = section.blocks[1].rows  # type: ignore[union-attr]
     assert list(row) == ["fsdp-hybrid", 2, 4, P, P, 0.0, 0.0, P]
-
-
-def test_repeats_have_one_line() -> None:
-    section = nodes_section(Comparison([hybrid(), hybrid().model_copy(update={"repeat": 1})]))
-    assert section is not None
-    assert len(section.blocks[1].rows) == 1  # type: ignore[union-attr]

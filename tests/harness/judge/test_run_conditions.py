@@ -15,15 +15,15 @@ from harness.record.measured import SlurmPart
 from harness.tell.document import Table
 from harness.tell.sections.results import scaling_section
 from harness.tell.tables import ONE_SESSION, sessions_words
-from tests.records import ENVIRONMENT, LOSSES, make_record, make_steps
+from tests.records import LOSSES, changed, make_ranks, make_record, make_steps, told
 
 
 def run(label: str = "ddp", ranks: int = 4, seconds: float = 1.0, **world: Any) -> Record:
-    environment = ENVIRONMENT | world.pop("environment", {})
+    environment = world.pop("environment", {})
     measure = MeasureSection(**world.pop("measure", {})).model_dump(mode="json")
     steps = make_steps(seconds=seconds)
     record = make_record(label=label, world_size=ranks, environment=environment, steps=steps, measure=measure)
-    return record.model_copy(update={"world": record.world.model_copy(update=world)})
+    return changed(record, world=world)
 
 
 TWO_NODES = {"nodes": 2, "ranks_per_node": 2}
@@ -85,21 +85,22 @@ def test_scaling_does_not_join_two_versions() -> None:
     assert strong_scaling(Comparison([run(ranks=2), run(**NEWER)])) == []
 
 
-def test_scaling_table_tells_the_runs_and_their_range() -> None:
-    section = scaling_section(Comparison([run(ranks=2), run(seconds=0.5), run(seconds=0.7)]))
+def scaling_table(*records: Record) -> Table:
+    section = scaling_section(Comparison(records))
     assert section is not None
-    (table,) = [block for block in section.blocks if isinstance(block, Table)]
-    found = [line[4:7] for line in table.values()]
-    assert found == [[1, 1.0, 1.0], [2, 0.5, 0.7]]
+    (table,) = (block for block in section.blocks if isinstance(block, Table))
+    return table
+
+
+def test_scaling_table_tells_the_runs_and_their_range() -> None:
+    table = scaling_table(run(ranks=2), run(seconds=0.5), run(seconds=0.7))
+    assert [line[4:7] for line in table.values()] == [[1, 1.0, 1.0], [2, 0.5, 0.7]]
 
 
 @pytest.mark.parametrize("evaluated", [False, True])
 def test_scaling_table_tells_of_an_evaluation_where_there_was_one(evaluated: bool) -> None:
     part = EvaluationPart(step=4, loss=4.5, target_tokens=254, samples=6, seconds=0.5)
-    records = [run(ranks=2), run().model_copy(update={"eval": [part] if evaluated else []})]
-    section = scaling_section(Comparison(records))
-    assert section is not None
-    (table,) = [block for block in section.blocks if isinstance(block, Table)]
+    table = scaling_table(run(ranks=2), changed(run(), eval=[part] if evaluated else []))
     figures = [dict(zip((c.key for c in table.columns), line, strict=True)) for line in table.values()]
     found = [(line.get("evaluation_loss"), line.get("evaluation_samples_per_second")) for line in figures]
     assert found == [(None, None), (4.5, 12.0) if evaluated else (None, None)]
@@ -113,7 +114,7 @@ def test_a_record_that_does_not_say_how_it_was_measured_is_a_repeat_of_one_that_
 
 def test_the_spread_of_repeats_is_that_of_runs_in_equal_circumstances() -> None:
     def shifted(record: Record, loss: float) -> Record:
-        return record.model_copy(update={"steps": make_steps([value + loss for value in LOSSES])})
+        return changed(record, steps=make_steps([value + loss for value in LOSSES]))
 
     longer = {"measure": {"warmup_steps": 5}}
     comparison = Comparison(
@@ -131,9 +132,10 @@ def test_the_spread_of_repeats_tells_jobs_apart() -> None:
 
 
 def at(time: str, label: str = "ddp", *, seconds: float = 0.5, host: str = "host", **facts: Any) -> Record:
-    record = make_record(label=label, steps=make_steps(seconds=seconds), environment=ENVIRONMENT | facts)
-    ranks = [rank.model_copy(update={"host": host}) for rank in record.ranks]
-    return record.model_copy(update={"created_at": f"2026-01-0{time}:00.000+00:00", "ranks": ranks})
+    return make_record(
+        label=label, steps=make_steps(seconds=seconds), environment=facts, ranks=make_ranks(2, host=host),
+        created_at=f"2026-01-0{time}:00.000+00:00",
+    )  # fmt: skip
 
 
 def test_a_pause_of_more_than_an_hour_begins_a_session() -> None:
@@ -198,20 +200,13 @@ SOFTWARE = AcceleratorPart(driver="580.65.06", cuda="13.0", nccl="2.29.7", cudnn
 
 
 def on_gpus(label: str, software: dict[str, str] | None = None, **variables: str) -> Record:
-    record = make_record(label=label)
-    environment = record.environment.model_copy(
-        update={"accelerator": SOFTWARE.model_copy(update=software or {}), "variables": variables}
-    )
-    world = record.world.model_copy(update={"device": "cuda", "collectives": "nccl"})
-    return record.model_copy(update={"environment": environment, "world": world})
+    accelerator = SOFTWARE.model_copy(update=software or {})
+    environment = {"accelerator": accelerator, "variables": variables}
+    return make_record(label=label, environment=environment, world={"device": "cuda", "collectives": "nccl"})
 
 
 def found(*records: Record) -> dict[str, Any]:
-    return {
-        finding.backends[0]: finding.message
-        for finding in Comparison(records).findings
-        if finding.id == "step-environment-differs"
-    }
+    return {one.backends[0]: one.message for one in told(records, "step-environment-differs")}
 
 
 def test_runs_under_another_nccl_are_not_repeats() -> None:
@@ -221,8 +216,7 @@ def test_runs_under_another_nccl_are_not_repeats() -> None:
 
 
 def test_an_older_record_without_versions_differs_in_none() -> None:
-    old = on_gpus("ddp")
-    old = old.model_copy(update={"environment": old.environment.model_copy(update={"accelerator": None})})
+    old = changed(on_gpus("ddp"), environment={"accelerator": None})
     assert varying([old, on_gpus("ddp")]) == []
     assert transport_variables(old) is None
 

@@ -10,7 +10,7 @@ import pytest
 
 from harness.forms.terms import STEP_PHASES
 from harness.judge import quantities
-from harness.judge.quantities import Run, timings
+from harness.judge.quantities import Run
 from harness.record import Record
 from harness.traces.analysis import RankTrace, likeness_of, read_traces, skew_of
 from tests.harness.cli.command_line import SMALL, harness, records
@@ -72,7 +72,7 @@ def test_reductions_are_seen_in_the_backward_pass(traced: Traced) -> None:
 
 
 def test_phases_and_fetching_fill_the_step(traced: Traced) -> None:
-    found = timings(traced.record)
+    found = Run.of(traced.record).timings
     assert found.phases is not None
     parts = found.phases + found.data
     assert (parts <= found.steps).all()

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,8 +34,8 @@ from harness.record import (
 from tests.records import (
     LOSSES,
     NORMS,
+    changed,
     make_communication,
-    make_effective,
     make_ranks,
     make_record,
     make_steps,
@@ -57,6 +58,7 @@ def weights(**last: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
+ranks = partial(make_ranks, 2)
 MOVED = weights(a=2.0, b=2.0)
 
 
@@ -64,19 +66,6 @@ def layout(names: str = "ab", **facts: list[str]) -> LayoutPart:
     tensors = [TensorPart(name=name, shape=[1], dtype="float32") for name in names]
     parts: dict[str, Any] = {"parameters": tensors, "decaying": [*names], "buffers": [], "blocks": []}
     return LayoutPart(**(parts | facts))
-
-
-def ranks(count: int = 2, **per_rank: Any) -> list[RankPart]:
-    """Ranks with these values: a list has one of each rank, anything else is of all."""
-    return [
-        part.model_copy(
-            update={
-                name: values[part.rank] if isinstance(values, list) else values
-                for name, values in per_rank.items()
-            }
-        )
-        for part in make_ranks(count)
-    ]
 
 
 def norms(*factors: float, times: float = 1.0) -> list[Any]:
@@ -87,12 +76,11 @@ def norms(*factors: float, times: float = 1.0) -> list[Any]:
 
 def laid_out(record: Record, *sizes: tuple[Any, int], accumulation_steps: int = 1) -> Record:
     dimensions = [DimensionPart(name=name, size=size) for name, size in sizes]
-    changes = {"dimensions": dimensions, "accumulation_steps": accumulation_steps}
-    return record.model_copy(update={"world": record.world.model_copy(update=changes)})
+    return changed(record, world={"dimensions": dimensions, "accumulation_steps": accumulation_steps})
 
 
 def explained(record: Record, reference: Record | None = None, **how: Any) -> Explanation:
-    return explain_divergence(reference or make_record(**MOVED), record, LIMITS, **how)
+    return explain_divergence(Pair(reference or make_record(**MOVED), record, LIMITS, **how))
 
 
 APART = ["b" * 64, "c" * 64]
@@ -156,7 +144,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         {"steps": norms(0.6), "ranks": ranks(gradient_norms=[[1.2], [1.6]])}, {},
         "norm-of-shard", "ranks see different gradient norms"),
     "each rank clips its part, of two replicas": (
-        {"steps": norms(0.6), "world_size": 4, "ranks": ranks(4, gradient_norms=[[1.2], [1.6]] * 2)}, {},
+        {"steps": norms(0.6), "world_size": 4, "ranks": make_ranks(4, gradient_norms=[[1.2], [1.6]] * 2)}, {},
         "norm-of-shard", "by the norm of its own shard"),
     "gradients that are never reduced": (
         {"steps": norms(1.2), "ranks": ranks(gradient_norms=[[2.4], [2.5]], final_digest=APART)},
@@ -238,13 +226,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
 }  # fmt: skip
 
 
+def paired(case: str, settings: list[str] | None = None, mesh: Any = None, **changes: Any) -> Pair:
+    """The run and reference of a case; `changes` of the run."""
+    run, reference, _, _ = CASES[case]
+    if settings is None:
+        settings = ["optimizer constants"] if case == "settings of updates" else []
+    record = make_record(**({"label": "ddp"} | run | changes))
+    record = laid_out(record, *mesh) if mesh else record
+    return Pair(make_record(**(MOVED | reference)), record, LIMITS, settings)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_mistake_of_a_record_is_named(name: str) -> None:
-    run, reference, kind, words = CASES[name]
-    settings = ["optimizer constants"] if name == "settings of updates" else []
-    found = explained(
-        make_record(**({"label": "ddp"} | run)), make_record(**(MOVED | reference)), settings=settings
-    )
+    _, _, kind, words = CASES[name]
+    found = explain_divergence(paired(name))
     assert (found.kind, words in found.text) == (kind, True), found
 
 
@@ -290,17 +285,8 @@ CONTRADICTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", CONTRADICTED)
 def test_one_fact_that_contradicts_a_hypothesis_ends_it(name: str) -> None:
     case, changes, how, hypothesis = CONTRADICTED[name]
-    run, reference, _, _ = CASES[case]
-    record = make_record(**({"label": "ddp"} | run | changes))
-    record = laid_out(record, *how["mesh"]) if "mesh" in how else record
-    settings = how.get("settings", ["optimizer constants"] if case == "settings of updates" else [])
-    pair = Pair(make_record(**(MOVED | reference)), record, LIMITS, settings)
-    assert hypothesis not in {one.name for one in standing(pair)}
-    before = make_record(**({"label": "ddp"} | run))
-    old = ["optimizer constants"] if case == "settings of updates" else []
-    assert hypothesis in {
-        one.name for one in standing(Pair(make_record(**(MOVED | reference)), before, LIMITS, old))
-    }
+    assert hypothesis not in {one.name for one in standing(paired(case, **how, **changes))}
+    assert hypothesis in {one.name for one in standing(paired(case))}
 
 
 def test_every_hypothesis_has_a_case_and_a_sentence() -> None:
@@ -310,10 +296,7 @@ def test_every_hypothesis_has_a_case_and_a_sentence() -> None:
         "altered-gradients", "shifted", "norm-alone", "unreached", "factor", "unknown",
     }  # fmt: skip
     assert all(one.name in entries()[one.kind]["text"] for one in HYPOTHESES)
-    shown = {
-        explained(make_record(**({"label": "ddp"} | run)), make_record(**(MOVED | reference))).kind
-        for run, reference, _, _ in CASES.values()
-    }
+    shown = {explain_divergence(paired(case, [])).kind for case in CASES}
     assert {one.kind for one in HYPOTHESES if one.name not in elsewhere} <= shown
 
 
@@ -324,7 +307,7 @@ def test_ranks_that_cut_layers_clip_each_by_its_own_norm() -> None:
         ((("data", 2), ("tensor", 2)), [[1.7], [1.9]] * 2),
     ):
         count = len(norms_of_ranks)
-        parts = ranks(count, gradient_norms=norms_of_ranks, final_digest=APART * (count // 2))
+        parts = make_ranks(count, gradient_norms=norms_of_ranks, final_digest=APART * (count // 2))
         record = make_record(label="tp", world_size=count, steps=norms(0.85), ranks=parts)
         found = explained(laid_out(record, *sizes))
         assert found.kind == "norm-of-shard"
@@ -399,8 +382,8 @@ def test_norms_that_part_bit_by_bit_are_an_update() -> None:
     drifting = make_record(label="ddp", steps=make_steps(LOSSES, [5.0, 5.1, 5.25, 5.4]))
     sudden = make_record(label="ddp", steps=make_steps(LOSSES, [5.0, 5.1, 5.4, 5.4]))
     limits = replace(measure_noise(reference, ()).tight, norm=0.04)
-    assert explain_divergence(reference, drifting, limits).kind == "update-differs"
-    assert explain_divergence(reference, sudden, limits).kind == "gradient-differs"
+    assert explain_divergence(Pair(reference, drifting, limits)).kind == "update-differs"
+    assert explain_divergence(Pair(reference, sudden, limits)).kind == "gradient-differs"
 
 
 def test_what_alone_decays_is_named_as_that() -> None:
@@ -443,7 +426,7 @@ def test_decay_of_what_no_gradient_reaches_is_told_by_how_far_it_moves_the_weigh
 
 
 def test_an_expert_that_idles_in_a_step_of_the_reference_is_named_where_gradients_are_flat() -> None:
-    idle = ranks(1, without_gradient={0: [], 2: ["b"], 3: []})
+    idle = make_ranks(1, without_gradient={0: [], 2: ["b"], 3: []})
     reference = make_record(ranks=idle, **MOVED)
     for label, kind in (
         ("fsdp1", "decay-without-gradient"), ("zero2", "decay-without-gradient"),
@@ -487,15 +470,13 @@ def test_steps_of_a_resumed_run_have_their_own_numbers() -> None:
 
 
 def test_the_library_that_is_known_to_leave_a_factor_is_named_with_what_takes_it_out() -> None:
-    effective = make_effective(details={"gradient_factor": 2})
-    record = make_record(label="ddp", steps=norms(times=2))
-    record = record.model_copy(update={"backend": record.backend.model_copy(update={"effective": effective})})
+    record = make_record(label="ddp", steps=norms(times=2), effective={"details": {"gradient_factor": 2}})
     assert "ddp:correct_gradients=true takes the factor out" in explained(record).text
 
 
 def test_samples_that_differ_in_a_later_step_are_found() -> None:
     def hash_sums(*sums: list[str]) -> list[RankPart]:
-        return ranks(len(sums), batch_hash_sums=list(sums))
+        return make_ranks(len(sums), batch_hash_sums=list(sums))
 
     single = make_record(ranks=hash_sums(["03", "07", "0b", "0f"]))
     same = make_record(label="ddp", ranks=hash_sums(["01", "03", "05", "07"], ["02", "04", "06", "08"]))

@@ -19,7 +19,7 @@ def first(reference: dict[str, Any], given: dict[str, Any]) -> str:
 
 
 def digests(sample: str) -> dict[str, Any]:
-    return {"ranks": [rank.model_copy(update={"batch_digests": [[sample]]}) for rank in make_ranks(1)]}
+    return {"ranks": make_ranks(1, batch_digests=[[[sample]]])}
 
 
 @pytest.mark.parametrize(
@@ -103,21 +103,12 @@ def test_runs_with_the_kernels_that_jobs_use_name_the_run_that_shows_parity() ->
 
 def laid_out(*sizes: tuple[Any, int], **fields: list[Any]) -> Record:
     """A record on 4 ranks; `fields`: of each rank."""
-    record = make_record(label="tp", world_size=4)
-    world = record.world.model_copy(
-        update={"dimensions": [DimensionPart(name=name, size=size) for name, size in sizes]}
-    )
-    ranks = [
-        rank.model_copy(update={name: values[rank.rank] for name, values in fields.items()})
-        for rank in make_ranks(4)
-    ]
-    return record.model_copy(update={"world": world, "ranks": ranks})
+    world = {"dimensions": [DimensionPart(name=name, size=size) for name, size in sizes]}
+    return make_record(label="tp", world_size=4, world=world, ranks=make_ranks(4, **fields))
 
 
 def reference() -> Record:
-    (rank,) = make_ranks(1)
-    rank = rank.model_copy(update={"batch_digests": [["a", "b"]], "batch_hash_sums": ["3"]})
-    return make_record().model_copy(update={"ranks": [rank]})
+    return make_record(ranks=make_ranks(1, batch_digests=[[["a", "b"]]], batch_hash_sums=[["3"]]))
 
 
 def test_peers_with_the_same_samples_are_the_reference_s_job() -> None:

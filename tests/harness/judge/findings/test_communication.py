@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding
 from harness.record import BackendPart, LayoutPart, MemoryPart, Record, TensorPart
 from tests.records import make_effective, make_ranks, make_record, told
@@ -12,7 +11,7 @@ from tests.volumes import make_volume_record, with_rows
 
 
 def finding_of(record: Record) -> Finding | None:
-    found = [f for f in Comparison([record]).findings if f.id == "communication-differs"]
+    found = told([record], "communication-differs")
     assert len(found) <= 1
     return found[0] if found else None
 
@@ -106,7 +105,7 @@ def findings(
         gathered_peak_bytes=most,
         gathered_least_bytes=least,
     )
-    ranks = [rank.model_copy(update={"memory": [held]}) for rank in make_ranks(2)]
+    ranks = make_ranks(2, memory=[[held]] * 2)
     record = make_record(label="mine", world_size=2, layout=LAYOUT, ranks=ranks, backend=part)
     return told([record], "one-wrap-unit")
 

@@ -4,30 +4,21 @@ from typing import Any
 
 import pytest
 
-from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding, statements
 from harness.record import ObservedPart, Record
-from tests.records import ENVIRONMENT, make_ranks, make_record
+from tests.records import make_ranks, make_record, told
 
 Passes = dict[int, tuple[int, int] | None]
 
 
 def run(label: str, accumulation_steps: int = 1, *passes: Passes, **changes: Any) -> Record:
     """Of as many ranks as `passes`."""
-    ranks = make_ranks(len(passes))
-    record = make_record(
-        label=label,
-        ranks=[
-            part.model_copy(update={"passes": of_rank}) for part, of_rank in zip(ranks, passes, strict=True)
-        ],
-        **changes,
-    )
-    world = record.world.model_copy(update={"accumulation_steps": accumulation_steps})
-    return record.model_copy(update={"world": world})
+    ranks, world = make_ranks(len(passes), passes=list(passes)), {"accumulation_steps": accumulation_steps}
+    return make_record(label=label, ranks=ranks, world=world, **changes)
 
 
 def found(kind: str, *records: Record) -> list[str]:
-    return [finding.message for finding in Comparison(records).findings if finding.id == kind]
+    return [finding.message for finding in told(records, kind)]
 
 
 def test_a_rank_that_skips_a_micro_batch_is_named_with_the_step() -> None:
@@ -84,7 +75,7 @@ def test_layers_that_only_the_reference_keeps_in_evaluation_mode_are_named() -> 
 
 def test_ranks_with_the_same_difference_are_named_together() -> None:
     unlike = {"gradient clipping": [None, 1.0], "tf32": [True, False]}
-    ranks = [part.model_copy(update={"otherwise": unlike if part.rank else {}}) for part in make_ranks(3)]
+    ranks = make_ranks(3, otherwise=[{}, unlike, unlike])
     assert found("ranks-differ", make_record(), make_record(label="ddp", world_size=3, ranks=ranks)) == [
         "ddp on 3 ranks: differs from rank 0 (ranks: 1, 2): gradient clipping none against 1; "
         "tf32 on against off"
@@ -113,8 +104,7 @@ def test_buffers_that_only_the_reference_moves_are_named() -> None:
 
 
 def gaps(*records: Record) -> list[Finding]:
-    comparison = Comparison([make_record(), *records])
-    return [finding for finding in comparison.findings if finding.id == "runs-missing"]
+    return told([make_record(), *records], "runs-missing")
 
 
 def repeated(repeat: int, label: str = "ddp", command: str = "harness compare", **changes: object) -> Record:
@@ -146,8 +136,8 @@ def test_the_first_runs_that_another_command_takes_over_are_all_that_it_asked_fo
 
 def test_cells_that_lack_the_same_runs_are_told_together() -> None:
     found = gaps(repeated(1), repeated(1, label="zero1"))
-    (told,) = statements(found)
-    assert told.sentence.startswith(
+    (one,) = statements(found)
+    assert one.sentence.startswith(
         "ddp and zero1 on 2 ranks: missing from the records: 1 of 2 runs, counted from 0: 0"
     )
 
@@ -159,7 +149,7 @@ def test_cells_that_lack_the_same_runs_are_told_together() -> None:
         [repeated(0, command="harness compare --repeats 1")],
         [repeated(0, command="harness compare --repeats all")],
         # Runs of a cell that were made on two machines stand apart in the tables.
-        [repeated(0), repeated(1, environment=ENVIRONMENT | {"cpu": "another"})],
+        [repeated(0), repeated(1, environment={"cpu": "another"})],
         [repeated(0, command="harness compare --repeats 3", status="unsupported", reasons=["no"], steps=[])],
     ],
 )

@@ -20,7 +20,6 @@ from harness.judge.wording import CellName, entries, name_cells
 from tests.records import (
     LOSSES,
     NORMS,
-    make_effective,
     make_record,
     make_steps,
     make_weights,
@@ -62,14 +61,12 @@ def test_the_version_that_clips_is_that_of_the_table() -> None:
     assert f"DeepSpeed {fact('zero-clips-by-default').first} and later" in kinds()["clipping-differs"].cause
 
 
-def test_agreement_gives_no_finding() -> None:
-    assert Comparison([make_record(), make_record(label="ddp")]).findings == []
-
-
 def test_divergence_is_a_finding_with_its_size() -> None:
     steps = make_steps(LOSSES, [norm * 2 for norm in NORMS])
     other = make_record(label="zero1", steps=steps, final_weights=make_weights("c" * 64))
-    found, cause = sorted(Comparison([make_record(), other]).findings, key=lambda one: one.id)
+    findings = Comparison([make_record(), other]).findings
+    assert [one.id for one in statements(findings)] == ["gradient-scale", "diverged"]
+    found, cause = sorted(findings, key=lambda one: one.id)
     assert (found.id, cause.id) == ("diverged", "gradient-scale")
     assert "summed over 2 ranks" in cause.message
     assert found.backends == ("zero1",)
@@ -85,11 +82,9 @@ def test_another_job_is_a_finding_with_both_values() -> None:
 
 
 def test_different_micro_batches_on_one_world_are_a_finding() -> None:
-    ddp, zero = make_record(label="ddp"), make_record(label="zero1")
-    world = zero.world.model_copy(update={"micro_batch_size": 2, "accumulation_steps": 2})
-    backend = zero.backend.model_copy(update={"effective": make_effective(accumulation_steps=2)})
-    other = zero.model_copy(update={"world": world, "backend": backend})
-    (found,) = Comparison([make_record(), ddp, other]).findings
+    cut = {"micro_batch_size": 2, "accumulation_steps": 2}
+    other = make_record(label="zero1", world=cut, effective={"accumulation_steps": 2})
+    (found,) = Comparison([make_record(), make_record(label="ddp"), other]).findings
     assert found.id == "micro-batch-differs"
     assert found.values == {"4 x 1": ["ddp"], "2 x 2": ["zero1"]}
 
@@ -131,15 +126,6 @@ def test_causes_come_before_what_follows_and_figures_last() -> None:
     ]
 
 
-def test_divergence_names_its_cause_first() -> None:
-    steps = make_steps(norms=[norm * 2 for norm in NORMS])
-    other = make_record(label="zero1", steps=steps, final_weights=make_weights("c" * 64))
-    assert [s.id for s in statements(Comparison([make_record(), other]).findings)] == [
-        "gradient-scale",
-        "diverged",
-    ]
-
-
 def test_a_message_about_the_whole_table_keeps_its_colons() -> None:
     several = Finding(id="several-jobs", about=("ddp",), text="not the same job: a: 1 / 2")
     (statement,) = statements([several])
@@ -147,22 +133,17 @@ def test_a_message_about_the_whole_table_keeps_its_colons() -> None:
     assert statement.reference == "docs/findings.md#several-jobs"
 
 
-def test_cells_are_told_by_their_number_of_ranks() -> None:
-    assert name_cells([CellName("single", 1), CellName("a", 2), CellName("b", 2)]) == (
-        "single on 1 rank; a and b on 2 ranks"
-    )
-    assert (
-        name_cells([CellName("a", 1), CellName("b", 1), CellName("a", 4), CellName("b", 4)])
-        == "a and b on 1 and 4 ranks"
-    )
-
-
-def test_every_number_of_ranks_is_told_once_and_in_order() -> None:
-    sizes = [64, 2, 4, 8, 16, 32, 1, 2]
-    cells = [CellName("ddp", size) for size in sizes]
-    assert name_cells(cells) == "ddp on 1, 2, 4, 8, 16, 32 and 64 ranks"
-    backwards = [CellName("a", 1), CellName("a", 2), CellName("b", 2), CellName("b", 1)]
-    assert name_cells(backwards) == "a and b on 1 and 2 ranks"
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        ([("single", 1), ("a", 2), ("b", 2)], "single on 1 rank; a and b on 2 ranks"),
+        ([("a", 1), ("b", 1), ("a", 4), ("b", 4)], "a and b on 1 and 4 ranks"),
+        ([("ddp", n) for n in (64, 2, 4, 8, 16, 32, 1, 2)], "ddp on 1, 2, 4, 8, 16, 32 and 64 ranks"),
+        ([("a", 1), ("a", 2), ("b", 2), ("b", 1)], "a and b on 1 and 2 ranks"),
+    ],
+)
+def test_cells_are_told_by_their_numbers_of_ranks(cells: list[tuple[str, int]], told: str) -> None:
+    assert name_cells([CellName(*cell) for cell in cells]) == told
 
 
 def test_what_is_no_cell_is_not_lost_among_cells() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.findings.finding import Finding
 from harness.judge.findings.jobs import OVERRIDDEN, added_loss
 from harness.launch.launcher import launcher_settings
 from harness.record import (
@@ -25,7 +24,7 @@ from harness.record import (
     TensorPart,
 )
 from tests.harness.cli.command_line import UNTRACED, harness, records
-from tests.records import ENVIRONMENT, make_communication, make_ranks, make_record, told
+from tests.records import changed, make_communication, make_ranks, make_record, told
 from tests.representatives import first
 
 BUFFERS = [
@@ -36,7 +35,7 @@ LAYOUT = LayoutPart(parameters=[], decaying=[], buffers=BUFFERS, blocks=[])
 
 def of_job(kind: str, **changes: object) -> list[str]:
     records = [make_record(label=label, **changes) for label in ("single", "ddp")]
-    return [finding.message for finding in Comparison(records).findings if finding.id == kind]
+    return [finding.message for finding in told(records, kind)]
 
 
 def test_bytes_fed_to_pretrained_weights_are_named_once() -> None:
@@ -78,19 +77,14 @@ def given_row(label: str, mode: GivenMode, **changes: Any) -> Record:
     ]
     part = GivenPart(file="ds.json", kind="deepspeed", mode=mode, sha256="0" * 64, settings=settings)
     record = make_record(label=label, **changes)
-    return record.model_copy(update={"backend": record.backend.model_copy(update={"given": part})})
-
-
-def as_given(*records: Record) -> list[Finding]:
-    return told(records, "exactly-as-given")
+    return changed(record, backend={"given": part})
 
 
 def test_a_row_exactly_as_given_names_what_makes_it_unfair() -> None:
     clipped = {"training": {"gradient_clipping": 0.5}, "job_id": "a" * 12}
-    (found,) = as_given(
-        make_record(), make_record(label="ddp"), make_record(**clipped),
-        given_row("zero2:preset=library-defaults,row=ds-as-given", "exactly-as-given", **clipped),
-    )  # fmt: skip
+    row = given_row("zero2:preset=library-defaults,row=ds-as-given", "exactly-as-given", **clipped)
+    records = [make_record(), make_record(label="ddp"), make_record(**clipped), row]
+    (found,) = told(records, "exactly-as-given")
     assert found.values["settings"] == {
         "training.gradient_clipping": [0.5, 1.0],
         "preset": ["library-defaults", "like-for-like"],
@@ -100,7 +94,8 @@ def test_a_row_exactly_as_given_names_what_makes_it_unfair() -> None:
 
 
 def test_a_row_like_for_like_is_no_finding() -> None:
-    assert as_given(make_record(), make_record(label="ddp"), given_row("zero2:row=ds", "like-for-like")) == []
+    records = [make_record(), make_record(label="ddp"), given_row("zero2:row=ds", "like-for-like")]
+    assert told(records, "exactly-as-given") == []
 
 
 QUIET = {
@@ -114,9 +109,8 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_SHARDING_STRATEGY": "FULL_SHARD", "
 
 
 def overridden(settings: dict[str, str], **training: Any) -> list[str]:
-    environment = ENVIRONMENT | {"launcher_settings": settings}
-    record = make_record(label="ddp", environment=environment, training=training)
-    return [f.text for f in Comparison([record]).findings if f.id == OVERRIDDEN]
+    record = make_record(label="ddp", environment={"launcher_settings": settings}, training=training)
+    return [finding.text for finding in told([record], OVERRIDDEN)]
 
 
 def test_a_launcher_that_asks_for_nothing_is_no_finding() -> None:
@@ -164,21 +158,13 @@ def script(
     part = ObservationPart(
         command=["torchrun", "train.py"], frameworks=[], base=base, learning_rates=rates or [[1e-3] * 4]
     )
-    record = make_record(label="observed-ddp")
     moved = make_communication(2) if bytes_moved else []
     if forward:
         moved += [one.model_copy(update={"phase": "forward"}) for one in make_communication(2, forward)]
-    return record.model_copy(
-        update={
-            "ranks": [
-                rank.model_copy(update={"batch_digests": [given] * 3})
-                for rank, given in zip(record.ranks, fed, strict=True)
-            ],
-            "observation": part,
-            "observed": ObservedPart(**observed | seen),
-            "comm": moved,
-        }
-    )
+    return make_record(
+        label="observed-ddp", ranks=make_ranks(2, batch_digests=[[given] * 3 for given in fed]),
+        observation=part, observed=ObservedPart(**observed | seen), comm=moved,
+    )  # fmt: skip
 
 
 def of_script(record: Record) -> dict[str, str]:
@@ -249,16 +235,13 @@ PEERS = "ranks that share samples begin in different random states"
 
 
 def dropped(*states: str | None, evaluating: list[str] | None = None, shared: bool = False) -> str:
-    parts = [
-        part.model_copy(update={"random_state": state})
-        for part, state in zip(make_ranks(len(states)), states, strict=True)
-    ]
-    record: Record = make_record(label="tp" if shared else "ddp", ranks=parts)
-    observed = ObservedPart(dropout=0.1, evaluating_in_training=evaluating)
-    dimensions = [DimensionPart(name="tensor", size=len(states))] if shared else []
-    world = record.world.model_copy(update={"world_size": len(states), "dimensions": dimensions})
-    comparison = Comparison([record.model_copy(update={"observed": observed, "world": world})])
-    return next(f.message for f in comparison.findings if f.id == "not-deterministic")
+    parts = make_ranks(len(states), random_state=list(states))
+    record = make_record(
+        label="tp" if shared else "ddp", world_size=len(states), ranks=parts,
+        observed=ObservedPart(dropout=0.1, evaluating_in_training=evaluating),
+        world={"dimensions": [DimensionPart(name="tensor", size=len(states))] if shared else []},
+    )  # fmt: skip
+    return told([record], "not-deterministic")[0].message
 
 
 @pytest.mark.parametrize(
@@ -300,8 +283,7 @@ def test_the_loss_of_a_router_is_named_and_rounding_is_not(tmp_path: Path, route
         "data.sequence_length=32", "--set", "training.steps=3", "--runs", "runs", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    findings = Comparison(records(tmp_path / "runs")).findings
-    named = [finding for finding in findings if finding.id == "model-adds-loss"]
+    named = told(records(tmp_path / "runs"), "model-adds-loss")
     assert len(named) == (router == "true")
     for finding in named:
         # Four experts, two of each token: the balancing loss is about 2, times 0.01.
@@ -316,4 +298,4 @@ def test_rounding_is_no_difference() -> None:
     rounded = {"observed": with_losses(5.25, 5.2605).observed, "training": {"precision": "bf16-mixed"}}
     assert added_loss(make_record(label="accelerate-fsdp", **rounded)) is None, "a wrapper's bfloat16"
     assert added_loss(make_record(**rounded)) is not None, "the reference has no wrapper"
-    assert "model-adds-loss" in {finding.id for finding in Comparison([with_losses(6.0, 5.0)]).findings}
+    assert len(told([with_losses(6.0, 5.0)], "model-adds-loss")) == 1

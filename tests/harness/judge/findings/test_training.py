@@ -1,4 +1,4 @@
-"""What is looked at in the first steps: who gets a gradient, and when updates are made."""
+"""Runs whose settings, dtypes, updates, losses or weights are not those of their reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from harness.judge.findings.finding import Finding
 from harness.judge.findings.training import exceeded
 from harness.judge.wording import entries
 from harness.record import (
-    BackendPart,
     EvaluationPart,
     LayoutPart,
     ObservedPart,
@@ -27,7 +26,7 @@ from tests.records import (
     JOB,
     LOSSES,
     NORMS,
-    make_effective,
+    changed,
     make_ranks,
     make_record,
     make_steps,
@@ -58,7 +57,7 @@ def test_measures_are_told_by_how_far_they_lie_beyond_the_model_first() -> None:
 def test_a_run_that_diverged_tells_what_lies_beyond() -> None:
     steps = make_steps([LOSSES[0] + 0.5, *LOSSES[1:]], [norm * 1.5 for norm in NORMS])
     other = make_record(label="ddp", steps=steps, final_weights=make_weights("c" * 64))
-    found = next(f for f in Comparison([make_record(), other]).findings if f.id == "diverged")
+    (found,) = told([make_record(), other], "diverged")
     assert "(a gradient norm differs by 50 %, " in found.message
     assert "a loss differs by 5.0e-01 nats per token, " in found.message
     assert list(found.values["exceeded"]) == ["loss", "norm"]
@@ -66,7 +65,7 @@ def test_a_run_that_diverged_tells_what_lies_beyond() -> None:
 
 @pytest.mark.parametrize(("shift", "named"), [(1e-4, True), (1e-9, False)])
 @pytest.mark.parametrize(
-    ("kind", "told", "text"),
+    ("kind", "finding", "text"),
     [
         ("frozen", "frozen-weights-moved", "frozen.weight moved, although the job freezes that"),
         (
@@ -76,7 +75,7 @@ def test_a_run_that_diverged_tells_what_lies_beyond() -> None:
     ],
 )  # fmt: skip
 def test_weights_that_nothing_should_move_are_named_whatever_else_is_said(
-    kind: str, told: str, text: str, shift: float, named: bool
+    kind: str, finding: str, text: str, shift: float, named: bool
 ) -> None:
     """By so little that every limit allows it, and where another cause explains the figures."""
     layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], **{kind: ["frozen.weight"]})
@@ -92,26 +91,23 @@ def test_weights_that_nothing_should_move_are_named_whatever_else_is_said(
     summed = make_steps(LOSSES, [2 * norm for norm in NORMS])
     for changes in ({}, {"steps": summed}):
         comparison = Comparison([record(), record(shift, "ddp", **changes)])
-        assert [f.text for f in comparison.findings if f.id == told] == [text] * named
+        assert [f.text for f in comparison.findings if f.id == finding] == [text] * named
     assert comparison.rows[-1].judgement.parity == "diverged"
     unseen = make_record(label="ddp", layout=layout, initial_weights=None, final_weights=None)
-    assert told not in {f.id for f in Comparison([record(), unseen]).findings}
+    assert told([record(), unseen], finding) == []
 
 
 def test_a_loss_that_reads_cut_weights_beside_the_model_is_the_cause() -> None:
     steps = make_steps([LOSSES[0] - 2.5, *LOSSES[1:]], NORMS)
-    other = make_record(label="fsdp1", steps=steps)
     layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], read_outside=["first.weight"])
-    other = other.model_copy(update={"layout": layout})
+    other = make_record(label="fsdp1", steps=steps, layout=layout)
     found = {finding.id: finding.text for finding in Comparison([make_record(), other]).findings}
     assert "; see weights-read-outside" in found["diverged"]
     assert "the loss reads first.weight outside of the model's forward pass" in found["weights-read-outside"]
     # Ranks then compute different losses from equal weights.
-    probed = [part.model_copy(update={"probe_loss": 1.0 + part.rank}) for part in other.ranks]
     for read, named in ((["first.weight"], False), ([], True)):
-        changes = {"ranks": probed, "layout": layout.model_copy(update={"read_outside": read})}
-        findings = Comparison([make_record(), other.model_copy(update=changes)]).findings
-        assert ("replicas-differ" in [finding.id for finding in findings]) == named
+        probed = changed(other, ranks=make_ranks(2, probe_loss=[1.0, 2.0]), layout={"read_outside": read})
+        assert bool(told([make_record(), probed], "replicas-differ")) == named
 
 
 def test_weights_that_passes_change_are_the_cause_where_passes_use_copies() -> None:
@@ -160,8 +156,7 @@ def test_what_nothing_updates_has_not_lost_its_updates(kind: str) -> None:
         ("bfloat16", still, still, ["single", "zero2"]),
         ("bfloat16", moved, still, ["zero2"]),
     ):
-        rows = Comparison([run("single", dtype, there), run("zero2", "bfloat16", trained)])
-        found = [finding for finding in rows.findings if finding.id == "lost-updates"]
+        found = told([run("single", dtype, there), run("zero2", "bfloat16", trained)], "lost-updates")
         assert [label for finding in found for label in finding.backends] == lost
         assert all(finding.values["parameters_that_stood_still"] == ["trained"] for finding in found)
 
@@ -177,12 +172,8 @@ def find_idle(records: list[Record]) -> list[Finding]:
 
 def without(*of_ranks: Steps, reference: Steps | None = None, norm: float = 1.0) -> list[Finding]:
     """norm: gradient norms, as a share of the reference's."""
-    ranks = [
-        part.model_copy(update={"without_gradient": steps})
-        for part, steps in zip(make_ranks(2), of_ranks, strict=True)
-    ]
-    (first,) = make_ranks(1)
-    alone = make_record(ranks=[first.model_copy(update={"without_gradient": reference or {}})])
+    ranks = make_ranks(2, without_gradient=list(of_ranks))
+    alone = make_record(ranks=make_ranks(1, without_gradient=reference or {}))
     steps = make_steps(norms=[norm * value for value in NORMS])
     return find_idle([alone, make_record(label="ddp", ranks=ranks, steps=steps)])
 
@@ -202,10 +193,7 @@ def test_an_expert_that_idles_in_a_run_that_agrees_is_not_accused() -> None:
 
 
 def test_an_expert_that_idles_in_a_run_that_cannot_be_judged_is_not_accused() -> None:
-    ranks = [
-        part.model_copy(update={"without_gradient": steps})
-        for part, steps in zip(make_ranks(2), ({0: POOLER}, {0: IDLE}), strict=True)
-    ]
+    ranks = make_ranks(2, without_gradient=[{0: POOLER}, {0: IDLE}])
     run = make_record(label="ddp", ranks=ranks, steps=make_steps(norms=[0.7 * value for value in NORMS]))
     assert [finding.id for finding in find_idle([make_record(), run])] == ["idle-on-some-ranks"]
     dropout = ObservedPart(dropout=0.1)
@@ -244,15 +232,9 @@ def test_an_update_between_two_steps_is_outside_of_every_clock() -> None:
 
 def stale(*, before: int | None, end: int | None, losses: tuple[float, ...] | None = None) -> list[Finding]:
     record = make_record(label="zero2", **({"steps": make_steps(losses=losses)} if losses else {}))
-    assert record.initial_weights is not None
-    assert record.final_weights is not None
-    copied = {"copied_elements": 1000}
-    changed = record.model_copy(update={
-        "initial_weights": record.initial_weights.model_copy(update=copied | {"stale_elements": before}),
-        "final_weights": record.final_weights.model_copy(update=copied | {"stale_elements": end}),
-    })  # fmt: skip
-    findings: list[Finding] = Comparison([make_record(), changed]).findings
-    return [f for f in findings if f.id in ("weights-in-use-stale", "diverged")]
+    sides = ({"copied_elements": 1000, "stale_elements": count} for count in (before, end))
+    record = changed(record, **dict(zip(("initial_weights", "final_weights"), sides, strict=True)))
+    return told([make_record(), record], "weights-in-use-stale", "diverged")
 
 
 @pytest.mark.parametrize("count", [0, None], ids=["all equal", "not known"])
@@ -276,17 +258,13 @@ def test_a_first_loss_that_differs_is_explained_by_them() -> None:
 
 def updating(*odd: OddUpdatePart | None, phases: dict[str, int] | None = None, label: str = "ddp") -> Record:
     """Of a rank for each."""
-    parts = [
-        part.model_copy(update={"odd_update": one})
-        for part, one in zip(make_ranks(len(odd)), odd, strict=True)
-    ]
+    parts = make_ranks(len(odd), odd_update=list(odd))
     seen = ObservedPart(updates_by_phase=phases or {"step": 2})
     return make_record(label=label, ranks=parts, observed=seen)
 
 
 def altered(record: Record, reference: Record | None = None) -> list[str]:
-    findings = Comparison([reference or make_record(), record]).findings
-    return [finding.message for finding in findings if finding.id == "update-altered"]
+    return [finding.message for finding in told([reference or make_record(), record], "update-altered")]
 
 
 def odd(kind: OddUpdate, step: int = 2, **values: object) -> OddUpdatePart:
@@ -338,8 +316,7 @@ def evaluated(*losses: float | None) -> list[EvaluationPart]:
 
 def held_out(*losses: float | None, **changes: Any) -> list[Finding]:
     record = make_record(label="ddp", eval=evaluated(*losses), **changes)
-    findings = Comparison([make_record(eval=evaluated(5.0, 4.0)), record]).findings
-    return [finding for finding in findings if finding.id == "held-out-loss-differs"]
+    return told([make_record(eval=evaluated(5.0, 4.0)), record], "held-out-loss-differs")
 
 
 def test_equal_losses_and_rounding_are_no_finding() -> None:
@@ -362,8 +339,7 @@ def test_of_another_training_and_of_running_statistics_nothing_is_said() -> None
 
 
 def run(label: str, precision: str = "fp32", **effective: Any) -> Record:
-    backend = BackendPart(label=label, name=label, effective=make_effective(**effective), native_config={})
-    return make_record(label=label, backend=backend, training={"precision": precision})
+    return make_record(label=label, effective=effective, training={"precision": precision})
 
 
 def against(precision: str = "fp32", *, reference: dict[str, Any], given: dict[str, Any]) -> list[Finding]:
@@ -397,8 +373,8 @@ def test_autocast_and_cast_weights_compute_in_the_same_dtype() -> None:
 def test_gradients_in_a_dtype_that_the_job_does_not_call_for(
     key: str, precision: str, given: str, ids: list[str]
 ) -> None:
-    told = against(precision, reference={key: "float32"}, given={key: given})
-    assert [finding.id for finding in told] == ids
+    found = against(precision, reference={key: "float32"}, given={key: given})
+    assert [finding.id for finding in found] == ids
 
 
 @pytest.mark.parametrize(
@@ -411,8 +387,8 @@ def test_gradients_in_a_dtype_that_the_job_does_not_call_for(
     ],
 )
 def test_a_scaler_in_one_of_them_only(reference: float | None, given: float | None, ids: list[str]) -> None:
-    told = against("fp16-mixed", reference={"loss_scale": reference}, given={"loss_scale": given})
-    assert [finding.id for finding in told] == ids
+    found = against("fp16-mixed", reference={"loss_scale": reference}, given={"loss_scale": given})
+    assert [finding.id for finding in found] == ids
 
 
 def test_another_optimizer() -> None:
@@ -442,9 +418,8 @@ def layers(label: str, precision: str, most: str, **otherwise: list[str]) -> Rec
 )
 def test_single_layers_in_another_dtype(precision: str, most: str, dtype: str, named: bool) -> None:
     reference, given = layers("single", precision, most), layers("ddp", precision, most, **{dtype: ["a.b"]})
-    told = [f.message for f in Comparison([reference, given]).findings if f.id == "compute-dtype-differs"]
     text = f"ddp on 2 ranks: dtype of computation differs in a.b: {dtype} against {most} in the reference"
-    assert told == ([text] if named else [])
+    assert [f.message for f in told([reference, given], "compute-dtype-differs")] == [text] * named
 
 
 def test_layers_that_the_reference_computes_so_too_are_no_finding() -> None:
@@ -452,25 +427,16 @@ def test_layers_that_the_reference_computes_so_too_are_no_finding() -> None:
     assert Comparison(both).findings == []
 
 
-KIND = "cost-setting-changes-training"
-
-
 def with_options(options: dict[str, Any], loss: float = 4.0, name: str = "zero2") -> Record:
     label = name + (":" + ",".join(f"{k}={v}" for k, v in options.items()) if options else "")
-    backend = BackendPart(
-        label=label, name=name, options=options, effective=make_effective(), native_config={}
-    )
+    steps = make_steps(changes={2: {"loss": loss}})
     return make_record(
-        label=label,
-        backend=backend,
-        run_id=f"run-{loss}-{len(options)}",
-        steps=make_steps(changes={2: {"loss": loss}}),
+        label=label, backend={"options": options}, run_id=f"run-{loss}-{len(options)}", steps=steps
     )
 
 
 def costs(*records: Record) -> list[str]:
-    findings = Comparison([make_record(steps=make_steps()), *records]).findings
-    return [f.message for f in findings if f.id == KIND]
+    return [f.message for f in told([make_record(), *records], "cost-setting-changes-training")]
 
 
 def test_overlap_that_changes_the_loss_is_named() -> None:
