@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from harness.judge.agreement.causes import HYPOTHESES
-from harness.judge.findings.finding import ROLES, kinds, role_of
+from harness.judge.findings.finding import PARTS, ROLES, role_of
+from harness.judge.wording import entries
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "findings.md"
@@ -30,13 +31,11 @@ def page() -> str:
     """The page, an index by role and an entry for each kind."""
     lines = [HEAD]
     for role, heading in ROLES.items():
-        links = ", ".join(f"[{kind}](#{kind})" for kind in sorted(kinds()) if role_of(kind) == role)
+        links = ", ".join(f"[{kind}](#{kind})" for kind in sorted(entries()) if role_of(kind) == role)
         lines.append(f"- **{heading}**: {links}")
-    for kind in kinds().values():
-        lines.append(f"\n## {kind.id}\n\n{kind.title}. {kind.cause}\n\n- Confirm: {kind.confirm}")
-        if kind.reported is not None:
-            lines.append(f"- Reported: {kind.reported}")
-        lines.append(f"- Fix: {kind.fix}")
+    for kind, entry in entries().items():
+        lines.append(f"\n## {kind}\n\n{entry['title']}. {entry['cause']}\n")
+        lines += [f"- {part.capitalize()}: {entry[part]}" for part in PARTS[2:] if part in entry]
     return "\n".join(lines) + "\n"
 
 

@@ -50,10 +50,10 @@ def configuration(
 
 def finding(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Ids of findings."""
-    from harness.judge.findings.finding import kinds
+    from harness.judge.wording import entries
 
-    known = kinds()
-    return [CompletionItem(name, help=known[name].title) for name in _beginning(known, incomplete)]
+    known = entries()
+    return [CompletionItem(name, help=known[name]["title"]) for name in _beginning(known, incomplete)]
 
 
 def section(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -7,7 +7,6 @@ import json
 import re
 import textwrap
 from collections.abc import Collection
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ from harness.errors import HarnessError
 from harness.files import require_plain_output, write_all_atomically
 from harness.job.reference import commented_file, json_schema, sections
 from harness.job.reference import settings as all_settings
-from harness.judge.findings.finding import kinds
+from harness.judge.findings.finding import PARTS
+from harness.judge.wording import entries
 from harness.record.provenance import package_versions
 from harness.tell.formats import fitted, line_width
 
@@ -128,7 +128,7 @@ def explain(word: str | None, as_json: bool) -> int:
     WORD is the id that `compare` and reports show, or a word such as `band` or `payload`; without it all
     findings are listed.
     """
-    known = kinds()
+    known = entries()
     if word is not None and word not in known:
         meant = word_of(word)
         if meant is None:
@@ -139,21 +139,20 @@ def explain(word: str | None, as_json: bool) -> int:
         else:
             echo(textwrap.fill(f"{meant}: {meaning}.", line_width(), subsequent_indent="  "))
         return 0
-    chosen = [*known.values()] if word is None else [known[word]]
     if as_json:
-        echo(json.dumps({"findings": [asdict(kind) for kind in chosen]}, indent=1))
-        return 0
-    if word is None:
+        chosen = known if word is None else {word: known[word]}
+        found = [{"id": kind} | {part: of.get(part) for part in PARTS} for kind, of in chosen.items()]
+        echo(json.dumps({"findings": found}, indent=1))
+    elif word is None:
         width = max(map(len, known))
-        for kind in chosen:
-            echo(f"{kind.id:<{width}}  {kind.title}")
-        return 0
-    (kind,) = chosen
-    echo(f"{kind.id}: {kind.title}.")
-    for name in ("cause", "confirm", "reported", "fix"):
-        if (said := getattr(kind, name)) is not None:
-            text = f"{name.capitalize()}: {said}"
-            echo(textwrap.fill(text, line_width(), initial_indent="  ", subsequent_indent="    "))
+        for kind, entry in known.items():
+            echo(f"{kind:<{width}}  {entry['title']}")
+    else:
+        echo(f"{word}: {known[word]['title']}.")
+        for part in PARTS[1:]:
+            if (said := known[word].get(part)) is not None:
+                text = f"{part.capitalize()}: {said}"
+                echo(textwrap.fill(text, line_width(), initial_indent="  ", subsequent_indent="    "))
     return 0
 
 

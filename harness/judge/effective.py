@@ -20,11 +20,6 @@ Constants = dict[str, list[str]]
 """Values of each constant by its name, one for each kind of group."""
 
 
-def optimizer_constants(record: Record) -> list[str] | None:
-    """Constants of the optimizer's groups, whatever their order, as the live optimizer holds them."""
-    return sorted(_kinds_of_group(record)) or None
-
-
 def _by_name(kinds: Kinds) -> Constants:
     found: Constants = {}
     for _, group in sorted(kinds.items()):
@@ -342,7 +337,7 @@ def transport_variables(record: Record) -> dict[str, str] | None:
 OWN: dict[str, Callable[[Record], Any]] = {
     "gradient clipping": clipping,
     "optimizer": optimizer_class,
-    CONSTANTS: optimizer_constants,
+    CONSTANTS: lambda r: sorted(_kinds_of_group(r)) or None,
     "dtype of masters": master_dtypes,
     # None where another optimizer trains than the one that was built.
     "dtype of optimizer states": lambda r: _seen("optimizer_state_dtypes")(r) or None,

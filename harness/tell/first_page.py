@@ -14,13 +14,13 @@ from harness.forms.textbook import STUB
 from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison, ScalingPoint, strong_scaling, weak_scaling
 from harness.judge.facts import EXPECTED_SENT, SENT, SPEED, STEP
-from harness.judge.findings.finding import Statement, kinds, statements
+from harness.judge.findings.finding import Statement, statements
 from harness.judge.library_notes import library_notes
 from harness.judge.quantities import unjudged_amounts, volume_differences
 from harness.judge.rows import BASE, CellRuns, job_marks, rank_speeds
 from harness.judge.run_conditions import is_deterministic, shares_cores
 from harness.judge.statistics import EQUAL, Ranking, interval_runs
-from harness.judge.wording import listed, name_cells, ranks, words
+from harness.judge.wording import entries, listed, name_cells, ranks, words
 from harness.tell.document import (
     Block,
     Code,
@@ -221,7 +221,7 @@ def cause(comparison: Comparison) -> str:
         return phrase("no_cause") if diverged else ""
     first = min(causes, key=lambda found: diverged.isdisjoint(found.cells))
     finding = shortened(first.sentence.removesuffix("."), MOST_WORDS_FINDING)
-    return phrase("cause", finding=finding, cause=kinds()[first.id].cause)
+    return phrase("cause", finding=finding, cause=entries()[first.id]["cause"])
 
 
 def amounts(comparison: Comparison) -> str:

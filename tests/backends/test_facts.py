@@ -10,7 +10,7 @@ from harness.backends import registry
 from harness.backends.libraries import facts as library_facts
 from harness.backends.libraries.facts import FACTS, LibraryFact, fact, not_run, unsupported
 from harness.judge.comparison import Comparison
-from harness.judge.findings.finding import kinds
+from harness.judge.wording import entries
 from harness.record import Record
 from tests.records import make_record
 
@@ -36,7 +36,7 @@ def test_a_fact_is_true_of_its_versions_alone(name: str, inside: list[str], outs
 def test_texts_name_the_first_version_of_the_table() -> None:
     first = fact("zero-clips-by-default").first
     assert first == "0.19.3"
-    assert f"DeepSpeed {first} and later clip" in kinds()["clipping-differs"].cause
+    assert f"DeepSpeed {first} and later clip" in entries()["clipping-differs"]["cause"]
 
 
 @pytest.mark.parametrize(

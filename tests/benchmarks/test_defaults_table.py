@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.defaults_table import PAGE, ROWS, Read, UnknownDefault, libraries, with_defaults
 from harness.backends import presets
-from harness.judge.findings.finding import kinds
+from harness.judge.wording import entries
 
 
 def test_the_page_has_the_defaults_of_the_installed_libraries() -> None:
@@ -21,7 +21,7 @@ def test_a_default_without_words_is_refused() -> None:
 
 def test_each_finding_of_the_table_exists() -> None:
     named = {words.split("]")[0].strip(" [") for row in ROWS for words in str(row[-1]).split(",") if words}
-    assert named <= set(kinds())
+    assert named <= set(entries())
     assert "clipping-differs" in named
 
 

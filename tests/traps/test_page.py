@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.packed_page import between
-from harness.judge.findings.finding import kinds
+from harness.judge.wording import entries
 
 from .page import listed, page, rows
 
@@ -29,4 +29,4 @@ def test_every_mistake_has_a_name_of_its_own_a_finding_and_a_test_that_exist() -
     for *_, finding, test in rows():
         file, _, function = test.strip("`").partition("::")
         assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8")
-        assert finding.strip("`") in {"unsupported", *kinds()}
+        assert finding.strip("`") in {"unsupported", *entries()}

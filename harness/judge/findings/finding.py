@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, Literal
 
 from harness.judge.rows import JudgedRun, Runs
@@ -73,27 +72,8 @@ def found(
     return Finding(id=kind, about=about, text=sentence(kind, case, **(values | words)), values=values)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """A kind of finding, as `findings.toml` explains it."""
-
-    id: str
-    title: str
-    """What was found, in a few words."""
-    cause: str
-    confirm: str
-    reported: str | None
-    """From which figures on, where a threshold decides."""
-    fix: str
-    """What to change, in terms of DeepSpeed, FSDP, DDP and Accelerate."""
-
-
-@cache
-def kinds() -> dict[str, Kind]:
-    """Every kind of finding by its id, in the order of the report."""
-    parts = ("title", "cause", "confirm", "reported", "fix")
-    return {kind: Kind(id=kind, **{part: entry.get(part) for part in parts})  # type: ignore[arg-type]
-            for kind, entry in entries().items()}  # fmt: skip
+PARTS = ("title", "cause", "confirm", "reported", "fix")
+"""What `findings.toml` explains of a kind; 'reported': from which figures on, where a threshold decides."""
 
 
 def role_of(kind: str) -> Role:

@@ -8,13 +8,13 @@ from typing import Any
 
 from harness.judge.comparison import Comparison, ScalingPoint, strong_scaling, weak_scaling
 from harness.judge.facts import STEP
-from harness.judge.findings.finding import DOCUMENT, ROLES, Finding, Statement, kinds, role_of, statements
+from harness.judge.findings.finding import DOCUMENT, ROLES, Finding, Statement, role_of, statements
 from harness.judge.library_notes import library_notes
 from harness.judge.quantities import unjudged_amounts
 from harness.judge.rows import job_marks, reason
 from harness.judge.run_conditions import PAUSE_SECONDS
 from harness.judge.statistics import EQUAL, LEAST_FOR_P95, LEVEL, interval_runs
-from harness.judge.wording import Backends, CellName, counted, listed, name_cells, words
+from harness.judge.wording import Backends, CellName, counted, entries, listed, name_cells, words
 from harness.record import Record
 from harness.record.store import RECORD_NAME
 from harness.tell.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Shown, Table
@@ -194,7 +194,7 @@ def findings_section(comparison: Comparison) -> Section:
         return Section(
             "findings", "Findings", blocks_of(prose("findings_none" if is_judged else "findings_unjudged"))
         )
-    merged, known = statements(found), kinds()
+    merged, known = statements(found), entries()
     blocks: list[Block] = []
     for role, heading in ROLES.items():
         of_role = [statement for statement in merged if statement.role == role]
@@ -202,8 +202,8 @@ def findings_section(comparison: Comparison) -> Section:
             blocks += [Heading(heading), *_sentences(of_role)]
     # The entry of the catalogue of each kind that was found, so that a report can be read by itself.
     meanings = {
-        f"{name} ({DOCUMENT}#{name})": f"{known[name].title}. Cause: {known[name].cause} "
-        f"Confirm: {known[name].confirm} Fix: {known[name].fix}"
+        f"{name} ({DOCUMENT}#{name})": f"{known[name]['title']}. Cause: {known[name]['cause']} "
+        f"Confirm: {known[name]['confirm']} Fix: {known[name]['fix']}"
         for name in dict.fromkeys(statement.id for statement in merged)
     }
     figures = Table(key="finding_figures", columns=table_columns("findings"), rows=_figures(found))

@@ -13,7 +13,7 @@ from harness.cli.lookup import glossary, unknown, word_of
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.job.experiment import INHERITS, Experiment
-from harness.judge.findings.finding import kinds
+from harness.judge.wording import entries
 from harness.shipped import names, resolve
 from harness.slurm.matrix import load_site
 from harness.tell.formats import WIDTH
@@ -84,7 +84,7 @@ def test_explain_has_cause_and_fix(tmp_path: Path) -> None:
 
 
 def test_explain_hints_at_what_an_unknown_word_may_mean() -> None:
-    known = kinds()
+    known = entries()
     listed = f"`harness explain` lists all {len(known)} findings"
     assert unknown("clipping", known) == f"'clipping' is unknown. Did you mean 'clipping-differs'? {listed}"
     assert unknown("payloads", known) == f"'payloads' is unknown. Did you mean 'payload'? {listed}"
@@ -105,7 +105,7 @@ def test_explain_has_the_words_of_the_glossary(tmp_path: Path) -> None:
 
 def test_explain_lists_every_finding(tmp_path: Path) -> None:
     lines = harness("explain", cwd=tmp_path).stdout.splitlines()
-    assert [line.split()[0] for line in lines] == [*kinds()]
+    assert [line.split()[0] for line in lines] == [*entries()]
 
 
 @pytest.mark.parametrize("name", names("configs"))

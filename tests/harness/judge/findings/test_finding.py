@@ -13,7 +13,7 @@ from harness.judge import wording
 from harness.judge.agreement.causes import HYPOTHESES
 from harness.judge.comparison import Comparison
 from harness.judge.effective import SETTINGS
-from harness.judge.findings.finding import ROLES, Finding, Statement, kinds, of_cells, role_of, statements
+from harness.judge.findings.finding import PARTS, ROLES, Finding, Statement, of_cells, role_of, statements
 from harness.judge.quantities import rank_states
 from harness.judge.rows import JudgedRun
 from harness.judge.wording import CellName, entries, name_cells
@@ -43,14 +43,14 @@ def test_the_catalogue_has_what_the_modules_find_and_nothing_else() -> None:
     ids = {call.args[0].value for call in made if isinstance(call.args[0], ast.Constant)}
     assert len(ids) > 40
     words |= {setting.finding for setting in SETTINGS if setting.finding} | {one.kind for one in HYPOTHESES}
-    assert ids <= kinds().keys() <= words
+    assert ids <= entries().keys() <= words
 
 
 @pytest.mark.parametrize("kind", entries())
 def test_every_kind_has_a_role_a_sentence_and_says_cause_confirmation_and_remedy(kind: str) -> None:
-    told, entry = kinds()[kind], entries()[kind]
-    assert all((told.title, told.cause, told.confirm, told.fix))
-    assert not told.title.endswith(".")
+    entry = entries()[kind]
+    assert all(entry[part] for part in PARTS if part != "reported")
+    assert not entry["title"].endswith(".")
     assert role_of(kind) in ROLES
     texts = entry["text"] if isinstance(entry["text"], dict) else {"": entry["text"]}
     for case in texts:
@@ -58,7 +58,8 @@ def test_every_kind_has_a_role_a_sentence_and_says_cause_confirmation_and_remedy
 
 
 def test_the_version_that_clips_is_that_of_the_table() -> None:
-    assert f"DeepSpeed {fact('zero-clips-by-default').first} and later" in kinds()["clipping-differs"].cause
+    cause = entries()["clipping-differs"]["cause"]
+    assert f"DeepSpeed {fact('zero-clips-by-default').first} and later" in cause
 
 
 def test_divergence_is_a_finding_with_its_size() -> None:
@@ -216,7 +217,7 @@ def test_states_without_masters_are_their_closed_form_to_the_byte() -> None:
     assert len(held) == 2
     for states in held:
         assert states.expected is not None
-        expected = states.expected.kinds()
+        expected = states.expected.entries()
         off = {kind: states.measured.get(kind, 0) - expected.get(kind, 0) for kind in STATE_KINDS}
         assert set(off.values()) == {0}, off
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from harness.judge.comparison import Comparison
-from harness.judge.findings.finding import ROLES, kinds, role_of
+from harness.judge.findings.finding import ROLES, role_of
+from harness.judge.wording import entries
 from harness.record import ErrorPart
 from harness.tell.document import Folded, Items, Paragraph, Table
 from harness.tell.manifest import Manifest, RecordEntry
@@ -55,7 +56,7 @@ def test_causes_are_told_before_divergence_and_each_is_explained_in_the_report()
     assert section.index("**gradient-scale**") < section.index("**diverged**")
     assert "### Causes" in section
     assert "### Consequences" in section
-    assert f"Fix: {kinds()['gradient-scale'].fix.partition('.')[0]}" in section.replace("\\", "")
+    assert f"Fix: {entries()['gradient-scale']['fix'].partition('.')[0]}" in section.replace("\\", "")
     assert '{"' not in section
     assert [block.title for block in findings_section(comparison).blocks if hasattr(block, "title")] == [
         "Meaning of each finding, how to confirm and fix it",
