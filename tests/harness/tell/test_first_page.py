@@ -46,7 +46,6 @@ from harness.tell.report import details_document
 from harness.tell.sections.choice import comparison_scope, shortened
 from harness.tell.sections.results import KEY as SURPRISES
 from harness.tell.writers.markdown import render_details, render_markdown
-from tests.harness.judge.library_notes.moving import moving
 from tests.harness.tell.cells import growing, repeats, stage_of
 from tests.records import (
     LOSSES,
@@ -62,6 +61,7 @@ from tests.records import (
     published_comparison,
 )
 from tests.representatives import cheap, first
+from tests.volumes import moving
 
 FEW = [make_record(), *repeats("ddp", 0.5), *repeats("fsdp", 0.6)]
 WRONG = make_record(
