@@ -84,7 +84,7 @@ def predict_cells(
     from harness.plan.preflight import of_cells, predict_runs
 
     limits = limits_here(device, memory_limit)
-    return predict_runs(of_cells(cells, facts, device, limits), limits, force=force, trace=trace)
+    return predict_runs(of_cells(cells, limits, facts), limits, force=force, trace=trace)
 
 
 def predict_one(
@@ -107,10 +107,10 @@ def refuse_as_rank(request: RunRequest, *, force: bool) -> None:
     One rank of a node asks, before it meets the others: they wait for it and hold nothing yet.
     """
     from harness.plan.limits import limits_here
-    from harness.plan.preflight import of_requests, predict_runs
+    from harness.plan.preflight import of_cells, predict_runs
 
     limits = limits_here(request.device, request.memory_limit_bytes)
-    refusal = predict_runs(of_requests([request], limits), limits, force=force).refusal(request.run_id)
+    refusal = predict_runs(of_cells([request], limits), limits, force=force).refusal(request.key)
     if refusal is not None:
         problem = f"{request.backend} on {ranks(request.world_size)}: {refusal}"
         if external_rank() != 0:  # the first rank of all shows its own error
@@ -228,7 +228,7 @@ class MissingCells:
                 self.view.say(text)
 
         progress = MatrixProgress(len(cells), sys.stderr, self.view)
-        unknown = {run.key for runs in predicted.unknown.values() for run in runs}
+        unknown = {run.cell.key for runs in predicted.unknown.values() for run in runs}
         try:
             for group in groups(cells, self._turns, self.device, predicted.parts, unknown, known, say_once):
                 with closing(self._records(launcher, group, others, predicted, progress)) as ends:
@@ -298,7 +298,7 @@ def largest_batches(cells: Sequence[RunRequest], experiment: Experiment, device:
     require_limit(limits)
     launcher = LocalLauncher(device, modules_to_preload(experiment, [cell.backend for cell in cells]))
     return LargestBatches(
-        experiment=experiment, torch_device=device, limits=limits, facts=checked_jobs(launcher, cells),
+        experiment=experiment, limits=limits, facts=checked_jobs(launcher, cells),
         by=Predictors.traced_by(launcher.trace),
     )  # fmt: skip
 
@@ -587,7 +587,7 @@ def _planned(cell: RunRequest, record: Record | None, found: Runs, device: str) 
     if (seconds := _seconds(cell, found)) is not None:
         return Plan(cell=cell, why=why, seconds=seconds, seconds_from="runs")
     if (assumed := assumed_time(cell, device)) is not None:
-        return Plan(cell=cell, why=why, seconds=assumed.total, seconds_from="flops")
+        return Plan(cell=cell, why=why, seconds=assumed, seconds_from="flops")
     return Plan(cell=cell, why=why)
 
 

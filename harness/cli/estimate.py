@@ -34,7 +34,6 @@ from harness.launch.cells import canonical_label
 from harness.plan.hardware import Device
 from harness.plan.models import load_model
 from harness.plan.simulation import (
-    Simulated,
     SimulatedRow,
     compare_with_closed_forms,
     plan_simulation,
@@ -43,7 +42,7 @@ from harness.plan.simulation import (
     with_model,
 )
 from harness.plan.simulation import as_json as document
-from harness.run_directory.request import Tensors
+from harness.run_directory.request import SimulationRequest, Tensors
 
 if TYPE_CHECKING:
     from harness.plan.answer import Answer
@@ -225,9 +224,9 @@ def simulate(
     return 0
 
 
-def _simulate(asked: Sequence[Simulated], *, quiet: bool) -> list[SimulatedRow]:
+def _simulate(asked: Sequence[SimulationRequest], *, quiet: bool) -> list[SimulatedRow]:
     rows: list[SimulatedRow] = []
-    answers = run_simulations([one.request for one in asked])
+    answers = run_simulations(asked)
     with counting("simulated rank", "simulating") as another:
         for one, result in zip(asked, answers, strict=True):
             row = compare_with_closed_forms(one, result)

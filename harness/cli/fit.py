@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +30,18 @@ from harness.cli.options import (
 )
 from harness.cli.output import PREDICTING, PredictionCount, Progress, begin, counting, echo
 from harness.errors import HarnessError
-from harness.launch import (
-    started_as_rank,
-)
+from harness.launch import started_as_rank
 from harness.launch.cells import canonical_label
-from harness.launch.launcher import (
-    EventHandler,
-    LocalLauncher,
-    modules_to_preload,
-)
+from harness.launch.launcher import EventHandler, LocalLauncher, modules_to_preload
 from harness.plan.alternatives import Alternative, alternative_lines
 from harness.plan.answer import option_words, set_words
 from harness.plan.fit import (
-    Found,
-    Limit,
     Runner,
     Trial,
     answer_lines,
     error_line,
+    find,
     find_limit,
-    find_micro_batch,
-    find_sequence,
     micro_batches,
     sequences,
     trial_line,
@@ -123,14 +113,39 @@ def fit(
             launcher=LocalLauncher(device, modules_to_preload(experiment, [label])), store=store,
             command=command_line(), most_runs=most_runs, fresh=fresh, **_followed_by(count),
         )  # fmt: skip
-        found = [find_micro_batch(runner, sizes, asked)]
+        found = [find(runner, sizes, asked)]
         if sequence:
             length = experiment.data.sequence_length
             lengths = sequences(runner.model.config.get("max_position_embeddings"), length)
-            found.append(find_sequence(runner, lengths, asked or sizes.sizes[0], length))
+            found.append(find(runner, lengths, length, asked or sizes.sizes[0]))
         count.doing = PREDICTING
         instead = [] if all(search.largest for search in found) else runner.alternatives()
-    _fit_present(runner, memory, found, instead, words, job.remarks, as_json)
+
+    def command(one: Alternative) -> str:
+        place = ["--backend", one.label, "--nproc", str(one.world_size)]
+        return shlex.join(["harness", "fit", *place, *words, *set_words(one.settings)])
+
+    lines = [line for search in found for line in answer_lines(search, memory)]
+    if instead:
+        lines += ["", *alternative_lines(instead, command)]
+    error, trust = error_line(runner.trials), runner.trust()
+    lines += [*([error] if error else []), *(trust.lines() if trust else [])]
+    lines += [f"note: {remark}" for remark in job.remarks]
+    text = "\n".join([*lines, "", trial_table(runner.trials)])
+    echo(text, err=as_json)
+    if as_json:
+        document: dict[str, Any] = {
+            "backend": runner.label,
+            "world_size": runner.world_size,
+            "limit_bytes": memory.limit_bytes,
+            "limit": memory.origin,
+            **{search.what.replace("-", "_"): search.as_json() for search in found},
+            "alternatives": [{**one.as_json(), "command": command(one)} for one in instead],
+            "trust": trust.as_json() if trust else None,
+            "remarks": list(job.remarks),
+            "trials": [trial.as_json() for trial in runner.trials],
+        }
+        echo(json.dumps(document, indent=1))
     return 0
 
 
@@ -151,39 +166,3 @@ def _followed_by(count: PredictionCount) -> dict[str, Any]:
         count()
 
     return {"on_event": on_event, "on_trial": on_trial, "on_prediction": on_prediction}
-
-
-def _fit_present(
-    runner: Runner,
-    limit: Limit,
-    found: list[Found],
-    instead: list[Alternative],
-    words: Sequence[str],
-    remarks: Sequence[str],
-    as_json: bool,
-) -> None:
-    def command(one: Alternative) -> str:
-        place = ["--backend", one.label, "--nproc", str(one.world_size)]
-        return shlex.join(["harness", "fit", *place, *words, *set_words(one.settings)])
-
-    lines = [line for search in found for line in answer_lines(search, limit)]
-    if instead:
-        lines += ["", *alternative_lines(instead, command)]
-    error, trust = error_line(runner.trials), runner.trust()
-    lines += [*([error] if error else []), *(trust.lines() if trust else [])]
-    lines += [f"note: {remark}" for remark in remarks]
-    text = "\n".join([*lines, "", trial_table(runner.trials)])
-    echo(text, err=as_json)
-    if as_json:
-        document: dict[str, Any] = {
-            "backend": runner.label,
-            "world_size": runner.world_size,
-            "limit_bytes": limit.limit_bytes,
-            "limit": limit.origin,
-            **{search.what.replace("-", "_"): search.as_json() for search in found},
-            "alternatives": [{**one.as_json(), "command": command(one)} for one in instead],
-            "trust": trust.as_json() if trust else None,
-            "remarks": list(remarks),
-            "trials": [trial.as_json() for trial in runner.trials],
-        }
-        echo(json.dumps(document, indent=1))

@@ -139,14 +139,10 @@ def _most_copies(scenario: Scenario) -> int | None:
 
 def why_memory_unknown(scenario: Scenario) -> str | None:
     """Why the memory of a step is not predicted; None: it is."""
-    alone = why_states_alone(scenario.model, scenario.job, covered=_covered(scenario))
-    return _without_timeline(scenario) or alone
-
-
-def _covered(scenario: Scenario) -> tuple[str, ...]:
-    """An optimizer whose update's temporaries are given is covered, as is what frozen parameters keep."""
-    optimizer = () if scenario.other.update_copies is None else (OPTIMIZER,)
-    return optimizer if scenario.other.frozen_keep is None else (*optimizer, FROZEN)
+    other = scenario.other
+    given = {OPTIMIZER: other.update_copies, FROZEN: other.frozen_keep}
+    covered = tuple(name for name, value in given.items() if value is not None)
+    return _without_timeline(scenario) or why_states_alone(scenario.model, scenario.job, covered=covered)
 
 
 def _without_timeline(scenario: Scenario) -> str | None:
@@ -159,22 +155,10 @@ def _without_timeline(scenario: Scenario) -> str | None:
     return f"activations and speed under {scenario.label} are not predicted; model states and traffic are"
 
 
-def require_timeline(scenario: Scenario) -> None:
-    """Raise HarnessError for a strategy the course of whose step is not modelled."""
-    if (reason := _without_timeline(scenario)) is not None:
-        raise HarnessError(reason)
-
-
-def require_activations(scenario: Scenario) -> None:
-    """Raise HarnessError for a job whose activations are not predicted."""
-    reason = why_states_alone(scenario.model, scenario.job, covered=_covered(scenario))
-    if reason is not None:
-        raise HarnessError(reason)
-
-
 def require_speed(scenario: Scenario, *, covered: tuple[str, ...]) -> None:
     """Raise HarnessError for a job whose speed is not predicted. `covered`: settings that its model has."""
-    require_timeline(scenario)
+    if (reason := _without_timeline(scenario)) is not None:
+        raise HarnessError(reason)
     asked = scenario.model, scenario.job
     if why_states_alone(*asked, covered=covered) is not None:
         of = SPEED if neighbours(scenario) else ALL

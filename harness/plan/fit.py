@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import mean
-from typing import Any, Protocol
+from typing import Any
 
 from harness.backends import registry
 from harness.backends.options import parts_of
@@ -28,7 +28,7 @@ from harness.plan.hardware import load_hardware
 from harness.plan.limits import MemoryLimits
 from harness.plan.model import PlannedModel
 from harness.plan.prediction import MemoryPrediction, Predictors, predict
-from harness.plan.preflight import DOES_NOT_FIT, UNKNOWN_STRATEGY, judged
+from harness.plan.preflight import DOES_NOT_FIT, UNKNOWN_STRATEGY, is_reference, judged
 from harness.plan.scenario import Scenario, data_bytes, planned_model, scenario_of
 from harness.plan.search import divisors, largest_predicted
 from harness.plan.trust import Trust, trust_in
@@ -229,7 +229,7 @@ def micro_batches(experiment: Experiment, world_size: int, *, parts: int = 1) ->
     if own % parts:
         raise HarnessError(not_whole(own, parts))
     return Sizes(
-        sizes=[size for size in divisors(own) if size % parts == 0],
+        sizes=divisors(own, parts),
         bound=f"the global batch of {total} has {own} samples for each of {world_size} ranks",
     )
 
@@ -283,11 +283,40 @@ class Limit:
     """Whether runs must be told to stay below it; a device does so by itself."""
 
 
-def typed_limit(text: str, hardware: Path | None = None) -> Limit:
-    """The limit that a person typed: bytes, or a GPU, of which an allocator can serve all but the context.
+def find_limit(
+    given: str | None, configured: int | None, device: str, world_size: int, hardware: Path | None = None
+) -> Limit:
+    """The limit of each rank: as typed, else as configured, else the smallest memory of this machine's GPUs.
 
-    Raises HarnessError.
+    hardware: a file with GPUs of the user.
+
+    Raises HarnessError where there is none, or the ranks together could outgrow the machine.
     """
+    if given is not None:
+        limit = _typed_limit(given, hardware)
+    elif configured is not None:
+        limit = Limit(limit_bytes=configured, origin="runtime.memory_limit", imposed=True)
+    elif device == "cuda":
+        gpus = find_gpus()
+        if gpus.smallest_bytes is None:
+            raise HarnessError(f"no GPU can be used: {gpus.why_none}; give the memory of a rank with --limit")
+        return Limit(limit_bytes=gpus.smallest_bytes, origin="memory of the GPU", imposed=False)
+    else:
+        raise HarnessError(
+            "ranks on the CPU share the memory of the machine; give each a limit, such as --limit 2GB"
+        )
+    together, there = limit.limit_bytes * world_size, host_memory_bytes()
+    if device == "cpu" and together > there:
+        raise HarnessError(
+            f"--limit {limit.origin} on {world_size} ranks is {gigabytes(together)} GB, but this machine has "
+            f"{gigabytes(there)} GB; lower --limit or --nproc, or plan for GPUs that are not here with "
+            "`harness estimate --gpu NAME`"
+        )
+    return limit
+
+
+def _typed_limit(text: str, hardware: Path | None) -> Limit:
+    """Bytes, or a GPU, of which an allocator can serve all but the context."""
     if text.strip()[:1].isdigit() or text.strip().startswith("-"):
         try:
             return Limit(limit_bytes=read_bytes(text), origin=text, imposed=True)
@@ -298,49 +327,6 @@ def typed_limit(text: str, hardware: Path | None = None) -> Limit:
     except HarnessError as error:
         raise HarnessError(f"--limit takes bytes such as 2GB, or a GPU: {error}") from error
     return Limit(limit_bytes=device.usable_bytes, origin=device.name, imposed=True)
-
-
-def require_host_memory(limit: Limit, world_size: int, host_bytes: int) -> None:
-    """Raise HarnessError if the ranks of a CPU run together could outgrow the machine."""
-    if limit.limit_bytes * world_size > host_bytes:
-        together = gigabytes(limit.limit_bytes * world_size)
-        raise HarnessError(
-            f"--limit {limit.origin} on {world_size} ranks is {together} GB, but this machine has "
-            f"{gigabytes(host_bytes)} GB; lower --limit or --nproc, or plan for GPUs that are not here with "
-            "`harness estimate --gpu NAME`"
-        )
-
-
-def find_limit(
-    given: str | None, configured: int | None, device: str, world_size: int, hardware: Path | None = None
-) -> Limit:
-    """The limit of each rank: as typed, else as configured, else what the GPUs of this machine have.
-
-    hardware: a file with GPUs of the user.
-
-    Raises HarnessError where there is none, or the ranks together could outgrow the machine.
-    """
-    if given is not None:
-        limit = typed_limit(given, hardware)
-    elif configured is not None:
-        limit = Limit(limit_bytes=configured, origin="runtime.memory_limit", imposed=True)
-    elif device == "cuda":
-        return _device_limit()
-    else:
-        raise HarnessError(
-            "ranks on the CPU share the memory of the machine; give each a limit, such as --limit 2GB"
-        )
-    if device == "cpu":
-        require_host_memory(limit, world_size, host_memory_bytes())
-    return limit
-
-
-def _device_limit() -> Limit:
-    """The smallest memory of this machine's GPUs."""
-    gpus = find_gpus()
-    if gpus.smallest_bytes is not None:
-        return Limit(limit_bytes=gpus.smallest_bytes, origin="memory of the GPU", imposed=False)
-    raise HarnessError(f"no GPU can be used: {gpus.why_none}; give the memory of a rank with --limit")
 
 
 @dataclass(kw_only=True)
@@ -365,7 +351,7 @@ class Runner:
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        return self.launcher.check(self._cell(self._trial_experiment(1, None)).job.model_dump_json())
+        return self.launcher.check(self._cell(1).job.model_dump_json())
 
     @cached_property
     def model(self) -> PlannedModel:
@@ -375,8 +361,8 @@ class Runner:
     def peaks(self, micro_batch_size: int, sequence_length: int | None = None) -> Sequence[int]:
         """Predicted peak of the allocator; its least and its most where activations are not predicted;
         nothing where the backend's strategy or these are not known."""
-        cell = self._cell(self._trial_experiment(micro_batch_size, sequence_length))
-        scenario = scenario_of(cell, self.model, self.launcher.device)
+        cell = self._cell(micro_batch_size, sequence_length)
+        scenario = scenario_of(cell, self.model)
         if scenario is None:
             return []
         data = data_bytes(self._facts, cell.job, self.launcher.device)
@@ -415,7 +401,7 @@ class Runner:
     @cached_property
     def _smallest(self) -> Scenario | None:
         """Of one sample; None: nothing is known of the backend's strategy."""
-        return scenario_of(self._cell(self._trial_experiment(1, None)), self.model, self.launcher.device)
+        return scenario_of(self._cell(1), self.model)
 
     def run(self, micro_batch_size: int, sequence_length: int | None = None) -> Trial:
         """Try one size, or return the trial of it. Raises OutOfTrials, and HarnessError if a run fails."""
@@ -425,8 +411,12 @@ class Runner:
                 return trial
         if self._runs >= self.most_runs:
             raise OutOfTrials
-        experiment = self._trial_experiment(micro_batch_size, sequence_length)
-        record = self._record(self._cell(experiment), experiment)
+        cell = self._cell(micro_batch_size, sequence_length)
+        known = {} if self.fresh else reusable(self.store.records()[0], cell.key.__eq__)
+        if (record := known.get(cell.key)) is None:
+            self._runs += 1
+            on_event = self.on_event(cell)
+            record = run_cell(cell, self.store, self.launcher, command=self.command, on_event=on_event)
         if record.status not in (*FITTING, "oom"):
             raise HarnessError(
                 f"the trial of micro-batch {micro_batch_size} and sequence {wanted} ended as "
@@ -438,42 +428,15 @@ class Runner:
         self.on_trial(trial)
         return trial
 
-    def _record(self, cell: RunRequest, experiment: Experiment) -> Record:
-        """The run of a cell: one that there is already, or a new one."""
-        known = {} if self.fresh else reusable(self.store.records()[0], cell.key.__eq__)
-        if cell.key in known:
-            return known[cell.key]
-        self._runs += 1
-        on_event = self.on_event(cell)
-        return run_cell(cell, self.store, self.launcher, command=self.command, on_event=on_event)
-
-    def _trial_experiment(self, micro_batch_size: int, sequence_length: int | None) -> Experiment:
-        return trial_experiment(
+    def _cell(self, micro_batch_size: int, sequence_length: int | None = None) -> RunRequest:
+        experiment = trial_experiment(
             self.experiment,
             micro_batch_size=micro_batch_size,
             sequence_length=sequence_length,
             limit_bytes=self.limit.limit_bytes if self.limit.imposed else None,
         )
-
-    def _cell(self, experiment: Experiment) -> RunRequest:
         layout = batch_layout(experiment.training, self.world_size)
         return make_cell(experiment, self.label, self.world_size, layout, 0, self.launcher.device)
-
-
-class Tries(Protocol):
-    """What a search needs of a runner."""
-
-    trials: list[Trial]
-    limit: Limit
-
-    def peaks(self, micro_batch_size: int, sequence_length: int | None = None) -> Sequence[int]:
-        """Predicted peak of the allocator, its least and its most, or nothing."""
-
-    def why_unpredicted(self) -> str | None:
-        """Why no size has a prediction; None: they have."""
-
-    def run(self, micro_batch_size: int, sequence_length: int | None = None) -> Trial:
-        """Try one size."""
 
 
 SIZE_OF: Mapping[str, Callable[[Trial], int]] = {
@@ -525,25 +488,13 @@ class Found:
         }
 
 
-def find_micro_batch(runner: Tries, sizes: Sizes, asked: int | None) -> Found:
-    """Search the micro-batch; `asked` is the job's own, the first guess where nothing is predicted."""
-    return _find("micro-batch", runner, sizes, asked, runner.peaks, runner.run)
+def find(runner: Runner, sizes: Sizes, asked: int | None, micro_batch_size: int | None = None) -> Found:
+    """Search the micro-batch, or at a given one the sequence length.
 
-
-def find_sequence(runner: Tries, sizes: Sizes, micro_batch_size: int, asked: int) -> Found:
-    """Search the sequence length at a micro-batch; `asked` is the job's own."""
-    peaks, run = partial(runner.peaks, micro_batch_size), partial(runner.run, micro_batch_size)
-    return _find("sequence", runner, sizes, asked, peaks, run)
-
-
-def _find(
-    what: str,
-    runner: Tries,
-    sizes: Sizes,
-    asked: int | None,
-    peaks: Callable[[int], Sequence[int]],
-    run: Callable[[int], Trial],
-) -> Found:
+    `asked`: the job's own, the first guess where nothing is predicted.
+    """
+    what, at = ("micro-batch", ()) if micro_batch_size is None else ("sequence", (micro_batch_size,))
+    peaks, run = partial(runner.peaks, *at), partial(runner.run, *at)
     size_of = SIZE_OF[what]
     limit, smallest = runner.limit.limit_bytes, sizes.sizes[0]
     known = len(peaks(smallest))
@@ -760,7 +711,6 @@ class LargestBatches:
     """
 
     experiment: Experiment
-    torch_device: str
     limits: MemoryLimits
     facts: Mapping[str, Mapping[str, Any]]
     by: Predictors
@@ -773,17 +723,19 @@ class LargestBatches:
         """
         return [
             self._made(cell, cell.layout, limited=False)
-            if _is_reference(cell)
+            if is_reference(cell)
             else self._cut(cell, self._largest(cell))
             for cell in cells
         ]
 
     def after(self, cells: Sequence[RunRequest], done: Mapping[str, Record]) -> list[RunRequest]:
         """Cells with the next smaller micro-batch where a run was out of memory."""
-        return [
-            self._smaller(cell) if cell.key in done and done[cell.key].status == "oom" else cell
-            for cell in cells
-        ]
+        found = []
+        for cell in cells:
+            below = [size for size in _sizes(cell) if size < cell.layout.micro_batch_size]
+            is_oom = cell.key in done and done[cell.key].status == "oom"
+            found.append(self._cut(cell, below[-1]) if is_oom and below and not is_reference(cell) else cell)
+        return found
 
     def _largest(self, cell: RunRequest) -> int:
         if self._fits(cell, cell.layout.micro_batch_size) is None:
@@ -796,20 +748,16 @@ class LargestBatches:
         facts, other = self.facts[cell.job_id], self._cut(cell, micro_batch_size)
         try:
             model = planned_model(facts, cell.job)
-            scenario = scenario_of(other, model, self.torch_device, device=self.limits.device)
+            scenario = scenario_of(other, model, device=self.limits.device)
             if scenario is None:
                 return None
             needed = predict(scenario, self.by, timed=False).most_memory
             if needed is None:
                 return None
-            data = data_bytes(facts, cell.job, self.torch_device)
+            data = data_bytes(facts, cell.job, cell.device)
             return judged(scenario, needed, self.limits, data).verdict != DOES_NOT_FIT
         except HarnessError:
             return None
-
-    def _smaller(self, cell: RunRequest) -> RunRequest:
-        below = [size for size in _sizes(cell) if size < cell.layout.micro_batch_size]
-        return self._cut(cell, below[-1]) if below and not _is_reference(cell) else cell
 
     def _cut(self, cell: RunRequest, micro_batch_size: int) -> RunRequest:
         if micro_batch_size == cell.layout.micro_batch_size:
@@ -825,7 +773,7 @@ class LargestBatches:
     def _made(self, cell: RunRequest, layout: BatchLayout, *, limited: bool = True) -> RunRequest:
         own = self.experiment.model_copy(update=dict(cell.job))  # whose kernels may be others
         return make_cell(
-            own, cell.backend, cell.world_size, layout, cell.repeat, self.torch_device,
+            own, cell.backend, cell.world_size, layout, cell.repeat, cell.device,
             nodes=cell.nodes, measure=cell.measure, limited=limited,
         )  # fmt: skip
 
@@ -836,7 +784,7 @@ def cut_lines(cells: Iterable[RunRequest]) -> list[str]:
         f"{cell.backend} on {cell.world_size} ranks: micro-batch {cell.layout.micro_batch_size}, "
         f"accumulation {cell.layout.accumulation_steps}"
         for cell in cells
-        if not _is_reference(cell)
+        if not is_reference(cell)
     }
     return sorted(chosen)
 
@@ -853,9 +801,5 @@ def require_limit(limits: MemoryLimits) -> None:
 def _sizes(cell: RunRequest) -> list[int]:
     """A pipeline cuts micro-batches into parts; one that has no such size keeps the job's."""
     parts = parts_of(registry.parse(cell.backend)[1], cell.world_size)
-    found = divisors(cell.layout.global_batch_size // cell.data_size)
-    return [size for size in found if size % parts == 0] or [cell.layout.micro_batch_size]
-
-
-def _is_reference(cell: RunRequest) -> bool:
-    return registry.parse(cell.backend)[0].name == registry.REFERENCE
+    samples = cell.layout.global_batch_size // cell.data_size
+    return divisors(samples, parts) or [cell.layout.micro_batch_size]

@@ -27,8 +27,6 @@ from harness.judge.wording import CellName
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.coverage import (
     neighbours,
-    require_activations,
-    require_timeline,
     why_between,
     why_memory_unknown,
 )
@@ -176,8 +174,8 @@ def least_memory(scenario: Scenario, trace: Trace | None = None) -> int:
 
 def _profile(scenario: Scenario, trace: Trace | None) -> ActivationProfile:
     """Raises HarnessError where the memory of a scenario has no prediction."""
-    require_timeline(scenario)
-    require_activations(scenario)
+    if (reason := why_memory_unknown(scenario)) is not None:
+        raise HarnessError(reason)
     if scenario.strategy.zero_stage == 3 and (own := own_settings(scenario.workload())):
         raise HarnessError(f"a step of ZeRO-3 with {', '.join(own)} is not modelled")
     return activation_profile(scenario, trace)

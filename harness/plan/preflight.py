@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import Any
 
 from harness.backends import registry
-from harness.backends.base import Precision, World
+from harness.backends.base import World
 from harness.backends.libraries.facts import installed_version
 from harness.backends.registry import REFERENCE
 from harness.errors import HarnessError
@@ -78,46 +78,27 @@ def judged(
     kinds = {"data": data_bytes} if data_bytes else {}
     for kind, size in prediction.decisive.kinds.items():
         kinds[kind] = kinds.get(kind, 0) + size
-    part = PredictionPart(
-        peak_bytes=prediction.peak_bytes + data_bytes,
-        moment=prediction.decisive.name,
-        kinds=kinds,
+    return _part(
+        limits, scenario.ranks_of_node,
+        peak_bytes=prediction.peak_bytes + data_bytes, moment=prediction.decisive.name, kinds=kinds,
         device_bytes=prediction.device_bytes + data_bytes,
-        device_limit_bytes=_smallest(limits.device_bytes, limits.imposed_bytes),
         host_bytes=_host_bytes(scenario, prediction) + data_bytes * scenario.ranks_of_node,
-        host_limit_bytes=limits.host_bytes,
-        made_by=_made_by(),
-        typical_error=known.typical if known else None,
-        error_runs=known.runs if known else 0,
+        typical_error=known.typical if known else None, error_runs=known.runs if known else 0,
         assumption=trust.assumption,
-    )
-    return _with_verdict(part, scenario.ranks_of_node)
-
-
-def least_on_host(
-    parameters: int,
-    precision: str,
-    world_size: int,
-    ranks_per_node: int,
-    limits: MemoryLimits,
-    *,
-    trained: int | None = None,
-) -> PredictionPart:
-    """What ranks on the CPU hold under any strategy: each weight and its optimizer states once among all.
-
-    A bound for runs that nothing better is known of, such as those of a third party's backend. `trained`: how
-    many of the parameters have optimizer states; None: all.
-    """
-    kinds = {"weights": parameters, "optimizer": 2 * (parameters if trained is None else trained)}
-    width = DTYPE_BYTES[COMPUTE["bf16" if precision == "bf16" else "fp32"]]
-    shares = {kind: count * width // world_size for kind, count in kinds.items()}
-    rank_bytes = sum(shares.values())
-    part = PredictionPart(
-        peak_bytes=rank_bytes, moment=AT_LEAST, kinds=shares, device_bytes=rank_bytes,
-        device_limit_bytes=limits.imposed_bytes, host_bytes=rank_bytes * min(ranks_per_node, world_size),
-        host_limit_bytes=limits.host_bytes, made_by=_made_by(),
     )  # fmt: skip
-    return _with_verdict(part, min(ranks_per_node, world_size))
+
+
+def _part(limits: MemoryLimits, ranks_per_node: int, **values: Any) -> PredictionPart:
+    """With the limits, and the verdict that follows from them."""
+    device = [limit for limit in (limits.device_bytes, limits.imposed_bytes) if limit is not None]
+    installed = installed_version(DISTRIBUTION)  # of a checkout that is not installed there is none
+    made_by = f"{DISTRIBUTION} {installed}" if installed else f"{DISTRIBUTION}, not installed"
+    part = PredictionPart(
+        **values, device_limit_bytes=min(device, default=None), host_limit_bytes=limits.host_bytes,
+        made_by=made_by,
+    )  # fmt: skip
+    tightest = tightest_demand(part, ranks_per_node)
+    return part.model_copy(update={"verdict": tightest.answer if tightest else None})
 
 
 def at_least(found: Prediction, limits: MemoryLimits) -> PredictionPart:
@@ -131,23 +112,15 @@ def at_least(found: Prediction, limits: MemoryLimits) -> PredictionPart:
     held = sum(kinds.values())
     on_host = held if on_cpu else sum(scenario.states.kinds(host=True).values())
     ranks = scenario.ranks_of_node
-    part = PredictionPart(
-        peak_bytes=held, moment=AT_LEAST, kinds=kinds, device_bytes=held,
-        device_limit_bytes=_smallest(limits.device_bytes, limits.imposed_bytes),
-        host_bytes=max(on_host * ranks, loading_bytes(scenario)), host_limit_bytes=limits.host_bytes,
-        made_by=_made_by(),
+    part = _part(
+        limits, ranks, peak_bytes=held, moment=AT_LEAST, kinds=kinds, device_bytes=held,
+        host_bytes=max(on_host * ranks, loading_bytes(scenario)),
     )  # fmt: skip
-    part = _with_verdict(part, ranks)
     if part.verdict == DOES_NOT_FIT or found.memory_bounds is None:
         return part
     of_a_figure = {"typical_error": None, "error_runs": 0}
     least = judged(scenario, found.memory_bounds[0], limits)
     return least.model_copy(update={"moment": AT_LEAST, **of_a_figure})
-
-
-def _with_verdict(part: PredictionPart, ranks_per_node: int) -> PredictionPart:
-    tightest = tightest_demand(part, ranks_per_node)
-    return part.model_copy(update={"verdict": tightest.answer if tightest else None})
 
 
 def tightest_demand(part: PredictionPart, ranks_per_node: int) -> Demand | None:
@@ -187,16 +160,6 @@ def _host_bytes(scenario: Scenario, prediction: MemoryPrediction) -> int:
     return max(in_step, loading_bytes(scenario))
 
 
-def _made_by() -> str:
-    """'sharding-harness 0.1.0'; a checkout that is not installed has no version."""
-    installed = installed_version(DISTRIBUTION)
-    return f"{DISTRIBUTION} {installed}" if installed else f"{DISTRIBUTION}, not installed"
-
-
-def _smallest(*limits: int | None) -> int | None:
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
 def size(count: float) -> str:
     """Bytes in GB, or MB below one: '131 GB', '0.62 MB'."""
     unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
@@ -214,32 +177,32 @@ UNKNOWN_STRATEGY = "the strategy of a third party's backend is not known"
 class PlannedCell:
     """A run that may start."""
 
-    key: str
-    label: str
-    world_size: int
-    ranks_per_node: int
-    torch_device: str
-    alike: Hashable
-    """Equal for runs that have one prediction."""
+    cell: RunRequest
     scenario: Callable[[], Scenario | None]
     """None: nothing is known of the strategy. May raise."""
-    data_bytes: Callable[[], int] = lambda: 0
-    parameters: int | None = None
-    """Of the model; None: not known."""
-    trained: int | None = None
-    """Those that get gradients; None: all."""
-    precision: Precision = "fp32"
-    limited: bool = True
-    """Whether `runtime.memory_limit` holds for it."""
+    facts: Mapping[str, Any] | None = None
+    """What the check of the job returned (`rank.job_check`); None: it was not checked."""
 
     @property
     def named(self) -> CellName:
-        return CellName(self.label, self.world_size)
+        return CellName(self.cell.backend, self.cell.world_size)
 
     @property
-    def repeats_reference(self) -> bool:
-        """Whether it is the reference with an option, which shows how much rounding changes."""
-        return self.label != REFERENCE and registry.parse(self.label)[0].name == REFERENCE
+    def alike(self) -> Hashable:
+        """Equal for runs that have one prediction."""
+        cell = self.cell
+        return (
+            cell.job_id, cell.backend, cell.world_size, cell.ranks_per_node, cell.micro_batch_size,
+            cell.accumulation_steps, cell.loading,
+        )  # fmt: skip
+
+    @property
+    def ranks_of_node(self) -> int:
+        return min(self.cell.ranks_per_node, self.cell.world_size)
+
+    def held_to(self, limits: MemoryLimits) -> MemoryLimits:
+        """The limits that hold for it: `runtime.memory_limit` does not for the reference."""
+        return limits if self.cell.memory_limit_bytes is not None else replace(limits, imposed_bytes=None)
 
 
 @dataclass(kw_only=True)
@@ -264,7 +227,8 @@ class CellPredictions:
 
     def reason(self, key: str) -> str | None:
         """Why a run has no prediction; None: it has one, or was not asked about."""
-        return next((why for why, runs in self.unknown.items() if any(run.key == key for run in runs)), None)
+        named = ((why, run.cell.key) for why, runs in self.unknown.items() for run in runs)
+        return next((why for why, other in named if other == key), None)
 
     def lines(self) -> list[str]:
         """Runs that fit in one line, then each that is close or cannot fit, what follows where that is the
@@ -273,11 +237,12 @@ class CellPredictions:
         Repetitions of a reference that is refused are left out.
         """
         judged = [(self.candidates[key], part) for key, part in self.parts.items()]
-        refused = next((run for run, part in judged if run.label == REFERENCE and part.refused), None)
+        refused = next((run for run, part in judged if run.cell.backend == REFERENCE and part.refused), None)
         distinct = {
             run.named: (run, part)
             for run, part in judged
-            if not (refused and part.refused and run.repeats_reference)
+            # The reference with an option, which shows how much rounding changes.
+            if not (refused and part.refused and run.named.label != REFERENCE and is_reference(run.cell))
         }.values()
         fitting = [(run, part) for run, part in distinct if part.verdict == "fits"]
         found = []
@@ -306,65 +271,32 @@ class CellPredictions:
 
 
 def of_cells(
-    cells: Iterable[RunRequest],
-    facts: Mapping[str, Mapping[str, Any]],
-    torch_device: str,
-    limits: MemoryLimits,
+    cells: Iterable[RunRequest], limits: MemoryLimits, facts: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[PlannedCell]:
-    """Cells of this machine. `facts`: by job id, what the check of the job returned (`rank.job_check`).
+    """Cells of this machine, or runs of others. `facts`: by job id, what the check of the job returned.
 
     Of a job that was not checked its configuration says what the model is, and its samples do not count.
     """
-
-    jobs = {cell.job_id: cell.job for cell in cells}
+    checked = facts or {}
     unchecked = cache(lambda job_id: job_model(jobs[job_id]))
+    jobs = {}
 
     def scenario(cell: RunRequest) -> Scenario | None:
-        known = facts.get(cell.job_id)
+        known = checked.get(cell.job_id)
         model = unchecked(cell.job_id) if known is None else planned_model(known, cell.job)
-        return scenario_of(cell, model, torch_device, device=limits.device)
+        return scenario_of(cell, model, device=limits.device)
 
-    def samples(cell: RunRequest) -> int:
-        return data_bytes(facts[cell.job_id], cell.job, torch_device) if cell.job_id in facts else 0
-
-    return [
-        PlannedCell(
-            key=cell.key,
-            label=cell.backend,
-            world_size=cell.world_size,
-            ranks_per_node=cell.world_size // cell.nodes,
-            torch_device=torch_device,
-            alike=(cell.job_id, cell.backend, cell.world_size, cell.nodes, cell.layout, cell.loading),
-            scenario=partial(scenario, cell),
-            data_bytes=partial(samples, cell),
-            parameters=facts.get(cell.job_id, {}).get("parameters"),
-            trained=facts.get(cell.job_id, {}).get("trained_parameters"),
-            precision=cell.job.training.held_precision,
-            limited=cell.memory_limit_bytes is not None,
-        )
-        for cell in cells
-    ]  # fmt: skip
+    found = []
+    for cell in cells:
+        jobs[cell.job_id] = cell.job
+        one = PlannedCell(cell=cell, scenario=partial(scenario, cell), facts=checked.get(cell.job_id))
+        found.append(one)
+    return found
 
 
-def of_requests(requests: Iterable[RunRequest], limits: MemoryLimits) -> list[PlannedCell]:
-    """Runs of machines that are not here; their data is not known."""
-    return [
-        PlannedCell(
-            key=request.run_id,
-            label=request.backend,
-            world_size=request.world_size,
-            ranks_per_node=request.ranks_per_node,
-            torch_device=request.device,
-            alike=(
-                request.job_id, request.backend, request.world_size, request.ranks_per_node,
-                request.micro_batch_size, request.accumulation_steps, request.loading,
-            ),
-            scenario=lambda request=request: scenario_of(  # type: ignore[misc]
-                request, job_model(request.job), device=limits.device
-            ),
-        )
-        for request in requests
-    ]  # fmt: skip
+def is_reference(cell: RunRequest) -> bool:
+    """Whether it is the reference, with an option or without."""
+    return registry.parse(cell.backend)[0].name == REFERENCE
 
 
 def predict_runs(
@@ -378,14 +310,14 @@ def predict_runs(
     found, by = CellPredictions(), Predictors.traced_by(trace)
     known: dict[Hashable, PredictionPart | str | None] = {}
     for run in candidates:
-        found.candidates[run.key] = run
+        found.candidates[run.cell.key] = run
         if run.alike not in known:
             known[run.alike] = _predict(run, limits, force, by, found.scenarios)
         outcome = known[run.alike]
         if isinstance(outcome, str):
             found.unknown.setdefault(outcome, []).append(run)
         elif outcome is not None:
-            found.parts[run.key] = outcome
+            found.parts[run.cell.key] = outcome
     found.smaller_reference = _smaller_reference(found, limits, by)
     return found
 
@@ -393,11 +325,11 @@ def predict_runs(
 def _smaller_reference(found: CellPredictions, limits: MemoryLimits, by: Predictors) -> str | None:
     refused = {key for key, part in found.parts.items() if part.refused}
     runs = (run for key, run in found.candidates.items() if key in refused)
-    run = next((run for run in runs if run.label == REFERENCE), None)
+    run = next((run for run in runs if run.cell.backend == REFERENCE), None)
     reference = next((scenario for scenario in found.scenarios if scenario.label == REFERENCE), None)
     if run is None or reference is None:
         return None
-    own = limits if run.limited else replace(limits, imposed_bytes=None)
+    own = run.held_to(limits)
 
     def fits(scenario: Scenario) -> bool:
         memory = predict(scenario, by, timed=False).memory
@@ -418,16 +350,21 @@ def _predict(
     `predicted`: gets the scenario of one that is made. Errors of any kind are reasons, since no run may
     depend on its prediction.
     """
+    cell = run.cell
     try:
-        if _is_unmet(run):
+        entry, options = registry.parse(cell.backend)
+        world = World.planned(cell.world_size, cell.ranks_per_node, cell.device)
+        precision = cell.job.training.held_precision
+        if entry.strategy and why_unsupported(entry.strategy, options, precision, world):
             return None
         scenario = run.scenario()
         if scenario is None:
             return _at_least(run, limits, force) or UNKNOWN_STRATEGY
-        own = limits if run.limited else replace(limits, imposed_bytes=None)
+        own = run.held_to(limits)
         found = predict(scenario, by, timed=False)
         if found.memory is not None:
-            part = judged(scenario, found.memory, own, run.data_bytes())
+            samples = data_bytes(run.facts, cell.job, cell.device) if run.facts else 0
+            part = judged(scenario, found.memory, own, samples)
             predicted.append(scenario)
         elif (part := at_least(found, own)).verdict != DOES_NOT_FIT:
             return _at_least(run, limits, force) or str(found.memory_unknown)
@@ -439,26 +376,26 @@ def _predict(
 
 
 def _at_least(run: PlannedCell, limits: MemoryLimits, force: bool) -> PredictionPart | None:
-    """Where nothing else is known: what cannot fit under any strategy is refused; None: it may fit."""
-    if run.parameters is None or run.torch_device != "cpu":
+    """Where nothing better is known, as of a third party's backend: what ranks on the CPU hold under any
+    strategy, each weight and its optimizer states once among all; None: it may fit."""
+    cell, facts = run.cell, run.facts or {}
+    if (parameters := facts.get("parameters")) is None or cell.device != "cpu":
         return None
-    part = least_on_host(
-        run.parameters, run.precision, run.world_size, run.ranks_per_node, limits, trained=run.trained
-    )
+    trained = facts.get("trained_parameters")
+    kinds = {"weights": parameters, "optimizer": 2 * (parameters if trained is None else trained)}
+    width = DTYPE_BYTES[COMPUTE["bf16" if cell.job.training.held_precision == "bf16" else "fp32"]]
+    shares = {kind: count * width // cell.world_size for kind, count in kinds.items()}
+    held = sum(shares.values())
+    part = _part(
+        limits, run.ranks_of_node, peak_bytes=held, moment=AT_LEAST, kinds=shares, device_bytes=held,
+        host_bytes=held * run.ranks_of_node,
+    )  # fmt: skip
     return part.model_copy(update={"refused": not force}) if part.verdict == DOES_NOT_FIT else None
-
-
-def _is_unmet(run: PlannedCell) -> bool:
-    entry, options = registry.parse(run.label)
-    if entry.strategy is None:
-        return False
-    world = World.planned(run.world_size, run.ranks_per_node, run.torch_device)
-    return why_unsupported(entry.strategy, options, run.precision, world) is not None
 
 
 def words(part: PredictionPart, run: PlannedCell, *, most: bool = False) -> str:
     """'fits: 1.2 MB of 3.9 GB per rank', 'cannot fit: 131 GB of 80 GB per rank'."""
-    demand = telling_demand(part, min(run.ranks_per_node, run.world_size), run.torch_device)
+    demand = telling_demand(part, run.ranks_of_node, run.cell.device)
     if demand is None:
         return f"{size(part.peak_bytes)} per rank; the memory of the device is not known"
     verdict = "cannot fit" if part.verdict == DOES_NOT_FIT else part.verdict
@@ -531,30 +468,22 @@ PEAK_NAMES = {"fp32": "float32", "fp16-mixed": "float16"}
 """The others compute in bfloat16."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunTime:
-    """Seconds of one run."""
-
-    start: float
-    steps: float
-
-    @property
-    def total(self) -> float:
-        return self.start + self.steps
-
-
-def assumed_time(cell: RunRequest, device: str) -> RunTime | None:
-    """Of a run on this machine; None where the model, the number of steps or the GPU is not known."""
+def assumed_time(cell: RunRequest, device: str) -> float | None:
+    """Seconds of a run on this machine; None where the model, the number of steps or the GPU is not known."""
     try:
         flops = _flops_per_step(cell.job)
         rate = _rate(cell, device)
     except HarnessError:
         return None
-    steps = _steps(cell.job)
+    job, training = cell.job, cell.job.training
+    steps: float | None = training.steps or DEFAULT_STEPS
+    if training.epochs is not None:  # of as many samples as the job takes of its data
+        is_known = job.data.limit is not None and training.global_batch_size
+        steps = training.epochs * max(1, job.data.limit // training.global_batch_size) if is_known else None
     if steps is None or rate is None:
         return None
     each = flops / rate + cell.layout.accumulation_steps * MICRO_STEP_SECONDS[device]
-    return RunTime(start=START_SECONDS[device], steps=steps * each)
+    return START_SECONDS[device] + steps * each
 
 
 def _flops_per_step(job: Job) -> float:
@@ -577,13 +506,3 @@ def _rate(cell: RunRequest, device: str) -> float | None:
     name = PEAK_NAMES.get(cell.job.training.precision, "bfloat16")
     peak = None if found is None else found.peak_flops.get(name)
     return None if peak is None else PEAK_SHARE * peak * cell.world_size
-
-
-def _steps(job: Job) -> float | None:
-    """Of the whole run: as the job says, or epochs of as many samples as it takes of its data."""
-    training = job.training
-    if training.epochs is None:
-        return training.steps or DEFAULT_STEPS
-    if job.data.limit is None or not training.global_batch_size:
-        return None
-    return training.epochs * max(1, job.data.limit // training.global_batch_size)

@@ -292,9 +292,7 @@ def _of_other_code(found: ActivationProfile, scenario: Scenario) -> ActivationPr
     if other.frozen_keep is None:
         return found
     layout = scenario.workload().layout
-    if (
-        scenario.strategy.family == "fsdp1"
-    ):  # frozen parameters that are flat with trained ones have a gradient
+    if scenario.strategy.family == "fsdp1":  # frozen parameters flat with trained ones have a gradient
         whole = [tensors for _, tensors in layout.units() if all(map(layout.is_frozen, tensors))]
         layout = replace(layout, frozen=frozenset(tensor.name for tensors in whole for tensor in tensors))
     return found.with_frozen(
@@ -334,42 +332,47 @@ def workload_profile(
     """
     if model.trust_remote_code:
         raise HarnessError("activations are not known: code of the model's folder replaces transformers'")
-    variant, local = _variant(workload, model, adapter, widens_outputs), _local(workload, config)
-    between = blocks_between(workload.activation_checkpointing) or 1
-    if between > 1:
-        plain = find_profile(local, **(variant | {"checkpointing": False}), trace=trace)
-        again = find_profile(local, **(variant | {"checkpointing": True}), trace=trace)
-        profile = replace(plain, recomputed=again.block, between=between)
-    else:
-        profile = find_profile(local, **variant, trace=trace)
+    local, variants = _asked(workload, config, model, adapter, widens_outputs)
+    profile, *again = (find_profile(local, **variant, trace=trace) for variant in variants)
+    if again:
+        between = blocks_between(workload.activation_checkpointing)
+        profile = replace(profile, recomputed=again[0].block, between=between)
     if chunk_tokens is not None:
         tokens = min(chunk_tokens, samples_at_once(workload) * (workload.part_length or 0))
         profile = profile.with_loss_in_chunks(tokens, int(config["vocab_size"]))
     return local_profile(profile, workload)
 
 
-def _local(workload: Workload, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    ranks = ranks_of(workload)
-    return config if ranks == 1 else local_config(config, ranks)
-
-
-def _variant(
-    workload: Workload, model: ModelSection, adapter: AdapterSection | None, widens_outputs: bool
-) -> dict[str, Any]:
+def _asked(
+    workload: Workload,
+    config: Mapping[str, Any],
+    model: ModelSection,
+    adapter: AdapterSection | None,
+    widens_outputs: bool,
+) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
+    """The configuration of what a rank computes, and variants of its profile: where every n-th block is
+    recomputed, one without that and one with it."""
     of_adapter = {}
     if adapter is not None and adapter.is_present:  # its factor does not decide a profile
         of_adapter["adapter"] = adapter.model_dump(exclude_defaults=True, exclude={"alpha"})
     checkpointing = workload.activation_checkpointing
     route = precision_route(workload)
-    return of_adapter | {
+    variant = of_adapter | {
         "route": route if widens_outputs else route.removesuffix(OUTPUTS),
         # FlashAttention's package keeps what the flash kernel behind sdpa keeps.
         "attention": "sdpa" if model.attention_kernel == "flash_attention_2" else model.attention_kernel,
-        "checkpointing": checkpointing if checkpointing == SELECTIVE else bool(checkpointing),
         "single_sample": samples_at_once(workload) == 1,
         "device": workload.device,
         "dropout": model.dropout,
     }
+    ranks = ranks_of(workload)
+    flags: tuple[bool | str, ...] = (False, True)
+    if (blocks_between(checkpointing) or 1) == 1:
+        flags = (checkpointing if checkpointing == SELECTIVE else bool(checkpointing),)
+    return (
+        config if ranks == 1 else local_config(config, ranks),
+        [variant | {"checkpointing": flag} for flag in flags],
+    )
 
 
 def precision_route(workload: Workload) -> str:
@@ -412,23 +415,13 @@ def missing_profiles(scenarios: Iterable[Scenario]) -> list[str]:
     requests: dict[str, None] = {}
     for scenario in scenarios:
         with suppress(HarnessError):  # said where it is predicted
-            for found in _requests(scenario):
-                if not _file(found).exists():
+            config, adapter = as_run(scenario)
+            workload, model = scenario.workload(), scenario.job.model
+            local, variants = _asked(workload, config, model, adapter, scenario.loss is None)
+            for found in (_shipped_or_request(local, variant) for variant in variants):
+                if isinstance(found, str) and not _file(found).exists():
                     requests[found] = None
     return list(requests)
-
-
-def _requests(scenario: Scenario) -> Iterator[str]:
-    """What would be asked of a tracer, whether or not it was before. Raises HarnessError."""
-    workload = scenario.workload()
-    between = blocks_between(workload.activation_checkpointing) or 1
-    config_as_run, adapter = as_run(scenario)
-    variant = _variant(workload, scenario.job.model, adapter, scenario.loss is None)
-    for again in (False, True) if between > 1 else (variant["checkpointing"],):
-        config = _local(workload, config_as_run)
-        found = _shipped_or_request(config, variant | {"checkpointing": again})
-        if isinstance(found, str):
-            yield found
 
 
 def _shipped_or_request(config: Mapping[str, Any], asked: Mapping[str, Any]) -> ActivationProfile | str:

@@ -488,16 +488,11 @@ def data_bytes(facts: Mapping[str, Any], job: Job, torch_device: str) -> int:
     return INT64_BYTES * numbers
 
 
-def scenario_of(
-    cell: RunRequest, model: PlannedModel, torch_device: str | None = None, *, device: Device | None = None
-) -> Scenario | None:
-    """The scenario of a cell or of a prepared run; None for a third party's backend.
-
-    torch_device: in place of its own.
-    """
+def scenario_of(cell: RunRequest, model: PlannedModel, *, device: Device | None = None) -> Scenario | None:
+    """The scenario of a cell or of a prepared run; None for a third party's backend."""
     return Scenario.of(
         cell.backend, model, cell.job, world_size=cell.world_size, ranks_per_node=cell.ranks_per_node,
         preset=cell.preset, micro_batch_size=cell.micro_batch_size,
         accumulation_steps=cell.accumulation_steps, loading=cell.loading,
-        torch_device=torch_device or cell.device, device=device,
+        torch_device=cell.device, device=device,
     )  # fmt: skip

@@ -360,10 +360,10 @@ def samples_of(question: Question, label: str) -> int:
     return question.samples // registry.mesh_of(label, question.gpus).data_size
 
 
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
+def divisors(number: int, parts: int = 1) -> list[int]:
+    """All divisors that are multiples of `parts`, ascending."""
     small = [part for part in range(1, int(number**0.5) + 1) if number % part == 0]
-    return sorted({*small, *(number // part for part in small)})
+    return sorted(size for size in {*small, *(number // part for part in small)} if size % parts == 0)
 
 
 def micro_batch_sizes(question: Question, label: str) -> list[int]:
@@ -376,7 +376,7 @@ def micro_batch_sizes(question: Question, label: str) -> list[int]:
     if question.samples % data_ranks:
         raise HarnessError(f"{question.samples:,} samples do not divide over its {data_ranks:,} data ranks")
     parts = parts_of(registry.parse(label)[1], question.gpus)
-    sizes = [size for size in divisors(samples_of(question, label)) if size % parts == 0]
+    sizes = divisors(samples_of(question, label), parts)
     if not sizes:
         raise HarnessError("its micro-batches do not divide the samples of a pipeline")
     return sizes

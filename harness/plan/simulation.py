@@ -16,7 +16,7 @@ from harness.errors import HarnessError
 from harness.files import scratch_folder
 from harness.forms.families import FAMILIES, collectives, model_states
 from harness.forms.network import NodeTraffic, node_traffic
-from harness.forms.terms import STATE_KINDS, STEP_PHASES, Volume, ring_sent_bytes
+from harness.forms.terms import STATE_KINDS, STEP_PHASES, ring_sent_bytes
 from harness.forms.workload import Role, Workload
 from harness.import_path import module_command, safe_environment
 from harness.job.batch import job_layout
@@ -27,7 +27,6 @@ from harness.launch.launcher import require_libraries
 from harness.plan.prediction import MomentName, Predictors, predict, predict_memory
 from harness.plan.scenario import Scenario, planned_model, scenario_of
 from harness.run_directory.request import (
-    RunRequest,
     SimulatedRank,
     SimulationRequest,
     Tensors,
@@ -35,14 +34,6 @@ from harness.run_directory.request import (
     write_requests,
 )
 from harness.tell.formats import NOT_AVAILABLE, fitted, megabytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Simulated:
-    """A cell and the rank of it that is simulated."""
-
-    cell: RunRequest
-    request: SimulationRequest
 
 
 def with_model(experiment: Experiment, config: Mapping[str, Any]) -> Experiment:
@@ -60,8 +51,8 @@ def plan_simulation(
     ranks_per_node: int,
     rank: int = 0,
     tensors: Tensors = "fake",
-) -> Simulated:
-    """The cell of a backend in a world and what is asked of one of its ranks.
+) -> SimulationRequest:
+    """What is asked of one rank of a backend in a world.
 
     Without a batch in the job the micro-batch is one sample. Raises HarnessError for a world that nodes or
     the batch do not divide.
@@ -82,8 +73,7 @@ def plan_simulation(
     cell = make_cell(
         experiment, label, world_size, layout, 0, "cpu", nodes=world_size // per_node, ranks_per_node=per_node
     )
-    run = begin_run(cell, [])
-    return Simulated(cell=cell, request=SimulationRequest(run=run, rank=rank, tensors=tensors))
+    return SimulationRequest(run=begin_run(cell, []), rank=rank, tensors=tensors)
 
 
 RING = "ring"
@@ -131,7 +121,7 @@ class BytesRow:
 class SimulatedRow:
     """One backend in one world."""
 
-    asked: Simulated
+    asked: SimulationRequest
     result: SimulatedRank
     collectives: tuple[SimulatedCollective, ...] = ()
     states: tuple[BytesRow, ...] = ()
@@ -143,15 +133,15 @@ class SimulatedRow:
         return max((row.bytes for row in self.peaks), default=None)
 
 
-def compare_with_closed_forms(asked: Simulated, result: SimulatedRank) -> SimulatedRow:
+def compare_with_closed_forms(asked: SimulationRequest, result: SimulatedRank) -> SimulatedRow:
     """Lay the figures of a simulated rank next to the closed forms of its family."""
     if result.status != "ok":
         return SimulatedRow(asked=asked, result=result)
     scenario = _scenario(asked, result)
-    workload = scenario.workload(asked.request.rank) if scenario else None
+    workload = scenario.workload(asked.rank) if scenario else None
     if workload is not None and workload.strategy.family not in FAMILIES:
         workload = None
-    of_rank = Predictors(memory=partial(predict_memory, rank=asked.request.rank))
+    of_rank = Predictors(memory=partial(predict_memory, rank=asked.rank))
     prediction = predict(scenario, of_rank, timed=False).memory if scenario else None
     peaks = simulated_peaks(result)
     predicted = {m.name: m.device_bytes for m in prediction.moments} if prediction else {}
@@ -178,7 +168,7 @@ def simulated_peaks(result: SimulatedRank) -> dict[str, int]:
     return {moment: peak for moment, peak in readings.items() if peak is not None}
 
 
-def _scenario(asked: Simulated, result: SimulatedRank) -> Scenario | None:
+def _scenario(asked: SimulationRequest, result: SimulatedRank) -> Scenario | None:
     """What closed forms take: the job on the CPU, without a transport that copies what it moves.
 
     None for a third party's backend.
@@ -190,13 +180,13 @@ def _scenario(asked: Simulated, result: SimulatedRank) -> Scenario | None:
         "layout": result.layout.model_dump(),
         "configuration": result.configuration,
     }
-    model = planned_model(facts, asked.cell.job)
-    scenario = scenario_of(asked.cell, model, "cpu")
+    model = planned_model(facts, asked.run.job)
+    scenario = scenario_of(asked.run, model)
     return replace(scenario, transport=RING) if scenario else None
 
 
 def _collective_rows(
-    asked: Simulated, result: SimulatedRank, workload: Workload | None
+    asked: SimulationRequest, result: SimulatedRank, workload: Workload | None
 ) -> list[SimulatedCollective]:
     counted: dict[tuple[str, str, str, Role], tuple[int, int, list[int]]] = {}
     for part in result.communication:
@@ -227,27 +217,15 @@ def _collective_rows(
     return rows
 
 
-def _expected(volume: Volume) -> dict[tuple[str, str, str, Role], tuple[int | None, int]]:
-    """Calls and payload by key of the steps."""
-    sums: dict[tuple[str, str, str, Role], tuple[int | None, int]] = {}
-    for part in volume.collectives:
-        if part.phase in STEP_PHASES:
-            key = (part.phase, part.op, part.dtype, part.role)
-            calls, payload = sums.get(key, (0, 0))
-            both = None if calls is None or part.calls is None else calls + part.calls
-            sums[key] = (both, payload + part.payload_bytes)
-    return sums
-
-
-def _leaving_node(asked: Simulated, op: str, payload: int, role: Role, ranks: list[int]) -> float:
+def _leaving_node(asked: SimulationRequest, op: str, payload: int, role: Role, ranks: list[int]) -> float:
     """Bytes that the ranks of the simulated rank's node send to others, each in its group of this role.
 
     Shard groups are rows of ranks in a row, replica groups columns; all do what the simulated one did.
     """
     if len(ranks) < 2:
         return 0.0
-    run = asked.request.run
-    node = asked.request.rank // run.ranks_per_node
+    run = asked.run
+    node = asked.rank // run.ranks_per_node
     hosts = {rank: str(rank // run.ranks_per_node) for rank in range(run.world_size)}
     total, size = NodeTraffic(), len(ranks)
     stride = run.world_size // size
@@ -338,41 +316,25 @@ WHAT = {
 
 def row_lines(row: SimulatedRow) -> list[str]:
     """One backend in one world: tables, then what was simulated and what was not."""
-    run = row.asked.request.run
+    run = row.asked.run
     title = (
-        f"{run.backend}, rank {row.asked.request.rank} of {run.world_size} "
+        f"{run.backend}, rank {row.asked.rank} of {run.world_size} "
         f"({run.world_size // run.ranks_per_node} nodes of {run.ranks_per_node})"
     )
-    if row.result.status != "ok":
-        return [f"{title}: {status_of(row)}"]
-    assert row.result.model is not None
+    result = row.result
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    if result.status != "ok":
+        return [f"{title}: unsupported: {result.reason}" + (f" ({versions})" if versions else "")]
+    assert result.model is not None
     memory = [*((p.name, p) for p in row.states), *((f"peak: {p.name}", p) for p in row.peaks)]
     return [
-        f"{title}: {row.result.model.architecture}, {row.result.model.parameters:,} parameters, micro-batch "
+        f"{title}: {result.model.architecture}, {result.model.parameters:,} parameters, micro-batch "
         f"{run.micro_batch_size}, accumulation {run.accumulation_steps}",
         "",
         _table(COLLECTIVES, [_collective(part) for part in row.collectives]),
         "",
         _table(MEMORY, [[name, *_bytes(part.bytes, part.expected_bytes)] for name, part in memory]),
         "",
-        *simulation_lines(row),
-    ]
-
-
-def status_of(row: SimulatedRow) -> str:
-    """'ok', or why there are no figures, with the library's versions."""
-    result = row.result
-    if result.status == "ok":
-        return "ok"
-    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
-    return f"unsupported: {result.reason}" + (f" ({versions})" if versions else "")
-
-
-def simulation_lines(row: SimulatedRow) -> list[str]:
-    """What is simulated, what is not, and what was done otherwise than in a run."""
-    result = row.result
-    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
-    return [
         f"simulated: the adapter's own code ({versions}) with {WHAT[result.tensors]}, in "
         f"{result.seconds:.1f} s and {result.host_peak_bytes / 1e9:.1f} GB of this machine's memory",
         "not simulated: time, the transport's buffers, the data set, a GPU's kernels and allocator",
@@ -384,14 +346,14 @@ def as_json(rows: Sequence[SimulatedRow], model: str) -> dict[str, Any]:
     """The document of `harness simulate --json`; all per rank, in bytes, of one step."""
     found = []
     for row in rows:
-        run, result = row.asked.request.run, row.result
+        run, result = row.asked.run, row.result
         of_run = ("backend", "world_size", "ranks_per_node", "micro_batch_size", "accumulation_steps")
         of_result = ("status", "reason", "tensors", "versions", "substitutions", "seconds")
         found.append(
             {name: getattr(run, name) for name in of_run}
             | {name: getattr(result, name) for name in of_result}
             | {
-                "rank": row.asked.request.rank,
+                "rank": row.asked.rank,
                 "parameters": result.model.parameters if result.model else None,
                 "collectives": [asdict(part) for part in row.collectives],
                 "states": [asdict(part) for part in row.states],
@@ -404,20 +366,10 @@ def as_json(rows: Sequence[SimulatedRow], model: str) -> dict[str, Any]:
 
 
 def _collective(row: SimulatedCollective) -> list[str]:
-    calls = NOT_AVAILABLE if row.expected_calls is None else str(row.expected_calls)
-    payload = _bytes(row.payload_bytes, row.expected_payload_bytes)
+    expected = NOT_AVAILABLE if row.expected_calls is None else str(row.expected_calls)
+    named = row.phase, row.op, row.dtype, row.role, str(row.group_size), str(row.calls), expected
     sent = map(megabytes, (row.sent_bytes, row.node_sent_bytes))
-    return [
-        row.phase,
-        row.op,
-        row.dtype,
-        row.role,
-        str(row.group_size),
-        str(row.calls),
-        calls,
-        *payload,
-        *sent,
-    ]
+    return [*named, *_bytes(row.payload_bytes, row.expected_payload_bytes), *sent]
 
 
 def _bytes(simulated: int, expected: int | None) -> list[str]:

@@ -26,7 +26,7 @@ from harness.launch.cells import is_refused
 from harness.launch.external import claimed
 from harness.plan.hardware import load_hardware
 from harness.plan.limits import MemoryLimits
-from harness.plan.preflight import CellPredictions, of_requests, predict_runs
+from harness.plan.preflight import CellPredictions, of_cells, predict_runs
 from harness.record import Record, SlurmPart
 from harness.record.store import RECORD_NAME, Store, read_record, write_record
 from harness.run_directory.assemble import Outcome, Verdict, assemble, assemble_refused, noted_exits
@@ -386,8 +386,8 @@ def memory_bytes(text: str | None) -> int | None:
 
 
 def predict_matrix(runs: Sequence[PlannedRun], limits: MemoryLimits, *, force: bool) -> CellPredictions:
-    """Predict runs that are about to be submitted, by their run ids."""
-    return predict_runs(of_requests([run.request for run in runs], limits), limits, force=force)
+    """Predict runs that are about to be submitted, by the keys of their cells."""
+    return predict_runs(of_cells([run.request for run in runs], limits), limits, force=force)
 
 
 def record_refused(
@@ -396,10 +396,10 @@ def record_refused(
     """Write the records of runs that cannot fit; return the others, with their predictions."""
     others = []
     for run in runs:
-        part = predicted.parts.get(run.request.run_id)
+        part = predicted.parts.get(run.request.key)
         request = run.request.model_copy(update={"prediction": part})  # which the record takes over
         run = run.model_copy(update={"request": request})
-        refusal = predicted.refusal(run.request.run_id)
+        refusal = predicted.refusal(run.request.key)
         if refusal is None:
             others.append(run)
             continue

@@ -23,13 +23,11 @@ from harness.plan.fit import (
     divisors,
     error_line,
     fastest,
+    find,
     find_limit,
-    find_micro_batch,
-    find_sequence,
     largest_fitting,
     largest_predicted,
     micro_batches,
-    require_host_memory,
     require_limit,
     sequences,
     smaller_ones,
@@ -282,7 +280,7 @@ EVERY = Sizes(sizes=range(1, 2**16 + 1), bound="no larger one is tried")
 @pytest.mark.parametrize("error", [0.0, 0.05, -0.05, 0.5, -0.5, -0.99, None])
 def test_the_largest_is_exact_however_wrong_the_prediction(error: float | None) -> None:
     runner = machine(FIXED + 100 * 128 + 5, error=error)
-    found = find_micro_batch(runner, EVERY, None)
+    found = find(runner, EVERY, None)
     assert found.largest is not None
     assert (found.largest.micro_batch_size, found.too_large, found.complete) == (100, 101, True)
     assert len(runner.trials) <= 12
@@ -290,7 +288,7 @@ def test_the_largest_is_exact_however_wrong_the_prediction(error: float | None) 
 
 def test_a_right_prediction_takes_two_runs_and_two_for_the_fastest() -> None:
     runner = machine(FIXED + 16 * 128, best=4)
-    found = find_micro_batch(runner, EVERY, None)
+    found = find(runner, EVERY, None)
     assert [t.micro_batch_size for t in runner.trials] == [16, 17, 8, 4]
     assert found.predicted == 16
     assert found.fastest is not None
@@ -300,7 +298,7 @@ def test_a_right_prediction_takes_two_runs_and_two_for_the_fastest() -> None:
 
 def test_bounds_say_between_which_sizes_and_the_search_begins_at_the_less() -> None:
     runner = machine(FIXED + 32 * 128, error=None, apart=0.25)
-    found = find_micro_batch(runner, EVERY, 5)
+    found = find(runner, EVERY, 5)
     # 4 / 5 and 4 / 3 of 5,096 bytes, less what is fixed, are 24.0 and 45.2 samples.
     assert (found.predicted, found.predicted_between) == (None, (24, 45))
     assert runner.trials[0].micro_batch_size == 24
@@ -313,13 +311,13 @@ def test_bounds_say_between_which_sizes_and_the_search_begins_at_the_less() -> N
 
 def test_only_sizes_that_keep_the_global_batch_are_tried() -> None:
     runner = machine(FIXED + 7 * 128)
-    found = find_micro_batch(runner, Sizes(sizes=[1, 2, 3, 4, 6, 12], bound="the global batch"), None)
+    found = find(runner, Sizes(sizes=[1, 2, 3, 4, 6, 12], bound="the global batch"), None)
     assert found.largest is not None
     assert (found.largest.micro_batch_size, found.too_large) == (6, 12)
 
 
 def test_nothing_fits() -> None:
-    found = find_micro_batch(machine(FIXED), EVERY, None)
+    found = find(machine(FIXED), EVERY, None)
     assert (found.largest, found.fastest, found.predicted, found.too_large) == (None, None, None, 1)
     (largest, predicted) = answer_lines(found, machine(FIXED).limit)
     assert largest.startswith("largest micro-batch: none. Even 1 runs out of memory with")
@@ -328,11 +326,11 @@ def test_nothing_fits() -> None:
 
 def test_what_is_not_predicted_has_its_reason() -> None:
     runner = machine(FIXED + 7 * 128, error=None)
-    found = find_micro_batch(runner, EVERY, None)
+    found = find(runner, EVERY, None)
     assert "predicted: n/a: nothing is known of it" in answer_lines(found, runner.limit)
     assert found.as_json()["unpredicted"] == "nothing is known of it"
     runner = machine(FIXED + 7 * 128, error=99)
-    found = find_micro_batch(runner, EVERY, None)
+    found = find(runner, EVERY, None)
     assert any(
         line.startswith("predicted: nothing fits, measured: ") for line in answer_lines(found, runner.limit)
     )
@@ -340,7 +338,7 @@ def test_what_is_not_predicted_has_its_reason() -> None:
 
 def test_the_sequence_is_searched_at_one_micro_batch() -> None:
     runner = machine(FIXED + 700)
-    found = find_sequence(runner, Sizes(sizes=range(8, 1025, 8), bound="the model's context"), 2, 128)
+    found = find(runner, Sizes(sizes=range(8, 1025, 8), bound="the model's context"), 128, 2)
     assert found.largest is not None
     assert (found.largest.sequence_length, found.too_large) == (344, 352)
     assert {t.micro_batch_size for t in runner.trials} == {2}
@@ -348,14 +346,14 @@ def test_the_sequence_is_searched_at_one_micro_batch() -> None:
 
 def test_a_search_that_ran_out_of_runs_says_so() -> None:
     runner = machine(FIXED + 100 * 128, error=-0.9, most_runs=3)
-    found = find_micro_batch(runner, EVERY, None)
+    found = find(runner, EVERY, None)
     assert not found.complete
     assert any("raise --most-runs" in line for line in answer_lines(found, runner.limit))
 
 
 def test_the_answer_comes_in_words() -> None:
     runner = machine(FIXED + 7 * 128, error=0.2)
-    found = find_micro_batch(runner, Sizes(sizes=[1, 2, 3, 4, 6, 12], bound="12 samples a rank"), None)
+    found = find(runner, Sizes(sizes=[1, 2, 3, 4, 6, 12], bound="12 samples a rank"), None)
     assert answer_lines(found, runner.limit) == [
         "largest micro-batch: 6: peak 0.00177 MB of 0.0019 MB (93 %); 12 runs out of memory "
         "(12 samples a rank)",
@@ -369,7 +367,7 @@ def test_the_answer_comes_in_words() -> None:
 
 def test_a_search_that_ran_out_of_runs_says_at_least_and_ranks_nothing() -> None:
     runner = machine(FIXED + 100 * 128, most_runs=1)
-    lines = answer_lines(find_micro_batch(runner, EVERY, None), runner.limit)
+    lines = answer_lines(find(runner, EVERY, None), runner.limit)
     assert lines[0].startswith("largest micro-batch: at least 100 (ended after 1 run): peak ")
     assert not any(line.startswith("highest throughput") for line in lines)
 
@@ -401,13 +399,13 @@ def test_the_cpu_needs_a_limit() -> None:
         find_limit(None, None, "cpu", 2)
 
 
-def test_ranks_must_fit_into_the_machine_together() -> None:
-    limit = Limit(limit_bytes=3 * 10**9, origin="3GB", imposed=True)
-    require_host_memory(limit, 2, 6 * 10**9)
+def test_ranks_must_fit_into_the_machine_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.plan.fit.host_memory_bytes", lambda: 6 * 10**9)
+    assert find_limit("3GB", None, "cpu", 2).limit_bytes == 3 * 10**9
     with pytest.raises(
         HarnessError, match=r"is 9.00 GB, but this machine has 6.00 GB; .*harness estimate --gpu"
     ):
-        require_host_memory(limit, 3, 6 * 10**9)
+        find_limit("3GB", None, "cpu", 3)
 
 
 def test_the_smallest_gpu_limits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,9 +443,7 @@ def facts() -> dict[str, Any]:
 
 def batches(facts: dict[str, Any], limit: int = 10_000_000) -> LargestBatches:
     limits = MemoryLimits(imposed_bytes=limit)
-    return LargestBatches(
-        experiment=EXPERIMENT, torch_device="cpu", limits=limits, facts=facts, by=Predictors(memory=memory)
-    )
+    return LargestBatches(experiment=EXPERIMENT, limits=limits, facts=facts, by=Predictors(memory=memory))
 
 
 def cuts(cells: list[RunRequest], repeat: int = 0) -> dict[str, tuple[int, int]]:

@@ -19,7 +19,7 @@ def facts() -> dict[str, Any]:
 
 def scenario(facts: dict[str, Any], label: str, nodes: int = 1) -> Scenario | None:
     cell = make_cell(EXPERIMENT, label, 4, batch_layout(EXPERIMENT.training, 4), 0, "cpu", nodes=nodes)
-    return scenario_of(cell, planned_model(facts, cell.job), "cpu")
+    return scenario_of(cell, planned_model(facts, cell.job))
 
 
 def test_the_model_is_that_of_the_job(facts: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ import pytest
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.plan.simulation import (
-    Simulated,
     SimulatedRow,
     as_json,
     compare_with_closed_forms,
@@ -18,20 +17,20 @@ from harness.plan.simulation import (
 )
 from harness.rank.job_check import check_job
 from harness.record import CommunicationPart, MemoryPart
-from harness.run_directory.request import SimulatedRank
+from harness.run_directory.request import SimulatedRank, SimulationRequest
 from harness.tell.formats import WIDTH
 
 RANKS, PER_NODE, PAYLOAD = 16, 8, 1600
 
 
 @pytest.fixture(scope="module")
-def asked() -> Simulated:
+def asked() -> SimulationRequest:
     return plan_simulation(load_experiment(None), "fsdp-hybrid", RANKS, ranks_per_node=PER_NODE, rank=3)
 
 
 @pytest.fixture(scope="module")
-def facts(asked: Simulated) -> dict[str, Any]:
-    return check_job(asked.cell.job)
+def facts(asked: SimulationRequest) -> dict[str, Any]:
+    return check_job(asked.run.job)
 
 
 def counted(op: str, ranks: list[int], role: str, phase: str = "backward") -> CommunicationPart:
@@ -46,7 +45,7 @@ def moment(name: str, peak: int, kinds: dict[str, int] | None = None) -> MemoryP
 
 
 @pytest.fixture(scope="module")
-def row(asked: Simulated, facts: dict[str, Any]) -> SimulatedRow:
+def row(asked: SimulationRequest, facts: dict[str, Any]) -> SimulatedRow:
     result = SimulatedRank(
         status="ok", tensors="fake", versions={"torch": "2.13"}, model=facts["model"],
         layout=facts["layout"], configuration=facts["configuration"],
@@ -107,7 +106,7 @@ def test_text_says_what_is_simulated_and_what_is_not(row: SimulatedRow) -> None:
     assert max(map(len, table.splitlines())) <= WIDTH
 
 
-def test_what_cannot_be_simulated_is_a_row_with_the_reason(asked: Simulated) -> None:
+def test_what_cannot_be_simulated_is_a_row_with_the_reason(asked: SimulationRequest) -> None:
     failed = SimulatedRank(
         status="failed", reason="TypeError: no", tensors="fake", versions={"deepspeed": "0.19.8"}
     )
@@ -121,15 +120,15 @@ def test_what_cannot_be_simulated_is_a_row_with_the_reason(asked: Simulated) -> 
 
 def test_without_a_batch_the_micro_batch_is_one_sample() -> None:
     asked = plan_simulation(load_experiment(None), "fsdp", 1024, ranks_per_node=8)
-    run = asked.request.run
+    run = asked.run
     assert (run.micro_batch_size, run.accumulation_steps, run.ranks_per_node) == (1, 1, 8)
     assert run.job.training.global_batch_size == 1024
-    assert asked.cell.nodes == 128
+    assert asked.run.nodes == 128
 
 
 def test_a_batch_of_the_job_is_kept() -> None:
     experiment = load_experiment(None, ["training.global_batch_size=64", "training.accumulation_steps=2"])
-    run = plan_simulation(experiment, "fsdp", 4, ranks_per_node=8).request.run
+    run = plan_simulation(experiment, "fsdp", 4, ranks_per_node=8).run
     assert (run.micro_batch_size, run.accumulation_steps, run.ranks_per_node) == (8, 2, 4)
 
 

@@ -43,7 +43,7 @@ def cases() -> list[Case]:
         )
         for (label, size), record in records.items()
     ]  # fmt: skip
-    results = run_simulations([one.request for one in asked])
+    results = run_simulations(asked)
     return list(zip(records.values(), results, strict=True))
 
 

@@ -32,12 +32,12 @@ def simulated(labels: tuple[str, ...], *settings: str) -> list[SimulatedRow]:
     given = ("training.micro_batch_size=4", "data.sequence_length=64", *settings)
     experiment = load_experiment(None, given)
     asked = [plan_simulation(experiment, label, RANKS, ranks_per_node=2, rank=RANK) for label in labels]
-    results = run_simulations([one.request for one in asked])
+    results = run_simulations(asked)
     return [compare_with_closed_forms(one, result) for one, result in zip(asked, results, strict=True)]
 
 
 def assert_agrees(row: SimulatedRow) -> None:
-    name = row.asked.request.run.backend
+    name = row.asked.run.backend
     assert row.result.status == "ok", f"{name}: {row.result.reason}"
     assert row.collectives
     for part in row.collectives:
@@ -92,7 +92,7 @@ def test_tensors_without_data_give_the_same_figures(backend: str) -> None:
         plan_simulation(load_experiment(None), backend, ranks, ranks_per_node=8, rank=ranks - 1, tensors=kind)
         for kind in ("fake", "real")
     ]
-    fake, real = run_simulations([one.request for one in asked])
+    fake, real = run_simulations(asked)
     assert (fake.status, real.status) == ("ok", "ok"), (fake.reason, real.reason)
     key = ("phase", "op", "dtype", "group_ranks", "calls", "payload_bytes", "largest_bytes")
     counted, expected = (
