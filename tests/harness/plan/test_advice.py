@@ -22,7 +22,6 @@ def advice(asked: Question, **changes: Any) -> Advice | None:
 
 
 def remedies(found: Advice | None) -> dict[str, int | None]:
-    assert found is not None
     return {remedy.tool: remedy.degree for remedy in found.remedies}
 
 
@@ -34,7 +33,6 @@ def test_states_that_are_too_large_need_more_gpus() -> None:
     # 800 MB of states and 4 samples a rank: 12.5 MB on 64 GPUs are too much, 6.25 on 128 are not.
     asked = question(gpus=16, tokens=512 * 100, checkpointing=(True,))
     found = advice(asked, states=800, per_token=1)
-    assert found is not None
     assert found.case == "only offload fits"
     assert remedies(found)["more GPUs"] == 128
     assert "states 50.0" not in found.figures
@@ -44,11 +42,9 @@ def test_states_that_are_too_large_need_more_gpus() -> None:
 def test_a_sample_that_is_too_long_needs_context_parallelism() -> None:
     # 100 tokens of 0.5 MB, a tenth of it with recomputation: 5 MB; 1 MB a token: 10 MB and states of 2.
     found = advice(question(tokens=800), per_token=1_000_000)
-    assert found is not None
     assert found.case == "only offload fits"
     assert remedies(found)["context"] == 2
     longer = advice(question(tokens=800), per_token=4_000_000)
-    assert longer is not None
     assert longer.case == "does not fit"
     assert "more GPUs" not in remedies(longer)
     assert remedies(longer)["context"] == 8
@@ -74,14 +70,12 @@ def test_gradients_that_accumulate_need_fewer_tokens() -> None:
 
 def test_what_a_node_cannot_divide_needs_pipeline_stages() -> None:
     found = advice(question(tokens=800), per_token=40_000_000)
-    assert found is not None
     assert found.case == "does not fit"
     assert (remedies(found)["tensor"], remedies(found)["pipeline"]) == (8, 8)
 
 
 def test_fewer_samples_than_gpus_divide_each_sample() -> None:
     found = advice(question(gpus=16, tokens=500))
-    assert found is not None
     assert found.case == "too few samples"
     assert remedies(found) == {"fewer GPUs": 5, "larger batch": None}
     assert found.figures.startswith("500 tokens per step are 5 samples of 100 tokens, fewer than 16 GPUs")
@@ -92,7 +86,6 @@ def test_remedies_that_divide_samples_are_those_that_are_predicted_to_fit() -> N
     found = search(asked, predictors())
     assert {c.backend for c in (*found.fitting, *found.too_large)} >= {"cp", "fsdp-cp", "ulysses-zero3"}
     helped = advise(asked, found, predictors())
-    assert helped is not None
     assert helped.case == "too few samples"
     best = next(c for c in found.fitting if c.planned.strategy.sequence)
     (context,) = (r for r in helped.remedies if r.tool == "context")
@@ -109,7 +102,6 @@ def test_data_parallelism_that_ranks_which_share_samples_outrun_is_named_slower(
     assert plain.speed is not None
     fast = replace(shared, speed=replace(plain.speed, tokens_per_second_per_gpu=1e6))
     helped = advise(asked, Found(fitting=(plain, fast)), predictors())
-    assert helped is not None
     assert (helped.case, remedies(helped)) == ("slower", {"context": fast.planned.options["sequence"]})
     assert advise(asked, Found(fitting=(plain, replace(fast, speed=plain.speed))), predictors()) is None
 
@@ -117,7 +109,6 @@ def test_data_parallelism_that_ranks_which_share_samples_outrun_is_named_slower(
 def test_exposed_communication_needs_more_tokens_or_fewer_data_parallel_ranks() -> None:
     # ZeRO-1 communicates 2 x 2 s and computes 1.025 s; half of it is exposed.
     found = advice(question(gpus=64, tokens=64 * 400), communication=2.0)
-    assert found is not None
     assert found.case == "communication-bound"
     assert remedies(found) == {"larger batch": None, "tensor": 4}
     assert "1,561 tokens a GPU and step, not 400" in found.remedies[0].reason
@@ -138,7 +129,6 @@ def test_a_little_exposed_communication_is_no_reason() -> None:
 def test_the_guides_ratio_stands_beside_the_exposed_share() -> None:
     found = search(question(gpus=1024, tokens=1024 * 100), predictors())
     line = guide_line(question(gpus=1024, tokens=1024 * 100), found.fitting)
-    assert line is not None
     assert "1,024 GPUs (beyond the guide's 512)" in line
     assert "at peak rates 0.25" in line
     assert line.endswith("the guide's own ratio 0.5")

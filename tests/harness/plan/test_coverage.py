@@ -90,7 +90,6 @@ def test_states_that_are_too_large_do_not_fit_whatever_the_activations_are() -> 
     rows = answer.rows
     verdicts = {row.label: row.verdict for row in rows}
     assert verdicts["fsdp"] is None
-    assert verdicts["ddp"] is not None
     assert not verdicts["ddp"].fits
     assert "model states of all but ddp fit" in " ".join(answer_lines([answer]))
 
@@ -136,7 +135,6 @@ def test_a_mixture_of_experts_has_states_and_traffic() -> None:
         assert row.memory is row.speed is None
         assert "Qwen3MoeForCausalLM, a mixture of experts, follow from" in str(row.memory_unknown)
     verdicts = {row.label: row.verdict for row in rows}
-    assert verdicts["ddp"] is not None
     assert not verdicts["ddp"].fits
     assert verdicts["fsdp"] is verdicts["zero3"] is None
     shown = " ".join(answer_lines([answer]))

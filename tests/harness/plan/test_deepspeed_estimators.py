@@ -17,7 +17,6 @@ MODELS = ("bloom-560m", "gpt2-xl", "Llama-3.1-8B", "Llama-2-70b")
 
 def exact(found: Prediction, *kinds: str) -> int:
     """States without what DeepSpeed's estimators leave out: padding, copies, buffers."""
-    assert found.states is not None
     terms: tuple[Term, ...] = found.states.terms
     return sum(term.bytes for term in terms if term.kind in kinds and not term.extra)
 
@@ -40,7 +39,6 @@ def test_stage_2_is_as_deepspeed_estimates_it(model: str, per_node: int, nodes: 
     from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
     found = states(MIXED, model=model, backends="zero2", world_sizes=(per_node * nodes,), per_node=per_node)
-    assert found.scenario is not None
     count, ranks = found.scenario.model.parameters, per_node * nodes
     _, on_gpu = estimate_zero2_model_states_mem_needs(count, per_node, nodes, cpu_offload=False)
     ours = exact(found, "weights", "masters", "optimizer") + 6 * count / ranks
@@ -54,7 +52,6 @@ def test_stage_3_is_as_deepspeed_estimates_it(model: str, per_node: int, nodes: 
     from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 
     found = states(MIXED, model=model, backends="zero3", world_sizes=(per_node * nodes,), per_node=per_node)
-    assert found.scenario is not None
     layout, ranks = found.scenario.model.layout, per_node * nodes
     largest = max(elements([tensor]) for tensor in layout.parameters)
     _, on_gpu, layer = estimate_zero3_model_states_mem_needs(
@@ -68,9 +65,7 @@ def test_offload_of_stage_2_leaves_what_deepspeed_leaves_on_the_gpu() -> None:
     from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
     found = states(MIXED, backends="zero2:offload=optimizer")
-    assert found.scenario is not None
     _, on_gpu = estimate_zero2_model_states_mem_needs(found.scenario.model.parameters, 8, 1, cpu_offload=True)
-    assert found.states is not None
     device = sum(
         term.bytes for term in found.states.terms if term.kind == "weights" and not (term.host or term.extra)
     )

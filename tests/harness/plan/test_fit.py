@@ -281,7 +281,6 @@ EVERY = Sizes(sizes=range(1, 2**16 + 1), bound="no larger one is tried")
 def test_the_largest_is_exact_however_wrong_the_prediction(error: float | None) -> None:
     runner = machine(FIXED + 100 * 128 + 5, error=error)
     found = find(runner, EVERY, None)
-    assert found.largest is not None
     assert (found.largest.micro_batch_size, found.too_large, found.complete) == (100, 101, True)
     assert len(runner.trials) <= 12
 
@@ -291,7 +290,6 @@ def test_a_right_prediction_takes_two_runs_and_two_for_the_fastest() -> None:
     found = find(runner, EVERY, None)
     assert [t.micro_batch_size for t in runner.trials] == [16, 17, 8, 4]
     assert found.predicted == 16
-    assert found.fastest is not None
     assert found.fastest.micro_batch_size == 4
     assert found.tied == ()
 
@@ -302,7 +300,6 @@ def test_bounds_say_between_which_sizes_and_the_search_begins_at_the_less() -> N
     # 4 / 5 and 4 / 3 of 5,096 bytes, less what is fixed, are 24.0 and 45.2 samples.
     assert (found.predicted, found.predicted_between) == (None, (24, 45))
     assert runner.trials[0].micro_batch_size == 24
-    assert found.largest is not None
     assert found.largest.micro_batch_size == 32
     (said,) = (line for line in answer_lines(found, runner.limit) if line.startswith("predicted"))
     assert said == "predicted: between 24 and 45, measured: 32; nothing is known of it"
@@ -312,7 +309,6 @@ def test_bounds_say_between_which_sizes_and_the_search_begins_at_the_less() -> N
 def test_only_sizes_that_keep_the_global_batch_are_tried() -> None:
     runner = machine(FIXED + 7 * 128)
     found = find(runner, Sizes(sizes=[1, 2, 3, 4, 6, 12], bound="the global batch"), None)
-    assert found.largest is not None
     assert (found.largest.micro_batch_size, found.too_large) == (6, 12)
 
 
@@ -339,7 +335,6 @@ def test_what_is_not_predicted_has_its_reason() -> None:
 def test_the_sequence_is_searched_at_one_micro_batch() -> None:
     runner = machine(FIXED + 700)
     found = find(runner, Sizes(sizes=range(8, 1025, 8), bound="the model's context"), 128, 2)
-    assert found.largest is not None
     assert (found.largest.sequence_length, found.too_large) == (344, 352)
     assert {t.micro_batch_size for t in runner.trials} == {2}
 

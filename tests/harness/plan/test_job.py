@@ -34,7 +34,6 @@ def test_the_model_is_that_of_the_job(facts: dict[str, Any]) -> None:
 
 def test_a_cell_becomes_a_scenario_with_its_batch(facts: dict[str, Any]) -> None:
     found = scenario(facts, "zero2:offload=optimizer")
-    assert found is not None
     assert (found.world_size, found.ranks_per_node, found.micro_batch_size) == (4, 4, 1)
     assert (found.accumulation_steps, found.transport) == (2, "gloo")
     assert found.options["offload"] == "optimizer"
@@ -53,7 +52,6 @@ def test_only_a_hybrid_strategy_has_shard_groups(
     facts: dict[str, Any], label: str, nodes: int, shards: int | None
 ) -> None:
     found = scenario(facts, label, nodes)
-    assert found is not None
     assert found.shard_size == shards
 
 

@@ -19,8 +19,6 @@ def offloading(accumulation: int) -> Prediction:
 
 def test_a_rate_with_offload_names_the_tokens_over_which_the_host_updates_once() -> None:
     few, many = offloading(1), offloading(100)
-    assert few.speed is not None
-    assert many.speed is not None
     assert " at 16,384 tokens a step, of which the host's update takes " in figures(few)
     assert " at 1,638,400 tokens a step, of which the host's update takes " in figures(many)
     assert few.speed.host_update_share > 0.5 > many.speed.host_update_share

@@ -47,7 +47,6 @@ def test_lora_needs_what_others_measured(
     asked = scenario(model, "single", 1, job(8192, adapter=adapter), accumulation_steps=8)
     speed = predict_speed(asked)
     assert predict_memory(asked).device_bytes == pytest.approx(gib * GIB, rel=0.12)
-    assert speed is not None
     assert speed.tokens_per_second_per_gpu == pytest.approx(tokens_per_second, rel=0.1)
 
 
@@ -69,7 +68,6 @@ def test_recomputing_in_part_lies_between_none_and_all() -> None:
         settings = job(2048, "bf16-mixed", checkpointing=checkpointing)
         asked = scenario("llama-2-7b", "fsdp", 8, settings, micro_batch_size=2)
         speed = predict_speed(asked)
-        assert speed is not None
         found[checkpointing] = (predict_memory(asked).peak_bytes, speed.tokens_per_second_per_gpu)
     for quantity in (0, 1):
         none, third, half, everything, selective = (pair[quantity] for pair in found.values())

@@ -103,7 +103,6 @@ def test_a_run_on_gpus_shows_the_memory_of_the_device() -> None:
     """The host has less to spare, but enough."""
     part = on_gpus(10 * GB, device_bytes=80 * GB, host_bytes=400 * GB)
     tightest, shown = tightest_demand(part, 8), telling_demand(part, 8, "cuda")
-    assert tightest is not None
     assert tightest.place == "host memory per rank"
     assert str(shown) == "11 GB of 80 GB per rank"
     assert telling_demand(part, 8, "cpu") == tightest
@@ -207,7 +206,6 @@ def test_how_wrong_such_predictions_were_is_said_once() -> None:
     found = predict_runs(runs, MemoryLimits(device_bytes=80 * GB))
     alone = trust_in(planned["fsdp1"], speed=False)
     part = found.parts["fsdp1"]
-    assert alone.allocated is not None
     assert (part.typical_error, part.error_runs) == (alone.allocated.typical, alone.allocated.runs)
     assert part.assumption == alone.assumption
     (said,) = (line for line in found.lines() if line.startswith("typical error"))
@@ -341,7 +339,6 @@ def test_the_published_default_runs_took_as_long_within_a_factor_of_three(
     assert len(seen) > 5
     for label, seconds in seen.items():
         assumed = assumed_time(cells[label], "cpu")
-        assert assumed is not None
         assert 1 / FACTOR < median(seconds) / (assumed - START_SECONDS["cpu"]) < FACTOR, label
 
 
@@ -351,7 +348,5 @@ def test_a_larger_model_takes_longer_and_a_gpu_that_no_table_knows_has_no_time()
         return plan(load_experiment(None, settings), ["ddp"], [2], 1, "cpu")[-1]
 
     small, large = (assumed_time(cell(layers), "cpu") for layers in (2, 20))  # type: ignore[arg-type]
-    assert small is not None
-    assert large is not None
     assert small < large
     assert assumed_time(cell(2), "cuda") is None  # type: ignore[arg-type]

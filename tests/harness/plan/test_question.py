@@ -54,14 +54,12 @@ def test_with_accumulation_alone_the_micro_batch_is_one() -> None:
     asked = ask("training.accumulation_steps=64")
     assert "training.micro_batch_size=1, since none is given" in asked.remarks
     (found,) = candidates(asked)
-    assert found.scenario is not None
     assert (found.scenario.micro_batch_size, found.scenario.accumulation_steps) == (1, 64)
     assert found.scenario.job.training.global_batch_size == 8 * 64
 
 
 def test_without_a_batch_the_micro_batch_is_one() -> None:
     scenario = row(world_sizes=(64,)).scenario
-    assert scenario is not None
     assert (scenario.micro_batch_size, scenario.accumulation_steps) == (1, 1)
 
 
@@ -125,8 +123,6 @@ def test_what_a_strategy_cannot_do_stands_in_its_row(
 
 def test_hybrid_shards_within_a_node_unless_told_otherwise() -> None:
     of_nodes, told = rows(backends="fsdp-hybrid fsdp-hybrid:shard_size=2", world_sizes=(16,), per_node=8)
-    assert of_nodes.scenario is not None
-    assert told.scenario is not None
     assert (of_nodes.scenario.shard_size, told.scenario.shard_size) == (8, 2)
 
 
@@ -294,14 +290,11 @@ def test_contradictions_are_refused(settings: list[str], changes: dict[str, Any]
 def test_network_that_nobody_names_is_that_of_the_vendors_own_machine() -> None:
     sold = replace(DEVICE, networks=(replace(FABRIC, name="rack", most_gpus=32), FABRIC))
     found = asked(gpus=16, fabric=None, device=sold)
-    assert found.network is not None
     assert (found.network.name, found.network.assumed) == ("rack", True)
     assert any("--fabric=rack, since none is given" in remark for remark in found.remarks)
     larger = asked(gpus=64, fabric=None, device=sold).network
-    assert larger is not None
     assert larger.name == "net"
     given = asked(gpus=16, device=sold).network
-    assert given is not None
     assert (given.name, given.assumed) == ("net", False)
 
 

@@ -38,7 +38,6 @@ def of_size(parameters: int, backend: str, world_size: int, precision: str) -> P
 def test_states_of_the_zero_paper(backend: str, gigabytes: float) -> None:
     """arXiv 1910.02054, figure 1: 7.5e9 parameters on 64 GPUs."""
     textbook = of_size(7_500_000_000, backend, 64, "bf16-mixed").textbook_state_bytes
-    assert textbook is not None
     assert round(textbook / GB, 1) == gigabytes
 
 
@@ -53,7 +52,6 @@ def test_states_of_the_zero_paper(backend: str, gigabytes: float) -> None:
 )  # fmt: skip
 def test_states_of_bloom_560m(backend: str, world_size: int, gigabytes: float) -> None:
     textbook = states(MIXED, backends=backend, world_sizes=(world_size,)).textbook_state_bytes
-    assert textbook is not None
     assert round(textbook / GB, 2) == gigabytes
 
 
@@ -108,7 +106,6 @@ def test_bert_base_cased() -> None:
 def test_bytes_that_bloom_560m_sends(backend: str, settings: tuple[str, ...], gigabytes: float) -> None:
     """Eight ranks: the textbook exactly, the implementation up to padding, buffers and norm."""
     found = states(*settings, backends=backend, world_sizes=(8,))
-    assert found.textbook_sent_bytes is not None
     assert round(found.textbook_sent_bytes / GB, 3) == gigabytes
     if backend != "zero3":  # FSDP and ZeRO-3 gather tied weights at each use, or not
         assert found.sent_bytes == pytest.approx(found.textbook_sent_bytes, rel=0.001)
@@ -129,8 +126,6 @@ def test_without_a_gpu_nothing_is_judged_or_timed() -> None:
 
 def test_a_gpu_is_judged_and_timed() -> None:
     small, large = rows(MIXED, backends="ddp fsdp", world_sizes=(8,), gpu="A100-40")
-    assert small.verdict is not None
-    assert large.speed is not None
     assert small.verdict.device_bytes == int(39.5 * 2**30)
     assert hours_per_billion_tokens(large.speed, 8) == pytest.approx(
         1e9 / 3600 / 8 / large.speed.tokens_per_second_per_gpu

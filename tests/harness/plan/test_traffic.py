@@ -13,7 +13,6 @@ MIXED = "training.precision=bf16-mixed"
 @pytest.mark.parametrize("backend", ["ddp", "zero2", "fsdp", "fsdp-hybrid:shard_size=2"])
 def test_crossing_bytes_are_those_that_every_rank_sends_to_another_node(backend: str) -> None:
     found = states(MIXED, backends=backend, world_sizes=(8,), per_node=4)
-    assert found.scenario is not None
     workload = found.scenario.workload()
     hosts = {rank: str(rank // 4) for rank in range(8)}
     for line in found.traffic:
@@ -37,7 +36,6 @@ def test_crossing_bytes_are_those_that_every_rank_sends_to_another_node(backend:
 @pytest.mark.parametrize(("role", "share"), [("world", 2 / 16), ("shard", 0.0), ("replica", 1.0)])
 def test_shares_of_a_hybrid_that_shards_within_nodes(role: Role, share: float) -> None:
     found = states(backends="fsdp-hybrid", world_sizes=(16,), per_node=8)
-    assert found.scenario is not None
     workload: Workload = found.scenario.workload()
     assert crossing_share(workload, role) == share
 

@@ -34,7 +34,6 @@ SMALL = llama(2048, 4, 5504)
 def cell(plan: Scenario, constants: TimeConstants, group: str = "here") -> MeasuredCell:
     """Two runs of two steps around what the constants predict."""
     speed = predict_speed(plan, constants)
-    assert speed is not None
     assert plan.device is not None
     seconds = speed.step_seconds
     return MeasuredCell(
@@ -65,7 +64,6 @@ def calibration() -> Calibration:
 
 def test_cells_left_out_are_predicted(calibration: Calibration) -> None:
     published = predict_speed(plans()[0])
-    assert published is not None
     assert abs(published.step_seconds / calibration.cells[0].measured_seconds - 1) > 0.2
     assert max(calibration.errors) < 0.05
     right, pairs = calibration.order()
@@ -85,8 +83,6 @@ def test_constants_serve_scenarios_that_were_not_measured(calibration: Calibrati
     for backend in ("zero2", "fsdp-grad-op"):
         plan = scenario(backend, 32, model=SMALL, accumulation_steps=2)
         mine, real = predict_speed(plan, constants), predict_speed(plan, SLOWER)
-        assert mine is not None
-        assert real is not None
         assert mine.step_seconds == pytest.approx(real.step_seconds, rel=0.08)
         assert any("calibrated on 7 cells" in remark for remark in mine.remarks)
 
@@ -166,7 +162,6 @@ def test_runs_of_a_backend_are_one_cell(cells: list[MeasuredCell]) -> None:
 
 def test_self_tests_next_to_the_runs_say_what_the_network_gives(cells: list[MeasuredCell]) -> None:
     zero2 = next(cell for cell in cells if "zero2" in cell.name)
-    assert zero2.scenario.fabric is not None
     # 200 Mbit/s, less what TCP adds, over the two ranks of a node.
     assert zero2.scenario.fabric.bandwidth_per_gpu * 2 * 8 == pytest.approx(192e6, rel=0.01)
     assert zero2.latency_seconds == pytest.approx(8e-3, rel=0.3)
@@ -174,7 +169,6 @@ def test_self_tests_next_to_the_runs_say_what_the_network_gives(cells: list[Meas
 
 def test_traces_say_how_much_of_the_communication_is_exposed(cells: list[MeasuredCell]) -> None:
     ddp = next(cell for cell in cells if "ddp" in cell.name)
-    assert ddp.exposed_share is not None
     assert 0.9 < ddp.exposed_share < 1
 
 
