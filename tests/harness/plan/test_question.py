@@ -16,8 +16,7 @@ from harness.plan.hardware import with_training_defaults
 from harness.plan.prediction import Prediction
 from harness.plan.question import Question, default_tokens, read_count
 from harness.plan.question import ask as ask_for
-from tests.harness.plan.asking import ask
-from tests.harness.plan.invented import DEVICE, FABRIC, MODEL, question
+from tests.harness.plan.plans import DEVICE, FABRIC, MODEL, ask, question
 
 
 def rows(*assignments: str, **asked: Any) -> list[Prediction]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,8 @@ from harness.backends.registry import moving_parts
 from harness.errors import HarnessError
 from harness.forms.families import model_states
 from harness.job.config import load_experiment
-from harness.plan.answer import memory_groups
+from harness.plan.answer import estimate, memory_groups
+from harness.plan.limits import MemoryVerdict
 from harness.plan.prediction import MemoryPrediction, Moment, Prediction, Predictors
 from harness.plan.scenario import Scenario
 from harness.plan.search import (
@@ -20,20 +21,28 @@ from harness.plan.search import (
     Found,
     best_split,
     distinct_backends,
+    figures,
+    in_order,
     near_largest,
+    reducing_each,
     search,
     simplest_close,
     variants,
     why_slower,
 )
-from tests.harness.plan.invented import (
+from harness.plan.step_time import predict_speed
+from harness.plan.trust import trust_in
+from tests.harness.plan.plans import (
     DEVICE,
     JOB,
     THREE_BLOCKS,
+    ask,
     memory,
     predictors,
     question,
+    scenario,
     speed,
+    states,
     term,
     trace_nothing,
 )
@@ -396,3 +405,151 @@ def test_where_bounds_alone_are_known_the_most_must_fit() -> None:
     # 2 MB of states and 2.5 MB a sample, a tenth if all is computed again: 2 samples fit for sure, 4 perhaps.
     assert (found.planned.micro_batch_size, found.needed_bytes) == (2, 7_000_000)
     assert found.peak_bytes_between == (2_500_000, 7_000_000)
+
+
+def offloading(accumulation: int) -> Prediction:
+    plan = scenario("zero2", 2, options={"offload": "optimizer"})
+    plan = replace(plan, accumulation_steps=accumulation)
+    return Prediction(scenario=plan, memory=memory()(plan), speed=predict_speed(plan))
+
+
+def test_a_rate_with_offload_names_the_tokens_over_which_the_host_updates_once() -> None:
+    few, many = offloading(1), offloading(100)
+    assert " at 16,384 tokens a step, of which the host's update takes " in figures(few)
+    assert " at 1,638,400 tokens a step, of which the host's update takes " in figures(many)
+    assert few.speed.host_update_share > 0.5 > many.speed.host_update_share
+    assert many.tokens_per_second_per_gpu > 2 * few.tokens_per_second_per_gpu
+    plain = scenario("zero2", 2)
+    on_device = Prediction(scenario=plain, memory=memory()(plain), speed=predict_speed(plain))
+    assert "host" not in figures(on_device)
+
+
+def test_the_hosts_rate_is_the_largest_assumption_only_where_it_decides() -> None:
+    plan = scenario("zero2", 2, options={"offload": "optimizer"})
+    assert "host memory" in (trust_in(plan).assumption or "")
+    assert "host memory" in (trust_in(plan, update_share=0.5).assumption or "")
+    assert "host memory" not in (trust_in(plan, update_share=0.02).assumption or "")
+
+
+@dataclass(frozen=True)
+class Row:
+    label: str
+    tokens_per_second_per_gpu: float
+    used: float
+    """Of the device, in percent."""
+
+    @property
+    def verdict(self) -> MemoryVerdict:
+        return MemoryVerdict(needed_bytes=round(self.used * 10), device_bytes=1000)
+
+    @property
+    def barely_fits(self) -> bool:
+        return self.verdict.barely_fits
+
+
+def order(*rows: Row) -> list[str]:
+    return [row.label for row in in_order(rows)]
+
+
+def test_of_equal_speed_room_leads_before_fewer_moving_parts() -> None:
+    fuller, roomier = Row("fsdp-grad-op", 1000, 95), Row("fsdp", 960, 80)
+    assert order(fuller, roomier) == ["fsdp", "fsdp-grad-op"]
+    assert order(fuller, replace(roomier, used=91)) == ["fsdp-grad-op", "fsdp"]
+    assert order(replace(fuller, used=89), roomier) == ["fsdp-grad-op", "fsdp"]
+    assert order(fuller, replace(roomier, tokens_per_second_per_gpu=940)) == ["fsdp-grad-op", "fsdp"]
+
+
+def test_room_alone_calls_neither_for_offload_nor_for_ranks_that_share_samples() -> None:
+    tight = Row("fsdp", 1000, 95)
+    for label in ("zero2:offload=optimizer", "tp:tensor=2"):
+        assert order(Row(label, 1000, 50), tight) == ["fsdp", label]
+
+
+def test_offload_does_not_lead_where_anything_else_fits() -> None:
+    label = "zero2:offload=optimizer"
+    fast, slow = Row(label, 2000, 50), Row("fsdp", 1000, 95)
+    assert order(fast, slow) == ["fsdp", label]
+    assert order(fast, replace(slow, used=99)) == [label, "fsdp"]  # which barely fits
+
+
+def test_ranks_that_share_samples_lead_what_is_close_to_its_limit_if_faster_and_with_room() -> None:
+    fast, full = Row("tp:tensor=2", 2000, 50), Row("fsdp", 1000, 95)
+    assert order(fast, full) == ["tp:tensor=2", "fsdp"]
+    assert order(replace(fast, tokens_per_second_per_gpu=1040), full) == ["fsdp", "tp:tensor=2"]
+    assert order(replace(fast, used=95), full) == ["fsdp", "tp:tensor=2"]
+    assert order(fast, replace(full, used=80)) == ["fsdp", "tp:tensor=2"]
+    assert order(fast, replace(full, used=99)) == ["tp:tensor=2", "fsdp"]  # which barely fits
+
+
+def test_where_a_rank_with_samples_of_its_own_leaves_room_none_are_shared() -> None:
+    fast, full, roomy = Row("tp:tensor=2", 2000, 50), Row("fsdp-grad-op", 1000, 95), Row("fsdp", 900, 80)
+    assert order(fast, full, roomy)[0] == "fsdp-grad-op"
+    offload = Row("zero2:offload=optimizer", 3000, 50)
+    assert order(fast, full, offload)[0] == "tp:tensor=2"
+    assert order(fast, offload)[0] == "zero2:offload=optimizer"  # of those that share or offload the fastest
+
+
+SETTINGS = ("training.micro_batch_size=1", "training.accumulation_steps=16", "training.precision=bf16-mixed")
+
+
+@pytest.mark.parametrize(
+    ("label", "each"),
+    [
+        ("fsdp", "fsdp:sync_each_batch=True"),
+        ("fsdp:reshard=2", "fsdp:reshard=2,sync_each_batch=True"),
+        ("fsdp1-hybrid:shard_size=4", "fsdp1-hybrid:shard_size=4,sync_each_batch=True"),
+        ("fsdp:sync_each_batch=true", None),
+        ("fsdp-tp:tensor=2", "fsdp-tp:sync_each_batch=True,tensor=2"),
+        ("fsdp1-no-shard", None),
+        ("ddp", None),
+        ("zero3", None),
+    ],
+)
+def test_fsdp_alone_can_shard_what_adds_up(label: str, each: str | None) -> None:
+    assert reducing_each(label) == each
+
+
+def answers(*settings: str, **asked: Any) -> dict[str, Prediction]:
+    """On GPUs that whole gradients do not fit into."""
+
+    def memory(scenario: Scenario) -> MemoryPrediction:
+        whole = scenario.accumulation_steps > 1 and not scenario.options.get("sync_each_batch")
+        moment = Moment(name="backward", terms=(term("gradients", 90 * 10**9 if whole else 10 * 10**9),))
+        return MemoryPrediction(moments=(moment,), host_bytes_per_node=0)
+
+    question = ask(*SETTINGS, *settings, gpu="H100-80", **asked)
+    return {row.label: row for row in estimate(question, Predictors(memory=memory, speed=speed()))}
+
+
+def test_an_estimate_of_every_strategy_has_the_one_that_fits() -> None:
+    found = answers(backends="all")
+    each = found["fsdp:sync_each_batch=True"]
+    assert each.verdict.fits
+    assert found["fsdp"].reduced_each_time is None
+    assert "fsdp:sync_each_batch=True" not in answers("training.accumulation_steps=1", backends="all")
+
+
+def test_an_estimate_of_one_strategy_says_what_would_fit() -> None:
+    found = answers(backends="fsdp zero3")
+    assert list(found) == ["fsdp", "zero3"]
+    text = found["fsdp"].reduced_each_time
+    assert "fsdp:sync_each_batch=True reduces them in each" in text
+    assert "10.0 of 84.9 GB" in text
+    assert text.endswith("sent 16 times")
+    assert found["zero3"].reduced_each_time is None
+
+
+@pytest.mark.parametrize(
+    "backend", ["fsdp", "fsdp-grad-op", "fsdp-hybrid:shard_size=4", "fsdp1", "fsdp1-grad-op"]
+)
+def test_gradients_are_sent_in_each_micro_step(backend: str) -> None:
+    def sent(label: str, op: str) -> float:
+        lines = states(*SETTINGS, backends=label).traffic
+        return sum(line.sent_bytes for line in lines if line.collective.op == op)
+
+    each = reducing_each(backend)
+    assert each is not None
+    assert sent(each, "reduce_scatter") == pytest.approx(16 * sent(backend, "reduce_scatter"))
+    gathered = sent(each, "all_gather") / sent(backend, "all_gather")
+    # FSDP1 without resharding keeps weights from one micro-step to the next where it reduces nothing.
+    assert gathered == pytest.approx(16 if backend == "fsdp1-grad-op" else 1, rel=0.02)

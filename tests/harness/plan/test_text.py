@@ -12,7 +12,7 @@ from harness.plan.document import document
 from harness.plan.prediction import Prediction
 from harness.plan.search import USUAL
 from harness.plan.text import answer_lines, without_equal_estimates
-from tests.harness.plan.asking import ask
+from tests.harness.plan.plans import ask
 from tests.harness.plan.test_alternatives import STATES_ONLY
 
 ONE = "training.micro_batch_size=1"

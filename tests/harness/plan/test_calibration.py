@@ -146,7 +146,7 @@ def test_nodes_without_a_self_test_are_left_out_and_named() -> None:
     assert found.not_used[0].startswith("here: ddp on 16: no self-test of its network (fabric-*.json)")
 
 
-PUBLISHED = Path(__file__).parents[4] / "reports" / "shaped-links"
+PUBLISHED = Path(__file__).parents[3] / "reports" / "shaped-links"
 
 
 @pytest.fixture(scope="module")

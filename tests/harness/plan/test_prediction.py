@@ -1,0 +1,556 @@
+"""Rows against figures that arithmetic or a published table fixes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.forms.layout import Layout, Tensor, elements
+from harness.forms.network import node_traffic
+from harness.forms.terms import Term
+from harness.forms.workload import Role, Workload
+from harness.job.experiment import Experiment
+from harness.job.job import Job
+from harness.plan import answer as of_row
+from harness.plan import prediction
+from harness.plan.answer import answers, candidates
+from harness.plan.coverage import neighbours
+from harness.plan.document import document
+from harness.plan.hardware import load_hardware
+from harness.plan.model import PlannedModel
+from harness.plan.models import load_model
+from harness.plan.prediction import (
+    MemoryPrediction,
+    Prediction,
+    crossing_share,
+    memory_bounds,
+    predict_memory,
+    step_traffic,
+)
+from harness.plan.question import ask as question
+from harness.plan.scenario import Scenario
+from harness.plan.step_time import hours_per_billion_tokens, kilowatt_hours_per_billion_tokens, predict_speed
+from harness.plan.text import answer_lines
+from tests.harness.plan.plans import ask, row, rows, states
+
+MIXED = "training.precision=bf16-mixed"
+GB = 1e9
+
+
+def of_size(parameters: int, backend: str, world_size: int, precision: str) -> Prediction:
+    """A model of that many parameters; only its size matters."""
+    shape = (parameters // 1000, 1000)
+    layout = Layout(parameters=(Tensor("weight", shape, "float32"),), decaying=frozenset({"weight"}))
+    model: PlannedModel = replace(load_model("gpt2"), layout=layout)
+    experiment = Experiment.model_validate({"training": {"precision": precision}})
+    asked = question(
+        model, experiment, backends=[backend], world_sizes=[world_size], ranks_per_node=world_size
+    )
+    (found,) = candidates(asked)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("backend", "gigabytes"),
+    [("ddp", 120), ("zero1", 31.4), ("zero2", 16.6), ("zero3", 1.9), ("fsdp", 1.9)],
+)
+def test_states_of_the_zero_paper(backend: str, gigabytes: float) -> None:
+    """arXiv 1910.02054, figure 1: 7.5e9 parameters on 64 GPUs."""
+    textbook = of_size(7_500_000_000, backend, 64, "bf16-mixed").textbook_state_bytes
+    assert round(textbook / GB, 1) == gigabytes
+
+
+@pytest.mark.parametrize(
+    ("backend", "world_size", "gigabytes"),
+    [
+        ("ddp", 1, 8.95),
+        ("zero1", 2, 5.59), ("zero2", 2, 5.03), ("zero3", 2, 4.47),
+        ("zero1", 4, 3.91), ("zero2", 4, 3.08), ("zero3", 4, 2.24),
+        ("zero1", 8, 3.08), ("zero2", 8, 2.10), ("zero3", 8, 1.12),
+    ],
+)  # fmt: skip
+def test_states_of_bloom_560m(backend: str, world_size: int, gigabytes: float) -> None:
+    textbook = states(MIXED, backends=backend, world_sizes=(world_size,)).textbook_state_bytes
+    assert round(textbook / GB, 2) == gigabytes
+
+
+@pytest.mark.parametrize(
+    ("backend", "per_parameter"),
+    [("ddp", (16, 0)), ("zero1", (8, 8)), ("zero2", (4, 12)), ("zero3", (0, 16))],
+)
+def test_states_in_fp32(backend: str, per_parameter: tuple[int, int]) -> None:
+    found = states(backends=backend, world_sizes=(8,))
+    assert found.textbook_state_bytes == 559_214_592 * (per_parameter[0] + per_parameter[1] / 8)
+
+
+def test_seven_billion_parameters_as_the_cineca_course_counts_them() -> None:
+    full = of_size(7_000_000_000, "ddp", 1, "fp32")
+    half = of_size(7_000_000_000, "ddp", 1, "bf16")
+    assert [full.state_bytes(kind) for kind in ("weights", "gradients", "optimizer")] == [28e9, 28e9, 56e9]
+    assert [half.state_bytes(kind) for kind in ("weights", "gradients", "optimizer")] == [14e9, 14e9, 28e9]
+
+
+@pytest.mark.parametrize(("parameters", "terabytes"), [(7_000_000_000, 0.112), (70_000_000_000, 1.12)])
+def test_sixteen_bytes_per_parameter(parameters: int, terabytes: float) -> None:
+    found = of_size(parameters, "ddp", 1, "bf16-mixed")
+    assert found.state_bytes("weights", "gradients", "masters", "optimizer") == terabytes * 1e12
+
+
+@pytest.mark.parametrize(("world_size", "gigabytes"), [(128, 2.1875), (1280, 0.21875)])
+def test_shards_of_seventy_billion(world_size: int, gigabytes: float) -> None:
+    """FSDP lecture: fp32 shards of 70e9 parameters."""
+    found = of_size(70_000_000_000, "fsdp", world_size, "bf16-mixed")
+    weights, moments = found.state_bytes("weights"), found.state_bytes("optimizer")
+    assert weights == pytest.approx(gigabytes * GB, rel=1e-4)
+    assert moments == pytest.approx(2 * gigabytes * GB, rel=1e-4)
+
+
+def test_bert_base_cased() -> None:
+    """accelerate estimate-memory: 413.18 MiB of fp32 weights, as much of gradients."""
+    found = states(model="bert-base-cased", world_sizes=(1,))
+    assert found.state_bytes("weights") == 108_310_272 * 4
+    assert round(108_310_272 * 4 / 2**20, 2) == 413.17  # the table counts 1,280 parameters more
+    assert found.state_bytes("gradients") == found.state_bytes("weights")
+
+
+@pytest.mark.parametrize(
+    ("backend", "settings", "gigabytes"),
+    [
+        ("ddp", ("training.precision=fp32",), 3.915),
+        ("ddp", ("training.precision=bf16",), 1.957),
+        ("zero3", (MIXED, "runtime.preset=library-defaults"), 2.936),
+        ("fsdp", (MIXED,), 3.915),
+    ],
+)
+def test_bytes_that_bloom_560m_sends(backend: str, settings: tuple[str, ...], gigabytes: float) -> None:
+    """Eight ranks: the textbook exactly, the implementation up to padding, buffers and norm."""
+    found = states(*settings, backends=backend, world_sizes=(8,))
+    assert round(found.textbook_sent_bytes / GB, 3) == gigabytes
+    if backend != "zero3":  # FSDP and ZeRO-3 gather tied weights at each use, or not
+        assert found.sent_bytes == pytest.approx(found.textbook_sent_bytes, rel=0.001)
+
+
+def test_states_fall_with_the_number_of_ranks() -> None:
+    found = rows(MIXED, backends="fsdp", world_sizes=(1, 8, 64, 512))
+    sizes = [r.state_bytes("weights", "gradients", "optimizer") or 0 for r in found]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == 4
+
+
+def test_without_a_gpu_nothing_is_judged_or_timed() -> None:
+    found = row(MIXED)
+    assert (found.verdict, found.speed) == (None, None)
+    assert found.speed_unknown == "no GPU was named (--gpu)"
+
+
+def test_a_gpu_is_judged_and_timed() -> None:
+    small, large = rows(MIXED, backends="ddp fsdp", world_sizes=(8,), gpu="A100-40")
+    assert small.verdict.device_bytes == int(39.5 * 2**30)
+    assert hours_per_billion_tokens(large.speed, 8) == pytest.approx(
+        1e9 / 3600 / 8 / large.speed.tokens_per_second_per_gpu
+    )
+    hours = hours_per_billion_tokens(large.speed, 8)
+    assert kilowatt_hours_per_billion_tokens(large.speed, 8) == pytest.approx(hours * 8 * 0.4)
+
+
+def test_several_nodes_without_a_network_have_the_time_of_the_one_that_is_assumed() -> None:
+    asked = {"backends": "fsdp", "world_sizes": (16,), "gpu": "A100-40"}
+    found, named = row(MIXED, **asked), row(MIXED, **asked, fabric="HDR200")
+    assert found.memory == named.memory
+    assert found.tokens_per_second_per_gpu == named.tokens_per_second_per_gpu > 0
+
+
+@pytest.mark.parametrize("backend", ["ddp", "zero2", "fsdp", "fsdp-hybrid:shard_size=2"])
+def test_crossing_bytes_are_those_that_every_rank_sends_to_another_node(backend: str) -> None:
+    found = states(MIXED, backends=backend, world_sizes=(8,), per_node=4)
+    workload = found.scenario.workload()
+    hosts = {rank: str(rank // 4) for rank in range(8)}
+    for line in found.traffic:
+        every = [
+            node_traffic(
+                "nccl",
+                line.collective.op,
+                line.collective.payload_bytes,
+                workload.group_ranks(line.collective.role, rank),
+                rank,
+                hosts,
+            )
+            for rank in range(8)
+        ]
+        assert line.between_bytes == pytest.approx(sum(traffic.between for traffic in every) / 8)
+        assert line.sent_bytes == pytest.approx(
+            sum(traffic.between + traffic.inside for traffic in every) / 8
+        )
+
+
+@pytest.mark.parametrize(("role", "share"), [("world", 2 / 16), ("shard", 0.0), ("replica", 1.0)])
+def test_shares_of_a_hybrid_that_shards_within_nodes(role: Role, share: float) -> None:
+    found = states(backends="fsdp-hybrid", world_sizes=(16,), per_node=8)
+    workload: Workload = found.scenario.workload()
+    assert crossing_share(workload, role) == share
+
+
+def test_one_rank_sends_nothing() -> None:
+    found = states(backends="fsdp", world_sizes=(1,))
+    assert found.scenario is not None
+    assert step_traffic(found.scenario) == []
+    assert found.sent_bytes == 0
+
+
+def test_one_node_sends_nothing_to_others() -> None:
+    found = states(backends="fsdp", world_sizes=(8,))
+    assert found.between_bytes == 0 < found.sent_bytes
+
+
+def test_accumulation_multiplies_what_is_gathered() -> None:
+    once = states("training.micro_batch_size=1", MIXED, backends="fsdp")
+    twice = states("training.micro_batch_size=1", "training.accumulation_steps=2", MIXED, backends="fsdp")
+    gathered = [
+        sum(line.sent_bytes for line in found.traffic if line.collective.op == "all_gather")
+        for found in (once, twice)
+    ]
+    assert gathered[1] == pytest.approx(2 * gathered[0])
+
+
+def test_zero3_without_a_closed_form_gathers_and_reduces_in_every_micro_step() -> None:
+    def sent(steps: int, preset: str) -> float:
+        given = (MIXED, f"runtime.preset={preset}", f"training.accumulation_steps={steps}")
+        row = states(*given, "training.micro_batch_size=1", model="llama-3.2-1b", backends="zero3")
+        return sum(line.sent_bytes for line in row.traffic)
+
+    assert sent(4, "library-defaults") == pytest.approx(4 * sent(1, "library-defaults"))
+    # Like for like it has a closed form, which the contract tests hold against runs.
+    assert sent(4, "like-for-like") == pytest.approx(4 * sent(1, "like-for-like"), rel=1e-3)
+
+
+def test_what_stages_and_rings_pass_on_is_sent_whole() -> None:
+    given = ("training.micro_batch_size=4", "data.sequence_length=64")
+    for backend, op in (("pp:stages=2,micro_batches=4", "send"), ("fsdp-cp:sequence=2", "permute")):
+        row = states(*given, model="llama-3.2-1b", backends=backend)
+        lines = [line for line in row.traffic if line.collective.op == op]
+        assert lines
+        for line in lines:
+            assert line.sent_bytes == line.collective.payload_bytes
+            assert line.formula.startswith(f"all {line.collective.payload_bytes:,} bytes")
+
+
+COMPILED = "model.compile=block"
+LONG = ("training.precision=bf16-mixed", "data.sequence_length=2048")
+
+
+def peak(found: Prediction) -> int:
+    return found.memory.peak_bytes
+
+
+def test_compiled_blocks_keep_between_what_eager_ones_recompute_to_and_keep() -> None:
+    asked = {"backends": "fsdp", "gpu": "A100-80", "model": "llama-3.1-8b"}
+    found = row(*LONG, COMPILED, **asked)
+    least, most = (
+        peak(row(*LONG, f"training.activation_checkpointing={checkpointing}", **asked))
+        for checkpointing in ("true", "false")
+    )
+    assert found.memory is None
+    assert found.peak_bytes_between == (least, most)
+    assert least < most
+    assert found.verdict.answer == "fits"  # the most does
+
+
+def test_of_every_second_block_a_stage_keeps_between_all_and_none() -> None:
+    asked = {"backends": "pp:stages=4", "gpu": "A100-80", "model": "llama-3.1-8b"}
+    settings = (*LONG, "data.sequence_length=4096", "training.micro_batch_size=8")
+    found = row(*settings, "training.activation_checkpointing=every-2", **asked)
+    bounds = found.peak_bytes_between
+    assert bounds[0] < 85e9 < bounds[1]
+    assert found.verdict is None  # it may fit
+
+
+@pytest.mark.parametrize(
+    ("kind", "least_of_adamw", "most_of_adamw"),
+    [("adam", 0.6, 1.3), ("sgd", 0.3, 0.8), ("adamw-8bit", 0.4, 1.1), ("adamw-8bit-bnb", 0.4, 0.8)],
+)
+def test_another_optimizer_has_its_states_and_at_most_so_many_copies(
+    kind: str, least_of_adamw: float, most_of_adamw: float
+) -> None:
+    asked = {"backends": "ddp", "gpu": "H200", "model": "llama-3.2-3b"}
+    checkpointed = (*LONG, "training.activation_checkpointing=true", "data.sequence_length=512")
+    found, adamw = row(*checkpointed, f"optimizer.kind={kind}", **asked), row(*checkpointed, **asked)
+    # Tensor by tensor, in 8 bits, nothing is larger than the passes: what the update copies does not decide.
+    assert (found.memory is None) == (kind in ("adam", "sgd"))
+    least, most = (bound / peak(adamw) for bound in found.peak_bytes_between or (peak(found),) * 2)
+    assert least_of_adamw < least <= most < most_of_adamw
+    assert (least < most) == (found.memory is None)
+    ratio = found.speed.step_seconds / adamw.speed.step_seconds
+    assert (ratio > 1) == (kind == "adam")
+
+
+def test_a_pipeline_has_the_bounds_of_another_optimizers_update() -> None:
+    pipeline = "pp:schedule=interleaved,stages=2,micro_batches=2"
+    asked = {"backends": pipeline, "gpu": "H200", "model": "llama-3.2-3b"}
+    found = row(*LONG, "optimizer.kind=adamw-8bit", "training.micro_batch_size=2", **asked)
+    assert found.peak_bytes_between is not None or found.memory is not None
+
+
+def test_text_and_document_have_the_bounds_and_how_wrong_their_like_were() -> None:
+    question = ask(*LONG, COMPILED, backends="fsdp", gpu="A100-80", model="llama-3.1-8b")
+    found = answers(question)
+    (of_rows,) = document(found)["rows"]
+    least, most = of_rows["peak_bytes_between"]
+    assert of_rows["peak_bytes"] is None
+    text = " ".join("\n".join(answer_lines(found)).split())
+    between = f"{least / 1e9:.3g} and {most / 1e9:.3g} GB"
+    assert f"fsdp: peak between {between}: compiled blocks keep as much as eager blocks at most" in text
+    assert "fsdp fits, between " in text
+    assert "typical error, full training under fsdp: speed ±" in text
+    assert "memory is a range" in text
+    assert "compiled code is as fast as eager code, which is the least" in text
+
+
+def test_compiled_code_is_predicted_as_fast_as_eager_code() -> None:
+    asked = {"backends": "fsdp", "gpu": "A100-80", "model": "llama-3.1-8b"}
+    eager = row(*LONG, **asked).tokens_per_second_per_gpu
+    for kind in ("block", "model"):
+        assert row(*LONG, f"model.compile={kind}", **asked).tokens_per_second_per_gpu == eager > 0
+
+
+def test_emulated_fp8_needs_what_fp32_does_and_operands_beside_it() -> None:
+    asked = {"backends": "fsdp", "gpu": "H100-80", "model": "llama-3.2-1b"}
+    found = row(*LONG, "training.precision=fp8", **asked)
+    wide = peak(row(*LONG, "training.precision=fp32", **asked))
+    least, most = found.peak_bytes_between or (peak(found),) * 2  # alike where no block decides
+    inner, hidden, tokens = 8192, 2048, 2048
+    assert wide == least <= most <= least + 9 * (inner * hidden + tokens * (inner + hidden))
+    assert found.speed is None
+    assert "emulated" in str(found.speed_unknown)
+
+
+EMBEDDING, HALF, MLPS, ALL_BLOCKS = (
+    f"{{parameters: '{pattern}', frozen: true}}"
+    for pattern in ("model.embed_tokens*", "model.layers.[0-9].*", "*.mlp.*", "model.layers.*")
+)
+
+
+def freezing(*groups: str) -> str:
+    return f"optimizer.groups=[{', '.join(groups)}]"
+
+
+def activations(bound: MemoryPrediction) -> int:
+    (passes,) = (moment for moment in bound.moments if moment.name == "forward/backward")
+    return passes.kinds["activations"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "least", "most"),
+    [
+        ((EMBEDDING, HALF), 21 / 34, 24 / 34),  # ten of 32 blocks before all that is trained keep nothing
+        ((EMBEDDING, ALL_BLOCKS), 0.0, 2 / 34),  # nothing but the head and its loss
+        ((HALF,), 0.7, 1.0),  # the embedding is trained: gradients pass
+        ((MLPS,), 0.4, 1.0),
+    ],
+)
+def test_frozen_parameters_keep_what_gradients_need(
+    groups: tuple[str, ...], least: float, most: float
+) -> None:
+    """As shares of what blocks keep where all is trained, beyond head and loss, which every job has: the
+    block that computes holds about as much as two keep."""
+    asked = {"backends": "ddp", "gpu": "H200", "model": "llama-3.1-8b"}
+    whole, found, rest = (
+        row(*LONG, *settings, **asked).scenario
+        for settings in ((), (freezing(*groups),), (freezing(EMBEDDING, ALL_BLOCKS),))
+    )
+    assert whole is not None
+    assert found is not None
+    assert rest is not None
+    plain = activations(predict_memory(whole))
+    bounds, ends = memory_bounds(found), memory_bounds(rest)
+    assert bounds is not None
+    base = activations(ends[0])
+    low, high = ((activations(bound) - base) / (plain - base) for bound in bounds)
+    assert least <= low <= high <= most
+
+
+def test_a_range_of_frozen_parameters_has_their_states_and_says_why() -> None:
+    asked = {"backends": "fsdp", "gpu": "A100-80", "model": "llama-3.1-8b"}
+    plain, found = row(*LONG, **asked), row(*LONG, freezing(EMBEDDING, HALF), **asked)
+    assert found.peak_bytes_between is not None
+    low, high = found.peak_bytes_between
+    assert low < high < peak(plain)
+    assert high < 1.05 * low
+    assert "frozen layers keep at most what trained ones do" in (found.memory_unknown or "")
+    assert found.speed is None
+    assert "speed under frozen optimizer.groups is not predicted" in (found.speed_unknown or "")
+
+
+def test_bounds_that_are_far_apart_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"backends": "fsdp", "gpu": "A100-80", "model": "llama-3.1-8b"}
+    monkeypatch.setattr(prediction, "FARTHEST_BOUNDS", 1.01)
+    assert row(*LONG, COMPILED, **asked).peak_bytes_between is None
+
+
+def test_bounds_that_are_far_apart_refuse_what_not_even_the_least_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prediction, "FARTHEST_BOUNDS", 1.01)
+    asked = ("data.sequence_length=16384", *LONG[:1], COMPILED)
+    question = ask(*asked, backends="ddp", gpu="A100-80", model="llama-3.1-8b")
+    (answer,) = answers(question)
+    (found,) = answer.rows
+    assert found.peak_bytes_between is None
+    assert not found.verdict.fits
+    assert document([answer])["rows"][0]["fits"] is False
+    assert "nothing fits" in "\n".join(answer_lines([answer]))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("optimizer.kind=muon",),
+        (COMPILED, "optimizer.kind=muon"),
+        (COMPILED, "training.activation_checkpointing=true"),
+    ],
+)
+def test_what_has_no_two_neighbours_has_no_bounds(settings: tuple[str, ...]) -> None:
+    (found,) = of_row.candidates(ask(*LONG, *settings, backends="fsdp", gpu="A100-80"))
+    assert found.scenario is not None
+    assert neighbours(found.scenario) is None
+
+
+GIB = 2**30
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+QWEN = {"kind": "lora", "rank": 64, "targets": LINEAR}
+"""As Qwen's finetune.py adapts its models."""
+
+
+def planned(model: str, label: str, ranks: int, settings: dict[str, Any], **values: Any) -> Scenario:
+    found = Scenario.of(
+        label, load_model(model), Job.model_validate(settings), world_size=ranks, ranks_per_node=8,
+        preset="library-defaults", device=load_hardware().device("A100-80"),
+        **({"micro_batch_size": 1, "accumulation_steps": 1} | values),
+    )  # fmt: skip
+    assert found is not None
+    return found
+
+
+def job(
+    length: int, precision: str = "bf16", *, checkpointing: bool | str = True, **more: Any
+) -> dict[str, Any]:
+    training = {"precision": precision, "activation_checkpointing": checkpointing}
+    return {"data": {"sequence_length": length}, "training": training, **more}
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter", "gib", "tokens_per_second"),
+    [("qwen-7b", QWEN, 34.09, 3077), ("qwen-14b", QWEN, 51.41, 1820)],
+)
+def test_lora_needs_what_others_measured(
+    model: str, adapter: dict[str, Any], gib: float, tokens_per_second: float
+) -> None:
+    """QwenLM/Qwen, README, LoRA on one A100-80 at 8,192 tokens: no constant here was estimated from it."""
+    asked = planned(model, "single", 1, job(8192, adapter=adapter), accumulation_steps=8)
+    speed = predict_speed(asked)
+    assert predict_memory(asked).device_bytes == pytest.approx(gib * GIB, rel=0.12)
+    assert speed.tokens_per_second_per_gpu == pytest.approx(tokens_per_second, rel=0.1)
+
+
+@pytest.mark.parametrize("label", ["ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op"])
+def test_packed_weights_need_less_under_every_strategy(label: str) -> None:
+    peaks = []
+    for base in ("bf16", "nf4"):
+        adapter = {"kind": "lora", "base_dtype": base}
+        asked = planned("llama-2-7b", label, 8, job(2048, "bf16-mixed", adapter=adapter))
+        assert predict_speed(asked) is not None
+        peaks.append(predict_memory(asked).peak_bytes)
+    whole = predict_memory(planned("llama-2-7b", label, 8, job(2048, "bf16-mixed"))).peak_bytes
+    assert peaks[1] < peaks[0] < whole
+
+
+def test_recomputing_in_part_lies_between_none_and_all() -> None:
+    found = {}
+    for checkpointing in (False, "every-3", "every-2", True, "selective"):
+        settings = job(2048, "bf16-mixed", checkpointing=checkpointing)
+        asked = planned("llama-2-7b", "fsdp", 8, settings, micro_batch_size=2)
+        speed = predict_speed(asked)
+        found[checkpointing] = (predict_memory(asked).peak_bytes, speed.tokens_per_second_per_gpu)
+    for quantity in (0, 1):
+        none, third, half, everything, selective = (pair[quantity] for pair in found.values())
+        assert everything < half < third < none
+        assert everything < selective < none
+
+
+@pytest.mark.parametrize(("micro_batch", "length"), [(2, 4096), (1, 8192)])
+def test_a_loss_in_chunks_holds_the_logits_of_one_chunk(micro_batch: int, length: int) -> None:
+    """What a token holds per entry of the vocabulary is there for 1,024 of 8,192 tokens."""
+    whole, chunks = (
+        predict_memory(
+            planned(
+                "llama-3.1-8b", "fsdp", 8, job(length, "bf16-mixed", **more), micro_batch_size=micro_batch
+            )
+        ).peak_bytes
+        for more in ({}, {"loss": {"chunk_tokens": 1024}})
+    )
+    logits = 4 * 8192 * 128256
+    assert logits < whole - chunks < 4 * logits
+
+
+MODELS = ("bloom-560m", "gpt2-xl", "Llama-3.1-8B", "Llama-2-70b")
+
+
+def exact(found: Prediction, *kinds: str) -> int:
+    """States without what DeepSpeed's estimators leave out: padding, copies, buffers."""
+    terms: tuple[Term, ...] = found.states.terms
+    return sum(term.bytes for term in terms if term.kind in kinds and not term.extra)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quiet() -> None:
+    """DeepSpeed writes to the terminal as it is imported."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        import deepspeed  # noqa: F401
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("per_node", "nodes"), [(8, 1), (4, 8), (8, 64)])
+def test_stage_2_is_as_deepspeed_estimates_it(model: str, per_node: int, nodes: int) -> None:
+    """It counts 2 P of weights, and 18 P / N: 12 of masters and moments, and gradients of 2 and of 4 bytes.
+
+    The gradients of 2 bytes beside those of 4 are the ones that wait in DeepSpeed's bucket; the states here
+    have one gradient.
+    """
+    from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+
+    found = states(MIXED, model=model, backends="zero2", world_sizes=(per_node * nodes,), per_node=per_node)
+    count, ranks = found.scenario.model.parameters, per_node * nodes
+    _, on_gpu = estimate_zero2_model_states_mem_needs(count, per_node, nodes, cpu_offload=False)
+    ours = exact(found, "weights", "masters", "optimizer") + 6 * count / ranks
+    assert ours == pytest.approx(on_gpu, rel=1e-4)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("per_node", "nodes"), [(8, 1), (4, 8), (8, 64)])
+def test_stage_3_is_as_deepspeed_estimates_it(model: str, per_node: int, nodes: int) -> None:
+    """18 P / N, of which weights, masters and moments take 14 and gradients 4, and one layer of 4 bytes."""
+    from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
+
+    found = states(MIXED, model=model, backends="zero3", world_sizes=(per_node * nodes,), per_node=per_node)
+    layout, ranks = found.scenario.model.layout, per_node * nodes
+    largest = max(elements([tensor]) for tensor in layout.parameters)
+    _, on_gpu, layer = estimate_zero3_model_states_mem_needs(
+        layout.parameter_count, largest, per_node, nodes, cpu_offload=False
+    )
+    ours = exact(found, "weights", "masters", "optimizer") + 4 * layout.parameter_count / ranks
+    assert ours + layer == pytest.approx(on_gpu, rel=1e-4)
+
+
+def test_offload_of_stage_2_leaves_what_deepspeed_leaves_on_the_gpu() -> None:
+    from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+
+    found = states(MIXED, backends="zero2:offload=optimizer")
+    _, on_gpu = estimate_zero2_model_states_mem_needs(found.scenario.model.parameters, 8, 1, cpu_offload=True)
+    device = sum(
+        term.bytes for term in found.states.terms if term.kind == "weights" and not (term.host or term.extra)
+    )
+    assert device == on_gpu
