@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
@@ -79,7 +78,6 @@ class View:
 
 
 if TYPE_CHECKING:
-    from harness.plan.hardware import TimeConstants
     from harness.plan.prediction import Predictors
     from harness.plan.scenario import Scenario
 
@@ -139,7 +137,7 @@ def counting(noun: str, doing: str) -> Iterator[PredictionCount]:
 
 
 @contextmanager
-def counting_predictors(constants: TimeConstants | None = None) -> Iterator[Predictors]:
+def counting_predictors() -> Iterator[Predictors]:
     """What predicts, with the number of what was traced and predicted so far."""
     from harness.plan.prediction import Predictors, least_memory, predict_memory
     from harness.plan.profiles import kept_tracers, trace_scenarios
@@ -164,7 +162,7 @@ def counting_predictors(constants: TimeConstants | None = None) -> Iterator[Pred
 
         yield Predictors(
             memory=each(predict_memory),
-            speed=each(partial(predict_speed, constants=constants)),
+            speed=each(predict_speed),
             least=least_memory,
             ahead=trace,
         )

@@ -33,11 +33,8 @@ from harness.plan.search import (
 )
 from harness.tell.formats import gigabytes
 
-ONE_SAMPLE, CHECKPOINTED, CHUNKED = (
-    "micro-batches of one sample",
-    "activation checkpointing",
-    "a chunked loss",
-)
+ONE_SAMPLE, CHECKPOINTED = "micro-batches of one sample", "activation checkpointing"
+CHUNKED = "a chunked loss"
 RELIEFS: Mapping[str, Mapping[str, Any]] = {
     ONE_SAMPLE: {},  # of each scenario its own, with as many samples in a step
     CHECKPOINTED: {"training.activation_checkpointing": True},
@@ -348,7 +345,11 @@ def _changed(scenario: Scenario, reliefs: Sequence[str], given: Mapping[str, Any
     new = with_settings(scenario, settings)
     if new is not None and "training.accumulation_steps" in settings:
         new = replace(new, micro_batch_size=1, accumulation_steps=scenario.samples)
-    return None if new is None or _why_not(new) is not None else new
+    if new is None:
+        return None
+    world = World.planned(new.world_size, new.ranks_per_node, new.torch_device)
+    why_not = why_not_planned(new.label, new.job, world, new.micro_batch_size, new.model)
+    return new if why_not is None else None
 
 
 def _fewest(found: Sequence[Alternative | None]) -> list[Alternative]:
@@ -461,9 +462,3 @@ def _on(scenario: Scenario, gpus: int, keeps_batch: bool) -> Scenario:
         accumulation_steps=max(1, steps * scenario.world_size // gpus) if keeps_batch else steps,
         fabric=scenario.fabric and joined_by(scenario.fabric, scenario.device, gpus),
     )
-
-
-def _why_not(scenario: Scenario) -> str | None:
-    """Why a strategy cannot run the job; None: it can."""
-    world = World.planned(scenario.world_size, scenario.ranks_per_node, scenario.torch_device)
-    return why_not_planned(scenario.label, scenario.job, world, scenario.micro_batch_size, scenario.model)

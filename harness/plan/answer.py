@@ -708,20 +708,10 @@ def _planned(question: Question, label: str, world_size: int) -> Prediction:
     reason = reason or misfit
     if layout is None or reason is not None:
         return Prediction(named=named, unsupported=reason)
-    scenario = Scenario.of(
-        label,
-        question.model,
-        with_global_batch(job, layout),
-        world_size=world_size,
-        ranks_per_node=per_node,
-        preset=question.preset,
-        micro_batch_size=layout.micro_batch_size,
-        accumulation_steps=layout.accumulation_steps,
-        torch_device=question.torch_device,
-        device=question.device,
-        fabric=question.fabric,
-        constants=question.constants,
-    )
+    scenario = question.scenario(
+        label, with_global_batch(job, layout), world_size, torch_device=question.torch_device,
+        micro_batch_size=layout.micro_batch_size, accumulation_steps=layout.accumulation_steps,
+    )  # fmt: skip
     return Prediction(scenario=scenario, named=named)
 
 

@@ -326,11 +326,6 @@ def _internlm(config: Values) -> dict[str, Any]:
     return _kept(config, model_type="llama", attention_bias=config.get("bias", True))
 
 
-def _yi(config: Values) -> dict[str, Any]:
-    """Yi's first releases (modeling_yi.py); later ones say llama."""
-    return _kept(config, model_type="llama")
-
-
 def _baichuan(config: Values) -> dict[str, Any]:
     """Baichuan and Baichuan 2 (modeling_baichuan.py): queries, keys and values in one matrix. The 13B models
     have ALiBi and give `model_max_length` alone."""
@@ -361,7 +356,8 @@ _READERS: dict[str, Callable[[Values], dict[str, Any] | None]] = {
     "qwen": _qwen,
     "internlm": _internlm,
     "internlm2": _internlm,
-    "Yi": _yi,
+    # Yi's first releases (modeling_yi.py); later ones say llama.
+    "Yi": lambda config: _kept(config, model_type="llama"),
     "baichuan": _baichuan,
     "chatglm": _chatglm,
 }

@@ -324,16 +324,6 @@ TOLERANCE = 1e-5
 Vector = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prior:
-    """What is known of a constant before the cells are looked at."""
-
-    name: str
-    value: float
-    deviation: float
-    """Of its natural logarithm."""
-
-
 def calibrate(found: Sequence[MeasuredCell]) -> Calibration:
     """Fit to all cells, and to all but each one for the error.
 
@@ -354,22 +344,23 @@ def calibrate(found: Sequence[MeasuredCell]) -> Calibration:
             raise HarnessError(
                 f"--calibrate: the runs are of several {what} ({', '.join(sorted(values))}); give runs of one"
             )
-    base, priors = starting_point(cells)
-    fitted = _fit(cells, base, priors)
+    base, deviations = starting_point(cells)
+    fitted = _fit(cells, base, deviations)
     fits = []
     for cell in cells:
         without: float | None = None
         if len(cells) > LEAST_CELLS:
             others = [other for other in cells if other is not cell]
-            without = _seconds(cell, _fit(others, base, priors, start=fitted))
+            without = seconds_of_step(cell.work, cell.device, _fit(others, base, deviations, start=fitted))
         fits.append(
             CellFit(
                 cell=cell.name, group=cell.group, measured_seconds=cell.seconds, spread=cell.spread,
-                fitted_seconds=_seconds(cell, fitted), left_out_seconds=without,
+                left_out_seconds=without,
+                fitted_seconds=seconds_of_step(cell.work, cell.device, fitted),
             )
         )  # fmt: skip
     loads = [load for cell in cells for load in cell.load_averages]
-    names = [prior.name for prior in priors] + list(_FIXED if cells[0].scenario.torch_device == "cpu" else ())
+    names = [*deviations, *(_FIXED if cells[0].scenario.torch_device == "cpu" else ())]
     return Calibration(
         device=cells[0].device.name,
         transport=cells[0].scenario.transport,
@@ -410,8 +401,8 @@ _FIXED = {
 """On a CPU: shares that mean the same as another, and latencies that the time of a call holds already."""
 
 
-def starting_point(cells: Sequence[MeasuredCell]) -> tuple[TimeConstants, list[Prior]]:
-    """Constants before the fit and what they may become."""
+def starting_point(cells: Sequence[MeasuredCell]) -> tuple[TimeConstants, dict[str, float]]:
+    """Constants before the fit, and deviations of the natural logarithms of those that are fitted."""
     base = default_constants(cells[0].device)
     latencies = [cell.latency_seconds for cell in cells if cell.latency_seconds is not None]
     exposed = []
@@ -430,48 +421,37 @@ def starting_point(cells: Sequence[MeasuredCell]) -> tuple[TimeConstants, list[P
         base = replace(base, contention=min(1.0, max(0.02, median(exposed))))
     base = replace(base, fabric_share=1.0 if latencies else base.fabric_share, step_overhead_seconds=1e-3)
     unknown = 2.0 if on_cpu else 0.3
-    deviations = {
+    return base, {
         "matrix_share": unknown, "memory_share": unknown, "link_share": unknown, "fabric_share": 0.15,
         "call_seconds": 0.3 if latencies else 1.0, "host_factor": 0.4, "contention": 1.0,
         "step_overhead_seconds": 2.0,
     }  # fmt: skip
-    priors = [
-        Prior(name=name, value=getattr(base, name), deviation=deviation)
-        for name, deviation in deviations.items()
-    ]
-    return base, priors
 
 
 def _fit(
     cells: Sequence[MeasuredCell],
     base: TimeConstants,
-    priors: Sequence[Prior],
+    deviations: dict[str, float],
     *,
     start: TimeConstants | None = None,
 ) -> TimeConstants:
-    """`start`: where the search begins; the priors hold whatever it is."""
+    """`start`: where the search begins; the priors, the constants of `base`, hold whatever it is."""
     from scipy.optimize import least_squares
 
-    expected = np.log([prior.value for prior in priors])
-    first = np.log([getattr(start or base, prior.name) for prior in priors])
-    deviations = np.array([prior.deviation for prior in priors])
+    expected, first = (np.log([getattr(at, name) for name in deviations]) for at in (base, start or base))
+    allowed = np.array(list(deviations.values()))
     measured = np.array([cell.seconds for cell in cells])
 
+    def constants_at(point: Vector) -> TimeConstants:
+        values = {name: float(np.exp(x)) for name, x in zip(deviations, point, strict=True)}
+        values["contention"] = min(1.0, values["contention"])
+        return replace(base, **values)  # type: ignore[arg-type]
+
     def residuals(point: Vector) -> Vector:
-        constants = _constants(base, priors, point)
-        predicted = np.array([_seconds(cell, constants) for cell in cells])
-        return np.concatenate([np.log(predicted / measured) / NOISE, (point - expected) / deviations])
+        constants = constants_at(point)
+        predicted = np.array([seconds_of_step(cell.work, cell.device, constants) for cell in cells])
+        return np.concatenate([np.log(predicted / measured) / NOISE, (point - expected) / allowed])
 
     # A cell that a neighbour on the machine has slowed down must not bend all others.
     solution = least_squares(residuals, first, loss="soft_l1", ftol=TOLERANCE, xtol=TOLERANCE)
-    return _constants(base, priors, solution.x)
-
-
-def _constants(base: TimeConstants, priors: Sequence[Prior], point: Vector) -> TimeConstants:
-    values = {prior.name: float(np.exp(x)) for prior, x in zip(priors, point, strict=True)}
-    values["contention"] = min(1.0, values["contention"])
-    return replace(base, **values)  # type: ignore[arg-type]
-
-
-def _seconds(cell: MeasuredCell, constants: TimeConstants) -> float:
-    return seconds_of_step(cell.work, cell.device, constants)
+    return constants_at(solution.x)

@@ -45,7 +45,12 @@ def why_states_alone(
     elif architecture is not None and not architecture.causal:
         what = f"of {model.architecture}, which is not a causal language model,"
     else:
-        return _why_axes_are_not(job, covered, of)
+        if not (given := unpredicted_axes(job, covered)):
+            return None
+        if job.training.precision == "fp8":
+            return EMULATED
+        left = f"{of.format(f'under {listed(given)}')} not predicted; "
+        return left + ("model states and traffic are" if job.optimizer.factory is None else OWN_STATES)
     return (
         f"activations and speed {what} are not predicted, only those of causal language models of "
         "transformers; model states and traffic are"
@@ -175,12 +180,3 @@ EMULATED = (
     "fp8 products are emulated, so their speed is not that of fp8 hardware; model states and traffic are "
     "those of fp32"
 )
-
-
-def _why_axes_are_not(job: Job, covered: tuple[str, ...], of: str) -> str | None:
-    if not (given := unpredicted_axes(job, covered)):
-        return None
-    if job.training.precision == "fp8":
-        return EMULATED
-    left = f"{of.format(f'under {listed(given)}')} not predicted; "
-    return left + ("model states and traffic are" if job.optimizer.factory is None else OWN_STATES)

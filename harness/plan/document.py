@@ -16,7 +16,6 @@ from harness.plan.answer import Answer, estimate, trust_in_answers, trust_of
 from harness.plan.prediction import Prediction
 from harness.plan.question import Question
 from harness.plan.step_time import (
-    SpeedPrediction,
     attention_kernel,
     gpu_hours_per_billion_tokens,
     hours_per_billion_tokens,
@@ -91,19 +90,24 @@ def curves_of(rows: Sequence[Prediction]) -> list[Curve]:
     for label, found in by_label.items():
         figures = tuple((row.world_size, _needed(row), _tokens(row), _exposed(row)) for row in found)
         merged.setdefault(figures, []).append(label)
-    return [Curve(name=_joined(labels), rows=tuple(by_label[labels[0]])) for labels in merged.values()]
-
-
-def _joined(labels: Sequence[str]) -> str:
-    text = ", ".join(labels)
-    return text if len(text) <= LONGEST_NAME else f"{labels[0]} and {len(labels) - 1} equal ones"
+    curves = []
+    for first, *others in merged.values():
+        name = ", ".join([first, *others])
+        short = name if len(name) <= LONGEST_NAME else f"{first} and {len(others)} equal ones"
+        curves.append(Curve(name=short, rows=tuple(by_label[first])))
+    return curves
 
 
 def _chart(asked: Question, curves: Sequence[Curve], *, timed: bool) -> dict[str, Any]:
     limit = asked.device.memory_bytes / 1e9 if asked.device is not None else None
     panels = [_panel(curves, "GB of memory per rank", _needed, limit=limit, is_log=True)]
-    if limit is not None and asked.device is not None:
-        panels[0]["layer"] += _limit(limit, f"{asked.device.name}: {limit:.1f} GB")
+    if limit is not None and asked.device is not None:  # a line with its name
+        at, look = {"y": {"datum": limit}}, {"color": LIMIT}
+        line = {"type": "rule", **look, "strokeWidth": 2, "strokeDash": [6, 3]}
+        words = {"type": "text", **look, "align": "left", "baseline": "bottom", "dx": 4, "dy": -2}
+        name = {"x": {"value": 0}, "text": {"value": f"{asked.device.name}: {limit:.1f} GB"}}
+        for mark, encoding in ((line, at), (words, at | name)):
+            panels[0]["layer"].append({"data": {"values": [{}]}, "mark": mark, "encoding": encoding})
     if timed:
         panels.append(_panel(curves, "tokens/s per GPU", _tokens))
         panels.append(_panel(curves, "exposed communication, % of the step", _exposed))
@@ -135,31 +139,6 @@ def _panel(
     ).chart(points, sizes)  # fmt: skip
 
 
-def _limit(limit: float, name: str) -> list[dict[str, Any]]:
-    """The memory of the device: a line with its name."""
-    one: dict[str, Any] = {"values": [{}]}
-    at = {"y": {"datum": limit}}
-    return [
-        {
-            "data": one,
-            "mark": {"type": "rule", "color": LIMIT, "strokeWidth": 2, "strokeDash": [6, 3]},
-            "encoding": at,
-        },
-        {
-            "data": one,
-            "mark": {
-                "type": "text",
-                "color": LIMIT,
-                "align": "left",
-                "baseline": "bottom",
-                "dx": 4,
-                "dy": -2,
-            },
-            "encoding": {**at, "x": {"value": 0}, "text": {"value": name}},
-        },
-    ]
-
-
 def _needed(row: Prediction) -> float | None:
     return None if row.memory is None else row.memory.device_bytes / 1e9
 
@@ -172,7 +151,6 @@ def _exposed(row: Prediction) -> float | None:
     return None if row.speed is None else 100 * row.speed.exposed_seconds / row.speed.step_seconds
 
 
-TOP = 3
 SPEED = ("step_seconds", "exposed_seconds", "tokens_per_second_per_gpu", "model_flops_utilization")
 """Of a speed, under the same names."""
 FIGURES = (*SPEED, "computing_seconds", "communication_seconds", "guide_ratio", "peak_ratio")
@@ -368,21 +346,15 @@ def formulae(row: Prediction) -> list[dict[str, Any]]:
                 _line(f"{name}: {term.name}", term.formula, term.source, seconds=term.seconds)
                 for term in terms
             ]
-        lines += _ratios(row.speed)
+        # Communication over computing at the peaks of data sheets, and what decision guides compute.
+        peak, guide = row.speed.peak_ratio, row.speed.guide_ratio
+        for name, ratio, formula in (
+            ("communication over computing, both at their peaks", peak, "(bytes / B) / (6 P T / F)"),
+            ("ratio of decision guides", guide, "Ultra-Scale Playbook; carries P below stage 3"),
+        ):
+            if ratio is not None:
+                lines.append(_line(name, formula, "harness.forms.network", ratio=ratio))
     return lines
-
-
-def _ratios(speed: SpeedPrediction) -> list[dict[str, Any]]:
-    """Communication over computing at the peaks of data sheets, and what decision guides compute."""
-    found = [
-        ("communication over computing, both at their peaks", speed.peak_ratio, "(bytes / B) / (6 P T / F)"),
-        ("ratio of decision guides", speed.guide_ratio, "Ultra-Scale Playbook; carries P below stage 3"),
-    ]
-    return [
-        _line(name, formula, "harness.forms.network", ratio=value)
-        for name, value, formula in found
-        if value is not None
-    ]
 
 
 def _term(what: str, term: Term) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Literal
 import psutil
 
 from harness.errors import HarnessError
-from harness.gpus.found import Gpus, find_gpus
+from harness.gpus.found import find_gpus
 from harness.plan.hardware import Device, load_hardware
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
@@ -38,12 +38,13 @@ def limits_here(torch_device: str, imposed_bytes: int | None = None) -> MemoryLi
     host = available_host_bytes()
     if torch_device != "cuda":
         return MemoryLimits(host_bytes=host, imposed_bytes=imposed_bytes)
-    gpus = find_gpus()
+    gpus, device = find_gpus(), None
+    names = {gpu.name for gpu in gpus.devices}
+    if len(names) == 1:
+        with suppress(HarnessError):  # a GPU that no table knows
+            device = load_hardware().device(names.pop())
     return MemoryLimits(
-        device_bytes=gpus.smallest_bytes,
-        device=_device_of(gpus),
-        host_bytes=host,
-        imposed_bytes=imposed_bytes,
+        device_bytes=gpus.smallest_bytes, device=device, host_bytes=host, imposed_bytes=imposed_bytes
     )
 
 
@@ -89,14 +90,6 @@ def _headroom(folder: Path, limit_name: str, used_name: str) -> int | None:
         return max(0, int(limit) - int(used) + cached)
     except (OSError, ValueError):
         return None  # the group of another mount, or without a limit of its own
-
-
-def _device_of(gpus: Gpus) -> Device | None:
-    names = {gpu.name for gpu in gpus.devices}
-    if len(names) == 1:
-        with suppress(HarnessError):  # a GPU that no table knows
-            return load_hardware().device(names.pop())
-    return None
 
 
 Answer = Literal["fits", "close", "does not fit"]
@@ -148,11 +141,6 @@ class MemoryVerdict:
     def barely_fits(self) -> bool:
         """Whether it fits with so little left that it is no recommendation."""
         return self.fits and self.needed_bytes > BARELY_SHARE * self.device_bytes
-
-    @property
-    def is_roomy(self) -> bool:
-        """Whether it fits with enough left to be recommended."""
-        return self.fits and not self.barely_fits
 
     @property
     def said(self) -> str:

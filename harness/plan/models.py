@@ -31,9 +31,6 @@ from harness.tell.formats import gigabytes
 
 MIXTURE = "mixture of experts"
 COVERED = f"of mixtures, types {' and '.join(MIXTURES)} are covered"
-OTHER_TOOL = (
-    "expert parallelism is called for, which puts experts on different GPUs, and no strategy here does"
-)
 UNLIKE_SHARE = 0.05
 """Of the states of another strategy, from which a difference is explained."""
 
@@ -84,7 +81,11 @@ def _named(text: str, *, by_known_type: bool) -> tuple[dict[str, Any], str, str]
     elif path.is_file():
         file = path
     else:
-        return _of_catalogue(text)
+        name, entry = find_entry(text)
+        if NOT_COVERED in entry:
+            reason = f"{entry[NOT_COVERED]}; {COVERED}, or choose a dense model"
+            raise HarnessError(f"{name} is not covered: {reason}")
+        return dict(entry["config"]), name, f"catalogue: {entry.get('hub') or name}"
     config, source = dict(_read(file)), str(file)
     if by_known_type and (known := as_known_type(config)) is not None:
         source += f", {config['model_type']} with the code of {known['model_type']} in transformers"
@@ -142,7 +143,10 @@ def from_config(
     if architecture is None:
         if mixture_of_experts(config):
             raise HarnessError(f"{name} is not covered: {MIXTURE} of type {model_type}; {COVERED}")
-        return _on_meta_device(config, name, source)
+        require_libraries(f"models of a type without a closed form, such as {name},")
+        from harness.rank.job_check import describe_on_meta  # loads torch and transformers
+
+        return PlannedModel(name=name, source=source, **describe_on_meta(config, source))
     return planned(
         architecture, architecture.values(config, given_whole=given_whole, where=source), name, source
     )
@@ -165,13 +169,6 @@ def planned(architecture: Architecture, values: Mapping[str, Any], name: str, so
         layers=config["num_hidden_layers"],
         attention_width=heads * head_size(config),
     )
-
-
-def _of_catalogue(text: str) -> tuple[dict[str, Any], str, str]:
-    name, entry = find_entry(text)
-    if NOT_COVERED in entry:
-        raise HarnessError(f"{name} is not covered: {entry[NOT_COVERED]}; {COVERED}, or choose a dense model")
-    return dict(entry["config"]), name, f"catalogue: {entry.get('hub') or name}"
 
 
 def find_entry(text: str) -> tuple[str, dict[str, Any]]:
@@ -228,10 +225,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise HarnessError(f"--model {path} holds no mapping; give a Hugging Face configuration")
     return document
-
-
-def _on_meta_device(config: Mapping[str, Any], name: str, source: str) -> PlannedModel:
-    require_libraries(f"models of a type without a closed form, such as {name},")
-    from harness.rank.job_check import describe_on_meta  # loads torch and transformers
-
-    return PlannedModel(name=name, source=source, **describe_on_meta(config, source))

@@ -379,17 +379,6 @@ def crossing_share(workload: Workload, role: Role) -> float:
     return sum(rank // per_node != after // per_node for rank, after in hops) / world
 
 
-def _communication_dtypes(workload: Workload) -> tuple[str, str]:
-    """Dtypes in which weights are gathered and gradients reduced, as the closed forms have them.
-
-    DDP and a bare replica reduce in the dtype of the weights that train.
-    """
-    if workload.strategy.family in ("single", "ddp", "pipeline"):
-        return workload.master_dtype, workload.master_dtype
-    library = fsdp if workload.strategy.zero_stage is None else zero0
-    return workload.compute_dtype, library.reduce_dtype(workload)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """A strategy on some ranks, of the rank that needs most; None where there is no prediction, with the
@@ -628,7 +617,10 @@ class Prediction:
         if self.scenario is None or self.scenario.mesh.shares_samples:
             return None
         workload = self.scenario.workload()
-        weights, reduced = _communication_dtypes(workload)
+        weights = reduced = workload.master_dtype  # DDP and a bare replica reduce in the dtype that trains
+        if workload.strategy.family not in ("single", "ddp", "pipeline"):
+            library = fsdp if workload.strategy.zero_stage is None else zero0
+            weights, reduced = workload.compute_dtype, library.reduce_dtype(workload)
         return textbook_sent_bytes(
             workload.strategy.sharding,
             workload.layout.parameter_count,

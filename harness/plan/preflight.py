@@ -78,11 +78,15 @@ def judged(
     kinds = {"data": data_bytes} if data_bytes else {}
     for kind, size in prediction.decisive.kinds.items():
         kinds[kind] = kinds.get(kind, 0) + size
+    # While the ranks of a node load the initial weights, or in a step, whichever is more.
+    on_host = prediction.host_bytes_per_node
+    if scenario.torch_device == "cpu":
+        on_host = prediction.peak_bytes * scenario.ranks_of_node
     return _part(
         limits, scenario.ranks_of_node,
         peak_bytes=prediction.peak_bytes + data_bytes, moment=prediction.decisive.name, kinds=kinds,
         device_bytes=prediction.device_bytes + data_bytes,
-        host_bytes=_host_bytes(scenario, prediction) + data_bytes * scenario.ranks_of_node,
+        host_bytes=max(on_host, loading_bytes(scenario)) + data_bytes * scenario.ranks_of_node,
         typical_error=known.typical if known else None, error_runs=known.runs if known else 0,
         assumption=trust.assumption,
     )  # fmt: skip
@@ -150,14 +154,6 @@ def _demands(part: PredictionPart, ranks_per_node: int) -> Iterator[Demand]:
             limit_bytes=part.host_limit_bytes // ranks_per_node,
             place="host memory per rank",
         )
-
-
-def _host_bytes(scenario: Scenario, prediction: MemoryPrediction) -> int:
-    """Of a node: while its ranks load the initial weights, or in a step, whichever is more."""
-    in_step = prediction.host_bytes_per_node
-    if scenario.torch_device == "cpu":
-        in_step = prediction.peak_bytes * scenario.ranks_of_node
-    return max(in_step, loading_bytes(scenario))
 
 
 def size(count: float) -> str:
@@ -441,15 +437,11 @@ def _with_fewer_layers(reference: Scenario) -> Iterator[tuple[str, Scenario]]:
         setting = f"model.config.{key}"
         changed = with_settings(reference, {setting: layers})
         if changed is not None:
-            config = {**reference.model.config, **_layers(reference, key, layers)}
+            own = reference.model.config  # which may have several names for them
+            config = own | dict.fromkeys([key, *(name for name in LAYER_KEYS if name in own)], layers)
             model = from_config(config, name=reference.model.name, source=reference.model.source)
             yield f"{setting}={layers}", replace(changed, model=model)
         layers //= 2
-
-
-def _layers(reference: Scenario, key: str, layers: int) -> dict[str, int]:
-    """Under each name that the configuration has for them."""
-    return {key: layers} | {name: layers for name in LAYER_KEYS if name in reference.model.config}
 
 
 CORE_FLOPS = 25e9

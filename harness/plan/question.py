@@ -28,7 +28,7 @@ from harness.plan.hardware import (
     with_training_defaults,
 )
 from harness.plan.model import PlannedModel
-from harness.plan.scenario import job_model
+from harness.plan.scenario import Scenario, job_model
 
 MOST_SHARING = 16
 """GPUs that share samples: stages of the longest pipeline that is tried."""
@@ -143,6 +143,14 @@ class Question:
     def tokens_per_step(self) -> int:
         return self.samples * self.sequence_length
 
+    def scenario(self, label: str, job: Job, world_size: int, **cut: Any) -> Scenario | None:
+        """The scenario of one backend on so many ranks; `cut`: the micro-batch and accumulation steps."""
+        return Scenario.of(
+            label, self.model, job, world_size=world_size, preset=self.preset,
+            ranks_per_node=min(self.ranks_per_node, world_size), device=self.device, fabric=self.fabric,
+            constants=self.constants, **cut,
+        )  # fmt: skip
+
     def opened(self, gpus: int) -> Question:
         """The search on so many GPUs: the tokens of a step are fixed, how they are split is not.
 
@@ -227,7 +235,16 @@ def ask(
     is_open = opens or tokens is not None or (names_all and not given and device is not None and not on_cpu)
     by_default: list[str] = []
     if is_open:
-        _require_open(given, tokens)
+        if given and tokens is not None:
+            raise HarnessError(
+                f"training.{given[0]} would be ignored: --tokens-per-step decides the global batch, and the "
+                "recommendation its split; leave one of them out"
+            )
+        if given == ["micro_batch_size"]:
+            raise HarnessError(
+                "training.micro_batch_size would be ignored: the recommendation chooses it; to say how many "
+                "tokens a step has, add training.accumulation_steps or give --tokens-per-step instead"
+            )
     elif given in ([], ["accumulation_steps"]):
         by_default = [f"training.micro_batch_size=1, since {'none' if given else 'no batch'} is given"]
         one = training.model_copy(update={"micro_batch_size": 1})
@@ -290,19 +307,6 @@ def _expand(name: str) -> Iterable[str]:
             f"choose from {', '.join(registry.BUILT_IN)}"
         )
     return [label]
-
-
-def _require_open(given: Sequence[str], tokens: int | None) -> None:
-    if given and tokens is not None:
-        raise HarnessError(
-            f"training.{given[0]} would be ignored: --tokens-per-step decides the global batch, and the "
-            "recommendation its split; leave one of them out"
-        )
-    if given == ["micro_batch_size"]:
-        raise HarnessError(
-            "training.micro_batch_size would be ignored: the recommendation chooses it; to say how many "
-            "tokens a step has, add training.accumulation_steps or give --tokens-per-step instead"
-        )
 
 
 def with_open_batch(experiment: Experiment, *, tokens: bool) -> tuple[Experiment, list[str]]:

@@ -143,17 +143,13 @@ class Scenario(Derivations):
         world_size: int,
         ranks_per_node: int,
         preset: Preset,
-        micro_batch_size: int,
-        accumulation_steps: int,
-        loading: Loading = "slices",
         torch_device: str = "cuda",
-        device: Device | None = None,
-        fabric: Fabric | None = None,
-        constants: TimeConstants | None = None,
+        **others: Any,
     ) -> Scenario | None:
         """The scenario of a job under a backend; None: a third party's, which no closed form knows.
 
-        `preset`: of the job; an option of the label goes before it. `job`: with its global batch.
+        `preset`: of the job; an option of the label goes before it. `job`: with its global batch. `others`:
+        the fields that do not follow from the label, such as the micro-batch.
         """
         entry, options = registry.parse(label)
         if entry.strategy is None:
@@ -172,14 +168,9 @@ class Scenario(Derivations):
             ranks_per_node=ranks_per_node,
             shard_size=shards,
             preset=options.preset or preset,
-            loading=loading,
-            micro_batch_size=micro_batch_size,
-            accumulation_steps=accumulation_steps,
             torch_device=torch_device,
             transport="nccl" if torch_device == "cuda" else "gloo",
-            device=device,
-            fabric=fabric,
-            constants=constants,
+            **others,
         )
 
     def under(self, label: str, **changes: Any) -> Scenario:

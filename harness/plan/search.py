@@ -338,18 +338,12 @@ def scenario_of(
 ) -> Scenario:
     """The scenario of a search in which all that was open is decided."""
     training = question.job.training.model_copy(update={"activation_checkpointing": checkpointing})
-    scenario = Scenario.of(
+    scenario = question.scenario(
         label,
-        question.model,
         question.job.model_copy(update={"training": training}),
-        world_size=question.gpus,
-        ranks_per_node=question.gpus_per_node,
-        preset=question.preset,
+        question.gpus,
         micro_batch_size=micro_batch_size,
         accumulation_steps=max(1, samples_of(question, label) // micro_batch_size),
-        device=question.device,
-        fabric=question.fabric,
-        constants=question.constants,
     )
     assert scenario is not None  # variants are built-in
     return scenario
@@ -652,12 +646,6 @@ def _choices(
     return choices
 
 
-def needed_text(one: Prediction) -> str:
-    """'46.9', or '21.7 to 46.9' where bounds are all that is known, in GB."""
-    known = one.memory_bounds if one.memory is None and one.memory_bounds else (one.most_memory,)
-    return span([memory.device_bytes for memory in known if memory is not None])
-
-
 def textbook_because(one: Prediction) -> str | None:
     """Why its speed rests on the papers' count of bytes, not on the library's; None: it does not."""
     return collectives(one.planned.workload()).unknown if one.speed else None
@@ -675,7 +663,8 @@ def why_too_large(one: Prediction) -> str:
     moment, scenario = one.most_memory.decisive, one.planned
     how = f"micro-batch {scenario.micro_batch_size}{', checkpointing' if one.checkpointing else ''}"
     if one.verdict is None:
-        return f"may not fit: {needed_text(one)} of {there} GB at {how}"
+        needed = span([bound.device_bytes for bound in one.memory_bounds or ()])
+        return f"may not fit: {needed} of {there} GB at {how}"
     kinds = moment.kinds
     largest = max(kinds, key=lambda kind: kinds[kind], default=None)
     part = f"; largest part {largest} {gigabytes(kinds[largest])} GB" if largest else ""

@@ -377,7 +377,7 @@ gradients of the shifted view (4 + 4), as `summed_cross_entropy` runs them."""
 
 @dataclass(frozen=True, kw_only=True)
 class ComputingTime:
-    """Of one micro-step in seconds, and of the update after all micro-steps."""
+    """Of one micro-step in seconds."""
 
     block_forward: float
     """All blocks together."""
@@ -386,7 +386,6 @@ class ComputingTime:
     head_forward: float
     """Output projection and loss."""
     head_backward: float
-    update: float
     terms: tuple[TimeTerm, ...]
     """Of the whole step."""
 
@@ -406,11 +405,6 @@ class Rates:
     """Per second."""
     width: int
     """Bytes of an element of the compute dtype."""
-
-
-def peak_flops(device: Device, dtype: str) -> float:
-    """The dense peak; a device without units for a dtype computes it at its fp32 rate."""
-    return device.peak_flops.get(dtype) or device.peak_flops["float32"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -475,7 +469,6 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
     loss = tokens * work.logit_rows * LOSS_BYTES / rates.bytes
     kept = _gradients_and_casts(work, rates)
     copied = {phase: seconds / work.passes for phase, seconds in _copies(work, rates).items()}
-    update_terms = [*device_terms(work, rates.bytes, constants), *host_terms(work, constants)]
     steps, multiplied = work.passes, products.forward + products.backward + products.again
     terms = (
         TimeTerm("matrix products", steps * (multiplied + products.head_passes * head),
@@ -499,14 +492,14 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
         TimeTerm("copies beside collectives", steps * sum(copied.values()),
               "bytes gathered and reduced x reads and writes / M", COPIES_SOURCE),
         *bubble_terms(work, forward + backward + kept + products.head_passes * head + loss),
-        *update_terms,
+        *device_terms(work, rates.bytes, constants),
+        *host_terms(work, constants),
     )  # fmt: skip
     return ComputingTime(
         block_forward=forward + copied["forward"],
         block_backward=backward + kept + copied["backward"],
         head_forward=head + loss / 3,
         head_backward=(products.head_passes - 1) * head + 2 * loss / 3,
-        update=sum(term.seconds for term in update_terms),
         terms=tuple(term for term in terms if term.seconds > 0),
     )
 
@@ -580,7 +573,8 @@ def _beside_adapters(work: Work, rates: Rates) -> tuple[float, float]:
 
 def _rates(work: Work, device: Device, constants: TimeConstants) -> Rates:
     workload = work.workload
-    peak = peak_flops(device, work.rate_name)
+    # A device without units for a dtype computes it at its fp32 rate.
+    peak = device.peak_flops.get(work.rate_name) or device.peak_flops["float32"]
     matrix = peak * constants.matrix_share * constants.sustained_share
     fused = workload.compute_dtype != "float32"
     return Rates(
@@ -689,7 +683,6 @@ class Transfer:
 
     collective: Collective
     path: Path
-    calls: int
     seconds: float
     formula: str
 
@@ -713,7 +706,7 @@ def _transfer(collective: Collective, work: Work, device: Device, constants: Tim
     else:
         seconds, sign = calls * latency + wire, "+"
     return Transfer(
-        collective=collective, path=path, calls=calls, seconds=seconds,
+        collective=collective, path=path, seconds=seconds,
         formula=f"{calls} x {latency * 1e6:.0f} us {sign} {sent / 1e6:,.1f} MB / "
         f"{(sent / wire if wire else path.bandwidth) / 1e9:.2f} GB/s",
     )  # fmt: skip

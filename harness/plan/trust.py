@@ -15,7 +15,7 @@ from harness.backends.registry import REFERENCE
 from harness.backends.strategy import StrategyKind
 from harness.judge.wording import counted, listed
 from harness.plan import coverage
-from harness.plan.hardware import TimeConstants, default_constants, is_sustained_rate_known
+from harness.plan.hardware import default_constants, is_sustained_rate_known
 from harness.plan.prediction import device_overhead
 from harness.plan.scenario import Scenario
 from harness.plan.step_time import host_update_rate
@@ -26,7 +26,6 @@ CPU_ERRORS = ERRORS.with_name("cpu-errors.json")
 """The same of measured CPU ranks; `python -m benchmarks.memory_predictions` writes it."""
 CPU = "cpu"
 """What the peak of those is, among the statistics of published ones."""
-PUBLISHED = TimeConstants.origin
 SHORT_TOKENS = 1024
 """Samples below are steps that wait for the host."""
 HOST_SHARE = 0.1
@@ -156,9 +155,12 @@ def trust_in(
     on_gpu, adapted = first.torch_device != "cpu", first.job.adapter.is_present
     kinds = tuple(dict.fromkeys(kind_of(one.strategy, one.options) for one in scenarios))
     axes = coverage.unpredicted_axes(first.job, (coverage.COMPILED,))  # of which nobody published a run
+    # Runs of one process are like those of a strategy that shares with no other rank.
+    is_alone = first.world_size == 1 and not all(kind.endswith(OFFLOADED) for kind in kinds)
+    counting = (*kinds, REFERENCE) if is_alone else kinds
     near = [] if axes else [
         run for run in measured_errors()
-        if (run["statistic"] != CPU) == on_gpu and run["kind"] in _counted(kinds, first.world_size)
+        if (run["statistic"] != CPU) == on_gpu and run["kind"] in counting
     ]  # fmt: skip
     alike = [run for run in near if run["adapted"] == adapted]
     seen = {run["kind"] for run in alike}
@@ -192,12 +194,6 @@ def trust_in(
         is_timed=speed,
         assumption=largest_assumption(first, host_share, update_share) if speed else largest_of_memory(first),
     )
-
-
-def _counted(kinds: tuple[str, ...], world_size: int) -> tuple[str, ...]:
-    """Runs of one process are like those of a strategy that shares with no other rank."""
-    alone = world_size == 1 and not all(kind.endswith(OFFLOADED) for kind in kinds)
-    return (*kinds, REFERENCE) if alone else kinds
 
 
 def _other_training(

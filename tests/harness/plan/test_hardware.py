@@ -220,7 +220,6 @@ GB = 10**9
 def test_the_answer_follows_from_the_margin(needed: int, answer: str, said: str) -> None:
     verdict = MemoryVerdict(needed_bytes=needed, device_bytes=80 * GB)
     assert (verdict.answer, verdict.said, verdict.fits) == (answer, said, answer != "does not fit")
-    assert verdict.is_roomy == (said in ("fits", "close"))
 
 
 def group(root: Path, name: str, **files: str) -> None:
