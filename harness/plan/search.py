@@ -48,11 +48,6 @@ def _shares_samples(label: str) -> bool:
     return any(name in options for name in ("sequence", "tensor", "stages"))
 
 
-def _is_tight(one: Prediction) -> bool:
-    """Whether it leaves no room for fragmentation and the error of a prediction."""
-    return one.verdict is not None and not one.verdict.leaves_room
-
-
 def by_speed(one: Prediction) -> tuple[bool, float, int]:
     """Sorts the fastest first, and last what barely fits."""
     margin = one.verdict.margin_bytes if one.verdict else 0
@@ -78,7 +73,7 @@ def preference(one: Prediction) -> tuple[bool, bool, bool, int]:
     """Sorts those of equal speed: what needs no offload and no shared samples first, of these what leaves
     room for fragmentation and the error of a prediction, of these what has the fewest moving parts."""
     offloads, place = registry.moving_parts(one.label)
-    return offloads, _shares_samples(one.label), _is_tight(one), place
+    return offloads, _shares_samples(one.label), one.is_tight, place
 
 
 def leader(ranked: Sequence[P]) -> P | None:
@@ -90,10 +85,10 @@ def leader(ranked: Sequence[P]) -> P | None:
     alone = [
         one for one in ranked if not (one.barely_fits or _shares_samples(one.label) or _offloads(one.label))
     ]
-    has_room = not all(map(_is_tight, alone))
+    has_room = not all(one.is_tight for one in alone)
 
     def later(one: P) -> tuple[bool, bool]:
-        shares = _shares_samples(one.label) and (has_room or _is_tight(one))
+        shares = _shares_samples(one.label) and (has_room or one.is_tight)
         return one.barely_fits, bool(alone) and (_offloads(one.label) or shares)
 
     first = min(map(later, ranked), default=None)

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends.registry import BUILT_IN
 from harness.errors import HarnessError
 from harness.job.batch import batch_layout, with_global_batch
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
 from harness.plan.alternatives import MORE_GPUS, OFFLOAD
-from harness.plan.answer import answers, estimate
+from harness.plan.answer import Answer, answers
 from harness.plan.coverage import why_states_alone
 from harness.plan.hardware import load_hardware
 from harness.plan.limits import MemoryLimits
@@ -39,15 +38,29 @@ def experiment(name: str, *settings: str) -> Experiment:
     return load_experiment(resolve(Path(f"@{name}"), "configs"), settings)
 
 
-def scenario(asked: Experiment, backend: str = "ddp", *, torch_device: str = "cpu") -> Scenario:
-    strategy = BUILT_IN[backend].strategy
-    assert strategy is not None
+def scenario(asked: Experiment, backend: str, *, torch_device: str = "cpu") -> Scenario:
     layout = batch_layout(asked.training, 2)
-    return Scenario(
-        model=job_model(asked.job()), job=with_global_batch(asked.job(), layout), label=backend,
-        strategy=strategy, world_size=2, ranks_per_node=2, micro_batch_size=layout.micro_batch_size,
-        accumulation_steps=layout.accumulation_steps, torch_device=torch_device, transport="gloo",
+    found = Scenario.of(
+        backend, job_model(asked.job()), with_global_batch(asked.job(), layout), world_size=2,
+        ranks_per_node=2, preset="like-for-like", micro_batch_size=layout.micro_batch_size,
+        accumulation_steps=layout.accumulation_steps, torch_device=torch_device,
     )  # fmt: skip
+    assert found is not None
+    return found
+
+
+def answered(
+    asked: Experiment, *labels: str, model: str | None = None, gpus: int = 2, gpu: str = "H100-80"
+) -> Answer:
+    """What is answered of a model by name, or of the job's, on nodes of 8."""
+    planned = load_model(model) if model else job_model(asked.job())
+    (found,) = answers(
+        question(
+            planned, asked, backends=list(labels), world_sizes=[gpus], ranks_per_node=min(8, gpus),
+            device=load_hardware().device(gpu),
+        )
+    )  # fmt: skip
+    return found
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -63,14 +76,8 @@ def test_the_planned_tensors_are_those_that_a_run_builds(name: str) -> None:
 @pytest.mark.parametrize("name", JOBS)
 def test_states_and_traffic_are_estimated_and_the_rest_is_not_by_name(name: str) -> None:
     asked = experiment(name)
-    (answer,) = answers(
-        question(
-            job_model(asked.job()), asked, backends=["ddp", "zero3", "fsdp"], world_sizes=[2],
-            ranks_per_node=2, device=load_hardware().device("H100-80"),
-        )
-    )  # fmt: skip
-    rows = answer.rows
-    for row in rows:
+    answer = answered(asked, "ddp", "zero3", "fsdp")
+    for row in answer.rows:
         assert row.states is not None
         assert row.sent_bytes > 0
         assert row.memory is row.speed is row.verdict is None
@@ -82,60 +89,41 @@ def test_states_and_traffic_are_estimated_and_the_rest_is_not_by_name(name: str)
 
 def test_states_that_are_too_large_do_not_fit_whatever_the_activations_are() -> None:
     asked = experiment("own-model", "model.arguments={width: 40000}")
-    (answer,) = answers(
-        question(
-            job_model(asked.job()), asked, backends=["ddp", "fsdp"], world_sizes=[2], ranks_per_node=2,
-            device=load_hardware().device("A100-40"),
-        )
-    )  # fmt: skip
-    rows = answer.rows
-    verdicts = {row.label: row.verdict for row in rows}
+    answer = answered(asked, "ddp", "fsdp", gpu="A100-40")
+    verdicts = {row.label: row.verdict for row in answer.rows}
     assert verdicts["fsdp"] is None
     assert not verdicts["ddp"].fits
     assert "model states of all but ddp fit" in " ".join(answer_lines([answer]))
 
 
-def test_a_job_with_a_factory_has_no_predicted_activations() -> None:
-    job = experiment("default", "loss.factory=mine:loss").job()
-    why = why_states_alone(load_model("gpt2"), job)
-    assert why is not None
-    assert "with loss.factory are not predicted" in why
-    assert why_states_alone(load_model("gpt2"), experiment("default").job()) is None
-
-
-@pytest.mark.parametrize("setting", ["model.compile=block", "optimizer.kind=muon"])
-def test_a_job_whose_step_no_profile_covers_has_states_alone(setting: str) -> None:
-    why = why_states_alone(load_model("gpt2"), experiment("default", setting).job())
-    assert why == f"activations and speed under {setting} are not predicted; model states and traffic are"
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [("loss.factory=mine:loss", "with loss.factory"), ("model.compile=block", "under model.compile=block"),
+     ("optimizer.kind=muon", "under optimizer.kind=muon")],
+)  # fmt: skip
+def test_a_job_whose_step_no_profile_covers_has_states_alone(setting: str, said: str) -> None:
+    model = load_model("gpt2")
+    why = str(why_states_alone(model, experiment("default", setting).job()))
+    assert why.startswith(f"activations and speed {said} are not predicted")
+    assert why.endswith("; model states and traffic are")
+    assert why_states_alone(model, experiment("default").job()) is None
 
 
 @pytest.mark.parametrize("predict", [predict_memory, predict_speed])
 def test_an_encoder_has_neither_peak_nor_speed(predict) -> None:
-    asked = question(
-        load_model("t5-3b"), Experiment(), backends=["ddp"], world_sizes=[2], ranks_per_node=2,
-        device=load_hardware().device("H100-80"),
-    )  # fmt: skip
-    (row,) = estimate(asked)
-    assert row.scenario is not None
-    with pytest.raises(
-        HarnessError, match="T5ForConditionalGeneration, which is not a causal language model"
-    ):
-        predict(row.scenario)
+    (row,) = answered(Experiment(), "ddp", model="t5-3b").rows
+    with pytest.raises(HarnessError, match="T5ForConditionalGeneration, which is not a causal language mo"):
+        predict(row.planned)
 
 
 def test_a_mixture_of_experts_has_states_and_traffic() -> None:
-    asked = question(
-        load_model("qwen3-30b-a3b"), Experiment(), backends=["ddp", "zero3", "fsdp"], world_sizes=[16],
-        ranks_per_node=8, device=load_hardware().device("H100-80"),
-    )  # fmt: skip
-    (answer,) = answers(asked)
-    rows = answer.rows
-    for row in rows:
+    answer = answered(Experiment(), "ddp", "zero3", "fsdp", model="qwen3-30b-a3b", gpus=16)
+    for row in answer.rows:
         assert row.states is not None
         assert row.sent_bytes > 0
         assert row.memory is row.speed is None
         assert "Qwen3MoeForCausalLM, a mixture of experts, follow from" in str(row.memory_unknown)
-    verdicts = {row.label: row.verdict for row in rows}
+    verdicts = {row.label: row.verdict for row in answer.rows}
     assert not verdicts["ddp"].fits
     assert verdicts["fsdp"] is verdicts["zero3"] is None
     shown = " ".join(answer_lines([answer]))
@@ -174,16 +162,8 @@ LIBRARIES = Experiment.model_validate(
 )
 
 
-def asked(gpus: int, *labels: str):
-    return question(
-        load_model("mixtral-8x7b"), LIBRARIES, backends=list(labels), world_sizes=[gpus],
-        ranks_per_node=8, device=load_hardware().device("H100-80"),
-    )  # fmt: skip
-
-
 def test_what_leaves_room_is_offered_where_states_do_not_fit() -> None:
-    few = asked(8, "zero3", "fsdp", "fsdp-grad-op")
-    (answer,) = answers(few)
+    answer = answered(LIBRARIES, "zero3", "fsdp", "fsdp-grad-op", model="mixtral-8x7b", gpus=8)
     by_name = {one.name: one for one in answer.instead}
     more, offload = by_name[MORE_GPUS], by_name[OFFLOAD]
     # 16 bytes a parameter over 16 ranks: 46.7 of 84.9 GB; over 8 they are 93.4. Under fsdp 8 ranks hold them.
@@ -198,8 +178,8 @@ def test_what_leaves_room_is_offered_where_states_do_not_fit() -> None:
 
 
 def test_states_that_leave_room_call_for_nothing_else() -> None:
-    many = asked(16, "zero3", "fsdp", "fsdp-grad-op", "zero2")
-    (answer,) = answers(many)
+    labels = ("zero3", "fsdp", "fsdp-grad-op", "zero2")
+    answer = answered(LIBRARIES, *labels, model="mixtral-8x7b", gpus=16)
     assert answer.instead == ()
     text = " ".join(answer_lines([answer]))
     assert "fsdp holds 91.8 GB of states and zero3 46.7: FSDP2 cuts the experts" in text
