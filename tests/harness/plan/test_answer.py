@@ -24,6 +24,7 @@ from harness.job.config import load_experiment
 from harness.plan.answer import (
     Advice,
     Answer,
+    Commands,
     Typed,
     advise,
     answers,
@@ -68,11 +69,6 @@ from tests.harness.plan.plans import (
 def recommend(asked: Question, by: Predictors) -> Answer:
     (answer,) = answers(asked, by=by)
     return answer
-
-
-def found_in(answer: Answer) -> Found:
-    assert answer.found is not None
-    return answer.found
 
 
 def text_of(answer: Answer) -> list[str]:
@@ -122,12 +118,9 @@ def test_nothing_that_fits_is_said_with_what_would_help() -> None:
     assert "data parallelism alone is the wrong tool: does not fit" in cells(lines)
     assert any(line.startswith("context parallelism over 16 ") for line in lines)
     assert not any(line.startswith("Measure") for line in lines)
-
-
-def test_without_samples_for_all_gpus_nothing_is_ranked() -> None:
-    lines = text_of(recommend(question(gpus=64, tokens=300), predictors()))
-    assert lines[0] == "no configuration can be ranked"
-    assert "data parallelism alone is the wrong tool: too few samples" in cells(lines)
+    few = text_of(recommend(question(gpus=64, tokens=300), predictors()))
+    assert few[0] == "no configuration can be ranked"
+    assert "data parallelism alone is the wrong tool: too few samples" in cells(few)
 
 
 def test_the_document_has_all_that_is_said() -> None:
@@ -147,7 +140,7 @@ def test_the_document_has_all_that_is_said() -> None:
 def test_what_is_tight_names_the_fastest_that_is_not() -> None:
     # 2 MB of states on 8 ranks and 7.6 MB of activations: 4 % of the device is free.
     answer = recommend(question(), predictors(per_token=19_000, communication=0.0, small=1.0))
-    safe = found_in(answer).with_room
+    safe = answer.found.with_room
     assert answer.best[0].is_tight
     assert not safe.is_tight
     lines = text_of(answer)
@@ -157,7 +150,7 @@ def test_what_is_tight_names_the_fastest_that_is_not() -> None:
 
 def test_a_faster_one_that_is_not_taken_is_named() -> None:
     roomy = recommend(question(), predictors(per_token=19_000, communication=0.0))
-    best, fastest = roomy.best[0], found_in(roomy).fastest
+    best, fastest = roomy.best[0], roomy.found.fastest
     first, _, faster, *_ = text_of(roomy)
     assert first.startswith(f"Use {best.label}, micro-batch 2, ")
     assert faster.startswith("Faster by ")
@@ -165,7 +158,7 @@ def test_a_faster_one_that_is_not_taken_is_named() -> None:
     simple = recommend(question(), predictors(states=1, communication=0.01))
     lines = text_of(simple)
     assert lines[0].startswith("Use ddp, ")
-    assert (found_in(simple).fastest is None) == (not lines[2].startswith("Faster by "))
+    assert (simple.found.fastest is None) == (not lines[2].startswith("Faster by "))
 
 
 def test_one_gpu_on_which_only_offload_has_a_prediction_is_answered() -> None:
@@ -261,11 +254,11 @@ def test_the_settings_are_a_job_of_the_recommendation() -> None:
 def test_another_checkpointing_is_another_comparison() -> None:
     first = BEST[1]
     again = scenario_of(ASKED, first.label, first.micro_batch_size, checkpointing=True)
-    mixed = [BEST[0], again]
-    lines = commands(ASKED, mixed, TYPED).compare
+    lines = commands(ASKED, [BEST[0], again], TYPED).compare
     assert len(lines) == 3
     assert BEST[1].label in lines[1]
     assert "training.activation_checkpointing=true" in lines[1]
+    assert commands(ASKED, [], TYPED) == Commands()
 
 
 def test_several_nodes_are_measured_under_slurm_only() -> None:
@@ -281,11 +274,6 @@ def test_several_nodes_are_measured_under_slurm_only() -> None:
     assert (words[words.index("--nodes") + 1], words[words.index("--nproc") + 1]) == ("4", "8")
     assert words[-2:] == ["-o", "jobs-1"]
     assert submit == "harness slurm submit jobs-1 --wait"
-
-
-def test_without_a_configuration_there_is_nothing_to_measure() -> None:
-    found = commands(ASKED, [], TYPED)
-    assert (found.compare, found.slurm) == ((), ())
 
 
 def divided(gpus: int, gpus_per_node: int) -> list[str]:
@@ -326,19 +314,15 @@ def test_printed_commands_name_every_divided_variant_as_the_registry_spells_it(
 def advice(asked: Question, **changes: Any) -> Advice | None:
     given = predictors(**changes)
     found = search(asked, given)
-    alone = (
+    fitting, too_large = (
         tuple(one for one in some if not one.planned.mesh.shares_samples)
         for some in (found.fitting, found.too_large)
     )
-    return advise(asked, Found(**dict(zip(("fitting", "too_large"), alone, strict=True))), given)
+    return advise(asked, Found(fitting=fitting, too_large=too_large), given)
 
 
 def remedies(found: Advice | None) -> dict[str, int | None]:
     return {remedy.tool: remedy.degree for remedy in found.remedies}
-
-
-def test_data_parallelism_is_right_where_the_model_fits_and_little_is_exposed() -> None:
-    assert advice(question()) is None
 
 
 def test_states_that_are_too_large_need_more_gpus() -> None:
@@ -358,10 +342,11 @@ def test_a_sample_that_is_too_long_needs_context_parallelism() -> None:
     assert remedies(found)["context"] == 2
     longer = advice(question(tokens=800), per_token=4_000_000)
     assert longer.case == "does not fit"
-    assert "more GPUs" not in remedies(longer)
-    assert remedies(longer)["context"] == 8
     # 40 MB and 2 of states, of 10.
-    assert remedies(longer)["tensor"] == 8
+    assert remedies(longer).items() >= {"context": 8, "tensor": 8}.items()
+    assert "more GPUs" not in remedies(longer)
+    node = remedies(advice(question(tokens=800), per_token=40_000_000))  # does not divide it
+    assert node.items() >= {"tensor": 8, "pipeline": 8}.items()
 
 
 @pytest.mark.costly
@@ -378,12 +363,6 @@ def test_gradients_that_accumulate_need_fewer_tokens() -> None:
     assert remedies(helped)["smaller batch"] is None
     assert "fits at 800 tokens: one sample a GPU" in helped.remedies[0].reason  # type: ignore[union-attr]
     assert "a smaller micro-batch needs more" in found.rejected(())[0][1]
-
-
-def test_what_a_node_cannot_divide_needs_pipeline_stages() -> None:
-    found = advice(question(tokens=800), per_token=40_000_000)
-    assert found.case == "does not fit"
-    assert (remedies(found)["tensor"], remedies(found)["pipeline"]) == (8, 8)
 
 
 def test_fewer_samples_than_gpus_divide_each_sample() -> None:
@@ -420,21 +399,19 @@ def test_data_parallelism_that_ranks_which_share_samples_outrun_is_named_slower(
 
 def test_exposed_communication_needs_more_tokens_or_fewer_data_parallel_ranks() -> None:
     # ZeRO-1 communicates 2 x 2 s and computes 1.025 s; half of it is exposed.
-    found = advice(question(gpus=64, tokens=64 * 400), communication=2.0)
+    asked = question(gpus=64, tokens=64 * 400)
+    found = advice(asked, communication=2.0)
     assert found.case == "communication-bound"
     assert remedies(found) == {"larger batch": None, "tensor": 4}
     assert "1,561 tokens a GPU and step, not 400" in found.remedies[0].reason
     assert found.remedies[1].reason.startswith("16 data-parallel ranks with 4 x the tokens each")
-
-
-def test_communication_beyond_what_a_node_divides_needs_pipeline_stages() -> None:
-    found = advice(question(gpus=64, tokens=64 * 400), communication=20.0)
-    assert remedies(found) == {"larger batch": None, "tensor": 8, "pipeline": 8}
+    more = {"larger batch": None, "tensor": 8, "pipeline": 8}  # than a node divides
+    assert remedies(advice(asked, communication=20.0)) == more
 
 
 def test_a_little_exposed_communication_is_no_reason() -> None:
     # Of ZeRO-1: 0.2 x 2 / 2 = 0.2 s of 1.225 s.
-    assert advice(question(), communication=0.2) is None
+    assert advice(question()) is advice(question(), communication=0.2) is None
     assert advice(question(), communication=0.3) is not None
 
 
