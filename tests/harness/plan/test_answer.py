@@ -349,14 +349,13 @@ def test_a_sample_that_is_too_long_needs_context_parallelism() -> None:
     assert node.items() >= {"tensor": 8, "pipeline": 8}.items()
 
 
-@pytest.mark.costly
 def test_gradients_that_accumulate_need_fewer_tokens() -> None:
     def accumulating(scenario: Scenario) -> MemoryPrediction:
         kept = 20_000_000 if scenario.accumulation_steps > 1 else 3_000_000 * scenario.micro_batch_size
         terms = (term("gradients", kept),)
         return MemoryPrediction(moments=(Moment(name="forward/backward", terms=terms),))
 
-    given = Predictors(memory=accumulating, speed=speed())
+    given = Predictors(memory=accumulating, speed=speed(), ahead=trace_nothing)
     asked = question()
     found = search(asked, given)
     helped = advise(asked, found, given)

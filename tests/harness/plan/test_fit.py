@@ -20,7 +20,6 @@ from harness.plan.fit import (
     Trial,
     answer_lines,
     cut_lines,
-    divisors,
     error_line,
     fastest,
     find,
@@ -41,7 +40,6 @@ from harness.plan.limits import MemoryLimits
 from harness.plan.prediction import MemoryPrediction, Moment, Predictors
 from harness.plan.scenario import Scenario
 from harness.rank.job_check import check_job
-from harness.record import Record
 from harness.run_directory.request import RunRequest
 from tests.gpus import gpus_of
 from tests.records import make_ranks, make_record
@@ -67,28 +65,21 @@ def test_the_largest_is_found_whatever_the_guess(sizes, largest: int, first: int
     assert len(tried) == len(set(tried))
 
 
-@pytest.mark.parametrize("wrong", [1, 90, 10**6, -5])
-def test_wrong_estimates_cost_trials_but_no_answer(wrong: int) -> None:
-    found, tried = search(range(1, 1001), 500, 321, lambda _: wrong)
-    assert found == 321
-    assert len(tried) <= 40
-
-
-def test_a_right_guess_costs_two_trials() -> None:
-    assert search(range(1, 2**16), 40, 40) == (40, [40, 41])
-
-
-def test_a_guess_that_is_some_percent_off_costs_few_trials() -> None:
-    found, tried = search(range(1, 2**16), 1000, 970)
-    assert found == 970
-    assert len(tried) <= 8
-
-
-def test_a_right_estimate_ends_the_search() -> None:
-    found, tried = search(range(1, 2**16), 1000, 123, lambda tried: 123)
-    assert found == 123
-    # Down to something that fits, to the estimate, and to the size above it.
-    assert len(tried) <= 7
+@pytest.mark.parametrize(
+    ("first", "largest", "estimate", "most"),
+    [
+        (40, 40, None, 2),  # a right guess
+        (1000, 970, None, 8),  # some percent off
+        (1000, 123, 123, 7),  # down to something that fits, to the estimate, and to the size above it
+        *((500, 321, wrong, 40) for wrong in (1, 90, 10**6, -5)),
+    ],
+)
+def test_guesses_and_estimates_cost_trials_but_no_answer(
+    first: int, largest: int, estimate: int | None, most: int
+) -> None:
+    found, tried = search(range(1, 2**16), first, largest, lambda _: estimate)
+    assert found == largest
+    assert len(tried) <= most
 
 
 def test_a_budget_ends_the_search() -> None:
@@ -117,11 +108,6 @@ def test_smaller_ones_are_a_half_and_a_quarter_or_the_next_below() -> None:
     assert smaller_ones([7], 7) == []
 
 
-def test_divisors() -> None:
-    assert divisors(1) == [1]
-    assert divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
-
-
 def trial(size: int, rate: float | None = 100.0, spread: float = 0.0, **changes) -> Trial:
     values = {
         "micro_batch_size": size, "accumulation_steps": 1, "global_batch_size": 2 * size,
@@ -144,14 +130,10 @@ def test_a_trial_reads_its_record() -> None:
     assert found.fits
 
 
-def test_a_run_out_of_memory_does_not_fit_and_has_no_error() -> None:
-    record: Record = make_record(label="ddp", status="oom", ranks=[], steps=[])
-    found = trial_of(record, 100)
+def test_a_run_out_of_memory_does_not_fit_and_has_no_error_and_one_whose_loss_became_nan_fits() -> None:
+    found = trial_of(make_record(label="ddp", status="oom", ranks=[], steps=[]), 100)
     assert not found.fits
     assert (found.peak_bytes, found.tokens_per_second, found.prediction_error) == (None, None, None)
-
-
-def test_a_loss_that_became_nan_took_no_more_memory() -> None:
     assert trial_of(make_record(label="ddp", status="diverged"), None).fits
 
 
@@ -163,8 +145,7 @@ def test_of_equally_fast_trials_the_smaller_is_named() -> None:
         trial(16, 900.0, status="oom"),
         trial(1, None),
     ]
-    best = fastest(trials)
-    assert best is trials[2]
+    assert fastest(trials) is trials[2]
     assert fastest([trial(1, None)]) is None
 
 
@@ -173,18 +154,23 @@ def test_trials_whose_steps_overlap_are_not_ranked() -> None:
     assert [t.micro_batch_size for t in tied_with(trials[0], trials)] == [2]
 
 
-def test_a_global_batch_leaves_its_divisors() -> None:
-    found = micro_batches(load_experiment(None, ["training.global_batch_size=24"]), 2)
+def test_a_global_batch_leaves_its_divisors_of_which_a_pipeline_takes_multiples_of_its_parts() -> None:
+    given = load_experiment(None, ["training.global_batch_size=24"])
+    found = micro_batches(given, 2)
     assert list(found.sizes) == [1, 2, 3, 4, 6, 12]
     assert found.bound == "the global batch of 24 has 12 samples for each of 2 ranks"
     assert found.remark is None
+    assert list(micro_batches(given, 2, parts=4).sizes) == [4, 12]
+    with pytest.raises(HarnessError, match="not whole micro-batches"):
+        micro_batches(given, 2, parts=5)
 
 
 def test_without_a_global_batch_every_size_is_tried_and_that_is_said() -> None:
-    found = micro_batches(load_experiment(None, ["training.accumulation_steps=3"]), 2)
+    given = load_experiment(None, ["training.accumulation_steps=3"])
+    found = micro_batches(given, 2)
     assert list(found.sizes[:3]) == [1, 2, 3]
-    assert found.remark is not None
     assert "the global batch grows with the micro-batch (2 ranks x micro-batch x 3)" in found.remark
+    assert micro_batches(given, 2, parts=4).sizes[:2] == range(4, 12, 4)
 
 
 @pytest.mark.parametrize(
@@ -220,14 +206,6 @@ def test_a_trial_is_short_and_measures_memory_only() -> None:
     assert not trial.measure.matmul_peak
     assert trial.evaluation.every_steps is None
     assert trial.model == given.model
-
-
-def test_the_parts_of_a_pipeline_divide_every_micro_batch() -> None:
-    given = load_experiment(None, ["training.global_batch_size=24"])
-    assert list(micro_batches(given, 2, parts=4).sizes) == [4, 12]
-    assert micro_batches(load_experiment(None, []), 2, parts=4).sizes[:2] == range(4, 12, 4)
-    with pytest.raises(HarnessError, match="not whole micro-batches"):
-        micro_batches(given, 2, parts=5)
 
 
 FIXED, PER_TOKEN = 1000, 1
@@ -315,7 +293,7 @@ def test_only_sizes_that_keep_the_global_batch_are_tried() -> None:
 def test_nothing_fits() -> None:
     found = find(machine(FIXED), EVERY, None)
     assert (found.largest, found.fastest, found.predicted, found.too_large) == (None, None, None, 1)
-    (largest, predicted) = answer_lines(found, machine(FIXED).limit)
+    largest, predicted = answer_lines(found, machine(FIXED).limit)
     assert largest.startswith("largest micro-batch: none. Even 1 runs out of memory with")
     assert predicted == "predicted: nothing fits"
 
@@ -339,13 +317,6 @@ def test_the_sequence_is_searched_at_one_micro_batch() -> None:
     assert {t.micro_batch_size for t in runner.trials} == {2}
 
 
-def test_a_search_that_ran_out_of_runs_says_so() -> None:
-    runner = machine(FIXED + 100 * 128, error=-0.9, most_runs=3)
-    found = find(runner, EVERY, None)
-    assert not found.complete
-    assert any("raise --most-runs" in line for line in answer_lines(found, runner.limit))
-
-
 def test_the_answer_comes_in_words() -> None:
     runner = machine(FIXED + 7 * 128, error=0.2)
     found = find(runner, Sizes(sizes=[1, 2, 3, 4, 6, 12], bound="12 samples a rank"), None)
@@ -362,7 +333,10 @@ def test_the_answer_comes_in_words() -> None:
 
 def test_a_search_that_ran_out_of_runs_says_at_least_and_ranks_nothing() -> None:
     runner = machine(FIXED + 100 * 128, most_runs=1)
-    lines = answer_lines(find(runner, EVERY, None), runner.limit)
+    found = find(runner, EVERY, None)
+    assert not found.complete
+    lines = answer_lines(found, runner.limit)
+    assert any("raise --most-runs" in line for line in lines)
     assert lines[0].startswith("largest micro-batch: at least 100 (ended after 1 run): peak ")
     assert not any(line.startswith("highest throughput") for line in lines)
 
@@ -372,26 +346,23 @@ def test_a_typed_limit_goes_before_a_configured_one() -> None:
     assert find_limit(None, 5, "cpu", 1) == Limit(limit_bytes=5, origin="runtime.memory_limit", imposed=True)
 
 
-@pytest.mark.parametrize("text", ["0", "-1GB", "3 apples"])
-def test_what_is_no_limit_is_refused(text: str) -> None:
-    with pytest.raises(HarnessError, match=f"--limit was given '{text}'"):
-        find_limit(text, None, "cpu", 1)
-
-
 def test_a_gpu_stands_for_what_its_allocator_can_serve() -> None:
     device = load_hardware().device("A100-40")
     limit = find_limit("a100-40", None, "cuda", 8)
     assert limit == Limit(limit_bytes=device.usable_bytes, origin="A100-40", imposed=True)
 
 
-def test_an_unknown_gpu_is_refused_with_the_closest() -> None:
-    with pytest.raises(HarnessError, match=r"--limit takes bytes such as 2GB, or a GPU: .*'A100-40' or"):
-        find_limit("A100-41", None, "cuda", 1)
-
-
-def test_the_cpu_needs_a_limit() -> None:
-    with pytest.raises(HarnessError, match="such as --limit 2GB"):
-        find_limit(None, None, "cpu", 2)
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        *((text, f"--limit was given '{text}'") for text in ("0", "-1GB", "3 apples")),
+        ("A100-41", r"--limit takes bytes such as 2GB, or a GPU: .*'A100-40' or"),
+        (None, "such as --limit 2GB"),
+    ],
+)
+def test_what_is_no_limit_is_refused(given: str | None, problem: str) -> None:
+    with pytest.raises(HarnessError, match=problem):
+        find_limit(given, None, "cpu", 2)
 
 
 def test_ranks_must_fit_into_the_machine_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,19 +374,16 @@ def test_ranks_must_fit_into_the_machine_together(monkeypatch: pytest.MonkeyPatc
         find_limit("3GB", None, "cpu", 3)
 
 
-def test_the_smallest_gpu_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_smallest_gpu_limits_and_without_one_its_memory_must_be_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = gpus_of(81559 * 2**20, 40960 * 2**20)
     monkeypatch.setattr("harness.plan.fit.find_gpus", lambda: found)
     limit = find_limit(None, None, "cuda", 2)
     assert limit == Limit(limit_bytes=40960 * 2**20, origin="memory of the GPU", imposed=False)
-
-
-def test_without_gpus_their_memory_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     none = Gpus(why_none="this machine shows no GPU")
     monkeypatch.setattr("harness.plan.fit.find_gpus", lambda: none)
-    with pytest.raises(
-        HarnessError, match="this machine shows no GPU; give the memory of a rank with --limit"
-    ):
+    with pytest.raises(HarnessError, match="shows no GPU; give the memory of a rank with --limit"):
         find_limit(None, None, "cuda", 1)
 
 
@@ -442,11 +410,8 @@ def batches(facts: dict[str, Any], limit: int = 10_000_000) -> LargestBatches:
 
 
 def cuts(cells: list[RunRequest], repeat: int = 0) -> dict[str, tuple[int, int]]:
-    return {
-        c.backend: (c.layout.micro_batch_size, c.layout.accumulation_steps)
-        for c in cells
-        if c.repeat == repeat
-    }
+    layouts = {cell.backend: cell.layout for cell in cells if cell.repeat == repeat}
+    return {name: (one.micro_batch_size, one.accumulation_steps) for name, one in layouts.items()}
 
 
 def test_each_backend_gets_the_largest_micro_batch_that_divides_and_fits(facts: dict[str, Any]) -> None:
@@ -480,24 +445,17 @@ def test_the_job_stays_the_same(facts: dict[str, Any]) -> None:
     assert len({cell.key for cell in enlarged}) == len(CELLS)
 
 
-def test_where_nothing_fits_the_smallest_is_tried(facts: dict[str, Any]) -> None:
-    assert cuts(batches(facts, limit=1).enlarged(CELLS))["ddp"] == (1, 24)
-
-
 def test_a_run_out_of_memory_is_tried_again_with_the_next_smaller(facts: dict[str, Any]) -> None:
     largest = batches(facts)
     cells = largest.enlarged(CELLS)
     outcome = {"ddp": "oom", "single": "oom"}
-    done = {
-        cell.key: make_record(label="ddp", status=outcome.get(cell.backend, "ok"), cell=cell.key)
-        for cell in cells
-    }
+    ends = {cell.key: outcome.get(cell.backend, "ok") for cell in cells}
+    done = {key: make_record(label="ddp", status=status, cell=key) for key, status in ends.items()}
     after = largest.after(cells, done)
     assert cuts(after)["ddp"] == (3, 8)
-    assert [cell for cell in after if cell.backend != "ddp"] == [
-        cell for cell in cells if cell.backend != "ddp"
-    ]
-    smallest = batches(facts, limit=1).enlarged(CELLS)
+    assert [one for one in after if one.backend != "ddp"] == [one for one in cells if one.backend != "ddp"]
+    smallest = batches(facts, limit=1).enlarged(CELLS)  # where nothing fits
+    assert cuts(smallest)["ddp"] == (1, 24)
     all_oom = {cell.key: make_record(label="ddp", status="oom") for cell in smallest}
     assert cuts(largest.after(smallest, all_oom))["ddp"] == (1, 24)
 

@@ -226,7 +226,7 @@ def accumulating(scenario: Scenario) -> MemoryPrediction:
 
 
 def test_where_whole_gradients_do_not_fit_they_are_reduced_in_every_micro_step() -> None:
-    by = Predictors(memory=accumulating, speed=speed())
+    by = Predictors(memory=accumulating, speed=speed(), ahead=trace_nothing)
     found = search(question(), by)
     assert all(c.planned.options["sync_each_batch"] for c in found.fitting)
     assert found.fitting[0].label == "fsdp-grad-op:sync_each_batch=True"
