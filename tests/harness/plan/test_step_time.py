@@ -41,17 +41,13 @@ from harness.plan.step_time import (
     kilowatt_hours_per_billion_tokens,
     predict_speed,
 )
-from tests.harness.plan.plans import A100, llama, row, scenario
+from tests.harness.plan.plans import A100, INFINIBAND, llama, row, scenario
 
 
 def predicted(backend: str, world_size: int, **changes: object) -> SpeedPrediction:
     speed = predict_speed(scenario(backend, world_size, **changes))
     assert speed is not None
     return speed
-
-
-def test_without_a_device_no_time_is_predicted() -> None:
-    assert predict_speed(scenario("ddp", 8, device=None)) is None
 
 
 def test_a_step_is_computing_and_exposed_communication() -> None:
@@ -61,15 +57,10 @@ def test_a_step_is_computing_and_exposed_communication() -> None:
     assert speed.tokens_per_second_per_gpu == pytest.approx(2 * 4096 / speed.step_seconds)
 
 
-def test_one_rank_communicates_nothing() -> None:
-    speed = predicted("single", 1)
-    assert speed.communication == ()
-    assert speed.exposed_seconds == 0
-
-
-def test_every_term_has_a_formula_and_a_source() -> None:
-    speed = predicted("zero2", 16)
+def test_every_term_has_a_formula_and_a_source_and_one_rank_communicates_nothing() -> None:
+    speed, alone = predicted("zero2", 16), predicted("single", 1)
     assert all(term.formula and term.source for term in (*speed.computing, *speed.communication))
+    assert (alone.communication, alone.exposed_seconds) == ((), 0)
 
 
 def test_matrix_products_take_six_flops_per_parameter_and_token_at_the_sustained_rate() -> None:
@@ -137,11 +128,8 @@ def test_zero_3_like_for_like_exposes_its_gathers_and_fsdp_does_not() -> None:
     assert fsdp.exposed_seconds < zero.exposed_seconds / 2
 
 
-def test_zero_2_waits_for_its_reductions_and_ddp_hides_them() -> None:
+def test_ddp_hides_its_reductions_and_overlap_comm_those_of_zero() -> None:
     assert predicted("ddp", 8).exposed_seconds < predicted("zero2", 8).exposed_seconds / 2
-
-
-def test_overlap_comm_hides_the_reductions_of_zero_2_and_exposes_those_of_zero_3() -> None:
     for backend, given, hides in (("zero2", True, True), ("zero3", False, False), ("zero1", True, True)):
         plain = predicted(backend, 8).exposed_seconds
         other = predicted(backend, 8, options={"overlap_comm": given}).exposed_seconds
@@ -156,27 +144,20 @@ def test_accumulation_spreads_the_reduction_of_ddp_but_not_the_gathers_of_fsdp()
 
 
 def test_a_slower_network_never_makes_a_step_faster() -> None:
-    base = scenario("fsdp", 32)
-    assert base.fabric is not None
-    steps = []
-    for bandwidth in (25e9, 12.5e9, 2.5e9, 0.25e9):
-        speed = predict_speed(replace(base, fabric=replace(base.fabric, bandwidth_per_gpu=bandwidth)))
-        steps.append(speed.step_seconds)
+    networks = (replace(INFINIBAND, bandwidth_per_gpu=rate) for rate in (25e9, 12.5e9, 2.5e9, 0.25e9))
+    steps = [predicted("fsdp", 32, fabric=network).step_seconds for network in networks]
     assert steps == sorted(steps)
     assert steps[-1] > 5 * steps[0]
 
 
 def test_hybrid_sharding_wins_where_nodes_are_joined_by_a_slow_network() -> None:
-    base = scenario("fsdp", 64)
-    assert base.fabric is not None
-    slow = replace(base.fabric, bandwidth_per_gpu=1e9)
-    assert (
-        predicted("fsdp-hybrid", 64, shard_size=8, fabric=slow).step_seconds
-        < predicted("fsdp", 64, fabric=slow).step_seconds / 1.3
-    )
+    slow = replace(INFINIBAND, bandwidth_per_gpu=1e9)
+    hybrid, full = predicted("fsdp-hybrid", 64, shard_size=8, fabric=slow), predicted("fsdp", 64, fabric=slow)
+    assert hybrid.step_seconds < full.step_seconds / 1.3
 
 
-def test_several_nodes_without_a_network_are_refused_in_one_line() -> None:
+def test_without_a_device_no_time_is_predicted_and_several_nodes_need_a_network() -> None:
+    assert predict_speed(scenario("ddp", 8, device=None)) is None
     with pytest.raises(HarnessError, match=r"2 nodes need a network: name one with --fabric"):
         predict_speed(scenario("ddp", 16, fabric=None))
 
@@ -260,11 +241,13 @@ def test_hooks_of_libraries_count_as_launches(backend: str, launches: tuple[int,
     assert host_launches(Work(scenario(backend, 8))) == launches
 
 
-def test_a_program_that_wraps_every_layer_has_hooks_at_each() -> None:
+def test_a_program_that_wraps_every_layer_has_hooks_at_each_and_on_a_cpu_none_cost_anything() -> None:
     whole = scenario("fsdp1", 8)
     layers = replace(whole, other=replace(whole.other, wraps_layers=True))
     assert host_launches(Work(whole)) == (32 * 34 + 33 * 108, 32 * 52 + 33 * 196)
     assert host_launches(Work(layers)) == (32 * 34 + 291 * 108, 32 * 52 + 291 * 196)
+    plans = (replace(scenario(name, 2), torch_device="cpu") for name in ("ddp", "zero3"))
+    assert {host_launches(Work(plan)) for plan in plans} == {(32 * 34, 32 * 52)}  # calibrated as a whole
 
 
 def test_short_steps_wait_for_the_host_and_long_ones_do_not() -> None:
@@ -275,13 +258,6 @@ def test_short_steps_wait_for_the_host_and_long_ones_do_not() -> None:
 
     assert waited("zero3", 256) > waited("fsdp", 256) > waited("ddp", 256) > 0
     assert waited("fsdp", 32768) == waited("ddp", 32768) == 0
-
-
-def test_hooks_cost_a_cpu_nothing_beyond_its_calibration() -> None:
-    plain, hooked = (
-        host_launches(Work(replace(scenario(name, 2), torch_device="cpu"))) for name in ("ddp", "zero3")
-    )
-    assert plain == hooked == (32 * 34, 32 * 52)
 
 
 @pytest.mark.parametrize(
