@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from harness.forms.terms import Term
 from harness.plan.alternatives import (
     CHECKPOINTED,
     CONTEXT,
@@ -24,7 +23,7 @@ from harness.plan.hardware import Fabric
 from harness.plan.prediction import MemoryPrediction, Moment, Predictors, predict
 from harness.plan.scenario import Scenario
 from harness.plan.step_time import SpeedPrediction
-from tests.harness.plan.plans import A100, scenario
+from tests.harness.plan.plans import A100, scenario, term
 
 SMALL = replace(A100, name="small", memory_bytes=24 * 10**9)
 
@@ -35,15 +34,14 @@ def held(asked: Scenario) -> int:
 
 def states_only(asked: Scenario) -> MemoryPrediction:
     assert why_memory_unknown(asked) is None
-    term = Term(kind="weights", name="states", bytes=held(asked), formula="", source="a test")
-    return MemoryPrediction(moments=(Moment(name="forward/backward", terms=(term,)),))
+    return needing(held(asked))
 
 
-def replace_states(asked: Scenario, count: int) -> MemoryPrediction:
+def needing(count: int, **others: int) -> MemoryPrediction:
     """As if the job's states had that many bytes."""
-    (moment,) = states_only(asked).moments
-    (term,) = moment.terms
-    return MemoryPrediction(moments=(replace(moment, terms=(replace(term, bytes=count),)),))
+    return MemoryPrediction(
+        moments=(Moment(name="forward/backward", terms=(term("weights", count),)),), **others
+    )
 
 
 STATES_ONLY = Predictors(memory=states_only, speed=lambda _: None, ahead=lambda _: None)
@@ -102,7 +100,7 @@ def test_of_a_job_that_offloads_no_second_offload_is_tried() -> None:
     for label in ("fsdp:offload=cpu", "zero3:adam=deepspeed,offload=cpu"):
         like = plan(label.partition(":")[0], 2)
         offloading = replace(like, label=label, options={**like.options, "offload": "cpu"})
-        by = replace(STATES_ONLY, memory=lambda asked: replace_states(asked, 10 * SMALL.memory_bytes))
+        by = replace(STATES_ONLY, memory=lambda _: needing(10 * SMALL.memory_bytes))
         found = alternatives([offloading], by=by)
         assert found
         assert OFFLOAD not in {one.name or one.called for one in found}
@@ -111,7 +109,7 @@ def test_of_a_job_that_offloads_no_second_offload_is_tried() -> None:
 def test_adapters_are_offloaded_where_they_fit_no_other_way() -> None:
     def memory(asked: Scenario) -> MemoryPrediction:
         is_small = asked.job.adapter.is_present and asked.options.get("offload", "none") != "none"
-        return replace_states(asked, (10 if is_small else 30) * 10**9)
+        return needing((10 if is_small else 30) * 10**9)
 
     found = alternatives([plan("fsdp", 1)], by=replace(STATES_ONLY, memory=memory), without=(MORE_GPUS,))
     assert [(one.name, one.label) for one in found] == [("LoRA", "fsdp:offload=cpu")]
@@ -120,10 +118,7 @@ def test_adapters_are_offloaded_where_they_fit_no_other_way() -> None:
 def test_gradients_that_add_up_whole_may_be_reduced_in_every_micro_step() -> None:
     whole = replace(plan("fsdp", 8), accumulation_steps=4)
 
-    def memory(asked: Scenario) -> MemoryPrediction:
-        return replace_states(asked, (30 if asked.label == "fsdp" else 20) * 10**9)
-
-    by = replace(STATES_ONLY, memory=memory)
+    by = replace(STATES_ONLY, memory=lambda one: needing((30 if one.label == "fsdp" else 20) * 10**9))
     first, *_ = alternatives([whole], by=by, without=("LoRA", "QLoRA", MORE_GPUS, OFFLOAD))
     assert first.words().startswith(f"{EACH_REDUCED}: fsdp:sync_each_batch=True on 8 ranks, micro-batch 1: ")
     assert first.is_roomy
@@ -154,9 +149,7 @@ def test_what_fits_comes_with_its_command() -> None:
 
 def test_an_offer_says_its_host_memory_its_network_and_that_it_fits_closely() -> None:
     def close(asked: Scenario) -> MemoryPrediction:
-        term = Term(kind="weights", name="all", bytes=23_000_000_000, formula="", source="a test")
-        moments = (Moment(name="forward/backward", terms=(term,)),)
-        return MemoryPrediction(moments=moments, host_bytes_per_node=130 * 10**9)
+        return needing(23_000_000_000, host_bytes_per_node=130 * 10**9)
 
     network = Fabric(name="net", bandwidth_per_gpu=1e9, latency_seconds=0.0, source="a test", assumed=True)
     asked = replace(plan("zero3", 16), fabric=network)
@@ -205,10 +198,7 @@ def timed(rate: float) -> SpeedPrediction:
 
 def test_long_samples_may_be_divided_where_that_makes_them_fit() -> None:
     def by_length(asked: Scenario) -> MemoryPrediction:
-        shared = asked.world_size // asked.mesh.data_size
-        count = 40 * 10**9 // shared
-        term = Term(kind="activations", name="all", bytes=count, formula="", source="a test")
-        return MemoryPrediction(moments=(Moment(name="forward/backward", terms=(term,)),))
+        return needing(40 * 10**9 * asked.mesh.data_size // asked.world_size)
 
     like = plan("fsdp", 8)
     long = like.job.data.model_copy(update={"sequence_length": 8192})

@@ -87,33 +87,21 @@ def test_constants_serve_scenarios_that_were_not_measured(calibration: Calibrati
         assert any("calibrated on 7 cells" in remark for remark in mine.remarks)
 
 
-def test_a_file_gives_the_same_constants(calibration: Calibration, tmp_path: Path) -> None:
+def test_a_file_gives_the_same_constants_to_the_same_device(calibration: Calibration, tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     write_calibration(calibration, path)
     assert read_calibration(path).time_constants(A100) == calibration.time_constants(A100)
-
-
-def test_another_device_is_refused(calibration: Calibration) -> None:
-    with pytest.raises(
-        HarnessError, match=r"this calibration was made on A100-80, not H100-80; calibrate with"
-    ):
+    with pytest.raises(HarnessError, match="calibration was made on A100-80, not H100-80; calibrate with"):
         calibration.time_constants(replace(A100, name="H100-80"))
-
-
-def test_a_file_that_is_no_calibration_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "other.json"
     path.write_text("{}")
     with pytest.raises(HarnessError, match="is not a calibration that this version reads"):
         read_calibration(path)
 
 
-def test_too_few_cells_are_refused() -> None:
-    with pytest.raises(HarnessError, match=r"2 usable cells are too few .* at least 3"):
-        calibrate([cell(plan, SLOWER) for plan in plans()[:2]])
-
-
-def test_cells_of_two_devices_are_refused() -> None:
+def test_too_few_cells_and_those_of_two_devices_are_refused() -> None:
     cells = [cell(plan, SLOWER) for plan in plans()]
+    with pytest.raises(HarnessError, match=r"2 usable cells are too few .* at least 3"):
+        calibrate(cells[:2])
     other = replace(cells[0], device=replace(A100, name="H100-80"))
     with pytest.raises(HarnessError, match=r"several devices \(A100-80, H100-80\)"):
         calibrate([other, *cells])

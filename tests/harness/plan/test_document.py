@@ -57,9 +57,8 @@ def test_masters_belong_to_the_optimizer() -> None:
     asked = ask("training.precision=bf16-mixed", backends="zero3")
     (row,) = document(answers(asked))["rows"]
     assert row["optimizer_bytes"] == sum(row["optimizer_parts"].values())
-    assert row["model_state_bytes"] == (
-        row["weights_bytes"] + row["gradients_bytes"] + row["optimizer_bytes"]
-    )
+    parts = (row[f"{name}_bytes"] for name in ("weights", "gradients", "optimizer"))
+    assert row["model_state_bytes"] == sum(parts)
 
 
 MIXED = "training.precision=bf16-mixed"
@@ -84,31 +83,21 @@ def test_every_strategy_and_the_limit_are_named() -> None:
         assert text in svg
 
 
-def test_without_a_gpu_only_memory_is_drawn(tmp_path: Path) -> None:
-    asked = ask(MIXED, world_sizes=(2, 4))
-    write_picture(estimate(asked), [asked], tmp_path / "picture.svg")
-    svg = (tmp_path / "picture.svg").read_text()
-    assert "GB of memory per rank" in svg
-    assert "tokens/s" not in svg
-
-
-def test_another_format_is_refused() -> None:
-    with pytest.raises(
-        HarnessError, match=r"--plot was given 'a\.pdf'; give a name that ends with \.svg or \.png"
-    ):
-        plot_format(Path("a.pdf"))
-
-
-def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    asked = ask(MIXED, world_sizes=(2, 4))
-    with pytest.raises(HarnessError, match="cannot be written"):
-        write_picture(estimate(asked), [asked], tmp_path / "none" / "picture.svg")
-
-
-def test_rows_that_were_estimated_are_drawn_as_they_are(
+def test_without_a_gpu_only_memory_is_drawn_of_rows_that_were_estimated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ask(MIXED, world_sizes=(2, 4))
     rows = estimate(asked)
     monkeypatch.setattr("harness.plan.document.estimate", lambda _: pytest.fail("estimated a second time"))
     write_picture(rows, [asked], tmp_path / "picture.svg")
+    svg = (tmp_path / "picture.svg").read_text()
+    assert "GB of memory per rank" in svg
+    assert "tokens/s" not in svg
+
+
+def test_another_format_or_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match=r"given 'a\.pdf'; give a name that ends with \.svg or \.png"):
+        plot_format(Path("a.pdf"))
+    asked = ask(MIXED, world_sizes=(2, 4))
+    with pytest.raises(HarnessError, match="cannot be written"):
+        write_picture(estimate(asked), [asked], tmp_path / "none" / "picture.svg")

@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from harness.backends.model_source import Loading
 from harness.errors import HarnessError
-from harness.forms.terms import Term
 from harness.job.batch import batch_layout
 from harness.job.config import load_experiment
 from harness.launch.cells import make_cell, plan
@@ -36,14 +36,10 @@ from harness.plan.trust import trust_in
 from harness.record import PredictionPart
 from harness.record.store import read_runs
 from tests.docs.markdown import ROOT
-from tests.harness.plan.plans import llama, scenario
+from tests.harness.plan.plans import llama, scenario, term
 from tests.records import make_prediction
 
 GB = 10**9
-
-
-def term(kind: str, count: int, *, host: bool = False) -> Term:
-    return Term(kind=kind, name=kind, bytes=count, formula="", source="test", host=host)
 
 
 def prediction(peak_bytes: int, *, overhead: int = 0, host_bytes: int = 0) -> MemoryPrediction:
@@ -79,11 +75,8 @@ def test_the_decisive_moment_is_kept_with_its_kinds_on_the_device() -> None:
     assert sum(part.kinds.values()) == part.peak_bytes
 
 
-def test_without_a_limit_nothing_is_judged() -> None:
+def test_a_limit_of_the_job_counts_where_it_is_the_smaller_and_without_any_nothing_is_judged() -> None:
     assert on_gpus(60 * GB).verdict is None
-
-
-def test_a_limit_of_the_job_counts_where_it_is_the_smaller() -> None:
     assert on_gpus(60 * GB, device_bytes=80 * GB, imposed_bytes=50 * GB).verdict == "does not fit"
     assert on_gpus(30 * GB, device_bytes=40 * GB, imposed_bytes=50 * GB).device_limit_bytes == 40 * GB
 
@@ -135,9 +128,8 @@ def test_ranks_on_the_cpu_share_the_memory_of_the_host() -> None:
 
 
 def test_the_host_holds_what_all_ranks_of_its_node_offload() -> None:
-    alone, node, nodes = (
-        host_bytes(scenario("zero3", world_size=size, options={"offload": "cpu"})) for size in (1, 8, 16)
-    )
+    plans = (scenario("zero3", world_size=size, options={"offload": "cpu"}) for size in (1, 8, 16))
+    alone, node, nodes = map(host_bytes, plans)
     assert alone > 12 * llama().parameters
     assert node == pytest.approx(alone, rel=1e-3)
     assert nodes == pytest.approx(node / 2, rel=1e-3)
@@ -180,13 +172,10 @@ def outcomes(*cases: tuple[str, str, int]) -> CellPredictions:
 
 
 def raising(error: Exception) -> Callable[[], Scenario | None]:
-    def scenario() -> Scenario | None:
-        raise error
-
-    return scenario
+    return Mock(side_effect=error)
 
 
-def test_what_fits_shares_a_line_and_the_rest_has_one_each() -> None:
+def test_what_fits_shares_a_line_the_rest_has_one_each_and_only_what_cannot_fit_is_refused() -> None:
     found = outcomes(
         ("zero3", "fits", 20), ("fsdp", "fits", 30), ("zero1", "close", 75), ("ddp", "does not fit", 131)
     )
@@ -195,6 +184,8 @@ def test_what_fits_shares_a_line_and_the_rest_has_one_each() -> None:
         "predicted memory: zero1 on 2 ranks: close: 75 GB of 80 GB per rank",
         "predicted memory: ddp on 2 ranks: cannot fit: 131 GB of 80 GB per rank",
     ]
+    assert found.refusal("zero1") is found.refusal("a run that nobody predicted") is None
+    assert found.refusal("ddp") == f"cannot fit: 131 GB of 80 GB per rank; {FORCE}"
 
 
 def test_how_wrong_such_predictions_were_is_said_once() -> None:
@@ -210,13 +201,6 @@ def test_how_wrong_such_predictions_were_is_said_once() -> None:
     assert part.assumption == alone.assumption
     (said,) = (line for line in found.lines() if line.startswith("typical error"))
     assert said == "; ".join(trust_in(*planned.values(), speed=False).lines())
-
-
-def test_only_what_cannot_fit_is_refused() -> None:
-    found = outcomes(("zero1", "close", 75), ("ddp", "does not fit", 131))
-    assert found.refusal("zero1") is None
-    assert found.refusal("ddp") == f"cannot fit: 131 GB of 80 GB per rank; {FORCE}"
-    assert found.refusal("a run that nobody predicted") is None
 
 
 @pytest.mark.parametrize(

@@ -87,10 +87,8 @@ def test_states_and_peaks_have_their_prediction(row: SimulatedRow) -> None:
     assert states == {"weights": 10, "gradients": 20, "optimizer": 0}
     assert all(part.expected_bytes for part in row.states)
     assert simulated_peaks(row.result) == {"after_forward": 500, "after_backward": 700, "after_step": 600}
-    assert [(part.name, part.bytes) for part in row.peaks] == [
-        ("forward/backward", 700),
-        ("optimizer step", 600),
-    ]
+    peaks = [(part.name, part.bytes) for part in row.peaks]
+    assert peaks == [("forward/backward", 700), ("optimizer step", 600)]
     assert all(part.expected_bytes for part in row.peaks)
     assert row.peak_bytes == 700
 
@@ -117,26 +115,18 @@ def test_what_cannot_be_simulated_is_a_row_with_the_reason(asked: SimulationRequ
     assert (document["status"], document["peak_bytes"], document["collectives"]) == ("failed", None, [])
 
 
-def test_without_a_batch_the_micro_batch_is_one_sample() -> None:
-    asked = plan_simulation(load_experiment(None), "fsdp", 1024, ranks_per_node=8)
-    run = asked.run
+def test_a_batch_of_the_job_is_kept_and_without_one_the_micro_batch_is_one_sample() -> None:
+    run = plan_simulation(load_experiment(None), "fsdp", 1024, ranks_per_node=8).run
     assert (run.micro_batch_size, run.accumulation_steps, run.ranks_per_node) == (1, 1, 8)
-    assert run.job.training.global_batch_size == 1024
-    assert asked.run.nodes == 128
-
-
-def test_a_batch_of_the_job_is_kept() -> None:
+    assert (run.job.training.global_batch_size, run.nodes) == (1024, 128)
     experiment = load_experiment(None, ["training.global_batch_size=64", "training.accumulation_steps=2"])
     run = plan_simulation(experiment, "fsdp", 4, ranks_per_node=8).run
     assert (run.micro_batch_size, run.accumulation_steps, run.ranks_per_node) == (8, 2, 4)
 
 
-def test_ranks_must_fill_nodes() -> None:
+def test_ranks_must_fill_nodes_and_the_rank_must_be_in_the_world() -> None:
     with pytest.raises(HarnessError, match=r"12 ranks do not fill nodes of 8"):
         plan_simulation(load_experiment(None), "fsdp", 12, ranks_per_node=8)
-
-
-def test_the_rank_must_be_in_the_world() -> None:
     with pytest.raises(HarnessError, match=r"rank 4 is not in a world of 4; give 0 to 3"):
         plan_simulation(load_experiment(None), "fsdp", 4, ranks_per_node=4, rank=4)
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,11 @@ FIGURES = ("memory", "speed")
 
 def job(**sections: dict[str, str]) -> Job:
     return Job.model_validate({"data": {"sequence_length": 4096}, **sections})
+
+
+def published(kind: str) -> list[dict[str, Any]]:
+    """Runs of others under a kind of strategy."""
+    return [run for run in measured_errors() if run["kind"] == kind and run["statistic"] != CPU]
 
 
 def again(mapped: list[Mapped]) -> None:
@@ -60,8 +66,7 @@ def test_every_run_has_the_kept_error() -> None:
 
 def test_an_answer_says_how_wrong_runs_like_it_were() -> None:
     trust = trust_in(scenario("fsdp1", 8))
-    every = [run for run in measured_errors() if run["statistic"] != CPU]
-    alike = [run for run in every if not run["adapted"] and run["kind"] == "fsdp1"]
+    alike = [run for run in published("fsdp1") if not run["adapted"]]
     length = scenario("fsdp1", 8).job.data.sequence_length
     speeds = [
         run["speed"] for run in alike
@@ -82,21 +87,15 @@ def test_runs_that_differ_are_counted_where_there_are_few_and_that_is_said() -> 
     asked = scenario("fsdp", 8)
     assert not asked.job.training.activation_checkpointing
     trust = trust_in(asked)
-    runs = [
-        r for r in measured_errors() if r["kind"] == "fsdp2" and not r["adapted"] and not r.get("compiled")
-    ]
-    assert {r["checkpointed"] for r in runs if r["statistic"] == "allocated"} == {True}
+    runs = [r for r in published("fsdp2") if r["statistic"] == "allocated" and not r["adapted"]]
+    assert {r["checkpointed"] for r in runs if not r["compiled"]} == {True}
     assert trust.allocated.not_of == "without checkpointing"
     assert "allocated n/a without checkpointing, with it ±" in trust.lines()[0]
 
 
 def test_two_runs_are_listed_rather_than_summed_up() -> None:
     offloaded = scenario("fsdp", 8, options={"offload": "cpu"}, activation_checkpointing=True)
-    (run,) = (
-        r
-        for r in measured_errors()
-        if r["kind"] == "fsdp2+offload" and not r["adapted"] and r["statistic"] != CPU and r["memory"]
-    )
+    (run,) = (r for r in published("fsdp2+offload") if not r["adapted"] and r["memory"])
     said = trust_in(offloaded).lines()[0]
     size = f"{abs(run['memory']):.0%}".replace("%", " %")
     assert f"allocated {size} too {'low' if run['memory'] < 0 else 'high'} (1 published run" in said
@@ -108,7 +107,7 @@ def test_runs_with_links_of_another_kind_count_only_where_there_are_few() -> Non
     training = adapted.training.model_copy(update={"activation_checkpointing": True})
     asked = replace(scenario("fsdp", 8), job=adapted.model_copy(update={"training": training}))
     assert asked.device.link.startswith("NVLink")
-    alike = [r for r in measured_errors() if r["kind"] == "fsdp2" and r["adapted"] and r["speed"] is not None]
+    alike = [r for r in published("fsdp2") if r["adapted"] and r["speed"] is not None]
     linked = [r for r in alike if not r["pcie"]]
     assert 0 < len(linked) < 5 < len(alike)
     trust = trust_in(asked)
@@ -127,15 +126,14 @@ def test_a_bias_is_no_larger_than_the_error_that_it_is_part_of() -> None:
 
 def test_one_gpu_counts_runs_on_one_gpu_whatever_the_strategy() -> None:
     alone, several = (trust_in(scenario("zero1", ranks, activation_checkpointing=True)) for ranks in (1, 8))
-    single = [r for r in measured_errors() if r["kind"] == "single" and r["statistic"] == "allocated"]
     assert alone.allocated.runs > several.allocated.runs
-    assert any(not r["adapted"] for r in single)
+    assert any(not r["adapted"] for r in published("single") if r["statistic"] == "allocated")
     assert trust_in(scenario("ddp", 1)).unseen == ()
 
 
 def test_other_training_under_a_strategy_without_a_run_like_it_is_named() -> None:
     said = trust_in(scenario("ddp", 8)).lines()[0]
-    runs = [r for r in measured_errors() if r["kind"] == "ddp" and r["statistic"] != CPU]
+    runs = published("ddp")
     assert all(r["adapted"] for r in runs)
     assert "no published run like this (full training under ddp); ddp with adapters: memory ±" in said
     assert f"({len(runs)} published runs)" in said
@@ -144,23 +142,18 @@ def test_other_training_under_a_strategy_without_a_run_like_it_is_named() -> Non
 def test_the_largest_assumption_is_the_one_of_the_question() -> None:
     plain = scenario("fsdp", 8)
     short = plain.job.data.model_copy(update={"sequence_length": 256})
+    pcie = replace(plain.device, link="PCIe 4", link_bandwidth=32e9)
+    own = replace(default_constants(plain.device), origin="my runs", fitted=("a",))
     assert plain.device is not None
     texts = {
         "host memory gives the update of each rank 6 GB/s": scenario("zero3", 8, options={"offload": "cpu"}),
         "short": replace(plain, job=plain.job.model_copy(update={"data": short})),
         "no run on L40S": replace(plain, device=replace(plain.device, name="L40S")),
-        "PCIe gives each GPU 25 GB/s": replace(
-            plain, device=replace(plain.device, link="PCIe 4", link_bandwidth=32e9)
-        ),
+        "PCIe gives each GPU 25 GB/s": replace(plain, device=pcie),
         "as fast as eager code": replace(plain, job=job(model={"compile": "block"})),
-        "4 bits": replace(
-            plain, job=Job.model_validate({"adapter": {"kind": "lora", "base_dtype": "nf4"},
-                                           "data": {"sequence_length": 4096}}),
-        ),
-        "my runs": replace(
-            plain, constants=replace(default_constants(plain.device), origin="my runs", fitted=("a",))
-        ),
-    }  # fmt: skip
+        "4 bits": replace(plain, job=job(adapter={"kind": "lora", "base_dtype": "nf4"})),
+        "my runs": replace(plain, constants=own),
+    }
     for word, asked in texts.items():
         assert word in (trust_in(asked).assumption or ""), word
     assert "NCCL" in (trust_in(replace(plain, device=None)).assumption or "")
@@ -214,9 +207,9 @@ def test_without_a_run_like_it_that_is_said_and_no_other_s_error_is_borrowed() -
 
 
 def test_offload_is_judged_by_offload_alone() -> None:
-    runs = [run for run in measured_errors() if run["statistic"] != CPU and run["kind"] == "zero3+offload"]
     trust = trust_in(scenario("zero3", 8, options={"offload": "cpu"}))
     known = [one.runs for one in (trust.allocated, trust.reserved) if one]
+    runs = published("zero3+offload")
     assert sum(known) == len([run for run in runs if run["memory"] is not None and not run["adapted"]])
 
 
