@@ -23,44 +23,38 @@ from harness.plan.scenario import Scenario
 from harness.plan.step_time import SpeedPrediction
 
 A100 = Device(
-    name="A100-80",
-    memory_bytes=80 * 2**30,
-    context_bytes=2**29,
-    memory_bandwidth=2039e9,
+    name="A100-80", memory_bytes=80 * 2**30, context_bytes=2**29, memory_bandwidth=2039e9,
     peak_flops={"float32": 19.5e12, "tf32": 156e12, "bfloat16": 312e12, "float16": 312e12},
-    link_bandwidth=300e9,
-    link="NVLink",
-    watts=400.0,
-    source="data sheet",
-)
+    link_bandwidth=300e9, link="NVLink", watts=400.0, source="data sheet",
+)  # fmt: skip
 INFINIBAND = Fabric(name="HDR", bandwidth_per_gpu=25e9, latency_seconds=14e-6, source="data sheet")
+
+
+def layout_of(shapes: dict[str, tuple[int, ...]], blocks: tuple[str, ...]) -> Layout:
+    """In fp32; matrices decay."""
+    return Layout(
+        parameters=tuple(Tensor(name, shape, "float32") for name, shape in shapes.items()),
+        decaying=frozenset(name for name, shape in shapes.items() if len(shape) > 1),
+        blocks=blocks,
+    )
 
 
 @cache
 def llama(hidden: int = 4096, layers: int = 32, inner: int = 11008, vocabulary: int = 32000) -> PlannedModel:
     """Llama-2-7B, or the same with other widths; heads of 128."""
     blocks = tuple(f"model.layers.{index}" for index in range(layers))
-    parameters = [Tensor("model.embed_tokens.weight", (vocabulary, hidden), "float32")]
-    for block in blocks:
-        attention = [f"{block}.self_attn.{name}_proj.weight" for name in "qkvo"]
-        parameters += [Tensor(name, (hidden, hidden), "float32") for name in attention]
-        parameters += [
-            Tensor(f"{block}.mlp.{name}_proj.weight", (inner, hidden), "float32") for name in ("gate", "up")
-        ]
-        parameters += [
-            Tensor(f"{block}.mlp.down_proj.weight", (hidden, inner), "float32"),
-            Tensor(f"{block}.input_layernorm.weight", (hidden,), "float32"),
-            Tensor(f"{block}.post_attention_layernorm.weight", (hidden,), "float32"),
-        ]
-    parameters += [
-        Tensor("model.norm.weight", (hidden,), "float32"),
-        Tensor("lm_head.weight", (vocabulary, hidden), "float32"),
-    ]
-    layout = Layout(
-        parameters=tuple(parameters),
-        decaying=frozenset(t.name for t in parameters if len(t.shape) > 1),
-        blocks=blocks,
-    )
+    inside = {
+        **{f"self_attn.{name}_proj": (hidden, hidden) for name in "qkvo"},
+        "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
+        "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+    }  # fmt: skip
+    shapes = {
+        "model.embed_tokens": (vocabulary, hidden),
+        **{f"{block}.{name}": shape for block in blocks for name, shape in inside.items()},
+        "model.norm": (hidden,),
+        "lm_head": (vocabulary, hidden),
+    }
+    layout = layout_of({f"{name}.weight": shape for name, shape in shapes.items()}, blocks)
     return PlannedModel(
         name="llama",
         source="test",
@@ -78,27 +72,16 @@ def llama(hidden: int = 4096, layers: int = 32, inner: int = 11008, vocabulary: 
 
 def scenario(backend: str, world_size: int, **changes: Any) -> Scenario:
     """bf16-mixed, micro-batch 2 of 4096 tokens, eight A100s a node; `changes` of the scenario or the job."""
-    training = {
-        name: changes.pop(name) for name in ("precision", "activation_checkpointing") if name in changes
-    }
-    job = Job.model_validate(
-        {
-            "data": {"sequence_length": changes.pop("sequence_length", 4096)},
-            "training": {"precision": "bf16-mixed"} | training,
-        }
-    )
-    strategy = BUILT_IN[backend].strategy
-    assert strategy is not None
+    names = ("precision", "activation_checkpointing")
+    training = {name: changes.pop(name) for name in names if name in changes}
+    data = {"sequence_length": changes.pop("sequence_length", 4096)}
+    job = Job.model_validate({"data": data, "training": {"precision": "bf16-mixed"} | training})
     values: dict[str, Any] = {
-        "model": llama(),
-        "ranks_per_node": min(8, world_size),
-        "micro_batch_size": 2,
-        "accumulation_steps": 1,
-        "preset": "library-defaults",
-        "device": A100,
-        "fabric": INFINIBAND,
-    }
-    return Scenario(job=job, label=backend, strategy=strategy, world_size=world_size, **(values | changes))
+        "model": llama(), "ranks_per_node": min(8, world_size), "micro_batch_size": 2,
+        "accumulation_steps": 1, "preset": "library-defaults", "device": A100, "fabric": INFINIBAND,
+        "strategy": BUILT_IN[backend].strategy,
+    }  # fmt: skip
+    return Scenario(job=job, label=backend, world_size=world_size, **(values | changes))
 
 
 def ask(
@@ -141,26 +124,14 @@ MODEL = PlannedModel(
     source="a test",
     architecture="LlamaForCausalLM",
     config={"model_type": "llama", "max_position_embeddings": 2048},
-    layout=Layout(
-        parameters=(
-            Tensor("embedding.weight", (500, 1000), "float32"),
-            Tensor("blocks.0.weight", (500, 1000), "float32"),
-        ),
-        decaying=frozenset(("embedding.weight", "blocks.0.weight")),
-        blocks=("blocks.0",),
-    ),
+    layout=layout_of({"embedding.weight": (500, 1000), "blocks.0.weight": (500, 1000)}, ("blocks.0",)),
     multiplying_parameters=500_000,
     layers=1,
     attention_width=100,
 )
 _NAMES = ("embedding", *(f"blocks.{index}" for index in range(3)))
 THREE_BLOCKS = replace(
-    MODEL,
-    layout=Layout(
-        parameters=tuple(Tensor(f"{name}.weight", (250, 1000), "float32") for name in _NAMES),
-        decaying=frozenset(f"{name}.weight" for name in _NAMES),
-        blocks=_NAMES[1:],
-    ),
+    MODEL, layout=layout_of({f"{name}.weight": (250, 1000) for name in _NAMES}, _NAMES[1:])
 )
 """As many parameters; compiled, it has bounds."""
 DEVICE = Device(

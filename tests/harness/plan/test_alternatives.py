@@ -51,12 +51,10 @@ def plan(label: str, ranks: int) -> Scenario:
     """Llama-2-7B, of which peft knows what to adapt, on small GPUs."""
     like = scenario(label, ranks)
     model = replace(like.model, config={**like.model.config, "model_type": "llama"})
-    found = Scenario.of(
+    return Scenario.of(
         label, model, like.job, world_size=ranks, ranks_per_node=min(ranks, 8), preset=like.preset,
         micro_batch_size=1, accumulation_steps=1, device=SMALL,
     )  # fmt: skip
-    assert found is not None
-    return found
 
 
 def ways(*labels: str, **changes: object) -> dict[str, Alternative]:

@@ -389,7 +389,6 @@ def test_data_parallelism_that_ranks_which_share_samples_outrun_is_named_slower(
     asked = question()
     found = search(asked, predictors())
     plain, (shared, *_) = found.fitting[0], [c for c in found.fitting if c.planned.strategy.sequence]
-    assert plain.speed is not None
     fast = replace(shared, speed=replace(plain.speed, tokens_per_second_per_gpu=1e6))
     helped = advise(asked, Found(fitting=(plain, fast)), predictors())
     assert (helped.case, remedies(helped)) == ("slower", {"context": fast.planned.options["sequence"]})

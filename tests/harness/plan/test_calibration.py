@@ -34,7 +34,6 @@ SMALL = llama(2048, 4, 5504)
 def cell(plan: Scenario, constants: TimeConstants, group: str = "here") -> MeasuredCell:
     """Two runs of two steps around what the constants predict."""
     speed = predict_speed(plan, constants)
-    assert plan.device is not None
     seconds = speed.step_seconds
     return MeasuredCell(
         name=f"{group}: {plan.label} on {plan.world_size}",

@@ -40,13 +40,11 @@ def experiment(name: str, *settings: str) -> Experiment:
 
 def scenario(asked: Experiment, backend: str, *, torch_device: str = "cpu") -> Scenario:
     layout = batch_layout(asked.training, 2)
-    found = Scenario.of(
+    return Scenario.of(
         backend, job_model(asked.job()), with_global_batch(asked.job(), layout), world_size=2,
         ranks_per_node=2, preset="like-for-like", micro_batch_size=layout.micro_batch_size,
         accumulation_steps=layout.accumulation_steps, torch_device=torch_device,
     )  # fmt: skip
-    assert found is not None
-    return found
 
 
 def answered(

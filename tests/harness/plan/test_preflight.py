@@ -88,7 +88,6 @@ def test_the_host_must_hold_the_whole_model_once_for_each_rank() -> None:
     assert part.host_bytes >= 8 * whole > 200 * GB
     assert part.verdict == "does not fit"
     demand = tightest_demand(part, 8)
-    assert demand is not None
     assert str(demand).endswith("of 25 GB host memory per rank")
 
 
@@ -249,9 +248,7 @@ def test_what_some_strategy_could_fit_stays_unknown() -> None:
 def test_what_not_even_the_least_of_its_bounds_fits_is_refused() -> None:
     job = {"precision": "bf16-mixed", "sequence_length": 16384, "model": load_model("llama-3.2-1b")}
     compiled = with_settings(scenario("fsdp", 2, **job), {"model.compile": "block"})
-    assert compiled is not None
     bounds = memory_bounds(compiled)
-    assert bounds is not None
     least, most = (bound.device_bytes for bound in bounds)
     run = candidate("compiled", "fsdp", scenario=lambda: compiled)
     assert predict_runs([run], MemoryLimits(device_bytes=(least + most) // 2)).parts == {}
@@ -284,7 +281,6 @@ def test_a_reference_that_cannot_fit_is_named_once_with_a_remedy(device_gb: int,
         scenario("single", 1, model=model, micro_batch_size=64, activation_checkpointing=True),
         {"model.config": dict(model.config)},
     )
-    assert alone is not None
     planned = {
         "single": alone,
         "single:precision=cast": replace(alone, label="single:precision=cast", options={"precision": "cast"}),

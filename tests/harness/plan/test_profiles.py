@@ -27,11 +27,8 @@ SHIPPED: dict[str, Any] = {"attention": None, "device": "cuda"}
 
 
 def workload(label: str, **settings: Any) -> Workload:
-    strategy = strategy_of(label)
-    assert strategy is not None
-    return Workload(
-        layout=Layout(parameters=(), decaying=frozenset()), strategy=strategy, world_size=2, **settings
-    )
+    nothing = Layout(parameters=(), decaying=frozenset())
+    return Workload(layout=nothing, strategy=strategy_of(label), world_size=2, **settings)
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,6 @@ def test_the_largest_assumption_is_the_one_of_the_question() -> None:
     short = plain.job.data.model_copy(update={"sequence_length": 256})
     pcie = replace(plain.device, link="PCIe 4", link_bandwidth=32e9)
     own = replace(default_constants(plain.device), origin="my runs", fitted=("a",))
-    assert plain.device is not None
     texts = {
         "host memory gives the update of each rank 6 GB/s": scenario("zero3", 8, options={"offload": "cpu"}),
         "short": replace(plain, job=plain.job.model_copy(update={"data": short})),
@@ -161,7 +160,6 @@ def test_the_largest_assumption_is_the_one_of_the_question() -> None:
 
 def test_speeds_of_other_gpus_say_that_none_is_of_this_one() -> None:
     plain = scenario("zero1", 8)
-    assert plain.device is not None
     other = replace(plain, device=replace(plain.device, name="MI300X"))
     assert "; none on MI300X)" in trust_in(other).lines()[0]
     assert "none on A100" not in trust_in(plain).lines()[0]
