@@ -37,14 +37,16 @@ from harness.forms.workload import Workload
 from harness.import_path import ask_module, module_command, safe_environment
 from harness.job.job import AdapterSection, ModelSection
 from harness.launch.launcher import EVERY_RANK, require_libraries
-from harness.plan.adapters import (
+from harness.plan.model import (
+    equal_heads,
     joined_outputs,
     joined_targets,
+    local_config,
+    local_profile,
     packed_elements,
     packed_head,
     packed_inputs,
 )
-from harness.plan.model import equal_heads, local_config, local_profile
 from harness.plan.scenario import Scenario
 
 TRACER = "harness.rank.probes.activation_trace"

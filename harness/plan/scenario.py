@@ -33,9 +33,8 @@ from harness.job.job import DEFAULT_TASK, Job, OptimizerSection
 from harness.job.pairs import why_refused as why_pair_refused
 from harness.launch.launcher import require_libraries
 from harness.nested import put
-from harness.plan.adapters import why_refused, with_adapters
 from harness.plan.hardware import Device, Fabric, TimeConstants
-from harness.plan.model import PlannedModel, heads_of
+from harness.plan.model import PlannedModel, heads_of, why_refused, with_adapters
 from harness.plan.models import from_config, load_model
 from harness.record import DataPart, LayoutPart, ModelPart
 from harness.record.workload import closed_form_layout

@@ -19,7 +19,7 @@ from benchmarks.published.page import GROUPINGS, render
 from benchmarks.published.rows import COLUMNS, Row, read_rows
 from harness.errors import HarnessError
 from harness.plan import profiles
-from harness.plan.adapters import joined_outputs, packed_head
+from harness.plan.model import joined_outputs, packed_head
 from harness.plan.profiles import activation_profile
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "published" / "published_runs.csv"

@@ -9,8 +9,8 @@ from harness.forms.layout import Layout
 from harness.forms.workload import Workload
 from harness.job.experiment import Experiment
 from harness.job.job import AdapterSection, OptimizerSection
-from harness.plan.adapters import DEFAULT_TARGETS, packed_head, packed_inputs, with_adapters
 from harness.plan.hardware import with_training_defaults
+from harness.plan.model import DEFAULT_TARGETS, packed_head, packed_inputs, with_adapters
 from harness.plan.models import load_model
 from harness.rank.data import DataFacts
 from harness.rank.models.description import describe_layout
