@@ -135,17 +135,25 @@ def answers_of(
 
 def _with_open_batch(job: PlannedJob, *, tokens: bool) -> PlannedJob:
     """A file's job, whose strategy and split of the batch are open. `tokens`: those of a step are given."""
-    from harness.plan.question import BATCH, with_open_batch
+    from harness.judge.wording import listed
+    from harness.plan.question import BATCH
 
-    experiment, left_open = with_open_batch(job.experiment, tokens=tokens)
-    cut = tuple(f"training.{name}" for name in BATCH)
-    (backend,) = job.backends
-    any_strategy = f"the file runs {backend}; all strategies are compared, with options of their own"
+    training, (backend,) = job.experiment.training, job.backends
+    named = {name: value for name in BATCH if (value := getattr(training, name)) is not None}
+    left_open = named if tokens or set(named) == {"micro_batch_size"} else {}
+    said = listed([f"training.{name}={value}" for name, value in left_open.items()])
+    changed = {"training": training.model_copy(update=dict.fromkeys(left_open))}
     return replace(
         job,
-        experiment=experiment,
-        assignments=tuple(text for text in job.assignments if text.partition("=")[0] not in cut),
-        remarks=(*job.remarks, *left_open, any_strategy),
+        experiment=job.experiment.model_copy(update=changed),
+        assignments=tuple(
+            text for text in job.assignments if text.partition("=")[0] not in [f"training.{n}" for n in BATCH]
+        ),
+        remarks=(
+            *job.remarks,
+            *([f"the file's {said} is left open"] if left_open else []),
+            f"the file runs {backend}; all strategies are compared, with options of their own",
+        ),
     )
 
 

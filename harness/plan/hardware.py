@@ -351,12 +351,12 @@ class HardwareFile(TypedValues):
     fabrics: dict[str, FabricEntry] = Field({}, description="networks between nodes by name")
 
 
+@dataclass(frozen=True)
 class Hardware:
     """The known GPUs and networks."""
 
-    def __init__(self, devices: Mapping[str, DeviceEntry], fabrics: Mapping[str, FabricEntry]) -> None:
-        self.devices = devices
-        self.fabrics = fabrics
+    devices: Mapping[str, DeviceEntry]
+    fabrics: Mapping[str, FabricEntry]
 
     def lines(self) -> list[str]:
         """Both as tables."""

@@ -15,7 +15,7 @@ from harness.errors import HarnessError
 from harness.job.batch import job_layout
 from harness.job.experiment import Experiment
 from harness.job.job import Job
-from harness.judge.wording import counted, listed
+from harness.judge.wording import counted
 from harness.launch.cells import canonical_label
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.hardware import (
@@ -307,19 +307,6 @@ def _expand(name: str) -> Iterable[str]:
             f"choose from {', '.join(registry.BUILT_IN)}"
         )
     return [label]
-
-
-def with_open_batch(experiment: Experiment, *, tokens: bool) -> tuple[Experiment, list[str]]:
-    """A file's job without what a search decides of its batch, and what that is.
-
-    tokens: whether those of a step are given, which then decide all of it.
-    """
-    named = {name: value for name in BATCH if (value := getattr(experiment.training, name)) is not None}
-    if not named or (set(named) != {"micro_batch_size"} and not tokens):
-        return experiment, []
-    training = experiment.training.model_copy(update=dict.fromkeys(named))
-    said = listed([f"training.{name}={value}" for name, value in named.items()])
-    return experiment.model_copy(update={"training": training}), [f"the file's {said} is left open"]
 
 
 def read_count(text: str) -> int:
