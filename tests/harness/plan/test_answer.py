@@ -453,38 +453,29 @@ def test_recommend_plans_what_estimate_estimates(preset: str | None) -> None:
     ).opened(GPUS)  # fmt: skip
     assert asked.preset == (preset or PRESET)
     every = [label for entry in distinct_backends()[0] for label in variants(entry, GPUS, 8, asked.job)]
-    tried = [label for label in every if not label.startswith("pp:")]
     batch = [f"training.global_batch_size={asked.samples}", "training.activation_checkpointing=true"]
-    for label in tried:
+    for label in (one for one in every if not one.startswith("pp:")):
         size = micro_batch_sizes(asked, label)[0]
-        experiment, _ = with_training_defaults(
-            model, load_experiment(None, [*given, *batch, f"training.micro_batch_size={size}"]), device
-        )
+        job = load_experiment(None, [*given, *batch, f"training.micro_batch_size={size}"])
         estimated = ask(
-            model, experiment, backends=[label], world_sizes=[GPUS], ranks_per_node=8, device=device,
-            fabric=fabric,
+            model, with_training_defaults(model, job, device)[0], backends=[label], world_sizes=[GPUS],
+            ranks_per_node=8, device=device, fabric=fabric,
         )  # fmt: skip
         (candidate,) = candidates(estimated)
-        if candidate.scenario is None:
+        if (own := candidate.scenario) is None:
             continue
         planned = scenario_of(asked, label, size, checkpointing=True)
-        assert {f: getattr(planned, f) for f in FIELDS} == {f: getattr(candidate.scenario, f) for f in FIELDS}
-        assert planned.job.data == candidate.scenario.job.data
-        assert planned.job.training.precision == candidate.scenario.job.training.precision
+        assert {f: getattr(planned, f) for f in FIELDS} == {f: getattr(own, f) for f in FIELDS}
+        assert planned.job.data == own.job.data
+        assert planned.job.training.precision == own.job.training.precision
         assert planned.accumulation_steps == samples_of(asked, label) // size
 
 
-QUESTIONS = [
-    (8, ()),
-    (4, ("training.precision=fp32",)),
-    (16, ("training.activation_checkpointing=true",)),
-    (8, ("runtime.preset=library-defaults",)),
-    (1, ()),
-    (8, ("data.sequence_length=200",)),
-]
-
-
-@pytest.mark.parametrize(("gpus", "settings"), QUESTIONS)
+@pytest.mark.parametrize(
+    ("gpus", "settings"),
+    [(8, ()), (1, ()), (4, ("training.precision=fp32",)), (16, ("training.activation_checkpointing=true",)),
+     (8, ("runtime.preset=library-defaults",)), (8, ("data.sequence_length=200",))],
+)  # fmt: skip
 @pytest.mark.parametrize("states", [16, 40, 80])
 def test_estimate_and_recommend_name_the_same_strategy(
     gpus: int, settings: tuple[str, ...], states: int
@@ -516,19 +507,19 @@ def test_the_page_asks_as_the_commands_do() -> None:
 @pytest.mark.parametrize(("model", "gpu"), [("mistral-7b", "A100-40"), ("llama-3.1-8b", "RTX4090")])
 def test_what_recommend_offers_where_nothing_fits_is_what_estimate_predicts(model: str, gpu: str) -> None:
     """Of the settings and of the command as printed: neither knows a way that the other predicts else."""
-    words = ["--model", model, "--gpu", gpu, "--json"]
-    asked = ["--gpus", "1", "--tokens-per-step", "4096"]
-    done = CliRunner().invoke(harness, ["recommend", *words, *asked])
-    answer = json.loads(done.stdout)
-    offers = answer["alternatives"]
+
+    def printed(command: str, *words: str) -> Any:
+        typed = [command, "--model", model, "--gpu", gpu, "--json", *words]
+        return json.loads(CliRunner().invoke(harness, typed).stdout)
+
+    offers = printed("recommend", "--gpus", "1", "--tokens-per-step", "4096")["alternatives"]
     assert {"LoRA", "QLoRA"} & {one["name"].partition(",")[0] for one in offers}
     for one in offers:
         typed = shlex.split(one["command"])
         as_run = [word for pair in pairwise(typed) if pair[0] == "--set" for word in pair]
         for settings in (set_words(one["settings"]), as_run):
             place = ["--backends", one["backend"], "--world-size", str(one["world_size"])]
-            done = CliRunner().invoke(harness, ["estimate", *words, *place, *settings])
-            (row,) = json.loads(done.stdout)["rows"]
+            (row,) = printed("estimate", *place, *settings)["rows"]
             assert row["device_bytes"] == one["device_bytes"], one
             assert row["verdict"] in ("fits", "close")
             assert row["tokens_per_second_per_gpu"] == one["tokens_per_second_per_gpu"]

@@ -20,15 +20,13 @@ MIXED = ("training.precision=bf16-mixed", "data.sequence_length=4096")
 
 
 def text(*assignments: str, whole: bool = True, **asked: Any) -> str:
-    return "\n".join(answer_lines(answers(ask(*assignments, **asked)), whole=whole))
+    return "\n".join(answer_lines(answers(ask(*assignments, **asked)), whole=whole, wraps=False))
 
 
 def labels(shown: str) -> list[str]:
     """The first column of the table of memory."""
-    _, _, *rows = shown[shown.index("per rank") :].splitlines()
-    return [
-        row.split()[0] for row in rows[: next(n for n, row in enumerate(rows) if row.startswith("each row"))]
-    ]
+    _, _, *rows = shown[shown.index("per rank") : shown.index("\neach row")].splitlines()
+    return [row.split()[0] for row in rows]
 
 
 def cells(table: str, label: str) -> list[str]:
@@ -44,23 +42,21 @@ def test_what_is_absent_at_the_deciding_moment_is_no_zero() -> None:
 def test_kinds_and_what_lies_outside_add_up_to_the_total_of_the_first_line() -> None:
     shown = text(*MIXED, backends="ddp", gpu="A100-80")
     *kinds, total, _, left, word = cells(shown[shown.index("per rank") :], "ddp")
-    outside = float(" ".join(shown.split()).split("total: with ")[1].split(" GB")[0])
+    outside = float(shown.split("total: with ")[1].split(" GB")[0])
     held = sum(float(kind) for kind in kinds[1:] if kind != "-")
     assert abs(held + outside - float(total)) < 0.05
     assert abs(float(total) + float(left) - 85.1) < 0.1
-    assert f"ddp fits, {total} of 85.1 GB" in " ".join(shown.split())
+    assert f"ddp fits, {total} of 85.1 GB" in shown
     assert word == "fits"
-    assert "fits: 10 % of the memory or more is left; close: 2 % or more; barely: less" in " ".join(
-        shown.split()
-    )
+    assert "fits: 10 % of the memory or more is left; close: 2 % or more; barely: less" in shown
 
 
 def test_what_does_not_fit_has_no_speed_and_what_has_none_says_why() -> None:
     shown = text(*MIXED, "training.micro_batch_size=64", backends="ddp", gpu="A100-80")
     assert cells(shown[shown.index("per step") :], "ddp")[3:] == ["-"] * 8
-    assert "-: it does not fit" in " ".join(shown.split())
+    assert "-: it does not fit" in shown
     emulated = text("training.precision=fp8", ONE, backends="all", gpu="H100-80", whole=False)
-    assert "; no speed: fp8 products are emulated" in " ".join(emulated.split("\n\n")[0].split())
+    assert "; no speed: fp8 products are emulated" in emulated.split("\n\n")[0]
 
 
 def test_rows_through_accelerate_fold_where_all_figures_agree() -> None:
@@ -88,38 +84,31 @@ def test_the_first_line_is_what_to_use_and_the_second_the_runner_up() -> None:
     shown = text(*MIXED, ONE, backends="all", whole=False, world_sizes=(8, 64), **asked)
     rest = shown.splitlines()
     one, other, *_ = labels(shown)
-    said = " ".join(shown.partition("\n\n")[0].split())
+    said = shown.partition("\n\n")[0]
     assert said.startswith(f"8 ranks, micro-batch 1, accumulation 1: use {one}, ")
-    assert f" tokens/s a GPU Runner-up: {other}, " in said
-    assert " With the batch open: " in said
-    assert "64 ranks, micro-batch 1, accumulation 1: use " in said
+    assert f" tokens/s a GPU\nRunner-up: {other}, " in said
+    assert "\nWith the batch open: " in said
+    assert "\n64 ranks, micro-batch 1, accumulation 1: use " in said
     assumed = next(n for n, line in enumerate(rest) if line.startswith("Llama-3.1-8B: 8,030,261,248 param"))
     assert assumed > max(n for n, line in enumerate(rest) if line.startswith("per step"))
     bare = text(*MIXED, backends="all", whole=False).splitlines()[0]
     assert bare.endswith("name a GPU with --gpu to learn what fits and how fast it is")
 
 
-def test_strategies_that_cannot_run_the_job_have_their_reason_without_all() -> None:
-    # A geometry whose profile is shipped: no model is traced.
-    (answer,) = answers(ask(*MIXED, ONE, model="llama-3.1-8b", backends="all", gpu="A100-80"))
-    shown = " ".join("\n".join(answer_lines([answer])).split())
+def test_six_rows_and_what_cannot_run_are_shown_where_no_strategy_is_named() -> None:
+    asked = {"model": "llama-3.1-8b", "world_sizes": (8,), "gpu": "A100-80"}
+    (answer,) = answers(ask(*MIXED, ONE, backends="all", **asked))
+    shown, every = ("\n".join(answer_lines([answer], whole=all_of, wraps=False)) for all_of in (False, True))
     reasons = {row.unsupported for row in answer.rows if row.unsupported}
     assert reasons
     assert all(f"unsupported: {reason}" in shown for reason in reasons)
-
-
-def test_six_rows_are_shown_where_no_strategy_is_named() -> None:
-    asked = {"model": "llama-3.1-8b", "world_sizes": (8,), "gpu": "A100-80"}
-    (answer,) = answers(ask(*MIXED, ONE, backends="all", **asked))
-    planned = answer.rows
-    shown, every = ("\n".join(answer_lines([answer], whole=whole)) for whole in (False, True))
     six = labels(shown)
     assert len(six) == 6 < len(labels(every))
-    more = sum(row.unsupported is None for row in planned) - 6
-    assert " ".join(shown.split()).count(f"{more} more strategies with --all") == 1
+    more = sum(row.unsupported is None for row in answer.rows) - 6
+    assert shown.count(f"{more} more strategies with --all") == 1
     assert "--all" not in every
     rates = [float(cells(shown[shown.index("per step") :], label)[7].replace(",", "")) for label in six]
-    equal = " ".join(shown.split()).split("; fastest ")[1].split(" (equal within 5 %), about ")
+    equal = shown.split("; fastest ")[1].split(" (equal within 5 %), about ")
     tied = [label for label, rate in zip(six, rates, strict=True) if rate >= 0.95 * max(rates)]
     assert len(tied) > 1
     assert equal[0].replace(" and ", ", ").split(", ") == sorted(tied, key=moving_parts)
@@ -145,26 +134,23 @@ def test_logits_that_do_not_fit_come_with_what_removes_them() -> None:
         "data.sequence_length=131072", "training.activation_checkpointing=true",
         "training.precision=bf16-mixed",
     )  # fmt: skip
-    shown = " ".join(text(*long, model="llama-3.1-8b", backends="zero3", gpu="H100-80").split())
+    shown = text(*long, model="llama-3.1-8b", backends="zero3", gpu="H100-80")
     # 4 bytes x 131,072 tokens x 128,256 words
     assert "one copy of the logits in fp32 takes 67.2 GB (131,072 tokens x 128,256)" in shown
     assert told in shown
-    assert told not in " ".join(text(backends="zero3", gpu="A100-80").split())
+    assert told not in text(backends="zero3", gpu="A100-80")
 
 
 def test_each_number_of_ranks_at_which_nothing_fits_has_its_ways_out() -> None:
     question = ask("data.sequence_length=8192", backends="ddp", world_sizes=(1, 2), per_node=2, gpu="T4")
-    by_size = {size: [row for row in estimate(question) if row.world_size == size] for size in (1, 2)}
-    found = [
-        Answer(
-            question=replace(question, world_sizes=(size,)), rows=tuple(rows),
-            instead=ways_out(rows, STATES_ONLY),
-        )
-        for size, rows in by_size.items()
-    ]  # fmt: skip
+    found = []
+    for size in (1, 2):
+        rows = tuple(row for row in estimate(question) if row.world_size == size)
+        asked, instead = replace(question, world_sizes=(size,)), ways_out(rows, STATES_ONLY)
+        found.append(Answer(question=asked, rows=rows, instead=instead))
     assert all(answer.instead for answer in found)
-    lines = [line for line in answer_lines(found) if line]
+    lines = answer_lines(found, wraps=False)
     for size in ("1 rank", "2 ranks"):
-        answer = " ".join(lines[next(n for n, line in enumerate(lines) if line.startswith(f"{size},")) :][:2])
+        (answer,) = (line for line in lines if line.startswith(f"{size},"))
         assert f"; with activation checkpointing: ddp on {size}" in answer
     assert {one["instead_of_ranks"] for one in document(found)["alternatives"]} == {1, 2}
