@@ -284,12 +284,6 @@ def test_bounds_say_between_which_sizes_and_the_search_begins_at_the_less() -> N
     assert found.as_json()["predicted_between"] == (24, 45)
 
 
-def test_only_sizes_that_keep_the_global_batch_are_tried() -> None:
-    runner = machine(FIXED + 7 * 128)
-    found = find(runner, Sizes(sizes=[1, 2, 3, 4, 6, 12], bound="the global batch"), None)
-    assert (found.largest.micro_batch_size, found.too_large) == (6, 12)
-
-
 def test_nothing_fits() -> None:
     found = find(machine(FIXED), EVERY, None)
     assert (found.largest, found.fastest, found.predicted, found.too_large) == (None, None, None, 1)

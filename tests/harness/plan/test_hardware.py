@@ -14,28 +14,24 @@ from harness.plan.hardware import Hardware, joined_by, load_hardware, ranks_per_
 from harness.plan.limits import MemoryVerdict, control_group_headroom, limits_here
 from tests.gpus import gpus_of
 
-DEVICES = (
-    "V100-16", "V100-32", "A100-40", "A100-64", "A100-80", "H100-80", "H100-80-PCIe", "H100-96", "H100-NVL",
-    "H200", "B200", "L40S", "A10G", "RTX-4090", "RTX-3090", "MI250X", "MI300X",
-)  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def hardware() -> Hardware:
     return load_hardware()
 
 
-@pytest.mark.parametrize("name", DEVICES)
-def test_a_shipped_device_has_every_number_and_its_source(hardware: Hardware, name: str) -> None:
-    device = hardware.device(name)
-    assert device.name == name
-    assert 10 * 2**30 < device.usable_bytes < device.memory_bytes
-    assert device.peak_flops["float32"] > 0
-    assert {"bfloat16", "float16"} & set(device.peak_flops)
-    assert device.memory_bandwidth > 1e11
-    assert device.link_bandwidth > 1e10
-    assert device.watts
-    assert device.source
+def test_a_shipped_device_has_every_number_and_its_source(hardware: Hardware) -> None:
+    assert len(hardware.devices) > 25
+    for name in hardware.devices:
+        device = hardware.device(name)
+        assert device.name == name
+        assert 10 * 2**30 < device.usable_bytes < device.memory_bytes
+        assert device.peak_flops["float32"] > 0
+        assert {"bfloat16", "float16"} & set(device.peak_flops)
+        assert device.memory_bandwidth > 1e11
+        assert device.link_bandwidth > 1e10
+        assert device.watts
+        assert device.source
 
 
 def test_memory_stays_below_what_the_name_says(hardware: Hardware) -> None:

@@ -188,12 +188,9 @@ def test_fine_tuning_has_a_default_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "samples"),
-    [
-        (["training.accumulation_steps=4"], 32),
-        (["training.accumulation_steps=4", "training.micro_batch_size=2"], 64),
-        (["training.global_batch_size=48"], 48),
-    ],
-)
+    [(["training.accumulation_steps=4"], 32), (["training.global_batch_size=48"], 48),
+     (["training.accumulation_steps=4", "training.micro_batch_size=2"], 64)],
+)  # fmt: skip
 def test_tokens_follow_from_the_batch_of_the_job(settings: list[str], samples: int) -> None:
     found = asked("data.sequence_length=100", *settings, tokens=None)
     assert found.tokens_per_step == 100 * samples
@@ -214,26 +211,16 @@ def test_the_default_tokens_are_said() -> None:
 
 @pytest.mark.parametrize(
     ("samples", "taken"),
-    [
-        (4.0, 4),
-        (61.0, 61),  # as asked, though its micro-batches have 1 and 61 samples only
-        (3.81, 4),
-        (3.5, 3),
-        (0.95, 1),
-        (30.52, 32),  # a million tokens on 8 GPUs in samples of 4,096: 2^20
-        (61.03, 64),
-        (81.4, 80),
-        (9.4, 9),
-    ],
+    # 61 as asked, though its micro-batches have 1 and 61 samples only; a million tokens on 8 GPUs in samples
+    # of 4,096 are 30.52: 2^20.
+    [(4.0, 4), (61.0, 61), (3.81, 4), (3.5, 3), (0.95, 1), (30.52, 32), (61.03, 64), (81.4, 80), (9.4, 9)],
 )
 def test_the_global_batch_is_near_what_is_asked_for(samples: float, taken: int) -> None:
     found = question(tokens=round(samples * 800))
     assert (found.samples_per_rank, found.tokens_per_step) == (taken, taken * 800)
     assert found.job.training.global_batch_size == 8 * taken
     if taken != samples:
-        said = (
-            f"{taken * 800:,} tokens per step instead of {round(samples * 800):,}: {8 * taken} samples of 100"
-        )
+        said = f"{taken * 800:,} tokens per step instead of {round(samples * 800):,}: {8 * taken} samples of"
         assert found.remarks[-1].startswith(said)
 
 

@@ -10,7 +10,6 @@ import pytest
 from harness.backends import registry
 from harness.backends.registry import moving_parts
 from harness.errors import HarnessError
-from harness.forms.families import model_states
 from harness.job.config import load_experiment
 from harness.plan.answer import estimate, memory_groups
 from harness.plan.limits import MemoryVerdict
@@ -82,19 +81,6 @@ def test_a_backend_that_is_not_taken_says_why() -> None:
     assert reason == "slower by 17 %: recomputes activations to fit"
 
 
-def test_offload_loses_by_the_host() -> None:
-    # 80 MB of states are 10 MB on each of 8 ranks: only offload leaves room for a sample.
-    found = found_variants(states=80)
-    assert {c.offload for c in found.fitting} == {"optimizer", "cpu"}
-    assert not any(c.offload != "none" for c in found_variants().best_by_backend())
-
-
-def test_a_margin_below_a_tenth_is_tight() -> None:
-    tight = [c for c in found_variants(per_token=19_000, small=1.0).fitting if c.is_tight]
-    assert tight
-    assert all(0 <= c.margin_bytes < 1_000_000 for c in tight)
-
-
 def test_a_variant_that_cannot_be_predicted_costs_no_other() -> None:
     def refuses_zero3(scenario: Scenario) -> MemoryPrediction:
         if scenario.strategy.family == "zero3":
@@ -115,19 +101,6 @@ def test_with_fewer_samples_than_gpus_only_ranks_that_share_them_are_ranked_if_t
     assert found.left_out["fsdp"] == "4 samples do not divide over its 8 data ranks"
     none = search(question(gpus=64, tokens=300), predictors())
     assert (none.fitting, none.too_large) == ((), ())
-
-
-def test_states_of_the_zero_paper_decide_what_fits() -> None:
-    """16 P = 16 MB; ZeRO-1 4 P + 12 P / 8 = 5.5; ZeRO-2 2 P + 14 P / 8 = 3.75; ZeRO-3 2, or a little more."""
-
-    def states_only(scenario: Scenario) -> MemoryPrediction:
-        held = model_states(scenario.workload()).model_state_bytes
-        return MemoryPrediction(moments=(Moment(name="forward/backward", terms=(term("weights", held),)),))
-
-    found = search(question(), Predictors(memory=states_only, speed=speed(), ahead=trace_nothing))
-    needed = {c.label: c.needed_bytes for c in (*found.fitting, *found.too_large) if c.offload == "none"}
-    assert {c.backend for c in found.too_large} == {"ddp", "cp"}
-    assert 2e6 <= needed["zero3"] < needed["zero2"] < needed["zero1"] < 7e6 < 16e6 <= needed["ddp"]
 
 
 def test_of_what_predictions_cannot_tell_apart_the_fewest_moving_parts_lead() -> None:

@@ -216,13 +216,6 @@ def test_the_ranks_of_a_node_update_together_as_fast_as_published() -> None:
     assert update * 72.3e9 / llama().layout.parameter_count == pytest.approx(10, rel=0.05)
 
 
-def test_a_model_of_405_billion_on_4096_gpus_takes_moments() -> None:
-    model = llama(16384, 126, 53248, 128256)
-    for backend in ("ddp", "zero1", "zero2", "zero3", "fsdp"):
-        speed = predicted(backend, 4096, model=model, micro_batch_size=1)
-        assert speed.step_seconds > 1
-
-
 @pytest.mark.parametrize(
     ("backend", "launches"),
     [
