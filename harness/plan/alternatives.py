@@ -158,7 +158,9 @@ def alternatives(
         return []
     helps, trial = _reliefs(scenarios[0], limit_bytes, without), _Trial(limit_bytes, by, keeps_batch)
     sensible = [one for one in scenarios if not pointless(one.label, one.world_size)] or list(scenarios)
-    found = _fewest([trial.best("", relief, {}, sensible) for relief in helps[1:]])
+    found = [one for relief in helps[1:] if (one := trial.best("", relief, {}, sensible))]
+    if any(one.is_roomy and len(one.reliefs) == 1 for one in found):  # then several together say no more
+        found = [one for one in found if len(one.reliefs) == 1]
     is_enough = any(one.leaves_room for one in found)
     more = [] if MORE_GPUS in without else trial.on_more_gpus(
         scenarios, helps[:1] if any(one.is_roomy for one in found) else helps
@@ -350,14 +352,6 @@ def _changed(scenario: Scenario, reliefs: Sequence[str], given: Mapping[str, Any
     world = World.planned(new.world_size, new.ranks_per_node, new.torch_device)
     why_not = why_not_planned(new.label, new.job, world, new.micro_batch_size, new.model)
     return new if why_not is None else None
-
-
-def _fewest(found: Sequence[Alternative | None]) -> list[Alternative]:
-    """Of reliefs alone: several together only where none of them does."""
-    known = [one for one in found if one is not None]
-    if any(one.is_roomy and len(one.reliefs) == 1 for one in known):
-        return [one for one in known if len(one.reliefs) == 1]
-    return known
 
 
 def _worthwhile(found: Sequence[Alternative]) -> list[Alternative]:

@@ -616,7 +616,8 @@ def trial_table(trials: Sequence[Trial]) -> str:
     rows = [
         [
             str(trial.micro_batch_size), str(trial.accumulation_steps), str(trial.sequence_length),
-            megabytes(trial.predicted_bytes), megabytes(trial.peak_bytes), _signed(trial.prediction_error),
+            megabytes(trial.predicted_bytes), megabytes(trial.peak_bytes),
+            NOT_AVAILABLE if (error := trial.prediction_error) is None else f"{error * 100:+.1f} %",
             trial.status,
             NOT_AVAILABLE if trial.tokens_per_second is None else f"{trial.tokens_per_second:,.0f}",
             NOT_AVAILABLE if trial.num_alloc_retries is None else str(trial.num_alloc_retries),
@@ -655,16 +656,11 @@ def _largest(found: Found, limit: Limit) -> str:
     if not found.complete and above and above[0] != found.too_large:
         text = f"largest {found.what}: at least {size} (ended after {counted(found.tried, 'run')}){used}"
         return text if found.too_large is None else f"{text}; {found.too_large} runs out of memory"
-    return f"largest {found.what}: {size}{used}; {_next(found, size)}"
-
-
-def _next(found: Found, size: int) -> str:
-    """Why the largest is not larger."""
-    if found.too_large is None:
-        return found.sizes.bound
-    sizes = found.sizes.sizes
-    untried = f" ({found.sizes.bound})" if found.too_large - size > 1 and not isinstance(sizes, range) else ""
-    return f"{found.too_large} runs out of memory{untried}"
+    because, too_large = found.sizes.bound, found.too_large
+    if too_large is not None:
+        has_gap = too_large - size > 1 and not isinstance(found.sizes.sizes, range)
+        because = f"{too_large} runs out of memory{f' ({because})' if has_gap else ''}"
+    return f"largest {found.what}: {size}{used}; {because}"
 
 
 def _fastest(found: Found, best: Trial) -> str:
@@ -697,10 +693,6 @@ def _predicted(found: Found) -> str:
 
 def _small(error: float) -> str:
     return percent(error) if error >= LEAST_ERROR else f"below {percent(LEAST_ERROR)}"
-
-
-def _signed(error: float | None) -> str:
-    return NOT_AVAILABLE if error is None else f"{error * 100:+.1f} %"
 
 
 @dataclass(frozen=True, kw_only=True)

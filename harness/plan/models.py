@@ -177,9 +177,11 @@ def find_entry(text: str) -> tuple[str, dict[str, Any]]:
     Raises HarnessError with the closest names.
     """
     entries = read_entries(FOLDER)
-    spellings = {
-        spelling.lower(): name for name, entry in entries.items() for spelling in _spellings(name, entry)
-    }
+    spellings: dict[str, str] = {}
+    for name, entry in entries.items():
+        hub = entry.get("hub") or name
+        for spelling in (hub, hub.rpartition("/")[2], *entry.get("aliases", ()), name):
+            spellings[spelling.lower()] = name
     wanted = text.strip().lower()
     if wanted not in spellings:
         plain = {_plain(spelling): spelling for spelling in spellings}
@@ -206,12 +208,6 @@ TUNED = re.compile(r"^meta-|-(hf|chat|instruct|base|it)(?=-|$)")
 def _plain(spelling: str) -> str:
     """A name on the hub without its owner and what does not decide shapes: 'llama-2-7b'."""
     return TUNED.sub("", spelling.rpartition("/")[2].replace("_", "-"))
-
-
-def _spellings(name: str, entry: Mapping[str, Any]) -> list[str]:
-    hub = entry.get("hub")
-    of_hub = [hub, hub.rpartition("/")[2]] if hub else []
-    return [*of_hub, *entry.get("aliases", ()), name]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -280,8 +280,9 @@ def run_simulations(requests: Sequence[SimulationRequest]) -> Iterator[Simulated
             )  # fmt: skip
         try:
             for index in range(len(requests)):
-                result = _wait(process, directory, index)
-                if result is None:
+                while (result := read_result(directory, index)) is None and process.poll() is None:
+                    time.sleep(LOOKING_SECONDS)
+                if result is None and (result := read_result(directory, index)) is None:
                     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
                     last = next((line for line in reversed(lines) if line), "it printed nothing")
                     raise HarnessError(f"the simulation failed: {last}")
@@ -292,15 +293,6 @@ def run_simulations(requests: Sequence[SimulationRequest]) -> Iterator[Simulated
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
             process.wait()
-
-
-def _wait(process: subprocess.Popen[bytes], directory: Path, index: int) -> SimulatedRank | None:
-    """The answer to a request; None if the process ended without it."""
-    while process.poll() is None:
-        if (result := read_result(directory, index)) is not None:
-            return result
-        time.sleep(LOOKING_SECONDS)
-    return read_result(directory, index)
 
 
 COLLECTIVES = (

@@ -185,7 +185,8 @@ def _at_batch(answer: Answer, compared: Sequence[Prediction] | None) -> Iterator
     if question.device is None:
         yield f"{place}: name a GPU with --gpu to learn what fits and how fast it is"
         return
-    if _are_few(question, known):
+    predicted = all(row.memory or row.near_bounds for row in known)
+    if known and predicted and not question.names_all and len(known) <= FEW_NAMED:  # with figures of each
         offer = [f"{'' if way.name else 'with '}{way.called}: {way.figures}"] if way else []
         text = "; ".join([*map(_of_row, known), *offer])
         yield f"{place}{'' if joined in text else joined}: {text}"
@@ -204,12 +205,6 @@ def _at_batch(answer: Answer, compared: Sequence[Prediction] | None) -> Iterator
     if answer.found is not None:
         best = answer.best
         yield f"With the batch open: {_split(best[0]) if best else 'nothing fits'}"
-
-
-def _are_few(question: Question, rows: Sequence[Prediction]) -> bool:
-    """Whether the answer has the figures of each row."""
-    predicted = all(row.memory or row.near_bounds for row in rows)
-    return bool(rows) and not question.names_all and len(rows) <= FEW_NAMED and predicted
 
 
 def _of_row(row: Prediction) -> str:
