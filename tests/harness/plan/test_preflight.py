@@ -277,26 +277,20 @@ def test_what_is_not_modelled_is_refused_where_its_states_do_not_fit() -> None:
 )  # fmt: skip
 def test_a_reference_that_cannot_fit_is_named_once_with_a_remedy(device_gb: int, advice: str) -> None:
     model = load_model("llama-3.2-1b")
-    alone = with_settings(
-        scenario("single", 1, model=model, micro_batch_size=64, activation_checkpointing=True),
-        {"model.config": dict(model.config)},
-    )
-    planned = {
-        "single": alone,
-        "single:precision=cast": replace(alone, label="single:precision=cast", options={"precision": "cast"}),
-        "fsdp": scenario("fsdp", 64, model=model, micro_batch_size=1),
-    }
+    plan = scenario("single", 1, model=model, micro_batch_size=64, activation_checkpointing=True)
+    alone = with_settings(plan, {"model.config": dict(model.config)})
+    cast = replace(alone, label="single:precision=cast", options={"precision": "cast"})
+    plans = (alone, cast, scenario("fsdp", 64, model=model, micro_batch_size=1))
     runs = [
-        candidate(label, label, scenario=partial(planned.get, label), world_size=plan.world_size)
-        for label, plan in planned.items()
+        candidate(one.label, one.label, scenario=lambda one=one: one, world_size=one.world_size)
+        for one in plans
     ]
     found = predict_runs(runs, MemoryLimits(device_bytes=device_gb * GB))
     assert found.refusal("single:precision=cast") is not None
     of_reference = [line for line in found.lines() if "single" in line and "typical error" not in line]
     assert of_reference[0].startswith("predicted memory: single on 1 rank: cannot fit: ")
-    assert of_reference[1:] == [
-        f"parity cannot be judged: the reference, single on 1 rank, cannot fit; {advice}"
-    ]
+    parity = f"parity cannot be judged: the reference, single on 1 rank, cannot fit; {advice}"
+    assert of_reference[1:] == [parity]
     forced = predict_runs(runs, MemoryLimits(device_bytes=device_gb * GB), force=True)
     assert not any("parity" in line for line in forced.lines())
 
