@@ -31,38 +31,31 @@ BACKENDS = ("ddp", "zero1", "zero3", "fsdp", "fsdp-hybrid")
 SMALL = llama(2048, 4, 5504)
 
 
-def cell(plan: Scenario, constants: TimeConstants, group: str = "here") -> MeasuredCell:
+def cell(plan: Scenario, constants: TimeConstants) -> MeasuredCell:
     """Two runs of two steps around what the constants predict."""
-    speed = predict_speed(plan, constants)
-    seconds = speed.step_seconds
+    seconds = predict_speed(plan, constants).step_seconds
     return MeasuredCell(
-        name=f"{group}: {plan.label} on {plan.world_size}",
-        group=group,
-        scenario=plan,
-        device=plan.device,
-        runs=((seconds, seconds * 1.01), (seconds * 0.99, seconds)),
-        latency_seconds=None,
-        exposed_share=None,
-        load_averages=(0.5,),
-    )
+        name=f"here: {plan.label} on {plan.world_size}", group="here", scenario=plan, device=plan.device,
+        runs=((seconds, seconds * 1.01), (seconds * 0.99, seconds)), latency_seconds=None,
+        exposed_share=None, load_averages=(0.5,),
+    )  # fmt: skip
 
 
-def plans() -> list[Scenario]:
-    return [
-        scenario(backend, ranks, model=SMALL, shard_size=8 if backend == "fsdp-hybrid" else None)
-        for backend in BACKENDS
-        for ranks in (8, 16)
-        if ranks > 8 or backend in ("ddp", "zero3")
-    ]
+SLOW = [
+    cell(scenario(name, ranks, model=SMALL, shard_size=8 if name == "fsdp-hybrid" else None), SLOWER)
+    for name in BACKENDS
+    for ranks in (8, 16)
+    if ranks > 8 or name in ("ddp", "zero3")
+]
 
 
 @pytest.fixture(scope="module")
 def calibration() -> Calibration:
-    return calibrate([cell(plan, SLOWER) for plan in plans()])
+    return calibrate(SLOW)
 
 
 def test_cells_left_out_are_predicted(calibration: Calibration) -> None:
-    published = predict_speed(plans()[0])
+    published = predict_speed(SLOW[0].scenario)
     assert abs(published.step_seconds / calibration.cells[0].measured_seconds - 1) > 0.2
     assert max(calibration.errors) < 0.05
     right, pairs = calibration.order()
@@ -71,9 +64,8 @@ def test_cells_left_out_are_predicted(calibration: Calibration) -> None:
 
 def test_the_error_is_that_of_the_cell_that_was_not_fitted() -> None:
     """One backend that takes twice as long as the model has it is missed by what it took."""
-    cells = [cell(plan, SLOWER) for plan in plans()]
-    odd = replace(cells[0], runs=tuple(tuple(2 * step for step in run) for run in cells[0].runs))
-    found = calibrate([odd, *cells[1:]]).cells[0]
+    odd = replace(SLOW[0], runs=tuple(tuple(2 * step for step in run) for run in SLOW[0].runs))
+    found = calibrate([odd, *SLOW[1:]]).cells[0]
     assert found.error == pytest.approx(-0.5, abs=0.05)
 
 
@@ -98,38 +90,31 @@ def test_a_file_gives_the_same_constants_to_the_same_device(calibration: Calibra
 
 
 def test_too_few_cells_and_those_of_two_devices_are_refused() -> None:
-    cells = [cell(plan, SLOWER) for plan in plans()]
     with pytest.raises(HarnessError, match=r"2 usable cells are too few .* at least 3"):
-        calibrate(cells[:2])
-    other = replace(cells[0], device=replace(A100, name="H100-80"))
+        calibrate(SLOW[:2])
+    other = replace(SLOW[0], device=replace(A100, name="H100-80"))
     with pytest.raises(HarnessError, match=r"several devices \(A100-80, H100-80\)"):
-        calibrate([other, *cells])
+        calibrate([other, *SLOW])
 
 
 def test_ranks_that_share_processors_otherwise_are_left_out_and_named() -> None:
-    device = replace(
-        A100, name="CPU", peak_flops={"float32": 1e11}, memory_bandwidth=1e10, link_bandwidth=1e9
-    )
-    cells = [
-        cell(
-            scenario(
-                backend, ranks, model=llama(256, 2, 512, 256), precision="fp32", torch_device="cpu",
-                transport="gloo", device=device, fabric=None, sequence_length=64,
-            ),
-            replace(default_constants(device), matrix_share=0.1),
-        )
-        for backend, ranks in (("single", 1), ("ddp", 2), ("zero1", 2), ("zero3", 2), ("fsdp", 2))
-    ]  # fmt: skip
-    found = calibrate(cells)
+    flops = {"float32": 1e11}
+    device = replace(A100, name="CPU", peak_flops=flops, memory_bandwidth=1e10, link_bandwidth=1e9)
+    asked = {
+        "model": llama(256, 2, 512, 256), "precision": "fp32", "torch_device": "cpu", "transport": "gloo",
+        "device": device, "fabric": None, "sequence_length": 64,
+    }  # fmt: skip
+    worlds = (("single", 1), ("ddp", 2), ("zero1", 2), ("zero3", 2), ("fsdp", 2))
+    constants = replace(default_constants(device), matrix_share=0.1)
+    found = calibrate([cell(scenario(*world, **asked), constants) for world in worlds])
     assert len(found.cells) == 4
     assert found.not_used == ["here: single on 1: ranks share processors otherwise than on 2 ranks"]
 
 
 def test_nodes_without_a_self_test_are_left_out_and_named() -> None:
-    cells = [cell(plan, SLOWER) for plan in plans()]
-    unknown = replace(cells[1], scenario=replace(cells[1].scenario, fabric=None))
-    assert cells[1].scenario.fabric == INFINIBAND
-    found = calibrate([unknown, *cells[2:]])
+    unknown = replace(SLOW[1], scenario=replace(SLOW[1].scenario, fabric=None))
+    assert SLOW[1].scenario.fabric == INFINIBAND
+    found = calibrate([unknown, *SLOW[2:]])
     assert found.not_used[0].startswith("here: ddp on 16: no self-test of its network (fabric-*.json)")
 
 
