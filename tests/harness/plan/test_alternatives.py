@@ -163,9 +163,8 @@ def test_an_offer_says_its_host_memory_its_network_and_that_it_fits_closely() ->
 
 
 def test_what_reaches_more_than_the_answer_is_named() -> None:
-    slow, fast = (
-        replace(one, speed=timed(rate)) for one, rate in zip(two_ways(), (100.0, 300.0), strict=True)
-    )
+    lora, qlora = two_ways()
+    slow, fast = replace(lora, speed=timed(100.0)), replace(qlora, speed=timed(300.0))
     assert reaches_more([slow, fast], 290.0) == []
     (line,) = reaches_more([slow, fast], 250.0)
     assert line == f"{fast.name} reaches more: {fast.figures}"

@@ -48,6 +48,10 @@ def predicted(backend: str, world_size: int, **changes: object) -> SpeedPredicti
     return predict_speed(scenario(backend, world_size, **changes))
 
 
+def seconds_of(name: str, speed: SpeedPrediction) -> float:
+    return sum(term.seconds for term in speed.computing if term.name == name)
+
+
 def test_a_step_is_computing_and_exposed_communication() -> None:
     speed = predicted("fsdp", 8)
     assert speed.step_seconds == pytest.approx(speed.computing_seconds + speed.exposed_seconds)
@@ -65,11 +69,10 @@ def test_matrix_products_take_six_flops_per_parameter_and_token_at_the_sustained
     constants = replace(default_constants(A100), kernel_seconds=0.0)
     device = replace(A100, memory_bandwidth=1e18)
     speed = predict_speed(scenario("single", 1, device=device), constants)
-    products = next(term for term in speed.computing if term.name == "matrix products")
     norms = 65 * 4096
     flops = 6 * (llama().multiplying_parameters - norms) * 2 * 4096
     rate = 312e12 * constants.matrix_share * constants.sustained_share
-    assert products.seconds == pytest.approx(flops / rate, rel=1e-4)
+    assert seconds_of("matrix products", speed) == pytest.approx(flops / rate, rel=1e-4)
 
 
 @pytest.mark.parametrize(("label", "width"), [("fsdp", 2), ("ddp", 4)])
@@ -80,8 +83,7 @@ def test_dropout_before_adapters_reads_and_writes_what_they_take_in(label: str, 
     def elementwise(dropout: float) -> float:
         adapter = {"kind": "lora", "targets": ["q_proj", "v_proj"], "dropout": dropout, "base_dtype": "bf16"}
         job = Job.model_validate({**plain.job.model_dump(mode="json"), "adapter": adapter})
-        speed = predict_speed(replace(plain, job=job))
-        return sum(term.seconds for term in speed.computing if term.name == "elementwise kernels")
+        return seconds_of("elementwise kernels", predict_speed(replace(plain, job=job)))
 
     inputs, tokens = 32 * 2 * 4096, 2 * 4096
     moved = 2 * (2 * width + 1) * inputs * tokens  # forward and backward; a mask of a byte
@@ -160,9 +162,8 @@ def test_without_a_device_no_time_is_predicted_and_several_nodes_need_a_network(
 
 def test_contention_adds_a_share_of_what_is_hidden() -> None:
     constants = default_constants(A100)
-    ideal, real = (
-        predict_speed(scenario("fsdp", 8), replace(constants, contention=share)) for share in (0.0, 0.5)
-    )
+    shares = (replace(constants, contention=share) for share in (0.0, 0.5))
+    ideal, real = (predict_speed(scenario("fsdp", 8), own) for own in shares)
     hidden = ideal.communication_seconds - ideal.exposed_seconds
     assert real.exposed_seconds == pytest.approx(ideal.exposed_seconds + hidden / 2)
 
@@ -186,8 +187,7 @@ def test_offload_does_not_update_on_the_device() -> None:
 def test_what_is_offloaded_crosses_the_device_s_own_link_to_the_host() -> None:
     def crossing(gb_per_second: float) -> float:
         device = replace(A100, host_link_bandwidth=gb_per_second * 1e9)
-        speed = predicted("zero2", 4, options={"offload": "optimizer"}, device=device)
-        return next(term.seconds for term in speed.computing if term.name == HOST_LINK)
+        return seconds_of(HOST_LINK, predicted("zero2", 4, options={"offload": "optimizer"}, device=device))
 
     # Gradients down in fp32 and updated weights up in bf16, at 0.78 of the link's rate.
     assert crossing(32) == pytest.approx(6 * llama().layout.parameter_count / 4 / (0.78 * 32e9), rel=0.01)
@@ -199,8 +199,7 @@ def test_the_host_updates_as_fast_as_published() -> None:
 
     def seconds(ranks: int, **options: str) -> float:
         speed = predicted("zero2", ranks, options={"offload": "optimizer", **options})
-        update = next(term.seconds for term in speed.computing if term.name == UPDATE_ON_HOST)
-        return update * ranks * 11.6e9 / llama().layout.parameter_count
+        return seconds_of(UPDATE_ON_HOST, speed) * ranks * 11.6e9 / llama().parameters
 
     assert seconds(1) == pytest.approx(56, rel=0.2)
     assert seconds(1, adam="deepspeed") == pytest.approx(8.2, rel=0.02)
@@ -212,8 +211,8 @@ def test_the_host_updates_as_fast_as_published() -> None:
 def test_the_ranks_of_a_node_update_together_as_fast_as_published() -> None:
     """DeepSpeed, issue 6834: about 10 s for 72e9 parameters on four nodes of eight A100."""
     speed = predicted("zero3", 32, options={"offload": "cpu", "adam": "deepspeed"})
-    update = next(term.seconds for term in speed.computing if term.name == UPDATE_ON_HOST)
-    assert update * 72.3e9 / llama().layout.parameter_count == pytest.approx(10, rel=0.05)
+    update = seconds_of(UPDATE_ON_HOST, speed)
+    assert update * 72.3e9 / llama().parameters == pytest.approx(10, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -242,8 +241,7 @@ def test_a_program_that_wraps_every_layer_has_hooks_at_each_and_on_a_cpu_none_co
 def test_short_steps_wait_for_the_host_and_long_ones_do_not() -> None:
     def waited(backend: str, tokens: int) -> float:
         asked = {"model": llama(1024, 24, 2816), "sequence_length": tokens, "micro_batch_size": 1}
-        terms = predicted(backend, 8, **asked).computing
-        return sum(term.seconds for term in terms if term.name == "waiting for the host")
+        return seconds_of("waiting for the host", predicted(backend, 8, **asked))
 
     assert waited("zero3", 256) > waited("fsdp", 256) > waited("ddp", 256) > 0
     assert waited("fsdp", 32768) == waited("ddp", 32768) == 0
@@ -251,20 +249,12 @@ def test_short_steps_wait_for_the_host_and_long_ones_do_not() -> None:
 
 @pytest.mark.parametrize(
     ("backend", "bytes_per_parameter"),
-    [
-        ("ddp", 4 * 4),
-        ("zero2", 6 * 2),
-        ("zero3", 2 * 2 * 2 + 6 * 2),
-        ("fsdp1", 4 * 2),
-        ("fsdp", 2 * 2 * 2 + 2 * 2),
-    ],
+    [("ddp", 4 * 4), ("zero2", 6 * 2), ("zero3", 2 * 2 * 2 + 6 * 2), ("fsdp1", 4 * 2), ("fsdp", 3 * 2 * 2)],
 )
 def test_libraries_copy_what_they_gather_and_reduce(backend: str, bytes_per_parameter: int) -> None:
     """ZeRO-3 joins the pieces of two gathers, and gradients pass a bucket, a new layout and a division."""
-    asked = scenario(backend, 8)
-    speed = predict_speed(asked)
-    (copies,) = (term for term in speed.computing if term.name == "copies beside collectives")
-    written = copies.seconds * 0.85 * A100.memory_bandwidth / asked.model.parameters
+    copies = seconds_of("copies beside collectives", predicted(backend, 8))
+    written = copies * 0.85 * A100.memory_bandwidth / llama().parameters
     assert written == pytest.approx(bytes_per_parameter, rel=0.05)
 
 
@@ -405,7 +395,6 @@ def test_the_loss_is_of_as_many_logits_as_each_rank_gathers(backend: str, tmp_pa
 
 def test_the_time_of_the_loss_does_not_fall_with_the_ranks_of_a_layer(tmp_path: Path) -> None:
     def loss(ranks: int) -> float:
-        speed = predict_speed(work("tp", ranks, tmp_path).scenario)
-        return next(term.seconds for term in speed.computing if term.name == "logits and loss")
+        return seconds_of("logits and loss", predict_speed(work("tp", ranks, tmp_path).scenario))
 
     assert loss(4) == loss(2)
