@@ -43,27 +43,21 @@ AT_LEAST = "at least"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demand:
+class Demand(MemoryVerdict):
     """Memory that is needed at one place, and what there is."""
 
-    needed_bytes: int
-    limit_bytes: int
     place: str
     on_device: bool = False
     """Of a rank's own; otherwise of the host."""
 
     @property
     def share(self) -> float:
-        """Of the limit."""
-        return self.needed_bytes / max(1, self.limit_bytes)
-
-    @property
-    def answer(self) -> Answer:
-        return MemoryVerdict(needed_bytes=self.needed_bytes, device_bytes=self.limit_bytes).answer
+        """Of what there is."""
+        return self.needed_bytes / max(1, self.device_bytes)
 
     def __str__(self) -> str:
         """'131 GB of 80 GB per rank'."""
-        return f"{size(self.needed_bytes)} of {size(self.limit_bytes)} {self.place}"
+        return f"{size(self.needed_bytes)} of {size(self.device_bytes)} {self.place}"
 
 
 def judged(
@@ -141,19 +135,11 @@ def telling_demand(part: PredictionPart, ranks_per_node: int, torch_device: str)
 
 
 def _demands(part: PredictionPart, ranks_per_node: int) -> Iterator[Demand]:
-    if part.device_limit_bytes is not None:
-        yield Demand(
-            needed_bytes=part.device_bytes,
-            limit_bytes=part.device_limit_bytes,
-            place="per rank",
-            on_device=True,
-        )
-    if part.host_limit_bytes is not None:
-        yield Demand(
-            needed_bytes=part.host_bytes // ranks_per_node,
-            limit_bytes=part.host_limit_bytes // ranks_per_node,
-            place="host memory per rank",
-        )
+    if (limit := part.device_limit_bytes) is not None:
+        yield Demand(needed_bytes=part.device_bytes, device_bytes=limit, place="per rank", on_device=True)
+    if (limit := part.host_limit_bytes) is not None:
+        each = {"needed_bytes": part.host_bytes // ranks_per_node, "device_bytes": limit // ranks_per_node}
+        yield Demand(**each, place="host memory per rank")
 
 
 def size(count: float) -> str:
@@ -275,7 +261,7 @@ def of_cells(
     """
     checked = facts or {}
     unchecked = cache(lambda job_id: job_model(jobs[job_id]))
-    jobs = {}
+    jobs: dict[str, Job] = {}
 
     def scenario(cell: RunRequest) -> Scenario | None:
         known = checked.get(cell.job_id)
