@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ from harness.plan.simulation import (
     with_model,
 )
 from harness.plan.simulation import as_json as document
-from harness.run_directory.request import SimulationRequest, Tensors
+from harness.run_directory.request import Tensors
 
 if TYPE_CHECKING:
     from harness.plan.answer import Answer
@@ -226,19 +226,13 @@ def simulate(
         for size in world_sizes
         for label in labels
     ]  # fmt: skip
-    rows = _simulate(asked, quiet=as_json)
+    rows: list[SimulatedRow] = []
+    with counting("simulated rank", "simulating") as another:
+        for one, result in zip(asked, run_simulations(asked), strict=True):
+            row = compare_with_closed_forms(one, result)
+            another()
+            echo("\n".join([*([""] if rows else []), *row_lines(row)]), err=as_json)
+            rows.append(row)
     if as_json:
         echo(json.dumps(document(rows, name), indent=1))
     return 0
-
-
-def _simulate(asked: Sequence[SimulationRequest], *, quiet: bool) -> list[SimulatedRow]:
-    rows: list[SimulatedRow] = []
-    answers = run_simulations(asked)
-    with counting("simulated rank", "simulating") as another:
-        for one, result in zip(asked, answers, strict=True):
-            row = compare_with_closed_forms(one, result)
-            another()
-            echo("\n".join([*([""] if rows else []), *row_lines(row)]), err=quiet)
-            rows.append(row)
-    return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -84,20 +85,14 @@ def neighbours(scenario: Scenario) -> tuple[Scenario, Scenario] | None:
     multiplies, its operands lie there in fp8 too, and widened (torchao 0.18, float8_linear.py and
     float8_ops.py).
     """
-    training, model = scenario.job.training, scenario.job.model
-    if scenario.job.optimizer.freezes and scenario.other.frozen_keep is None:
-        few, all_of_it = (
-            replace(scenario, other=replace(scenario.other, frozen_keep=keep)) for keep in ("least", "most")
-        )
-        return None if why_memory_unknown(few) else (few, all_of_it)
-    copies = _most_copies(scenario)
-    if copies is not None:
-        least, most = (
-            replace(scenario, other=replace(scenario.other, update_copies=count)) for count in (0, copies)
-        )
-        return None if why_memory_unknown(least) else (least, most)
+    training, model, other = scenario.job.training, scenario.job.model, scenario.other
+    found: Iterable[Scenario | None]
     less: dict[str, Any] = {CHECKPOINTING: True}
-    if model.compile == "block" and not training.activation_checkpointing:
+    if scenario.job.optimizer.freezes and other.frozen_keep is None:
+        found = [replace(scenario, other=replace(other, frozen_keep=keep)) for keep in ("least", "most")]
+    elif (copies := _most_copies(scenario)) is not None:
+        found = [replace(scenario, other=replace(other, update_copies=count)) for count in (0, copies)]
+    elif model.compile == "block" and not training.activation_checkpointing:
         if len(scenario.model.layout.blocks) < FEWEST_BLOCKS:
             return None
         plain = {"model.compile": "none"}

@@ -184,7 +184,7 @@ SEQUENCE_PARTS = 64
 """Sequences are tried in steps of the model's context over this number."""
 SMALLEST_SEQUENCE_STEP = 8
 WARMUP_STEPS = 2
-"""From the third step on every step does as all later ones (`theory.workload.ORDINARY_STEP`)."""
+"""From the third step on every step does as all later ones (`harness.forms.workload.ORDINARY_STEP`)."""
 PROBED_STEPS = 1
 TIMED_STEPS = 5
 
