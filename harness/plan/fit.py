@@ -23,13 +23,12 @@ from harness.judge.wording import counted, listed, percent, ranks
 from harness.launch.cells import make_cell, reusable
 from harness.launch.launcher import EventHandler, LocalLauncher, run_cell
 from harness.plan.alternatives import Alternative, alternatives
-from harness.plan.coverage import why_memory_unknown
 from harness.plan.hardware import load_hardware
 from harness.plan.limits import MemoryLimits
 from harness.plan.model import PlannedModel
 from harness.plan.prediction import MemoryPrediction, Predictors, predict
 from harness.plan.preflight import DOES_NOT_FIT, UNKNOWN_STRATEGY, is_reference, judged
-from harness.plan.scenario import Scenario, data_bytes, planned_model, scenario_of
+from harness.plan.scenario import Scenario, data_bytes, planned_model, scenario_of, why_memory_unknown
 from harness.plan.search import divisors, largest_predicted
 from harness.plan.trust import Trust, trust_in
 from harness.record import Record

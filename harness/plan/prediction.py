@@ -25,15 +25,15 @@ from harness.forms.workload import Role, Workload
 from harness.forms.zero3 import own_settings
 from harness.judge.wording import CellName
 from harness.plan.architectures import mixture_of_experts
-from harness.plan.coverage import (
+from harness.plan.limits import STATES_SHARE, MemoryVerdict
+from harness.plan.model import part_of
+from harness.plan.profiles import Trace, activation_profile, trace_scenarios
+from harness.plan.scenario import (
+    Scenario,
     neighbours,
     why_between,
     why_memory_unknown,
 )
-from harness.plan.limits import STATES_SHARE, MemoryVerdict
-from harness.plan.model import part_of
-from harness.plan.profiles import Trace, activation_profile, trace_scenarios
-from harness.plan.scenario import Scenario
 from harness.plan.step_time import SpeedPrediction, Work, predict_speed
 
 NCCL_NEIGHBOUR_BYTES = (2 + 10) * 2**20

@@ -53,11 +53,10 @@ from harness.forms.textbook import (
 from harness.forms.workload import Workload
 from harness.forms.zero3 import fetching
 from harness.job.job import ModelSection
-from harness.plan.coverage import COMPILED, OPTIMIZER, require_speed
 from harness.plan.hardware import Device, TimeConstants, TimeTerm, default_constants
 from harness.plan.model import Decoder, PlannedModel, Weight, decoder, part_of
 from harness.plan.profiles import AUTOCAST
-from harness.plan.scenario import Scenario
+from harness.plan.scenario import COMPILED, OPTIMIZER, Scenario, require_speed
 
 FURTHER = {FORWARD: FURTHER_FORWARD, BACKWARD: FURTHER_BACKWARD, GRADIENTS: FURTHER_GRADIENTS}
 

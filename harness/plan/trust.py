@@ -14,10 +14,10 @@ from typing import Any
 from harness.backends.registry import REFERENCE
 from harness.backends.strategy import StrategyKind
 from harness.judge.wording import counted, listed
-from harness.plan import coverage
 from harness.plan.hardware import default_constants, is_sustained_rate_known
 from harness.plan.prediction import device_overhead
-from harness.plan.scenario import Scenario
+from harness.plan.scenario import COMPILED as COMPILATION
+from harness.plan.scenario import Scenario, unpredicted_axes
 from harness.plan.step_time import host_update_rate
 
 ERRORS = Path(__file__).with_name("data") / "published-errors.json"
@@ -154,7 +154,7 @@ def trust_in(
     first = scenarios[0]
     on_gpu, adapted = first.torch_device != "cpu", first.job.adapter.is_present
     kinds = tuple(dict.fromkeys(kind_of(one.strategy, one.options) for one in scenarios))
-    axes = coverage.unpredicted_axes(first.job, (coverage.COMPILED,))  # of which nobody published a run
+    axes = unpredicted_axes(first.job, (COMPILATION,))  # of which nobody published a run
     # Runs of one process are like those of a strategy that shares with no other rank.
     is_alone = first.world_size == 1 and not all(kind.endswith(OFFLOADED) for kind in kinds)
     counting = (*kinds, REFERENCE) if is_alone else kinds

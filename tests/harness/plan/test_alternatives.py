@@ -18,10 +18,9 @@ from harness.plan.alternatives import (
     reaches_more,
 )
 from harness.plan.answer import Typed, run_command
-from harness.plan.coverage import why_memory_unknown
 from harness.plan.hardware import Fabric
 from harness.plan.prediction import MemoryPrediction, Moment, Predictors, predict
-from harness.plan.scenario import Scenario
+from harness.plan.scenario import Scenario, why_memory_unknown
 from harness.plan.step_time import SpeedPrediction
 from tests.harness.plan.plans import A100, scenario, term
 

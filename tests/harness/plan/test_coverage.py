@@ -13,14 +13,13 @@ from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
 from harness.plan.alternatives import MORE_GPUS, OFFLOAD
 from harness.plan.answer import Answer, answers
-from harness.plan.coverage import why_states_alone
 from harness.plan.hardware import load_hardware
 from harness.plan.limits import MemoryLimits
 from harness.plan.models import load_model, why_uneven
 from harness.plan.prediction import Prediction, loading_bytes, predict_memory
 from harness.plan.preflight import at_least
 from harness.plan.question import ask as question
-from harness.plan.scenario import Scenario, job_model, with_settings
+from harness.plan.scenario import Scenario, job_model, why_states_alone, with_settings
 from harness.plan.step_time import predict_speed
 from harness.plan.text import answer_lines
 from harness.rank.data import load_samples

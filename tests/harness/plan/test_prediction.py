@@ -18,7 +18,6 @@ from harness.job.job import Job
 from harness.plan import answer as of_row
 from harness.plan import prediction
 from harness.plan.answer import answers, candidates
-from harness.plan.coverage import neighbours
 from harness.plan.document import document
 from harness.plan.hardware import load_hardware
 from harness.plan.model import PlannedModel
@@ -31,7 +30,7 @@ from harness.plan.prediction import (
     predict_memory,
 )
 from harness.plan.question import ask as question
-from harness.plan.scenario import Scenario
+from harness.plan.scenario import Scenario, neighbours
 from harness.plan.step_time import predict_speed
 from harness.plan.text import answer_lines
 from tests.harness.plan.plans import ask, row, rows, states
