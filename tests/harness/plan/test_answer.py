@@ -65,6 +65,8 @@ from tests.harness.plan.plans import (
     trace_nothing,
 )
 
+pytestmark = pytest.mark.long(seconds=15)
+
 
 def recommend(asked: Question, by: Predictors) -> Answer:
     (answer,) = answers(asked, by=by)

@@ -35,6 +35,7 @@ from harness.rank.models.optimizer import update_groups
 from harness.record import GeometryPart
 from tests.harness.plan.plans import llama, scenario
 
+pytestmark = pytest.mark.long(seconds=12)
 UNITS = {"M": 1e6, "B": 1e9}
 
 

@@ -35,6 +35,7 @@ from harness.plan.step_time import predict_speed
 from harness.plan.text import answer_lines
 from tests.harness.plan.plans import ask, row, rows, states
 
+pytestmark = pytest.mark.long(seconds=20)
 MIXED = "training.precision=bf16-mixed"
 GB = 1e9
 
