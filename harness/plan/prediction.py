@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,8 +16,8 @@ from harness.forms.fsdp import units as fsdp
 from harness.forms.layout import COMPUTE, DTYPE_BYTES, elements
 from harness.forms.network import EMULATED, transport_sent_bytes
 from harness.forms.peak_memory.families import least_peak, peak_moments
-from harness.forms.peak_memory.step import TRACED, Phase
-from harness.forms.pipeline import bubble_of, samples_at_once
+from harness.forms.peak_memory.step import Phase
+from harness.forms.pipeline import bubble_of
 from harness.forms.terms import STATE_KINDS, Collective, ModelStates, Term, by_kind, ring_formula
 from harness.forms.textbook import gathers_updated, textbook_sent_bytes, textbook_states
 from harness.forms.workload import Role, Workload
@@ -26,7 +25,6 @@ from harness.forms.zero3 import own_settings
 from harness.judge.wording import CellName
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.limits import STATES_SHARE, MemoryVerdict
-from harness.plan.model import part_of
 from harness.plan.profiles import Trace, activation_profile, trace_scenarios
 from harness.plan.scenario import (
     Scenario,
@@ -110,8 +108,6 @@ class MemoryPrediction:
     moments: tuple[Moment, ...]
     overhead: tuple[Term, ...] = ()
     """Outside of the allocator's peak: fragmentation, CUDA context, NCCL's buffers."""
-    saved: tuple[Term, ...] = ()
-    """Activations that a forward pass leaves for the backward pass, by module; no further bytes."""
     host_bytes_per_node: int = 0
     reserved_bytes: int = 0
     """What torch's allocator keeps of the device, at least."""
@@ -157,22 +153,21 @@ def predict_memory(
     return MemoryPrediction(
         moments=tuple(moments),
         overhead=tuple(device_overhead(scenario)),
-        saved=_saved(profile, scenario),
         host_bytes_per_node=host_bytes(scenario),
         reserved_bytes=max(max(moment.bytes, moment.reserved) for moment in peaks.values()),
     )
 
 
-def least_memory(scenario: Scenario, trace: Trace | None = None) -> int:
+def least_memory(scenario: Scenario) -> int:
     """Bytes of the device below which no prediction lies: much sooner known; 0 where none is made."""
     try:
-        least = least_peak(scenario.workload(), _profile(scenario, trace))
+        least = least_peak(scenario.workload(), _profile(scenario))
     except HarnessError:
         return 0
     return least + sum(term.bytes for term in device_overhead(scenario) if not term.host)
 
 
-def _profile(scenario: Scenario, trace: Trace | None) -> ActivationProfile:
+def _profile(scenario: Scenario, trace: Trace | None = None) -> ActivationProfile:
     """Raises HarnessError where the memory of a scenario has no prediction."""
     if (reason := why_memory_unknown(scenario)) is not None:
         raise HarnessError(reason)
@@ -193,27 +188,6 @@ def memory_bounds(
     except HarnessError:
         return None
     return (least, most) if least.peak_bytes <= most.peak_bytes else None
-
-
-def _saved(profile: ActivationProfile, scenario: Scenario) -> tuple[Term, ...]:
-    workload = scenario.workload()
-    blocks = [profile.block_at(n) for n in range(len(part_of(scenario.model, workload).layout.blocks))]
-    kinds, counts = {id(block): block for block in blocks}, Counter(map(id, blocks))
-    b, s = samples_at_once(workload), workload.part_length or 0
-    return tuple(
-        Term(
-            kind="activations", name=f"{where}: {saved.module or 'itself'}",
-            bytes=times * saved.size.bytes(b, s), source=TRACED,
-            formula=f"({saved.size})" + (f" x {times} blocks" if where == "blocks" else ""),
-        )
-        for where, segment, times in (
-            ("embedding", profile.embedding, 1),
-            *(("blocks", block, counts[key]) for key, block in kinds.items()),
-            ("head", profile.head, 1),
-            ("loss", profile.loss, 1),
-        )
-        for saved in segment.saved
-    )  # fmt: skip
 
 
 def host_bytes(scenario: Scenario) -> int:

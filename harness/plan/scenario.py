@@ -1,5 +1,5 @@
-"""A job under one backend on some number of devices, or why there is none; the model of a job; which jobs have
-predicted activations and speed (model states and traffic have closed forms for all)."""
+"""A job under one backend on some number of devices, or why there is none; the model of a job; which jobs
+have predicted activations and speed (model states and traffic have closed forms for all)."""
 
 from __future__ import annotations
 
