@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,52 +118,37 @@ def plan(
     """
     like = [row.label for row in rows if row.part.mode == "like-for-like"]
     own_jobs = [(row.experiment, [row.label]) for row in rows if row.part.mode == "exactly-as-given"]
-    parts = {row.label: row.part for row in rows}
+    given = {row.label: row.part for row in rows}
     sizes, cells = list(world_sizes), dict[str, RunRequest]()
     for job, asked in ((experiment, [*backends, *like]), *own_jobs):
-        for cell in _planned(job, asked, sizes, repeats, device, nodes, machine, resume, parts):
-            cells.setdefault(cell.key, cell)
+        if asked == ["all"]:
+            asked = [name for name in registry.entries() if name != registry.REFERENCE]
+        labels = [canonical_label(name) for name in asked]
+        require_plannable(len(labels), sizes, repeats)
+        for world_size in sizes:
+            layout = job_layout(labels, world_size, job.training)
+            one_process = reference_layout(layout, job.training)
+            parts = tensor_sizes(labels, world_size)
+            noise_runs = noise_labels(one_process, job, parts) if job.compare.noise_runs else []
+            for label in [registry.REFERENCE, *noise_runs, *labels]:
+                alone = registry.parse(label)[0].name == registry.REFERENCE
+                count = 1 if label in noise_runs else repeats
+                for own, repeat in _runs(job, count, "cpu" if alone else device):
+                    cell = make_cell(
+                        own,
+                        label,
+                        1 if alone else world_size,
+                        one_process if alone else layout,
+                        repeat,
+                        device,
+                        nodes=1 if alone else nodes,
+                        machine=machine,
+                        measure=job.measure.losses_alone() if label in noise_runs else None,
+                        resume=None if alone else resume,
+                        given=given.get(label),
+                    )
+                    cells.setdefault(cell.key, cell)
     return in_rounds(cells.values())
-
-
-def _planned(
-    experiment: Experiment,
-    backends: Iterable[str],
-    world_sizes: list[int],
-    repeats: int,
-    device: str,
-    nodes: int,
-    machine: str | None,
-    resume: Resume | None,
-    given: Mapping[str, GivenPart],
-) -> Iterator[RunRequest]:
-    """The cells of one job, some of them twice."""
-    if (names := list(backends)) == ["all"]:
-        names = [name for name in registry.entries() if name != registry.REFERENCE]
-    labels = [canonical_label(name) for name in names]
-    require_plannable(len(labels), world_sizes, repeats)
-    for world_size in world_sizes:
-        layout = job_layout(labels, world_size, experiment.training)
-        one_process = reference_layout(layout, experiment.training)
-        parts = tensor_sizes(labels, world_size)
-        noise_runs = noise_labels(one_process, experiment, parts) if experiment.compare.noise_runs else []
-        for label in [registry.REFERENCE, *noise_runs, *labels]:
-            alone = registry.parse(label)[0].name == registry.REFERENCE
-            count = 1 if label in noise_runs else repeats
-            for own, repeat in _runs(experiment, count, "cpu" if alone else device):
-                yield make_cell(
-                    own,
-                    label,
-                    1 if alone else world_size,
-                    one_process if alone else layout,
-                    repeat,
-                    device,
-                    nodes=1 if alone else nodes,
-                    machine=machine,
-                    measure=experiment.measure.losses_alone() if label in noise_runs else None,
-                    resume=None if alone else resume,
-                    given=given.get(label),
-                )
 
 
 def in_rounds(cells: Iterable[RunRequest]) -> list[RunRequest]:
