@@ -80,7 +80,7 @@ def whole(run: InTurns[Result]) -> Result:
         try:
             next(run)
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+            return end.value
     raise RuntimeError("a run that takes no turns waits for one")
 
 
@@ -118,18 +118,14 @@ class LocalLauncher:
 
     def check(self, job_json: str) -> dict[str, Any]:
         """Facts about a job, from a process of its own. Raises JobError if it cannot run."""
-        facts: dict[str, Any] = self.ask("harness.rank.job_check:check_text", job_json, "checking the job")
-        return facts
+        return self.ask("harness.rank.job_check:check_text", job_json, "checking the job")
 
     def trace(self, request: str) -> str:
         """Profile of a model's activations (`rank.probes.activation_trace`), from a process of its own.
 
         Raises HarnessError if it cannot be traced.
         """
-        profile: str = self.ask(
-            "harness.rank.probes.activation_trace:profile_text", request, "tracing the model"
-        )
-        return profile
+        return self.ask("harness.rank.probes.activation_trace:profile_text", request, "tracing the model")
 
     def ask(self, function: str, argument: str, what: str) -> Any:
         """What a function of a rank's code ('module:function') answers, in another process.
@@ -543,7 +539,7 @@ def _go_on(
             run.send(TurnEvent(steps=steps, place=place, beside=beside))
     except StopIteration as end:
         waiting.pop(key, None)
-        return end.value  # type: ignore[no-any-return]
+        return end.value
     except BaseException:  # it is over, without a record
         waiting.pop(key, None)
         raise

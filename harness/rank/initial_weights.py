@@ -355,10 +355,10 @@ class WeightReader:
         part = file.get_slice(stored.name)
         shape = part.get_shape()
         if not shape:
-            return file.get_tensor(stored.name).reshape(-1)[start:stop]  # type: ignore[no-any-return]
+            return file.get_tensor(stored.name).reshape(-1)[start:stop]
         row = max(1, prod(shape[1:]))
         first, last = start // row, -(-stop // row)
-        return part[first:last].reshape(-1)[start - first * row : stop - first * row]  # type: ignore[no-any-return]
+        return part[first:last].reshape(-1)[start - first * row : stop - first * row]
 
 
 WEIGHTS = "model.safetensors"

@@ -157,13 +157,9 @@ def build_low_bit(groups: list[dict[str, Any]], section: OptimizerSection) -> to
     require_installed(library, f"optimizer.kind={section.kind}")
     if library == "torchao":
         return _of_torchao(groups, section)
-    made: torch.optim.Optimizer = import_module("bitsandbytes.optim").AdamW8bit(
-        groups,
-        weight_decay=section.weight_decay,
-        min_8bit_size=LEAST_ELEMENTS,
-        **adam_constants(section),
+    return import_module("bitsandbytes.optim").AdamW8bit(
+        groups, weight_decay=section.weight_decay, min_8bit_size=LEAST_ELEMENTS, **adam_constants(section)
     )
-    return made
 
 
 def _of_torchao(groups: list[dict[str, Any]], section: OptimizerSection) -> torch.optim.Optimizer:
@@ -191,7 +187,7 @@ def _of_torchao(groups: list[dict[str, Any]], section: OptimizerSection) -> torc
 def stored_dtype(moment: torch.Tensor) -> torch.dtype:
     """Dtype of the elements that lie in memory: a quantised tensor shows the dtype that it stands for."""
     local = _local(moment)
-    return getattr(local, "codes", local).dtype  # type: ignore[no-any-return]
+    return getattr(local, "codes", local).dtype
 
 
 def wide_bytes(states: Iterable[tuple[int, Sequence[torch.Tensor]]]) -> int:
