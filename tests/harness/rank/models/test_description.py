@@ -229,13 +229,6 @@ class Headed(Chain):
         return hidden
 
 
-def test_modules_without_a_backward_pass_and_parameters_without_gradient_are_named() -> None:
-    model = Headed()
-    found = traced(model)
-    assert found.unreached == ["dropped.weight", "dropped.bias"]
-    assert found.without_gradient == ["0", "dropped"]
-
-
 class Recomputing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -245,23 +238,11 @@ class Recomputing(nn.Module):
         return checkpoint(self.last, self.table(input_ids), use_reentrant=False)[:, 0]
 
 
-def test_how_often_weights_are_gathered_is_unknown_where_the_model_recomputes_by_itself() -> None:
-    found = traced(Recomputing())
-    assert found.uses is None
-    assert found.unreached == []
-
-
 class Reentrant(Recomputing):
     _no_split_modules = ["Linear"]
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return checkpoint(self.last, self.table(input_ids), use_reentrant=True)[:, 0]
-
-
-def test_of_blocks_that_run_without_gradients_first_calls_are_unknown_and_gradients_known() -> None:
-    found = traced(Reentrant())
-    assert found.unit_calls is None
-    assert (found.without_gradient, found.unreached) == ([], [])
 
 
 class Alternating(nn.Module):
@@ -276,10 +257,6 @@ class Alternating(nn.Module):
         return self.layers[self.passes % 3](input_ids.float())
 
 
-def test_of_a_model_that_counts_its_passes_nothing_is_known() -> None:
-    assert traced(Alternating()) == DEPENDS_ON_DATA
-
-
 class EvaluatedElsewhere(nn.Module):
     """A layer that evaluations alone run."""
 
@@ -292,9 +269,23 @@ class EvaluatedElsewhere(nn.Module):
         return found if self.training else self.head(found)
 
 
-def test_evaluations_that_run_other_modules_are_told() -> None:
-    found = traced(EvaluatedElsewhere())
-    assert (found.evaluates_alike, found.unreached) == (False, ["head.weight", "head.bias"])
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        (Headed, {"unreached": ["dropped.weight", "dropped.bias"], "without_gradient": ["0", "dropped"]}),
+        # How often weights are gathered is unknown where the model recomputes by itself,
+        (Recomputing, {"uses": None, "unreached": []}),
+        # and calls of blocks that run without gradients first.
+        (Reentrant, {"unit_calls": None, "without_gradient": [], "unreached": []}),
+        (Alternating, vars(DEPENDS_ON_DATA)),
+        (EvaluatedElsewhere, {"evaluates_alike": False, "unreached": ["head.weight", "head.bias"]}),
+    ],
+)
+def test_what_a_pass_leaves_out_repeats_or_alternates_is_told(
+    model: type[nn.Module], found: dict[str, object]
+) -> None:
+    seen = vars(traced(model()))
+    assert {name: seen[name] for name in found} == found
 
 
 SAMPLES = own_jobs.samples()
