@@ -26,7 +26,7 @@ from harness.judge.rows import reason
 from harness.judge.run_conditions import began_at
 from harness.judge.wording import counted
 from harness.launch.owner import lines_about, without_record
-from harness.nested import leaves
+from harness.nested import leaves, value_at
 from harness.record import ObservationPart, Record
 from harness.record.run import Status
 from harness.record.store import Store, read_runs, record_text
@@ -243,13 +243,9 @@ def _settings(record: Record) -> Iterator[tuple[str, str]]:
     given: dict[str, Any] = record.job.model_dump(mode="json")
     if record.measure is not None:
         given["measure"] = record.measure.model_dump(mode="json")
-    for section, values in given.items():
-        for keys, value in leaves(values):
-            known: Any = default.get(section)
-            for key in keys:
-                known = known.get(key) if isinstance(known, dict) else None
-            if value != known and not (value is None and record.observation is not None):
-                yield ".".join([section, *keys]), json.dumps(value)
+    for keys, value in leaves(given):
+        if value != value_at(default, keys) and not (value is None and record.observation is not None):
+            yield ".".join(keys), json.dumps(value)
 
 
 UNFINISHED = ("failed", "timeout")

@@ -135,12 +135,10 @@ def number(value: Any) -> float:
         raise ValueError("give a number")
     try:
         found = float(value)
-        if abs(found) > 2**63:
+        if not abs(found) <= 2**63:  # nan neither
             raise ValueError
     except (ValueError, OverflowError) as error:
         raise ValueError("give a number") from error
-    if found != found:
-        raise ValueError("give a number")
     return found
 
 

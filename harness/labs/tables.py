@@ -121,10 +121,6 @@ def ratio(value: float | None, base: float | None) -> float | None:
     return None if value is None or not base else value / base
 
 
-def scaled(value: float | None, unit: float) -> float | None:
-    return None if value is None else value / unit
-
-
 UNITS = {None: 1.0, "GB": GB, "MiB": MIB, "ms": 1e-3}
 
 
@@ -157,7 +153,7 @@ def text_of(figure: Figure | None, value: Callable[[Figure], Any], base: Callabl
     found = value(figure)
     if figure.factor is not None:
         found = ratio(*((found, base(figure)) if figure.factor == "over-base" else (base(figure), found)))
-    return found if isinstance(found, str) else shown(scaled(found, UNITS[figure.unit]), figure.digits)
+    return found if isinstance(found, str) else shown(ratio(found, UNITS[figure.unit]), figure.digits)
 
 
 def _of_step(name: str) -> Callable[[LabRow], Any]:

@@ -33,21 +33,12 @@ ALLOWED = (
     f"the name of one folder or file: at most {LONGEST_NAME} bytes, without slashes, backslashes and "
     "control characters, and without a dot in front"
 )
-_NOT_IN_NAMES = re.compile(r"[/\\]")
 
 
 def plain_name(name: str) -> str:
     """The name itself. Raises ValueError if it could lead out of the folder in which it stands."""
-    try:
-        length = len(name.encode())
-    except UnicodeEncodeError:
-        length = 0
-    if (
-        not 0 < length <= LONGEST_NAME
-        or name[0] == "."
-        or not name.isprintable()
-        or _NOT_IN_NAMES.search(name)
-    ):
+    size = len(name.encode(errors="replace"))  # of lone surrogates too, which are not printable
+    if not 0 < size <= LONGEST_NAME or name[0] == "." or not name.isprintable() or {*name} & {*"/\\"}:
         raise ValueError(f"it must be {ALLOWED}")
     return name
 
