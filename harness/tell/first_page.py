@@ -5,7 +5,7 @@ What it says stands in `tables.toml`: `answers`, `phrases` and `titles`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,8 +36,14 @@ from harness.tell.document import (
     report_cells,
 )
 from harness.tell.formats import NOT_AVAILABLE, dash, megabytes, number, percent, scientific, times
-from harness.tell.pictures.bars import memory_picture, volume_picture
-from harness.tell.pictures.plots import loss_picture, strong_picture, throughput_picture, weak_picture
+from harness.tell.pictures.plots import (
+    loss_picture,
+    memory_picture,
+    strong_picture,
+    throughput_picture,
+    volume_picture,
+    weak_picture,
+)
 from harness.tell.sections.choice import (
     ComparisonScope,
     bytes_frontier,
@@ -508,32 +514,25 @@ def answers_table(comparison: Comparison, question: ReportFocus, titles: Mapping
     if scope is not None and question != "scaling" and jobs > 1:
         job = phrase("several_jobs", job=scope.place[0], jobs=jobs)
         rows.append([ANSWERS["job"]["question"], job, evidence("results")])
-    rows += [
-        [phrase("warning", id=name), text, evidence("findings", entry=name)]
-        for name, text in _warnings(comparison)
-    ]
+    # By kind of finding its first statement, and how many others there are.
+    found: dict[str, list[Statement]] = {}
+    for statement in statements(comparison.findings):
+        found.setdefault(statement.id, []).append(statement)
+    for name, (stated, *alike) in list(found.items())[:MOST_WARNINGS]:
+        where = f"{name_cells(stated.cells, MOST_VARIED)}: " if stated.cells else ""
+        more = phrase("warning_more", rest=len(alike)) if alike else ""
+        text = shortened(f"{where}{stated.text}", MOST_WORDS_FINDING)
+        rows.append([phrase("warning", id=name), f"{text}{more}", evidence("findings", entry=name)])
     notes = library_notes(comparison.comparable, question)
     for place, note in enumerate(notes[:MOST_SURPRISES], 1):
         what = shortened(note.what, MOST_WORDS_FINDING)
-        more = len(notes) - MOST_SURPRISES if place == MOST_SURPRISES else 0
+        rest = len(notes) - MOST_SURPRISES if place == MOST_SURPRISES else 0
         name = titles.get(SURPRISES, "").partition(":")[0]
-        text = phrase("surprises_more", title=name, rest=more) if more > 0 else ""
+        text = phrase("surprises_more", title=name, rest=rest) if rest > 0 else ""
         cells = phrase("surprise", cells=note.short_cells, what=what)
         rows.append([ANSWERS["surprises"]["question"], cells, evidence(SURPRISES, text)])
     columns = [Column(key, key, align="left") for key in ("question", "answer", "evidence")]
     return Table(key="answers", columns=columns, rows=rows)
-
-
-def _warnings(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    """By kind of finding its first statement, and how many others there are."""
-    found: dict[str, list[Statement]] = {}
-    for statement in statements(comparison.findings):
-        found.setdefault(statement.id, []).append(statement)
-    for name, alike in list(found.items())[:MOST_WARNINGS]:
-        where = f"{name_cells(alike[0].cells, MOST_VARIED)}: " if alike[0].cells else ""
-        more = phrase("warning_more", rest=len(alike) - 1) if len(alike) > 1 else ""
-        text = shortened(f"{where}{alike[0].text}", MOST_WORDS_FINDING)
-        yield name, f"{text}{more}"
 
 
 MOST_ROWS = 16

@@ -165,7 +165,8 @@ def fitted(
     if wide:
         return _laid_out([headers], rows, _right(headers, alignments))
     width = line_width()
-    words = _longest_words(rows, headers)
+    pieces = [[max(BREAKS.split(text), key=len) for text in row] for row in (headers, *rows)]
+    words = _widths(pieces[1:], pieces[0])
     gap = GAP if sum(words) + len(GAP) * (len(words) - 1) <= width else " "
     most = _broken(_widths(rows, headers), words, width - len(gap) * (len(words) - 1))
     body = [line for row in rows for line in _lines_of(row, most)]
@@ -224,11 +225,6 @@ def _right(headers: Sequence[str], alignments: Mapping[str, str] | None) -> list
 
 def _widths(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> list[int]:
     return [max(len(text) for text in column) for column in zip(headers, *rows, strict=True)]
-
-
-def _longest_words(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> list[int]:
-    words = [[max(BREAKS.split(text), key=len) for text in row] for row in (headers, *rows)]
-    return _widths(words[1:], words[0])
 
 
 def _broken(widths: Sequence[int], words: Sequence[int], room: int) -> list[int]:

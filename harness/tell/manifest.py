@@ -199,22 +199,18 @@ def read_manifest(text: str, report: Path) -> Carried:
         if "manifest" not in values:
             return Carried(Manifest.model_validate(values), number)
         name = Path(str(values["manifest"])).name
-        data = _beside(report, name)
+        try:
+            data = read_plain(report.with_name(name), MOST_REPORT_BYTES)
+        except OSError as error:
+            raise HarnessError(
+                f"report '{report}' needs '{report.with_name(name)}', which lists its records "
+                f"({error.strerror or error}); keep the files together, or write the report again with "
+                "`harness report`"
+            ) from error
         changed = digest(data) != values.get("sha256")
         return Carried(Manifest.model_validate(json.loads(data)), number, name, changed)
     except (ValueError, TypeError) as error:
         raise HarnessError(
             f"report '{report}', line {number}: the list of its records cannot be read; "
             "write the report again with `harness report`"
-        ) from error
-
-
-def _beside(report: Path, name: str) -> bytes:
-    try:
-        return read_plain(report.with_name(name), MOST_REPORT_BYTES)
-    except OSError as error:
-        raise HarnessError(
-            f"report '{report}' needs '{report.with_name(name)}', which lists its records "
-            f"({error.strerror or error}); keep the files together, or write the report again with "
-            "`harness report`"
         ) from error

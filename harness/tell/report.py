@@ -21,8 +21,8 @@ from harness.safe_text import described
 from harness.tell.document import Block, Document, Folded, Picture, Section, Table
 from harness.tell.first_page import short_document
 from harness.tell.manifest import Asked, Format, Manifest, digest, make_manifest, manifest_name, read_manifest
-from harness.tell.pictures.bars import memory_picture, overlap_picture, phases_picture, volume_picture
 from harness.tell.pictures.drawing import draw
+from harness.tell.pictures.plots import memory_picture, overlap_picture, phases_picture, volume_picture
 from harness.tell.sections import amounts, choice, job, parity, results, time
 from harness.tell.tables import blocks_of
 from harness.tell.writers.data import render_csv, render_json
@@ -30,7 +30,6 @@ from harness.tell.writers.html import data_address, render_html
 from harness.tell.writers.latex import render_latex
 from harness.tell.writers.markdown import render_details, render_markdown
 
-TITLE = "Details of the comparison"
 Maker = Callable[..., Section | None]
 """Of a comparison, and of what the question asks for where that matters."""
 SECTIONS: tuple[Maker, ...] = (
@@ -110,21 +109,20 @@ def details_document(comparison: Comparison, *last: Section, question: ReportFoc
         for make in SECTIONS
         if speeds or make not in OF_SPEED
     ]
-    sections = [*filter(None, made), *last]
-    return Document(TITLE, [_laid_out(section, comparison.comparable) for section in sections])
+    sections = []
+    for section in [*filter(None, made), *last]:
+        make = PICTURES.get(section.key)
+        picture = make(comparison.comparable) if make is not None else None
+        blocks = blocks_of(picture, *map(_folded_if_long, section.blocks))
+        sections.append(Section(section.key, section.title, blocks))
+    return Document("Details of the comparison", sections)
 
 
-def _laid_out(section: Section, comparison: Comparison) -> Section:
-    """The section after its pictures, its long tables behind a title each, so that what follows is found."""
-    make = PICTURES.get(section.key)
-    picture = make(comparison) if make is not None else None
-    blocks: list[Block] = [
-        Folded(f"{block.key.replace('_', ' ').capitalize()}: {len(block.rows)} lines", [block])
-        if isinstance(block, Table) and len(block.rows) > LONGEST_OPEN_TABLE and block.key != "results"
-        else block
-        for block in section.blocks
-    ]
-    return Section(section.key, section.title, [*blocks_of(picture), *blocks])
+def _folded_if_long(block: Block) -> Block:
+    """A long table stands behind its name, so that what follows it is found."""
+    if not isinstance(block, Table) or len(block.rows) <= LONGEST_OPEN_TABLE or block.key == "results":
+        return block
+    return Folded(f"{block.key.replace('_', ' ').capitalize()}: {len(block.rows)} lines", [block])
 
 
 Run = tuple[Path, Record]

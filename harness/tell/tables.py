@@ -345,36 +345,23 @@ def _line(group: CellRuns, order: Ranking | None) -> list[Any]:
     line = [*group.cell, group.status]
     is_unjudged = bool(unjudged_amounts(group.record))
     for metric in RESULTS:
-        value = _with_spread(group, metric) if _has_spread(metric) else group.figures[metric.key]
-        line.append(_marked(metric, value) if is_unjudged and metric.key in AMOUNTS else value)
+        value, spread = group.figures[metric.key], ""
+        if _has_spread(metric):  # the largest value, and how far the smallest lies below it
+            values = group.pool(metric)
+            value = max(values, default=None)
+            spread = f" ({figure_text(metric, value - min(values))})" if value is not None else ""
+        mark = WITHOUT_FORM if is_unjudged and metric.key in AMOUNTS else ""
+        is_plain = value is None or not (spread or mark)
+        line.append(value if is_plain else Shown(value, f"{figure_text(metric, value)}{mark}{spread}"))
         if metric.key == SPEED:
             figures = dict(NO_FIGURES) if order is None else order.figures(group.label)
             line += (figures | {"speed_ratio": ratio_cell(order, group.label)}).values()
     return [*line, group.parity]
 
 
-def _marked(metric: Metric, value: Any) -> Any:
-    """The same figure, marked as one that no closed form judges."""
-    if value is None:
-        return None
-    if isinstance(value, Shown):  # before the spread, which a narrow table leaves out
-        figure, gap, spread = value.text.partition(" ")
-        return Shown(value.value, f"{figure}{WITHOUT_FORM}{gap}{spread}")
-    return Shown(value, f"{figure_text(metric, value)}{WITHOUT_FORM}")
-
-
 def _has_spread(metric: Metric) -> bool:
     """Whether a cell shows the largest of many values, which says nothing about the others."""
     return metric.pool is not None and metric.aggregate is max
-
-
-def _with_spread(group: CellRuns, metric: Metric) -> Shown | None:
-    """The largest value, and how far the smallest lies below it."""
-    values = group.pool(metric)
-    if not values:
-        return None
-    most, least = max(values), min(values)
-    return Shown(most, f"{figure_text(metric, most)} ({figure_text(metric, most - least)})")
 
 
 NO_TEXT = "tokens/s: samples/s, since samples that are no text count as one token"

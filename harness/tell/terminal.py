@@ -47,51 +47,37 @@ def terminal_table(comparison: Comparison, *, wide: bool = False) -> str:
         excluded = not_comparable_table(comparison)
         if excluded is not None:
             shown += f"\n\n{NOT_COMPARABLE}\n{_narrow(excluded.for_people())}"
-    return "\n".join([shown, *legend(table, wide=wide, no_text=of_no_text(comparison))])
-
-
-def legend(table: Table, *, wide: bool = False, no_text: bool = False) -> list[str]:
-    """What marks and parity levels of a table mean, only those that it has."""
     rows = table.texts()
-    columns = [column.key for column in table.columns]
-    found = [*([NO_TEXT] if SPEED in columns and no_text else []), *_found(table, rows)]
     more = [] if wide else ["--wide: all columns"]
-    text = "; ".join([*found, *more])
-    return textwrap.wrap(text, line_width()) if rows and text else []
+    found = "; ".join([*([NO_TEXT] if of_no_text(comparison) else []), *_legend(table, rows), *more])
+    return "\n".join([shown, *(textwrap.wrap(found, line_width()) if rows else [])])
 
 
-def _found(table: Table, rows: list[list[str]]) -> Iterator[str]:
+def _legend(table: Table, rows: list[list[str]]) -> Iterator[str]:
+    """What marks and parity levels of a table mean, only those that it has."""
     keys = [column.key for column in table.columns]
-    if "speed_ratio" in keys:
-        place = keys.index("speed_ratio")
-        if any(" (" in row[place] for row in rows):
-            yield f"{table.columns[place].title}: in the same round, {percent(LEVEL)} interval"
-        if any(row[place].startswith(OPEN) for row in rows):
-            yield f"{OPEN}: order open, see --repeats"
+    place = keys.index("speed_ratio")
+    if any(" (" in row[place] for row in rows):
+        yield f"{table.columns[place].title}: in the same round, {percent(LEVEL)} interval"
+    if any(row[place].startswith(OPEN) for row in rows):
+        yield f"{OPEN}: order open, see --repeats"
     if any(text.partition(" ")[0].endswith(WITHOUT_FORM) for row in rows for text in row):
         yield f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS}"
-    if "parity" in keys:
-        parities = {row[keys.index("parity")] for row in rows}
-        yield from (f"{level}: {meaning}" for level, meaning in LEVELS.items() if level in parities)
+    parities = {row[keys.index("parity")] for row in rows}
+    yield from (f"{level}: {meaning}" for level, meaning in LEVELS.items() if level in parities)
 
 
 def _narrow(table: Table, keys: tuple[str, ...] | None = None) -> str:
     places = [n for n, column in enumerate(table.columns) if keys is None or column.key in keys]
-    titles = [_brief(table.columns[n]) for n in places]
-    alignments = {_brief(table.columns[n]): table.columns[n].align for n in places}
-    rows = [
-        [_without_spread(row[n]) if table.columns[n].key == PEAK else row[n] for n in places]
-        for row in table.texts()
-    ]
+    columns = [table.columns[n] for n in places]
+
+    def brief(column: Column, text: str) -> str:
+        return text.partition(" (")[0] if column.key == PEAK else text  # without the spread
+
+    titles = [brief(column, column.title) for column in columns]
+    alignments = {title: column.align for title, column in zip(titles, columns, strict=True)}
+    rows = [[brief(table.columns[n], row[n]) for n in places] for row in table.texts()]
     return fitted(rows, titles, alignments=alignments)
-
-
-def _brief(column: Column) -> str:
-    return _without_spread(column.title) if column.key == PEAK else column.title
-
-
-def _without_spread(text: str) -> str:
-    return text.partition(" (")[0]
 
 
 def finding_lines(comparison: Comparison, *, wide: bool = False) -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any
 from harness.snapshots.account import DeviceAccount
 from harness.tell.document import Block, Column, Document, Folded, Items, Paragraph, Picture, Section, Table
 from harness.tell.formats import fitted, megabytes, milliseconds, number, percent, shortened
-from harness.tell.pictures.bars import bar_chart, stack, text_after
 from harness.tell.pictures.drawing import COPIES_ALONE, DEVICE_ACTIVITIES, EXPOSED
+from harness.tell.pictures.plots import bar_chart, stack, text_after
 from harness.tell.tables import blocks_of, prose, row_of, section, table, table_columns
 from harness.traces.analysis import CollectiveRow, Division, Likeness, RankTrace, Skew, collective_rows
 
@@ -170,7 +170,10 @@ def _collectives(ranks: Sequence[RankTrace]) -> Section | None:
     alike: dict[tuple[Any, ...], list[CollectiveRow]] = {}
     for rank in ranks:
         for row in collective_rows(rank):
-            group = row.group if row.group_ranks is None else _group(row)
+            group = row.group
+            if (on := row.group_ranks) is not None:
+                named = ",".join(map(str, on)) if len(on) <= 8 else f"{on[0]},{on[1]}..{on[-1]}"
+                group = f"{row.group} [{named}]" if row.group else f"[{named}]"
             alike.setdefault((row.operation, row.dtype, row.bytes, group, row.group_size), []).append(row)
     if not alike:
         return None
@@ -183,12 +186,6 @@ def _collectives(ranks: Sequence[RankTrace]) -> Section | None:
         texts.append(f"{len(rows) - MOST_ROWS} more rows are under 'collectives' of --json.")
     shown = table("trace_collectives", rows[:MOST_ROWS], COLLECTIVES)
     return section("trace_collectives", "Collectives", shown, " ".join(texts))
-
-
-def _group(row: CollectiveRow) -> str:
-    ranks = row.group_ranks or []
-    shown = ",".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]},{ranks[1]}..{ranks[-1]}"
-    return f"{row.group} [{shown}]" if row.group else f"[{shown}]"
 
 
 def _together(rows: Sequence[CollectiveRow]) -> list[Any]:
@@ -224,12 +221,13 @@ def _waits(skew: Skew | None) -> Section | None:
 
 
 def _strategy(ranks: Sequence[RankTrace], likeness: Sequence[Likeness]) -> Section | None:
-    items: list[tuple[str, str]] = []
     said: dict[str, list[str]] = {}
     for rank, like in zip(ranks, likeness, strict=True):
         said.setdefault(_likeness_words(like), []).append(rank.label)
-    for text, labels in said.items():
-        items.append((labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more", text))
+    items = [
+        (labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more", text)
+        for text, labels in said.items()
+    ]
     return Section("trace_strategy", "Strategy", [Items(items)]) if items else None
 
 

@@ -82,8 +82,11 @@ def line_differences(given: str, expected: str, *, pictures: bool) -> Iterator[t
             continue
         paired = min(i2 - i1, j2 - j1)
         for offset in range(paired):
-            a, b = _around_difference(left[i1 + offset], right[j1 + offset])
-            yield i1 + offset + 1, f"reads {a!r}, the records give {b!r}"
+            a, b = left[i1 + offset], right[j1 + offset]
+            same = next((n for n, (one, other) in enumerate(zip_longest(a, b)) if one != other), 0)
+            begin = max(0, same - WINDOW // 3)
+            what = f"reads {_cut(a[begin:])!r}, the records give {_cut(b[begin:])!r}"
+            yield i1 + offset + 1, what
         for number in range(i1 + paired, i2):
             yield number + 1, f"does not follow from the records: {_cut(left[number])!r}"
         for number in range(j1 + paired, j2):
@@ -97,14 +100,6 @@ def _lines(text: str, pictures: bool) -> list[str]:
         return f"picture sha256:{digest(found[1].encode())}" if pictures else "picture"
 
     return [DATA_ADDRESS.sub(shown, line) for line in text.split("\n")]
-
-
-def _around_difference(left: str, right: str) -> tuple[str, str]:
-    same = next(
-        (n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
-    )
-    begin = max(0, same - WINDOW // 3)
-    return _cut(left[begin:]), _cut(right[begin:])
 
 
 def _cut(text: str) -> str:
@@ -126,9 +121,15 @@ def same_picture(name: str, given: bytes, expected: bytes) -> bool:
     """
     if given == expected:
         return True
-    if name.endswith(".svg"):
-        return _same_drawing(given, expected)
-    return name.endswith(".png") and _seen(given) == _seen(expected)
+    if name.endswith(".png"):
+        return _seen(given) == _seen(expected)
+    if not name.endswith(".svg") or _TAG.split(given) != _TAG.split(expected):
+        return False
+    ours, theirs = b"".join(_TAG.findall(given)), b"".join(_TAG.findall(expected))
+    if _PLACE.sub(b"", ours) != _PLACE.sub(b"", theirs):
+        return False
+    pairs = zip(_PLACE.findall(ours), _PLACE.findall(theirs), strict=True)
+    return all(abs(float(one) - float(other)) <= FONT_PIXELS for one, other in pairs)
 
 
 def pictures_within(page: str) -> list[bytes]:
@@ -153,16 +154,6 @@ def _decoded(code: str) -> bytes:
         return base64.b64decode(code)
     except binascii.Error:
         return b""
-
-
-def _same_drawing(given: bytes, expected: bytes) -> bool:
-    if _TAG.split(given) != _TAG.split(expected):
-        return False
-    ours, theirs = b"".join(_TAG.findall(given)), b"".join(_TAG.findall(expected))
-    if _PLACE.sub(b"", ours) != _PLACE.sub(b"", theirs):
-        return False
-    pairs = zip(_PLACE.findall(ours), _PLACE.findall(theirs), strict=True)
-    return all(abs(float(one) - float(other)) <= FONT_PIXELS for one, other in pairs)
 
 
 def _seen(image: bytes) -> tuple[tuple[int, int], int, dict[Any, Any], bytes] | None:
@@ -253,15 +244,23 @@ class _Check:
         records: dict[str, Record] = {}
         runs: dict[tuple[str, bool], str] = {}
         for entry in self.manifest.records:
-            record = None
-            for found in self.read(entry):
-                if isinstance(found, Record):
-                    record = found
-                else:
-                    self.tell_of(entry, lines, found)
-            if record is None:
+            path = self.report.parent / entry.path
+            if not self.files.exists(path):
+                self.tell_of(entry, lines, f"record {entry.path} is missing")
                 continue
-            records[entry.path] = record
+            data = self.files.read(path)
+            if (found := digest(data)) != entry.sha256:
+                changed = f"was changed: SHA-256 {found[:16]}, listed {entry.sha256[:16]}"
+                self.tell_of(entry, lines, f"record {entry.path} {changed}")
+            try:
+                record = records[entry.path] = parse_record(data, path)
+            except HarnessError as error:
+                self.tell_of(entry, lines, str(error))
+                continue
+            if (entry.run_id, entry.status) != (record.run_id, record.status):
+                listed = f"listed as run {entry.run_id}, {entry.status}"
+                other = f"record {entry.path} is of run {record.run_id}, {record.status}; {listed}"
+                self.tell_of(entry, lines, other)
             if (run := (record.run_id, entry.before)) in runs:
                 same = f"record {entry.path} is of the same run as {runs[run]}, so that one run counts twice"
                 self.tell_of(entry, lines, same)
@@ -275,25 +274,6 @@ class _Check:
         numbered = enumerate(lines, 1)
         line = next((n for n, text in numbered if entry.run_id in text and n != listed), listed)
         self.result.problems.append(Problem(name, line, what))
-
-    def read(self, entry: RecordEntry) -> Iterator[Record | str]:
-        """A listed record, unless it is missing or cannot be read, and what differs from what is listed."""
-        path = self.report.parent / entry.path
-        if not self.files.exists(path):
-            yield f"record {entry.path} is missing"
-            return
-        data = self.files.read(path)
-        if (found := digest(data)) != entry.sha256:
-            yield f"record {entry.path} was changed: SHA-256 {found[:16]}, listed {entry.sha256[:16]}"
-        try:
-            record = parse_record(data, path)
-        except HarnessError as error:
-            yield str(error)
-            return
-        if (entry.run_id, entry.status) != (record.run_id, record.status):
-            listed = f"listed as run {entry.run_id}, {entry.status}"
-            yield f"record {entry.path} is of run {record.run_id}, {record.status}; {listed}"
-        yield record
 
     def neighbours(self, jobs: set[str]) -> None:
         """Records that appeared after the report was written."""
@@ -346,10 +326,10 @@ class _Check:
         here = {digest(data): file for file, data in drawn.items()}
         pages = zip_longest(pictures_within(rendered.text), pictures_within(self.text), fillvalue=b"")
         within = [(here[digest(ours)], given) for ours, given in pages if digest(ours) in here]
-        if not redraw and manifest.format == "html":
-            if any(digest(given) != manifest.pictures.get(file) for file, given in within):
-                what = "holds a picture whose digest is not listed"
-                self.result.problems.append(Problem(self.report.name, None, what))
+        is_listed = all(digest(given) == manifest.pictures.get(file) for file, given in within)
+        if not redraw and manifest.format == "html" and not is_listed:
+            what = "holds a picture whose digest is not listed"
+            self.result.problems.append(Problem(self.report.name, None, what))
         if redraw and not self.lists_pictures(drawn, dict(within)):
             self.tell("the list of the pictures' digests is not that of the pictures")
         for file, expected in rendered.files.items():

@@ -215,7 +215,9 @@ def communication_section(comparison: Comparison) -> Section | None:
             if row.rank == 0 and probed:
                 kinds.setdefault((row.phase, row.op, row.dtype, row.role, row.group_size), []).append(row)
         expected = _expected(record)
-        for key in sorted(kinds, key=_order):
+        for key in sorted(
+            kinds, key=lambda key: (PHASES.index(key[0]) if key[0] in PHASES else len(PHASES), key)
+        ):
             parts, times, payload = kinds[key], probed if key[0] in STEP_PHASES else 1, expected(key)
             known = [part.largest_bytes for part in parts if part.largest_bytes is not None]
             sums = (sum(part.calls for part in parts), sum(part.payload_bytes for part in parts), payload)
@@ -238,10 +240,6 @@ def _expected(record: Record) -> Callable[[Key], int | None]:
         return lambda key: None
     volume, payload = pair[1], expected_payload(pair[1], pair[0].mesh)
     return lambda key: payload.get(key[:4], 0) if is_derived(volume, key[0], key[2]) else None
-
-
-def _order(key: Key) -> tuple[int, Key]:
-    return PHASES.index(key[0]) if key[0] in PHASES else len(PHASES), key
 
 
 VOLUME = metrics_in("volume")

@@ -206,20 +206,6 @@ ON_CPU = prose("decision_on_cpu", held=prose("decision_held"))
 WITHOUT_ACTIVATIONS = "memory without activations"
 
 
-def decision_blocks(where: ComparisonScope, question: ReportFocus) -> list[Block]:
-    """What to take by memory and micro-steps, then what each strategy holds and sends elsewhere."""
-    blocks: list[Block] = []
-    if question != "memory" and min(where.figures(sent_once).values(), default=0.0):
-        blocks += _thresholds(where)
-    if (found := _elsewhere(where, question)) is not None:
-        held, left_out = found
-        texts = [prose("decision_calculated"), "" if where.on_cpu else prose("decision_held")]
-        if question == "memory":
-            texts = [prose("decision_rest"), *_large_parts(where)]
-        blocks += blocks_of(held, *texts, *left_out)
-    return blocks
-
-
 def thresholds(where: ComparisonScope, steps: int, memory: Mapping[str, float]) -> list[tuple[str, float]]:
     """What to take from how many bytes on, of so many micro-steps per update, most memory first."""
     return [(name, memory[name]) for name in worth_taking(where, _sent(where, steps), memory)]
@@ -313,23 +299,17 @@ def worth_taking(where: ComparisonScope, sent: Mapping[str, float], held: Mappin
     return falling(((label, most) for label, (*_, most) in ordered), LEAST_STEP)
 
 
-def _elsewhere(where: ComparisonScope, question: ReportFocus) -> tuple[Table, list[str]] | None:
+def _elsewhere(where: ComparisonScope, question: ReportFocus) -> list[Block]:
     """What is held and sent on many ranks with accumulation, and which cells have no row.
 
-    Cells that are alike share one.
+    Cells that are alike share one; with fewer than two rows nothing is said.
     """
     alike: dict[tuple[str, ...], tuple[list[str], list[float | None]]] = {}
     unknown = []
     for group in where.groups:
         record = group.record
         if question == "memory":
-            steps = record.world.accumulation_steps
-            held, kept = held_with(record, steps, MANY_RANKS), states_with(record, MANY_RANKS)
-            gathered = gathered_with(record, MANY_RANKS)
-            # n/a too where a part is of another moment than the whole.
-            is_known = None not in (held, kept, gathered)
-            rest = (held or 0) - (kept or 0) - (gathered or 0) if is_known else None
-            values: list[float | None] = [held, kept, gathered, rest if rest is None or rest >= 0 else None]
+            values = _held_on_many(record)
         else:
             values = [of(record, MICRO_STEPS, MANY_RANKS) for of in (held_with, sent_with)]
         if any(value is not None for value in values):
@@ -337,7 +317,7 @@ def _elsewhere(where: ComparisonScope, question: ReportFocus) -> tuple[Table, li
         else:
             unknown.append(group.label)
     if len(alike) < 2:
-        return None
+        return []
     rows = sorted(alike.values(), key=lambda row: [value or 0.0 for value in row[1]], reverse=True)
     more = [label for labels, _ in rows[:-MOST_LEVELS] for label in labels]
     shown = Table(
@@ -348,8 +328,12 @@ def _elsewhere(where: ComparisonScope, question: ReportFocus) -> tuple[Table, li
         ],
         rows=[[names(labels), *values] for labels, values in rows[-MOST_LEVELS:]],
     )
+    texts = [prose("decision_calculated"), "" if where.on_cpu else prose("decision_held")]
+    if question == "memory":
+        texts = [prose("decision_rest"), *_large_parts(where)]
     left_out = {"decision_needs_more": more, "decision_no_form": unknown}
-    return shown, [prose(why, cells=names(of, MOST_LEFT)) for why, of in left_out.items() if of]
+    left_words = [prose(why, cells=names(of, MOST_LEFT)) for why, of in left_out.items() if of]
+    return blocks_of(shown, *texts, *left_words)
 
 
 def least_on_many(where: ComparisonScope) -> tuple[list[str], float] | None:
@@ -370,10 +354,12 @@ def _large_parts(where: ComparisonScope) -> list[str]:
     found = []
     for group in where.groups:
         workload = _what_if(group.record, group.record.world.accumulation_steps, MANY_RANKS)
-        made = None if workload is None else families.model_states(workload)
-        for term in made.terms if made is not None else ():
+        if workload is None:
+            continue
+        made = families.model_states(workload)
+        for term in made.terms:
             is_counted = term.extra and term.kind in STATE_KINDS
-            if made is not None and is_counted and term.bytes > LARGE_PART * made.model_state_bytes:
+            if is_counted and term.bytes > LARGE_PART * made.model_state_bytes:
                 part = {"cell": group.label, "size": megabytes(term.bytes), "kind": term.kind}
                 found.append(prose("decision_large_part", **part, name=term.name))
     return found
@@ -392,17 +378,17 @@ def held_with(record: Record, accumulation_steps: int, world_size: int | None = 
     return None if workload is None else without_activations(workload)
 
 
-def gathered_with(record: Record, world_size: int) -> int | None:
-    """Bytes of other ranks' weights at the fullest moment on so many ranks; None: no closed form."""
-    workload = _what_if(record, record.world.accumulation_steps, world_size)
-    held = None if workload is None else kinds_without_activations(workload)
-    return None if held is None else held.get("gathered", 0)
-
-
-def states_with(record: Record, world_size: int) -> int | None:
-    """Bytes of model states of a rank, on so many; None: no closed form."""
-    workload = _what_if(record, record.world.accumulation_steps, world_size)
-    return None if workload is None else families.model_states(workload).model_state_bytes
+def _held_on_many(record: Record) -> list[float | None]:
+    """The same on `MANY_RANKS`, of it model states and gathered weights of other ranks, and the rest."""
+    workload = _what_if(record, record.world.accumulation_steps, MANY_RANKS)
+    if workload is None:
+        return [None] * 4
+    kept, kinds = families.model_states(workload).model_state_bytes, kinds_without_activations(workload)
+    if kinds is None:
+        return [None, kept, None, None]
+    held, gathered = sum(kinds.values()), kinds.get("gathered", 0)
+    rest = held - kept - gathered
+    return [held, kept, gathered, rest if rest >= 0 else None]  # n/a: a part is of another moment
 
 
 def sent_with(record: Record, accumulation_steps: int, world_size: int | None = None) -> float | None:
@@ -564,10 +550,8 @@ def explain_slowest(comparison: Comparison) -> SlowestExplanation | None:
     effects = []
     for group in own:
         difference = ratios[group.label]
-        faster, ((name, value),) = (
-            difference.middle,
-            _given(group.record).items() - _given(slowest.record).items(),
-        )
+        ((name, value),) = _given(group.record).items() - _given(slowest.record).items()
+        faster = difference.middle
         closed = (1 - 1 / faster) / (1 - 1 / ratio) if faster and ratio > 1 else None
         effects.append(
             SettingEffect(group=group, changed=f"{name}={value}", closed=closed, difference=difference)
@@ -636,7 +620,10 @@ def choice_section(comparison: Comparison, question: ReportFocus = "all") -> Sec
     where = comparison_scope(comparison)
     if question not in ASKED or where is None or where.size == 1 or len(where.groups) < 2:
         return None
-    blocks = decision_blocks(where, question)
+    # What to take by memory and micro-steps, then what each strategy holds and sends elsewhere.
+    is_sent = min(where.figures(sent_once).values(), default=0.0)
+    blocks = _thresholds(where) if question != "memory" and is_sent else []
+    blocks += _elsewhere(where, question)
     if question in SPEEDS:
         order, peaks = where.order, where.figures(peak)
         # On the CPU a speed is no advice.

@@ -391,6 +391,8 @@ def machine_section(comparison: Comparison) -> Section:
     for row in comparison.rows:
         e = row.record.environment
         world = row.record.world
+        stubs = sorted({rank.device_name for rank in row.record.ranks if is_stub(rank.device_name)})
+        stub = f" ({listed(stubs)})" if stubs else ""
         facts = [
             ("CPU", f"{e.cpu}, {e.cores} cores, {e.memory_bytes / 2**30:.1f} GiB"),
             ("accelerators", "; ".join(e.gpus) or "none"),
@@ -398,18 +400,12 @@ def machine_section(comparison: Comparison) -> Section:
             ("system", f"{e.platform}, Python {e.python}"),
             ("packages", ", ".join(f"{name} {v}" for name, v in sorted(e.packages.items()))),
             ("harness code", e.code + commit_words(e)),
-            ("device", f"{_device(row.record)}, collectives over {world.collectives}"),
+            ("device", f"{world.device}{stub}, collectives over {world.collectives}"),
         ]
         facts += _network(e)
         seen.setdefault(tuple(facts), []).append(row.record)
     machines = (Items([*facts, *_time_and_load(runs)]) for facts, runs in seen.items())
     return Section("machine", "Machine and versions", blocks_of(*machines, slurm_jobs(comparison)))
-
-
-def _device(record: Record) -> str:
-    """'cpu', 'cuda', 'cuda (CUDA stub)'."""
-    names = sorted({rank.device_name for rank in record.ranks if is_stub(rank.device_name)})
-    return f"{record.world.device} ({listed(names)})" if names else record.world.device
 
 
 def _time_and_load(records: Sequence[Record]) -> list[tuple[str, str]]:

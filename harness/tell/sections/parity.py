@@ -73,7 +73,14 @@ def levels_section(comparison: Comparison) -> Section | None:
         by = f"measured by {listed(level.repetitions)}; lower bound: {level.rounding} rounding"
         source = by if level.repetitions else prose("parity_assumed", limits=level.assumed)
         sources.append(f"{f'job {job_id}, ' if several else ''}{level.name}: {source}.")
-    kernels, spreads = _kernels(comparison), comparison.repeat_spreads
+    # Which run shows the parity of those whose kernels add in any order.
+    kernels: dict[str, None] = {}
+    for row in comparison.rows:
+        run = comparison.parity_run(row)
+        if run is not None and not is_deterministic(row.record):
+            own = run == row.record.run_id
+            kernels[f"{row.cell}: {'its own losses, no other run' if own else run}"] = None
+    spreads = comparison.repeat_spreads
     return section(
         "levels", "Parity levels",
         prose("parity_judged"),
@@ -82,20 +89,9 @@ def levels_section(comparison: Comparison) -> Section | None:
         table("parity_levels", limits, with_job(table_columns("parity_limits"), several)),
         Items(sources),
         Folded("Difference of each run from the reference", [_distances(comparison)]),
-        *(blocks_of(prose("parity_kernels"), Items(kernels)) if kernels else []),
+        *(blocks_of(prose("parity_kernels"), Items(list(kernels))) if kernels else []),
         Folded(prose("parity_repeats"), [Items(_spreads(spreads))]) if spreads else None,
     )  # fmt: skip
-
-
-def _kernels(comparison: Comparison) -> list[str]:
-    """Which run shows the parity of those whose kernels add in any order."""
-    found: dict[str, None] = {}
-    for row in comparison.rows:
-        run = comparison.parity_run(row)
-        if run is not None and not is_deterministic(row.record):
-            own = run == row.record.run_id
-            found[f"{row.cell}: {'its own losses, no other run' if own else run}"] = None
-    return list(found)
 
 
 def _distances(comparison: Comparison) -> Table:

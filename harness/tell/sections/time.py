@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import methodcaller
 from statistics import median
 from typing import Any
 
@@ -63,7 +64,7 @@ def _times(cell: CellRuns) -> list[object]:
     steady = [run.steady_from for run in runs if run.steady_from is not None]
     measures: list[Callable[[Run], float | None]] = [
         lambda run: run.median_step_seconds, quantities.p95_step_seconds, quantities.rank_spread_seconds,
-        *(partial(_largest_median, part=part) for part in (DATA, *PHASES)),
+        *(methodcaller("largest_median", part) for part in (DATA, *PHASES)),
     ]  # fmt: skip
     return [
         *cell.cell,
@@ -125,10 +126,6 @@ def extra_seconds(run: Run, window: str) -> float | None:
     return median(looked_at) - timed if looked_at and timed is not None else None
 
 
-def _largest_median(run: Run, part: str) -> float | None:
-    return run.largest_median(part)
-
-
 def _middle(runs: Sequence[Run], measure: Callable[[Run], float | None]) -> float | None:
     return median_known(map(measure, runs))
 
@@ -157,17 +154,6 @@ MOSTLY, PARTLY = 0.8, 0.2
 """Shares of hidden communication from which on the words change."""
 PREFETCH_SETTINGS = ("forward_prefetch", "backward_prefetch", "limit_all_gathers")
 OFF = {"forward_prefetch": (False, 0), "backward_prefetch": ("none", 0)}
-
-
-def overlap_words(share: float, record: Record) -> str:
-    """One or two sentences; `share` of the communication is hidden.
-
-    Prefetch is mentioned if the backend gathers weights and can do so ahead.
-    """
-    how = prose("overlap_" + ("mostly" if share >= MOSTLY else "partly" if share >= PARTLY else "hardly"))
-    about_prefetch = _prefetch(share, record)
-    text = f"{percent(share)} of the communication is hidden: {how}"
-    return f"{text} {about_prefetch}" if about_prefetch else text
 
 
 def _prefetch(share: float, record: Record) -> str | None:
@@ -214,7 +200,14 @@ OVERLAP = table_columns("overlap")
 def overlap_section(comparison: Comparison) -> Section | None:
     """One line per backend and rank, its median traced step of all repeats; None where none was traced."""
     groups = comparison.groups
-    title, missing = "Overlap of computation and communication", _missing(groups)
+    title = "Overlap of computation and communication"
+    # Why a traced cell has no line.
+    unknown: dict[str, list[CellName]] = {}
+    for group in groups:
+        for reason in {rank.overlap_missing for row in group.rows for rank in row.record.ranks} - {None}:
+            unknown.setdefault(str(reason), []).append(group.cell)
+    reasons = [f"{name_cells(cells)}: n/a: {reason}." for reason, cells in unknown.items()]
+    missing = Items(reasons) if reasons else None
     body = [line for group in groups for line in _lines(group)]
     if not body:
         return section("overlap", title, missing)
@@ -245,16 +238,6 @@ def overlap_section(comparison: Comparison) -> Section | None:
     )  # fmt: skip
 
 
-def _missing(groups: Sequence[CellRuns]) -> Items | None:
-    """Why a traced cell has no line."""
-    cells: dict[str, list[CellName]] = {}
-    for group in groups:
-        for reason in {rank.overlap_missing for row in group.rows for rank in row.record.ranks} - {None}:
-            cells.setdefault(str(reason), []).append(group.cell)
-    items = [f"{name_cells(of_reason)}: n/a: {reason}." for reason, of_reason in cells.items()]
-    return Items(items) if items else None
-
-
 def hidden_share(parts: Sequence[OverlapPart]) -> float | None:
     """Share of the communication during which something computes; None without communication."""
     communication = sum(part.communication_seconds for part in parts)
@@ -263,9 +246,16 @@ def hidden_share(parts: Sequence[OverlapPart]) -> float | None:
 
 
 def overlap_sentence(group: CellRuns) -> str | None:
-    """How much of the communication is hidden, in words; None without communication with other ranks."""
+    """How much of the communication is hidden, in words; None without communication with other ranks.
+
+    Prefetch is mentioned if the backend gathers weights and can do so ahead.
+    """
     share = hidden_share([part for row in group.rows for rank in row.record.ranks for part in rank.overlap])
-    return None if share is None or group.world_size == 1 else overlap_words(share, group.record)
+    if share is None or group.world_size == 1:
+        return None
+    how = prose("overlap_" + ("mostly" if share >= MOSTLY else "partly" if share >= PARTLY else "hardly"))
+    text = f"{percent(share)} of the communication is hidden: {how}"
+    return " ".join(filter(None, [text, _prefetch(share, group.record)]))
 
 
 def _lines(group: CellRuns) -> list[list[Any]]:

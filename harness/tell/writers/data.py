@@ -29,17 +29,15 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 def render_csv(document: Document, manifest: str) -> tuple[str, dict[str, str]]:
     """The main table, and the others by their keys; raw values, keys of the columns as header."""
-    tables = {table.key: _table(table) for table in document.tables()}
+    tables = {}
+    for table in document.tables():
+        target = io.StringIO()
+        writer = csv.writer(target, lineterminator="\n")
+        writer.writerow([column.key for column in table.columns])
+        writer.writerows([[_cell(value) for value in row] for row in table.values()])
+        tables[table.key] = target.getvalue()
     main = next((tables.pop(key) for key in MAIN if key in tables), "")
     return main, tables | {MANIFEST: f"{manifest}\n"}
-
-
-def _table(table: Table) -> str:
-    target = io.StringIO()
-    writer = csv.writer(target, lineterminator="\n")
-    writer.writerow([column.key for column in table.columns])
-    writer.writerows([[_cell(value) for value in row] for row in table.values()])
-    return target.getvalue()
 
 
 def _cell(value: Any) -> Any:

@@ -8,9 +8,10 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, get_args
 
 from harness.judge.agreement.parity import Parity
@@ -88,20 +89,6 @@ ORDERS: Mapping[str, Sequence[str]] = {
 """Values of a column in the order of their meaning."""
 
 
-@dataclass(frozen=True)
-class _Row:
-    values: Sequence[Any]
-    """Of the columns for people."""
-    texts: Sequence[str]
-    """As HTML."""
-    by_key: Mapping[str, Any]
-    """Of all columns."""
-
-    @property
-    def group(self) -> tuple[Any, ...]:
-        return tuple(self.by_key[key] for key in TOGETHER if key in self.by_key)
-
-
 WIDEST = 4
 """Columns of a table that fits a narrow screen."""
 
@@ -112,55 +99,37 @@ def table_html(table: Table, cells: Sequence[ReportCell], *, folds: bool = False
     `folds`: on a narrow screen rows of more than `WIDEST` columns are blocks, each figure below its title.
     """
     shown = table.for_people()
+    folds = folds and len(shown.columns) > WIDEST
     keys = [column.key for column in table.columns]
-    everything = [dict(zip(keys, values, strict=True)) for values in table.values()]
+    told = [key for key in CELL_COLUMNS if key in keys]
+    numbers: dict[tuple[Any, ...], list[int]] = {}
+    for number, cell in enumerate(cells):
+        numbers.setdefault(tuple(getattr(cell, key) for key in told), []).append(number)
     texts = shown.written(text_html, "<b>{}</b>", '<a href="#{1}{2}">{0}</a>')
-    rows = [_Row(*of) for of in zip(shown.values(), texts, everything, strict=True)]
-    groups = [list(of) for _, of in groupby(rows, key=lambda row: row.group)]
-    if len(groups) > len({row.group for row in rows}):
-        groups = [rows]
+    rows: list[tuple[tuple[Any, ...], str]] = []
+    for values, row_texts, everything in zip(shown.values(), texts, table.values(), strict=True):
+        by_key = dict(zip(keys, everything, strict=True))
+        # A row that is about no cell in particular is always shown.
+        about = numbers.get(tuple(by_key[key] for key in told), []) if told else []
+        of_cells = f' data-cells="{" ".join(map(str, about))}"' if about else ""
+        parts = zip(row_texts, values, shown.columns, strict=True)
+        line = "".join(_cell(*part, with_title=folds) for part in parts)
+        group = tuple(by_key[key] for key in TOGETHER if key in by_key)
+        rows.append((group, f"<tr{of_cells}>{line}</tr>"))
+    groups = [[line for _, line in of] for _, of in groupby(rows, key=itemgetter(0))]
+    if len(groups) > len({group for group, _ in rows}) or not groups:
+        groups = [[line for _, line in rows]]
+    bodies = "".join("<tbody>\n{}\n</tbody>\n".format("\n".join(lines)) for lines in groups)
     head = "".join(
         f'<th scope="col"{_side(column.align)}{" data-group" if column.key in TOGETHER else ""}>'
         f'<button type="button">{text_html(column.title)}</button></th>'
         for column in shown.columns
     )
-    of_cells = _Finder(cells, [key for key in CELL_COLUMNS if key in keys])
-    folds = folds and len(shown.columns) > WIDEST
-    lines = [_lines(group, shown, of_cells, with_titles=folds) for group in groups or [rows]]
-    bodies = "".join(f"<tbody>\n{of_group}\n</tbody>\n" for of_group in lines)
     caption = f"<caption>{text_html(table.caption)}</caption>" if table.caption else ""
     shape = "table folds" if folds else "table"
     return (
         f'<div class="{shape}"><table>{caption}\n<thead>\n<tr>{head}</tr>\n</thead>\n{bodies}</table></div>'
     )
-
-
-class _Finder:
-    """Numbers of the cells that a row is about."""
-
-    def __init__(self, cells: Sequence[ReportCell], keys: Sequence[str]) -> None:
-        self._keys = keys
-        self._found: dict[tuple[Any, ...], list[int]] = {}
-        for number, cell in enumerate(cells):
-            self._found.setdefault(tuple(getattr(cell, key) for key in keys), []).append(number)
-
-    def attribute(self, row: _Row) -> str:
-        """Nothing for a row that is about no cell in particular: it is always shown."""
-        if not self._keys:
-            return ""
-        found = self._found.get(tuple(row.by_key[key] for key in self._keys), [])
-        return f' data-cells="{" ".join(map(str, found))}"' if found else ""
-
-
-def _lines(rows: Sequence[_Row], table: Table, of_cells: _Finder, *, with_titles: bool) -> str:
-    lines = []
-    for row in rows:
-        cells = "".join(
-            _cell(text, value, column, with_title=with_titles)
-            for text, value, column in zip(row.texts, row.values, table.columns, strict=True)
-        )
-        lines.append(f"<tr{of_cells.attribute(row)}>{cells}</tr>")
-    return "\n".join(lines)
 
 
 def _cell(text: str, value: Any, column: Column, *, with_title: bool) -> str:
@@ -210,6 +179,9 @@ def render_html(document: Document, pictures: Mapping[str, str], manifest: str) 
     )
     count = next(lengths, len(document.sections)) if document.details else 0
     answer, more = document.sections[:count], document.sections[count:]
+    # What draws pictures again, packed; the page's script unpacks it when it is needed.
+    packed = base64.b64encode(files(__package__).joinpath(VEGA).read_bytes()).decode("ascii")
+    vega = f'<script type="text/plain" id="vega">{packed}</script>'
     own = (Document("", answer).pictures() or document.pictures()[:1]) if document.details else []
     return environment.get_template(PAGE).render(
         document=document,
@@ -222,7 +194,7 @@ def render_html(document: Document, pictures: Mapping[str, str], manifest: str) 
         choices=filter_choices(document.cells),
         styles=_assets(STYLES),
         cells=cells_script(document.cells),
-        vega=_vega() if document.pictures() else "",
+        vega=vega if document.pictures() else "",
         scripts=_assets(SCRIPTS),
         manifest=manifest,
     )
@@ -231,12 +203,6 @@ def render_html(document: Document, pictures: Mapping[str, str], manifest: str) 
 def data_address(image: bytes) -> str:
     """An SVG picture as an address that holds it whole."""
     return f"data:image/svg+xml;base64,{base64.b64encode(image).decode('ascii')}"
-
-
-def _vega() -> str:
-    """What draws pictures again, packed; the page's script unpacks it when it is needed."""
-    packed = base64.b64encode(files(__package__).joinpath(VEGA).read_bytes()).decode("ascii")
-    return f'<script type="text/plain" id="vega">{packed}</script>'
 
 
 def _assets(names: Sequence[str]) -> str:

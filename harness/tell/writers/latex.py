@@ -101,10 +101,17 @@ def _table(table: Table) -> str:
         BREAKING if of_column else column.align[0]
         for of_column, column in zip(breaks, table.columns, strict=True)
     )
-    head = _row([_cell(column.title) for column in table.columns])
+    head = [_cell(column.title) for column in table.columns]
     caption = f"\n\n{latex_text(table.caption)}" if table.caption else ""
-    pages = [[_row(line) for line in page] for page in _pages(table.written(_cell, r"\textbf{{{}}}"), breaks)]
-    return "\n\n".join(_tabular(sides, head, page) for page in pages) + caption
+    written = []
+    for page in _pages(table.written(_cell, r"\textbf{{{}}}"), breaks):
+        first, *lines = (" & ".join(cells) + r" \\" for cells in (head, *page))
+        body = "\n".join([first, "\\midrule", *lines])
+        written.append(
+            f"\\begin{{adjustbox}}{{max width=\\linewidth}}\n\\begin{{tabular}}{{{sides}}}\n\\toprule\n"
+            f"{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{adjustbox}}"
+        )
+    return "\n\n".join(written) + caption
 
 
 def _pages(texts: list[list[str]], breaks: list[bool]) -> list[list[list[str]]]:
@@ -120,18 +127,6 @@ def _pages(texts: list[list[str]], breaks: list[bool]) -> list[list[list[str]]]:
         pages[-1].append(row)
         left -= max(1, lines)
     return pages
-
-
-def _tabular(sides: str, head: str, lines: list[str]) -> str:
-    body = "\n".join([head, "\\midrule", *lines])
-    return (
-        f"\\begin{{adjustbox}}{{max width=\\linewidth}}\n\\begin{{tabular}}{{{sides}}}\n\\toprule\n{body}\n"
-        "\\bottomrule\n\\end{tabular}\n\\end{adjustbox}"
-    )
-
-
-def _row(cells: list[str]) -> str:
-    return " & ".join(cells) + r" \\"
 
 
 def _cell(text: str) -> str:

@@ -35,25 +35,31 @@ from harness.tell.first_page import (
     one_process,
     same_training,
     scaled,
-    short_document,
     summary_cells,
     summary_section,
     title,
     title_text,
     words_of,
 )
-from harness.tell.report import details_document
 from harness.tell.sections.choice import comparison_scope, shortened
 from harness.tell.sections.results import KEY as SURPRISES
-from harness.tell.writers.markdown import render_details, render_markdown
-from tests.harness.tell.cells import growing, repeats, stage_of
+from tests.harness.tell.cells import (
+    blocks_in,
+    growing,
+    lines_of,
+    markdown_of,
+    of_size,
+    page_of,
+    repeats,
+    stage_of,
+    with_world,
+)
 from tests.records import (
     LOSSES,
     NORMS,
     make_communication,
     make_effective,
     make_model,
-    make_ranks,
     make_record,
     make_steps,
     make_weights,
@@ -80,21 +86,6 @@ def page(question: ReportFocus, *records: Record) -> dict[str, str]:
     """Answers by question, the first of those that are asked several times."""
     table = answers_table(Comparison(records), question, {SURPRISES: "Differences: all"})
     return {row[0]: row[1] for row in reversed(table.rows)} | {row[0]: row[1] for row in table.rows[:1]}
-
-
-def of(label: str, peak: int, states: int = 16_000, sent: int = 4_000_000) -> Record:
-    """A run whose ranks peak at `peak` bytes and hold `states` bytes."""
-    ranks = [
-        rank.model_copy(
-            update={"memory": [part.model_copy(update={"peak_bytes": peak}) for part in rank.memory]}
-        )
-        for rank in make_ranks(2, states)
-    ]
-    return make_record(label=label, ranks=ranks, comm=make_communication(2, payload_bytes=sent))
-
-
-def with_world(record: Record, **changes: object) -> Record:
-    return record.model_copy(update={"world": record.world.model_copy(update=changes)})
 
 
 @pytest.mark.parametrize(
@@ -206,15 +197,15 @@ def test_norms_of_what_claims_a_strategy_are_set_aside() -> None:
         (
             "cpu",
             [
-                of("ddp", 8_000_000, 16_000_000), of("fsdp", 2_000_000, 4_000_000),
-                of("zero3", 1_000_000, 8_000_000),
+                of_size("ddp", 8_000_000, states=16_000_000), of_size("fsdp", 2_000_000, states=4_000_000),
+                of_size("zero3", 1_000_000, states=8_000_000),
             ],
             "fsdp: states 4.00 MB (ddp 16.0); zero3: lowest peak 1.00 MB (ddp 8.00)",
         ),
-        ("cuda", [of("ddp", 8_000_000), of("zero3", 1_000_000)], "zero3: peak 1.00 MB (ddp 8.00)"),
+        ("cuda", [of_size("ddp", 8_000_000), of_size("zero3", 1_000_000)], "zero3: peak 1.00 MB (ddp 8.00)"),
         (
             "cpu",
-            [of("ddp", 2_000_000), of("fsdp", 2_000_000)],
+            [of_size("ddp", 2_000_000), of_size("fsdp", 2_000_000)],
             "all cells: states 0.016 MB; all cells: lowest peak 2.00 MB",
         ),
         ("cpu", [make_record(label="ddp", ranks=[])], "not measured"),
@@ -228,9 +219,13 @@ def test_least_memory_is_of_states_on_cpu_ranks_and_of_peaks_on_gpus(
 
 
 def test_least_traffic_names_all_that_send_as_little() -> None:
-    cells = [of("ddp", 1), of("fsdp", 1, sent=6_000_000), of("fsdp-grad-op", 1, sent=4_000_001)]
+    cells = [
+        of_size("ddp", 1),
+        of_size("fsdp", 1, sent=6_000_000),
+        of_size("fsdp-grad-op", 1, sent=4_000_001),
+    ]
     assert least_traffic(stage_of(make_record(), *cells)) == "ddp, fsdp-grad-op: 4.00 MB a step"
-    less = of("zero3", 1, sent=2_000_000)
+    less = of_size("zero3", 1, sent=2_000_000)
     assert least_traffic(stage_of(make_record(), *cells, less)) == "zero3: 2.00 MB a step (ddp 4.00)"
     assert least_traffic(stage_of(make_record(label="ddp", world_size=1))) == ""
 
@@ -523,20 +518,8 @@ QUESTIONS: tuple[ReportFocus, ...] = ("all", "speed", "memory", "footprint", "pa
 ASKED = [("full_matrix", "all"), ("many", "all"), ("many", "speed"), ("many", "parity")]
 
 
-def report_of(runs: list[Record] | Comparison, question: ReportFocus) -> Document:
-    comparison = runs if isinstance(runs, Comparison) else Comparison(runs)
-    return short_document(comparison, question, details_document(comparison, question=question))
-
-
 def own_pictures(of: Document) -> list[str]:
     return [block.key for section in of.sections for block in section.blocks if isinstance(block, Picture)]
-
-
-def both_texts(of: Document) -> str:
-    """The short report and its details."""
-    pictures = {picture.key: picture.key for picture in of.pictures()}
-    assert of.details is not None
-    return render_markdown(of, pictures, "", "d") + render_details(of.details, pictures, "r")
 
 
 @pytest.fixture(scope="module")
@@ -575,7 +558,7 @@ def many() -> Comparison:
 def test_whatever_the_number_of_cells_the_report_is_short(
     of: str, question: ReportFocus, request: pytest.FixtureRequest
 ) -> None:
-    made = report_of(request.getfixturevalue(of), question)
+    made = page_of(request.getfixturevalue(of), question)
     assert words_of(made) <= MOST_WORDS
     assert len(own_pictures(made)) <= MOST_PICTURES
 
@@ -585,27 +568,16 @@ def test_no_question_has_too_many_pictures() -> None:
     assert all(len(makers) <= MOST_PICTURES for makers in PICTURES.values())
 
 
-def test_marks_of_tables_are_no_words() -> None:
-    made = report_of(FEW, "all")
-    text = render_markdown(made, {p.key: p.key for p in made.pictures()}, "", "report.details.md")
-    assert words_of(made) < len(text.split())
-
-
-def test_the_sections_are_in_the_order_of_a_reader() -> None:
-    assert [section.key for section in report_of(FEW, "all").sections] == ["verdict", "summary", "check"]
-
-
 def test_every_line_refers_to_details_that_exist() -> None:
-    made = report_of(FEW, "all")
-    text = render_markdown(made, {p.key: p.key for p in made.pictures()}, "", "report.details.md")
+    made = page_of(FEW, "all")
     assert made.details is not None
-    links = {link.partition(")")[0] for link in text.split("report.details.md#")[1:]}
+    links = {link.partition(")")[0] for link in markdown_of(made)[0].split("report.details.md#")[1:]}
     assert links
     assert links <= {section.key for section in made.details.sections}
 
 
 def test_a_picture_of_the_short_report_is_not_repeated_in_the_details() -> None:
-    made = report_of(FEW, "all")
+    made = page_of(FEW, "all")
     assert made.details is not None
     shown = set(own_pictures(made))
     assert shown
@@ -614,48 +586,41 @@ def test_a_picture_of_the_short_report_is_not_repeated_in_the_details() -> None:
 
 def test_weak_scaling_has_no_section_on_strong_scaling_and_no_alarm_about_jobs() -> None:
     records = [growing(label, size, 0.5) for label in ("ddp", "fsdp") for size in (1, 2)]
-    made = report_of(records, "scaling")
+    made = page_of(records, "scaling")
     keys = {picture.key for picture in made.pictures()}
     assert "weak-scaling" in keys
     assert "strong-scaling" not in keys
-    text = both_texts(made)
+    text = "".join(markdown_of(made))
     assert "trong scaling" not in text
     assert "several-jobs" not in text
-
-
-@pytest.mark.parametrize("question", ["parity", "memory"])
-def test_what_was_not_asked_is_not_answered(question: ReportFocus) -> None:
-    text = both_texts(report_of(FEW, question))
-    assert [words for words in ("tokens/s", "step ms", "Fastest", "slowest") if words in text] == []
 
 
 MOST_COLUMNS = 8
 
 
 def tables(question: ReportFocus, *records: Record) -> list[Table]:
-    section = summary_section(Comparison(records), question)
-    assert section is not None
-    return [block for block in section.blocks if isinstance(block, Table)]
+    return blocks_in(summary_section(Comparison(records), question), Table)
 
 
 def headings(*records: Record) -> list[str]:
-    section = summary_section(Comparison(records), "all")
-    assert section is not None
-    return [block.text for block in section.blocks if isinstance(block, Heading)]
+    return [block.text for block in blocks_in(summary_section(Comparison(records), "all"), Heading)]
 
 
 def note(*records: Record) -> str:
-    section = summary_section(Comparison(records), "all")
-    assert section is not None
-    line = section.blocks[-1]
-    assert isinstance(line, Line)
-    return line.text
+    return blocks_in(summary_section(Comparison(records), "all"), Line)[-1].text
 
 
 def shown(table: Table) -> dict[str, dict[str, str]]:
     """Text by backend and column."""
-    keys = [column.key for column in table.columns]
-    return {texts[0]: dict(zip(keys, texts, strict=True)) for texts in table.texts()}
+    return {line["backend"]: line for line in lines_of(table)}
+
+
+def sent_ratios(*records: Record) -> list[dict[str, str]]:
+    """What cells of each table send, related to DDP."""
+    return [
+        {name: row["sent_bytes_per_step_of_ddp"] for name, row in shown(table).items()}
+        for table in tables("all", make_record(), *records)
+    ]
 
 
 def test_no_question_has_more_than_eight_columns() -> None:
@@ -670,11 +635,7 @@ def test_ratios_are_to_ddp_on_the_same_ranks() -> None:
         for size, base in ((2, 1000), (4, 8000))
         for label, sent in (("ddp", base), ("fsdp", base * 3 // 2))
     ]
-    found = tables("all", make_record(), *records)
-    assert len(found) == 2
-    for table in found:
-        ratios = {name: row["sent_bytes_per_step_of_ddp"] for name, row in shown(table).items()}
-        assert ratios == {"ddp": "100 %", "fsdp": "150 %"}
+    assert sent_ratios(*records) == [{"ddp": "100 %", "fsdp": "150 %"}] * 2
 
 
 def test_of_both_kinds_of_kernels_the_cells_that_are_timed_are_shown_next_to_their_base() -> None:
@@ -687,9 +648,9 @@ def test_of_both_kinds_of_kernels_the_cells_that_are_timed_are_shown_next_to_the
         for label, sent in (("ddp", 1000), ("fsdp", 1500))
         for asked in (True, False)
     ]  # fmt: skip
-    (table,) = tables("all", make_record(), *records)
-    ratios = {name: row["sent_bytes_per_step_of_ddp"] for name, row in shown(table).items()}
-    assert ratios == {"ddp (not deterministic)": "100 %", "fsdp (not deterministic)": "150 %"}
+    assert sent_ratios(*records) == [
+        {"ddp (not deterministic)": "100 %", "fsdp (not deterministic)": "150 %"}
+    ]
     assert "Cells not shown: 2." in note(make_record(), *records)
 
 
@@ -698,9 +659,7 @@ def test_a_ratio_of_ten_and_more_is_a_multiple() -> None:
         make_record(label=label, comm=make_communication(2, payload_bytes=sent))
         for label, sent in (("ddp", 1000), ("fsdp", 9900), ("zero3", 52_900))
     ]
-    (table,) = tables("all", make_record(), *records)
-    ratios = {name: row["sent_bytes_per_step_of_ddp"] for name, row in shown(table).items()}
-    assert ratios == {"ddp": "100 %", "fsdp": "990 %", "zero3": "53 x"}
+    assert sent_ratios(*records) == [{"ddp": "100 %", "fsdp": "990 %", "zero3": "53 x"}]
 
 
 def test_without_ddp_there_are_no_ratios() -> None:
@@ -737,21 +696,11 @@ def test_without_a_pair_nothing_is_said_of_speeds() -> None:
 
 
 def test_cells_that_did_other_work_have_no_speed_and_their_parity_is_told() -> None:
-    doubled = make_steps(norms=[norm * 2 for norm in NORMS])
-    wrong = make_record(label="zero1", steps=doubled, final_weights=make_weights("c" * 64))
     failed = make_record(label="zero2", status="failed", steps=[], ranks=[], comm=[], windows=None)
-    (table,) = tables("speed", make_record(), make_record(label="ddp"), wrong, failed)
+    (table,) = tables("speed", make_record(), make_record(label="ddp"), WRONG, failed)
     rows = shown(table)
     assert (rows["zero1"]["speed_ratio"], rows["zero1"]["parity"]) == ("n/a", "diverged")
     assert (rows["zero2"]["tokens_per_second"], rows["zero2"]["parity"]) == ("n/a", "failed")
-
-
-def test_what_was_not_asked_is_no_column() -> None:
-    speeds = {"tokens_per_second", "step_seconds", "speed_ratio"}
-    unasked: tuple[ReportFocus, ...] = ("memory", "parity")
-    for question in unasked:
-        (table,) = tables(question, make_record(), make_record(label="ddp"))
-        assert speeds.isdisjoint(column.key for column in table.columns)
 
 
 def test_jobs_that_ran_on_as_many_ranks_have_a_table_each() -> None:

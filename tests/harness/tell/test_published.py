@@ -21,16 +21,16 @@ from harness.judge.facts import OWN_STEP, STEP
 from harness.judge.statistics import NO_FIGURES, Interval, Order, Ratio, interval_runs
 from harness.record.store import ARCHIVE_NAME, RECORD_NAME, read_archive, read_runs
 from harness.tell.document import Document, Section, Table
-from harness.tell.first_page import MOST_PICTURES, MOST_WORDS, short_document
+from harness.tell.first_page import MOST_PICTURES, MOST_WORDS
 from harness.tell.formats import percent
 from harness.tell.manifest import read_manifest
 from harness.tell.report import details_document
 from harness.tell.tables import LEGEND, SPEEDS, clock_words, ratio_text, results_table
 from harness.tell.terminal import terminal_table
 from harness.tell.writers.data import render_csv
-from harness.tell.writers.markdown import render_details, render_markdown
 from tests.gpu_stub.gallery import page as stub_page
 from tests.harness.cli.command_line import harness
+from tests.harness.tell.cells import markdown_of, page_of
 from tests.records import make_ranks, make_record, make_steps, published_comparison
 from tests.representatives import first
 from tests.timed_records import processors
@@ -104,7 +104,7 @@ def test_the_page_of_the_cuda_stub_is_what_its_records_and_counts_give() -> None
 
 FEW = ("default", "explain-zero3-speed", "full-matrix")
 """One that ranks speeds, one that was asked for them, one that was not."""
-FIGURES_OF_SPEED = ("tokens/s", "samples/s", "step ms", "fastest", "slowest")
+FIGURES_OF_SPEED = ("tokens/s", "samples/s", "step ms", "Fastest", "fastest", "slowest")
 ORDERS = (
     "is fastest",
     "are fastest",
@@ -118,12 +118,8 @@ ORDERS = (
 
 def report_text(comparison: Comparison, question: ReportFocus) -> str:
     """The report in markdown, its details included and its title, which asks, left out."""
-    details = details_document(comparison, question=question)
-    document = short_document(comparison, question, details)
-    pictures = {picture.key: f"{picture.key}.svg" for picture in document.pictures()}
-    assert document.details is not None
-    _, _, short = render_markdown(document, pictures, "", "d").partition("\n")
-    return short + render_details(document.details, pictures, "r")
+    short, details = markdown_of(page_of(comparison, question))
+    return short.partition("\n")[2] + details
 
 
 @pytest.mark.parametrize("folder", first(FEW, PUBLISHED))
@@ -306,7 +302,4 @@ def test_a_report_says_where_the_clocks_disagree() -> None:
         "Counting only the ranks' own time: fsdp on 2 ranks is slower, "
         "0.91 (0.91 to 0.91) times ddp's speed (by wall time open)."
     )
-    comparison = Comparison(made)
-    details = details_document(comparison)
-    pictures = {picture.key: f"{picture.key}.svg" for picture in details.pictures()}
-    assert said in render_markdown(details, pictures, "", "")
+    assert said in markdown_of(page_of(made))[1]

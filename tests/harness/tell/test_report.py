@@ -1,18 +1,18 @@
-"""Runs of one backend and number of ranks on other numbers of nodes are told apart wherever they stand."""
+"""Whole reports: long tables, cells on several nodes, before and after, a CUDA stub for a GPU."""
 
 import pytest
 
 from harness.forms.textbook import find_peak
 from harness.judge.comparison import Comparison
 from harness.judge.quantities import first_timed, rate
-from harness.record import ErrorPart, Record
+from harness.record import ErrorPart
 from harness.tell.before_after import before_after
 from harness.tell.document import Document, Folded, Table
-from harness.tell.first_page import rank_words, short_document
+from harness.tell.first_page import rank_words
 from harness.tell.report import LONGEST_OPEN_TABLE, details_document
 from harness.tell.writers.html import render_html
 from harness.tell.writers.markdown import render_markdown
-from tests.harness.tell.cells import repeats
+from tests.harness.tell.cells import blocks_in, lines_of, markdown_of, page_of, repeats, with_world
 from tests.records import make_record, on_stub, published_comparison
 
 
@@ -29,9 +29,7 @@ def test_a_long_table_stands_behind_its_name_and_length_the_results_never() -> N
     assert {"results", "memory_after_backward"} <= open_tables(short)
     assert "results" in open_tables(long)
     assert "memory_after_backward" not in open_tables(long)
-    titles = [
-        block.title for section in long.sections for block in section.blocks if isinstance(block, Folded)
-    ]
+    titles = [fold.title for part in long.sections for fold in blocks_in(part, Folded)]
     assert "Memory after backward: 31 lines" in titles
 
 
@@ -51,12 +49,11 @@ def rows() -> Comparison:
 def test_every_table_calls_a_cell_by_its_whole_name(rows: Comparison) -> None:
     cells = {(group.label, group.world_size) for group in rows.groups}
     assert {("ddp (1 node x 4)", 4), ("ddp (2 nodes x 2)", 4), ("ddp", 2)} <= cells
-    told = {}
-    for table in details_document(rows).tables():
-        keys = [column.key for column in table.columns]
-        if {"backend", "world_size"} <= set(keys):
-            places = keys.index("backend"), keys.index("world_size")
-            told[table.key] = {(row[places[0]], row[places[1]]) for row in table.values()}
+    told = {
+        table.key: {(line["backend"], int(line["world_size"])) for line in lines_of(table)}
+        for table in details_document(rows).tables()
+        if {"backend", "world_size"} <= {column.key for column in table.columns}
+    }
     assert {name: pairs - cells for name, pairs in told.items() if pairs - cells} == {}
     assert {"slurm_jobs", "parity_distances", "communication_volume", "time", "probe_cost"} <= set(told)
 
@@ -70,12 +67,12 @@ def test_cells_are_ordered_by_ranks_nodes_and_backend(rows: Comparison) -> None:
 
 def sides(**status: str) -> Comparison:
     """The reference and a run of each backend, with its status."""
-    return Comparison([make_record(), *(_run(label, how) for label, how in status.items())])
-
-
-def _run(label: str, status: str) -> Record:
-    error = None if status == "ok" else ErrorPart(kind="Exit", message="gone")
-    return make_record(label=label, status=status, error=error)
+    error = ErrorPart(kind="Exit", message="gone")
+    runs = [
+        make_record(label=label, status=how, error=None if how == "ok" else error)
+        for label, how in status.items()
+    ]
+    return Comparison([make_record(), *runs])
 
 
 def section(of: Document, key: str) -> str:
@@ -99,13 +96,9 @@ def test_equal_sides_have_no_empty_table() -> None:
 
 
 def page() -> tuple[str, str]:
-    comparison = Comparison(
-        [on_stub(r) for r in (make_record(), *repeats("ddp", 0.5, 0.6), *repeats("fsdp", 0.7))]
-    )
-    details = details_document(comparison)
-    short = short_document(comparison, "all", details)
-    paths = {picture.key: picture.key for document in (short, details) for picture in document.pictures()}
-    return tuple(render_markdown(document, paths, "", "report.details.md") for document in (short, details))
+    """Of a CUDA stub, and its details."""
+    runs = (make_record(), *repeats("ddp", 0.5, 0.6), *repeats("fsdp", 0.7))
+    return markdown_of(page_of(map(on_stub, runs)))
 
 
 def test_the_device_is_a_stub_in_title_scope_and_machine() -> None:
@@ -118,10 +111,9 @@ def test_the_device_is_a_stub_in_title_scope_and_machine() -> None:
 
 def test_an_unsupported_backend_next_to_it_makes_no_gpu_of_it() -> None:
     unsupported = make_record(label="fsdp-hybrid", status="unsupported", ranks=[], steps=[])
-    world = unsupported.world.model_copy(update={"device": "cuda", "collectives": "nccl"})
-    unsupported = unsupported.model_copy(update={"world": world})
-    comparison = Comparison([on_stub(make_record()), on_stub(make_record(label="ddp")), unsupported])
-    assert rank_words(comparison) == "2 CUDA stub ranks"
+    runs = [*map(on_stub, (make_record(), make_record(label="ddp")))]
+    runs.append(with_world(unsupported, device="cuda", collectives="nccl"))
+    assert rank_words(Comparison(runs)) == "2 CUDA stub ranks"
 
 
 def test_no_figure_of_speed_is_left() -> None:

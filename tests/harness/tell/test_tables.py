@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,16 +10,16 @@ from harness.judge.comparison import Comparison
 from harness.record import ErrorPart, Record
 from harness.tell import formats
 from harness.tell.formats import WIDTH, fitted, markdown_text, megabytes, milliseconds, number, scientific
-from harness.tell.pictures.bars import drawn_name
-from harness.tell.tables import cell_line, main_table, results_table, spread_table
+from harness.tell.pictures.plots import drawn_name
+from harness.tell.tables import cell_line, results_table, spread_table
 from harness.tell.terminal import terminal_table
+from tests.harness.tell.cells import lines_of
 from tests.records import LOSSES, make_record, make_steps, make_weights
 
 
 def lines(*records: Record) -> list[dict[str, str]]:
     """Lines of the main table by column."""
-    table = results_table(Comparison(records)).for_people()
-    return [dict(zip((c.key for c in table.columns), row, strict=True)) for row in table.texts()]
+    return lines_of(results_table(Comparison(records)).for_people())
 
 
 def timed(label: str, *rates: float) -> list[Record]:
@@ -26,15 +27,6 @@ def timed(label: str, *rates: float) -> list[Record]:
     return [
         make_record(label=label, repeat=n, run_id=f"{label}-{n}", steps=make_steps(seconds=1024 / rate))
         for n, rate in enumerate(rates)
-    ]
-
-
-def test_one_line_per_backend_and_world_in_the_order_given() -> None:
-    found = lines(make_record(), make_record(label="ddp"), make_record(label="ddp", world_size=4))
-    assert [(line["backend"], line["world_size"]) for line in found] == [
-        ("single", "1"),
-        ("ddp", "2"),
-        ("ddp", "4"),
     ]
 
 
@@ -51,10 +43,8 @@ def test_figures_of_a_run_are_in_their_columns() -> None:
 
 
 def test_jobs_of_a_report_are_told_apart_in_a_column() -> None:
-    assert [line.get("job_id") for line in lines(make_record(), make_record(job_id="b" * 12))] == [
-        "0123456789ab",
-        "b" * 12,
-    ]
+    found = lines(make_record(), make_record(job_id="b" * 12))
+    assert [line["job_id"] for line in found] == ["0123456789ab", "b" * 12]
 
 
 def test_repeats_share_a_line_with_medians_and_the_worst_parity() -> None:
@@ -70,18 +60,22 @@ def test_repeats_share_a_line_with_medians_and_the_worst_parity() -> None:
     assert line["parity"] == "tight"
 
 
-def test_a_speed_is_a_ratio_to_ddp_with_its_interval() -> None:
-    found = lines(
-        *timed("ddp", *[1000, 1010] * 3), *timed("fsdp", *[1020, 1000] * 3), *timed("zero3", *[5, 6] * 3)
-    )
-    assert [line["speed_ratio"] for line in found] == [
-        "1", "0.00545 (0.005 to 0.00594)", "1.00 (0.99 to 1.02)",
-    ]  # fmt: skip
-
-
-def test_the_ratio_of_few_rounds_is_open() -> None:
-    found = lines(*timed("ddp", 1000, 1001, 1002), *timed("fsdp", 2000, 2001, 2002))
-    assert [line["speed_ratio"] for line in found] == ["1", "~2.00"]
+@pytest.mark.parametrize(
+    ("rates", "ratios"),
+    [
+        (
+            {"ddp": [1000, 1010] * 3, "fsdp": [1020, 1000] * 3, "zero3": [5, 6] * 3},
+            ["1", "0.00545 (0.005 to 0.00594)", "1.00 (0.99 to 1.02)"],
+        ),
+        ({"ddp": [1000, 1001, 1002], "fsdp": [2000, 2001, 2002]}, ["1", "~2.00"]),
+    ],
+)
+def test_a_speed_is_a_ratio_to_ddp_with_its_interval(
+    rates: dict[str, list[float]], ratios: list[str]
+) -> None:
+    """That of few rounds is open."""
+    found = lines(*(record for label, of_label in rates.items() for record in timed(label, *of_label)))
+    assert [line["speed_ratio"] for line in found] == ratios
 
 
 def spread(*rates: float) -> dict[str, object]:
@@ -113,28 +107,20 @@ def test_run_without_result_shows_not_available() -> None:
     assert list(line.values()) == ["ddp", "2", "oom", *["n/a"] * 9]
 
 
-def test_terminal_shows_the_same_table() -> None:
-    text = main_table(Comparison([make_record(), make_record(label="ddp")]))
-    assert text.splitlines()[0].split()[:4] == ["backend", "ranks", "status", "tokens/s"]
-    assert text.splitlines()[3].split()[:4] == ["ddp", "2", "ok", "2,048"]
+ERROR = ErrorPart(kind="RuntimeError", message="no\nmemory", rank=1)
+UNTIMED = [replace(step, window="warmup") for step in make_steps()]
 
 
-def test_finished_cell_is_one_line_with_its_reason() -> None:
-    error = ErrorPart(kind="RuntimeError", message="no\nmemory", rank=1)
-    row = Comparison([make_record(label="ddp", status="failed", error=error)]).rows[0]
-    assert cell_line(row) == "ddp on 2 ranks: failed: RuntimeError (rank 1): no"
-
-
-def test_finished_cell_is_one_line_with_its_figures() -> None:
-    line = cell_line(Comparison([make_record(label="ddp")]).rows[0])
-    assert line == "ddp on 2 ranks: ok, loss 4.75, 2,048 tokens/s, step 500 ms, peak 2.00 MB"
-
-
-def test_finished_cell_that_nothing_timed_says_so() -> None:
-    record = make_record(label="single:micro_batch_size=4", ranks=[])
-    steps = [replace(step, window="warmup") for step in record.steps]
-    line = cell_line(Comparison([record.model_copy(update={"steps": steps})]).rows[0])
-    assert line == "single:micro_batch_size=4 on 1 rank: ok, loss 4.75, not timed"
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"status": "failed", "error": ERROR}, "failed: RuntimeError (rank 1): no"),
+        ({}, "ok, loss 4.75, 2,048 tokens/s, step 500 ms, peak 2.00 MB"),
+        ({"steps": UNTIMED, "ranks": []}, "ok, loss 4.75, not timed"),
+    ],
+)
+def test_finished_cell_is_one_line_with_its_reason_or_figures(changes: dict[str, Any], line: str) -> None:
+    assert cell_line(Comparison([make_record(label="ddp", **changes)]).rows[0]) == f"ddp on 2 ranks: {line}"
 
 
 @pytest.mark.parametrize(
@@ -168,22 +154,11 @@ def test_markdown_is_made_harmless() -> None:
     )
 
 
-LABELS = (
-    "single",
-    "ddp",
-    "fsdp:preset=library-defaults",
-    "zero3:offload=cpu,stage3_prefetch_bucket_size=1",
-)
+LABELS = ("single", "ddp", "fsdp:preset=library-defaults", "zero3:offload=cpu,stage3_prefetch_bucket_size=1")
 
 
 def comparison() -> Comparison:
     return Comparison(make_record(label=label) for label in LABELS)
-
-
-def test_the_table_fits_the_width_and_says_how_to_see_the_rest() -> None:
-    lines = terminal_table(comparison()).splitlines()
-    assert max(map(len, lines)) <= WIDTH
-    assert lines[-1].endswith("--wide: all columns")
 
 
 def test_the_wide_table_has_every_column_and_cuts_nothing() -> None:
@@ -193,17 +168,19 @@ def test_the_wide_table_has_every_column_and_cuts_nothing() -> None:
     assert "--wide" not in text
 
 
-def test_marks_and_levels_in_the_table_are_explained_and_no_others() -> None:
-    table, _, legend = terminal_table(comparison()).partition("\n~: ")
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_table_fits_the_width_cuts_no_label_and_explains_its_marks_and_levels(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "WIDTH", width)
+    shown = terminal_table(comparison())
+    assert max(map(len, shown.splitlines())) <= width
+    table, _, legend = shown.partition("\n~: ")
     assert " ~1.00 " in table
+    legend = " ".join(legend.split())
     assert legend.startswith("order open, see --repeats; exact: equal to the reference")
     assert "band:" not in legend
-
-
-@pytest.mark.parametrize("width", [80, 100])
-def test_no_label_is_cut(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "WIDTH", width)
-    table, _, _ = terminal_table(comparison()).partition("\n~: ")
+    assert legend.endswith("--wide: all columns")
     body = table.splitlines()[3:]
     assert max(map(len, body)) <= width
     text = "".join(line.split()[0] for line in body if line.split())

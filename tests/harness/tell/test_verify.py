@@ -21,9 +21,9 @@ from harness.record.store import (
     write_archive,
     write_record,
 )
-from harness.tell.manifest import Manifest, digest, read_manifest
+from harness.tell.manifest import Manifest, digest
 from harness.tell.report import SUFFIXES, details_name, write_report
-from harness.tell.verify import Verification, pictures_within, same_picture, verify
+from harness.tell.verify import Verification, pictures_within, verify
 from harness.tell.writers.html import data_address
 from tests.records import LOSSES, make_record, make_steps, make_weights
 
@@ -79,46 +79,111 @@ def line_of_picture(folder: Path, key: str, name: str = "report.md") -> str:
     return f"{name}, line {number}"
 
 
+FORMS = ("md", "html", "csv", "json", "tex")
+
+
 @pytest.fixture(scope="session")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("published")
-    runs = write_runs(folder)
-    for suffix in ("md", "html", "csv", "json", "tex"):
-        write_report(runs, folder / f"report.{suffix}", folders=[folder / "runs"])
-    return folder
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A report in every format, of runs in a folder and in an archive, by the name of either."""
+    folders = {name: tmp_path_factory.mktemp("reports") for name in ("runs", ARCHIVE_NAME)}
+    for name, folder in folders.items():
+        runs = write_runs(folder)
+        if name == ARCHIVE_NAME:
+            runs = archive_runs(runs, folder / name)
+            shutil.rmtree(folder / "runs")
+        for form in FORMS:
+            write_report(runs, folder / f"report.{form}", folders=[folder / name])
+    return folders
 
 
 @pytest.fixture
-def copy(published: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(published, tmp_path / "copy"))
+def copy(reports: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(reports["runs"], tmp_path / "copy"))
 
 
-def test_a_manifest_reads_back_as_written() -> None:
-    manifest = Manifest(name="r.md", format="md", harness="1", drawing="renderer 3", records=[])
-    assert read_manifest(f"<!-- {manifest.line()} -->", Path("r.md")) == (manifest, 1, "", False)
+class Stored:
+    """A copy of the report, and its records by their path in the folder or archive of runs."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name, self.runs = folder, name, folder / name
+        if self.runs.is_dir():
+            paths = sorted(self.runs.rglob(RECORD_NAME))
+            self.records = {path.relative_to(self.runs).as_posix(): path.read_bytes() for path in paths}
+        else:
+            found = read_archive(self.runs, named=RECORD_NAME)
+            self.records = {path.removeprefix("runs/"): data for path, data in found.items()}
+
+    def found(self) -> Verification:
+        """What is found once the records are stored as they are now."""
+        if self.runs.is_file():
+            write_archive(self.runs, self.records, folder="runs")
+        else:
+            shutil.rmtree(self.runs)
+            for name, data in self.records.items():
+                (self.runs / name).parent.mkdir(parents=True)
+                (self.runs / name).write_bytes(data)
+        return verify(self.folder / "report.md")
 
 
-def test_a_manifest_next_to_its_report_reads_back_as_written(tmp_path: Path) -> None:
-    manifest = Manifest(name="r.md", format="md", harness="1", drawing="renderer 3", records=[])
-    text, file = f"<!-- {manifest.pointer()} -->", tmp_path / "r.manifest.json"
-    assert len(text) < 200
-    with pytest.raises(HarnessError, match=r"needs '.*r\.manifest\.json', which lists its records"):
-        read_manifest(text, tmp_path / "r.md")
-    file.write_text(manifest.file())
-    assert read_manifest(text, tmp_path / "r.md") == (manifest, 1, file.name, False)
-    file.write_text(f"{manifest.file()} ")
-    assert read_manifest(text, tmp_path / "r.md").is_changed
+@pytest.fixture(params=["runs", ARCHIVE_NAME])
+def stored(request: pytest.FixtureRequest, reports: dict[str, Path], tmp_path: Path) -> Stored:
+    return Stored(Path(shutil.copytree(reports[request.param], tmp_path / "copy")), request.param)
 
 
-@pytest.mark.parametrize("name", ["report.md", "report.html", "report.csv", "report.json", "report.tex"])
-def test_untouched_report_holds(published: Path, name: str) -> None:
-    result = verify(published / name)
-    assert found(result) == []
-    assert result.notes == []
+RUN = f"run-ddp-1/{RECORD_NAME}"
 
 
-def test_report_that_moved_with_its_records_holds(copy: Path) -> None:
-    assert found(verify(copy / "report.md")) == []
+@pytest.mark.parametrize("form", FORMS)
+def test_report_that_moved_with_its_records_holds(stored: Stored, form: str) -> None:
+    result = verify(stored.folder / f"report.{form}")
+    assert found(result) == result.notes == []
+    assert "7 records unchanged" in result.summary
+
+
+def test_records_that_are_stored_again_hold(stored: Stored) -> None:
+    assert found(stored.found()) == []
+
+
+def test_space_in_a_record_is_an_edit(stored: Stored) -> None:
+    stored.records[RUN] += b"\n"
+    (problem,) = stored.found().problems
+    assert f"record {stored.name}/{RUN} was changed" in problem.what
+    assert problem.line is not None
+    assert "run-ddp-1" in (stored.folder / problem.file).read_text().splitlines()[problem.line - 1]
+
+
+def test_edited_record_is_named_and_so_is_what_it_changes(stored: Stored) -> None:
+    document = json.loads(stored.records[RUN])
+    document["steps"][2]["seconds"] = 0.1
+    stored.records[RUN] = json.dumps(document).encode()
+    problems = found(stored.found())
+    assert any(f"record {stored.name}/{RUN} was changed" in problem for problem in problems)
+    assert any("the records give" in problem for problem in problems)
+
+
+def test_removed_record_is_named(stored: Stored) -> None:
+    del stored.records[RUN]
+    result = stored.found()
+    assert f"record {stored.name}/{RUN} is missing" in found(result)[0]
+    assert "not computed again" in result.notes[0]
+
+
+@pytest.mark.parametrize("job_id", ["0123456789ab", "b" * 12])
+def test_foreign_record_is_named(stored: Stored, job_id: str) -> None:
+    stored.records[f"more/{RECORD_NAME}"] = (
+        make_record(run_id="more", job_id=job_id).model_dump_json().encode()
+    )
+    (problem,) = stored.found().problems
+    assert f"record {stored.name}/more/{RECORD_NAME} lies next to the records" in problem.what
+
+
+def test_record_taken_out_of_report_and_list_alike_is_still_beside(stored: Stored) -> None:
+    """Whoever drops an unwelcome run must delete its record too."""
+    listed = stored.folder / "report.manifest.json"
+    (entry,) = re.findall(rf'\{{\s*"path": "{stored.name}/run-ddp-1/[^}}]*\}},\s*', listed.read_text())
+    edit(listed, entry, "")
+    point_to_the_list(stored.folder)
+    assert any(f"{stored.name}/{RUN} lies next to" in problem for problem in found(stored.found()))
 
 
 def test_renamed_report_holds(copy: Path) -> None:
@@ -126,25 +191,18 @@ def test_renamed_report_holds(copy: Path) -> None:
     assert found(verify(copy / "README.md")) == []
 
 
-@pytest.mark.parametrize("name", ["report.md", "report.html", "report.csv", "report.json", "report.tex"])
-def test_one_digit_in_a_table_is_named_by_its_line(copy: Path, name: str) -> None:
-    text = (copy / name).read_text()
-    digit = next(re.finditer(r"\b1,?67[89]\b", text)).group()
-    line = edit(copy / name, digit, digit.replace("6", "5", 1))
-    result = verify(copy / name)
-    assert [problem.line for problem in result.problems] == [line]
-    assert result.problems[0].file == name
-    assert "the records give" in result.problems[0].what
-
-
-def test_an_answer_that_was_changed_is_named(copy: Path) -> None:
-    line = edit(copy / "report.md", "not ranked: 3 of 6 rounds", "not ranked: 5 of 6 rounds")
-    assert found(verify(copy / "report.md"))[0].startswith(f"report.md, line {line}: reads")
+@pytest.mark.parametrize("form", FORMS)
+def test_one_digit_in_a_table_is_named_by_its_line(copy: Path, form: str) -> None:
+    report = copy / f"report.{form}"
+    (digit, *_) = re.findall(r"\b1,?67[89]\b", report.read_text())
+    line = edit(report, digit, digit.replace("6", "5", 1))
+    (problem,) = verify(report).problems
+    assert (problem.file, problem.line) == (report.name, line)
+    assert "the records give" in problem.what
 
 
 def test_added_row_is_named(copy: Path) -> None:
-    text = (copy / "report.md").read_text()
-    row = next(line for line in text.splitlines() if line.startswith("| fsdp "))
+    (row,) = lines_of(copy / "report.md", "| fsdp ")
     line = edit(copy / "report.md", row, f"{row}\n{row.replace('fsdp', 'best')}")
     (problem,) = verify(copy / "report.md").problems
     assert problem.line == line + 1
@@ -152,46 +210,11 @@ def test_added_row_is_named(copy: Path) -> None:
 
 
 def test_removed_row_is_named(copy: Path) -> None:
-    text = (copy / "report.md").read_text()
-    row = next(line for line in text.splitlines() if line.startswith("| fsdp "))
+    (row,) = lines_of(copy / "report.md", "| fsdp ")
     line = edit(copy / "report.md", f"{row}\n", "")
     (problem,) = verify(copy / "report.md").problems
     assert problem.line == line - 1
     assert "missing" in problem.what
-
-
-def test_edited_record_is_named_and_so_is_what_it_changes(copy: Path) -> None:
-    path = copy / "runs" / "run-ddp-1" / "record.json"
-    document = json.loads(path.read_text())
-    document["steps"][2]["seconds"] = 0.1
-    path.write_text(json.dumps(document))
-    problems = found(verify(copy / "report.md"))
-    assert any("record runs/run-ddp-1/record.json was changed" in problem for problem in problems)
-    assert any("the records give" in problem for problem in problems)
-
-
-def test_space_in_a_record_is_an_edit(copy: Path) -> None:
-    path = copy / "runs" / "run-ddp-1" / "record.json"
-    path.write_text(path.read_text() + "\n")
-    (problem,) = verify(copy / "report.md").problems
-    assert "was changed" in problem.what
-    assert problem.line is not None
-    assert "run-ddp-1" in (copy / problem.file).read_text().splitlines()[problem.line - 1]
-
-
-def test_removed_record_is_named(copy: Path) -> None:
-    shutil.rmtree(copy / "runs" / "run-ddp-1")
-    result = verify(copy / "report.md")
-    assert "record runs/run-ddp-1/record.json is missing" in found(result)[0]
-    assert "not computed again" in result.notes[0]
-
-
-def test_foreign_record_is_named(copy: Path) -> None:
-    directory = copy / "runs" / "another"
-    directory.mkdir()
-    write_record(directory, make_record(run_id="another", job_id="b" * 12))
-    (problem,) = verify(copy / "report.md").problems
-    assert "runs/another/record.json" in problem.what
 
 
 def test_other_job_beside_chosen_records_is_a_note_and_the_same_job_a_problem(tmp_path: Path) -> None:
@@ -209,7 +232,9 @@ def test_record_that_was_left_out_when_the_report_was_written_is_stated_in_it(tm
     report = write_report(runs[:-1], tmp_path / "report.md")
     details = report.with_name(details_name(report)).read_text()
     assert "1 other record lies in the same folder, not part of this report" in details
-    assert found(verify(report)) == []
+    result = verify(report)
+    assert found(result) == []
+    assert any("1 record in the same folder: not part of the report" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(("name", "suffix"), [("report.md", "svg"), ("report.tex", "png")])
@@ -247,19 +272,6 @@ def test_png_that_was_only_compressed_again_holds(copy: Path) -> None:
     assert found(verify(copy / "report.tex")) == []
 
 
-def edit_picture(folder: Path, pattern: str, replace: Callable[[re.Match[str]], str]) -> None:
-    path = folder / "report.loss.svg"
-    changed, count = re.subn(pattern, replace, path.read_text(), count=1)
-    assert count == 1
-    path.write_text(changed)
-
-
-def test_svg_drawn_with_another_version_of_the_font_holds(copy: Path) -> None:
-    edit_picture(copy, r'width="(\d+)"', lambda found: f'width="{int(found[1]) + 1}"')
-    assert found(verify(copy / "report.md")) == []
-    assert same_picture("a.svg", b'<g x="1"><text>5</text>', b'<g x="2.5"><text>5</text>')
-
-
 @pytest.mark.parametrize(("pixels", "holds"), [(1, True), (3, False)])
 def test_a_picture_within_html_may_be_drawn_with_another_version_of_the_font(
     copy: Path, pixels: int, holds: bool
@@ -279,17 +291,24 @@ def test_a_picture_within_html_may_be_drawn_with_another_version_of_the_font(
 
 
 @pytest.mark.parametrize(
-    ("pattern", "replace"),
+    ("pattern", "replace", "holds"),
     [
-        (r'width="(\d+)"', lambda found: f'width="{int(found[1]) + 3}"'),
-        (r">(\d[\d.]*)</text>", lambda found: f">{float(found[1]) + 1}</text>"),
-        (r'd="M([\d.]+)', lambda found: f'd="M{float(found[1]) + 1}'),
-        (r'"#(\w)', lambda found: f'"#{int(found[1], 16) ^ 1:x}'),
+        (r'width="(\d+)"', lambda found: f'width="{int(found[1]) + 1}"', True),
+        (r'width="(\d+)"', lambda found: f'width="{int(found[1]) + 3}"', False),
+        (r">(\d[\d.]*)</text>", lambda found: f">{float(found[1]) + 1}</text>", False),
+        (r'd="M([\d.]+)', lambda found: f'd="M{float(found[1]) + 1}', False),
+        (r'"#(\w)', lambda found: f'"#{int(found[1], 16) ^ 1:x}', False),
     ],
 )
-def test_svg_of_other_values_does_not_hold(copy: Path, pattern: str, replace) -> None:
-    edit_picture(copy, pattern, replace)
-    assert any("is not the picture" in problem.what for problem in verify(copy / "report.md").problems)
+def test_svg_holds_with_another_version_of_the_font_and_not_with_other_values(
+    copy: Path, pattern: str, replace: Callable[[re.Match[str]], str], holds: bool
+) -> None:
+    path = copy / "report.loss.svg"
+    changed, count = re.subn(pattern, replace, path.read_text(), count=1)
+    assert count == 1
+    path.write_text(changed)
+    problems = found(verify(copy / "report.md"))
+    assert problems == [] if holds else any("is not the picture" in problem for problem in problems)
 
 
 def drawn_by_another(folder: Path) -> None:
@@ -354,21 +373,11 @@ def test_report_that_holds_its_list_of_records_needs_no_file_of_it(copy: Path) -
     assert found(verify(copy / "report.md")) == []
 
 
-def test_record_taken_out_of_report_and_list_alike_is_still_beside(copy: Path) -> None:
-    """Whoever drops an unwelcome run must delete its record too."""
-    path = copy / "report.manifest.json"
-    text = path.read_text()
-    path.write_text(re.sub(r'\{\s*"path": "runs/run-ddp-1/[^}]*\},\s*', "", text))
-    point_to_the_list(copy)
-    path = copy / "report.md"
-    assert any("runs/run-ddp-1/record.json" in p and "lies next to" in p for p in found(verify(path)))
-
-
 def test_every_ending_of_a_report_has_a_format() -> None:
     assert set(SUFFIXES.values()) == {"md", "html", "csv", "json", "latex"}
 
 
-@pytest.mark.parametrize("suffix", ["md", "html", "csv", "json", "tex"])
+@pytest.mark.parametrize("suffix", FORMS)
 def test_report_with_a_baseline_is_verified_too(tmp_path: Path, suffix: str) -> None:
     before, after = write_runs(tmp_path / "before"), write_runs(tmp_path / "after", slower=0.2)
     report = write_report(after, tmp_path / f"report.{suffix}", baseline=before)
@@ -420,6 +429,7 @@ def test_rows_in_another_order_are_named(copy: Path) -> None:
             {
                 "| peak MB/rank |": "| peak GB/rank |",
                 "CPU ranks over gloo": "GPU ranks over nccl",
+                "not ranked: 3 of 6 rounds": "not ranked: 5 of 6 rounds",
                 "largest difference of a loss": "least difference of a loss",
                 "report.loss.svg": "report.memory.svg",
                 "details.md#records": "details.md#job",
@@ -537,7 +547,7 @@ def test_png_that_shows_something_else_than_its_first_frame_is_named(copy: Path)
         assert found(verify(copy / "report.tex")) == [what]
 
 
-@pytest.mark.parametrize("suffix", ["md", "html", "csv", "json", "tex"])
+@pytest.mark.parametrize("suffix", FORMS)
 def test_name_that_looks_like_a_list_of_records_is_none(suffix: str, tmp_path: Path) -> None:
     line = 'harness-report: {"records": []}'
     record = make_record(
@@ -570,14 +580,6 @@ def test_a_picture_that_the_report_does_not_show_is_named(copy: Path) -> None:
     assert not verify(copy / "report.html").problems
 
 
-def test_records_that_were_left_out_are_told(tmp_path: Path) -> None:
-    runs = write_runs(tmp_path)
-    write_report(runs[:-1], tmp_path / "report.md")
-    result = verify(tmp_path / "report.md")
-    assert not result.problems
-    assert any("1 record in the same folder: not part of the report" in note for note in result.notes)
-
-
 def test_a_report_that_is_written_again_removes_pictures_that_it_no_longer_shows(tmp_path: Path) -> None:
     runs = write_runs(tmp_path)
     report = write_report(runs, tmp_path / "report.md")
@@ -591,98 +593,16 @@ def test_a_report_that_is_written_again_removes_pictures_that_it_no_longer_shows
     assert after == shown | {"report.notes.svg"} | ({"report.time.svg"} - shown)
 
 
-Files = dict[str, bytes]
-
-
-@pytest.fixture(scope="session")
-def archived(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("archived")
-    archive = folder / ARCHIVE_NAME
-    runs = archive_runs(write_runs(folder / "made"), archive)
-    shutil.rmtree(folder / "made")
-    for suffix in ("md", "html", "csv", "json", "tex"):
-        write_report(runs, folder / f"report.{suffix}", folders=[archive])
-    return folder
-
-
-@pytest.fixture
-def packed(archived: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(archived, tmp_path / "copy"))
-
-
-def change(folder: Path, how: Callable[[Files], object]) -> None:
-    """Pack the archive again with other files."""
-    files = {
-        n.removeprefix("runs/"): d for n, d in read_archive(folder / ARCHIVE_NAME, named=RECORD_NAME).items()
-    }
-    how(files)
-    write_archive(folder / ARCHIVE_NAME, files, folder="runs")
-
-
-@pytest.mark.parametrize("name", ["report.md", "report.html", "report.csv", "report.json", "report.tex"])
-def test_report_of_an_archive_holds(name: str, packed: Path) -> None:
-    result = verify(packed / name)
-    assert found(result) == result.notes == []
-    assert "7 records unchanged" in result.summary
-
-
-def test_archive_that_was_packed_again_holds(packed: Path) -> None:
-    change(packed, lambda files: None)
-    assert found(verify(packed / "report.md")) == []
-
-
-def test_one_byte_of_a_packed_record_is_an_edit(packed: Path) -> None:
-    name = f"run-ddp-1/{RECORD_NAME}"
-    change(packed, lambda files: files.update({name: files[name] + b"\n"}))
-    (problem,) = verify(packed / "report.md").problems
-    assert f"record {ARCHIVE_NAME}/{name} was changed" in problem.what
-    assert problem.line is not None
-    assert "run-ddp-1" in (packed / problem.file).read_text().splitlines()[problem.line - 1]
-
-
-def test_edited_figure_of_a_packed_record_is_named_with_what_it_changes(packed: Path) -> None:
-    def faster(files: Files) -> None:
-        document = json.loads(files[f"run-ddp-1/{RECORD_NAME}"])
-        document["steps"][2]["seconds"] = 0.1
-        files[f"run-ddp-1/{RECORD_NAME}"] = json.dumps(document).encode()
-
-    change(packed, faster)
-    problems = found(verify(packed / "report.md"))
-    assert any(f"{ARCHIVE_NAME}/run-ddp-1/record.json was changed" in problem for problem in problems)
-    assert any("the records give" in problem for problem in problems)
-
-
-def test_record_that_was_taken_out_is_named(packed: Path) -> None:
-    change(packed, lambda files: files.pop(f"run-ddp-1/{RECORD_NAME}"))
-    result = verify(packed / "report.md")
-    assert f"record {ARCHIVE_NAME}/run-ddp-1/record.json is missing" in found(result)[0]
-    assert "not computed again" in result.notes[0]
-
-
-@pytest.mark.parametrize("job_id", ["0123456789ab", "b" * 12])
-def test_record_that_was_put_in_is_named(job_id: str, packed: Path) -> None:
-    more = make_record(run_id="more", job_id=job_id).model_dump_json().encode()
-    change(packed, lambda files: files.update({f"more/{RECORD_NAME}": more}))
-    (problem,) = verify(packed / "report.md").problems
-    assert f"record {ARCHIVE_NAME}/more/record.json lies next to the records" in problem.what
-
-
-def test_record_taken_out_of_report_and_list_alike_is_still_in_the_archive(packed: Path) -> None:
-    listed = packed / "report.manifest.json"
-    entry = re.findall(rf'\{{\s*"path": "{ARCHIVE_NAME}/run-ddp-1/[^}}]*\}},\s*', listed.read_text())[0]
-    edit(listed, entry, "")
-    point_to_the_list(packed)
-    problems = found(verify(packed / "report.md"))
-    assert any(f"{ARCHIVE_NAME}/run-ddp-1/record.json lies next to" in problem for problem in problems)
-
-
 @pytest.mark.parametrize("damage", [None, b"", b"no archive"])
-def test_archive_that_is_missing_or_damaged_is_one_line(damage: bytes | None, packed: Path) -> None:
-    (packed / ARCHIVE_NAME).unlink()
+def test_archive_that_is_missing_or_damaged_is_one_line(
+    damage: bytes | None, reports: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(reports[ARCHIVE_NAME], tmp_path, dirs_exist_ok=True)
+    (tmp_path / ARCHIVE_NAME).unlink()
     if damage is not None:
-        (packed / ARCHIVE_NAME).write_bytes(damage)
+        (tmp_path / ARCHIVE_NAME).write_bytes(damage)
     with pytest.raises(HarnessError, match=rf"archive '.*{ARCHIVE_NAME}' (is|cannot)") as error:
-        verify(packed / "report.md")
+        verify(tmp_path / "report.md")
     assert "\n" not in str(error.value)
 
 

@@ -18,6 +18,7 @@ from harness.tell.report import details_document, details_name, write_report
 from harness.tell.writers.data import MANIFEST, render_csv
 from harness.tell.writers.html import VEGA, render_html, table_html
 from harness.tell.writers.latex import LONGEST_ON_A_PAGE, render_latex
+from tests.harness.tell.cells import markdown_of, page_of
 from tests.records import (
     LOSSES,
     make_communication,
@@ -74,83 +75,33 @@ def report_of(folder: Path, records: list[Record]) -> Path:
     return write_report(runs, folder / "report.md")
 
 
-def details_of(folder: Path, records: list[Record]) -> str:
-    """The details alone."""
-    report = report_of(folder, records)
-    return report.with_name(details_name(report)).read_text(encoding="utf-8")
-
-
-def both_of(folder: Path, records: list[Record]) -> str:
-    """The short report, then the details."""
-    report = report_of(folder, records)
-    return report.read_text() + report.with_name(details_name(report)).read_text()
-
-
-def tables(markdown: str) -> list[list[str]]:
-    """The tables, each as its lines."""
-    blocks = re.findall(r"(?:^\|.*\n)+", markdown, flags=re.MULTILINE)
-    return [block.splitlines() for block in blocks]
-
-
-def columns(line: str) -> int:
-    return len(re.findall(r"(?<!\\)\|", line)) - 1
-
-
-@pytest.mark.parametrize("name", ["report.md", "report.details.md"])
-def test_report_is_the_golden_one(name: str, tmp_path: Path, update_golden: bool) -> None:
-    written = report_of(tmp_path, fixed_records()).with_name(name).read_text(encoding="utf-8")
-    golden = GOLDEN / name
-    # Digests follow from the schema, versions from the environment, neither from the report.
-    text = re.sub(r"\b[0-9a-f]{64}\b", "0" * 64, written)
-    text = re.sub(r"\b[0-9a-f]{16}\b(?= *\|$)", "0" * 16, text, flags=re.MULTILINE)
-    text = re.sub(r"(vl-convert-python )[\w.]+\w", r"\g<1>0.0.0", text)
-    if update_golden:
+def hold(text: str, golden: Path, update: bool) -> None:
+    if update:
         golden.write_text(text, encoding="utf-8")
     assert text == golden.read_text(encoding="utf-8")
 
 
-def test_same_records_give_the_same_bytes(tmp_path: Path) -> None:
-    first = report_of(tmp_path / "a", fixed_records())
-    second = report_of(tmp_path / "b", fixed_records())
-    assert first.read_bytes() == second.read_bytes()
-    picture = first.with_suffix(".loss.svg").read_bytes()
-    assert picture == second.with_suffix(".loss.svg").read_bytes()
-    assert picture.startswith(b"<svg")
+def test_report_is_the_golden_one(tmp_path: Path, update_golden: bool) -> None:
+    report = report_of(tmp_path, fixed_records())
+    for path in (report, report.with_name(details_name(report))):
+        # Digests follow from the schema, versions from the environment, neither from the report.
+        text = re.sub(r"\b[0-9a-f]{64}\b", "0" * 64, path.read_text(encoding="utf-8"))
+        text = re.sub(r"\b[0-9a-f]{16}\b(?= *\|$)", "0" * 16, text, flags=re.MULTILINE)
+        hold(re.sub(r"(vl-convert-python )[\w.]+\w", r"\g<1>0.0.0", text), GOLDEN / path.name, update_golden)
 
 
-def test_cells_without_a_result_appear_with_their_reason(tmp_path: Path) -> None:
-    text = details_of(tmp_path, fixed_records())
-    section = text.partition("## Failed and unsupported cells")[2].partition("##")[0]
-    assert "fsdp1-hybrid on 2 ranks: unsupported: needs 4 ranks, not 2" in section
-    assert r"fsdp on 2 ranks: failed: RuntimeError (rank 1): no \| such \`device\`" in section
-    table = text.partition("## Results")[2].partition("##")[0]
-    assert re.search(r"\| fsdp1-hybrid +\| +2 \| unsupported", table)
-    assert re.search(r"\| fsdp +\| +2 \| failed", table)
-
-
-def test_divergence_is_told_among_the_findings(tmp_path: Path) -> None:
-    text = report_of(tmp_path, fixed_records()).read_text()
-    assert "| Warning: diverged | zero1 on 2 ranks" in text
-
-
-def test_agreement_is_told(tmp_path: Path) -> None:
-    text = details_of(tmp_path, [make_record(), make_record(label="ddp")])
+def test_agreement_is_told() -> None:
+    text = markdown_of(page_of([make_record(), make_record(label="ddp")]))[1]
     assert "None: every judged run trained the same job as its reference" in text
 
 
-def test_records_are_linked_relative_to_the_report(tmp_path: Path) -> None:
-    text = report_of(tmp_path, [make_record()]).with_name("report.manifest.json").read_text()
-    assert "runs/0/record.json" in text
-    assert str(tmp_path) not in text
-
-
-def test_commands_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+def test_commands_can_be_pasted_into_a_shell() -> None:
     record = make_record(command=["harness", "run", "--set", "model.config={hidden_size: 32}"])
-    assert "harness run --set 'model.config={hidden_size: 32}'" in details_of(tmp_path, [record])
+    assert "harness run --set 'model.config={hidden_size: 32}'" in markdown_of(page_of([record]))[1]
 
 
-def test_several_jobs_are_told_apart(tmp_path: Path) -> None:
-    text = both_of(tmp_path, [make_record(), make_record(job_id="b" * 12)])
+def test_several_jobs_are_told_apart() -> None:
+    text = "".join(markdown_of(page_of([make_record(), make_record(job_id="b" * 12)])))
     assert "These records hold 2 jobs" in text
     assert "Job 0123456789ab," in text
     assert "Job bbbbbbbbbbbb," in text
@@ -170,42 +121,20 @@ def strange(text: str) -> list[Record]:
     return [make_record(), make_record(label="ddp", backend=part, run_id=f"run-{text}")]
 
 
-def test_pipes_in_names_do_not_break_a_table(tmp_path: Path) -> None:
-    text = both_of(tmp_path, strange("a|b"))
-    assert len(tables(text)) >= 4
-    for lines in tables(text):
-        assert {columns(line) for line in lines} == {columns(lines[0])}
-
-
 def outside_code(text: str) -> str:
     return re.sub(r"^(`{3,})\w*\n.*?^\1$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def test_html_in_names_stays_text(tmp_path: Path) -> None:
-    text = outside_code(both_of(tmp_path, strange("<b>x</b>")))
-    for line in text.splitlines():
-        if line.startswith("<details>"):
-            # A backslash escapes nothing within HTML; an entity does.
-            assert "b>" not in line.removeprefix("<details><summary>").removesuffix("</summary>")
-        else:
-            assert not re.search(r"(?<!\\)</?b>", line)
-
-
-def test_names_in_summaries_are_not_marked_up_twice(tmp_path: Path) -> None:
-    text = details_of(tmp_path, strange("zero3:reduce_bucket_size=5"))
+def test_names_in_summaries_are_not_marked_up_twice() -> None:
+    text = markdown_of(page_of(strange("zero3:reduce_bucket_size=5")))[1]
     assert "<summary>zero3:reduce_bucket_size=5, 2 ranks</summary>" in text
 
 
-def test_backticks_in_values_do_not_end_a_code_block(tmp_path: Path) -> None:
+def test_backticks_in_values_do_not_end_a_code_block() -> None:
     records = [make_record(command=["harness", "--set", "a=\n```\n# broken out"]), *strange("```")]
-    text = outside_code(both_of(tmp_path, records))
+    text = outside_code("".join(markdown_of(page_of(records))))
     assert "broken out" not in text
     assert "native_config" not in text
-
-
-def test_dollars_in_names_do_not_break_the_picture(tmp_path: Path) -> None:
-    picture = report_of(tmp_path, strange("a$b{$c")).with_suffix(".memory.svg").read_text()
-    assert "a$b{$c" in picture
 
 
 def test_run_that_ended_early_without_its_ranks_has_a_report(tmp_path: Path) -> None:
@@ -241,11 +170,8 @@ def test_tables_are_the_golden_ones(form: str, update_golden: bool) -> None:
     document = details_document(Comparison(fixed_records()))
     found = written_tables(document, form)
     assert len(found) == len(document.tables())
-    golden = GOLDEN / f"tables.{form}"
     text = "\n".join(table.rstrip() + "\n" for table in found)
-    if update_golden:
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+    hold(text, GOLDEN / f"tables.{form}", update_golden)
 
 
 def latex(rows: list[list[str]]) -> str:

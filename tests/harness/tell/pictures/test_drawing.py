@@ -15,10 +15,15 @@ import pytest
 from harness.backends.registry import BUILT_IN
 from harness.judge.comparison import Comparison
 from harness.tell.document import Picture
-from harness.tell.pictures.bars import memory_picture, volume_picture
 from harness.tell.pictures.drawing import FAMILIES, GREY, LIMIT, draw, look_of
-from harness.tell.pictures.plots import loss_picture, throughput_picture, trade_off_picture
-from tests.harness.tell.pictures.drawn import compared, rows_of, texts, timed
+from harness.tell.pictures.plots import (
+    loss_picture,
+    memory_picture,
+    throughput_picture,
+    trade_off_picture,
+    volume_picture,
+)
+from tests.harness.tell.cells import compared, rows_of, texts, timed
 
 PAINT = """
 import hashlib

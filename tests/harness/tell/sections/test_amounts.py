@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from harness.forms.terms import Collective, Volume
@@ -16,14 +18,13 @@ from harness.tell.sections.amounts import (
     prediction_section,
     process_memory_blocks,
 )
+from tests.harness.tell.cells import blocks_in
 from tests.records import make_prediction, make_ranks, make_record
 from tests.volumes import make_layout
 
 
 def test_a_kind_that_holds_nothing_anywhere_has_no_column() -> None:
-    section = memory_section(Comparison([make_record(), make_record(label="ddp")]))
-    assert section is not None
-    (table,) = [block for block in section.blocks if isinstance(block, Table)]
+    table, *_ = blocks_in(memory_section(Comparison([make_record(), make_record(label="ddp")])), Table)
     keys = [column.key for column in table.columns]
     assert keys[:5] == ["backend", "world_size", "weights_bytes", "gradients_bytes", "optimizer_bytes"]
     assert "gathered_bytes" not in keys
@@ -98,17 +99,12 @@ def test_each_prediction_has_its_error() -> None:
     ddp = make_record(label="ddp", prediction=make_prediction(2_101_050))
     single = make_record(prediction=make_prediction(1_900_000))
     section = prediction_section(Comparison([single, ddp]))
-    assert section is not None
-    text, table = section.blocks
-    assert table.texts() == [  # type: ignore[union-attr]
+    (text,), (table,) = blocks_in(section, Paragraph), blocks_in(section, Table)
+    assert table.texts() == [
         ["single", "1", "1.90", "2.00", "-5.0 %", "optimizer step"],
         ["ddp", "2", "2.10", "2.00", "+5.0 %", "optimizer step"],
     ]
-    assert "5 % on average and 5 % at most" in text.text  # type: ignore[union-attr]
-
-
-def test_records_without_predictions_have_no_section() -> None:
-    assert prediction_section(Comparison([make_record(), make_record(label="ddp")])) is None
+    assert "5 % on average and 5 % at most" in text.text
 
 
 def test_a_prediction_without_a_measurement_is_left_out() -> None:
@@ -116,14 +112,12 @@ def test_a_prediction_without_a_measurement_is_left_out() -> None:
     assert prediction_section(Comparison([make_record(), unmeasured])) is None
 
 
-def lines(record: Record) -> list[list[object]]:
-    section = communication_section(Comparison([record]))
-    assert section is not None
-    table = section.blocks[1]
-    assert isinstance(table, Table)
+def expected(record: Record) -> dict[str, Any]:
+    """The payload that is expected of collectives, by phase."""
+    (table,) = blocks_in(communication_section(Comparison([record])), Table)
     keys = [column.key for column in table.columns]
-    wanted = [keys.index(key) for key in ("phase", "op", "dtype", "role", "expected_payload_bytes")]
-    return [[row[index] for index in wanted] for row in table.values()]
+    place = keys.index("expected_payload_bytes")
+    return {row[keys.index("phase")]: row[place] for row in table.values()}
 
 
 def test_every_kind_of_collective_stands_beside_its_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,11 +128,10 @@ def test_every_kind_of_collective_stands_beside_its_closed_form(monkeypatch: pyt
     forms = Volume(collectives=(part,))
     monkeypatch.setattr(amounts, "volume_of", lambda record: (of_record(record), forms))
     assert record.windows is not None
-    found = {line[0]: line[-1] for line in lines(record)}
-    assert found["backward"] == 100 / record.windows.probed
+    assert expected(record)["backward"] == 100 / record.windows.probed
 
 
 def test_a_backend_without_a_closed_form_has_none() -> None:
     record = make_record(label="ddp")
     part = record.backend.model_copy(update={"label": "own", "name": "own"})
-    assert {line[-1] for line in lines(record.model_copy(update={"backend": part}))} == {None}
+    assert set(expected(record.model_copy(update={"backend": part})).values()) == {None}

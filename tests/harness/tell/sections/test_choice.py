@@ -14,34 +14,21 @@ from harness.tell.sections.choice import (
     sent_once,
     worth_taking,
 )
-from tests.harness.tell.cells import repeats, stage_of
+from tests.harness.tell.cells import of_size, repeats, stage_of, with_world
 from tests.pipelines import make_pipeline
 from tests.records import (
     NORMS,
-    make_communication,
-    make_ranks,
     make_record,
     make_steps,
     make_weights,
     published,
 )
 
-
-def cell(label: str, sent: int, peak: int) -> Record:
-    ranks = [
-        rank.model_copy(
-            update={"memory": [part.model_copy(update={"peak_bytes": peak}) for part in rank.memory]}
-        )
-        for rank in make_ranks(2)
-    ]
-    return make_record(label=label, ranks=ranks, comm=make_communication(2, payload_bytes=sent))
-
-
 CELLS = [
     make_record(),
-    cell("ddp", 4_000_000, 9_000_000),
-    cell("zero1", 6_000_000, 8_000_000),
-    cell("fsdp", 6_000_000, 3_000_000),
+    of_size("ddp", 9_000_000, sent=4_000_000),
+    of_size("zero1", 8_000_000, sent=6_000_000),
+    of_size("fsdp", 3_000_000, sent=6_000_000),
 ]
 
 
@@ -50,9 +37,8 @@ def blocks(question: ReportFocus, *records: Record) -> list[Block]:
     return [] if section is None else list(section.blocks)
 
 
-def table(key: str, question: ReportFocus, *records: Record) -> list[list[str]]:
-    found = [block for block in blocks(question, *records) if isinstance(block, Table) and block.key == key]
-    return found[0].texts() if found else []
+def tables(question: ReportFocus, *records: Record) -> dict[str, Table]:
+    return {block.key: block for block in blocks(question, *records) if isinstance(block, Table)}
 
 
 def advice(question: ReportFocus, *records: Record) -> dict[str, str]:
@@ -64,11 +50,11 @@ def notes(question: ReportFocus, *records: Record) -> str:
 
 
 def on_gpu(record: Record) -> Record:
-    return record.model_copy(update={"world": record.world.model_copy(update={"device": "cuda"})})
+    return with_world(record, device="cuda")
 
 
 def test_a_threshold_is_a_row_and_so_is_a_simpler_cell_that_sends_no_more() -> None:
-    assert table("decision", "all", *map(on_gpu, CELLS)) == [
+    assert tables("all", *map(on_gpu, CELLS))["decision"].texts() == [
         ["1", "from 9.00", "ddp", "4.00"],
         ["1", "from 8.00", "zero1", "6.00"],
         ["1", "from 3.00", "fsdp", "6.00"],
@@ -78,7 +64,7 @@ def test_a_threshold_is_a_row_and_so_is_a_simpler_cell_that_sends_no_more() -> N
 
 def test_of_cpu_ranks_the_thresholds_are_what_strategies_hold_on_gpus_besides_activations() -> None:
     default = published("default")
-    assert table("decision", "all", *default) == [
+    assert tables("all", *default)["decision"].texts() == [
         ["1", "from 13.9", "ddp", "3.48"],
         ["1", "from 10.0", "fsdp-grad-op", "3.48"],
         ["1", "from 9.64", "fsdp:preset=library-defaults", "5.09"],
@@ -89,42 +75,37 @@ def test_of_cpu_ranks_the_thresholds_are_what_strategies_hold_on_gpus_besides_ac
         ["8", "from 11.0", "fsdp:preset=library-defaults", "28.5"],
         ["8", "less", NONE_FITS, ""],
     ]
-    assert ["zero3", "7.36", "82.2"] in table("elsewhere", "all", *default)
+    assert ["zero3", "7.36", "82.2"] in tables("all", *default)["elsewhere"].texts()
 
 
 def test_memory_is_named_by_what_it_counts_and_cells_without_a_row_are_named() -> None:
     default = published("default")
-    found = blocks("all", *default)
-    titles = {b.key: [column.title for column in b.columns] for b in found if isinstance(b, Table)}
-    assert titles["decision"][1] == "memory without activations, MB"
-    assert titles["elsewhere"][1] == "memory without activations, MB"
+    for name in ("decision", "elsewhere"):
+        assert tables("all", *default)[name].columns[1].title == "memory without activations, MB"
     text = notes("all", *default)
     worse = "zero0, zero2, zero3, zero3:preset=library-defaults, fsdp, fsdp1"
     assert f"Left out, no better in memory or traffic: {worse}." in text
     assert text.endswith("Left out, needs more: zero3:preset=library-defaults.")
-    of_gpus = [b for b in blocks("all", *map(on_gpu, CELLS)) if isinstance(b, Table) and b.key == "decision"]
-    assert of_gpus[0].columns[1].title == "peak memory, MB"
+    assert tables("all", *map(on_gpu, CELLS))["decision"].columns[1].title == "peak memory, MB"
 
 
 def test_of_pipelines_the_bubble_is_named_which_neither_memory_nor_traffic_shows() -> None:
-    run = make_pipeline()
-    of_as_many_samples = run.world.model_copy(update={"micro_batch_size": 8})
-    pipeline = run.model_copy(update={"world": of_as_many_samples})
+    pipeline = with_world(make_pipeline(), micro_batch_size=8)  # of as many samples
     assert "ranks idle (the bubble): pp 20 %." in notes("all", *map(on_gpu, [*CELLS, pipeline]))
     assert "bubble" not in notes("all", *CELLS)
 
 
 def test_a_question_on_memory_is_not_answered_with_speed_or_traffic() -> None:
     records = published("bloom-560m")
-    assert table("decision", "memory", *records) == []
-    assert table("elsewhere", "memory", *records)[-1] == ["zero3", "1,134", "87.4", "514", "533"]
+    assert "decision" not in tables("memory", *records)
+    assert tables("memory", *records)["elsewhere"].texts()[-1] == ["zero3", "1,134", "87.4", "514", "533"]
     assert "zero2: model states hold 496 MB of gradients" in notes("memory", *records)
     assert advice("memory", *records) == {}
     assert blocks("parity", *records) == blocks("scaling", *records) == []
 
 
 def test_what_ranks_hold_and_send_is_answered_without_speed() -> None:
-    assert table("decision", "footprint", *published("default"))
+    assert "decision" in tables("footprint", *published("default"))
     assert advice("footprint", *CELLS) == {}
 
 
@@ -146,16 +127,6 @@ FIGURES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, 
 
 def labels(*records: Record) -> list[str]:
     return [group.label for group in stage_of(*records).groups]
-
-
-def with_peak(label: str, sent: int, most: int) -> Record:
-    ranks = [
-        rank.model_copy(
-            update={"memory": [part.model_copy(update={"peak_bytes": most}) for part in rank.memory]}
-        )
-        for rank in make_ranks(2)
-    ]
-    return make_record(label=label, ranks=ranks, comm=make_communication(2, payload_bytes=sent))
 
 
 def test_the_reference_does_not_make_one_rank_the_place_to_compare() -> None:
@@ -199,8 +170,7 @@ def test_nothing_is_compared_where_nothing_succeeded() -> None:
 
 
 def test_a_cell_under_other_conditions_than_all_others_is_alone() -> None:
-    other = make_record(label="fsdp")
-    other = other.model_copy(update={"world": other.world.model_copy(update={"micro_batch_size": 1})})
+    other = with_world(make_record(label="fsdp"), micro_batch_size=1)
     assert stage_of(make_record(), make_record(label="ddp"), other).is_alone
     assert not stage_of(make_record(), make_record(label="ddp")).is_alone
 
@@ -209,7 +179,7 @@ def test_a_cell_under_other_conditions_than_all_others_is_alone() -> None:
 def test_the_frontier_of_bytes_holds_exactly_the_cells_that_no_other_beats(
     figures: list[tuple[int, int]],
 ) -> None:
-    groups = [with_peak(f"ddp:n={n}", 4000 * s, 10**6 * m) for n, (s, m) in enumerate(figures)]
+    groups = [of_size(f"ddp:n={n}", 10**6 * m, sent=4000 * s) for n, (s, m) in enumerate(figures)]
     found = [group.label for group in bytes_frontier(stage_of(make_record(), *groups))]
     known = {f"ddp:n={n}": figure for n, figure in enumerate(figures)}
     front = [known[label] for label in found]
@@ -225,9 +195,9 @@ def test_the_peak_of_a_cell_is_that_of_the_rank_that_needs_most() -> None:
 
 def test_a_backend_that_is_not_installed_has_the_most_moving_parts() -> None:
     groups = [
-        with_peak("of-others", 8, 4),
-        with_peak("ddp:of-another-version=1", 8, 3),
-        with_peak("fsdp", 8, 5),
+        of_size("of-others", 4, sent=8),
+        of_size("ddp:of-another-version=1", 3, sent=8),
+        of_size("fsdp", 5, sent=8),
     ]
     place = stage_of(make_record(), *groups)
     found = worth_taking(place, place.figures(sent_once), place.figures(peak))

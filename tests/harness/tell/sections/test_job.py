@@ -14,7 +14,6 @@ from harness.launch.cells import plan
 from harness.record import ObservationPart, Record
 from harness.safe_text import by_name, inside, without_passwords
 from harness.tell.document import Code, Folded, Items, Paragraph, Table
-from harness.tell.report import details_document
 from harness.tell.sections.job import (
     configuration_section,
     difference,
@@ -26,21 +25,25 @@ from harness.tell.sections.job import (
     reproduce_section,
 )
 from harness.tell.sections.parity import library_alone_section
+from tests.harness.tell.cells import blocks_in, lines_of, with_world
 from tests.records import ENVIRONMENT, make_record, published_comparison
 from tests.timed_records import processors, ranks, run
 
 
 def cut(label: str, micro_batch_size: int, accumulation_steps: int) -> Record:
-    record = make_record(label=label)
     world = {"micro_batch_size": micro_batch_size, "accumulation_steps": accumulation_steps}
-    return record.model_copy(update={"world": record.world.model_copy(update=world)})
+    return with_world(make_record(label=label), **world)
 
 
 def settings(*records: Record) -> str:
-    (folded,) = [block for block in job_section(Comparison(records)).blocks if isinstance(block, Folded)]
-    (code,) = folded.blocks
-    assert isinstance(code, Code)
+    (code,) = blocks_in(job_section(Comparison(records)), Code)
     return code.text
+
+
+def facts(*records: Record) -> dict[str, str]:
+    """What is said of the machine."""
+    (items,) = blocks_in(machine_section(Comparison(records)), Items)
+    return dict(items.items)  # type: ignore[arg-type]
 
 
 def test_every_setting_shows_the_accumulation_that_ran() -> None:
@@ -63,36 +66,30 @@ def test_the_least_and_the_most_load_of_a_machine_are_shown() -> None:
         make_record(repeat=n, run_id=f"r{n}", environment=ENVIRONMENT | {"load_average": load})
         for n, load in enumerate((1.5, 0.25, 0.5))
     ]
-    (items,) = machine_section(Comparison(records)).blocks
-    assert isinstance(items, Items)
-    facts = dict(item for item in items.items if isinstance(item, tuple))
-    assert facts["load before the runs"] == (
+    told = facts(*records)
+    assert told["load before the runs"] == (
         "1.50 before the first, 0.25 to 1.50 before all (average of a minute)"
     )
-    assert facts["runs began"] == "from 2026-01-02 03:04 to 2026-01-02 03:04 UTC"
+    assert told["runs began"] == "from 2026-01-02 03:04 to 2026-01-02 03:04 UTC"
 
 
 def test_what_other_work_used_is_shown_where_records_tell_it() -> None:
     busy = {"processors": processors(machine_busy_seconds=9.0)}
     used = [rank.model_copy(update=busy) for rank in ranks()]
-    (items,) = machine_section(Comparison([run(), run(repeat=1, run_id="r1", ranks=used)])).blocks
-    assert isinstance(items, Items)
-    assert ("other work during timed steps", "0.00 to 0.25 cores") in items.items
+    told = facts(run(), run(repeat=1, run_id="r1", ranks=used))
+    assert told["other work during timed steps"] == "0.00 to 0.25 cores"
 
 
 def test_what_slurm_knows_is_a_table_of_what_it_knows() -> None:
     records = [make_record(), make_record(label="ddp", environment=ENVIRONMENT | {"slurm": SLURM})]
-    *_, folded = machine_section(Comparison(records)).blocks
-    assert isinstance(folded, Folded)
-    (table,) = folded.blocks
-    assert [column.key for column in table.columns] == [
-        "backend", "world_size", "repeat", "job", "state", "attempts", "restarts", "max_resident_bytes"
+    (table,) = blocks_in(machine_section(Comparison(records)), Table)
+    assert lines_of(table) == [
+        {
+            "backend": "ddp", "world_size": "2", "repeat": "0", "job": "7_0", "state": "COMPLETED",
+            "attempts": "2", "restarts": "1", "max_resident_bytes": "3.00",
+        }
     ]  # fmt: skip
-    assert table.texts() == [["ddp", "2", "0", "7_0", "COMPLETED", "2", "1", "3.00"]]
-
-
-def test_without_slurm_nothing_is_said_of_it() -> None:
-    assert len(machine_section(Comparison([make_record()])).blocks) == 1
+    assert blocks_in(machine_section(Comparison([make_record()])), Table) == []
 
 
 @pytest.mark.parametrize(
@@ -108,9 +105,7 @@ def test_without_slurm_nothing_is_said_of_it() -> None:
 )
 def test_local_changes_are_named_where_the_record_names_them(git: dict[str, Any], words: str) -> None:
     environment = ENVIRONMENT | {"git": {"commit": "f" * 40} | git}
-    (items,) = machine_section(Comparison([make_record(environment=environment)])).blocks
-    assert isinstance(items, Items)
-    assert ("harness code", f"0123456789ab, {words}") in items.items
+    assert facts(make_record(environment=environment))["harness code"] == f"0123456789ab, {words}"
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +114,7 @@ def default() -> Comparison:
 
 
 def test_configurations_of_a_report_ask_for_the_same_job(default: Comparison, tmp_path: Path) -> None:
-    folded = [block for block in reproduce_section(default).blocks if isinstance(block, Folded)]
-    assert folded
-    assert len(folded) == 1
-    (code,) = folded[0].blocks
-    assert isinstance(code, Code)
+    _, code = blocks_in(reproduce_section(default), Code)
     path = tmp_path / "job.yaml"
     path.write_text(code.text)
     experiment = load_experiment(path, [])
@@ -140,22 +131,16 @@ def test_configurations_of_a_report_ask_for_the_same_job(default: Comparison, tm
     assert cells[-1].measure == record.measure
 
 
-def test_accumulation_is_part_of_the_configuration(tmp_path: Path) -> None:
-    record = make_record(label="ddp")
-    world = record.world.model_copy(update={"micro_batch_size": 1, "accumulation_steps": 4})
-    cut = record.model_copy(update={"world": world})
-    (folded,) = [
-        b for b in reproduce_section(Comparison([make_record(), cut])).blocks if isinstance(b, Folded)
-    ]
-    assert "accumulation_steps: 4" in str(folded)
+def test_accumulation_is_part_of_the_configuration() -> None:
+    _, code = blocks_in(reproduce_section(Comparison([make_record(), cut("ddp", 1, 4)])), Code)
+    assert "accumulation_steps: 4" in code.text
 
 
 def test_commit_and_install_line_stand_before_the_commands(default: Comparison) -> None:
-    first, commands, *_ = reproduce_section(default).blocks
-    git = default.rows[0].record.environment.git
+    section, git = reproduce_section(default), default.rows[0].record.environment.git
     assert git is not None
-    assert git.commit in str(first)
-    assert isinstance(commands, Code)
+    assert git.commit in blocks_in(section, Paragraph)[0].text
+    commands = blocks_in(section, Code)[0]
     assert commands.text.startswith("pip install -c constraints.txt -e '.[train]'\nharness ")
 
 
@@ -166,47 +151,41 @@ def test_each_layout_stands_once_with_its_backends() -> None:
         make_record(label="fsdp"),
         make_record(label="fsdp", repeat=1),
     ]
-    table, shared, *_ = measurement_section(Comparison(records)).blocks
-    assert isinstance(table, Table)
-    lines = [dict(zip((c.key for c in table.columns), line, strict=True)) for line in table.values()]
-    assert [(line["world_size"], line["backends"]) for line in lines] == [(1, "single"), (2, "ddp and fsdp")]
-    assert lines[0]["micro_batch_size"] == 8
+    section = measurement_section(Comparison(records))
+    lines, shared = lines_of(blocks_in(section, Table)[0]), blocks_in(section, Paragraph)[0].text
+    assert [(line["world_size"], line["backends"]) for line in lines] == [
+        ("1", "single"),
+        ("2", "ddp and fsdp"),
+    ]
+    assert lines[0]["micro_batch_size"] == "8"
     assert "timed_steps" not in lines[0]
-    assert "The same in all cells that trained: nodes 1," in str(shared)
-    assert "timed 2." in str(shared)
+    assert "The same in all cells that trained: nodes 1," in shared
+    assert "timed 2." in shared
 
 
-def made(label: str) -> Record:
-    return make_record(label=label)
+def presets(*labels: str) -> tuple[str, list[dict[str, str]]]:
+    """What is said of presets, and each change."""
+    section = presets_section(Comparison([make_record(label=label) for label in labels]))
+    text = "\n".join(block.text for block in blocks_in(section, Paragraph))
+    return text, [line for table in blocks_in(section, Table) for line in lines_of(table)]
 
 
 def test_a_change_stands_once_with_all_its_backends() -> None:
-    section = presets_section(Comparison([make_record(), made("zero1"), made("zero2"), made("ddp")]))
-    assert section is not None
-    (table,) = [block for block in section.blocks if isinstance(block, Table)]
-    backends = {line[0]: line[-1] for line in table.texts()}
+    backends = {line["setting"]: line["backends"] for line in presets("single", "zero1", "zero2", "ddp")[1]}
     assert backends["reduce_bucket_size"] == "zero1; zero2"
     assert backends["gradient_as_bucket_view"] == "ddp"
 
 
 def test_a_row_under_another_preset_is_named_and_changes_nothing() -> None:
-    own = made("zero3:preset=library-defaults")
-    section = presets_section(Comparison([make_record(), made("zero3"), own]))
-    assert section is not None
-    first, *_, table = section.blocks
-    assert isinstance(first, Paragraph)
-    assert isinstance(table, Table)
-    start = "Preset: like-for-like; library-defaults for zero3:preset=library-defaults."
-    assert str(first.text).startswith(start)
-    assert {line[-1] for line in table.texts()} == {"zero3"}
+    text, lines = presets("single", "zero3", "zero3:preset=library-defaults")
+    assert text.startswith("Preset: like-for-like; library-defaults for zero3:preset=library-defaults.")
+    assert {line["backends"] for line in lines} == {"zero3"}
 
 
 def test_without_changes_the_library_defaults_are_said_to_be_kept() -> None:
-    section = presets_section(Comparison([made("zero3:preset=library-defaults")]))
-    assert section is not None
-    (only,) = section.blocks
-    assert isinstance(only, Paragraph)
-    assert str(only.text) == (
+    text, lines = presets("zero3:preset=library-defaults")
+    assert lines == []
+    assert text == (
         "Preset: library-defaults for zero3:preset=library-defaults. library-defaults keeps a library's "
         "settings, except those that change the mathematics."
     )
@@ -222,14 +201,10 @@ def test_a_backend_is_told_once_and_other_sizes_by_what_differs() -> None:
     two, four, eight = (make_record(label="ddp", world_size=size) for size in (2, 4, 8))
     backend = four.backend.model_copy(update={"native_config": {"buckets": 4}})
     four = four.model_copy(update={"backend": backend})
-    section = configuration_section(Comparison([two, four, eight]))
-    assert section is not None
-    (folded,) = section.blocks
-    assert isinstance(folded, Folded)
+    (folded,) = blocks_in(configuration_section(Comparison([two, four, eight])), Folded)
     assert folded.title == "ddp, 2 ranks, 4 ranks, 8 ranks"
     whole, *rest = folded.blocks
-    assert isinstance(whole, Code)
-    assert "effective" in whole.text
+    assert "effective" in str(whole)
     assert rest == [
         Paragraph("ddp on 4 ranks: as ddp on 2 ranks, but for"),
         Code("yaml", "native_config:\n  buckets: 4\n"),
@@ -264,19 +239,11 @@ def test_a_word_after_p_is_a_password_unless_it_is_a_port_or_a_partition(words: 
 
 def test_the_report_says_where_the_content_of_such_a_file_is() -> None:
     command = ["harness", "compare", "--config", "/tmp/x/my job.yaml"]
-    _, code, text, configuration = reproduce_section(Comparison([make_record(command=command)])).blocks
-    assert isinstance(code, Code)
-    assert isinstance(text, Paragraph)
-    assert isinstance(configuration, Folded)
+    section = reproduce_section(Comparison([make_record(command=command)]))
+    code, configuration = blocks_in(section, Code)
     assert code.text.endswith("\nharness compare --config 'my job.yaml'")
-    assert "a file for --config" in text.text
-
-
-def test_other_commands_stand_as_they_were_given() -> None:
-    command = ["harness", "compare", "--config", "configs/default.yaml"]
-    code = reproduce_section(Comparison([make_record(command=command)])).blocks[1]
-    assert isinstance(code, Code)
-    assert code.text.endswith("\nharness compare --config configs/default.yaml")
+    assert "a file for --config" in blocks_in(section, Paragraph)[1].text
+    assert configuration.language == "yaml"
 
 
 def script(label: str, **unknown: str) -> Record:
@@ -288,23 +255,12 @@ def script(label: str, **unknown: str) -> Record:
     return make_record(label=label).model_copy(update={"observation": part})
 
 
-def test_a_report_without_scripts_has_no_such_section() -> None:
-    assert observed_section(Comparison([make_record()])) is None
-
-
 def test_what_every_script_lacks_stands_in_one_line() -> None:
     rows = [script("observed-ddp"), script("observed-fsdp", loss="divided or not")]
     section = observed_section(Comparison(rows))
-    assert section is not None
-    (table,) = [block for block in section.blocks if isinstance(block, Table)]
+    (table,) = blocks_in(section, Table)
     assert table.texts() == [["all", "eval", "not read"], ["observed-fsdp", "loss", "divided or not"]]
-
-
-def test_command_framework_loss_and_notes_are_shown() -> None:
-    document = details_document(Comparison([script("observed-ddp")]))
-    (section,) = [section for section in document.sections if section.key == "observed"]
-    text = [str(block.text) for block in section.blocks if isinstance(block, Paragraph)][1]
-    assert text == (
+    assert blocks_in(section, Paragraph)[1].text == (
         "observed-ddp: `torchrun 'my train.py'`. Driven by lightning. Backend of the same strategy: ddp. "
         "Loss: what Lightning's training_step was given. 2 of 9 steps had a batch of another size."
     )
@@ -324,9 +280,7 @@ def test_subjects_are_listed_once_with_the_cells_that_tell_them() -> None:
         told("trainer-ddp", loss="a"),
         told("trainer-zero3", loss="a", batches="b"),
     ]
-    section = library_alone_section(Comparison(records))
-    assert section is not None
-    (table,) = (block for block in section.blocks if isinstance(block, Table))
+    (table,) = blocks_in(library_alone_section(Comparison(records)), Table)
     assert table.rows == [
         ["loss", "a", "trainer-ddp and trainer-zero3 on 2 ranks"],
         ["batches", "b", "trainer-zero3 on 2 ranks"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import ROLES, role_of
 from harness.judge.wording import entries
-from harness.record import ErrorPart
+from harness.record import ErrorPart, Record
 from harness.tell.document import Folded, Items, Paragraph, Table
 from harness.tell.manifest import Manifest, RecordEntry
 from harness.tell.report import details_document
@@ -18,6 +18,7 @@ from harness.tell.sections.results import (
     records_section,
 )
 from harness.tell.writers.markdown import render_markdown
+from tests.harness.tell.cells import blocks_in
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 
 
@@ -58,10 +59,6 @@ def test_causes_are_told_before_divergence_and_each_is_explained_in_the_report()
     assert "### Consequences" in section
     assert f"Fix: {entries()['gradient-scale']['fix'].partition('.')[0]}" in section.replace("\\", "")
     assert '{"' not in section
-    assert [block.title for block in findings_section(comparison).blocks if hasattr(block, "title")] == [
-        "Meaning of each finding, how to confirm and fix it",
-        "Figures behind the findings",
-    ]
 
 
 def test_findings_of_repeats_and_of_cells_alike_are_told_once_and_many_are_folded() -> None:
@@ -75,19 +72,22 @@ def test_findings_of_repeats_and_of_cells_alike_are_told_once_and_many_are_folde
         for repeat in range(3)
     ]  # fmt: skip
     alike = make_record(label="fsdp1", steps=worse[0].steps, final_weights=make_weights("c" * 64))
-    blocks = findings_section(Comparison([make_record(), *worse, alike])).blocks
-    open_ = [item for block in blocks if isinstance(block, Items) for item in block.items]
+    section = findings_section(Comparison([make_record(), *worse, alike]))
+    open_ = [item for block in section.blocks if isinstance(block, Items) for item in block.items]
     assert 0 < len(open_) <= MOST_OF_A_KIND * len({name for name, _ in open_})
-    more = next(block for block in blocks if isinstance(block, Folded))
+    more, *_ = blocks_in(section, Folded)
     assert more.title.startswith("More of the same kinds: ")
-    figures = next(b for b in blocks if isinstance(b, Folded) and b.title.startswith("Figures"))
-    (table,) = figures.blocks
-    assert isinstance(table, Table)
+    (table,) = blocks_in(section, Table)
     lines = [tuple(line) for line in table.rows]
     assert len(lines) == len(set(lines))
     assert any(cells == "zero0 and fsdp1 on 2 ranks" for _, cells, _, _ in lines)
     roles = [list(ROLES).index(role_of(name)) for name, *_ in lines]
     assert roles == sorted(roles)
+
+
+def failures(*records: Record) -> list[str]:
+    (items,) = blocks_in(failures_section(Comparison(records)), Items)
+    return list(map(str, items.items))
 
 
 def test_one_error_of_several_cells_is_told_once_whichever_rank_it_met_first() -> None:
@@ -99,9 +99,7 @@ def test_one_error_of_several_cells_is_told_once_whichever_rank_it_met_first() -
         for rank, label in enumerate(("ddp", "fsdp"))
         for repeat in range(2)
     ]  # fmt: skip
-    (items,) = failures_section(Comparison(records)).blocks
-    assert isinstance(items, Items)
-    assert list(items.items) == [
+    assert failures(*records) == [
         "ddp and fsdp on 2 ranks, 2 of 2 runs of each: oom: OutOfMemoryError: no memory"
     ]
 
@@ -111,9 +109,7 @@ def test_cells_of_two_jobs_are_told_apart() -> None:
         make_record(label="ddp", job_id=job * 12, status="unsupported", reasons=["needs 4 ranks"])
         for job in "ab"
     ]
-    (items,) = failures_section(Comparison(records)).blocks
-    assert isinstance(items, Items)
-    assert [str(item).split(": ")[0] for item in items.items] == [
+    assert [item.split(": ")[0] for item in failures(*records)] == [
         f"ddp on 2 ranks, job {job * 12}" for job in "ab"
     ]
 
@@ -131,11 +127,7 @@ def test_repeats_of_a_cell_have_one_line_with_their_number() -> None:
         make_record(label="zero1", status="unsupported", reasons=["needs 4 ranks"]),
         make_record(label="zero2", status="unsupported", reasons=["needs 4 ranks"]),
     ]
-    section = failures_section(Comparison(records))
-    assert section is not None
-    (items,) = section.blocks
-    assert isinstance(items, Items)
-    assert list(items.items) == [
+    assert failures(*records) == [
         "ddp on 2 ranks, 2 of 4 runs: failed: RuntimeError (rank 0): port 1 is taken",
         "ddp on 2 ranks, 1 of 4 runs: failed: ValueError (rank 0): no",
         "zero1 and zero2 on 2 ranks: unsupported: needs 4 ranks",
@@ -150,55 +142,44 @@ def test_a_path_is_told_once_and_by_the_run_where_its_folder_has_that_name() -> 
         for folder in ("r1", "renamed")
     ]
     manifest = Manifest(name="r.md", format="md", harness="1", drawing="renderer 3", records=entries)
-    text, table = records_section(manifest).blocks
-    assert isinstance(text, Paragraph)
-    assert isinstance(table, Table)
+    section = records_section(manifest)
+    (text,), (table,) = blocks_in(section, Paragraph), blocks_in(section, Table)
     assert "runs/RUN/record.json" in text.text
     assert [row[0] for row in table.texts()] == ["r1", "runs/renamed/record.json"]
     assert [row[0] for row in table.values()] == [entry.path for entry in entries]
     assert {row[2] for row in table.texts()} == {"0123456789abcdef"}
 
 
-def shifted(label: str, loss: float, **changes: object):  # type: ignore[no-untyped-def]
+def shifted(label: str, loss: float, **changes: object) -> Record:
     steps = make_steps([value + loss for value in LOSSES])
     return make_record(label=label, steps=steps, final_weights=make_weights("c" * 64), **changes)
 
 
-def section(*records):  # type: ignore[no-untyped-def]
-    found = levels_section(Comparison(records))
-    assert found is not None
-    return found
-
-
-def within(found, kind, place):  # type: ignore[no-untyped-def]
-    """The only block of a fold."""
-    (block,) = [one for one in found.blocks if isinstance(one, Folded)][place].blocks
-    assert isinstance(block, kind)
-    return block
+def levels(*records: Record) -> tuple[Table, Table, list[list[str]]]:
+    """The limits, the distances of each run, and the lists: meanings, sources, and what else there is."""
+    section = levels_section(Comparison(records))
+    limits, distances = blocks_in(section, Table)
+    return limits, distances, [list(map(str, block.items)) for block in blocks_in(section, Items)]
 
 
 def test_limits_stand_beside_what_was_seen_and_the_factor() -> None:
     split = shifted("single:micro_batch_size=4", 1e-5)
-    found = section(make_record(), split, shifted("ddp", 5e-5))
-    (table,) = (block for block in found.blocks if isinstance(block, Table))
+    table, _, (_, sources, *_) = levels(make_record(), split, shifted("ddp", 5e-5))
     assert table.texts()[0] == ["tight", "loss", "1.0e-05", "10", "1.0e-04", "measurement"]
     assert [line[1] for line in table.texts()] == ["loss", "gradient norm", "distance moved", "final weights"]
-    source = [block for block in found.blocks if isinstance(block, Items)][1]
-    assert source.items == ["tight: measured by single:micro_batch_size=4; lower bound: fp32 rounding."]
+    assert sources == ["tight: measured by single:micro_batch_size=4; lower bound: fp32 rounding."]
 
 
 def test_a_floor_that_was_not_measured_is_said() -> None:
-    found = section(make_record(), make_record(label="ddp"))
-    source = [block for block in found.blocks if isinstance(block, Items)][1]
-    assert "tight: not measured" in str(source.items[0])
-    assert "100 roundings of fp32" in str(source.items[0])
+    _, _, (_, (source,), *_) = levels(make_record(), make_record(label="ddp"))
+    assert "tight: not measured" in source
+    assert "100 roundings of fp32" in source
 
 
 def test_a_low_precision_has_two_levels_with_their_factors() -> None:
     training = {"precision": "bf16-mixed"}
     cast = shifted("single:precision=cast", 1e-3, training=training)
-    found = section(make_record(training=training), cast, shifted("ddp", 2e-3, training=training))
-    (table,) = (block for block in found.blocks if isinstance(block, Table))
+    table, *_ = levels(make_record(training=training), cast, shifted("ddp", 2e-3, training=training))
     assert [line[:4] for line in table.texts()[::4]] == [
         ["tight", "loss", "n/a", "100"],
         ["band", "loss", "1.0e-03", "3"],
@@ -206,19 +187,16 @@ def test_a_low_precision_has_two_levels_with_their_factors() -> None:
 
 
 def test_every_run_has_its_distances_and_why_it_is_unjudged() -> None:
-    found = section(make_record(), shifted("ddp", 5e-5), make_record(label="fsdp", status="failed"))
-    lines = within(found, Table, 0).texts()
+    _, runs, _ = levels(make_record(), shifted("ddp", 5e-5), make_record(label="fsdp", status="failed"))
+    lines = runs.texts()
     assert lines[1][:5] == ["ddp", "2", "1", "tight", "5.0e-05"]
     assert lines[2][-1] == "the run ended as failed"
 
 
 def test_repeats_that_lie_equally_far_are_one_line_with_their_number() -> None:
-    found = section(
-        make_record(),
-        *(shifted("ddp", 5e-5, repeat=repeat) for repeat in range(2)),
-        shifted("ddp", 6e-5, repeat=2),
-    )
-    assert [line[:5] for line in within(found, Table, 0).texts()[1:]] == [
+    repeats = [shifted("ddp", 5e-5 if repeat < 2 else 6e-5, repeat=repeat) for repeat in range(3)]
+    _, runs, _ = levels(make_record(), *repeats)
+    assert [line[:5] for line in runs.texts()[1:]] == [
         ["ddp", "2", "2", "tight", "5.0e-05"],
         ["ddp", "2", "1", "tight", "6.0e-05"],
     ]
@@ -230,22 +208,19 @@ def test_runs_of_two_jobs_are_not_added_up() -> None:
         for job in "ab"
         for label, repeat in (("single", 0), ("ddp", 0), ("ddp", 1))
     ]
-    lines = {(line[0][0], line[1]): line[3] for line in within(section(*jobs), Table, 0).texts()}
+    lines = {(line[0][0], line[1]): line[3] for line in levels(*jobs)[1].texts()}
     assert lines == {("a", "single"): "1", ("b", "single"): "1", ("a", "ddp"): "2", ("b", "ddp"): "2"}
 
 
 def test_repeats_without_losses_are_not_called_equal() -> None:
     lost = [make_record(label="ddp", repeat=n, steps=make_steps([None] * len(LOSSES))) for n in range(2)]
-    items = within(section(make_record(), *lost), Items, -1)
-    assert items.items == ["ddp on 2: no loss to compare in one of the runs"]
+    assert levels(make_record(), *lost)[2][-1] == ["ddp on 2: no loss to compare in one of the runs"]
 
 
 def test_repeats_that_agree_bit_for_bit_are_counted() -> None:
     again = make_record(label="ddp", repeat=1, steps=make_steps([loss + 1e-6 for loss in LOSSES]))
     same = [make_record(label="fsdp", repeat=repeat) for repeat in range(2)]
-    found = section(make_record(), make_record(label="ddp"), again, *same)
-    assert "repeats of one backend" in found.blocks[-1].title
-    assert within(found, Items, -1).items == [
+    assert levels(make_record(), make_record(label="ddp"), again, *same)[2][-1] == [
         "ddp on 2: 1.0e-06 nats per token",
         "1 other cell with repeats: losses equal bit for bit",
     ]

@@ -7,19 +7,18 @@ from typing import Any
 from harness.job.experiment import Price
 from harness.judge.comparison import Comparison
 from harness.record import ArtifactPart, EnergyPart, EvaluationPart, OverlapPart, Record, WaitPart
-from harness.tell.document import Folded, Heading, Items, Paragraph, Section, Table
+from harness.tell.document import Heading, Items, Paragraph, Section, Table
 from harness.tell.sections.time import energy_section, overlap_section, time_section
 from tests.harness.judge.findings.test_timing import billion, ranks, run
+from tests.harness.tell.cells import blocks_in, lines_of, with_world
 from tests.pipelines import make_pipeline
 from tests.records import make_effective, make_ranks, make_record
 
 
 def line(section: Section | None, key: str, number: int = 0) -> dict[str, str]:
     """A line of a table by column, as text."""
-    assert section is not None
-    blocks = [b for block in section.blocks for b in (block.blocks if isinstance(block, Folded) else [block])]
-    (table,) = [block for block in blocks if isinstance(block, Table) and block.key == key]
-    return dict(zip((column.key for column in table.columns), table.texts()[number], strict=True))
+    (table,) = [block for block in blocks_in(section, Table) if block.key == key]
+    return lines_of(table)[number]
 
 
 def test_times_are_of_the_timed_steps() -> None:
@@ -93,13 +92,16 @@ def test_evaluation_has_its_samples_per_second() -> None:
 
 
 def test_without_an_evaluation_nothing_is_said_of_one() -> None:
-    section = time_section(Comparison([run()]))
-    assert section is not None
-    assert Heading("Evaluation") not in section.blocks
+    assert Heading("Evaluation") not in blocks_in(time_section(Comparison([run()])), Heading)
 
 
 def test_a_run_without_timed_steps_has_no_times() -> None:
     assert time_section(Comparison([run(steps=[])])) is None
+
+
+def with_effective(record: Record, **changes: Any) -> Record:
+    backend = record.backend.model_copy(update={"effective": make_effective(**changes)})
+    return record.model_copy(update={"backend": backend})
 
 
 def traced(exposed: float, label: str = "ddp", device: str = "cpu", **details: Any) -> Record:
@@ -109,31 +111,23 @@ def traced(exposed: float, label: str = "ddp", device: str = "cpu", **details: A
         waits=[WaitPart(name="gloo:all_reduce", phase="backward", seconds=exposed)],
     )  # fmt: skip
     record = run(label, ranks=[rank.model_copy(update={"overlap": [part]}) for rank in ranks()])
-    effective = make_effective(details=details)
-    changes = {
-        "backend": record.backend.model_copy(update={"effective": effective}),
-        "world": record.world.model_copy(update={"device": device}),
-    }
-    return record.model_copy(update=changes)
+    return with_effective(with_world(record, device=device), details=details)
 
 
-def overlap(*records: Record) -> Section:
-    found = overlap_section(Comparison(records))
-    assert found is not None
-    return found
-
-
-def items(found: Section) -> list[str]:
-    return [str(item) for block in found.blocks if isinstance(block, Items) for item in block.items]
+def overlap(*records: Record) -> list[str]:
+    """What is said of cells, the lists that are folded left out."""
+    section = overlap_section(Comparison(records))
+    assert section is not None
+    return [str(item) for block in section.blocks if isinstance(block, Items) for item in block.items]
 
 
 def said(record: Record) -> str:
-    (item,) = items(overlap(record))
+    (item,) = overlap(record)
     return item
 
 
 def test_cells_of_which_the_same_is_said_stand_together() -> None:
-    found = items(overlap(traced(0.1), traced(0.1, "zero1"), traced(0.05, "zero2")))
+    found = overlap(traced(0.1), traced(0.1, "zero1"), traced(0.05, "zero2"))
     assert [item.split(":")[0] for item in found] == ["ddp and zero1 on 2 ranks", "zero2 on 2 ranks"]
 
 
@@ -141,13 +135,13 @@ def test_a_trace_without_the_gpu_is_not_available_and_says_why() -> None:
     changes = {"overlap": [], "overlap_missing": "no kernel was seen"}
     record = traced(0.1)
     record = record.model_copy(update={"ranks": [r.model_copy(update=changes) for r in record.ranks]})
-    assert overlap(record).blocks == [Items(["ddp on 2 ranks: n/a: no kernel was seen."])]
+    section = overlap_section(Comparison([record]))
+    assert section is not None
+    assert section.blocks == [Items(["ddp on 2 ranks: n/a: no kernel was seen."])]
 
 
 def test_one_rank_waits_for_nobody() -> None:
-    record = traced(0.1)
-    alone = record.model_copy(update={"world": record.world.model_copy(update={"world_size": 1})})
-    assert not items(overlap(alone))
+    assert not overlap(with_world(traced(0.1), world_size=1))
 
 
 def test_each_rank_has_its_line_and_the_share_that_is_hidden() -> None:
@@ -189,13 +183,7 @@ def test_on_the_cpu_nothing_is_claimed_of_the_prefetch_of_fsdp() -> None:
 def test_zero3_gathers_nothing_ahead_like_for_like() -> None:
     record = traced(0.1, "zero3")
     assert "Prefetch is off: the preset like-for-like" in said(record)
-    effective = make_effective(prefetch="50000000 elements")
-    defaults = record.model_copy(
-        update={
-            "backend": record.backend.model_copy(update={"effective": effective}),
-            "world": record.world.model_copy(update={"preset": "library-defaults"}),
-        }
-    )
+    defaults = with_effective(with_world(record, preset="library-defaults"), prefetch="50000000 elements")
     assert said(defaults).endswith("Prefetch does not help (in force: up to 50000000 elements ahead).")
 
 
@@ -203,14 +191,8 @@ def test_traces_are_named() -> None:
     record = traced(0.1).model_copy(
         update={"artifacts": [ArtifactPart(kind="trace", rank=0, path="trace-00000.json.gz")]}
     )
-    (folded,) = [
-        block for block in overlap(record).blocks if isinstance(block, Folded) and block.title == "Traces"
-    ]
-    assert folded.blocks[1] == Items([f"{record.run_id}/trace-00000.json.gz"])
-
-
-def test_without_a_traced_step_there_is_no_section() -> None:
-    assert overlap_section(Comparison([run()])) is None
+    section = overlap_section(Comparison([record]))
+    assert Items([f"{record.run_id}/trace-00000.json.gz"]) in blocks_in(section, Items)
 
 
 USD = Price(amount=2.5, currency="USD")
@@ -219,26 +201,17 @@ USD = Price(amount=2.5, currency="USD")
 def record(price: Price | None = None, **energy: object) -> Record:
     part = EnergyPart(seconds=2.0, **energy)  # type: ignore[arg-type]
     ranks = [rank.model_copy(update={"energy": part}) for rank in make_ranks(2)]
-    made = make_record(label="ddp", ranks=ranks, price_per_gpu_hour=price)
-    return made.model_copy(update={"world": made.world.model_copy(update={"device": "cuda"})})
+    return with_world(make_record(label="ddp", ranks=ranks, price_per_gpu_hour=price), device="cuda")
 
 
-def section(*records: Record) -> Section | None:
-    return energy_section(Comparison([*records]))
-
-
-def parts(*records: Record) -> tuple[Table, str]:
-    found = section(*records)
-    assert found is not None
-    table, text = found.blocks
-    assert isinstance(table, Table)
-    assert isinstance(text, Paragraph)
+def parts(one: Record) -> tuple[Table, str]:
+    section = energy_section(Comparison([one]))
+    (table,), (text,) = blocks_in(section, Table), blocks_in(section, Paragraph)
     return table, text.text
 
 
 def test_without_energy_and_price_there_is_no_section() -> None:
-    assert section(record(device_unknown="Not Supported")) is None
-    assert section(make_record()) is None
+    assert energy_section(Comparison([record(device_unknown="Not Supported")])) is None
 
 
 def test_columns_without_a_figure_are_left_out_and_reasons_are_told() -> None:
