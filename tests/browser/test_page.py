@@ -1,10 +1,15 @@
-"""The page: nothing fetched or logged, the answer on the first screen, every link leads somewhere."""
+"""The page in a browser: nothing is fetched, the answer comes first, rows are filtered, sorted, printed."""
 
+import re
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
+from selenium.webdriver.support.wait import WebDriverWait
 
-from .browser import Browser
+from harness.tell.sections.choice import NONE_FITS
+
+from .browser import SECONDS, Browser
 
 NARROW, WIDE = (390, 844), (1280, 800)
 CONTRAST = """
@@ -118,3 +123,234 @@ def test_a_fragment_opens_its_section_when_the_page_loads(window: Browser, page:
     window.open(page, "#memory")
     assert window.texts("#memory h3, #memory p")
     assert window.texts("#communication p") == []
+
+
+def choose(browser: Browser, name: str, *values: str) -> None:
+    """Leave only these values of a dimension chosen."""
+    browser.click(f'button[data-choose="none"][aria-label^="{name}"]')
+    for value in values:
+        browser.click(f'#choices input[name="{name}"][value="{value}"]')
+
+
+def shown_cells(browser: Browser) -> set[tuple[str, str]]:
+    """Backend and ranks of each visible row of the results."""
+    browser.run("document.getElementById('results').closest('details').open = true")
+    rows = browser.run(
+        "return [...document.querySelectorAll('#results table:first-of-type tbody tr')]"
+        ".filter((row) => row.checkVisibility()).map((row) => [...row.cells].map((c) => c.textContent))"
+    )
+    return {(row[0], row[1]) for row in rows}
+
+
+def test_rows_of_every_table_follow_the_filter(browser: Browser) -> None:
+    assert browser.texts("#filter output") == ["13 of 13 cells shown"]
+    choose(browser, "backend", "ddp", "zero3")
+    choose(browser, "ranks", "4")
+    assert browser.texts("#filter output") == ["2 of 13 cells shown"]
+    assert shown_cells(browser) == {("ddp", "4"), ("zero3", "4")}
+    browser.run("for (const part of document.querySelectorAll('main details')) part.open = true")
+    shown = browser.texts("tr[data-cells] td")
+    assert {"ddp", "zero3"} <= set(shown)
+    assert not {"single", "zero1", "zero2", "fsdp", "fsdp1"} & set(shown)
+    assert "The filter hides 11 of 13 rows." in browser.texts(".left-out")
+
+
+def test_thresholds_of_a_decision_are_never_filtered(browser: Browser) -> None:
+    browser.run("for (const part of document.querySelectorAll('details')) part.open = true")
+    before = browser.texts("#choice table:first-of-type tr")
+    assert any(row.endswith(NONE_FITS) for row in before)
+    choose(browser, "backend", "zero1")
+    assert browser.texts("#choice table:first-of-type tr") == before
+
+
+def test_the_address_keeps_the_filter_and_links_do_not_lose_it(window: Browser, page: Path) -> None:
+    window.open(page)
+    choose(window, "backend", "zero3")
+    window.click("a[href='#memory']")
+    address = window.run("return location.hash")
+    assert address == "#memory?backend=zero3"
+    window.open(page, address)
+    assert window.texts("#filter output") == ["2 of 13 cells shown"]
+    assert shown_cells(window) == {("zero3", "2"), ("zero3", "4")}
+    assert window.texts("#memory p")
+
+
+def test_reset_shows_everything_again(window: Browser, page: Path) -> None:
+    window.open(page, "#results?ranks=2")
+    assert len(shown_cells(window)) == 6
+    assert window.texts("#filtered")
+    window.click("nav > button[type=reset]")
+    assert len(shown_cells(window)) == 13
+    assert window.texts("#filter output") == ["13 of 13 cells shown"]
+    assert window.run("return location.hash") == "#results"
+    assert window.texts("#filtered, nav > button, .left-out") == []
+
+
+@pytest.mark.parametrize("fragment", ["#?ranks=", "#?ranks=7", "#?backend=%3Cb%3E"])
+def test_an_address_of_no_cell_shows_none_and_says_so(window: Browser, page: Path, fragment: str) -> None:
+    window.open(page, fragment)
+    assert window.texts("#filter output") == ["0 of 13 cells shown"]
+    assert shown_cells(window) == set()
+    assert window.messages() == []
+
+
+PARITIES = ("exact", "tight", "diverged", "unjudged")
+
+
+@pytest.fixture
+def results(browser: Browser) -> Browser:
+    browser.click("a[href='#results']")
+    return browser
+
+
+def column(browser: Browser, title: str) -> tuple[int, list[str]]:
+    """Number of a column of the results from 1, and its cells from top to bottom."""
+    titles = browser.texts("#results table:first-of-type th")
+    number = titles.index(title) + 1
+    return number, browser.run(
+        "return [...document.querySelector('#results table').querySelectorAll("
+        f"'td:nth-child({number})')].map((cell) => cell.textContent)"
+    )
+
+
+def click(browser: Browser, title: str) -> str | None:
+    """Click a heading of the results; how it says the table is sorted."""
+    number, _ = column(browser, title)
+    browser.click(f"#results th:nth-child({number}) button")
+    return browser.run(
+        f"return document.querySelector('#results th:nth-child({number})').getAttribute('aria-sort')"
+    )
+
+
+def test_parity_is_sorted_by_meaning_within_ranks(results: Browser) -> None:
+    assert click(results, "parity") == "ascending"
+    _, ranks = column(results, "ranks")
+    assert ranks == ["1"] + ["2"] * 6 + ["4"] * 6
+    _, found = column(results, "parity")
+    for first in (1, 7):
+        places = [PARITIES.index(parity) for parity in found[first : first + 6]]
+        assert places == sorted(places)
+        assert len(set(places)) == len(PARITIES)
+
+
+@pytest.mark.parametrize("clicks", [1, 2])
+def test_numbers_are_sorted_by_value_and_unknown_ones_come_last(results: Browser, clicks: int) -> None:
+    for _ in range(clicks):
+        click(results, "tokens/s")
+    _, found = column(results, "tokens/s")
+    for first in (1, 7):
+        *known, last = found[first : first + 6]
+        values = [float(text.replace(",", "")) for text in known]
+        assert last == "n/a"
+        assert values == sorted(values, reverse=clicks == 2)
+        assert len(set(values)) > 3
+
+
+def test_ranks_are_sorted_as_groups_and_a_third_click_restores_the_order(results: Browser) -> None:
+    _, before = column(results, "backend")
+    assert click(results, "ranks") == "ascending"
+    assert click(results, "ranks") == "descending"
+    _, ranks = column(results, "ranks")
+    assert ranks == ["4"] * 6 + ["2"] * 6 + ["1"]
+    assert click(results, "ranks") is None
+    assert column(results, "backend")[1] == before
+
+
+def test_a_heading_works_by_keyboard(results: Browser) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    results.run("document.querySelector('#results th button').focus()")
+    results.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    assert column(results, "backend")[1][1:7] == sorted(column(results, "backend")[1][1:7])
+    assert results.run("return document.querySelector('#results th').ariaSort") == "ascending"
+
+
+def sources(browser: Browser, drawings: int) -> list[str]:
+    """Address of each picture once the page has drawn so often."""
+    drawn = f"return Number(document.documentElement.dataset.drawn) >= {drawings}"
+    WebDriverWait(browser.driver, SECONDS).until(lambda _: browser.run(drawn))
+    return list(browser.run("return [...document.querySelectorAll('figure img')].map((image) => image.src)"))
+
+
+def test_pictures_hold_only_the_cells_that_are_shown(window: Browser, page: Path) -> None:
+    window.open(page)
+    whole, *_ = sources(window, 1)
+    window.open(page, "#?backend=ddp&backend=zero3")
+    drawn = [unquote(source) for source in sources(window, 1)]
+    assert len(drawn) > 3
+    assert drawn[0] != whole
+    assert ">zero3<" in drawn[0]
+    for picture in drawn:
+        assert picture.startswith("data:image/svg+xml,<svg")
+        assert ">zero2<" not in picture
+        assert ">fsdp1<" not in picture
+    sizes = window.run("return [...document.querySelectorAll('figure img')].map((i) => i.naturalWidth)")
+    assert min(sizes) > 100
+    assert window.messages() == []
+    assert window.requests() == [page.as_uri()]
+
+
+def test_reset_brings_the_verified_pictures_back(window: Browser, page: Path) -> None:
+    window.open(page)
+    whole = sources(window, 1)
+    window.click("#choices input[name=ranks][value='4']")
+    assert sources(window, 2) != whole
+    assert any("hides" in text for text in window.texts("figure .left-out"))
+    window.click("nav > button[type=reset]")
+    assert sources(window, 3) == whole
+    assert window.texts("figure .left-out") == []
+
+
+def test_a_picture_of_no_shown_cell_is_not_drawn(window: Browser, page: Path) -> None:
+    window.open(page, "#?backend=fsdp")
+    sources(window, 1)
+    assert window.run("return [...document.querySelectorAll('figure img')].every((image) => image.hidden)")
+    assert window.messages() == []
+
+
+def test_folded_parts_are_visible_on_paper_without_a_script(window: Browser, page: Path) -> None:
+    window.open(page, media="print")
+    folded = "return [...document.querySelectorAll('main details:not([open])')].length"
+    assert window.run(folded) > 10
+    heights = window.run(
+        "return [...document.querySelectorAll('main details > :not(summary)')]"
+        ".map((part) => [part.getBoundingClientRect().height, part.outerHTML.slice(0, 80)]).sort()"
+    )
+    assert min(height for height, _ in heights) > 0, heights[0]
+
+
+def test_paper_holds_what_is_folded_on_the_screen(browser: Browser) -> None:
+    text = "\n".join(browser.paper())
+    for words in ("Parity levels", "How to read the numbers", "RuntimeError"):
+        assert words in text, words
+    assert "All sections" not in text
+    assert browser.run("return document.querySelectorAll('main details[open]').length") == 0
+
+
+def test_each_page_of_a_long_table_begins_with_its_head(window: Browser, page: Path, tmp_path: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    row = '<tr><td class="long">next</td></tr>\n'
+    table = text[text.index('<div class="table">') : text.index("</tbody>")]
+    long = tmp_path / "long.html"
+    long.write_text(text.replace(table, table + row * 200, 1), encoding="utf-8")
+    head = window_titles(table)
+    window.open(long)
+    pages = [page for page in window.paper() if page.count("next") > 10]
+    assert len(pages) > 2
+    for shown in pages:
+        assert all(title in shown[: shown.index("next")] for title in head)
+
+
+def window_titles(table: str) -> list[str]:
+    """Words of the head of a table."""
+
+    return " ".join(re.findall(r'<button type="button">(.*?)</button>', table)).split()
+
+
+def test_no_page_ends_with_a_heading(browser: Browser) -> None:
+    titles = "main :is(h1, h2, h3, summary)"
+    browser.run(f"for (const t of document.querySelectorAll('{titles}')) t.append('\u00a7')")
+    pages = browser.paper()
+    assert sum(shown.count("\u00a7") for shown in pages) > 20
+    for shown in pages:
+        assert "\u00a7" not in shown.rstrip().splitlines()[-1]
