@@ -176,6 +176,13 @@ def memory(per_token: int = 1000, states: int = 16) -> Any:
     return predict
 
 
+def needing(*, host_bytes_per_node: int = 0, **kinds: int) -> MemoryPrediction:
+    """So many bytes of each kind, at one moment."""
+    terms = tuple(term(kind, count) for kind, count in kinds.items())
+    moment = Moment(name="forward/backward", terms=terms)
+    return MemoryPrediction(moments=(moment,), host_bytes_per_node=host_bytes_per_node)
+
+
 def term(kind: str, count: int, *, host: bool = False) -> Term:
     return Term(kind=kind, name=kind, bytes=count, formula="", source="a test", host=host)
 

@@ -19,10 +19,10 @@ from harness.plan.alternatives import (
 )
 from harness.plan.answer import Typed, run_command
 from harness.plan.hardware import Fabric
-from harness.plan.prediction import MemoryPrediction, Moment, Predictors, predict
+from harness.plan.prediction import MemoryPrediction, Predictors, predict
 from harness.plan.scenario import Scenario, why_memory_unknown
 from harness.plan.step_time import SpeedPrediction
-from tests.harness.plan.plans import A100, scenario, term
+from tests.harness.plan.plans import A100, needing, scenario
 
 SMALL = replace(A100, name="small", memory_bytes=24 * 10**9)
 
@@ -33,14 +33,7 @@ def held(asked: Scenario) -> int:
 
 def states_only(asked: Scenario) -> MemoryPrediction:
     assert why_memory_unknown(asked) is None
-    return needing(held(asked))
-
-
-def needing(count: int, **others: int) -> MemoryPrediction:
-    """As if the job's states had that many bytes."""
-    return MemoryPrediction(
-        moments=(Moment(name="forward/backward", terms=(term("weights", count),)),), **others
-    )
+    return needing(weights=held(asked))
 
 
 STATES_ONLY = Predictors(memory=states_only, speed=lambda _: None, ahead=lambda _: None)
@@ -97,7 +90,7 @@ def test_of_a_job_that_offloads_no_second_offload_is_tried() -> None:
     for label in ("fsdp:offload=cpu", "zero3:adam=deepspeed,offload=cpu"):
         like = plan(label.partition(":")[0], 2)
         offloading = replace(like, label=label, options={**like.options, "offload": "cpu"})
-        by = replace(STATES_ONLY, memory=lambda _: needing(10 * SMALL.memory_bytes))
+        by = replace(STATES_ONLY, memory=lambda _: needing(weights=10 * SMALL.memory_bytes))
         found = alternatives([offloading], by=by)
         assert found
         assert OFFLOAD not in {one.name or one.called for one in found}
@@ -106,7 +99,7 @@ def test_of_a_job_that_offloads_no_second_offload_is_tried() -> None:
 def test_adapters_are_offloaded_where_they_fit_no_other_way() -> None:
     def memory(asked: Scenario) -> MemoryPrediction:
         is_small = asked.job.adapter.is_present and asked.options.get("offload", "none") != "none"
-        return needing((10 if is_small else 30) * 10**9)
+        return needing(weights=(10 if is_small else 30) * 10**9)
 
     found = alternatives([plan("fsdp", 1)], by=replace(STATES_ONLY, memory=memory), without=(MORE_GPUS,))
     assert [(one.name, one.label) for one in found] == [("LoRA", "fsdp:offload=cpu")]
@@ -115,7 +108,7 @@ def test_adapters_are_offloaded_where_they_fit_no_other_way() -> None:
 def test_gradients_that_add_up_whole_may_be_reduced_in_every_micro_step() -> None:
     whole = replace(plan("fsdp", 8), accumulation_steps=4)
 
-    by = replace(STATES_ONLY, memory=lambda one: needing((30 if one.label == "fsdp" else 20) * 10**9))
+    by = replace(STATES_ONLY, memory=lambda one: needing(weights=(30 if one.label == "fsdp" else 20) * 10**9))
     first, *_ = alternatives([whole], by=by, without=("LoRA", "QLoRA", MORE_GPUS, OFFLOAD))
     assert first.words().startswith(f"{EACH_REDUCED}: fsdp:sync_each_batch=True on 8 ranks, micro-batch 1: ")
     assert first.is_roomy
@@ -146,7 +139,7 @@ def test_what_fits_comes_with_its_command() -> None:
 
 def test_an_offer_says_its_host_memory_its_network_and_that_it_fits_closely() -> None:
     def close(asked: Scenario) -> MemoryPrediction:
-        return needing(23_000_000_000, host_bytes_per_node=130 * 10**9)
+        return needing(weights=23_000_000_000, host_bytes_per_node=130 * 10**9)
 
     network = Fabric(name="net", bandwidth_per_gpu=1e9, latency_seconds=0.0, source="a test", assumed=True)
     asked = replace(plan("zero3", 16), fabric=network)
@@ -194,7 +187,7 @@ def timed(rate: float) -> SpeedPrediction:
 
 def test_long_samples_may_be_divided_where_that_makes_them_fit() -> None:
     def by_length(asked: Scenario) -> MemoryPrediction:
-        return needing(40 * 10**9 * asked.mesh.data_size // asked.world_size)
+        return needing(weights=40 * 10**9 * asked.mesh.data_size // asked.world_size)
 
     like = plan("fsdp", 8)
     long = like.job.data.model_copy(update={"sequence_length": 8192})

@@ -38,7 +38,7 @@ from harness.plan.answer import (
 from harness.plan.document import recommendation
 from harness.plan.hardware import PRESET, load_hardware, with_training_defaults
 from harness.plan.models import load_model
-from harness.plan.prediction import MemoryPrediction, Moment, Predictors
+from harness.plan.prediction import MemoryPrediction, Predictors
 from harness.plan.question import Question, ask
 from harness.plan.scenario import Scenario
 from harness.plan.search import (
@@ -58,10 +58,10 @@ from tests.harness.plan.plans import (
     JOB,
     MODEL,
     memory,
+    needing,
     predictors,
     question,
     speed,
-    term,
     trace_nothing,
 )
 
@@ -354,8 +354,7 @@ def test_a_sample_that_is_too_long_needs_context_parallelism() -> None:
 def test_gradients_that_accumulate_need_fewer_tokens() -> None:
     def accumulating(scenario: Scenario) -> MemoryPrediction:
         kept = 20_000_000 if scenario.accumulation_steps > 1 else 3_000_000 * scenario.micro_batch_size
-        terms = (term("gradients", kept),)
-        return MemoryPrediction(moments=(Moment(name="forward/backward", terms=terms),))
+        return needing(gradients=kept)
 
     given = Predictors(memory=accumulating, speed=speed(), ahead=trace_nothing)
     asked = question()

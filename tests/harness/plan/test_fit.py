@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from harness.errors import HarnessError
-from harness.forms.terms import Term
 from harness.gpus.found import Gpus
 from harness.job.config import load_experiment
 from harness.launch.cells import plan
@@ -37,11 +36,12 @@ from harness.plan.fit import (
 )
 from harness.plan.hardware import load_hardware
 from harness.plan.limits import MemoryLimits
-from harness.plan.prediction import MemoryPrediction, Moment, Predictors
+from harness.plan.prediction import MemoryPrediction, Predictors
 from harness.plan.scenario import Scenario
 from harness.rank.job_check import check_job
 from harness.run_directory.request import RunRequest
 from tests.gpus import gpus_of
+from tests.harness.plan.plans import needing
 from tests.records import make_ranks, make_record
 
 
@@ -388,9 +388,7 @@ SAMPLE_BYTES = {"ddp": 2_000_000, "zero3": 600_000}
 
 
 def memory(scenario: Scenario) -> MemoryPrediction:
-    needed = scenario.micro_batch_size * SAMPLE_BYTES[scenario.label]
-    term = Term(kind="activations", name="", bytes=needed, formula="", source="test")
-    return MemoryPrediction(moments=(Moment(name="optimizer step", terms=(term,)),))
+    return needing(activations=scenario.micro_batch_size * SAMPLE_BYTES[scenario.label])
 
 
 @pytest.fixture(scope="module")

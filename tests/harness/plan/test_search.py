@@ -1,4 +1,4 @@
-""" """
+"""One search: which strategies are tried, how they are ranked and why the others lose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.plan.answer import estimate, memory_groups
 from harness.plan.limits import MemoryVerdict
-from harness.plan.prediction import MemoryPrediction, Moment, Prediction, Predictors
+from harness.plan.prediction import MemoryPrediction, Prediction, Predictors
 from harness.plan.scenario import Scenario
 from harness.plan.search import (
     CLOSE_SHARE,
@@ -37,12 +37,12 @@ from tests.harness.plan.plans import (
     THREE_BLOCKS,
     ask,
     memory,
+    needing,
     predictors,
     question,
     scenario,
     speed,
     states,
-    term,
     trace_nothing,
 )
 
@@ -51,8 +51,8 @@ def found_variants(**changes) -> Found:
     return search(question(), predictors(**changes))
 
 
-def reasons(found: Found, top: int = 3) -> dict[str, str]:
-    return {one.backend: why for one, why in found.rejected(found.best_by_backend()[:top])}
+def reasons(found: Found) -> dict[str, str]:
+    return {one.backend: why for one, why in found.rejected(found.best_by_backend()[:3])}
 
 
 def test_what_fits_is_ranked_by_speed() -> None:
@@ -192,8 +192,7 @@ def accumulating(scenario: Scenario) -> MemoryPrediction:
     """Whole gradients of several micro-steps do not fit, nor does a step in one."""
     whole = scenario.accumulation_steps > 1 and not scenario.options.get("sync_each_batch")
     kept = 20_000_000 if whole or scenario.strategy.family != "fsdp2" else 3_000_000
-    moment = Moment(name="backward", terms=(term("gradients", kept * scenario.micro_batch_size),))
-    return MemoryPrediction(moments=(moment,), host_bytes_per_node=0)
+    return needing(gradients=kept * scenario.micro_batch_size)
 
 
 def test_where_whole_gradients_do_not_fit_they_are_reduced_in_every_micro_step() -> None:
@@ -303,8 +302,7 @@ def test_what_does_not_fit_shows_what_needs_least() -> None:
 
 def test_a_batch_without_accumulation_fits_where_smaller_ones_do_not() -> None:
     def accumulating(scenario: Scenario) -> MemoryPrediction:
-        terms = (term("gradients", 20_000_000 if scenario.accumulation_steps > 1 else 0), term("data", 1))
-        return MemoryPrediction(moments=(Moment(name="forward/backward", terms=terms),))
+        return needing(gradients=20_000_000 if scenario.accumulation_steps > 1 else 0, data=1)
 
     found = split("fsdp", memory=accumulating, speed=speed())
     assert (found.planned.micro_batch_size, found.planned.accumulation_steps, found.fits) == (4, 1, True)
@@ -449,8 +447,7 @@ def answers(*settings: str, **asked: Any) -> dict[str, Prediction]:
 
     def memory(scenario: Scenario) -> MemoryPrediction:
         whole = scenario.accumulation_steps > 1 and not scenario.options.get("sync_each_batch")
-        moment = Moment(name="backward", terms=(term("gradients", 90 * 10**9 if whole else 10 * 10**9),))
-        return MemoryPrediction(moments=(moment,), host_bytes_per_node=0)
+        return needing(gradients=90 * 10**9 if whole else 10 * 10**9)
 
     question = ask(*SETTINGS, *settings, gpu="H100-80", **asked)
     return {row.label: row for row in estimate(question, Predictors(memory=memory, speed=speed()))}
