@@ -102,10 +102,11 @@ def _chart(asked: Question, curves: Sequence[Curve], *, timed: bool) -> dict[str
     limit = asked.device.memory_bytes / 1e9 if asked.device is not None else None
     panels = [_panel(curves, "GB of memory per rank", _needed, limit=limit, is_log=True)]
     if limit is not None and asked.device is not None:  # a line with its name
-        at, look = {"y": {"datum": limit}}, {"color": LIMIT}
+        at: dict[str, Any] = {"y": {"datum": limit}}
+        look = {"color": LIMIT}
         line = {"type": "rule", **look, "strokeWidth": 2, "strokeDash": [6, 3]}
         words = {"type": "text", **look, "align": "left", "baseline": "bottom", "dx": 4, "dy": -2}
-        name = {"x": {"value": 0}, "text": {"value": f"{asked.device.name}: {limit:.1f} GB"}}
+        name: dict[str, Any] = {"x": {"value": 0}, "text": {"value": f"{asked.device.name}: {limit:.1f} GB"}}
         for mark, encoding in ((line, at), (words, at | name)):
             panels[0]["layer"].append({"data": {"values": [{}]}, "mark": mark, "encoding": encoding})
     if timed:

@@ -492,7 +492,8 @@ def find(runner: Runner, sizes: Sizes, asked: int | None, micro_batch_size: int 
 
     `asked`: the job's own, the first guess where nothing is predicted.
     """
-    what, at = ("micro-batch", ()) if micro_batch_size is None else ("sequence", (micro_batch_size,))
+    at: tuple[int, ...] = () if micro_batch_size is None else (micro_batch_size,)
+    what = "sequence" if at else "micro-batch"
     peaks, run = partial(runner.peaks, *at), partial(runner.run, *at)
     size_of = SIZE_OF[what]
     limit, smallest = runner.limit.limit_bytes, sizes.sizes[0]

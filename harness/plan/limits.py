@@ -38,7 +38,8 @@ def limits_here(torch_device: str, imposed_bytes: int | None = None) -> MemoryLi
     host = available_host_bytes()
     if torch_device != "cuda":
         return MemoryLimits(host_bytes=host, imposed_bytes=imposed_bytes)
-    gpus, device = find_gpus(), None
+    gpus = find_gpus()
+    device: Device | None = None
     names = {gpu.name for gpu in gpus.devices}
     if len(names) == 1:
         with suppress(HarnessError):  # a GPU that no table knows

@@ -138,8 +138,10 @@ def _demands(part: PredictionPart, ranks_per_node: int) -> Iterator[Demand]:
     if (limit := part.device_limit_bytes) is not None:
         yield Demand(needed_bytes=part.device_bytes, device_bytes=limit, place="per rank", on_device=True)
     if (limit := part.host_limit_bytes) is not None:
-        each = {"needed_bytes": part.host_bytes // ranks_per_node, "device_bytes": limit // ranks_per_node}
-        yield Demand(**each, place="host memory per rank")
+        yield Demand(
+            needed_bytes=part.host_bytes // ranks_per_node, device_bytes=limit // ranks_per_node,
+            place="host memory per rank",
+        )  # fmt: skip
 
 
 def size(count: float) -> str:
@@ -260,8 +262,8 @@ def of_cells(
     Of a job that was not checked its configuration says what the model is, and its samples do not count.
     """
     checked = facts or {}
-    unchecked = cache(lambda job_id: job_model(jobs[job_id]))
     jobs: dict[str, Job] = {}
+    unchecked = cache(lambda job_id: job_model(jobs[job_id]))
 
     def scenario(cell: RunRequest) -> Scenario | None:
         known = checked.get(cell.job_id)
@@ -454,11 +456,12 @@ def assumed_time(cell: RunRequest, device: str) -> float | None:
     except HarnessError:
         return None
     job, training = cell.job, cell.job.training
-    steps: float | None = training.steps or DEFAULT_STEPS
+    steps: float = training.steps or DEFAULT_STEPS
     if training.epochs is not None:  # of as many samples as the job takes of its data
-        is_known = job.data.limit is not None and training.global_batch_size
-        steps = training.epochs * max(1, job.data.limit // training.global_batch_size) if is_known else None
-    if steps is None or rate is None:
+        if job.data.limit is None or not training.global_batch_size:
+            return None
+        steps = training.epochs * max(1, job.data.limit // training.global_batch_size)
+    if rate is None:
         return None
     each = flops / rate + cell.layout.accumulation_steps * MICRO_STEP_SECONDS[device]
     return START_SECONDS[device] + steps * each

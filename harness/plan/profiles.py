@@ -337,7 +337,7 @@ def workload_profile(
     local, variants = _asked(workload, config, model, adapter, widens_outputs)
     profile, *again = (find_profile(local, **variant, trace=trace) for variant in variants)
     if again:
-        between = blocks_between(workload.activation_checkpointing)
+        between = blocks_between(workload.activation_checkpointing) or 1
         profile = replace(profile, recomputed=again[0].block, between=between)
     if chunk_tokens is not None:
         tokens = min(chunk_tokens, samples_at_once(workload) * (workload.part_length or 0))

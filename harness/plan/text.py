@@ -496,17 +496,11 @@ def _details(row: Prediction) -> list[str]:
     cells = [[line["quantity"], _detail(line)] for line in lines]
     head, rule, *values = fitted(cells, ["what", "value"], alignments={"value": "right"}).splitlines()
     title = f"{row.cell}, line by line (bytes unless said otherwise)"
-    body = [part for line, text in zip(lines, values, strict=True) for part in (text, *_origin(line))]
+    body: list[str] = []
+    for line, text in zip(lines, values, strict=True):
+        origin = "; source: ".join(filter(None, (line["formula"], line["source"])))
+        body += [text, *_folded(origin, INDENT)]
     return [title, head, rule, *body, ""]
-
-
-def _origin(line: Mapping[str, Any]) -> list[str]:
-    """Formula and source of a line, below it."""
-    text = "; source: ".join(filter(None, (line["formula"], line["source"])))
-    return wrap(
-        text, line_width(), initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False,
-        break_long_words=False,
-    )  # fmt: skip
 
 
 def _detail(line: Mapping[str, Any]) -> str:
@@ -523,7 +517,14 @@ def _tabulated(table: list[list[str]], headers: list[str]) -> list[str]:
 def _wrapped(line: str) -> list[str]:
     if line.startswith(COMMAND) or len(line) <= line_width():  # to be copied, or fits
         return [line]
-    return wrap(line, line_width(), break_on_hyphens=False, break_long_words=False) or [line]
+    return _folded(line) or [line]
+
+
+def _folded(text: str, indent: str = "") -> list[str]:
+    return wrap(
+        text, line_width(), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip
 
 
 def _kind(count: int | None, unit: float) -> str:
