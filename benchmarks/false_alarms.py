@@ -31,8 +31,8 @@ from benchmarks.measuring import harness_command, progress, run_quietly
 from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
 from harness.record.store import read_runs
+from tests.traps.adapters import SLEEP_SECONDS
 from tests.traps.matrix import install
-from tests.traps.unseen import SLEEP_SECONDS
 
 IDLE, LOADED = "idle", "loaded"
 SITUATIONS = (IDLE, LOADED)

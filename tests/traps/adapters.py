@@ -1,7 +1,12 @@
-"""Third-party backends with a known trap each, installed through the entry point like any other."""
+"""Third-party backends with a known trap each, installed through the entry point like any other: what spoils
+an engine, and DDP spoiled in each way."""
 
 from __future__ import annotations
 
+import os
+import time
+from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -12,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.backends.base import (
+    Backend,
     BackendOptions,
     Batch,
     BuildModel,
@@ -27,6 +33,86 @@ from tests.memory import defects
 from tests.memory.defects import Defect
 
 IGNORED = -100
+SLEEP_SECONDS = "SLEEP_SECONDS"
+"""Environment variable: how long."""
+LATE_STEP = 3
+"""Optimizer steps that are left alone before a late defect begins."""
+
+
+class Spoiled(Backend):
+    """Whatever engine its other base prepares, until `spoil` has had its way."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        engine = super().prepare(build_model, build_optimizer, context)  # type: ignore[safe-super]
+        self.spoil(engine, context)
+        return engine
+
+    @abstractmethod
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        """Plant the defect."""
+
+
+def after_each_step(engine: Any, change: Callable[[int], object]) -> None:
+    """change: given the number of updates so far."""
+    original, taken = engine.step, 0
+
+    def step(lr: float) -> float:
+        nonlocal taken
+        norm = float(original(lr))
+        taken += 1
+        with torch.no_grad():
+            change(taken)
+        return norm
+
+    engine.step = step
+
+
+class Late(Spoiled):
+    """Spoiled after LATE_STEP steps."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        after_each_step(engine, lambda taken: taken == LATE_STEP and self.spoil_late(engine, context))
+
+    @abstractmethod
+    def spoil_late(self, engine: Any, context: SetupContext) -> None:
+        """Plant the defect."""
+
+
+Spoil = Callable[[Any, Any, SetupContext], None]
+
+
+def spoiled(spoil: Spoil, *families: type[Backend]) -> list[Any]:
+    """A backend of each family with this defect."""
+    return [
+        type("Planted", (Spoiled, family), {"spoil": spoil, "__module__": spoil.__module__})
+        for family in families
+    ]
+
+
+def late(spoil: Spoil, *families: type[Backend]) -> list[Any]:
+    """A backend of each family whose defect begins after LATE_STEP steps."""
+    return [
+        type("Planted", (Late, family), {"spoil_late": spoil, "__module__": spoil.__module__})
+        for family in families
+    ]
+
+
+class Rebuilt(Backend):
+    """Trains another model than the job's."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        def build() -> nn.Module:
+            return self.rebuilt(build_model(), context)
+
+        return super().prepare(build, build_optimizer, context)  # type: ignore[safe-super]
+
+    @abstractmethod
+    def rebuilt(self, model: Any, context: SetupContext) -> nn.Module:
+        """The model that is trained in place of the job's."""
 
 
 class Bf16Reduction(Defect):
@@ -39,16 +125,23 @@ class Bf16Reduction(Defect):
         engine.module.register_comm_hook(None, reduce_in_bf16)
 
 
-class GradientsSummed(Defect):
-    def spoil(self, engine: Any, context: SetupContext) -> None:
+def _scaling(factor: Callable[[SetupContext], float]) -> Spoil:
+    """Gradients of a loss that is multiplied by a factor."""
+
+    def spoil(_: Any, engine: Any, context: SetupContext) -> None:
         original = engine.backward
-        engine.backward = lambda loss, **rest: original(loss * context.world.world_size, **rest)
+        engine.backward = lambda loss, **rest: original(loss * factor(context), **rest)
+
+    return spoil
 
 
-class DividedTwice(Defect):
-    def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine.backward
-        engine.backward = lambda loss, **rest: original(loss / context.accumulation_steps, **rest)
+_drop_one_rank = _scaling(lambda context: float(context.world.rank != 1))
+(GradientsSummed,) = spoiled(_scaling(lambda context: context.world.world_size), DdpBackend)
+(DividedTwice,) = spoiled(_scaling(lambda context: 1 / context.accumulation_steps), DdpBackend)
+(GradientsOfOneRankDropped,) = spoiled(_drop_one_rank, DdpBackend)
+(GradientsOfOneRankShrunk,) = spoiled(_scaling(lambda c: 0.99 if c.world.rank == 1 else 1.0), DdpBackend)
+(GradientsOfOneRankGrown,) = spoiled(_scaling(lambda c: 1.01 if c.world.rank == 1 else 1.0), DdpBackend)
+(LateGradientsOfOneRankDropped,) = late(_drop_one_rank, DdpBackend)
 
 
 class StepsAtEveryMicroBatch(Defect):
@@ -98,19 +191,13 @@ class ShardedTwice(Defect):
         )
 
 
-class SeedPerRank(DdpBackend):
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        def build() -> nn.Module:
-            model = build_model()
-            torch.manual_seed(1000 + context.world.rank)
-            for parameter in model.parameters():
-                if parameter.ndim > 1:
-                    nn.init.normal_(parameter, std=0.02)
-            return model
-
-        return super().prepare(build, build_optimizer, context)
+class SeedPerRank(Rebuilt, DdpBackend):
+    def rebuilt(self, model: Any, context: SetupContext) -> nn.Module:
+        torch.manual_seed(1000 + context.world.rank)
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=0.02)
+        return model
 
 
 class ScheduleOncePerProcess(Defect):
@@ -119,28 +206,16 @@ class ScheduleOncePerProcess(Defect):
         engine.step = lambda lr: original(lr / context.world.world_size)
 
 
-class Untied(DdpBackend):
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        def build() -> nn.Module:
-            model: Any = build_model()
-            model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
-            return model
-
-        return super().prepare(build, build_optimizer, context)
+class Untied(Rebuilt, DdpBackend):
+    def rebuilt(self, model: Any, context: SetupContext) -> nn.Module:
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+        return model
 
 
-class Frozen(DdpBackend):
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        def build() -> nn.Module:
-            model: Any = build_model()
-            model.model.layers[1].mlp.up_proj.weight.requires_grad_(False)
-            return model
-
-        return super().prepare(build, build_optimizer, context)
+class Frozen(Rebuilt, DdpBackend):
+    def rebuilt(self, model: Any, context: SetupContext) -> nn.Module:
+        model.model.layers[1].mlp.up_proj.weight.requires_grad_(False)
+        return model
 
 
 class OneRate(Defect):
@@ -180,13 +255,9 @@ class HoardingRank(defects.Hoarding):
     pass
 
 
-class NormOfTheShard(Fsdp2Backend):
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine: Any = super().prepare(build_model, build_optimizer, context)
+class NormOfTheShard(Spoiled, Fsdp2Backend):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
         engine.strategy = replace(engine.strategy, norm_group=None)
-        return engine
 
 
 class SynchronisedAtEveryMicroStep(Defect):
@@ -227,28 +298,16 @@ class OwnClipping(Defect):
         engine._update = update
 
 
-class Checkpointed(DdpBackend):
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        def build() -> nn.Module:
-            model: Any = build_model()
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            return model
-
-        return super().prepare(build, build_optimizer, context)
+class Checkpointed(Rebuilt, DdpBackend):
+    def rebuilt(self, model: Any, context: SetupContext) -> nn.Module:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return model
 
 
-class Compiled(DdpBackend):
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        def build() -> nn.Module:
-            model = build_model()
-            model.compile(backend="eager")
-            return model
-
-        return super().prepare(build, build_optimizer, context)
+class Compiled(Rebuilt, DdpBackend):
+    def rebuilt(self, model: Any, context: SetupContext) -> nn.Module:
+        model.compile(backend="eager")
+        return model
 
 
 class Tf32(Defect):
@@ -265,3 +324,244 @@ class LiveDropout(Defect):
     def spoil(self, engine: Any, context: SetupContext) -> None:
         for block in engine.module.module.model.layers:
             block.mlp.act_fn = nn.Sequential(block.mlp.act_fn, nn.Dropout(0.1))
+
+
+class OwnOptimizer(Defect):
+    """Trains with an optimizer that the harness never sees."""
+
+    betas = (0.9, 0.95)
+    epsilon = 1e-8
+    decay_all = False
+    left_out = ""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        named = [(n, p) for n, p in engine.module.module.named_parameters() if n != self.left_out]
+        matrices = [p for _, p in named if p.ndim > 1 or self.decay_all]
+        others = [p for _, p in named if not (p.ndim > 1 or self.decay_all)]
+        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+        engine.optimizer = torch.optim.AdamW(
+            [group for group in groups if group["params"]], betas=self.betas, eps=self.epsilon
+        )
+
+
+class WrongBeta2(OwnOptimizer):
+    betas = (0.9, 0.999)
+
+
+class WrongEpsilon(OwnOptimizer):
+    epsilon = 1e-5
+
+
+class ParameterLeftOut(OwnOptimizer):
+    left_out = "model.layers.1.mlp.up_proj.weight"
+
+
+class OwnDecayOnEverything(OwnOptimizer):
+    decay_all = True
+
+
+class LastMicroStepSkipped(Defect):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.backward
+        engine.backward = lambda loss, last_micro_step: original(
+            loss * float(not last_micro_step), last_micro_step=last_micro_step
+        )
+
+
+class SleepsInForward(Defect):
+    """Rank 1 sleeps in each forward pass: longer than tests beside it disturb, unless told otherwise."""
+
+    where = "forward"
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = getattr(engine, self.where)
+
+        def pass_after_sleep(*arguments: Any, **keywords: Any) -> Any:
+            if context.world.rank == 1:
+                time.sleep(float(os.environ.get(SLEEP_SECONDS, "0.2")))
+            return original(*arguments, **keywords)
+
+        setattr(engine, self.where, pass_after_sleep)
+
+
+class SleepsInBackward(SleepsInForward):
+    """Rank 1 sleeps in each backward pass."""
+
+    where = "backward"
+
+
+class StaleWeightsOnOneRank(Defect):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.step
+
+        def step(lr: float) -> float:
+            if context.world.rank != 1:
+                return float(original(lr))
+            before = [parameter.detach().clone() for parameter in engine.module.parameters()]
+            norm = float(original(lr))
+            with torch.no_grad():
+                for parameter, old in zip(engine.module.parameters(), before, strict=True):
+                    parameter.copy_(old)
+            return norm
+
+        engine.step = step
+
+
+class LossOfRankZero(Defect):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.forward
+
+        def forward(batch: Batch) -> torch.Tensor:
+            loss = original(batch)
+            return loss if context.world.rank == 0 else loss - loss.detach()
+
+        engine.forward = forward
+
+
+class LossOfRankZeroForAll(Defect):
+    """Every rank reports what rank 0 computed."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.forward
+
+        def forward(batch: Batch) -> torch.Tensor:
+            loss = original(batch)
+            shown = loss.detach().clone()
+            dist.broadcast(shown, 0)
+            return loss + (shown - loss.detach())
+
+        engine.forward = forward
+
+
+class FrozenWeightsTrained(Defect):
+    """Frozen weights are given to the optimizer, and get gradients of ones."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        frozen = [p for p in engine.module.parameters() if not p.requires_grad]
+        engine.optimizer.add_param_group({"params": frozen, "weight_decay": 0.0})
+        original = engine.step
+
+        def step(lr: float) -> float:
+            for parameter in frozen:
+                parameter.grad = torch.full_like(parameter, 1e-8)
+            return float(original(lr))
+
+        engine.step = step
+
+
+class LastHeldOutSampleDropped(Defect):
+    """Evaluation masks the last sample of each batch and still divides by all targets."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.forward
+
+        def forward(batch: Batch) -> torch.Tensor:
+            if not torch.is_grad_enabled():
+                batch = batch | {"labels": batch["labels"].clone()}
+                batch["labels"][-1] = IGNORED
+            return original(batch)
+
+        engine.forward = forward
+
+
+class NothingUpdated(Defect):
+    """No update is made."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        engine._update = lambda: None
+
+
+class NoGradientOfOneParameter(Defect):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        norm = engine.module.module.model.layers[1].post_attention_layernorm.weight
+        norm.register_hook(torch.zeros_like)
+
+
+class HandWrittenOptimizer(Defect):
+    """Adam without torch's optimizer, so that no constant can be read: betas (0.9, 0.999)."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        decaying = {id(p) for p in engine.optimizer.param_groups[0]["params"]}
+        moments: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        taken = 0
+
+        def update() -> None:
+            nonlocal taken
+            taken += 1
+            rate = engine.optimizer.param_groups[0]["lr"]
+            with torch.no_grad():
+                for parameter in engine.module.parameters():
+                    gradient = parameter.grad
+                    zeros = (torch.zeros_like(parameter), torch.zeros_like(parameter))
+                    first, second = moments.setdefault(id(parameter), zeros)
+                    first.lerp_(gradient, 0.1)
+                    second.lerp_(gradient**2, 0.001)
+                    if id(parameter) in decaying:
+                        parameter.mul_(1 - rate * 0.1)
+                    size = (second / (1 - 0.999**taken)).sqrt() + 1e-8
+                    parameter.sub_(rate / (1 - 0.9**taken) * first / size)
+
+        engine._update = update
+
+
+class UpdatePutOff(Defect):
+    """Makes each update in the next forward pass, when the step's clock has stopped."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        update, forward, pieces = engine._update, engine.forward, engine.weight_pieces
+        kept: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = []
+
+        def put_off() -> None:
+            kept.extend((parameter, parameter.grad) for parameter in engine.module.parameters())
+
+        def due() -> None:
+            if kept:
+                for parameter, gradient in kept:
+                    parameter.grad = gradient
+                kept.clear()
+                update()
+                engine.optimizer.zero_grad(set_to_none=True)
+
+        engine._update = put_off
+        engine.forward = lambda batch: (due(), forward(batch))[1]
+        engine.weight_pieces = lambda: (due(), pieces())[1]
+
+
+class ComputesInFp32(Defect):
+    """Turns autocast off within the model."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        model = engine.module.module
+        original = model.forward
+
+        def forward(*arguments: Any, **keywords: Any) -> Any:
+            with torch.autocast("cpu", enabled=False):
+                return original(*arguments, **keywords)
+
+        model.forward = forward
+
+
+class BlockSkippedOnOneRank(Defect):
+    """Rank 1 leaves a block out of its backward pass."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        if context.world.rank == 1:
+            block = engine.module.module.blocks[1]
+            original = block.forward
+
+            def forward(hidden: torch.Tensor) -> torch.Tensor:
+                with torch.no_grad():
+                    return hidden + (original(hidden) - hidden)
+
+            block.forward = forward
+
+
+(LateSameBatchOnEveryRank,) = late(SameBatchOnEveryRank.spoil, DdpBackend)
+(LateLossOfRankZero,) = late(LossOfRankZero.spoil, DdpBackend)
+(LateBlockSkippedOnOneRank,) = late(BlockSkippedOnOneRank.spoil, DdpBackend)
+
+
+class LateDecayOnEverything(Late, DdpBackend):
+    def spoil_late(self, engine: Any, context: SetupContext) -> None:
+        for group in engine.optimizer.param_groups:
+            group["weight_decay"] = 10.0

@@ -38,21 +38,7 @@ from tests.forkserver import launcher
 from tests.made_once import MadeOnce
 from tests.plugins import register
 
-from . import (
-    adapters,
-    changed,
-    clipped,
-    execution,
-    late,
-    libraries,
-    narrow,
-    orthogonal,
-    pipelines,
-    sequence,
-    tensor,
-    unseen,
-    updates,
-)
+from . import adapters, families, libraries
 
 TINY = [
     "model.config={hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
@@ -153,19 +139,13 @@ class Matrix:
 
 def install(folder: Path) -> None:
     """Make the broken adapters known as a third party's distribution would."""
-    modules = (
-        planted, adapters, unseen, late, sequence, pipelines, tensor, libraries, orthogonal, narrow,
-        execution, changed, clipped, updates,
-    )  # fmt: skip
-    broken = [
-        value for module in modules
-        for value in vars(module).values()
-        if isinstance(value, type) and value.__module__ == module.__name__
-        and not isabstract(value) and value is not unseen.OwnOptimizer
-    ]  # fmt: skip
-    register(
-        folder, {f"planted-{value.__name__}": f"{value.__module__}:{value.__name__}" for value in broken}
-    )
+    broken = {
+        name: module.__name__
+        for module in (planted, adapters, families, libraries)
+        for name, value in vars(module).items()
+        if isinstance(value, type) and value.__module__ == module.__name__ and not isabstract(value)
+    }
+    register(folder, {f"planted-{name}": f"{module}:{name}" for name, module in broken.items()})
     sys.path.insert(0, str(folder))
 
 

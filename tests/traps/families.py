@@ -1,0 +1,536 @@
+"""Third-party backends of each family that run the model in another way, change settings or gradients while
+they train, or whose updates are not what Adam makes of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.backends.base import BackendOptions, Batch, SetupContext
+from harness.backends.ddp import DdpBackend
+from harness.backends.fsdp.fsdp1 import Fsdp1Backend
+from harness.backends.fsdp.fsdp2 import Fsdp2Backend
+from harness.backends.options import Fsdp2HybridOptions
+from harness.backends.zero.backend import ZeroBackend
+
+from .adapters import LATE_STEP, Spoil, Spoiled, after_each_step, late, spoiled
+
+
+class Stage(ZeroBackend):
+    number = 0
+
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options, stage=self.number)
+
+
+class Stage1(Stage):
+    number = 1
+
+
+class Stage2(Stage):
+    number = 2
+
+
+class Stage3(Stage):
+    number = 3
+
+
+class Hybrid(Fsdp2Backend):
+    Options = Fsdp2HybridOptions
+
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options, sharding="hybrid")
+
+
+def live_groups(engine: Any) -> list[dict[str, Any]]:
+    """Groups of the optimizer that trains; a DeepSpeed engine holds its own."""
+    return list(getattr(engine, "engine", engine).optimizer.param_groups)
+
+
+class ForwardTwice(Spoiled, Stage2):
+    """Runs each micro-batch once more to log its loss."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.forward
+
+        def forward(batch: Batch) -> torch.Tensor:
+            if torch.is_grad_enabled():
+                with torch.no_grad():
+                    getattr(engine, "engine", engine).module(batch.get("left", batch.get("points")))
+            return original(batch)
+
+        engine.forward = forward
+
+
+class BackwardInHalves(Spoiled, Fsdp2Backend):
+    """Each backward pass in two, of half the loss."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.backward
+
+        def backward(loss: torch.Tensor, *, last_micro_step: bool) -> None:
+            (loss / 2).backward(retain_graph=True)
+            original(loss / 2, last_micro_step=last_micro_step)
+
+        engine.backward = backward
+
+
+class TrainsInEvaluationMode(Spoiled, Stage2):
+    """Forgets to go back to training after the first evaluation."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.train
+        engine.train = lambda mode=True: None if mode else original(mode)
+
+
+class EvaluatesInTrainingMode(Spoiled, Fsdp2Backend):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        engine.train = lambda mode=True: None
+
+
+class DecayOfOneRank(Spoiled, Fsdp1Backend):
+    """Rank 1 decays its shards ten times as fast."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        if context.world.rank == 1:
+            for group in live_groups(engine):
+                group["weight_decay"] *= 10
+
+
+class ClippedOnOneRank(Spoiled, DdpBackend):
+    """Rank 1 clips once more, at 0.1."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine._update
+
+        def update() -> None:
+            if context.world.rank == 1:
+                nn.utils.clip_grad_norm_(engine.module.parameters(), 0.1)
+            original()
+
+        engine._update = update
+
+
+class RateOfOneRank(Spoiled, Stage1):
+    """Rank 1 warms up once more."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.step
+        engine.step = lambda lr: original(lr / 2 if context.world.rank == 1 else lr)
+
+
+ForwardTwiceAtStage3, ForwardTwiceOfHybrid = spoiled(ForwardTwice.spoil, Stage3, Hybrid)
+(BackwardInHalvesOfHybrid,) = spoiled(BackwardInHalves.spoil, Hybrid)
+
+
+TrainsInEvaluationModeAtStage3, TrainsInEvaluationModeOfHybrid = spoiled(
+    TrainsInEvaluationMode.spoil, Stage3, Hybrid
+)
+(EvaluatesInTrainingModeAtStage3,) = spoiled(EvaluatesInTrainingMode.spoil, Stage3)
+
+
+DecayOfOneRankAtStage3, DecayOfOneRankOfHybrid = spoiled(DecayOfOneRank.spoil, Stage3, Hybrid)
+
+
+class RotaryInBf16(Spoiled, Fsdp2Backend):
+    """The frequencies of rotary positions pass through bf16, as where a model is cast and cast back."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        rotary = engine.module.model.rotary_emb
+        rotary.inv_freq = rotary.inv_freq.bfloat16().float()
+
+
+class WeightsRounded(Spoiled, Fsdp1Backend):
+    """Every update is rounded to bf16, in masters of fp32."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        def change(taken: int) -> None:
+            for group in live_groups(engine):
+                for parameter in group["params"]:
+                    parameter.copy_(parameter.bfloat16().float())
+
+        after_each_step(engine, change)
+
+
+def _lower_beta(_: Any, engine: Any, __: SetupContext) -> None:
+    for group in live_groups(engine):
+        group["betas"] = (group["betas"][0], 0.5)
+
+
+def _clip_lower(_: Any, engine: Any, __: SetupContext) -> None:
+    if (library := getattr(engine, "engine", None)) is not None:
+        library.optimizer.clip_grad = 0.01
+    else:
+        engine.context = replace(engine.context, gradient_clipping=0.01)
+
+
+def _keep_rate_of_one_rank(_: Any, engine: Any, context: SetupContext) -> None:
+    if context.world.rank == 1:
+        original, kept = engine.step, live_groups(engine)[0]["lr"]
+        engine.step = lambda lr: original(kept)
+
+
+def _decay_for_a_step(_: Any, engine: Any, __: SetupContext) -> None:
+    before, original = [group["weight_decay"] for group in live_groups(engine)], engine.step
+
+    def step_after(lr: float) -> float:
+        for group, decay in zip(live_groups(engine), before, strict=True):
+            group["weight_decay"] = decay
+        engine.step = original
+        return float(original(lr))
+
+    def step(lr: float) -> float:
+        engine.step = step_after
+        return float(original(lr))
+
+    for group in live_groups(engine):
+        group["weight_decay"] = 10.0
+    engine.step = step
+
+
+LateBetaOfDdp, LateBetaAtStage3, LateBetaOfFsdp = late(_lower_beta, DdpBackend, Stage3, Fsdp2Backend)
+LateClippingOfDdp, LateClippingAtStage3, LateClippingOfFsdp = late(
+    _clip_lower, DdpBackend, Stage3, Fsdp2Backend
+)
+RateKeptOnOneRankOfDdp, RateKeptOnOneRankAtStage3, RateKeptOnOneRankOfFsdp = late(
+    _keep_rate_of_one_rank, DdpBackend, Stage3, Fsdp2Backend
+)
+DecayForAStepOfDdp, DecayForAStepAtStage3, DecayForAStepOfFsdp = late(
+    _decay_for_a_step, DdpBackend, Stage3, Fsdp2Backend
+)
+
+
+def bare(engine: Any) -> nn.Module:
+    module = getattr(engine, "engine", engine).module
+    return getattr(module, "module", module)
+
+
+def _add_decay(_: Any, engine: Any, __: SetupContext) -> None:
+    """As Adam has it: weight decay in the gradient, after it was clipped."""
+
+    def add(live: torch.optim.Optimizer, *_: Any) -> None:
+        for group in live.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.add_(parameter.detach(), alpha=group["weight_decay"])
+
+    optimizer = getattr(engine, "engine", engine).optimizer
+    while hasattr(optimizer, "optimizer"):  # DeepSpeed's around torch's
+        optimizer = optimizer.optimizer
+    optimizer.register_step_pre_hook(add)
+
+
+DecayAddedOfDdp, DecayAddedOfFsdp, DecayAddedOfFsdp1, DecayAddedAtStage1, DecayAddedAtStage3 = spoiled(
+    _add_decay, DdpBackend, Fsdp2Backend, Fsdp1Backend, Stage1, Stage3
+)
+
+
+def _clip_each_micro_step(_: Any, engine: Any, __: SetupContext) -> None:
+    original = engine.backward
+
+    def backward(loss: Tensor, *, last_micro_step: bool) -> None:
+        original(loss, last_micro_step=last_micro_step)
+        nn.utils.clip_grad_norm_(engine.module.parameters(), 0.3)
+
+    engine.backward = backward
+
+
+ClippedEachMicroStepOfDdp, ClippedEachMicroStepOfFsdp = spoiled(
+    _clip_each_micro_step, DdpBackend, Fsdp2Backend
+)
+
+
+def _scale_by_frequency(_: Any, engine: Any, __: SetupContext) -> None:
+    for module in bare(engine).modules():
+        if isinstance(module, nn.Embedding):
+            module.scale_grad_by_freq = True
+
+
+EmbeddingScaledOfDdp, EmbeddingScaledOfFsdp, EmbeddingScaledAtStage1, EmbeddingScaledAtStage3 = spoiled(
+    _scale_by_frequency, DdpBackend, Fsdp2Backend, Stage1, Stage3
+)
+
+
+def _forget_other_shards(_: Any, engine: Any, __: SetupContext) -> None:
+    engine.strategy = replace(engine.strategy, norm_group=None)
+
+
+NormOfTheShardOfFsdp1, NormOfTheShardOfHybrid = spoiled(_forget_other_shards, Fsdp1Backend, Hybrid)
+
+
+class NormOfTheShardAtStage1(Spoiled, Stage1):
+    """Each rank divides its partition by that partition's norm; the norm that is told is the global one."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        optimizer = engine.engine.optimizer
+        original = optimizer.unscale_and_clip_grads
+
+        def clip(gradients: list[Tensor], _: Any, *rest: Any) -> Any:
+            own = torch.stack([gradient.norm() for gradient in gradients]).norm()
+            return original(gradients, own, *rest)
+
+        optimizer.unscale_and_clip_grads = clip
+
+
+class NormOfTheShardAtStage3(Spoiled, Stage3):
+    """The same of what a rank holds of a sub-group."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        optimizer = engine.engine.optimizer
+        original = optimizer.unscale_and_clip_grads
+
+        def clip(sub_group: int, _: Any) -> Any:
+            return original(sub_group, optimizer.fp32_partitioned_groups_flat[sub_group].grad.norm())
+
+        optimizer.unscale_and_clip_grads = clip
+
+
+class NoDropoutOnOneRank(Spoiled, Fsdp2Backend):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        if context.world.rank == 1:
+            for layer in bare(engine).model.layers:  # type: ignore[union-attr]
+                layer.self_attn.attention_dropout = 0.0
+
+
+def _keep_statistics(_: Any, engine: Any, __: SetupContext) -> None:
+    for module in bare(engine).modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.momentum = 0.0
+
+
+StatisticsKeptOfDdp, StatisticsKeptOfFsdp, StatisticsKeptAtStage2 = spoiled(
+    _keep_statistics, DdpBackend, Fsdp2Backend, Stage2
+)
+
+
+class StatisticsKeptOnOneRank(Spoiled, Fsdp1Backend):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        if context.world.rank == 1:
+            _keep_statistics(self, engine, context)
+
+
+class WeightsOneStepBehind(Spoiled, DdpBackend):
+    """Passes use a copy of the weights that is renewed before each update, not after it."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        model, original, step = bare(engine), engine.forward, engine.step
+        copies = {parameter: parameter.detach().clone() for parameter in model.parameters()}
+        masters: dict[nn.Parameter, Tensor] = {}
+
+        def forward(batch: Batch) -> Tensor:
+            for parameter, copy in copies.items():
+                masters.setdefault(parameter, parameter.data)
+                parameter.data = copy
+            return original(batch)
+
+        def update(lr: float) -> float:
+            for parameter, master in masters.items():
+                parameter.data = master
+                copies[parameter] = master.clone()
+            masters.clear()
+            return float(step(lr))
+
+        engine.forward, engine.step = forward, update
+
+
+def _clip_each_parameter(_: Any, engine: Any, __: SetupContext) -> None:
+    original = engine._update
+
+    def update() -> None:
+        for parameter in engine.module.parameters():
+            nn.utils.clip_grad_norm_([parameter], 0.1)
+        original()
+
+    engine._update = update
+
+
+ClippedByParameterOfDdp, ClippedByParameterOfFsdp = spoiled(_clip_each_parameter, DdpBackend, Fsdp2Backend)
+
+
+def _scale_the_loss(_: Any, engine: Any, __: SetupContext) -> None:
+    """As a loss scaler whose gradients nobody unscales."""
+    original = engine.backward
+    engine.backward = lambda loss, **rest: original(128 * loss, **rest)
+
+
+NotUnscaledOfDdp, NotUnscaledAtStage2, NotUnscaledOfFsdp1 = spoiled(
+    _scale_the_loss, DdpBackend, Stage2, Fsdp1Backend
+)
+
+
+def optimizer_of(engine: Any) -> torch.optim.Optimizer:
+    """The one of torch that updates; DeepSpeed keeps it within its own."""
+    library = getattr(engine, "engine", None)
+    return engine.optimizer if library is None else library.basic_optimizer  # type: ignore[no-any-return]
+
+
+def _moments(engine: Any) -> list[Tensor]:
+    states = optimizer_of(engine).state.values()
+    return [state[name] for state in states for name in ("exp_avg", "exp_avg_sq") if name in state]
+
+
+def _lose_moments(_: Any, engine: Any, __: SetupContext) -> None:
+    for moment in _moments(engine):
+        moment.zero_()
+
+
+MomentsLostOfDdp, MomentsLostAtStage2, MomentsLostOfFsdp1 = late(
+    _lose_moments, DdpBackend, Stage2, Fsdp1Backend
+)
+
+
+def _begin_anew(_: Any, engine: Any, __: SetupContext) -> None:
+    optimizer_of(engine).state.clear()
+
+
+StatesAnewAtStage1, StatesAnewOfFsdp = late(_begin_anew, Stage1, Fsdp2Backend)
+
+
+def _round_moments(_: Any, engine: Any, __: SetupContext) -> None:
+    def change(taken: int) -> None:
+        for moment in _moments(engine):
+            moment.copy_(moment.bfloat16())
+
+    after_each_step(engine, change)
+
+
+MomentsRoundedOfDdp, MomentsRoundedAtStage3, MomentsRoundedOfFsdp = spoiled(
+    _round_moments, DdpBackend, Stage3, Fsdp2Backend
+)
+
+
+class HandWritten(torch.optim.AdamW):
+    """AdamW by hand."""
+
+    eps_in_root = False
+    corrects_bias = True
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in (p for p in group["params"] if p.grad is not None):
+                self._update(parameter, group)
+
+    def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        (beta1, beta2), state = group["betas"], self.state[parameter]
+        if "exp_avg" not in state:
+            state |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            state["step"] = torch.zeros(())
+        state["step"] += 1
+        gradient, first, second = parameter.grad, state["exp_avg"], state["exp_avg_sq"]
+        first.lerp_(gradient, 1 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        if self.corrects_bias:
+            taken = float(state["step"])
+            first, second = first / (1 - beta1**taken), second / (1 - beta2**taken)
+        size = (second + group["eps"]).sqrt() if self.eps_in_root else second.sqrt() + group["eps"]
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.sub_(group["lr"] * first / size)
+
+
+class EpsInRoot(HandWritten):
+    eps_in_root = True
+
+
+class BiasUncorrected(HandWritten):
+    corrects_bias = False
+
+
+def _becoming(kind: type[HandWritten]) -> Spoil:
+    """As where a library patches torch's own: class and constants look the same."""
+
+    def spoil(_: Any, engine: Any, __: SetupContext) -> None:
+        optimizer: Any = optimizer_of(engine)
+        optimizer.__class__ = type("AdamW", (kind,), {"__module__": torch.optim.AdamW.__module__})
+        optimizer._patch_step_function()
+
+    return spoil
+
+
+EpsInRootOfDdp, EpsInRootAtStage1, EpsInRootAtStage3, EpsInRootOfFsdp = spoiled(
+    _becoming(EpsInRoot), DdpBackend, Stage1, Stage3, Fsdp2Backend
+)
+BiasUncorrectedAtStage2, BiasUncorrectedOfFsdp1 = spoiled(_becoming(BiasUncorrected), Stage2, Fsdp1Backend)
+
+
+Changing = Callable[[nn.Parameter, Tensor, dict[str, Any]], object]
+
+
+def _within_update(engine: Any, change: Changing) -> None:
+    """change: given each tensor after its update, its values before that, and its group."""
+    before: list[tuple[nn.Parameter, Tensor, dict[str, Any]]] = []
+
+    def keep(live: torch.optim.Optimizer, *_: Any) -> None:
+        before[:] = [(p, p.detach().clone(), group) for group in live.param_groups for p in group["params"]]
+
+    @torch.no_grad()
+    def spoil(*_: Any) -> None:
+        for kept in before:
+            change(*kept)
+
+    optimizer_of(engine).register_step_pre_hook(keep)
+    optimizer_of(engine).register_step_post_hook(spoil)
+
+
+def _leave_part_of_one_rank(_: Any, engine: Any, context: SetupContext) -> None:
+    if context.world.rank == 1:
+        _within_update(engine, lambda parameter, before, _: parameter.copy_(before))
+
+
+PartLeftAtStage1, PartLeftAtStage2, PartLeftAtStage3, PartLeftOfFsdp, PartLeftOfFsdp1 = spoiled(
+    _leave_part_of_one_rank, Stage1, Stage2, Stage3, Fsdp2Backend, Fsdp1Backend
+)
+
+
+def _undo_decay_of_one_rank(_: Any, engine: Any, context: SetupContext) -> None:
+    if context.world.rank == 1:
+        _within_update(
+            engine,
+            lambda parameter, before, group: parameter.add_(
+                before, alpha=group["lr"] * group["weight_decay"]
+            ),
+        )
+
+
+DecayUndoneAtStage3, DecayUndoneOfFsdp = spoiled(_undo_decay_of_one_rank, Stage3, Fsdp2Backend)
+
+
+def _double_one_rate(_: Any, engine: Any, __: SetupContext) -> None:
+    """One update moves weights twice as far; the learning rate is back when it is over.
+
+    DeepSpeed calls the optimizer once for each group, and doubles the rate of one.
+    """
+    taken = 0
+
+    def double(live: torch.optim.Optimizer, *_: Any) -> None:
+        nonlocal taken
+        taken += 1
+        for group in live.param_groups if taken == LATE_STEP + 1 else ():
+            group["lr"] *= 2
+
+    def halve(live: torch.optim.Optimizer, *_: Any) -> None:
+        for group in live.param_groups if taken == LATE_STEP + 1 else ():
+            group["lr"] /= 2
+
+    optimizer_of(engine).register_step_pre_hook(double)
+    optimizer_of(engine).register_step_post_hook(halve)
+
+
+RateDoubledOnceAtStage1, RateDoubledOnceOfFsdp1 = spoiled(_double_one_rate, Stage1, Fsdp1Backend)
+
+
+def _pull_back(_: Any, engine: Any, __: SetupContext) -> None:
+    """Each update is averaged with the weights of the beginning, as where an average lies in the weights."""
+    first: dict[int, Tensor] = {}
+
+    def pull(parameter: nn.Parameter, before: Tensor, _: dict[str, Any]) -> None:
+        parameter.lerp_(first.setdefault(id(parameter), before), 0.05)
+
+    _within_update(engine, pull)
+
+
+PulledBackOfDdp, PulledBackOfFsdp = spoiled(_pull_back, DdpBackend, Fsdp2Backend)
