@@ -1,11 +1,267 @@
-"""What this machine can run again, and how."""
+"""What cannot be diagnosed is refused in one line."""
+
+import json
+import math
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from harness.diagnose.rerun import label_on_one_machine, reference_labels, require_room
+from harness.cli import harness
+from harness.diagnose.rerun import (
+    Examined,
+    LoadedRun,
+    TensorNoise,
+    compare_tensors,
+    find_noise_runs,
+    in_one_split,
+    label_on_one_machine,
+    read_pair,
+    reference_labels,
+    require_room,
+)
 from harness.errors import HarnessError
-from harness.record import DimensionPart, Record
-from tests.records import make_record
+from harness.record import DimensionPart, ErrorPart, Record, SplitPart
+from harness.record.store import archive_runs, read_runs, write_record
+from harness.run_directory.events import ExaminedEvent
+from tests.records import ENVIRONMENT, LOSSES, make_record, make_steps, make_weights
+
+
+def write(folder: Path, **changes) -> Path:
+    record: Record = make_record(run_id=folder.name, **changes)
+    folder.mkdir(parents=True)
+    write_record(folder, record)
+    return folder
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    return write(tmp_path / "runs" / "sound", label="ddp")
+
+
+def refusal(*arguments: Path) -> str:
+    done = CliRunner().invoke(harness, ["diagnose", *map(str, arguments)])
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_a_run_that_is_not_there(sound: Path) -> None:
+    line = refusal(sound, sound.parent / "soumd")
+    assert line == f"harness: there is no '{sound.parent}/soumd'. Did you mean 'sound'?"
+    assert "Give the folder of a run" in refusal(sound, Path("nowhere/at-all"))
+
+
+def test_a_folder_without_a_record(sound: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "holds no record" in refusal(sound, tmp_path / "empty")
+
+
+def test_a_folder_of_several_runs(sound: Path) -> None:
+    write(sound.parent / "another")
+    assert "holds 2 records; give the folder of one run" in refusal(sound, sound.parent)
+
+
+def test_runs_without_a_common_step(tmp_path: Path) -> None:
+    record = make_record(label="ddp")
+    ends = {"early": record.steps[:2], "late": record.steps[2:]}
+    early, late = (write(tmp_path / name, label="ddp", steps=steps) for name, steps in ends.items())
+    assert refusal(early, late).endswith(
+        "these runs have no step in common: early took steps 0 to 1, late 2 to 3"
+    )
+
+
+def test_a_damaged_record(sound: Path, tmp_path: Path) -> None:
+    for content, named in [
+        ('{"schema_version": 1', "cannot be read"),
+        ("{}", "not a record of this harness"),
+    ]:
+        (tmp_path / "damaged").mkdir(exist_ok=True)
+        (tmp_path / "damaged" / "record.json").write_text(content)
+        assert named in refusal(sound, tmp_path / "damaged")
+        assert named in refusal(sound, tmp_path / "damaged" / "record.json")
+
+
+def test_a_record_with_a_wrong_field(sound: Path, tmp_path: Path) -> None:
+    document = json.loads((sound / "record.json").read_text()) | {"steps": "many"}
+    (tmp_path / "wrong").mkdir()
+    (tmp_path / "wrong" / "record.json").write_text(json.dumps(document))
+    assert "is not valid: 'steps'" in refusal(sound, tmp_path / "wrong")
+
+
+def test_a_cell_that_failed_or_is_unsupported(sound: Path, tmp_path: Path) -> None:
+    failed = write(
+        tmp_path / "failed", status="failed", error=ErrorPart(kind="Exit", message="gone"), steps=[]
+    )
+    assert "failed is failed (Exit: gone): only finished runs" in refusal(sound, failed)
+    refused = write(tmp_path / "refused", status="unsupported", reasons=["needs a GPU"], steps=[])
+    assert "refused is unsupported (needs a GPU)" in refusal(sound, refused)
+
+
+def test_dropout_in_runs_of_one_job_only(tmp_path: Path, sound: Path) -> None:
+    dropout = {"model": {"dropout": 0.1}}
+    assert "dropout" in refusal(sound, write(tmp_path / "dropout", **dropout))
+    read_pair(sound, write(tmp_path / "other-job", job_id="b" * 12, **dropout))
+
+
+def test_a_backend_that_is_not_installed(tmp_path: Path, sound: Path) -> None:
+    assert "backend 'theirs' is unknown" in refusal(sound, write(tmp_path / "theirs", label="theirs"))
+
+
+def test_runs_on_different_devices(tmp_path: Path, sound: Path) -> None:
+    world = make_record(label="ddp").world.model_copy(update={"device": "cuda"})
+    assert "these runs were on cpu and cuda" in refusal(sound, write(tmp_path / "cuda", world=world))
+
+
+def test_a_pair_is_read_from_folders_and_files(sound: Path) -> None:
+    first, second = read_pair(sound, sound / "record.json")
+    assert first.record == second.record
+    assert first.name == "ddp on 2 ranks (first)"
+
+
+def test_a_pair_is_read_from_an_archive(sound: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "runs.tar.xz"
+    write(sound.parent / "another", label="ddp")
+    archive_runs(read_runs([sound.parent])[0], archive)
+    first, second = read_pair(archive / "sound", archive / "another" / "record.json")
+    assert [run.record.run_id for run in (first, second)] == ["sound", "another"]
+    hint = f"holds 2 records; give the folder of one run, such as {archive / 'another'}"
+    assert hint in refusal(sound, archive)
+    assert "holds no record" in refusal(sound, archive / "missing")
+
+
+def test_read_pair_raises_for_what_the_command_line_tells(sound: Path) -> None:
+    with pytest.raises(HarnessError, match="there is no"):
+        read_pair(sound, Path("missing"))
+
+
+LABELS = ["single", "single:micro_batch_size=4"]
+
+
+def fixed(_: Record | None) -> list[str]:
+    return LABELS
+
+
+def stored(root: Path, name: str, **changes) -> LoadedRun:
+    record: Record = make_record(run_id=name, **changes)
+    (root / name).mkdir()
+    return LoadedRun(path=write_record(root / name, record).resolve(), record=record)
+
+
+def pair_in(root: Path) -> tuple[LoadedRun, LoadedRun]:
+    wrong = make_steps([loss + 0.5 for loss in LOSSES])
+    return (
+        stored(root, "wrong", label="zero3", steps=wrong, final_weights=make_weights("c" * 64)),
+        stored(root, "sound", label="ddp"),
+    )
+
+
+def no_run(missing: list[str]) -> list[Record]:
+    raise AssertionError(missing)
+
+
+def test_the_reference_and_its_repetitions_lie_beside_the_pair(tmp_path: Path) -> None:
+    pair = pair_in(tmp_path)
+    for number, label in enumerate(LABELS):
+        stored(tmp_path, f"stamp-single-n1-r0-{number}", label=label)
+    runs = find_noise_runs(pair, fixed, no_run)
+    assert runs.reference is not None
+    assert runs.reference.backend.label == "single"
+    assert [record.backend.label for record in runs.repeats] == ["single:micro_batch_size=4"]
+
+
+def test_an_archive_holds_the_reference_beside_the_pair(tmp_path: Path) -> None:
+    pair = pair_in(tmp_path)
+    stored_runs = [stored(tmp_path, f"stamp-single-n1-r0-{n}", label=label) for n, label in enumerate(LABELS)]
+    packed = archive_runs([(run.path, run.record) for run in (*pair, *stored_runs)], tmp_path / "runs.tar.xz")
+    left, right = (LoadedRun(path=path, record=record) for path, record in packed[:2])
+    runs = find_noise_runs((left, right), fixed, no_run)
+    assert runs.reference == stored_runs[0].record
+    assert runs.repeats == (stored_runs[1].record,)
+
+
+@pytest.mark.parametrize(
+    "change", [{"job_id": "b" * 12}, {"status": "failed"}, {"environment": ENVIRONMENT | {"code": "other"}}]
+)
+def test_a_reference_of_another_job_or_code_or_without_result_is_run_again(
+    tmp_path: Path, change: dict
+) -> None:
+    stored(tmp_path, "stamp-single-n1-r0-0", **change)
+    asked: list[str] = []
+
+    def run(missing: list[str]) -> list[Record]:
+        asked.extend(missing)
+        return [make_record(label=label) for label in missing]
+
+    assert find_noise_runs(pair_in(tmp_path), fixed, run).reference is not None
+    assert asked == LABELS
+
+
+def test_of_two_runs_the_one_that_agrees_with_the_reference_is_the_baseline(tmp_path: Path) -> None:
+    pair = pair_in(tmp_path)
+    runs = find_noise_runs(pair, fixed, lambda missing: [make_record(label=label) for label in missing])
+    assert [run.record.backend.label for run in runs.baseline(pair)] == ["ddp", "zero3"]
+    assert runs.baseline(pair[::-1]) == pair[::-1]
+
+
+def test_two_runs_may_lie_twice_as_far_apart_as_each_from_the_reference(tmp_path: Path) -> None:
+    pair = pair_in(tmp_path)
+    runs = find_noise_runs(pair, fixed, lambda missing: [make_record(label=label) for label in missing])
+    assert runs.reference is not None
+    one = runs.limits(runs.reference, pair[0].record)
+    both = runs.limits(pair[1].record, pair[0].record)
+    assert (both.loss, both.weights) == (2 * one.loss, 2 * one.weights)
+    assert both.parameters == {name: 2 * limit for name, limit in one.parameters.items()}
+
+
+def test_without_a_reference_the_lower_bounds_are_left(tmp_path: Path) -> None:
+    pair = pair_in(tmp_path)
+    runs = find_noise_runs(pair, fixed, lambda _: [])
+    assert runs.baseline(pair) == pair
+    assert "not measured" in runs.noise(pair[1].record).derivation[0]
+
+
+CUT = [
+    "single:micro_batch_size=4",
+    "single:micro_batch_size=4,norm=fp32,backward=reordered",
+    "single:micro_batch_size=4,precision=fp64",
+]
+DEPENDS = SplitPart(difference=0.3, repetition=0.0, rounding=1e-5)
+
+
+def test_a_loss_that_hangs_on_the_split_is_held_to_a_reference_with_it(tmp_path: Path) -> None:
+    pair = stored(tmp_path, "reference", split=DEPENDS), stored(tmp_path, "sound", label="ddp")
+    records = [run.record for run in pair]
+
+    def run(missing: list[str]) -> list[Record]:
+        return [in_parts(label) for label in missing]
+
+    runs = find_noise_runs(pair, lambda plain: reference_labels(plain, records), run)
+    assert runs.label == CUT[0]
+    assert [record.backend.label for record in runs.repeats] == CUT[1:]
+    said: list[str] = []
+    first, second = in_one_split(pair, runs, said.append)
+    assert (first.record.backend.label, second) == (CUT[0], pair[1])
+    assert said == ["the loss depends on how the batch is split: single:micro_batch_size=4 stands for single"]
+
+
+def in_parts(label: str) -> Record:
+    record = make_record(label=label, run_id=label)
+    world = record.world.model_copy(update={"micro_batch_size": 4, "accumulation_steps": 2})
+    return record.model_copy(update={"world": world})
+
+
+def test_two_splits_and_random_parts_are_refused() -> None:
+    plain = make_record(split=DEPENDS)
+    two, four = make_record(label="ddp"), make_record(label="ddp", world_size=4, run_id="run-four")
+    with pytest.raises(
+        HarnessError, match="other numbers of samples at once: 4 in run-ddp-n2 and 2 in run-f"
+    ):
+        reference_labels(plain, [two, four])
+    random = make_record(split=DEPENDS.model_copy(update={"repetition": 0.1}))
+    with pytest.raises(HarnessError, match="draws random numbers"):
+        reference_labels(random, [two, two])
 
 
 def placed(label: str = "ddp", **world) -> Record:
@@ -57,3 +313,88 @@ def test_noise_of_cut_layers_is_measured_beside_it_at_low_precision() -> None:
     dimensions = [DimensionPart(name="data", size=2), DimensionPart(name="tensor", size=2)]
     cut = record.model_copy(update={"world": record.world.model_copy(update={"dimensions": dimensions})})
     assert reference_labels(None, [make_record(**mixed), cut])[4:] == ["single:partial_sums=2"]
+
+
+SKETCH = {"a": [2.0, *[2.0, -2.0] * 4], "b": [1.0, *[1.0, -1.0] * 4]}
+LIMITS = dict.fromkeys(SKETCH, 1e-3)
+
+
+def scaled(factor: float, names: str = "ab") -> dict[str, list[float]]:
+    return {
+        name: [value * (factor if name in names else 1.0) for value in values]
+        for name, values in SKETCH.items()
+    }
+
+
+def examined(factor: float = 1.0) -> Examined:
+    return Examined(
+        gradients=scaled(factor), updates=scaled(factor), weight_norms=dict.fromkeys(SKETCH, 10.0)
+    )
+
+
+def noise(precision: str = "fp32", factor: float = 1.0, **repeats: list[Examined]) -> TensorNoise:
+    kinds = {"splits": [], "others": []} | repeats
+    return TensorNoise(reference=examined(), precision=precision, factor=factor, **kinds)
+
+
+def test_equal_tensors_agree() -> None:
+    found = compare_tensors(SKETCH, scaled(1.0), LIMITS)
+    assert (found.beyond, found.common_factor, found.compared) == ((), None, 2)
+
+
+def test_a_difference_within_its_limit_is_noise() -> None:
+    assert not compare_tensors(SKETCH, scaled(1.0009), LIMITS).beyond
+    assert compare_tensors(SKETCH, scaled(1.0011), LIMITS).beyond
+
+
+def test_one_factor_over_all_tensors_is_recognised_within_noise() -> None:
+    second = scaled(2.0)
+    second["b"] = [value * 1.0005 for value in second["b"]]
+    assert compare_tensors(SKETCH, second, LIMITS).common_factor == pytest.approx(2.0, rel=1e-3)
+
+
+def test_a_factor_over_some_tensors_is_not_common() -> None:
+    found = compare_tensors(SKETCH, scaled(3.0, "b"), LIMITS)
+    assert found.common_factor is None
+    assert [(t.name, t.ratio, t.difference) for t in found.beyond] == [("b", 3.0, pytest.approx(2.0))]
+
+
+def test_a_tensor_that_is_missing_is_one_of_zeros() -> None:
+    (missing,) = compare_tensors(SKETCH, {"a": SKETCH["a"]}, LIMITS).beyond
+    assert (missing.name, missing.ratio) == ("b", 0.0)
+    (extra,) = compare_tensors({"a": SKETCH["a"]}, SKETCH, LIMITS).beyond
+    assert (extra.name, extra.ratio) == ("b", None)
+
+
+def test_numbers_that_are_not_finite_part() -> None:
+    sketches = {"a": [None] * 9}
+    event = ExaminedEvent(step=0, gradients=sketches, updates=sketches, weight_norms={"a": None})
+    read = Examined.read(event)
+    assert read.gradients["a"][0] == math.inf
+    found = compare_tensors({"a": SKETCH["a"]}, read.gradients, LIMITS)
+    assert [t.name for t in found.beyond] == ["a"]
+    assert found.common_factor is None
+
+
+def test_limits_are_ten_times_how_far_another_split_lies() -> None:
+    assert noise(splits=[examined(1.001)]).gradient_limits() == pytest.approx(dict.fromkeys("ab", 1e-2))
+
+
+def test_at_low_precision_limits_are_three_times_how_far_other_precisions_lie() -> None:
+    limits = noise("bf16-mixed", splits=[examined(1.0001)], others=[examined(1.1)]).gradient_limits()
+    assert limits == pytest.approx(dict.fromkeys("ab", 0.3))
+
+
+def test_between_two_runs_that_are_not_the_reference_noise_counts_twice() -> None:
+    limits = noise(factor=2.0, splits=[examined(1.001)]).gradient_limits()
+    assert limits == pytest.approx(dict.fromkeys("ab", 2e-2))
+
+
+def test_an_update_is_rounded_to_the_spacing_of_its_weight() -> None:
+    limits = noise(splits=[examined()]).update_limits()
+    assert limits == pytest.approx({"a": 10 * 2.0**-23 * 5, "b": 10 * 2.0**-23 * 10})
+
+
+def test_without_repetitions_the_lower_bound_is_that_of_the_precision() -> None:
+    assert noise().gradient_limits()["a"] == pytest.approx(100 * 2.0**-23)
+    assert noise("bf16-mixed").gradient_limits()["a"] == pytest.approx(3 * 2.0**-8)

@@ -7,8 +7,24 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from harness.gpus.found import Gpus, Sign, Wheel, hiding, judge, read_answer
+from harness.errors import HarnessError
+from harness.gpus.found import (
+    Gpus,
+    Sign,
+    Wheel,
+    choose_device,
+    hiding,
+    installed_wheel,
+    judge,
+    read_answer,
+    read_wheel,
+    runs_on,
+    signs_of_gpus,
+    unfit_wheel,
+)
+from tests.gpus import gpus_of
 
 CPU = Wheel(version="2.13.0+cpu")
 CUDA = Wheel(version="2.13.0+cu130", cuda="13.0")
@@ -210,3 +226,168 @@ def test_a_torch_that_ends_when_asked_is_named(tmp_path: Path) -> None:
     found = found_by_a_new_process(tmp_path, CUDA_VISIBLE_DEVICES="0")
     assert found["count"] == 0
     assert "torch ended with exit code 3" in str(found["why"])
+
+
+KERNELS_OF_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "runs"),
+    [
+        ((7, 0), KERNELS_OF_13, False),  # V100
+        ((7, 5), KERNELS_OF_13, True),
+        ((8, 9), KERNELS_OF_13, True),  # L4: sm_86 is of the same major
+        ((10, 3), KERNELS_OF_13, True),
+        ((11, 0), KERNELS_OF_13, False),
+        ((12, 1), ("compute_120",), True),
+        ((13, 0), ("compute_120",), True),
+        ((9, 0), ("sm_90a",), True),
+        ((10, 3), ("sm_100a",), False),
+        ((8, 0), ("sm_86",), False),
+    ],
+)
+def test_kernels_run_on_later_minors_and_intermediate_code_on_all_later(
+    capability: tuple[int, int], architectures: tuple[str, ...], runs: bool
+) -> None:
+    assert runs_on(capability, architectures) is runs
+
+
+CUDA_13 = Wheel(version="2.13.0+cu130", cuda="13.0")
+CUDA_12_6 = Wheel(version="2.13.0+cu126", cuda="12.6")
+
+
+def test_a_v100_needs_the_wheel_for_cuda_12_6() -> None:
+    refusal = unfit_wheel(CUDA_13, (7, 0))
+    assert refusal == (
+        "torch 2.13.0+cu130 (CUDA 13.0) has no kernels for sm_70; install torch's wheel for CUDA 12.6 "
+        "(https://download.pytorch.org/whl/cu126)"
+    )
+    assert unfit_wheel(CUDA_12_6, (7, 0)) is None
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0)])
+def test_what_came_later_runs_on_cuda_13(capability: tuple[int, int]) -> None:
+    assert unfit_wheel(CUDA_13, capability) is None
+
+
+def test_a_b200_needs_a_later_wheel_than_12_6() -> None:
+    assert "CUDA 13 (https://download.pytorch.org/whl/cu130)" in str(unfit_wheel(CUDA_12_6, (10, 0)))
+
+
+def test_a_wheel_for_the_cpu_is_named() -> None:
+    refusal = unfit_wheel(Wheel(version="2.13.0+cpu"), (8, 0))
+    assert str(refusal).startswith(
+        "torch 2.13.0+cpu is not built for CUDA; install torch's wheel for CUDA 13"
+    )
+
+
+def test_a_build_that_the_table_does_not_have_is_not_judged() -> None:
+    assert unfit_wheel(Wheel(version="2.13.0+own", cuda="12.4"), (7, 0)) is None
+    assert unfit_wheel(Wheel(is_known=False), (7, 0)) is None
+
+
+NONE = Gpus(why_none="the driver is too old", signs=(Sign(vendor="NVIDIA", what="/dev/nvidiactl"),))
+
+
+def having(monkeypatch: pytest.MonkeyPatch, gpus: Gpus) -> None:
+    monkeypatch.setattr("harness.gpus.found.find_gpus", lambda: gpus)
+
+
+def test_gpus_are_used_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    having(monkeypatch, gpus_of(1, 2))
+    chosen = choose_device("auto")
+    assert (chosen.name, chosen.why) == ("cuda", "2 x NVIDIA A100-SXM4-80GB")
+    assert choose_device("cpu").name == "cpu"
+
+
+def test_the_cpu_in_place_of_gpus_is_surprising(monkeypatch: pytest.MonkeyPatch) -> None:
+    having(monkeypatch, NONE)
+    chosen = choose_device("auto")
+    assert (chosen.name, chosen.why, chosen.is_surprising) == ("cpu", "the driver is too old", True)
+    having(monkeypatch, Gpus(why_none="this machine shows no GPU"))
+    assert not choose_device("auto").is_surprising
+
+
+def test_gpus_that_were_asked_for_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    having(monkeypatch, NONE)
+    with pytest.raises(
+        HarnessError, match=r"^no GPU can be used: the driver is too old; --set runtime\.device"
+    ):
+        choose_device("cuda")
+
+
+def test_a_refusal_holds_unless_the_cpu_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    having(monkeypatch, Gpus(refusal="found 4 XPU devices"))
+    with pytest.raises(HarnessError, match="found 4 XPU devices; --set runtime"):
+        choose_device("auto")
+    assert choose_device("cpu").name == "cpu"
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without GPUs, their tools and their libraries."""
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "LD_LIBRARY_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return tmp_path
+
+
+def test_a_machine_without_gpus_shows_none(bare: Path) -> None:
+    assert signs_of_gpus(bare) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "vendor"),
+    [
+        ("dev/nvidiactl", "NVIDIA"),
+        ("dev/dxg", "NVIDIA"),
+        ("dev/kfd", "AMD"),
+        ("usr/lib64/libcuda.so.1", "NVIDIA"),
+    ],
+)
+def test_a_device_or_driver_is_a_sign(bare: Path, name: str, vendor: str) -> None:
+    file = bare / name
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert [sign.vendor for sign in signs_of_gpus(bare)] == [vendor]
+
+
+def test_a_driver_that_the_loader_knows_is_a_sign(bare: Path) -> None:
+    (bare / "etc").mkdir()
+    (bare / "etc/ld.so.cache").write_bytes(b"\0libc.so.6\0libcuda.so.1\0/opt/driver/libcuda.so.1\0")
+    assert [sign.what for sign in signs_of_gpus(bare)] == ["libcuda.so.1"]
+
+
+@pytest.mark.parametrize("tool", ["nvidia-smi", "rocm-smi"])
+def test_a_tool_is_a_sign(bare: Path, tool: str) -> None:
+    (bare / "bin").mkdir()
+    (bare / "bin" / tool).touch(mode=0o755)
+    assert [sign.what for sign in signs_of_gpus(bare)] == [tool]
+
+
+@pytest.mark.parametrize(("text", "signs"), [("0", 2), ("MIG-1", 2), ("", 0), ("-1", 0)])
+def test_named_devices_are_a_sign(bare: Path, monkeypatch: pytest.MonkeyPatch, text: str, signs: int) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
+    assert len(signs_of_gpus(bare)) == signs
+
+
+def test_the_installed_torch_is_read_as_it_says_itself() -> None:
+    wheel = installed_wheel()
+    assert wheel is not None
+    assert (wheel.version, wheel.cuda, wheel.hip) == (
+        torch.__version__,
+        torch.version.cuda,
+        torch.version.hip,
+    )
+    assert wheel.is_known
+
+
+def test_a_file_that_says_nothing_leaves_the_build_unknown(tmp_path: Path) -> None:
+    assert not read_wheel(tmp_path / "version.py").is_known
+    (tmp_path / "version.py").write_text("from torch._version import *\n")
+    assert not read_wheel(tmp_path / "version.py").is_known
+
+
+def test_builds_are_named() -> None:
+    assert str(Wheel(version="2.13.0+rocm7.1", hip="7.1.2", cuda=None)) == "torch 2.13.0+rocm7.1 (ROCm 7.1.2)"
+    assert str(Wheel(version="2.13.0+cpu")) == "torch 2.13.0+cpu"

@@ -29,7 +29,7 @@ from harness.record.store import (
 from harness.slurm.matrix import read_matrix
 from harness.tell.report import details_document
 from tests.harness.cli.command_line import harness, refused
-from tests.harness.slurm.test_runs import a_matrix
+from tests.harness.slurm.test_submission import a_matrix
 from tests.records import make_model, make_record, saved
 
 

@@ -1,5 +1,7 @@
 """Submission within a limit, attempts, and records for every run whose job is over."""
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Callable
@@ -12,12 +14,22 @@ from click.testing import CliRunner, Result
 
 from harness.cli import harness
 from harness.errors import HarnessError
+from harness.fabric.result import FabricResult, FabricRow
 from harness.job.experiment import CompareSection, Experiment
 from harness.record import SlurmPart
 from harness.record.store import read_record
 from harness.run_directory.request import rank_exit, rank_file
-from harness.slurm.client import SlurmUnavailable
-from harness.slurm.matrix import Matrix, PlannedRun, Site, plan_nodes, render_matrix, write_matrix
+from harness.slurm.client import JobFacts, SlurmUnavailable
+from harness.slurm.matrix import (
+    MATRIX_NAME,
+    Matrix,
+    PlannedRun,
+    Site,
+    load_site,
+    plan_nodes,
+    render_matrix,
+    write_matrix,
+)
 from harness.slurm.submission import (
     ScriptEnd,
     alone,
@@ -25,11 +37,17 @@ from harness.slurm.submission import (
     collect,
     finish,
     look,
+    memory_bytes,
+    out_of_memory_notice,
     ranges,
+    site_limits,
     submit_runs,
+    unfit_software,
     unsubmitted,
+    verdict,
 )
 from tests.harness.slurm.fakes import FakeSlurm
+from tests.harness.slurm.test_matrix import SITES
 from tests.records import make_effective
 
 DATA = dict.fromkeys(
@@ -390,3 +408,220 @@ def test_an_event_that_lacks_what_its_kind_has_is_a_broken_line(tmp_path: Path, 
     assert record is not None
     assert record.environment.broken_event_lines == 1
     assert len(record.steps) == 2
+
+
+GPUS = Site(name="test", gpus_per_node=4, gpu="A100-40")
+JOB = {
+    "model": {"name": "bloom-7b1", "weights": "random"},
+    "data": {"sequence_length": 512, "tokenizer": "bytes"},
+    "training": {"precision": "bf16-mixed", "global_batch_size": 16},
+    "compare": {"noise_runs": False, "question": "memory"},
+    "runtime": {"device": "cuda"},
+}
+
+
+def a_large_matrix(tmp_path: Path, site: Site = GPUS) -> tuple[Path, Matrix]:
+    """DDP of 7 billion parameters, which no A100 holds, and ZeRO-3 over 16 ranks, which does."""
+    experiment = Experiment.model_validate(JOB)
+    cells = [
+        cell for cell in plan_nodes(experiment, site, ["ddp", "zero3"], [4], 4, 1) if cell.world_size > 1
+    ]
+    matrix, scripts = render_matrix(
+        cells, experiment, site, folder=tmp_path / "jobs", runs_folder=tmp_path / "runs", job_name="h",
+        arrays=False, command=["harness"],
+    )  # fmt: skip
+    write_matrix(tmp_path / "jobs", matrix, scripts)
+    return tmp_path / "jobs", matrix
+
+
+def submit(folder: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(harness, ["slurm", "submit", str(folder), *arguments])
+
+
+def test_what_cannot_fit_is_recorded_and_the_rest_submitted(tmp_path: Path, slurm: FakeSlurm) -> None:
+    folder, matrix = a_large_matrix(tmp_path)
+    done = submit(folder)
+    assert done.exit_code == 0, done.output
+    assert "predicted memory: ddp on 16 ranks: cannot fit: " in done.output
+    assert "predicted memory: zero3 on 16 ranks: fits: " in done.output
+    assert len(slurm.calls("sbatch")) == 1
+    refused, submitted = matrix.runs
+    record = read_record(matrix.run_directory(refused) / "record.json")
+    assert record.status == "unsupported"
+    assert record.reasons[0].endswith("of 42.4 GB per rank; --force starts it anyway")
+    assert record.prediction is not None
+    assert record.prediction.peak_bytes > 16 * 7_069_016_064
+    assert "prediction" in (matrix.run_directory(submitted) / "request.json").read_text()
+
+
+def test_force_submits_what_was_refused(tmp_path: Path, slurm: FakeSlurm) -> None:
+    folder, matrix = a_large_matrix(tmp_path)
+    submit(folder)
+    assert unsubmitted(folder, matrix) == []
+    done = submit(folder, "--force")
+    assert done.exit_code == 0, done.output
+    assert len(slurm.calls("sbatch")) == 2
+
+
+def test_a_gpu_that_is_typed_goes_before_the_sites(tmp_path: Path, slurm: FakeSlurm) -> None:
+    folder, _ = a_large_matrix(tmp_path)
+    done = submit(folder, "--gpu", "B200")
+    assert "ddp and zero3 on 16 ranks: fits" in done.output, done.output
+    assert len(slurm.calls("sbatch")) == 2
+
+
+def test_an_unknown_gpu_is_one_line(tmp_path: Path, slurm: FakeSlurm) -> None:
+    folder, _ = a_large_matrix(tmp_path)
+    done = submit(folder, "--gpu", "A1000-40")
+    assert done.exit_code == 1
+    assert "GPU 'A1000-40' is unknown. Did you mean" in done.output
+
+
+def test_a_site_says_what_it_has() -> None:
+    limits = site_limits(GPUS.model_copy(update={"memory_per_node": "120G"}))
+    assert limits.device is not None
+    assert (limits.device_bytes, limits.host_bytes) == (limits.device.memory_bytes, 120 * 2**30)
+    assert site_limits(Site(name="cpu")).device_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [(None, None), ("0", None), ("512", 512 * 2**20), ("2T", 2 * 2**40), ("64k", 64 * 2**10)],
+)
+def test_memory_is_read_as_sbatch_reads_it(text: str | None, count: int | None) -> None:
+    assert memory_bytes(text) == count
+
+
+def test_a_gpu_needs_gpus() -> None:
+    with pytest.raises((HarnessError, ValueError), match="gpu needs gpus_per_node"):
+        Site(name="cpu", gpu="A100-40")
+
+
+def torch_in(folder: Path, cuda: str) -> str:
+    """A virtual environment with torch's wheel for that CUDA."""
+    package = folder / "lib" / "python3.11" / "site-packages" / "torch"
+    package.mkdir(parents=True)
+    package.joinpath("version.py").write_text(f"__version__ = '2.13.0'\ncuda = '{cuda}'\nhip = None\n")
+    return str(folder)
+
+
+def test_a_wheel_without_kernels_for_the_sites_gpus_is_refused(tmp_path: Path) -> None:
+    site = Site(name="old", gpus_per_node=4, gpu="V100-32", virtual_environment=torch_in(tmp_path, "13.0"))
+    assert unfit_software(site) == (
+        "site 'old' has V100-32: torch 2.13.0 (CUDA 13.0) has no kernels for sm_70; install torch's wheel "
+        "for CUDA 12.6 (https://download.pytorch.org/whl/cu126)"
+    )
+    assert unfit_software(site, "A100-40") is None
+    assert unfit_software(site.model_copy(update={"virtual_environment": None})) is None
+
+
+@pytest.mark.parametrize("path", sorted(SITES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_wheel_that_pip_installs_has_kernels_for_the_gpus_of_example_sites(
+    path: Path, tmp_path: Path
+) -> None:
+    """PyPI's wheels of the pinned torch are built for CUDA 13."""
+    site = load_site(path).model_copy(update={"virtual_environment": torch_in(tmp_path, "13.0")})
+    assert unfit_software(site) is None
+
+
+def test_submit_refuses_a_wheel_without_kernels(tmp_path: Path, slurm: FakeSlurm) -> None:
+    environment = torch_in(tmp_path / "venv", "13.0")
+    folder, matrix = a_large_matrix(tmp_path)
+    site = matrix.site.model_copy(update={"virtual_environment": environment})
+    (folder / MATRIX_NAME).write_text(matrix.model_copy(update={"site": site}).model_dump_json())
+    done = submit(folder, "--gpu", "V100-32")
+    assert done.exit_code == 1
+    assert "has no kernels for sm_70" in done.output
+    assert len(slurm.calls("sbatch")) == 0
+
+
+FINISHED = ScriptEnd(exit_code=1)
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "kind"),
+    [
+        ("TIMEOUT", "timeout", "TimeLimit"),
+        ("DEADLINE", "timeout", "TimeLimit"),
+        ("OUT_OF_MEMORY", "oom", "OutOfMemory"),
+        ("NODE_FAIL", "failed", "NodeFailure"),
+        ("PREEMPTED", "failed", "Preempted"),
+        ("CANCELLED", "failed", "Cancelled"),
+    ],
+)
+@pytest.mark.parametrize("end", [None, FINISHED, ScriptEnd(ended="terminated", exit_code=143)])
+def test_slurm_has_the_last_word(state: str, status: str, kind: str, end: ScriptEnd | None) -> None:
+    found = verdict(JobFacts(state=state), end)
+    assert found is not None
+    assert (found.status, found.kind) == (status, kind)
+
+
+def test_what_failed_by_itself_or_is_forgotten_is_left_to_the_ranks() -> None:
+    assert verdict(None, None) is None
+    assert verdict(None, FINISHED) is None
+    assert verdict(JobFacts(state="FAILED", exit_code=1), FINISHED) is None
+    assert verdict(JobFacts(state="COMPLETED", exit_code=0), ScriptEnd(exit_code=0)) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "end", "silent", "status", "kind", "cause"),
+    [
+        (None, ScriptEnd(ended="time-limit", exit_code=143), [], "timeout", "TimeLimit", "time limit"),
+        (JobFacts(state="FAILED", exit_code=-9), None, [], "failed", "ScriptLost", "signal 9"),
+        (JobFacts(state="NODE_FAIL"), None, ["node2"], "failed", "NodeFailure", "node2"),
+    ],
+    ids=["known before Slurm does", "script killed", "silent nodes"],
+)
+def test_what_script_and_slurm_know_names_the_cause(
+    facts: JobFacts | None, end: ScriptEnd | None, silent: list[str], status: str, kind: str, cause: str
+) -> None:
+    found = verdict(facts, end, silent)
+    assert found is not None
+    assert (found.status, found.kind, cause in found.cause) == (status, kind, True)
+
+
+WATCHED = "slurmstepd-node1: error: StepId=1.0 exceeded memory limit (413884416 > 314572800), being killed"
+CGROUP = (
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed."
+)
+TASK = "srun: error: node1: task 0: Out Of Memory"
+
+
+@pytest.mark.parametrize("line", [WATCHED, CGROUP, TASK])
+def test_a_step_out_of_memory_is_read_from_its_output(line: str) -> None:
+    """Seen on Slurm 22.05 (the first line), and as Slurm's sources write them."""
+    notice = out_of_memory_notice(f"[W1121] client socket\n{line}\nsrun: error: node1: task 0: Killed\n")
+    assert notice is not None
+    assert notice == line.partition("error: ")[2]
+    found = verdict(JobFacts(state="FAILED", exit_code=137), ScriptEnd(exit_code=137), [], notice)
+    assert found is not None
+    assert (found.status, found.kind) == ("oom", "OutOfMemory")
+
+
+@pytest.mark.parametrize("line", ["srun: error: node1: task 0: Killed", "a rank speaks of an oom-kill event"])
+def test_other_output_tells_nothing_of_memory(line: str) -> None:
+    assert out_of_memory_notice(line) is None
+
+
+def fabric(seconds: float) -> FabricResult:
+    row = FabricRow(op="all_reduce", ranks=[0, 1], size_bytes=10**9, repeats=1, seconds=[seconds])
+    return FabricResult(
+        created_at="now", transport="nccl", device="cuda", hosts=["a", "b"], interface=None, rows=[row]
+    )
+
+
+def test_a_slow_network_is_told_with_both_rates_and_the_usual_causes() -> None:
+    end = ScriptEnd(ended="slow-fabric", exit_code=0, require_busbw="5GB/s")
+    found = verdict(None, end, fabric=fabric(0.5))
+    assert found is not None
+    assert (found.status, found.kind) == ("failed", "SlowFabric")
+    assert "2 GB/s is below the required 5 GB/s" in found.cause
+    assert "Usual causes: the wrong network interface" in found.cause
+
+
+def test_a_self_test_that_failed_says_nothing_of_the_networks_speed() -> None:
+    found = verdict(None, ScriptEnd(ended="fabric-failed", exit_code=1, require_busbw="5GB/s"))
+    assert found is not None
+    assert (found.status, found.kind) == ("failed", "FabricFailed")
+    assert "exit code 1" in found.cause
+    assert "slower" not in found.cause
