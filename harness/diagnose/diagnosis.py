@@ -15,7 +15,6 @@ from harness.diagnose.rerun import (
     Rerun,
     Say,
     TensorComparison,
-    TensorDifference,
     TensorNoise,
     compare_tensors,
     experiment_of,
@@ -211,16 +210,15 @@ def _about(kind: str, compared: TensorComparison, world: WorldPart) -> str:
     parts = []
     if absent:
         parts.append(f"{a_few(absent, SHOWN_TENSORS, '; ')} {'has' if len(absent) == 1 else 'have'} none")
-    others = [_tensor(tensor) for tensor in compared.beyond if tensor.ratio != 0]
+    others = [
+        f"{one.name} {'where the baseline has none' if one.ratio is None else f'x {number(one.ratio)}'}, "
+        f"off by {percent(one.difference)} (noise: {percent(one.allowed)})"
+        for one in compared.beyond
+        if one.ratio != 0
+    ]
     if others:
         parts.append(a_few(others, SHOWN_TENSORS, "; "))
     return f"{kind}: {len(compared.beyond)} of {compared.compared} tensors differ: {'; '.join(parts)}"
-
-
-def _tensor(tensor: TensorDifference) -> str:
-    size = "where the baseline has none" if tensor.ratio is None else f"x {number(tensor.ratio)}"
-    difference, noise = percent(tensor.difference), percent(tensor.allowed)
-    return f"{tensor.name} {size}, off by {difference} (noise: {noise})"
 
 
 def number(ratio: float) -> str:
@@ -332,7 +330,14 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
         verdict = first_parting_step(
             reruns[0].examined, reruns[1].examined, _noise(reruns, baseline, noise_runs)
         )
-        explanation += [*causes, *_unlike_records((baseline, other), reruns[:2], limits)]
+        explanation += causes
+        for run, again in zip((baseline, other), reruns, strict=False):
+            both = step_pairs(run.record, again.record)
+            if (step := first_step_beyond(run.record, both, limits)) is not None:
+                explanation.append(
+                    f"the rerun of {run.name} diverges from its record at step {step}: code, versions or "
+                    "machine have changed since; what follows is about the reruns"
+                )
         explanation += sentences(verdict, other.record.world, beyond=beyond, explained=bool(causes))
     return Diagnosis(
         baseline=baseline, other=other, found=found, limits=limits,
@@ -365,17 +370,13 @@ def _rerun_all(
     """The baseline, the other, and the runs of the reference that are not the baseline."""
     last = min(len(run.record.steps) for run in (baseline, other)) - 1
     steps = steps_to_examine(parting, last)
-    wanted: list[Record] = [baseline.record, other.record]
-    wanted += [r for r in _references(noise_runs) if r.run_id != baseline.record.run_id]
+    # The reference and one repetition of each kind.
+    references = (*noise_runs.repeats, *([noise_runs.reference] if noise_runs.reference else []))
+    of_kinds = {record.backend.label: record for record in references}.values()
+    wanted = [baseline.record, other.record, *(r for r in of_kinds if r.run_id != baseline.record.run_id)]
     for record in wanted:
         require_room(record)
     return [rerun(record, steps, launcher, say) for record in wanted]
-
-
-def _references(noise_runs: NoiseRuns) -> list[Record]:
-    """The reference and one repetition of each kind."""
-    runs = [noise_runs.reference] if noise_runs.reference else []
-    return list({record.backend.label: record for record in (*noise_runs.repeats, *runs)}.values())
 
 
 def _noise(reruns: Sequence[Rerun], baseline: LoadedRun, noise_runs: NoiseRuns) -> dict[int, TensorNoise]:
@@ -400,16 +401,3 @@ def _noise(reruns: Sequence[Rerun], baseline: LoadedRun, noise_runs: NoiseRuns) 
 def _is_low(run: Rerun) -> bool:
     """Whether it shows what a low precision changes."""
     return run.record.backend.options.get("precision") in ("fp32", "cast")
-
-
-def _unlike_records(runs: Sequence[LoadedRun], reruns: Sequence[Rerun], limits: Tolerance) -> list[str]:
-    """That a rerun does not repeat its record, so that what follows is of other code or another machine."""
-    sentences = []
-    for run, again in zip(runs, reruns, strict=True):
-        step = first_step_beyond(run.record, step_pairs(run.record, again.record), limits)
-        if step is not None:
-            sentences.append(
-                f"the rerun of {run.name} diverges from its record at step {step}: code, versions or machine "
-                "have changed since; what follows is about the reruns"
-            )
-    return sentences

@@ -112,7 +112,9 @@ class Parting:
     def __str__(self) -> str:
         """'5.01 in the baseline, 5.02 in the other; difference 1.0e-02 nats (rounding explains 6.0e-05)'."""
         known = self.baseline is not None and self.other is not None
-        left, right = _numbers(self.baseline, self.other)
+        # With as many digits as tell them apart, six at least.
+        shown = [[_number(value, digits) for value in (self.baseline, self.other)] for digits in (6, 9, 17)]
+        left, right = next((pair for pair in shown if pair[0] != pair[1]), shown[0])
         values = f"{left} in the baseline, {right} in the other"
         if self.difference is None:
             return values if known else "by how much is not known"
@@ -247,12 +249,6 @@ def about_partings(partings: Sequence[Parting]) -> Iterator[str]:
         yield f"{parting.figure} {first}: {parting}"
 
 
-def _numbers(left: float | str | None, right: float | str | None) -> tuple[str, str]:
-    """Both with as many digits as tell them apart, six at least."""
-    shown = [(_number(left, digits), _number(right, digits)) for digits in (6, 9, 17)]
-    return next((pair for pair in shown if pair[0] != pair[1]), shown[0])
-
-
 def _number(value: float | str | None, digits: int) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else words(value)
 
@@ -279,11 +275,10 @@ def diagnose_jobs(pair: tuple[LoadedRun, LoadedRun], say: Say, *, reruns: bool) 
         last = min(computed.step + STEPS_AFTER, end)
         again, tried = _trials(pair, settings, last, noise, say)
         trials = tuple(tried)
-        left = first_parting(baseline, again, limits_of(baseline, again, noise))
-        if left is not None:
+        if left := find_partings(baseline, again, limits_of(baseline, again, noise)):
             cautions.append(
-                f"the rerun of the baseline leaves its record {left.when}: code, versions, machine or random "
-                "numbers differ"
+                f"the rerun of the baseline leaves its record {left[0].when}: code, versions, machine or "
+                "random numbers differ"
             )
     return JobsDiagnosis(
         baseline=pair[0], other=pair[1], settings=settings, partings=partings, trials=trials, last_step=last,
@@ -355,11 +350,6 @@ def changed_settings(baseline: Record, other: Record) -> Iterator[Changed]:
                 setting=f"{difference.setting}{IN_FORCE}", baseline=values[0], other=values[1],
                 effect="mathematics",
             )  # fmt: skip
-
-
-def first_parting(baseline: Record, other: Record, limits: Tolerance) -> Parting | None:
-    """The figure that differs first; None: none does."""
-    return next(iter(find_partings(baseline, other, limits)), None)
 
 
 def find_partings(baseline: Record, other: Record, limits: Tolerance) -> list[Parting]:

@@ -98,8 +98,13 @@ def read_pair(first: Path, second: Path) -> tuple[LoadedRun, LoadedRun]:
                 "--set model.dropout=0"
             )
     left, right = (run.record for run in pair)
-    if any(run.is_script for run in pair):
-        _require_one_model(left, right)
+    shapes = [sorted(p.shape for p in r.layout.parameters) for r in (left, right) if r.layout is not None]
+    # Of a script only a part of the job is known: what it trains must have the tensors of the other's.
+    if any(run.is_script for run in pair) and len(shapes) == 2 and shapes[0] != shapes[1]:
+        raise HarnessError(
+            f"these are runs of different models: {len(shapes[0])} parameters in {left.run_id} and "
+            f"{len(shapes[1])} in {right.run_id} have other shapes; give two runs that train one model"
+        )
     begin, end = max(first_step(left), first_step(right)), min(r.steps[-1].step for r in (left, right))
     if begin > end:
         raise HarnessError(
@@ -119,16 +124,6 @@ def read_pair(first: Path, second: Path) -> tuple[LoadedRun, LoadedRun]:
 
 def _span(record: Record) -> str:
     return f"{record.steps[0].step} to {record.steps[-1].step}"
-
-
-def _require_one_model(left: Record, right: Record) -> None:
-    """Of a script only a part of the job is known: what it trains must have the tensors of the other's."""
-    shapes = [sorted(p.shape for p in r.layout.parameters) for r in (left, right) if r.layout is not None]
-    if len(shapes) == 2 and shapes[0] != shapes[1]:
-        raise HarnessError(
-            f"these are runs of different models: {len(shapes[0])} parameters in {left.run_id} and "
-            f"{len(shapes[1])} in {right.run_id} have other shapes; give two runs that train one model"
-        )
 
 
 def _read(path: Path) -> LoadedRun:

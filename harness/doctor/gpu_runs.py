@@ -25,7 +25,7 @@ from harness.errors import HarnessError
 from harness.fabric.result import FabricResult, start_ranks
 from harness.forms.terms import STEP_PHASES
 from harness.forms.textbook import find_peak, is_stub
-from harness.gpus.found import Gpus, runs_on, sm_name
+from harness.gpus.found import Gpus
 from harness.import_path import module_command, safe_environment
 from harness.job.batch import batch_layout, reference_layout
 from harness.job.config import load_experiment
@@ -44,7 +44,7 @@ from harness.judge.rows import reason
 from harness.launch.cells import canonical_label, make_cell
 from harness.launch.ending import await_end, die_with
 from harness.launch.launcher import LocalLauncher, run_cell
-from harness.record import RankPart, Record
+from harness.record import Record
 from harness.record.provenance import package_versions
 from harness.record.store import Store
 from harness.run_directory.events import FailureEvent, Tail
@@ -103,7 +103,7 @@ class Check:
     tolerance: str
     judge: Judge
     """Called where all that it needs is there."""
-    runs: tuple[str, ...] = ()
+    runs: Sequence[str] = ()
     """Runs that it needs; they must have ended well."""
     least_ranks: int = 1
     not_on_stub: str | None = None
@@ -173,20 +173,11 @@ def architecture_is_built(evidence: Evidence) -> Finding:
     gpus = evidence.gpus
     if not gpus.architectures:
         return "n/a", f"{gpus.wheel} names no architectures"
-    names, lacking = [], []
-    for gpu in gpus.devices:
-        own = gpu.amd_architecture or sm_name(gpu.capability)
-        names.append(own)
-        if gpu.amd_architecture:
-            runs = own in gpus.architectures
-        else:
-            runs = runs_on(gpu.capability, gpus.architectures)
-        if not runs:
-            lacking.append(own)
-    listed = ", ".join(gpus.architectures)
-    if lacking:
-        return "failed", f"{', '.join(dict.fromkeys(lacking))} is not served by {listed}"
-    return "ok", f"{', '.join(dict.fromkeys(names))} is served by {listed}"
+    lacking = [gpu for gpu in gpus.devices if not gpu.is_served_by(gpus.architectures)]
+    named = ", ".join(dict.fromkeys(gpu.architecture for gpu in lacking or gpus.devices))
+    return held(
+        not lacking, f"{named} is {'not ' if lacking else ''}served by {', '.join(gpus.architectures)}"
+    )
 
 
 LOSS_TOLERANCE = 1e-5
@@ -279,13 +270,8 @@ def norm_needs_no_copy(evidence: Evidence) -> Finding:
 
 def driver_agrees(evidence: Evidence) -> Finding:
     """NVML's figure of the process against what torch reserved."""
-    moments = [
-        moment
-        for name in RUNS
-        if name in evidence.records
-        for rank in evidence.records[name].ranks
-        for moment in rank.memory
-    ]
+    records = [evidence.records[name] for name in RUNS if name in evidence.records]
+    moments = [moment for record in records for rank in record.ranks for moment in rank.memory]
     besides = [
         moment.device_used_bytes - moment.reserved_bytes
         for moment in moments
@@ -314,15 +300,12 @@ def phases_add_up(evidence: Evidence) -> Finding:
             steps = rank.step_seconds[first:]
             if not steps or len(rank.phase_seconds) == 0:
                 return "failed", f"{name}, rank {rank.rank}: no timed step"
-            worst = max(worst, median(_gap(rank, first + index) for index in range(len(steps))))
+            phases = [sum(of_step) for of_step in zip(*rank.phase_seconds.values(), strict=True)][first:]
+            worst = max(worst, median(
+                max(0.0, of_phases - step, step - data - of_phases) / step  # the host may fetch data between
+                for step, data, of_phases in zip(steps, rank.data_seconds[first:], phases, strict=True)
+            ))  # fmt: skip
     return held(worst <= PHASE_TOLERANCE, f"off by {worst:.2%} of the median step")
-
-
-def _gap(rank: RankPart, step: int) -> float:
-    """How far phases are from the step, relative to it; between them the host may fetch data."""
-    seconds, data = rank.step_seconds[step], rank.data_seconds[step]
-    phases = sum(of_phase[step] for of_phase in rank.phase_seconds.values())
-    return max(0.0, phases - seconds, seconds - data - phases) / seconds
 
 
 def clock_agrees_with_events(evidence: Evidence) -> Finding:
@@ -347,11 +330,8 @@ def clock_agrees_with_events(evidence: Evidence) -> Finding:
 def no_device_wait(evidence: Evidence) -> Finding:
     """DeepSpeed's micro-steps only queue work."""
     record, notes = evidence.records[ZERO], evidence.notes.get(ZERO, ())
-    if (
-        not notes
-        or not record.steps
-        or any(len(note.synchronisations) != len(record.steps) for note in notes)
-    ):
+    counts = {len(note.synchronisations) for note in notes}
+    if not record.steps or counts != {len(record.steps)}:
         return "failed", "not every rank noted every step"
     most = max(count for note in notes for count in note.synchronisations)
     return held(most == 0, f"{most} in the {notes[0].micro_steps} micro-steps of a step")
@@ -378,10 +358,8 @@ def steps_divide(evidence: Evidence) -> Finding:
             rest = part.seconds - total
             most = (part.copy_seconds or 0.0) + ADDS_UP * part.seconds
             if not -ADDS_UP * part.seconds <= rest <= most:
-                return (
-                    "failed",
-                    f"rank {rank.rank}: parts are {total:.6f} s of a step of {part.seconds:.6f} s",
-                )
+                said = f"parts are {total:.6f} s of a step of {part.seconds:.6f} s"
+                return "failed", f"rank {rank.rank}: {said}"
     computing = record.ranks[0].overlap[-1]
     return "ok", f"computing is {computing.compute_seconds / computing.seconds:.0%} of a step"
 
@@ -508,14 +486,11 @@ TOLERANCES = {
 }  # fmt: skip
 
 
-def _check(id: str, row: dict[str, Any]) -> Check:
-    """A row of `checks.toml`."""
-    row |= {"tolerance": row["tolerance"].format(**TOLERANCES), "runs": tuple(row.get("runs", ()))}
-    return Check(id=id, judge=JUDGES[id], **row)
-
-
 _FILE = tomllib.loads(files(__package__).joinpath("checks.toml").read_text(encoding="utf-8"))
-CHECKS = tuple(_check(id, row) for id, row in _FILE.items())
+CHECKS = tuple(
+    Check(id=id, judge=JUDGES[id], **row | {"tolerance": row["tolerance"].format(**TOLERANCES)})
+    for id, row in _FILE.items()
+)
 
 
 def answer_all(evidence: Evidence) -> list[Answer]:

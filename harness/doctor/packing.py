@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -166,7 +166,7 @@ def pack_matrix(runs: Runs, folder: Path, predicted: dict[str, Any] | str) -> li
             files = [path.parent / part.path for part in record.artifacts if part.kind == kind]
             if files:
                 output = folder / f"{_name(record)}.{as_name(kind)}.md"
-                problems += _tried(partial(_write, tell, files, output))
+                problems += _tried(_write, tell, files, output)
     problems += _pack_raw(runs, folder / RAW)
     comparison = Comparison(record for _, record in packed)
     made = sorted((record for _, record in packed), key=lambda record: record.created_at)
@@ -216,13 +216,10 @@ def _told_traces(files: Sequence[Path]) -> Document:
     return trace_document(ranks, skew_of(ranks), [likeness_of(rank) for rank in ranks])
 
 
-def _told_snapshots(files: Sequence[Path]) -> Document:
-    return snapshot_document([(file.name, accounts(read_snapshot(file))) for file in files])
-
-
 TELLERS: dict[str, Callable[[Sequence[Path]], Document]] = {
-    "trace": _told_traces, "memory snapshot": _told_snapshots,
-}  # fmt: skip
+    "trace": _told_traces,
+    "memory snapshot": lambda files: snapshot_document([(f.name, accounts(read_snapshot(f))) for f in files]),
+}
 """What reads the files that ranks leave next to their records, by kind."""
 
 
@@ -244,7 +241,7 @@ def _pack_raw(runs: Runs, folder: Path) -> list[str]:
         if left < 0:
             omitted += 1
         else:
-            problems += _tried(partial(_copy, file, folder / name))
+            problems += _tried(_copy, file, folder / name)
     return [*problems, *([f"{omitted} traces and snapshots are too large for the bundle"] if omitted else [])]
 
 
@@ -257,10 +254,10 @@ def _copy(file: Path, output: Path) -> None:
         output.with_suffix(".json").write_text(json.dumps(document), encoding="utf-8")
 
 
-def _tried(write: Callable[[], None]) -> list[str]:
+def _tried(write: Callable[..., None], *given: Any) -> list[str]:
     """What went wrong: one file that cannot be read costs no other."""
     try:
-        write()
+        write(*given)
     except (HarnessError, OSError, ValueError, EOFError) as error:
         return [f"not packed: {error}"]
     return []

@@ -10,7 +10,6 @@ from typing import Any
 
 from harness.backends import registry
 from harness.backends.libraries.facts import LibraryFact, not_installed
-from harness.backends.strategy import StrategyKind
 from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding
@@ -20,25 +19,17 @@ from harness.launch.launcher import LocalLauncher, modules_to_preload, run_cell
 from harness.record import Record
 from harness.record.store import Store
 
-
-@dataclass(frozen=True, kw_only=True)
-class InjectedFault:
-    """An injected fault and the finding that must name it."""
-
-    backend: str
-    finding: str
-
-
-BETWEEN_RANKS = (
-    InjectedFault(backend="planted-gradients-summed", finding="gradient-scale"),
-    InjectedFault(backend="planted-wrong-beta2", finding="update-differs"),
-    InjectedFault(backend="planted-stale-weights", finding="replicas-differ"),
-)
-ON_ONE_RANK = (
-    InjectedFault(backend="planted-divided-again", finding="gradient-scale"),
-    InjectedFault(backend="planted-wrong-beta2", finding="update-differs"),
-    InjectedFault(backend="planted-left-out", finding="parameters-not-updated"),
-)
+BETWEEN_RANKS = {
+    "planted-gradients-summed": "gradient-scale",
+    "planted-wrong-beta2": "update-differs",
+    "planted-stale-weights": "replicas-differ",
+}
+"""Backends with an injected fault, and the finding that must name it."""
+ON_ONE_RANK = {
+    "planted-divided-again": "gradient-scale",
+    "planted-wrong-beta2": "update-differs",
+    "planted-left-out": "parameters-not-updated",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +40,8 @@ class Coverage:
     """Backends that are tried whatever the time."""
     rest: tuple[str, ...]
     """Backends that are tried while there is time."""
-    faults: tuple[InjectedFault, ...]
+    faults: Mapping[str, str]
+    """As `BETWEEN_RANKS`."""
     left_out: Mapping[str, str]
     """What is not tried, and why."""
 
@@ -87,15 +79,12 @@ def _obstacle(name: str, ranks: int, installed: Collection[str]) -> str | None:
             "its gradients are too large as DeepSpeed makes them (gradient-scale); "
             f"name {name}:correct_gradients=true"
         )
-    if ranks == 1 and entry.strategy is not None and _needs_two_ranks(entry.strategy):
-        return "FSDP1 takes NO_SHARD on one rank whatever was asked"
+    if ranks == 1 and (kind := entry.strategy) is not None:
+        # Hybrid sharding says by itself that one rank is too few; Accelerate's FSDP that it needs a device.
+        native = kind.route == "native" and not kind.of_family.shards_one_rank
+        if native and kind.stage > 0 and not kind.facts.has_replicas:
+            return "FSDP1 takes NO_SHARD on one rank whatever was asked"
     return None
-
-
-def _needs_two_ranks(strategy: StrategyKind) -> bool:
-    """Hybrid sharding says by itself that one rank is too few; Accelerate's FSDP that it needs a device."""
-    native = strategy.route == "native" and not strategy.of_family.shards_one_rank
-    return native and strategy.stage > 0 and not strategy.facts.has_replicas
 
 
 SETTINGS = (
@@ -154,8 +143,7 @@ def self_check(
     experiment = load_experiment(None, SETTINGS)
     store = Store(folder)
     store.prepare()
-    planted = [fault.backend for fault in coverage.faults]
-    cells = plan(experiment, [*coverage.first, *planted, *coverage.rest], [ranks], 1, device)
+    cells = plan(experiment, [*coverage.first, *coverage.faults, *coverage.rest], [ranks], 1, device)
     launcher = LocalLauncher(device, modules_to_preload(experiment, [cell.backend for cell in cells]))
     records: list[Record] = []
     not_covered = dict(coverage.left_out)
@@ -168,34 +156,25 @@ def self_check(
     return conclude(records, coverage.faults, not_covered)
 
 
-def conclude(
-    records: Sequence[Record], faults: Sequence[InjectedFault], not_covered: dict[str, str]
-) -> SelfCheck:
+def conclude(records: Sequence[Record], faults: Mapping[str, str], not_covered: dict[str, str]) -> SelfCheck:
     """What these runs say: the clean ones must agree without a finding, each fault must have its own."""
-    planted = {fault.backend for fault in faults}
-    sound = Comparison(r for r in records if r.backend.name not in planted)
+    sound = Comparison(r for r in records if r.backend.name not in faults)
+    missed = {}
+    for backend, finding in faults.items():
+        own = [r for r in records if r.backend.name in (backend, registry.REFERENCE)]
+        named = [f.id for f in Comparison(own).findings if f.backends == (backend,)]
+        if finding not in named:
+            missed[backend] = f"it was not found as {finding}: found {', '.join(named) or 'nothing'}"
     return SelfCheck(
         rows=sound.rows,
         false=[finding for finding in sound.findings if finding.id not in ABOUT_TIME],
         failed={
             r.backend.label: reason(r) or r.status for r in records if r.status not in ("ok", "unsupported")
         },
-        missed=_missed(records, faults),
+        missed=missed,
         planted=len(faults),
         not_covered=not_covered,
     )
-
-
-def _missed(records: Sequence[Record], faults: Sequence[InjectedFault]) -> dict[str, str]:
-    missed = {}
-    for fault in faults:
-        own = [r for r in records if r.backend.name in (fault.backend, registry.REFERENCE)]
-        named = [f.id for f in Comparison(own).findings if f.backends == (fault.backend,)]
-        if fault.finding not in named:
-            missed[fault.backend] = (
-                f"it was not found as {fault.finding}: found {', '.join(named) or 'nothing'}"
-            )
-    return missed
 
 
 def document(check: SelfCheck, known: Sequence[LibraryFact]) -> dict[str, Any]:

@@ -125,28 +125,23 @@ class FabricTest:
         """What to repeat, and how many passages of the tensor one call makes in sequence."""
         shard = tensor[: tensor.numel() // self.world_size]
         part = shard.clone() if op in COPIES else shard
-        if op == "point_to_point":
-            return self._ping_pong(ranks, tensor), 2
+
+        def there_and_back() -> None:
+            if self.rank == ranks[0]:
+                dist.send(tensor, ranks[1])
+                dist.recv(tensor, ranks[1])
+            elif self.rank == ranks[1]:
+                dist.recv(tensor, ranks[0])
+                dist.send(tensor, ranks[0])
+
         actions: dict[str, Callable[[], object]] = {
             "all_reduce": lambda: dist.all_reduce(tensor),
             "all_gather": lambda: dist.all_gather_into_tensor(tensor, part),
             "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, tensor),
             "broadcast": lambda: dist.broadcast(tensor, 0),
+            "point_to_point": there_and_back,
         }
-        return actions[op], 1
-
-    def _ping_pong(self, ranks: list[int], tensor: torch.Tensor) -> Callable[[], None]:
-        first, second = ranks
-
-        def there_and_back() -> None:
-            if self.rank == first:
-                dist.send(tensor, second)
-                dist.recv(tensor, second)
-            elif self.rank == second:
-                dist.recv(tensor, first)
-                dist.send(tensor, first)
-
-        return there_and_back
+        return actions[op], 2 if op == "point_to_point" else 1
 
     def _agreed_largest(self, wanted: int, hosts: Sequence[str], copies: int) -> int:
         """The largest size that fits into the memory of every rank, so many copies of it."""

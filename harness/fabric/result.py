@@ -297,9 +297,14 @@ WIDTH, HEIGHT = 460, 240
 
 def fabric_picture(result: FabricResult) -> Picture:
     """A curve per operation of the whole group, and one for the slowest and the fastest pair."""
+    by_pair: dict[tuple[int, ...], list[FabricRow]] = {}
+    for row in result.rows:
+        if row.op == "point_to_point":
+            by_pair.setdefault(tuple(row.ranks), []).append(row)
+    pairs = sorted(by_pair.items(), key=lambda item: _gigabytes(item[1][-1]))
     curves = {op: result.of_all(op) for op in dict.fromkeys(row.op for row in result.rows)}
     curves = {op: rows for op, rows in curves.items() if rows and op != "point_to_point"}
-    curves |= _pairs(result)
+    curves |= {f"pair {pair[0]}-{pair[1]}": rows for pair, rows in (*pairs[:1], *pairs[-1:])}
     fastest = [f"{name} {number(max(map(_gigabytes, rows)))}" for name, rows in curves.items()]
     return Picture(
         key="fabric",
@@ -321,17 +326,14 @@ def _gigabytes(row: FabricRow) -> float:
 def _panel(
     curves: Mapping[str, Sequence[FabricRow]], title: str, read: Callable[[FabricRow], float]
 ) -> dict[str, Any]:
-    points = []
-    for index, (name, rows) in enumerate(curves.items()):
-        for row in rows:
-            label = f"{name} {number(read(row))}" if row is rows[-1] else None
-            look = plain_look(index)
-            points.append(
-                {
-                    "curve": name, "x": row.size_bytes,
-                    "value": read(row), "label": label, **look,
-                }
-            )  # fmt: skip
+    points = [
+        {
+            "curve": name, "x": row.size_bytes, "value": read(row),
+            "label": f"{name} {number(read(row))}" if row is rows[-1] else None, **plain_look(index),
+        }
+        for index, (name, rows) in enumerate(curves.items())
+        for row in rows
+    ]  # fmt: skip
     values = [point["value"] for point in points]
     sizes = sorted({row.size_bytes for rows in curves.values() for row in rows})
     labels = {size: binary_size(size) for size in sizes}
@@ -358,20 +360,8 @@ def write_picture(result: FabricResult, path: Path) -> None:
     write_plot(fabric_picture(result), path)
 
 
-def _pairs(result: FabricResult) -> dict[str, list[FabricRow]]:
-    by_pair: dict[tuple[int, ...], list[FabricRow]] = {}
-    for row in result.rows:
-        if row.op == "point_to_point":
-            by_pair.setdefault(tuple(row.ranks), []).append(row)
-    if not by_pair:
-        return {}
-    ordered = sorted(by_pair.items(), key=lambda item: _gigabytes(item[1][-1]))
-    chosen = dict([ordered[0], ordered[-1]])
-    return {f"pair {pair[0]}-{pair[1]}": rows for pair, rows in chosen.items()}
-
-
 def start_ranks(nproc: int, arguments: Sequence[str]) -> FabricResult:
-    """Run `harness fabric` with these arguments under torchrun on this machine."""
+    """Run `harness fabric` with these arguments under torchrun here; leaves no rank, however this ends."""
     require_libraries("ranks", ("torch",))
     with scratch_folder("fabric") as scratch:
         answer = Path(scratch) / FABRIC_NAME
@@ -383,42 +373,24 @@ def start_ranks(nproc: int, arguments: Sequence[str]) -> FabricResult:
         variables.setdefault("OMP_NUM_THREADS", "1")
         if sys.platform == "linux":
             variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        code, output = _run(command, variables)
+        # torchrun ends its ranks on SIGTERM, which the kernel sends if this process is killed.
+        follow_parent = partial(die_with, os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
+        torchrun = subprocess.Popen(
+            command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True, process_group=0, preexec_fn=follow_parent,
+        )  # fmt: skip
+        try:
+            _, output = torchrun.communicate()
+        finally:
+            if torchrun.poll() is None:
+                torchrun.send_signal(signal.SIGSTOP)  # it starts no other
+                for rank in psutil.Process(torchrun.pid).children(recursive=True):  # of sessions of their own
+                    with suppress(psutil.NoSuchProcess):
+                        rank.kill()
+                torchrun.kill()
+                torchrun.wait()
         if not answer.exists():
             message = next((x for x in reversed(output.splitlines()) if "Error" in x), "")
+            code = torchrun.returncode
             raise HarnessError(f"the ranks of the self-test failed with exit code {code}: {message}")
         return read_fabric(answer)
-
-
-def _run(command: Sequence[str], variables: dict[str, str]) -> tuple[int, str]:
-    """Exit code of torchrun and its standard error; leaves no rank behind, however this ends."""
-    # torchrun ends its ranks on SIGTERM, which the kernel sends if this process is killed.
-    follow_parent = partial(die_with, os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
-    torchrun = subprocess.Popen(
-        command,
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-        preexec_fn=follow_parent,
-    )
-    try:
-        _, output = torchrun.communicate()
-    finally:
-        _end_family(torchrun)
-    return torchrun.returncode, output
-
-
-def _end_family(torchrun: subprocess.Popen[str]) -> None:
-    """End torchrun and its ranks, each of which has a session of its own."""
-    if torchrun.poll() is not None:
-        return
-    torchrun.send_signal(signal.SIGSTOP)  # it starts no other
-    ranks = psutil.Process(torchrun.pid).children(recursive=True)
-    torchrun.kill()
-    torchrun.wait()
-    for rank in ranks:
-        with suppress(psutil.NoSuchProcess):
-            rank.kill()

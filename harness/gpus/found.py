@@ -278,6 +278,17 @@ class Gpu:
     amd_architecture: str = ""
     """'gfx90a'; empty for NVIDIA's."""
 
+    @property
+    def architecture(self) -> str:
+        """'gfx90a' or 'sm_70'."""
+        return self.amd_architecture or sm_name(self.capability)
+
+    def is_served_by(self, architectures: Sequence[str]) -> bool:
+        """Whether kernels for these run on it."""
+        if self.amd_architecture:
+            return self.amd_architecture in architectures
+        return runs_on(self.capability, architectures)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
@@ -391,17 +402,13 @@ def read_answer(
 def without_kernels(devices: Sequence[Gpu], architectures: Sequence[str], wheel: Wheel) -> str | None:
     """Why this torch cannot compute on these GPUs; None: it can on all of them."""
     for gpu in devices:
-        if gpu.amd_architecture:
-            own, runs = gpu.amd_architecture, gpu.amd_architecture in architectures
-        else:
-            own, runs = sm_name(gpu.capability), runs_on(gpu.capability, architectures)
-        if architectures and not runs:
+        if architectures and not gpu.is_served_by(architectures):
             advice = None if gpu.amd_architecture else wheel_for(gpu.capability)
             advice = (
                 advice or "install a build of torch that has them (https://pytorch.org/get-started/locally)"
             )
             has = ", ".join(architectures)
-            return f"{wheel} has no kernels for {gpu.name} ({own}), only for {has}; {advice}"
+            return f"{wheel} has no kernels for {gpu.name} ({gpu.architecture}), only for {has}; {advice}"
     return None
 
 

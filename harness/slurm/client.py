@@ -26,6 +26,7 @@ ACTIVE = frozenset(
 )  # fmt: skip
 NO_ANSWER = re.compile(r"Unable to contact slurm controller|Socket timed out")
 JOB_NUMBER = re.compile(r"[0-9]+(;.*)?")
+TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-5]?[0-9]))?(?::([0-5]?[0-9]))?")
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -103,17 +104,13 @@ def job_facts(jobs: Sequence[str]) -> dict[str, JobFacts]:
     wanted = set(jobs)
     known: dict[str, JobFacts] = {}
     with suppress(HarnessError):  # there is no accounting
-        known = read_accounting(_run(["sacct", *_ACCOUNT_OPTIONS, f"--jobs={','.join(jobs)}"]))
+        options = ["--parsable2", "--noheader", f"--format={','.join(ACCOUNT_FIELDS)}"]
+        known = read_accounting(_run(["sacct", *options, f"--jobs={','.join(jobs)}"]))
     # The controller knows restarts and the reason of a wait; accounting knows what it has forgotten.
     for job, facts in read_queue(_queue(jobs)).items():
         queued = {name: value for name, value in vars(facts).items() if value is not None}
         known[job] = replace(known.get(job, facts), **queued)
     return {job: facts for job, facts in known.items() if job in wanted}
-
-
-# Without --array the elements of an array that wait are one line, 12_[3-7], whichever were asked for.
-_QUEUE_COMMAND = ["squeue", "--noheader", "--array", "--states=all", f"--Format={QUEUE_FORMAT}"]
-_ACCOUNT_OPTIONS = ["--parsable2", "--noheader", f"--format={','.join(ACCOUNT_FIELDS)}"]
 
 
 def read_queue(text: str) -> dict[str, JobFacts]:
@@ -131,7 +128,7 @@ def read_queue(text: str) -> dict[str, JobFacts]:
             # As wait(2) has it: exit code times 256, or the signal.
             exit_code=(-(int(status) & 127) or int(status) >> 8) if ended and status.isdigit() else None,
             nodes=nodes or None,
-            elapsed_seconds=_duration(elapsed),
+            elapsed_seconds=time_seconds(elapsed),
             restarts=int(restarts) if restarts.isdigit() else None,
         )
     return found
@@ -192,8 +189,10 @@ def _queue(jobs: Sequence[str]) -> str:
 
     A list is refused for one job that is forgotten: the others are then queried one by one, arrays as a unit.
     """
+    # Without --array the elements of an array that wait are one line, 12_[3-7], whichever were asked for.
+    options = ["--noheader", "--array", "--states=all", f"--Format={QUEUE_FORMAT}"]
     try:
-        return _run([*_QUEUE_COMMAND, f"--jobs={','.join(jobs)}"])
+        return _run(["squeue", *options, f"--jobs={','.join(jobs)}"])
     except HarnessError as error:
         if "Invalid job id" not in str(error):
             raise
@@ -202,16 +201,21 @@ def _queue(jobs: Sequence[str]) -> str:
     return "".join(_queue([number]) for number in dict.fromkeys(job.partition("_")[0] for job in jobs))
 
 
-def _duration(text: str) -> int | None:
-    """Seconds of squeue's [days-][hours:]minutes:seconds."""
-    days, dash, rest = text.partition("-")
-    pieces = (rest if dash else text).split(":")
-    if not all(piece.isdigit() for piece in pieces) or (dash and not days.isdigit()):
+def time_seconds(text: str) -> int | None:
+    """Seconds of a time as Slurm writes it; None of anything else."""
+    match = TIME.fullmatch(text)
+    if match is None:
         return None
+    days = match[1]
+    pieces = [int(piece) for piece in match.groups()[1:] if piece is not None]
+    if days is not None:  # hours first
+        pieces += [0] * (3 - len(pieces))
+    elif len(pieces) == 1:  # minutes
+        pieces.append(0)
     seconds = 0
     for piece in pieces:
-        seconds = seconds * 60 + int(piece)
-    return seconds + (int(days) * 86400 if dash else 0)
+        seconds = seconds * 60 + piece
+    return int(days or 0) * 86400 + seconds
 
 
 def bytes_of(text: str) -> int | None:

@@ -5,18 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PositiveInt, ValidationError, model_validator
 
 from harness.backends.refusals import choices, explain_refusal
 from harness.bounds import MOST_DOCUMENT_BYTES
@@ -28,8 +22,8 @@ from harness.job.experiment import Experiment
 from harness.launch.cells import begin_run, plan
 from harness.record.store import PlainName, as_name, run_folder
 from harness.run_directory.request import RunRequest
+from harness.slurm.client import time_seconds
 
-TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-5]?[0-9]))?(?::([0-5]?[0-9]))?")
 MEMORY = re.compile(r"[0-9]+[KMGT]?", re.IGNORECASE)
 SCRIPT_VARIABLES = ("code", "ended", "hosts", "job", "python", "run", "runs")
 # The script or `submit` writes these itself; given again they would contradict it.
@@ -53,26 +47,9 @@ def _one_line(text: str) -> str:
 
 
 def _time(text: str) -> str:
-    if time_seconds(text) == 0:
+    if not time_seconds(text):
         raise ValueError("must be a time as Slurm writes it, above 0: minutes, HH:MM:SS or D-HH:MM:SS")
     return text
-
-
-def time_seconds(text: str) -> int:
-    """Seconds of a time as Slurm writes it; 0 of anything else."""
-    match = TIME.fullmatch(text)
-    if match is None:
-        return 0
-    days = match[1]
-    pieces = [int(piece) for piece in match.groups()[1:] if piece is not None]
-    if days is not None:  # hours first
-        pieces += [0] * (3 - len(pieces))
-    elif len(pieces) == 1:  # minutes
-        pieces.append(0)
-    seconds = 0
-    for piece in pieces:
-        seconds = seconds * 60 + piece
-    return int(days or 0) * 86400 + seconds
 
 
 def _memory(text: str) -> str:
@@ -181,7 +158,7 @@ class Site(Stored):
             if isinstance(value, str):
                 _one_line(value)
         for limit in (self.time_limit, self.time_limit_of(1)):
-            if self.notice_seconds >= time_seconds(limit):
+            if self.notice_seconds >= (time_seconds(limit) or 0):
                 raise ValueError(
                     f"notice_seconds is {self.notice_seconds}, which is not below the time limit "
                     f"{limit}; lower it or give more time"
@@ -437,7 +414,13 @@ def render_matrix(
     runs: list[PlannedRun] = []
     scripts: dict[str, str] = {}
     parts: Counter[str] = Counter()
-    for batch in _batches(cells, arrays):
+    batches: dict[object, list[RunRequest]] = {}
+    for cell in cells:  # those of equal worlds share an array; else each has a script
+        batches.setdefault((cell.nodes, cell.world_size) if arrays else cell.key, []).append(cell)
+    parted = (
+        batch[i : i + ARRAY_SIZE] for batch in batches.values() for i in range(0, len(batch), ARRAY_SIZE)
+    )
+    for batch in parted:
         nodes, per_node = batch[0].nodes, batch[0].world_size // batch[0].nodes
         requests = [begin_run(cell, command) for cell in batch]
         world = f"{nodes}x{per_node}"
@@ -487,16 +470,3 @@ def read_matrix(folder: Path) -> Matrix:
         raise HarnessError(
             f"{path} is not a matrix of this version: {explain_refusal(error, Matrix)}"
         ) from error
-
-
-def _batches(cells: Sequence[RunRequest], arrays: bool) -> list[list[RunRequest]]:
-    """Cells that share a script: those of equal worlds in an array, else each alone."""
-    key: Callable[[RunRequest], object] = (lambda c: (c.nodes, c.world_size)) if arrays else (lambda c: c.key)
-    batches: dict[object, list[RunRequest]] = {}
-    for cell in cells:
-        batches.setdefault(key(cell), []).append(cell)
-    return [
-        batch[first : first + ARRAY_SIZE]
-        for batch in batches.values()
-        for first in range(0, len(batch), ARRAY_SIZE)
-    ]

@@ -21,7 +21,7 @@ from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, FabricResult, parse_rate, shortfall
 from harness.files import Stored, read_plain, refusing, write_atomically
-from harness.gpus.found import Wheel, read_wheel, unfit_wheel
+from harness.gpus.found import read_wheel, unfit_wheel
 from harness.launch.cells import is_refused
 from harness.launch.external import claimed
 from harness.plan.hardware import load_hardware
@@ -32,12 +32,7 @@ from harness.record.store import RECORD_NAME, Store, read_record, write_record
 from harness.run_directory.assemble import Outcome, Verdict, assemble, assemble_refused, noted_exits
 from harness.run_directory.events import ENDINGS, SetupEvent, Tail
 from harness.run_directory.rank_state import log_tail, read_log, read_part
-from harness.run_directory.request import (
-    REQUEST_NAME,
-    RunRequest,
-    launcher_log,
-    rank_file,
-)
+from harness.run_directory.request import REQUEST_NAME, RunRequest, launcher_log, rank_file
 from harness.slurm import client
 from harness.slurm.client import JobFacts
 from harness.slurm.matrix import Matrix, PlannedRun, Site
@@ -74,6 +69,15 @@ def out_of_memory_notice(output: str) -> str | None:
     return (found[1] or found[2]).strip() if found else None
 
 
+BY_STATE = {
+    "NODE_FAIL": ("NodeFailure", "ended by the failure of a node"),
+    "BOOT_FAIL": ("NodeFailure", "ended by the failure of a node"),
+    "PREEMPTED": ("Preempted", "preempted by another job"),
+    "CANCELLED": ("Cancelled", "cancelled"),
+}
+"""What Slurm's states say of a run that failed from outside."""
+
+
 def verdict(
     facts: JobFacts | None,
     end: ScriptEnd | None,
@@ -87,40 +91,39 @@ def verdict(
     step that was out of memory, `fabric` what the self-test of the network measured.
     """
     state = facts.state if facts is not None else None
-    if (end is not None and end.ended == "time-limit") or state in ("TIMEOUT", "DEADLINE"):
+    ended = end.ended if end is not None else None
+
+    def failed(kind: str, cause: str) -> Verdict:
+        return Verdict(status="failed", kind=kind, cause=cause)
+
+    if ended == "time-limit" or state in ("TIMEOUT", "DEADLINE"):
         return Verdict(status="timeout", kind="TimeLimit", cause="stopped by the job's time limit")
-    match state:
-        case "OUT_OF_MEMORY":
-            return Verdict(status="oom", kind="OutOfMemory", cause="ended by Slurm: a node ran out of memory")
-        case "NODE_FAIL" | "BOOT_FAIL":
-            named = f" ({', '.join(silent_hosts)})" if silent_hosts else ""
-            return Verdict(
-                status="failed", kind="NodeFailure", cause=f"ended by the failure of a node{named}"
-            )
-        case "PREEMPTED":
-            return Verdict(status="failed", kind="Preempted", cause="preempted by another job")
-        case "CANCELLED":
-            return Verdict(status="failed", kind="Cancelled", cause="cancelled")
+    if state == "OUT_OF_MEMORY":
+        return Verdict(status="oom", kind="OutOfMemory", cause="ended by Slurm: a node ran out of memory")
+    if state in BY_STATE:
+        kind, cause = BY_STATE[state]
+        named = f" ({', '.join(silent_hosts)})" if silent_hosts and kind == "NodeFailure" else ""
+        return failed(kind, f"{cause}{named}")
     if memory_notice is not None:
         return Verdict(status="oom", kind="OutOfMemory", cause=f"ended by Slurm ({memory_notice})")
-    if end is not None and end.ended == "slow-fabric":
+    if end is not None and ended == "slow-fabric":
         missed = None
         if fabric is not None and end.require_busbw is not None:
             missed = shortfall(fabric, parse_rate(end.require_busbw))
         missed = missed or "the network is slower than the site's require_busbw"
-        return Verdict(status="failed", kind="SlowFabric", cause=f"not begun: {missed}; ended")
-    if end is not None and end.ended == "fabric-failed":
-        cause = (
+        return failed("SlowFabric", f"not begun: {missed}; ended")
+    if end is not None and ended == "fabric-failed":
+        return failed(
+            "FabricFailed",
             f"not begun: the self-test of the network that require_busbw asks for ended with exit code "
-            f"{end.exit_code} and left no result that can be read (launcher.log has its output); ended"
+            f"{end.exit_code} and left no result that can be read (launcher.log has its output); ended",
         )
-        return Verdict(status="failed", kind="FabricFailed", cause=cause)
-    if end is not None and end.ended == "terminated":
-        return Verdict(status="failed", kind="Terminated", cause="terminated by SIGTERM")
+    if ended == "terminated":
+        return failed("Terminated", "terminated by SIGTERM")
     if end is None and facts is not None and not facts.active:
         code = facts.exit_code
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"over, exit code {code}"
-        return Verdict(status="failed", kind="ScriptLost", cause=f"abandoned: the job script was {how},")
+        return failed("ScriptLost", f"abandoned: the job script was {how},")
     return None
 
 
@@ -362,20 +365,15 @@ def unfit_software(site: Site, gpu: str | None = None) -> str | None:
     None: it can, or the environment or the GPU is not known here. Raises HarnessError for a GPU that no table
     knows.
     """
-    device, wheel = site_limits(site, gpu).device, site_wheel(site)
-    if device is None or device.capability is None or wheel is None:
+    device = site_limits(site, gpu).device
+    if device is None or device.capability is None or site.virtual_environment is None or site.container:
+        return None
+    files = Path(site.virtual_environment).glob("lib/python3*/site-packages/torch/version.py")
+    if (wheel := next(map(read_wheel, sorted(files)), None)) is None:
         return None
     major, minor = map(int, device.capability.split("."))
     unfit = unfit_wheel(wheel, (major, minor))
     return f"site '{site.name}' has {device.name}: {unfit}" if unfit else None
-
-
-def site_wheel(site: Site) -> Wheel | None:
-    """The torch that the ranks import; None: the site names no environment that can be seen from here."""
-    if site.virtual_environment is None or site.container:
-        return None
-    folders = Path(site.virtual_environment).glob("lib/python3*/site-packages/torch/version.py")
-    return next(map(read_wheel, sorted(folders)), None)
 
 
 def memory_bytes(text: str | None) -> int | None:

@@ -514,7 +514,7 @@ MUTANTS = [Mutant(*row) for row in (
      "test_what_script_and_slurm_know_names_the_cause"),
     ("slurm-status", "read_queue", becomes("int(status) >> 8", "int(status)"),
      "squeue's status of a job is read as wait(2) gives it", "test_queue_says_how_jobs_ended"),
-    ("slurm-days", "slurm:_duration", becomes("86400", "3600"), "Days of a job's duration are counted",
+    ("slurm-days", "slurm:time_seconds", becomes("86400", "3600"), "Days of a job's duration are counted",
      "test_queue_says_how_jobs_ended"),
     ("slurm-silence", "_queue", never("'Invalid job id' not in str(error)"),
      "A controller that does not answer has not forgotten its jobs",

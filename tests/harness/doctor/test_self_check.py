@@ -8,7 +8,7 @@ from harness.record import ErrorPart, Record
 from tests.built_in import MULTIPLYING
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 
-PLANTED = [defect.backend for defect in BETWEEN_RANKS]
+PLANTED = list(BETWEEN_RANKS)
 
 
 def summed(name: str) -> Record:
@@ -18,7 +18,7 @@ def summed(name: str) -> Record:
 
 def concluded(*records: Record, **changes) -> SelfCheck:
     """The self-check of these runs and a reference, without planted faults."""
-    return conclude([make_record(), *records], changes.get("faults", ()), changes.get("not_covered", {}))
+    return conclude([make_record(), *records], changes.get("faults", {}), changes.get("not_covered", {}))
 
 
 def test_a_planted_defect_that_is_not_named_is_missed() -> None:
