@@ -1,9 +1,11 @@
-"""The traps that are planted: a defect each, the job in which it shows, and the finding that must name it."""
+"""The traps that are planted: a defect each, the job in which it shows, and the finding that must name it
+first, with nothing untrue beside it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .matrix import Matrix, padded_documents
 from .own_jobs import settings_of
 
 UNCLIPPED = "training.gradient_clipping=null"
@@ -432,3 +434,21 @@ OWN_JOBS = [
          what="an update that is never made"),
 ]  # fmt: skip
 """In jobs of the user's own: not in the published gallery."""
+
+
+def assert_named(trap: Trap, matrix: Matrix, tally: dict[str, list[int]]) -> None:
+    """Run it; the finding must be of its kind, about its backend, and no other cause be named."""
+    tally["planted"][1] += 1
+    settings = trap.settings
+    if trap.padded:
+        path = matrix.store.root.parent / "documents.jsonl"
+        settings += ("data.source=jsonl", f"data.path={padded_documents(path)}")
+    found = matrix.findings([*trap.compared_with, trap.label], trap.world_size, settings)
+    named = [f for f in found if f.id == trap.finding and trap.says in f.message]
+    label = trap.label.replace("=true", "=True")
+    assert named, [(f.id, f.message) for f in found]
+    assert all(f.backends == (label,) for f in found), found
+    ids = [f.id for f in found if f.id != "diverged" or trap.finding == "diverged"]
+    assert ids[0] == trap.finding
+    assert set(ids) <= {trap.finding, *trap.also}, [f.message for f in found]
+    tally["planted"][0] += 1

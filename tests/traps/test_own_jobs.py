@@ -8,9 +8,8 @@ from tests.representatives import COSTLY, EXHAUSTIVE, first
 
 from .clean import not_as_wanted
 from .matrix import Matrix
-from .named import assert_named
 from .own_jobs import settings_of
-from .planted import CLIPPED, EXECUTION, LATE_SETTINGS, OWN_JOBS, SPLITS, UPDATED, Trap
+from .planted import CLIPPED, EXECUTION, LATE_SETTINGS, OWN_JOBS, SPLITS, UPDATED, Trap, assert_named
 
 pytestmark = pytest.mark.long(seconds=55)
 FEW = ("contrastive loss", "decay", "frozen", "nothing", "held-out", "0.99", "halves", "training mode",

@@ -15,8 +15,7 @@ from tests.records import make_ranks, make_record, make_steps
 from tests.representatives import cheap
 
 from .matrix import Matrix
-from .named import assert_named
-from .planted import ACCUMULATED, BF16, DIVIDED, LIBRARIES, TRAPS, Trap
+from .planted import ACCUMULATED, BF16, DIVIDED, LIBRARIES, TRAPS, Trap, assert_named
 
 pytestmark = pytest.mark.long(seconds=90)
 
