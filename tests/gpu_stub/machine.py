@@ -23,6 +23,9 @@ from tests.traps.matrix import TINY, UNTRACED
 SETTINGS = (*TINY, UNTRACED, "runtime.device=cuda", "measure.warmup_steps=2")
 """A Llama of two blocks, six steps. In the first two, stage 3 compares its trace of modules between ranks,
 for which there is no closed form."""
+SET = tuple(word for setting in SETTINGS for word in ("--set", setting))
+"""The same as the command line takes them."""
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 DEVICES = 8
 COMMAND = ("make", "test-gpu-stub")
 

@@ -10,11 +10,10 @@ import pytest
 
 from harness.record import Record
 from harness.record.store import read_record
-from tests.gpu_stub.machine import SETTINGS, Machine
+from tests.gpu_stub.machine import SET, TORCHRUN, Machine
 from tests.representatives import EXHAUSTIVE
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-RUN = ("run", "--backend", "ddp", *(word for setting in SETTINGS for word in ("--set", setting)))
+RUN = ("run", "--backend", "ddp", *SET)
 COUNT = (
     "import json; from harness.gpus.found import find_gpus; found = find_gpus(); "
     "print(json.dumps([found.count, found.why_none]))"
@@ -84,7 +83,7 @@ def through_shell(script: str) -> tuple[str, ...]:
 
 def under_torchrun(machine: Machine, script: str, folder: str, ranks: int = 2) -> tuple[Record, str]:
     """The record of ranks that torchrun starts through a script of the shell, and what they printed."""
-    through = (*TORCHRUN[:-1], str(ranks), *through_shell(script))
+    through = (*TORCHRUN[:-1], f"--nproc-per-node={ranks}", *through_shell(script))
     done = machine.harness(*RUN, "--runs", folder, launched_by=through)
     assert done.returncode != 0
     (path,) = (machine.folder / folder).glob("*/record.json")

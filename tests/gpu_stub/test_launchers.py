@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu_stub.machine import SETTINGS, Machine
+from tests.gpu_stub.machine import SET, Machine
 from tests.representatives import first
 
 MORE = ("training.steps=4", "training.accumulation_steps=2", "training.gradient_clipping=0.5")
@@ -25,6 +25,10 @@ fsdp_config:
   fsdp_offload_params: false
   fsdp_use_orig_params: true
 """
+CASES = [
+    ("accelerate", "fsdp", None), ("accelerate", "fsdp1", FSDP1), ("deepspeed", "zero3", None),
+    ("accelerate", "zero2", None),
+]  # fmt: skip
 MODULES = {
     "accelerate": ["accelerate.commands.accelerate_cli"],
     "deepspeed": ["deepspeed.launcher.runner"],
@@ -34,8 +38,8 @@ MODULES = {
 def exported(machine: Machine, folder: Path, tool: str, *words: str) -> list[str]:
     """The command that the export prints, its program as a module of this interpreter."""
     words = ["--to", tool, *words]
-    sets = [word for setting in (*SETTINGS, *MORE) for word in ("--set", setting)]
-    done = machine.harness("export", "program", *words, "--nproc", "2", *sets, "-o", str(folder))
+    more = [word for setting in MORE for word in ("--set", setting)]
+    done = machine.harness("export", "program", *words, "--nproc", "2", *SET, *more, "-o", str(folder))
     assert done.returncode == 0, done.stderr
     program, *rest = done.stdout.splitlines()[-1].rpartition("&& ")[2].split()
     return [sys.executable, "-m", *MODULES[program], *rest]
@@ -43,15 +47,7 @@ def exported(machine: Machine, folder: Path, tool: str, *words: str) -> list[str
 
 @pytest.mark.parametrize(
     ("tool", "backend", "given"),
-    first(
-        [("accelerate", "fsdp", None)],
-        [
-            ("accelerate", "fsdp", None),
-            ("accelerate", "fsdp1", FSDP1),
-            ("deepspeed", "zero3", None),
-            ("accelerate", "zero2", None),
-        ],
-    ),
+    first(CASES[:1], CASES),
 )
 def test_losses_are_those_of_the_harness(
     tool: str, backend: str, given: str | None, machine: Machine, tmp_path: Path

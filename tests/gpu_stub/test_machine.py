@@ -56,7 +56,7 @@ def test_memory_beyond_the_device_is_out_of_memory(machine: Machine) -> None:
 
 
 def test_an_asynchronous_error_of_nccl_ends_the_run(machine: Machine) -> None:
-    """Torch's watchdog sees it, and would dump for a minute; the other faults are in test_out_of_memory."""
+    """Torch's watchdog sees it, and would dump for a minute; the other faults are in test_measurement."""
     faults = {"CUDA_STUB_NCCL_ERROR": "20", "CUDA_STUB_FAULT_RANK": "1"}
     record = machine.run("ddp", settings=["runtime.stuck_after_seconds=10"], environment=faults)
     assert record.status in {"failed", "timeout"}

@@ -1,19 +1,23 @@
-"""What measuring costs on CUDA, and what it must not claim to have seen."""
+"""What measuring costs on CUDA, what it must not claim to have seen, and memory that runs out."""
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness.diagnose.rerun import rerun
 from tests.gpu_stub.launcher import FORKS, launcher
 from tests.gpu_stub.machine import Machine
 from tests.gpu_stub.programs import KEPT_BYTES
+from tests.representatives import first
 
 KERNELS_DO_NOTHING = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 """Torch's own code for CUDA allocates, as it does on a GPU, and launches kernels without effect."""
@@ -79,3 +83,64 @@ def test_gradients_and_updates_of_an_offloading_run_can_be_examined(machine: Mac
         examined = rerun(record, [0], launcher(), lambda _: None).examined[0]
     assert examined.gradients is not None
     assert examined.gradients.keys() == examined.updates.keys()
+
+
+ALLOCATION_BYTES = 512
+"""The caching allocator rounds up to these; its history lists what was asked for."""
+
+
+@pytest.mark.parametrize("label", first(["fsdp"], ["zero3", "fsdp"]))
+def test_allocator_peaks_are_those_of_its_own_history(label: str, machine: Machine) -> None:
+    """Peaks of the record against the sum over every allocation that torch's snapshot lists."""
+    record = machine.run(label, 2, ["measure.memory_snapshot=true"])
+    assert record.status == "ok", record.error
+    for part in record.ranks:
+        peaks = [row.peak_bytes for row in part.memory if row.peak_bytes is not None]
+        (file,) = machine.run_directory(record).glob(f"*snapshot*{part.rank:05}*")
+        snapshot = pickle.loads(file.read_bytes())
+        assert max(peaks) == largest_allocated_bytes(snapshot, part.rank)
+
+
+def largest_allocated_bytes(snapshot: dict[str, Any], device: int) -> int:
+    """From what is allocated at the end, back through the history."""
+    held = sum(
+        block["size"]
+        for segment in snapshot["segments"]
+        if segment["device"] == device
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    )
+    most = held
+    for event in reversed(snapshot["device_traces"][device]):
+        size = -(-event["size"] // ALLOCATION_BYTES) * ALLOCATION_BYTES
+        held += {"alloc": -size, "free_completed": size}.get(event["action"], 0)
+        most = max(most, held)
+    return int(most)
+
+
+CASES = [
+    ("ddp", "CUDA_STUB_MEMORY_BYTES", str(2**20), "CUDA out of memory"),
+    ("ddp", "CUDA_STUB_NCCL_OUT_OF_MEMORY", "20", "unhandled cuda error"),
+    ("fsdp", "CUDA_STUB_CUBLAS_OUT_OF_MEMORY", "1", "CUBLAS_STATUS_ALLOC_FAILED"),
+    ("zero2:offload=cpu", "CUDA_STUB_PINNED_BYTES", "1024", "out of memory"),
+]
+STRUCK = {"CUDA_STUB_FAULT_RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "variable", "value", "said"),
+    first(CASES[1:3], CASES),
+)
+def test_a_rank_out_of_memory(backend: str, variable: str, value: str, said: str, machine: Machine) -> None:
+    record = machine.run(backend, environment={variable: value, **STRUCK})
+    assert record.error is not None
+    assert (record.status, record.error.rank) == ("oom", 1), record.error
+    assert said in record.error.message
+
+
+def test_memory_beyond_the_limit_of_a_job_is_not_served(machine: Machine) -> None:
+    """`runtime.memory_limit` ends a rank on CUDA as a full device does."""
+    record = machine.run("ddp", settings=["runtime.memory_limit=1MB"])
+    assert (record.status, record.world.memory_limit_bytes) == ("oom", 10**6), record.error
+    assert record.error is not None
+    assert "CUDA out of memory" in record.error.message
