@@ -443,7 +443,7 @@ MUTANTS = [Mutant(*row) for row in (
      "Progress shows the throughput of all ranks", "test_a_stub_has_no_tokens_per_second"),
     ("diagnosed-noise", "TensorNoise._level", becomes("self.factor * factor", "factor"),
      "Between two runs noise counts twice",
-     "test_between_two_runs_that_are_not_the_reference_noise_counts_twice"),
+     "test_limits_of_gradients"),
     ("diagnosed-missing", "compare_tensors", becomes("{**first, **second}", "first"),
      "A gradient that only one run has is a difference", "test_a_tensor_that_is_missing_is_one_of_zeros"),
     ("diagnosed-step", "first_parting_step", never("verdict.parts"),

@@ -38,25 +38,36 @@ def run(**changes) -> LoadedRun:
     return LoadedRun(path=Path("record.json"), record=make_record(**changes))
 
 
-def difference(setting: str, reference: object, given: object, effect: str = "mathematics"):
-    return SettingDifference(setting=setting, effect=effect, reference=reference, given=given)
+@pytest.mark.parametrize(
+    ("parting", "steps"),
+    [
+        (0, [0]),
+        (2, [0, 1, 2]),
+        (12, [0, 1, 2, 3, 9, 10, 11, 12]),
+        (None, [0, 1, 2, 3, 16, 17, 18, 19]),  # only weights differ: to the end
+    ],
+)
+def test_the_first_steps_are_examined_and_those_up_to_the_parting(
+    parting: int | None, steps: list[int]
+) -> None:
+    assert steps_to_examine(parting, 19) == steps
 
 
-def test_the_first_steps_are_examined_and_those_up_to_the_parting() -> None:
-    assert steps_to_examine(0, 19) == [0]
-    assert steps_to_examine(2, 19) == [0, 1, 2]
-    assert steps_to_examine(12, 19) == [0, 1, 2, 3, 9, 10, 11, 12]
-
-
-def test_where_only_weights_differ_the_run_is_examined_to_its_end() -> None:
-    assert steps_to_examine(None, 19) == [0, 1, 2, 3, 16, 17, 18, 19]
-
-
-def test_a_setting_is_named_with_both_sides() -> None:
-    (said,) = about_settings(
-        [difference("gradient clipping", "none", "1")], run(), run(label="ddp"), clean=False
-    )
-    assert said == "suspected setting: gradient clipping: 1 in ddp on 2 ranks, none in single on 1 rank"
+@pytest.mark.parametrize(
+    ("setting", "reference", "given", "effect", "said"),
+    [
+        ("gradient clipping", "none", "1", "mathematics",
+         ["suspected setting: gradient clipping: 1 in ddp on 2 ranks, none in single on 1 rank"]),
+        ("frozen parameters", ["a"], ["a", "b"], "mathematics",  # only what is not on both sides
+         ["suspected setting: frozen parameters: b in ddp on 2 ranks, none in single on 1 rank"]),
+        ("prefetch", "1", "2", "cost", []),
+    ],
+)  # fmt: skip
+def test_a_setting_that_changes_the_mathematics_is_named_with_both_sides(
+    setting: str, reference: object, given: object, effect: str, said: list[str]
+) -> None:
+    found = SettingDifference(setting=setting, effect=effect, reference=reference, given=given)
+    assert list(about_settings([found], run(), run(label="ddp"), clean=False)) == said
 
 
 def test_of_optimizer_constants_only_those_that_differ_are_shown() -> None:
@@ -66,18 +77,6 @@ def test_of_optimizer_constants_only_those_that_differ_are_shown() -> None:
     right = run(label="ddp", observed=ObservedPart(optimizer_groups=other))
     (sentence,) = about_settings(setting_differences(left.record, right.record), left, right, clean=False)
     assert sentence.endswith("betas [0.9, 0.999] in ddp on 2 ranks, betas [0.9, 0.95] in single on 1 rank")
-
-
-def test_of_lists_only_what_is_not_on_both_sides_is_shown() -> None:
-    found = difference("frozen parameters", ["a"], ["a", "b"])
-    (sentence,) = about_settings([found], run(), run(label="ddp"), clean=False)
-    assert sentence.endswith("frozen parameters: b in ddp on 2 ranks, none in single on 1 rank")
-
-
-def test_settings_that_change_cost_only_are_no_suspects() -> None:
-    assert not list(
-        about_settings([difference("prefetch", "1", "2", "cost")], run(), run(label="ddp"), clean=False)
-    )
 
 
 def test_ranks_that_end_with_different_weights_are_named() -> None:
@@ -93,18 +92,12 @@ def test_ranks_that_end_with_different_weights_are_named() -> None:
     assert not list(about_replicas(other))
 
 
-def test_distances_are_told_beside_their_noise() -> None:
-    steps = make_steps([*LOSSES[:3], LOSSES[3] + 0.5])
+def test_distances_are_told_beside_their_noise_a_loss_in_nats_and_a_norm_in_percent() -> None:
+    steps = make_steps([*LOSSES[:3], LOSSES[3] + 0.5], [norm * 1.02 for norm in NORMS])
     found = distance(make_record(), make_record(label="ddp", steps=steps))
-    assert how_far(found, ONE_IN_A_MILLION).startswith(
-        "largest differences: loss 5.0e-01 nats (noise: 1.0e-06)"
-    )
-
-
-def test_a_loss_is_told_in_nats_and_a_norm_in_percent() -> None:
-    steps = make_steps(norms=[norm * 1.02 for norm in NORMS])
-    found = distance(make_record(), make_record(label="ddp", steps=steps))
-    assert "gradient norm 2.0 % (noise: 0.00010 %)" in how_far(found, ONE_IN_A_MILLION)
+    told = how_far(found, ONE_IN_A_MILLION)
+    assert told.startswith("largest differences: loss 5.0e-01 nats (noise: 1.0e-06)")
+    assert "gradient norm 2.0 % (noise: 0.00010 %)" in told
 
 
 def test_another_training_is_named_by_field_with_digests_cut_short() -> None:

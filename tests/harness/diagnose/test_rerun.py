@@ -53,12 +53,9 @@ def test_a_run_that_is_not_there(sound: Path) -> None:
     assert "Give the folder of a run" in refusal(sound, Path("nowhere/at-all"))
 
 
-def test_a_folder_without_a_record(sound: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_record_or_with_several(sound: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "holds no record" in refusal(sound, tmp_path / "empty")
-
-
-def test_a_folder_of_several_runs(sound: Path) -> None:
     write(sound.parent / "another")
     assert "holds 2 records; give the folder of one run" in refusal(sound, sound.parent)
 
@@ -73,9 +70,11 @@ def test_runs_without_a_common_step(tmp_path: Path) -> None:
 
 
 def test_a_damaged_record(sound: Path, tmp_path: Path) -> None:
+    wrong = json.dumps(json.loads((sound / "record.json").read_text()) | {"steps": "many"})
     for content, named in [
         ('{"schema_version": 1', "cannot be read"),
         ("{}", "not a record of this harness"),
+        (wrong, "is not valid: 'steps'"),
     ]:
         (tmp_path / "damaged").mkdir(exist_ok=True)
         (tmp_path / "damaged" / "record.json").write_text(content)
@@ -83,41 +82,33 @@ def test_a_damaged_record(sound: Path, tmp_path: Path) -> None:
         assert named in refusal(sound, tmp_path / "damaged" / "record.json")
 
 
-def test_a_record_with_a_wrong_field(sound: Path, tmp_path: Path) -> None:
-    document = json.loads((sound / "record.json").read_text()) | {"steps": "many"}
-    (tmp_path / "wrong").mkdir()
-    (tmp_path / "wrong" / "record.json").write_text(json.dumps(document))
-    assert "is not valid: 'steps'" in refusal(sound, tmp_path / "wrong")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"status": "failed", "error": ErrorPart(kind="Exit", message="gone"), "steps": []},
+         "other is failed (Exit: gone): only finished runs"),
+        ({"status": "unsupported", "reasons": ["needs a GPU"], "steps": []},
+         "other is unsupported (needs a GPU)"),
+        ({"model": {"dropout": 0.1}}, "dropout"),
+        ({"label": "theirs"}, "backend 'theirs' is unknown"),
+        ({"world": make_record(label="ddp").world.model_copy(update={"device": "cuda"})},
+         "these runs were on cpu and cuda"),
+    ],
+)  # fmt: skip
+def test_a_run_that_cannot_be_diagnosed(sound: Path, tmp_path: Path, changes: dict, said: str) -> None:
+    assert said in refusal(sound, write(tmp_path / "other", **changes))
 
 
-def test_a_cell_that_failed_or_is_unsupported(sound: Path, tmp_path: Path) -> None:
-    failed = write(
-        tmp_path / "failed", status="failed", error=ErrorPart(kind="Exit", message="gone"), steps=[]
-    )
-    assert "failed is failed (Exit: gone): only finished runs" in refusal(sound, failed)
-    refused = write(tmp_path / "refused", status="unsupported", reasons=["needs a GPU"], steps=[])
-    assert "refused is unsupported (needs a GPU)" in refusal(sound, refused)
-
-
-def test_dropout_in_runs_of_one_job_only(tmp_path: Path, sound: Path) -> None:
-    dropout = {"model": {"dropout": 0.1}}
-    assert "dropout" in refusal(sound, write(tmp_path / "dropout", **dropout))
-    read_pair(sound, write(tmp_path / "other-job", job_id="b" * 12, **dropout))
-
-
-def test_a_backend_that_is_not_installed(tmp_path: Path, sound: Path) -> None:
-    assert "backend 'theirs' is unknown" in refusal(sound, write(tmp_path / "theirs", label="theirs"))
-
-
-def test_runs_on_different_devices(tmp_path: Path, sound: Path) -> None:
-    world = make_record(label="ddp").world.model_copy(update={"device": "cuda"})
-    assert "these runs were on cpu and cuda" in refusal(sound, write(tmp_path / "cuda", world=world))
+def test_dropout_is_no_obstacle_between_two_jobs(tmp_path: Path, sound: Path) -> None:
+    read_pair(sound, write(tmp_path / "other-job", job_id="b" * 12, model={"dropout": 0.1}))
 
 
 def test_a_pair_is_read_from_folders_and_files(sound: Path) -> None:
     first, second = read_pair(sound, sound / "record.json")
     assert first.record == second.record
     assert first.name == "ddp on 2 ranks (first)"
+    with pytest.raises(HarnessError, match="there is no"):
+        read_pair(sound, Path("missing"))
 
 
 def test_a_pair_is_read_from_an_archive(sound: Path, tmp_path: Path) -> None:
@@ -129,11 +120,6 @@ def test_a_pair_is_read_from_an_archive(sound: Path, tmp_path: Path) -> None:
     hint = f"holds 2 records; give the folder of one run, such as {archive / 'another'}"
     assert hint in refusal(sound, archive)
     assert "holds no record" in refusal(sound, archive / "missing")
-
-
-def test_read_pair_raises_for_what_the_command_line_tells(sound: Path) -> None:
-    with pytest.raises(HarnessError, match="there is no"):
-        read_pair(sound, Path("missing"))
 
 
 LABELS = ["single", "single:micro_batch_size=4"]
@@ -269,11 +255,8 @@ def placed(label: str = "ddp", **world) -> Record:
     return record.model_copy(update={"world": record.world.model_copy(update=world)})
 
 
-def test_a_few_ranks_of_several_nodes_have_room() -> None:
-    require_room(placed(nodes=2, ranks_per_node=1))
-
-
 def test_more_ranks_than_this_machine_takes() -> None:
+    require_room(placed(nodes=2, ranks_per_node=1))
     with pytest.raises(HarnessError) as error:
         require_room(placed(nodes=512, ranks_per_node=8, world_size=4096))
     assert "had 4096 ranks of 512 nodes and this machine takes" in str(error.value)
@@ -337,12 +320,9 @@ def noise(precision: str = "fp32", factor: float = 1.0, **repeats: list[Examined
     return TensorNoise(reference=examined(), precision=precision, factor=factor, **kinds)
 
 
-def test_equal_tensors_agree() -> None:
+def test_a_difference_within_its_limit_is_noise() -> None:
     found = compare_tensors(SKETCH, scaled(1.0), LIMITS)
     assert (found.beyond, found.common_factor, found.compared) == ((), None, 2)
-
-
-def test_a_difference_within_its_limit_is_noise() -> None:
     assert not compare_tensors(SKETCH, scaled(1.0009), LIMITS).beyond
     assert compare_tensors(SKETCH, scaled(1.0011), LIMITS).beyond
 
@@ -376,25 +356,23 @@ def test_numbers_that_are_not_finite_part() -> None:
     assert found.common_factor is None
 
 
-def test_limits_are_ten_times_how_far_another_split_lies() -> None:
-    assert noise(splits=[examined(1.001)]).gradient_limits() == pytest.approx(dict.fromkeys("ab", 1e-2))
-
-
-def test_at_low_precision_limits_are_three_times_how_far_other_precisions_lie() -> None:
-    limits = noise("bf16-mixed", splits=[examined(1.0001)], others=[examined(1.1)]).gradient_limits()
-    assert limits == pytest.approx(dict.fromkeys("ab", 0.3))
-
-
-def test_between_two_runs_that_are_not_the_reference_noise_counts_twice() -> None:
-    limits = noise(factor=2.0, splits=[examined(1.001)]).gradient_limits()
-    assert limits == pytest.approx(dict.fromkeys("ab", 2e-2))
+@pytest.mark.parametrize(
+    ("precision", "factor", "splits", "others", "limits"),
+    [
+        ("fp32", 1.0, [1.001], [], {"a": 1e-2, "b": 1e-2}),  # ten times how far another split lies
+        ("bf16-mixed", 1.0, [1.0001], [1.1], {"a": 0.3, "b": 0.3}),  # three times as far as other precisions
+        ("fp32", 2.0, [1.001], [], {"a": 2e-2, "b": 2e-2}),  # between two runs that are not the reference
+        ("fp32", 1.0, [], [], {"a": 100 * 2.0**-23, "b": 100 * 2.0**-23}),  # the precision's lower bound
+        ("bf16-mixed", 1.0, [], [], {"a": 3 * 2.0**-8, "b": 3 * 2.0**-8}),
+    ],
+)
+def test_limits_of_gradients(
+    precision: str, factor: float, splits: list[float], others: list[float], limits: dict[str, float]
+) -> None:
+    repeats = {"splits": list(map(examined, splits)), "others": list(map(examined, others))}
+    assert noise(precision, factor, **repeats).gradient_limits() == pytest.approx(limits)
 
 
 def test_an_update_is_rounded_to_the_spacing_of_its_weight() -> None:
     limits = noise(splits=[examined()]).update_limits()
     assert limits == pytest.approx({"a": 10 * 2.0**-23 * 5, "b": 10 * 2.0**-23 * 10})
-
-
-def test_without_repetitions_the_lower_bound_is_that_of_the_precision() -> None:
-    assert noise().gradient_limits()["a"] == pytest.approx(100 * 2.0**-23)
-    assert noise("bf16-mixed").gradient_limits()["a"] == pytest.approx(3 * 2.0**-8)
