@@ -29,7 +29,7 @@ from harness.record import Record
 from harness.record.store import ARCHIVE_NAME, read_runs
 from harness.tell.sections.amounts import node_volumes
 from harness.tell.tables import unranked_words
-from tests.cluster.fabric import measured_fabric
+from tests.cluster.matrices import measured_fabric
 from tests.cluster.slurm import SlurmCluster
 
 BACKENDS = ("ddp", "zero2", "zero3", "fsdp", "fsdp-hybrid")

@@ -10,20 +10,23 @@ import pytest
 
 from harness.record import Record
 from harness.record.store import read_record
-from tests.cluster.endless import (
+from tests.cluster.matrices import (
+    ENDLESS,
     SLOW_LINK,
+    RenderedMatrix,
     collected,
     collected_anyhow,
     nodes_of,
     reason,
+    render,
     started,
     trained_on,
 )
-from tests.cluster.matrices import RenderedMatrix, render
 from tests.cluster.slurm import SlurmCluster
+from tests.events import steps_taken
 from tests.representatives import EXHAUSTIVE
 
-pytestmark = [pytest.mark.usefixtures("quiet_cluster"), pytest.mark.long(seconds=200)]
+pytestmark = [pytest.mark.usefixtures("quiet_cluster"), pytest.mark.long(seconds=240)]
 SURVIVORS = ("single", "fsdp1-no-shard")
 FOLDER = "a b'c\"d$(touch PWNED)"
 NAME = "x y'z\"$(touch PWNED) `touch PWNED` ; touch PWNED #"
@@ -224,3 +227,31 @@ def test_out_of_memory(cluster: SlurmCluster, tmp_path: Path) -> None:
     """Slurm watches what the job holds (jobacct_gather, OverMemoryKill); there are no cgroups here."""
     record = collected_anyhow(started(cluster, tmp_path, site="memory_per_node: 300M\n"))
     assert reason(record) == ("oom", "OutOfMemory")
+
+
+ELEMENTS = ("--backends", "ddp,fsdp", "--nodes", "2", "--nproc", "1", "--array")
+
+
+@EXHAUSTIVE
+def test_a_time_limit_of_one_element_ends_that_one_alone(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """The notice before the limit, which the script of the element asks for, reaches no other element."""
+    matrix = render(cluster, tmp_path, *ELEMENTS, steps=ENDLESS).without("single")
+    cluster.nodes.shape(SLOW_LINK)
+    matrix.harness("submit")
+    for backend in ("ddp", "fsdp"):
+        matrix.wait_for_steps(backend)
+    ended, other = matrix.job("ddp"), matrix.job("fsdp")
+    assert ended.partition("_")[0] == other.partition("_")[0]
+    # Slurm counts limits in minutes, its ends of jobs in seconds. The notice comes 30 s before.
+    cluster.command("scontrol", "update", f"JobId={ended}", "EndTime=now+35", cwd=tmp_path)
+    cluster.wait_for_jobs([ended], tmp_path, 120)
+    taken = steps_taken(matrix.directory("fsdp") / "rank-00000.jsonl")
+    matrix.wait_for_steps("fsdp", taken + 4)
+    cluster.harness("slurm", "cancel", "jobs", matrix.request("fsdp").run_id, cwd=tmp_path)
+    matrix.wait_until_over()
+    matrix.harness("collect")
+    records = {b: read_record(matrix.directory(b) / "record.json") for b in ("ddp", "fsdp")}
+    assert {b: reason(record) for b, record in records.items()} == {
+        "ddp": ("timeout", "TimeLimit"), "fsdp": ("failed", "Cancelled"),
+    }  # fmt: skip
+    assert all(len(trained_on(record)) == 2 for record in records.values())

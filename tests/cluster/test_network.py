@@ -6,8 +6,7 @@ import pytest
 
 from harness.record import Record
 from harness.tell.sections.amounts import node_volumes
-from tests.cluster.fabric import measured_fabric
-from tests.cluster.matrices import render
+from tests.cluster.matrices import measured_fabric, render
 from tests.cluster.slurm import SlurmCluster
 from tests.representatives import EXHAUSTIVE, first
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.record.store import read_record
-from tests.cluster.endless import collected, nodes_of, started
-from tests.cluster.matrices import SMALL
+from tests.cluster.matrices import SMALL, collected, nodes_of, started
 from tests.cluster.nodes import wait_for
 from tests.cluster.slurm import SlurmCluster
 from tests.representatives import EXHAUSTIVE

@@ -14,7 +14,7 @@ from tests.representatives import EXHAUSTIVE, first
 pytestmark = pytest.mark.long(seconds=300)
 
 FEW, OTHERS = "zero3", "ddp,zero1,zero2,fsdp,fsdp-hybrid"
-"""DDP, FSDP and FSDP-hybrid are on two nodes in test_endings.py, test_network.py and test_torchrun.py."""
+"""DDP, FSDP and FSDP-hybrid are on two nodes in test_endings.py, test_network.py and test_launchers.py."""
 
 
 @pytest.fixture(scope="module", params=first([FEW], [FEW, OTHERS]))
