@@ -23,7 +23,7 @@ from tests.faults.injection import (
     marker,
     write_plan,
 )
-from tests.faults.leftovers import left_by_processes, leftovers
+from tests.faults.namespaces import left_by_processes, leftovers
 from tests.faults.plants import FILLER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,7 +99,8 @@ class Scene:
             self._mend()
             self._compare(repeats)
         left = leftovers(self.runs, self._temporary)
-        return [self._seen(injection, repeats, left) for injection in self.injections]
+        others = self._others_are_complete(repeats)
+        return [seen(one, self._plan, self.runs, self.calls, others, left) for one in self.injections]
 
     @property
     def _plan(self) -> Path:
@@ -152,22 +153,6 @@ class Scene:
             if folder.is_dir():
                 folder.chmod(0o755)
 
-    def _seen(self, injection: Injection, repeats: int, left: Sequence[str]) -> Seen:
-        note = marker(self._plan, injection)
-        happened = json.loads(note.read_text()) if note.exists() else None
-        path = self.runs / str(happened["run_id"]) / "record.json" if happened else None
-        record = read_if_sound(path) if path is not None else None
-        seconds = path.stat().st_mtime - happened["at"] if path is not None and record is not None else None
-        return Seen(
-            injection=injection,
-            happened=happened,
-            record=record,
-            record_seconds=seconds,
-            calls=self.calls,
-            others_complete=self._others_are_complete(repeats),
-            left=left,
-        )
-
     def _others_are_complete(self, repeats: int) -> bool:
         """Whether every cell without a fault is ok, and where calls were cut short those with one as well."""
         ok = {
@@ -180,6 +165,22 @@ class Scene:
         if kind_of(self.injections[0]).scope == "ranks":
             wanted -= {(injection.backend, injection.repeat) for injection in self.injections}
         return wanted <= ok
+
+
+def seen(
+    injection: Injection, plan: Path, runs: Path, calls: Sequence[Ended], others: bool | None,
+    left: Sequence[str],
+) -> Seen:  # fmt: skip
+    """What the rank noted of its fault, and the record of its run; others: whether they are complete."""
+    note = marker(plan, injection)
+    happened = json.loads(note.read_text()) if note.exists() else None
+    path = runs / str(happened["run_id"]) / "record.json" if happened else None
+    record = read_if_sound(path) if path is not None else None
+    seconds = path.stat().st_mtime - happened["at"] if path is not None and record is not None else None
+    return Seen(
+        injection=injection, happened=happened, record=record, record_seconds=seconds, calls=calls,
+        others_complete=others, left=left,
+    )  # fmt: skip
 
 
 def variables(plan: Path, temporary: Path) -> dict[str, str]:

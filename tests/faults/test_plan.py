@@ -1,8 +1,11 @@
 """What is planted where, and that a record which blames the wrong rank or place is no truthful one."""
 
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -16,9 +19,11 @@ from tests.faults.injection import (
     kind_of,
     plan,
     read_plan,
+    together,
     write_plan,
 )
 from tests.faults.judge import EXPECTED, untruths
+from tests.faults.namespaces import why_not
 from tests.faults.plants import ACTIONS
 from tests.faults.results import failures, judged, section, table_of_all
 from tests.faults.scene import Ended, Seen
@@ -104,3 +109,24 @@ def test_the_page_counts_what_is_truthful() -> None:
     assert "2 faults were injected into real ranks: 1 kinds" in text
     assert "1 records are truthful, 0 commands hung" in text
     assert "no: rank 0" in table_of_all([sound, wrong])
+
+
+NAMES = ("exit-0", "sleep", "extra-collective")
+SEED = 0
+
+
+@pytest.mark.long(seconds=40)
+@pytest.mark.exhaustive
+@pytest.mark.skipif(why_not() is not None, reason=f"needs namespaces of its own: {why_not()}")
+def test_three_faults_leave_truthful_records_and_nothing_else() -> None:
+    with TemporaryDirectory(prefix="faults-") as folder:  # pytest's path is too long for sockets
+        named = {kind.name: kind for kind in KINDS}
+        injections = together([named[name] for name in NAMES], SEED)
+        assert injections[1].phase in IN_STEP  # elsewhere a hang takes a minute
+        command = [sys.executable, "-m", "tests.faults", str(Path(folder, "few")), "--together"]
+        done = subprocess.run(
+            [*command, "--kinds", ",".join(NAMES), "--seed", str(SEED)],
+            capture_output=True, text=True, timeout=400, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "3 injections, 0 did not end as they should" in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.faults.injection import Injection, marker, write_plan
-from tests.faults.leftovers import left_by_processes, leftovers
-from tests.faults.scene import COMMAND_SECONDS, SETTINGS, Ended, Seen, read_if_sound, variables
+from tests.faults.injection import Injection, write_plan
+from tests.faults.namespaces import left_by_processes, leftovers
+from tests.faults.scene import COMMAND_SECONDS, SETTINGS, Ended, Seen, seen, variables
 
 ADDRESSES = ("10.83.0.1", "10.83.0.2")
 PORT = 29555
@@ -37,22 +36,7 @@ class TwoNodes:
         write_plan(plan, [replace(self.injection, repeat=0)])
         with second_node() as enter:
             calls = self._run(enter, variables(plan, temporary))
-        note = marker(plan, self.injection)
-        happened = json.loads(note.read_text()) if note.exists() else None
-        path = runs / str(happened["run_id"]) / "record.json" if happened else None
-        record = read_if_sound(path) if path is not None else None
-        seconds = path.stat().st_mtime - happened["at"] if path is not None and record is not None else None
-        return [
-            Seen(
-                injection=self.injection,
-                happened=happened,
-                record=record,
-                record_seconds=seconds,
-                calls=calls,
-                others_complete=None,
-                left=leftovers(runs, temporary),
-            )
-        ]
+        return [seen(self.injection, plan, runs, calls, None, leftovers(runs, temporary))]
 
     def _run(self, enter: list[str], environment: dict[str, str]) -> list[Ended]:
         processes = [

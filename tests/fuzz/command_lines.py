@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.cli import COMMANDS, harness
 from harness.errors import HarnessError
-from tests.fuzz.values import TEXTS, as_json, hostile
+from tests.fuzz.documents import TEXTS, as_json, hostile
 
 OUTPUTS = ("-o", "--output", "--report", "--plot", "--save-calibration", "--bundle", "--runs")
 """Options that name what is written: of these only names within the folder are drawn."""

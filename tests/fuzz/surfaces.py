@@ -25,8 +25,7 @@ from harness.slurm.matrix import Site, load_site, plan_nodes, render_matrix, wri
 from harness.tell.terminal import finding_lines, terminal_table
 from tests.fuzz import files
 from tests.fuzz.command_lines import command_lines, invoke
-from tests.fuzz.documents import mutated, of_schema, settings
-from tests.fuzz.values import TEXTS, as_bytes, as_json, hostile, torn
+from tests.fuzz.documents import TEXTS, as_bytes, as_json, hostile, mutated, of_schema, settings, torn
 from tests.records import make_record
 
 
