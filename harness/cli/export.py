@@ -58,14 +58,11 @@ def program_of_run(record: Record) -> tuple[Experiment, str, int, BatchLayout]:
     """Job, backend, ranks and batch of a run. Raises HarnessError for an observed script."""
     if record.observation is not None:
         raise HarnessError(f"run {record.run_id} is an observed script: it is a program already")
-    world = record.world
-    layout = BatchLayout(
-        global_batch_size=world.mesh.data_size * world.micro_batch_size * world.accumulation_steps,
-        micro_batch_size=world.micro_batch_size,
-        accumulation_steps=world.accumulation_steps,
-    )
-    runtime = RuntimeSection.model_validate({"preset": world.preset})
-    return Experiment(**dict(record.job), runtime=runtime), record.backend.label, world.world_size, layout
+    from harness.diagnose.rerun import recorded_layout  # loads NumPy
+
+    runtime = RuntimeSection.model_validate({"preset": record.world.preset})
+    experiment = Experiment(**dict(record.job), runtime=runtime)
+    return experiment, record.backend.label, record.world.world_size, recorded_layout(record)
 
 
 @export.command()
