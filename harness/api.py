@@ -29,6 +29,7 @@ from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
 from harness.judge.facts import METRICS, facts
 from harness.judge.rows import JudgedRun
+from harness.plan.answer import Answer, option_words
 from harness.record import Record
 from harness.record.store import RECORD_NAME, read_runs, run_folder
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from harness.judge.findings.finding import Finding
-    from harness.plan.answer import Answer
 
 Kind = Literal["runs", "steps", "evaluations", "facts", "findings"]
 FINDING = ("id", "backends", "message", "values")
@@ -309,7 +309,7 @@ def compare(
         raise TypeError(f"compare() got an unexpected keyword argument '{next(iter(gone))}'")
     sizes = [nproc] if isinstance(nproc, int) else nproc
     words = ["compare", *_common(config, model, settings, runs, force=force)]
-    words += _options({
+    words += option_words({
         "--backends": None if backends is None else ",".join(backends),
         "--nproc": None if sizes is None else ",".join(map(str, sizes)), "--repeats": repeats,
         "--within": None if within is None else f"{100 * within:.12g}%", "--max-minutes": max_minutes,
@@ -334,7 +334,7 @@ def run(
     The other arguments are those of `compare`. Raises HarnessError if the run failed.
     """
     words = ["run", "--backend", backend, *_common(config, model, settings, runs, force=force)]
-    document = answer([*words, *_options({"--nproc": nproc})], quiet=quiet)
+    document = answer([*words, *option_words({"--nproc": nproc})], quiet=quiet)
     return load(run_folder(Path(runs), document["run_id"]) / RECORD_NAME)
 
 
@@ -381,9 +381,5 @@ def _common(
     *,
     force: bool,
 ) -> list[str]:
-    job = [*_options({"--config": config, "--model": model}), *assignments(settings)]
+    job = [*option_words({"--config": config, "--model": model}), *assignments(settings)]
     return [*job, "--runs", str(runs), "--json", *(["--force"] if force else [])]
-
-
-def _options(given: Mapping[str, object]) -> list[str]:
-    return [word for name, value in given.items() if value is not None for word in (name, str(value))]
