@@ -150,9 +150,7 @@ class TorchEngine(Engine):
     def effective(self) -> Effective:
         parameter = first_trained(self.module)
         frozen = frozen_dtype(self.module)
-        optimizer = getattr(
-            self.optimizer, "optimizer", self.optimizer
-        )  # Accelerate wraps the one that trains
+        optimizer = bare_optimizer(self.optimizer)
         trained = next(updated_tensors(self.optimizer), parameter)
         reduce_dtype = self.strategy.reduce_dtype
         gathered = self.strategy.gather_dtype

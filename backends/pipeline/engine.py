@@ -133,20 +133,14 @@ class Shape:
     """Of the last stage: the vocabulary, or `hidden` where the loss computes logits."""
     dtype: torch.dtype
 
-    def hidden_states(self) -> Tensor:
-        """An example without memory, of what the last stage alone does not send."""
-        return torch.empty(
-            self.samples, self.length, self.hidden, dtype=self.dtype, device="meta", requires_grad=True
-        )
+    def states(self, width: int) -> Tensor:
+        """An example without memory of what a stage gives: hidden states, or what the loss is given."""
+        size = (self.samples, self.length, width)
+        return torch.empty(*size, dtype=self.dtype, device="meta", requires_grad=True)
 
     def tokens(self) -> Tensor:
         """The same of what the first stage is given."""
         return torch.empty(self.samples, self.length, dtype=torch.int64, device="meta")
-
-    def output(self) -> Tensor:
-        """The same of what the last stage gives to the loss."""
-        size = (self.samples, self.length, self.output_width)
-        return torch.empty(*size, dtype=self.dtype, device="meta", requires_grad=True)
 
 
 class TaggedStage(PipelineStage):
@@ -328,8 +322,10 @@ class PipelineEngine(TorchEngine):
                 index,
                 pipeline.cut.stages,
                 batch["tokens"].device,
-                input_args=shape.hidden_states() if index else shape.tokens(),
-                output_args=shape.hidden_states() if index < pipeline.cut.stages - 1 else shape.output(),
+                input_args=shape.states(shape.hidden) if index else shape.tokens(),
+                output_args=shape.states(
+                    shape.hidden if index < pipeline.cut.stages - 1 else shape.output_width
+                ),
                 group=pipeline.group,
                 enter=lambda phase: self.enter_phase(phase),
             )
@@ -380,7 +376,9 @@ class PipelineEngine(TorchEngine):
             for index, stage in pipeline.modules.items():
                 inputs = part["tokens"]
                 if index:
-                    inputs = torch.empty_like(shape.hidden_states(), device=total.device, requires_grad=False)
+                    inputs = torch.empty_like(
+                        shape.states(shape.hidden), device=total.device, requires_grad=False
+                    )
                     source = (index - 1) % pipeline.cut.ranks
                     dist.recv(inputs, group=pipeline.group, group_src=source, tag=ACTIVATIONS)
                 output = stage(inputs)

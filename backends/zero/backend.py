@@ -137,14 +137,6 @@ class ZeroBackend(Backend):
             return []
         return unmet_cpu_adam(self.zero_options) or unmet_build(CPU_ADAM)
 
-    def _optimizer(
-        self, build_optimizer: BuildOptimizer, model: nn.Module, precision: Precision
-    ) -> torch.optim.Optimizer:
-        optimizer = build_optimizer(model.named_parameters())
-        if not runs_cpu_adam(self.zero_options):
-            return optimizer
-        return cpu_adam(optimizer, fp32_states=precision != "bf16")
-
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
@@ -160,7 +152,9 @@ class ZeroBackend(Backend):
         if loading != "full":
             self._partition(deepspeed, model, source, config, context)
         groups = self._parallel_groups(deepspeed, model, context)
-        optimizer = self._optimizer(build_optimizer, model, context.precision)
+        optimizer = build_optimizer(model.named_parameters())
+        if runs_cpu_adam(self.zero_options):
+            optimizer = cpu_adam(optimizer, fp32_states=context.precision != "bf16")
         # Stage 0 in low precision takes an optimizer step on zero gradients while it sets up: at
         # learning rate 0 that step moves nothing.
         set_rates(optimizer, 0.0)

@@ -126,16 +126,13 @@ def host_link_bytes(workload: Workload, expected: ModelStates) -> float:
     inner = replace(local_workload(workload), steps=(ORDINARY_STEP,), evaluation_every=None)
     if inner.strategy.zero_stage is None:
         reads = fsdp1.host_reads if inner.strategy.family == "fsdp1" else fsdp2.host_reads
-        return reads(inner) + inner.reductions * _gradients_on_host(expected)
+        gradients = sum(term.bytes for term in expected.terms if term.host and term.kind == "gradients")
+        return reads(inner) + inner.reductions * gradients
     elements = host_elements(workload, expected)
     moved = elements * workload.master_bytes + _added_up(inner, expected, elements)
     return moved + (
         _gathered(inner, expected) if workload.offloads_weights else elements * workload.compute_bytes
     )
-
-
-def _gradients_on_host(expected: ModelStates) -> int:
-    return sum(term.bytes for term in expected.terms if term.host and term.kind == "gradients")
 
 
 def _added_up(workload: Workload, expected: ModelStates, elements: float) -> float:

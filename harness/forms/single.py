@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from harness.forms.layout import DTYPE_BYTES, elements
-from harness.forms.terms import ModelStates, Term, Volume, states
+from collections.abc import Callable
+
+from harness.forms.layout import DTYPE_BYTES, Tensor, elements
+from harness.forms.terms import ModelStates, Share, Term, Volume, merged, states
 from harness.forms.workload import Workload
 
 ADAM_MOMENTS = 2
@@ -30,6 +32,15 @@ def whole_frozen(workload: Workload) -> Term:
     """Weights that are not trained, where every rank holds them whole."""
     held = sum(tensor.numel * workload.held_bytes(tensor) for tensor in workload.layout.frozen_parameters)
     return Term(kind="weights", name=FROZEN, bytes=held)
+
+
+def cut_frozen(workload: Workload, share_of: Callable[[list[Tensor]], Share], *, host: bool) -> list[Term]:
+    """The same where ranks hold parts, cut as those of other weights are, in their own dtypes."""
+    found: list[Term] = []
+    for parameter in workload.layout.frozen_parameters:
+        width = workload.held_bytes(parameter)
+        found += share_of([parameter]).terms("weights", FROZEN, width, host=host)
+    return merged(found)
 
 
 def buffer_terms(workload: Workload) -> list[Term]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from harness.backends.options import SUB_GROUP_ELEMENTS
 from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
 from harness.forms.activations import SELECTIVE, blocks_between
 from harness.forms.layout import DTYPE_BYTES, READ_ELSEWHERE, RETURNED, Layout, Tensor, Use, ceil_to
-from harness.forms.single import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
+from harness.forms.single import ADAM_MOMENTS, buffer_terms, cut_frozen, step_counters
 from harness.forms.terms import (
     BACKWARD,
     FORWARD,
@@ -145,7 +145,10 @@ def model_states(workload: Workload) -> ModelStates:
     return states(
         [
             *cut.terms("weights", "own pieces", width, host=workload.offloads_weights),
-            *_frozen(workload, pad),
+            # Cut as the others are (`Init._zero_init_param`).
+            *cut_frozen(
+                workload, partial(_share, workload, padding_name=pad), host=workload.offloads_weights
+            ),
             *_second_copy(workload),
             Term(kind="gathered", name=PERSISTENT_PARAMETERS,
                  bytes=persistent * width, extra=True),
@@ -163,15 +166,6 @@ def model_states(workload: Workload) -> ModelStates:
             *buffer_terms(workload),
         ]
     )  # fmt: skip
-
-
-def _frozen(workload: Workload, padding_name: str) -> list[Term]:
-    """Pieces of weights that are not trained: cut as the others are (`Init._zero_init_param`)."""
-    found: list[Term] = []
-    for parameter in workload.layout.frozen_parameters:
-        share, width = _share(workload, [parameter], padding_name), workload.held_bytes(parameter)
-        found += share.terms("weights", FROZEN, width, host=workload.offloads_weights)
-    return merged(found)
 
 
 def _second_copy(workload: Workload) -> list[Term]:

@@ -13,6 +13,7 @@ from harness.forms.fsdp.units import (
     gathers_and_reductions,
     irregular_units,
     norm,
+    overflow,
     reduced_sizes,
     reduction_remarks,
 )
@@ -22,7 +23,6 @@ from harness.forms.terms import (
     BACKWARD,
     FORWARD,
     GRADIENTS,
-    OVERFLOW,
     Collective,
     ModelStates,
     Share,
@@ -132,14 +132,16 @@ def collectives(workload: Workload) -> Volume:
     """
     reshards = workload.strategy.facts.reshards
     units = _units(workload, reshards=reshards)
+    # `ShardedGradScaler.unscale_` reduces its flag over its process group, by default the world.
+    flag = overflow(workload, "world")
     kept = not (reshards or workload.reduces_each)
     if not is_sharded(workload):
-        moved = [*all_reduced(workload, reduced_sizes(units)), *_overflow(workload)] * len(workload.steps)
+        moved = [*all_reduced(workload, reduced_sizes(units)), *flag] * len(workload.steps)
         return Volume(collectives=tuple(moved))
 
     def step(workload: Workload, index: int) -> list[Collective]:
         moved = gathers_and_reductions(workload, units, index, kept_within_step=kept)
-        return [*moved, norm(workload), *_overflow(workload)]
+        return [*moved, norm(workload), *flag]
 
     found = over_steps(workload, step)
     remarks = reduction_remarks(workload)
@@ -219,10 +221,3 @@ def _units(workload: Workload, *, reshards: bool) -> list[GatherUnit]:
         )
         for (name, tensors), flat in named
     ]  # fmt: skip
-
-
-def _overflow(workload: Workload) -> list[Collective]:
-    """`ShardedGradScaler.unscale_` reduces its flag over its process group, by default the world."""
-    if workload.precision != "fp16-mixed":
-        return []
-    return [Collective("step", "all_reduce", "float32", OVERFLOW, 4)]

@@ -14,24 +14,22 @@ from harness.forms.fsdp.units import (
     gathers_and_reductions,
     irregular_units,
     norm,
+    overflow,
     reduction_remarks,
     reductions,
     shard_role,
 )
 from harness.forms.layout import DTYPE_BYTES, Layout, Tensor, UnitCall, ceil_to, elements
-from harness.forms.single import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
+from harness.forms.single import ADAM_MOMENTS, buffer_terms, cut_frozen, step_counters
 from harness.forms.terms import (
     BACKWARD,
     FORWARD,
     FURTHER_BACKWARD,
     FURTHER_FORWARD,
-    OVERFLOW,
     Collective,
     ModelStates,
     Share,
-    Term,
     Volume,
-    merged,
     over_steps,
     states,
 )
@@ -184,7 +182,7 @@ def model_states(workload: Workload) -> ModelStates:
     return states(
         [
             *held.terms("weights", "own rows", width, host=host),
-            *_frozen(workload, host=host),
+            *cut_frozen(workload, partial(_share, workload), host=host),
             *reduced.terms("gradients", "own rows", width, host=host),
             *reduced.unpadded().terms(
                 "optimizer", "Adam's moments of own rows", ADAM_MOMENTS * width, host=host
@@ -199,15 +197,6 @@ def _share(workload: Workload, parameters: Sequence[Tensor]) -> Share:
     own = sum(_own(workload, parameter) for parameter in parameters)
     padding = _padded(parameters, workload.shards) // workload.shards - own
     return Share(own=own, padding=padding, padding_name="padding of the first dimension")
-
-
-def _frozen(workload: Workload, *, host: bool) -> list[Term]:
-    """Rows of weights that are not trained: cut as the others are, in their own dtype."""
-    found: list[Term] = []
-    for parameter in workload.layout.frozen_parameters:
-        share = _share(workload, [parameter])
-        found += share.terms("weights", FROZEN, workload.held_bytes(parameter), host=host)
-    return merged(found)
 
 
 def updated_tensors(workload: Workload) -> list[list[int]]:
@@ -231,7 +220,8 @@ def collectives(workload: Workload) -> Volume:
     named = dict(zip(names, units, strict=False)) if irregular else {}
 
     def step(workload: Workload, index: int) -> list[Collective]:
-        found = _norm(workload)
+        # The flag by the operator's DTensor rule (`torch/distributed/tensor/_ops`), as the norm.
+        found = [norm(workload), *overflow(workload, shard_role(workload))]
         if workload.world_size == 1:
             return found
         if irregular:
@@ -342,12 +332,3 @@ def _padded(tensors: Iterable[Tensor], shards: int) -> int:
     `FSDPParam._init_sharded_param` (_fsdp_param.py) and `_get_dim0_padded_size` (_fsdp_common.py).
     """
     return sum(ceil_to(rows, shards) * row for rows, row in (tensor.rows for tensor in tensors))
-
-
-def _norm(workload: Workload) -> list[Collective]:
-    """The norm, and GradScaler's flag, reduced by the operator's DTensor rule
-    (`torch/distributed/tensor/_ops`)."""
-    role = shard_role(workload)
-    if workload.precision != "fp16-mixed":
-        return [norm(workload)]
-    return [norm(workload), Collective("step", "all_reduce", "float32", OVERFLOW, 4, role=role)]

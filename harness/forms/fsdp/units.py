@@ -14,6 +14,7 @@ from harness.forms.terms import (
     FURTHER_FORWARD,
     GRADIENTS,
     NORM,
+    OVERFLOW,
     PADDING,
     REPLICAS,
     Collective,
@@ -194,6 +195,13 @@ def _across_replicas(
     if total > exact:
         found.append(Collective("backward", "all_reduce", dtype, PADDING, total - exact, 0, "replica"))
     return found
+
+
+def overflow(workload: Workload, role: Role) -> list[Collective]:
+    """GradScaler's flag, in fp16 alone."""
+    if workload.precision != "fp16-mixed":
+        return []
+    return [Collective("step", "all_reduce", "float32", OVERFLOW, 4, role=role)]
 
 
 def norm(workload: Workload) -> Collective:
