@@ -58,7 +58,7 @@ def noise_labels(layout: BatchLayout, experiment: Experiment, parts: Iterable[in
         options = [f"micro_batch_size={other.micro_batch_size},{REORDERED}"]
     else:  # one sample, which nothing splits
         options = [REORDERED, *([] if roundings else [DOUBLE])]
-    return _references(options + roundings)
+    return [f"{registry.REFERENCE}:{some}" for some in options + roundings]
 
 
 def same_split_labels(samples: int, experiment: Experiment, parts: Iterable[int] = ()) -> list[str]:
@@ -69,9 +69,8 @@ def same_split_labels(samples: int, experiment: Experiment, parts: Iterable[int]
     options = [""]
     if experiment.compare.noise_runs:
         roundings = _roundings(experiment, parts)
-        exact = [] if roundings else [DOUBLE]
-        options += [REORDERED, *exact, *roundings]
-    return _references(",".join(filter(None, (f"micro_batch_size={samples}", o))) for o in options)
+        options += [f",{some}" for some in (REORDERED, *([] if roundings else [DOUBLE]), *roundings)]
+    return [f"{registry.REFERENCE}:micro_batch_size={samples}{some}" for some in options]
 
 
 REORDERED, DOUBLE = "norm=fp32,backward=reordered", "precision=fp64"
@@ -87,10 +86,6 @@ def _roundings(experiment: Experiment, parts: Iterable[int]) -> list[str]:
     if experiment.optimizer.rounds_states:
         options.append("states=fp32")
     return options
-
-
-def _references(options: Iterable[str]) -> list[str]:
-    return [f"{registry.REFERENCE}:{some}" for some in options]
 
 
 def plan(
