@@ -217,7 +217,7 @@ def test_states_without_masters_are_their_closed_form_to_the_byte() -> None:
     assert len(held) == 2
     for states in held:
         assert states.expected is not None
-        expected = states.expected.entries()
+        expected = states.expected.kinds()
         off = {kind: states.measured.get(kind, 0) - expected.get(kind, 0) for kind in STATE_KINDS}
         assert set(off.values()) == {0}, off
 
