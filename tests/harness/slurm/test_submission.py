@@ -18,7 +18,7 @@ from harness.fabric.result import FabricResult, FabricRow
 from harness.job.experiment import CompareSection, Experiment
 from harness.record import SlurmPart
 from harness.record.store import read_record
-from harness.run_directory.request import rank_exit, rank_file
+from harness.run_directory.request import RunRequest, rank_exit, rank_file
 from harness.slurm.client import JobFacts, SlurmUnavailable
 from harness.slurm.matrix import (
     MATRIX_NAME,
@@ -66,18 +66,21 @@ def call(command: str, *arguments: object) -> Result:
 
 
 def a_matrix(tmp_path: Path, *, arrays: bool = False, limit: int = 100) -> tuple[Path, Matrix]:
-    folder = tmp_path / "jobs"
-    site, experiment = (
-        Site(name="test", max_queued_jobs=limit),
-        Experiment(compare=CompareSection(noise_runs=False)),
-    )
+    site = Site(name="test", max_queued_jobs=limit)
+    experiment = Experiment(compare=CompareSection(noise_runs=False))
     cells = plan_nodes(experiment, site, ["ddp", "fsdp"], [2], 1, 1)
+    return written(tmp_path, cells, experiment, site, arrays=arrays)
+
+
+def written(
+    tmp_path: Path, cells: list[RunRequest], experiment: Experiment, site: Site, *, arrays: bool = False
+) -> tuple[Path, Matrix]:
     matrix, scripts = render_matrix(
-        cells, experiment, site, folder=folder, runs_folder=tmp_path / "runs", job_name="h", arrays=arrays,
-        command=["harness"],
+        cells, experiment, site, folder=tmp_path / "jobs", runs_folder=tmp_path / "runs", job_name="h",
+        arrays=arrays, command=["harness"],
     )  # fmt: skip
-    write_matrix(folder, matrix, scripts)
-    return folder, matrix
+    write_matrix(tmp_path / "jobs", matrix, scripts)
+    return tmp_path / "jobs", matrix
 
 
 def say(matrix: Matrix, run: PlannedRun, rank: int, kind: str, **values: Any) -> None:
@@ -420,27 +423,16 @@ JOB = {
 }
 
 
-def a_large_matrix(tmp_path: Path, site: Site = GPUS) -> tuple[Path, Matrix]:
+def a_large_matrix(tmp_path: Path) -> tuple[Path, Matrix]:
     """DDP of 7 billion parameters, which no A100 holds, and ZeRO-3 over 16 ranks, which does."""
     experiment = Experiment.model_validate(JOB)
-    cells = [
-        cell for cell in plan_nodes(experiment, site, ["ddp", "zero3"], [4], 4, 1) if cell.world_size > 1
-    ]
-    matrix, scripts = render_matrix(
-        cells, experiment, site, folder=tmp_path / "jobs", runs_folder=tmp_path / "runs", job_name="h",
-        arrays=False, command=["harness"],
-    )  # fmt: skip
-    write_matrix(tmp_path / "jobs", matrix, scripts)
-    return tmp_path / "jobs", matrix
-
-
-def submit(folder: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(harness, ["slurm", "submit", str(folder), *arguments])
+    cells = plan_nodes(experiment, GPUS, ["ddp", "zero3"], [4], 4, 1)
+    return written(tmp_path, [cell for cell in cells if cell.world_size > 1], experiment, GPUS)
 
 
 def test_what_cannot_fit_is_recorded_and_the_rest_submitted(tmp_path: Path, slurm: FakeSlurm) -> None:
     folder, matrix = a_large_matrix(tmp_path)
-    done = submit(folder)
+    done = call("submit", folder)
     assert done.exit_code == 0, done.output
     assert "predicted memory: ddp on 16 ranks: cannot fit: " in done.output
     assert "predicted memory: zero3 on 16 ranks: fits: " in done.output
@@ -456,23 +448,23 @@ def test_what_cannot_fit_is_recorded_and_the_rest_submitted(tmp_path: Path, slur
 
 def test_force_submits_what_was_refused(tmp_path: Path, slurm: FakeSlurm) -> None:
     folder, matrix = a_large_matrix(tmp_path)
-    submit(folder)
+    call("submit", folder)
     assert unsubmitted(folder, matrix) == []
-    done = submit(folder, "--force")
+    done = call("submit", folder, "--force")
     assert done.exit_code == 0, done.output
     assert len(slurm.calls("sbatch")) == 2
 
 
 def test_a_gpu_that_is_typed_goes_before_the_sites(tmp_path: Path, slurm: FakeSlurm) -> None:
     folder, _ = a_large_matrix(tmp_path)
-    done = submit(folder, "--gpu", "B200")
+    done = call("submit", folder, "--gpu", "B200")
     assert "ddp and zero3 on 16 ranks: fits" in done.output, done.output
     assert len(slurm.calls("sbatch")) == 2
 
 
 def test_an_unknown_gpu_is_one_line(tmp_path: Path, slurm: FakeSlurm) -> None:
     folder, _ = a_large_matrix(tmp_path)
-    done = submit(folder, "--gpu", "A1000-40")
+    done = call("submit", folder, "--gpu", "A1000-40")
     assert done.exit_code == 1
     assert "GPU 'A1000-40' is unknown. Did you mean" in done.output
 
@@ -529,7 +521,7 @@ def test_submit_refuses_a_wheel_without_kernels(tmp_path: Path, slurm: FakeSlurm
     folder, matrix = a_large_matrix(tmp_path)
     site = matrix.site.model_copy(update={"virtual_environment": environment})
     (folder / MATRIX_NAME).write_text(matrix.model_copy(update={"site": site}).model_dump_json())
-    done = submit(folder, "--gpu", "V100-32")
+    done = call("submit", folder, "--gpu", "V100-32")
     assert done.exit_code == 1
     assert "has no kernels for sm_70" in done.output
     assert len(slurm.calls("sbatch")) == 0
