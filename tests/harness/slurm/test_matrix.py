@@ -190,10 +190,13 @@ RENDERED = {
 SCRIPTS = [(name, array) for name in RENDERED for array in (False, True)]
 
 
-def script(site: Site, *, array: bool = False, runs: list[str] | None = None, name: str = "harness") -> str:
+def script(
+    site: Site, *, array: bool = False, runs: list[str] | None = None, name: str = "harness", nodes: int = 2,
+    ranks: int = 4,
+) -> str:  # fmt: skip
     folders = runs or (["/runs/a", "/runs/b"] if array else ["/runs/a"])
     return render_script(
-        site, job_name=name, nodes=2, ranks_per_node=4, run_directories=[Path(folder) for folder in folders],
+        site, job_name=name, nodes=nodes, ranks_per_node=ranks, run_directories=list(map(Path, folders)),
         log_folder=Path("/jobs/50%"), array=array,
     )  # fmt: skip
 
@@ -210,11 +213,8 @@ def test_script_is_the_golden_one(name: str, array: bool, update_golden: bool) -
 
 def test_one_rank_has_a_time_limit_of_its_own() -> None:
     def limit(site: Site, ranks: int) -> str:
-        text = render_script(
-            site, job_name="a", nodes=1, ranks_per_node=ranks, run_directories=[Path("/runs/a")],
-            log_folder=Path("/jobs"), array=False,
-        )  # fmt: skip
-        return next(line for line in text.splitlines() if line.startswith("#SBATCH --time"))
+        lines = script(site, nodes=1, ranks=ranks).splitlines()
+        return next(line for line in lines if line.startswith("#SBATCH --time"))
 
     longer = Site(name="a", time_limit="10:00", one_rank_time_limit="40:00")
     assert [limit(longer, ranks) for ranks in (1, 2)] == ["#SBATCH --time=40:00", "#SBATCH --time=10:00"]
@@ -378,11 +378,7 @@ def test_hostile_folder_passes_the_inner_shell_word_for_word(launcher: str, tmp_
 
 
 def test_a_lone_rank_needs_no_launcher_but_torchrun() -> None:
-    site = Site(name="x", launcher="accelerate")
-    text = render_script(
-        site, job_name="a", nodes=1, ranks_per_node=1, run_directories=[Path("/a")], log_folder=Path("/b"),
-        array=False,
-    )  # fmt: skip
+    text = script(Site(name="x", launcher="accelerate"), nodes=1, ranks=1)
     assert "torch.distributed.run" in text
 
 
@@ -407,14 +403,10 @@ def test_a_directive_is_one_comment_of_the_shell() -> None:
         ({"gpu_option": "gres", "gpu_type": "a100"}, "#SBATCH --gres=gpu:a100:2"),
     ],
 )
-def test_gpus_are_asked_for_as_the_site_takes_them(tmp_path: Path, values: dict[str, str], line: str) -> None:
+def test_gpus_are_asked_for_as_the_site_takes_them(values: dict[str, str], line: str) -> None:
     site = Site.model_validate({"name": "test", "gpus_per_node": 4} | values)
-    script = render_script(
-        site, job_name="job", nodes=1, ranks_per_node=2, run_directories=[tmp_path / "run"],
-        log_folder=tmp_path, array=False,
-    )  # fmt: skip
-    asked = [text for text in script.splitlines() if "gpus-per-node=" in text or "--gres=" in text]
-    assert asked == [line]
+    lines = script(site, nodes=1, ranks=2).splitlines()
+    assert [text for text in lines if "gpus-per-node=" in text or "--gres=" in text] == [line]
 
 
 SITES = Path(__file__).resolve().parents[3] / "slurm" / "sites"
