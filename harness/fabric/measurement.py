@@ -33,8 +33,7 @@ def measure(
     if device == "cuda":
         take_device(world)
     join_process_group(world, COLLECTIVE_TIMEOUT_SECONDS)
-    test = FabricTest(device, repeats=repeats, seconds_per_row=seconds_per_row)
-    result = test.run(largest, operations)
+    result = FabricTest(device, repeats=repeats, seconds_per_row=seconds_per_row).run(largest, operations)
     dist.barrier()
     return result
 
