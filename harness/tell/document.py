@@ -156,16 +156,6 @@ class Line:
     """Key of the section of the details that shows the evidence; a report without it has no link."""
 
 
-def _line(item: str | tuple[str, str] | Line) -> Line:
-    match item:
-        case Line():
-            return item
-        case str():
-            return Line(item)
-        case name, text:
-            return Line(text, name)
-
-
 @dataclass(frozen=True)
 class Items:
     """A list of lines; a pair is a name, which is emphasised, and its text."""
@@ -174,7 +164,8 @@ class Items:
 
     def lines(self) -> list[Line]:
         """Every item as a line."""
-        return [_line(item) for item in self.items]
+        pairs = [("", item) if isinstance(item, str) else item for item in self.items]
+        return [one if isinstance(one, Line) else Line(one[1], one[0]) for one in pairs]
 
 
 @dataclass(frozen=True)

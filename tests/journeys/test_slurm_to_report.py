@@ -1,14 +1,48 @@
 """A matrix for Slurm, its scripts run on this machine, and the report of what they recorded."""
 
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.harness.cli.command_line import SHORT
+from tests.harness.slurm.fakes import FakeSlurm
 from tests.journeys.journey import Journey
-from tests.journeys.running_slurm import RunningSlurm
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.long(seconds=60)]
+
+
+SBATCH = """\
+for script; do :; done
+n=$(($(cat {folder}/count) + 1)); echo $n >{folder}/count
+export SLURM_JOB_ID=$n SLURM_JOB_NODELIST=localhost SLURM_PROCID=0
+bash "$script" </dev/null >{folder}/$n.out 2>&1; code=$?
+state=COMPLETED; [ $code = 0 ] || state=FAILED
+echo "$n|$state|$code:0|1|localhost||" >>{folder}/accounts
+echo "$n;cluster\""""
+SRUN = 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"'
+
+
+class RunningSlurm(FakeSlurm):
+    """`sbatch` returns when the job is over; one node, which is this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        (folder / "accounts").touch()
+        self._write("sbatch", SBATCH.format(folder=folder))
+        self._write("srun", SRUN)
+        self._write("sacct", f"cat {folder}/accounts")
+        self._write("scontrol", "echo localhost")
+
+    @property
+    def path(self) -> str:
+        """The value of PATH with these commands first."""
+        return f"{self.folder}:{os.environ['PATH']}"
+
+    def outputs(self) -> str:
+        """What the jobs wrote."""
+        return "".join(path.read_text() for path in sorted(self.folder.glob("*.out")))
 
 
 def test_rendered_scripts_run_and_their_records_are_reported(journey: Journey) -> None:

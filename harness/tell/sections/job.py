@@ -402,7 +402,13 @@ def machine_section(comparison: Comparison) -> Section:
             ("harness code", e.code + commit_words(e)),
             ("device", f"{world.device}{stub}, collectives over {world.collectives}"),
         ]
-        facts += _network(e)
+        fabric = e.fabric  # what a self-test before the run measured
+        if fabric is not None and fabric.all_reduce_bus_bytes_per_second is not None:
+            bandwidth = number(fabric.all_reduce_bus_bytes_per_second / 1e9)
+            latency = number((fabric.all_reduce_latency_seconds or 0.0) * 1e6)
+            measured = f"{fabric.transport} on {fabric.world_size} ranks, {fabric.nodes} nodes: all-reduce "
+            measured += f"bus bandwidth {bandwidth} GB/s at {fabric.all_reduce_bytes:,} bytes, "
+            facts.append(("network", f"{measured}latency {latency} us"))
         seen.setdefault(tuple(facts), []).append(row.record)
     machines = (Items([*facts, *_time_and_load(runs)]) for facts, runs in seen.items())
     return Section("machine", "Machine and versions", blocks_of(*machines, slurm_jobs(comparison)))
@@ -435,20 +441,6 @@ def _accelerator(environment: EnvironmentPart) -> list[tuple[str, str]]:
         facts.append(("fp32 matrix products", f"precision '{own.float32_matmul}'{in_cudnn}"))
     named = [f"{name}={value}" for name, value in environment.variables.items() if _OF_GPUS.search(name)]
     return [*facts, ("variables", ", ".join(named) or "none of NCCL, CUDA or TF32")]
-
-
-def _network(environment: EnvironmentPart) -> list[tuple[str, str]]:
-    """What a self-test before the run measured, where there was one."""
-    fabric = environment.fabric
-    if fabric is None or fabric.all_reduce_bus_bytes_per_second is None:
-        return []
-    bandwidth = number(fabric.all_reduce_bus_bytes_per_second / 1e9)
-    text = (
-        f"{fabric.transport} on {fabric.world_size} ranks, {fabric.nodes} nodes: all-reduce bus "
-        f"bandwidth {bandwidth} GB/s at {fabric.all_reduce_bytes:,} bytes, "
-        f"latency {number((fabric.all_reduce_latency_seconds or 0.0) * 1e6)} us"
-    )
-    return [("network", text)]
 
 
 def commit_words(environment: EnvironmentPart) -> str:
