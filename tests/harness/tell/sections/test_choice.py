@@ -1,23 +1,37 @@
+"""Closed forms of measured cells on other numbers of ranks; of published runs, which have layouts."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
-from harness.record import Record
+from harness.judge.quantities import expected_model_state_bytes, expected_sent_bytes_per_step
+from harness.record import CommunicationPart, Record
 from harness.tell.document import Block, Line, Paragraph, Table
 from harness.tell.sections.choice import (
+    CAUSE_OPEN,
     NONE_FITS,
+    SlowestExplanation,
     bytes_frontier,
     choice_section,
     comparison_scope,
+    explain_slowest,
+    held_with,
     peak,
     sent_once,
+    sent_with,
     worth_taking,
 )
 from tests.harness.tell.cells import of_size, repeats, stage_of, with_world
 from tests.pipelines import make_pipeline
 from tests.records import (
     NORMS,
+    changed,
     make_record,
     make_steps,
     make_weights,
@@ -203,3 +217,264 @@ def test_a_backend_that_is_not_installed_has_the_most_moving_parts() -> None:
     found = worth_taking(place, place.figures(sent_once), place.figures(peak))
     assert found == ["fsdp", "ddp:of-another-version=1"]
     assert [group.label for group in bytes_frontier(place)] == ["ddp:of-another-version=1"]
+
+
+NOISE = (0.99, 1.0, 1.01, 0.995, 1.005, 1.002)
+"""Repeats of one cell, relative."""
+
+
+def run(
+    label: str, seconds: float, repeat: int, *, calls: int = 10, units: int = 5, prefetch: str | None = None
+) -> Record:
+    """One run whose timed steps last `seconds`, with `calls` gathers in its one probed step."""
+    ranks = 1 if label == "single" else 2
+    return make_record(
+        label=label, world_size=ranks, repeat=repeat, run_id=f"{label}-{repeat}",
+        steps=make_steps(seconds=seconds),
+        comm=[gathers(rank, calls) for rank in range(ranks)] if ranks > 1 else [],
+        effective={"wrap_units": [f"unit {n}" for n in range(units)], "prefetch": prefetch},
+    )  # fmt: skip
+
+
+def gathers(rank: int, calls: int) -> CommunicationPart:
+    return CommunicationPart(
+        rank=rank, phase="forward", op="all_gather", dtype="float32", group="0", group_ranks=[0, 1],
+        group_size=2, calls=calls, payload_bytes=4_000_000,
+    )  # fmt: skip
+
+
+def runs(label: str, seconds: float, repeats: int = 6, **facts: object) -> list[Record]:
+    return [run(label, seconds * NOISE[n], n, **facts) for n in range(repeats)]  # type: ignore[arg-type]
+
+
+def base(repeats: int = 6) -> list[Record]:
+    """zero3 takes twice the time of fsdp."""
+    return [
+        *runs("single", 1.0, 1),
+        *runs("ddp", 0.5, repeats, calls=1, units=1),
+        *runs("fsdp", 1.0, repeats, calls=15),
+        *runs("zero3", 2.0, repeats, calls=83, units=39, prefetch="none"),
+    ]
+
+
+def explained(records: Sequence[Record]) -> SlowestExplanation:
+    found = explain_slowest(Comparison(records))
+    assert found is not None
+    return found
+
+
+def closed(found: SlowestExplanation) -> dict[str, str]:
+    """Share of the gap that each row of the table closes."""
+    return {row[0]: row[2] for row in found.table().texts()}
+
+
+def test_without_variants_facts_are_stated_and_no_cause() -> None:
+    found = explained(base())
+    assert (found.slowest.label, found.fastest.label) == ("zero3", "fsdp")
+    assert found.ratio == pytest.approx(2.0)
+    assert found.gap.order == "faster"
+    assert found.effects == ()
+    assert not found.is_tested
+    (example,) = [word for word in CAUSE_OPEN.split() if word.startswith("configs/")]
+    assert (Path(__file__).parents[4] / example).is_file()
+    gap = "zero3: 2.00 (2.00 to 2.00) x the time of fsdp, which shards the same tensors"
+    assert found.answer == f"{gap}; {CAUSE_OPEN}"
+    table = found.table()
+    assert [column.title for column in table.columns] == [
+        "configuration", "time / fsdp", "collectives per step", "units gathered", "sends per step, MB",
+        "gathers ahead",
+    ]  # fmt: skip
+    assert table.texts() == [
+        ["fsdp", "1.00", "15", "5", "2.00", "n/a"], ["zero3", "2.00", "83", "39", "2.00", "none"]
+    ]  # fmt: skip
+
+
+def test_the_share_of_the_gap_that_a_setting_closes_is_measured() -> None:
+    """The truth: blocks close 60 % of the gap, prefetch nothing, and reuse makes it worse by a quarter."""
+    found = explained(
+        [
+            *base(),
+            *runs("zero3:leaf_module=blocks", 1.4, calls=15),
+            *runs("zero3:stage3_max_live_parameters=1000", 2.0),
+            *runs("zero3:stage3_max_reuse_distance=1000", 2.25),
+        ]
+    )
+    shares = {effect.changed: effect.closed for effect in found.effects}
+    assert shares["leaf_module=blocks"] == pytest.approx(0.6)
+    assert shares["stage3_max_live_parameters=1000"] == pytest.approx(0.0, abs=1e-9)
+    assert shares["stage3_max_reuse_distance=1000"] == pytest.approx(-0.25)
+    assert [effect.difference.order for effect in found.effects] == ["faster", "equal", "slower"]
+    assert found.is_tested
+    assert found.answer.endswith("; cause: see the settings that were varied")
+    assert closed(found) == {
+        "fsdp": "", "zero3": "", "zero3:leaf_module=blocks": "60 %",
+        "zero3:stage3_max_live_parameters=1000": "no change shown",
+        "zero3:stage3_max_reuse_distance=1000": "made it slower",
+    }  # fmt: skip
+    assert [row[1] for row in found.table().texts()] == ["1.00", "2.00", "1.40", "2.00", "2.25"]
+
+
+def test_the_share_of_the_gap_follows_from_the_same_rounds_as_the_times_beside_it() -> None:
+    """On a machine that drifts medians of runs are of other rounds: they would say that a part is closed."""
+    drift = (1.0, 1.1, 1.2, 9.0, 9.5, 10.0)
+
+    def drifting(label: str, seconds: float, lags: Sequence[float]) -> list[Record]:
+        return [run(label, seconds * drift[n] * lag, n) for n, lag in enumerate(lags)]
+
+    even, uneven = (1.0,) * 6, (1.0, 1.0, 0.97, 1.03, 1.0, 1.0)
+    found = explained([
+        *runs("single", 1.0, 1), *drifting("ddp", 0.5, even), *drifting("fsdp", 1.0, uneven),
+        *drifting("zero3", 2.0, even), *drifting("zero3:leaf_module=blocks", 1.02, even),
+        *drifting("zero3:stage3_max_reuse_distance=1000", 1.4, even[::-1]),
+    ])  # fmt: skip
+    for effect, row in zip(found.effects, found.table().texts()[2:], strict=True):
+        assert effect.difference.middle is not None
+        time = found.ratio / effect.difference.middle
+        assert row[1] == f"{time:.2f}"
+        assert effect.closed == pytest.approx((found.ratio - time) / (found.ratio - 1))
+    assert [effect.changed for effect in found.effects] == [
+        "leaf_module=blocks", "stage3_max_reuse_distance=1000"
+    ]  # fmt: skip
+
+
+def test_settings_that_change_nothing_leave_the_gap_unexplained() -> None:
+    found = explained([*base(), *runs("zero3:stage3_max_live_parameters=1000", 2.0)])
+    assert found.answer.endswith("; cause: none of the settings that were varied")
+    assert closed(found)["zero3:stage3_max_live_parameters=1000"] == "no change shown"
+
+
+def test_too_few_runs_show_no_cause_however_large_the_difference() -> None:
+    found = explained([*base(3), *runs("zero3:leaf_module=blocks", 1.0, 3)])
+    assert (found.gap.extent, found.effects[0].difference.extent) == (None, None)
+    assert found.effects[0].closed == pytest.approx(1.0)
+    assert not found.is_tested
+    assert " (not tested) x the time of " in found.answer
+    assert found.answer.endswith("; cause: not shown; settings were varied in fewer than 6 rounds")
+    assert closed(found)["zero3:leaf_module=blocks"] == "no change shown"
+
+
+def test_a_preset_is_said_to_change_several_settings() -> None:
+    found = explained([*base(), *runs("zero3:preset=library-defaults", 1.5)])
+    (effect,) = found.effects
+    assert effect.is_preset
+    assert effect.closed == pytest.approx(0.5)
+    assert found.answer.endswith(CAUSE_OPEN)
+    assert closed(found)["zero3:preset=library-defaults"] == "50 %"
+
+
+def test_a_variant_is_no_candidate_for_the_slowest() -> None:
+    found = explained([*base(), *runs("zero3:stage3_max_reuse_distance=1000", 9.0)])
+    assert found.slowest.label == "zero3"
+
+
+def test_a_tie_is_no_gap() -> None:
+    level = [*runs("single", 1.0, 1), *runs("fsdp", 1.0), *runs("zero3", 1.0001)]
+    found = explained([*level, *runs("zero3:leaf_module=blocks", 0.5)])
+    assert found.gap.order == "equal"
+    assert found.answer == "zero3: not shown to be slower than fsdp, which shards the same tensors"
+
+
+def test_of_twins_through_accelerate_the_one_with_variants_is_explained() -> None:
+    twin = runs("accelerate-zero3", 2.001, calls=83, units=39, prefetch="none")
+    found = explained([*base(), *twin, *runs("zero3:leaf_module=blocks", 1.5)])
+    assert found.slowest.label == "zero3"
+    assert [effect.changed for effect in found.effects] == ["leaf_module=blocks"]
+
+
+def test_the_slowest_alone_in_what_it_shards_has_nothing_to_be_compared_with() -> None:
+    assert (
+        explain_slowest(Comparison([*runs("single", 1.0, 1), *runs("ddp", 1.0), *runs("zero3", 2.0)])) is None
+    )
+
+
+def test_a_diverged_cell_is_not_explained() -> None:
+    steps = make_steps(seconds=9.0, losses=[9.0] * 4)
+    found = explained([*base(), *(changed(record, steps=steps) for record in runs("fsdp1", 9.0))])
+    assert found.slowest.label == "zero3"
+
+
+SHARDED = ("zero1", "zero2", "zero3", "fsdp", "fsdp1")
+
+
+@cache
+def cells(report: str) -> dict[tuple[str, int], Record]:
+    """The first sound run of each cell of built-in backends."""
+    found: dict[tuple[str, int], Record] = {}
+    for record in published(report):
+        if record.status == "ok" and not record.backend.name.startswith("planted-"):
+            found.setdefault((record.backend.label, record.world.world_size), record)
+    return found
+
+
+@pytest.mark.parametrize("report", ["default", "full-matrix", "same-job-on-nodes", "twelve-ways"])
+def test_on_its_own_ranks_and_micro_steps_a_cell_has_the_figures_that_its_run_is_held_to(report: str) -> None:
+    for (label, _), record in cells(report).items():
+        held = held_with(record, record.world.accumulation_steps)
+        states = expected_model_state_bytes(record)
+        # All states lie on the GPU but AdamW's counters, 4 bytes a parameter tensor.
+        assert held is None or states is None or held >= 0.9999 * states, label
+        expected = expected_sent_bytes_per_step(record)
+        if expected is not None:
+            assert sent_with(record, record.world.accumulation_steps) == expected, label
+
+
+def test_what_one_run_predicts_for_more_ranks_is_what_a_run_on_more_ranks_is_held_to() -> None:
+    of = cells("full-matrix")
+    pairs = [(of[label, 2], of[label, 4]) for label, size in of if size == 2 and (label, 4) in of]
+    assert len(pairs) > 10
+    for here, there in pairs:
+        assert sent_with(here, 1, 4) == sent_with(there, 1, 4), here.backend.label
+        assert held_with(here, 1, 4) == held_with(there, 1, 4), here.backend.label
+
+
+def test_of_a_script_it_need_not_be_known_how_long_samples_are_nor_how_its_update_works() -> None:
+    for label in (*SHARDED, "ddp"):
+        record = cells("default")[label, 2]
+        data = record.job.data.model_copy(update={"sequence_length": None})
+        optimizer = record.job.optimizer.model_copy(update={"implementation": None})
+        held = held_with(changed(record, job={"data": data, "optimizer": optimizer}), 8, 64)
+        assert held is not None
+        assert held == held_with(record, 8, 64)
+
+
+def test_with_the_ranks_what_is_held_shrinks_where_states_are_sharded_and_only_there() -> None:
+    of = cells("default")
+    for label in (*SHARDED, "ddp", "zero0"):
+        sizes = [held_with(of[label, 2], 1, size) for size in (2, 4, 16, 64)]
+        assert None not in sizes
+        assert (sizes == sorted(set(sizes), reverse=True)) is (label in SHARDED), label  # type: ignore[type-var]
+        assert (len(set(sizes)) == 1) is (label not in SHARDED), label
+
+
+def test_traffic_of_many_ranks_is_that_of_a_ring_of_as_many() -> None:
+    record = cells("default")["ddp", 2]
+    weights = record.initial_weights
+    assert weights
+    size = 4 * weights.parameter_count
+    # Beside the gradients the norm and the loss go around, some bytes each.
+    assert sent_with(record, 8, 64) == pytest.approx(2 * 63 / 64 * size, rel=1e-4)
+    assert sent_with(record, 8) == pytest.approx(size, rel=1e-4)
+
+
+def test_only_those_who_gather_or_reduce_in_every_micro_step_send_more_with_accumulation() -> None:
+    of = cells("default")
+    growth = {}
+    for label in ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op"):
+        once, several = (sent_with(of[label, 2], steps) for steps in (1, 8))
+        assert once
+        assert several
+        growth[label] = several / once
+    assert all(growth[label] == 1 for label in ("ddp", "zero0", "zero1"))
+    assert all(1 < growth[label] <= 8 for label in ("zero2", "zero3", "fsdp", "fsdp-grad-op"))
+    assert growth["zero3"] > growth["zero2"]
+
+
+def test_a_run_without_a_layout_or_with_forms_of_its_own_has_none() -> None:
+    assert held_with(make_record(label="ddp"), 1, 4) is None
+    assert sent_with(make_record(label="ddp"), 4) is None
+    planted = next(
+        record
+        for record in published("full-matrix")
+        if record.backend.name == "planted-gradients-summed" and record.status == "ok"
+    )
+    assert held_with(planted, 1, 4) is None
