@@ -10,7 +10,18 @@ from benchmarks.packed_page import between
 from harness.judge.wording import entries
 from tests.adapters.test_adapters import ADAPTED
 
-from .planted import BF16, CLIPPED, DIVIDED, EXECUTION, LATE_SETTINGS, LIBRARIES, OWN_JOBS, TRAPS, Trap
+from .planted import (
+    BF16,
+    CLIPPED,
+    DIVIDED,
+    EXECUTION,
+    LATE_SETTINGS,
+    LIBRARIES,
+    OWN_JOBS,
+    TRAPS,
+    UPDATED,
+    Trap,
+)  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "faults.md"
@@ -86,7 +97,7 @@ ELSEWHERE = [
 def rows() -> list[list[str]]:
     """Of each mistake its name, what was done, ranks, precision, finding and test, in order of names."""
     found = [_row(trap, RUNS) for trap in (*TRAPS, *DIVIDED, *LIBRARIES)]
-    found += [_row(trap, JOBS) for trap in (*OWN_JOBS, *EXECUTION, *LATE_SETTINGS, *CLIPPED)]
+    found += [_row(trap, JOBS) for trap in (*OWN_JOBS, *EXECUTION, *LATE_SETTINGS, *CLIPPED, *UPDATED)]
     found += [_row(trap, ADAPTERS) for trap in ADAPTED]
     found += [[name, what, "", "", f"`{finding}`", f"`{test}`"] for name, what, finding, test in ELSEWHERE]
     return sorted(found, key=lambda row: (not row[0].startswith("T"), row[0]))
