@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
@@ -144,8 +144,12 @@ class LibraryFact:
         )
 
 
+def _with_tuples(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+
+
 FACTS = tuple(
-    LibraryFact(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+    LibraryFact(**_with_tuples(row))
     for row in tomllib.loads(files(__package__).joinpath("facts.toml").read_text(encoding="utf-8"))["fact"]
 )
 

@@ -193,8 +193,8 @@ def settings(section: str | None, schema: bool, write: Path | None, as_json: boo
         raise HarnessError(f"setting '{section}' is unknown. {available(key, keys, f'Available in {name}')}")
     found = [setting for setting in found if not key or setting.key == key]
     if as_json:
-        keys = ("name", "kind", "default", "unit", "meaning")
-        echo(json.dumps({"settings": [{k: getattr(s, k) for k in keys} for s in found]}, indent=1))
+        told = ("name", "kind", "default", "unit", "meaning")
+        echo(json.dumps({"settings": [{k: getattr(s, k) for k in told} for s in found]}, indent=1))
         return 0
     titles = sections()
     for place, setting in enumerate(found):

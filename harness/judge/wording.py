@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -187,9 +187,17 @@ def _environment() -> jinja2.Environment:
     found.filters |= {
         "percent": percent,
         "words": words,
-        "few": lambda names, most=3, mark=", ": a_few(list(names), most, mark),
+        "few": _few,
         "numbers": lambda numbers: ", ".join(map(str, numbers)),
         "bytes": lambda size: f"{size:,}",
-        "figure": lambda value, digits=4: f"{value:.{digits}g}",
+        "figure": _figure,
     }
     return found
+
+
+def _few(names: Iterable[str], most: int = 3, mark: str = ", ") -> str:
+    return a_few(list(names), most, mark)
+
+
+def _figure(value: float, digits: int = 4) -> str:
+    return f"{value:.{digits}g}"

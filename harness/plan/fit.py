@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -487,15 +487,20 @@ class Found:
         }
 
 
-def find(runner: Runner, sizes: Sizes, asked: int | None, micro_batch_size: int | None = None) -> Found:
-    """Search the micro-batch, or at a given one the sequence length.
+def find(runner: Runner, sizes: Sizes, asked: int | None, at: int | None = None) -> Found:
+    """Search the micro-batch, or the sequence length at the micro-batch `at`.
 
     `asked`: the job's own, the first guess where nothing is predicted.
     """
-    at: tuple[int, ...] = () if micro_batch_size is None else (micro_batch_size,)
     what = "sequence" if at else "micro-batch"
-    peaks, run = partial(runner.peaks, *at), partial(runner.run, *at)
     size_of = SIZE_OF[what]
+
+    def peaks(size: int) -> Sequence[int]:
+        return runner.peaks(at, size) if at else runner.peaks(size)
+
+    def run(size: int) -> Trial:
+        return runner.run(at, size) if at else runner.run(size)
+
     limit, smallest = runner.limit.limit_bytes, sizes.sizes[0]
     known = len(peaks(smallest))
     is_predicted = known == 1

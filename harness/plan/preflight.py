@@ -426,7 +426,8 @@ def _with_fewer_layers(reference: Scenario) -> Iterator[tuple[str, Scenario]]:
         changed = with_settings(reference, {setting: layers})
         if changed is not None:
             own = reference.model.config  # which may have several names for them
-            config = own | dict.fromkeys([key, *(name for name in LAYER_KEYS if name in own)], layers)
+            names = [key, *(name for name in LAYER_KEYS if name in own)]
+            config = {**own, **dict.fromkeys(names, layers)}
             model = from_config(config, name=reference.model.name, source=reference.model.source)
             yield f"{setting}={layers}", replace(changed, model=model)
         layers //= 2

@@ -181,7 +181,7 @@ def _text(path: Path) -> str:
 
 def _address() -> str | None:
     """PCI address of the current device; None before torch 2.6, which does not tell it."""
-    own = torch.cuda.get_device_properties(torch.cuda.current_device())
+    own: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     if not hasattr(own, "pci_bus_id"):
         return None
     return f"{own.pci_domain_id:04x}:{own.pci_bus_id:02x}:{own.pci_device_id:02x}.0"
