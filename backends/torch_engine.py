@@ -150,7 +150,8 @@ class TorchEngine(Engine):
     def effective(self) -> Effective:
         parameter = first_trained(self.module)
         frozen = frozen_dtype(self.module)
-        optimizer = bare_optimizer(self.optimizer)
+        # Accelerate wraps the one that trains; those of an observed script are several in one.
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         trained = next(updated_tensors(self.optimizer), parameter)
         reduce_dtype = self.strategy.reduce_dtype
         gathered = self.strategy.gather_dtype
