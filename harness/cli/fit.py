@@ -97,11 +97,8 @@ def fit(
     world_size = 1 if registry.parse(label)[0].name == registry.REFERENCE else nproc or default_ranks(device)
     require_gpus(device, world_size)
     memory = find_limit(limit, experiment.runtime.memory_limit, device, world_size, hardware)
-    sizes = micro_batches(
-        experiment,
-        registry.mesh_of(label, world_size).data_size,
-        parts=parts_of(registry.parse(label)[1], world_size),
-    )
+    parts = parts_of(registry.parse(label)[1], world_size)
+    sizes = micro_batches(experiment, registry.mesh_of(label, world_size).data_size, parts=parts)
     store = Store(runs)
     store.prepare()
     asked = experiment.training.micro_batch_size
