@@ -196,6 +196,8 @@ class Replay:
         self._batch, self._sequence, self._blocks = batch, sequence, blocks
         self._live = Size()
         self._storages: dict[int, tuple[int, str, Size]] = {}
+        self._gone: list[int] = []
+        """Freed since the last event: a collection of garbage may free within a sum of ours."""
         self._saved: dict[int, dict[str, Size]] = {}
         self._passes: dict[tuple[str, int], _Pass] = {}
         self._current: _Pass | None = None
@@ -205,6 +207,7 @@ class Replay:
 
     def profile(self) -> ActivationProfile:
         """Of all that was told."""
+        self._settle()
         self._ends[0] = self._live
         middle, head = self._blocks // 2, self._blocks + 1
         return ActivationProfile(
@@ -214,6 +217,7 @@ class Replay:
 
     def allocate(self, storage: int, count: int, module: str) -> None:
         """A storage of so many bytes, by an operator of this module."""
+        self._settle()
         size = size_of(count, self._batch, self._sequence)
         self._storages[storage] = (self._segment, module, size)
         self._live += size
@@ -221,6 +225,7 @@ class Replay:
 
     def scratch(self, count: int, module: str) -> None:
         """Bytes that a kernel allocates and frees."""
+        self._settle()
         size = size_of(count, self._batch, self._sequence)
         self._live += size
         self._point(module)
@@ -228,13 +233,18 @@ class Replay:
 
     def free(self, storage: int) -> None:
         """A storage is gone."""
-        if storage in self._storages:
-            self._live -= self._storages.pop(storage)[2]
+        self._gone.append(storage)
+
+    def _settle(self) -> None:
+        while self._gone:
+            if (one := self._storages.pop(self._gone.pop(), None)) is not None:
+                self._live -= one[2]
 
     def ready(self, name: str, storage: int) -> None:
         """The gradient of a parameter is complete, and none of the activations."""
         assert self._current is not None
         self.free(storage)
+        self._settle()
         self._current.ready.append((name, self._live))
         self._current.points.append([])
 
@@ -256,6 +266,7 @@ class Replay:
 
     def mark(self, kind: str, index: int) -> None:
         """The 'forward' or 'backward' pass of a segment begins."""
+        self._settle()
         if kind == "backward":
             if index == self._blocks + 2:
                 for segment, module, size in self._storages.values():
