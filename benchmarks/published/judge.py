@@ -10,9 +10,9 @@ from statistics import mean, median
 from typing import Any, Literal
 
 from benchmarks.published.mapping import Mapped
+from benchmarks.published.reserved import reserved_bytes, reserving
 from benchmarks.published.rows import Row
 from harness.errors import HarnessError
-from harness.forms.activations import OURS
 from harness.plan.limits import MemoryVerdict
 from harness.plan.prediction import MemoryPrediction, predict_memory
 from harness.plan.scenario import Scenario
@@ -24,12 +24,6 @@ FULLY_SPECIFIED = "A"
 Quantity = Literal["speed", "memory"]
 CLEARLY = 0.05
 """Runs whose figures differ by less are tied."""
-
-
-def reserving(scenario: Scenario) -> Scenario:
-    """The scenario whose peak is what the allocator reserves for the loss."""
-    loss = scenario.loss or OURS
-    return replace(scenario, loss=replace(loss, backward=loss.reserved))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,14 +133,15 @@ class _Memory:
 
 def _memory(mapped: Mapped, scenario: Scenario) -> _Memory:
     of_allocator = mapped.row.statistic in ("reserved", "device")
-    memory = predict_memory(reserving(scenario) if of_allocator else scenario)
+    scenario = reserving(scenario) if of_allocator else scenario
+    memory = predict_memory(scenario)
     peak, overhead = memory.peak_bytes, memory.device_bytes - memory.peak_bytes
     if mapped.own_state_bytes is not None:
         peak = round(mapped.own_state_bytes) + _activation_bytes(memory)
         return _Memory(figure=peak, needed=peak, overhead=overhead)
     assert scenario.device is not None
     most = max(peak, scenario.device.memory_bytes - overhead)
-    kept = min(memory.reserved_bytes, most) if of_allocator else peak
+    kept = min(reserved_bytes(scenario), most) if of_allocator else peak
     return _Memory(figure=kept, needed=peak, overhead=overhead)
 
 

@@ -40,7 +40,7 @@ settings. `benchmarks/published/*.csv` hold the figures with repository, commit,
   in their code.
 - Memory: the allocator's peak is predicted. A published 'reserved' or 'device' figure is compared with what
   the allocator keeps: of the loss (`benchmarks/published/losses.py`), and for each stream what it once needed
-  (`harness/forms/peak_memory/step.py`), no more than the device has; 'device' with context and
+  (`benchmarks/published/reserved.py`), no more than the device has; 'device' with context and
   NCCL's buffers besides.
 - [Speeds by constants of other sources](left-out.md): each source predicted by what all others sustain.
 - Where a page does not say what is recomputed, memory lies between all and none: such a row counts as asked,

@@ -103,8 +103,6 @@ class Term:
     """With the symbols of `docs/planning.md`, such as '2 b s h L'."""
     source: str = ""
     """Paper, or library with version, file and function."""
-    stream: str = ""
-    """CUDA stream on which it is allocated; '': the one that computes."""
 
     def __hash__(self) -> int:  # a ledger looks terms up by the thousand
         return hash((self.kind, self.name, self.bytes))

@@ -109,8 +109,6 @@ class MemoryPrediction:
     overhead: tuple[Term, ...] = ()
     """Outside of the allocator's peak: fragmentation, CUDA context, NCCL's buffers."""
     host_bytes_per_node: int = 0
-    reserved_bytes: int = 0
-    """What torch's allocator keeps of the device, at least."""
 
     @cached_property
     def decisive(self) -> Moment:
@@ -154,7 +152,6 @@ def predict_memory(
         moments=tuple(moments),
         overhead=tuple(device_overhead(scenario)),
         host_bytes_per_node=host_bytes(scenario),
-        reserved_bytes=max(max(moment.bytes, moment.reserved) for moment in peaks.values()),
     )
 
 

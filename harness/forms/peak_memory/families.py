@@ -430,10 +430,11 @@ class PipelineTimeline(StepTimeline):
             self.ledger.add(PIPELINE_TERMS.targets, 16 * tokens)
 
 
-def pipeline_moments(workload: Workload, profile: ActivationProfile) -> dict[Phase, PeakMoment]:
+def pipeline_moments(
+    workload: Workload, profile: ActivationProfile, ledger: Ledger
+) -> dict[Phase, PeakMoment]:
     """The fullest moment of each phase, over the passes of a rank that differ."""
     assert workload.sequence_length is not None
-    ledger = Ledger()
     timeline = PipelineTimeline(workload, ledger)
     cut, place = cut_of(workload), place_of(workload)
     samples = samples_at_once(workload)
@@ -541,22 +542,26 @@ def has_timeline(workload: Workload) -> bool:
     return family == PIPELINE or family in TIMELINES
 
 
-def peak_moments(workload: Workload, profile: ActivationProfile) -> dict[Phase, PeakMoment]:
-    """The fullest moment of each phase of an ordinary step of one rank."""
+def peak_moments(
+    workload: Workload, profile: ActivationProfile, ledger: Ledger | None = None
+) -> dict[Phase, PeakMoment]:
+    """The fullest moment of each phase of an ordinary step of one rank. `ledger`: what is told of all that
+    comes and goes; None: one of its own."""
+    ledger = ledger or Ledger()
     if workload.strategy.family == PIPELINE:
-        return pipeline_moments(workload, profile)
-    timeline, samples, length = _timeline(workload)
+        return pipeline_moments(workload, profile, ledger)
+    timeline, samples, length = _timeline(workload, ledger)
     Replay(timeline, profile, micro_batch=samples, sequence=length).run()
-    return timeline.ledger.moments()
+    return ledger.moments()
 
 
-def _timeline(workload: Workload) -> tuple[StepTimeline, int, int]:
+def _timeline(workload: Workload, ledger: Ledger) -> tuple[StepTimeline, int, int]:
     """Of one rank, before its step begins; with its samples and their tokens."""
     length = workload.part_length
     assert length is not None
     local = local_workload(workload)
     of_family = TIMELINES.get(workload.strategy.family) or TIMELINES.get(local.strategy.family, StepTimeline)
-    return of_family(local, Ledger()), local.micro_batch_size, length
+    return of_family(local, ledger), local.micro_batch_size, length
 
 
 def least_peak(workload: Workload, profile: ActivationProfile) -> int:
@@ -564,9 +569,10 @@ def least_peak(workload: Workload, profile: ActivationProfile) -> int:
     its forward pass keeps; 0 of a pipeline."""
     if workload.strategy.family == PIPELINE:
         return 0
-    timeline, samples, length = _timeline(workload)
+    ledger = Ledger()
+    timeline, samples, length = _timeline(workload, ledger)
     timeline.begin()
-    return timeline.ledger.all_held + profile.forward_bytes(len(timeline.units), samples, length)
+    return ledger.all_held + profile.forward_bytes(len(timeline.units), samples, length)
 
 
 def without_activations(workload: Workload) -> int | None:

@@ -26,9 +26,6 @@ class PeakMoment:
 
     bytes: int
     held: dict[Term, int]
-    reserved: int = 0
-    """What the allocator keeps for the whole step, at least: each stream has blocks of its own, which serve
-    no other (torch 2.13, c10/cuda/CUDACachingAllocator.cpp, BlockPool)."""
 
 
 TRACED = "traced: transformers' model on fake tensors (harness/rank/probes/activation_trace.py)"
@@ -53,20 +50,15 @@ class Ledger:
         """Bytes of activations of the segments that do not compute."""
         self.here = 0
         """Of the one that does."""
-        self._total = 0
-        """Of all that is held."""
-        self._elsewhere = 0
-        """Of that, on streams of their own."""
+        self.all_held = 0
+        """Bytes without activations."""
         self._peaks: dict[Phase, tuple[int, dict[Term, int]]] = {}
-        self._streams: dict[str, int] = {}
-        self._most: dict[str, int] = {"": 0}
-        """By stream."""
 
     def add(self, holding: Term, count: int) -> None:
         """Allocate bytes."""
         if count:
             self.held[holding] = self.held.get(holding, 0) + count
-            self._change(holding, count)
+            self.change(holding, count)
 
     def drop(self, holding: Term, count: int | None = None) -> None:
         """Free bytes; None: all of this cause."""
@@ -74,48 +66,26 @@ class Ledger:
         if count:
             self.held[holding] -= count
         if gone:
-            self._change(holding, -gone)
+            self.change(holding, -gone)
 
-    def _change(self, holding: Term, change: int) -> None:
-        self._total += change
-        if stream := holding.stream:
-            self._elsewhere += change
-            self._streams[stream] = there = self._streams.get(stream, 0) + change
-            self._most[stream] = max(there, self._most.get(stream, 0))
+    def change(self, holding: Term, count: int) -> None:
+        """More bytes of a cause, or fewer."""
+        self.all_held += count
 
     def compute(self, below: int, here: int = 0) -> None:
         """Bytes of activations from now on."""
         self.below, self.here = below, here
 
     def moments(self) -> dict[Phase, PeakMoment]:
-        """The fullest state of each phase, with what all streams keep."""
-        reserved = sum(self._most.values())
+        """The fullest state of each phase."""
         return {
-            phase: PeakMoment(
-                bytes=total, held={term: count for term, count in held.items() if count}, reserved=reserved
-            )
+            phase: PeakMoment(bytes=total, held={term: count for term, count in held.items() if count})
             for phase, (total, held) in self._peaks.items()
         }
 
-    @property
-    def all_held(self) -> int:
-        """Bytes without activations, on the stream that computes."""
-        return self._total - self._elsewhere
-
-    @property
-    def kept(self) -> int:
-        """What the allocator keeps on the stream that computes, as far as is known."""
-        return self._most[""]
-
-    def keep(self, count: int) -> None:
-        """It keeps so many bytes there at least."""
-        self._most[""] = max(self._most[""], count)
-
     def look(self) -> None:
         """Compare the present state with the fullest of its phase."""
-        total = self._total + self.below + self.here
-        if total - self._elsewhere > self._most[""]:
-            self._most[""] = total - self._elsewhere
+        total = self.all_held + self.below + self.here
         peak = self._peaks.get(self.phase)
         if peak is None or total > peak[0]:
             self._peaks[self.phase] = total, {**self.held, BELOW: self.below, HERE: self.here}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
 from harness.backends.tensor.plan import autotp_cut_dimension
 from harness.forms.layout import DTYPE_BYTES, Tensor, ceil_to, elements
-from harness.forms.optimizers import update_copies, updated_tensors
+from harness.forms.optimizers import updated_tensors
 from harness.forms.peak_memory.step import (
     GRADIENTS,
     STATE_SOURCE,
@@ -220,7 +219,6 @@ class Zero3Timeline(StepTimeline):
         self._width = workload.compute_bytes
         self._limit = bucket_elements(workload)
         self._reduced = DTYPE_BYTES[reduce_dtype(workload)]
-        self._accumulated = gradient_accumulation_bytes(workload)
         self._bucket: list[Tensor] = []
         self._filled = 0
         """Elements in the bucket."""
@@ -346,38 +344,9 @@ class Zero3Timeline(StepTimeline):
     def _update_all(self) -> None:
         offloads = self.workload.offload != "none"
         largest = max(-(-t.numel // self.workload.world_size) for t in self.workload.layout.trained)
-        norm = deepspeed_norm(self.workload, 0 if offloads else largest)
-        if not offloads and self.workload.device != "cpu":
-            self._keep_blocks(norm[1])
-        self.ledger.briefly(norm)
+        self.ledger.briefly(deepspeed_norm(self.workload, 0 if offloads else largest))
         for (piece,) in updated_tensors(self.workload):
             self.update_flat(piece, 0 if offloads else piece, ZERO3.flat, ZERO3.widened, ZERO3.update)
-
-    def _keep_blocks(self, norm: int) -> None:
-        """What the allocator keeps for tensors that are flat over a whole sub-group."""
-        workload, held = self.workload, self.ledger.held
-        states = {
-            kind: sum(
-                count for term, count in held.items() if term.kind == kind and term.source == STATE_SOURCE
-            )
-            for kind in ("masters", "optimizer", "gradients")
-        }
-        if not states["masters"]:
-            return
-        pieces = [piece for (piece,) in updated_tensors(workload)]
-        others = self.ledger.all_held - sum(states.values())
-        in_blocks = kept(
-            pieces=pieces,
-            master=workload.master_bytes,
-            gradient=self._accumulated,
-            moments=states["optimizer"] // sum(pieces),
-            copies=update_copies(workload),
-            norm=norm,
-            small=max(t.numel for t in workload.layout.trained) * self._width,
-            copied_first=workload.options.get("copied_first", workload.master_bytes),
-            passes=self.ledger.kept - self.ledger.all_held,
-        )
-        self.ledger.keep(others + in_blocks)
 
 
 class Zero3TensorTimeline(Zero3Timeline):
@@ -400,104 +369,3 @@ class Zero3TensorTimeline(Zero3Timeline):
     def _is_kept(self, tensor: Tensor) -> bool:
         cut = tensor.name.endswith(".weight") and autotp_cut_dimension(tensor.name) is not None
         return cut and self.workload.like_for_like and self.workload.world_size > 1
-
-
-# What torch's caching allocator keeps of blocks that are as large as all that a rank updates at once. Small
-# tensors find room in what others left, a flat one of a whole sub-group only in a free block as large (torch
-# 2.13, c10/cuda/CUDACachingAllocator.cpp: get_free_block takes the smallest such block, split_block returns
-# the rest, free_block joins neighbours).
-
-
-@dataclass(eq=False)
-class Piece:
-    """A part of a block."""
-
-    size: int
-    is_free: bool = False
-
-
-@dataclass
-class Blocks:
-    """What the allocator got from the device, in pieces."""
-
-    _blocks: list[list[Piece]] = field(default_factory=list)
-
-    @property
-    def total(self) -> int:
-        """Bytes that it keeps."""
-        return sum(piece.size for block in self._blocks for piece in block)
-
-    @property
-    def free(self) -> int:
-        """Bytes of that that nobody uses."""
-        return sum(piece.size for block in self._blocks for piece in block if piece.is_free)
-
-    def take(self, size: int) -> Piece:
-        """Allocate: the smallest free piece that is large enough, else a block of its own."""
-        fitting = [
-            (piece.size, number, place)
-            for number, block in enumerate(self._blocks)
-            for place, piece in enumerate(block)
-            if piece.is_free and piece.size >= size
-        ]
-        if not fitting:
-            self._blocks.append([taken := Piece(size)])
-            return taken
-        _, number, place = min(fitting)
-        block = self._blocks[number]
-        taken, rest = block[place], block[place].size - size
-        taken.size, taken.is_free = size, False
-        if rest:
-            block.insert(place + 1, Piece(rest, is_free=True))
-        return taken
-
-    def give(self, piece: Piece) -> None:
-        """Free, and join with free neighbours."""
-        block = next(block for block in self._blocks if piece in block)
-        piece.is_free = True
-        joined: list[Piece] = []
-        for one in block:
-            if joined and one.is_free and joined[-1].is_free:
-                joined[-1] = Piece(joined[-1].size + one.size, is_free=True)
-            else:
-                joined.append(one)
-        block[:] = joined
-
-
-def kept(
-    *, pieces: Sequence[int], master: int, gradient: int, moments: int, copies: int, norm: int, small: int,
-    copied_first: int, passes: int,
-) -> int:  # fmt: skip
-    """Bytes that the allocator keeps of masters, moments, gradients and their flat copies.
-
-    pieces: elements of each sub-group of a rank. master, gradient, moments, copied_first: bytes per element,
-    the last of what is copied as masters are made. copies: of what is updated at once, that the update makes.
-    norm: bytes of the copy that the norm of the largest gradient takes. small: bytes up to which a tensor
-    finds room in what the passes left. passes: bytes that forward and backward pass take besides states.
-    DeepSpeed 0.19.8, stage3.py: _create_fp32_partitions, initialize_optimizer_states (a buffer of the largest
-    sub-group), grad_partitions_flat_buffer; then the passes; then norms and _prepare_fp32_grad_for_sub_group.
-    """
-    blocks = Blocks()
-    for count in pieces:
-        copied = blocks.take(count * copied_first)
-        blocks.take(count * master)
-        blocks.give(copied)
-    blocks.give(blocks.take(max(pieces) * master))
-    blocks.take(sum(pieces) * gradient)
-    beyond = max(0, passes - blocks.free)
-    if norm > small:
-        blocks.give(blocks.take(norm))
-    for count in pieces:
-        # Gradients laid out flat, then widened, unless they find room in what the passes left.
-        low, high = (count * width for width in (gradient, master))
-        wide = blocks.take(low) if low > small else None
-        if low != high:
-            flat, wide = wide, blocks.take(high) if high > small else None
-            if flat is not None:
-                blocks.give(flat)
-        blocks.take(count * moments)
-        if (extra := count * master * copies) > small:
-            blocks.give(blocks.take(extra))
-        if wide is not None:
-            blocks.give(wide)
-    return blocks.total + beyond

@@ -22,7 +22,6 @@ from harness.forms.peak_memory.families import (
     without_activations,
 )
 from harness.forms.peak_memory.step import BELOW, Ledger, PeakMoment, Phase
-from harness.forms.peak_memory.zero import Blocks, kept
 from harness.forms.pipeline import samples_at_once
 from harness.forms.terms import Term
 from harness.forms.workload import Workload
@@ -215,16 +214,6 @@ def test_a_root_that_is_resharded_is_gathered_again_for_the_backward_pass(
     assert sum(c for h, c in timeline.ledger.held.items() if h.kind == "gathered") == gathered * 4 * BLOCK
 
 
-def test_streams_have_memory_of_their_own() -> None:
-    """Reduced gradients come from another stream's blocks: what activations leave is no room for them."""
-    found = moments("fsdp", MODEL, 2)
-    shards, gathered, gradient, sent = 3 * 8, 4, 4, 4
-    ahead, reduced = 2 * 4, 8
-    reserved = (shards + gathered + gradient + sent + ahead + reduced) * 10**6
-    assert {peak.reserved for peak in found.values()} == {reserved}
-    assert max(peak.bytes for peak in found.values()) < reserved
-
-
 def test_offloaded_states_lie_on_the_host_on_cuda_alone() -> None:
     on_gpu = moments("fsdp", MODEL, 2, options={"offload": "cpu"})
     assert held(on_gpu["step"], "optimizer") == held(on_gpu["step"], "weights") == 0
@@ -407,74 +396,6 @@ def test_phases_are_kept_apart() -> None:
         ledger.briefly((BUFFER, 1))
     assert (ledger.moments()["forward"].bytes, ledger.moments()["reduction"].bytes) == (10, 11)
     assert ledger.phase == "forward"
-
-
-def test_each_stream_keeps_what_it_once_needed() -> None:
-    ledger, elsewhere = Ledger(), Term(kind="gradients", name="reduced", stream="reduce-scatter")
-    ledger.compute(50)
-    ledger.look()
-    ledger.compute(0)
-    ledger.briefly((elsewhere, 20))
-    ledger.add(elsewhere, 10)
-    ledger.look()
-    ledger.drop(elsewhere)
-    assert ledger.moments()["forward"].bytes == 50
-    assert ledger.moments()["forward"].reserved == 70
-
-
-def test_the_smallest_free_piece_that_is_large_enough_serves() -> None:
-    blocks = Blocks()
-    large, small = blocks.take(40), blocks.take(20)
-    blocks.give(large)
-    blocks.give(small)
-    assert blocks.take(15) is small
-    assert (blocks.total, blocks.free) == (60, 45)
-    assert blocks.take(30) is large
-    assert blocks.take(11) is not small  # 5 and 10 are left, in two blocks
-    assert (blocks.total, blocks.free) == (71, 15)
-
-
-def test_free_neighbours_are_one_piece_again() -> None:
-    blocks = Blocks()
-    blocks.give(blocks.take(40))
-    first, second = blocks.take(10), blocks.take(20)
-    blocks.give(first)
-    blocks.take(30)
-    assert blocks.total == 70  # 10 and 10 lie apart
-    blocks.give(second)
-    blocks.take(40)
-    assert (blocks.total, blocks.free) == (70, 0)
-
-
-UPDATE = {
-    "pieces": [10],
-    "master": 4,
-    "gradient": 2,
-    "moments": 8,
-    "copies": 0,
-    "norm": 0,
-    "small": 0,
-    "copied_first": 4,
-}
-
-
-def test_flat_copies_of_a_sub_group_find_no_room_in_what_the_passes_left() -> None:
-    """Masters and what they are copied from: 40 each, of which gradients take 20 and the passes 20 of
-    their 25.
-    Then flat gradients 20, wide ones 40, moments 80."""
-    assert kept(**UPDATE, passes=25) == 40 + 40 + 5 + 40 + 80
-    assert kept(**UPDATE, passes=0) == 40 + 40 + 40 + 80
-    assert kept(**UPDATE | {"copies": 1}, passes=0) == kept(**UPDATE, passes=0) + 40
-
-
-def test_small_tensors_find_room() -> None:
-    """Twice 40, of which gradients take 20; 45 more of the passes; moments 80."""
-    assert kept(**UPDATE | {"small": 100, "norm": 100}, passes=65) == 80 + 45 + 80
-
-
-def test_a_copy_of_the_weights_in_their_own_dtype_leaves_a_smaller_block() -> None:
-    """The copy's 20 serve gradients; flat gradients break the buffer's 40, so that wide ones need 40."""
-    assert kept(**UPDATE | {"copied_first": 2}, passes=0) == 20 + 40 + 40 + 40 + 80
 
 
 def of_units(ranks: int, *tensors: tuple[str, list[int]]) -> Workload:
