@@ -22,6 +22,7 @@ from harness.files import read_plain
 from harness.job.experiment import Experiment
 from harness.judge.comparison import Comparison
 from harness.judge.facts import METRICS, SPEED, STEP
+from harness.judge.quantities import between_steps, kinds_at
 from harness.judge.rows import reason
 from harness.judge.run_conditions import began_at
 from harness.judge.wording import counted
@@ -205,7 +206,7 @@ def _parts(path: Path, record: Record, comparison: Comparison) -> Iterator[tuple
         predicted = megabytes(record.prediction.peak_bytes)
         yield "Predicted", [("peak MB", f"{predicted} ({record.prediction.verdict or 'no limit known'})")]
     if record.observation is not None:
-        yield "Observed", list(_observed(record.observation))
+        yield "Observed", list(_observed(record, record.observation))
     yield "Non-default settings", list(_settings(record)) or [("-", "none")]
     versions = record.backend.versions
     yield "Versions", [(name, version) for name, version in versions.items()] or [("-", "not known")]
@@ -226,11 +227,15 @@ def _figures(record: Record, comparison: Comparison) -> Iterator[tuple[str, str]
                 yield metric.title, figure_text(metric, value)
 
 
-def _observed(observation: ObservationPart) -> Iterator[tuple[str, str]]:
+def _observed(record: Record, observation: ObservationPart) -> Iterator[tuple[str, str]]:
     """What a script's figures are taken from, and what is n/a."""
     yield "command", " ".join(observation.command)
     yield "driven by", ", ".join(observation.frameworks) or "torch alone"
     yield "loss", observation.loss or "n/a"
+    for (by, op), size in between_steps(record).items():
+        yield "between steps", f"{op} of {size:,.0f} bytes a step by {by.replace('__main__', 'the script')}"
+    if size := kinds_at(record, "after_backward").get("other_models"):
+        yield "other models", f"{megabytes(size)} MB of weights on a rank"
     for note in observation.notes:
         yield "note", note
     for name, why in observation.unknown.items():

@@ -70,6 +70,8 @@ def ring_formula(op: str, payload_bytes: int, group_size: int) -> str:
 STATE_KINDS = ("weights", "gradients", "masters", "optimizer")
 """Kinds that make the model states; every byte of them has a closed form."""
 STEP_PHASES = ("forward", "backward", "step")
+BETWEEN = "between"
+"""Of observed scripts: what is no part of the passes and the update of the model that trains."""
 
 GRADIENTS = "gradients reduced"
 REPLICAS = "gradients reduced across replicas"

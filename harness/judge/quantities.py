@@ -19,6 +19,7 @@ from harness.forms import families, pipeline
 from harness.forms.layout import DTYPE_BYTES
 from harness.forms.network import transport_sent_bytes
 from harness.forms.terms import (
+    BETWEEN,
     BUFFERS,
     STATE_KINDS,
     STEP_PHASES,
@@ -253,7 +254,10 @@ def model_state_bytes(record: Record) -> int | None:
 
 
 def sent_bytes_per_step(record: Record, rows: Sequence[CommunicationPart] | None = None) -> float | None:
-    """Ring bytes that a rank sends per probed step, averaged over the ranks; of these collectives, or all."""
+    """Ring bytes that a rank sends per probed step, averaged over the ranks; of these collectives, or all.
+
+    Of a script with what it exchanges between steps.
+    """
     return _per_step(record, lambda row: ring_sent_bytes(row.op, row.payload_bytes, row.group_size), rows)
 
 
@@ -274,7 +278,7 @@ def _per_step(
     if not probed or not record.ranks or not all_ranks_counted(record):
         return None
     counted = record.comm if rows is None else rows
-    total = sum(sent(row) for row in counted if row.phase in STEP_PHASES)
+    total = sum(sent(row) for row in counted if row.phase in (*STEP_PHASES, BETWEEN))
     return total / probed / len(record.ranks)
 
 
@@ -283,6 +287,15 @@ def all_ranks_counted(record: Record) -> bool:
     if record.status in ("ok", "diverged"):
         return True
     return len({row.rank for row in record.comm}) == record.world.world_size
+
+
+def between_steps(record: Record) -> dict[tuple[str, str], float]:
+    """Payload per probed step that rank 0 of a script exchanges between steps, by who does and operation."""
+    probed, found = record.windows.probed if record.windows else 0, dict[tuple[str, str], float]()
+    for row in record.comm if probed else ():
+        if row.phase == BETWEEN and row.rank == 0 and row.group_size > 1:
+            found[row.by, row.op] = found.get((row.by, row.op), 0.0) + row.payload_bytes / probed
+    return found
 
 
 def textbook_bytes_per_step(record: Record) -> float | None:
@@ -615,7 +628,8 @@ def _leeway(record: Record, volume: Volume, key: Key) -> tuple[int, int]:
 
 
 def expected_sent_bytes_per_step(record: Record) -> float | None:
-    """Ring bytes that a rank is expected to send per probed step, those of the job's own code as counted.
+    """Ring bytes that a rank is expected to send per probed step; as counted those of the job's own code, and
+    what a script exchanges between steps.
 
     Mean over the ranks; None: not known.
     """
@@ -624,7 +638,7 @@ def expected_sent_bytes_per_step(record: Record) -> float | None:
         return None
     volumes = _volume_by_rank(record, pair[1], range(record.world.world_size))
     sent = [sent_per_step(pair[0], volume) for volume in volumes.values()]
-    of_job = sent_bytes_per_step(record, [row for row in record.comm if row.of_job])
+    of_job = sent_bytes_per_step(record, [r for r in record.comm if r.of_job or r.phase == BETWEEN])
     return None if None in sent else fmean(part for part in sent if part is not None) + (of_job or 0)
 
 

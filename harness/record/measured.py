@@ -540,7 +540,8 @@ class CommunicationPart(Part):
     """Collectives of one kind on one rank.
 
     Summed over the probed steps in the phases forward, backward and step, and of observed scripts 'between',
-    which is everything between the update and the next forward pass; over the whole run in the
+    which is everything between the update and the next forward pass, and what models send that do not train;
+    over the whole run in the
     phases setup, evaluation, checkpoint and checkpoint_load, and in digest, the gathering of the
     initial weights for their digest. A call that joins tensors of several dtypes is counted under each
     of them.
@@ -569,6 +570,9 @@ class CommunicationPart(Part):
     """The same of the largest call; None in records from before it was kept."""
     of_job: bool = Field(False, exclude_if=lambda value: not value)
     """Whether code of the job's own, its loss or its model, made the calls: no backend is held to them."""
+    by: str = Field("", exclude_if=lambda value: not value)
+    """Of the phase 'between': the module whose code made the calls, or the class of a model that does not
+    train, with that remark."""
     role: str = "world"
     """What the group is for: 'world', all ranks; 'shard', those that share one copy of the weights;
     'replica', those that hold the same shard. Where ranks share samples: the dimensions of the mesh along

@@ -52,9 +52,12 @@ def volumes(row: JudgedRun) -> Iterator[Finding]:
 
 
 def early(row: JudgedRun) -> Iterator[Finding]:
-    """Of a backend without a closed form; one that shards gradients may reduce early, if it declares so."""
+    """Of a backend without a closed form; one that shards gradients may reduce early, if it declares so.
+
+    A script declares nothing: what it is said to do was counted.
+    """
     record = row.record
-    if record.status not in ("ok", "diverged") or volume_of(record) is not None:
+    if record.status not in ("ok", "diverged") or volume_of(record) is not None or record.observation:
         return
     if counted_synchronisation(record) != EVERY_MICRO_STEP:
         return

@@ -8,8 +8,9 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -207,6 +208,26 @@ def recognise(
             engine, base = fsdp2(root, optimizers, context)
             return Live(engine=engine, bare=root, base=base, cuts_units=True)
     return _single(root, optimizers, context)
+
+
+SHARDED: dict[type[nn.Module], type[TorchEngine]] = {
+    FullyShardedDataParallel: Fsdp1Engine, FSDPModule: Fsdp2Engine
+}  # fmt: skip
+
+
+def sharded_by(root: nn.Module) -> type[nn.Module] | None:
+    """FSDP1's or FSDP2's class of units, if a module has any."""
+    return next((kind for kind in SHARDED if any(isinstance(one, kind) for one in root.modules())), None)
+
+
+def weights_of(root: nn.Module) -> Iterator[Tensor]:
+    """What this rank holds of the weights and buffers of a module that need not train."""
+    if (kind := sharded_by(root)) is None:
+        yield from (getattr(one, "ds_tensor", one).detach() for one in (*root.parameters(), *root.buffers()))
+        return
+    # Of the context it reads this alone, of the strategy nothing.
+    engine = SHARDED[kind](root, Optimizers(), SimpleNamespace(compile=None), None)  # type: ignore[arg-type]
+    yield from (tensor for name, tensor in engine.state_tensors() if name in ("weights", "buffers"))
 
 
 def asked_options(live: Live | None, frameworks: Iterable[str]) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from functools import wraps
 from threading import Thread, current_thread, get_ident
 from types import ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from harness.rank.live.model_watch import in_backward
 from harness.safe_text import described
@@ -71,6 +72,10 @@ def hook_torch(listener: Guarded) -> None:
     _hook_clipping(listener)
     for owner in (torch.optim.Optimizer, nn.Module):
         replace(owner, "zero_grad", told(after=lambda *_, **__: listener.gradients_zeroed()))
+    ends = listener.fetching_ends
+    replace(
+        _BaseDataLoaderIter, "__next__", told(lambda _: listener.fetching_begins(), lambda *_: ends(), ends)
+    )
 
 
 class Roots:
@@ -81,6 +86,8 @@ class Roots:
         self._listener = listener
         self.callers: WeakKeyDictionary[nn.Module, set[Thread]] = WeakKeyDictionary()
         """Each root that the script still has, with the threads that call it."""
+        self.resting: WeakSet[nn.Module] = WeakSet()
+        """Those without a parameter that trains, such as a teacher."""
         self._inside: dict[int, nn.Module] = {}
         """By thread, the root that it calls."""
         self._before_step = 0
@@ -90,7 +97,7 @@ class Roots:
             if not torch.compiler.is_compiling() and not in_backward():
                 if self._inside:
                     self._listener.module_begins(module)
-                elif module not in self.callers:
+                elif module not in self.callers and module not in self.resting:
                     self._adopt(module)
             return self._call(module, *arguments, **named)
 
@@ -98,14 +105,19 @@ class Roots:
 
     def end_step(self) -> None:
         """A step has ended: so does the search if it brought nothing."""
-        if len(self.callers) == self._before_step:
+        known = len(self.callers) + len(self.resting)
+        if known == self._before_step:
             nn.Module.__call__ = self._call  # type: ignore[method-assign]
-        self._before_step = len(self.callers)
+        self._before_step = known
 
     def _adopt(self, module: nn.Module) -> None:
-        if not any(parameter.requires_grad for parameter in module.parameters()):
+        trains = {parameter.requires_grad for parameter in module.parameters()}
+        if not trains:
             return
-        self.callers[module] = {current_thread()}
+        if True in trains:
+            self.callers[module] = {current_thread()}
+        else:
+            self.resting.add(module)
         try:
             module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
             module.register_forward_hook(self._after, always_call=True)
@@ -115,13 +127,18 @@ class Roots:
     def _before(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if get_ident() not in self._inside and not in_backward():
             self._inside[get_ident()] = module
+            if module in self.resting:
+                self._listener.other_begins(module, arguments)
+                return
             self.callers[module].add(current_thread())
             self._listener.forward_begins(module, arguments, named)
 
     def _after(self, module: nn.Module, _: Any, output: Any) -> None:
         if self._inside.get(get_ident()) is module:
             del self._inside[get_ident()]
-            if output is None and sys.exc_info()[1] is not None:
+            if module in self.resting:
+                self._listener.other_ends()
+            elif output is None and sys.exc_info()[1] is not None:
                 self._listener.pass_fails()
             else:
                 self._listener.forward_ends(module, output)

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import wraps
 from pathlib import Path
@@ -27,10 +27,10 @@ from torch import Tensor, nn
 
 from harness.backends.base import Engine
 from harness.backends.optimizer.groups import group_rate
-from harness.forms.terms import SCALAR_BYTES, may_reduce
+from harness.forms.terms import BETWEEN, SCALAR_BYTES, may_reduce
 from harness.rank.live.model_watch import depends_on_mode, in_backward
 from harness.rank.live.observer import DIGESTED_STEPS, OptimizerWatch
-from harness.rank.observing.facts import Seen, is_causal
+from harness.rank.observing.facts import Seen, is_causal, sharded_by, weights_of
 from harness.rank.observing.hooks import (
     Apart,
     Guarded,
@@ -41,7 +41,7 @@ from harness.rank.observing.hooks import (
 )
 from harness.rank.observing.step import MicroBatch, MicroLoss, Step, returned_loss, scalar_of
 from harness.rank.observing.writing import Writing
-from harness.rank.probes.communication import CollectiveKey, CommunicationCounter
+from harness.rank.probes.communication import LOADERS, CollectiveKey, CommunicationCounter
 from harness.rank.probes.memory import AllocatorProbe, CudaAllocatorProbe, MemoryProbe, allocator_probe
 from harness.rank.probes.probes import ProbedSteps
 from harness.rank.probes.time import PhaseTimer, phase_timer
@@ -49,8 +49,8 @@ from harness.record import Window
 from harness.run_directory.observed_record import ObserveRequest, note_end, note_start
 from harness.safe_text import described
 
-BETWEEN = "between"
-"""Phase of what a script does between an update and the next forward pass."""
+RESTS = "which does not train"
+"""Ends the name of a model beside the one that trains."""
 ENDLESS = 10**9
 """Steps of a training whose length is not known: all windows but the last are as long as they are set."""
 
@@ -75,14 +75,17 @@ class Probing(ProbedSteps):
         self._later: CommunicationCounter | None = None
         self._has_synchronised = False
 
-    def attach(self, engine: Engine, elements: int) -> None:
-        """Read the memory of this engine from now on. elements: of the model, which train."""
+    def attach(
+        self, engine: Engine, elements: int, others: Callable[[], Iterable[tuple[str, Tensor]]]
+    ) -> None:
+        """Read the memory of this engine from now on. elements: of the model, which train. others: tensors of
+        other models, with their kind."""
         weights = [tensor for kind, tensor in engine.state_tensors() if kind == "weights"]
         self._elements, self._mean_elements = elements, elements / max(1, len(weights))
         if any(weight.device.type == "cuda" for weight in weights):
             self.allocator.relax()
             self.allocator = CudaAllocatorProbe()
-        self._memory = MemoryProbe(self.allocator, engine)
+        self._memory = MemoryProbe(self.allocator, engine, others)
 
     def begin_step(self, step: int, window: Window) -> bool:
         """Start a step; True if it is the first after the probed ones."""
@@ -133,7 +136,8 @@ class Probing(ProbedSteps):
         for key, count in (self._later or self.counter).counts.items():
             sent = count.payload_bytes - self._known.get(key, 0)
             self._known[key] = count.payload_bytes
-            if key.phase == BETWEEN and count.largest_bytes >= self._mean_elements:
+            fed = key.by.endswith(RESTS) or key.by.startswith(LOADERS)
+            if key.phase == BETWEEN and not fed and count.largest_bytes >= self._mean_elements:
                 self._exchanged += sent
         if self._exchanged < self._elements:
             return False
@@ -141,6 +145,11 @@ class Probing(ProbedSteps):
             self._later.stop()
         self._has_synchronised = True
         return True
+
+    @property
+    def communicates_between(self) -> bool:
+        """Whether the script was seen to communicate between steps, beside what feeds it and other models."""
+        return any(key.phase == BETWEEN and not key.by.endswith(RESTS) for key in self.counter.counts)
 
     def _looks_on(self) -> bool:
         return not (self._has_synchronised or self._elements == 0) and all(
@@ -166,6 +175,7 @@ class Session:
         self._timer: PhaseTimer | None = None
         self._last_end: float | None = None
         self._spent = self._since = 0.0
+        self._fetched = self._beside = self._began_beside = 0.0
         self._depth = self._engine_depth = self._evaluations = self._optimizing = 0
         self._backward_waits = self._steps_within = self._has_stepped = False
         self._is_finished = self._has_several = self._told_of_mode = False
@@ -216,7 +226,7 @@ class Session:
             step.in_micro_step = True
             if self._evaluates_again:
                 return
-            step.data_seconds += now - self._since
+            step.data_seconds += self._fetching(now - self._since)
             last = step.micro_steps == self.seen.accumulation - 1
             self.counter.begin_micro_step(last=last)
             if last:
@@ -238,7 +248,38 @@ class Session:
         if loss is not None:
             self._step.losses[-1].returned = loss
 
+    def _fetching(self, waited: float) -> float:
+        """Seconds of the time before a forward pass that went into its batch: those of data loaders, else
+        all of it but what other models took. 0 where ranks also exchanged something then."""
+        known, self._fetched = self._fetched, 0.0
+        beside, self._beside = self._beside, 0.0
+        if not known and not self.probing.communicates_between:
+            known = waited - beside
+        return max(0.0, min(known, waited))
+
+    def fetching_begins(self) -> None:
+        self._began_beside = time.perf_counter()
+
+    def fetching_ends(self) -> None:
+        self._fetched += time.perf_counter() - self._began_beside
+
+    def other_begins(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        """A forward pass of a model that does not train."""
+        self._began_beside = time.perf_counter()
+        bare = getattr(module, "module", module)
+        self.counter.apart = f"{type(bare).__name__.removeprefix('FSDP')}, {RESTS}"
+        has_backward = any(isinstance(one, Tensor) and one.requires_grad for one in arguments)
+        if self.seen.has_form and has_backward and sharded_by(module) is not None:
+            self.seen.has_form = False  # its backward pass is one with the model's
+            self.writing.note(f"gradients pass through a sharded {self.counter.apart}: bytes are not judged")
+
+    def other_ends(self) -> None:
+        self._beside += time.perf_counter() - self._began_beside
+        self.counter.apart = ""
+
     def module_begins(self, module: nn.Module) -> None:
+        if self.counter.apart:
+            return
         kind = "cuda" if torch.cuda.is_initialized() else "cpu"
         if torch.is_autocast_enabled(kind):
             self.seen.autocast = torch.get_autocast_dtype(kind)
@@ -297,6 +338,7 @@ class Session:
             step.losses.append(MicroLoss())
         self._enter("step" if self._depth else None)
         self._since = time.perf_counter()
+        self._fetched = self._beside = 0.0
         if self._steps_within:
             self._close(step)
 
@@ -469,8 +511,14 @@ class Session:
         if self.roots:
             self.roots.end_step()
         if not is_described and (found := self.writing.described) is not None:
-            self.probing.attach(found.live.engine, found.trained_elements)
+            self.probing.attach(found.live.engine, found.trained_elements, self._outside)
         self._spent += time.perf_counter() - begin
+
+    def _outside(self) -> Iterator[tuple[str, Tensor]]:
+        """Weights of the models that the script calls; those of the described one count as its own before."""
+        for module in (*self._called(), *(self.roots.resting if self.roots else ())):
+            for tensor in weights_of(module):
+                yield "other_models", tensor
 
     def _called(self) -> list[nn.Module]:
         """Roots that a thread calls which is not ignored."""

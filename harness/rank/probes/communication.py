@@ -23,6 +23,7 @@ from harness.backends.mesh import Mesh
 from harness.backends.model.precision import dtype_name
 from harness.backends.optimizer.groups import tensors_in
 from harness.backends.pipeline.cut import PHASES
+from harness.forms.terms import BETWEEN
 from harness.forms.workload import ELSEWHERE
 from harness.traces.scanning import OPERATORS
 
@@ -35,6 +36,9 @@ PASSED_THROUGH = (
 )  # fmt: skip
 """Between who communicates and the operator."""
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+SETUP = "setup"
+LOADERS = ("torch.utils.data", "accelerate.data_loader")
+"""Modules that feed batches, also by sending them from one rank to others."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class CollectiveKey:
     dtype: str
     group: str
     of_job: bool
+    by: str = ""
 
 
 @dataclass
@@ -75,7 +80,9 @@ class CommunicationCounter:
         """Names of the modules, or of the packages, that the job brings."""
         self._backend = frozenset(backend)
         """Names of the modules that make the backend, which may lie in the same package."""
-        self.phase = "setup"
+        self.phase = SETUP
+        self.apart = ""
+        """A model that runs beside the one that trains: what it sends is no part of the phase; '': none."""
         self.early = False
         """Whether this micro-step is not the last of its step."""
         self.early_reduced_bytes: int | None = None
@@ -145,6 +152,7 @@ class CommunicationCounter:
                 "phase": key.phase,
                 "op": key.op,
                 "of_job": key.of_job,
+                "by": key.by,
                 "dtype": key.dtype,
                 "group": key.group,
                 "group_ranks": self.groups[key.group],
@@ -163,7 +171,8 @@ class CommunicationCounter:
             sizes = [a for a in arguments if isinstance(a, (list, tuple)) and a and isinstance(a[0], int)]
             if any(sum(size > 0 for size in split) == 1 < len(split) for split in sizes):
                 op = "permute"  # all of it goes to a single rank
-        phase = self.phase
+        phase = BETWEEN if self.apart and self.phase != SETUP else self.phase
+        by = (self.apart or caller()) if phase == BETWEEN else ""
         if op in MESSAGES and phase in ("forward", "backward"):
             # A message between pipeline stages says itself which pass it belongs to.
             phase = PHASES.get(arguments[-1], phase)
@@ -180,24 +189,33 @@ class CommunicationCounter:
                 self.groups[group.group_name] = dist.get_process_group_ranks(group)
                 self._world_size = dist.get_world_size()
             for dtype, payload in sizes_by_dtype.items():
-                key = CollectiveKey(phase, op, dtype, group.group_name, of_job)
+                key = CollectiveKey(phase, op, dtype, group.group_name, of_job, by)
                 self.counts.setdefault(key, Count()).add(payload * pieces)
-                if self.early and self.phase == "backward" and reduces and group.size() > 1:
+                if self.early and phase == "backward" and reduces and group.size() > 1:
                     self.early_reduced_bytes = (self.early_reduced_bytes or 0) + payload
 
 
 def called_by(packages: Collection[str], but: Collection[str] = ()) -> bool:
     """Whether the code that communicates lies in one of these packages, or is a gradient of torch's
     collectives with gradients, which no library uses for weights."""
+    name = next(_callers(), "")
+    return name.startswith(WITH_GRADIENTS) or (name.partition(".")[0] in packages and name not in but)
+
+
+def caller() -> str:
+    """Name of the module whose code communicates; of what feeds batches that of its loader."""
+    names = list(_callers())
+    return next((name for name in names if name.startswith(LOADERS)), next(iter(names), ""))
+
+
+def _callers() -> Iterator[str]:
+    """Names of the modules on the stack, the innermost first, without what only passes a collective on."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if name.startswith(WITH_GRADIENTS):
-            return True
         if not name.startswith(PASSED_THROUGH):
-            return name.partition(".")[0] in packages and name not in but
+            yield name
         frame = frame.f_back
-    return False
 
 
 def group_role(ranks: list[int], world_size: int, mesh: Mesh | None = None) -> str:

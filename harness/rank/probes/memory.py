@@ -416,12 +416,16 @@ class MemoryProbe:
     """Kinds are walked over the engine's tensors; the rest that the allocator serves is 'other'."""
 
     def __init__(
-        self, allocator: AllocatorProbe, engine: Engine, data: Callable[[], Iterable[Tensor]] = tuple
+        self,
+        allocator: AllocatorProbe,
+        engine: Engine,
+        others: Callable[[], Iterable[tuple[str, Tensor]]] = tuple,
     ) -> None:
+        """others: tensors that are not the engine's, each with its kind."""
         self.allocator = allocator
         self.rows: list[dict[str, Any]] = []
         self._engine = engine
-        self._data = data
+        self._others = others
         self._rest_before_forward: int | None = None
         self._gathered: list[int] = []
         self._hook: Any = None
@@ -487,12 +491,11 @@ class MemoryProbe:
         self.record(step, moment)
 
     def _live(self) -> LiveBytes:
-        data = (("data", tensor) for tensor in self._data())
         engine = self._engine.state_tensors()
         first = next(engine, None)
         if first is None:  # a backend that names no tensors: its kinds are unknown, not zero
             return LiveBytes(inside=None, outside=None)
-        live = live_bytes_by_kind(chain([first], engine, data), self.allocator)
+        live = live_bytes_by_kind(chain([first], engine, self._others()), self.allocator)
         if live.inside is not None:
             for kind, size in self._engine.hidden_bytes().items():
                 live.inside[kind] = live.inside.get(kind, 0) + size

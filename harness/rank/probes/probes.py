@@ -128,7 +128,7 @@ class Probes(ProbedSteps, Instrument):
 
     def attach(self, engine: Engine, data: Callable[[], Iterable[Tensor]] = tuple) -> None:
         """Read the memory of this engine; `data` yields what the samples keep in memory."""
-        self._memory = MemoryProbe(self.allocator, engine, data)
+        self._memory = MemoryProbe(self.allocator, engine, lambda: (("data", held) for held in data()))
         self._memory.record(0, "after_setup")
 
     def prepare(self, step: Step) -> None:

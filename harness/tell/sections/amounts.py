@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from harness.forms.network import NodeTraffic, node_traffic
-from harness.forms.terms import STATE_KINDS, STEP_PHASES
+from harness.forms.terms import BETWEEN, STATE_KINDS, STEP_PHASES
 from harness.judge import quantities
 from harness.judge.comparison import Comparison
 from harness.judge.facts import SENT, metrics_in
@@ -88,7 +88,7 @@ def _by_rank(record: Record, key: str) -> list[int]:
 
 KINDS = (
     "weights", "gathered", "gradients", "masters", "optimizer", "activations", "communication", "buffers",
-    "data", "other",
+    "data", "other_models", "other",
 )  # fmt: skip
 MOMENTS = {
     "after_setup": "after setup",
@@ -126,7 +126,7 @@ def memory_section(comparison: Comparison) -> Section | None:
 
 def _without_empty(key: str, head: Sequence[Column], rows: Sequence[Sequence[Any]]) -> Table:
     """The table without the kinds that hold nothing in any line."""
-    kinds = [Column(f"{kind}_bytes", f"{kind} MB", megabytes) for kind in KINDS]
+    kinds = [Column(f"{kind}_bytes", f"{kind.replace('_', ' ')} MB", megabytes) for kind in KINDS]
     columns = [*head, *kinds, *table_columns("memory_sizes")]
     kept = [n for n, column in enumerate(columns) if column not in kinds or any(row[n] != 0 for row in rows)]
     return Table(key=key, columns=[columns[n] for n in kept], rows=[[row[n] for n in kept] for row in rows])
@@ -201,6 +201,7 @@ def prediction_section(comparison: Comparison) -> Section | None:
 
 Key = tuple[str, str, str, str, int]
 PHASES = ("setup", "digest", *STEP_PHASES, "evaluation", "checkpoint", "checkpoint_load")
+IN_STEPS = (*STEP_PHASES, BETWEEN)
 STAGES = "Rank 0 holds the first stage of a pipeline; 'Pipelines' lists what each stage sends."
 
 
@@ -213,12 +214,13 @@ def communication_section(comparison: Comparison) -> Section | None:
         kinds: dict[Key, list[CommunicationPart]] = {}
         for row in record.comm:
             if row.rank == 0 and probed:
-                kinds.setdefault((row.phase, row.op, row.dtype, row.role, row.group_size), []).append(row)
+                phase = f"{row.phase}: {row.by}" if row.by else row.phase
+                kinds.setdefault((phase, row.op, row.dtype, row.role, row.group_size), []).append(row)
         expected = _expected(record)
         for key in sorted(
             kinds, key=lambda key: (PHASES.index(key[0]) if key[0] in PHASES else len(PHASES), key)
         ):
-            parts, times, payload = kinds[key], probed if key[0] in STEP_PHASES else 1, expected(key)
+            parts, times, payload = kinds[key], probed if key[0].startswith(IN_STEPS) else 1, expected(key)
             known = [part.largest_bytes for part in parts if part.largest_bytes is not None]
             sums = (sum(part.calls for part in parts), sum(part.payload_bytes for part in parts), payload)
             per_step = (None if one is None else one / times for one in sums)

@@ -15,7 +15,7 @@ from harness.judge.effective import (
     setting_differences,
     synchronisation,
 )
-from harness.record import CommunicationPart, ObservedPart, Record
+from harness.record import CommunicationPart, ObservationPart, ObservedPart, Record
 from tests.records import (
     LOSSES,
     NORMS,
@@ -140,6 +140,9 @@ def test_a_third_party_that_reduces_in_every_micro_step_is_found() -> None:
     assert found.id == "synchronised-early"
     assert "12,000 of 16,000 reduced bytes" in found.message
     assert told([synchronised(0, "last micro-step")], "synchronised-early") == []
+    seen = ObservationPart(command=["torchrun", "train.py"], frameworks=["deepspeed"], base="zero2")
+    script = synchronised(12_000, "every micro-step").model_copy(update={"observation": seen})
+    assert told([script], "synchronised-early") == []
 
 
 def test_activations_of_tensor_parallel_ranks_are_no_gradients() -> None:

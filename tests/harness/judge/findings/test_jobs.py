@@ -49,6 +49,8 @@ def test_bytes_for_random_weights_are_no_finding() -> None:
 
 
 def test_batch_norm_over_another_micro_batch_is_another_computation() -> None:
+    alone = told([make_record(label="observed-ddp", layout=LAYOUT)], "batch-norm")[0].text
+    assert alone.endswith(": 1; running statistics, and so evaluation losses, differ by rank")
     (message,) = of_job("batch-norm", layout=LAYOUT)
     assert message.startswith(
         "ddp on 2 ranks: layers that normalise over the 4 samples of a rank's micro-batch: 1;"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.judge.comparison import Comparison
+from harness.judge.quantities import between_steps, kinds_at
 from harness.record import Record
 from tests.observed import run_script
 
@@ -489,6 +490,45 @@ def test_of_a_sum_of_scaled_losses_no_part_is_told_and_of_clipping_by_parts_the_
     assert [step.loss for step in record.steps] == [None] * 8
     assert [step.gradient_norm for step in record.steps] == pytest.approx(norms)
     assert record.backend.effective.gradient_clipping == 0.5
+
+
+TEACHER = """
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader
+dist.init_process_group("gloo")
+teacher = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1), nn.Flatten(0)).requires_grad_(False)
+fully_shard(teacher)
+fully_shard(model)
+teacher.set_reshard_after_forward(True)
+optimizer = torch.optim.AdamW(model.parameters())
+torch.manual_seed(1 + dist.get_rank())
+for x in DataLoader(torch.randn(40, 8), 4):
+    {first}
+    given = model(x)
+    {second}
+    F.mse_loss(given, due).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    answers = torch.zeros(1000)
+    dist.all_gather([torch.zeros(1000) for _ in range(2)], answers)
+"""
+
+
+@pytest.mark.parametrize("place", ["first", pytest.param("second", marks=pytest.mark.exhaustive)])
+def test_what_a_teacher_and_a_metric_send_and_hold_is_not_the_strategys(tmp_path: Path, place: str) -> None:
+    """Whether the teacher computes before or after the model."""
+    parts = {"first": "", "second": ""} | {place: "due = teacher(x)"}
+    record, _ = observed(tmp_path, TEACHER.format(**parts), ranks=2)
+    gathered, held = (
+        4 * (8 * 64 + 64 + 2 * (64 + 1)),
+        4 * (4 * 64 + 32 + 64 + 1),
+    )  # rows are padded to 2 ranks
+    teacher, script = ("Sequential, which does not train", "all_gather"), ("__main__", "all_gather")
+    assert between_steps(record) == {teacher: gathered, script: 8000}
+    assert kinds_at(record, "after_backward")["other_models"] == held
+    assert found(record) == set()
+    figures = Comparison([record]).rows[0].figures
+    assert figures["sent_bytes_per_step"] == figures["expected_sent_bytes_per_step"] - 8  # it has no norm
 
 
 ACCUMULATED = """
