@@ -102,6 +102,20 @@ class Spiking(Defect):
         engine.step = step
 
 
+class Hiding(Defect):
+    """Holds a copy of all weights in every step but the third and fourth, which are probed."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original, steps = engine.step, count()
+
+        def step(lr: float) -> float:
+            hides = next(steps) in (2, 3)
+            engine.copy = [] if hides else [p.detach().clone() for p in engine.module.parameters()]
+            return original(lr)
+
+        engine.step = step
+
+
 class Hoarding(Defect):
     """Its last rank holds what the others do not."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from harness.judge.quantities import (
+    Run,
     expected_model_state_bytes,
     expected_sent_bytes_per_step,
     volume_differences,
@@ -34,7 +35,7 @@ CLAIMS = {
     "own-forms": "OwnForms",
     "wrong-forms": "WrongForms",
 }
-LATER = {"leaking-later": "LeakingLater", "spiking": "Spiking"}
+LATER = {"leaking-later": "LeakingLater", "spiking": "Spiking", "hiding": "Hiding"}
 JUDGED = {
     "memory-differs", "memory-grows", "memory-spikes", "memory-imbalance", "one-wrap-unit",
     "communication-differs", "synchronised-early",
@@ -137,9 +138,16 @@ def test_nothing_is_expected_of_a_backend_that_claims_nothing(outcome: Outcome) 
 
 
 def test_defects_that_begin_after_the_probed_steps_are_named(tmp_path: Path) -> None:
-    steps = ("training.steps=14", "measure.probed_steps=2")
+    steps = ("training.steps=14", "measure.warmup_steps=2", "measure.probed_steps=2")
     outcome = planted(tmp_path, ("ddp", "zero3"), LATER, *steps)
-    assert named(outcome) == {("memory-grows", "leaking-later"), ("memory-spikes", "spiking")}
+    assert named(outcome) == {
+        ("memory-grows", "leaking-later"), ("memory-spikes", "spiking"), ("memory-differs", "hiding"),
+    }  # fmt: skip
+    for difference in _of(outcome, "memory-differs", "hiding")["differences"]:
+        copy = difference["measured_bytes"] - difference["expected_bytes"]
+        assert copy == pytest.approx(4 * outcome.parameters("ddp"), rel=0.02)
+    peaks = {name: Run.of(outcome.records[name]).rank_peaks for name in ("ddp", "hiding")}
+    assert peaks["hiding"][0] - peaks["ddp"][0] == pytest.approx(4 * outcome.parameters("ddp"), rel=0.1)
     growth = _of(outcome, "memory-grows", "leaking-later")["bytes_per_step_by_rank"]
     assert growth == {"0": pytest.approx(LEAKED_BYTES, rel=0.35), "1": pytest.approx(LEAKED_BYTES, rel=0.35)}
     spike = _of(outcome, "memory-spikes", "spiking")

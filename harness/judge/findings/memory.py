@@ -87,19 +87,68 @@ def differs(row: JudgedRun) -> Iterator[Finding]:
                 told.append(
                     {"rank": states.rank, "kind": kind, "measured_bytes": measured, "expected_bytes": form}
                 )
-    told += hidden_copies(row.record, row.reference.record if row.reference else None)
+    reference = row.reference.record if row.reference else None
+    told += hidden_copies(row.record, reference)
+    told += copies_in_other_steps(row.record, reference)
     if told:
         first = max(told, key=lambda f: abs(f["measured_bytes"] - f["expected_bytes"]))
         yield found(
             "memory-differs", row.cell, {"differences": told},
             rank=first["rank"], kind=first["kind"], measured=first["measured_bytes"],
-            expected=first["expected_bytes"],
+            expected=first["expected_bytes"], step=first.get("step"),
         )  # fmt: skip
+
+
+def copies_in_other_steps(record: Record, reference: Record | None) -> list[dict[str, Any]]:
+    """Bytes as large as a copy of a rank's weights that other steps leave than the probed ones: of each rank
+    the step that leaves most.
+
+    Not a leak, what the reference has kept by then, or states that the optimizer still has to make. Where
+    nothing knows these, no run without a reference is judged, and no script, which may keep its batch.
+    """
+    if record.observation is not None or not record.ranks:
+        return []
+    others = reference.ranks if reference is not None and reference is not record else []
+    theirs = _left_beyond_probed(reference, others[0]) if reference and others else {}
+    found = []
+    for states, part in zip(rank_states(record), record.ranks, strict=False):
+        form = states.expected.kinds() if states.expected is not None else {}
+        if (not theirs and (not form or _data_decide(record))) or _grown(record, part) > GROWTH_BYTES:
+            continue
+        to_come = max(0, form.get("optimizer", 0) - states.measured.get("optimizer", 0))
+        weights = form.get("weights", states.measured.get("weights", 0))
+        kept, beyond = 0, dict[int, int]()
+        for step, size in _left_beyond_probed(record, part).items():
+            kept = max(kept, theirs.get(step, 0))
+            beyond[step] = size - max(kept, to_come)
+        step = max(beyond, key=beyond.__getitem__, default=0)
+        usual = max(_left_by_probed(part), default=0)
+        if beyond and beyond[step] - quantities.by_chance(record, usual) > SMALLEST_COPY * weights > 0:
+            found.append(
+                {"rank": states.rank, "kind": "unprobed", "step": step,
+                 "measured_bytes": usual + beyond[step], "expected_bytes": usual}
+            )  # fmt: skip
+    return found
+
+
+def _left_by_probed(part: RankPart) -> list[int]:
+    """Bytes that the allocator serves at the end of each probed step."""
+    ends = (m.allocated_bytes for m in part.memory if m.moment == "after_step")
+    return [size for size in ends if size is not None]
+
+
+def _left_beyond_probed(record: Record, part: RankPart) -> dict[int, int]:
+    """By other step, how many bytes more than any probed one it leaves; {}: not counted."""
+    usual = max(_left_by_probed(part), default=None)
+    if usual is None:
+        return {}
+    pairs = zip(record.steps, part.step_allocated_bytes, strict=False)
+    return {step.step: size - usual for step, size in pairs if size is not None}
 
 
 def grows(row: JudgedRun) -> Iterator[Finding]:
     parts = row.record.ranks
-    growth = {part.rank: grown for part in parts if (grown := growth_bytes(part)) > GROWTH_BYTES}
+    growth = {p.rank: grown for p in parts if (grown := growth_bytes(row.record, p)) > GROWTH_BYTES}
     if later := not growth:
         growth = {p.rank: grown for p in parts if (grown := later_growth_bytes(row.record, p)) > GROWTH_BYTES}
     if growth:
@@ -107,18 +156,23 @@ def grows(row: JudgedRun) -> Iterator[Finding]:
         yield found("memory-grows", row.cell, values, largest=max(growth.values()), later=later)
 
 
-def growth_bytes(part: RankPart) -> int:
+def _grown(record: Record, part: RankPart) -> int:
+    return growth_bytes(record, part) or later_growth_bytes(record, part)
+
+
+def growth_bytes(record: Record, part: RankPart) -> int:
     """Growth per step of what stays: the median slope over all pairs of probed steps (Theil-Sen); 0: none.
 
     A leak shows at every moment of a step. What a library holds for a while, such as a buffer of a
     collective that another thread finishes, shows at one; so of each step the moment counts at which it is
     least above the least of its kind. A single rise among several steps is no leak: a library allocates
-    something once. Before the second step Adam has no states, so the first is left out.
+    something once, and an optimizer makes states where a gradient first arrives, so these are left out, and
+    later steps must grow too. Before the second step Adam has no states, so the first is left out.
     """
     above: dict[int, list[int]] = {}
     for moment in quantities.STEP_MOMENTS:
         series = [
-            (m.step, m.allocated_bytes)
+            (m.step, m.allocated_bytes - (m.kinds or {}).get("optimizer", 0))
             for m in part.memory
             if m.moment == moment and m.step > 0 and m.allocated_bytes is not None
         ]
@@ -127,14 +181,17 @@ def growth_bytes(part: RankPart) -> int:
             above.setdefault(step, []).append(size - least)
     lasting = [(step, min(sizes)) for step, sizes in sorted(above.items())]
     rises = [after - before > GROWTH_BYTES for (_, before), (_, after) in pairwise(lasting)]
-    if not any(rises) or (sum(rises) == 1 and len(rises) > 1):
+    later = _later(record, part.step_allocated_bytes)
+    stops = len(later) > 1 and _median_slope(later) <= GROWTH_BYTES
+    if not any(rises) or (sum(rises) == 1 and len(rises) > 1) or stops:
         return 0
     return max(0, _median_slope(lasting))
 
 
 def _median_slope(series: Sequence[tuple[int, int]]) -> int:
-    """Of (step, bytes), per step, over all pairs (Theil-Sen)."""
-    return int(median((b - a) / (later - earlier) for (earlier, a), (later, b) in combinations(series, 2)))
+    """Of (step, bytes), per step, over all pairs (Theil-Sen), or those of some steps of many."""
+    some = series[:: 1 + len(series) // MOST_COMPARED_STEPS]
+    return int(median((b - a) / (later - earlier) for (earlier, a), (later, b) in combinations(some, 2)))
 
 
 def later_growth_bytes(record: Record, part: RankPart) -> int:
@@ -150,7 +207,14 @@ def later_growth_bytes(record: Record, part: RankPart) -> int:
     rises = [n for n in range(1, len(sizes)) if sizes[n] > most[n - 1] + GROWTH_BYTES]
     if len(rises) < LEAST_RISES or rises[-1] < len(sizes) // 2:
         return 0
-    return max(0, _median_slope(series[:: 1 + len(series) // MOST_COMPARED_STEPS]))
+    return max(0, _median_slope(series) - _states_made(part))
+
+
+def _states_made(part: RankPart) -> int:
+    """Bytes per step by which the optimizer's states grow in the probed steps, as LBFGS's history does."""
+    held = [(m.step, all_kinds(m).get("optimizer", 0)) for m in part.memory if m.moment == "after_step"]
+    of_steps = [(step, size) for step, size in held if step > 0]
+    return max(0, _median_slope(of_steps)) if len(of_steps) > 1 else 0
 
 
 def _later(record: Record, of_steps: Sequence[int | None]) -> list[tuple[int, int]]:
@@ -190,23 +254,31 @@ def spikes(row: JudgedRun) -> Iterator[Finding]:
     step, peak, usual, rank = max(far, key=lambda one: one[1] / one[2])
     reference = row.reference.record if row.reference is not None else row.record
     there = [_spike(reference, part) for part in reference.ranks] if reference is not row.record else []
-    if not any(spike is not None and spike[0] == step for spike in there):
+    lasts = copies_in_other_steps(row.record, reference)
+    if not lasts and not any(spike is not None and spike[0] == step for spike in there):
         values = {"rank": rank, "step": step, "peak_bytes": peak, "usual_peak_bytes": usual}
-        yield found("memory-spikes", row.cell, values)
+        probed = [quantities.probed_peak(part) for part in row.record.ranks if part.rank == rank]
+        yield found("memory-spikes", row.cell, values, probed=usual in probed)
 
 
 def _spike(record: Record, part: RankPart) -> tuple[int, int, int] | None:
     """Step, peak and usual peak of the later step with the largest; None: it is as usual.
 
-    Usual is the median of the later steps, and what the probed steps needed.
+    Usual is what the probed steps needed. Where data differ from step to step, it is also the median of the
+    later ones, unless all of these need more.
     """
-    peaks = _later(record, part.step_peak_bytes)
-    if len(peaks) < LEAST_LATER_STEPS:
+    peaks, probed = _later(record, part.step_peak_bytes), quantities.probed_peak(part)
+    if len(peaks) < LEAST_LATER_STEPS or probed is None:
         return None
-    probed = [m.peak_bytes or 0 for m in part.memory if m.moment in quantities.STEP_MOMENTS]
-    usual = max([int(median(size for _, size in peaks)), *probed])
+
+    def beyond(size: int, usual: int) -> bool:
+        return size - usual - quantities.held_by_transport(record) > SPIKE * usual
+
+    alike = len({*part.target_tokens}) == 1 and not quantities.counts_samples(record)
+    level = record.observation is None and beyond(min(size for _, size in peaks), probed)
+    usual = probed if alike or level else max(probed, int(median(size for _, size in peaks)))
     step, peak = max(peaks, key=lambda pair: pair[1])
-    return (step, peak, usual) if peak - usual - _held_by_transport(record) > SPIKE * usual else None
+    return (step, peak, usual) if beyond(peak, usual) else None
 
 
 def imbalance(row: JudgedRun) -> Iterator[Finding]:
@@ -223,7 +295,7 @@ def imbalance(row: JudgedRun) -> Iterator[Finding]:
     if row.record.world.mesh.size("pipeline") > 1:
         peaks = {}  # stages hold activations of other numbers of micro-batches, and one of them the logits
     gaps = (
-        _gap("a peak", peaks, expected, by_chance=_held_by_transport(row.record)),
+        _gap("a peak", peaks, expected, by_chance=quantities.held_by_transport(row.record)),
         _gap("model states", held, expected),
     )
     wide = [gap for gap in gaps if gap and gap["share"] > IMBALANCE]
@@ -234,14 +306,6 @@ def imbalance(row: JudgedRun) -> Iterator[Finding]:
             "expected_model_state_bytes_by_rank": list(expected.values()),
         }
         yield found("memory-imbalance", row.cell, values, **max(wide, key=itemgetter("share")))
-
-
-def _held_by_transport(record: Record) -> int:
-    """Bytes that gloo's threads may still hold on one rank at its peak and not on another: one call's."""
-    if record.world.collectives != "gloo":
-        return 0
-    in_steps = (part for part in record.comm if part.phase in ("forward", "backward", "step"))
-    return max((part.largest_bytes or 0 for part in in_steps), default=0)
 
 
 def _gap(what: str, held: dict[int, int], expected: dict[int, int], by_chance: int = 0) -> dict[str, Any]:
