@@ -244,17 +244,37 @@ def probed_peak(part: RankPart) -> int | None:
     return max(peaks, default=None)
 
 
+def after_probed(record: Record, of_steps: Sequence[int | None]) -> list[tuple[int, int]]:
+    """(step, bytes) of the steps after the probed ones, of a list with a value per step."""
+    windows = [step.window for step in record.steps]
+    if "probed" not in windows:
+        return []
+    first = len(windows) - windows[::-1].index("probed")
+    pairs = zip(record.steps[first:], of_steps[first:], strict=False)
+    return [(step.step, size) for step, size in pairs if size is not None]
+
+
+def run_peak(record: Record, part: RankPart) -> int | None:
+    """A rank's largest allocator peak of any step; None: no step was probed.
+
+    Other steps count where one needs more than these by more than chance, or all that follow do.
+    """
+    probed = probed_peak(part)
+    if probed is None:
+        return None
+    most = max((size for size in part.step_peak_bytes if size is not None), default=0)
+    least = min((size for _, size in after_probed(record, part.step_peak_bytes)), default=0)
+    coarse = COARSE * probed if record.world.device == "cpu" else 0
+    counts = max(least, most - held_by_transport(record)) > probed + coarse
+    return most if counts else probed
+
+
 def held_by_transport(record: Record) -> int:
     """Bytes that gloo's threads may still hold at one moment or rank and not at another: one call's."""
     if record.world.collectives != "gloo":
         return 0
     in_steps = (part for part in record.comm if part.phase in STEP_PHASES)
     return max((part.largest_bytes or 0 for part in in_steps), default=0)
-
-
-def by_chance(record: Record, held: int) -> float:
-    """Bytes beyond the `held` ones of a probed step that say nothing: gloo's, and CPU ranks' coarse count."""
-    return held_by_transport(record) + (COARSE * held if record.world.device == "cpu" else 0)
 
 
 def memory_at(record: Record, moment: str) -> list[MemoryPart]:
@@ -934,25 +954,9 @@ class Run:
 
     @cached_property
     def rank_peaks(self) -> list[int]:
-        """Of each rank the largest allocator peak of any step; empty where no step was probed.
-
-        Other steps than the probed ones count where they need more than `by_chance`.
-        """
-        pairs = [(probed_peak(part), part) for part in self.record.ranks]
-        return [
-            max(
-                [
-                    probed,
-                    *(
-                        s
-                        for s in part.step_peak_bytes
-                        if s is not None and s - probed > by_chance(self.record, probed)
-                    ),
-                ]
-            )
-            for probed, part in pairs
-            if probed is not None
-        ]
+        """Of each rank the largest allocator peak of any step; empty where no step was probed."""
+        peaks = (run_peak(self.record, part) for part in self.record.ranks)
+        return [peak for peak in peaks if peak is not None]
 
     @cached_property
     def steady_from(self) -> int | None:

@@ -152,6 +152,8 @@ class JudgedRun:
     """The run that it was judged by."""
     noise: Noise | None = None
     """What counts as rounding in this job."""
+    whole: Run | None = None
+    """The reference on the whole batch, where it was judged by one that takes fewer samples at once."""
     same_job_as: Run | None = None
     """The run that it must be the same job as; `judgement.not_same_job` holds where it is not."""
 
@@ -174,6 +176,11 @@ class JudgedRun:
     @property
     def is_reference(self) -> bool:
         return self.reference is self.run
+
+    @property
+    def at_once(self) -> int | None:
+        """How many samples at once its reference takes, where that is not the whole batch."""
+        return samples_at_once(self.reference.record) if self.whole and self.reference else None
 
     @property
     def is_comparable(self) -> bool:
@@ -261,6 +268,7 @@ def make_rows(records: Iterable[Record]) -> list[JudgedRun]:
                 judgement=judge(
                     judge_by, run, noise, stand_in=stand_in, unjudged=found.unjudged if found else None
                 ),
+                whole=of_job.plain if of_job and judge_by and is_variant(judge_by.record) else None,
                 same_job_as=stand_in if record.job_id in stand_ins else judge_by,
             )
         )  # fmt: skip
@@ -386,6 +394,11 @@ class CellRuns:
     def parity(self) -> Parity:
         """That of the worst repeat that counts."""
         return min((row.judgement.parity for row in self.counted), key=LEVELS.index)
+
+    @property
+    def at_once(self) -> int | None:
+        """How many samples at once its reference takes, where that is not the whole batch."""
+        return next((row.at_once for row in self.counted if row.at_once), None)
 
     @cached_property
     def _judged_by(self) -> tuple[Noise, str] | None:

@@ -68,7 +68,9 @@ from harness.tell.tables import (
     LEGEND,
     WITHOUT_FORM,
     WITHOUT_FORM_MEANS,
+    at_once_meaning,
     figure_column,
+    parity_cell,
     phrase,
     ratio_cell,
     ratio_column,
@@ -197,6 +199,10 @@ def same_training(comparison: Comparison) -> str:
     is_assumed = largest > 0 and any(group.assumed for _, group in held)
     answer = "same_no" if off else "same_not_shown" if widest >= 1 else None
     head = phrase(answer or ("same_assumed" if is_assumed else "same_yes"))
+    if cut := [group for group in agree if group.at_once]:
+        samples = " or ".join(map(str, sorted({group.at_once for group in cut})))
+        which = phrase("same_at_once_of", cells=_cells(cut)) if len(cut) < len(agree) else ""
+        head = phrase("same_at_once", answer=head, samples=samples, which=which)
     of = {"agree": len(agree), "judged": len(judged), "facts": ", ".join(facts)}
     parts = [phrase("same_of", answer=head, **of) if agree else head]
     if off:
@@ -580,7 +586,9 @@ def summary_section(comparison: Comparison, question: ReportFocus, most: int = M
         blocks.append(_summary(key, comparison, members, FIGURES[question]))
     left = len([group for group in comparison.groups if not group.is_reference]) - len(groups)
     note = _legend([block for block in blocks if isinstance(block, Table)], left)
-    return Section("summary", "Results", [*blocks, Line(note or phrase("legend_all"), details="results")])
+    marked = at_once_meaning(groups) if "parity" in FIGURES[question] else ""
+    note = " ".join(filter(None, [note, marked and f"{marked}."])) or phrase("legend_all")
+    return Section("summary", "Results", [*blocks, Line(note, details="results")])
 
 
 def summary_cells(comparison: Comparison, most: int) -> list[CellRuns]:
@@ -637,7 +645,7 @@ def _summary(key: str, comparison: Comparison, groups: Sequence[CellRuns], wante
         if figure == "speed_ratio":
             return ratio_cell(comparison.comparable.rankings.get(group.place), group.label)
         if figure == "parity":
-            ended = group.parity if group.succeeded else f"{group.parity} ({group.status})"
+            ended = parity_cell(group) if group.succeeded else f"{group.parity} ({group.status})"
             return ended if group.has_result else group.status
         is_other_work = group.parity == "diverged" and figure in (SPEED, STEP)
         if not group.has_result or is_other_work:

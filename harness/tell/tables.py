@@ -10,6 +10,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from harness.judge.agreement.parity import Parity
 from harness.judge.comparison import Comparison
 from harness.judge.facts import BY_KEY, SENT, SPEED, STEP, Metric, Unit, metrics_in
 from harness.judge.quantities import counts_samples, unjudged_amounts
@@ -220,6 +221,8 @@ AMOUNTS = ("peak_bytes", SENT)
 """Columns of the results that closed forms judge."""
 NOT_COMPARABLE = "not comparable: these runs are not the same job, so the tables leave them out"
 WITHOUT_FORM = "†"
+AT_ONCE = "*"
+AT_ONCE_MEANS = "as one process that takes {} samples at once, not the whole batch"
 WITHOUT_FORM_MEANS = "bytes and memory not judged: the backend has no closed form"
 
 
@@ -356,7 +359,19 @@ def _line(group: CellRuns, order: Ranking | None) -> list[Any]:
         if metric.key == SPEED:
             figures = dict(NO_FIGURES) if order is None else order.figures(group.label)
             line += (figures | {"speed_ratio": ratio_cell(order, group.label)}).values()
-    return [*line, group.parity]
+    return [*line, parity_cell(group)]
+
+
+def parity_cell(group: CellRuns) -> Parity | Shown:
+    """Marked where another reference than the whole batch judged it."""
+    marked = group.at_once and group.parity != "unjudged"
+    return Shown(group.parity, f"{group.parity}{AT_ONCE}") if marked else group.parity
+
+
+def at_once_meaning(groups: Iterable[CellRuns]) -> str:
+    """What the mark means in a table of these; empty where none has it."""
+    samples = sorted({group.at_once for group in groups if group.at_once and group.parity != "unjudged"})
+    return f"{AT_ONCE}: {AT_ONCE_MEANS.format(' or '.join(map(str, samples)))}" if samples else ""
 
 
 def _has_spread(metric: Metric) -> bool:

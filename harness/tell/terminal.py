@@ -13,11 +13,13 @@ from harness.tell.document import Column, Table
 from harness.tell.formats import fitted, line_width, percent
 from harness.tell.sections.job import TITLE_SETTINGS
 from harness.tell.tables import (
+    AT_ONCE,
     NO_TEXT,
     NOT_COMPARABLE,
     OPEN,
     WITHOUT_FORM,
     WITHOUT_FORM_MEANS,
+    at_once_meaning,
     main_table,
     not_comparable_table,
     of_no_text,
@@ -49,7 +51,9 @@ def terminal_table(comparison: Comparison, *, wide: bool = False) -> str:
             shown += f"\n\n{NOT_COMPARABLE}\n{_narrow(excluded.for_people())}"
     rows = table.texts()
     more = [] if wide else ["--wide: all columns"]
-    found = "; ".join([*([NO_TEXT] if of_no_text(comparison) else []), *_legend(table, rows), *more])
+    marks = [NO_TEXT if of_no_text(comparison) else "", *_legend(table, rows)]
+    marks.append(at_once_meaning(comparison.comparable.groups))
+    found = "; ".join([*filter(None, marks), *more])
     return "\n".join([shown, *(textwrap.wrap(found, line_width()) if rows else [])])
 
 
@@ -63,7 +67,7 @@ def _legend(table: Table, rows: list[list[str]]) -> Iterator[str]:
         yield f"{OPEN}: order open, see --repeats"
     if any(text.partition(" ")[0].endswith(WITHOUT_FORM) for row in rows for text in row):
         yield f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS}"
-    parities = {row[keys.index("parity")] for row in rows}
+    parities = {row[keys.index("parity")].removesuffix(AT_ONCE) for row in rows}
     yield from (f"{level}: {meaning}" for level, meaning in LEVELS.items() if level in parities)
 
 

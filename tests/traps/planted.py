@@ -437,13 +437,15 @@ OWN_JOBS = [
 
 
 def assert_named(trap: Trap, matrix: Matrix, tally: dict[str, list[int]]) -> None:
-    """Run it; the finding must be of its kind, about its backend, and no other cause be named."""
+    """Run it; the finding must be of its kind, about its backend, and no other cause be named, save that the
+    job's loss depends on the split."""
     tally["planted"][1] += 1
     settings = trap.settings
     if trap.padded:
         path = matrix.store.root.parent / "documents.jsonl"
         settings += ("data.source=jsonl", f"data.path={padded_documents(path)}")
-    found = matrix.findings([*trap.compared_with, trap.label], trap.world_size, settings)
+    every = matrix.findings([*trap.compared_with, trap.label], trap.world_size, settings)
+    found = [f for f in every if f.id != "loss-depends-on-split"]
     named = [f for f in found if f.id == trap.finding and trap.says in f.message]
     label = trap.label.replace("=true", "=True")
     assert named, [(f.id, f.message) for f in found]

@@ -350,6 +350,13 @@ class Pair:
         (share, name), (following, _) = shares[:2]
         return (name, share, following) if name in self.beyond else None
 
+    @property
+    def gathers_without_gradient(self) -> bool:
+        """Whether the job's own code gathers in the forward pass, and sends nothing in the backward."""
+        own = [row for row in self.record.comm if row.of_job and row.group_size > 1]
+        gathers = any(r.phase == "forward" and r.op == "all_gather" and "float" in r.dtype for r in own)
+        return gathers and not any(row.phase == "backward" for row in own)
+
     @cached_property
     def lost(self) -> list[str]:
         """What may be missing from the gradient by the size of its norm, as 'one of 2 ranks'.
@@ -571,6 +578,10 @@ class Pair:
         if not self.norm_differs:
             return False
         return self.at == 0 or abs(self.ratio / self.norm_ratio(self.at - 1) - 1) >= SUDDEN
+
+    @property
+    def norm_falls_at_once(self) -> Fact:
+        return self.norm_differs_at_once and self.ratio < 1.0
 
     @property
     def loss_of_rank_0(self) -> Fact:

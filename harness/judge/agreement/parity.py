@@ -451,11 +451,8 @@ def judge(
     if level in ("tight", "band") and (shift := noise.norm_shift(record)) is not None:
         level = "diverged"
         exceeded.append((MEAN_NORM, (abs(shift.mean), shift.allowed)))
-    if level == "diverged" and (own := _communicates_itself(record)):
-        return _unjudged(
-            f"the job's own code communicates between ranks ({own}), which one process cannot: "
-            f"its first loss is {_first(record)}, {_first(expected)} in the reference"
-        )
+    if level == "diverged" and (why := _own_sums(expected, record, both, widest)):
+        return _unjudged(why)
     return Judgement(
         parity=level,
         loss_difference=found.loss,
@@ -484,6 +481,25 @@ def _without_yardstick(expected: Record, record: Record, found: Distance, noise:
         return (
             f"the loss scaler of {', '.join(noise.no_yardstick)} skipped other steps than the reference's: "
             "rounding was not measured"
+        )
+    return ""
+
+
+def _own_sums(expected: Record, record: Record, both: StepPairs, limits: Tolerance) -> str:
+    """Why what a job's own code sends in a step leaves a run unjudged; '': it sends nothing, or computes the
+    reference's first loss, but not its gradient."""
+    own = _communicates_itself(record)
+    if not own:
+        return ""
+    sends = f"the job's own code communicates between ranks ({own})"
+    if not any(both.loss_differences[:1] <= limits.loss):
+        return (
+            f"{sends}, which one process cannot: its first loss is {_first(record)}, "
+            f"{_first(expected)} in the reference"
+        )
+    if not any(both.norm_differences[:1] > limits.norm):
+        return (
+            f"{sends}: the first loss and gradient norm agree, but no repetition measures its later rounding"
         )
     return ""
 

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from harness.backends.libraries.facts import FACTS
 from harness.backends.registry import REFERENCE
 from harness.forms.terms import GATHERING, SCALAR_BYTES, may_reduce
 from harness.forms.textbook import hardware_flops_per_token
 from harness.job.job import CODE_SWITCH
 from harness.judge.agreement.parity import has_dropout
+from harness.judge.distance import step_pairs
 from harness.judge.findings.execution import layer_names
 from harness.judge.findings.finding import Finding, Rules, found, labels, of_cells
 from harness.judge.quantities import geometry, recomputation
@@ -25,6 +28,7 @@ from harness.record.workload import (
     depends_on_split,
     is_another_computation,
     known_strategy,
+    samples_at_once,
 )
 
 CUT = {("training", name) for name in ("global_batch_size", "micro_batch_size", "accumulation_steps")}
@@ -268,6 +272,23 @@ def batch_norm(row: JudgedRun) -> Iterator[Finding]:
     yield found("batch-norm", row.cell, values, another=another, ranks=record.world.world_size)
 
 
+def split_decides(row: JudgedRun) -> Iterator[Finding]:
+    """A loss that is another one on the whole batch, of a run that was judged by the ranks' split."""
+    if row.whole is None or row.noise is None or row.judgement.parity == "unjudged":
+        return
+    pairs = step_pairs(row.whole.record, row.record)
+    beyond = np.nan_to_num(pairs.loss_differences)
+    if batch_statistics(row.record) or not any(beyond > row.noise.widest(row.record).loss):
+        return
+    index = int(beyond.argmax())
+    whole, loss = (float(losses[index]) for losses in pairs.losses)
+    values = {
+        "step": row.record.steps[index].step, "loss": loss, "whole_batch_loss": whole,
+        "samples_at_once": row.at_once, "whole_batch": samples_at_once(row.whole.record),
+    }  # fmt: skip
+    yield found("loss-depends-on-split", row.cell, values)
+
+
 BYTES = "bytes"
 
 
@@ -391,7 +412,7 @@ def added_loss(record: Record) -> ModelLossPart | None:
 
 
 RULES = Rules(
-    of_runs=(another_job, dropout, accumulation, batch_norm, faulty_version),
+    of_runs=(another_job, dropout, accumulation, batch_norm, split_decides, faulty_version),
     of_cells=(launcher, nothing_updated, empty_group, ranks_alone, samples_repeated),
     of_all=(
         jobs_apart,

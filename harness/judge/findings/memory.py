@@ -121,9 +121,11 @@ def copies_in_other_steps(record: Record, reference: Record | None) -> list[dict
         for step, size in _left_beyond_probed(record, part).items():
             kept = max(kept, theirs.get(step, 0))
             beyond[step] = size - max(kept, to_come)
-        step = max(beyond, key=beyond.__getitem__, default=0)
         usual = max(_left_by_probed(part), default=0)
-        if beyond and beyond[step] - quantities.by_chance(record, usual) > SMALLEST_COPY * weights > 0:
+        step = max(beyond, key=beyond.__getitem__, default=0)
+        at_once = beyond.get(step, 0) - quantities.held_by_transport(record)
+        lasting = median(beyond.values()) if beyond else 0  # gloo holds no buffer after most steps
+        if max(at_once, lasting) > SMALLEST_COPY * weights > 0:
             found.append(
                 {"rank": states.rank, "kind": "unprobed", "step": step,
                  "measured_bytes": usual + beyond[step], "expected_bytes": usual}
@@ -181,7 +183,7 @@ def growth_bytes(record: Record, part: RankPart) -> int:
             above.setdefault(step, []).append(size - least)
     lasting = [(step, min(sizes)) for step, sizes in sorted(above.items())]
     rises = [after - before > GROWTH_BYTES for (_, before), (_, after) in pairwise(lasting)]
-    later = _later(record, part.step_allocated_bytes)
+    later = quantities.after_probed(record, part.step_allocated_bytes)
     stops = len(later) > 1 and _median_slope(later) <= GROWTH_BYTES
     if not any(rises) or (sum(rises) == 1 and len(rises) > 1) or stops:
         return 0
@@ -199,7 +201,7 @@ def later_growth_bytes(record: Record, part: RankPart) -> int:
 
     Where data decide which parameters get a gradient, states are made as they come.
     """
-    series = _later(record, part.step_allocated_bytes)
+    series = quantities.after_probed(record, part.step_allocated_bytes)
     if len(series) < LEAST_LATER_STEPS or _data_decide(record):
         return 0
     sizes = [size for _, size in series]
@@ -215,16 +217,6 @@ def _states_made(part: RankPart) -> int:
     held = [(m.step, all_kinds(m).get("optimizer", 0)) for m in part.memory if m.moment == "after_step"]
     of_steps = [(step, size) for step, size in held if step > 0]
     return max(0, _median_slope(of_steps)) if len(of_steps) > 1 else 0
-
-
-def _later(record: Record, of_steps: Sequence[int | None]) -> list[tuple[int, int]]:
-    """(step, bytes) of the steps after the probed ones."""
-    windows = [step.window for step in record.steps]
-    if "probed" not in windows:
-        return []
-    first = len(windows) - windows[::-1].index("probed")
-    pairs = zip(record.steps[first:], of_steps[first:], strict=False)
-    return [(step.step, size) for step, size in pairs if size is not None]
 
 
 def _data_decide(record: Record) -> bool:
@@ -267,18 +259,19 @@ def _spike(record: Record, part: RankPart) -> tuple[int, int, int] | None:
     Usual is what the probed steps needed. Where data differ from step to step, it is also the median of the
     later ones, unless all of these need more.
     """
-    peaks, probed = _later(record, part.step_peak_bytes), quantities.probed_peak(part)
+    peaks, probed = quantities.after_probed(record, part.step_peak_bytes), quantities.probed_peak(part)
     if len(peaks) < LEAST_LATER_STEPS or probed is None:
         return None
 
     def beyond(size: int, usual: int) -> bool:
-        return size - usual - quantities.held_by_transport(record) > SPIKE * usual
+        return size - usual > SPIKE * usual
 
     alike = len({*part.target_tokens}) == 1 and not quantities.counts_samples(record)
     level = record.observation is None and beyond(min(size for _, size in peaks), probed)
     usual = probed if alike or level else max(probed, int(median(size for _, size in peaks)))
     step, peak = max(peaks, key=lambda pair: pair[1])
-    return (step, peak, usual) if beyond(peak, usual) else None
+    chance = 0 if level else quantities.held_by_transport(record)
+    return (step, peak, usual) if beyond(peak - chance, usual) else None
 
 
 def imbalance(row: JudgedRun) -> Iterator[Finding]:

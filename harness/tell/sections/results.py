@@ -26,6 +26,7 @@ from harness.tell.tables import (
     NO_TEXT,
     WITHOUT_FORM,
     WITHOUT_FORM_MEANS,
+    at_once_meaning,
     blocks_of,
     clock_words,
     of_no_text,
@@ -47,7 +48,8 @@ def results_section(comparison: Comparison, *, speeds: bool = True) -> Section:
     """
     unjudged = dict.fromkeys(group.label for group in comparison.groups if unjudged_amounts(group.record))
     mark = f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS} ({listed(list(unjudged))})." if unjudged else ""
-    blocks = blocks_of(results_table(comparison, speeds=speeds), mark)
+    at_once = at_once_meaning(comparison.groups)
+    blocks = blocks_of(results_table(comparison, speeds=speeds), mark, at_once and f"{at_once}.")
     if not speeds:
         return Section("results", "Results", blocks)
     spread = spread_table(comparison)

@@ -15,8 +15,10 @@ from harness.judge.quantities import expected_states, volume_differences, why_un
 from harness.judge.rows import JudgedRun, reason
 from harness.judge.statistics import Ranking
 from harness.record import ErrorPart, LayoutPart, ObservedPart, Record, SplitPart, TensorPart
-from harness.tell.first_page import short_document
+from harness.tell.first_page import same_training, short_document
 from harness.tell.report import details_document
+from harness.tell.tables import at_once_meaning, parity_cell
+from harness.tell.terminal import terminal_table
 from harness.tell.writers.markdown import render_details, render_markdown
 from tests.harness.tell.cells import repeats
 from tests.records import LOSSES, changed, make_record, make_steps, make_weights, published
@@ -132,11 +134,17 @@ def of_reference(label: str, losses: Sequence[float], samples: int, **changes: A
 
 
 def row_of(split: SplitPart, losses: Sequence[float], cuts: Sequence[str] = (CUT, EXACT)) -> JudgedRun:
+    return comparison_of(split, losses, cuts).rows[-1]
+
+
+def comparison_of(
+    split: SplitPart, losses: Sequence[float], cuts: Sequence[str] = (CUT, EXACT)
+) -> Comparison:
     halves = [loss - HALF for loss in LOSSES]
     records = [of_reference("single", LOSSES, 8, split=split)]
     records += [of_reference(label, halves, 4) for label in cuts]
     run = make_record(label="ddp", steps=make_steps(losses), final_weights=make_weights("c" * 64))
-    return Comparison([*records, run]).rows[-1]
+    return Comparison([*records, run])
 
 
 def test_a_run_is_held_to_the_reference_with_its_split_whose_difference_is_no_noise() -> None:
@@ -148,6 +156,29 @@ def test_a_run_is_held_to_the_reference_with_its_split_whose_difference_is_no_no
     assert row.noise is not None
     assert row.noise.tight.loss < 1e-4
     assert [level.repetitions for level in row.noise.levels] == [(EXACT,)]
+
+
+@pytest.mark.parametrize(("shift", "at_once"), [(HALF, 4), (0.0, None)])
+def test_a_run_judged_by_the_ranks_split_says_so(shift: float, at_once: int | None) -> None:
+    """Nothing is said of a loss over all ranks, such as one that reduces a count."""
+    rows = comparison_of(DEPENDS, [loss - shift for loss in LOSSES])
+    (group,) = (group for group in rows.groups if group.label == "ddp")
+    found = [f for f in rows.findings if f.id == "loss-depends-on-split"]
+    assert (group.parity, group.at_once) == ("tight", at_once)
+    assert getattr(parity_cell(group), "text", "tight") == ("tight" if at_once is None else "tight*")
+    same = same_training(rows)
+    if at_once is None:
+        assert (found, at_once_meaning(rows.groups)) == ([], "")
+        assert same.startswith("yes: 1 of 1")
+    else:
+        assert found[0].text.startswith(
+            "trains as one process that takes 4 samples at once, not as one that takes all 8: loss of step 0 "
+        )
+        assert found[0].values["whole_batch_loss"] - found[0].values["loss"] == HALF
+        assert same.startswith(
+            "yes, as one process that takes 4 samples at once, not as one on the whole batch"
+        )
+        assert "*: as one process that takes 4 samples at once" in " ".join(terminal_table(rows).split())
 
 
 def test_a_loss_over_all_ranks_is_held_to_that_of_the_whole_batch() -> None:
