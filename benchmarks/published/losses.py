@@ -1,8 +1,54 @@
-"""What the losses of other programs hold per logit, as `settings.yaml` names them."""
+"""What losses hold per logit: ours, and those of other programs, as `settings.yaml` names them."""
 
-from harness.forms.activations import OURS, LogitBytes
+from __future__ import annotations
 
-__all__ = ["OURS", "LogitBytes"]
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+
+from harness.forms.activations import ActivationProfile, Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitBytes:
+    """Bytes per logit in the order of a step, the logits themselves counted."""
+
+    forward: int
+    """At most in the forward pass."""
+    saved: int
+    """Between the passes."""
+    backward: int
+    """At most in the loss's backward pass."""
+    reserved: int
+    """At most of the allocator: a block of s - 1 tokens serves no tensor of s, nor the other way round."""
+    kept: int = 0
+    """Through the whole backward pass, where the program still holds the model's output."""
+    source: str
+
+
+OURS = LogitBytes(
+    forward=10, saved=4, backward=12, reserved=14,
+    source="harness.rank.models.losses, traced: logits in 2 bytes, shifted and widened to 4, log-softmax 4, "
+    "and two gradients of 4",
+)  # fmt: skip
+
+
+def with_loss(profile: ActivationProfile, of: LogitBytes) -> ActivationProfile:
+    """The same with a loss that holds other bytes per logit; its moments stay in proportion."""
+    # Logits lie below the loss's forward pass, and as long as its backward pass's own gradient of them.
+    below = 2
+    forward = Fraction(of.forward - below, OURS.forward - below)
+    backward = Fraction(of.backward - below, OURS.backward - below)
+    saved = Fraction(of.saved, OURS.saved)
+
+    def scaled(size: Size, share: Fraction) -> Size:
+        return Size(tuple(round(value * share) for value in size.coefficients))
+
+    each = profile.loss.saved[0].size if profile.loss.saved else Size()
+    shares = [partial(scaled, share=share) for share in (saved, forward, backward)]
+    kept = profile.kept + scaled(each, Fraction(of.kept, OURS.saved))
+    return replace(profile, loss=profile.loss.sized(*shares), kept=kept)
+
 
 AUTOCAST_SHIFTED = LogitBytes(
     forward=12, saved=4, backward=12, reserved=16,

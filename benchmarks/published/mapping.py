@@ -11,16 +11,17 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from benchmarks.published import losses
+from benchmarks.published.losses import LogitBytes
+from benchmarks.published.programs import Program
 from benchmarks.published.rows import Row
 from harness.backends.registry import BUILT_IN
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
-from harness.forms.activations import LogitBytes
 from harness.job.job import Job
 from harness.plan.hardware import Fabric, Hardware, TimeConstants, default_constants, load_hardware
 from harness.plan.model import PlannedModel, decoder
 from harness.plan.models import from_config, load_model
-from harness.plan.scenario import OtherCode, Scenario
+from harness.plan.scenario import Scenario
 from harness.plan.step_time import EAGER_ONLY
 
 STRATEGIES = {
@@ -182,12 +183,12 @@ BEFORE_0_19: dict[str, Any] = {"copies_weights_first": True}
 """What DeepSpeed did when these runs were published."""
 
 
-def _other_code(row: Row) -> OtherCode:
+def _program(row: Row, strategy: StrategyKind) -> Program:
     """What the run's program did otherwise than our job."""
     of_fsdp1 = {"keeps_reduced_shards": True} if _strategy(_backend(row)).family == "fsdp1" else {}
     own: dict[str, Any] = BEFORE_0_19 | of_fsdp1 | _own(row).get("other", {})
     modules: dict[str, Any] = {name: tuple(own.pop(name, ())) for name in ("recomputed", "caches")}
-    return OtherCode(**modules, **own)
+    return Program(loss=_loss(row, strategy), **modules, **own)
 
 
 def _own(row: Row) -> dict[str, Any]:
@@ -299,8 +300,7 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         accumulation_steps=int(row.grad_accum or 1),
         device=device,
         fabric=fabric,
-        loss=_loss(row, strategy),
-        other=_other_code(row),
+        other=_program(row, strategy),
     )
     text = f"{row.source} {row.note} {row.repo}".lower()
     own = (why for word, why in OWN_IMPLEMENTATIONS.items() if word in text)

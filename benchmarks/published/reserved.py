@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from harness.forms.activations import OURS
+from benchmarks.published.losses import OURS
+from benchmarks.published.programs import Program
 from harness.forms.optimizers import update_copies, updated_tensors
 from harness.forms.peak_memory.families import peak_moments
 from harness.forms.peak_memory.step import STATE_SOURCE, Ledger, Phase, deepspeed_norm
@@ -36,13 +37,15 @@ blocks of its own, which serve no other (torch 2.13, c10/cuda/CUDACachingAllocat
 
 def reserving(scenario: Scenario) -> Scenario:
     """The scenario whose peak is what the allocator reserves for the loss."""
-    loss = scenario.loss or OURS
-    return replace(scenario, loss=replace(loss, backward=loss.reserved))
+    assert isinstance(scenario.other, Program)
+    loss = scenario.other.loss or OURS
+    return replace(scenario, other=replace(scenario.other, loss=replace(loss, backward=loss.reserved)))
 
 
 def reserved_bytes(scenario: Scenario) -> int:
     """Of the rank that needs most, at least."""
-    profile, found = activation_profile(scenario), []
+    profile = activation_profile(scenario)
+    found: list[tuple[int, int]] = []
     for workload in map(scenario.workload, scenario.unlike_ranks):
         ledger = ReservingLedger(workload)
         moments = peak_moments(workload, profile, ledger)

@@ -18,30 +18,6 @@ MONOMIALS = ("1", "b", "s", "b s", "s²", "b s²")
 SEGMENTS = ("embedding", "block", "head", "loss")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogitBytes:
-    """Bytes per logit in the order of a step, the logits themselves counted."""
-
-    forward: int
-    """At most in the forward pass."""
-    saved: int
-    """Between the passes."""
-    backward: int
-    """At most in the loss's backward pass."""
-    reserved: int
-    """At most of the allocator: a block of s - 1 tokens serves no tensor of s, nor the other way round."""
-    kept: int = 0
-    """Through the whole backward pass, where the program still holds the model's output."""
-    source: str
-
-
-OURS = LogitBytes(
-    forward=10, saved=4, backward=12, reserved=14,
-    source="harness.rank.models.losses, traced: logits in 2 bytes, shifted and widened to 4, log-softmax 4, "
-    "and two gradients of 4",
-)  # fmt: skip
-
-
 @dataclass(frozen=True, order=True)
 class Size:
     """Bytes as a polynomial: one coefficient per entry of MONOMIALS."""
@@ -56,9 +32,6 @@ class Size:
 
     def times(self, factor: int) -> Size:
         return Size(tuple(factor * value for value in self.coefficients))
-
-    def scaled(self, share: Fraction) -> Size:
-        return Size(tuple(round(value * share) for value in self.coefficients))
 
     def at_most(self, other: Size) -> bool:
         """Whether this is at most the other whatever b and s."""
@@ -239,45 +212,22 @@ class ActivationProfile:
         head, loss = (of.sized(stays, chunk, chunk, stays) for of in (self.head, self.loss))
         return replace(self, head=head, loss=loss)
 
-    def with_loss(self, of: LogitBytes) -> ActivationProfile:
-        """The same with a loss that holds other bytes per logit; its moments stay in proportion."""
-        # Logits lie below the loss's forward pass, and as long as its backward pass's own gradient of them.
-        below = 2
-        forward = Fraction(of.forward - below, OURS.forward - below)
-        backward = Fraction(of.backward - below, OURS.backward - below)
-        each = self.loss.saved[0].size if self.loss.saved else Size()
-        kept = each.scaled(Fraction(of.kept, OURS.saved))
-        saved = Fraction(of.saved, OURS.saved)
-        shares = [lambda size, share=share: size.scaled(share) for share in (saved, forward, backward)]
-        return replace(self, loss=self.loss.sized(*shares), kept=self.kept + kept)
-
-    def with_block(
-        self, *, more: tuple[Saved, ...] = (), recomputed: tuple[str, ...] = (), until_backward: bool = True
-    ) -> ActivationProfile:
-        """The same where another program keeps more of a block, or recomputes modules that ours keeps.
+    def with_block(self, more: tuple[Saved, ...], *, until_backward: bool = True) -> ActivationProfile:
+        """The same with more that a block keeps.
 
         until_backward: whether a block keeps anything from its forward pass; otherwise what is kept more lies
-        there while the block is recomputed. What is recomputed is there again in the block's backward pass.
+        there while the block is recomputed.
         """
         added = sum((saved.size for saved in more), Size())
-        left = tuple(s for s in self.block.saved if not s.module.endswith(recomputed or ("\0",)))
-        gone = sum((s.size for s in self.block.saved if s not in left), Size())
-        between = (added if until_backward else Size()) - gone
+        between = added if until_backward else Size()
         block = replace(
             self.block,
-            saved=left + (more if until_backward else ()),
+            saved=self.block.saved + (more if until_backward else ()),
             backward=tuple(replace(point, live=point.live + added) for point in self.block.backward),
             forward_growth=self.block.forward_growth + between,
             held=self.block.held + between,
         )
         return replace(self, block=block)
-
-    def with_caches(self, each: int) -> ActivationProfile:
-        """The same with so many bytes a token that blocks hand on and that live as long as the model's
-        output: until the loss is computed. What of them is there while blocks compute is left out."""
-        more = partial(add, Size((0, 0, 0, each, 0, 0)))
-        head, loss = (of.sized(_same, more, _same) for of in (self.head, self.loss))
-        return replace(self, head=head, loss=loss)
 
     def beside_blocks(self, beside: Size) -> ActivationProfile:
         """The same where so much more lies there at every moment within a block, and is gone after it."""
@@ -285,10 +235,6 @@ class ActivationProfile:
         wider = partial(Segment.sized, saved=_same, forward=more, backward=more)
         again, blocks = self.recomputed and wider(self.recomputed), tuple(map(wider, self.blocks))
         return replace(self, block=wider(self.block), recomputed=again, blocks=blocks)
-
-    def with_head(self, beside: Size) -> ActivationProfile:
-        """The same with more while the head computes, such as its unpacked weights."""
-        return replace(self, head=self.head.sized(_same, *[partial(add, beside)] * 2))
 
     def forward_bytes(self, layers: int, micro_batch: int, sequence: int) -> int:
         """The most that is there from the end of the blocks' forward pass to the loss."""

@@ -169,15 +169,6 @@ def _traffic(model: PlannedModel, hidden: int, names: list[str]) -> Traffic:
     )
 
 
-def equal_heads(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a configuration gives keys as many heads as queries have; empty where they have them."""
-    if config.get("model_type") == "falcon":
-        one = config.get("multi_query", True) and not config.get("new_decoder_architecture")
-        return {"multi_query": False} if one else {}
-    heads, keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
-    return {"num_key_value_heads": heads} if heads and keys and keys < heads else {}
-
-
 def heads_of(config: Mapping[str, Any]) -> Attention | None:
     """Heads by a configuration; None where it does not say."""
     layers, heads = _first(config, LAYER_KEYS), _first(config, HEAD_KEYS)
@@ -376,19 +367,6 @@ OUTPUT_PROJECTIONS = ("lm_head", "embed_out")
 """Output projections."""
 
 
-def packed_head(layout: Layout) -> int:
-    """Elements of an output projection of its own; 0: the embedding's weight serves."""
-    return elements(t for t in layout.parameters if _module(t) in OUTPUT_PROJECTIONS and len(t.shape) == 2)
-
-
-def packed_elements(layout: Layout) -> int:
-    """Elements of the layers of a block that QLoRA packs."""
-    first = f"{layout.blocks[0]}."
-    return elements(
-        t for t in layout.parameters if t.name.startswith(first) and _is_target(t, layout, [ALL_LINEAR])
-    )
-
-
 SHARE_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that one tensor feeds."""
 OF_ATTENTION = ("o_proj", "out_proj", "self_attention.dense", "attention.dense", "self_attn.dense")
@@ -416,25 +394,6 @@ def packed_inputs(
             kept.add(key)
         found[key] = tensor.shape[0] if model_type in TRANSPOSED else tensor.shape[1]
     return {key: width for key, width in found.items() if key not in kept or not alone}
-
-
-KEYS_AND_VALUES = ("k_proj", "v_proj")
-
-
-def joined_targets(layout: Layout, adapter: AdapterSection, model_type: str) -> list[str]:
-    """Adapted layers where one adapter serves queries, keys and values."""
-    targets = _targets(adapter, model_type)
-    if targets == [ALL_LINEAR]:
-        modules = (_module(t) for t in layout.parameters if _is_target(t, layout, targets))
-        targets = list(dict.fromkeys(module.rpartition(".")[2] for module in modules))
-    return [t for t in targets if t not in KEYS_AND_VALUES or "q_proj" not in targets]
-
-
-def joined_outputs(layout: Layout) -> dict[str, int]:
-    """Of layers of a block, each with its width, what lies in one tensor with the values and so lives on."""
-    names = (f"{layout.blocks[0]}.self_attn.{name}.weight" for name in ("q_proj", "k_proj"))
-    widths = {t.name: t.shape[0] for t in layout.parameters if len(t.shape) == 2}
-    return {f"{name} beside values": widths[name] for name in names if name in widths}
 
 
 def _targets(adapter: AdapterSection, model_type: str) -> list[str]:

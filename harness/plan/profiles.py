@@ -37,16 +37,7 @@ from harness.forms.workload import Workload
 from harness.import_path import ask_module, module_command, safe_environment
 from harness.job.job import AdapterSection, ModelSection
 from harness.launch.launcher import EVERY_RANK, require_libraries
-from harness.plan.model import (
-    equal_heads,
-    joined_outputs,
-    joined_targets,
-    local_config,
-    local_profile,
-    packed_elements,
-    packed_head,
-    packed_inputs,
-)
+from harness.plan.model import local_config, local_profile, packed_inputs
 from harness.plan.scenario import Scenario
 
 TRACER = "harness.rank.probes.activation_trace"
@@ -236,73 +227,47 @@ def activation_profile(scenario: Scenario, trace: Trace | None = None) -> Activa
 
     Raises HarnessError if the model has to be traced and cannot be.
     """
-    job, (config, adapter) = scenario.job, as_run(scenario)
+    job, other = scenario.job, scenario.other
+    config, adapter = other.traced(scenario)
     found = workload_profile(
         scenario.workload(), config, job.model, trace,
-        adapter=adapter, chunk_tokens=job.loss.chunk_tokens, widens_outputs=scenario.loss is None,
+        adapter=adapter, chunk_tokens=job.loss.chunk_tokens, widens_outputs=not other.computes_loss,
     )  # fmt: skip
-    found = found if scenario.loss is None else found.with_loss(scenario.loss)
-    return _of_other_code(found, scenario)
+    return _bounded(other.kept(found, scenario), scenario)
 
 
-def as_run(scenario: Scenario) -> tuple[Mapping[str, Any], AdapterSection]:
-    """The configuration and adapters with which transformers keeps what the run's program does."""
-    model, other, adapter = scenario.model, scenario.other, scenario.job.adapter
-    config = {**model.config, **other.traced_with}
-    if other.joined_attention:
-        config |= equal_heads(config)
-        if adapter.is_present:
-            targets = joined_targets(model.layout, adapter, str(config.get("model_type")))
-            adapter = adapter.model_copy(update={"targets": targets})
-    return config, adapter
-
-
-def _of_other_code(found: ActivationProfile, scenario: Scenario) -> ActivationProfile:
+def _bounded(found: ActivationProfile, scenario: Scenario) -> ActivationProfile:
+    """With what views of FSDP1's flat parameters keep, and what is asked for as a bound (`neighbours`)."""
     other, checkpointing = scenario.other, scenario.job.training.activation_checkpointing
-    inputs: dict[str, int] = {}
-    width = scenario.workload().compute_bytes
-    if other.joined_attention and not equal_heads(scenario.model.config):
-        inputs |= joined_outputs(scenario.model.layout)
+    workload, adapter = scenario.workload(), scenario.job.adapter
     if other.emulates_fp8:
         # What the largest layer of a block holds besides.
         inside = [tensor for name, tensors in scenario.model.layout.units() if name for tensor in tensors]
         shapes = [tensor.shape for tensor in inside if len(tensor.shape) == 2]
         weights, tokens = max(map(prod, shapes), default=0), max(map(sum, shapes), default=0)
         found = found.beside_blocks(Size((EMULATED_BYTES * weights, 0, 0, EMULATED_BYTES * tokens, 0, 0)))
-    if other.caches:
-        names = tuple(f".{module}.weight" for module in other.caches)
-        cached = sum(t.shape[0] for t in scenario.model.layout.parameters if t.name.endswith(names))
-        found = found.with_caches(width * cached)
-    if scenario.strategy.family == "fsdp1" and scenario.job.adapter.is_present and not other.wraps_layers:
-        inputs |= _of_views(scenario)
-    if scenario.job.adapter.is_quantised:
-        layout, model_type = scenario.model.layout, str(scenario.model.config.get("model_type"))
-        if other.keeps_packed_inputs:
-            inputs |= packed_inputs(layout, scenario.job.adapter, model_type)
-        if other.keeps_graph:
-            every = sum(packed_inputs(layout, scenario.job.adapter, model_type, alone=False).values())
-            lingering = Size((0, 0, 0, width * every * len(layout.blocks), 0, 0))
-            found = replace(found, lingering=lingering)
-        if other.packs_head:
-            copies = 2 if other.unpacks_in_fp16 else 1
-            found = found.with_head(Size((copies * width * packed_head(layout), 0, 0, 0, 0, 0)))
-    more = tuple(
-        Saved(module=module, size=Size((0, 0, 0, width * size, 0, 0))) for module, size in inputs.items()
-    )
-    if other.keeps_unpacked and scenario.job.adapter.is_quantised:
-        unpacked = width * packed_elements(scenario.model.layout)
-        more += (Saved(module="unpacked weights", size=Size((unpacked, 0, 0, 0, 0, 0))),)
-    recomputed = other.recomputed if checkpointing == SELECTIVE else ()
-    if more or recomputed:
-        found = found.with_block(more=more, recomputed=recomputed, until_backward=checkpointing is not True)
+    if (
+        workload.strategy.family == "fsdp1"
+        and adapter.is_present
+        and not workload.options.get("wraps_layers")
+    ):
+        kept = saved_by_token(_of_views(scenario), workload.compute_bytes)
+        found = found.with_block(kept, until_backward=checkpointing is not True)
     if other.frozen_keep is None:
         return found
-    layout = scenario.workload().layout
-    if scenario.strategy.family == "fsdp1":  # frozen parameters flat with trained ones have a gradient
+    layout = workload.layout
+    if workload.strategy.family == "fsdp1":  # frozen parameters flat with trained ones have a gradient
         whole = [tensors for _, tensors in layout.units() if all(map(layout.is_frozen, tensors))]
         layout = replace(layout, frozen=frozenset(tensor.name for tensors in whole for tensor in tensors))
     return found.with_frozen(
         layout, least=other.frozen_keep == "least", recomputes=checkpointing is not False
+    )
+
+
+def saved_by_token(values: Mapping[str, int], width: int) -> tuple[Saved, ...]:
+    """What modules keep of so many values a token, of `width` bytes each."""
+    return tuple(
+        Saved(module=module, size=Size((0, 0, 0, width * count, 0, 0))) for module, count in values.items()
     )
 
 
@@ -421,9 +386,9 @@ def missing_profiles(scenarios: Iterable[Scenario]) -> list[str]:
     requests: dict[str, None] = {}
     for scenario in scenarios:
         with suppress(HarnessError):  # said where it is predicted
-            config, adapter = as_run(scenario)
+            config, adapter = scenario.other.traced(scenario)
             workload, model = scenario.workload(), scenario.job.model
-            local, variants = _asked(workload, config, model, adapter, scenario.loss is None)
+            local, variants = _asked(workload, config, model, adapter, not scenario.other.computes_loss)
             for found in (_shipped_or_request(local, variant) for variant in variants):
                 if isinstance(found, str) and not _file(found).exists():
                     requests[found] = None

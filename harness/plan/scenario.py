@@ -23,7 +23,7 @@ from harness.backends.refusals import Unsupported
 from harness.backends.strategy import StrategyKind
 from harness.backends.tensor import plan as tensor_plan
 from harness.errors import HarnessError
-from harness.forms.activations import LogitBytes, blocks_between, recomputed_until
+from harness.forms.activations import ActivationProfile, blocks_between, recomputed_until
 from harness.forms.families import model_states
 from harness.forms.layout import Derivations, Layout, ceil_to, elements
 from harness.forms.optimizers import OWN_STATES, implementation
@@ -31,7 +31,7 @@ from harness.forms.peak_memory.families import has_timeline, peak_rank
 from harness.forms.terms import ModelStates
 from harness.forms.workload import Workload
 from harness.forms.zero12 import START_ALIGNMENT_ELEMENTS
-from harness.job.job import DEFAULT_TASK, Job, OptimizerSection, axes_of
+from harness.job.job import DEFAULT_TASK, AdapterSection, Job, OptimizerSection, axes_of
 from harness.job.pairs import why_refused as why_pair_refused
 from harness.judge.wording import listed
 from harness.launch.launcher import require_libraries
@@ -47,61 +47,39 @@ from harness.run_directory.request import RunRequest
 
 @dataclass(frozen=True, kw_only=True)
 class OtherCode:
-    """What programs of others keep otherwise than our job."""
+    """What is done otherwise than by our job: here nothing, unless bounds are asked for. Those of programs
+    behind published runs: `benchmarks/published/programs.py`."""
 
-    recomputed: tuple[str, ...] = ()
-    """Of a block, what selective checkpointing computes again although it is a matrix product."""
-    keeps_packed_inputs: bool = False
-    """Layers of 4 bits keep their input: bitsandbytes before 0.43.2 (its pull request 1270)."""
-    keeps_graph: bool = False
-    """The graph of a step, with what its layers of 4 bits keep, lives until the next loss is computed."""
-    keeps_unpacked: bool = False
-    """What is unpacked of 4 bits lives until the layer's backward pass, rather than being unpacked again."""
-    unpacking_bytes: float | None = None
-    """Read and written for each packed weight that is unpacked; None: packed once, and unpacked once."""
-    packs_head: bool = False
-    """The output projection is packed as the blocks' layers are."""
-    unpacks_in_fp16: bool = False
-    """What is unpacked lies there in fp16 before it is cast to bf16: twice its bytes (of the head)."""
-    nested_scales: bool = True
-    """Of packed weights; otherwise one in fp32 per 64 values."""
-    caches: tuple[str, ...] = ()
-    """Of a block, what computes keys and values that live until the loss is computed."""
-    joined_attention: bool = False
-    """Queries, keys and values are one product with one adapter, which lives on with the values; fewer heads
-    of keys are copied out for each of the queries' (litgpt, model.py and lora.py)."""
-    traced_with: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the model's configuration with which transformers keeps what the program does."""
-    reduces_in_fp32: bool = False
-    """Gradients are reduced, and added up over micro-steps, in fp32 (FSDP)."""
-    reshards_root: bool = False
-    """FSDP2's root gives its weights back after the forward pass, as blocks do."""
-    wraps_layers: bool = False
-    """FSDP wraps every module with parameters of its own, each layer and norm, rather than blocks."""
     update_copies: int | None = None
     """Copies of what an update works on at once, in the dtype of the masters; None: as AdamW makes."""
-    copies_weights_first: bool = False
-    """Masters are widened from a copy of the weights in their own dtype, not copied once they are wide:
-    DeepSpeed's stage3.py before 0.19 (`clone().float()`)."""
-    keeps_reduced_shards: bool = False
-    """A shard that is copied to the host stays on the device until the backward pass is over (FSDP1)."""
     frozen_keep: Literal["least", "most"] | None = None
     """What parameters that groups of the optimizer freeze keep of what trained ones do; None: not known."""
     emulates_fp8: bool = False
     """Layers of blocks hold their operands rounded and widened beside the job's own, while they multiply."""
+    nested_scales: bool = True
+    """Of packed weights; otherwise one in fp32 per 64 values."""
+    packs_head: bool = False
+    """The output projection is packed as the blocks' layers are."""
+    unpacking_bytes: float | None = None
+    """Read and written for each packed weight that is unpacked; None: packed once, and unpacked once."""
 
     @property
     def options(self) -> dict[str, Any]:
         """As closed forms take them, beside those of a backend."""
-        found = {
-            "reduce_dtype": "fp32" if self.reduces_in_fp32 else None,
-            "reshards_root": self.reshards_root or None,
-            "update_copies": self.update_copies,
-            "wraps_layers": self.wraps_layers or None,
-            "copied_first": 2 if self.copies_weights_first else None,
-            "keeps_reduced_shards": self.keeps_reduced_shards or None,
-        }
-        return {name: value for name, value in found.items() if value is not None}
+        return {} if self.update_copies is None else {"update_copies": self.update_copies}
+
+    @property
+    def computes_loss(self) -> bool:
+        """Whether the model itself computes a loss of its own, before Accelerate widens its outputs."""
+        return False
+
+    def traced(self, scenario: Scenario) -> tuple[Mapping[str, Any], AdapterSection]:
+        """The configuration and adapters with which transformers keeps what the program does."""
+        return scenario.model.config, scenario.job.adapter
+
+    def kept(self, profile: ActivationProfile, scenario: Scenario) -> ActivationProfile:
+        """What is kept where transformers' model keeps `profile`."""
+        return profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +109,6 @@ class Scenario(Derivations):
     fabric: Fabric | None = None
     constants: TimeConstants | None = None
     """Of the time model, by a calibration; None: published ones."""
-    loss: LogitBytes | None = None
-    """Of another program; None: the job's own."""
     other: OtherCode = OtherCode()
     """What another program does otherwise."""
 

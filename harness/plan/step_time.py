@@ -207,7 +207,7 @@ class Work:
     @cached_property
     def unit_sizes(self) -> tuple[int, ...]:
         """Elements of the units that FSDP gathers at once."""
-        if self.scenario.other.wraps_layers:
+        if self.workload.options.get("wraps_layers"):
             return self.module_sizes
         return tuple(elements(tensors) for _, tensors in self.workload.layout.units())
 

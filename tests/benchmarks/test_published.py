@@ -16,10 +16,10 @@ from benchmarks.published.judge import Judged, by_source, judge, order, pairs, s
 from benchmarks.published.left_out import HERE, PAGE, fitted_share, left_out, runs_of, text
 from benchmarks.published.mapping import Mapped, completed, map_row
 from benchmarks.published.page import GROUPINGS, render
+from benchmarks.published.programs import joined_outputs, packed_head
 from benchmarks.published.rows import COLUMNS, Row, read_rows
 from harness.errors import HarnessError
 from harness.plan import profiles
-from harness.plan.model import joined_outputs, packed_head
 from harness.plan.profiles import activation_profile
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "published" / "published_runs.csv"
@@ -218,7 +218,7 @@ def test_a_program_s_code_completes_its_page() -> None:
     assert completed(replace(ROW, source="fsdp-qlora", activation_ckpt="none")).activation_ckpt == "none"
     scenario = map_row(found).scenario
     assert scenario is not None
-    assert scenario.loss is losses.LOW_CHUNKS
+    assert scenario.other.loss is losses.LOW_CHUNKS
     assert (scenario.other.keeps_packed_inputs, scenario.other.nested_scales) == (True, False)
     assert (scenario.other.keeps_graph, scenario.other.packs_head) == (True, True)
     assert scenario.other.unpacks_in_fp16
@@ -242,7 +242,7 @@ def test_a_program_s_code_completes_its_page() -> None:
     custom = map_row(replace(ROW, note="custom kernels: foak-fast-kernels")).scenario
     liger = map_row(replace(ROW, note="custom kernels: foak-fast-kernels-liger")).scenario
     assert custom is not None
-    assert custom.loss is losses.FAST
+    assert custom.other.loss is losses.FAST
     assert liger is not None
     assert liger.job.loss.chunk_tokens == 512  # of 16,384, where V / H is 31.3
 
@@ -276,7 +276,7 @@ def test_what_a_program_does_for_one_model_alone_is_that_model_s() -> None:
     ):
         scenario = map_row(replace(ROW, **changes, model=model, note=note)).scenario
         assert scenario is not None
-        assert (scenario.loss, scenario.other.caches) == (loss, caches)
+        assert (scenario.other.loss, scenario.other.caches) == (loss, caches)
 
 
 def test_one_product_for_queries_keys_and_values_has_one_adapter_and_lives_on_with_the_values() -> None:
@@ -289,7 +289,7 @@ def test_one_product_for_queries_keys_and_values_has_one_adapter_and_lives_on_wi
     ):
         scenario = map_row(replace(ROW, **changes, model=model)).scenario
         assert scenario is not None
-        traced, adapter = profiles.as_run(scenario)
+        traced, adapter = scenario.other.traced(scenario)
         changed = {key: value for key, value in traced.items() if scenario.model.config.get(key) != value}
         assert (changed, adapter.targets) == (config, targets)
         kept = joined_outputs(scenario.model.layout) if "num_key_value_heads" not in config else {}
@@ -340,7 +340,7 @@ def test_accelerate_widens_no_outputs_of_a_model_that_computed_its_loss_itself(
     monkeypatch.setattr(profiles, "find_profile", noted)
     scenario = map_row(replace(ROW, strategy="accelerate-fsdp1", source="fms-acceleration")).scenario
     assert scenario is not None
-    for one in (scenario, replace(scenario, loss=None)):
+    for one in (scenario, replace(scenario, other=replace(scenario.other, loss=None))):
         with pytest.raises(HarnessError, match="noted"):
             activation_profile(one)
     assert asked == ["cast+autocast", "cast+autocast+outputs"]

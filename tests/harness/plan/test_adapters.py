@@ -2,6 +2,7 @@ from math import ceil
 
 import pytest
 
+from benchmarks.published.programs import packed_head
 from harness.backends.registry import BUILT_IN
 from harness.errors import HarnessError
 from harness.forms.families import collectives, model_states
@@ -10,7 +11,7 @@ from harness.forms.workload import Workload
 from harness.job.experiment import Experiment
 from harness.job.job import AdapterSection, OptimizerSection
 from harness.plan.hardware import with_training_defaults
-from harness.plan.model import DEFAULT_TARGETS, packed_head, packed_inputs, with_adapters
+from harness.plan.model import DEFAULT_TARGETS, packed_inputs, with_adapters
 from harness.plan.models import load_model
 from harness.rank.data import DataFacts
 from harness.rank.models.description import describe_layout

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.published.programs import Program
 from harness.backends.tensor.backend import cut_layers
 from harness.errors import HarnessError
 from harness.forms.layout import DTYPE_BYTES
@@ -231,7 +232,7 @@ def test_hooks_of_libraries_count_as_launches(backend: str, launches: tuple[int,
 
 def test_a_program_that_wraps_every_layer_has_hooks_at_each_and_on_a_cpu_none_cost_anything() -> None:
     whole = scenario("fsdp1", 8)
-    layers = replace(whole, other=replace(whole.other, wraps_layers=True))
+    layers = replace(whole, other=Program(wraps_layers=True))
     assert host_launches(Work(whole)) == (32 * 34 + 33 * 108, 32 * 52 + 33 * 196)
     assert host_launches(Work(layers)) == (32 * 34 + 291 * 108, 32 * 52 + 291 * 196)
     plans = (replace(scenario(name, 2), torch_device="cpu") for name in ("ddp", "zero3"))
