@@ -201,8 +201,10 @@ def locked(path: Path) -> Iterator[None]:
 
 
 PREFIX = "harness-"
+SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
+"""For sockets where the folder for temporary files is full or its name too long."""
 LONGEST_PLACE = 36
-"""Characters of the folder for temporary files: the path of a socket has at most 107 bytes."""
+"""Bytes of the folder for temporary files: the path of a socket has at most 107 bytes."""
 _NAME = re.compile(rf"{PREFIX}[a-z]+-([0-9a-f]+)-(\d+)-\w+")
 
 
@@ -251,14 +253,24 @@ def _lives(process: int) -> bool:
     return True
 
 
+def _socket_folder() -> str:
+    """A new folder whose name leaves room for that of a socket. Raises HarnessError."""
+    given = tempfile.gettempdir()
+    for place in (given, *SHORT_PLACES):
+        if len(os.fsencode(place)) <= LONGEST_PLACE:
+            _remove_abandoned(Path(place))
+            with suppress(OSError):
+                return tempfile.mkdtemp(prefix=scratch_prefix("mp"), dir=place)
+    raise HarnessError(
+        f"no folder for the sockets of ranks: '{given}' (TMPDIR) is longer than {LONGEST_PLACE} bytes or "
+        f"cannot be written, nor can {', '.join(SHORT_PLACES)}; set TMPDIR to a short path with room"
+    )
+
+
 def name_multiprocessing_folder() -> None:
     """Have multiprocessing keep its sockets in such a folder too: its own name does not tell whose it is."""
-    place = tempfile.gettempdir()
-    if len(place) > LONGEST_PLACE:
-        return
-    _remove_abandoned(Path(place))
+    folder = _socket_folder()
     before = tempfile.tempdir
-    folder = tempfile.mkdtemp(prefix=scratch_prefix("mp"))
     tempfile.tempdir = folder
     try:
         chosen = util.get_temp_dir()

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 Keys: TypeAlias = tuple[str, ...]
 """The keys that lead to a value, the outermost first."""
+
+
+def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError for a key that stands twice, of which Python takes the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"gives '{twice}' twice")
+    return found
 
 
 def leaves(document: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:

@@ -19,8 +19,12 @@ SHORTEST_SECRET = 8
 
 
 _OPTION = (
-    r"--(?:[\w-]*[-_])?(?:pass(?:w(?:or)?d|phrase)?|token|secret|credentials?|creds"
-    r"|(?:api|access|auth|secret|private)[-_]?key)"
+    # Keys of rows and columns of data are no secrets.
+    r"--(?!(?i:(?:[\w-]*[-_])?(?:sort|group|partition|primary|foreign|public|join|index|cache|input|output|prompt"
+    r"|response|answer|question|chosen|rejected|label|target|text|image|data|dataset|feature|column|row|field"
+    r"|message|messages|sample|reward|score|query|id|state|dict|json|config|metric)[-_]?keys?)\b)"
+    r"(?:[\w-]*[-_])?(?:pass(?:w(?:or)?d|phrase)?|pwd?|token|secret(?:[-_]id)?|credentials?|creds|auth"
+    r"|cookies?|session[-_]?id|otp|(?:api|access|auth|secret|private)[-_]?keys?|key)"
 )
 # A value is what stands between quotes, escaped characters in pairs, or one word. Its opening quote stays.
 # Quotes have backslashes before them where text of JSON is a value of JSON.
@@ -42,10 +46,12 @@ of these holds no such secret: looking for them first is much faster."""
 # One of the names, after any prefix: MY_API_KEY, x-api-key, clientSecret.
 _NAME = (
     r"(?:[Pp]ass(?:w(?:or)?d|phrase)|PASS(?:W(?:OR)?D|PHRASE)|(?<![A-Za-z])pwd|_PWD"
+    r"|(?<![A-Za-z])(?:pw|PW)(?![A-Za-z])|(?i:(?<![A-Za-z])auth(?==)|session[_-]?id|sessid|csrf[_-]?token)"
+    r"|(?<!PUBLIC)(?<!PRIMARY)(?<!FOREIGN)(?<!SORT)(?<!CACHE)(?<!GROUP)(?<!INDEX)_KEY(?![A-Z])"
     r"|(?:db|user|smtp|ftp|proxy|root|admin|login)_?pass(?![a-z])|_PASS(?![A-Z])"
     r"|[Ss]ecret|SECRET|[Cc]redentials?|CREDENTIALS?|(?<![A-Za-z])[Cc]reds|_CREDS"
     r"|(?i:(?:api|access|account|auth|app|application|client|service|database|db|priv|private|signing"
-    r"|encryption)[_-]?key)"
+    r"|encryption|license|master|wandb|hf|ssh)[_-]?key)"
     r"|TOKEN(?![A-Z])|(?i:(?:access|auth|hub|hf|bearer|refresh|session|security|api|private|sas|oauth|git"
     r"|github|gitlab|wandb|registry|deploy)[_-]?token(?!iz|s))|(?<![A-Za-z_])token(?==))[A-Za-z_]*"
 )
@@ -53,7 +59,7 @@ _LONGEST_BEGINNING = 24
 """Characters of a name before the word by which it is found."""
 # What every such name has, up to what separates it from its value. Searching this first is ten times faster.
 _FOUND = re.compile(
-    r"""(?:[Pp](?:ass|ASS|wd|WD)|[Ss](?:ecret|ECRET)|[Cc](?:red|RED)|[Kk](?:ey|EY)|[Tt](?:oken|OKEN))"""
+    r"""(?:[Pp](?:ass|ASS|wd?|WD?)|[Aa](?:uth|UTH)|(?i:sess(?:ion)?[_-]?id)|[Ss](?:ecret|ECRET)|[Cc](?:red|RED)|[Kk](?:ey|EY)|[Tt](?:oken|OKEN))"""
     r"""[A-Za-z_]*\\*(["']?)[ \t]*[=:]"""
 )
 _NAMED = re.compile(_NAME + r"""\\*["']?[ \t]*[=:]\Z""")

@@ -20,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from harness.import_path import leave_current_folder
-from harness.launch import speaks_for_ranks
+from harness.launch import open_standard_streams, speaks_for_ranks
 
 _TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
 GROUPS: dict[str, dict[str, str]] = _TABLE["groups"]
@@ -181,6 +181,7 @@ def working(command: str) -> Iterator[None]:
 
 def main() -> None:
     """Entry point of the `harness` command."""
+    open_standard_streams()
     leave_current_folder()
     words = [word for word in sys.argv[1:] if word != "--debug"]
     # A terminated launcher must stop its ranks and write their record, as for Ctrl-C.

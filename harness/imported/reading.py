@@ -31,7 +31,7 @@ from harness.errors import HarnessError
 from harness.files import read_settings, write_atomically
 from harness.import_path import ask_module
 from harness.job.config import parse_yaml
-from harness.nested import empty_sections, leaves, value_at
+from harness.nested import empty_sections, leaves, mapping, value_at
 from harness.record import FileKind
 from harness.safe_text import capped
 
@@ -65,7 +65,7 @@ def read_file(path: Path, what: str, *, suffix: str = ".json", has_comments: boo
         elif suffix != ".json":
             document = parse_yaml(text, f"{what} {path}")
         else:
-            read = partial(json.loads, object_pairs_hook=_once, parse_constant=_no_constant)
+            read = partial(json.loads, object_pairs_hook=mapping, parse_constant=_no_constant)
             try:
                 document = read(text)
             except json.JSONDecodeError:
@@ -90,15 +90,6 @@ def read_file(path: Path, what: str, *, suffix: str = ".json", has_comments: boo
             f"{what} {path} holds a {type(document).__name__}; it must be a mapping of settings"
         )
     return GivenFile(path=path, document=document, sha256=hashlib.sha256(text.encode()).hexdigest())
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"gives '{key}' twice")
-        found[key] = value
-    return found
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -4,8 +4,20 @@ Here: what torchrun, accelerate launch and srun tell a process that they start a
 """
 
 import os
+import sys
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def open_standard_streams() -> None:
+    """Lead standard streams that are closed (`>&-`) nowhere, so that no file or socket gets their numbers."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - for as long as Python runs
 
 
 def started_as_rank() -> bool:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import psutil
@@ -71,10 +71,35 @@ def kill_fork_server() -> None:
 
     It would end by itself, but only once its imports are done, and would hold standard error open until then.
     """
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            if any("multiprocessing.forkserver" in word for word in child.cmdline()):
-                child.kill()
+    if (server := fork_server()) is not None:
+        with suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
+
+
+def fork_server() -> int | None:
+    """The id of the fork server's process, which multiprocessing has started and waits for itself."""
+    found: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)  # type: ignore[attr-defined]
+    return found
+
+
+def end_of_fork_server(server: int | None) -> str | None:
+    """How a fork server ended that lost a process; None: it runs. Multiprocessing still waits for it."""
+    if server is None:
+        return None
+    how, deadline = "ended", time.monotonic() + TERMINATION_SECONDS
+    while server == fork_server():  # its connections close before its end can be seen
+        try:
+            ended = os.waitid(os.P_PID, server, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            break
+        if ended is not None:
+            if ended.si_code != os.CLD_EXITED:
+                how = f"was killed by {signal.Signals(ended.si_status).name}"
+            break
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.01)
+    return f"the fork server (process {server}), which starts processes, {how}"
 
 
 def adopt_orphans() -> None:
@@ -88,17 +113,17 @@ def adopt_orphans() -> None:
 
 @contextmanager
 def leaving_none_behind() -> Iterator[None]:
-    """End with what was started meanwhile, however it was started; a fork server that ran before stays."""
+    """End with what was started meanwhile, however it was started, but for the fork server."""
     adopt_orphans()
     resource_tracker.ensure_running()  # it and the fork server serve all that is started
     before = {child.pid for child in psutil.Process().children()}
     try:
         yield
     finally:
-        kill_descendants(before)
+        kill_descendants({*before, fork_server()})  # a new one where that of before was killed
 
 
-def kill_descendants(spared: Collection[int] = ()) -> None:
+def kill_descendants(spared: Collection[int | None] = ()) -> None:
     """Kill the children of this process with all that they started, and reap them.
 
     `spared`: process ids of children that stay, with what they started.

@@ -28,8 +28,16 @@ from harness.errors import HarnessError, JobError
 from harness.files import name_multiprocessing_folder, scratch_folder
 from harness.job.experiment import Experiment
 from harness.job.pairs import why_refused
+from harness.launch import open_standard_streams
 from harness.launch.cells import begin_run
-from harness.launch.ending import end_all, end_asked, kill_fork_server, leaving_none_behind
+from harness.launch.ending import (
+    end_all,
+    end_asked,
+    end_of_fork_server,
+    fork_server,
+    kill_fork_server,
+    leaving_none_behind,
+)
 from harness.launch.owner import forget_owner, keep_outcome, note_owner
 from harness.launch.rank_main import enter_question, enter_rank
 from harness.launch.watch import Watch, ask_where
@@ -38,6 +46,7 @@ from harness.record.provenance import load_average
 from harness.record.store import Store, keep_record
 from harness.run_directory.assemble import (
     Outcome,
+    Verdict,
     assemble,
     assemble_refused,
     clean_up,
@@ -84,6 +93,14 @@ def whole(run: InTurns[Result]) -> Result:
     raise RuntimeError("a run that takes no turns waits for one")
 
 
+UNSEEN = 255
+"""Exit code of a process whose fork server is gone (multiprocessing, popen_forkserver.py)."""
+
+
+class ForkServerLost(HarnessError):
+    """The fork server was killed."""
+
+
 class LocalLauncher:
     """Runs cells one after the other on this machine.
 
@@ -102,6 +119,7 @@ class LocalLauncher:
             # rank with two threads were seen to last 60 times longer. Read when torch is imported.
             os.environ.setdefault("GOMP_SPINCOUNT", "10000")
             os.environ["HARNESS_PRELOAD"] = ",".join(preload)
+            open_standard_streams()
             self._context = multiprocessing.get_context("forkserver")
             self._context.set_forkserver_preload(["harness.rank.preload"])
             name_multiprocessing_folder()
@@ -132,15 +150,18 @@ class LocalLauncher:
 
         what: is done, for an error. Raises JobError, and HarnessError where the process breaks off.
         """
+        try:
+            return self._ask(function, argument, what)
+        except ForkServerLost:
+            return self._ask(function, argument, what)  # of a new one
+
+    def _ask(self, function: str, argument: str, what: str) -> Any:
         ours, theirs = multiprocessing.Pipe(duplex=False)
         doing: str | None = None
         """Code of the user's own that runs."""
         with scratch_folder("check") as scratch, leaving_none_behind():
             log = Path(scratch) / "log"
-            process = self._context.Process(  # type: ignore[attr-defined]
-                target=enter_question, args=(function, argument, str(log), theirs)
-            )
-            process.start()
+            process = self._begin(enter_question, function, argument, str(log), theirs)
             theirs.close()
             try:
                 while True:
@@ -196,6 +217,7 @@ class LocalLauncher:
             run_id=request.run_id,
         )
         stopped: Stopped = None
+        server: int | None = None
         try:
             for rank in range(request.world_size):
                 ours, theirs = multiprocessing.Pipe() if takes_turns else (None, None)
@@ -203,6 +225,7 @@ class LocalLauncher:
                 if ours is not None and theirs is not None:
                     running.calls[rank] = ours
                     theirs.close()
+            server = fork_server()
             stopped = yield from running.follow()
         except KeyboardInterrupt:
             # The ranks are ended and the record is written in seconds: a second Ctrl-C must not lose it.
@@ -217,16 +240,25 @@ class LocalLauncher:
         codes = {rank: processes[rank].exitcode for rank in in_order_of_their_end}
         end_all(list(processes.values()), started)
         running.pass_events_on()
-        return Outcome(exit_codes=codes, ended_at=running.ended_at, stopped=stopped)
+        lost = end_of_fork_server(server) if UNSEEN in codes.values() else None
+        verdict = Verdict(status="failed", kind=ForkServerLost.__name__, cause=lost) if lost else None
+        return Outcome(exit_codes=codes, ended_at=running.ended_at, stopped=stopped, verdict=verdict)
 
     def _start(
         self, run_directory: Path, request: RunRequest, rank: int, port: int, turns: Connection | None
     ) -> Any:
         log, variables = str(rank_log(run_directory, rank)), self._variables(request, rank, port)
-        process = self._context.Process(  # type: ignore[attr-defined]
-            target=enter_rank, args=(str(run_directory), log, variables, turns)
-        )
-        process.start()
+        return self._begin(enter_rank, str(run_directory), log, variables, turns)
+
+    def _begin(self, target: Callable[..., None], *arguments: Any) -> Any:
+        """A new process. Raises ForkServerLost."""
+        process = self._context.Process(target=target, args=arguments)  # type: ignore[attr-defined]
+        try:
+            process.start()
+        except (EOFError, OSError) as error:
+            if (end := end_of_fork_server(fork_server())) is None:
+                raise
+            raise ForkServerLost(f"{end}; a new one starts what follows") from error
         return process
 
     def _variables(self, request: RunRequest, rank: int, port: int) -> dict[str, str]:

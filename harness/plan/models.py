@@ -11,11 +11,12 @@ from typing import Any
 from tabulate import tabulate
 
 from harness.backends.refusals import suggestion
-from harness.backends.yaml_values import InvalidYaml, parse_value
+from harness.backends.yaml_values import parse_value
 from harness.errors import HarnessError
 from harness.files import read_settings
 from harness.job.config import load_experiment
 from harness.launch.launcher import require_libraries
+from harness.nested import mapping
 from harness.plan.architectures import (
     ARCHITECTURES,
     EXPERTS,
@@ -213,10 +214,14 @@ def _plain(spelling: str) -> str:
 def _read(path: Path) -> dict[str, Any]:
     text = read_settings(path, "--model")
     try:
-        document = json.loads(text) if path.suffix == ".json" else parse_value(text)
+        document = (
+            json.loads(text, object_pairs_hook=mapping) if path.suffix == ".json" else parse_value(text)
+        )
     except json.JSONDecodeError as error:
         raise HarnessError(f"--model {path} is not valid JSON, line {error.lineno}: {error.msg}") from error
-    except InvalidYaml as error:
+    except RecursionError as error:
+        raise HarnessError(f"--model {path} is nested too deeply") from error
+    except ValueError as error:
         raise HarnessError(f"--model {path} {error}") from error
     if not isinstance(document, dict):
         raise HarnessError(f"--model {path} holds no mapping; give a Hugging Face configuration")

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 from pydantic import AfterValidator, ValidationError
 from pydantic_core import to_json
@@ -23,6 +23,7 @@ from harness.backends.refusals import explain_refusal
 from harness.bounds import MOST_RECORD_BYTES
 from harness.errors import HarnessError
 from harness.files import make_atomically, read_plain, refusing, stream_number, write_atomically
+from harness.nested import mapping
 from harness.record import SCHEMA_VERSION
 from harness.record.run import Record
 from harness.safe_text import redacted
@@ -361,16 +362,17 @@ def parse_record(data: bytes, path: Path) -> Record:
     """The record in a file's bytes; raises HarnessError like `read_record`."""
     if (number := _LONG_NUMBER.search(data)) is not None:
         raise HarnessError(f"record {path} is not valid: it has a number of {len(number[0])} digits")
-    if b"NaN" in data or b"Infinity" in data:  # which Python takes for numbers; records have null
-        found: list[str] = []
-        with suppress(ValueError, RecursionError):  # named below
-            json.loads(data, parse_constant=found.append)
-        if found:
-            raise HarnessError(f"record {path} is not valid: it has {found[0]}, which is no number of JSON")
     try:
+        with suppress(RecursionError):  # named below
+            # Pydantic takes constants of Python for numbers, and the last of the values of one key.
+            json.loads(data, parse_constant=_no_constant, object_pairs_hook=mapping)
         return Record.model_validate_json(data)
     except (ValidationError, ValueError) as error:
         raise _unreadable(data, path, error) from error
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"it has {name}, which is no number of JSON")
 
 
 def _unreadable(data: bytes, path: Path, error: ValueError) -> HarnessError:

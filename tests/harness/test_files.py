@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.files import process_namespace, scratch_folder, write_atomically
+from harness import files
+from harness.errors import HarnessError
+from harness.files import (
+    name_multiprocessing_folder,
+    process_namespace,
+    scratch_folder,
+    write_atomically,
+)
 
 
 def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
@@ -102,6 +109,34 @@ def test_folder_of_a_killed_process_is_removed_by_the_next(
         assert not left.exists()
         assert folder.is_dir()
     assert sorted(tmp_path.iterdir()) == sorted([mine, others, of_another_container])
+
+
+@pytest.mark.parametrize("place", ["a" * 150, "missing", "file", "read-only"])
+def test_sockets_lie_in_a_short_folder_whatever_tmpdir_is(place: str, tmp_path: Path) -> None:
+    folder = tmp_path / place
+    if place == "file":
+        folder.touch()
+    elif place != "missing":
+        folder.mkdir(mode=0o500 if place == "read-only" else 0o700)
+    code = (
+        "from multiprocessing.connection import Listener\n"
+        "from harness.files import name_multiprocessing_folder\n"
+        "name_multiprocessing_folder()\nwith Listener(family='AF_UNIX') as made:\n    print(made.address)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(folder)},
+    )  # fmt: skip
+    assert "harness-mp-" in done.stdout
+
+
+def test_where_no_folder_takes_sockets_tmpdir_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("a" * 150)))
+    monkeypatch.setattr(files, "SHORT_PLACES", ("/nosuch",))
+    with pytest.raises(HarnessError, match="set TMPDIR to a short path"):
+        name_multiprocessing_folder()
 
 
 @pytest.mark.parametrize(("ending", "left"), [("", 0), ("os.kill(os.getpid(), 9)", 1)])

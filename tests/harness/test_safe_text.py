@@ -69,6 +69,13 @@ def test_json_keeps_its_meaning() -> None:
         "train.py -p q7Zq7Zq7Z", '["-p", "q7Zq7Zq7Z"]',
         "machine api.wandb.ai login user password q7Zq7Z",
         "-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: a-b\nq7Zq7Z",
+        "train.py --key q7Zq7Z", "--wandb-key q7Zq7Z", '["--ssh_key", "q7Zq7Z"]', "--auth me:q7Zq7Z",
+        "--pwd=q7Z", "--pw q7Zq7Z", "--encryption-key q7Zq7Z", "--api_keys q7Z", "--session-id q7Zq7Z",
+        "--cookie a=q7Z",
+        "OPENAI_KEY=q7Zq7Z", "WANDB_KEY: q7Zq7Z", "license_key='q7Z q7Z'", "sessionid=q7Zq7Z",
+        '{"session-id": "q7Zq7Z"}', "JSESSIONID=q7Zq7Z", "csrftoken=q7Zq7Z", "login failed for pw=q7Zq7Z",
+        "DB_PW='q7Z q7Z'", "HTTP_AUTH=me:q7Z", "auth=me:q7Zq7Z", "https://me:q7Z:q7Z@host/x",
+        "postgres://me:q7Z/q7Z@host/x", "https://me:q7Z@q7Z@host/x",
     ],
 )  # fmt: skip
 def test_secrets_are_redacted(text: str) -> None:
@@ -118,6 +125,9 @@ def test_numbers_of_a_document_stay() -> None:
         "TOKENIZERS_PARALLELISM=false", "MAX_TOKENS=4", "hf_tokenizer: llama", '"secret": true',
         "srun -p gpu -N 2", "mkdir -p /a/b", "sbatch -p a100-80g", "docker run -u 1000:1000 -p 8080:80 x",
         "PWD=/home/me", "forward_pass=3", "compass: north", "inspect.signature=x", "keys: 5", "sort_key=name",
+        "--sort-key name", "--input_key prompt", "--key-size 4", "--keys a b", "--author me",
+        "--auth-type basic", "PRIMARY_KEY=id", "MONKEY=banana", "AUTHOR=me", "auth: basic", "https://host:8443/repo@branch",
+        "git+https://github.com/x/y@v1", "pwr=1", "step=3 pw",
         "https://host/x?page=2&sort=key", '"use_cookie": 1', "python -u train.py:main",
     ],
 )  # fmt: skip

@@ -8,6 +8,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from harness.safe_text import harmless
 from harness.tell.document import (
     Block,
     Code,
@@ -41,10 +42,10 @@ def render_csv(document: Document, manifest: str) -> tuple[str, dict[str, str]]:
 
 
 def _cell(value: Any) -> Any:
-    """None is an empty cell; text stays text."""
-    if isinstance(value, str) and value.startswith(_FORMULA):
-        return f"'{value}"
-    return value
+    """None is an empty cell; text stays text, without control characters."""
+    if not isinstance(value, str):
+        return value
+    return harmless(f"'{value}" if value.startswith(_FORMULA) else value)
 
 
 def render_json(document: Document, manifest: str) -> str:
@@ -52,7 +53,7 @@ def render_json(document: Document, manifest: str) -> str:
     content = _content(document)
     if document.details is not None:
         content["details"] = _content(document.details)
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    text = harmless(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False))
     end = "\n}"
     name, _, values = manifest.partition(": ")
     # On a line of its own, as a reader of any format finds it.

@@ -40,7 +40,7 @@ from harness.run_directory.events import StepEvent, TurnEvent
 from harness.run_directory.request import RunRequest
 from tests.fake_ranks import STEP, Behaviour, FakeLauncher, Rank
 from tests.forkserver import launcher
-from tests.harness.cli.command_line import SMALL
+from tests.harness.cli.command_line import HARNESS, SHORT, SMALL, environment
 from tests.patience import SECONDS
 from tests.records import make_record
 from tests.representatives import first
@@ -354,6 +354,99 @@ def test_a_forked_process_traces_a_model_or_says_why_not() -> None:
     request = json.dumps({"config": {"model_type": "no such model"}, "variant": {}})
     with pytest.raises(HarnessError, match=r"activations of a no such model cannot be traced without data"):
         launcher().trace(request)
+
+
+ASKS = """\
+import multiprocessing, os, signal, sys, threading
+from harness.launch.ending import end_of_fork_server, fork_server
+from harness.launch.launcher import LocalLauncher
+
+def kill():
+    os.kill(fork_server(), signal.SIGKILL)
+
+def main():
+    launcher = LocalLauncher.__new__(LocalLauncher)  # one whose server imports nothing
+    launcher._context = multiprocessing.get_context("forkserver")
+    ask = lambda text: print(launcher.ask("json:loads", text, "asking"))
+    ask("1")
+    for text in ("2", "3"):
+        kill()
+        ask(text)
+    os.kill(fork_server(), signal.SIGSTOP)  # it accepts a connection and answers nothing
+    threading.Timer(0.2, kill).start()
+    ask("4")
+    server = fork_server()
+    print(end_of_fork_server(None))
+    kill()
+    print(end_of_fork_server(server).replace(str(server), "N"))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_killed_fork_server_is_replaced_and_its_end_is_said(tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text(ASKS)
+    done = subprocess.run(
+        [sys.executable, "asks.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=SECONDS
+    )
+    *answers, end = done.stdout.splitlines()
+    assert answers == ["1", "2", "3", "4", "None"]
+    assert end == "the fork server (process N), which starts processes, was killed by SIGKILL"
+
+
+@pytest.mark.costly
+def test_a_fork_server_that_is_killed_costs_the_cell_that_runs(tmp_path: Path) -> None:
+    """The cheaper test is the one above."""
+    process = subprocess.Popen(
+        [*HARNESS, "compare", "--backends", "ddp,fsdp", "--nproc", "2", *SHORT, "--set", "training.steps=100",
+         "--set", "compare.turns=1"],
+        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + SECONDS
+    while not list(tmp_path.glob("runs/*-ddp-*/rank-00001.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (server,) = [
+        child for child in psutil.Process(process.pid).children()
+        if any("multiprocessing.forkserver" in word for word in child.cmdline())
+    ]  # fmt: skip
+    server.kill()
+    out, _ = process.communicate(timeout=SECONDS)
+    found = {record.backend.name: record for record in map(read_record, tmp_path.glob("runs/*/record.json"))}
+    assert (found["fsdp"].status, found["ddp"].status) == ("ok", "failed"), out
+    assert found["ddp"].error is not None
+    assert "fork server" in found["ddp"].error.message
+    assert "SIGKILL" in found["ddp"].error.message
+
+
+STREAMS = """\
+import os
+from harness.launch import open_standard_streams
+open_standard_streams()
+print("lost")
+with open("found", "w") as found:
+    print(found.fileno() > 2, [os.get_inheritable(number) for number in range(3)], file=found)
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- 2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_numbers_of_closed_streams_are_given_to_nothing(closed: str, tmp_path: Path) -> None:
+    subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, STREAMS], cwd=tmp_path, check=True
+    )
+    assert (tmp_path / "found").read_text() == "True [True, True, True]\n"
+
+
+@pytest.mark.costly
+def test_a_run_without_standard_output_is_a_run(tmp_path: Path) -> None:
+    """The cheaper test is the one above."""
+    words = [*HARNESS, "run", "--backend", "ddp", "--nproc", "2", *SHORT]
+    subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *words], cwd=tmp_path, env=environment(), check=True,
+        timeout=SECONDS,
+    )  # fmt: skip
+    (path,) = tmp_path.glob("runs/*/record.json")
+    assert read_record(path).status == "ok"
 
 
 STARTS = """\

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,16 @@ def test_what_is_no_record_is_refused_and_stays(tmp_path: Path, content: bytes, 
         read_record(path)
     assert said in str(caught.value)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("key", ["status", "run_id", "world_size"])
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path, key: str) -> None:
+    path = saved(tmp_path, "run")
+    text = path.read_text()
+    path.write_text(re.sub(rf'("{key}": ?)([^,}}]+)', r'\1\2,\1"other"', text, count=1))
+    assert path.read_text() != text
+    with pytest.raises(HarnessError, match=f"record.json is not valid: gives '{key}' twice"):
+        read_record(path)
 
 
 def test_record_survives_writing_and_reading(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from harness.errors import HarnessError
 from harness.judge.comparison import Comparison
 from harness.record import EnvironmentPart
 from harness.record.store import write_record
+from harness.safe_text import harmless
 from harness.tell import first_page
 from harness.tell.before_after import before_after
 from harness.tell.document import Column, Document, Section, Table
@@ -204,7 +205,7 @@ def test_markdown_stays_text_on_github(name: str, kind: str) -> None:
 
 def test_csv_reads_back_as_written(name: str) -> None:
     lines = list(csv.DictReader(io.StringIO(report(name, "csv"), newline="")))
-    assert lines[1]["backend"] == f"ddp:{name}"
+    assert lines[1]["backend"] == harmless(f"ddp:{name}")
     assert not any(value.startswith("=") for value in lines[1].values() if value)
 
 
@@ -217,6 +218,14 @@ def test_no_text_of_a_csv_file_is_a_formula_and_numbers_stay(text: str) -> None:
     shown, number = list(csv.reader(io.StringIO(main, newline="")))[1]
     assert shown == (text if text == "plain" else f"'{text}")
     assert number == "-1"
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "bell\x07", "\u202ereversed", "\x9b31m", "line\u2028end"])
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_programs_get_no_control_character(form: str, name: str) -> None:
+    texts = [report(name, form), *render_csv(document(name, "comparison"), "")[1].values()]
+    assert not any(re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]", text) for text in texts)
+    assert harmless(name) in texts[0]
 
 
 def test_json_reads_back_as_written(name: str) -> None:
