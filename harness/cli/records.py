@@ -24,7 +24,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.facts import METRICS, SPEED, STEP
 from harness.judge.quantities import between_steps, kinds_at
 from harness.judge.rows import reason
-from harness.judge.run_conditions import began_at
+from harness.judge.run_conditions import began_at, labelled, script_names
 from harness.judge.wording import counted
 from harness.launch.owner import lines_about, without_record
 from harness.nested import leaves, value_at
@@ -95,7 +95,8 @@ def list_runs(
         and (status is None or record.status == status)
         and (job is None or record.job_id.startswith(job))
     ]
-    documents = [_document(record) for record in records]
+    scripts = script_names(records)
+    documents = [_document(record, scripts.get(id(record), "")) for record in records]
     if as_json:
         echo(json.dumps({"runs": documents}, indent=1))
         return 0
@@ -114,7 +115,7 @@ def list_runs(
     return 0
 
 
-def _document(record: Record) -> dict[str, Any]:
+def _document(record: Record, script: str) -> dict[str, Any]:
     rows = Comparison([record]).rows  # none of a repetition of the reference
     figures = rows[0].figures if rows else {}
     job, model = record.job, record.job.model.name
@@ -125,7 +126,7 @@ def _document(record: Record) -> dict[str, Any]:
     return {
         "run_id": record.run_id,
         "created_at": record.created_at,
-        "backend": record.backend.label,
+        "backend": labelled(record.backend.label, script),
         "world_size": record.world.world_size,
         "nodes": record.world.nodes,
         "status": record.status,

@@ -55,6 +55,7 @@ from harness.record import (
     Record,
     StepPart,
 )
+from harness.record.run import PER_TOKEN
 from harness.record.workload import closed_form_layout, complex_parameters, known_strategy, of_record
 
 ADAM_CLASSES = ("Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam")
@@ -328,6 +329,12 @@ def all_ranks_counted(record: Record) -> bool:
     if record.status in ("ok", "diverged"):
         return True
     return len({row.rank for row in record.comm}) == record.world.world_size
+
+
+def loss_unit(record: Record) -> str:
+    """Of its losses; '' where a script's is not per token."""
+    seen = record.observation
+    return "nats per token" if seen is None or seen.loss.endswith(PER_TOKEN) else ""
 
 
 def between_steps(record: Record) -> dict[tuple[str, str], float]:

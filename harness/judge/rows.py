@@ -29,6 +29,7 @@ from harness.judge.run_conditions import (
     began_at,
     is_deterministic,
     labelled,
+    script_names,
     sessions,
     shares_cores,
     spread,
@@ -248,8 +249,10 @@ def make_rows(records: Iterable[Record]) -> list[JudgedRun]:
         places.setdefault((record.job_id, record.world.world_size), []).append(record)
     names = {place: varying(of_place) for place, of_place in places.items()}
     suffixes = {id(r): words(r, names[r.job_id, r.world.world_size]) for r in listed}
+    scripts = script_names(listed)
+    labels = {id(r): labelled(r.backend.label, scripts.get(id(r), "")) for r in records}
     runs = {
-        id(r): Run(record=r, label=labelled(r.backend.label, suffixes.get(id(r), "")), session=session)
+        id(r): Run(record=r, label=labelled(labels[id(r)], suffixes.get(id(r), "")), session=session)
         for r, session in zip(records, sessions(records), strict=True)
     }
     known = {

@@ -6,8 +6,9 @@ the host, temperature, caches, drivers. An interval of runs of one session holds
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -88,6 +89,54 @@ def varying(records: Iterable[Record]) -> list[str]:
         for name, words in own.items():
             found.setdefault(name, set()).add(words)
     return [name for name, words in found.items() if len(words) > 1]
+
+
+def script_names(records: Sequence[Record]) -> dict[int, str]:
+    """By id of the record what tells observed scripts of one strategy and size apart; '' where nothing must.
+
+    The words of their commands, else their files, what they update, their rates or samples. Records that
+    are alike in all are repeats.
+    """
+    alike: dict[tuple[str, int], list[Record]] = {}
+    for record in records:
+        if record.observation is not None:
+            alike.setdefault((record.backend.label, record.world.world_size), []).append(record)
+    found: dict[int, str] = {}
+    for group in alike.values():
+        names = [""] * len(group)
+        for fact in zip(*(_of_script(record, group) for record in group), strict=True):
+            given: dict[str, set[str]] = {}
+            for name, text in zip(names, fact, strict=True):
+                given.setdefault(name, set()).add(text)
+            names = [
+                ", ".join(filter(None, (name, text if len(given[name]) > 1 else "")))
+                for name, text in zip(names, fact, strict=True)
+            ]
+        found |= dict(zip(map(id, group), names, strict=True))
+    return found
+
+
+MOST_LETTERS = 60
+"""Of the words of a command in a row's name."""
+
+
+def _of_script(record: Record, group: Sequence[Record]) -> Iterator[str]:
+    """Facts of an observed script in words, the same number for each."""
+    seen, updated = record.observation, record.observed.updated_tensors if record.observed else None
+    commands = [other.observation.command for other in group if other.observation]
+    own = [word for word in seen.command if not all(word in of for of in commands)] if seen else []
+    text = " ".join(word.rpartition("/")[2] for word in own)
+    yield text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}... {_short(text)}"
+    yield f"files {_short(repr(seen.files))}" if seen and seen.files else ""
+    yield "" if updated is None else f"gradients of {counted(updated, 'tensor')}"
+    rates = [step.learning_rate for step in record.steps]
+    yield f"learning rate {max(rates, default=0.0):g}"
+    yield f"rates {_short(repr(rates))}"
+    yield f"samples {_short(repr([step.sample_hashes for step in record.steps]))}"
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 def words(record: Record, names: Iterable[str]) -> str:

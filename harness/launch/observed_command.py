@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import signal
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.import_path import given_environment
 from harness.job.experiment import MeasureSection
@@ -70,6 +72,7 @@ def observe_command(
         created_at=now.isoformat(timespec="milliseconds"),
         command=list(command),
         observed=list(observed),
+        files={word: digest for word in observed if (digest := _digest(Path(word))) is not None},
         measure=measure,
     )
     directory = store.run_directory(request.run_id).resolve()
@@ -98,6 +101,14 @@ def observe_command(
     except (OSError, ValueError, HarnessError) as error:  # the command has ended: its exit code counts
         return Observed(record=None, exit_code=exit_code, problem=described(error))
     return Observed(record=record, exit_code=exit_code)
+
+
+def _digest(path: Path) -> str | None:
+    """Of a file's contents; None: it is none, cannot be read, or is too large for a script."""
+    with suppress(OSError, ValueError):
+        if path.is_file() and path.stat().st_size <= MOST_DOCUMENT_BYTES:
+            return hashlib.sha256(path.read_bytes()).hexdigest()
+    return None
 
 
 def observed_environment(directory: Path) -> dict[str, str]:

@@ -549,6 +549,10 @@ class GivenPart(Part):
         return [setting for setting in self.settings if setting.handling == "pinned"]
 
 
+PER_TOKEN = "averaged over target tokens"
+"""Ends what says where an observed script's loss is from, if it is per token."""
+
+
 class ObservationPart(Part):
     """What a script ran on, what its figures are taken from, and what could not be known.
 
@@ -557,6 +561,8 @@ class ObservationPart(Part):
 
     command: KeptCommand
     """The command that was observed."""
+    files: dict[str, str] = {}
+    """Digest of each file that the command names."""
     frameworks: list[str]
     """Libraries that drove the training, such as 'accelerate' or 'lightning', with their versions."""
     base: str | None = None

@@ -135,6 +135,8 @@ class ObserveRequest(Stored):
     """Of `harness observe`, for the record."""
     observed: KeptCommand
     """The command that is observed."""
+    files: dict[str, str] = {}
+    """Digest of each file that it names."""
     measure: MeasureSection
 
     def write(self, run_directory: Path) -> None:
@@ -165,7 +167,9 @@ def assemble_observed(
     steps = steps_of(events)
     status, error = _status(run_directory, events, steps, seen, exit_code, told_at)
     layout = setup.layout.model_dump(mode="json") if setup and setup.layout else None
-    identity = json.dumps([job.job_id(), layout], sort_keys=True)
+    # Another rate, or other samples, make another training.
+    fed = [(step.sample_hashes, step.learning_rate) for step in steps]
+    identity = json.dumps([job.job_id(), layout, fed], sort_keys=True)
     counts = [len(of_rank.steps) for of_rank in events.values()]
     least, most = min(counts), max(counts)  # ranks make unlike numbers of steps under torch's Join
     uneven = [f"ranks made {least} to {most} steps; the first {least} are recorded"] if least < most else []
@@ -198,6 +202,7 @@ def assemble_observed(
         observed=events[0].final.observed if events[0].final else None,
         observation=seen.observation.model_copy(
             update={
+                "files": request.files,
                 "learning_rates": [
                     [of_step[group] if group < len(of_step) else None for of_step in rates]
                     for group in groups

@@ -236,14 +236,17 @@ def cause(comparison: Comparison) -> str:
     return phrase("cause", finding=finding, cause=entries()[first.id]["cause"])
 
 
+HELD = ("model_state_bytes", "expected_model_state_bytes")
+
+
 def amounts(comparison: Comparison) -> str:
     """How many cells hold the states and send the bytes of their closed forms, and which do not."""
     cells = [g for g in comparison.comparable.groups if g.has_result and not g.is_reference]
     states, sent = {}, {}
     for group in cells:
-        held = group.median("model_state_bytes"), group.median("expected_model_state_bytes")
-        if None not in held:
-            states[group.cell] = held[0] != held[1]
+        held = [[row.figures[key] for key in HELD] for row in group.rows]
+        if known := [pair for pair in held if None not in pair]:
+            states[group.cell] = any(one != due for one, due in known)
         # Sent minus expected per step, of the repeat furthest off.
         pairs = [(row.figures[SENT], row.figures[EXPECTED_SENT]) for row in group.rows]
         off = [one - other for one, other in pairs if one is not None and other is not None]

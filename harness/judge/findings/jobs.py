@@ -14,6 +14,7 @@ from harness.backends.registry import REFERENCE
 from harness.forms.terms import GATHERING, SCALAR_BYTES, may_reduce
 from harness.forms.textbook import hardware_flops_per_token
 from harness.job.job import CODE_SWITCH
+from harness.judge.agreement.job_equivalence import job_differences
 from harness.judge.agreement.parity import has_dropout
 from harness.judge.distance import step_pairs
 from harness.judge.findings.execution import layer_names
@@ -47,6 +48,10 @@ def jobs_apart(runs: Runs) -> list[Finding]:
     if differing.keys() <= CUT and len({r.world.world_size for r in records}) > 1 and len(each) == 1:
         return []
     values = {".".join(keys): [value_at(job, keys) for job in jobs.values()] for keys in differing}
+    scripts = [row.record for row in runs.rows if row.record.observation is not None]
+    for other in scripts[1:] if not values else ():  # their rates and samples are part of their jobs
+        values |= {d.field: [d.reference, d.given] for d in job_differences(scripts[0], other)}
+    values.pop("job_id", None)
     return [found("several-jobs", labels(runs.rows), values, jobs=len(jobs), differing=values)]
 
 

@@ -15,6 +15,7 @@ from harness.backends.base import Batch
 from harness.rank.data import IGNORED, content_digests, content_sum
 from harness.rank.live.observer import DIGESTED_STEPS
 from harness.record import Window
+from harness.record.run import PER_TOKEN
 from harness.run_directory.events import AppliedGradients, StepEvent
 
 FIRST = (
@@ -114,7 +115,6 @@ def _positional(arguments: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
 
 BACKWARD = "the scalar on which backward() was called"
 MODEL = "the loss that the model returned"
-PER_TOKEN = "averaged over target tokens"
 PER_BATCH = "averaged over micro-batches and ranks"
 
 

@@ -15,7 +15,7 @@ from harness.judge import quantities
 from harness.judge.agreement.parity import is_variant
 from harness.judge.comparison import Comparison, ScalingPoint
 from harness.judge.facts import EXPECTED_SENT, SENT, SPEED, TEXTBOOK_SENT
-from harness.judge.quantities import DATA, WAITING, largest, rank_states
+from harness.judge.quantities import DATA, WAITING, largest, loss_unit, rank_states
 from harness.judge.rows import CellRuns, place_to_compare, rivals
 from harness.judge.statistics import LEVEL, Ranking, frontier, interval_runs, median_known
 from harness.judge.wording import counted, listed, ranks
@@ -501,14 +501,14 @@ DIGITS, DIFFERENCE_DIGITS = 6, 4
 
 def loss_chart(lines: Sequence[LossLine]) -> Spec:
     """Two panels for each job: losses, and where there is a reference their differences to it."""
-    every = _loss_rows(lines)
+    every, unit = _loss_rows(lines), min((loss_unit(line.group.record) for line in lines), key=len)
     jobs = list(dict.fromkeys(row["job"] for row in every))
     width, of_jobs = NARROW if len(jobs) > 1 else WIDTH, []
     for job in jobs:
         rows = [row for row in every if row["job"] == job]
         judged = [row for row in rows if row["differences"]]
         steps = [step for row in rows for step in row["steps"]]
-        losses = _losses(rows, x_channel(steps, titled=not judged))
+        losses = _losses(rows, x_channel(steps, titled=not judged), unit)
         panels = [{"width": width, "height": UPPER, "layer": losses}]
         if judged:
             differences = _differences(judged, x_channel(steps, titled=True))
@@ -555,14 +555,14 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else float(f"{value:.{digits}g}")
 
 
-def _losses(rows: Sequence[Row], x: Spec) -> list[Spec]:
+def _losses(rows: Sequence[Row], x: Spec, unit: str) -> list[Spec]:
     values = [loss for row in rows for loss in row["losses"]]
     margin = 0.04 * (max(values) - min(values) or abs(max(values)) or 1.0)
     low, high = min(values) - margin, max(values) + margin
     scale = {"domain": [low, high], "nice": False, "zero": False}
     _place_names(rows, "losses", lambda loss: UPPER * (1 - (loss - low) / (high - low)), UPPER)
     axis = {"tickCount": 5, "minExtent": EXTENT}
-    y = partial(channel, title="loss, nats per token", scale=scale, axis=axis)
+    y = partial(channel, title=", ".join(filter(None, ("loss", unit))), scale=scale, axis=axis)
     return [*band_of(x, y, "losses"), layer("band_name")]
 
 
@@ -655,7 +655,8 @@ def _loss_alt(lines: Sequence[LossLine], agreeing: Sequence[LossLine], outliers:
     first, last = (pick(lines[0].losses) for pick in (min, max))
     parts = [
         f"Loss over steps {first} to {last}: {number(lines[0].losses[first])} to "
-        f"{number(lines[0].losses[last])} nats per token for {lines[0].group.label}."
+        f"{' '.join(filter(None, (number(lines[0].losses[last]), loss_unit(lines[0].group.record))))} "
+        f"for {lines[0].group.label}."
     ]
     if compared := [line for line in agreeing if not line.group.is_reference]:
         largest = max(line.largest for line in compared)

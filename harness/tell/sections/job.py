@@ -457,7 +457,7 @@ def commit_words(environment: EnvironmentPart) -> str:
 def observed_section(comparison: Comparison) -> Section | None:
     """None where no row is of a script."""
     seen = {
-        row.backend: row.record.observation for row in comparison.rows if row.record.observation is not None
+        row.label: row.record.observation for row in comparison.rows if row.record.observation is not None
     }
     if not seen:
         return None

@@ -13,6 +13,7 @@ from harness.judge.agreement.parity import (
     UNMEASURED_FACTOR,
 )
 from harness.judge.comparison import Comparison
+from harness.judge.quantities import loss_unit
 from harness.judge.run_conditions import is_deterministic
 from harness.judge.wording import CellName, listed, name_cells
 from harness.record.workload import depends_on_split
@@ -81,6 +82,7 @@ def levels_section(comparison: Comparison) -> Section | None:
             own = run == row.record.run_id
             kernels[f"{row.cell}: {'its own losses, no other run' if own else run}"] = None
     spreads = comparison.repeat_spreads
+    unit = min((loss_unit(row.record) for row in comparison.rows), key=len, default="")
     return section(
         "levels", "Parity levels",
         prose("parity_judged"),
@@ -90,7 +92,7 @@ def levels_section(comparison: Comparison) -> Section | None:
         Items(sources),
         Folded("Difference of each run from the reference", [_distances(comparison)]),
         *(blocks_of(prose("parity_kernels"), Items(list(kernels))) if kernels else []),
-        Folded(prose("parity_repeats"), [Items(_spreads(spreads))]) if spreads else None,
+        Folded(prose("parity_repeats"), [Items(_spreads(spreads, unit))]) if spreads else None,
     )  # fmt: skip
 
 
@@ -105,10 +107,10 @@ def _distances(comparison: Comparison) -> Table:
     return Table(key="parity_distances", columns=columns, rows=body)
 
 
-def _spreads(spreads: Mapping[str, float | None]) -> list[str]:
+def _spreads(spreads: Mapping[str, float | None], unit: str) -> list[str]:
     """A line for each cell whose repeats differ or cannot be compared, and one for all the others."""
     lines = [
-        f"{cell}: {scientific(value)} nats per token"
+        f"{cell}: {scientific(value)} {unit}".rstrip()
         if value is not None
         else f"{cell}: no loss to compare in one of the runs"
         for cell, value in spreads.items()

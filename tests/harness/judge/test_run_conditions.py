@@ -1,5 +1,6 @@
 """Driver, libraries and settings of GPUs are conditions of a run; settings that differ are a finding."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,9 +9,10 @@ from harness.job.experiment import MeasureSection
 from harness.judge.changes import pairs
 from harness.judge.comparison import Comparison, strong_scaling
 from harness.judge.effective import transport_variables
-from harness.judge.rows import rankings
-from harness.judge.run_conditions import Spread, sessions, spread, varying, words
-from harness.record import AcceleratorPart, EvaluationPart, Record
+from harness.judge.quantities import loss_unit
+from harness.judge.rows import group_repeats, make_rows, rankings
+from harness.judge.run_conditions import Spread, script_names, sessions, spread, varying, words
+from harness.record import AcceleratorPart, EvaluationPart, ObservationPart, ObservedPart, Record
 from harness.record.measured import SlurmPart
 from harness.tell.document import Table
 from harness.tell.sections.results import scaling_section
@@ -237,3 +239,35 @@ def test_variables_without_effect_on_sums_are_none() -> None:
 def test_the_environment_of_a_record_on_the_cpu_is_not_judged() -> None:
     assert make_record().environment.accelerator is None
     assert transport_variables(make_record(label="ddp")) is None
+
+
+def script(
+    words: str, *, updated: int = 5, files: dict[str, str] | None = None, rate: float = 1e-3
+) -> Record:
+    seen = ObservationPart(
+        command=["torchrun", *words.split()], files=files or {}, frameworks=[], base="ddp", loss="the scalar"
+    )
+    steps = [replace(step, learning_rate=rate) for step in make_steps()]
+    observed = ObservedPart(updated_tensors=updated)
+    return make_record(label="observed-ddp", world_size=2, observation=seen, observed=observed, steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("scripts", "names"),
+    [
+        ([script("/a/t.py 1e-3"), script("/a/t.py 1e-3")], ["", ""]),
+        ([script("/a/t.py 1e-3"), script("/b/t.py 5e-3")], ["t.py 1e-3", "t.py 5e-3"]),
+        ([script("t.py"), script("t.py --drop"), script("t.py")], ["", "--drop", ""]),
+        ([script("t.py"), script("t.py", updated=4)], ["gradients of 5 tensors", "gradients of 4 tensors"]),
+        ([script("t.py"), script("t.py", rate=5e-3)], ["learning rate 0.001", "learning rate 0.005"]),
+        ([script("t.py", files={"t.py": "a"}), script("t.py", files={"t.py": "b"})], 2),
+    ],
+)
+def test_scripts_are_repeats_only_if_they_are_alike_in_all(scripts: list[Record], names: Any) -> None:
+    """Each other one is a cell with a name of its own, which is compared with the others."""
+    given = [script_names(scripts)[id(one)] for one in scripts]
+    assert given == names or len(set(given)) == names
+    rows = make_rows(scripts)
+    assert len(group_repeats(rows)) == len(set(given))
+    assert len({group.place for group in group_repeats(rows)}) == 1
+    assert {loss_unit(row.record) for row in rows} == {""}

@@ -492,6 +492,15 @@ def test_of_a_sum_of_scaled_losses_no_part_is_told_and_of_clipping_by_parts_the_
     assert record.backend.effective.gradient_clipping == 0.5
 
 
+def test_another_rate_makes_another_job(tmp_path: Path) -> None:
+    jobs = []
+    for number, rate in enumerate((1e-3, 1e-3, 2e-3)):
+        (folder := tmp_path / str(number)).mkdir()
+        body = f"optimizer = torch.optim.AdamW(model.parameters(), lr={rate})\ntrain(4)  # {number}"
+        jobs.append(observed(folder, body)[0].job_id)
+    assert jobs[0] == jobs[1] != jobs[2]
+
+
 TEACHER = """
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
