@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from harness.record.store import Store
 from harness.shipped import resolve
 from harness.slurm import client, submission
 from harness.slurm.matrix import (
+    OPTIONS,
     Matrix,
     PlannedRun,
     load_site,
@@ -47,7 +48,7 @@ from harness.slurm.matrix import (
     plan_nodes,
     read_matrix,
     render_matrix,
-    with_time_limit,
+    with_options,
     write_matrix,
 )
 from harness.slurm.submission import (
@@ -113,6 +114,12 @@ def gate(run_directory: Path, rate: str) -> int:
 _folder = click.argument("folder", type=PATH)
 
 
+def _site_options(command: Callable[..., int]) -> Callable[..., int]:
+    for key, name in reversed(OPTIONS.items()):
+        command = click.option(name, key)(command)
+    return command
+
+
 @click.group(cls=Group)
 def slurm() -> None:
     """Run a matrix of cells as Slurm jobs."""
@@ -133,7 +140,7 @@ for command in (begin, finish, gate):
 @click.option("-o", "--output", type=PATH, default=Path("jobs"), show_default=True)
 @click.option("--job-name", default="harness", show_default=True)
 @click.option("--array", "arrays", is_flag=True)
-@click.option("--time", "time_limit")
+@_site_options
 @click.option("--fresh", is_flag=True)
 def render(
     site: Path,
@@ -145,13 +152,11 @@ def render(
     output: Path,
     job_name: str,
     arrays: bool,
-    time_limit: str | None,
     fresh: bool,
+    **of_site: str | None,
 ) -> int:
     """Write the job scripts of backends x numbers of nodes x repeats."""
-    where = load_site(resolve(site, "sites"))
-    if time_limit is not None:
-        where = with_time_limit(where, time_limit)
+    where = with_options(load_site(resolve(site, "sites")), of_site)
     experiment = on_site(experiment, where)
     names = split_backends(backends) if backends is not None else experiment.compare.backends
     if names != ["all"]:

@@ -24,6 +24,8 @@ ACTIVE = frozenset(
         "REQUEUE_HOLD", "RESIZING", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "RESV_DEL_HOLD",
     }
 )  # fmt: skip
+NEEDED = ("--partition", "--account", "--qos")
+"""What sbatch speaks of where a cluster needs it, or another."""
 NO_ANSWER = re.compile(r"Unable to contact slurm controller|Socket timed out")
 JOB_NUMBER = re.compile(r"[0-9]+(;.*)?")
 TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-5]?[0-9]))?(?::([0-5]?[0-9]))?")
@@ -66,6 +68,11 @@ def submit(script: Path, *, array: str | None = None) -> str:
         raise HarnessError(
             f"{error}; look with squeue whether the job of {script.name} is there before you submit it again"
         ) from error
+    except HarnessError as error:
+        said = str(error).lower()
+        if missing := [option for option in NEEDED if option.removeprefix("--") in said]:
+            error.add_note(f"give {' and '.join(missing)} to `harness slurm render`, or in the site file")
+        raise
     # Sites put words of their own before sbatch's answer.
     output = (answer.splitlines() or [""])[-1].strip()
     if not JOB_NUMBER.fullmatch(output):

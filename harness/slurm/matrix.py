@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -188,12 +188,18 @@ def load_site(path: Path) -> Site:
     return read_yaml_file(path, "site file", Site, f"a mapping of {choices('', Site.model_fields)}")
 
 
-def with_time_limit(site: Site, time_limit: str) -> Site:
-    """The site with another time limit. Raises HarnessError as site files do."""
+OPTIONS = {"time_limit": "--time", "partition": "--partition", "account": "--account", "qos": "--qos"}
+"""Keys of a site that `slurm render` takes as options, which replace the file's."""
+
+
+def with_options(site: Site, given: Mapping[str, str | None]) -> Site:
+    """The site with other values of `OPTIONS`; None: its own. Raises HarnessError as site files do."""
+    values = {key: value for key, value in given.items() if value is not None}
     try:
-        return Site.model_validate(site.model_dump() | {"time_limit": time_limit})
+        return Site.model_validate(site.model_dump() | values)
     except ValidationError as error:
-        raise HarnessError(f"--time {time_limit}: {explain_refusal(error, Site)}") from error
+        typed = " ".join(f"{OPTIONS[key]} {value}" for key, value in values.items())
+        raise HarnessError(f"{typed}: {explain_refusal(error, Site)}") from error
 
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from harness.slurm.matrix import (
     read_matrix,
     render_matrix,
     render_script,
-    with_time_limit,
+    with_options,
     write_matrix,
 )
 from tests.harness.cli.command_line import harness
@@ -501,6 +501,23 @@ def test_times_are_read_as_slurm_does(text: str, seconds: int | None) -> None:
 )
 def test_another_time_limit_is_refused_in_one_line(time: str, said: str) -> None:
     with pytest.raises(HarnessError, match=said) as caught:
-        with_time_limit(Site(name="a"), time)
+        with_options(Site(name="a"), {"time_limit": time, "qos": None})
     assert str(caught.value).startswith(f"--time {time}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_partition_an_account_and_a_qos_are_written_in_place_of_the_site_s(tmp_path: Path) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text("name: here\npartition: batch\nqos: normal\n")
+    asked = ["slurm", "render", "--site", "site.yaml", "--backends", "ddp", "--nproc", "2", "--runs", "runs"]
+    done = harness(*asked, "--partition", "debug", "--account", "k 1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    scripts = [path.read_text().splitlines() for path in (tmp_path / "jobs").glob("*.sbatch")]
+    assert scripts
+    for script in scripts:
+        wanted = ["#SBATCH --partition=debug", '#SBATCH --account="k 1"', "#SBATCH --qos=normal"]
+        assert [
+            line for line in script if line.startswith(("#SBATCH --p", "#SBATCH --ac", "#SBATCH --q"))
+        ] == wanted
+    with pytest.raises(HarnessError, match=r"^--account a --qos b: .*'qos' is given twice"):
+        with_options(Site(name="a", options={"qos": "c"}), {"account": "a", "qos": "b"})

@@ -152,9 +152,12 @@ def test_an_array_is_submitted_in_parts(tmp_path: Path, slurm: FakeSlurm) -> Non
 def test_a_refused_job_keeps_what_was_submitted(tmp_path: Path, slurm: FakeSlurm) -> None:
     folder, matrix = a_matrix(tmp_path)
     submit_runs(folder, matrix, matrix.runs[:1], QUIET)
-    slurm.refuse("sbatch", "Batch job submission failed: Invalid account")
-    with pytest.raises(HarnessError, match="Invalid account"):
+    slurm.refuse("sbatch", "Batch job submission failed: Invalid account or account/partition combination")
+    with pytest.raises(HarnessError, match="Invalid account") as refused:
         submit_runs(folder, matrix, unsubmitted(folder, matrix), QUIET)
+    assert refused.value.__notes__ == [
+        "give --partition and --account to `harness slurm render`, or in the site file"
+    ]
     assert len(unsubmitted(folder, matrix)) == 2
 
 
