@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.backends.registry import REFERENCE
-from harness.diagnose.jobs import about_partings, find_partings
+from harness.diagnose.jobs import Parting, about_partings, find_partings
 from harness.diagnose.rerun import (
     Examined,
     LoadedRun,
@@ -161,12 +161,18 @@ def first_parting_step(
 
 
 def sentences(
-    verdict: StepVerdict, world: WorldPart, *, beyond: Collection[str], explained: bool
+    verdict: StepVerdict,
+    world: WorldPart,
+    *,
+    beyond: Collection[str],
+    explained: bool,
+    recorded: Parting | None = None,
 ) -> Iterator[str]:
     """Sentences about a step: gradients, updates, and what follows from both.
 
     `beyond` names what differs in the records (loss, norm, update, weights or a parameter), `explained`
     whether the records named a cause already. `world` is that of the other run, whose ratios are named.
+    `recorded`: where the records part that reruns did not reproduce.
     """
     if verdict.gradients is None:
         yield ("gradients: not compared, since one of the engines cannot gather them (Engine.full_gradients)")
@@ -180,7 +186,12 @@ def sentences(
             "decay, dtype of masters, or parameters without an optimizer; the records show no difference in "
             "any of these"
         )
-    if not verdict.parts:
+    if not verdict.parts and recorded is not None:
+        yield (
+            f"so the reruns lack what made the difference: the records differ {recorded.when} already, "
+            f"{recorded.figure} {recorded}"
+        )
+    elif not verdict.parts:
         yield from _nothing_parts(beyond, gathered=verdict.gradients is not None)
 
 
@@ -252,6 +263,8 @@ class Diagnosis:
     """First step whose loss or norm lies beyond noise."""
     verdict: StepVerdict | None
     """Of the step that was examined; None for a clean pair, and where a script is one of it."""
+    is_reproduced: bool
+    """Whether reruns here gave what the records hold."""
     explanation: list[str]
 
     @property
@@ -277,6 +290,7 @@ class Diagnosis:
             "same_job": [difference.as_json() for difference in self.same_job],
             "settings": [difference.as_json() for difference in self.settings],
             "tensors": asdict(self.verdict) if self.verdict else None,
+            "reproduced": self.is_reproduced if self.verdict else None,
         }
 
 
@@ -316,7 +330,7 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
         *([factor] if (factor := shifted(shift)) is not None else []),
     ]
     explanation = [how_far(found, limits)]
-    verdict = None
+    verdict, is_reproduced = None, True
     if script or continued:
         explanation += [*about_partings(find_partings(left, right, limits)), *causes]
         if not clean:
@@ -332,17 +346,23 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
         )
         explanation += causes
         for run, again in zip((baseline, other), reruns, strict=False):
-            both = step_pairs(run.record, again.record)
-            if (step := first_step_beyond(run.record, both, limits)) is not None:
+            if parted := find_partings(run.record, again.record, limits):
+                is_reproduced = False
+                sides = parted[0].between("in its record", "when run again")
                 explanation.append(
-                    f"the rerun of {run.name} diverges from its record at step {step}: code, versions or "
-                    "machine have changed since; what follows is about the reruns"
+                    f"not reproduced here: {run.name}, {parted[0].figure} {parted[0].when}: {sides}; "
+                    "environment, imported files, versions or machine were others"
                 )
-        explanation += sentences(verdict, other.record.world, beyond=beyond, explained=bool(causes))
+        recorded = find_partings(left, right, limits)
+        explanation += sentences(
+            verdict, other.record.world, beyond=beyond, explained=bool(causes),
+            recorded=recorded[0] if recorded and not is_reproduced else None,
+        )  # fmt: skip
     return Diagnosis(
         baseline=baseline, other=other, found=found, limits=limits,
         derivation=noise_runs.derivation(baseline.record), same_job=same_job, settings=settings,
         beyond=beyond, clean=clean, parting_step=parting, verdict=verdict, explanation=explanation,
+        is_reproduced=is_reproduced,
     )  # fmt: skip
 
 

@@ -111,11 +111,15 @@ class Parting:
 
     def __str__(self) -> str:
         """'5.01 in the baseline, 5.02 in the other; difference 1.0e-02 nats (rounding explains 6.0e-05)'."""
+        return self.between("in the baseline", "in the other")
+
+    def between(self, first: str, second: str) -> str:
+        """The same with other words for the two sides."""
         known = self.baseline is not None and self.other is not None
         # With as many digits as tell them apart, six at least.
         shown = [[_number(value, digits) for value in (self.baseline, self.other)] for digits in (6, 9, 17)]
         left, right = next((pair for pair in shown if pair[0] != pair[1]), shown[0])
-        values = f"{left} in the baseline, {right} in the other"
+        values = f"{left} {first}, {right} {second}"
         if self.difference is None:
             return values if known else "by how much is not known"
         unit = RELATIVE.get(self.figure, " of the baseline's")

@@ -19,6 +19,7 @@ from harness.diagnose.diagnosis import (
     sentences,
     steps_to_examine,
 )
+from harness.diagnose.jobs import NORM, Parting
 from harness.diagnose.rerun import Examined, LoadedRun, TensorComparison, compare_tensors
 from harness.judge.agreement.job_equivalence import Difference, from_step
 from harness.judge.agreement.parity import Tolerance
@@ -225,6 +226,20 @@ def test_where_tensors_agree_only_the_report_is_wrong(beyond: str, what: str) ->
 
 def test_weights_that_differ_without_a_step_that_does_add_up() -> None:
     assert "accumulates" in said(scaled(1.0), scaled(1.0))[-1]
+
+
+def test_what_reruns_do_not_reproduce_is_not_said_to_accumulate() -> None:
+    parting = Parting(step=0, figure=NORM, baseline=1.0167, other=1.0020, difference=0.0147, noise=1e-6)
+    last = list(
+        sentences(
+            verdict(scaled(1.0), scaled(1.0)), make_record(label="ddp").world, beyond=("weights",),
+            explained=False, recorded=parting,
+        )
+    )[-1]  # fmt: skip
+    assert last.startswith(
+        "so the reruns lack what made the difference: the records differ in step 0 already, gradient norm "
+        "1.0167 in the baseline, 1.002 in the other"
+    )
 
 
 def test_the_first_step_that_parts_is_taken() -> None:

@@ -63,6 +63,25 @@ def test_two_clean_runs_have_no_difference_where_noise_is_measured_anew(
     assert not any("not measured" in sentence for sentence in said["noise"])
 
 
+@pytest.mark.costly
+def test_a_record_that_is_not_reproduced_here_is_said_so_with_both_norms(matrix, tmp_path: Path) -> None:
+    """As where an environment variable, or an imported file, took a gradient away."""
+    first, other = tmp_path / "first", tmp_path / "second"
+    for place in (first, other):
+        shutil.copytree(folder(matrix, matrix.record("ddp", 2, ())), place)
+    document = json.loads((other / "record.json").read_text())
+    norm = document["steps"][0]["gradient_norm"]
+    document["steps"][0]["gradient_norm"] = 0.985 * norm
+    document["run_id"] += "-env"
+    (other / "record.json").write_text(json.dumps(document))
+    said = diagnose(first, other)[1]
+    assert said["reproduced"] is False
+    sides = f"{0.985 * norm:.6g} in its record, {norm:.6g} when run again"
+    assert f"not reproduced here: ddp on 2 ranks (second), gradient norm in step 0: {sides}" in text(said)
+    assert "the records differ in step 0 already, gradient norm" in text(said)
+    assert "accumulates" not in text(said)
+
+
 def text(said: dict[str, Any]) -> str:
     assert said["verdict"] == "the runs differ beyond noise", said["said"]
     return "\n".join(said["said"])
