@@ -51,7 +51,7 @@ class Fsdp1Timeline(StepTimeline):
     def begin(self) -> None:
         super().begin()
         workload = self.workload
-        units = (*self.units, *([self.root] if self.root else []))
+        units = (*self.units, self.root)
         self._sharded = is_sharded(workload)
         self._pieces = workload.shards if self._sharded else 1
         ranks = workload.shards if self._sharded else workload.world_size
@@ -71,8 +71,7 @@ class Fsdp1Timeline(StepTimeline):
     # Weights
 
     def before_model(self) -> None:
-        if self.root:
-            self._gather(self.root)
+        self._gather(self.root)
 
     def before_forward(self, unit: Unit) -> None:
         self._gather(unit)
@@ -84,12 +83,11 @@ class Fsdp1Timeline(StepTimeline):
             self._free(unit)
 
     def after_model(self) -> None:
-        if self.root and not self._sharded:
+        if not self._sharded:
             self._free(self.root)
 
     def before_backward_of_model(self) -> None:
-        if self.root:
-            self._gather(self.root)
+        self._gather(self.root)
         self._ahead_backward(len(self.units) - 1)
 
     def before_backward(self, unit: Unit) -> None:
@@ -139,8 +137,7 @@ class Fsdp1Timeline(StepTimeline):
         self._join(unit)
 
     def after_backward_of_model(self) -> None:
-        if self.root:
-            self._join(self.root)
+        self._join(self.root)
 
     def _join(self, unit: Unit) -> None:
         """A flat parameter with any trained part has a gradient of its whole length, and its frozen weights
@@ -199,8 +196,7 @@ class Fsdp2Timeline(StepTimeline):
     # Forward pass
 
     def before_model(self) -> None:
-        if self.root:
-            self._gather(self.root, forward=True)
+        self._gather(self.root, forward=True)
         self._gather_ahead(self.units[: self._explicit])
 
     def before_forward(self, unit: Unit) -> None:
@@ -213,14 +209,14 @@ class Fsdp2Timeline(StepTimeline):
             self._leave_behind(unit)
 
     def after_model(self) -> None:
-        if self.root and self._root_reshards:
+        if self._root_reshards:
             self._leave_behind(self.root)
         self.ledger.drop(FSDP2.retained)
 
     # Backward pass
 
     def before_backward_of_model(self) -> None:
-        if self.root and self._root_reshards:
+        if self._root_reshards:
             self._gather(self.root, forward=False)
         self._gather_ahead_of(len(self.units))
 
@@ -248,9 +244,8 @@ class Fsdp2Timeline(StepTimeline):
             self.ledger.drop(GRADIENTS, self._trained(unit) * self.gradient_bytes)
 
     def after_backward_of_model(self) -> None:
-        if self.root:
-            self._free(self.root)
-            self._reduce(self.root)
+        self._free(self.root)
+        self._reduce(self.root)
         self.ledger.drop(FSDP2.reduce_input)
 
     @property

@@ -159,7 +159,8 @@ class StepTimeline:
     workload: Workload
     ledger: Ledger
     units: tuple[Unit, ...] = field(init=False)
-    root: Unit | None = field(init=False)
+    root: Unit = field(init=False)
+    """Of a model without modules around its blocks it is empty."""
     micro_step: int = 0
     there: set[str] = field(default_factory=set)
     """Names of units whose weights are gathered: ahead (FSDP2), or and not freed yet (FSDP1)."""
@@ -170,7 +171,7 @@ class StepTimeline:
         named = self.workload.units()
         blocks = [(name, tuple(tensors)) for name, tensors in named if name]
         self.units = tuple(Unit(name, tensors, place) for place, (name, tensors) in enumerate(blocks))
-        self.root = next((Unit(name, tuple(tensors)) for name, tensors in named if not name), None)
+        self.root = Unit("", tuple(tensor for name, tensors in named if not name for tensor in tensors))
 
     @property
     def last_micro_step(self) -> bool:

@@ -336,17 +336,14 @@ class Zero3Timeline(StepTimeline):
         kept = {holding: self.ledger.held[holding] for holding in gathered}
         for holding in gathered:
             self.ledger.drop(holding)
-        self._update_all()
-        for holding, count in kept.items():
-            self.ledger.add(holding, count)
-            self.ledger.briefly(gathering(self.workload, count))
-
-    def _update_all(self) -> None:
         offloads = self.workload.offload != "none"
         largest = max(-(-t.numel // self.workload.world_size) for t in self.workload.layout.trained)
         self.ledger.briefly(deepspeed_norm(self.workload, 0 if offloads else largest))
         for (piece,) in updated_tensors(self.workload):
             self.update_flat(piece, 0 if offloads else piece, ZERO3.flat, ZERO3.widened, ZERO3.update)
+        for holding, count in kept.items():
+            self.ledger.add(holding, count)
+            self.ledger.briefly(gathering(self.workload, count))
 
 
 class Zero3TensorTimeline(Zero3Timeline):
