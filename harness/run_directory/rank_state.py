@@ -328,6 +328,8 @@ REMEDY = (
 )
 """Of ranks that run different modules: only some gather the weights, or have the gradients. A unit that every
 rank runs has gradients of zeros under these (torch 2.13, DeepSpeed 0.19.8)."""
+AS_OFTEN = "have every rank call it as often, on zero rows where it has none, or run ddp"
+"""Of ranks that call one module different numbers of times."""
 MOST_RANKS_SHOWN = 32
 """Ranks whose states a record keeps; those at fault first."""
 ORDER = ("start", "rendezvous", "load data", "setup", "data", "forward", "backward", "step")
@@ -395,9 +397,12 @@ def parting(run_directory: Path, world_size: int) -> str | None:
     """Where the modules that ranks run in one of the first steps part, and what to do; None: nowhere."""
     noted = {rank: read_modules(run_directory, rank) for rank in range(world_size)}
     runs = {rank: names for rank, names in noted.items() if names}
-    names = next((names for names in zip(*runs.values(), strict=False) if len(set(names)) > 1), None)
-    if names is None:
+    steps = enumerate(zip(*runs.values(), strict=False))
+    place, names = next(((n, names) for n, names in steps if len(set(names)) > 1), (0, ()))
+    if not names:
         return None
+    if often := _more_often(next(iter(runs.values()))[:place], dict(zip(runs, names, strict=True))):
+        return f"{often}; {AS_OFTEN}"
     for name in dict.fromkeys(names):
         if idle := [rank for rank, of_rank in runs.items() if name not in of_rank]:
             at_work = [rank for rank, of_rank in runs.items() if name in of_rank]
@@ -407,6 +412,24 @@ def parting(run_directory: Path, world_size: int) -> str | None:
         (first, one), (second, other) = list(dict(zip(names, runs, strict=True)).items())[:2]
         where = f"rank {one} runs module '{first}' where rank {other} runs '{second}'"
     return f"{where}; {REMEDY}"
+
+
+def _more_often(before: Sequence[str], runs: Mapping[int, str]) -> str | None:
+    """Where some ranks call a module again that all have called, and others go on to one that is new.
+
+    before: what all have run; of a later micro-step only what that one has.
+    """
+    following = set(runs.values())
+    if following <= set(before):
+        last = len(before) - 1 - list(reversed(before)).index(before[0])
+        before = before[last:]
+    called = [name for name in following if name in before]
+    if len(called) != 1 or len(following) < 2:
+        return None
+    (name,), times = called, before.count(called[0])
+    more, fewer = ([rank for rank, of in runs.items() if (of == name) is again] for again in (True, False))
+    on = f"{times} time{'s' if times > 1 else ''} on rank {_named(fewer)}, which runs '{runs[fewer[0]]}' then"
+    return f"module '{name}' runs {times + 1} times on rank {_named(more)} and {on}"
 
 
 def late_ranks(

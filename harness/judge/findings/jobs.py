@@ -318,7 +318,11 @@ def nothing_updated(row: JudgedRun) -> Iterator[Finding]:
         "tensors": sum(group.get("tensors", 0) for group in seen.optimizer_groups),
     }
     if seen.updated_tensors == 0 and not seen.optimizer_steps:
-        yield found("nothing-updated", row.cell, values, "no-gradient")
+        own = any(group.get("parameters") for group in seen.optimizer_groups)
+        counted = record.world.world_size > 1 and record.windows is not None and record.windows.probed > 0
+        reduced = any(part.payload_bytes and part.op not in GATHERING for part in record.comm)
+        case = "not-the-models" if not own else "not-reduced" if counted and not reduced else "no-gradient"
+        yield found("nothing-updated", row.cell, values, case)
     elif rates and not any(rates) and len(record.steps) > 1:
         yield found("nothing-updated", row.cell, values, "no-rate", steps=len(record.steps))
 

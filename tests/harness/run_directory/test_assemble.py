@@ -234,7 +234,31 @@ def test_ranks_part_where_they_run_different_modules_and_not_where_one_is_ahead(
     assert str(noted(tmp_path, "xyzw", "xyw", "xyzw")).startswith(
         "module 'z' runs on rank 0, 2 and not on rank 1; "
     )
-    assert str(noted(tmp_path, "abb", "aab")).startswith("rank 0 runs module 'b' where rank 1 runs 'a'; ")
+    assert str(noted(tmp_path, "xabyb", "xabya")).startswith("rank 0 runs module 'b' where rank 1 runs 'a'; ")
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "said"),
+    [
+        (["ahhz", "ahz"], "module 'h' runs 2 times on rank 0 and 1 time on rank 1, which runs 'z' then; "),
+        (["ahh", "ahz"], "module 'h' runs 2 times on rank 0 and 1 time on rank 1, which runs 'z' then; "),
+        (
+            ["anhnhz", "anhnhnh", "anhnhz"],
+            "module 'n' runs 3 times on rank 1 and 2 times on rank 0, 2, which ",
+        ),
+        (
+            ["ahzahhz", "ahzahz"],
+            "module 'h' runs 2 times on rank 0 and 1 time on rank 1, which runs 'z' then; ",
+        ),
+    ],
+    ids=["went on", "stuck in it", "a loop of two", "a later micro-step"],
+)
+def test_a_module_that_a_rank_calls_more_often_is_named_with_both_counts(
+    tmp_path: Path, of_ranks: list[str], said: str
+) -> None:
+    found = str(noted(tmp_path, *of_ranks))
+    assert found.startswith(said)
+    assert found.endswith("; have every rank call it as often, on zero rows where it has none, or run ddp")
 
 
 def test_a_step_that_is_over_leaves_no_note(tmp_path: Path) -> None:

@@ -184,10 +184,33 @@ def test_rates_of_zero_in_every_step_and_tensors_without_gradient_update_nothing
     assert of_script(script(rates=[[0.0] * 4, [None] * 4])) == {
         "nothing-updated": "the optimizer updated nothing: its learning rate is 0 in all 4 steps"
     }
-    assert of_script(script(updated_tensors=0, optimizer_steps=None)) == {
-        "nothing-updated": "the optimizer updated nothing: no tensor of its 3 had a gradient; it was "
-        "probably made before the model was wrapped"
-    }
+
+
+@pytest.mark.parametrize(
+    ("names", "reduces", "why"),
+    [
+        (
+            [],
+            True,
+            "none is a parameter of the wrapped model; it was probably made before the model was wrapped",
+        ),
+        (
+            ["a.w"],
+            False,
+            "no gradient was ever reduced, so that its 3 tensors, which are the model's, had none",
+        ),
+        (["a.w"], True, "its 3 tensors are the model's, but had no gradient at the update"),
+    ],
+)
+def test_why_nothing_is_updated_is_said_by_what_the_optimizer_holds_and_what_is_reduced(
+    names: list[str], reduces: bool, why: str
+) -> None:
+    groups = [GROUP | ({"parameters": names} if names else {})]
+    moved = {"bytes_moved": reduces, "forward": "all_gather"}  # as FSDP gathers weights
+    record = script(updated_tensors=0, optimizer_steps=None, optimizer_groups=groups, base="fsdp", **moved)
+    text = of_script(record)["nothing-updated"]
+    assert text.startswith("the optimizer updated nothing: ")
+    assert why in text
 
 
 def test_empty_groups_are_named_by_their_places() -> None:
