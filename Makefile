@@ -15,7 +15,7 @@ SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorde
 # What a target runs of tests that have an exhaustive part: one representative of each kind, or the rest.
 WHICH := "not exhaustive"
 
-.PHONY: environment compare mutants sweep fuzz resume-trial disk-trial test test-ci labs test-exhaustive test-journeys test-docs test-browser test-cluster test-cluster-exhaustive gpu-stub-packages gpu-stub-environment test-gpu-stub test-gpu-stub-exhaustive traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
+.PHONY: environment compare mutants sweep fuzz test test-ci labs test-exhaustive test-journeys test-docs test-browser test-cluster test-cluster-exhaustive gpu-stub-packages gpu-stub-environment test-gpu-stub test-gpu-stub-exhaustive traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
@@ -49,15 +49,6 @@ sweep: $(READY)
 FUZZED ?= 20000
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --inputs $(FUZZED)
-
-# Comparisons of real ranks that are killed and called again, or share a folder: about half an hour.
-resume-trial: $(READY)
-	$(BIN)/python -m tests.survival kills
-	$(BIN)/python -m tests.survival pairs
-
-# The disk fills up while a comparison runs and before a report is written; root, who can mount a small one.
-disk-trial: $(READY)
-	$(BIN)/python -m tests.survival disk
 
 # Every command and notebook of the documentation that can run here, at the smallest scale, and every figure of the
 # page on strategies. A few minutes.
