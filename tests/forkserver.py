@@ -8,7 +8,10 @@ looks for the tests' own modules in the current directory only: elsewhere ranks 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import pickle
 import socket
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -16,6 +19,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
+from harness.backends.base import World
 from harness.job.config import load_experiment
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 
@@ -52,25 +56,57 @@ def held_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-def run_ranks(
-    target: Callable[..., None],
-    world_size: int,
-    arguments: Callable[[int], tuple],
-    folder: Path,
-    seconds: float,
-) -> None:
-    """Call `target(*arguments(rank))` in a process per rank; all must end with 0 within `seconds`.
+def on_ranks(
+    work: Callable[[World], object], world_size: int, folder: Path, seconds: float = 400.0, **variables: str
+) -> list[Any]:
+    """What `work`, which must be picklable, returns on each rank of one process group of gloo, in order.
 
-    What ranks leave in `folder` as *.error is shown where one does not.
+    All ranks must end within `seconds`; `folder` is theirs alone, `variables` are of their environment.
     """
     server: Any = context()
-    ranks = [server.Process(target=target, args=arguments(rank)) for rank in range(world_size)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(seconds)
-        if process.exitcode is None:
-            process.kill()
+    with held_port() as port:
+        of_rank = (work, world_size, port, folder, variables)
+        ranks = [server.Process(target=_rank, args=(rank, *of_rank)) for rank in range(world_size)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(seconds)
+            if process.exitcode is None:
+                process.kill()
     logs = "\n".join(path.read_text() for path in sorted(folder.glob("*.error")))
     codes = [process.exitcode for process in ranks]
     assert codes == [0] * world_size, f"exit codes {codes}\n{logs}"
+    return [pickle.loads((folder / f"{rank}.done").read_bytes()) for rank in range(world_size)]
+
+
+def _rank(
+    rank: int, work: Callable[[World], object], world_size: int, port: int, folder: Path,
+    variables: dict[str, str],
+) -> None:  # fmt: skip
+    code = 1
+    try:
+        _work(rank, work, world_size, port, folder, variables)
+        code = 0
+    except BaseException:
+        (folder / f"{rank}.error").write_text(traceback.format_exc())
+    os._exit(code)
+
+
+def _work(
+    rank: int, work: Callable[[World], object], world_size: int, port: int, folder: Path,
+    variables: dict[str, str],
+) -> None:  # fmt: skip
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
+        **variables,
+    )  # fmt: skip
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    world = World(rank=rank, world_size=world_size, local_rank=rank, ranks_per_node=world_size, device="cpu")
+    # A file, since a port that was free may be another test's by now.
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world_size)
+    (folder / f"{rank}.done").write_bytes(pickle.dumps(work(world)))
+    dist.barrier()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
-import traceback
+from functools import partial
 from pathlib import Path
 
 from harness.backends import registry
+from harness.backends.base import World
 from harness.backends.mesh import Mesh
+from harness.backends.options import NoOptions
 from harness.backends.zero.extension_builds import build_folder
 from tests import kept
-from tests.forkserver import held_port, run_ranks
+from tests.forkserver import on_ranks as ranks_of
 
 JOIN_SECONDS = 300
 
@@ -44,20 +45,22 @@ def on_ranks(what: str, label: str, world_size: int, folder: Path, *arguments: s
 
 
 def _done(what: str, label: str, world_size: int, folder: Path, arguments: tuple[str, ...]) -> list:
-    import torch
-
     if not _is_class(label):
         for extension in registry.parse(label)[1].extensions():
             _compile(extension)
-    with held_port() as port:
-        run_ranks(
-            _rank,
-            world_size,
-            lambda rank: (what, label, rank, world_size, port, str(folder), *arguments),
-            folder,
-            JOIN_SECONDS,
-        )
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
+    work = partial(_do, what, label, arguments)
+    variables = {"TORCH_FR_BUFFER_SIZE": "20000", "CONTRACT_FOLDER": str(folder)}
+    return ranks_of(work, world_size, folder, JOIN_SECONDS, **variables)
+
+
+def _do(what: str, label: str, arguments: tuple[str, ...], world: World) -> object:
+    if _is_class(label):
+        backend = registry.load(label)(NoOptions())
+    else:
+        backend, world = registry.create(label), registry.placed(label, world)
+    assert backend.unmet_requirements(world) == []
+    deed = registry.load(what if ":" in what else f"tests.contract.deeds:{what}")
+    return deed(backend, world, *arguments)
 
 
 def _compile(extension: str) -> None:
@@ -84,43 +87,3 @@ def _merge(parts: list, mesh: Mesh) -> object:
     counted = [part.losses for rank, part in enumerate(parts) if mesh.counts_loss(rank)]
     first.losses = [sum(shares) for shares in zip(*counted, strict=True)]
     return first
-
-
-def _rank(what: str, label: str, rank: int, world_size: int, port: int, folder: str, *arguments: str) -> None:
-    code = 1
-    try:
-        _do(what, label, rank, world_size, port, Path(folder), arguments)
-        code = 0
-    except BaseException:
-        (Path(folder) / f"{rank}.error").write_text(traceback.format_exc())
-    os._exit(code)
-
-
-def _do(
-    what: str, label: str, rank: int, world_size: int, port: int, folder: Path, arguments: tuple[str, ...]
-) -> None:
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-        OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", TORCH_FR_BUFFER_SIZE="20000",
-        CONTRACT_FOLDER=str(folder),
-    )  # fmt: skip
-    import torch
-    import torch.distributed as dist
-
-    from harness.backends.base import World
-    from harness.backends.options import NoOptions
-
-    torch.set_num_threads(1)
-    world = World(rank=rank, world_size=world_size, local_rank=rank, ranks_per_node=world_size, device="cpu")
-    # A file, since a port that was free may be another test's by now.
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world_size)
-    if _is_class(label):
-        backend = registry.load(label)(NoOptions())
-    else:
-        backend = registry.create(label)
-        world = registry.placed(label, world)
-    assert backend.unmet_requirements(world) == []
-    deed = registry.load(what if ":" in what else f"tests.contract.deeds:{what}")
-    torch.save(deed(backend, world, *arguments), folder / f"{rank}.pt")
-    dist.barrier()

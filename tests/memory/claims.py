@@ -9,26 +9,26 @@ import torch.distributed as dist
 
 from harness.backends.base import SetupContext
 from harness.backends.ddp import DdpBackend
+from harness.backends.injected_faults import Spoiled, instead
 from harness.forms import ddp
 from harness.forms.terms import ModelStates, Volume
 from harness.forms.workload import Workload
-from tests.memory.defects import Defect
 
 
-class Honest(Defect):
+class Honest(DdpBackend):
     """What it claims to be."""
 
     claims = "ddp"
 
 
-class HiddenCopy(Honest):
+class HiddenCopy(Spoiled, Honest):
     """Keeps a copy of the weights that it does not list."""
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
         engine.copies = [parameter.detach().clone() for parameter in engine.module.parameters()]
 
 
-class ListedCopy(Honest):
+class ListedCopy(Spoiled, Honest):
     """Keeps a copy of the weights and lists it as masters."""
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
@@ -37,19 +37,16 @@ class ListedCopy(Honest):
         engine.state_tensors = lambda: iter([*listed(), *(("masters", copy) for copy in copies)])
 
 
-class ReducedTwice(Honest):
+class ReducedTwice(Spoiled, Honest):
     """All-reduces gradients once more, which changes nothing but the traffic."""
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        backward, size = engine.backward, context.world.world_size
-
-        def again(loss: torch.Tensor, *, last_micro_step: bool) -> None:
-            backward(loss, last_micro_step=last_micro_step)
+        @instead(engine)
+        def backward(original: Any, loss: torch.Tensor, *, last_micro_step: bool) -> None:
+            original(loss, last_micro_step=last_micro_step)
             for parameter in engine.module.parameters() if last_micro_step else ():
                 dist.all_reduce(parameter.grad)
-                parameter.grad.div_(size)
-
-        engine.backward = again
+                parameter.grad.div_(context.world.world_size)
 
 
 class Unclaimed(HiddenCopy):

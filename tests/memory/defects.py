@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -12,6 +13,7 @@ from harness.backends.base import BuildModel, BuildOptimizer, Engine, SetupConte
 from harness.backends.ddp import DdpBackend
 from harness.backends.fsdp import fsdp2
 from harness.backends.fsdp.fsdp2 import Fsdp2Backend
+from harness.backends.injected_faults import Spoiled, instead
 from harness.backends.model.blocks import transformer_blocks
 
 LEAKED_BYTES = 40_000
@@ -24,38 +26,19 @@ class OneUnit(Fsdp2Backend):
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
-        original = fsdp2.transformer_blocks
-        fsdp2.transformer_blocks = lambda _: {}
-        try:
+        with patch.object(fsdp2, "transformer_blocks", lambda _: {}):
             return super().prepare(build_model, build_optimizer, context)
-        finally:
-            fsdp2.transformer_blocks = original
 
 
-class OneUnitListed(OneUnit):
+class OneUnitListed(Spoiled, OneUnit):
     """Wraps the root only, and lists every block as a unit all the same."""
 
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine: Any = super().prepare(build_model, build_optimizer, context)
-        listed = [*transformer_blocks(engine.module), ""]
-        engine.strategy = replace(engine.strategy, wrap_units=listed)
-        return engine
-
-
-class Defect(DdpBackend):
-    """DDP until `spoil` has had its way."""
-
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine = super().prepare(build_model, build_optimizer, context)
-        self.spoil(engine, context)
-        return engine
-
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        """Plant the defect; here none."""
+        engine.strategy = replace(engine.strategy, wrap_units=[*transformer_blocks(engine.module), ""])
+
+
+class Defect(Spoiled, DdpBackend):
+    """DDP until `spoil` has had its way."""
 
 
 class Leaking(Defect):
@@ -65,15 +48,14 @@ class Leaking(Defect):
     begins = 0
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        original, kept, steps = engine.step, [], count()
+        kept, steps = [], count()
 
-        def step(lr: float) -> float:
+        @instead(engine)
+        def step(original: Any, lr: float) -> float:
             number = next(steps)
             if number >= self.begins and number % self.every == 0:
                 kept.append(torch.zeros(LEAKED_BYTES // 4))
             return original(lr)
-
-        engine.step = step
 
 
 class LeakingEverySecondStep(Leaking):
@@ -92,14 +74,13 @@ class Spiking(Defect):
     """The update of the eighth step needs much memory on rank 1."""
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        original, steps = engine.step, count()
+        steps = count()
 
-        def step(lr: float) -> float:
+        @instead(engine)
+        def step(original: Any, lr: float) -> float:
             if next(steps) == 7 and context.world.rank == 1:
                 torch.zeros(HOARDED_BYTES // 4)
             return original(lr)
-
-        engine.step = step
 
 
 class Hiding(Defect):

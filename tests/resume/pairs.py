@@ -2,69 +2,39 @@
 
 from __future__ import annotations
 
-import os
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 
 from harness.backends.base import Unsupported, World
 from harness.job.job import Job
-from tests.forkserver import run_ranks
+from tests.forkserver import on_ranks
 from tests.resume.engines import Trained, resume, save_and_train_on
 
 Key = TypeVar("Key")
 
 
-JOIN_SECONDS = 400
+def done_on(world_size: int, deeds: Sequence[Callable[[World], Trained]]) -> list[Trained | Exception]:
+    """What each deed returned or raised on rank 0, in order; the deeds must be picklable."""
+    with TemporaryDirectory() as folder:
+        return on_ranks(partial(_do_all, deeds), world_size, Path(folder))[0]  # type: ignore[no-any-return]
 
 
-def on_ranks(world_size: int, deeds: Sequence[Callable[[Any], Any]]) -> list[Any]:
-    """Call each deed with the rank's world, on every rank; what each returned on rank 0, in order.
-
-    A deed that raised gives its exception, if all ranks raised; the deeds must be picklable.
-    """
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        run_ranks(_rank, world_size, lambda rank: (rank, world_size, list(deeds), name), folder, JOIN_SECONDS)
-        return torch.load(folder / "results.pt", weights_only=False)  # type: ignore[no-any-return]
-
-
-def _rank(rank: int, world_size: int, deeds: Sequence[Callable[[Any], Any]], folder: str) -> None:
-    code = 1
-    try:
-        _do_all(rank, world_size, deeds, Path(folder))
-        code = 0
-    except BaseException:
-        (Path(folder) / f"{rank}.error").write_text(traceback.format_exc())
-    os._exit(code)
-
-
-def _do_all(rank: int, world_size: int, deeds: Sequence[Callable[[Any], Any]], folder: Path) -> None:
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size),
-        MASTER_ADDR="127.0.0.1", MASTER_PORT="1", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
-    )  # fmt: skip
-    torch.set_num_threads(1)
+def _do_all(deeds: Sequence[Callable[[World], Trained]], world: World) -> list[Trained | Exception]:
     warnings.simplefilter("ignore")  # of FSDP1, which is deprecated, by the hundred
-    world = World(rank=rank, world_size=world_size, local_rank=rank, ranks_per_node=world_size, device="cpu")
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world_size)
-    results = []
+    results: list[Trained | Exception] = []
     for deed in deeds:
         try:
             results.append(deed(world))
         except (Unsupported, ValueError) as error:
             results.append(error)
-    if rank == 0:
-        torch.save(results, folder / "results.pt")
-    dist.barrier()
+    return results if world.rank == 0 else []
 
 
 @dataclass(frozen=True, order=True)
@@ -104,7 +74,7 @@ def save_all(
         deeds = [
             partial(save_and_train_on, s.backend, job=job, folder=s.folder(root), native=native) for s in some
         ]
-        found |= zip(some, on_ranks(size, deeds), strict=True)
+        found |= zip(some, done_on(size, deeds), strict=True)
     return found
 
 
@@ -125,7 +95,7 @@ def resume_all(wanted: Iterable[Resumption], job: Job, root: Path) -> dict[Resum
             )
             for r in some
         ]
-        found |= zip(some, on_ranks(size, deeds), strict=True)
+        found |= zip(some, done_on(size, deeds), strict=True)
     return found
 
 

@@ -9,27 +9,24 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from harness.backends.base import (
     Backend,
-    BackendOptions,
     Batch,
     BuildModel,
     BuildOptimizer,
     Engine,
     SetupContext,
-    World,
 )
 from harness.backends.ddp import DdpBackend
 from harness.backends.fsdp.fsdp2 import Fsdp2Backend
-from harness.backends.options import Fsdp2HybridOptions
-from tests.memory import defects
+from harness.backends.injected_faults import Spoiled, StaleWeights, instead, scale_loss
 from tests.memory.defects import Defect
 
 IGNORED = -100
@@ -39,34 +36,16 @@ LATE_STEP = 3
 """Optimizer steps that are left alone before a late defect begins."""
 
 
-class Spoiled(Backend):
-    """Whatever engine its other base prepares, until `spoil` has had its way."""
-
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine = super().prepare(build_model, build_optimizer, context)  # type: ignore[safe-super]
-        self.spoil(engine, context)
-        return engine
-
-    @abstractmethod
-    def spoil(self, engine: Any, context: SetupContext) -> None:
-        """Plant the defect."""
-
-
 def after_each_step(engine: Any, change: Callable[[int], object]) -> None:
     """change: given the number of updates so far."""
-    original, taken = engine.step, 0
+    taken = count(1)
 
-    def step(lr: float) -> float:
-        nonlocal taken
+    @instead(engine)
+    def step(original: Any, lr: float) -> float:
         norm = float(original(lr))
-        taken += 1
         with torch.no_grad():
-            change(taken)
+            change(next(taken))
         return norm
-
-    engine.step = step
 
 
 class Late(Spoiled):
@@ -99,6 +78,18 @@ def late(spoil: Spoil, *families: type[Backend]) -> list[Any]:
     ]
 
 
+def asked(family: type[Backend], **changes: Any) -> Any:
+    """A backend of the family that is asked for something else than the job asks for."""
+
+    class Asked(family):  # type: ignore[misc,valid-type]
+        def prepare(
+            self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+        ) -> Engine:
+            return super().prepare(build_model, build_optimizer, replace(context, **changes))
+
+    return Asked
+
+
 class Rebuilt(Backend):
     """Trains another model than the job's."""
 
@@ -125,62 +116,48 @@ class Bf16Reduction(Defect):
         engine.module.register_comm_hook(None, reduce_in_bf16)
 
 
-def _scaling(factor: Callable[[SetupContext], float]) -> Spoil:
+def scaling(factor: Callable[[SetupContext], float]) -> Spoil:
     """Gradients of a loss that is multiplied by a factor."""
-
-    def spoil(_: Any, engine: Any, context: SetupContext) -> None:
-        original = engine.backward
-        engine.backward = lambda loss, **rest: original(loss * factor(context), **rest)
-
-    return spoil
+    return lambda _, engine, context: scale_loss(engine, factor(context))
 
 
-_drop_one_rank = _scaling(lambda context: float(context.world.rank != 1))
-(GradientsSummed,) = spoiled(_scaling(lambda context: context.world.world_size), DdpBackend)
-(DividedTwice,) = spoiled(_scaling(lambda context: 1 / context.accumulation_steps), DdpBackend)
+_drop_one_rank = scaling(lambda context: float(context.world.rank != 1))
+(GradientsSummed,) = spoiled(scaling(lambda context: context.world.world_size), DdpBackend)
+(DividedTwice,) = spoiled(scaling(lambda context: 1 / context.accumulation_steps), DdpBackend)
 (GradientsOfOneRankDropped,) = spoiled(_drop_one_rank, DdpBackend)
-(GradientsOfOneRankShrunk,) = spoiled(_scaling(lambda c: 0.99 if c.world.rank == 1 else 1.0), DdpBackend)
-(GradientsOfOneRankGrown,) = spoiled(_scaling(lambda c: 1.01 if c.world.rank == 1 else 1.0), DdpBackend)
+(GradientsOfOneRankShrunk,) = spoiled(scaling(lambda c: 0.99 if c.world.rank == 1 else 1.0), DdpBackend)
+(GradientsOfOneRankGrown,) = spoiled(scaling(lambda c: 1.01 if c.world.rank == 1 else 1.0), DdpBackend)
 (LateGradientsOfOneRankDropped,) = late(_drop_one_rank, DdpBackend)
 
 
 class StepsAtEveryMicroBatch(Defect):
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine.backward
-
-        def backward(loss: torch.Tensor, *, last_micro_step: bool) -> None:
+        @instead(engine)
+        def backward(original: Any, loss: torch.Tensor, *, last_micro_step: bool) -> None:
             original(loss, last_micro_step=last_micro_step)
             if not last_micro_step:
                 engine.optimizer.step()
                 engine.optimizer.zero_grad()
 
-        engine.backward = backward
-
 
 class MeanPerRank(Defect):
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine.forward
-
-        def forward(batch: Batch) -> torch.Tensor:
+        @instead(engine)
+        def forward(original: Any, batch: Batch) -> torch.Tensor:
             own = (batch["labels"][:, 1:] != IGNORED).sum().float()
             whole = own.clone()
             dist.all_reduce(whole)
             return original(batch) * float(whole / own / context.world.world_size)
 
-        engine.forward = forward
-
 
 class SameBatchOnEveryRank(Defect):
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine.forward
-
-        def forward(batch: Batch) -> torch.Tensor:
+        @instead(engine)
+        def forward(original: Any, batch: Batch) -> torch.Tensor:
             shared = {key: value.clone() for key, value in batch.items()}
             for value in shared.values():
                 dist.broadcast(value, 0)
             return original(shared)
-
-        engine.forward = forward
 
 
 class ShardedTwice(Defect):
@@ -235,26 +212,6 @@ class NeverReduced(Defect):
         engine.module.require_backward_grad_sync = False
 
 
-class ReplicasNeverReduced(Fsdp2Backend):
-    """Hybrid sharding whose mesh lacks the dimension of the replicas."""
-
-    Options = Fsdp2HybridOptions
-
-    def __init__(self, options: BackendOptions) -> None:
-        super().__init__(options, sharding="hybrid")
-
-    def _mesh(self, world: World) -> DeviceMesh:
-        return super()._mesh(world)["shard"]
-
-
-class WholeModelInOneUnit(defects.OneUnit):
-    pass
-
-
-class HoardingRank(defects.Hoarding):
-    pass
-
-
 class NormOfTheShard(Spoiled, Fsdp2Backend):
     def spoil(self, engine: Any, context: SetupContext) -> None:
         engine.strategy = replace(engine.strategy, norm_group=None)
@@ -289,13 +246,10 @@ class OwnClipping(Defect):
     """Clips at another norm than it says."""
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine._update
-
-        def update() -> None:
+        @instead(engine)
+        def _update(original: Any) -> None:
             nn.utils.clip_grad_norm_(engine.module.parameters(), 0.25)
             original()
-
-        engine._update = update
 
 
 class Checkpointed(Rebuilt, DdpBackend):
@@ -390,47 +344,28 @@ class SleepsInBackward(SleepsInForward):
     where = "backward"
 
 
-class StaleWeightsOnOneRank(Defect):
-    def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine.step
-
-        def step(lr: float) -> float:
-            if context.world.rank != 1:
-                return float(original(lr))
-            before = [parameter.detach().clone() for parameter in engine.module.parameters()]
-            norm = float(original(lr))
-            with torch.no_grad():
-                for parameter, old in zip(engine.module.parameters(), before, strict=True):
-                    parameter.copy_(old)
-            return norm
-
-        engine.step = step
+class StaleWeightsOnOneRank(StaleWeights):
+    pass
 
 
 class LossOfRankZero(Defect):
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine.forward
-
-        def forward(batch: Batch) -> torch.Tensor:
+        @instead(engine)
+        def forward(original: Any, batch: Batch) -> torch.Tensor:
             loss = original(batch)
             return loss if context.world.rank == 0 else loss - loss.detach()
-
-        engine.forward = forward
 
 
 class LossOfRankZeroForAll(Defect):
     """Every rank reports what rank 0 computed."""
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine.forward
-
-        def forward(batch: Batch) -> torch.Tensor:
+        @instead(engine)
+        def forward(original: Any, batch: Batch) -> torch.Tensor:
             loss = original(batch)
             shown = loss.detach().clone()
             dist.broadcast(shown, 0)
             return loss + (shown - loss.detach())
-
-        engine.forward = forward
 
 
 class FrozenWeightsTrained(Defect):
@@ -439,29 +374,24 @@ class FrozenWeightsTrained(Defect):
     def spoil(self, engine: Any, context: SetupContext) -> None:
         frozen = [p for p in engine.module.parameters() if not p.requires_grad]
         engine.optimizer.add_param_group({"params": frozen, "weight_decay": 0.0})
-        original = engine.step
 
-        def step(lr: float) -> float:
+        @instead(engine)
+        def step(original: Any, lr: float) -> float:
             for parameter in frozen:
                 parameter.grad = torch.full_like(parameter, 1e-8)
             return float(original(lr))
-
-        engine.step = step
 
 
 class LastHeldOutSampleDropped(Defect):
     """Evaluation masks the last sample of each batch and still divides by all targets."""
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine.forward
-
-        def forward(batch: Batch) -> torch.Tensor:
+        @instead(engine)
+        def forward(original: Any, batch: Batch) -> torch.Tensor:
             if not torch.is_grad_enabled():
                 batch = batch | {"labels": batch["labels"].clone()}
                 batch["labels"][-1] = IGNORED
             return original(batch)
-
-        engine.forward = forward
 
 
 class NothingUpdated(Defect):
@@ -531,14 +461,10 @@ class ComputesInFp32(Defect):
     """Turns autocast off within the model."""
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        model = engine.module.module
-        original = model.forward
-
-        def forward(*arguments: Any, **keywords: Any) -> Any:
+        @instead(engine.module.module)
+        def forward(original: Any, *arguments: Any, **keywords: Any) -> Any:
             with torch.autocast("cpu", enabled=False):
                 return original(*arguments, **keywords)
-
-        model.forward = forward
 
 
 class BlockSkippedOnOneRank(Defect):
@@ -547,13 +473,11 @@ class BlockSkippedOnOneRank(Defect):
     def spoil(self, engine: Any, context: SetupContext) -> None:
         if context.world.rank == 1:
             block = engine.module.module.blocks[1]
-            original = block.forward
 
-            def forward(hidden: torch.Tensor) -> torch.Tensor:
+            @instead(block)
+            def forward(original: Any, hidden: torch.Tensor) -> torch.Tensor:
                 with torch.no_grad():
                     return hidden + (original(hidden) - hidden)
-
-            block.forward = forward
 
 
 (LateSameBatchOnEveryRank,) = late(SameBatchOnEveryRank.spoil, DdpBackend)

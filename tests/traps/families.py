@@ -1,23 +1,27 @@
 """Third-party backends of each family that run the model in another way, change settings or gradients while
-they train, or whose updates are not what Adam makes of gradients."""
+they train, whose updates are not what Adam makes of gradients, or that err in jobs with adapters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from harness.backends.base import BackendOptions, Batch, SetupContext
+from harness.backends.base import BackendOptions, Batch, SetupContext, World
 from harness.backends.ddp import DdpBackend
 from harness.backends.fsdp.fsdp1 import Fsdp1Backend
 from harness.backends.fsdp.fsdp2 import Fsdp2Backend
+from harness.backends.injected_faults import Spoiled, instead, scale_loss
 from harness.backends.options import Fsdp2HybridOptions
+from harness.backends.piece import Piece
 from harness.backends.zero.backend import ZeroBackend
+from tests.memory.defects import Hoarding, OneUnit
 
-from .adapters import LATE_STEP, Spoil, Spoiled, after_each_step, late, spoiled
+from .adapters import LATE_STEP, Rebuilt, Spoil, after_each_step, asked, late, spoiled
 
 
 class Stage(ZeroBackend):
@@ -46,6 +50,21 @@ class Hybrid(Fsdp2Backend):
         super().__init__(options, sharding="hybrid")
 
 
+class ReplicasNeverReduced(Hybrid):
+    """Hybrid sharding whose mesh lacks the dimension of the replicas."""
+
+    def _mesh(self, world: World) -> DeviceMesh:
+        return super()._mesh(world)["shard"]
+
+
+class WholeModelInOneUnit(OneUnit):
+    pass
+
+
+class HoardingRank(Hoarding):
+    pass
+
+
 def live_groups(engine: Any) -> list[dict[str, Any]]:
     """Groups of the optimizer that trains; a DeepSpeed engine holds its own."""
     return list(getattr(engine, "engine", engine).optimizer.param_groups)
@@ -55,28 +74,22 @@ class ForwardTwice(Spoiled, Stage2):
     """Runs each micro-batch once more to log its loss."""
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine.forward
-
-        def forward(batch: Batch) -> torch.Tensor:
+        @instead(engine)
+        def forward(original: Any, batch: Batch) -> torch.Tensor:
             if torch.is_grad_enabled():
                 with torch.no_grad():
                     getattr(engine, "engine", engine).module(batch.get("left", batch.get("points")))
             return original(batch)
-
-        engine.forward = forward
 
 
 class BackwardInHalves(Spoiled, Fsdp2Backend):
     """Each backward pass in two, of half the loss."""
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine.backward
-
-        def backward(loss: torch.Tensor, *, last_micro_step: bool) -> None:
+        @instead(engine)
+        def backward(original: Any, loss: torch.Tensor, *, last_micro_step: bool) -> None:
             (loss / 2).backward(retain_graph=True)
             original(loss / 2, last_micro_step=last_micro_step)
-
-        engine.backward = backward
 
 
 class TrainsInEvaluationMode(Spoiled, Stage2):
@@ -105,14 +118,11 @@ class ClippedOnOneRank(Spoiled, DdpBackend):
     """Rank 1 clips once more, at 0.1."""
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine._update
-
-        def update() -> None:
+        @instead(engine)
+        def _update(original: Any) -> None:
             if context.world.rank == 1:
                 nn.utils.clip_grad_norm_(engine.module.parameters(), 0.1)
             original()
-
-        engine._update = update
 
 
 class RateOfOneRank(Spoiled, Stage1):
@@ -230,13 +240,10 @@ DecayAddedOfDdp, DecayAddedOfFsdp, DecayAddedOfFsdp1, DecayAddedAtStage1, DecayA
 
 
 def _clip_each_micro_step(_: Any, engine: Any, __: SetupContext) -> None:
-    original = engine.backward
-
-    def backward(loss: Tensor, *, last_micro_step: bool) -> None:
+    @instead(engine)
+    def backward(original: Any, loss: Tensor, *, last_micro_step: bool) -> None:
         original(loss, last_micro_step=last_micro_step)
         nn.utils.clip_grad_norm_(engine.module.parameters(), 0.3)
-
-    engine.backward = backward
 
 
 ClippedEachMicroStepOfDdp, ClippedEachMicroStepOfFsdp = spoiled(
@@ -266,14 +273,10 @@ class NormOfTheShardAtStage1(Spoiled, Stage1):
     """Each rank divides its partition by that partition's norm; the norm that is told is the global one."""
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        optimizer = engine.engine.optimizer
-        original = optimizer.unscale_and_clip_grads
-
-        def clip(gradients: list[Tensor], _: Any, *rest: Any) -> Any:
+        @instead(engine.engine.optimizer)
+        def unscale_and_clip_grads(original: Any, gradients: list[Tensor], _: Any, *rest: Any) -> Any:
             own = torch.stack([gradient.norm() for gradient in gradients]).norm()
             return original(gradients, own, *rest)
-
-        optimizer.unscale_and_clip_grads = clip
 
 
 class NormOfTheShardAtStage3(Spoiled, Stage3):
@@ -281,12 +284,10 @@ class NormOfTheShardAtStage3(Spoiled, Stage3):
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
         optimizer = engine.engine.optimizer
-        original = optimizer.unscale_and_clip_grads
 
-        def clip(sub_group: int, _: Any) -> Any:
+        @instead(optimizer)
+        def unscale_and_clip_grads(original: Any, sub_group: int, _: Any) -> Any:
             return original(sub_group, optimizer.fp32_partitioned_groups_flat[sub_group].grad.norm())
-
-        optimizer.unscale_and_clip_grads = clip
 
 
 class NoDropoutOnOneRank(Spoiled, Fsdp2Backend):
@@ -317,35 +318,31 @@ class WeightsOneStepBehind(Spoiled, DdpBackend):
     """Passes use a copy of the weights that is renewed before each update, not after it."""
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        model, original, step = bare(engine), engine.forward, engine.step
-        copies = {parameter: parameter.detach().clone() for parameter in model.parameters()}
+        copies = {parameter: parameter.detach().clone() for parameter in bare(engine).parameters()}
         masters: dict[nn.Parameter, Tensor] = {}
 
-        def forward(batch: Batch) -> Tensor:
+        @instead(engine)
+        def forward(original: Any, batch: Batch) -> Tensor:
             for parameter, copy in copies.items():
                 masters.setdefault(parameter, parameter.data)
                 parameter.data = copy
             return original(batch)
 
-        def update(lr: float) -> float:
+        @instead(engine)
+        def step(original: Any, lr: float) -> float:
             for parameter, master in masters.items():
                 parameter.data = master
                 copies[parameter] = master.clone()
             masters.clear()
-            return float(step(lr))
-
-        engine.forward, engine.step = forward, update
+            return float(original(lr))
 
 
 def _clip_each_parameter(_: Any, engine: Any, __: SetupContext) -> None:
-    original = engine._update
-
-    def update() -> None:
+    @instead(engine)
+    def _update(original: Any) -> None:
         for parameter in engine.module.parameters():
             nn.utils.clip_grad_norm_([parameter], 0.1)
         original()
-
-    engine._update = update
 
 
 ClippedByParameterOfDdp, ClippedByParameterOfFsdp = spoiled(_clip_each_parameter, DdpBackend, Fsdp2Backend)
@@ -353,8 +350,7 @@ ClippedByParameterOfDdp, ClippedByParameterOfFsdp = spoiled(_clip_each_parameter
 
 def _scale_the_loss(_: Any, engine: Any, __: SetupContext) -> None:
     """As a loss scaler whose gradients nobody unscales."""
-    original = engine.backward
-    engine.backward = lambda loss, **rest: original(128 * loss, **rest)
+    scale_loss(engine, 128)
 
 
 NotUnscaledOfDdp, NotUnscaledAtStage2, NotUnscaledOfFsdp1 = spoiled(
@@ -534,3 +530,38 @@ def _pull_back(_: Any, engine: Any, __: SetupContext) -> None:
 
 
 PulledBackOfDdp, PulledBackOfFsdp = spoiled(_pull_back, DdpBackend, Fsdp2Backend)
+
+
+class NotGathered(Spoiled, Stage3):
+    """T37: peft's state dict under ZeRO-3, taken without gathering the parameters."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        @instead(engine)
+        def weight_pieces(original: Any) -> Iterator[Piece]:
+            live = dict(engine.engine.module.named_parameters())
+            for piece in original():
+                if ".lora_" not in piece.name:
+                    yield piece
+                    continue
+                held = live[piece.name].detach().float()
+                yield Piece(
+                    name=piece.name, shape=tuple(held.shape), start=0, weight=held.view(-1), moments={}
+                )
+
+
+class Bf16Key(asked(Stage2, precision="bf16-mixed")):  # type: ignore[misc]
+    """T39: DeepSpeed's `bf16` key on a model whose frozen weights are bf16: adapters become bf16 too."""
+
+
+class OneRankInBf16(Rebuilt, DdpBackend):
+    """T41: `bf16=True` on one GPU leaves adapters in bf16; on several FSDP makes fp32 masters of them."""
+
+    def rebuilt(self, model: Any, context: SetupContext) -> nn.Module:
+        return model.to(torch.bfloat16) if context.world.world_size == 1 else model
+
+
+class Upcast(Rebuilt, Fsdp2Backend):
+    """All parameters made fp32 before they are sharded, as Accelerate does at mixed precision."""
+
+    def rebuilt(self, model: Any, context: SetupContext) -> nn.Module:
+        return model.float()

@@ -13,6 +13,7 @@ from torch import nn
 from harness.backends.base import Batch, BuildModel, BuildOptimizer, Engine, SetupContext
 from harness.backends.ddp import DdpBackend
 from harness.backends.fsdp.fsdp2 import Fsdp2Backend
+from harness.backends.injected_faults import Spoiled, instead
 from harness.backends.options import AutoTp12Options
 from harness.backends.pipeline.backend import PipelineBackend
 from harness.backends.sequence import context_parallel
@@ -24,7 +25,7 @@ from harness.backends.trainer import engines
 from harness.backends.trainer.backends import TrainerDdpBackend
 from harness.backends.zero.backend import start_deepspeed
 
-from .adapters import Rebuilt, Spoiled, spoiled
+from .adapters import Rebuilt, spoiled
 from .families import Stage2, Stage3
 
 
@@ -156,12 +157,10 @@ class KeptWhatIsAddedUpInPlace(AutoTpBackend):
 
 def _feed_differently(_: Any, engine: Any, context: SetupContext) -> None:
     """Each rank along 'tensor' computes on samples of its own, which DeepSpeed does not check here."""
-    original = engine.forward
 
-    def forward(batch: Batch) -> Any:
+    @instead(engine)
+    def forward(original: Any, batch: Batch) -> Any:
         return original({name: values.roll(context.world.rank, dims=1) for name, values in batch.items()})
-
-    engine.forward = forward
 
 
 OtherSamplesOnEachTensorRank, OtherSamplesUnderAutoTp = spoiled(
@@ -193,13 +192,12 @@ class OrthogonalisesRows(Fsdp2Backend):
             return build_optimizer((name, rows) for (name, _), (_, rows) in zip(found, pairs, strict=True))
 
         engine: Any = super().prepare(build_model, build, context)
-        original = engine.step
 
-        def step(lr: float) -> float:
+        @instead(engine)
+        def step(original: Any, lr: float) -> float:
             for whole, rows in pairs:
                 rows.grad = whole.grad.to_local()
                 whole.grad = None
             return float(original(lr))
 
-        engine.step = step
         return engine  # type: ignore[no-any-return]

@@ -33,7 +33,6 @@ from harness.record import Record
 from harness.record.store import RECORD_NAME, Store, read_record
 from harness.run_directory.request import RunRequest
 from tests import kept
-from tests.adapters import planted
 from tests.forkserver import launcher
 from tests.made_once import MadeOnce
 from tests.plugins import register
@@ -141,7 +140,7 @@ def install(folder: Path) -> None:
     """Make the broken adapters known as a third party's distribution would."""
     broken = {
         name: module.__name__
-        for module in (planted, adapters, families, libraries)
+        for module in (adapters, families, libraries)
         for name, value in vars(module).items()
         if isinstance(value, type) and value.__module__ == module.__name__ and not isabstract(value)
     }

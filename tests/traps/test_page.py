@@ -55,6 +55,7 @@ raise none of them:
 `make traps` runs every backend in fp32 and bf16-mixed, with and without accumulation, on 1, 2 and 4 ranks.
 [The gallery](../reports/traps/README.md) has reports of many."""
 HERE = "tests/traps/test_traps.py"
+TIMING = "tests/harness/judge/findings/test_timing.py"
 RUNS = f"{HERE}::test_a_planted_trap_is_named"
 JOBS = "tests/traps/test_own_jobs.py::test_a_planted_trap_is_named"
 ADAPTERS = "tests/adapters/test_adapters.py::test_a_planted_mistake_is_named"
@@ -72,9 +73,9 @@ ELSEWHERE = [
     ("T17 volume", "a built-in backend that synchronises in every micro-step", "communication-differs",
      f"{HERE}::test_a_known_implementation_that_moves_other_bytes"),
     ("T19", "a timer that stops before the device has finished", "inconsistent-timing",
-     f"{HERE}::test_T19_a_timer_that_stops_before_the_device_has_finished"),
+     f"{TIMING}::test_a_timer_that_stops_before_the_device_has_finished_is_found"),
     ("T20", "a library's logger that synchronises every call of one backend", "instrumented-timing",
-     f"{HERE}::test_T20_a_logger_of_a_library_that_slows_one_backend"),
+     f"{TIMING}::test_what_one_row_shows_is_found_with_its_figures"),
     ("T23", "two jobs in one table", "several-jobs",
      f"{HERE}::test_T23_several_jobs_in_one_table_are_named_by_setting"),
     ("T25", "steps that a loss scaler skipped", "skipped-steps",

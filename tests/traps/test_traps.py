@@ -8,10 +8,8 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.judge.findings import timing
-from harness.judge.findings.finding import Finding
 from harness.rank.probes.time import accounted_seconds
-from harness.record import Record
-from tests.records import make_ranks, make_record, make_steps
+from tests.records import make_record, make_steps
 from tests.representatives import cheap
 
 from .matrix import Matrix
@@ -90,39 +88,6 @@ def test_a_rank_that_sleeps_in_each_step_is_named(where: str, matrix: Matrix, ta
     (finding,) = [f for f in found if f.id == "slow-rank"]
     assert (finding.backends, finding.values["rank"]) == ((label,), 1)
     assert finding.values["what"] == timing.ASLEEP
-    tally["planted"][0] += 1
-
-
-def timed_findings(record: Record) -> list[Finding]:
-    """Of one run beside a reference whose steps are timed alike."""
-    phases = {"forward": [0.1] * 4, "backward": [0.3] * 4, "step": [0.05] * 4}
-    parts = [part.model_copy(update={"phase_seconds": phases}) for part in record.ranks]
-    return Comparison([make_record(), record.model_copy(update={"ranks": parts})]).findings
-
-
-def test_T19_a_timer_that_stops_before_the_device_has_finished(tally) -> None:
-    tally["planted"][1] += 1
-    record = make_record(label="ddp", ranks=[
-        part.model_copy(update={"step_seconds": [0.02] * 4}) for part in make_ranks(2)
-    ])  # fmt: skip
-    world = record.world.model_copy(update={"device": "cuda"})
-    found = timed_findings(record.model_copy(update={"world": world}))
-    assert [f.id for f in found if f.id in ("inconsistent-timing", "faster-than-possible")] == [
-        "inconsistent-timing"
-    ]
-    assert "timer stopped too early" in next(f.message for f in found if f.id == "inconsistent-timing")
-    tally["planted"][0] += 1
-
-
-def test_T20_a_logger_of_a_library_that_slows_one_backend(tally) -> None:
-    tally["planted"][1] += 1
-    record = make_record(label="zero1")
-    config = {"comms_logger": {"enabled": True}}
-    backend = record.backend.model_copy(update={"native_config": config})
-    (found,) = timed_findings(record.model_copy(update={"backend": backend}))
-    assert found.id == "instrumented-timing"
-    assert found.backends == ("zero1",)
-    assert "comms_logger" in found.message
     tally["planted"][0] += 1
 
 
