@@ -7,8 +7,12 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_gather
 from torch.nn import functional
+
+from tests.axes.own_optimizer import lion as lion
 
 Batch = dict[str, Tensor]
 Compute = Callable[[nn.Module, Batch], Tensor]
@@ -23,24 +27,29 @@ def through(layers: Iterable[nn.Module], hidden: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, statistics: bool = False) -> None:
         super().__init__()
-        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width) if statistics else nn.LayerNorm(width)
+        self.linear = nn.Linear(width, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden + torch.relu(self.linear(self.norm(hidden)))
 
 
 class Mlp(nn.Module):
-    """`depth` blocks between two layers; each keyword changes the shape in one way."""
+    """`depth` blocks between two layers; each keyword changes the shape in one way.
+
+    survival: share of each block that an evaluation takes.
+    """
 
     def __init__(
         self, width: int = 13, depth: int = 2, shared: int = 1, unused: bool = False, frozen: str = "",
-        scalar: bool = False, sides: int = 1,
+        scalar: bool = False, sides: int = 1, statistics: bool = False, survival: float = 1.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.first = nn.Linear(FEATURES, width)
-        self.blocks = nn.ModuleList([block for _ in range(depth) for block in [Block(width)] * shared])
+        self.first, self.survival = nn.Linear(FEATURES, width), survival
+        blocks = [Block(width, statistics=statistics) for _ in range(depth)]
+        self.blocks = nn.ModuleList([block for one in blocks for block in [one] * shared])
         self.heads = nn.ModuleList([nn.Linear(width, CLASSES) for _ in range(sides)])
         if unused:
             self.pooler = nn.Linear(width, width)
@@ -49,7 +58,10 @@ class Mlp(nn.Module):
             parameter.requires_grad_(not frozen or not name.startswith(frozen))
 
     def forward(self, points: Tensor) -> Tensor:
-        hidden = through(self.blocks, self.first(points))
+        hidden = self.first(points)
+        for block in self.blocks:
+            after = block(hidden)
+            hidden = after if self.training else hidden + self.survival * (after - hidden)
         logits = sum(head(hidden) for head in self.heads)
         return logits if self.temperature is None else logits * self.temperature
 
@@ -267,9 +279,9 @@ class Towers(nn.Module):
         super().__init__()
         self.left, self.right, self.scale = Mlp(), Mlp(), nn.Parameter(torch.full((1,), 1.5))
 
-    def forward(self, points: Tensor) -> Tensor:
+    def forward(self, points: Tensor) -> tuple[Tensor, Tensor]:
         left, right = self.left(points), self.right(points.flip(-1))
-        return self.scale.exp() * functional.normalize(left, dim=-1) @ functional.normalize(right, dim=-1).T
+        return self.scale.exp() * functional.normalize(left, dim=-1), functional.normalize(right, dim=-1)
 
 
 class Rotary(nn.Module):
@@ -807,11 +819,39 @@ def of_preferences(model: nn.Module, batch: Batch) -> Tensor:
 
 
 @loss
-def of_pairs(model: nn.Module, batch: Batch) -> Tensor:
-    """Each sample among all others of the batch, both ways."""
-    logits = model(batch["points"])
+def of_pairs(model: nn.Module, batch: Batch, gathered: bool = False, with_gradient: bool = True) -> Tensor:
+    """Each sample among all others of the batch, both ways; gathered: of the step, wherever they are."""
+    sides = list(model(batch["points"]))
+    if gathered and dist.is_initialized() and dist.get_world_size() > 1:
+        for index, side in enumerate(sides):
+            parts = [torch.zeros_like(side) for _ in range(dist.get_world_size())]
+            if with_gradient:
+                parts = list(all_gather(side))
+            else:
+                dist.all_gather(parts, side.detach())
+                parts[dist.get_rank()] = side
+            sides[index] = torch.cat(parts)
+    logits = sides[0] @ sides[1].T
     own = torch.arange(len(logits), device=logits.device)
     return (functional.cross_entropy(logits, own) + functional.cross_entropy(logits.T, own)) / 2
+
+
+@loss
+def of_weighted(model: nn.Module, batch: Batch) -> Tensor:
+    """A mean by weights of the classes, which a batch holds in other shares than its parts."""
+    logits = model(batch["points"])
+    weight = 2.0 ** torch.arange(CLASSES).to(logits)
+    return functional.cross_entropy(logits, batch["class_of"], weight=weight)
+
+
+@loss
+def of_mixed(model: nn.Module, batch: Batch, random: bool = False) -> Tensor:
+    """Each sample mixed with another one of the batch."""
+    share = float(torch.rand(())) if random else 0.7
+    points, classes = batch["points"], batch["class_of"]
+    logits = model(share * points + (1 - share) * points.flip(0))
+    mixed = functional.cross_entropy(logits, classes), functional.cross_entropy(logits, classes.flip(0))
+    return share * mixed[0] + (1 - share) * mixed[1]
 
 
 @loss
@@ -909,21 +949,3 @@ def of_scores_slopes(model: nn.Module, batch: Batch) -> Tensor:
 def adafactor(groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
     """Means of rows and columns: of a flat part it has none."""
     return torch.optim.Adafactor(groups)
-
-
-def lion(groups: Iterable[dict[str, Any]], **arguments: Any) -> torch.optim.Optimizer:
-    """An optimizer that nobody ships: the sign of a running mean."""
-    return Sign(groups, {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0} | arguments)
-
-
-class Sign(torch.optim.Optimizer):
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
-                mean.lerp_(parameter.grad, 1 - group["momentum"])
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.sub_(group["lr"] * (mean / (mean.abs() + 1e-6)))

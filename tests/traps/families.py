@@ -78,7 +78,7 @@ class ForwardTwice(Spoiled, Stage2):
         def forward(original: Any, batch: Batch) -> torch.Tensor:
             if torch.is_grad_enabled():
                 with torch.no_grad():
-                    getattr(engine, "engine", engine).module(batch.get("left", batch.get("points")))
+                    getattr(engine, "engine", engine).module(batch["points"])
             return original(batch)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tests.sweep.table import own
+
 from .matrix import Matrix, padded_documents
-from .own_jobs import settings_of
 
 UNCLIPPED = "training.gradient_clipping=null"
 ACCUMULATED = "training.accumulation_steps=4"
@@ -222,13 +223,13 @@ LIBRARIES = [
 ]  # fmt: skip
 """What DeepSpeed and Trainer do on their own account: not in the published gallery."""
 RATE = "late learning rate of one rank"
-MOVED = settings_of("mean", survival=0.8)
+MOVED = own("mlp", survival=0.8)
 EXECUTION = [
     Trap(name="forward twice", label="planted-ForwardTwice", finding="passes-differ",
-         says="forward passes in step 0: 2, due: 1 (ranks: 0, 1", settings=settings_of("mean"),
+         says="forward passes in step 0: 2, due: 1 (ranks: 0, 1", settings=own("mlp"),
          what="each micro-batch run once more without gradients under ZeRO-2"),
     Trap(name="backward in halves", label="planted-BackwardInHalves", finding="passes-differ",
-         says="backward passes in step 0: 2, due: 1 (ranks: 0, 1", settings=settings_of("mean"),
+         says="backward passes in step 0: 2, due: 1 (ranks: 0, 1", settings=own("mlp"),
          what="each backward pass of FSDP made twice, of half the loss"),
     Trap(name="training in evaluation mode", label="planted-TrainsInEvaluationMode", finding="mode-differs",
          says="in evaluation mode in training passes: the model itself",
@@ -242,11 +243,11 @@ EXECUTION = [
          what="FSDP left in training mode while it evaluates"),
     Trap(name="weight decay of one rank", label="planted-DecayOfOneRank", finding="ranks-differ",
          says="differs from rank 0 (ranks: 1): weight_decay of optimizer group 0 1 against 0.1",
-         settings=settings_of("mean"), also=("update-differs",),
+         settings=own("mlp"), also=("update-differs",),
          what="ten times the weight decay on rank 1 of FSDP1"),
     Trap(name="clipping of one rank", label="planted-ClippedOnOneRank", finding="ranks-differ",
          says="differs from rank 0 (ranks: 1): norm of the clipped gradient of step 0 0.1 against 0.",
-         settings=(*settings_of("mean"), "training.gradient_clipping=0.5"), also=("replicas-differ",),
+         settings=(*own("mlp"), "training.gradient_clipping=0.5"), also=("replicas-differ",),
          what="the gradients of rank 1 of DDP clipped once more, at 0.1"),
     Trap(name="buffer cast", label="planted-RotaryInBf16", finding="update-differs",
          says="although losses and gradient norms agree in all 6 steps; buffer model.rotary_emb.inv_freq "
@@ -256,7 +257,7 @@ EXECUTION = [
          says="weights are rounded to bfloat16", also=("parameters-not-updated",),
          what="fp32 weights of FSDP1 rounded to bf16 after each update"),
     Trap(name="learning rate of one rank", label="planted-RateOfOneRank", finding="learning-rate-differs",
-         settings=settings_of("mean"), also=("ranks-differ", "update-differs"),
+         settings=own("mlp"), also=("ranks-differ", "update-differs"),
          what="half the learning rate on rank 1 of ZeRO-1"),
 ]  # fmt: skip
 EXECUTION += [
@@ -277,7 +278,7 @@ EXECUTION += [
 """How ranks ran the model, of each family: not in the published gallery."""
 LATE_SETTINGS = [
     Trap(name=f"{name}, {where}", label=f"planted-{label}{suffix}", finding=finding, says=says,
-         settings=settings_of("mean"), what=what,
+         settings=own("mlp"), what=what,
          also=(*also, *(("replicas-differ",) if name == RATE and where == "DDP" else ())))
     for suffix, where in (("OfDdp", "DDP"), ("AtStage3", "ZeRO-3"), ("OfFsdp", "FSDP"))
     for name, label, finding, says, also, what in (
@@ -328,7 +329,7 @@ CLIPPED = [
     )
 ] + [
     Trap(name=f"statistics kept, {where}", label=f"planted-StatisticsKept{suffix}",
-         finding="buffers-not-updated", also=("batch-norm",), settings=settings_of("mean", statistics=True),
+         finding="buffers-not-updated", also=("batch-norm",), settings=own("mlp", statistics=True),
          says="in the reference: blocks.0.norm.running_mean, blocks.0.norm.running_var, blocks",
          what="running statistics of BatchNorm that are never updated")
     for suffix, where in (("OfDdp", "DDP"), ("OfFsdp", "FSDP"), ("AtStage2", "ZeRO-2"))
@@ -347,7 +348,7 @@ CLIPPED = [
          says=": gradients differ, or passes use other weights than updates leave",
          what="passes that use a copy of the weights which is renewed before each update"),
     Trap(name="statistics kept on a rank", label="planted-StatisticsKeptOnOneRank",
-         finding="ranks-differ", also=("batch-norm",), settings=settings_of("mean", statistics=True),
+         finding="ranks-differ", also=("batch-norm",), settings=own("mlp", statistics=True),
          says="differs from rank 0 (ranks: 1): still buffers blocks.0.norm.running_mean, blocks.0.norm",
          what="running statistics of BatchNorm that rank 1 never updates"),
 ]  # fmt: skip
@@ -390,10 +391,10 @@ UPDATED = [
 """Updates that are not Adam's, of each family: not in the published gallery."""
 EVALUATED = ("evaluation.every_steps=3", "evaluation.samples=10")
 SPLITS = {
-    "contrastive loss": settings_of("contrastive", "towers"),
-    "batch statistics": settings_of("mean", statistics=True),
-    "mixup": settings_of("mixup"),
-    "weighted mean": settings_of("weighted"),
+    "contrastive loss": own("towers", "of_pairs"),
+    "batch statistics": own("mlp", statistics=True),
+    "mixup": own("mlp", "of_mixed"),
+    "weighted mean": own("mlp", "of_weighted"),
 }
 """Jobs whose loss depends on how the batch is split."""
 OWN_JOBS = [
@@ -405,20 +406,20 @@ OWN_JOBS = [
     Trap(name="block skipped on a rank", label="planted-BlockSkippedOnOneRank:find_unused_parameters=true",
          finding="gradient-differs",
          says="no gradient reaches block blocks.0, block blocks.1, first.bias and 1 more (ranks: 1)",
-         settings=settings_of("mean"), also=("idle-on-some-ranks",),
+         settings=own("mlp"), also=("idle-on-some-ranks",),
          what="rank 1 leaves a block out of its backward pass"),
     Trap(name="late block skipped on a rank",
          label="planted-LateBlockSkippedOnOneRank:find_unused_parameters=true",
          finding="gradient-differs", says="first.bias and 1 more (ranks: 1)",
-         settings=settings_of("mean"), also=("idle-on-some-ranks",),
+         settings=own("mlp"), also=("idle-on-some-ranks",),
          what="from the fourth step on rank 1 leaves a block out of its backward pass"),
     Trap(name="decay without gradient", label="zero2", finding="decay-without-gradient",
          says="no gradient reaches pooler.weight: zeros with weight decay here, skipped in the reference; it "
-         "shrinks by", settings=settings_of("mean", pooler=True),
+         "shrinks by", settings=own("mlp", unused=True),
          what="a layer that the loss does not use, which DeepSpeed gives a gradient of zeros"),
     Trap(name="frozen weights trained", label="planted-FrozenWeightsTrained", finding="frozen-weights-moved",
          says="first.bias, first.weight moved, although the job freezes that",
-         settings=settings_of("mean", frozen=True), also=("optimizer-differs",),
+         settings=own("mlp", frozen="first"), also=("optimizer-differs",),
          what="frozen weights that are made trainable again and given to the optimizer"),
     Trap(name="held-out samples dropped", label="planted-LastHeldOutSampleDropped",
          finding="held-out-loss-differs", says="the held-out loss after 3 steps is", settings=EVALUATED,
@@ -430,7 +431,7 @@ OWN_JOBS = [
          finding="gradient-differs", says="above that of single", settings=(BF16,),
          what="the gradients of rank 1 multiplied by 1.01"),
     Trap(name="nothing updated", label="planted-NothingUpdated", finding="parameters-not-updated",
-         says="no parameter moved: the optimizer updates nothing", settings=settings_of("mean"),
+         says="no parameter moved: the optimizer updates nothing", settings=own("mlp"),
          what="an update that is never made"),
 ]  # fmt: skip
 """In jobs of the user's own: not in the published gallery."""

@@ -16,7 +16,6 @@ from tests.harness.cli.command_line import SHORT, harness_process
 from tests.sweep.table import BF16, WORDS, own
 
 from .matrix import Matrix
-from .own_jobs import settings_of
 
 pytestmark = pytest.mark.long(seconds=20)
 EVALUATED = ("evaluation.every_steps=2", "evaluation.samples=8")
@@ -81,7 +80,7 @@ CASES = {
     ),
     "one sample": (
         "ddp",
-        (*settings_of("mean", statistics=True), "training.accumulation_steps=4"),
+        (*own("mlp", statistics=True), "training.accumulation_steps=4"),
         "a normalisation over the batch got one sample",
     ),
 }

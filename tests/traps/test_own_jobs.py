@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.representatives import COSTLY, EXHAUSTIVE, first
+from tests.sweep.table import own
 
 from .clean import not_as_wanted
 from .matrix import Matrix
-from .own_jobs import settings_of
 from .planted import CLIPPED, EXECUTION, LATE_SETTINGS, OWN_JOBS, SPLITS, UPDATED, Trap, assert_named
 
 pytestmark = pytest.mark.long(seconds=55)
@@ -51,7 +51,7 @@ def test_a_sound_run_whose_loss_depends_on_the_split_agrees(name: str, matrix: M
 
 
 def test_an_unused_layer_is_no_fault_where_it_is_skipped(matrix: Matrix, tally) -> None:
-    labels, settings = ["ddp:find_unused_parameters=True", "fsdp"], settings_of("mean", pooler=True)
+    labels, settings = ["ddp:find_unused_parameters=True", "fsdp"], own("mlp", unused=True)
     assert [f.message for f in matrix.findings(labels, 2, settings)] == []
     rows = matrix.compare(labels, 2, settings).rows
     assert not not_as_wanted(rows, exact_sums=True)
@@ -70,7 +70,7 @@ def test_a_rank_without_dropout_is_named_though_dropout_is_not_judged(matrix: Ma
 
 @pytest.mark.costly
 def test_random_parts_of_a_batch_are_not_judged(matrix: Matrix) -> None:
-    (_, row) = matrix.compare(["ddp"], 2, settings_of("mixup", loss_random=True)).rows
+    (_, row) = matrix.compare(["ddp"], 2, own("mlp", "of_mixed", loss_random=True)).rows
     assert row.judgement.parity == "unjudged"
     assert str(row.judgement.reason).startswith("the loss depends on how the batch is split: ")
     assert "with 4 samples at once" in str(row.judgement.reason)
@@ -78,7 +78,7 @@ def test_random_parts_of_a_batch_are_not_judged(matrix: Matrix) -> None:
 
 
 def test_a_mean_over_samples_does_not_depend_on_the_split(matrix: Matrix) -> None:
-    reference, row = matrix.compare(["ddp"], 2, settings_of("mean")).rows
+    reference, row = matrix.compare(["ddp"], 2, own("mlp")).rows
     assert reference.record.split is not None
     assert not reference.record.split.depends
     assert row.judgement.parity in ("exact", "tight")
@@ -90,14 +90,14 @@ def test_a_mean_over_samples_does_not_depend_on_the_split(matrix: Matrix) -> Non
 def test_a_loss_over_all_ranks_is_that_of_the_whole_batch_unless_its_gather_loses_the_gradient(
     with_gradient: bool, matrix: Matrix
 ) -> None:
-    settings = settings_of("gathered", "towers", loss_with_gradient=with_gradient)
+    settings = own("towers", "of_pairs", loss_gathered=True, loss_with_gradient=with_gradient)
     found = matrix.findings(["zero2"], 2, settings)
     causes = [f for f in found if f.id != "diverged"]
     assert [f.id for f in causes] == ([] if with_gradient else ["gradient-differs"])
     _, *rows = matrix.compare(["zero2"], 2, settings).rows
     for row in rows:
-        own = {row.op for row in row.record.comm if row.of_job and row.phase in ("forward", "backward")}
-        assert "all_gather" in own
+        sent = {row.op for row in row.record.comm if row.of_job and row.phase in ("forward", "backward")}
+        assert "all_gather" in sent
         if with_gradient:
             assert row.judgement.parity in ("exact", "tight")
         else:  # each rank takes the gradient of its own samples alone

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from harness.backends.base import Batch
 from harness.forms.textbook import ModelGeometry, model_flops_per_token
+from harness.job.config import load_experiment
 from harness.job.job import Job
 from harness.rank.models import description
 from harness.rank.models.description import (
@@ -30,7 +31,8 @@ from harness.rank.models.description import (
 from harness.rank.models.losses import ComputeLoss
 from harness.record import GeometryPart, SplitPart
 from tests.harness.rank.small_models import SMALL, SMALL_GPT2, built, job_of
-from tests.traps import own_jobs
+from tests.sweep import models
+from tests.sweep.table import own
 
 IDS = {"input_ids": torch.tensor([[1, 2, 3], [3, 2, 1]]), "labels": torch.tensor([0, 1])}
 
@@ -288,8 +290,7 @@ def test_what_a_pass_leaves_out_repeats_or_alternates_is_told(
     assert {name: seen[name] for name in found} == found
 
 
-SAMPLES = own_jobs.samples()
-JOBS = "tests.traps.own_jobs"
+SAMPLES = models.points(64)
 
 
 def batch_of(ids: Sequence[int]) -> Batch:
@@ -297,25 +298,16 @@ def batch_of(ids: Sequence[int]) -> Batch:
 
 
 def measured(
-    loss: str | ComputeLoss, model: str | Callable[..., nn.Module] = "classifier",
-    arguments: dict | None = None, batches: int = 8, **rest,
-) -> SplitPart:  # fmt: skip
+    loss: str | ComputeLoss, model: str | Callable[..., nn.Module] = "mlp", batches: int = 8, **arguments: Any
+) -> SplitPart:
+    """arguments: of the model, or `loss_...`."""
     torch.manual_seed(0)
-    built = (getattr(own_jobs, model) if isinstance(model, str) else model)(**rest)
-    name = loss if isinstance(loss, str) else "given"
-    job = Job.model_validate(
-        {
-            "task": "custom", "model": {"factory": f"{JOBS}:classifier"},
-            "data": {"factory": f"{JOBS}:samples"},
-            "loss": {
-                "factory": f"{JOBS}:{name}", "reduction": "mean", "targets": "samples",
-                "arguments": arguments or {},
-            },
-        }
-    )  # fmt: skip
+    of_loss = {key: arguments.pop(key) for key in [key for key in arguments if key.startswith("loss_")]}
+    built = models.model(model, **arguments) if isinstance(model, str) else model(**arguments)
+    job = load_experiment(None, own("mlp", loss if isinstance(loss, str) else "given", **of_loss)).job()
     before = [tensor.clone() for tensor in (*built.parameters(), *built.buffers())]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(own_jobs, "given", lambda: loss, raising=False)
+        patch.setattr(models, "given", lambda: loss, raising=False)
         found = split_dependence(job, built, batch_of, [range(8 * n, 8 * n + 8) for n in range(batches)])
     after = [*built.parameters(), *built.buffers()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -327,10 +319,10 @@ def measured(
 @pytest.mark.parametrize(
     ("loss", "model", "rest"),
     [
-        ("contrastive", "towers", {}),
-        ("mean", "classifier", {"statistics": True}),
-        ("mixup", "classifier", {}),
-        ("weighted", "classifier", {}),
+        ("of_pairs", "towers", {}),
+        ("of_classes", "mlp", {"statistics": True}),
+        ("of_mixed", "mlp", {}),
+        ("of_weighted", "mlp", {}),
     ],
 )
 def test_a_loss_of_the_batch_depends_on_the_split(loss: str, model: str, rest: dict) -> None:
@@ -338,22 +330,22 @@ def test_a_loss_of_the_batch_depends_on_the_split(loss: str, model: str, rest: d
     assert found.depends
     assert not found.is_random
     assert found.difference > 0.01
-    mean = measured("mean")
+    mean = measured("of_classes")
     assert not mean.depends
     assert mean.difference < 1e-6
 
 
 def test_of_a_large_model_losses_are_compared_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(description, "MOST_WITH_GRADIENTS", 0)
-    assert not measured("mean").depends
-    assert measured("contrastive", "towers").difference > 0.01
+    assert not measured("of_classes").depends
+    assert measured("of_pairs", "towers").difference > 0.01
 
     def refuses(*_: object) -> None:
         raise AssertionError("a gradient was computed")
 
-    assert measured("mixup", arguments={"random": True}).is_random
+    assert measured("of_mixed", loss_random=True).is_random
     monkeypatch.setattr(torch.Tensor, "backward", refuses)
-    assert measured("mixup").depends
+    assert measured("of_mixed").depends
 
 
 class Student(nn.Module):
@@ -361,7 +353,7 @@ class Student(nn.Module):
 
     def __init__(self, follows: float, by_samples: bool = False) -> None:
         super().__init__()
-        self.layer, self.follows, self.by_samples = nn.Linear(8, 4), follows, by_samples
+        self.layer, self.follows, self.by_samples = nn.Linear(models.FEATURES, 4), follows, by_samples
         self.register_buffer("teacher", self.layer.weight.detach().clone())
 
     def forward(self, left: torch.Tensor) -> torch.Tensor:
@@ -378,15 +370,15 @@ def test_a_mean_of_weights_that_each_pass_moves_is_told(
     follows: float, by_samples: bool, found_as: str | None
 ) -> None:
     """Though it begins as the weights, with which no pass would move it."""
-    found = measured(lambda model, batch: model(batch["left"]), partial(Student, follows, by_samples))
+    found = measured(lambda model, batch: model(batch["points"]), partial(Student, follows, by_samples))
     names = ("counts_passes", "is_random")
     assert [name for name in names if getattr(found, name)] == ([found_as] if found_as else [])
 
 
 def test_a_spectral_norm_counts_passes() -> None:
     found = measured(
-        lambda model, batch: model(batch["left"]).square().mean(),
-        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 4)),
+        lambda model, batch: model(batch["points"]).square().mean(),
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(models.FEATURES, 4)),
     )
     assert found.counts_passes
     assert found.depends
@@ -394,9 +386,9 @@ def test_a_spectral_norm_counts_passes() -> None:
 
 
 def only_fp32(model: nn.Module, batch: Batch) -> Tensor:
-    if batch["left"].dtype != torch.float32:
+    if batch["points"].dtype != torch.float32:
         raise TypeError("fp32 only")
-    return own_jobs.contrastive()(model, batch)
+    return models.of_pairs()(model, batch)
 
 
 def test_code_that_takes_fp32_only_is_measured_in_fp32() -> None:
@@ -406,18 +398,18 @@ def test_code_that_takes_fp32_only_is_measured_in_fp32() -> None:
 
 
 def branching(model: nn.Module, batch: Batch) -> Tensor:
-    return own_jobs.mean()(model, batch) * (1 + (batch["left"][0, 0] > 1))
+    return models.of_classes()(model, batch) * (1 + (batch["points"][0, 1] > 2))
 
 
 def branching_blocks(model: Any, batch: Batch) -> Tensor:
-    block = model.blocks[int(batch["left"][0, 0] > 0)]
-    return block(model.first(batch["left"])).square().mean()
+    block = model.blocks[int(batch["points"][0, 0] > 0)]
+    return block(model.first(batch["points"])).square().mean()
 
 
 def not_finite(model: nn.Module, batch: Batch) -> Tensor:
-    left = batch["left"]
+    left = batch["points"]
     lost = len(left) < 8 and bool(left[0, 0] > 1)
-    return own_jobs.mean()(model, batch) * (torch.nan if lost else 1.0)
+    return models.of_classes()(model, batch) * (torch.nan if lost else 1.0)
 
 
 @pytest.mark.parametrize("loss", [branching, branching_blocks, not_finite])
