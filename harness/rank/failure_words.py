@@ -112,6 +112,27 @@ def _mixed() -> Fields | None:
     return {"names": _named(list(others)), "dtypes": dtypes, "usual": usual} if others else None
 
 
+def _mixed_gradients(error: BaseException) -> Fields:
+    """Of the call of FSDP2 that reduces the gradients of a unit (torch 2.13: `foreach_reduce`)."""
+    dtypes: dict[str, str] = {}
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        held = frame.f_locals
+        if "fsdp_params" in held and "unsharded_grads" in held:
+            pairs = zip(held["fsdp_params"], held["unsharded_grads"], strict=False)
+            dtypes |= {bare_name(p._param_fqn or ""): str(g.dtype).removeprefix("torch.") for p, g in pairs}
+    low = [name for name, dtype in dtypes.items() if dtype != "float32"]
+    others = ", ".join(sorted({dtypes[name] for name in low})) or "of another dtype"
+    return {"names": _named(low if len(low) < len(dtypes) else []), "dtypes": others}
+
+
+def _layer(error: BaseException) -> str:
+    """The innermost module of the model in whose forward pass it was raised, of those that hold weights."""
+    names = {id(module): name for name, module in _live_modules()}
+    within = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    layers = [one for one in within if id(one) in names and any(True for _ in one.parameters(recurse=False))]
+    return f"module '{names[id(layers[-1])]}'" if layers and names[id(layers[-1])] else "a layer"
+
+
 def _unused(text: str) -> Fields:
     found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", text)
     indices = map(int, found[1].split()) if found else ()
@@ -135,28 +156,30 @@ def _live_modules() -> list[tuple[str, nn.Module]]:
     return [(bare_module_name(name), m) for name, m in model.named_modules()] if model is not None else []
 
 
-_FIELDS: dict[str, Callable[[str], Fields | None]] = {
-    "scalar": lambda _: {"names": _named([name for name, shape in _noted.shapes.items() if not shape])},
-    "read-outside": _expected,
-    "released": _sized,
-    "places": lambda _: _several(next(iter(_noted.places.values()), [])),
-    "tied": lambda _: _several(_noted.tied or ["a parameter"]),
-    "tied-under-fsdp1": lambda _: _several(_noted.tied),
-    "mixed": lambda _: _mixed(),
-    "complex": lambda _: _of([name for name, dtype in _noted.dtypes.items() if dtype.startswith("complex")]),
-    "unused": _unused,
-    "twice": _twice,
+_FIELDS: dict[str, Callable[[str, BaseException], Fields | None]] = {
+    "scalar": lambda *_: {"names": _named([name for name, shape in _noted.shapes.items() if not shape])},
+    "read-outside": lambda text, _: _expected(text),
+    "released": lambda text, _: _sized(text),
+    "places": lambda *_: _several(next(iter(_noted.places.values()), [])),
+    "tied": lambda *_: _several(_noted.tied or ["a parameter"]),
+    "tied-under-fsdp1": lambda *_: _several(_noted.tied),
+    "mixed": lambda *_: _mixed(),
+    "mixed-gradients": lambda _, error: _mixed_gradients(error),
+    "wider": lambda _, error: {"layer": _layer(error)},
+    "complex": lambda *_: _of([name for name, dtype in _noted.dtypes.items() if dtype.startswith("complex")]),
+    "unused": lambda text, _: _unused(text),
+    "twice": lambda text, _: _twice(text),
     # Where it trains, the loss hangs on nothing that does.
-    "no-gradient": lambda _: {} if (model := _noted.live()) is not None and not model.training else None,
-    "empty": lambda _: _of([name for name, shape in _noted.shapes.items() if 0 in shape]),
-    "beyond-table": lambda _: _tables(),
-    "method": lambda text: {"method": text.rpartition(" ")[2]},
-    "sparse": lambda _: {
+    "no-gradient": lambda *_: {} if (model := _noted.live()) is not None and not model.training else None,
+    "empty": lambda *_: _of([name for name, shape in _noted.shapes.items() if 0 in shape]),
+    "beyond-table": lambda *_: _tables(),
+    "method": lambda text, _: {"method": text.rpartition(" ")[2]},
+    "sparse": lambda *_: {
         "names": _named([f"{name}.weight" for name, m in _live_modules() if getattr(m, "sparse", False)])
     },
-    "in-place": lambda text: {"operator": next(iter(re.findall(r"aten\.\w+", text)), "DTensor")},
+    "in-place": lambda text, _: {"operator": next(iter(re.findall(r"aten\.\w+", text)), "DTensor")},
 }
-"""What an answer says of the model, from the error's text; None: it does not fit."""
+"""What an answer says of the model, from the error and its text; None: it does not fit."""
 
 
 def _named(names: Sequence[str]) -> str:
@@ -173,13 +196,13 @@ def _words() -> dict[str, Any]:
     return tomllib.loads(files(__package__).joinpath("failure_words.toml").read_text(encoding="utf-8"))
 
 
-def _answer(name: str, text: str, backend: str) -> str | None:
+def _answer(name: str, error: BaseException, backend: str) -> str | None:
     """None: it is of other backends or models."""
     answers = _words()["answers"]
     answer = answers[name]
     if answer.get("backend", "") not in backend:
         return None
-    fields = _FIELDS.get(name, lambda _: {})(text)
+    fields = _FIELDS.get(name, lambda *_: {})(described(error), error)
     says: str = answers[answer.get("like", name)]["says"]
     return None if fields is None else says.format(**fields)
 
@@ -198,15 +221,15 @@ def failure_message(error: BaseException, run_directory: Path, backend: str) -> 
         return f"{_words()['answers']['late']['says'].format(names=_named(late))} ({text})"
     special = None
     if isinstance(error, KeyError) and isinstance(next(iter(error.args), None), int):
-        special = _answer("empty", text, backend)  # DeepSpeed numbers the parameters that it holds
+        special = _answer("empty", error, backend)  # DeepSpeed numbers the parameters that it holds
     elif isinstance(error, IndexError) and _takes_gradients_itself(error):
-        special = _answer("own-gradients", text, backend)
+        special = _answer("own-gradients", error, backend)
     if special:
         return f"{special} ({type(error).__name__}: {text})"
     for known in _words()["errors"]:
         if any(word in text for word in known["words"]):
             for name in known["answers"]:
-                if said := _answer(name, text, backend):
+                if said := _answer(name, error, backend):
                     return f"{said} ({text})"
     if CUT_SHORT in text and shutil.disk_usage(run_directory).free < NO_ROOM_BYTES:
         return f"No space left on device for what torch.save writes below '{run_directory}' ({text})"

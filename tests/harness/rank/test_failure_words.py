@@ -1,7 +1,9 @@
 """What failures are called where libraries do not say it."""
 
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -194,6 +196,55 @@ def test_words_about_a_parameter_name_it_and_say_what_to_do(
     assert told in message
     assert message.endswith(f"({words})")
     assert ", or run " in message
+
+
+class Added(nn.Module):
+    """A layer by its formula."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4))
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(self.bias, given, self.weight)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Added,
+        lambda: nn.Linear(4, 4),
+        lambda: nn.Conv1d(2, 2, 1),
+        lambda: nn.LayerNorm(4),
+        lambda: nn.GRU(4, 4),
+        lambda: nn.Bilinear(4, 4, 2),
+    ],
+    ids=["addmm", "linear", "conv", "norm", "gru", "bilinear"],
+)
+def test_a_layer_that_is_given_another_dtype_is_named(layer: Callable[[], nn.Module], tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Identity(), layer()).bfloat16()
+    note_parameters(model)
+    given = torch.ones(2, 4)
+    with pytest.raises((RuntimeError, ValueError)) as error:
+        model[1](given, given) if isinstance(model[1], nn.Bilinear) else model(given)
+    told = "the forward pass gives module '1' another dtype than its weights have"
+    assert failure_message(error.value, tmp_path, "zero2").startswith(told), error.value
+
+
+def test_a_gradient_of_another_dtype_in_a_unit_of_fsdp_is_named(tmp_path: Path) -> None:
+    def foreach_reduce(fsdp_params: list[Any], unsharded_grads: list[torch.Tensor]) -> None:
+        raise AssertionError("FSDP reduce-scatter expects uniform gradient dtype but got {...}")
+
+    note_parameters(Shared())
+    names = ("blocks.0.l.weight", "_checkpoint_wrapped_module.blocks.0.extra.weight")
+    with pytest.raises(AssertionError) as error:
+        foreach_reduce(
+            [SimpleNamespace(_param_fqn=name) for name in names],
+            [torch.ones(2), torch.ones(2, dtype=torch.bfloat16)],
+        )
+    assert failure_message(error.value, tmp_path, "fsdp").startswith(
+        "the gradient of parameter 'blocks.0.extra.weight' is bfloat16, as where the last micro-step is the "
+    )
 
 
 def test_what_no_backend_can_do_is_told_with_the_remedy(tmp_path: Path) -> None:
