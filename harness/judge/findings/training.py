@@ -30,7 +30,7 @@ from harness.judge.agreement.parity import (
     measure_noise,
 )
 from harness.judge.distance import distance, movement
-from harness.judge.effective import GROUPS, SETTINGS, reduce_dtypes
+from harness.judge.effective import GROUPS, SETTINGS, SettingDifference, reduce_dtypes
 from harness.judge.facts import metrics_in
 from harness.judge.findings.finding import Finding, Rules, found
 from harness.judge.rows import JudgedRun, Runs
@@ -166,17 +166,22 @@ LOW = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 OF_GRADIENTS = ("dtype of gradients", "dtype of accumulation")
 
 
+def _left_to_libraries(record: Record, difference: SettingDifference) -> bool:
+    """Whether the job's precision lets a library choose this dtype: sound runs have it too."""
+    dtypes = ("float32", LOW.get(record.job.training.precision))
+    return difference.setting in OF_GRADIENTS and difference.given in dtypes
+
+
 def precisions(row: JudgedRun) -> Iterator[Finding]:
     """Dtypes and loss scaling beyond what a library may choose within the job's precision."""
     if row.record.status not in TRAINED or is_repetition(row.record):
         return
     for difference in row.judgement.settings:
         name, given, reference = difference.setting, difference.given, difference.reference
-        allowed = ("float32", LOW.get(row.record.job.training.precision))
         kind = None
         if name == "dtype of computation":
             kind = "compute-dtype-differs"
-        elif name in OF_GRADIENTS and given not in allowed:
+        elif name in OF_GRADIENTS and not _left_to_libraries(row.record, difference):
             kind = "gradient-dtype-differs"
         elif name == "loss scale" and (given == "none") != (reference == "none"):
             kind = "loss-scaling-differs"
@@ -268,7 +273,10 @@ def diverged(row: JudgedRun) -> Iterator[Finding]:
     cause = None
     if row.judgement.parity == "diverged" and row.reference is not None and row.noise is not None:
         limits = row.noise.widest(row.record)
-        unlike = [s.setting for s in row.judgement.settings if s.effect == "mathematics"]
+        unlike = [
+            s.setting for s in row.judgement.settings
+            if s.effect == "mathematics" and not _left_to_libraries(row.record, s)
+        ]  # fmt: skip
         shift = row.noise.norm_shift(row.record)
         cause = explain_divergence(Pair(row.reference.record, row.record, limits, unlike, shift))
         figures = row.figures

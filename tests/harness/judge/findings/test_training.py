@@ -54,6 +54,15 @@ def test_measures_are_told_by_how_far_they_lie_beyond_the_model_first() -> None:
     assert exceeded((BEYOND[1], ("weights", float("nan"), 3e-5)))[0].startswith("final weights differ by nan")
 
 
+def test_a_dtype_of_gradients_that_the_precision_leaves_to_libraries_is_no_suspect() -> None:
+    training = {"precision": "bf16-mixed"}
+    for dtype, suspected in (("bfloat16", False), ("float16", True)):
+        later = make_steps([*LOSSES[:2], LOSSES[2] + 0.5, LOSSES[3]])
+        other = make_record(label="zero2", training=training, steps=later, effective={"gradient_dtype": dtype})
+        found = told([make_record(training=training), other], "diverged", "update-differs")
+        assert any("dtype of gradients" in one.message for one in found) is suspected
+
+
 def test_a_run_that_diverged_tells_what_lies_beyond() -> None:
     steps = make_steps([LOSSES[0] + 0.5, *LOSSES[1:]], [norm * 1.5 for norm in NORMS])
     other = make_record(label="ddp", steps=steps, final_weights=make_weights("c" * 64))
