@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from harness.judge.agreement.parity import judge as judge_run
 from harness.judge.distance import movement
 from harness.judge.quantities import Run
 from harness.record import DimensionPart, Record
-from tests.records import LOSSES, NORMS, changed, make_record, make_steps, make_weights
+from tests.records import LOSSES, NORMS, changed, make_ranks, make_record, make_steps, make_weights
 
 
 def reference(**changes: Any) -> Record:
@@ -169,8 +170,69 @@ def test_no_repetition_lets_pass_what_a_rank_without_gradient_does(norm: float, 
     assert judge(single, alone, noise).parity == "band"
 
 
+@pytest.mark.parametrize(("left", "parity"), [(1.0, "band"), (1 - 1 / 64, "diverged")])
+def test_the_mean_of_norms_judges_many_ranks_where_single_norms_cannot(left: float, parity: str) -> None:
+    """A norm of this precision differs by 2 %, and a rank of 64 that is missing changes it by 0.8 %."""
+    apart = [1 + 0.02 * math.sin(7 * step) / (1 if step else 100) for step in range(20)]
+    training = {"precision": "bf16-mixed"}
+
+    def run(label: str, norms: list[float], **how: Any) -> Record:
+        return make_record(label=label, training=training, steps=make_steps([6.0] * 20, norms), **how)
+
+    single, cast = run("single", [1.0] * 20), run("single:precision=cast", apart)
+    split = run("single:micro_batch_size=4", [1 + 1e-4 * math.cos(5 * step) for step in range(20)])
+    noise = measure_noise(single, [cast, split])
+    near = [norm * left**0.5 * (1 + 2e-4 * math.cos(3 * step)) for step, norm in enumerate(apart)]
+    judgement = judge(single, run("zero3", near, world_size=64), noise)
+    assert (judgement.parity, judgement.reason) == (parity, None)
+    alone = judge(single, run("zero3", near, world_size=64), measure_noise(single, [cast]))
+    assert (alone.parity, "as much as a lost rank" in (alone.reason or "")) == ("unjudged", True)
+
+
+def test_a_limit_says_how_many_samples_it_hides() -> None:
+    single, cast = skipping("single"), skipping("single:precision=cast", norm=1.25)
+    derivation = measure_noise(single, [cast]).derivation
+    assert derivation[-1].endswith("no norm shows that a step lacks the gradient of 7 of 8 samples")
+    assert "lacks" not in derivation[0]
+
+
 @pytest.mark.parametrize(
-    ("factor", "parity"), [(0.995, "diverged"), (1.005, "diverged"), (1.0, "band"), (0.9998, "band")]
+    ("norm", "given", "parity", "words"),
+    [
+        (1.0, (0, 2), "unjudged", "its own loss scaler alone skipped step 2; until then losses and gradient"),
+        (1.0, (), "unjudged", "the reference's loss scaler alone skipped the first step"),
+        (0.5, (0, 2), "diverged", ""),
+    ],
+)
+def test_steps_after_one_that_a_loss_scaler_skipped_alone_are_not_compared(
+    norm: float, given: tuple[int, ...], parity: str, words: str
+) -> None:
+    single = skipping("single", 0)
+    noise = measure_noise(single, [skipping("single:precision=cast", 0, norm=1.001)])
+    found = judge(single, skipping("ddp", *given, norm=norm), noise)
+    assert (found.parity, words in (found.reason or "")) == (parity, True)
+
+
+@pytest.mark.parametrize(("spacing", "parity"), [(0.125, "band"), (None, "diverged")])
+def test_a_loss_that_is_computed_in_low_precision_has_the_spacing_of_its_value(
+    spacing: float | None, parity: str
+) -> None:
+    """Near 20 nats: 0.125 in bf16, although no repetition rounds it."""
+    training, exact = {"precision": "bf16-mixed"}, [20.06, 20.31, 19.44, 18.94]
+    given = [20.125, 20.375, 19.5, 19.0] if spacing else [20.127, 20.376, 19.503, 19.004]
+    sums = [[508 * loss for loss in given]] * 2
+    ranks = make_ranks(2, computed_loss_sums=sums, target_tokens=[[508] * 4] * 2)
+    single = reference(training=training, steps=make_steps(exact))
+    noise = measure_noise(single, [
+        make_record(label=f"single:{how}", training=training, steps=make_steps([x + 1e-3 for x in exact]))
+        for how in ("micro_batch_size=4", "precision=fp32", "precision=cast")
+    ])  # fmt: skip
+    run = make_record(label="fsdp1", training=training, steps=make_steps(given), ranks=ranks)
+    assert judge(single, run, noise).parity == parity
+
+
+@pytest.mark.parametrize(
+    ("factor", "parity"), [(0.995, "diverged"), (1.005, "diverged"), (1.0, "band"), (0.99998, "band")]
 )
 def test_a_factor_on_the_gradients_of_a_rank_does_not_hide_in_the_band(factor: float, parity: str) -> None:
     """Runs that round as `cast` does follow its norms, which leave the reference's by 0.6 %."""
@@ -192,7 +254,8 @@ def test_a_factor_on_the_gradients_of_a_rank_does_not_hide_in_the_band(factor: f
     cause = explain_divergence(Pair(single, other, noise.widest(other), shift=shift))
     assert (shift is not None) is (cause.kind == "gradient-differs") is (parity == "diverged")
     if shift is not None:
-        assert (shift.label, shift.allowed) == ("single:precision=cast", 10 * noise.mean_norm)
+        assert shift.label == "single:precision=cast"
+        assert shift.allowed < 3 * noise.mean_norm, "less evenly apart are two orders of sums"
         assert shift.mean == pytest.approx(factor - 1, abs=1e-5)
     assert measure_noise(single, [cast]).norms == ()
     assert "norms" not in noise.as_json()

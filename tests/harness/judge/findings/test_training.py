@@ -58,7 +58,8 @@ def test_a_dtype_of_gradients_that_the_precision_leaves_to_libraries_is_no_suspe
     training = {"precision": "bf16-mixed"}
     for dtype, suspected in (("bfloat16", False), ("float16", True)):
         later = make_steps([*LOSSES[:2], LOSSES[2] + 0.5, LOSSES[3]])
-        other = make_record(label="zero2", training=training, steps=later, effective={"gradient_dtype": dtype})
+        effective = {"gradient_dtype": dtype}
+        other = make_record(label="zero2", training=training, steps=later, effective=effective)
         found = told([make_record(training=training), other], "diverged", "update-differs")
         assert any("dtype of gradients" in one.message for one in found) is suspected
 
