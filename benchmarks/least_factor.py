@@ -74,7 +74,10 @@ def main() -> int:
     options = parser.parse_args()
     register(
         options.folder / "site",
-        {f"factor-{one.__name__.lower()}": f"{__name__}:{one.__name__}" for one in (Ddp, Zero3, Fsdp)},
+        {
+            f"factor-{one.__name__.lower()}": f"benchmarks.least_factor:{one.__name__}"
+            for one in (Ddp, Zero3, Fsdp)
+        },
         "factors",
     )
     rows = []

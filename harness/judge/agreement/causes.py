@@ -321,24 +321,52 @@ class Pair:
         return max(found, key=lambda one: one.step, default=None)
 
     @cached_property
-    def apart(self) -> tuple[list[str], float, float] | None:
-        """Parameters whose gradients lie far from the reference's, most do not; least and largest factor.
-
-        By second moments, over the change that most have in common: clipping passes one parameter's on to
-        all.
-        """
+    def factors(self) -> dict[str, float]:
+        """Of each parameter's gradients over the last steps, by second moments, over what most have in
+        common: clipping passes one parameter's on to all."""
         mine, others = self.record.moment_norms, self.reference.moment_norms
         ratios = {n: mine[n][1] / others[n][1] for n in mine.keys() & others.keys() if others[n][1] > 0}
         common = median(ratios.values()) if ratios else 0.0
-        if not common:
+        return {name: ratio / common for name, ratio in ratios.items()} if common else {}
+
+    @cached_property
+    def apart(self) -> tuple[list[str], float, float] | None:
+        """Parameters whose gradients lie far from the reference's, most do not; least and largest factor."""
+        away = {name: abs(factor - 1) for name, factor in self.factors.items()}
+        usual = median(away.values()) if away else math.inf
+        if usual <= ALIKE:
+            named = sorted((n for n in away if away[n] > max(APART, FAR * usual)), key=lambda n: -away[n])
+        else:  # weights have parted meanwhile
+            named = self._stand_out({name: [name] for name in away}) or self._stand_out(self._blocks(away))
+        if not named or len(named) > len(away) // 2:
             return None
-        apart = sorted(((abs(ratio / common - 1), name) for name, ratio in ratios.items()), reverse=True)
-        usual = median(distance for distance, _ in apart)
-        named = [name for distance, name in apart if distance > max(APART, FAR * usual)]
-        if not named or usual > ALIKE or len(named) > len(apart) // 2:
-            return None
-        factors = [ratios[name] / common for name in named]
+        factors = [self.factors[name] for name in named]
         return named, min(factors), max(factors)
+
+    def _blocks(self, names: Iterable[str]) -> dict[str, list[str]]:
+        """These parameters by their block; those of none are groups of their own."""
+        layout, groups = self.reference.layout, dict[str, list[str]]()
+        for name in names:
+            of = (block for block in (layout.blocks if layout else []) if name.startswith(f"{block}."))
+            groups.setdefault(next(of, name), []).append(name)
+        return groups
+
+    def _stand_out(self, groups: dict[str, list[str]]) -> list[str]:
+        """Of the groups that lie far beyond the others, if their factors explain the norm; else nothing."""
+        away = {group: abs(median(self.factors[n] for n in names) - 1) for group, names in groups.items()}
+        ranked = sorted(away, key=lambda group: -away[group])
+        for count in range(1, len(ranked)):
+            if away[ranked[count - 1]] > max(APART, FAR * away[ranked[count]]):
+                named = [name for group in ranked[:count] for name in sorted(groups[group])]
+                return named if 2 * len(named) <= len(self.factors) and self._explains(named) else []
+        return []
+
+    def _explains(self, named: Sequence[str]) -> bool:
+        """Whether these factors, of the last steps, change a norm about as the first that differs is."""
+        squares = {name: self.reference.moment_norms[name][1] ** 2 for name in self.factors}
+        added = sum(squares[name] * (self.factors[name] ** 2 - 1) for name in named)
+        given, found = self.ratio**2 - 1, added / sum(squares.values())
+        return given * found > 0 and 1 / FAR <= found / given <= FAR
 
     @cached_property
     def far(self) -> tuple[str, float, float] | None:
@@ -773,9 +801,15 @@ class Pair:
 
     @property
     def altered_before(self) -> Fact:
-        """Whether an update that is not Adam's came before the first step that differs."""
+        """Whether an update that is not Adam's came before the first step that differs.
+
+        The very first is not computed again: one that is seen in the next may have begun there.
+        """
         steps = [part.step for part in self.odd_updates.values()]
-        return None if self.index is None or not steps else min(steps) < self.number
+        if self.index is None or not steps:
+            return None
+        since = min(steps)
+        return (since - 1 if since == self.record.steps[0].step + 1 else since) < self.number
 
 
 def moved_alone(reference: Record, record: Record) -> Explanation | None:

@@ -259,7 +259,8 @@ def odd_updates(row: JudgedRun) -> Iterator[Finding]:
     }  # fmt: skip
     alone = len(ranks) < row.record.world.world_size
     low = LOW_BITS.get(first.given or 0.0)
-    yield found("update-altered", row.cell, values, first.kind, alone=alone, low=low)
+    places = where(row.record, values["parameters"])
+    yield found("update-altered", row.cell, values, first.kind, alone=alone, low=low, places=places)
 
 
 ONE_OF_THE_MODEL = ("loss", "norm", MEAN_NORM, "update", "weights")

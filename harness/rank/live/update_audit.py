@@ -279,6 +279,9 @@ def _why_moments(first: Values, second: Values, after: Sample, odd: Odd) -> Told
     due, allowed = _second_moments(*_gradient(zeros, after), zeros, beta2)
     if first.any() and _fits(odd, abs(after.second - due), allowed):
         return "moments-lost", None, None, odd
+    due, allowed = _second_moments(*_gradient(zeros, after), second, beta2)
+    if not after.first[odd].any() or (first.any() and _fits(odd, abs(after.second - due), allowed)):
+        return "first-moments-lost", None, None, odd
     gradient, error = _gradient(first, after)
     with numpy.errstate(all="ignore"):
         other = _median((after.second - gradient**2) / (second - gradient**2), odd)
@@ -363,7 +366,12 @@ def _why_weights(before: Sample, after: Sample, odd: Odd) -> Told:
     constants = after.constants
     if bool((after.weight == before.weight)[odd].all()):
         return "stood-still", None, None, odd
-    for kind, move in OTHERWISE.items():
+
+    def nesterov(after: Sample, constants: Constants) -> Values:
+        ahead = (1.0 + constants.beta1) * after.first - constants.beta1 * before.first
+        return adam(replace(after, first=ahead), constants)
+
+    for kind, move in (OTHERWISE | {"nesterov": nesterov}).items():
         if _fits(odd, *_distance(before, after, constants, move)):
             return kind, None, None, odd
     low = _low_precision(after.weight[odd])

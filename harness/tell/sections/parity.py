@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from harness.backends.presets import LIBRARY_ALONE
 from harness.judge.agreement.parity import (
     BAND_FACTOR,
+    BIAS_FACTOR,
     CUT_BAND,
     TIGHT_FACTOR,
     UNMEASURED_FACTOR,
@@ -58,7 +59,7 @@ def levels_section(comparison: Comparison) -> Section | None:
     if any(depends_on_split(row.reference.record) for row in comparison.rows if row.reference is not None):
         found.append(prose("parity_at_once"))
     if any(noise.norms for noise in noises.values()):
-        found.append(prose("parity_mean", tight=shown["tight"]))
+        found.append(prose("parity_mean", tight=shown["tight"], bias=f"{BIAS_FACTOR:g}"))
     several = len(noises) > 1
     limits = [
         [*([job_id] if several else []), level.name, title, seen, level.factor, allowed,

@@ -206,6 +206,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "updates that are not Adam's": (
         {"steps": make_steps(LATE), "ranks": ranks(odd_update=ODD)}, {}, "update-differs",
         "see update-altered"),
+    "updates that are not Adam's, of which the first was not looked at": (
+        {"steps": make_steps([LOSSES[0], *(loss + 0.01 for loss in LOSSES[1:])]),
+         "ranks": ranks(odd_update=ODD)}, {}, "update-differs", "see update-altered"),
     "gradients that differ too little for a norm": (
         {"steps": norms(1, 1, 1.01, 1.02), "ranks": ranks(**AUDITED)}, {}, "gradient-differs",
         "every update that was looked at is what Adam makes of its gradient"),
@@ -448,6 +451,31 @@ def test_weights_that_stand_still_lack_a_gradient_unless_its_norm_denies_it(
     last = weights(**{"a": 2.0, **dict.fromkeys(names, 1.0)})
     record = make_record(label="ddp", steps=norms(first), observed=HELD, **last)
     assert explained(record, reference).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("block", "rest", "ratio", "named"),
+    [
+        ((1.2, 1.28, 1.11), (1.05, 0.98, 0.99, 1.04), 1.08, "gradients of block layers.1, beside all others"),
+        ((0.6, 1.0, 1.01), (1.05, 0.98, 0.99, 1.04), 0.97, "gradients of layers.1.a, beside all others"),
+        ((1.2, 1.28, 1.11), (1.05, 0.98, 0.99, 1.04), 0.6, ""),  # the norm fell, and by more
+        ((1.2, 0.9, 1.1), (1.15, 0.88, 0.99, 1.04), 1.08, ""),
+    ],
+)
+def test_a_block_whose_gradients_stand_out_is_named_after_weights_parted(
+    block: tuple[float, ...], rest: tuple[float, ...], ratio: float, named: str
+) -> None:
+    """If its factor explains the norm."""
+    factors = {f"layers.1.{n}": f for n, f in zip("abc", block, strict=True)}
+    factors |= {f"layers.0.{n}": f for n, f in zip("abcd", rest, strict=True)}
+    blocks = layout(blocks=["layers.0", "layers.1"])
+    moved = weights(**dict.fromkeys(factors, 2.0))
+    reference = make_record(layout=blocks, moment_norms=dict.fromkeys(factors, (1.0, 1.0)), **moved)
+    moments = {name: (1.0, factor) for name, factor in factors.items()}
+    found = explained(make_record(label="ddp", steps=norms(ratio), moment_norms=moments, **moved), reference)
+    assert found.kind == "gradient-differs"
+    assert ("beside all others" in found.text) == bool(named)
+    assert named in found.text
 
 
 def test_a_block_stands_for_its_parameters() -> None:

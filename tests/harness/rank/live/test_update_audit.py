@@ -24,6 +24,8 @@ class Own(torch.optim.AdamW):
     decays = 1.0
     beta2: float | None = None
     moves = True
+    forgets = False
+    ahead = False
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -36,9 +38,11 @@ class Own(torch.optim.AdamW):
                     state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p)}
                     state["exp_avg_sq"] = torch.zeros_like(p)
                 state["step"] += 1
+                state["exp_avg"].mul_(not self.forgets)
                 state["exp_avg"].lerp_(p.grad, 1 - beta1)
                 state["exp_avg_sq"].mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
                 first, second = state["exp_avg"], state["exp_avg_sq"]
+                first = torch.lerp(first, p.grad, 1 - beta1) if self.ahead else first
                 first = first / (1 - beta1 ** float(state["step"])) if self.corrects[0] else first
                 second = second / (1 - beta2 ** float(state["step"])) if self.corrects[1] else second
                 if not self.moves:
@@ -104,6 +108,11 @@ def _lose(optimizer: torch.optim.Optimizer) -> None:
         state["exp_avg_sq"].zero_()
 
 
+def _lose_first(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["exp_avg"].zero_()
+
+
 def _round_moments(optimizer: torch.optim.Optimizer) -> None:
     for state in optimizer.state.values():
         for name in ("exp_avg", "exp_avg_sq"):
@@ -138,6 +147,8 @@ def _remove(optimizer: torch.optim.Optimizer) -> None:
         ({"corrects": (False, False)}, ("bias-uncorrected", 1, None, None)),
         ({"corrects": (False, True)}, ("first-uncorrected", 1, None, None)),
         ({"corrects": (True, False)}, ("second-uncorrected", 1, None, None)),
+        ({"ahead": True}, ("nesterov", 1, None, None)),
+        ({"forgets": True}, ("first-moments-lost", 1, None, None)),
         ({"moves": False}, ("stood-still", 1, None, None)),
         ({"decays": 0.0}, ("decay", 1, pytest.approx(0.0, abs=1e-3), 0.1)),
         ({"beta2": 0.999}, ("beta2", 0, pytest.approx(0.999, abs=1e-4), 0.95)),
@@ -155,6 +166,7 @@ def test_another_formula_or_constant_is_named(
     ("spoil", "late", "named"),
     [
         (_lose, 0, ("moments-lost", ODD_STEP, None, None)),
+        (_lose_first, 0, ("first-moments-lost", ODD_STEP, None, None)),
         (_round_moments, 0, ("moments-rounded", ODD_STEP, 8, None)),
         (_round_weights, 0, ("weights-rounded", ODD_STEP, 8, None)),
         (_pull, 0, ("weights", ODD_STEP, None, None)),
