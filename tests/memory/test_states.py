@@ -6,7 +6,7 @@ import pytest
 
 from harness.forms.terms import STATE_KINDS
 from harness.judge.quantities import rank_states
-from tests.built_in import HYBRID, NATIVE, THROUGH_ACCELERATE, strategy
+from tests.built_in import HYBRID, NATIVE, THROUGH_ACCELERATE
 from tests.memory.conftest import BLOOM, EACH, LLAMA, MICRO_STEPS, Outcome, compare
 
 pytestmark = pytest.mark.long(seconds=15)
@@ -20,14 +20,6 @@ UNNAMED_BYTES = 4096
 """The loss, a batch of 16 tokens, and counters of the libraries."""
 REDUCING = ("zero2", "zero3", EACH)
 """Reduce in every micro-step and keep their part; the others keep the whole gradient until the last one."""
-SHARDED = {
-    "optimizer": tuple(name for name in NATIVE if strategy(name).stage >= 1),
-    "gradients": tuple(name for name in NATIVE if strategy(name).stage >= 2),
-    # FSDP shards the weights again after the backward pass, whatever it does between forward and backward.
-    "weights": tuple(
-        name for name in NATIVE if strategy(name).stage >= (2 if name.startswith("fsdp") else 3)
-    ),
-}
 
 
 @pytest.fixture(
@@ -74,28 +66,6 @@ def test_every_byte_of_every_backend_has_its_term(run: tuple[Outcome, int]) -> N
     assert differences(outcome) == {}
     ids = {finding["id"] for finding in outcome.document["findings"]}
     assert not ids & {"communication-differs", "memory-differs", "memory-grows"}
-
-
-@pytest.mark.parametrize("kind", SHARDED)
-def test_what_a_strategy_shards_falls_as_one_over_the_ranks(run: tuple[Outcome, int], kind: str) -> None:
-    outcome, ranks = run
-    for name in outcome.records.keys() & set(SHARDED[kind]):
-        whole = outcome.parameters(name) * (8 if kind == "optimizer" else 4)
-        for states in rank_states(outcome.records[name]):
-            extra = sum(t.bytes for t in states.expected.terms if t.kind == kind and t.extra)  # type: ignore[union-attr]
-            assert states.measured[kind] - extra <= whole / ranks * 1.05, name
-
-
-def test_what_a_strategy_does_not_shard_stays_whole(run: tuple[Outcome, int]) -> None:
-    outcome, _ = run
-    for name, kind in (
-        ("ddp", "optimizer"),
-        ("ddp", "gradients"),
-        ("zero1", "weights"),
-        ("zero2", "weights"),
-    ):
-        whole = outcome.parameters(name) * (8 if kind == "optimizer" else 4)
-        assert all(states.measured[kind] >= whole for states in rank_states(outcome.records[name])), name
 
 
 def test_nothing_large_is_without_a_name(accumulated: Outcome) -> None:

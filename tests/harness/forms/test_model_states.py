@@ -58,21 +58,6 @@ def test_closed_forms_need_no_record(backend: str) -> None:
     assert (sent > 0) == (world_size > 1)
 
 
-def test_seventy_billion_parameters_are_planned_without_holding_any() -> None:
-    """2 + 4 + 8 + 2 bytes per parameter over 64 ranks (FSDP: the fp32 weights are the masters: 4 + 4 + 8)."""
-    hidden, layers = 8192, 80
-    block = [(4 * hidden, hidden), (hidden, 4 * hidden), (4 * hidden, hidden)]
-    shapes = [(f"h.{layer}.{index}", shape) for layer in range(layers) for index, shape in enumerate(block)]
-    layout = Layout(
-        parameters=tuple(Tensor(name, shape, "float32") for name, shape in shapes),
-        decaying=frozenset(name for name, _ in shapes),
-        blocks=tuple(f"h.{layer}" for layer in range(layers)),
-    )
-    workload = Workload(layout=layout, strategy=strategy("fsdp"), world_size=64, precision="bf16-mixed")
-    counters = 4 * len(shapes)
-    assert model_states(workload).model_state_bytes == 16 * layout.parameter_count // 64 + counters
-
-
 def test_every_family_of_the_registry_has_closed_forms() -> None:
     assert {entry.strategy.family for entry in BUILT_IN.values() if entry.strategy} == set(FAMILIES)
 

@@ -334,15 +334,6 @@ def test_bert_needs_what_is_published_for_each_moment() -> None:
     assert states / GIB == pytest.approx(1.61, abs=0.005)
 
 
-@pytest.mark.parametrize(("precision", "gigabytes"), [("fp32", (28, 28, 56)), ("bf16", (14, 14, 28))])
-def test_seven_billion_parameters_on_one_device(precision: str, gigabytes: tuple[float, ...]) -> None:
-    found = moments(
-        "single", equal_blocks(7, 10**9), 1, precision=precision, optimizer_implementation="fused"
-    )
-    parts = [held(found["step"], kind) / 1e9 for kind in ("weights", "gradients", "optimizer")]
-    assert parts == pytest.approx(gigabytes)
-
-
 @pytest.mark.parametrize(("ranks", "shard"), [(128, 2.1875), (1280, 0.21875)])
 def test_seventy_billion_parameters_in_eighty_units(ranks: int, shard: float) -> None:
     """Shards of fp32 weights, momentum and variance; a 16-bit unit of weights and one of gradients beside."""

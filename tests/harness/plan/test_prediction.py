@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import io
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from harness.forms.layout import Layout, Tensor, elements
+from harness.forms.layout import elements
 from harness.forms.network import node_traffic
 from harness.forms.terms import Term
 from harness.forms.workload import Role, Workload
-from harness.job.experiment import Experiment
 from harness.job.job import Job
 from harness.plan import answer as of_row
 from harness.plan import prediction
-from harness.plan.answer import answers, candidates
+from harness.plan.answer import answers
 from harness.plan.document import document
 from harness.plan.hardware import load_hardware
-from harness.plan.model import PlannedModel
 from harness.plan.models import load_model
 from harness.plan.prediction import (
     MemoryPrediction,
@@ -29,7 +26,6 @@ from harness.plan.prediction import (
     memory_bounds,
     predict_memory,
 )
-from harness.plan.question import ask as question
 from harness.plan.scenario import Scenario, neighbours
 from harness.plan.step_time import predict_speed
 from harness.plan.text import answer_lines
@@ -38,19 +34,6 @@ from tests.harness.plan.plans import ask, row, rows, states
 pytestmark = pytest.mark.long(seconds=20)
 MIXED = "training.precision=bf16-mixed"
 GB = 1e9
-
-
-def of_size(parameters: int, backend: str, world_size: int, precision: str) -> Prediction:
-    """A model of that many parameters; only its size matters."""
-    shape = (parameters // 1000, 1000)
-    layout = Layout(parameters=(Tensor("weight", shape, "float32"),), decaying=frozenset({"weight"}))
-    model: PlannedModel = replace(load_model("gpt2"), layout=layout)
-    experiment = Experiment.model_validate({"training": {"precision": precision}})
-    asked = question(
-        model, experiment, backends=[backend], world_sizes=[world_size], ranks_per_node=world_size
-    )
-    (found,) = candidates(asked)
-    return found
 
 
 @pytest.mark.parametrize(
@@ -73,27 +56,6 @@ def test_states_of_bloom_560m(backend: str, world_size: int, gigabytes: float) -
 )
 def test_states_in_fp32(backend: str, per_parameter: float) -> None:
     assert states(backends=backend).textbook_state_bytes == 559_214_592 * per_parameter
-
-
-def test_billions_of_parameters_take_16_bytes_each_or_8_in_half_precision_throughout() -> None:
-    """As the course of CINECA counts seven billion, and a lecture on FSDP fp32 shards of 70 billion."""
-    for precision, sizes in (("fp32", [28e9, 28e9, 56e9]), ("bf16", [14e9, 14e9, 28e9])):
-        found = of_size(7 * 10**9, "ddp", 1, precision)
-        assert [found.state_bytes(kind) for kind in ("weights", "gradients", "optimizer")] == sizes
-    mixed = of_size(70 * 10**9, "ddp", 1, "bf16-mixed")
-    assert mixed.state_bytes("weights", "gradients", "masters", "optimizer") == 1.12e12
-    for world_size, shard in ((128, 2.1875e9), (1280, 0.21875e9)):
-        found = of_size(70 * 10**9, "fsdp", world_size, "bf16-mixed")
-        held = found.state_bytes("weights"), found.state_bytes("optimizer")
-        assert held == pytest.approx((shard, 2 * shard), rel=1e-4)
-
-
-def test_bert_base_cased() -> None:
-    """accelerate estimate-memory: 413.18 MiB of fp32 weights, as much of gradients."""
-    found = states(model="bert-base-cased", world_sizes=(1,))
-    assert found.state_bytes("weights") == 108_310_272 * 4
-    assert round(108_310_272 * 4 / 2**20, 2) == 413.17  # the table counts 1,280 parameters more
-    assert found.state_bytes("gradients") == found.state_bytes("weights")
 
 
 @pytest.mark.parametrize(
