@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from statistics import fmean, median
@@ -18,6 +18,7 @@ from harness.backends.pipeline.cut import Cut
 from harness.forms import families, pipeline
 from harness.forms.layout import DTYPE_BYTES
 from harness.forms.network import transport_sent_bytes
+from harness.forms.optimizers import OWN_STATES
 from harness.forms.terms import (
     BETWEEN,
     BUFFERS,
@@ -86,13 +87,16 @@ def derived_states(record: Record, rank: int) -> ModelStates | None:
     workload = of_record(record, rank)
     if workload is None or workload.strategy.family not in families.FAMILIES:
         return None
-    effective = record.backend.effective
+    if families.underived(workload) is not None:
+        return None
+    form, effective = families.model_states(workload), record.backend.effective
     if record.observation is not None and effective is not None:  # only Adam's two moments are known
         seen = [name.rpartition(".")[2] for name in effective.optimizer.split(" and ")]
         amsgrad = any(group.get("amsgrad") for group in effective.optimizer_groups or ())
         if amsgrad or any(name not in ADAM_CLASSES for name in seen):
-            return None
-    return None if families.underived(workload) is not None else families.model_states(workload)
+            others = [term for term in form.terms if term.kind != "optimizer"]
+            return replace(form, terms=others, unknown=OWN_STATES)
+    return form
 
 
 def expected_volume(record: Record, workload: Workload) -> Volume | None:

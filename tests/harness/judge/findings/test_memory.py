@@ -233,10 +233,20 @@ def test_what_a_strategy_divides_unevenly_is_no_imbalance_where_the_optimizer_is
     forms = [derived_states(record, rank) for rank in (0, 1)]
     sizes = [form.kinds()["gradients"] for form in forms if form is not None]
     assert sizes == [900 * 4, 1200 * 4]
+    seen = ObservationPart(command=["python", "train.py"], frameworks=[], base="zero1")
+    effective = make_effective(optimizer="own.Lion")
+    script = changed(
+        record, backend={"effective": effective}, observation=seen, job={"optimizer": OptimizerSection()}
+    )
     for extra, found in ((0, []), (2000, ["memory-imbalance"])):
-        kinds = [EXACT | {"gradients": sizes[0]}, EXACT | {"gradients": sizes[1] + extra}]
-        ranks = make_ranks(2, memory=[steady(kinds=of) for of in kinds])
-        assert ids(changed(record, ranks=ranks)) == found
+        # How it cuts states of its own is its own design, too.
+        kinds = [
+            EXACT | {"gradients": sizes[0], "optimizer": 9000},
+            EXACT | {"gradients": sizes[1] + extra, "optimizer": 3000},
+        ]
+        ranks = make_ranks(2, memory=[steady(kinds=of, peak_bytes=sum(of.values())) for of in kinds])
+        for run_of in (record, script):
+            assert ids(changed(run_of, ranks=ranks)) == found
 
 
 def test_the_rank_that_differs_is_named_among_many() -> None:
