@@ -398,8 +398,6 @@ def _by_module(record: Record) -> list[CellNote]:
     return [noted("gathers-by-module", figure=calls / passes / by_block, effect=CALLS_EFFECT)]
 
 
-CLOSE = 1e-3
-"""Relative: measured bytes that are as expected."""
 LIMITED_EFFECT = 0.1
 """Of a bucket that the preset limits to 25 MiB: large beside a small model, nothing beside a large one."""
 CLEARLY_LESS = 0.97
@@ -422,7 +420,7 @@ def find_in_states(group: CellRuns) -> list[CellNote]:
         return []
     total, strategy, found = sum(book.values()), known_strategy(group.record), []
     for term in states.expected.terms:
-        if not term.extra or term.bytes < SMALL_SHARE * total or not _as_expected(states, term.kind):
+        if not term.extra or term.bytes < SMALL_SHARE * total or states.is_off(term.kind):
             continue
         packages: tuple[str, ...] = ()
         surplus, words = term.bytes / total, term.name
@@ -445,19 +443,13 @@ def _less(group: CellRuns, states: RankStates, book: dict[str, float]) -> list[C
     total, share = sum(book.values()), states.measured_bytes / sum(book.values())
     gradients, due = states.measured.get("gradients", 0), book["gradients"]
     cuts = strategy.zero_stage == 1 and gradients < CLEARLY_LESS * due
-    if cuts and _as_expected(states, "gradients"):
+    if cuts and not states.is_off("gradients"):
         saved = (due - gradients) / total
         return [noted("gradients-cut-at-stage-1", figure=gradients / due, effect=saved)]
     other_dtype = low_precision_masters(group.record)
     if strategy.zero_stage is None and strategy.stage == 2 and share < CLEARLY_LESS and not other_dtype:
         return [noted("weights-cut-between-steps", figure=share)]
     return []
-
-
-def _as_expected(states: RankStates, kind: str) -> bool:
-    assert states.expected is not None
-    form = states.expected.kinds().get(kind, 0)
-    return abs(states.measured.get(kind, 0) - form) <= CLOSE * form
 
 
 RULES: tuple[Callable[[CellRuns], list[CellNote]], ...] = (find_in_training, find_in_traffic, find_in_states)

@@ -114,6 +114,10 @@ def expected_volume(record: Record, workload: Workload) -> Volume | None:
     return families.collectives(workload)
 
 
+STATES_TOLERANCE = 1e-3
+"""Relative to the closed form. The forms are exact; this leaves room for a library's next version."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankStates:
     """One rank's bytes by kind after the backward pass of its last probed step."""
@@ -131,6 +135,17 @@ class RankStates:
     @property
     def measured_bytes(self) -> int:
         return sum(self.measured.get(kind, 0) for kind in STATE_KINDS)
+
+    def is_off(self, kind: str) -> bool:
+        """Whether a kind is not as the closed form has it."""
+        assert self.expected is not None
+        form = self.expected.kinds().get(kind, 0)
+        return abs(self.measured.get(kind, 0) - form) > STATES_TOLERANCE * form
+
+    @property
+    def off(self) -> list[str]:
+        """Kinds of model states that are not as calculated; none without a closed form."""
+        return [kind for kind in STATE_KINDS if self.expected is not None and self.is_off(kind)]
 
 
 def rank_states(record: Record) -> list[RankStates]:

@@ -1,6 +1,6 @@
 """The first page of a report: answers to fixed questions in a table, the results, pictures, how to verify.
 
-What it says stands in `tables.toml`: `answers`, `phrases` and `titles`.
+What it says stands in `tables.toml`: `answers`, `phrases` and `titles`; what pictures say, in `pictures/`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.judge.comparison import Comparison, ScalingPoint, strong_scaling, w
 from harness.judge.facts import EXPECTED_SENT, SENT, SPEED, STEP
 from harness.judge.findings.finding import Statement, statements
 from harness.judge.library_notes import library_notes
-from harness.judge.quantities import unjudged_amounts, volume_differences
+from harness.judge.quantities import rank_states, unjudged_amounts, volume_differences
 from harness.judge.rows import BASE, CellRuns, job_marks, rank_speeds
 from harness.judge.run_conditions import is_deterministic, shares_cores
 from harness.judge.statistics import EQUAL, Ranking, interval_runs
@@ -244,9 +244,9 @@ def amounts(comparison: Comparison) -> str:
     cells = [g for g in comparison.comparable.groups if g.has_result and not g.is_reference]
     states, sent = {}, {}
     for group in cells:
-        held = [[row.figures[key] for key in HELD] for row in group.rows]
-        if known := [pair for pair in held if None not in pair]:
-            states[group.cell] = any(one != due for one, due in known)
+        held = [of_rank for row in group.rows for of_rank in rank_states(row.record) if of_rank.expected]
+        if held:
+            states[group.cell] = any(of_rank.off for of_rank in held)
         # Sent minus expected per step, of the repeat furthest off.
         pairs = [(row.figures[SENT], row.figures[EXPECTED_SENT]) for row in group.rows]
         off = [one - other for one, other in pairs if one is not None and other is not None]
@@ -286,7 +286,8 @@ def completed(comparison: Comparison) -> str:
     """How many cells completed, how the others ended, and what is compared with nothing."""
     groups = comparison.comparable.groups
     counts = {"succeeded": sum(group.succeeded for group in groups), "cells": len(groups)}
-    parts = [phrase("completed_of", **counts)] if groups else []
+    reference = phrase("completed_reference") if any(group.is_reference for group in groups) else ""
+    parts = [phrase("completed_of", **counts, reference=reference)] if groups else []
     for status, what in ENDINGS.items():
         ended = [(g, n) for g in groups if (n := sum(row.record.status == status for row in g.rows))]
         none = [group for group, _ in ended if not group.has_result]
@@ -463,16 +464,22 @@ def warnings(comparison: Comparison) -> str:
     return phrase("no_warnings" if judged else "no_warnings_no_reference")
 
 
+def what_to_use(scope: ComparisonScope) -> str:
+    """'ddp from 13.9 MB (memory without activations); fsdp from 10.0'; empty where there is no choice."""
+    what, taken = use_here(scope)
+    return "; ".join(
+        phrase("use_next" if place else "use_first", cell=cell, value=megabytes(held), what=what)
+        for place, (cell, held) in enumerate(taken)
+    )
+
+
 OF_SCOPE: dict[str, Callable[[ComparisonScope], str]] = {
     "memory": least_memory,
     "many": least_memory_on_many,
     "traffic": least_traffic,
     "fastest": fastest,
     "reference": one_process,
-    "use": lambda scope: "; ".join(
-        phrase("use_next" if place else "use_first", cell=cell, value=megabytes(held))
-        for place, (cell, held) in enumerate(use_here(scope))
-    ),
+    "use": what_to_use,
 }
 OF_COMPARISON: dict[str, Callable[[Comparison], str]] = {
     "same": same_training,

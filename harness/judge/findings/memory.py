@@ -8,7 +8,6 @@ from operator import itemgetter
 from statistics import fmean, median
 from typing import Any
 
-from harness.forms.terms import STATE_KINDS
 from harness.judge import quantities
 from harness.judge.findings.finding import Finding, Rules, found
 from harness.judge.quantities import all_kinds, derived_states, rank_states
@@ -58,8 +57,6 @@ def _least_unlisted(part: RankPart) -> int | None:
     return min(found, default=None)
 
 
-STATES_TOLERANCE = 1e-3
-"""Relative to the closed form. The forms are exact; this leaves room for a library's next version."""
 GROWTH_BYTES = 1024
 """Per step at every moment; libraries move scalars and events of a few bytes."""
 LEAST_LATER_STEPS = 5
@@ -81,12 +78,13 @@ def differs(row: JudgedRun) -> Iterator[Finding]:
     told: list[dict[str, Any]] = []
     for states in rank_states(row.record):
         expected = states.expected.kinds() if states.expected is not None else {}
-        for kind in STATE_KINDS if states.expected is not None else ():
-            measured, form = states.measured.get(kind, 0), expected.get(kind, 0)
-            if abs(measured - form) > STATES_TOLERANCE * form:
-                told.append(
-                    {"rank": states.rank, "kind": kind, "measured_bytes": measured, "expected_bytes": form}
-                )
+        told += [
+            {
+                "rank": states.rank, "kind": kind, "measured_bytes": states.measured.get(kind, 0),
+                "expected_bytes": expected.get(kind, 0),
+            }
+            for kind in states.off
+        ]  # fmt: skip
     reference = row.reference.record if row.reference else None
     told += hidden_copies(row.record, reference)
     told += copies_in_other_steps(row.record, reference)

@@ -217,12 +217,13 @@ def _sent(where: ComparisonScope, steps: int) -> dict[str, float]:
     return where.figures(sent_once if steps == as_run else lambda group: sent_with(group.record, steps))
 
 
-def use_here(where: ComparisonScope) -> list[tuple[str, float]]:
-    """The same as the runs accumulated; empty where nothing is sent."""
+def use_here(where: ComparisonScope) -> tuple[str, list[tuple[str, float]]]:
+    """The same as the runs accumulated, and which memory that is; none where nothing is sent."""
     if where.size == 1 or len(where.groups) < 2 or not min(where.figures(sent_once).values(), default=0.0):
-        return []
+        return "", []
     as_run = where.groups[0].record.world.accumulation_steps
-    return thresholds(where, as_run, memory_to_take(where, as_run)[0][as_run])
+    held, title, _ = memory_to_take(where, as_run)
+    return title, thresholds(where, as_run, held[as_run])
 
 
 def _thresholds(where: ComparisonScope) -> list[Block]:
@@ -495,7 +496,7 @@ class SlowestExplanation:
         if self.gap.extent and self.gap.order != "faster":
             return ""
         if not self.effects or (self.is_tested and all(effect.is_preset for effect in self.effects)):
-            return CAUSE_OPEN
+            return prose("slowest_open", slow=self.slowest.label)
         if not self.is_tested:
             return prose("slowest_few_rounds", rounds=interval_runs())
         if all(effect.words in (WIDENED, NOT_SHOWN) for effect in self.effects):
@@ -609,7 +610,6 @@ def _given(record: Record) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-CAUSE_OPEN = prose("slowest_open")
 WIDENED, NOT_SHOWN, NOT_COMPARED = "made it slower", "no change shown", "not compared: no round in common"
 ASKED: tuple[ReportFocus, ...] = ("all", "speed", "memory", "footprint")
 SPEEDS: tuple[ReportFocus, ...] = ("all", "speed")

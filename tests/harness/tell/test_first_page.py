@@ -305,7 +305,7 @@ def test_the_speed_of_one_process_stands_next_to_that_of_several() -> None:
     session = "; one session, so no day-to-day variation"
     assert one_process(stage_of(alone, *cells)) == f"4,096 tokens/s{session}"
     text = one_process(stage_of(with_world(alone, threads_per_rank=2), *cells))
-    assert text == f"4,096 tokens/s; threads 2 (ranks: 1){session}"
+    assert text == f"4,096 tokens/s; threads: 2, of a rank: 1{session}"
     assert one_process(stage_of(alone, *repeats("ddp", 0.5))) == ""
 
 
