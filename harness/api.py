@@ -281,6 +281,7 @@ AnyPath = str | PathLike[str]
 def compare(
     config: AnyPath | None = None,
     *,
+    script: Sequence[str] | Mapping[str, str] | None = None,
     backends: Sequence[str] | None = None,
     nproc: int | Sequence[int] | None = None,
     repeats: int | None = None,
@@ -296,8 +297,10 @@ def compare(
 ) -> Results:
     """Run the missing cells of backends x numbers of ranks x repeats, and compare them all.
 
-    `config`: YAML file, or '@default'; `within`, `max_minutes`: add rounds until each speed is in order
-    and known so well (0.03: within 3 %), but start none after so long; `model`: of the catalogue or a folder,
+    `config`: YAML file, or '@default'; `script`: words of a training script of your own, run unchanged under
+    each backend, or whole commands by the name of their row; `within`, `max_minutes`: add rounds until each
+    speed is in order and known so well (0.03: within 3 %), but start none after so long; `model`: of the
+    catalogue or a folder,
     with random weights, in place of the job's; `settings`: values by dotted name,
     such as {'training.steps': 40}; `runs`: folder of the records; `fresh`: run every cell, even one with a
     record; `force`: start what is predicted not to fit; `quiet`: no progress on standard error. A cell that
@@ -314,7 +317,12 @@ def compare(
         "--nproc": None if sizes is None else ",".join(map(str, sizes)), "--repeats": repeats,
         "--within": None if within is None else f"{100 * within:.12g}%", "--max-minutes": max_minutes,
     })  # fmt: skip
-    document = answer([*words, "--fresh"] if fresh else words, quiet=quiet)
+    words += ["--fresh"] if fresh else []
+    if isinstance(script, Mapping):
+        words += [word for name, command in script.items() for word in ("--script", f"{name}={command}")]
+    elif script:
+        words += ["--", *script]
+    document = answer(words, quiet=quiet)
     return _read(*map(Path, document["records"]))
 
 

@@ -44,6 +44,14 @@ from harness.cli.options import (
     warn_skipped,
 )
 from harness.cli.output import MatrixProgress, View, duration, echo
+from harness.cli.scripts import (
+    Scripts,
+    named_rows,
+    observed_measure,
+    plan_lines,
+    require_script_alone,
+    strategy_rows,
+)
 from harness.errors import HarnessError
 from harness.files import stream_number
 from harness.job.batch import BatchLayout
@@ -374,7 +382,7 @@ def parse_within(text: str) -> float:
 
 
 def add_rounds(
-    plan: Callable[[int], list[RunRequest]], made: MissingCells, known: Mapping[str, Record],
+    plan: Callable[[int], Sequence[Any]], made: MissingCells | Scripts, known: Mapping[str, Record],
     records: Sequence[Record], until: Until, view: View,
 ) -> list[Record]:  # fmt: skip
     """The records, with those of added rounds.
@@ -657,6 +665,8 @@ RECORDS_SUFFIX = ".runs"
 
 
 @click.command()
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ...]")
+@click.option("--script", "scripts", multiple=True, metavar="NAME=COMMAND")
 @measuring
 @job_options
 @backends_option
@@ -676,6 +686,8 @@ RECORDS_SUFFIX = ".runs"
 @view_options
 @given_options
 def compare(
+    words: tuple[str, ...],
+    scripts: tuple[str, ...],
     experiment: Experiment,
     backends: str | None,
     nproc: str | None,
@@ -694,7 +706,10 @@ def compare(
     view: View,
     given: GivenFiles,
 ) -> int:
-    """Run the missing cells of backends x world sizes x repeats and compare them all."""
+    """Run the missing cells of backends x world sizes x repeats and compare them all.
+
+    SCRIPT with its arguments, after `--`: a training script of your own, run unchanged under each backend.
+    """
     if started_as_rank():
         raise HarnessError(
             "compare starts its own ranks: run it without torchrun, or "
@@ -708,10 +723,18 @@ def compare(
     device = resolve_device(experiment.runtime.device)
     asked = split_backends(backends) if backends is not None else experiment.compare.backends
     sizes = numbers(nproc, "--nproc", "ranks") if nproc is not None else experiment.compare.world_sizes
-    _require_equal_batches(batch, resume is not None, given, adds_rounds=until != Until())
-    experiment, rows = given.rows(experiment, view)
     count = repeats or experiment.compare.repeats
-    cells = plan(experiment, asked, sizes, count, device, resume=resume, rows=rows)
+    of_scripts: dict[str, tuple[str, ...]] = {}
+    if words or scripts:
+        others = {"batch": batch != "equal", "resume_from": resume is not None, "force": force}
+        others |= {"from_mode": given.count > 0}
+        others |= {"backends": backends is not None, "nproc": nproc is not None} if scripts else {}
+        require_script_alone(experiment, **others)
+        of_scripts = named_rows(scripts) if scripts else strategy_rows(words, asked)
+    else:
+        _require_equal_batches(batch, resume is not None, given, adds_rounds=until != Until())
+        experiment, rows = given.rows(experiment, view)
+        cells = plan(experiment, asked, sizes, count, device, resume=resume, rows=rows)
     require_gpus(device, max(sizes))
     store = Store(runs) if dry_run else open_store(runs)
     if report is not None and not dry_run:
@@ -720,27 +743,40 @@ def compare(
         require_writable(report)
     found = _takeable_runs(store, fresh, job := requeued_job())
     known = reusable([record for _, record in found], lambda _: True)
-    batches = largest_batches(cells, experiment, device) if batch == "largest" else None
-    if batches is not None:
-        from harness.plan.fit import cut_lines
+    made: MissingCells | Scripts
+    if of_scripts:
+        made = Scripts(
+            rows=of_scripts, is_given=not scripts, world_size=sizes[0], device=device, store=store, view=view,
+            experiment=experiment.model_copy(update={"measure": observed_measure(experiment.measure)}),
+            files={id(record): path for path, record in found},
+        )  # fmt: skip
+        planned: Callable[[int], Sequence[Any]] = made.plan
+        if dry_run:
+            echo(plan_lines(planned(count), known, view))
+            return 0
+        records = made.records(planned(count), known)
+    else:
+        batches = largest_batches(cells, experiment, device) if batch == "largest" else None
+        if batches is not None:
+            from harness.plan.fit import cut_lines
 
-        cells = batches.enlarged(cells)
-        for line in cut_lines(cells):
-            echo(line, err=True)
-    if dry_run:
-        return show_plan(cells, known, found, device, experiment, force=force, as_json=as_json, view=view)
-    _tell_known(cells, known, job, view)
-    rounds, fresh = until.rounds(count), fresh and job is None
-    made = MissingCells(
-        store=store, experiment=experiment, device=device, found=found, rounds=rounds, fresh=fresh,
-        force=force, view=view,
-    )  # fmt: skip
-    records = made.records(cells, known, batches)
-    if until != Until():
+            cells = batches.enlarged(cells)
+            for line in cut_lines(cells):
+                echo(line, err=True)
+        if dry_run:
+            return show_plan(cells, known, found, device, experiment, force=force, as_json=as_json, view=view)
+        _tell_known(cells, known, job, view)
+        rounds, fresh = until.rounds(count), fresh and job is None
+        made = MissingCells(
+            store=store, experiment=experiment, device=device, found=found, rounds=rounds, fresh=fresh,
+            force=force, view=view,
+        )  # fmt: skip
+        records = made.records(cells, known, batches)
 
         def planned(rounds: int) -> list[RunRequest]:
             return plan(experiment, asked, sizes, rounds, device, resume=resume, rows=rows)
 
+    if until != Until():
         records = add_rounds(planned, made, known, records, until, view)
     shown = [(made.files[id(r)], r) for r in records]
     comparison = _show(shown, report, experiment.compare, as_json, view)

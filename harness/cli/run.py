@@ -31,6 +31,7 @@ from harness.cli.options import (
     wide_option,
 )
 from harness.cli.output import Progress, View, echo
+from harness.cli.scripts import WINDOWS, observed_measure
 from harness.errors import HarnessError
 from harness.job.batch import job_layout
 from harness.job.config import load_experiment
@@ -206,10 +207,6 @@ def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int
     return 0
 
 
-OBSERVED_SETTINGS = {"measure.warmup_steps": 3, "measure.probed_steps": 2, "measure.cooldown_steps": 3}
-"""Settings of an observed run, with their defaults."""
-
-
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("observed", nargs=-1, required=True, type=click.UNPROCESSED)
 @set_option
@@ -227,12 +224,12 @@ def observe(
     """
     store = Store(runs)
     store.prepare()
-    if ignored := [text for text in assignments if text.partition("=")[0] not in OBSERVED_SETTINGS]:
-        known = ", ".join(OBSERVED_SETTINGS)
+    settings = [f"measure.{name}" for name in WINDOWS]
+    if ignored := [text for text in assignments if text.partition("=")[0] not in settings]:
+        known = ", ".join(settings)
         raise HarnessError(f"--set {ignored[0]} would be ignored: the script decides; observe takes {known}")
-    given = (f"{name}={default}" for name, default in OBSERVED_SETTINGS.items())
-    measure = load_experiment(None, (*given, *assignments)).measure
-    measure = measure.model_copy(update={"traced_steps": 0, "weight_digests": False})
+    given = (f"measure.{name}={default}" for name, default in WINDOWS.items())
+    measure = observed_measure(load_experiment(None, (*given, *assignments)).measure)
     done = observe_command(observed, store, measure, command=command_line(), keeps_output_free=as_json)
     if done.record is not None:
         try:

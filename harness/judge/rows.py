@@ -232,8 +232,8 @@ def reason(record: Record, *, with_rank: bool = True) -> str | None:
 def make_rows(records: Iterable[Record]) -> list[JudgedRun]:
     """Judge each run by the reference run of the same job; in the order of `in_order`.
 
-    Of several references of a job one that worked is preferred. Variants of the reference only serve to
-    measure noise and get no row.
+    Of several references of a job one that worked is preferred. Scripts that were compared are judged by the
+    first of them. Variants of the reference only serve to measure noise and get no row.
     """
     records = in_order(records)
     references: dict[str, Record] = {}
@@ -242,6 +242,10 @@ def make_rows(records: Iterable[Record]) -> list[JudgedRun]:
             first = references.get(record.job_id)
             if first is None or first.status != "ok" or is_deterministic(record) > is_deterministic(first):
                 references[record.job_id] = record
+    for record in records:
+        base = record.observation.judged_by if record.observation else None
+        if base == record.backend.label and record.status == "ok":
+            references.setdefault(record.job_id, record)
     stand_ins = _stand_ins(records, references)
     listed = [r for r in records if not (is_variant(r) and r.job_id in references)]
     places: dict[tuple[str, int], list[Record]] = {}
@@ -376,6 +380,11 @@ class CellRuns:
     @property
     def is_reference(self) -> bool:
         return self.record.backend.name == REFERENCE
+
+    @property
+    def is_base_of_scripts(self) -> bool:
+        """Whether it is the row of a comparison of scripts that the others are judged by."""
+        return self.record.observation is not None and self.record.observation.judged_by == self.backend
 
     @property
     def status(self) -> str:

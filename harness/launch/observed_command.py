@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.import_path import given_environment
-from harness.job.experiment import MeasureSection
+from harness.job.experiment import Limits, MeasureSection
 from harness.launch.bootstrap.sitecustomize import PACKAGES, PROCESSES, RUN_DIRECTORY
-from harness.record import Record
+from harness.launch.ending import leaving_none_behind
+from harness.record import ErrorPart, Record, Status
 from harness.record.store import Store, as_name, keep_record
 from harness.run_directory.observed_record import (
     ObserveRequest,
+    ScriptRow,
     assemble_observed,
     note_end,
     processes_folder,
+    record_of_no_training,
+    told_apart,
     wait_for_processes,
 )
+from harness.run_directory.rank_state import log_tail, read_log
+from harness.run_directory.request import launcher_log
 from harness.safe_text import described, redacted
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
@@ -65,24 +73,12 @@ def observe_command(
     the terminal. `keeps_output_free`: its standard output goes to standard error. Raises HarnessError if it
     cannot be started.
     """
-    now = datetime.now(UTC)
-    name = as_name(redacted(Path(observed[0]).name))
-    request = ObserveRequest(
-        run_id=f"{now.strftime('%Y%m%d-%H%M%S')}-observed-{name}-{secrets.token_hex(3)}",
-        created_at=now.isoformat(timespec="milliseconds"),
-        command=list(command),
-        observed=list(observed),
-        files={word: digest for word in observed if (digest := _digest(Path(word))) is not None},
-        measure=measure,
-    )
-    directory = store.run_directory(request.run_id).resolve()
-    request.write(directory)
+    request, directory = _begin(observed, store, measure, command)
     try:
         output = sys.stderr.fileno() if keeps_output_free else None
         process = subprocess.Popen(observed, env=observed_environment(directory), stdout=output)
     except OSError as error:
-        directory.joinpath("observe.json").unlink()
-        directory.rmdir()
+        store.discard(request.run_id)
         raise HarnessError(f"'{redacted(observed[0])}' cannot be started: {error.strerror}") from error
     code, told, told_at = _followed_to_its_end(process)
     with suppress(OSError):
@@ -103,12 +99,144 @@ def observe_command(
     return Observed(record=record, exit_code=exit_code)
 
 
-def _digest(path: Path) -> str | None:
-    """Of a file's contents; None: it is none, cannot be read, or is too large for a script."""
-    with suppress(OSError, ValueError):
-        if path.is_file() and path.stat().st_size <= MOST_DOCUMENT_BYTES:
-            return hashlib.sha256(path.read_bytes()).hexdigest()
-    return None
+def files_of(command: Sequence[str]) -> dict[str, str]:
+    """Digest of the contents by word that names a file, if it is not too large for a script."""
+    found = {}
+    for path in map(Path, command):
+        with suppress(OSError, ValueError):
+            if path.is_file() and path.stat().st_size <= MOST_DOCUMENT_BYTES:
+                found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def _begin(
+    observed: Sequence[str],
+    store: Store,
+    measure: MeasureSection,
+    command: Sequence[str],
+    row: ScriptRow | None = None,
+) -> tuple[ObserveRequest, Path]:
+    """What its processes are asked to measure, and the new folder of the run that says so."""
+    now = datetime.now(UTC)
+    name = as_name(redacted(Path(observed[0]).name if row is None else row.label))
+    request = ObserveRequest(
+        run_id=f"{now.strftime('%Y%m%d-%H%M%S')}-observed-{name}-{secrets.token_hex(3)}",
+        created_at=now.isoformat(timespec="milliseconds"),
+        command=list(command),
+        observed=list(observed),
+        files=files_of(observed),
+        measure=measure,
+        row=row,
+    )
+    directory = store.run_directory(request.run_id).resolve()
+    request.write(directory)
+    return request, directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLaunch:
+    """How one row of a comparison of scripts is started."""
+
+    script: Sequence[str]
+    """With its arguments; a whole command where it chooses its strategy itself."""
+    world_size: int
+    device: str
+    launcher: Callable[[Path], Sequence[str]] = lambda _: ()
+    """Given the run's folder, the words before the script's."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Added to its environment."""
+    without: tuple[str, ...] = ()
+    """Beginnings of the names of variables that are taken from it."""
+    why_not: str | None = None
+    """Why it is not started; None: it is."""
+    base: Record | None = None
+    """The first row that trained; None: none has."""
+
+    def environment(self, directory: Path) -> dict[str, str]:
+        found = observed_environment(directory)
+        return {k: v for k, v in found.items() if not k.startswith(self.without)} | dict(self.variables)
+
+
+def observe_row(
+    row: ScriptRow,
+    launch: RowLaunch,
+    store: Store,
+    measure: MeasureSection,
+    limits: Limits,
+    command: Sequence[str],
+) -> Record:
+    """Run one row to its end, its output in the launcher's log, and record it; nothing outlives it.
+
+    Raises HarnessError if it cannot be started.
+    """
+    request, directory = _begin(launch.script, store, measure, command, row)
+
+    def untrained(status: Status, **why: Any) -> Record:
+        return record_of_no_training(request, launch.world_size, launch.device, launch.base, status, **why)
+
+    if launch.why_not is not None:
+        return keep_record(directory, untrained("unsupported", reasons=[launch.why_not]))
+    log = launcher_log(directory)
+    with leaving_none_behind(), log.open("wb") as output:
+        try:
+            process = subprocess.Popen(
+                [*launch.launcher(directory), *launch.script], stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, env=launch.environment(directory),
+            )  # fmt: skip
+        except OSError as error:
+            store.discard(request.run_id)
+            raise HarnessError(
+                f"'{redacted(launch.script[0])}' cannot be started: {error.strerror}"
+            ) from error
+        code, told_at, late = _ended_in_time(process, directory, limits)
+        with suppress(OSError):
+            note_end(directory, process.pid, code)
+        wait_for_processes(directory)
+    record = assemble_observed(directory, request, code, told_at)
+    if record is None:
+        raised = RAISED.search(read_log(log))
+        ended = f"no process of the script trained: {raised[1] if raised else f'exit code {code}'}"
+        kind = "Interrupted" if told_at is not None and late is None else "Exit"
+        record = untrained("failed", error=ErrorPart(kind=kind, message=ended, log_tail=log_tail(log)))
+    if late is not None and record.status != "ok":
+        why = ErrorPart(kind="Timeout", message=late, log_tail=log_tail(log))
+        record = record.model_copy(update={"status": "timeout", "error": why})
+    return keep_record(directory, told_apart(record, row))
+
+
+RAISED = re.compile(r"^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*(?:Error|Exception)\b.*)$", re.MULTILINE)
+"""The last line of a traceback, which torchrun's ranks begin with their number."""
+POLL_SECONDS = 0.5
+
+
+def _ended_in_time(
+    process: subprocess.Popen[bytes], directory: Path, limits: Limits
+) -> tuple[int, float | None, str | None]:
+    """The exit code; when it was told to end, by Ctrl-C or since it was late; and why it was late."""
+    began = time.time()
+    told_at: float | None = None
+    late: str | None = None
+    while True:
+        try:
+            return process.wait(POLL_SECONDS), told_at, late
+        except subprocess.TimeoutExpired:
+            if told_at is None and (late := _late(directory, began, limits)) is None:
+                continue
+        except KeyboardInterrupt:
+            late = None
+        if told_at is None:
+            told_at = time.time()
+            process.terminate()
+        elif time.time() > told_at + INTERRUPT_SECONDS:
+            process.kill()
+
+
+def _late(directory: Path, began: float, limits: Limits) -> str | None:
+    now, quiet = time.time(), limits.phase_timeout_seconds
+    if limits.timeout_seconds is not None and now > began + limits.timeout_seconds:
+        return f"ended after runtime.timeout_seconds={limits.timeout_seconds:g}"
+    newest = max([began, *(path.stat().st_mtime for path in directory.glob("rank-*.jsonl"))])
+    return f"no step for runtime.phase_timeout_seconds={quiet:g}" if now > newest + quiet else None
 
 
 def observed_environment(directory: Path) -> dict[str, str]:

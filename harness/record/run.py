@@ -577,6 +577,8 @@ class ObservationPart(Part):
     synchronised_at: int | None = None
     """The step, from 0, before which ranks whose passes exchange nothing were first seen to exchange weights
     or gradients; None: they were not, or their passes do."""
+    judged_by: str | None = Field(None, exclude_if=lambda value: value is None)
+    """Label of the script's run that others of its comparison are judged by; None: it was run alone."""
     has_form: bool = True
     """False: after its first step the script did what closed forms do not know, as `notes` says."""
     notes: list[str] = []

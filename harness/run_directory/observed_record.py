@@ -17,7 +17,8 @@ from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.files import Stored, read_plain, write_atomically
 from harness.job.experiment import MeasureSection
 from harness.record import BackendPart, ErrorPart, Record, Status, StepPart, WorldPart
-from harness.record.run import seen_job
+from harness.record.provenance import environment
+from harness.record.run import ObservationPart, seen_job
 from harness.record.store import PlainName
 from harness.run_directory.assemble import (
     Outcome,
@@ -119,11 +120,30 @@ def _precedence(start: ProcessStart) -> tuple[bool, float]:
     return not start.trains, -start.started if start.trains else start.started
 
 
+GLOO = "HARNESS_ACCELERATE_GLOO"
+"""Variable that has Accelerate join CPU processes under DeepSpeed by gloo; any value."""
 REQUEST_NAME = "observe.json"
 PREFIX = "observed-"
 """Of the backend's name in a record: 'observed-fsdp'."""
 LOSS = "steps[].loss"
 """Name of the loss among the fields that may be unknown."""
+
+
+class ScriptRow(Stored):
+    """Which run of a comparison of scripts an observed command is."""
+
+    label: str
+    """Name of its row."""
+    key: str
+    """Equal for runs of one cell: the command and its files, what it was given, the measurement."""
+    repeat: int = 0
+    job_id: str | None = None
+    """Of the first row that trained: rows are one job, whatever their strategies show; None: its own."""
+    judged_by: str | None = None
+    """Label of the row that the others are judged by."""
+    preset: str = "library-defaults"
+    strategy: str | None = None
+    """The built-in backend that the script was told to train under; None: it decides itself."""
 
 
 class ObserveRequest(Stored):
@@ -138,6 +158,7 @@ class ObserveRequest(Stored):
     files: dict[str, str] = {}
     """Digest of each file that it names."""
     measure: MeasureSection
+    row: ScriptRow | None = None
 
     def write(self, run_directory: Path) -> None:
         """Write it without secrets: its readers measure, none of them starts the command."""
@@ -166,6 +187,7 @@ def assemble_observed(
     job = seen_job(seen.seen)
     steps = steps_of(events)
     status, error = _status(run_directory, events, steps, seen, exit_code, told_at)
+    row = request.row or ScriptRow(label="", key=hashlib.sha256(request.run_id.encode()).hexdigest()[:16])
     layout = setup.layout.model_dump(mode="json") if setup and setup.layout else None
     # Another rate, or other samples, make another training.
     fed = [(step.sample_hashes, step.learning_rate) for step in steps]
@@ -182,10 +204,10 @@ def assemble_observed(
         error=error,
         skipped_steps=sum(event.group_learning_rates == [] for event in events[min(events)].steps),
         job=job,
-        job_id=hashlib.sha256(identity.encode()).hexdigest()[:12],
-        cell=hashlib.sha256(request.run_id.encode()).hexdigest()[:16],
-        repeat=0,
-        backend=_backend(seen, setup, events),
+        job_id=row.job_id or hashlib.sha256(identity.encode()).hexdigest()[:12],
+        cell=row.key,
+        repeat=row.repeat,
+        backend=_backend(seen, setup, events, row.label),
         world=WorldPart(
             **WorldPart.shared(seen)
             | {
@@ -193,7 +215,7 @@ def assemble_observed(
                 "collectives": setup.collectives if setup else ("nccl" if seen.device == "cuda" else "gloo"),
                 "threads_per_rank": seen.threads,
                 "micro_batch_size": seen.micro_batch_size or 1,
-                "preset": "library-defaults",
+                "preset": row.preset,
             }
         ),
         environment=run_environment(run_directory).model_copy(
@@ -208,9 +230,44 @@ def assemble_observed(
                     for group in groups
                 ],
                 "notes": [*seen.observation.notes, *(uneven if status == "ok" else [])],
+                "judged_by": row.judged_by,
             }
         ),
     )
+
+
+def told_apart(record: Record, row: ScriptRow) -> Record:
+    """The record, without figures where the script did not train under the strategy that it was given."""
+    seen = record.observation.base if record.observation else None
+    if row.strategy in (None, seen) or record.status != "ok":
+        return record
+    alone = "each process alone" if record.world.world_size > 1 else "in one process"
+    trained = alone if seen in (None, "single") else f"under {seen}"
+    reason = f"the script trains {trained} where it was given {row.strategy}"
+    none: dict[str, Any] = {"steps": [], "ranks": [], "comm": []}
+    return record.model_copy(update=none | {"status": "unsupported", "reasons": [reason]})
+
+
+def record_of_no_training(
+    request: ObserveRequest, world_size: int, device: str, base: Record | None, status: Status, **why: Any
+) -> Record:
+    """The record of a row of which no process trained, as the base would have it; `why`: its `error` or
+    `reasons`."""
+    assert request.row is not None
+    row, name = request.row, PREFIX + (request.row.strategy or "script")
+    known = {name: getattr(request, name) for name in ("run_id", "created_at", "command", "measure")}
+    world = WorldPart(
+        nodes=1, ranks_per_node=world_size, world_size=world_size, device=device,
+        collectives="nccl" if device == "cuda" else "gloo", threads_per_rank=1, micro_batch_size=1,
+        accumulation_steps=1, preset=row.preset,
+    )  # fmt: skip
+    return Record(
+        **known, status=status, cell=row.key, repeat=row.repeat, environment=environment(),
+        job=base.job if base else seen_job({}), job_id=row.job_id or row.key[:12],
+        world=base.world if base else world, backend=BackendPart(label=row.label, name=name),
+        observation=ObservationPart(command=request.observed, frameworks=[]),
+        **why,
+    )  # fmt: skip
 
 
 def _status(
@@ -298,7 +355,7 @@ def _ended(code: int) -> str:
 
 
 def _backend(
-    seen: ObservationEvent, setup: SetupEvent | None, events: Mapping[int, RankEvents]
+    seen: ObservationEvent, setup: SetupEvent | None, events: Mapping[int, RankEvents], label: str
 ) -> BackendPart:
     """With the micro-steps that were seen, and which of them were seen to reduce gradients."""
     name = PREFIX + (seen.observation.base or "script")
@@ -310,7 +367,12 @@ def _backend(
         if known:
             synchronised = "every micro-step" if any(known) else "last micro-step"
             effective = replace(effective, gradient_synchronisation=synchronised)
-    own: dict[str, Any] = {"label": name, "name": name, "effective": effective, "options": seen.options}
+    own: dict[str, Any] = {
+        "label": label or name,
+        "name": name,
+        "effective": effective,
+        "options": seen.options,
+    }
     if not seen.observation.has_form:
         own["claim"] = None
     return BackendPart(**BackendPart.shared(setup) | own | versions_of(setup))

@@ -174,7 +174,7 @@ NORM, WEIGHTS = "max_grad_norm_difference", "final_weights_difference"
 
 def same_training(comparison: Comparison) -> str:
     """Whether all cells train as one process does, and how far the evidence reaches; empty for it alone."""
-    others = [group for group in comparison.comparable.groups if not group.is_reference]
+    others = [g for g in comparison.comparable.groups if not (g.is_reference or g.is_base_of_scripts)]
     judged = [group for group in others if group.parity != "unjudged"]
     if not judged:
         every = comparison.comparable.groups
@@ -234,9 +234,6 @@ def cause(comparison: Comparison) -> str:
     first = min(causes, key=lambda found: diverged.isdisjoint(found.cells))
     finding = shortened(first.sentence.removesuffix("."), MOST_WORDS_FINDING)
     return phrase("cause", finding=finding, cause=entries()[first.id]["cause"])
-
-
-HELD = ("model_state_bytes", "expected_model_state_bytes")
 
 
 def amounts(comparison: Comparison) -> str:
@@ -517,13 +514,15 @@ def answers_table(comparison: Comparison, question: ReportFocus, titles: Mapping
         return Shown(key, text or shown, section=key, entry=entry) if shown else Shown(None, "")
 
     rows: list[list[Any]] = []
+    base = next((group.label for group in comparison.groups if group.is_base_of_scripts), None)
     for name in ROWS[question]:
         if name in OF_COMPARISON:
             answer = OF_COMPARISON[name](comparison)
         else:
             answer = "" if scope is None else OF_SCOPE[name](scope)
         if answer:
-            rows.append([ANSWERS[name]["question"], answer, evidence(ANSWERS[name]["evidence"])])
+            asked = phrase("same_as", base=base) if name == "same" and base else ANSWERS[name]["question"]
+            rows.append([asked, answer, evidence(ANSWERS[name]["evidence"])])
     if question == "scaling" and "scaling" not in titles:
         rows.insert(0, [ANSWERS["strong"]["question"], phrase("scaled_none"), evidence("results")])
     jobs = len(comparison.comparable.by_job)

@@ -622,6 +622,8 @@ def has_dropout(record: Record) -> bool:
 
 
 def _level(reference: Record, record: Record, found: Distance, noise: Noise) -> Parity:
+    if record is reference:
+        return "exact"
     pairs = list(zip(reference.steps, record.steps, strict=False))
     if record.status == "diverged" or found.loss is None or any(b.loss is None for _, b in pairs):
         return "diverged"

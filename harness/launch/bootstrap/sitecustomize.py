@@ -28,6 +28,7 @@ PROCESSES = "HARNESS_OBSERVE_PROCESSES"
 
 FRAMEWORKS = (
     "accelerate.accelerator",
+    "accelerate.state",
     "deepspeed.runtime.engine",
     "transformers.trainer",
     "lightning.pytorch.loops.optimization.automatic",

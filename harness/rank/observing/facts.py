@@ -371,9 +371,17 @@ def observed_layout(live: Live, optimizers: Optimizers) -> LayoutPart:
     first: dict[tuple[int, str], str] = {}
     for one in named:
         first.setdefault(one.key, one.name)
+    groups = members(live, optimizers)
     decaying = {
-        id(p) for group in optimizers.param_groups if group.get("weight_decay") for p in group["params"]
+        id(p)
+        for group, held in zip(optimizers.param_groups, groups, strict=True)
+        if group.get("weight_decay")
+        for p in held
     }
+    parts = [{one.name for one in named if id(one.held) in set(map(id, held))} for held in groups]
+    parts = [part & set(first.values()) for part in parts]
+    decays = {one.name for one in named if first[one.key] == one.name and id(one.held) in decaying}
+    by_decay = [part for part in (decays, set().union(*parts) - decays) if part]
     frozen = sorted(one.name for one in named if first[one.key] == one.name and not one.trains)
     model = hugging_face_model(live.bare)
     if model is not None:
@@ -390,7 +398,8 @@ def observed_layout(live: Live, optimizers: Optimizers) -> LayoutPart:
             for one in named
             if first[one.key] == one.name
         ],
-        decaying=sorted(one.name for one in named if first[one.key] == one.name and id(one.held) in decaying),
+        decaying=sorted(decays),
+        groups=[] if parts == by_decay else [sorted(part) for part in parts if part],
         buffers=[
             TensorPart(name=bare_name(name), shape=list(buffer.shape), dtype=dtype_name(buffer.dtype))
             for name, buffer in live.bare.named_buffers()
@@ -439,10 +448,10 @@ def observed_part(live: Live, optimizers: Optimizers, seen: Seen) -> ObservedPar
     model: Any = hugging_face_model(live.bare)
     whole = whole_parameters(live.whole)
     return ObservedPart(
-        parameters_left_out=left_out(whole, optimizers),
+        parameters_left_out=left_out(live, optimizers),
         optimizer_used=bool(optimizers.each),
         optimizer_steps=optimizers.steps,
-        optimizer_groups=_groups(optimizers, whole, seen),
+        optimizer_groups=_groups(live, optimizers, whole, seen),
         updated_tensors=seen.updated_tensors,
         master_dtypes=sorted({dtype_name(tensor.dtype) for tensor in held}),
         optimizer_state_dtypes=sorted(
@@ -459,9 +468,26 @@ def observed_part(live: Live, optimizers: Optimizers, seen: Seen) -> ObservedPar
     )
 
 
-def left_out(whole: Sequence[Whole], optimizers: Optimizers) -> list[str]:
+def members(live: Live, optimizers: Optimizers) -> list[list[Tensor]]:
+    """Of each group of the optimizers the parameters that it updates: of ZeRO those behind flat masters."""
+    groups = [list(group["params"]) for group in optimizers.param_groups]
+    owner = live.engine.engine.optimizer if isinstance(live.engine, ZeroEngine) else None
+    low = getattr(owner, "bit16_groups", None)
+    if low is not None and len(low) == len(groups):
+        return [list(group) for group in low]
+    cut, of_group = (getattr(owner, name, None) for name in ("fp16_groups", "sub_group_to_group_id"))
+    if cut is not None and of_group is not None:
+        return [
+            [p for n, sub in enumerate(cut) if of_group[n] == place for p in sub]
+            for place in range(len(groups))
+        ]
+    return groups
+
+
+def left_out(live: Live, optimizers: Optimizers) -> list[str]:
     """Parameters that train and no optimizer was given; none where its own tensors may be copies of them."""
-    given = {id(p): p for group in optimizers.param_groups for p in group["params"]}
+    whole = whole_parameters(live.whole)
+    given = {id(p): p for group in members(live, optimizers) for p in group}
     held = {id(one.held): one.held for one in whole}
     kept = {one.name: one.held for one in whole if one.trains and id(one.held) not in given}
     left = {id(tensor): tensor.numel() for tensor in kept.values()}
@@ -469,13 +495,15 @@ def left_out(whole: Sequence[Whole], optimizers: Optimizers) -> list[str]:
     return sorted(kept) if own < sum(left.values()) else []
 
 
-def _groups(optimizers: Optimizers, whole: Sequence[Whole], seen: Seen) -> list[dict[str, Any]]:
+def _groups(live: Live, optimizers: Optimizers, whole: Sequence[Whole], seen: Seen) -> list[dict[str, Any]]:
     """Each group with its constants, rate, dtypes, number of tensors and, where known, their names."""
     names: dict[int, list[str]] = {}
     for one in whole:
         names.setdefault(id(one.held), []).append(one.name)
     found = []
-    for place, group in enumerate(optimizers.param_groups):
+    for place, (group, held) in enumerate(
+        zip(optimizers.param_groups, members(live, optimizers), strict=True)
+    ):
         tensors = group["params"]
         count = max(seen.group_tensors.get(place, 0), len(tensors))
         document = group_constants(group) | {
@@ -483,8 +511,8 @@ def _groups(optimizers: Optimizers, whole: Sequence[Whole], seen: Seen) -> list[
             "dtypes": sorted({dtype_name(p.dtype) for p in tensors}),
             "tensors": count,
         }
-        if count == len(tensors) and all(id(p) in names for p in tensors):
-            document["parameters"] = sorted({name for p in tensors for name in names[id(p)]})
+        if count == len(tensors) and all(id(p) in names for p in held):
+            document["parameters"] = sorted({name for p in held for name in names[id(p)]})
         found.append(document)
     return found
 

@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from harness.rank.live.model_watch import in_backward
+from harness.run_directory.observed_record import GLOO
 from harness.safe_text import described
 
 Apart = Callable[[], AbstractContextManager[None]]
@@ -276,6 +277,8 @@ def hook_frameworks(session: Guarded, on_import: OnImport) -> None:
         replace(engine, "backward", given_loss("deepspeed", "DeepSpeedEngine.backward"))
         replace(engine, "step", lambda run: _updating(session, run))
 
+    if os.environ.get(GLOO):
+        on_import("accelerate.state", lambda module: replace(module.PartialState, "__init__", _with_gloo))
     drives = told(lambda *_, **__: session.driven_by("transformers.Trainer"))
     accelerate = given_loss("accelerate", "Accelerator.backward")
     on_import("accelerate.accelerator", lambda module: replace(module.Accelerator, "backward", accelerate))
@@ -284,6 +287,15 @@ def hook_frameworks(session: Guarded, on_import: OnImport) -> None:
     for package in ("lightning.pytorch", "pytorch_lightning"):
         name = f"{package}.loops.optimization.automatic"
         on_import(name, lambda module: _lightning(session, module))
+
+
+def _with_gloo(run: Callable[..., None]) -> Callable[..., None]:
+    """Accelerate 1.15 takes a CPU process under DeepSpeed for the only one unless it is given a transport."""
+
+    def init(self: Any, cpu: bool = False, **named: Any) -> None:
+        run(self, cpu, **named | {"backend": named.get("backend") or "gloo"})
+
+    return init
 
 
 def _updating(session: Guarded, run: Callable[..., Any]) -> Callable[..., Any]:

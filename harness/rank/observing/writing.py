@@ -23,7 +23,6 @@ from harness.backends.optimizer.groups import group_rate
 from harness.backends.registry import strategy_of
 from harness.rank.accelerator import describe_accelerator, placement
 from harness.rank.events import GuestEventWriter
-from harness.rank.live.model_watch import whole_parameters
 from harness.rank.observing.facts import (
     Live,
     Optimizers,
@@ -245,7 +244,7 @@ class Writing:
     def _setup_event(self, found: Described) -> SetupEvent:
         # Closed forms hold of one model, whose optimizer updates all that trains.
         has_form = found.live.has_form and self._seen.has_form and self._seen.updated_tensors != 0
-        if self._others(found.live) or left_out(whole_parameters(found.live.whole), self._optimizers):
+        if self._others(found.live) or left_out(found.live, self._optimizers):
             has_form = False
         return SetupEvent(
             rank=self.world.rank,

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from harness.cli.export import program_of_run
 from harness.errors import HarnessError
 from harness.exported.folder import exported_files, require_exportable, tool_of, torch_values
+from harness.exported.scripts import accelerate_launch
 from harness.exported.tracking import scalars, settings
 from harness.job.batch import batch_layout
 from harness.job.config import load_experiment
@@ -252,3 +254,29 @@ def test_losses_of_a_run_are_read_back_from_mlflow(tmp_path: Path) -> None:
     losses = client.get_metric_history(run.info.run_id, "train/loss")
     assert [loss.value for loss in losses] == pytest.approx(LOSSES)
     assert run.data.params["backend"] == make_record().backend.label
+
+
+@pytest.mark.parametrize(
+    ("label", "kind", "file"),
+    [("ddp", "MULTI_GPU", {}), ("zero3", "DEEPSPEED", {"stage": 3}), ("fsdp", "FSDP", {"fsdp_version": 2}),
+     ("fsdp1", "FSDP", {"fsdp_version": 1, "fsdp_sharding_strategy": "FULL_SHARD"})],
+)  # fmt: skip
+def test_a_script_is_given_its_row_and_what_the_base_was_seen_to_do(
+    label: str, kind: str, file: dict[str, Any], tmp_path: Path
+) -> None:
+    base = make_record(label="ddp")
+    training = base.job.training.model_copy(update={"gradient_clipping": 0.7, "precision": "bf16-mixed"})
+    base = base.model_copy(update={"job": base.job.model_copy(update={"training": training})})
+    *_, path = accelerate_launch(label, tmp_path, base, world_size=2, device="cpu", preset="like-for-like")
+    document = yaml.safe_load(Path(path).read_text())
+    assert (document["distributed_type"], document["num_processes"]) == (kind, 2)
+    assert "mixed_precision" not in document
+    config = json.loads((tmp_path / "ds_config.json").read_text()) if kind == "DEEPSPEED" else {}
+    assert (config.get("zero_optimization") or document.get("fsdp_config") or {}).items() >= file.items()
+    if config:
+        assert (config["gradient_clipping"], config["bf16"]["enabled"]) == (0.7, True)
+        assert config["train_micro_batch_size_per_gpu"] == base.world.micro_batch_size
+        accelerate_launch(label, tmp_path, None, world_size=2, device="cpu", preset="like-for-like")
+        config = json.loads((tmp_path / "ds_config.json").read_text())
+        assert (config["gradient_clipping"], config["train_micro_batch_size_per_gpu"]) == ("auto", "auto")
+        assert config["zero_optimization"]["reduce_bucket_size"] > 0

@@ -150,11 +150,11 @@ def test_final_weights_prove_nothing_where_rounding_moves_them_as_far_as_trainin
         ([FAILED], "0 of 1; failed: ddp on 2 ranks"),
         (
             [make_record(), make_record(label="planted-wrong-beta2")],
-            "2 of 2; faulty on purpose: planted-wrong-beta2",
+            "2 of 2 cells, the reference included; faulty on purpose: planted-wrong-beta2",
         ),
         (
             [make_record(), make_record(label="ddp"), OF_OTHER_JOB],
-            "2 of 2; another job, not compared: fsdp on 2 ranks",
+            "2 of 2 cells, the reference included; another job, not compared: fsdp on 2 ranks",
         ),
     ],
 )
@@ -430,7 +430,7 @@ def test_machine_job_versions_and_runs_are_one_line() -> None:
 
 def test_what_carries_over_to_gpus_is_said_of_cpu_ranks_alone() -> None:
     here = make_record(label="ddp")
-    assert page("all", here)["On GPUs"].startswith("untested; states, bytes, parity: expected equal; peaks")
+    assert page("all", here)["On GPUs"].startswith("untested; states, bytes and parity should be the same,")
     assert "On GPUs" not in page("all", with_world(here, device="cuda", collectives="nccl"))
     told = page("all", here.model_copy(update={"command": ["harness", "compare", "--config", "a.yaml"]}))
     assert told["On GPUs"].endswith("predict: harness estimate --config a.yaml --gpu H100-80 --gpus 8")

@@ -1,0 +1,92 @@
+"""A script of the user's own under a strategy of ours: what `accelerate launch` is given for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import yaml
+
+from harness.backends import registry
+from harness.backends.base import Preset, World
+from harness.errors import HarnessError
+from harness.exported.folder import accelerate_values, deepspeed_values, exported_strategy
+from harness.files import write_atomically
+from harness.job.batch import BatchLayout
+from harness.job.config import load_experiment
+from harness.job.job import Job
+from harness.plan.scenario import why_not_planned
+from harness.record import Record
+from harness.run_directory.observed_record import GLOO
+
+ROUTE = "accelerate-"
+VARIABLES = ("ACCELERATE_", "FSDP_")
+"""By which Accelerate is told a strategy: of a row by its file alone."""
+MANY_PARAMETERS = 10**9
+"""Where no row has trained yet: buckets are limited as those of a large model."""
+
+
+def strategy_name(label: str) -> str:
+    """What an observed script shows of this row. Raises HarnessError for what Accelerate does not have."""
+    name = registry.parse(label)[0].name
+    if f"{ROUTE}{name}" not in registry.entries():
+        known = [one.removeprefix(ROUTE) for one in registry.entries() if one.startswith(ROUTE)]
+        raise HarnessError(f"a script cannot be given '{label}'; Accelerate takes {', '.join(known)}")
+    return name
+
+
+def variables(label: str, device: str) -> dict[str, str]:
+    """What Accelerate 1.15 needs on the CPU beside its file: DDP this variable, DeepSpeed our hook's."""
+    if device != "cpu":
+        return {}
+    return {"ACCELERATE_USE_CPU": "true"} if exported_strategy(label).zero_stage is None else {GLOO: "1"}
+
+
+def why_not(label: str, world_size: int, device: str) -> str | None:
+    """Why Accelerate does not run this strategy here; None: it does."""
+    world = World.planned(world_size, world_size, device)
+    return why_not_planned(f"{ROUTE}{label}", load_experiment(None, ()).job(), world, 1)
+
+
+def accelerate_launch(
+    label: str, folder: Path, base: Record | None, *, world_size: int, device: str, preset: Preset
+) -> list[str]:
+    """Writes the configuration of the row into the folder; the words that start a script with it.
+
+    base: the first row that trained: its clipping, precision and batch are DeepSpeed's too, whose file must
+    name them; None: this is that row.
+    """
+    job = _job_of(base)
+    values = accelerate_values(label, job, world_size, device) | {"main_process_port": 0}
+    values.pop("mixed_precision", None)  # the script's own
+    if exported_strategy(label).zero_stage is not None:
+        effective = base.backend.effective if base else None
+        layout = BatchLayout(
+            global_batch_size=1,
+            micro_batch_size=base.world.micro_batch_size if base else 1,
+            accumulation_steps=base.world.accumulation_steps if base else 1,
+        )
+        count = effective.parameter_count if effective else MANY_PARAMETERS
+        config = deepspeed_values(label, job, layout, world_size, device, count, preset)
+        config["zero_allow_untested_optimizer"] = True  # the script's own, judged by what it does
+        if base is None:
+            config |= dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_clipping"), "auto")
+        file = folder / "ds_config.json"
+        write_atomically(file, json.dumps(config, indent=1))
+        values["deepspeed_config"]["deepspeed_config_file"] = str(file)
+    elif "fsdp_config" in values:
+        del values["fsdp_config"]["fsdp_activation_checkpointing"]
+    path = folder / "accelerate.yaml"
+    write_atomically(path, yaml.safe_dump(values))
+    return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path)]
+
+
+def _job_of(base: Record | None) -> Job:
+    """A job with the settings that the first row was seen to have."""
+    if base is None:
+        return load_experiment(None, ()).job()
+    seen = base.job.training
+    clipping = seen.gradient_clipping or "null"
+    given = (f"training.precision={seen.precision or 'fp32'}", f"training.gradient_clipping={clipping}")
+    return load_experiment(None, given).job()

@@ -1,0 +1,89 @@
+"""One script of the user's own under each strategy, from the comparison to a verified report."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.rank.observing.test_scripts import ARGUMENTS, EXAMPLES, make_job
+from tests.journeys.conftest import PLAIN, VARIABLES, WINDOWS
+from tests.journeys.journey import Journey
+from tests.journeys.test_observe import BUILD
+from tests.representatives import cheap
+
+OF_THE_MACHINE = {
+    "busy-machine", "slow-rank", "slow-data", "few-timed-steps", "noisy-timing", "warmup-too-short"
+}  # fmt: skip
+pytestmark = [pytest.mark.long(seconds=40), pytest.mark.costly]
+
+
+@pytest.mark.parametrize("script", cheap(["hf_trainer.py"], ["hf_trainer.py", "accelerate_loop.py"]))
+def test_a_script_as_it_is_trains_alike_under_each_strategy(journey: Journey, script: str) -> None:
+    make_job(journey.folder)
+    journey.program("python", "-c", BUILD)
+    strategies = "zero2,ddp,fsdp" if script == "hf_trainer.py" else "ddp,zero3,fsdp1"
+    words = ("compare", "--backends", strategies, "--nproc", "2", *WINDOWS[:-1])
+    after = ("--", EXAMPLES / script, *ARGUMENTS)
+    # A variable that would have Accelerate train DDP under DeepSpeed's name.
+    document = json.loads(journey.harness(*words, "--json", "--report", "r.md", *after, **VARIABLES).stdout)
+    rows = {row["backend"]: row for row in document["rows"]}
+    assert next(iter(rows)) == "ddp"
+    for name, row in rows.items():
+        if name.startswith("fsdp"):
+            assert row["status"] == "unsupported"
+            assert "without an accelerator" in row["reason"]
+            continue
+        assert (row["status"], row["not_judged"]) == ("ok", [])
+        assert row["parity"] == ("exact" if name == "ddp" else "tight")
+    assert {finding["id"] for finding in document["findings"]} <= OF_THE_MACHINE
+    records = {record.backend.label: record for record in journey.records()}
+    assert records["ddp"].observation is not None
+    assert {record.job_id for record in records.values()} == {records["ddp"].job_id}
+    for name in rows.keys() - {"fsdp", "fsdp1"}:
+        assert records[name].backend.name == f"observed-{name}"
+        losses = [[step.loss for step in records[one].steps] for one in (name, "ddp")]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert "Same training as ddp?" in journey.read("r.md")
+    planned = journey.harness(*words, "--dry-run", *after, **VARIABLES).stdout
+    assert " none " not in planned
+    assert all(record.run_id in planned for record in records.values())
+    assert "unsupported" in journey.harness("list").stdout
+    assert records["ddp"].run_id in journey.harness("show", records["ddp"].run_id).stdout
+    journey.harness("report", "runs", "-o", "again.md")
+    assert "records unchanged" in journey.harness("verify", "again.md").stdout
+
+
+def test_a_script_that_takes_no_strategy_is_no_row_of_it(journey: Journey) -> None:
+    make_job(journey.folder)
+    words = ("compare", "--backends", "ddp", "--nproc", "2", "--json", "--", PLAIN, "--bare")
+    (row,) = json.loads(journey.harness(*words, **VARIABLES).stdout)["rows"]
+    assert row["status"] == "unsupported"
+    assert row["reason"] == "the script trains each process alone where it was given ddp"
+    assert row["tokens_per_second"] is None
+
+
+def test_scripts_by_name_are_rows_and_a_failure_ends_its_row_only(journey: Journey) -> None:
+    make_job(journey.folder)
+    sleeps = journey.folder / "sleeps.py"
+    sleeps.write_text(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nimport torch\ntime.sleep(600)\n"
+    )
+    commands = {
+        "a": f"{sys.executable} {PLAIN} --bare",
+        "fails": f"{sys.executable} -c \"import torch; raise ValueError('no such column')\"",
+        "sleeps": f"{sys.executable} {sleeps}",
+        "b": f"{sys.executable} {PLAIN} --bare",
+    }
+    scripts = [word for name, command in commands.items() for word in ("--script", f"{name}={command}")]
+    limit = ("--set", "runtime.timeout_seconds=20")
+    document = json.loads(journey.harness("compare", "--json", *limit, *scripts, **VARIABLES).stdout)
+    rows = {row["backend"]: row for row in document["rows"]}
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "a": "ok", "fails": "failed", "sleeps": "timeout", "b": "ok",
+    }  # fmt: skip
+    assert rows["a"]["parity"] == "exact"
+    assert rows["b"]["max_loss_difference"] == 0
+    assert rows["fails"]["reason"].endswith("no process of the script trained: ValueError: no such column")
+    assert "runtime.timeout_seconds=20" in rows["sleeps"]["reason"]
+    assert all(Path(path).exists() for path in document["records"])
