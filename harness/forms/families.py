@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from harness.forms import ddp, pipeline, single, tensor, zero0, zero3, zero12
-from harness.forms.fsdp import fsdp1, fsdp2, replicate
+from harness.forms.fsdp import fsdp1, fsdp2
 from harness.forms.optimizers import with_optimizer, with_whole_matrices
 from harness.forms.tensor import fsdp2_tensor, with_attention, zero3_tensor, zero12_tensor
 from harness.forms.terms import Collective, ModelStates, Volume
@@ -31,7 +31,7 @@ FAMILIES: dict[str, ClosedForms] = {
     "zero3": zero3,
     "fsdp1": fsdp1,
     "fsdp2": fsdp2,
-    "replicate": replicate,
+    "replicate": fsdp2,
     "pipeline": pipeline,
     "tensor": tensor,
     "fsdp2-tensor": fsdp2_tensor,

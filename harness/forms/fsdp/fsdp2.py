@@ -9,6 +9,7 @@ from functools import partial
 from harness.forms.fsdp.units import (
     KEPT_BY_EVALUATION,
     GatherUnit,
+    all_reduced,
     blocks_without_gradient,
     gathers,
     gathers_and_reductions,
@@ -204,6 +205,20 @@ def updated_tensors(workload: Workload) -> list[list[int]]:
     return [[_own(workload, tensor) for tensor in group] for group in workload.layout.reached_groups()]
 
 
+def _replicated(workload: Workload) -> Volume:
+    """`replicate` of torch 2.13 (`_composable/replicate_with_fsdp.py`): FSDP2's units, each rank a replica.
+
+    Gradients of each unit are all-reduced whole, in the last micro-step or in each. `FSDPParamGroup.unshard`
+    gathers nothing in a group of one rank and `foreach_reduce` (_fsdp_collectives.py) scatters nothing there;
+    every rank has all of the norm.
+    """
+    layout = workload.layout
+    counts = [elements(list(filter(layout.is_reached, tensors))) for _, tensors in layout.units()]
+    sizes = [(count, count) for count in counts if count]
+    found = all_reduced(workload, sizes) * len(workload.steps)
+    return Volume(collectives=tuple(found), remarks=tuple(reduction_remarks(workload)))
+
+
 def collectives(workload: Workload) -> Volume:
     """`backends/fsdp/fsdp2.py`: the root follows the blocks like for like; else torch keeps it gathered.
 
@@ -212,6 +227,8 @@ def collectives(workload: Workload) -> Volume:
     (`set_requires_gradient_sync`), or in each. In a group of one rank nothing is gathered or reduced
     (`FSDPParamGroup.unshard`); the norm is.
     """
+    if workload.strategy.family == "replicate":
+        return _replicated(workload)
     reshards = workload.strategy.facts.reshards
     resharded_root = reshards_root(workload)
     units = _units(workload, reshards=reshards, reshards_root=resharded_root)
