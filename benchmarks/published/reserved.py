@@ -50,7 +50,8 @@ def reserved_bytes(scenario: Scenario) -> int:
         ledger = ReservingLedger(workload)
         moments = peak_moments(workload, profile, ledger)
         found.append((max(moment.bytes for moment in moments.values()), ledger.reserved))
-    return max(max(found, key=lambda pair: pair[0]))
+    peak, kept_bytes = max(found, key=lambda pair: pair[0])
+    return max(peak, kept_bytes)
 
 
 class ReservingLedger(Ledger):
