@@ -186,10 +186,10 @@ def loss_scale(record: Record) -> float | str | None:
 
 def _seen_clipping(record: Record, reported: float | None) -> float | None:
     """What gradients were clipped to if that contradicts what the backend says, else what it says."""
-    pairs = _norms_of_update(record)
-    if not pairs or _fits(pairs, reported):
+    pairs = norms_of_update(record)
+    if not pairs or clipping_fits(pairs, reported):
         return reported
-    if _fits(pairs, None):
+    if clipping_fits(pairs, None):
         return None
     # Whatever was clipped has one norm; others are of gradients that were altered afterwards.
     largest = max(after for _, _, after in pairs)
@@ -198,7 +198,7 @@ def _seen_clipping(record: Record, reported: float | None) -> float | None:
     apart = exact and clipped and max(clipped) - min(clipped) > ONE_NORM * max(clipped)
     if (
         apart
-        or not _fits(pairs, largest)
+        or not clipping_fits(pairs, largest)
         or clips_by_part(record, reported)
         or decay_explains(record, reported)
     ):
@@ -212,7 +212,7 @@ def clips_by_part(record: Record, limit: float | None) -> bool:
     A smaller part is left as it is, so only the largest step need show it. DeepSpeed clips by group.
     """
     groups = len(record.observed.optimizer_groups) if record.observed else 1
-    pairs, parts = _norms_of_update(record), range(2, record.world.world_size * max(1, groups) + 1)
+    pairs, parts = norms_of_update(record), range(2, record.world.world_size * max(1, groups) + 1)
     if limit is None or not pairs or any(after < _left(before, limit) for _, before, after in pairs):
         return False
     largest = max(after for _, _, after in pairs)
@@ -225,7 +225,7 @@ def decay_explains(record: Record, limit: float | None) -> bool:
     What clips leaves one norm. Adding decay x weights, of norm d, to a gradient of norm g leaves another one
     in each step, near the root of g^2 + d^2 as long as gradients hardly point along the weights.
     """
-    pairs, added = _norms_of_update(record), decay_norm(record)
+    pairs, added = norms_of_update(record), decay_norm(record)
     clipped = [after for _, before, after in pairs if limit is not None and before > limit] or [1.0]
     apart = max(clipped) - min(clipped) > ONE_NORM * max(clipped)
     whole = limit is None or all(before <= limit for _, before, _ in pairs)
@@ -234,7 +234,7 @@ def decay_explains(record: Record, limit: float | None) -> bool:
         for _, before, after in pairs
         for left in (_left(before, limit),)
     )
-    return bool(pairs) and added > 0 and within and (apart or whole) and not _fits(pairs, limit)
+    return bool(pairs) and added > 0 and within and (apart or whole) and not clipping_fits(pairs, limit)
 
 
 def decay_norm(record: Record) -> float:
@@ -252,16 +252,16 @@ def altered_gradients(record: Record) -> tuple[int, float, float] | None:
 
     None: clipping explains them, or they were not looked at.
     """
-    pairs = _norms_of_update(record)
+    pairs = norms_of_update(record)
     value = clipping(record)
     limit = None if value in (None, "none") else float(str(value))
-    if record.backend.changed or record.backend.effective is None or _fits(pairs, limit):
+    if record.backend.changed or record.backend.effective is None or clipping_fits(pairs, limit):
         return None
-    unlike = (pair for pair in pairs if not _fits([pair], limit))
+    unlike = (pair for pair in pairs if not clipping_fits([pair], limit))
     return next((step, after, _left(before, limit)) for step, before, after in unlike)
 
 
-def _norms_of_update(record: Record) -> list[tuple[int, float, float]]:
+def norms_of_update(record: Record) -> list[tuple[int, float, float]]:
     """Number and gradient norms of steps, before clipping and as the optimizer was given them.
 
     Empty where each rank clips by a norm of its own, which is another finding.
@@ -279,7 +279,7 @@ def _left(norm: float, limit: float | None) -> float:
     return norm if limit is None else min(norm, limit)
 
 
-def _fits(pairs: Sequence[tuple[int, float, float]], limit: float | None) -> bool:
+def clipping_fits(pairs: Sequence[tuple[int, float, float]], limit: float | None) -> bool:
     """Whether clipping to this norm makes of each norm before it the one after it."""
     return all(
         abs(after - due) <= CLIPPING_TOLERANCE * due

@@ -99,7 +99,7 @@ def script_names(records: Sequence[Record]) -> dict[int, str]:
     """
     alike: dict[tuple[str, int], list[Record]] = {}
     for record in records:
-        if record.observation is not None:
+        if record.observation is not None and record.observation.judged_by is None:  # else its row has a name
             alike.setdefault((record.backend.label, record.world.world_size), []).append(record)
     found: dict[int, str] = {}
     for group in alike.values():

@@ -579,6 +579,18 @@ class ObservationPart(Part):
     or gradients; None: they were not, or their passes do."""
     judged_by: str | None = Field(None, exclude_if=lambda value: value is None)
     """Label of the script's run that others of its comparison are judged by; None: it was run alone."""
+    has_loader: bool = True
+    """Whether batches were seen to come from a data loader: else `ranks[].data_seconds` is all that a script
+    does before its forward passes."""
+    repeated_epochs: int = 0
+    """Times that a sampler that shuffles was gone through once more with the same epoch."""
+    further_passes: int = 0
+    """Backward passes that followed another one of the same forward pass."""
+    unwrapped: dict[str, int] = {}
+    """Elements that train in modules which nothing wraps, by class, where something wraps the largest."""
+    backward_ratio: float | None = None
+    """What backward() got in a step over the mean of its micro-steps' losses, if it is the same in all steps:
+    1 where gradients are those of the mean; None: not known, or a step has one micro-step."""
     has_form: bool = True
     """False: after its first step the script did what closed forms do not know, as `notes` says."""
     notes: list[str] = []

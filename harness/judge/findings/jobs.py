@@ -11,7 +11,8 @@ import numpy as np
 
 from harness.backends.libraries.facts import FACTS
 from harness.backends.registry import REFERENCE
-from harness.forms.terms import GATHERING, SCALAR_BYTES, may_reduce
+from harness.forms.layout import DTYPE_BYTES
+from harness.forms.terms import BETWEEN, GATHERING, SCALAR_BYTES, may_reduce
 from harness.forms.textbook import hardware_flops_per_token
 from harness.job.job import CODE_SWITCH
 from harness.judge.agreement.job_equivalence import job_differences
@@ -19,13 +20,14 @@ from harness.judge.agreement.parity import has_dropout
 from harness.judge.distance import step_pairs
 from harness.judge.findings.execution import layer_names
 from harness.judge.findings.finding import Finding, Rules, found, labels, of_cells
-from harness.judge.quantities import geometry, recomputation
+from harness.judge.quantities import REDUCTIONS, geometry, recomputation, volume_differences
 from harness.judge.rows import JudgedRun, Runs
 from harness.judge.wording import both, sentence
 from harness.nested import differences, value_at
 from harness.record import ModelLossPart, Record
 from harness.record.workload import (
     batch_statistics,
+    closed_form_layout,
     depends_on_split,
     is_another_computation,
     known_strategy,
@@ -351,6 +353,64 @@ def ranks_alone(row: JudgedRun) -> Iterator[Finding]:
         yield found("ranks-alone", row.cell, values)
 
 
+SAME_RATIO = 0.02
+"""Relative: ratios of losses, which low precision rounds."""
+
+
+def loss_divided(row: JudgedRun) -> Iterator[Finding]:
+    """Of a script whose gradients are not those of the mean over its micro-steps."""
+    seen, count = row.record.observation, row.record.world.accumulation_steps
+    ratio = seen.backward_ratio if seen is not None else None
+    if ratio is None or count < 2:
+        return
+    for case, due in (("sum", float(count)), ("twice", 1 / count)):
+        if abs(ratio / due - 1) <= SAME_RATIO:
+            values = {"micro_steps": count, "ratio": ratio}
+            yield found("loss-not-divided", row.cell, values, case)
+
+
+def epochs_alike(row: JudgedRun) -> Iterator[Finding]:
+    """Of a script whose sampler shuffles every epoch alike, so that its batches come again in their order."""
+    seen, hashes = row.record.observation, [step.sample_hashes for step in row.record.steps]
+    if seen is None or not seen.repeated_epochs or None in hashes:
+        return
+    periods = (n for n in range(1, 1 + len(hashes) // 2) if hashes[n:] == hashes[:-n])
+    if (period := next(periods, None)) is not None:
+        values = {"steps": len(hashes), "period": period, "repeated_epochs": seen.repeated_epochs}
+        yield found("epochs-alike", row.cell, values)
+
+
+def outside(row: JudgedRun) -> Iterator[Finding]:
+    """Of a script that wraps one module and trains another without exchanging its gradients."""
+    record, seen = row.record, row.record.observation
+    count = sum(seen.unwrapped.values()) if seen is not None else 0
+    if seen is None or not count or seen.base is None or seen.synchronised_at is not None:
+        return
+    probed = record.windows.probed if record.windows else 0
+    by_hand = any(
+        part.op not in GATHERING and (part.largest_bytes or part.payload_bytes) > min(SCALAR_BYTES, count)
+        for part in record.comm
+        if part.phase in (BETWEEN, "forward")
+    )
+    trained = closed_form_layout(record.layout).trained_count if record.layout else 0
+    sizes = (part.payload_bytes / DTYPE_BYTES[part.dtype] for part in record.comm
+             if part.rank == 0 and part.phase in ("backward", "step") and part.op in REDUCTIONS)  # fmt: skip
+    reduced = sum(sizes) / max(1, probed)
+    # Of the wrapped module alone: once, or in every micro-step.
+    beside = reduced - round(reduced / trained) * trained if trained else reduced
+    if record.world.world_size > 1 and probed and not by_hand and abs(beside) < count / 2:
+        yield found("trained-outside", row.cell, {"elements": count, "modules": [*seen.unwrapped]})
+
+
+def passes_apart(row: JudgedRun) -> Iterator[Finding]:
+    """Of a script under DDP, which reduces in the first backward pass of a forward pass alone."""
+    record, seen = row.record, row.record.observation
+    if seen is None or not seen.further_passes or seen.base != "ddp" or record.world.world_size == 1:
+        return
+    if volume_differences(record) == []:  # one reduction of each gradient, under a strategy that is known
+        yield found("passes-not-reduced", row.cell, {"further_passes": seen.further_passes})
+
+
 def samples_repeated(row: JudgedRun) -> Iterator[Finding]:
     """Of a script whose ranks all train on the same samples."""
     record = row.record
@@ -422,7 +482,17 @@ def added_loss(record: Record) -> ModelLossPart | None:
 
 RULES = Rules(
     of_runs=(another_job, dropout, accumulation, batch_norm, split_decides, faulty_version),
-    of_cells=(launcher, nothing_updated, empty_group, ranks_alone, samples_repeated),
+    of_cells=(
+        launcher,
+        nothing_updated,
+        empty_group,
+        ranks_alone,
+        samples_repeated,
+        loss_divided,
+        epochs_alike,
+        passes_apart,
+        outside,
+    ),
     of_all=(
         jobs_apart,
         as_given,

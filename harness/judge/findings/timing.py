@@ -235,7 +235,9 @@ def slow_data(runs: Runs) -> list[Finding]:
         if shares and min(shares) > LARGE_SHARE:
             seconds = median([run.largest_median(DATA) or 0.0 for run in group.runs])
             values = {"data_share": median(shares), "data_seconds": seconds}
-            told.append(found("slow-data", group.cell, values))
+            seen = group.record.observation
+            case = "loader" if seen is None or seen.has_loader else "between"
+            told.append(found("slow-data", group.cell, values, case))
     return told
 
 

@@ -30,7 +30,14 @@ from harness.judge.agreement.parity import (
     measure_noise,
 )
 from harness.judge.distance import distance, movement
-from harness.judge.effective import GROUPS, SETTINGS, SettingDifference, reduce_dtypes
+from harness.judge.effective import (
+    GROUPS,
+    SETTINGS,
+    SettingDifference,
+    clipping_fits,
+    norms_of_update,
+    reduce_dtypes,
+)
 from harness.judge.facts import metrics_in
 from harness.judge.findings.finding import Finding, Rules, found
 from harness.judge.rows import JudgedRun, Runs
@@ -324,6 +331,46 @@ def exceeded(measures: Sequence[tuple[str, float, float]]) -> list[str]:
     ]  # fmt: skip
 
 
+def clipped_otherwise(row: JudgedRun) -> Iterator[Finding]:
+    """Of a script whose clipping does not leave the norm that it was asked for."""
+    record, seen = row.record, row.record.observation
+    effective = record.backend.effective
+    limit = effective.gradient_clipping if effective is not None else None
+    if seen is None or effective is None or limit is None or not 0 < limit < math.inf:
+        return
+    apart = norms_by_rank(record)
+    if apart and seen.base is not None and seen.synchronised_at is None:
+        if seen.base.startswith("fsdp") or record.backend.claim is not None:
+            values = {"step": apart[0], "norms": apart[1], "limit": limit}
+            yield found("clipped-otherwise", row.cell, values, "apart", shards=seen.base.startswith("fsdp"))
+        return
+    pairs = norms_of_update(record)
+    values = {"limit": limit, "norm": pairs[0][1], "applied": pairs[0][2]} if pairs else {}
+    if not pairs or clipping_fits(pairs, limit) or "deepspeed" in seen.frameworks:
+        return
+    if clipping_fits(pairs, None):
+        yield found("clipped-otherwise", row.cell, values, "after")
+    elif (scale := effective.loss_scale) is not None and scale > 1:
+        # A scaler halves its scale where gradients overflow.
+        halved = [math.log2(min(norm, limit) / after / scale) if after else 0.5 for _, norm, after in pairs]
+        if all(part <= HALVED and abs(part - round(part)) <= HALVED for part in halved):
+            yield found("clipped-otherwise", row.cell, values | {"scale": scale}, "scaled")
+
+
+HALVED = 0.015
+"""Of a logarithm: 1 % of a norm, which clipping may leave."""
+APART = 1e-3
+"""Relative: norms of equal gradients are equal up to rounding."""
+
+
+def norms_by_rank(record: Record) -> tuple[int, list[float]] | None:
+    """The first step and its norms where ranks clipped by different ones in most steps."""
+    of_steps = list(zip(*(rank.gradient_norms for rank in record.ranks), strict=False))
+    known = [(n, of) for n, of in enumerate(of_steps) if None not in of and len(of) > 1]
+    apart = [(n, list(of)) for n, of in known if max(of) - min(of) > APART * max(of)]
+    return apart[0] if apart and len(apart) > len(known) / 2 else None
+
+
 def lost_updates(row: JudgedRun) -> Iterator[Finding]:
     """Of every run whose optimizer updates weights of low precision, the reference among them."""
     masters = _masters(row.record)
@@ -403,6 +450,16 @@ def gradient_lost(row: JudgedRun) -> Iterator[Finding]:
 
 RULES = Rules(
     of_runs=(settings, precisions, replicas, diverged, lost_updates),
-    of_cells=(layers, seen, stale_weights, odd_updates, held_out, answers, idle, gradient_lost),
+    of_cells=(
+        clipped_otherwise,
+        layers,
+        seen,
+        stale_weights,
+        odd_updates,
+        held_out,
+        answers,
+        idle,
+        gradient_lost,
+    ),
     of_all=(reductions, cost_settings),
 )

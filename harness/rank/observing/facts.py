@@ -192,7 +192,7 @@ def recognise(
     )
     root = max(roots, key=lambda module: sum(p.numel() for p in module.parameters()))
     for module in root.modules():
-        if type(module).__name__ == "DeepSpeedEngine":
+        if _is_zero(module):
             stage = int(module.zero_optimization_stage())  # type: ignore[operator]
             config = json.loads(json.dumps(module._config._param_dict, default=str))  # type: ignore[union-attr]
             bare: Any = module.module
@@ -220,6 +220,24 @@ def sharded_by(root: nn.Module) -> type[nn.Module] | None:
     return next((kind for kind in SHARDED if any(isinstance(one, kind) for one in root.modules())), None)
 
 
+def unwrapped(roots: Iterable[nn.Module], live: Live) -> dict[str, int]:
+    """Elements that train in roots beside the described model without being synchronised, by class."""
+    modules = [module for root in roots for module in root.modules()]
+    wrapped = (m for m in modules if isinstance(m, (DistributedDataParallel, *SHARDED)) or _is_zero(m))
+    known = {id(p) for module in (*wrapped, live.bare) for p in module.parameters()}
+    found = {
+        type(root).__name__: sum(
+            p.numel() for p in root.parameters() if p.requires_grad and id(p) not in known
+        )
+        for root in roots
+    }
+    return {name: count for name, count in found.items() if count}
+
+
+def _is_zero(module: nn.Module) -> bool:
+    return type(module).__name__ == "DeepSpeedEngine"
+
+
 def weights_of(root: nn.Module) -> Iterator[Tensor]:
     """What this rank holds of the weights and buffers of a module that need not train."""
     if (kind := sharded_by(root)) is None:
@@ -241,9 +259,7 @@ def asked_options(live: Live | None, frameworks: Iterable[str]) -> dict[str, Any
     return {"sync_each_batch": True} if each else {}
 
 
-def effective_of(
-    live: Live, optimizers: Optimizers, accumulation: int, frameworks: Iterable[str]
-) -> Effective:
+def effective_of(live: Live, optimizers: Optimizers, accumulation: int, seen: Seen) -> Effective:
     """What really runs, with the optimizers that were seen to step, under the libraries that drive."""
     effective = live.engine.effective()
     asked = next((name for variable, (name, engines) in ASKED_OF_ACCELERATE.items()
@@ -253,7 +269,10 @@ def effective_of(
         effective,
         optimizer=optimizers.name or effective.optimizer,
         accumulation_steps=accumulation,
-        requested_strategy=asked if asked and "accelerate" in frameworks else effective.requested_strategy,
+        loss_scale=effective.loss_scale if seen.loss_scale is None else seen.loss_scale,
+        requested_strategy=asked
+        if asked and "accelerate" in seen.frameworks
+        else effective.requested_strategy,
     )
 
 
@@ -338,6 +357,16 @@ class Seen:
     optimizer updates."""
     bare_updates: int = 0
     """Updates that followed no call of backward()."""
+    loss_scale: float | None = None
+    """By which a scaler multiplied the first loss; None: none did."""
+    has_loader: bool = False
+    """Whether batches were seen to come from a data loader."""
+    repeated_epochs: int = 0
+    """Times that a sampler that shuffles was gone through with the epoch of before."""
+    further_passes: int = 0
+    """Backward passes that began in results of a forward pass that had one before."""
+    backward_ratios: list[tuple[int, float]] = field(default_factory=list)
+    """Of steps with several micro-steps their number, and `Step.backward_ratio`."""
     discarded: int = 0
     """Micro-steps whose gradients were zeroed before an update."""
     frameworks: dict[str, None] = field(default_factory=dict)

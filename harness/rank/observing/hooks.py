@@ -5,11 +5,14 @@ Each hook calls the listener and leaves arguments and results as they are.
 
 from __future__ import annotations
 
+import dis
+import inspect
 import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from threading import Thread, current_thread, get_ident
 from types import ModuleType
 from typing import Any
@@ -21,8 +24,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.distributed import DistributedSampler
 
 from harness.rank.live.model_watch import in_backward
+from harness.rank.observing.step import TRAINER
 from harness.run_directory.observed_record import GLOO
 from harness.safe_text import described
 
@@ -193,6 +198,7 @@ def _hook_updates(listener: Guarded) -> None:
     replace(torch.amp.GradScaler, "step", told(scaler_begins, scaler_ends, listener.update_ends))
     for kind in (torch.amp.GradScaler, ShardedGradScaler):  # which scales by code of its own
         replace(kind, "scale", told(after=lambda scaled, _, outputs: listener.scaled(outputs, scaled)))
+    replace(DistributedSampler, "__iter__", told(lambda sampler: listener.epoch_begins(sampler)))
 
 
 def _hook_clipping(listener: Guarded) -> None:
@@ -279,11 +285,10 @@ def hook_frameworks(session: Guarded, on_import: OnImport) -> None:
 
     if os.environ.get(GLOO):
         on_import("accelerate.state", lambda module: replace(module.PartialState, "__init__", _with_gloo))
-    drives = told(lambda *_, **__: session.driven_by("transformers.Trainer"))
     accelerate = given_loss("accelerate", "Accelerator.backward")
     on_import("accelerate.accelerator", lambda module: replace(module.Accelerator, "backward", accelerate))
     on_import("deepspeed.runtime.engine", deepspeed)
-    on_import("transformers.trainer", lambda module: replace(module.Trainer, "training_step", drives))
+    on_import("transformers.trainer", lambda module: _trainer(session, module.Trainer))
     for package in ("lightning.pytorch", "pytorch_lightning"):
         name = f"{package}.loops.optimization.automatic"
         on_import(name, lambda module: _lightning(session, module))
@@ -296,6 +301,49 @@ def _with_gloo(run: Callable[..., None]) -> Callable[..., None]:
         run(self, cpu, **named | {"backend": named.get("backend") or "gloo"})
 
     return init
+
+
+SHARE = "num_items_in_batch"
+"""Target tokens of all micro-steps, by which a loss is to be divided where the Trainer does not divide it."""
+
+
+def _trainer(session: Guarded, trainer: Any) -> None:
+    """A loss of the script's own is told as it is computed, before the Trainer divides it, or does not."""
+    given = trainer.compute_loss
+
+    def wrapper(run: Callable[..., Any]) -> Callable[..., Any]:
+        def training_step(self: Any, *arguments: Any, **named: Any) -> Any:
+            session.driven_by("transformers.Trainer")
+            compute, own = self.compute_loss, type(self).compute_loss
+            if own is given or "compute_loss" in vars(self):
+                return run(self, *arguments, **named)
+
+            def compute_loss(*inner: Any, **names: Any) -> Any:
+                result = compute(*inner, **names)
+                loss = result[0] if isinstance(result, tuple) else result
+                session.framework_loss(loss, TRAINER, names.get(SHARE) if _reads(own, SHARE) else None)
+                return result
+
+            self.compute_loss = compute_loss
+            try:
+                return run(self, *arguments, **named)
+            finally:
+                del self.compute_loss
+
+        return training_step
+
+    replace(trainer, "training_step", wrapper)
+
+
+def _reads(function: Callable[..., Any], name: str) -> bool:
+    """Whether the code of a function reads its argument of this name, or passes on what it does not name."""
+    code = inspect.unwrap(function).__code__
+    named = code.co_argcount + code.co_kwonlyargcount
+    rest = named + bool(code.co_flags & CO_VARARGS)
+    has_rest = name not in code.co_varnames[:named] and code.co_flags & CO_VARKEYWORDS
+    names = {code.co_varnames[rest] if has_rest else name}
+    read = (one.argval for one in dis.get_instructions(code) if one.opname.startswith("LOAD_"))
+    return any(names & set(value if isinstance(value, tuple) else (value,)) for value in read)
 
 
 def _updating(session: Guarded, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ between, and ends with the update. What observing takes is not in its seconds.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
 import threading
@@ -39,7 +40,7 @@ from harness.rank.observing.hooks import (
     hook_frameworks,
     hook_torch,
 )
-from harness.rank.observing.step import MicroBatch, MicroLoss, Step, returned_loss, scalar_of
+from harness.rank.observing.step import TRAINER, MicroBatch, MicroLoss, Step, returned_loss, scalar_of
 from harness.rank.observing.writing import Writing
 from harness.rank.probes.communication import LOADERS, CollectiveKey, CommunicationCounter
 from harness.rank.probes.memory import AllocatorProbe, CudaAllocatorProbe, MemoryProbe, allocator_probe
@@ -185,6 +186,7 @@ class Session:
         self._causal: dict[int, bool] = {}
         self._thread: Thread | None = None
         self._others: set[Thread] = set()
+        self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._evaluating: Callable[[], nn.Module | None] | None = None
         """A root in evaluation mode whose pass alone has gradients in this micro-step."""
 
@@ -252,6 +254,7 @@ class Session:
         """Seconds of the time before a forward pass that went into its batch: those of data loaders, else
         all of it but what other models took. 0 where ranks also exchanged something then."""
         known, self._fetched = self._fetched, 0.0
+        self.seen.has_loader |= known > 0
         beside, self._beside = self._beside, 0.0
         if not known and not self.probing.communicates_between:
             known = waited - beside
@@ -288,6 +291,9 @@ class Session:
         """A scaler has multiplied what backward() is then called on, or a part of it."""
         self._scaled = weakref.ref(scaled) if isinstance(scaled, Tensor) else lambda: None
         self._unscaled = scalar_of(outputs)
+        if self.seen.loss_scale is None and self._unscaled is not None:
+            scale = float(scaled.detach() / self._unscaled)
+            self.seen.loss_scale = scale if math.isfinite(scale) else None
 
     def backward_begins(self, tensors: Any) -> None:
         step, scalar = self._open(), scalar_of(tensors)
@@ -306,6 +312,7 @@ class Session:
             self._scaled = self._unscaled = None
         # Several passes may begin in the results of one forward pass.
         step.goes_on = self._evaluates_again or bool(step.batches and not step.in_micro_step)
+        self.seen.further_passes += step.goes_on and not self._evaluates_again
         step.in_micro_step = True
         if not step.goes_on:
             step.losses[-1].scalar = scalar
@@ -357,11 +364,23 @@ class Session:
         """A library drives the training."""
         self.seen.frameworks[framework] = None
 
-    def framework_loss(self, loss: Any, name: str) -> None:
-        """A framework was given this loss to divide and to call backward on."""
+    def framework_loss(self, loss: Any, name: str, items: Any = None) -> None:
+        """A framework was given this loss to divide and to call backward on.
+
+        items: tokens of all micro-steps by which the loss was divided already.
+        """
         if isinstance(loss, Tensor) and loss.numel() == 1:
             current = self._open().losses[-1]
-            current.framework, current.framework_name = loss.detach().clone(), name
+            if current.framework_name != TRAINER:  # which knows it before it is divided
+                current.framework, current.framework_name = loss.detach().clone(), name
+            if items is not None:
+                current.items = float(items)
+
+    def epoch_begins(self, sampler: Any) -> None:
+        """A sampler that divides samples over ranks is gone through."""
+        if sampler.shuffle:
+            self.seen.repeated_epochs += self._epochs.get(sampler) == sampler.epoch
+            self._epochs[sampler] = sampler.epoch
 
     def update_begins(self) -> None:
         self._depth += 1

@@ -115,6 +115,7 @@ def _positional(arguments: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
 
 BACKWARD = "the scalar on which backward() was called"
 MODEL = "the loss that the model returned"
+TRAINER = "Trainer.compute_loss"
 PER_BATCH = "averaged over micro-batches and ranks"
 
 
@@ -148,6 +149,17 @@ class MicroLoss:
         if self.framework is not None:
             return float(self.framework), f"what {self.framework_name} was given"
         return (float(self.scalar), BACKWARD) if alone and self.scalar is not None else None
+
+    @property
+    def of_backward(self) -> tuple[float, float] | None:
+        """What backward() got and the loss of the micro-step, which may have been divided in between.
+
+        None: one is not known, or the loss is a share of that of all micro-steps.
+        """
+        loss = self.framework if self.returned is None else self.returned
+        if self.scalar is None or loss is None or self.items is not None:
+            return None
+        return float(self.scalar), float(loss)
 
 
 class LossSum(NamedTuple):
@@ -218,6 +230,14 @@ class Step:
     def begin_again(self) -> None:
         """What was accumulated is thrown away."""
         self.micro_steps, self.batches, self.losses, self.norm = 0, [], [MicroLoss()], None
+
+    def backward_ratio(self) -> float | None:
+        """The sum of what backward() got over the mean of the micro-steps' losses: 1 if it is that mean."""
+        pairs = [pair for loss in self.losses[: self.micro_steps] if (pair := loss.of_backward) is not None]
+        total = sum(loss for _, loss in pairs)
+        if self.micro_steps < 2 or len(pairs) < self.micro_steps or not total:
+            return None
+        return finite_or_none(len(pairs) * sum(given for given, _ in pairs) / total)
 
     @property
     def seconds(self) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from time import perf_counter, time
 from weakref import ref
 
@@ -36,6 +37,7 @@ from harness.rank.observing.facts import (
     recognise,
     settings_seen,
     trained_elements,
+    unwrapped,
     world_here,
 )
 from harness.rank.observing.step import Step
@@ -73,6 +75,16 @@ REASONS = {
 
 
 PACKAGES = ("torch", "transformers", "accelerate", "lightning", "pytorch_lightning", "deepspeed")
+
+
+ALIKE = 0.01
+"""Relative, of ratios of losses: rounding in low precision moves them by less."""
+
+
+def alike(ratios: Sequence[float]) -> float | None:
+    """What all steps have; None: they differ, or there are none."""
+    usual = median(ratios) if ratios else 0.0
+    return usual if usual and all(abs(one - usual) <= ALIKE * abs(usual) for one in ratios) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +190,8 @@ class Writing:
         for name in ("tokens", "target_tokens", "samples", "gradient_norm"):
             self._known[name] = self._known.get(name, True) and getattr(event, name) is not None
         self._events.write(event)
+        if (ratio := step.backward_ratio()) is not None:
+            self._seen.backward_ratios.append((step.micro_steps, ratio))
         if step.number == 0:
             self._write_observation()
 
@@ -231,7 +245,7 @@ class Writing:
             micro_batch_size=step.batches[0].count if step.batches else 1,
             accumulation_steps=step.micro_steps, autocast=self._seen.autocast,
         )  # fmt: skip
-        effective = effective_of(live, self._optimizers, step.micro_steps, self._seen.frameworks)
+        effective = effective_of(live, self._optimizers, step.micro_steps, self._seen)
         layout = observed_layout(live, self._optimizers)
         return Described(
             live=live,
@@ -313,6 +327,13 @@ class Writing:
             unknown=unknown,
             synchronised_at=self._synchronised_at,
             has_form=self._seen.has_form and self._synchronised_at is None,
+            unwrapped=unwrapped(self._roots, live) if live and live.base != "single" else {},
+            has_loader=self._seen.has_loader,
+            repeated_epochs=self._seen.repeated_epochs,
+            further_passes=self._seen.further_passes,
+            backward_ratio=alike(
+                [one for number, one in self._seen.backward_ratios if number == micro_steps]
+            ),
             notes=notes,
         )
         event = ObservationEvent(

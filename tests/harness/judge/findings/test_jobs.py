@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from harness.record import (
     TensorPart,
 )
 from tests.harness.cli.command_line import UNTRACED, harness, records
-from tests.records import changed, make_communication, make_ranks, make_record, told
+from tests.records import changed, make_communication, make_ranks, make_record, make_steps, told
 from tests.representatives import first
 
 BUFFERS = [
@@ -219,6 +220,43 @@ def test_empty_groups_are_named_by_their_places() -> None:
         "empty-group": "empty groups of the optimizer's 3: 1, 2; no parameter trains with their rate and "
         "decay"
     }
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (4.02, "gradients are 4 times those of the mean"),
+        (0.25, "gradients are 1/4 of those of the mean"),
+        (1.0, None),
+        (3.1, None),
+        (None, None),
+    ],
+)
+def test_a_loss_that_is_divided_once_is_no_finding(ratio: float | None, text: str | None) -> None:
+    record = script()
+    seen = record.observation.model_copy(update={"backward_ratio": ratio})
+    world = record.world.model_copy(update={"accumulation_steps": 4})
+    found = told([record.model_copy(update={"observation": seen, "world": world})], "loss-not-divided")
+    assert [one.text.partition(": ")[2] for one in found] == ([text] if text else [])
+
+
+@pytest.mark.parametrize(
+    ("hashes", "repeated", "count"),
+    [
+        (["a", "b", "a", "b"], 1, 1),
+        (["a", "b", "a", "b"], 0, 0),  # what does not shuffle repeats on purpose
+        (["a", "b", "b", "a"], 1, 0),  # an evaluation's sampler
+        (["a", "b", "a", None], 1, 0),
+    ],
+)
+def test_batches_that_come_again_are_a_finding_if_their_sampler_shuffles(
+    hashes: list[str | None], repeated: int, count: int
+) -> None:
+    record = script()
+    seen = record.observation.model_copy(update={"repeated_epochs": repeated})
+    steps = [replace(step, sample_hashes=one) for step, one in zip(make_steps(), hashes, strict=True)]
+    record = record.model_copy(update={"observation": seen, "steps": steps})
+    assert len(told([record], "epochs-alike")) == count
 
 
 def test_wrapped_ranks_that_move_nothing_are_alone_too() -> None:

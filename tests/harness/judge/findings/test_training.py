@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from harness.judge.wording import entries
 from harness.record import (
     EvaluationPart,
     LayoutPart,
+    ObservationPart,
     ObservedPart,
     OddUpdatePart,
     Record,
@@ -498,3 +500,47 @@ def test_one_figure_decides(kind: str, optimizer: str, seen: dict[str, Any], beg
     records = [make_record(label=one, job=job, observed=ObservedPart(**seen)) for one in ("single", "fsdp")]
     messages = [finding.message for finding in told(records, kind) if finding.backends == ("fsdp",)]
     assert [message.startswith(begin or "none") for message in messages] == ([True] if begin else [])
+
+
+def clipped(
+    norms: list[float], applied: list[float], *, scale: float | None = None, by_rank: float = 1.0,
+    base: str = "ddp", frameworks: tuple[str, ...] = (),
+) -> list[str]:  # fmt: skip
+    """What is said of a script that clips to 1; by_rank: norm of rank 1 over that of rank 0."""
+    steps = [
+        replace(step, gradient_norm=norm, applied_gradient_norm=after)
+        for step, norm, after in zip(make_steps(), norms, applied, strict=True)
+    ]
+    ranks = make_ranks(2)
+    ranks = [
+        part.model_copy(update={"gradient_norms": [norm * by_rank**n for norm in norms]})
+        for n, part in enumerate(ranks)
+    ]
+    seen = ObservationPart(command=["torchrun", "t.py"], frameworks=[*frameworks], base=base)
+    record = make_record(
+        label=f"observed-{base}", steps=steps, ranks=ranks, observation=seen,
+        effective={"gradient_clipping": 1.0, "loss_scale": scale},
+    )  # fmt: skip
+    return [finding.text for finding in told([record], "clipped-otherwise")]
+
+
+def test_a_script_whose_clipping_leaves_what_it_asks_for_has_no_finding() -> None:
+    assert clipped([5.0, 4.0, 0.5, 2.0], [1.0, 1.0, 0.5, 1.0]) == []
+    assert clipped([5.0, 4.0, 3.0, 2.0], [1.0, 1.0, 1.0, 1.0], scale=1024.0) == []
+    # Clipped by layers or values, or altered afterwards: nobody says what it should be.
+    assert clipped([5.0, 4.0, 3.0, 2.0], [1.5, 1.5, 1.5, 1.5], scale=1024.0) == []
+    assert clipped([0.5, 0.4, 0.3, 0.2], [0.5, 0.4, 0.3, 0.2]) == []
+
+
+def test_what_a_script_clips_while_it_is_scaled_after_the_update_or_by_shards_is_named() -> None:
+    (text,) = clipped([11541.0, 9000.0, 8000.0, 7000.0], [1 / 1024] * 3 + [1 / 512], scale=1024.0)
+    assert text == (
+        "gradients are clipped to 1 while a scaler multiplies them by 1024: the optimizer gets a norm of "
+        "0.000977"
+    )
+    late = [5.0, 4.0, 3.0, 2.0]
+    (text,) = clipped(late, late)
+    assert text == "gradients are clipped to 1 only after the update: the optimizer gets a norm of 5"
+    assert clipped(late, late, frameworks=("deepspeed",)) == []  # which clips within its update
+    (text,) = clipped(late, late, by_rank=2.0, base="fsdp1")
+    assert text.endswith("(5 and 10 in step 0): each by that of its shard")

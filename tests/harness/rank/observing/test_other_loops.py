@@ -61,6 +61,32 @@ for step in range(24):
     optimizer.step()
     {logged}
 """
+DDP = """
+dist.init_process_group("gloo")
+model, head = nn.parallel.DistributedDataParallel(model), nn.Linear(1, 1)
+optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()])
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=bool("{clips}"))
+torch.manual_seed(1 + dist.get_rank())
+for step in range(8):{passes}
+    {clips}
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+SAMPLED = """
+from torch.utils.data import DataLoader, DistributedSampler
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters())
+data = torch.randn(24, 8)
+sampler = DistributedSampler(data)
+for epoch in range(3):
+    {told}
+    for x in DataLoader(data, 4, sampler=sampler):
+        F.mse_loss(model(x), x.sin().sum(1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
 AVERAGED = "[(dist.all_reduce(p.grad), p.grad.div_(2)) for p in model.parameters()]"
 LOGGED = "dist.all_reduce(torch.tensor([loss.item(), 1.0], dtype=torch.float64))"
 """In 24 steps more bytes than the model has weights."""
@@ -97,7 +123,7 @@ for step in range(8):
         return losses[-1]
     optimizer.step(closure)
     say(losses[0])
-""", found=frozenset({"memory-grows"})),
+"""),
     "an optimizer of each parameter in the backward pass": Loop(body="""
 optimizers = {p: torch.optim.AdamW([p]) for p in model.parameters()}
 def update(parameter):
@@ -377,6 +403,35 @@ with Join([model]):
         body=ALONE.format(averaged=AVERAGED, logged=""),
         ranks=2, steps=24, updates=24, note="between steps, seen after step",
     ),
+    "two backward passes of one forward pass under DDP": Loop(
+        body=DDP.format(passes="""
+    out = model(torch.randn(4, 8))
+    out.square().mean().backward(retain_graph=True)
+    out.abs().mean().backward()
+""", clips=""), ranks=2, updates=8, found=frozenset({"passes-not-reduced"})),
+    "a head outside of what DDP wraps": Loop(
+        body=DDP.format(passes="""
+    head(model(torch.randn(4, 8))[:, None]).square().mean().backward()
+""", clips=""), ranks=2, updates=8, found=frozenset({"trained-outside"}), note="several models train"),
+    "a head whose gradients are averaged by hand": Loop(
+        body=DDP.format(passes="""
+    head(model(torch.randn(4, 8))[:, None]).square().mean().backward()
+    [(dist.all_reduce(p.grad), p.grad.div_(2)) for p in head.parameters()]
+""", clips=""), ranks=2, updates=8, note="several models train"),
+    "gradients that are clipped while they are scaled": Loop(
+        body=DDP.format(passes="""
+    scaler.scale(model(torch.randn(4, 8)).sub(9).square().mean()).backward()
+""", clips="nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),
+        ranks=2, updates=8, found=frozenset({"clipped-otherwise"})),
+    "gradients that are clipped as they should be": Loop(
+        body=DDP.format(passes="""
+    scaler.scale(model(torch.randn(4, 8)).sub(9).square().mean()).backward()
+    scaler.unscale_(optimizer)
+""", clips="nn.utils.clip_grad_norm_(model.parameters(), 1.0)"), ranks=2, updates=8),
+    "a sampler that is not told its epoch": Loop(
+        body=SAMPLED.format(told=""), ranks=2, steps=9, updates=9, found=frozenset({"epochs-alike"})),
+    "a sampler that is told its epoch": Loop(
+        body=SAMPLED.format(told="sampler.set_epoch(epoch)"), ranks=2, steps=9, updates=9),
     "numbers that ranks gather for a log": Loop(
         body=ALONE.format(averaged="", logged=LOGGED),
         ranks=2, steps=24, updates=24, found=frozenset({"ranks-alone"}), note="nothing wraps the model",
