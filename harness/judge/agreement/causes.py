@@ -335,13 +335,11 @@ class Pair:
         away = {name: abs(factor - 1) for name, factor in self.factors.items()}
         usual = median(away.values()) if away else math.inf
         if usual <= ALIKE:
-            named = sorted((n for n in away if away[n] > max(APART, FAR * usual)), key=lambda n: -away[n])
+            names = sorted((n for n in away if away[n] > max(APART, FAR * usual)), key=lambda n: -away[n])
+            named = {name: self.factors[name] for name in names if 2 * len(names) <= len(away)}
         else:  # weights have parted meanwhile
             named = self._stand_out({name: [name] for name in away}) or self._stand_out(self._blocks(away))
-        if not named or len(named) > len(away) // 2:
-            return None
-        factors = [self.factors[name] for name in named]
-        return named, min(factors), max(factors)
+        return (list(named), min(named.values()), max(named.values())) if named else None
 
     def _blocks(self, names: Iterable[str]) -> dict[str, list[str]]:
         """These parameters by their block; those of none are groups of their own."""
@@ -351,21 +349,29 @@ class Pair:
             groups.setdefault(next(of, name), []).append(name)
         return groups
 
-    def _stand_out(self, groups: dict[str, list[str]]) -> list[str]:
-        """Of the groups that lie far beyond the others, if their factors explain the norm; else nothing."""
+    def _stand_out(self, groups: dict[str, list[str]]) -> dict[str, float]:
+        """Factors of the groups that lie far beyond the others, or of the others beside them: whichever
+        explains the norm; {}: none do."""
         away = {group: abs(median(self.factors[n] for n in names) - 1) for group, names in groups.items()}
         ranked = sorted(away, key=lambda group: -away[group])
         for count in range(1, len(ranked)):
             if away[ranked[count - 1]] > max(APART, FAR * away[ranked[count]]):
-                named = [name for group in ranked[:count] for name in sorted(groups[group])]
-                return named if 2 * len(named) <= len(self.factors) and self._explains(named) else []
-        return []
+                far = {name: self.factors[name] for group in ranked[:count] for name in sorted(groups[group])}
+                base = median(far.values())
+                others = {name: f / base for name, f in self.factors.items() if name not in far}
+                spread, gap = (
+                    max(abs(f / base - 1) for f in far.values()), min(abs(f - 1) for f in others.values())
+                )  # fmt: skip
+                sides = [far] if 2 * len(far) <= len(self.factors) else []
+                sides += [others] if gap > max(APART, FAR * spread) else []
+                return next((named for named in sides if self._explains(named)), {})
+        return {}
 
-    def _explains(self, named: Sequence[str]) -> bool:
+    def _explains(self, named: dict[str, float]) -> bool:
         """Whether these factors, of the last steps, change a norm about as the first that differs is."""
         squares = {name: self.reference.moment_norms[name][1] ** 2 for name in self.factors}
-        added = sum(squares[name] * (self.factors[name] ** 2 - 1) for name in named)
-        given, found = self.ratio**2 - 1, added / sum(squares.values())
+        found = sum(squares[name] * (f**2 - 1) for name, f in named.items()) / sum(squares.values())
+        given = self.ratio**2 - 1
         return given * found > 0 and 1 / FAR <= found / given <= FAR
 
     @cached_property
@@ -691,6 +697,12 @@ class Pair:
         """Whether some second moments lie apart from all others."""
         known = self.record.moment_norms and self.reference.moment_norms
         return self.apart is not None if known else None
+
+    @property
+    def factors_are_alike(self) -> Fact:
+        """Whether all second moments have one factor: a norm that is computed otherwise leaves them."""
+        away = [abs(factor - 1) for factor in self.factors.values()]
+        return max(away) <= SUDDEN if away else None
 
     @property
     def wire_rounds_as_much(self) -> Fact:

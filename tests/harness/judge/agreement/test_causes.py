@@ -171,8 +171,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
          "ranks": ranks(without_gradient=[{0: []}, {0: [], 1: ["b"]}])},
         {}, "gradient-differs", "no gradient reaches b (ranks: 1)"),
     "a factor that moves no weight": (
-        {"steps": norms(times=128)} | MOVED, {}, "gradient-differs",
-        "final weights agree: the norm is computed otherwise"),
+        {"steps": norms(times=128)} | MOVED, {"moment_norms": dict.fromkeys("ab", (1.0, 2.0))},
+        "gradient-differs", "final weights agree: the norm is computed otherwise"),
     "a parameter far beyond all others": (
         {"steps": norms(times=1.1)} | weights(a=2.1, b=2.4), {}, "gradient-differs",
         "b ends farthest from the reference's, by 40 % of its movement, any other by 10 % at most"),
@@ -280,6 +280,9 @@ CONTRADICTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "the gradient of a rank", {"steps": norms(0.4)}, {}, "part-lost"),
     "more than the wire rounds": (
         "gradients that cross the wire in bf16", {"steps": norms(0.98)}, {}, "wire"),
+    "tensors have other factors than others": (
+        "a factor that moves no weight",
+        {"moment_norms": {"a": (1.0, 2.0), "b": (1.0, 4.0)}}, {}, "norm-alone"),
     "the first loss precedes every update": (
         "nothing that moves", {"steps": make_steps([6.0] * 4)}, {}, "nothing-moved"),
 }  # fmt: skip
@@ -460,6 +463,7 @@ def test_weights_that_stand_still_lack_a_gradient_unless_its_norm_denies_it(
         ((0.6, 1.0, 1.01), (1.05, 0.98, 0.99, 1.04), 0.97, "gradients of layers.1.a, beside all others"),
         ((1.2, 1.28, 1.11), (1.05, 0.98, 0.99, 1.04), 0.6, ""),  # the norm fell, and by more
         ((1.2, 0.9, 1.1), (1.15, 0.88, 0.99, 1.04), 1.08, ""),
+        ((1.02, 1.08, 1.1), (2.0, 1.9, 2.1, 2.0), 1.7, "gradients of block layers.0, beside all others"),
     ],
 )
 def test_a_block_whose_gradients_stand_out_is_named_after_weights_parted(
