@@ -68,19 +68,16 @@ def test_blocks_save_their_activations_each(profile: ActivationProfile) -> None:
 TOKENS = 4096
 
 
-@pytest.fixture(scope="module")
-def llama() -> ActivationProfile:
+def llama(*, checkpointing: bool = True) -> ActivationProfile:
+    """Of Llama-3.1-8B, as it ships."""
     return find_profile(
-        load_model("llama-3.1-8b").config, route="cast", attention="sdpa", checkpointing=True,
+        load_model("llama-3.1-8b").config, route="cast", attention="sdpa", checkpointing=checkpointing,
         single_sample=True, device="cuda",
     )  # fmt: skip
 
 
 def test_a_block_keeps_what_is_kept_more_until_its_backward_pass() -> None:
-    plain = find_profile(
-        load_model("llama-3.1-8b").config, route="cast", attention="sdpa", checkpointing=False,
-        single_sample=True, device="cuda",
-    ).block  # fmt: skip
+    plain = llama(checkpointing=False).block
     input_of = Saved(module="mlp.down_proj", size=Size((0, 0, 0, 28672, 0, 0)))
 
     def changes(**asked) -> tuple[Size, Size, set[Size]]:
@@ -95,12 +92,12 @@ def test_a_block_keeps_what_is_kept_more_until_its_backward_pass() -> None:
     assert changes(until_backward=False) == (Size(), Size(), {input_of.size})
 
 
-def test_a_graph_that_lives_on_is_there_until_the_loss_is_computed(llama: ActivationProfile) -> None:
+def test_a_graph_that_lives_on_is_there_until_the_loss_is_computed() -> None:
     lingering = Size((0, 0, 0, 10**9, 0, 0))
     workload = Workload(
         layout=load_model("llama-3.1-8b").layout, strategy=strategy("single"), world_size=1,
         micro_batch_size=1, sequence_length=TOKENS, device="cuda", transport="nccl",
     )  # fmt: skip
-    plain, longer = (peak_moments(workload, one) for one in (llama, replace(llama, lingering=lingering)))
+    plain, longer = (peak_moments(workload, one) for one in (llama(), replace(llama(), lingering=lingering)))
     more = {phase: longer[phase].bytes - plain[phase].bytes for phase in plain}
     assert more == {"forward": TOKENS * 10**9, "backward": 0, "step": TOKENS * 10**9}
