@@ -108,12 +108,38 @@ def about_replicas(run: LoadedRun) -> Iterator[str]:
 
 
 def about_reports(
-    baseline: Record, other: Record, limits: Tolerance, *, every: bool = False
+    baseline: Record,
+    other: Record,
+    limits: Tolerance,
+    *,
+    names: Sequence[str] = (),
+    kinds: Collection[str] = REPORTED,
 ) -> Iterator[str]:
-    """A wrongly reported loss or norm, if a step shows it; `every`: whatever cause it shows."""
-    cause = explain_divergence(Pair(baseline, other, limits))
-    if every or cause.kind in REPORTED:
-        yield cause.text
+    """A cause of these kinds, if a step shows it; none: whatever cause it shows.
+
+    names: of both runs, where no reference says which of them is right: what would explain it in either.
+    """
+    pairs = [(baseline, other), *([(other, baseline)] if names else [])]
+    for right, (left, second) in zip(names or ("",), pairs, strict=True):
+        cause = explain_divergence(Pair(left, second, limits))
+        if not kinds or cause.kind in kinds:
+            yield f"if {right} is right: {cause.text}" if right else cause.text
+
+
+def about_norms(left: Record, right: Record, names: Sequence[str]) -> Iterator[str]:
+    """What would explain the ratio of the first gradient norms where scripts do not show their losses.
+
+    names: of both runs, if either may be wrong.
+    """
+    first, second = left.steps[0], right.steps[0]
+    if not first.gradient_norm or not second.gradient_norm or (first.loss, second.loss) != (None, None):
+        return
+    ratio = second.gradient_norm / first.gradient_norm
+    sides = [(ratio, right.world), *([(1 / ratio, left.world)] if names else [])]
+    for name, (factor, world) in zip(names or ("",), sides, strict=True):
+        if causes := name_scale(factor, world.mesh, world.accumulation_steps):
+            told = f"first gradient norm x {number(factor)}: {' or '.join(causes)}"
+            yield f"if {name} is right: {told}" if name else told
 
 
 def _values(difference: SettingDifference) -> tuple[str, str]:
@@ -167,17 +193,19 @@ def sentences(
     beyond: Collection[str],
     explained: bool,
     recorded: Parting | None = None,
+    either: WorldPart | None = None,
 ) -> Iterator[str]:
     """Sentences about a step: gradients, updates, and what follows from both.
 
     `beyond` names what differs in the records (loss, norm, update, weights or a parameter), `explained`
     whether the records named a cause already. `world` is that of the other run, whose ratios are named.
-    `recorded`: where the records part that reruns did not reproduce.
+    `recorded`: where the records part that reruns did not reproduce. `either`: the world of the baseline,
+    where no reference says which of both is right.
     """
     if verdict.gradients is None:
         yield ("gradients: not compared, since one of the engines cannot gather them (Engine.full_gradients)")
     else:
-        yield _about("gradients", verdict.gradients, world)
+        yield _about("gradients", verdict.gradients, world, either)
     yield _about("updates", verdict.updates, world)
     agree = verdict.gradients is not None and not verdict.gradients.beyond
     if agree and verdict.updates.beyond and not explained:
@@ -208,12 +236,15 @@ def _nothing_parts(beyond: Collection[str], *, gathered: bool) -> Iterator[str]:
         yield "so no examined step shows it: the difference accumulates over many steps, each within noise"
 
 
-def _about(kind: str, compared: TensorComparison, world: WorldPart) -> str:
+def _about(kind: str, compared: TensorComparison, world: WorldPart, either: WorldPart | None = None) -> str:
     if not compared.beyond:
         return f"{kind}: all {compared.compared} tensors agree"
     if compared.common_factor is not None:
         factor = compared.common_factor
         causes = name_scale(factor, world.mesh, world.accumulation_steps) if kind == "gradients" else []
+        if either is not None:
+            mirrored = name_scale(1 / factor, either.mesh, either.accumulation_steps)
+            causes += [f"those of the baseline {cause}" for cause in mirrored]
         return f"all {kind} x {number(factor)}" + (f": {' or '.join(causes)}" if causes else "")
     absent = [tensor.name for tensor in compared.beyond if tensor.ratio == 0]
     if len(absent) == len(compared.beyond) == compared.compared:
@@ -322,6 +353,8 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
     same_job = [d for d in job_differences(left, right) if not (script and d.field == "job_id")]
     settings = setting_differences(left, right)
     parting = first_step_beyond(left, step_pairs(left, right), limits)
+    known = noise_runs.vouch_for(baseline.record) or other.is_script is not baseline.is_script
+    names = () if known else (baseline.name, other.name)
     replicas = [text for run in (baseline, other) for text in about_replicas(run)]
     clean = not (beyond or same_job or replicas or parting is not None)
     causes = [
@@ -334,12 +367,14 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
     if script or continued:
         explanation += [*about_partings(find_partings(left, right, limits)), *causes]
         if not clean:
-            explanation += [*replicas, *about_reports(left, right, limits, every=continued and bool(beyond))]
+            kinds = () if continued and beyond else (*REPORTED, "gradient-scale")
+            explanation += [*replicas, *about_reports(left, right, limits, names=names, kinds=kinds)]
+            explanation += about_norms(left, right, names) if script else []
             explanation += [NOT_RERUN if script else NOT_CONTINUED]
     elif clean:
         explanation += causes
     else:
-        causes += [*replicas, *about_reports(left, right, limits)]
+        causes += [*replicas, *about_reports(left, right, limits, names=names)]
         reruns = _rerun_all(baseline, other, noise_runs, parting, launcher, say)
         verdict = first_parting_step(
             reruns[0].examined, reruns[1].examined, _noise(reruns, baseline, noise_runs)
@@ -357,6 +392,7 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
         explanation += sentences(
             verdict, other.record.world, beyond=beyond, explained=bool(causes),
             recorded=recorded[0] if recorded and not is_reproduced else None,
+            either=None if known else baseline.record.world,
         )  # fmt: skip
     return Diagnosis(
         baseline=baseline, other=other, found=found, limits=limits,

@@ -482,11 +482,15 @@ class NoiseRuns:
         for run, other in (pair, pair[::-1]):
             if run.record.backend.label == self.label:
                 return run, other
-        noise = self.noise(pair[0].record)
-        reference = JudgedRun.of(self.reference) if self.reference is not None else None
-        judged = [judge(reference, JudgedRun.of(run.record), noise) for run in pair]
-        agrees = [judgement.parity in _AGREES for judgement in judged]
+        agrees = [self.vouch_for(run.record) for run in pair]
         return (pair[1], pair[0]) if agrees == [False, True] else pair
+
+    def vouch_for(self, record: Record) -> bool:
+        """Whether a run is the reference or agrees with it."""
+        if self.reference is None or record.backend.label == self.label:
+            return record.backend.label == self.label
+        judged = judge(JudgedRun.of(self.reference), JudgedRun.of(record), self.noise(record))
+        return judged.parity in _AGREES
 
     def derivation(self, baseline: Record) -> tuple[str, ...]:
         """Where the limits come from, one sentence each."""

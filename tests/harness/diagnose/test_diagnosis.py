@@ -1,5 +1,7 @@
 """What records alone say of two runs."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,9 +28,9 @@ from harness.judge.agreement.parity import Tolerance
 from harness.judge.distance import distance
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.wording import Digest
-from harness.record import ObservationPart, ObservedPart, ResumedPart
+from harness.record import ObservationPart, ObservedPart, Record, ResumedPart
 from harness.record.store import write_record
-from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps
+from tests.records import LOSSES, NORMS, changed, make_effective, make_record, make_steps
 
 from .test_rerun import LIMITS, SKETCH, noise, scaled
 
@@ -189,6 +191,40 @@ def said(
 )
 def test_one_factor_over_all_gradients_is_named(factor: float, accumulation: int, named: str) -> None:
     assert said(scaled(factor), scaled(1.0), accumulation=accumulation)[0] == named
+
+
+def test_without_a_reference_a_factor_is_explained_on_either_side() -> None:
+    world = make_record(label="ddp").world.model_copy(update={"accumulation_steps": 4})
+    (told, *_) = sentences(
+        verdict(scaled(4.0), scaled(1.0)), world, beyond=("norm",), explained=False, either=world
+    )
+    assert told == (
+        "all gradients x 4.000: not divided by the 4 accumulation steps or those of the baseline divided by "
+        "the 4 accumulation steps again"
+    )
+
+
+@pytest.mark.parametrize("losses", [True, False], ids=["loss divided twice", "losses not seen"])
+def test_of_two_scripts_neither_is_said_to_be_wrong(losses: bool) -> None:
+    """In both orders the same run is named for the same mistake."""
+
+    def script(factor: float) -> Record:
+        changes = {"loss": factor if losses else None, "gradient_norm": factor}
+        part = ObservationPart(command=["python", "train.py"], frameworks=[])
+        made = make_record(label="observed-ddp", steps=make_steps(changes=dict.fromkeys(range(4), changes)))
+        return changed(made, observation=part, world={"accumulation_steps": 4})
+
+    once, twice = (LoadedRun(path=Path(f"{n}.json"), record=script(n)) for n in (4.0, 1.0))
+    what = "losses" if losses else "first gradient norm"
+    for pair in ((once, twice), (twice, once)):
+        first, second = (
+            replace(run, place=place) for run, place in zip(pair, ("first", "second"), strict=True)
+        )
+        right, wrong = (first, second) if pair[0] is once else (second, first)
+        said = "\n".join(diagnose((first, second), lambda _: None).explanation)
+        again, never = "divided by the 4 accumulation steps again", "not divided by the 4 accumulation steps"
+        assert re.search(f"if {re.escape(right.name)} is right: {what} x 0.25.*: {again}", said), said
+        assert re.search(f"if {re.escape(wrong.name)} is right: {what} x 4.*: {never}", said), said
 
 
 def test_a_factor_over_updates_is_not_taken_for_one_of_gradients() -> None:
