@@ -12,6 +12,8 @@ from harness.backends.mesh import SECOND_COPY, Mesh
 from harness.backends.refusals import Unsupported
 
 Rotation = Literal["all-gather", "all-to-all"]
+LowDtype = Literal["fp32", "bf16", "fp16"]
+"""As DeepSpeed's configuration spells dtypes."""
 
 COST_ALONE = frozenset(
     {
@@ -209,6 +211,12 @@ class ZeroOptions(BackendOptions):
     contiguous_gradients: bool | None = Field(
         None,
         description="copy gradients into one buffer as they are produced; default: true, as in DeepSpeed",
+    )
+    communication_data_type: LowDtype | None = Field(
+        None, description="dtype in which gradients cross the wire; default: by the preset"
+    )
+    grad_accum_dtype: LowDtype | None = Field(
+        None, description="dtype in which gradients of micro-steps add up; default: by the preset"
     )
     gradient_clipping: float | None = Field(
         None,

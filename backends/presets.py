@@ -66,6 +66,14 @@ def _changes(of: str, preset: Preset, precision: Precision = "fp32", stage: int 
     ]
 
 
+BF16_OPTIMIZER = "stage 1 then takes DeepSpeed's BF16_Optimizer, which no row has: its norm was seen half off"
+
+
+def takes_bf16_optimizer(stage: int, precision: str, accumulated: str, offload: str) -> bool:
+    """DeepSpeed 0.19.8, `runtime/engine.py`, `_do_optimizer_sanity_check`."""
+    return (stage, precision, accumulated, offload) == (1, "bf16-mixed", "fp32", "none")
+
+
 def ddp_changes(preset: Preset) -> list[PresetChange]:
     """Arguments of DistributedDataParallel."""
     return _changes("ddp", preset)

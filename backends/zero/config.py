@@ -9,7 +9,16 @@ from typing import Any
 
 from harness.backends.base import SetupContext, Unsupported
 from harness.backends.options import Zero3Options, Zero12Options, ZeroOptions
-from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, MULTI_RANK_BUCKET, PresetChange, zero_changes
+from harness.backends.presets import (
+    BESIDE_ZERO_OPTIMIZATION,
+    BF16_OPTIMIZER,
+    COMMUNICATION_DTYPE,
+    DATA_TYPES,
+    MULTI_RANK_BUCKET,
+    PresetChange,
+    takes_bf16_optimizer,
+    zero_changes,
+)
 
 GIVEN_AS_THEY_ARE = (
     "stage3_max_live_parameters", "stage3_prefetch_bucket_size", "stage3_max_reuse_distance",
@@ -44,6 +53,15 @@ def zero_config(
         "steps_per_print": 10**9,
         "zero_optimization": _zero_optimization(stage, options, context, changes, block_classes),
     } | {c.setting: c.value for c in changes if c.setting in BESIDE_ZERO_OPTIMIZATION}
+    if options.communication_data_type is not None:
+        config[COMMUNICATION_DTYPE] = options.communication_data_type
+    if (accumulated := options.grad_accum_dtype) is not None:
+        compute = context.precision.removesuffix("-mixed")
+        if stage == 0 and accumulated != compute:
+            raise Unsupported(f"DeepSpeed's stage 0 adds gradients up in {compute} only; use stages 1 to 3")
+        if takes_bf16_optimizer(stage, context.precision, accumulated, options.offload):
+            raise Unsupported(f"grad_accum_dtype={accumulated}: {BF16_OPTIMIZER}")
+        config[DATA_TYPES] = {"grad_accum_dtype": accumulated}
     if options.default_clipping:
         del config["gradient_clipping"]
     config |= _precision(stage, options, context)

@@ -12,6 +12,8 @@ from harness.forms.workload import Workload
 
 FP32_SURPLUS = "gradients add up in fp32"
 """Beyond the textbook's 2 bytes per gradient."""
+DTYPE_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""By DeepSpeed's."""
 SECOND_FP32_COPY = "second fp32 copy"
 """Of weights that are fp32 already: DeepSpeed clones them for the optimizer as it does low-precision ones."""
 
@@ -36,20 +38,24 @@ def bucket_elements(workload: Workload) -> int:
 
 
 def reduce_dtype(workload: Workload) -> str:
-    """`DeepSpeedEngine.communication_data_type`; like for like it is set to fp32 at mixed precision.
+    """`DeepSpeedEngine.communication_data_type`; like for like it is fp32 at mixed precision, unless given.
 
     Where ranks divide samples `seq_parallel_communication_data_type` takes its place, which is fp32
     (DeepSpeed 0.19.8, engine.py, `_configure_distributed_model`).
     """
-    pinned = COMMUNICATION_DTYPE in preset_values(workload) or workload.strategy.sequence is not None
-    return "float32" if pinned else workload.compute_dtype
+    if workload.strategy.sequence is not None:
+        return "float32"
+    given = workload.options.get(COMMUNICATION_DTYPE) or preset_values(workload).get(COMMUNICATION_DTYPE)
+    return DTYPE_NAMES[given] if given else workload.compute_dtype
 
 
 def gradient_accumulation_bytes(workload: Workload) -> int:
-    """Bytes per element in which micro-steps add up: the compute dtype's unless the preset says fp32.
+    """Bytes per element in which micro-steps add up: as given, else the preset's or the compute dtype's.
 
     DeepSpeed 0.19.8, `runtime/engine.py`, `DeepSpeedEngine.get_data_types`.
     """
+    if (given := workload.options.get("grad_accum_dtype")) is not None:
+        return DTYPE_BYTES[DTYPE_NAMES[given]]
     return 4 if DATA_TYPES in preset_values(workload) else workload.compute_bytes
 
 

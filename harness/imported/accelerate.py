@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -18,6 +17,7 @@ from harness.imported.reading import (
     Imported,
     KeyResolution,
     Refusals,
+    Rule,
     boolean,
     integer,
     library_defaults,
@@ -26,6 +26,7 @@ from harness.imported.reading import (
     resolutions_of,
 )
 from harness.imported.reading import KEYS as KEYS_BY_KIND
+from harness.nested import leaves
 
 STRATEGIES = {
     "FULL_SHARD": "fsdp1",
@@ -52,6 +53,10 @@ PREFIXES = {
     "dynamo_config": "dynamo_",
 }
 """Sections with the prefix that their keys may lack."""
+OF_TYPE = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED"}
+"""Sections that Accelerate reads for one distributed_type only."""
+LOADS, SYNCS = "fsdp_cpu_ram_efficient_loading", "fsdp_sync_module_states"
+"""`prepare_multi_gpu_env` stops where the first is true and the second is not."""
 IGNORED_WITH_FILE = (
     "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
     "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path",
@@ -93,11 +98,23 @@ def read_accelerate(document: Mapping[str, Any], folder: Path, refusals: Refusal
         if kind == "NO":
             reason += "; one process is the reference of every comparison, 'single'"
         refusals.add("distributed_type", document.get("distributed_type"), reason)
+    idle = []
+    for name, of in OF_TYPE.items():
+        if kind != of and name in document:
+            rule = Rule(kind="not_used", target=f"distributed_type is {kind}")
+            given = leaves(document.pop(name), (name,))
+            idle += [KeyResolution(name=".".join(keys), given=value, rule=rule) for keys, value in given]
+            sections[name] = {}
+    fsdp = sections["fsdp_config"]
+    given = fsdp.get("fsdp_version", 1)
+    how = "give 1 or 2"
+    version = refusals.choose("fsdp_config.fsdp_version", given, range(1, 3), how)
     compiled = dict.fromkeys(COMPILE_KEYS, _compiled(document, sections["dynamo_config"], refusals))
-    resolutions = resolutions_of(document, KEYS, SECTIONS["accelerate"], refusals, compiled)
+    at = ("fsdp_version", version)
+    resolutions = resolutions_of(document, KEYS, SECTIONS["accelerate"], refusals, compiled, at) + idle
     found = Imported(backend="ddp", resolutions=[])
     if kind == "FSDP":
-        found = _fsdp(sections["fsdp_config"], refusals)
+        found = _fsdp(fsdp, version, refusals)
     elif kind == "DEEPSPEED":
         found = _deepspeed(sections["deepspeed_config"], document, folder, refusals)
     backend, options = _parallel(found.backend, found.options, sections["parallelism_config"], refusals)
@@ -163,10 +180,13 @@ def _parallel(
     return wanted, found
 
 
-def _fsdp(section: Mapping[str, Any], refusals: Refusals) -> Imported:
+def _fsdp(section: Mapping[str, Any], version: int, refusals: Refusals) -> Imported:
     where = "fsdp_config."
-    given = section.get("fsdp_version", 1)
-    version = refusals.choose(f"{where}fsdp_version", given, range(1, 3), "give 1 or 2")
+    if section.get(LOADS, True) and not section.get(SYNCS, True):
+        why = f"Accelerate itself refuses it with {LOADS}, which is true by default; give both or none"
+        refusals.add(f"{where}{SYNCS}", section[SYNCS], why)
+    if version == 2 and str(kind := section.get("fsdp_state_dict_type", "")).upper() == "LOCAL_STATE_DICT":
+        refusals.add(f"{where}fsdp_state_dict_type", kind, "Accelerate itself refuses it with fsdp_version 2")
     backend = _fsdp2(section, refusals) if version == 2 else _fsdp1(section, refusals)
     given = section.get("fsdp_offload_params", False)
     offload = refusals.read(boolean, f"{where}fsdp_offload_params", given, False)
@@ -174,7 +194,8 @@ def _fsdp(section: Mapping[str, Any], refusals: Refusals) -> Imported:
     defaults, absent = library_defaults("accelerate")[f"fsdp{version}"], []
     for name in DEFAULTS:
         key = f"{where}fsdp_{name}"
-        if f"fsdp_{name}" not in section and (convert := KEYS[key].convert) is not None:
+        is_read = KEYS[key].is_read(version)
+        if is_read and f"fsdp_{name}" not in section and (convert := KEYS[key].convert) is not None:
             value = defaults[name]
             is_off = value is None and convert is boolean
             absent.append(_default(key, False if is_off else convert(value)))
@@ -184,8 +205,8 @@ def _fsdp(section: Mapping[str, Any], refusals: Refusals) -> Imported:
 
 
 def _fsdp1(section: Mapping[str, Any], refusals: Refusals) -> str:
-    key = next((k for k in ("fsdp_sharding_strategy", "fsdp_reshard_after_forward") if k in section), None)
-    given = section.get(key, "FULL_SHARD") if key else "FULL_SHARD"
+    key = "fsdp_sharding_strategy"
+    given = section.get(key, "FULL_SHARD")
     name = str(given).upper()
     if name.isdigit() and 1 <= int(name) <= len(STRATEGIES):
         name = list(STRATEGIES)[int(name) - 1]
@@ -195,10 +216,6 @@ def _fsdp1(section: Mapping[str, Any], refusals: Refusals) -> str:
 
 
 def _fsdp2(section: Mapping[str, Any], refusals: Refusals) -> str:
-    key = "fsdp_config.fsdp_forward_prefetch"
-    with suppress(ValueError):  # named by its own rule
-        if boolean(section.get("fsdp_forward_prefetch") or False):
-            refusals.add(key, True, "Accelerate refuses it with fsdp_version 2")
     given = section.get("fsdp_reshard_after_forward", True)
     try:
         return RESHARDS[boolean(given)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -18,6 +19,7 @@ from harness.imported.reading import (
     KeyResolution,
     Refusals,
     Rule,
+    alike,
     at,
     boolean,
     clipping,
@@ -29,7 +31,7 @@ from harness.imported.reading import (
     resolutions_of,
     with_defaults,
 )
-from harness.nested import leaves
+from harness.nested import leaves, removed, value_at
 
 ZERO = "zero_optimization"
 PRECISION_KEYS = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
@@ -54,6 +56,9 @@ OLD_OFFLOAD = {
     "offload_optimizer": ("cpu_offload",), "offload_param": ("cpu_offload_param", "cpu_offload_params"),
 }  # fmt: skip
 """Sections of offload, and the switches that earlier versions had."""
+SCALING: dict[str, Any] = {"prescale_gradients": False, "gradient_predivide_factor": 1.0}
+"""How gradients are divided around their sum, with DeepSpeed's defaults."""
+DIVIDES_BEFORE = Rule(kind="not_used", target="DeepSpeed reads it only where prescale_gradients is off")
 LEFT_TO_THE_JOB = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
 """Arguments of schedulers that Accelerate and Trainer fill in where they are 'auto'."""
 
@@ -84,7 +89,19 @@ def read_deepspeed(document: Mapping[str, Any], refusals: Refusals) -> Imported 
     together |= dict.fromkeys(COMPILE_KEYS, _compiled(document, refusals))
     sections = SECTIONS["deepspeed"]
     keys = with_defaults(KEYS["deepspeed"], defaults)
-    resolutions = resolutions_of(document, keys, sections, refusals, together)
+    if alike(zero.get("reduce_scatter", True), False):
+        for key in SCALING:
+            keys[key] = replace(keys[key], at=None)
+    if alike(document.get("prescale_gradients", False), True):
+        keys["gradient_predivide_factor"] = DIVIDES_BEFORE
+    for name in ("fp16", "bf16", "bfloat16"):
+        if precision != AUTO and not precision.startswith(name.removesuffix("loat16")):
+            off = Rule(kind="not_used", target=f"{name} is off")
+            idle = [key for key, rule in keys.items() if key.startswith(f"{name}.") and not rule.refuses]
+            keys |= {key: off for key in idle if key not in together}
+    kept = _without_removed(document, refusals)
+    _refuse_as_deepspeed(document, zero, stage, refusals)
+    resolutions = resolutions_of(kept, keys, sections, refusals, together, ("stage", stage))
     device = {}
     for name, old in OLD_OFFLOAD.items():
         section = zero.get(name)
@@ -107,11 +124,42 @@ def read_deepspeed(document: Mapping[str, Any], refusals: Refusals) -> Imported 
     used, found = label_of(backend, options), []
     for key in resolutions:
         found.append(replace(key, used=used) if key.rule.kind == "chooses" else key)
-        if key.name.endswith("optimizer.params.betas") and key.value != AUTO:  # one key and two settings
-            second = float((key.value if key.is_absent else key.given)[1])
+        if key.name.endswith("optimizer.params.betas"):  # one key and two settings
+            second = AUTO if key.value == AUTO else float((key.value if key.is_absent else key.given)[1])
             found[-1] = replace(key, value=float(key.value[0])) if key.is_absent else key
             found.append(replace(key, rule=Rule(kind="job", target="optimizer.beta2"), value=second))
     return Imported(backend=backend, options=options, resolutions=found, settings=settings)
+
+
+def _without_removed(document: Mapping[str, Any], refusals: Refusals) -> dict[str, Any]:
+    """The document without keys that the installed DeepSpeed refuses whatever their value."""
+    kept = deepcopy(dict(document))
+    for key, why in library_defaults("deepspeed")["removed"].items():
+        keys = tuple(key.split("."))
+        if removed(kept, keys):
+            given = value_at(dict(document), keys)
+            refusals.add(key, given, f"DeepSpeed itself refuses it, also switched off: {why}; leave it out")
+    return kept
+
+
+def _refuse_as_deepspeed(
+    document: Mapping[str, Any], zero: Mapping[str, Any], stage: int, refusals: Refusals
+) -> None:
+    """Refuse what assertions of DeepSpeed 0.19.8 stop (config.py, stage_1_and_2.py, stage3.py)."""
+    if stage in (2, 3) and not alike(zero.get("reduce_scatter", True), False):
+        for key, default in SCALING.items():
+            if not alike(given := document.get(key, default), default):
+                why = f"DeepSpeed itself refuses it at stage {stage} with reduce_scatter; leave it out"
+                refusals.add(key, given, why)
+    if alike(zero.get("compute_grad_norm", True), False) and (
+        stage not in (1, 2) or not alike(document.get("gradient_clipping", 1.0), 0)
+    ):
+        why = "DeepSpeed itself refuses it but at stages 1 and 2 with gradient_clipping 0; leave it out"
+        refusals.add(f"{ZERO}.compute_grad_norm", False, why)
+    masters, states = (alike(at(document, key), True) for key in PURE_BF16_KEYS)
+    if (masters and stage == 0) or (states and not masters):
+        why = "DeepSpeed itself refuses it without bf16 masters, and both at stage 0"
+        refusals.add(PURE_BF16_KEYS[0] if masters else PURE_BF16_KEYS[1], True, why)
 
 
 def require_registered(backend: str, options: Mapping[str, Any], refusals: Refusals) -> None:

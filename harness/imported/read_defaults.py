@@ -69,7 +69,11 @@ def deepspeed_defaults() -> dict[str, Any]:
         "zero": sections,
         "optimizers": {name: _parameters(made) for name, made in optimizers.items()},
         "schedulers": {name: _parameters(made) for name, made in schedulers.items()},
-        "removed": sorted(getattr(config, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", {})),
+        "removed": {
+            f"{section}{key}": why.partition(". ")[0]
+            for section, name in (("", "TOP_LEVEL"), ("zero_optimization.", "ZERO"))
+            for key, why in getattr(config, f"_REMOVED_{name}_CONFIG_KEYS", {}).items()
+        },
     }
 
 

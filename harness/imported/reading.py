@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -99,6 +99,10 @@ def _no_constant(name: str) -> NoReturn:
 MOST_POWER = sys.float_info.max_exp
 PRECISIONS = {"no": "fp32", "fp32": "fp32", "bf16": "bf16-mixed", "fp16": "fp16-mixed"}
 """`mixed_precision` and `training.precision`."""
+DTYPES = {"fp16": "fp16", "float16": "fp16", "half": "fp16", "torch.float16": "fp16", "bf16": "bf16",
+          "bfloat16": "bf16", "torch.bfloat16": "bf16", "fp32": "fp32", "float32": "fp32", "float": "fp32",
+          "torch.float32": "fp32"}  # fmt: skip
+"""DeepSpeed's names of dtypes, and one for each."""
 PREFETCH = {"backward_pre": "pre", "backward_post": "post", "no_prefetch": "none"}
 
 
@@ -167,6 +171,20 @@ def power_of_two(value: Any) -> float:
     return math.ldexp(1.0, power)
 
 
+def communication_dtype(value: Any) -> str:
+    """Raises ValueError for another name than DeepSpeed's `get_communication_data_type` takes."""
+    if (name := str(value).lower()) not in DTYPES.values():
+        raise ValueError("give fp32, fp16 or bf16, the names that DeepSpeed takes here")
+    return name
+
+
+def accumulation_dtype(value: Any) -> str:
+    """Raises ValueError for what is no floating dtype of DeepSpeed's `DtypeEnum`."""
+    if value not in DTYPES:
+        raise ValueError(f"give {', '.join(DTYPES)}")
+    return DTYPES[value]
+
+
 def some_leaves(value: Any) -> str | None:
     """Raises ValueError for what is no list of names."""
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
@@ -232,6 +250,20 @@ class Rule:
     """What to know although the value is taken; of 'fixed' why it is so."""
     refuses: bool = False
     """Of 'fixed': another value would be another strategy, so it is refused, not pinned."""
+    at: Sequence[int] | None = None
+    """Stages of ZeRO, or versions of FSDP, at which the library reads it; elsewhere it has no effect."""
+    option: str | None = None
+    """Of 'preset': the option of the backend that holds another value than the preset's."""
+
+    def is_read(self, at: int) -> bool:
+        return self.at is None or at in self.at
+
+    def without_effect(self, what: str) -> Rule:
+        """Of a key that the library does not read at this stage or version."""
+        assert self.at is not None
+        where = ", ".join(map(str, self.at))
+        reads = f"the library reads it at {what} {where} only" if self.at else "the library does not read it"
+        return Rule(kind="not_used", target=reads, convert=self.convert)
 
     @property
     def why_off(self) -> str:
@@ -339,11 +371,12 @@ class Refusals:
 
 def resolutions_of(
     document: Mapping[str, Any], keys: Mapping[str, Rule], sections: Mapping[str, Rule], refusals: Refusals,
-    converted: Mapping[str, Any],
+    converted: Mapping[str, Any], place: tuple[str, int],
 ) -> list[KeyResolution]:  # fmt: skip
     """A resolution for every key of a document; what cannot be is added to `refusals`.
 
-    `converted`: values of keys that are read together, in this project's terms.
+    `converted`: values of keys that are read together, in this project's terms; `place`: 'stage' of ZeRO or
+    'fsdp_version', and which.
     """
 
     def in_section(key: str, names: Iterable[str]) -> str | None:
@@ -371,6 +404,8 @@ def resolutions_of(
             if given is not None or not any(other.startswith(f"{key}.") for other in keys):
                 refusals.unknown(key, [*keys, *sections])  # else it is an empty section
             continue
+        if not rule_here.is_read(place[1]):
+            rule_here = rule_here.without_effect(place[0])
         value: Any = AUTO
         if rule_here.kind == "off":
             value = None

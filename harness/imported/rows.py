@@ -14,7 +14,14 @@ from pydantic import ValidationError
 
 from harness.backends import registry
 from harness.backends.base import Preset
-from harness.backends.presets import PresetChange, preset_changes
+from harness.backends.presets import (
+    BF16_OPTIMIZER,
+    COMMUNICATION_DTYPE,
+    DATA_TYPES,
+    PresetChange,
+    preset_changes,
+    takes_bf16_optimizer,
+)
 from harness.backends.refusals import explain_refusals
 from harness.backends.yaml_values import InvalidYaml, parse_value
 from harness.errors import HarnessError
@@ -176,9 +183,24 @@ def with_settings(experiment: Experiment, settings: Settings, what: str) -> Expe
         section, key = name.split(".")
         document.setdefault(section, {})[key] = value
     try:
-        return Experiment.model_validate(document)
+        return _with_rates(Experiment.model_validate(document))
     except ValidationError as error:
         raise HarnessError(f"{what}: {explain_refusals(error, Experiment, settings_by_name())}") from error
+
+
+def _with_rates(experiment: Experiment) -> Experiment:
+    """The experiment with the values of scheduler's arguments that a file leaves to the job."""
+    schedule, filled = experiment.schedule, {
+        "warmup_min_lr": 0.0, "warmup_max_lr": experiment.optimizer.learning_rate,
+        "warmup_num_steps": experiment.schedule.warmup_steps, "total_num_steps": experiment.training.steps,
+    }  # fmt: skip
+    parameters = {
+        name: filled[name] if value == AUTO and filled.get(name) is not None else value
+        for name, value in schedule.parameters.items()
+    }
+    if parameters == schedule.parameters:
+        return experiment
+    return experiment.model_copy(update={"schedule": schedule.model_copy(update={"parameters": parameters})})
 
 
 def _of_other_optimizers(kind: str) -> list[str]:
@@ -196,9 +218,6 @@ LARGE_MODEL = 2**62
 PREFETCH, LIVE = "stage3_prefetch_bucket_size", "stage3_max_live_parameters"
 AUTO_SIZES = "DeepSpeed's default; Accelerate would fill in a multiple of the model's hidden size"
 ABSENT = "absent from the file: the library's default"
-DTYPES = {"fp16": "fp16", "float16": "fp16", "half": "fp16", "bf16": "bf16", "bfloat16": "bf16",
-          "fp32": "fp32", "float32": "fp32", "float": "fp32"}  # fmt: skip
-"""DeepSpeed's names of dtypes, and one for each."""
 WRAP, WRAPPED = "auto_wrap", "TRANSFORMER_BASED_WRAP"
 """FSDP1's option of its wrap policy, and what it is without."""
 AS_GIVEN = "-as-given"
@@ -374,7 +393,13 @@ def _row(file: ReadFile, job: Experiment, mode: GivenMode, preset: Preset) -> Gi
     strategy = registry.strategy_of(backend)
     assert strategy is not None
     changes = preset_changes(strategy, job.training.held_precision, preset, LARGE_MODEL)
-    resolver = _Resolver(backend=backend, job=job, mode=mode, changes={c.setting: c for c in changes})
+    resolver = _Resolver(
+        backend=backend,
+        job=job,
+        mode=mode,
+        changes={c.setting: c for c in changes},
+        offload=file.imported.options.get("offload", "none"),
+    )
     parts = [resolver.part(key) for key in file.imported.resolutions]
     options = file.imported.options | resolver.options
     options["row"] = file.name + (AS_GIVEN if mode == "exactly-as-given" else "")
@@ -399,6 +424,7 @@ class _Resolver:
     mode: GivenMode
     changes: Mapping[str, PresetChange]
     options: dict[str, Any] = field(default_factory=dict)
+    offload: str = "none"
 
     def part(self, key: KeyResolution) -> GivenSettingPart:
         rule = key.rule
@@ -427,7 +453,8 @@ class _Resolver:
         if key.is_absent:
             return _taken(key, key.value, ABSENT, setting="schedule.parameters")
         used = schedule.parameters.get(name)
-        return _taken(key, used, "left to the job" if used == AUTO else None, setting="schedule.parameters")
+        said = "left to the job" if key.value == AUTO else None
+        return _taken(key, used, said, setting="schedule.parameters")
 
     def _job_setting(self, key: KeyResolution) -> GivenSettingPart:
         setting = key.rule.target
@@ -478,10 +505,21 @@ class _Resolver:
             (used,) = used.values()
         if used == COMPUTE_DTYPE:
             used = self.job.training.held_precision.removesuffix("-mixed")
-        given = DTYPES.get(key.value, key.value) if isinstance(key.value, str) else key.value
-        if key.value == AUTO or key.value is None or alike(given, used):
+        precision = self.job.training.held_precision
+        strategy = registry.strategy_of(self.backend)
+        assert strategy is not None
+        if strategy.sequence is not None and key.rule.target == COMMUNICATION_DTYPE:
+            return _pinned(key, None, "where ranks share samples seq_parallel_communication_data_type counts")
+        if key.value in (AUTO, None) or alike(key.value, used):
             return _taken(key, used)
-        return _pinned(key, used, change.reason if change else "the library's default")
+        if change is not None or key.rule.option is None:
+            return _pinned(key, used, change.reason if change else "the library's default")
+        if key.rule.target == DATA_TYPES:
+            stage, offload = strategy.zero_stage or 0, self.offload
+            if stage == 0 or takes_bf16_optimizer(stage, precision, key.value, offload):
+                return _pinned(key, used, BF16_OPTIMIZER if stage else f"stage 0 adds up in {used} only")
+        self.options[key.rule.option] = key.value
+        return _taken(key, key.value, key.rule.reason, setting=key.rule.option)
 
 
 def _handled(

@@ -521,7 +521,7 @@ class GivenSettingPart(Part):
     given: Any
     """Its value in the file; None: not given, so that the tool's own default counts."""
     handling: Literal["taken", "pinned"]
-    """taken: the run has the value; pinned: it has another one, or the key has no part in a run."""
+    """taken: the run has the value; pinned: it has another one, or the key has no effect on a run."""
     used: Any = None
     """What the run has; None: nothing that corresponds to the key."""
     setting: str | None = None

@@ -55,9 +55,11 @@ MOST_KEYS = 30
 def summary(label: str, part: GivenPart) -> str:
     """'ds.json (deepspeed, like-for-like) is row zero3: 9 keys taken, 3 pinned, 4 without effect...'."""
     pinned, idle = _pinned(part)
-    absent = [setting for setting in part.settings if setting.given is None and setting.handling == "taken"]
-    taken = len(part.settings) - len(pinned) - len(idle) - len(absent)
-    counts = {"taken": taken, "pinned": len(pinned), "idle": len(idle)}
+    taken = [setting for setting in part.settings if setting.handling == "taken"]
+    counts = {
+        name: len({setting.key for setting in settings if setting.given is not None})
+        for name, settings in {"taken": taken, "pinned": pinned, "idle": idle}.items()
+    }
     return prose("given_summary", file=part.file, kind=part.kind, mode=part.mode, row=label, **counts)
 
 
@@ -71,7 +73,7 @@ def given_lines(label: str, part: GivenPart) -> list[str]:
     rows = [[s.key, text(s.given), text(s.used)] for s in part.settings if s.handling == "taken"]
     if rows:
         lines.append(fitted(rows, ["key", "given", "used"]))
-    for reason, settings in _by_reason(idle).items():
+    for reason, settings in _by_reason([setting for setting in idle if setting.given is not None]).items():
         keys = ", ".join(f"{s.key}={text(s.given)}" for s in settings)
         lines += _wrapped(f"without effect ({reason}): {keys}")
     return lines

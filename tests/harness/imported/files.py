@@ -9,7 +9,7 @@ FSDP1: dict[str, dict[str, Any]] = {
     },
     "number": {"fsdp_sharding_strategy": 2, "fsdp_backward_prefetch": "BACKWARD_POST"},
     "by-reshard": {
-        "fsdp_version": 1, "fsdp_reshard_after_forward": "FULL_SHARD", "fsdp_forward_prefetch": True,
+        "fsdp_version": 1, "fsdp_reshard_after_forward": "SHARD_GRAD_OP", "fsdp_forward_prefetch": True,
     },
     "offload": {"fsdp_sharding_strategy": "SHARD_GRAD_OP", "fsdp_offload_params": True},
     "hybrid": {"fsdp_sharding_strategy": "HYBRID_SHARD_ZERO2", "fsdp_activation_checkpointing": True},
@@ -83,7 +83,7 @@ DEEPSPEED: dict[str, dict[str, Any]] = {
             "stage": 3, "offload_optimizer": CPU, "offload_param": CPU, "max_live_parameters": 0,
             "memory_efficient_linear": False,
         },
-        "tensorboard": {"enabled": False, "output_path": "logs"}, "amp": {"enabled": False},
+        "tensorboard": {"enabled": False, "output_path": "logs"},
         "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
     },
 }  # fmt: skip

@@ -12,6 +12,7 @@ from harness.imported.reading import KEYS, LIBRARY, SECTIONS, deepspeed_values, 
 from harness.imported.rows import GivenRow, exactly_as_given, like_for_like, read_files
 from harness.job.config import load_experiment
 from harness.nested import leaves
+from harness.tell.sections.job import summary
 from tests.harness.imported.files import PLUGIN, accelerate, every_file
 
 FILES = every_file()
@@ -74,6 +75,79 @@ def test_backend_and_its_options(name: str, label: str, tmp_path: Path) -> None:
     given = [option for option in options.split(",") if not option.startswith("row=")]
     assert ":".join([backend, *filter(None, [",".join(given)])]) == label
     assert "row=mine" in options
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "keys"),
+    [
+        ("deepspeed", {"zero_optimization": {"stage": 0, "overlap_comm": True, "reduce_bucket_size": 7}},
+         ["zero_optimization.overlap_comm", "zero_optimization.reduce_bucket_size"]),
+        ("deepspeed", {"zero_optimization": {"stage": 3, "allgather_bucket_size": 7}},
+         ["zero_optimization.allgather_bucket_size"]),
+        ("deepspeed", {"zero_optimization": {"stage": 2, "zero_quantized_weights": True}},
+         ["zero_optimization.zero_quantized_weights"]),
+        ("deepspeed", {"zero_optimization": {"stage": 1}, "gradient_predivide_factor": 4},
+         ["gradient_predivide_factor"]),
+        ("deepspeed", {"zero_optimization": {"stage": 0}, "prescale_gradients": True,
+                       "gradient_predivide_factor": 4}, ["gradient_predivide_factor"]),
+        ("deepspeed", {"bf16": {"enabled": True}, "fp16": {"enabled": False, "hysteresis": 4}},
+         ["fp16.hysteresis"]),
+        ("deepspeed", {"fp16": {"enabled": True}, "bf16": {"enabled": False, "check_grad_overflow": False}},
+         ["bf16.check_grad_overflow"]),
+        ("accelerate", {"distributed_type": "MULTI_GPU", "fsdp_config": {"fsdp_min_num_params": 5}},
+         ["fsdp_config.fsdp_min_num_params"]),
+        ("accelerate", {"distributed_type": "FSDP", "deepspeed_config": {"zero_stage": 3}},
+         ["deepspeed_config.zero_stage"]),
+        ("accelerate",
+         accelerate("fsdp2", {"fsdp_sharding_strategy": "NO_SHARD", "fsdp_forward_prefetch": True}),
+         ["fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_forward_prefetch"]),
+    ],
+)  # fmt: skip
+def test_what_the_library_does_not_read_has_no_effect(
+    kind: str, document: dict[str, Any], keys: list[str], tmp_path: Path
+) -> None:
+    for row in rows_of(tmp_path, kind, document):
+        assert {handled(row)[key] for key in keys} == {("pinned", None)}
+        assert not {key.rpartition(".")[2] for key in keys} & set(re.findall(r"\w+", row.label))
+
+
+def test_dtypes_of_the_file_are_those_of_the_row_as_given(tmp_path: Path) -> None:
+    dtypes = {"communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "float32"}}
+    document = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, **dtypes}
+    like, exact = rows_of(tmp_path, "deepspeed", document)
+    assert "communication_data_type=fp32,grad_accum_dtype=fp32" in exact.label
+    assert handled(exact)["data_types.grad_accum_dtype"] == ("taken", "fp32")
+    assert "dtype" not in like.label  # the preset's own
+    document["communication_data_type"] = "bf16"
+    like, exact = rows_of(tmp_path, "deepspeed", document)
+    assert handled(like)["communication_data_type"] == ("pinned", "fp32")
+    assert handled(exact)["communication_data_type"] == ("taken", "bf16")
+    document["zero_optimization"] = {"stage": 1}
+    exact = rows_of(tmp_path, "deepspeed", document)[1]
+    assert handled(exact)["data_types.grad_accum_dtype"] == ("pinned", "bf16")
+    document["zero_optimization"] = {"stage": 1, "offload_optimizer": {"device": "cpu"}}
+    exact = rows_of(tmp_path, "deepspeed", document)[1]
+    assert handled(exact)["data_types.grad_accum_dtype"] == ("taken", "fp32")
+
+
+def test_values_left_to_the_job_are_those_in_force(tmp_path: Path) -> None:
+    left = dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"), "auto")
+    document = {
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto"}},
+        "scheduler": {"type": "WarmupDecayLR", "params": left},
+    }
+    assignments = ["training.steps=8", "optimizer.learning_rate=0.002"]
+    for row in rows_of(tmp_path, "deepspeed", document, *assignments):
+        assert row.experiment.schedule.parameters | {"warmup_type": "log"} == {
+            "warmup_min_lr": 0, "warmup_max_lr": 0.002, "warmup_num_steps": 2, "total_num_steps": 8,
+            "warmup_type": "log",
+        }  # fmt: skip
+        given = [(s.key.rpartition(".")[2], s.used) for s in row.part.settings if s.given == "auto"]
+        assert given == [
+            ("lr", 0.002), ("betas", 0.9), ("betas", 0.95), ("warmup_min_lr", 0), ("warmup_max_lr", 0.002),
+            ("warmup_num_steps", 2), ("total_num_steps", 8),
+        ]  # fmt: skip
+        assert "is row zero0: 8 keys taken, 0 pinned, 0 without" in summary("zero0", row.part)
 
 
 def test_the_groups_of_hpz_are_an_option(tmp_path: Path) -> None:
@@ -283,8 +357,15 @@ def refusal(folder: Path, kind: str, document: dict[str, Any]) -> str:
         ("accelerate", {"distributed_type": "FSDP",
                         "fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": "FULL_SHARD"}},
          "give true or false"),
-        ("accelerate", {"distributed_type": "FSDP",
-                        "fsdp_config": {"fsdp_version": 2, "fsdp_forward_prefetch": True}}, "fsdp_version 2"),
+        ("accelerate", {"distributed_type": "FSDP", "fsdp_config": {"fsdp_sync_module_states": False}},
+         "Accelerate itself refuses it with fsdp_cpu_ram_efficient_loading"),
+        ("deepspeed", {"sparse_gradients": False}, "DeepSpeed itself refuses it, also switched off"),
+        ("deepspeed", {"zero_optimization": {"stage": 3, "mics_shard_size": 2}}, "MiCS"),
+        ("deepspeed", {"zero_optimization": {"stage": 3}, "prescale_gradients": True}, "with reduce_scatter"),
+        ("deepspeed", {"zero_optimization": {"stage": 2}, "gradient_predivide_factor": 4}, "itself refuses"),
+        ("deepspeed", {"zero_optimization": {"stage": 3, "compute_grad_norm": False}}, "stages 1 and 2"),
+        ("deepspeed", {"communication_data_type": "float32"}, "give fp32, fp16 or bf16"),
+        ("deepspeed", {"data_types": {"grad_accum_dtype": "fp64"}}, "give fp16, float16, half"),
         ("accelerate", {"distributed_type": "FSDP", "parallelism_config": {"tp_size": 2}},
          "no backend of this version"),
     ],
@@ -297,7 +378,7 @@ def test_what_no_row_can_have_is_refused_by_name(
 
 def test_all_refusals_come_at_once(tmp_path: Path) -> None:
     document = {
-        "zero_optimization": {"stage": 2, "zero_quantized_weights": True},
+        "zero_optimization": {"stage": 3, "zero_quantized_weights": True},
         "typo": 1,
         "amp": {"enabled": 1},
     }
