@@ -249,14 +249,17 @@ def weights_of(root: nn.Module) -> Iterator[Tensor]:
 
 
 def asked_options(live: Live | None, frameworks: Iterable[str]) -> dict[str, Any]:
-    """Options of the built-in backend `live.base` that the script gave to Accelerate."""
-    of_torch = live is not None and live.base is not None and not isinstance(live.engine, ZeroEngine)
-    if not of_torch or "accelerate" not in frameworks:
+    """Options of the built-in backend `live.base` that the script gave to FSDP or to Accelerate."""
+    if live is None or live.base is None or isinstance(live.engine, ZeroEngine):
         return {}
-    from accelerate.state import GradientState
+    effective, options = live.engine.effective(), dict[str, Any]()
+    if live.cuts_units and effective.reduce_dtype == "float32" != effective.parameter_dtype:
+        options["reduce_dtype"] = "fp32"
+    if "accelerate" in frameworks:
+        from accelerate.state import GradientState
 
-    each = GradientState().plugin_kwargs.get("sync_each_batch", False)
-    return {"sync_each_batch": True} if each else {}
+        options |= {k: v for k, v in GradientState().plugin_kwargs.items() if k == "sync_each_batch" and v}
+    return options
 
 
 def effective_of(live: Live, optimizers: Optimizers, accumulation: int, seen: Seen) -> Effective:

@@ -432,6 +432,15 @@ with Join([model]):
         body=SAMPLED.format(told=""), ranks=2, steps=9, updates=9, found=frozenset({"epochs-alike"})),
     "a sampler that is told its epoch": Loop(
         body=SAMPLED.format(told="sampler.set_epoch(epoch)"), ranks=2, steps=9, updates=9),
+    "FSDP that reduces in another dtype than it computes in": Loop(body="""
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+dist.init_process_group("gloo")
+fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+optimizer = torch.optim.AdamW(model.parameters())
+torch.manual_seed(1 + dist.get_rank())
+loss_of = lambda module: module(torch.randn(4, 8)).float().square().mean()
+train(8)
+""", ranks=2, updates=8),
     "numbers that ranks gather for a log": Loop(
         body=ALONE.format(averaged="", logged=LOGGED),
         ranks=2, steps=24, updates=24, found=frozenset({"ranks-alone"}), note="nothing wraps the model",
