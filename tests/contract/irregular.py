@@ -18,17 +18,9 @@ from harness.rank.models.optimizer import build_optimizer, frozen_names, update_
 from harness.rank.probes.communication import CommunicationCounter
 from tests.contract.cases import GLOBAL_BATCH, PROBED_STEP, shared_folder
 from tests.contract.deeds import Counted, held_kinds
+from tests.sweep.models import Block, through
 
 WIDTH = 32
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.linear = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + torch.relu(self.linear(self.norm(hidden)))
 
 
 class FrozenEncoder(nn.Module):
@@ -36,17 +28,14 @@ class FrozenEncoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.vision = nn.Sequential(nn.Linear(8, WIDTH), Block(), Block())
+        self.vision = nn.Sequential(nn.Linear(8, WIDTH), Block(WIDTH), Block(WIDTH))
         self.connector = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(Block(WIDTH) for _ in range(3))
         self.head = nn.Linear(WIDTH, 1)
         self.vision.requires_grad_(False)
 
     def forward(self, features: Tensor) -> Tensor:
-        hidden = self.connector(self.vision(features))
-        for block in self.blocks:
-            hidden = block(hidden)
-        return self.head(hidden).squeeze(-1)
+        return self.head(through(self.blocks, self.connector(self.vision(features)))).squeeze(-1)
 
 
 class SharedBlock(nn.Module):
@@ -54,17 +43,15 @@ class SharedBlock(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, block = nn.Linear(8, WIDTH), Block()
-        self.blocks = nn.ModuleList([block, block, block, Block()])
+        self.first, block = nn.Linear(8, WIDTH), Block(WIDTH)
+        self.blocks = nn.ModuleList([block, block, block, Block(WIDTH)])
         self.encoder = nn.Linear(WIDTH, WIDTH, bias=False)
         self.decoder = nn.Linear(WIDTH, WIDTH, bias=False)
         self.decoder.weight = self.encoder.weight
         self.last = nn.Linear(WIDTH, 1)
 
     def forward(self, features: Tensor) -> Tensor:
-        hidden = self.first(features)
-        for block in self.blocks:
-            hidden = block(hidden)
+        hidden = through(self.blocks, self.first(features))
         return self.last(self.decoder(torch.tanh(self.encoder(hidden)))).squeeze(-1)
 
 
@@ -72,14 +59,11 @@ class Plain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(8, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(Block(WIDTH) for _ in range(3))
         self.last = nn.Linear(WIDTH, 1)
 
     def forward(self, features: Tensor) -> Tensor:
-        hidden = self.first(features)
-        for block in self.blocks:
-            hidden = block(hidden)
-        return self.last(hidden).squeeze(-1)
+        return self.last(through(self.blocks, self.first(features))).squeeze(-1)
 
 
 class UnusedHead(Plain):

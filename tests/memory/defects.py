@@ -1,4 +1,5 @@
-"""Backends with a defect of memory each, which a comparison must name."""
+"""Backends with a defect of memory each, or that say what they should hold and send, some of which lie; a
+comparison must name each."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 
 from harness.backends.base import BuildModel, BuildOptimizer, Engine, SetupContext
 from harness.backends.ddp import DdpBackend
@@ -15,6 +17,9 @@ from harness.backends.fsdp import fsdp2
 from harness.backends.fsdp.fsdp2 import Fsdp2Backend
 from harness.backends.injected_faults import Spoiled, instead
 from harness.backends.model.blocks import transformer_blocks
+from harness.forms import ddp
+from harness.forms.terms import ModelStates, Volume
+from harness.forms.workload import Workload
 
 LEAKED_BYTES = 40_000
 HOARDED_BYTES = 4_000_000
@@ -103,3 +108,63 @@ class Hoarding(Defect):
     def spoil(self, engine: Any, context: SetupContext) -> None:
         if context.world.rank == context.world.world_size - 1:
             engine.hoard = torch.zeros(HOARDED_BYTES // 4, device=context.world.device)
+
+
+class Honest(DdpBackend):
+    """What it claims to be."""
+
+    claims = "ddp"
+
+
+class HiddenCopy(Spoiled, Honest):
+    """Keeps a copy of the weights that it does not list."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        engine.copies = [parameter.detach().clone() for parameter in engine.module.parameters()]
+
+
+class ListedCopy(Spoiled, Honest):
+    """Keeps a copy of the weights and lists it as masters."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        copies = [parameter.detach().clone() for parameter in engine.module.parameters()]
+        listed = engine.state_tensors
+        engine.state_tensors = lambda: iter([*listed(), *(("masters", copy) for copy in copies)])
+
+
+class ReducedTwice(Spoiled, Honest):
+    """All-reduces gradients once more, which changes nothing but the traffic."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        @instead(engine)
+        def backward(original: Any, loss: torch.Tensor, *, last_micro_step: bool) -> None:
+            original(loss, last_micro_step=last_micro_step)
+            for parameter in engine.module.parameters() if last_micro_step else ():
+                dist.all_reduce(parameter.grad)
+                parameter.grad.div_(context.world.world_size)
+
+
+class Unclaimed(HiddenCopy):
+    """Says nothing of itself."""
+
+    claims = None
+
+
+class OwnForms(DdpBackend):
+    """Brings closed forms: those of DDP, which it is."""
+
+    def closed_form(self) -> Any:
+        return ddp
+
+
+class WrongForms(DdpBackend):
+    """Brings closed forms of something that holds and communicates nothing."""
+
+    def closed_form(self) -> Any:
+        return self
+
+    def model_states(self, workload: Workload) -> ModelStates:
+        return ModelStates(terms=())
+
+    def collectives(self, workload: Workload) -> Volume:
+        return Volume()

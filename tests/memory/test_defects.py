@@ -43,8 +43,7 @@ JUDGED = {
 
 
 def planted(folder: Path, built_in: tuple[str, ...], names: dict[str, str], *settings: str) -> Outcome:
-    modules = {name: "claims" if name in CLAIMS else "defects" for name in names}
-    points = {name: f"tests.memory.{modules[name]}:{target}" for name, target in names.items()}
+    points = {name: f"tests.memory.defects:{target}" for name, target in names.items()}
     given = (f"model.config={LLAMA}", *settings)
     return compare(folder, ",".join((*built_in, *names)), 2, *given, entry_points=points)
 

@@ -48,17 +48,6 @@ def after_each_step(engine: Any, change: Callable[[int], object]) -> None:
         return norm
 
 
-class Late(Spoiled):
-    """Spoiled after LATE_STEP steps."""
-
-    def spoil(self, engine: Any, context: SetupContext) -> None:
-        after_each_step(engine, lambda taken: taken == LATE_STEP and self.spoil_late(engine, context))
-
-    @abstractmethod
-    def spoil_late(self, engine: Any, context: SetupContext) -> None:
-        """Plant the defect."""
-
-
 Spoil = Callable[[Any, Any, SetupContext], None]
 
 
@@ -72,10 +61,12 @@ def spoiled(spoil: Spoil, *families: type[Backend]) -> list[Any]:
 
 def late(spoil: Spoil, *families: type[Backend]) -> list[Any]:
     """A backend of each family whose defect begins after LATE_STEP steps."""
-    return [
-        type("Planted", (Late, family), {"spoil_late": spoil, "__module__": spoil.__module__})
-        for family in families
-    ]
+
+    def spoil_late(self: Any, engine: Any, context: SetupContext) -> None:
+        after_each_step(engine, lambda taken: taken == LATE_STEP and spoil(self, engine, context))
+
+    spoil_late.__module__ = spoil.__module__
+    return spoiled(spoil_late, *families)
 
 
 def asked(family: type[Backend], **changes: Any) -> Any:
@@ -485,7 +476,9 @@ class BlockSkippedOnOneRank(Defect):
 (LateBlockSkippedOnOneRank,) = late(BlockSkippedOnOneRank.spoil, DdpBackend)
 
 
-class LateDecayOnEverything(Late, DdpBackend):
-    def spoil_late(self, engine: Any, context: SetupContext) -> None:
-        for group in engine.optimizer.param_groups:
-            group["weight_decay"] = 10.0
+def _decay_much(_: Any, engine: Any, __: SetupContext) -> None:
+    for group in engine.optimizer.param_groups:
+        group["weight_decay"] = 10.0
+
+
+(LateDecayOnEverything,) = late(_decay_much, DdpBackend)

@@ -400,10 +400,15 @@ MomentsRoundedOfDdp, MomentsRoundedAtStage3, MomentsRoundedOfFsdp = spoiled(
 
 
 class HandWritten(torch.optim.AdamW):
-    """AdamW by hand."""
+    """AdamW by hand; each attribute is a way to get it wrong."""
 
     eps_in_root = False
-    corrects_bias = True
+    corrects = (True, True)
+    decays = 1.0
+    beta2: float | None = None
+    moves = True
+    forgets = False
+    ahead = False
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -412,20 +417,23 @@ class HandWritten(torch.optim.AdamW):
                 self._update(parameter, group)
 
     def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        (beta1, beta2), state = group["betas"], self.state[parameter]
+        betas, state = (group["betas"][0], self.beta2 or group["betas"][1]), self.state[parameter]
         if "exp_avg" not in state:
             state |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
             state["step"] = torch.zeros(())
         state["step"] += 1
         gradient, first, second = parameter.grad, state["exp_avg"], state["exp_avg_sq"]
-        first.lerp_(gradient, 1 - beta1)
-        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        if self.corrects_bias:
-            taken = float(state["step"])
-            first, second = first / (1 - beta1**taken), second / (1 - beta2**taken)
-        size = (second + group["eps"]).sqrt() if self.eps_in_root else second.sqrt() + group["eps"]
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.sub_(group["lr"] * first / size)
+        first.mul_(not self.forgets).lerp_(gradient, 1 - betas[0])
+        second.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
+        first = torch.lerp(first, gradient, 1 - betas[0]) if self.ahead else first
+        first, second = (
+            moment / (1 - beta ** float(state["step"])) if corrects else moment
+            for moment, beta, corrects in zip((first, second), betas, self.corrects, strict=True)
+        )
+        if self.moves:
+            size = (second + group["eps"]).sqrt() if self.eps_in_root else second.sqrt() + group["eps"]
+            parameter.mul_(1 - group["lr"] * group["weight_decay"] * self.decays)
+            parameter.sub_(group["lr"] * first / size)
 
 
 class EpsInRoot(HandWritten):
@@ -433,7 +441,7 @@ class EpsInRoot(HandWritten):
 
 
 class BiasUncorrected(HandWritten):
-    corrects_bias = False
+    corrects = (False, False)
 
 
 def _becoming(kind: type[HandWritten]) -> Spoil:

@@ -90,27 +90,3 @@ def with_other_answers(record: Record) -> Record:
     first, *rest = record.answers.given
     given = [first.model_copy(update={"text": f"{first.text} and more"}), *rest]
     return record.model_copy(update={"answers": record.answers.model_copy(update={"given": given})})
-
-
-def grown(record: Record, layers: int, world_size: int) -> Record:
-    """The record of the same job with more layers on more ranks, at the same global batch."""
-    assert record.model is not None
-    assert record.model.geometry is not None
-    geometry = record.model.geometry.model_copy(update={"layers": layers})
-    model = record.model.model_copy(
-        update={"geometry": geometry, "parameters": record.model.parameters * layers}
-    )
-    job = record.job.model_copy(
-        update={"model": record.job.model.model_copy(update={"config": {"num_hidden_layers": layers}})}
-    )
-    world = record.world.model_copy(update={"world_size": world_size})
-    return record.model_copy(update={"model": model, "job": job, "world": world, "job_id": f"{layers:012}"})
-
-
-def test_a_model_that_grows_with_the_ranks_while_its_work_shrinks_is_named(matrix: Matrix) -> None:
-    record = matrix.record("ddp", 2, ())
-    findings = Comparison([record, grown(record, 4, 4)]).findings
-    named = found(findings, "uneven-weak-scaling")
-    two, four = named.values["flops_per_rank_and_step"]
-    assert four < two
-    assert not [f for f in Comparison([record, record]).findings if f.id == "uneven-weak-scaling"]

@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from harness.backends.base import World
+from tests.forkserver import on_ranks
 from tests.harness.cli.command_line import harness
-from tests.wire.namespace import Traffic, answer_of_ranks, payload_of_calls, traffic
-
-
-def join(rank: int, world_size: int, **more: str) -> None:
-    """Make this process a rank of one machine, on one thread."""
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size),
-        MASTER_ADDR="127.0.0.1", MASTER_PORT="29511", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", **more,
-    )  # fmt: skip
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-
+from tests.wire.namespace import Traffic, payload_of_calls, traffic
 
 PAYLOAD_BYTES = 4 * 2**20
 BLOCKS = 12
 
 
-def measure_collectives(rank: int, world_size: int, answers: Any) -> None:
+def collectives(world: World) -> dict[str, float | None]:
     """Time-ordered: every rank runs the same collectives; the counters are read between barriers."""
-    join(rank, world_size)
     import torch
     import torch.distributed as dist
 
     whole = torch.ones(PAYLOAD_BYTES // 4)
-    part = torch.ones(PAYLOAD_BYTES // 4 // world_size)
-    parts = list(torch.ones(PAYLOAD_BYTES // 4).chunk(world_size))
+    part = torch.ones(PAYLOAD_BYTES // 4 // world.world_size)
+    parts = list(torch.ones(PAYLOAD_BYTES // 4).chunk(world.world_size))
     calls = {
         "all_reduce": lambda: dist.all_reduce(whole),
         "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
@@ -48,17 +35,15 @@ def measure_collectives(rank: int, world_size: int, answers: Any) -> None:
     found = {}
     for name, call in calls.items():
         call()
-        factors = [moved / world_size / PAYLOAD_BYTES for moved in payload_of_calls(call, BLOCKS)]
+        factors = [moved / world.world_size / PAYLOAD_BYTES for moved in payload_of_calls(call, BLOCKS)]
         found[name] = median(factors) if factors else None
-    if rank == 0:
-        answers.put(found)
-    dist.destroy_process_group()
+    return found
 
 
 def factors(world_size: int) -> dict[str, float | None]:
     """Bytes per payload byte and rank, by collective."""
-    found: dict[str, float | None] = answer_of_ranks(measure_collectives, world_size, seconds=120)
-    return found
+    with TemporaryDirectory() as folder:
+        return on_ranks(collectives, world_size, Path(folder), 120)[0]  # type: ignore[no-any-return]
 
 
 WARMUP_STEPS = 3
@@ -66,22 +51,11 @@ WARMUP_STEPS = 3
 MEASURED_STEPS = 8
 
 
-def measure_strategies(
-    rank: int, world_size: int, precision: str, labels: list[str], folder: str, answers: Any
-) -> None:
+def strategies(precision: str, labels: list[str], world: World) -> dict[str, dict[str, Any]]:
     """All backends one after the other on one process group; the counters are read between barriers."""
-    join(rank, world_size, CONTRACT_FOLDER=folder)
-    import torch.distributed as dist
-
     from harness.backends import registry
-    from harness.backends.base import World
 
-    world = World(rank=rank, world_size=world_size, local_rank=rank, ranks_per_node=world_size, device="cpu")
-    found = {label: measure_backend(registry.create(label), world, precision) for label in labels}
-    if rank == 0:
-        answers.put(found)
-    dist.barrier()
-    dist.destroy_process_group()
+    return {label: measure_backend(registry.create(label), world, precision) for label in labels}
 
 
 def measure_backend(backend: Any, world: Any, precision: str) -> dict[str, Any]:
@@ -113,11 +87,10 @@ def derived_bytes(rows: list[dict[str, Any]]) -> float:
 
 def steps(world_size: int, precision: str, labels: list[str]) -> dict[str, dict[str, Any]]:
     """Of each backend the derived bytes, and those of the steps in which no segment was sent twice."""
-    with tempfile.TemporaryDirectory() as folder:
-        found: dict[str, dict[str, Any]] = answer_of_ranks(
-            measure_strategies, world_size, precision, labels, folder, seconds=280
-        )
-    return found
+    work = partial(strategies, precision, labels)
+    with TemporaryDirectory() as folder:
+        found = on_ranks(work, world_size, Path(folder), 280, CONTRACT_FOLDER=folder)
+    return found[0]  # type: ignore[no-any-return]
 
 
 MODEL = "{hidden_size: 256, intermediate_size: 512, num_hidden_layers: 4, max_position_embeddings: 16}"

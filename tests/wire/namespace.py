@@ -85,24 +85,6 @@ def payload_of_calls(call: Callable[[], object], times: int) -> list[int]:
     return clean
 
 
-def answer_of_ranks(measure: Callable[..., None], world_size: int, *arguments: object, seconds: float) -> Any:
-    """What rank 0 puts into the queue that `measure(rank, world_size, *arguments, queue)` is given last."""
-    from tests.forkserver import context
-
-    server: Any = context()
-    queue = server.Queue()
-    ranks = [
-        server.Process(target=measure, args=(rank, world_size, *arguments, queue))
-        for rank in range(world_size)
-    ]
-    for process in ranks:
-        process.start()
-    answer = queue.get(timeout=seconds)
-    for process in ranks:
-        process.join()
-    return answer
-
-
 @cache
 def why_not() -> str | None:
     """Why no namespace can be had here; None if one can."""

@@ -11,45 +11,10 @@ from torch import nn
 from harness.backends.piece import Piece
 from harness.rank.live.update_audit import HeldTensor, UpdateAudit
 from harness.record import OddUpdatePart
+from tests.traps.families import HandWritten
 
 Spoil = Callable[[torch.optim.Optimizer], None]
 STEPS, ODD_STEP = 6, 3
-
-
-class Own(torch.optim.AdamW):
-    """AdamW by hand; each attribute is a way to get it wrong."""
-
-    inside = False
-    corrects = (True, True)
-    decays = 1.0
-    beta2: float | None = None
-    moves = True
-    forgets = False
-    ahead = False
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            beta2 = self.beta2 or beta2
-            for p in group["params"]:
-                state = self.state[p]
-                if not state:
-                    state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p)}
-                    state["exp_avg_sq"] = torch.zeros_like(p)
-                state["step"] += 1
-                state["exp_avg"].mul_(not self.forgets)
-                state["exp_avg"].lerp_(p.grad, 1 - beta1)
-                state["exp_avg_sq"].mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
-                first, second = state["exp_avg"], state["exp_avg_sq"]
-                first = torch.lerp(first, p.grad, 1 - beta1) if self.ahead else first
-                first = first / (1 - beta1 ** float(state["step"])) if self.corrects[0] else first
-                second = second / (1 - beta2 ** float(state["step"])) if self.corrects[1] else second
-                if not self.moves:
-                    continue
-                p.mul_(1 - group["lr"] * group["weight_decay"] * self.decays)
-                size = (second + group["eps"]).sqrt() if self.inside else second.sqrt() + group["eps"]
-                p.sub_(group["lr"] * first / size)
 
 
 def audited(
@@ -89,7 +54,7 @@ def audited(
     return audit.odd
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam, Own])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam, HandWritten])
 def test_sound_updates_are_not_odd(kind: type[torch.optim.Optimizer]) -> None:
     assert audited(kind) is None
 
@@ -143,7 +108,7 @@ def _remove(optimizer: torch.optim.Optimizer) -> None:
 @pytest.mark.parametrize(
     ("attributes", "named"),
     [
-        ({"inside": True}, ("eps-in-root", 1, None, None)),
+        ({"eps_in_root": True}, ("eps-in-root", 1, None, None)),
         ({"corrects": (False, False)}, ("bias-uncorrected", 1, None, None)),
         ({"corrects": (False, True)}, ("first-uncorrected", 1, None, None)),
         ({"corrects": (True, False)}, ("second-uncorrected", 1, None, None)),
@@ -157,7 +122,7 @@ def _remove(optimizer: torch.optim.Optimizer) -> None:
 def test_another_formula_or_constant_is_named(
     attributes: dict[str, object], named: tuple[object, ...]
 ) -> None:
-    found = audited(type("Wrong", (Own,), attributes))
+    found = audited(type("Wrong", (HandWritten,), attributes))
     assert (found.kind, found.step, found.given, found.due) == named
     assert found.parameters == []
 
