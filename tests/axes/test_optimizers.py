@@ -65,33 +65,10 @@ def test_a_backend_that_gives_all_groups_one_rate_is_named(matrix) -> None:
     assert "learning-rate-differs" in found, found
 
 
-@pytest.mark.parametrize(
-    ("groups", "reason"),
-    [
-        ("[{parameters: encoder.*, frozen: true}]", "'encoder.*' has no parameters: it matches none"),
-        ("[{parameters: '*', frozen: true}]", "every parameter is frozen"),
-        ("[{parameters: '*', learning_rate: 1.0}, {parameters: '*.bias', frozen: true}]", "matches none"),
-        ("[{parameters: '*'}]", "give `learning_rate`, `weight_decay` or `frozen: true`"),
-        ("[{pattern: '*'}]", "pattern"),
-    ],
-)  # fmt: skip
-def test_groups_without_effect_are_refused_before_a_run(groups, reason, tmp_path) -> None:
-    command = ["compare", "--set", f"optimizer.groups={groups}", "--runs", str(tmp_path)]
-    result = CliRunner().invoke(harness, command)
-    assert result.exit_code != 0
-    assert reason in result.output
-
-
 @pytest.mark.parametrize("label", first(["zero3", "fsdp"], ["zero1", "zero3", "fsdp"]))
 def test_an_estimate_has_the_states_of_a_run_and_a_peak_or_its_bounds(label, matrix) -> None:
     row = assert_estimated(label, [FROZEN], matrix)
     assert (row["peak_bytes"] is None) != (row["peak_bytes_between"] is None)
-
-
-@pytest.mark.parametrize("label", ["pp", "tp", "cp"])
-def test_strategies_whose_ranks_share_samples_are_unsupported(label) -> None:
-    job = load_experiment(None, [RATES]).job()
-    assert "optimizer.groups along" in why_refused(label, 2, job)
 
 
 FILE = Path(__file__).with_name("own_optimizer.py")
@@ -155,28 +132,27 @@ def test_fit_measures_without_a_prediction(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "reason"),
+    ("setting", "reason"),
     [
-        ("no_optimizer", "returned a str; return an optimizer of torch"),
-        ("of_some", "returned an optimizer of other tensors"),
-        ("absent", "the module has no 'absent'"),
+        ("groups=[{parameters: encoder.*, frozen: true}]", "'encoder.*' has no parameters: it matches none"),
+        ("groups=[{parameters: '*', frozen: true}]", "every parameter is frozen"),
+        ("groups=[{parameters: '*', learning_rate: 1.0}, {parameters: '*.bias', frozen: true}]",
+         "matches none"),
+        ("groups=[{parameters: '*'}]", "give `learning_rate`, `weight_decay` or `frozen: true`"),
+        ("groups=[{pattern: '*'}]", "pattern"),
+        (f"factory={FILE}:no_optimizer", "returned a str; return an optimizer of torch"),
+        (f"factory={FILE}:of_some", "returned an optimizer of other tensors"),
+        (f"factory={FILE}:absent", "the module has no 'absent'"),
     ],
-)
-def test_what_is_no_optimizer_of_the_job_is_refused_before_a_run(function, reason, tmp_path) -> None:
-    command = ["compare", "--set", f"optimizer.factory={FILE}:{function}", "--runs", str(tmp_path)]
-    result = CliRunner().invoke(harness, command)
+)  # fmt: skip
+def test_groups_without_effect_and_what_is_no_optimizer_are_refused_before_a_run(
+    setting: str, reason: str, tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(
+        harness, ["compare", "--set", f"optimizer.{setting}", "--runs", str(tmp_path)]
+    )
     assert result.exit_code == 1
     assert reason in " ".join(result.output.split())
-
-
-@pytest.mark.parametrize("label", ["zero0", "pp", "cp", "tp"])
-def test_strategies_that_take_no_optimizer_of_the_user_are_unsupported(label: str) -> None:
-    job = Job.model_validate({
-        "optimizer": {"factory": "own:lion"}, "training": {"precision": "bf16-mixed"}
-    })  # fmt: skip
-    assert why_refused(label, 2, job) is not None
-    in_fp32 = job.model_copy(update={"training": job.training.model_copy(update={"precision": "fp32"})})
-    assert (why_refused(label, 2, in_fp32) is None) == (label == "zero0")
 
 
 SHARDED = ("ddp", "zero2", "zero3", "fsdp1")
@@ -220,11 +196,29 @@ def test_an_estimate_has_the_momentum_of_a_run(label: str, matrix) -> None:
     assert_estimated(label, MOMENTUM, matrix)
 
 
-@pytest.mark.parametrize("label", ["pp", "cp", "tp", "autotp-zero1"])
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
-def test_strategies_that_were_not_held_to_the_reference_are_unsupported(kind: str, label: str) -> None:
-    job = Job.model_validate({"optimizer": {"kind": kind}})
-    assert "was not validated against the reference" in why_refused(label, 2, job)
+NOT_HELD = "was not validated against the reference"
+OWN_IN_BF16 = ["optimizer.factory=own:lion", "training.precision=bf16-mixed"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "labels", "reason"),
+    [
+        ([RATES], ("pp", "tp", "cp"), "optimizer.groups along"),
+        (OWN_IN_BF16, ("zero0", "pp", "cp", "tp"), ""),
+        (OWN_IN_BF16[:1], ("pp", "cp", "tp"), ""),
+        *(
+            ([f"optimizer.kind={kind}"], ("pp", "cp", "tp", "autotp-zero1"), NOT_HELD)
+            for kind in ("sgd", "adam")
+        ),
+    ],
+)
+def test_strategies_that_were_not_held_to_the_reference_are_unsupported(settings, labels, reason) -> None:
+    job = load_experiment(None, settings).job()
+    for label in labels:
+        refused = why_refused(label, 2, job)
+        assert refused is not None, label
+        assert reason in refused, label
+    assert why_refused("zero0", 2, load_experiment(None, OWN_IN_BF16[:1]).job()) is None
 
 
 @pytest.mark.parametrize(

@@ -52,13 +52,8 @@ def test_what_is_not_run_is_refused_with_its_reason(label: str) -> None:
 
 
 def of_version(version: str, accumulation_steps: int, label: str = "zero2") -> Record:
-    record = make_record(label=label)
-    return record.model_copy(
-        update={
-            "backend": record.backend.model_copy(update={"versions": {"deepspeed": version}}),
-            "world": record.world.model_copy(update={"accumulation_steps": accumulation_steps}),
-        }
-    )
+    backend, world = {"versions": {"deepspeed": version}}, {"accumulation_steps": accumulation_steps}
+    return make_record(label=label, backend=backend, world=world)
 
 
 @pytest.mark.parametrize(

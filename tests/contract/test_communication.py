@@ -27,7 +27,7 @@ from tests.contract.cases import GLOBAL_BATCH, LENGTH, Case
 from tests.contract.deeds import CASES
 from tests.contract.irregular import IRREGULAR, REFUSED, job_of
 from tests.contract.ranks import on_ranks
-from tests.records import make_record
+from tests.records import changed, make_record
 from tests.representatives import first
 
 pytestmark = pytest.mark.long(seconds=60)
@@ -71,21 +71,15 @@ def as_record(label: str, case: Case, ranks: Sequence[Any], job: Job | None = No
         replace(step, window="probed" if step.step == case.probed_step else "warmup") for step in record.steps
     ]
     mesh = registry.mesh_of(label, len(ranks))
-    world = record.world.model_copy(
-        update={
-            "accumulation_steps": case.accumulation_steps,
-            "preset": case.preset,
-            "micro_batch_size": GLOBAL_BATCH // mesh.data_size // case.accumulation_steps,
-            "dimensions": [DimensionPart(name=dimension, size=size) for dimension, size in mesh.sizes]
-            if mesh.shares_samples
-            else [],
-        }
-    )
-    job = job or record.job.model_copy(
-        update={"data": record.job.data.model_copy(update={"sequence_length": LENGTH})}
-    )
-    changes = {"steps": steps, "world": world, "model": ranks[0].model, "job": job}
-    return record.model_copy(update=changes)
+    dimensions = [DimensionPart(name=dimension, size=size) for dimension, size in mesh.sizes]
+    world = {
+        "accumulation_steps": case.accumulation_steps,
+        "preset": case.preset,
+        "micro_batch_size": GLOBAL_BATCH // mesh.data_size // case.accumulation_steps,
+        "dimensions": dimensions if mesh.shares_samples else [],
+    }
+    own = {"data": record.job.data.model_copy(update={"sequence_length": LENGTH})}
+    return changed(record, steps=steps, world=world, model=ranks[0].model, job=job or own)
 
 
 def counted(

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from harness.record import ErrorPart
-from harness.record.store import write_record
 from harness.safe_text import capped, capped_tail, described, encodable, harmless, redacted
 from harness.tell.report import write_report
-from tests.records import ENVIRONMENT, JOB, make_record
+from tests.records import ENVIRONMENT, JOB, saved
 
 
 @pytest.mark.parametrize(
@@ -202,14 +201,11 @@ def runs(tmp_path: Path) -> list[Path]:
     error = ErrorPart(kind="HTTPError", message=PLACES["message"], log_tail=PLACES["log"])
     paths = []
     for name, more in (("sound", {}), ("failed", {"status": "failed", "error": error})):
-        record = make_record(
-            run_id=name, label="ddp", job=job, environment=environment, command=command, **more
-        )
-        backend = record.backend.model_copy(
-            update={"native_config": {"wandb": {"password": PLACES["native configuration"]}}}
-        )
-        (tmp_path / "runs" / name).mkdir(parents=True)
-        paths.append(write_record(tmp_path / "runs" / name, record.model_copy(update={"backend": backend})))
+        path = saved(
+            tmp_path / "runs", name, label="ddp", job=job, environment=environment, command=command,
+            backend={"native_config": {"wandb": {"password": PLACES["native configuration"]}}}, **more,
+        )  # fmt: skip
+        paths.append(path)
     return paths
 
 

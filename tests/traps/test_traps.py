@@ -9,7 +9,7 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.judge.findings import timing
 from harness.rank.probes.time import accounted_seconds
-from tests.records import make_record, make_steps
+from tests.records import changed, make_record, make_steps
 from tests.representatives import cheap
 
 from .matrix import Matrix
@@ -70,8 +70,7 @@ def test_a_known_implementation_that_moves_other_bytes(
     """What should cross the wire is known of built-in backends only, so records are given their names."""
     tally["planted"][1] += 1
     planted = matrix.record(label, world_size, (ACCUMULATED,) if world_size == 2 else ())
-    backend = planted.backend.model_copy(update={"label": name, "name": name})
-    found = Comparison([planted.model_copy(update={"backend": backend})]).findings
+    found = Comparison([changed(planted, backend={"label": name, "name": name})]).findings
     (finding,) = [f for f in found if f.id == "communication-differs"]
     assert says in finding.message
     assert finding.backends == (name,)

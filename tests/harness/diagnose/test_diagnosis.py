@@ -30,7 +30,7 @@ from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.wording import Digest
 from harness.record import ObservationPart, ObservedPart, Record, ResumedPart
 from harness.record.store import write_record
-from tests.records import LOSSES, NORMS, changed, make_effective, make_record, make_steps
+from tests.records import LOSSES, NORMS, changed, make_effective, make_ranks, make_record, make_steps
 
 from .test_rerun import LIMITS, SKETCH, noise, scaled
 
@@ -83,16 +83,11 @@ def test_of_optimizer_constants_only_those_that_differ_are_shown() -> None:
 
 
 def test_ranks_that_end_with_different_weights_are_named() -> None:
-    other = run(label="ddp")
-    ranks = [
-        rank.model_copy(update={"final_digest": "a" if rank.rank == 0 else "b"})
-        for rank in other.record.ranks
-    ]
-    broken = LoadedRun(path=other.path, record=other.record.model_copy(update={"ranks": ranks}))
+    broken = run(label="ddp", ranks=make_ranks(2, final_digest=["a", "b"]))
     assert list(about_replicas(broken)) == [
         "ranks of ddp on 2 ranks end with different weights: rank 0 against rank 1"
     ]
-    assert not list(about_replicas(other))
+    assert not list(about_replicas(run(label="ddp")))
 
 
 def test_distances_are_told_beside_their_noise_a_loss_in_nats_and_a_norm_in_percent() -> None:
@@ -113,10 +108,7 @@ def test_another_training_is_named_by_field_with_digests_cut_short() -> None:
 def test_a_script_is_compared_by_its_record_alone() -> None:
     part = ObservationPart(command=["torchrun", "train.py"], frameworks=[], base="ddp")
     own, said = run(label="ddp"), []
-    script = LoadedRun(
-        path=Path("script.json"),
-        record=make_record(label="observed-ddp", job_id="another").model_copy(update={"observation": part}),
-    )
+    script = run(label="observed-ddp", job_id="another", observation=part)
     equal = diagnose((script, own), said.append)
     assert (equal.baseline, equal.clean, equal.verdict) == (own, True, None)
     apart = make_steps(losses=[loss + 0.5 * (step > 1) for step, loss in enumerate(LOSSES)])
@@ -156,12 +148,8 @@ def test_a_resumed_run_is_compared_by_true_steps_and_not_run_again(tmp_path: Pat
 def test_another_training_with_equal_figures_is_called_so() -> None:
     part = ObservationPart(command=["torchrun", "train.py"], frameworks=[], base="ddp")
     steps = make_steps(changes={2: {"learning_rate": 1.0}})
-    script = make_record(label="observed-ddp", job_id="another", steps=steps)
-    pair = (
-        run(label="ddp"),
-        LoadedRun(path=Path("s.json"), record=script.model_copy(update={"observation": part})),
-    )
-    assert diagnose(pair, lambda _: None).outcome == OTHER_TRAINING
+    script = run(label="observed-ddp", job_id="another", steps=steps, observation=part)
+    assert diagnose((run(label="ddp"), script), lambda _: None).outcome == OTHER_TRAINING
 
 
 def verdict(gradients: dict | None, updates: dict) -> StepVerdict:

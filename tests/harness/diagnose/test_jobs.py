@@ -45,12 +45,8 @@ def another(**changes: object) -> Record:
 
 def with_step(record: Record, step: int, **changes: object) -> Record:
     steps = list(record.steps)
-    steps[step] = type(steps[step])(**(vars_of(steps[step]) | changes))
+    steps[step] = replace(steps[step], **changes)
     return record.model_copy(update={"steps": steps})
-
-
-def vars_of(step: object) -> dict[str, object]:
-    return {name: getattr(step, name) for name in step.__dataclass_fields__}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -303,6 +299,6 @@ def test_a_rerun_finds_the_setting_that_makes_the_difference(tmp_path: Path) -> 
 
 def test_what_a_script_does_not_compute_in_a_step_is_not_said_to_be_not_finite() -> None:
     seen = ObservationPart(command=["python", "train.py"], frameworks=[])
-    script = another(training={"seed": 3}).model_copy(update={"observation": seen})
+    script = another(training={"seed": 3}, observation=seen)
     for name in ("loss", "gradient_norm"):
         assert not of(make_record(label="ddp"), with_step(script, 2, **{name: None})).partings

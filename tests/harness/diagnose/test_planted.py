@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from harness.cli import harness
 from harness.record import Record
+from tests.records import changed
 from tests.representatives import EXHAUSTIVE, cheap, first
 from tests.traps.matrix import Matrix
 
@@ -141,10 +142,10 @@ def test_the_defect_is_told_of_the_run_that_has_it_whatever_the_order(matrix) ->
 def test_a_run_of_several_nodes_is_rerun_on_one(matrix, tmp_path: Path) -> None:
     matrix.compare([], 2)
     record = matrix.record("planted-GradientsSummed", 2, ())
-    world = record.world.model_copy(update={"nodes": 2, "ranks_per_node": 1})
     moved = matrix.store.root / "moved"
     moved.mkdir()
-    (moved / "record.json").write_text(record.model_copy(update={"world": world}).model_dump_json())
+    nodes = changed(record, world={"nodes": 2, "ranks_per_node": 1})
+    (moved / "record.json").write_text(nodes.model_dump_json())
     reference = matrix.compare([], 2).rows[0].record
     _, said = diagnose(folder(matrix, reference), moved)
     assert "all gradients x 2.000" in text(said)

@@ -233,9 +233,7 @@ def test_a_loss_that_hangs_on_the_split_is_held_to_a_reference_with_it(tmp_path:
 
 
 def in_parts(label: str) -> Record:
-    record = make_record(label=label, run_id=label)
-    world = record.world.model_copy(update={"micro_batch_size": 4, "accumulation_steps": 2})
-    return record.model_copy(update={"world": world})
+    return make_record(label=label, run_id=label, world={"micro_batch_size": 4, "accumulation_steps": 2})
 
 
 def test_two_splits_and_random_parts_are_refused() -> None:
@@ -251,8 +249,7 @@ def test_two_splits_and_random_parts_are_refused() -> None:
 
 
 def placed(label: str = "ddp", **world) -> Record:
-    record = make_record(label=label)
-    return record.model_copy(update={"world": record.world.model_copy(update=world)})
+    return make_record(label=label, world=world)
 
 
 def test_more_ranks_than_this_machine_takes() -> None:
@@ -292,9 +289,8 @@ def test_noise_needs_another_split_and_at_low_precision_other_precisions() -> No
 
 def test_noise_of_cut_layers_is_measured_beside_it_at_low_precision() -> None:
     mixed = {"training": {"precision": "bf16-mixed"}}
-    record = make_record(label="tp", world_size=4, **mixed)
     dimensions = [DimensionPart(name="data", size=2), DimensionPart(name="tensor", size=2)]
-    cut = record.model_copy(update={"world": record.world.model_copy(update={"dimensions": dimensions})})
+    cut = make_record(label="tp", world_size=4, world={"dimensions": dimensions}, **mixed)
     assert reference_labels(None, [make_record(**mixed), cut])[4:] == ["single:partial_sums=2"]
 
 

@@ -251,7 +251,5 @@ def test_no_cell_runs_twice_on_gpus_unless_both_kinds_of_kernels_are_asked(
 def test_the_reference_is_cut_as_ranks_are_or_repeated_with_as_many_passes(
     split: SplitPart | None, samples: list[int]
 ) -> None:
-    reference = make_record(split=split)
-    world = reference.world.model_copy(update={"micro_batch_size": 8})
-    reference = reference.model_copy(update={"world": world})
+    reference = make_record(split=split, world={"micro_batch_size": 8})
     assert samples_of_cuts(reference, [reference, make_record(label="ddp")]) == samples

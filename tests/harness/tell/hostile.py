@@ -18,12 +18,12 @@ from harness.record import (
     RankPart,
     Record,
     WaitPart,
-    WorldPart,
 )
 from tests.records import (
     ENVIRONMENT,
     JOB,
     NORMS,
+    changed,
     make_communication,
     make_effective,
     make_record,
@@ -87,14 +87,9 @@ def hostile_records(name: str) -> list[Record]:
     shared = {"job": job, "environment": environment, "eval": evaluation, "steps": doubled}
     label = {"backend": part.model_copy(update={"label": f"fsdp:{name}", "name": name})}
     one_node = make_record(label="fsdp", world_size=4, run_id="third", **shared, **label)
-    one_node = one_node.model_copy(update={"ranks": [_traced(rank, name) for rank in one_node.ranks]})
-    two_nodes = one_node.model_copy(
-        update={
-            "run_id": name,
-            "world": _on_two_nodes(one_node.world),
-            "artifacts": [ArtifactPart(kind="trace", rank=1, path=name)],
-        }
-    )
+    one_node = changed(one_node, ranks=[_traced(rank, name) for rank in one_node.ranks])
+    artifacts = [ArtifactPart(kind="trace", rank=1, path=name)]
+    two_nodes = changed(one_node, run_id=name, world={"nodes": 2, "ranks_per_node": 2}, artifacts=artifacts)
     other = make_record(
         label="zero1", run_id="fifth", job=job | {"data": job["data"] | {"path": f"other {name}"}},
         job_id="f" * 12, initial_weights=make_weights("d" * 64), backend=part,
@@ -130,7 +125,3 @@ def _traced(rank: RankPart, name: str) -> RankPart:
         "overlap": [part], "checkpoints": [saved], "host": name, "device_name": name, "energy": energy
     }  # fmt: skip
     return rank.model_copy(update=shown)
-
-
-def _on_two_nodes(world: WorldPart) -> WorldPart:
-    return world.model_copy(update={"nodes": 2, "ranks_per_node": 2})

@@ -58,7 +58,6 @@ from tests.records import (
     LOSSES,
     NORMS,
     make_communication,
-    make_effective,
     make_model,
     make_record,
     make_steps,
@@ -371,9 +370,7 @@ def test_each_report_opens_with_the_answer_to_its_question_and_answers_no_other(
 
 
 def test_a_report_on_parity_names_the_cause_by_which_a_run_left_the_reference() -> None:
-    clipped = make_effective(gradient_clipping=None)
-    other = make_record(label="ddp")
-    other = other.model_copy(update={"backend": other.backend.model_copy(update={"effective": clipped})})
+    other = make_record(label="ddp", effective={"gradient_clipping": None})
     text = page("parity", make_record(), other, WRONG)["Cause of the difference"]
     assert text.startswith("zero1 on 2 ranks: all gradients x 2")
     assert "; cause: " in text

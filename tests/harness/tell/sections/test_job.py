@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from harness.tell.sections.job import (
 )
 from harness.tell.sections.parity import library_alone_section
 from tests.harness.tell.cells import blocks_in, lines_of, with_world
-from tests.records import ENVIRONMENT, make_record, published_comparison
+from tests.records import ENVIRONMENT, changed, make_record, published_comparison
 from tests.timed_records import processors, ranks, run
 
 
@@ -199,8 +198,7 @@ def test_difference_is_nested_and_names_what_is_gone() -> None:
 
 def test_a_backend_is_told_once_and_other_sizes_by_what_differs() -> None:
     two, four, eight = (make_record(label="ddp", world_size=size) for size in (2, 4, 8))
-    backend = four.backend.model_copy(update={"native_config": {"buckets": 4}})
-    four = four.model_copy(update={"backend": backend})
+    four = changed(four, backend={"native_config": {"buckets": 4}})
     (folded,) = blocks_in(configuration_section(Comparison([two, four, eight])), Folded)
     assert folded.title == "ddp, 2 ranks, 4 ranks, 8 ranks"
     whole, *rest = folded.blocks
@@ -252,7 +250,7 @@ def script(label: str, **unknown: str) -> Record:
         loss="what Lightning's training_step was given", unknown={"eval": "not read"} | unknown,
         notes=["2 of 9 steps had a batch of another size"],
     )  # fmt: skip
-    return make_record(label=label).model_copy(update={"observation": part})
+    return make_record(label=label, observation=part)
 
 
 def test_what_every_script_lacks_stands_in_one_line() -> None:
@@ -267,11 +265,7 @@ def test_what_every_script_lacks_stands_in_one_line() -> None:
 
 
 def told(label: str, **subjects: str):
-    record = make_record(label=label)
-    effective = record.backend.effective
-    assert effective is not None
-    effective = replace(effective, details={"library_alone": subjects})
-    return record.model_copy(update={"backend": record.backend.model_copy(update={"effective": effective})})
+    return make_record(label=label, effective={"details": {"library_alone": subjects}})
 
 
 def test_subjects_are_listed_once_with_the_cells_that_tell_them() -> None:

@@ -12,7 +12,7 @@ from harness.tell.sections.time import energy_section, overlap_section, time_sec
 from tests.harness.judge.findings.test_timing import billion, ranks, run
 from tests.harness.tell.cells import blocks_in, lines_of, with_world
 from tests.pipelines import make_pipeline
-from tests.records import make_effective, make_ranks, make_record
+from tests.records import changed, make_effective, make_ranks, make_record
 
 
 def line(section: Section | None, key: str, number: int = 0) -> dict[str, str]:
@@ -58,9 +58,7 @@ def test_on_a_cpu_utilisation_is_of_the_measured_peak_alone() -> None:
 
 def test_recomputation_raises_hardware_utilisation_only() -> None:
     plain = billion(0.2)
-    assert plain.model is not None
-    model = plain.model.model_copy(update={"activation_checkpointing": True})
-    again = plain.model_copy(update={"model": model})
+    again = changed(plain, model={"activation_checkpointing": True})
     without, recomputed = (line(time_section(Comparison([r])), "utilisation") for r in (plain, again))
     assert without["model_utilisation"] == recomputed["model_utilisation"]
     assert without["hardware_flops_per_second"] == without["model_flops_per_second"]
@@ -99,19 +97,14 @@ def test_a_run_without_timed_steps_has_no_times() -> None:
     assert time_section(Comparison([run(steps=[])])) is None
 
 
-def with_effective(record: Record, **changes: Any) -> Record:
-    backend = record.backend.model_copy(update={"effective": make_effective(**changes)})
-    return record.model_copy(update={"backend": backend})
-
-
 def traced(exposed: float, label: str = "ddp", device: str = "cpu", **details: Any) -> Record:
     part = OverlapPart(
         step=3, seconds=0.5, compute_seconds=0.3, communication_seconds=0.1, exposed_seconds=exposed,
         idle_seconds=0.2 - exposed,
         waits=[WaitPart(name="gloo:all_reduce", phase="backward", seconds=exposed)],
     )  # fmt: skip
-    record = run(label, ranks=[rank.model_copy(update={"overlap": [part]}) for rank in ranks()])
-    return with_effective(with_world(record, device=device), details=details)
+    traced = [rank.model_copy(update={"overlap": [part]}) for rank in ranks()]
+    return run(label, ranks=traced, world={"device": device}, effective={"details": details})
 
 
 def overlap(*records: Record) -> list[str]:
@@ -183,7 +176,8 @@ def test_on_the_cpu_nothing_is_claimed_of_the_prefetch_of_fsdp() -> None:
 def test_zero3_gathers_nothing_ahead_like_for_like() -> None:
     record = traced(0.1, "zero3")
     assert "Prefetch is off: the preset like-for-like" in said(record)
-    defaults = with_effective(with_world(record, preset="library-defaults"), prefetch="50000000 elements")
+    effective = make_effective(prefetch="50000000 elements")
+    defaults = changed(record, world={"preset": "library-defaults"}, backend={"effective": effective})
     assert said(defaults).endswith("Prefetch does not help (in force: up to 50000000 elements ahead).")
 
 
@@ -200,8 +194,8 @@ USD = Price(amount=2.5, currency="USD")
 
 def record(price: Price | None = None, **energy: object) -> Record:
     part = EnergyPart(seconds=2.0, **energy)  # type: ignore[arg-type]
-    ranks = [rank.model_copy(update={"energy": part}) for rank in make_ranks(2)]
-    return with_world(make_record(label="ddp", ranks=ranks, price_per_gpu_hour=price), device="cuda")
+    ranks, world = make_ranks(2, energy=part), {"device": "cuda"}
+    return make_record(label="ddp", ranks=ranks, price_per_gpu_hour=price, world=world)
 
 
 def parts(one: Record) -> tuple[Table, str]:
