@@ -247,6 +247,8 @@ def stale_weights(row: JudgedRun) -> Iterator[Finding]:
         yield found("weights-in-use-stale", row.cell, stale, moments=stale)
 
 
+SAME_RATE = 1e-3
+"""Relative. How far a rate that is read from fp32 weights may lie from the one that moved them."""
 LOW_BITS = {8.0: "bfloat16", 11.0: "float16"}
 """Dtypes by their significant bits."""
 
@@ -266,8 +268,13 @@ def odd_updates(row: JudgedRun) -> Iterator[Finding]:
     }  # fmt: skip
     alone = len(ranks) < row.record.world.world_size
     low = LOW_BITS.get(first.given or 0.0)
-    places = where(row.record, values["parameters"])
-    yield found("update-altered", row.cell, values, first.kind, alone=alone, low=low, places=places)
+    rates = {step.step: step.learning_rate for step in row.record.steps}
+    used, before = (first.given or 0.0) * rates.get(first.step, 0.0), rates.get(first.step - 1, 0.0)
+    yield found(
+        "update-altered", row.cell, values, first.kind, alone=alone, low=low,
+        places=where(row.record, values["parameters"]),
+        late=first.kind == "factor" and math.isclose(used, before, rel_tol=SAME_RATE),
+    )  # fmt: skip
 
 
 ONE_OF_THE_MODEL = ("loss", "norm", MEAN_NORM, "update", "weights")

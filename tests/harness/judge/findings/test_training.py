@@ -306,6 +306,12 @@ def test_a_dtype_is_named_by_its_bits() -> None:
     assert message.endswith("moments are rounded to bfloat16")
 
 
+@pytest.mark.parametrize(("factor", "late"), [(1.5, True), (1.51, False), (0.5, False)])
+def test_a_rate_that_is_a_step_late_is_named(factor: float, late: bool) -> None:
+    (message,) = altered(updating(odd("factor", given=factor, due=1.0)))
+    assert ("as with the rate of the step before" in message) is late
+
+
 def test_what_the_reference_does_too_is_no_finding() -> None:
     both = odd("weights")
     assert altered(updating(both), updating(both, label="single")) == []
