@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
-from torch import Tensor
 
 from benchmarks.measuring import progress
 from harness.backends.base import BackendOptions, SetupContext
 from harness.backends.ddp import DdpBackend
 from harness.backends.fsdp.fsdp2 import Fsdp2Backend
+from harness.backends.injected_faults import Spoiled, scale_loss
 from harness.judge.distance import norm_changes, norms_by_step, standard_error
 from harness.judge.rows import JudgedRun
 from tests.made_once import MadeOnce
 from tests.plugins import register
-from tests.traps.adapters import Spoiled
 from tests.traps.families import Stage3
 from tests.traps.matrix import UNTRACED, Matrix, planted_matrix
 
@@ -45,13 +44,8 @@ class Factor(Spoiled):
         self._factor = 1 + int((options.row or "e0")[1:]) * UNIT
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine.backward
-
-        def backward(loss: Tensor, *, last_micro_step: bool) -> None:
-            original(loss * self._factor, last_micro_step=last_micro_step)
-
         if context.world.rank == context.world.world_size - 1:
-            engine.backward = backward
+            scale_loss(engine, self._factor)
 
 
 class Ddp(Factor, DdpBackend): ...

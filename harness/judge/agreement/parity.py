@@ -127,7 +127,7 @@ class NormShift:
     mean: float
     """Of the steps' differences, relative; below 0: the run's norms are smaller."""
     first: float
-    """The first step's."""
+    """Of the first two, before weights part."""
     allowed: float
     steps: int
 
@@ -140,7 +140,7 @@ of 649 sound runs of published records, over 6 to 40 steps, lie 4.3 from 0 at mo
 BIAS_FACTOR = 3.0
 """Times the mean of another order of sums, which another backend's order may reach: of these it was 2.6."""
 SINCE_THE_FIRST = 0.5
-"""Of a mean shift: a factor changes the first norm as much, where weights are still equal."""
+"""Of a mean shift: a factor changes the first norms as much, where weights are still about equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ class Noise:
         allowed = max(BIAS_FACTOR * max(bias, UNIT_ROUNDOFF["fp32"]), _least_chance(count) * error)
         mean = float(changes.mean())
         return NormShift(
-            label=label, mean=mean, allowed=allowed, steps=len(changes), first=float(changes[0])
+            label=label, mean=mean, allowed=allowed, steps=len(changes), first=float(changes[:2].mean())
         )  # fmt: skip
 
     def norm_shift(self, record: Record) -> NormShift | None:

@@ -262,9 +262,10 @@ def odd_updates(row: JudgedRun) -> Iterator[Finding]:
     ranks = [rank for rank, part in odd.items() if part.step == first.step]
     if len({odd[rank].kind for rank in ranks}) > 1:
         first = OddUpdatePart(step=first.step, kind="weights")
+    names = list(dict.fromkeys(name for rank in ranks for name in odd[rank].parameters))
     values = {
         "step": first.step, "ranks": ranks, "kind": first.kind, "given": first.given, "due": first.due,
-        "parameters": list(dict.fromkeys(name for rank in ranks for name in odd[rank].parameters)),
+        "parameters": names,
     }  # fmt: skip
     alone = len(ranks) < row.record.world.world_size
     low = LOW_BITS.get(first.given or 0.0)
@@ -272,7 +273,7 @@ def odd_updates(row: JudgedRun) -> Iterator[Finding]:
     used, before = (first.given or 0.0) * rates.get(first.step, 0.0), rates.get(first.step - 1, 0.0)
     yield found(
         "update-altered", row.cell, values, first.kind, alone=alone, low=low,
-        places=where(row.record, values["parameters"]),
+        places=where(row.record, names),
         late=first.kind == "factor" and math.isclose(used, before, rel_tol=SAME_RATE),
     )  # fmt: skip
 
