@@ -94,7 +94,7 @@ def derived_states(record: Record, rank: int) -> ModelStates | None:
         seen = [name.rpartition(".")[2] for name in effective.optimizer.split(" and ")]
         amsgrad = any(group.get("amsgrad") for group in effective.optimizer_groups or ())
         if amsgrad or any(name not in ADAM_CLASSES for name in seen):
-            others = [term for term in form.terms if term.kind != "optimizer"]
+            others = tuple(term for term in form.terms if term.kind != "optimizer")
             return replace(form, terms=others, unknown=OWN_STATES)
     return form
 

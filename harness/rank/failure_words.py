@@ -129,7 +129,8 @@ def _layer(error: BaseException) -> str:
     """The innermost module of the model in whose forward pass it was raised, of those that hold weights."""
     names = {id(module): name for name, module in _live_modules()}
     within = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    layers = [one for one in within if id(one) in names and any(True for _ in one.parameters(recurse=False))]
+    modules = [one for one in within if isinstance(one, nn.Module) and id(one) in names]
+    layers = [one for one in modules if any(True for _ in one.parameters(recurse=False))]
     return f"module '{names[id(layers[-1])]}'" if layers and names[id(layers[-1])] else "a layer"
 
 

@@ -200,7 +200,7 @@ def same_training(comparison: Comparison) -> str:
     answer = "same_no" if off else "same_not_shown" if widest >= 1 else None
     head = phrase(answer or ("same_assumed" if is_assumed else "same_yes"))
     if cut := [group for group in agree if group.at_once]:
-        samples = " or ".join(map(str, sorted({group.at_once for group in cut})))
+        samples = " or ".join(map(str, sorted({group.at_once or 0 for group in cut})))
         which = phrase("same_at_once_of", cells=_cells(cut)) if len(cut) < len(agree) else ""
         head = phrase("same_at_once", answer=head, samples=samples, which=which)
     of = {"agree": len(agree), "judged": len(judged), "facts": ", ".join(facts)}
