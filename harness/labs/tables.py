@@ -133,6 +133,9 @@ class LabRow:
     base: CellRuns
     """What factors are of: the first cell, of its strategy where the rows are curves."""
 
+    is_alone: bool = False
+    """Whether its strategy ran on this number of ranks only, and not on one."""
+
     def value(self, figure: Figure) -> Any:
         """A figure, or a text; None: not measured."""
         key = figure.figure
@@ -143,7 +146,7 @@ class LabRow:
         return OWN[key](self) if key in OWN else self.cell.figures[key]
 
     def base_value(self, figure: Figure) -> Any:
-        return LabRow(name="", cell=self.base, base=self.base).value(figure)
+        return None if self.is_alone else LabRow(name="", cell=self.base, base=self.base).value(figure)
 
 
 def text_of(figure: Figure | None, value: Callable[[Figure], Any], base: Callable[[Figure], Any]) -> str:
@@ -249,7 +252,16 @@ def _rows(kind: str, found: Sequence[CellRuns]) -> list[LabRow]:
         case _:
             named = [(cell.label, cell) for cell in (rest if kind == "strategies" else found)]
     bases = dict(reversed(named)) if kind == "curves" else {}
-    return [LabRow(name=name, cell=cell, base=bases.get(name, named[0][1])) for name, cell in named]
+    names = [name for name, _ in named]
+    return [
+        LabRow(
+            name=name,
+            cell=cell,
+            base=bases.get(name, named[0][1]),
+            is_alone=name in bases and names.count(name) == 1 and cell.record.world.world_size > 1,
+        )
+        for name, cell in named
+    ]
 
 
 def _setup(cell: CellRuns, several: bool) -> str:

@@ -116,11 +116,14 @@ def test_the_public_speed_up_of_cinecas_deck_is_the_quotient_of_its_times() -> N
         make_record(label="fsdp1", world_size=ranks, steps=make_steps(seconds=seconds / 4))
         for ranks, seconds in ((1, 3670), (2, 1821))
     ]
+    records.append(make_record(label="zero3", world_size=2, steps=make_steps(seconds=1000)))
     (table,) = fill(find_lab("llama-finetuning"), records)
     assert [(row["Training time (s)"], row["Speed-up"]) for row in columns(table)] == [
         ("3,670.00", "1.00"),
         ("1,821.00", "2.02"),
+        ("4,000.00", "n/a"),  # it is no speed-up over itself
     ]
+    assert any("fewest GPUs" in note for note in table.notes)
 
 
 def test_what_was_not_measured_is_not_available_with_the_reason() -> None:
