@@ -335,6 +335,12 @@ def empty_group(row: JudgedRun) -> Iterator[Finding]:
         return
     counts = [group.get("tensors") for group in seen.optimizer_groups]
     empty = [place for place, count in enumerate(counts) if count == 0]
+    if (
+        record.layout is not None
+    ):  # without vectors that train, as with LoRA, a group of them is rightly empty
+        frozen = set(record.layout.frozen)
+        if all(len(one.shape) > 1 for one in record.layout.parameters if one.name not in frozen):
+            empty = [place for place in empty if seen.optimizer_groups[place].get("weight_decay")]
     if empty:
         yield found("empty-group", row.cell, {"empty": empty, "tensors": counts})
 

@@ -259,6 +259,17 @@ def test_batches_that_come_again_are_a_finding_if_their_sampler_shuffles(
     assert len(told([record], "epochs-alike")) == count
 
 
+def test_a_group_without_decay_is_rightly_empty_where_only_matrices_train() -> None:
+    def kinds(bias: list[str], decay: float) -> list[str]:
+        parts = [TensorPart(name=name, shape=[4, 4][: 1 + (name == "a")], dtype="float32") for name in "ab"]
+        layout = LayoutPart(parameters=parts, decaying=["a"], frozen=bias, buffers=[], blocks=[])
+        groups = [GROUP | {"weight_decay": 0.1}, GROUP | {"tensors": 0, "weight_decay": decay}]
+        return [*of_script(script(optimizer_groups=groups).model_copy(update={"layout": layout}))]
+
+    assert kinds(["b"], 0.0) == []
+    assert kinds([], 0.0) == kinds(["b"], 0.1) == ["empty-group"]
+
+
 def test_wrapped_ranks_that_move_nothing_are_alone_too() -> None:
     for base in ("ddp", None):
         text = of_script(script(base=base, bytes_moved=False))["ranks-alone"]
