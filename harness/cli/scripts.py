@@ -15,6 +15,7 @@ from harness.backends import registry
 from harness.cli.options import command_line
 from harness.cli.output import View
 from harness.errors import HarnessError
+from harness.exported.folder import exported_strategy
 from harness.exported.scripts import VARIABLES, accelerate_launch, strategy_name, variables, why_not
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment, MeasureSection
@@ -47,6 +48,12 @@ class ScriptCell:
     job_id: str
     """'' until a row has trained."""
     world_size: int
+    is_moved: bool = False
+    """Whether it only measures what rounding changes."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.backend}, moved" if self.is_moved else self.backend
 
 
 @dataclass(kw_only=True)
@@ -70,18 +77,25 @@ class Scripts:
     base: Record | None = None
 
     def plan(self, rounds: int) -> list[ScriptCell]:
-        """In rounds; every second one has the rows behind the base in reverse, as other comparisons."""
+        """In rounds; every second one has the rows behind the base in reverse, as other comparisons.
+
+        The base runs once more, its weights moved to the next number: that measures rounding. ZeRO, which
+        keeps weights of its own, is not moved.
+        """
         names = list(self.rows)
         cells = []
         for repeat in range(rounds):
             order = names if repeat % 2 == 0 else [*names[:1], *names[:0:-1]]
             cells += [self._cell(name, repeat) for name in order]
+        is_zero = self.is_given and exported_strategy(names[0]).zero_stage is not None
+        if self.experiment.compare.noise_runs and len(names) > 1 and not is_zero:
+            cells.insert(1, self._cell(names[0], 0, is_moved=True))
         return cells
 
-    def _cell(self, name: str, repeat: int) -> ScriptCell:
+    def _cell(self, name: str, repeat: int, *, is_moved: bool = False) -> ScriptCell:
         words = self.rows[name]
         parts = {
-            "row": name,
+            "row": [name, is_moved],
             "words": words,
             "files": files_of(words),
             "given": [self.world_size, self.device, self.experiment.runtime.preset]
@@ -96,7 +110,7 @@ class Scripts:
         return ScriptCell(
             backend=name, words=words, repeat=repeat,
             key=hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16],
-            job_id=self.base.job_id if self.base else "", world_size=self.world_size,
+            job_id=self.base.job_id if self.base else "", world_size=self.world_size, is_moved=is_moved,
         )  # fmt: skip
 
     def records(self, cells: Sequence[ScriptCell], known: Mapping[str, Record]) -> list[Record]:
@@ -115,11 +129,12 @@ class Scripts:
                 self.base = self.base or record
         done: dict[str, Record] = {}
         for number, cell in enumerate(cells, 1):
-            self.view.say(f"{number} of {len(cells)}: {cell.backend}, round {cell.repeat + 1}")
+            what = "weights moved by a unit" if cell.is_moved else f"round {cell.repeat + 1}"
+            self.view.say(f"{number} of {len(cells)}: {cell.backend}, {what}")
             record = self._run(cell)
             done[cell.key] = record
             self.files[id(record)] = self.store.record_path(record)
-            if record.status == "ok":
+            if record.status == "ok" and not cell.is_moved:
                 self.base = self.base or record
             self.interrupted = record.was_interrupted
             steps = counted(len(record.steps), "step")
@@ -132,11 +147,12 @@ class Scripts:
     def _run(self, cell: ScriptCell) -> Record:
         base, device, size = self.base, self.device, self.world_size
         row = ScriptRow(
-            label=cell.backend,
+            label=cell.label,
             key=cell.key,
             repeat=cell.repeat,
             job_id=base.job_id if base else None,
             judged_by=next(iter(self.rows)),
+            is_moved=cell.is_moved,
         )
         launch = RowLaunch(script=cell.words, world_size=size, device=device, base=base)
         if self.is_given:
@@ -191,7 +207,7 @@ def plan_lines(cells: Sequence[ScriptCell], known: Mapping[str, Record], view: V
     """What would run, row by row."""
     rows = [
         [
-            cell.backend,
+            cell.label,
             str(cell.repeat),
             known[cell.key].run_id if cell.key in known else "none",
             shlex.join(cell.words),

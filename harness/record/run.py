@@ -591,6 +591,9 @@ class ObservationPart(Part):
     backward_ratio: float | None = None
     """What backward() got in a step over the mean of its micro-steps' losses, if it is the same in all steps:
     1 where gradients are those of the mean; None: not known, or a step has one micro-step."""
+    is_moved: bool = Field(False, exclude_if=lambda value: not value)
+    """Whether every weight was moved to the next number before the first step: what then differs is what
+    rounding alone may change."""
     has_form: bool = True
     """False: after its first step the script did what closed forms do not know, as `notes` says."""
     notes: list[str] = []

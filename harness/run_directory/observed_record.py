@@ -141,6 +141,8 @@ class ScriptRow(Stored):
     """Of the first row that trained: rows are one job, whatever their strategies show; None: its own."""
     judged_by: str | None = None
     """Label of the row that the others are judged by."""
+    is_moved: bool = False
+    """Whether every weight is moved to the next number before the first step."""
     preset: str = "library-defaults"
     strategy: str | None = None
     """The built-in backend that the script was told to train under; None: it decides itself."""
@@ -231,6 +233,7 @@ def assemble_observed(
                 ],
                 "notes": [*seen.observation.notes, *(uneven if status == "ok" else [])],
                 "judged_by": row.judged_by,
+                "is_moved": row.is_moved,
             }
         ),
     )
@@ -265,7 +268,9 @@ def record_of_no_training(
         **known, status=status, cell=row.key, repeat=row.repeat, environment=environment(),
         job=base.job if base else seen_job({}), job_id=row.job_id or row.key[:12],
         world=base.world if base else world, backend=BackendPart(label=row.label, name=name),
-        observation=ObservationPart(command=request.observed, frameworks=[]),
+        observation=ObservationPart(
+            command=request.observed, frameworks=[], judged_by=row.judged_by, is_moved=row.is_moved
+        ),
         **why,
     )  # fmt: skip
 

@@ -38,6 +38,9 @@ def test_a_script_as_it_is_trains_alike_under_each_strategy(journey: Journey, sc
         assert row["parity"] == ("exact" if name == "ddp" else "tight")
     assert {finding["id"] for finding in document["findings"]} <= OF_THE_MACHINE
     records = {record.backend.label: record for record in journey.records()}
+    (noise,) = document["noise"].values()
+    assert noise["levels"][0]["repetitions"] == ["ddp, moved"]
+    assert 0 < noise["levels"][0]["seen"]["loss"] < 1e-5
     assert records["ddp"].observation is not None
     assert {record.job_id for record in records.values()} == {records["ddp"].job_id}
     for name in rows.keys() - {"fsdp", "fsdp1"}:
@@ -65,25 +68,26 @@ def test_a_script_that_takes_no_strategy_is_no_row_of_it(journey: Journey) -> No
 
 def test_scripts_by_name_are_rows_and_a_failure_ends_its_row_only(journey: Journey) -> None:
     make_job(journey.folder)
-    sleeps = journey.folder / "sleeps.py"
-    sleeps.write_text(
-        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nimport torch\ntime.sleep(600)\n"
-    )
     commands = {
         "a": f"{sys.executable} {PLAIN} --bare",
         "fails": f"{sys.executable} -c \"import torch; raise ValueError('no such column')\"",
-        "sleeps": f"{sys.executable} {sleeps}",
         "b": f"{sys.executable} {PLAIN} --bare",
     }
     scripts = [word for name, command in commands.items() for word in ("--script", f"{name}={command}")]
-    limit = ("--set", "runtime.timeout_seconds=20")
-    document = json.loads(journey.harness("compare", "--json", *limit, *scripts, **VARIABLES).stdout)
+    document = json.loads(journey.harness("compare", "--json", *scripts, **VARIABLES).stdout)
     rows = {row["backend"]: row for row in document["rows"]}
-    assert {name: row["status"] for name, row in rows.items()} == {
-        "a": "ok", "fails": "failed", "sleeps": "timeout", "b": "ok",
-    }  # fmt: skip
+    assert {name: row["status"] for name, row in rows.items()} == {"a": "ok", "fails": "failed", "b": "ok"}
     assert rows["a"]["parity"] == "exact"
     assert rows["b"]["max_loss_difference"] == 0
     assert rows["fails"]["reason"].endswith("no process of the script trained: ValueError: no such column")
-    assert "runtime.timeout_seconds=20" in rows["sleeps"]["reason"]
     assert all(Path(path).exists() for path in document["records"])
+
+
+def test_a_script_that_hangs_and_ignores_signals_ends_its_row(journey: Journey) -> None:
+    (journey.folder / "sleeps.py").write_text(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)\n"
+    )
+    words = ("--set", "runtime.timeout_seconds=2", "--script", f"a={sys.executable} sleeps.py")
+    (row,) = json.loads(journey.harness("compare", "--json", *words, **VARIABLES).stdout)["rows"]
+    assert (row["status"], row["backend"]) == ("timeout", "a")
+    assert "runtime.timeout_seconds=2" in row["reason"]

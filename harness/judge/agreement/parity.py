@@ -334,7 +334,9 @@ def is_repetition(record: Record) -> bool:
 
 
 def is_variant(record: Record) -> bool:
-    """Whether a run is the reference with another split or precision."""
+    """Whether a run is the reference with another split or precision, or a script's with moved weights."""
+    if record.observation is not None and record.observation.is_moved:
+        return True
     options = record.backend.options.values()
     return record.backend.name == REFERENCE and any(value is not None for value in options)
 

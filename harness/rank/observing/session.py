@@ -64,6 +64,17 @@ def trains(root: nn.Module) -> bool:
     return torch.is_grad_enabled() and any(module.training for module in root.modules())
 
 
+def _move(root: nn.Module) -> None:
+    """Move every weight that trains to a number next to it, above and below by turns."""
+    with torch.no_grad():
+        for parameter in root.parameters():
+            weight = getattr(parameter, "_local_tensor", parameter)  # of a DTensor
+            if parameter.requires_grad and weight.is_floating_point():
+                places = torch.arange(weight.numel(), device=weight.device).view_as(weight)
+                towards = torch.where(places % 2 == 0, torch.inf, -torch.inf).to(weight.dtype)
+                weight.copy_(torch.nextafter(weight, towards))
+
+
 class Probing(ProbedSteps):
     """Counts in the probed steps and until the first step begins; silent otherwise."""
 
@@ -235,6 +246,8 @@ class Session:
                 self.probing.before_forward()
             if id(root) not in self._causal:
                 self._causal[id(root)] = is_causal(root)
+                if self.request.row is not None and self.request.row.is_moved and not self.seen.steps:
+                    _move(root)
             batch = MicroBatch.of(arguments, named, causal=self._causal[id(root)])
             if batch is not None:
                 step.batches.append(batch)

@@ -48,11 +48,12 @@ def test_the_base_is_first_and_every_second_round_is_reversed(tmp_path: Path) ->
             rows=rows, is_given=True, world_size=2, device="cpu", experiment=load_experiment(None, ()),
             store=Store(tmp_path), view=View(), files={},
         )  # fmt: skip
-        return [(cell.backend, cell.key) for cell in made.plan(2)]
+        return [(cell.label, cell.key) for cell in made.plan(2)]
 
     before = cells()
-    assert [name for name, _ in before] == ["ddp", "zero2", "fsdp", "ddp", "fsdp", "zero2"]
-    assert len({key for _, key in before}) == 6
+    moved = ["ddp", "ddp, moved"]
+    assert [name for name, _ in before] == [*moved, "zero2", "fsdp", "ddp", "fsdp", "zero2"]
+    assert len({key for _, key in before}) == 7
     assert cells() == before
     script.write_text("print(2)")
     assert not {key for _, key in cells()} & {key for _, key in before}
