@@ -411,6 +411,7 @@ class Session:
                 self._close(self._step)
             elif self._step.ended is None:
                 self._enter(None)
+                self._since = time.perf_counter()  # DeepSpeed's step after each micro-step is no fetching
 
     @property
     def _evaluates_again(self) -> bool:
