@@ -90,8 +90,8 @@ def read_deepspeed(document: Mapping[str, Any], refusals: Refusals) -> Imported 
     sections = SECTIONS["deepspeed"]
     keys = with_defaults(KEYS["deepspeed"], defaults)
     if alike(zero.get("reduce_scatter", True), False):
-        for key in SCALING:
-            keys[key] = replace(keys[key], at=None)
+        for name in SCALING:
+            keys[name] = replace(keys[name], at=None)
     if alike(document.get("prescale_gradients", False), True):
         keys["gradient_predivide_factor"] = DIVIDES_BEFORE
     for name in ("fp16", "bf16", "bfloat16"):
