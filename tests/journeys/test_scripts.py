@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -80,7 +79,7 @@ def test_scripts_by_name_are_rows_and_a_failure_ends_its_row_only(journey: Journ
     assert rows["a"]["parity"] == "exact"
     assert rows["b"]["max_loss_difference"] == 0
     assert rows["fails"]["reason"].endswith("no process of the script trained: ValueError: no such column")
-    assert all(Path(path).exists() for path in document["records"])
+    assert all((journey.folder / path).exists() for path in document["records"])
 
 
 def test_a_script_that_hangs_and_ignores_signals_ends_its_row(journey: Journey) -> None:
