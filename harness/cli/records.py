@@ -235,8 +235,8 @@ def _observed(record: Record, observation: ObservationPart) -> Iterator[tuple[st
     yield "loss", observation.loss or "n/a"
     for (by, op), size in between_steps(record).items():
         yield "between steps", f"{op} of {size:,.0f} bytes a step by {by.replace('__main__', 'the script')}"
-    if size := kinds_at(record, "after_backward").get("other_models"):
-        yield "other models", f"{megabytes(size)} MB of weights on a rank"
+    if others := kinds_at(record, "after_backward").get("other_models"):
+        yield "other models", f"{megabytes(others)} MB of weights on a rank"
     for note in observation.notes:
         yield "note", note
     for name, why in observation.unknown.items():

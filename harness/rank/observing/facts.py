@@ -210,12 +210,10 @@ def recognise(
     return _single(root, optimizers, context)
 
 
-SHARDED: dict[type[nn.Module], type[TorchEngine]] = {
-    FullyShardedDataParallel: Fsdp1Engine, FSDPModule: Fsdp2Engine
-}  # fmt: skip
+SHARDED: dict[type, type[TorchEngine]] = {FullyShardedDataParallel: Fsdp1Engine, FSDPModule: Fsdp2Engine}
 
 
-def sharded_by(root: nn.Module) -> type[nn.Module] | None:
+def sharded_by(root: nn.Module) -> type | None:
     """FSDP1's or FSDP2's class of units, if a module has any."""
     return next((kind for kind in SHARDED if any(isinstance(one, kind) for one in root.modules())), None)
 
