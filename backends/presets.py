@@ -71,7 +71,8 @@ BF16_OPTIMIZER = "stage 1 then takes DeepSpeed's BF16_Optimizer, which no row ha
 
 def takes_bf16_optimizer(stage: int, precision: str, accumulated: str, offload: str) -> bool:
     """DeepSpeed 0.19.8, `runtime/engine.py`, `_do_optimizer_sanity_check`."""
-    return (stage, precision, accumulated, offload) == (1, "bf16-mixed", "fp32", "none")
+    is_bf16 = precision in ("bf16", "bf16-mixed")
+    return is_bf16 and (stage, accumulated, offload) == (1, "fp32", "none")
 
 
 def ddp_changes(preset: Preset) -> list[PresetChange]:

@@ -58,7 +58,7 @@ def zero_config(
     if (accumulated := options.grad_accum_dtype) is not None:
         compute = context.precision.removesuffix("-mixed")
         if stage == 0 and accumulated != compute:
-            raise Unsupported(f"DeepSpeed's stage 0 adds gradients up in {compute} only; use stages 1 to 3")
+            raise Unsupported(f"DeepSpeed's stage 0 adds gradients up in {compute} only; use stage 2 or 3")
         if takes_bf16_optimizer(stage, context.precision, accumulated, options.offload):
             raise Unsupported(f"grad_accum_dtype={accumulated}: {BF16_OPTIMIZER}")
         config[DATA_TYPES] = {"grad_accum_dtype": accumulated}

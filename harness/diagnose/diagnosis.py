@@ -386,7 +386,7 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
                 sides = parted[0].between("in its record", "when run again")
                 explanation.append(
                     f"not reproduced here: {run.name}, {parted[0].figure} {parted[0].when}: {sides}; "
-                    "environment, imported files, versions or machine were others"
+                    "environment, imported files, versions or machine differ"
                 )
         recorded = find_partings(left, right, limits)
         explanation += sentences(

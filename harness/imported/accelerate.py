@@ -183,7 +183,8 @@ def _parallel(
 def _fsdp(section: Mapping[str, Any], version: int, refusals: Refusals) -> Imported:
     where = "fsdp_config."
     if section.get(LOADS, True) and not section.get(SYNCS, True):
-        why = f"Accelerate itself refuses it with {LOADS}, which is true by default; give both or none"
+        why = f"Accelerate itself refuses it with {LOADS}, which is true by default"
+        why += "; set it to true, or both to false"
         refusals.add(f"{where}{SYNCS}", section[SYNCS], why)
     if version == 2 and str(kind := section.get("fsdp_state_dict_type", "")).upper() == "LOCAL_STATE_DICT":
         refusals.add(f"{where}fsdp_state_dict_type", kind, "Accelerate itself refuses it with fsdp_version 2")

@@ -76,13 +76,13 @@ def read_deepspeed(document: Mapping[str, Any], refusals: Refusals) -> Imported 
         return None
     stage = refusals.choose(f"{ZERO}.stage", zero.get("stage", 0), range(4), "give 0, 1, 2 or 3")
     defaults = deepspeed_values(stage)
-    given = {key: at(document, key) for key in PRECISION_KEYS}
+    given = {key: at(document, key) for key in (*PRECISION_KEYS, *PURE_BF16_KEYS)}
     try:
         precision = _precision(document)
     except ValueError as error:
         refusals.add("bf16 and fp16", {key: value for key, value in given.items() if value}, str(error))
         precision = AUTO
-    together = dict.fromkeys((*PRECISION_KEYS, *PURE_BF16_KEYS), precision)
+    together = dict.fromkeys(given, precision)
     # 'auto' of one key stays the job's, whatever the other says, unless that one decides.
     together |= {key: AUTO for key, value in given.items() if value == AUTO}
     together |= dict.fromkeys(OPTIMIZER_KEYS, _optimizer_kind(document, refusals))
@@ -94,8 +94,8 @@ def read_deepspeed(document: Mapping[str, Any], refusals: Refusals) -> Imported 
             keys[name] = replace(keys[name], at=None)
     if alike(document.get("prescale_gradients", False), True):
         keys["gradient_predivide_factor"] = DIVIDES_BEFORE
-    for name in ("fp16", "bf16", "bfloat16"):
-        if precision != AUTO and not precision.startswith(name.removesuffix("loat16")):
+    for name, begins in {"fp16": "fp16", "bf16": "bf16", "bfloat16": "bf16"}.items():
+        if precision != AUTO and not precision.startswith(begins):
             off = Rule(kind="not_used", target=f"{name} is off")
             idle = [key for key, rule in keys.items() if key.startswith(f"{name}.") and not rule.refuses]
             keys |= {key: off for key in idle if key not in together}
@@ -156,10 +156,8 @@ def _refuse_as_deepspeed(
     ):
         why = "DeepSpeed itself refuses it but at stages 1 and 2 with gradient_clipping 0; leave it out"
         refusals.add(f"{ZERO}.compute_grad_norm", False, why)
-    masters, states = (alike(at(document, key), True) for key in PURE_BF16_KEYS)
-    if (masters and stage == 0) or (states and not masters):
-        why = "DeepSpeed itself refuses it without bf16 masters, and both at stage 0"
-        refusals.add(PURE_BF16_KEYS[0] if masters else PURE_BF16_KEYS[1], True, why)
+    if stage == 0 and alike(at(document, PURE_BF16_KEYS[0]), True):
+        refusals.add(PURE_BF16_KEYS[0], True, "DeepSpeed itself refuses it at stage 0")
 
 
 def require_registered(backend: str, options: Mapping[str, Any], refusals: Refusals) -> None:
@@ -352,11 +350,11 @@ def _precision(document: Mapping[str, Any]) -> str:
         on[name] = given if given == AUTO else boolean(given)
     if on["bf16"] is True and on["fp16"] is True:
         raise ValueError("only one can be enabled")
-    pure = [sections["bf16"].get(key.partition(".")[2], False) for key in PURE_BF16_KEYS]
+    masters, states = (alike(sections["bf16"].get(key.partition(".")[2]), True) for key in PURE_BF16_KEYS)
+    if masters != states and (states or on["bf16"] is True):  # DeepSpeed reads such states with bf16 off too
+        raise ValueError("bf16 masters and bf16 optimizer states run only together")
     if on["bf16"] is True:
-        if any(pure) != all(pure):
-            raise ValueError("bf16 masters and bf16 optimizer states run only together")
-        return "bf16" if all(pure) else "bf16-mixed"
+        return "bf16" if masters else "bf16-mixed"
     if on["fp16"] is True:
         return "fp16-mixed"
     return AUTO if AUTO in on.values() else "fp32"

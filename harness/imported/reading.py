@@ -171,16 +171,20 @@ def power_of_two(value: Any) -> float:
     return math.ldexp(1.0, power)
 
 
-def communication_dtype(value: Any) -> str:
-    """Raises ValueError for another name than DeepSpeed's `get_communication_data_type` takes."""
+def communication_dtype(value: Any) -> str | None:
+    """None: DeepSpeed's default. Raises ValueError for what its `get_communication_data_type` refuses."""
+    if value is None:
+        return None
     if (name := str(value).lower()) not in DTYPES.values():
         raise ValueError("give fp32, fp16 or bf16, the names that DeepSpeed takes here")
     return name
 
 
-def accumulation_dtype(value: Any) -> str:
-    """Raises ValueError for what is no floating dtype of DeepSpeed's `DtypeEnum`."""
-    if value not in DTYPES:
+def accumulation_dtype(value: Any) -> str | None:
+    """None: DeepSpeed's default. Raises ValueError for what is no floating dtype of its `DtypeEnum`."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in DTYPES:
         raise ValueError(f"give {', '.join(DTYPES)}")
     return DTYPES[value]
 

@@ -509,7 +509,8 @@ class _Resolver:
         strategy = registry.strategy_of(self.backend)
         assert strategy is not None
         if strategy.sequence is not None and key.rule.target == COMMUNICATION_DTYPE:
-            return _pinned(key, None, "where ranks share samples seq_parallel_communication_data_type counts")
+            why = "with sequence parallelism DeepSpeed reads seq_parallel_communication_data_type instead"
+            return _pinned(key, None, why)
         if key.value in (AUTO, None) or alike(key.value, used):
             return _taken(key, used)
         if change is not None or key.rule.option is None:

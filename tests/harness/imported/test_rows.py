@@ -16,6 +16,7 @@ from harness.tell.sections.job import summary
 from tests.harness.imported.files import PLUGIN, accelerate, every_file
 
 FILES = every_file()
+PURE = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
 
 
 def write(folder: Path, name: str, kind: str, document: dict[str, Any]) -> Path:
@@ -128,6 +129,34 @@ def test_dtypes_of_the_file_are_those_of_the_row_as_given(tmp_path: Path) -> Non
     document["zero_optimization"] = {"stage": 1, "offload_optimizer": {"device": "cpu"}}
     exact = rows_of(tmp_path, "deepspeed", document)[1]
     assert handled(exact)["data_types.grad_accum_dtype"] == ("taken", "fp32")
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "given", [{"communication_data_type": None}, {"data_types": {"grad_accum_dtype": None}}]
+)
+def test_null_is_the_default_dtype(given: dict[str, Any], stage: int, tmp_path: Path) -> None:
+    document = {"zero_optimization": {"stage": stage}, "bf16": {"enabled": True}, **given}
+    for row in rows_of(tmp_path, "deepspeed", document):
+        (key,) = (key for key in handled(row) if key.endswith(("_type", "_dtype")))
+        assert handled(row)[key][0] == "taken"
+        assert key.rpartition(".")[2] not in row.label
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_bf16_states_without_bf16_masters_are_refused_once(enabled: bool, tmp_path: Path) -> None:
+    section = {"enabled": enabled, "bf16_optimizer_states": True}
+    text = refusal(tmp_path, "deepspeed", {"zero_optimization": {"stage": 1}, "bf16": section})
+    assert "run only together" in text
+    assert "(2)" not in text
+
+
+def test_fp32_sums_of_pure_bf16_are_pinned_at_stage_1(tmp_path: Path) -> None:
+    document: dict[str, Any] = {"bf16": {"enabled": True, **PURE}, "data_types": {"grad_accum_dtype": "fp32"}}
+    for stage, verdict in ((1, ("pinned", "bf16")), (2, ("taken", "fp32"))):
+        document["zero_optimization"] = {"stage": stage}
+        exact = rows_of(tmp_path, "deepspeed", document)[1]
+        assert handled(exact)["data_types.grad_accum_dtype"] == verdict
 
 
 def test_values_left_to_the_job_are_those_in_force(tmp_path: Path) -> None:
@@ -358,7 +387,7 @@ def refusal(folder: Path, kind: str, document: dict[str, Any]) -> str:
                         "fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": "FULL_SHARD"}},
          "give true or false"),
         ("accelerate", {"distributed_type": "FSDP", "fsdp_config": {"fsdp_sync_module_states": False}},
-         "Accelerate itself refuses it with fsdp_cpu_ram_efficient_loading"),
+         "by default; set it to true, or both to false"),
         ("deepspeed", {"sparse_gradients": False}, "DeepSpeed itself refuses it, also switched off"),
         ("deepspeed", {"zero_optimization": {"stage": 3, "mics_shard_size": 2}}, "MiCS"),
         ("deepspeed", {"zero_optimization": {"stage": 3}, "prescale_gradients": True}, "with reduce_scatter"),
@@ -366,6 +395,9 @@ def refusal(folder: Path, kind: str, document: dict[str, Any]) -> str:
         ("deepspeed", {"zero_optimization": {"stage": 3, "compute_grad_norm": False}}, "stages 1 and 2"),
         ("deepspeed", {"communication_data_type": "float32"}, "give fp32, fp16 or bf16"),
         ("deepspeed", {"data_types": {"grad_accum_dtype": "fp64"}}, "give fp16, float16, half"),
+        ("deepspeed", {"data_types": {"grad_accum_dtype": ["fp32"]}}, "give fp16, float16, half"),
+        ("deepspeed", {"communication_data_type": ["fp32"]}, "give fp32, fp16 or bf16"),
+        ("deepspeed", {"zero_optimization": {"stage": 0}, "bf16": {"enabled": True, **PURE}}, "at stage 0"),
         ("accelerate", {"distributed_type": "FSDP", "parallelism_config": {"tp_size": 2}},
          "no backend of this version"),
     ],
