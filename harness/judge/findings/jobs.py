@@ -24,7 +24,7 @@ from harness.judge.quantities import REDUCTIONS, geometry, recomputation, volume
 from harness.judge.rows import JudgedRun, Runs
 from harness.judge.wording import both, sentence
 from harness.nested import differences, value_at
-from harness.record import ModelLossPart, Record
+from harness.record import CommunicationPart, ModelLossPart, Record
 from harness.record.workload import (
     batch_statistics,
     closed_form_layout,
@@ -322,8 +322,10 @@ def nothing_updated(row: JudgedRun) -> Iterator[Finding]:
     if seen.updated_tensors == 0 and not seen.optimizer_steps:
         own = any(group.get("parameters") for group in seen.optimizer_groups)
         counted = record.world.world_size > 1 and record.windows is not None and record.windows.probed > 0
-        reduced = any(part.payload_bytes and part.op not in GATHERING for part in record.comm)
-        case = "not-the-models" if not own else "not-reduced" if counted and not reduced else "no-gradient"
+        keeps = record.observation.base in (None, "ddp")  # gradients also where none is reduced
+        reduced = any(part.op not in GATHERING and _may_hold_gradients(part) for part in record.comm)
+        unreduced = counted and not keeps and not reduced
+        case = "not-reduced" if unreduced else "no-gradient" if own else "not-the-models"
         yield found("nothing-updated", row.cell, values, case)
     elif rates and not any(rates) and len(record.steps) > 1:
         yield found("nothing-updated", row.cell, values, "no-rate", steps=len(record.steps))
@@ -345,6 +347,11 @@ def empty_group(row: JudgedRun) -> Iterator[Finding]:
         yield found("empty-group", row.cell, {"empty": empty, "tensors": counts})
 
 
+def _may_hold_gradients(part: CommunicationPart, *, least: int = SCALAR_BYTES) -> bool:
+    """Of a collective: whether it took place where gradients are exchanged, on more than `least` bytes."""
+    return may_reduce(part.phase, part.op) and (part.largest_bytes or part.payload_bytes) > least
+
+
 def ranks_alone(row: JudgedRun) -> Iterator[Finding]:
     """Of a script whose ranks exchange no gradients."""
     record = row.record
@@ -352,9 +359,8 @@ def ranks_alone(row: JudgedRun) -> Iterator[Finding]:
         return
     if record.windows.probed == 0 or record.observation.synchronised_at is not None:
         return  # nothing was counted, or they average what they have every now and then
-    moved = [part for part in record.comm if part.payload_bytes and may_reduce(part.phase, part.op)]
     wrapped = record.observation.base is not None
-    if not any(wrapped or (part.largest_bytes or part.payload_bytes) > SCALAR_BYTES for part in moved):
+    if not any(_may_hold_gradients(part, least=0 if wrapped else SCALAR_BYTES) for part in record.comm):
         values = {"ranks": record.world.world_size, "same_samples": _on_same_samples(record)}
         yield found("ranks-alone", row.cell, values)
 

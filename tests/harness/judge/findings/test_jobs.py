@@ -12,6 +12,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.findings.jobs import OVERRIDDEN, added_loss
 from harness.launch.launcher import launcher_settings
 from harness.record import (
+    CommunicationPart,
     DimensionPart,
     GivenMode,
     GivenPart,
@@ -187,29 +188,31 @@ def test_rates_of_zero_in_every_step_and_tensors_without_gradient_update_nothing
     }
 
 
+NOT_OWN = "no group is known to hold the wrapped model's parameters alone"
+NOT_REDUCED = "no gradient was ever reduced, so that none of its 3 tensors had one"
+NO_GRADIENT = "its 3 tensors are the model's, but had no gradient at the update"
+
+
 @pytest.mark.parametrize(
-    ("names", "reduces", "why"),
+    ("names", "base", "moved", "why"),
     [
-        (
-            [],
-            True,
-            "none is a parameter of the wrapped model; it was probably made before the model was wrapped",
-        ),
-        (
-            ["a.w"],
-            False,
-            "no gradient was ever reduced, so that its 3 tensors, which are the model's, had none",
-        ),
-        (["a.w"], True, "its 3 tensors are the model's, but had no gradient at the update"),
+        ([], "fsdp", make_communication(2), NOT_OWN),
+        ([], "fsdp", [], NOT_REDUCED),  # a tensor of a loss's own next to the model's
+        (["a.w"], "fsdp", [], NOT_REDUCED),
+        (["a.w"], "fsdp", make_communication(2, payload_bytes=4), NOT_REDUCED),  # a loss for a log
+        (["a.w"], "fsdp", make_communication(2, "all_gather"), NOT_REDUCED),  # weights of the backward pass
+        (["a.w"], "fsdp", make_communication(2), NO_GRADIENT),
+        ([], "ddp", [], NOT_OWN),  # which leaves gradients where nothing is reduced
+        (["a.w"], "ddp", [], NO_GRADIENT),
     ],
 )
 def test_why_nothing_is_updated_is_said_by_what_the_optimizer_holds_and_what_is_reduced(
-    names: list[str], reduces: bool, why: str
+    names: list[str], base: str, moved: list[CommunicationPart], why: str
 ) -> None:
     groups = [GROUP | ({"parameters": names} if names else {})]
-    moved = {"bytes_moved": reduces, "forward": "all_gather"}  # as FSDP gathers weights
-    record = script(updated_tensors=0, optimizer_steps=None, optimizer_groups=groups, base="fsdp", **moved)
-    text = of_script(record)["nothing-updated"]
+    record = script(updated_tensors=0, optimizer_steps=None, optimizer_groups=groups, base=base,
+                    bytes_moved=False, forward="all_gather")  # fmt: skip
+    text = of_script(record.model_copy(update={"comm": [*record.comm, *moved]}))["nothing-updated"]
     assert text.startswith("the optimizer updated nothing: ")
     assert why in text
 
