@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from threading import Thread, current_thread, get_ident
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -321,7 +321,8 @@ def _trainer(session: Guarded, trainer: Any) -> None:
             def compute_loss(*inner: Any, **names: Any) -> Any:
                 result = compute(*inner, **names)
                 loss = result[0] if isinstance(result, tuple) else result
-                session.framework_loss(loss, TRAINER, names.get(SHARE) if _reads(own, SHARE) else None)
+                items = names.get(SHARE) if reads(own, SHARE) else None
+                session.framework_loss(loss, TRAINER, items, may_divide(own))
                 return result
 
             self.compute_loss = compute_loss
@@ -335,9 +336,22 @@ def _trainer(session: Guarded, trainer: Any) -> None:
     replace(trainer, "training_step", wrapper)
 
 
-def _reads(function: Callable[..., Any], name: str) -> bool:
+def _code_of(function: Callable[..., Any]) -> CodeType | None:
+    """None: it is an object that can be called, or no function of Python."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def may_divide(function: Callable[..., Any]) -> bool:
+    """Whether a function reads the number of micro-steps, under any of the names that libraries give it."""
+    code = _code_of(function)
+    return code is None or any(name.endswith("gradient_accumulation_steps") for name in code.co_names)
+
+
+def reads(function: Callable[..., Any], name: str) -> bool:
     """Whether the code of a function reads its argument of this name, or passes on what it does not name."""
-    code = inspect.unwrap(function).__code__
+    if (code := _code_of(function)) is None:
+        return True
     named = code.co_argcount + code.co_kwonlyargcount
     rest = named + bool(code.co_flags & CO_VARARGS)
     has_rest = name not in code.co_varnames[:named] and code.co_flags & CO_VARKEYWORDS

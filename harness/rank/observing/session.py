@@ -377,15 +377,17 @@ class Session:
         """A library drives the training."""
         self.seen.frameworks[framework] = None
 
-    def framework_loss(self, loss: Any, name: str, items: Any = None) -> None:
+    def framework_loss(self, loss: Any, name: str, items: Any = None, divided: bool = False) -> None:
         """A framework was given this loss to divide and to call backward on.
 
-        items: tokens of all micro-steps by which the loss was divided already.
+        items: tokens of all micro-steps by which the loss was divided already; divided: whether the script
+        may have divided it by their number.
         """
         if isinstance(loss, Tensor) and loss.numel() == 1:
             current = self._open().losses[-1]
             if current.framework_name != TRAINER:  # which knows it before it is divided
                 current.framework, current.framework_name = loss.detach().clone(), name
+                current.may_be_divided = name != TRAINER or divided
             if items is not None:
                 current.items = float(items)
 

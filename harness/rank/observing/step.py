@@ -133,6 +133,8 @@ class MicroLoss:
     returned: Tensor | None = None
     framework: Tensor | None = None
     framework_name: str = ""
+    may_be_divided: bool = True
+    """Whether the script may have divided `framework` by the number of micro-steps."""
     scalar: Tensor | None = None
     items: float | None = None
     """Tokens by which the model was told to divide its summed loss (`num_items_in_batch`)."""
@@ -154,12 +156,15 @@ class MicroLoss:
     def of_backward(self) -> tuple[float, float] | None:
         """What backward() got and the loss of the micro-step, which may have been divided in between.
 
-        None: one is not known, or the loss is a share of that of all micro-steps.
+        None: one is not known, or the loss is a share of that of all micro-steps, as one may be that a
+        library left as the script gave it.
         """
         loss = self.framework if self.returned is None else self.returned
         if self.scalar is None or loss is None or self.items is not None:
             return None
-        return float(self.scalar), float(loss)
+        given, own = float(self.scalar), float(loss)
+        is_undivided = self.returned is None and self.may_be_divided and given == own  # by the library
+        return None if is_undivided else (given, own)
 
 
 class LossSum(NamedTuple):

@@ -1,6 +1,11 @@
+from functools import partial, partialmethod
+from typing import Any
+
+import pytest
 import torch
 
-from harness.rank.observing.step import MicroBatch, MicroLoss, total_loss
+from harness.rank.observing.hooks import SHARE, may_divide, reads
+from harness.rank.observing.step import TRAINER, MicroBatch, MicroLoss, total_loss
 
 
 def batch(targets: int) -> MicroBatch:
@@ -29,3 +34,59 @@ def test_scalars_of_several_micro_steps_are_not_guessed_at() -> None:
     assert total_loss(scalars, []) is None
     alone = total_loss(scalars[:1], [])
     assert alone.value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("returned", "framework", "scalar", "named", "pair"),
+    [
+        (None, 0.5, 0.5, {"framework_name": "Accelerator.backward"}, None),  # divided by the script, or never
+        (None, 2.0, 0.5, {"framework_name": "Accelerator.backward"}, (0.5, 2.0)),
+        (2.0, 0.5, 0.5, {"framework_name": "Accelerator.backward"}, (0.5, 2.0)),
+        (2.0, 2.0, 2.0, {"framework_name": "Accelerator.backward"}, (2.0, 2.0)),
+        (None, 0.5, 0.5, {"framework_name": TRAINER}, None),  # divided by args.gradient_accumulation_steps
+        (None, 2.0, 2.0, {"framework_name": TRAINER, "may_be_divided": False}, (2.0, 2.0)),
+        (None, 2.0, 0.5, {"framework_name": TRAINER, "may_be_divided": False}, (0.5, 2.0)),
+        (None, None, 0.5, {}, None),
+    ],
+)
+def test_a_loss_that_the_script_may_have_divided_is_not_that_of_its_micro_step(
+    returned: float | None, framework: float | None, scalar: float, named: dict[str, Any],
+    pair: tuple[float, float] | None,
+) -> None:  # fmt: skip
+    tensors = {"returned": returned, "framework": framework, "scalar": scalar}
+    given = {name: torch.tensor(value) for name, value in tensors.items() if value is not None}
+    assert MicroLoss(**given, **named).of_backward == pair
+
+
+class Losses:
+    def own(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        return model(inputs)
+
+    def divided(self, model: Any, inputs: Any, **named: Any) -> Any:
+        return model(inputs) / self.args.gradient_accumulation_steps
+
+    def by_trainer(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        return model(inputs).sum() / (num_items_in_batch or self.current_gradient_accumulation_steps)
+
+    def __call__(self, model: Any) -> Any:
+        return model
+
+    of_part = partialmethod(own, num_items_in_batch=None)
+
+
+@pytest.mark.parametrize(
+    ("function", "share", "divides"),
+    [
+        (Losses.own, False, False),
+        (Losses.divided, False, True),
+        (Losses.by_trainer, True, True),
+        (Losses.of_part, True, False),
+        (partial(Losses.own), True, True),
+        (Losses(), True, True),
+        (len, True, True),
+    ],
+)
+def test_what_a_loss_reads_is_known_of_code_and_else_taken_as_read(
+    function: Any, share: bool, divides: bool
+) -> None:
+    assert (reads(function, SHARE), may_divide(function)) == (share, divides)
