@@ -266,13 +266,23 @@ def norms_of_update(record: Record) -> list[tuple[int, float, float]]:
 
     Empty where each rank clips by a norm of its own, which is another finding.
     """
-    if any(len(set(norms)) > 1 for norms in zip(*(r.gradient_norms for r in record.ranks), strict=False)):
+    if any(own_norms(record, at) for at in range(len(record.steps))):
         return []
     return [
         (step.step, step.gradient_norm, step.applied_gradient_norm)
         for step in record.steps
         if step.gradient_norm and step.applied_gradient_norm is not None
     ]
+
+
+def own_norms(record: Record, at: int) -> list[float | None]:
+    """The norms of this step's gradients as ranks were told them, in order of ranks, where they differ; []:
+    they are one norm, or its parts, as FSDP2 tells them."""
+    norms = [rank.gradient_norms[at] for rank in record.ranks if at < len(rank.gradient_norms)]
+    known = [norm for norm in norms if norm is not None]
+    whole = record.steps[at].gradient_norm if len(known) == len(norms) else None
+    are_parts = whole is not None and math.isclose(math.hypot(*known), whole, rel_tol=ONE_NORM)
+    return [] if len(set(norms)) < 2 or are_parts else norms
 
 
 def _left(norm: float, limit: float | None) -> float:

@@ -423,7 +423,16 @@ class CellRuns:
     @property
     def limits(self) -> Tolerance | None:
         """What the level allows that its runs were last held to; None: they are not judged."""
-        return self._judged_by[0].of_level(self._judged_by[1]) if self._judged_by else None
+        if self._judged_by is None:
+            return None
+        noise, level = self._judged_by
+        return noise.tight if level == TIGHT else noise.widest(self.record)
+
+    @property
+    def is_on_grid(self) -> bool:
+        """Whether the spacing of its losses is what limits them."""
+        level = self._judged_by[0].of_level(self._judged_by[1]) if self._judged_by else None
+        return self.limits is not None and level is not None and self.limits.loss > level.loss
 
     @property
     def assumed(self) -> str:

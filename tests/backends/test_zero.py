@@ -13,6 +13,7 @@ import pytest
 from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.libraries.facts import CPU_ADAM
+from harness.backends.presets import takes_bf16_optimizer
 from harness.backends.zero import preload as zero_preload
 from harness.backends.zero.extension_builds import QUIET_SECONDS, abandoned_seconds, build_folder, unmet_build
 
@@ -77,6 +78,23 @@ def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_without_offload_there_is_nothing_for_it_to_update() -> None:
     (reason,) = registry.unmet_requirements(registry.create("zero2:adam=deepspeed"), TWO)
     assert "needs offload=optimizer or cpu" in reason
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision", "offload", "taken"),
+    [
+        (1, "bf16-mixed", "none", True),
+        (1, "bf16", "none", True),
+        (1, "bf16", "cpu", False),
+        (1, "fp16-mixed", "none", False),
+        (2, "bf16", "none", False),
+    ],
+)
+def test_stage_1_takes_another_optimizer_for_bf16_that_is_added_up_in_fp32(
+    stage: int, precision: str, offload: str, taken: bool
+) -> None:
+    assert takes_bf16_optimizer(stage, precision, "fp32", offload) is taken
+    assert not takes_bf16_optimizer(stage, precision, "bf16", offload)
 
 
 def test_what_is_compiled_before_ranks_start_follows_from_the_options() -> None:

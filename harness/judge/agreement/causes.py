@@ -31,6 +31,7 @@ from harness.judge.effective import (
     decay_norm,
     master_dtypes,
     optimizer_groups,
+    own_norms,
     reduce_dtypes,
 )
 from harness.judge.quantities import WithoutGradient, idle_on_some_ranks
@@ -357,13 +358,13 @@ class Pair:
         for count in range(1, len(ranked)):
             if away[ranked[count - 1]] > max(APART, FAR * away[ranked[count]]):
                 far = {name: self.factors[name] for group in ranked[:count] for name in sorted(groups[group])}
-                base = median(far.values())
-                others = {name: f / base for name, f in self.factors.items() if name not in far}
-                spread, gap = (
-                    max(abs(f / base - 1) for f in far.values()), min(abs(f - 1) for f in others.values())
-                )  # fmt: skip
                 sides = [far] if 2 * len(far) <= len(self.factors) else []
-                sides += [others] if gap > max(APART, FAR * spread) else []
+                if base := median(far.values()):  # 0: these have no gradient
+                    others = {name: f / base for name, f in self.factors.items() if name not in far}
+                    spread, gap = (
+                        max(abs(f / base - 1) for f in far.values()), min(abs(f - 1) for f in others.values())
+                    )  # fmt: skip
+                    sides += [others] if gap > max(APART, FAR * spread) else []
                 return next((named for named in sides if self._explains(named)), {})
         return {}
 
@@ -655,7 +656,7 @@ class Pair:
 
     @property
     def rank_norms_differ(self) -> Fact:
-        return len(set(self.rank_norms)) > 1
+        return bool(own_norms(self.record, self.at))
 
     @property
     def gradients_reduced_over_ranks(self) -> Fact:

@@ -15,7 +15,7 @@ from harness.forms.layout import DTYPE_BYTES
 from harness.forms.terms import BETWEEN, GATHERING, SCALAR_BYTES, may_reduce
 from harness.forms.textbook import hardware_flops_per_token
 from harness.job.job import CODE_SWITCH
-from harness.judge.agreement.job_equivalence import job_differences
+from harness.judge.agreement.job_equivalence import aligned_runs, job_differences
 from harness.judge.agreement.parity import has_dropout
 from harness.judge.distance import step_pairs
 from harness.judge.findings.execution import layer_names
@@ -281,16 +281,17 @@ def batch_norm(row: JudgedRun) -> Iterator[Finding]:
 
 def split_decides(row: JudgedRun) -> Iterator[Finding]:
     """A loss that is another one on the whole batch, of a run that was judged by the ranks' split."""
-    if row.whole is None or row.noise is None or row.judgement.parity == "unjudged":
+    if row.whole is None or row.noise is None or row.judgement.parity in ("diverged", "unjudged"):
         return
-    pairs = step_pairs(row.whole.record, row.record)
+    whole_batch, record = aligned_runs(row.whole.record, row.record)
+    pairs = step_pairs(whole_batch, record)
     beyond = np.nan_to_num(pairs.loss_differences)
-    if batch_statistics(row.record) or not any(beyond > row.noise.widest(row.record).loss):
+    if batch_statistics(row.record) or not any(beyond > row.noise.widest(record).loss):
         return
     index = int(beyond.argmax())
     whole, loss = (float(losses[index]) for losses in pairs.losses)
     values = {
-        "step": row.record.steps[index].step, "loss": loss, "whole_batch_loss": whole,
+        "step": record.steps[index].step, "loss": loss, "whole_batch_loss": whole,
         "samples_at_once": row.at_once, "whole_batch": samples_at_once(row.whole.record),
     }  # fmt: skip
     yield found("loss-depends-on-split", row.cell, values)

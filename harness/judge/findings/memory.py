@@ -108,8 +108,9 @@ def copies_in_other_steps(record: Record, reference: Record | None) -> list[dict
         return []
     others = reference.ranks if reference is not None and reference is not record else []
     theirs = _left_beyond_probed(reference, others[0]) if reference and others else {}
-    found = []
-    for states, part in zip(rank_states(record), record.ranks, strict=False):
+    found, parts = [], {part.rank: part for part in record.ranks}
+    for states in rank_states(record):
+        part = parts[states.rank]
         form = states.expected.kinds() if states.expected is not None else {}
         if (not theirs and (not form or _data_decide(record))) or _grown(record, part) > GROWTH_BYTES:
             continue

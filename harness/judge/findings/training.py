@@ -36,6 +36,7 @@ from harness.judge.effective import (
     SettingDifference,
     clipping_fits,
     norms_of_update,
+    own_norms,
     reduce_dtypes,
 )
 from harness.judge.facts import metrics_in
@@ -373,10 +374,10 @@ APART = 1e-3
 
 def norms_by_rank(record: Record) -> tuple[int, list[float]] | None:
     """The first step and its norms where ranks clipped by different ones in most steps."""
-    of_steps = list(zip(*(rank.gradient_norms for rank in record.ranks), strict=False))
-    known = [(n, of) for n, of in enumerate(of_steps) if None not in of and len(of) > 1]
-    apart = [(n, list(of)) for n, of in known if max(of) - min(of) > APART * max(of)]
-    return apart[0] if apart and len(apart) > len(known) / 2 else None
+    of_steps = [(step.step, own_norms(record, at)) for at, step in enumerate(record.steps)]
+    known = [(n, [norm for norm in of if norm is not None]) for n, of in of_steps if None not in of]
+    apart = [(n, of) for n, of in known if of and max(of) - min(of) > APART * max(of)]
+    return apart[0] if len(apart) > len(known) / 2 else None
 
 
 def lost_updates(row: JudgedRun) -> Iterator[Finding]:

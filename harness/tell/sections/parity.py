@@ -60,6 +60,14 @@ def levels_section(comparison: Comparison) -> Section | None:
         found.append(prose("parity_at_once"))
     if any(noise.norms for noise in noises.values()):
         found.append(prose("parity_mean", tight=shown["tight"], bias=f"{BIAS_FACTOR:g}"))
+    coarse = {
+        str(group.rows[0].cell): group.limits.loss
+        for group in comparison.groups
+        if group.limits is not None and group.is_on_grid
+    }
+    if coarse:
+        allowed = listed(sorted({scientific(limit) for limit in coarse.values()}))
+        found.append(prose("parity_grid", cells=listed(list(coarse)), band=shown["band"], limits=allowed))
     several = len(noises) > 1
     limits = [
         [*([job_id] if several else []), level.name, title, seen, level.factor, allowed,

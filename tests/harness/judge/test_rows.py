@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 
 from harness.job.experiment import ReportFocus
+from harness.judge.agreement.job_equivalence import PER_STEP
 from harness.judge.agreement.parity import is_variant
 from harness.judge.comparison import Comparison
 from harness.judge.quantities import expected_states, volume_differences, why_unknown
 from harness.judge.rows import JudgedRun, reason
 from harness.judge.statistics import Ranking
-from harness.record import ErrorPart, LayoutPart, ObservedPart, Record, SplitPart, TensorPart
+from harness.record import ErrorPart, LayoutPart, ObservedPart, Record, ResumedPart, SplitPart, TensorPart
 from harness.tell.first_page import same_training, short_document
 from harness.tell.report import details_document
 from harness.tell.tables import at_once_meaning, parity_cell
 from harness.tell.terminal import terminal_table
 from harness.tell.writers.markdown import render_details, render_markdown
-from tests.harness.tell.cells import repeats
-from tests.records import LOSSES, changed, make_record, make_steps, make_weights, published
+from tests.harness.tell.cells import markdown_of, page_of, repeats
+from tests.records import LOSSES, changed, make_ranks, make_record, make_steps, make_weights, published
 
 ROW_KEYS = {
     "backend", "world_size", "repeat", "job_id", "status", "reason", "run_id", "tokens_per_second",
@@ -138,13 +139,15 @@ def row_of(split: SplitPart, losses: Sequence[float], cuts: Sequence[str] = (CUT
 
 
 def comparison_of(
-    split: SplitPart, losses: Sequence[float], cuts: Sequence[str] = (CUT, EXACT)
+    split: SplitPart, losses: Sequence[float], cuts: Sequence[str] = (CUT, EXACT), **changes: Any
 ) -> Comparison:
     halves = [loss - HALF for loss in LOSSES]
     records = [of_reference("single", LOSSES, 8, split=split)]
     records += [of_reference(label, halves, 4) for label in cuts]
-    run = make_record(label="ddp", steps=make_steps(losses), final_weights=make_weights("c" * 64))
-    return Comparison([*records, run])
+    ends = {"final_weights": make_weights("c" * 64)}
+    return Comparison(
+        [*records, make_record(label="ddp", **({"steps": make_steps(losses)} | ends | changes))]
+    )
 
 
 def test_a_run_is_held_to_the_reference_with_its_split_whose_difference_is_no_noise() -> None:
@@ -179,6 +182,41 @@ def test_a_run_judged_by_the_ranks_split_says_so(shift: float, at_once: int | No
             "yes, as one process that takes 4 samples at once, not as one on the whole batch"
         )
         assert "*: as one process that takes 4 samples at once" in " ".join(terminal_table(rows).split())
+
+
+def test_a_run_that_continues_a_checkpoint_is_held_to_its_own_steps_of_the_whole_batch() -> None:
+    steps = make_steps([loss - HALF for loss in LOSSES])[2:]
+    ranks = [
+        part.model_copy(update={name: getattr(part, name)[2:] for name in PER_STEP}) for part in make_ranks(2)
+    ]
+    resumed = ResumedPart(run_id="run", backend="ddp", world_size=2, step=2, format="neutral")
+    rows = comparison_of(DEPENDS, LOSSES, steps=steps, ranks=ranks, resumed=resumed)
+    (finding,) = (f for f in rows.findings if f.id == "loss-depends-on-split")
+    assert (finding.values["step"], finding.values["whole_batch_loss"]) == (2, LOSSES[2])
+
+
+def test_a_run_that_diverged_trains_as_no_process() -> None:
+    rows = comparison_of(DEPENDS, [loss - HALF + 1e-3 for loss in LOSSES])
+    assert rows.rows[-1].judgement.parity == "diverged"
+    assert not [f for f in rows.findings if f.id == "loss-depends-on-split"]
+
+
+def test_the_limit_of_losses_on_a_grid_is_the_one_that_judged_them() -> None:
+    training = {"precision": "bf16-mixed"}
+    exact, given = [20.06, 20.31, 19.44, 18.94], [20.0, 20.5, 19.5, 19.0]
+    ranks = make_ranks(
+        2, computed_loss_sums=[[508 * loss for loss in given]] * 2, target_tokens=[[508] * 4] * 2
+    )
+    rows = Comparison([
+        *(make_record(label=f"single{how}", training=training, run_id=f"run-{n}",
+                      steps=make_steps([x + n * 1e-3 for x in exact]))
+          for n, how in enumerate(("", ":micro_batch_size=4", ":precision=fp32", ":precision=cast"))),
+        make_record(label="ddp", training=training, steps=make_steps(given), ranks=ranks),
+    ])  # fmt: skip
+    (group,) = (group for group in rows.groups if group.label == "ddp")
+    assert (group.parity, group.limits and group.limits.loss) == ("band", 3 * 0.125)
+    _, text = markdown_of(page_of(rows))
+    assert "Losses of ddp on 2 ranks lie on a grid of their precision" in text
 
 
 def test_a_loss_over_all_ranks_is_held_to_that_of_the_whole_batch() -> None:

@@ -132,6 +132,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         {"observed": ObservedPart(buffers={"scale": "1", "other": "2"})},
         "update-differs", "all 4 steps; buffer scale differs before the first step"),
     "gradients that were summed": ({"steps": norms(times=2)}, {}, "gradient-scale", "x 2: summed over 2"),
+    "gradients that were summed, of whose norm each rank was told a part": (
+        {"steps": norms(times=2), "ranks": ranks(gradient_norms=[[1.2 * x for x in NORMS],
+                                                                 [1.6 * x for x in NORMS]])},
+        {}, "gradient-scale", "x 2: summed over 2"),
     "gradients that are summed later": (
         {"steps": norms(1, 1, 2, 2)}, {}, "gradient-scale", "from step 2 on: summed over 2 ranks"),
     "gradients that are summed in one step": (
@@ -461,7 +465,9 @@ def test_weights_that_stand_still_lack_a_gradient_unless_its_norm_denies_it(
     [
         ((1.2, 1.28, 1.11), (1.05, 0.98, 0.99, 1.04), 1.08, "gradients of block layers.1, beside all others"),
         ((0.6, 1.0, 1.01), (1.05, 0.98, 0.99, 1.04), 0.97, "gradients of layers.1.a, beside all others"),
+        ((0.0, 0.0, 0.0), (1.05, 0.98, 0.99, 1.04), 0.77, "gradients of block layers.1, beside all others"),
         ((1.2, 1.28, 1.11), (1.05, 0.98, 0.99, 1.04), 0.6, ""),  # the norm fell, and by more
+        ((1.2, 1.28, 1.11, 1.2, 1.3), (0.0, 0.0), 0.9, "gradients of block layers.0, beside all others"),
         ((1.2, 0.9, 1.1), (1.15, 0.88, 0.99, 1.04), 1.08, ""),
         ((1.02, 1.08, 1.1), (2.0, 1.9, 2.1, 2.0), 1.7, "gradients of block layers.0, beside all others"),
     ],
@@ -470,8 +476,8 @@ def test_a_block_whose_gradients_stand_out_is_named_after_weights_parted(
     block: tuple[float, ...], rest: tuple[float, ...], ratio: float, named: str
 ) -> None:
     """If its factor explains the norm."""
-    factors = {f"layers.1.{n}": f for n, f in zip("abc", block, strict=True)}
-    factors |= {f"layers.0.{n}": f for n, f in zip("abcd", rest, strict=True)}
+    factors = {f"layers.1.{n}": f for n, f in zip("abcde", block, strict=False)}
+    factors |= {f"layers.0.{n}": f for n, f in zip("abcd", rest, strict=False)}
     blocks = layout(blocks=["layers.0", "layers.1"])
     moved = weights(**dict.fromkeys(factors, 2.0))
     reference = make_record(layout=blocks, moment_norms=dict.fromkeys(factors, (1.0, 1.0)), **moved)

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -187,6 +188,25 @@ def test_the_mean_of_norms_judges_many_ranks_where_single_norms_cannot(left: flo
     assert (judgement.parity, judgement.reason) == (parity, None)
     alone = judge(single, run("zero3", near, world_size=64), measure_noise(single, [cast]))
     assert (alone.parity, "as much as a lost rank" in (alone.reason or "")) == ("unjudged", True)
+
+
+@pytest.mark.parametrize(("lost", "parity"), [((), "band"), ((10,), "unjudged"), (range(20), "diverged")])
+def test_the_mean_of_norms_hides_no_rank_that_is_lost_in_some_steps(lost: Sequence[int], parity: str) -> None:
+    """A repetition differs by 15 % in a step, so that 45 % are allowed: a rank of 4 changes 13.4 %."""
+    training, apart = {"precision": "bf16-mixed"}, [1.0] * 4 + [0.85] + [1.0] * 15
+
+    def run(label: str, norms: list[float], **how: Any) -> Record:
+        return make_record(label=label, training=training, steps=make_steps([6.0] * 20, norms), **how)
+
+    single, cast = run("single", [1.0] * 20), run("single:precision=cast", apart)
+    split = run("single:micro_batch_size=4", [1 + 1e-3 * math.cos(5 * step) for step in range(20)])
+    noise = measure_noise(single, [cast, split])
+    given = [
+        norm * (1 + 5e-3 * math.cos(3 * step)) * (0.86 if step in lost else 1.0)
+        for step, norm in enumerate(apart)
+    ]
+    judgement = judge(single, run("zero3", given, world_size=4), noise)
+    assert judgement.parity == parity, judgement.reason
 
 
 def test_a_limit_says_how_many_samples_it_hides() -> None:

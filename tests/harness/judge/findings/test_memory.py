@@ -197,6 +197,23 @@ def test_a_copy_that_the_probed_steps_lack_is_found_and_states_to_come_are_not()
     assert ids(changed(later(kept), layout={"unreached": None})) == []
 
 
+def test_what_steps_leave_is_that_of_the_rank_whose_states_are_known() -> None:
+    """Rank 0 holds the copy and counted no kinds: nothing is said of rank 1."""
+    moments = [moment(1, name, 16_000, peak_bytes=20_000) for name in STEP_MOMENTS]
+    record = run([[m.model_copy(update={"kinds": None}) for m in moments], moments])
+    series = ([None, 16_000, 20_000, 16_000], [None, 16_000, 16_000, 16_000])
+    for copied, ranks in ((0, []), (1, [1])):
+        parts = [
+            part.model_copy(update={"step_allocated_bytes": series[part.rank != copied]})
+            for part in record.ranks
+        ]
+        steps = [
+            replace(record.steps[0], step=n, window="timed" if n else "probed") for n in range(len(series[0]))
+        ]
+        found = told([record.model_copy(update={"ranks": parts, "steps": steps})], "memory-differs")
+        assert [one["rank"] for f in found for one in f.values["differences"]] == ranks
+
+
 def test_a_leak_shows_through_lingering_buffers() -> None:
     steady = held(0, 4000, 8000, 12_000)
     jitter = [

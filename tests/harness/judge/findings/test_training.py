@@ -510,16 +510,18 @@ def test_one_figure_decides(kind: str, optimizer: str, seen: dict[str, Any], beg
 
 def clipped(
     norms: list[float], applied: list[float], *, scale: float | None = None, by_rank: float = 1.0,
-    base: str = "ddp", frameworks: tuple[str, ...] = (),
+    base: str = "ddp", frameworks: tuple[str, ...] = (), parts: tuple[float, float] = (1.0, 1.0),
+    first: int = 0,
 ) -> list[str]:  # fmt: skip
-    """What is said of a script that clips to 1; by_rank: norm of rank 1 over that of rank 0."""
+    """What is said of a script that clips to 1; by_rank: norm of rank 1 over that of rank 0; parts: what
+    each rank was told of the norm; first: number of the first step."""
     steps = [
-        replace(step, gradient_norm=norm, applied_gradient_norm=after)
+        replace(step, step=step.step + first, gradient_norm=norm, applied_gradient_norm=after)
         for step, norm, after in zip(make_steps(), norms, applied, strict=True)
     ]
     ranks = make_ranks(2)
     ranks = [
-        part.model_copy(update={"gradient_norms": [norm * by_rank**n for norm in norms]})
+        part.model_copy(update={"gradient_norms": [norm * parts[n] * by_rank**n for norm in norms]})
         for n, part in enumerate(ranks)
     ]
     seen = ObservationPart(command=["torchrun", "t.py"], frameworks=[*frameworks], base=base)
@@ -533,6 +535,8 @@ def clipped(
 def test_a_script_whose_clipping_leaves_what_it_asks_for_has_no_finding() -> None:
     assert clipped([5.0, 4.0, 0.5, 2.0], [1.0, 1.0, 0.5, 1.0]) == []
     assert clipped([5.0, 4.0, 3.0, 2.0], [1.0, 1.0, 1.0, 1.0], scale=1024.0) == []
+    # FSDP2 tells each rank its part: 3 and 4 of 5.
+    assert clipped([5.0, 4.0, 0.5, 2.0], [1.0, 1.0, 0.5, 1.0], base="fsdp2", parts=(0.6, 0.8)) == []
     # Clipped by layers or values, or altered afterwards: nobody says what it should be.
     assert clipped([5.0, 4.0, 3.0, 2.0], [1.5, 1.5, 1.5, 1.5], scale=1024.0) == []
     assert clipped([0.5, 0.4, 0.3, 0.2], [0.5, 0.4, 0.3, 0.2]) == []
@@ -550,3 +554,7 @@ def test_what_a_script_clips_while_it_is_scaled_after_the_update_or_by_shards_is
     assert clipped(late, late, frameworks=("deepspeed",)) == []  # which clips within its update
     (text,) = clipped(late, late, by_rank=2.0, base="fsdp1")
     assert text.endswith("(5 and 10 in step 0): each by that of its shard")
+    (text,) = clipped(late, [1.0] * 4, by_rank=2.0, base="fsdp1", first=7)
+    assert "in step 7" in text
+    (text,) = clipped(late, late, base="fsdp2", parts=(0.6, 0.8))
+    assert "only after the update" in text
