@@ -18,13 +18,18 @@ SHORTEST_SECRET = 8
 """Characters of a variable's value: shorter ones are words such as 'false'."""
 
 
+# What a key that is no secret belongs to: rows and columns of data, settings, states.
+_NO_SECRET = (
+    r"(?:sort|order|group|partition|primary|foreign|public|join|index|cache|input|output|prompt|response|answer"
+    r"|question|chosen|rejected|label|target|source|src|tgt|text|caption|image|audio|video|speech|data|dataset"
+    r"|feature|column|row|field|messages?|sample|batch|split|train|eval|test|val(?:id(?:ation)?)?|reward|score"
+    r"|query|context|completion|instruction|id|name|value|state|dict|json|config|metric|monitor|loss|logits?"
+    r"|lr|weight|param|mask|attention|step|epoch|time|rng|prng|random|dropout|object)"
+)
 _OPTION = (
-    # Keys of rows and columns of data are no secrets.
-    r"--(?!(?i:(?:[\w-]*[-_])?(?:sort|group|partition|primary|foreign|public|join|index|cache|input|output|prompt"
-    r"|response|answer|question|chosen|rejected|label|target|text|image|data|dataset|feature|column|row|field"
-    r"|message|messages|sample|reward|score|query|id|state|dict|json|config|metric)[-_]?keys?)\b)"
+    rf"--(?i:(?!(?:[\w-]*[-_])?{_NO_SECRET}[-_]?keys?\b)"
     r"(?:[\w-]*[-_])?(?:pass(?:w(?:or)?d|phrase)?|pwd?|token|secret(?:[-_]id)?|credentials?|creds|auth"
-    r"|cookies?|session[-_]?id|otp|(?:api|access|auth|secret|private)[-_]?keys?|key)"
+    r"|cookies?|session[-_]?id|otp|(?:api|access|auth|secret|private)[-_]?keys?|key))"
 )
 # A value is what stands between quotes, escaped characters in pairs, or one word. Its opening quote stays.
 # Quotes have backslashes before them where text of JSON is a value of JSON.
@@ -45,9 +50,9 @@ of these holds no such secret: looking for them first is much faster."""
 
 # One of the names, after any prefix: MY_API_KEY, x-api-key, clientSecret.
 _NAME = (
-    r"(?:[Pp]ass(?:w(?:or)?d|phrase)|PASS(?:W(?:OR)?D|PHRASE)|(?<![A-Za-z])pwd|_PWD"
-    r"|(?<![A-Za-z])(?:pw|PW)(?![A-Za-z])|(?i:(?<![A-Za-z])auth(?==)|session[_-]?id|sessid|csrf[_-]?token)"
-    r"|(?<!PUBLIC)(?<!PRIMARY)(?<!FOREIGN)(?<!SORT)(?<!CACHE)(?<!GROUP)(?<!INDEX)_KEY(?![A-Z])"
+    r"(?:[Pp]ass(?:w(?:or)?d|phrase)|PASS(?:W(?:OR)?D|PHRASE)|(?<![A-Za-z])[Pp]wd|_PWD"
+    r"|(?i:(?<![A-Za-z])(?:pw|auth)(?![A-Za-z_])|session[_-]?id|sessid|csrf[_-]?token)"
+    r"|(?<![A-Za-z])KEY(?![A-Za-z_])|_KEY(?![A-Z])"
     r"|(?:db|user|smtp|ftp|proxy|root|admin|login)_?pass(?![a-z])|_PASS(?![A-Z])"
     r"|[Ss]ecret|SECRET|[Cc]redentials?|CREDENTIALS?|(?<![A-Za-z])[Cc]reds|_CREDS"
     r"|(?i:(?:api|access|account|auth|app|application|client|service|database|db|priv|private|signing"
@@ -62,22 +67,31 @@ _FOUND = re.compile(
     r"""(?:[Pp](?:ass|ASS|wd?|WD?)|[Aa](?:uth|UTH)|(?i:sess(?:ion)?[_-]?id)|[Ss](?:ecret|ECRET)|[Cc](?:red|RED)|[Kk](?:ey|EY)|[Tt](?:oken|OKEN))"""
     r"""[A-Za-z_]*\\*(["']?)[ \t]*[=:]"""
 )
-_NAMED = re.compile(_NAME + r"""\\*["']?[ \t]*[=:]\Z""")
+_END = r"""\\*["']?[ \t]*[=:]\Z"""
+_NAMED = re.compile(_NAME + _END)
+_NO_SECRETS_KEY = re.compile(rf"(?i:(?<![a-z]){_NO_SECRET}[-_ ]?key){_END}")
+# Names of other things too: their numbers stay, and what is no mixture of letters and digits after some.
+_PLAIN = re.compile(r"(?:(?i:pw|auth(?==))|(?P<mixed>KEY|(?i:auth)))" + _END)
+_MIXTURE = re.compile(r"(?!(?i:v|oauth)\d)(?=[^A-Za-z]*[A-Za-z])(?=\D*\d)")
 _VALUE = re.compile(r"[ \t]*" + OPEN + f"(?P<value>{VALUE})")
-# After a quoted name, as in JSON.
-_NUMBER = re.compile(r"[ \t]*[-+.\d][-+.\deE]*(?:[\s,}\]]|$)")
+_NUMBER = re.compile(r"""[ \t]*[-+.\d][-+.\deE]*(?:[\s,;)}\]"'\\]|$)""")
 
 
 def without_named_secrets(text: str) -> str:
-    """The text without the values of such names; numbers of a JSON document stay."""
+    """The text without the values of such names."""
     kept, end = [], 0
     for found in _FOUND.finditer(text):
         begin = max(end, found.start() - _LONGEST_BEGINNING)
-        if found.start() < end or not _NAMED.search(text, begin, found.end()):
+        if found.start() < end or not (name := _NAMED.search(text, begin, found.end())):
             continue
-        if found[1] and _NUMBER.match(text, found.end()):
+        plain = _PLAIN.match(name[0])
+        # A quoted name is one of JSON, whose numbers stay.
+        if _NO_SECRETS_KEY.search(text, begin, found.end()) or (
+            (found[1] or plain) and _NUMBER.match(text, found.end())
+        ):
             continue
-        if value := _VALUE.match(text, found.end()):
+        value = _VALUE.match(text, found.end())
+        if value and (not plain or not plain["mixed"] or _MIXTURE.match(value["value"])):
             kept += [text[end : value.start("value")], REDACTED]
             end = value.end()
     return "".join([*kept, text[end:]])
@@ -116,7 +130,7 @@ def redacted(text: str) -> str:
     So are those of this process's environment, wherever they stand. A JSON document stays one.
     """
     for name, value in os.environ.items():
-        if len(value) >= SHORTEST_SECRET and not value.startswith("/") and _names_a_secret(name):
+        if len(value) >= SHORTEST_SECRET and not value.startswith("/") and _is_secret(name, value):
             # As texts have it, as those of JSON do first: of an escape no half may stay.
             escaped = {json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True)}
             for written in sorted(escaped | {value}, key=len, reverse=True):
@@ -129,8 +143,10 @@ def redacted(text: str) -> str:
 
 
 @cache
-def _names_a_secret(name: str) -> bool:
-    return _NAMED.search(f"{name}=") is not None
+def _is_secret(name: str, value: str) -> bool:
+    """Of a variable."""
+    quoted = json.dumps(value)
+    return quoted not in without_named_secrets(f"{name}={quoted}")
 
 
 def capped(text: str, most_bytes: int) -> str:

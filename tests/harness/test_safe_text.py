@@ -75,6 +75,10 @@ def test_json_keeps_its_meaning() -> None:
         '{"session-id": "q7Zq7Z"}', "JSESSIONID=q7Zq7Z", "csrftoken=q7Zq7Z", "login failed for pw=q7Zq7Z",
         "DB_PW='q7Z q7Z'", "HTTP_AUTH=me:q7Z", "auth=me:q7Zq7Z", "https://me:q7Z:q7Z@host/x",
         "postgres://me:q7Z/q7Z@host/x", "https://me:q7Z@q7Z@host/x",
+        "--AUTH q7Zq7Z", "train.py --Key q7Zq7Z", "--Hub-Token=q7Z", "--PASSWORD q7Z", "KEY=q7Zq7Z",
+        "KEY: 'q7Z q7Z'", "auth: q7Zq7Z", '"auth": "me:q7Z"', "HTTP_AUTH: q7Z", "Auth = q7Z", "Pwd: q7Z",
+        "TEXT_ACCESS_KEY=q7Z", "AUDIO_SECRET=q7Z", "--data-secret-key q7Z", "LR_API_KEY: q7Z", "pw=3.q7Z",
+        "Pw=q7Z", "pwd=1q7Z", "my_secret_auth=q7Z",
     ],
 )  # fmt: skip
 def test_secrets_are_redacted(text: str) -> None:
@@ -128,6 +132,11 @@ def test_numbers_of_a_document_stay() -> None:
         "--auth-type basic", "PRIMARY_KEY=id", "MONKEY=banana", "AUTHOR=me", "auth: basic", "https://host:8443/repo@branch",
         "git+https://github.com/x/y@v1", "pwr=1", "step=3 pw",
         "https://host/x?page=2&sort=key", '"use_cookie": 1', "python -u train.py:main",
+        "step_auth=0.3", "pw=3.2", "loss(pw=3.2)", "optim.pw=1e-3, x", '["optim.pw=3.2", 1]',
+        "TEXT_KEY='text'", "OUTPUT_KEY=logits", "LR_KEY=lr", "IMAGE_KEY: pixel_values", "PRIMARY KEY: id2",
+        "--train-key input_ids", "--audio-key wav", "--TEXT-KEY text", "--Label_Keys a", "KEY=text",
+        "SECTION.KEY=VALUE", "auth: oauth2", "auth: v2", "auth: none", '"auth": "basic"', "oauth: hunter2",
+        "step_auth: 0.3", "PWD=/home/me2", "sort(key=field2)",
     ],
 )  # fmt: skip
 def test_what_is_no_secret_stays(text: str) -> None:
@@ -164,11 +173,13 @@ def test_a_message_of_50_megabytes_keeps_both_ends_and_no_secret() -> None:
 def test_secrets_of_the_environment_are_replaced_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "HF_TOKEN": "pla1nted-plain", "MY_PASSWORD": "short", "TOKENIZERS_PARALLELISM": "pla1nted-kept",
-        "DB_PASSWORD_FILE": "/run/pla1nted-path",
+        "DB_PASSWORD_FILE": "/run/pla1nted-path", "TEXT_KEY": "pla1nted-column",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    said = redacted("no access with pla1nted-plain; short, pla1nted-kept, /run/pla1nted-path")
-    assert said == "no access with ***; short, pla1nted-kept, /run/pla1nted-path"
+    said = redacted(
+        "no access with pla1nted-plain; short, pla1nted-kept, /run/pla1nted-path, pla1nted-column"
+    )
+    assert said == "no access with ***; short, pla1nted-kept, /run/pla1nted-path, pla1nted-column"
 
 
 @pytest.mark.parametrize("value", ['pla1"nt\\ed', "pla1nted\\", "pla1\nnted", "pl\u00e4nted1"])
