@@ -47,8 +47,7 @@ from harness.cli.output import MatrixProgress, View, duration, echo
 from harness.cli.scripts import (
     Scripts,
     named_rows,
-    observed_measure,
-    plan_lines,
+    of_script,
     require_script_alone,
     strategy_rows,
 )
@@ -72,6 +71,7 @@ from harness.run_directory.request import Resume, RunRequest
 from harness.tell.formats import fitted
 
 if TYPE_CHECKING:
+    from harness.imported.rows import GivenRow
     from harness.judge.comparison import Comparison
     from harness.judge.statistics import Ratio
     from harness.plan.fit import LargestBatches
@@ -438,6 +438,8 @@ def add_rounds(
             for cell in plan(rounds)
             if cell.repeat == rounds - 1 and (cell.job_id, cell.backend, cell.world_size) in names
         ]
+        if not cells:
+            break
         taken = {cell.key: known[cell.key] for cell in cells if cell.key in known}
         found |= taken
         # Who joins a round that lies before others is not compared with it.
@@ -721,65 +723,78 @@ def compare(
     )
     view.begin("checking the job, its data and this machine")
     device = resolve_device(experiment.runtime.device)
-    asked = split_backends(backends) if backends is not None else experiment.compare.backends
     sizes = numbers(nproc, "--nproc", "ranks") if nproc is not None else experiment.compare.world_sizes
     count = repeats or experiment.compare.repeats
-    of_scripts: dict[str, tuple[str, ...]] = {}
+    told = partial(_finish, until, report, experiment.compare, as_json, strict, view)
     if words or scripts:
-        others = {"batch": batch != "equal", "resume_from": resume is not None, "force": force}
-        others |= {"from_mode": given.count > 0}
-        others |= {"backends": backends is not None, "nproc": nproc is not None} if scripts else {}
-        require_script_alone(experiment, **others)
-        of_scripts = named_rows(scripts) if scripts else strategy_rows(words, asked)
-    else:
-        _require_equal_batches(batch, resume is not None, given, adds_rounds=until != Until())
-        experiment, rows = given.rows(experiment, view)
-        cells = plan(experiment, asked, sizes, count, device, resume=resume, rows=rows)
+        others = {"batch": batch != "equal", "resume_from": resume, "from_mode": given.count, "force": force}
+        require_script_alone(experiment, words, scripts, backends=backends, nproc=nproc, **others)
+        rows_by_name = named_rows(scripts) if scripts else strategy_rows(words, backends, sizes)
+        require_gpus(device, 1 if scripts else max(sizes))
+        store, found = _opened(runs, report, fresh, None, dry_run=dry_run)
+        script = Scripts(
+            rows=rows_by_name, is_given=not scripts, world_size=sizes[0], device=device, store=store,
+            view=view, experiment=of_script(experiment),
+            files={id(record): path for path, record in found},
+        )  # fmt: skip
+        known = reusable([record for _, record in found], lambda _: True)
+        if dry_run:
+            script.show(script.plan(count), known, as_json=as_json)
+            return 0
+        return told(script, script.plan, known, script.records(script.plan(count), known))
+    asked = split_backends(backends) if backends is not None else experiment.compare.backends
+    _require_equal_batches(batch, resume is not None, given, adds_rounds=until != Until())
+    experiment, rows = given.rows(experiment, view)
+    planned = partial(_planned_cells, experiment, asked, sizes, device, resume, rows)
+    cells = planned(count)
     require_gpus(device, max(sizes))
+    store, found = _opened(runs, report, fresh, job := requeued_job(), dry_run=dry_run)
+    known = reusable([record for _, record in found], lambda _: True)
+    batches = largest_batches(cells, experiment, device) if batch == "largest" else None
+    if batches is not None:
+        from harness.plan.fit import cut_lines
+
+        cells = batches.enlarged(cells)
+        for line in cut_lines(cells):
+            echo(line, err=True)
+    if dry_run:
+        return show_plan(cells, known, found, device, experiment, force=force, as_json=as_json, view=view)
+    _tell_known(cells, known, job, view)
+    made = MissingCells(
+        store=store, experiment=experiment, device=device, found=found, rounds=until.rounds(count),
+        fresh=fresh and job is None, force=force, view=view,
+    )  # fmt: skip
+    return told(made, planned, known, made.records(cells, known, batches))
+
+
+def _planned_cells(
+    experiment: Experiment, asked: Sequence[str], sizes: Sequence[int], device: str, resume: Resume | None,
+    rows: Sequence[GivenRow], rounds: int,
+) -> list[RunRequest]:  # fmt: skip
+    return plan(experiment, asked, sizes, rounds, device, resume=resume, rows=rows)
+
+
+def _opened(
+    runs: Path, report: Path | None, fresh: bool, requeued: str | None, *, dry_run: bool
+) -> tuple[Store, list[tuple[Path, Record]]]:
+    """The folder of runs, and the records there that may stand for cells."""
     store = Store(runs) if dry_run else open_store(runs)
     if report is not None and not dry_run:
         from harness.tell.report import require_writable
 
         require_writable(report)
-    found = _takeable_runs(store, fresh, job := requeued_job())
-    known = reusable([record for _, record in found], lambda _: True)
-    made: MissingCells | Scripts
-    if of_scripts:
-        made = Scripts(
-            rows=of_scripts, is_given=not scripts, world_size=sizes[0], device=device, store=store, view=view,
-            experiment=experiment.model_copy(update={"measure": observed_measure(experiment.measure)}),
-            files={id(record): path for path, record in found},
-        )  # fmt: skip
-        planned: Callable[[int], Sequence[Any]] = made.plan
-        if dry_run:
-            echo(plan_lines(planned(count), known, view))
-            return 0
-        records = made.records(planned(count), known)
-    else:
-        batches = largest_batches(cells, experiment, device) if batch == "largest" else None
-        if batches is not None:
-            from harness.plan.fit import cut_lines
+    return store, _takeable_runs(store, fresh, requeued)
 
-            cells = batches.enlarged(cells)
-            for line in cut_lines(cells):
-                echo(line, err=True)
-        if dry_run:
-            return show_plan(cells, known, found, device, experiment, force=force, as_json=as_json, view=view)
-        _tell_known(cells, known, job, view)
-        rounds, fresh = until.rounds(count), fresh and job is None
-        made = MissingCells(
-            store=store, experiment=experiment, device=device, found=found, rounds=rounds, fresh=fresh,
-            force=force, view=view,
-        )  # fmt: skip
-        records = made.records(cells, known, batches)
 
-        def planned(rounds: int) -> list[RunRequest]:
-            return plan(experiment, asked, sizes, rounds, device, resume=resume, rows=rows)
-
+def _finish(
+    until: Until, report: Path | None, asked: CompareSection, as_json: bool, strict: bool, view: View,
+    made: MissingCells | Scripts, planned: Callable[[int], Sequence[Any]], known: Mapping[str, Record],
+    records: Sequence[Record],
+) -> int:  # fmt: skip
+    """Add rounds, show all; the exit code."""
     if until != Until():
         records = add_rounds(planned, made, known, records, until, view)
-    shown = [(made.files[id(r)], r) for r in records]
-    comparison = _show(shown, report, experiment.compare, as_json, view)
+    comparison = _show([(made.files[id(r)], r) for r in records], report, asked, as_json, view)
     if made.interrupted:
         return EXIT_INTERRUPTED
     is_bad = any(

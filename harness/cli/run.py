@@ -31,7 +31,7 @@ from harness.cli.options import (
     wide_option,
 )
 from harness.cli.output import Progress, View, echo
-from harness.cli.scripts import WINDOWS, observed_measure
+from harness.cli.scripts import WINDOWS, of_script
 from harness.errors import HarnessError
 from harness.job.batch import job_layout
 from harness.job.config import load_experiment
@@ -228,8 +228,7 @@ def observe(
     if ignored := [text for text in assignments if text.partition("=")[0] not in settings]:
         known = ", ".join(settings)
         raise HarnessError(f"--set {ignored[0]} would be ignored: the script decides; observe takes {known}")
-    given = (f"measure.{name}={default}" for name, default in WINDOWS.items())
-    measure = observed_measure(load_experiment(None, (*given, *assignments)).measure)
+    measure = of_script(load_experiment(None, assignments)).measure
     done = observe_command(observed, store, measure, command=command_line(), keeps_output_free=as_json)
     if done.record is not None:
         try:

@@ -5,32 +5,40 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from harness.backends import registry
-from harness.cli.options import command_line
-from harness.cli.output import View
+from harness.cli.options import command_line, split_backends
+from harness.cli.output import View, echo
 from harness.errors import HarnessError
-from harness.exported.folder import exported_strategy
-from harness.exported.scripts import VARIABLES, accelerate_launch, strategy_name, variables, why_not
+from harness.exported.scripts import (
+    VARIABLES,
+    accelerate_launch,
+    of_accelerate,
+    preset_of,
+    strategy_name,
+    variables,
+    why_not,
+)
 from harness.job.config import load_experiment
-from harness.job.experiment import Experiment, MeasureSection
-from harness.judge.wording import a_few, counted
+from harness.job.experiment import Experiment
+from harness.judge.wording import a_few, counted, listed
 from harness.launch.cells import canonical_label
 from harness.launch.observed_command import RowLaunch, files_of, observe_row
 from harness.nested import differences
 from harness.record import Record
 from harness.record.provenance import code_fingerprint, machine_name, package_versions
 from harness.record.store import Store
-from harness.run_directory.observed_record import ScriptRow
+from harness.run_directory.observed_record import MOVED, ScriptRow
 from harness.tell.formats import fitted
 
-WINDOWS = {"warmup_steps": 3, "probed_steps": 2, "cooldown_steps": 3}
-"""Settings of an observed run, with their defaults."""
+WINDOWS = ("warmup_steps", "probed_steps", "cooldown_steps")
+"""Settings of `measure` that an observed run has."""
+IGNORED = ("threads_per_rank", "memory_limit", "loading")
+"""Settings of `runtime` that a script does not have."""
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 PACKAGES = ("torch", "accelerate", "transformers", "deepspeed")
 BASE = "ddp"
@@ -53,7 +61,7 @@ class ScriptCell:
 
     @property
     def label(self) -> str:
-        return f"{self.backend}, moved" if self.is_moved else self.backend
+        return self.backend + MOVED * self.is_moved
 
 
 @dataclass(kw_only=True)
@@ -74,33 +82,39 @@ class Scripts:
     files: dict[int, Path]
     """The file of each record by the id of the object."""
     interrupted: bool = False
-    base: Record | None = None
+    seen: dict[str, Record] = field(default_factory=dict)
+    """The first run of each row that trained."""
+
+    @property
+    def base(self) -> Record | None:
+        """Of the first row that trained, in their order."""
+        return next((self.seen[name] for name in self.rows if name in self.seen), None)
 
     def plan(self, rounds: int) -> list[ScriptCell]:
         """In rounds; every second one has the rows behind the base in reverse, as other comparisons.
 
-        The base runs once more, its weights moved to the next number: that measures rounding. ZeRO, which
-        keeps weights of its own, is not moved.
+        The base runs once more, its weights moved to the next number: that measures rounding.
         """
         names = list(self.rows)
         cells = []
         for repeat in range(rounds):
             order = names if repeat % 2 == 0 else [*names[:1], *names[:0:-1]]
             cells += [self._cell(name, repeat) for name in order]
-        is_zero = self.is_given and exported_strategy(names[0]).zero_stage is not None
-        if self.experiment.compare.noise_runs and len(names) > 1 and not is_zero:
+        if self.experiment.compare.noise_runs and len(names) > 1:
             cells.insert(1, self._cell(names[0], 0, is_moved=True))
         return cells
 
     def _cell(self, name: str, repeat: int, *, is_moved: bool = False) -> ScriptCell:
-        words = self.rows[name]
+        words, known = self.rows[name], self.seen.get(name)
+        beside = [str(path) for word in words[:1] for path in sorted(Path(word).parent.glob("*.py"))]
+        given = [self.world_size, self.device, self.experiment.runtime.preset]
         parts = {
             "row": [name, is_moved],
+            "base": next(iter(self.rows)),
             "words": words,
-            "files": files_of(words),
-            "given": [self.world_size, self.device, self.experiment.runtime.preset]
-            if self.is_given
-            else None,
+            "files": files_of([*words, *beside]),
+            "folder": str(Path.cwd()),
+            "given": given if self.is_given else None,
             "measure": self.experiment.measure.model_dump(),
             "repeat": repeat,
             "code": code_fingerprint(),
@@ -110,111 +124,128 @@ class Scripts:
         return ScriptCell(
             backend=name, words=words, repeat=repeat,
             key=hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16],
-            job_id=self.base.job_id if self.base else "", world_size=self.world_size, is_moved=is_moved,
+            job_id=self.base.job_id if self.base else "",
+            world_size=known.world.world_size if known else self.world_size, is_moved=is_moved,
         )  # fmt: skip
 
     def records(self, cells: Sequence[ScriptCell], known: Mapping[str, Record]) -> list[Record]:
         """The records of all cells, as far as they ran, the missing ones run now."""
-        done = dict(known)
-        done |= self.run(
-            [cell for cell in cells if cell.key not in done], [done[c.key] for c in cells if c.key in done]
-        )
+        done = {cell.key: known[cell.key] for cell in cells if cell.key in known}
+        if done:
+            self.view.say(f"{len(done)} of {len(cells)} runs have a record; --fresh runs them again")
+        for record in done.values():
+            self._note(record)
+        done |= self.run([cell for cell in cells if cell.key not in done], ())
         return [done[cell.key] for cell in cells if cell.key in done]
 
-    def run(self, cells: Sequence[ScriptCell], known: Iterable[Record]) -> dict[str, Record]:
-        """Records by cell. `known`: records of other cells of the comparison."""
-        first = next(iter(self.rows))
-        for record in known:
-            if record.backend.label == first and record.status == "ok":
-                self.base = self.base or record
+    def run(self, cells: Sequence[ScriptCell], _known: Iterable[Record]) -> dict[str, Record]:
+        """Records by cell. What ZeRO keeps besides the weights is not moved with them: no repetition."""
         done: dict[str, Record] = {}
         for number, cell in enumerate(cells, 1):
+            base = self.base.observation.base if self.base and self.base.observation else None
+            if cell.is_moved and (base is None or base.startswith("zero")):
+                continue
             what = "weights moved by a unit" if cell.is_moved else f"round {cell.repeat + 1}"
             self.view.say(f"{number} of {len(cells)}: {cell.backend}, {what}")
-            record = self._run(cell)
-            done[cell.key] = record
+            record = done[cell.key] = self._run(cell)
             self.files[id(record)] = self.store.record_path(record)
-            if record.status == "ok" and not cell.is_moved:
-                self.base = self.base or record
-            self.interrupted = record.was_interrupted
-            steps = counted(len(record.steps), "step")
+            self._note(record)
             why = record.error.message if record.error else "; ".join(record.reasons)
+            steps = counted(len(record.steps), "step")
             self.view.say(f"{cell.backend}: {record.status}, {why or steps}")
-            if self.interrupted:
+            if record.was_interrupted:
+                self.interrupted = True
                 break
         return done
 
+    def _note(self, record: Record) -> None:
+        if record.status == "ok" and not (record.observation and record.observation.is_moved):
+            self.seen.setdefault(record.backend.label, record)
+
     def _run(self, cell: ScriptCell) -> Record:
-        base, device, size = self.base, self.device, self.world_size
+        base, device, size, runtime = self.base, self.device, self.world_size, self.experiment.runtime
         row = ScriptRow(
-            label=cell.label,
-            key=cell.key,
-            repeat=cell.repeat,
-            job_id=base.job_id if base else None,
-            judged_by=next(iter(self.rows)),
-            is_moved=cell.is_moved,
-        )
+            label=cell.label, key=cell.key, repeat=cell.repeat, job_id=base.job_id if base else None,
+            judged_by=next(iter(self.rows)), is_moved=cell.is_moved,
+        )  # fmt: skip
         launch = RowLaunch(script=cell.words, world_size=size, device=device, base=base)
         if self.is_given:
-            preset = registry.preset_of(cell.backend, self.experiment.runtime.preset)
+            preset = preset_of(cell.backend, runtime.preset)
             row = row.model_copy(update={"preset": preset, "strategy": strategy_name(cell.backend)})
             launch = replace(
-                launch, variables=variables(cell.backend, device), without=VARIABLES,
+                launch,
+                variables=variables(cell.backend, device),
+                without=VARIABLES,
                 why_not=why_not(cell.backend, size, device),
                 launcher=lambda folder: accelerate_launch(
                     cell.backend, folder, base, world_size=size, device=device, preset=preset
                 ),
-            )  # fmt: skip
-        experiment = self.experiment
-        return observe_row(row, launch, self.store, experiment.measure, experiment.runtime, command_line())
+            )
+        return observe_row(row, launch, self.store, self.experiment.measure, runtime, command_line())
+
+    def show(self, cells: Sequence[ScriptCell], known: Mapping[str, Record], *, as_json: bool) -> None:
+        """What would run, row by row."""
+        runs = [known[cell.key].run_id if cell.key in known else None for cell in cells]
+        if as_json:
+            rows = [
+                {"row": cell.label, "repeat": cell.repeat, "record": run, "command": list(cell.words)}
+                for cell, run in zip(cells, runs, strict=True)
+            ]
+            echo(json.dumps({"cells": rows}, indent=1))
+            return
+        shown = [
+            [cell.label, str(cell.repeat), run or "none", shlex.join(cell.words)]
+            for cell, run in zip(cells, runs, strict=True)
+        ]
+        echo(fitted(shown, ("row", "repeat", "record", "command"), wide=self.view.wide))
 
 
-def strategy_rows(script: Sequence[str], labels: Collection[str]) -> dict[str, tuple[str, ...]]:
+def strategy_rows(
+    script: Sequence[str], backends: str | None, sizes: Sequence[int]
+) -> dict[str, tuple[str, ...]]:
     """The same script under each strategy, the base first. Raises HarnessError."""
-    words = tuple(script[1:] if Path(script[0]).name in ("python", "python3") else script)
-    if not words or Path(words[0]).name in LAUNCHERS:
+    words = tuple(script)
+    if Path(words[0]).resolve() == Path(sys.executable).resolve() or words[0] in ("python", "python3"):
+        words = words[1:]
+    if not words or Path(words[0]).name in LAUNCHERS or Path(words[0]).name.startswith("python"):
         raise HarnessError(
-            f"`-- {shlex.join(script)}` names a launcher; give the script and its arguments, which each row "
-            "starts under its strategy, or whole commands with --script NAME=COMMAND"
+            f"`-- {shlex.join(script)}` names a launcher or another Python; give the script and its "
+            "arguments, which each row starts under its strategy, or commands with --script NAME=COMMAND"
         )
     if not Path(words[0]).is_file():
         raise HarnessError(
             f"script '{words[0]}' does not exist; `--` is followed by a Python file and its arguments"
         )
-    names = [canonical_label(label) for label in labels]
+    if len(sizes) > 1:
+        raise HarnessError(
+            f"{listed([*map(str, sizes)])} ranks were asked for; a script takes one number (--nproc)"
+        )
+    names = [canonical_label(label) for label in split_backends(backends)] if backends else of_accelerate()
     for name in names:
         strategy_name(name)
     return dict.fromkeys(sorted(names, key=lambda name: name != BASE), words)
 
 
-def require_script_alone(experiment: Experiment, **given: Any) -> None:
-    """Raise HarnessError for what a script decides itself. given: options by name, and whether they are."""
-    default, asked = load_experiment(None, ()).job(), experiment.job()
-    named = [".".join(keys) for keys, _, _ in differences(default.model_dump(), asked.model_dump())]
-    named += [f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given]
+def require_script_alone(
+    experiment: Experiment, words: Sequence[str], scripts: Sequence[str], *, backends: str | None,
+    nproc: str | None, **others: object,
+) -> None:  # fmt: skip
+    """Raise HarnessError for what a script decides itself. others: options by name, with their values."""
+    if words and scripts:
+        raise HarnessError("`-- SCRIPT` and --script exclude each other; leave one out")
+    default, asked = load_experiment(None, ()), experiment
+    named = [".".join(k) for k, _, _ in differences(default.job().model_dump(), asked.job().model_dump())]
+    named += [f"runtime.{n}" for n in IGNORED if getattr(default.runtime, n) != getattr(asked.runtime, n)]
+    others |= {"backends": backends, "nproc": nproc} if scripts else {}
+    named += [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
     if named:
         raise HarnessError(f"{a_few(named)} would be ignored: the script decides; leave it out")
 
 
-def observed_measure(measure: MeasureSection) -> MeasureSection:
-    """The windows of an observed run, those that were set as they are."""
-    default = MeasureSection()
-    own = {name: steps for name, steps in WINDOWS.items() if getattr(measure, name) == getattr(default, name)}
-    return measure.model_copy(update=own | {"traced_steps": 0, "weight_digests": False})
-
-
-def plan_lines(cells: Sequence[ScriptCell], known: Mapping[str, Record], view: View) -> str:
-    """What would run, row by row."""
-    rows = [
-        [
-            cell.label,
-            str(cell.repeat),
-            known[cell.key].run_id if cell.key in known else "none",
-            shlex.join(cell.words),
-        ]
-        for cell in cells
-    ]
-    return fitted(rows, ("row", "repeat", "record", "command"), wide=view.wide)
+def of_script(experiment: Experiment) -> Experiment:
+    """Of a script, which is not traced and whose weights are not gathered."""
+    measure = experiment.measure.model_copy(update={"traced_steps": 0, "weight_digests": False})
+    return experiment.model_copy(update={"measure": measure})
 
 
 def named_rows(scripts: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -227,8 +258,8 @@ def named_rows(scripts: Sequence[str]) -> dict[str, tuple[str, ...]]:
             words = tuple(shlex.split(command))
         if not (name.isidentifier() and equals and words) or name in rows:
             raise HarnessError(
-                f"--script was given '{given}'; give NAME=COMMAND with a name of its own, such as "
-                "a='torchrun --nproc-per-node 2 train.py'"
+                f"--script was given '{given}'; give NAME=COMMAND with a name of its own "
+                "(letters, digits and _), such as a='torchrun --nproc-per-node 2 train.py'"
             )
         rows[name] = words
     return rows

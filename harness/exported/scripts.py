@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from math import inf
 from pathlib import Path
 
 import yaml
 
 from harness.backends import registry
 from harness.backends.base import Preset, World
+from harness.backends.options import reduces_each
 from harness.errors import HarnessError
 from harness.exported.folder import accelerate_values, deepspeed_values, exported_strategy
 from harness.files import write_atomically
@@ -23,24 +25,46 @@ from harness.run_directory.observed_record import GLOO
 ROUTE = "accelerate-"
 VARIABLES = ("ACCELERATE_", "FSDP_")
 """By which Accelerate is told a strategy: of a row by its file alone."""
+TRAINER = "transformers.Trainer"
+"""Which fills in what DeepSpeed's file leaves 'auto', and refuses what differs from its own arguments."""
 MANY_PARAMETERS = 10**9
 """Where no row has trained yet: buckets are limited as those of a large model."""
+
+
+def of_accelerate() -> list[str]:
+    """The strategies that Accelerate has, by the names of our own rows."""
+    return [name.removeprefix(ROUTE) for name in registry.entries() if name.startswith(ROUTE)]
 
 
 def strategy_name(label: str) -> str:
     """What an observed script shows of this row. Raises HarnessError for what Accelerate does not have."""
     name = registry.parse(label)[0].name
-    if f"{ROUTE}{name}" not in registry.entries():
-        known = [one.removeprefix(ROUTE) for one in registry.entries() if one.startswith(ROUTE)]
-        raise HarnessError(f"a script cannot be given '{label}'; Accelerate takes {', '.join(known)}")
+    if name not in of_accelerate():
+        raise HarnessError(
+            f"a script cannot be given '{label}'; Accelerate takes {', '.join(of_accelerate())}"
+        )
+    try:
+        _, options = registry.parse(f"{ROUTE}{label}")
+    except registry.UnknownBackend as error:
+        raise HarnessError(f"a script cannot be given '{label}': {error}") from error
+    if reduces_each(options):
+        raise HarnessError(f"a script cannot be given '{label}': its own accumulation decides when to reduce")
     return name
+
+
+def preset_of(label: str, preset: Preset) -> Preset:
+    """The preset of a row: only DeepSpeed's file can pin what makes rows differ; others are as Accelerate has
+    them."""
+    is_zero = exported_strategy(label).zero_stage is not None
+    return registry.preset_of(label, preset) if is_zero else "library-defaults"
 
 
 def variables(label: str, device: str) -> dict[str, str]:
     """What Accelerate 1.15 needs on the CPU beside its file: DDP this variable, DeepSpeed our hook's."""
     if device != "cpu":
         return {}
-    return {"ACCELERATE_USE_CPU": "true"} if exported_strategy(label).zero_stage is None else {GLOO: "1"}
+    own = {"ACCELERATE_USE_CPU": "true"} if exported_strategy(label).zero_stage is None else {GLOO: "1"}
+    return own | {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def why_not(label: str, world_size: int, device: str) -> str | None:
@@ -71,7 +95,9 @@ def accelerate_launch(
         config = deepspeed_values(label, job, layout, world_size, device, count, preset)
         config["zero_allow_untested_optimizer"] = True  # the script's own, judged by what it does
         if base is None:
-            config |= dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_clipping"), "auto")
+            config["gradient_clipping"] = "auto"
+        if base is None or TRAINER in " ".join(base.observation.frameworks if base.observation else []):
+            config |= dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
         file = folder / "ds_config.json"
         write_atomically(file, json.dumps(config, indent=1))
         values["deepspeed_config"]["deepspeed_config_file"] = str(file)
@@ -87,6 +113,6 @@ def _job_of(base: Record | None) -> Job:
     if base is None:
         return load_experiment(None, ()).job()
     seen = base.job.training
-    clipping = seen.gradient_clipping or "null"
+    clipping = c if (c := seen.gradient_clipping) and 0 < c < inf else "null"
     given = (f"training.precision={seen.precision or 'fp32'}", f"training.gradient_clipping={clipping}")
     return load_experiment(None, given).job()

@@ -28,7 +28,9 @@ def facts(record: Record) -> Facts:
     gpus = environment.gpus or ["no GPU"]
     measure = record.measure.model_dump() if record.measure else {}
     # A preset that the label names was asked for row by row: it is compared, and not a condition of the runs.
-    preset = {} if record.backend.own_preset else {"preset": world.preset}
+    # Of scripts that are compared only DeepSpeed's file has one.
+    is_row = record.observation is not None and record.observation.judged_by is not None
+    preset = {} if record.backend.own_preset or is_row else {"preset": world.preset}
     return {
         "job": f"job {record.job_id}",
         "start": "from the start"

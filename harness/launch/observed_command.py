@@ -14,15 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness.backends.base import Unsupported
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.import_path import given_environment
 from harness.job.experiment import Limits, MeasureSection
 from harness.launch.bootstrap.sitecustomize import PACKAGES, PROCESSES, RUN_DIRECTORY
-from harness.launch.ending import leaving_none_behind
+from harness.launch.ending import die_with, leaving_none_behind
+from harness.launch.owner import forget_owner, note_owner
 from harness.record import ErrorPart, Record, Status
 from harness.record.store import Store, as_name, keep_record
 from harness.run_directory.observed_record import (
@@ -93,7 +96,7 @@ def observe_command(
         if record is None:
             store.discard(request.run_id)
         else:
-            record = keep_record(directory, record)
+            record = _kept(directory, record)
     except (OSError, ValueError, HarnessError) as error:  # the command has ended: its exit code counts
         return Observed(record=None, exit_code=exit_code, problem=described(error))
     return Observed(record=record, exit_code=exit_code)
@@ -130,6 +133,7 @@ def _begin(
     )
     directory = store.run_directory(request.run_id).resolve()
     request.write(directory)
+    note_owner(directory)
     return request, directory
 
 
@@ -165,48 +169,58 @@ def observe_row(
     limits: Limits,
     command: Sequence[str],
 ) -> Record:
-    """Run one row to its end, its output in the launcher's log, and record it; nothing outlives it.
-
-    Raises HarnessError if it cannot be started.
-    """
+    """Run one row to its end, its output in the launcher's log, and record it; nothing outlives it."""
     request, directory = _begin(launch.script, store, measure, command, row)
 
     def untrained(status: Status, **why: Any) -> Record:
         return record_of_no_training(request, launch.world_size, launch.device, launch.base, status, **why)
 
     if launch.why_not is not None:
-        return keep_record(directory, untrained("unsupported", reasons=[launch.why_not]))
+        return _kept(directory, untrained("unsupported", reasons=[launch.why_not]))
     log = launcher_log(directory)
     with leaving_none_behind(), log.open("wb") as output:
         try:
             process = subprocess.Popen(
                 [*launch.launcher(directory), *launch.script], stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, env=launch.environment(directory),
+                preexec_fn=partial(die_with, os.getpid(), signal.SIGTERM),
             )  # fmt: skip
-        except OSError as error:
-            store.discard(request.run_id)
-            raise HarnessError(
-                f"'{redacted(launch.script[0])}' cannot be started: {error.strerror}"
-            ) from error
+        except (OSError, HarnessError, Unsupported) as error:
+            return _kept(directory, _not_started(untrained, error))
         code, told_at, late = _ended_in_time(process, directory, limits)
         with suppress(OSError):
             note_end(directory, process.pid, code)
         wait_for_processes(directory)
     record = assemble_observed(directory, request, code, told_at)
     if record is None:
-        raised = RAISED.search(read_log(log))
-        ended = f"no process of the script trained: {raised[1] if raised else f'exit code {code}'}"
+        raised = [line for line in RAISED.findall(read_log(log)) if not line.startswith(OF_LAUNCHERS)]
+        ended = f"no process of the script trained: {raised[-1] if raised else f'exit code {code}'}"
         kind = "Interrupted" if told_at is not None and late is None else "Exit"
         record = untrained("failed", error=ErrorPart(kind=kind, message=ended, log_tail=log_tail(log)))
     if late is not None and record.status != "ok":
         why = ErrorPart(kind="Timeout", message=late, log_tail=log_tail(log))
         record = record.model_copy(update={"status": "timeout", "error": why})
-    return keep_record(directory, told_apart(record, row))
+    return _kept(directory, told_apart(record, row))
 
 
 RAISED = re.compile(r"^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*(?:Error|Exception)\b.*)$", re.MULTILINE)
 """The last line of a traceback, which torchrun's ranks begin with their number."""
+OF_LAUNCHERS = ("torch.distributed.elastic", "subprocess.CalledProcessError")
+"""Errors that say of a script only that it failed."""
 POLL_SECONDS = 0.5
+
+
+def _kept(directory: Path, record: Record) -> Record:
+    kept = keep_record(directory, record)
+    forget_owner(directory)
+    return kept
+
+
+def _not_started(untrained: Callable[..., Record], error: Exception) -> Record:
+    if isinstance(error, OSError):
+        why = f"'{error.filename}' cannot be started: {error.strerror}"
+        return untrained("failed", error=ErrorPart(kind=type(error).__name__, message=why))
+    return untrained("unsupported", reasons=[described(error)])
 
 
 def _ended_in_time(

@@ -15,6 +15,8 @@ from harness.files import write_atomically
 from harness.record import Record
 from harness.record.store import RECORD_NAME, write_record
 from harness.run_directory.assemble import Outcome, Verdict, assemble, clean_up
+from harness.run_directory.observed_record import REQUEST_NAME as OBSERVED
+from harness.run_directory.observed_record import record_of_abandoned
 from harness.run_directory.rank_state import Owner, read_part
 from harness.run_directory.request import RANK_OWNERS, RunRequest
 
@@ -83,6 +85,11 @@ def record_abandoned(runs: Path) -> Iterator[Record]:
         if not owner.is_gone or not (directory / OWNER_NAME).exists():
             continue
         try:
+            if (directory / OBSERVED).exists():
+                write_record(directory, record := record_of_abandoned(directory))
+                forget_owner(directory)
+                yield record
+                continue
             request = RunRequest.read(directory)
             cause = f"abandoned: its launcher (process {owner.process}) was killed, or the machine restarted,"
             lost = Verdict(status="failed", kind="LauncherLost", cause=cause)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from harness.backends import registry
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.files import Stored, read_plain, write_atomically
 from harness.job.experiment import MeasureSection
@@ -122,6 +124,8 @@ def _precedence(start: ProcessStart) -> tuple[bool, float]:
 
 GLOO = "HARNESS_ACCELERATE_GLOO"
 """Variable that has Accelerate join CPU processes under DeepSpeed by gloo; any value."""
+MOVED = ", moved"
+"""Ends the label of the repetition whose weights are moved."""
 REQUEST_NAME = "observe.json"
 PREFIX = "observed-"
 """Of the backend's name in a record: 'observed-fsdp'."""
@@ -133,7 +137,7 @@ class ScriptRow(Stored):
     """Which run of a comparison of scripts an observed command is."""
 
     label: str
-    """Name of its row."""
+    """Name of its row, and MOVED."""
     key: str
     """Equal for runs of one cell: the command and its files, what it was given, the measurement."""
     repeat: int = 0
@@ -209,7 +213,7 @@ def assemble_observed(
         job_id=row.job_id or hashlib.sha256(identity.encode()).hexdigest()[:12],
         cell=row.key,
         repeat=row.repeat,
-        backend=_backend(seen, setup, events, row.label),
+        backend=_backend(seen, setup, events, row),
         world=WorldPart(
             **WorldPart.shared(seen)
             | {
@@ -242,13 +246,15 @@ def assemble_observed(
 def told_apart(record: Record, row: ScriptRow) -> Record:
     """The record, without figures where the script did not train under the strategy that it was given."""
     seen = record.observation.base if record.observation else None
-    if row.strategy in (None, seen) or record.status != "ok":
+    if row.strategy in (None, seen):
         return record
     alone = "each process alone" if record.world.world_size > 1 else "in one process"
     trained = alone if seen in (None, "single") else f"under {seen}"
     reason = f"the script trains {trained} where it was given {row.strategy}"
-    none: dict[str, Any] = {"steps": [], "ranks": [], "comm": []}
-    return record.model_copy(update=none | {"status": "unsupported", "reasons": [reason]})
+    none: dict[str, Any] = {"steps": [], "ranks": [], "comm": [], "windows": None}
+    none["backend"] = record.backend.model_copy(update={"claim": None})
+    why = {"status": "unsupported", "reasons": [reason]} if record.status == "ok" else {}
+    return record.model_copy(update=none | why)
 
 
 def record_of_no_training(
@@ -273,6 +279,17 @@ def record_of_no_training(
         ),
         **why,
     )  # fmt: skip
+
+
+def record_of_abandoned(run_directory: Path) -> Record:
+    """The record of a command whose observer was killed, from what its processes left."""
+    request = ObserveRequest.read(run_directory)
+    record = assemble_observed(run_directory, request, -signal.SIGKILL)
+    if record is not None:
+        return record if request.row is None else told_apart(record, request.row)
+    request = request.model_copy(update={"row": request.row or ScriptRow(label=PREFIX, key=request.run_id)})
+    error = ErrorPart(kind="LauncherLost", message="abandoned before a process of the script trained")
+    return record_of_no_training(request, 1, "cpu", None, "failed", error=error)
 
 
 def _status(
@@ -360,7 +377,7 @@ def _ended(code: int) -> str:
 
 
 def _backend(
-    seen: ObservationEvent, setup: SetupEvent | None, events: Mapping[int, RankEvents], label: str
+    seen: ObservationEvent, setup: SetupEvent | None, events: Mapping[int, RankEvents], row: ScriptRow
 ) -> BackendPart:
     """With the micro-steps that were seen, and which of them were seen to reduce gradients."""
     name = PREFIX + (seen.observation.base or "script")
@@ -372,12 +389,12 @@ def _backend(
         if known:
             synchronised = "every micro-step" if any(known) else "last micro-step"
             effective = replace(effective, gradient_synchronisation=synchronised)
-    own: dict[str, Any] = {
-        "label": label or name,
-        "name": name,
-        "effective": effective,
-        "options": seen.options,
-    }
+    options = dict(seen.options)
+    if row.strategy is not None:
+        _, given = registry.parse(row.label.removesuffix(MOVED))
+        options |= given.model_dump(exclude_unset=True, exclude_none=True)
+    own: dict[str, Any] = {"label": row.label or name, "name": name}
+    own |= {"effective": effective, "options": options}
     if not seen.observation.has_form:
         own["claim"] = None
     return BackendPart(**BackendPart.shared(setup) | own | versions_of(setup))

@@ -22,10 +22,12 @@ def test_a_script_as_it_is_trains_alike_under_each_strategy(journey: Journey, sc
     make_job(journey.folder)
     journey.program("python", "-c", BUILD)
     strategies = "zero2,ddp,fsdp" if script == "hf_trainer.py" else "ddp,zero3,fsdp1"
-    words = ("compare", "--backends", strategies, "--nproc", "2", *WINDOWS[:-1])
+    words = ("--backends", strategies, "--nproc", "2", *WINDOWS[:-1])
     after = ("--", EXAMPLES / script, *ARGUMENTS)
     # A variable that would have Accelerate train DDP under DeepSpeed's name.
-    document = json.loads(journey.harness(*words, "--json", "--report", "r.md", *after, **VARIABLES).stdout)
+    document = json.loads(
+        journey.harness("compare", *words, "--json", "--report", "r.md", *after, **VARIABLES).stdout
+    )
     rows = {row["backend"]: row for row in document["rows"]}
     assert next(iter(rows)) == "ddp"
     for name, row in rows.items():
@@ -47,7 +49,7 @@ def test_a_script_as_it_is_trains_alike_under_each_strategy(journey: Journey, sc
         losses = [[step.loss for step in records[one].steps] for one in (name, "ddp")]
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert "Same training as ddp?" in journey.read("r.md")
-    planned = journey.harness(*words, "--dry-run", *after, **VARIABLES).stdout
+    planned = journey.harness("compare", *words, "--dry-run", *after, **VARIABLES).stdout
     assert " none " not in planned
     assert all(record.run_id in planned for record in records.values())
     assert "unsupported" in journey.harness("list").stdout
@@ -58,8 +60,8 @@ def test_a_script_as_it_is_trains_alike_under_each_strategy(journey: Journey, sc
 
 def test_a_script_that_takes_no_strategy_is_no_row_of_it(journey: Journey) -> None:
     make_job(journey.folder)
-    words = ("compare", "--backends", "ddp", "--nproc", "2", "--json", "--", PLAIN, "--bare")
-    (row,) = json.loads(journey.harness(*words, **VARIABLES).stdout)["rows"]
+    words = ("--backends", "ddp", "--nproc", "2", "--json", "--", PLAIN, "--bare")
+    (row,) = json.loads(journey.harness("compare", *words, **VARIABLES).stdout)["rows"]
     assert row["status"] == "unsupported"
     assert row["reason"] == "the script trains each process alone where it was given ddp"
     assert row["tokens_per_second"] is None

@@ -353,7 +353,7 @@ def _other_sign(reference: Record) -> float:
     optimizer = reference.job.optimizer
     if optimizer.kind in ("muon", "sgd"):
         return 0.0
-    scales = [g.learning_rate / optimizer.learning_rate for g in optimizer.groups if g.learning_rate]
+    scales = [g.learning_rate / optimizer.learning_rate for g in optimizer.groups or () if g.learning_rate]
     return 2.0 * max([1.0, *scales]) * max((step.learning_rate for step in reference.steps), default=0.0)
 
 

@@ -67,14 +67,18 @@ def fsdp1(
     return Fsdp1Engine(fsdp, optimizers, context, strategy), base
 
 
-def fsdp2(root: nn.Module, optimizers: Any, context: SetupContext) -> tuple[Engine, str | None]:
-    """The same; `root` contains or is what `fully_shard` was called on."""
+def fsdp2(root: nn.Module, optimizers: Any, context: SetupContext) -> tuple[Engine, str | None, bool]:
+    """The same, and whether some units keep their weights, as the tail does that Accelerate 1.15 wraps.
+
+    `root` contains or is what `fully_shard` was called on.
+    """
     units = [module for module in root.modules() if isinstance(module, FSDPModule)]
     groups = [group for unit in units for group in parameter_groups(unit._get_fsdp_state())]
     policy, mesh = groups[0].mp_policy, groups[0].mesh_info.mesh
     # The root keeps its weights by default; the other units show what was asked for.
     others = [group for group in groups if group is not groups[0]] or groups
-    reshards = all(group.post_forward_mesh_info is not None for group in others)
+    kept = [group.post_forward_mesh_info is None for group in others]
+    reshards = not all(kept)
     offload = type(groups[0].offload_policy).__name__
     strategy = fsdp2_strategy(
         root, units, mesh, policy, parameter_count(root), offload == "CPUOffloadPolicy",
@@ -84,7 +88,7 @@ def fsdp2(root: nn.Module, optimizers: Any, context: SetupContext) -> tuple[Engi
     base = "fsdp-hybrid" if mesh.ndim > 1 else ("fsdp" if reshards else "fsdp-grad-op")
     if groups[0].mesh_info.shard_mesh_dim is None:
         strategy, base = of_replicas(strategy, mesh), "replicate"
-    return Fsdp2Engine(root, optimizers, context, strategy), base
+    return Fsdp2Engine(root, optimizers, context, strategy), base, reshards and any(kept)
 
 
 ASKED_OF_ACCELERATE = {
@@ -108,6 +112,8 @@ class Live:
     """What a reader must know of the strategy."""
     cuts_units: bool = False
     """Whether weights are gathered in units of the model."""
+    is_mixed: bool = False
+    """Whether some units of FSDP2 keep their weights after the forward pass and others do not."""
     reduces_by: str = ""
     """A function of the script's, or of a library's, that DDP calls in place of its all-reduce."""
     outer: nn.Module | None = None
@@ -120,7 +126,10 @@ class Live:
 
     @property
     def has_form(self) -> bool:
-        """Whether closed forms hold: they know no units within units, and no reduction of a script's own."""
+        """Whether closed forms hold: they know no units within units, none that keep their weights beside
+        others, and no reduction of a script's own."""
+        if self.is_mixed:
+            return False
         units = [f"{name}." for name in self.engine.effective().wrap_units if name]
         return not self.reduces_by and not any(a != b and a.startswith(b) for a in units for b in units)
 
@@ -205,8 +214,8 @@ def recognise(
             engine, base = fsdp1(module, optimizers, context)
             return Live(engine=engine, bare=module.module, base=base, cuts_units=True, outer=module)
         if isinstance(module, FSDPModule):
-            engine, base = fsdp2(root, optimizers, context)
-            return Live(engine=engine, bare=root, base=base, cuts_units=True)
+            engine, base, is_mixed = fsdp2(root, optimizers, context)
+            return Live(engine=engine, bare=root, base=base, cuts_units=True, is_mixed=is_mixed)
     return _single(root, optimizers, context)
 
 

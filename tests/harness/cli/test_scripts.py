@@ -1,14 +1,14 @@
 """Rows of scripts: what is refused, in which order they run, and what makes them another cell."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from harness.cli.output import View
-from harness.cli.scripts import Scripts, named_rows, observed_measure, strategy_rows
+from harness.cli.scripts import Scripts, named_rows, of_script, strategy_rows
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
-from harness.job.experiment import MeasureSection
 from harness.record.store import Store
 from tests.harness.cli.command_line import harness
 
@@ -26,6 +26,16 @@ from tests.harness.cli.command_line import harness
         ("--script a=x --script a=y", "with a name of its own"),
         ("--script a='x", "give NAME=COMMAND"),
         ("--script a=x --nproc 2", "--nproc would be ignored"),
+        ("--script a=x -- train.py", "exclude each other"),
+        ("--script zero-3=x", "letters, digits and _"),
+        ("--nproc 2,4 -- train.py", "a script takes one number"),
+        ("--backends ddp:sync_each_batch=true -- train.py", "its own accumulation decides"),
+        (
+            "--backends ddp:static_graph=true -- train.py",
+            "option 'static_graph' of backend 'accelerate-ddp' is unknown",
+        ),
+        ("--set runtime.threads_per_rank=1 -- train.py", "runtime.threads_per_rank would be ignored"),
+        ("-- /other/bin/python train.py", "another Python"),
     ],
 )
 def test_what_a_script_decides_is_refused(words: str, said: str, tmp_path: Path) -> None:
@@ -39,7 +49,7 @@ def test_what_a_script_decides_is_refused(words: str, said: str, tmp_path: Path)
 def test_the_base_is_first_and_every_second_round_is_reversed(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print(1)")
-    rows = strategy_rows(["python", str(script), "--x"], ["zero2", "fsdp", "ddp"])
+    rows = strategy_rows(["python", str(script), "--x"], "zero2,fsdp,ddp", [2])
     assert list(rows) == ["ddp", "zero2", "fsdp"]
     assert set(rows.values()) == {(str(script), "--x")}
 
@@ -67,7 +77,13 @@ def test_commands_are_rows_by_name() -> None:
         named_rows(["a b=x"])
 
 
-def test_windows_are_those_of_observing_unless_set() -> None:
-    assert observed_measure(MeasureSection()).cooldown_steps == 3
-    own = observed_measure(MeasureSection(cooldown_steps=7, weight_digests=True))
-    assert (own.cooldown_steps, own.probed_steps, own.weight_digests) == (7, 2, False)
+def test_a_script_is_neither_traced_nor_digested() -> None:
+    own = of_script(load_experiment(None, ("measure.cooldown_steps=7",))).measure
+    assert (own.cooldown_steps, own.traced_steps, own.weight_digests) == (7, 0, False)
+
+
+def test_without_backends_a_script_runs_under_all_that_accelerate_has(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    done = harness("compare", "--dry-run", "--json", "--", "train.py", cwd=tmp_path)
+    rows = [cell["row"] for cell in json.loads(done.stdout)["cells"]]
+    assert rows == ["ddp", "ddp, moved", "zero1", "zero2", "zero3", "fsdp", "fsdp1"]

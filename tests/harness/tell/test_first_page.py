@@ -144,9 +144,9 @@ def test_final_weights_prove_nothing_where_rounding_moves_them_as_far_as_trainin
 @pytest.mark.parametrize(
     ("records", "text"),
     [
-        ([make_record(), LOST], "1 of 2; out of memory: ddp on 2 ranks"),
-        ([make_record(), make_record(label="ddp")], "2 of 2"),
-        ([FAILED], "0 of 1; failed: ddp on 2 ranks"),
+        ([make_record(), LOST], "1 of 2 cells, the reference included; out of memory: ddp on 2 ranks"),
+        ([make_record(), make_record(label="ddp")], "2 of 2 cells, the reference included"),
+        ([FAILED], "0 of 1 cells; failed: ddp on 2 ranks"),
         (
             [make_record(), make_record(label="planted-wrong-beta2")],
             "2 of 2 cells, the reference included; faulty on purpose: planted-wrong-beta2",

@@ -105,7 +105,7 @@ def test_the_device_is_a_stub_in_title_scope_and_machine() -> None:
     short, details = page()
     assert short.startswith("# model with 0.001 M parameters on 2 CUDA stub ranks")
     assert "2 CUDA stub ranks over nccl" in short
-    assert "no kernel ran, so peaks and speeds: unknown" in short
+    assert "no kernel ran, so peaks and speeds are unknown" in short
     assert "cuda (CUDA stub), collectives over nccl" in details
 
 
