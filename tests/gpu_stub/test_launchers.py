@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu_stub.machine import SET, Machine
+from tests.harness.rank.observing.test_scripts import ARGUMENTS, EXAMPLES, make_job
 from tests.representatives import first
 
 MORE = ("training.steps=4", "training.accumulation_steps=2", "training.gradient_clipping=0.5")
@@ -69,3 +70,23 @@ def test_losses_are_those_of_the_harness(
     assert [line["step"] for line in printed] == [step.step for step in record.steps]
     losses = [step.loss for step in record.steps]
     assert [line["loss"] for line in printed] == pytest.approx(losses, rel=ROUNDING)
+
+
+def test_a_script_as_it_is_trains_alike_under_fsdp(machine: Machine, tmp_path: Path) -> None:
+    make_job(tmp_path)
+    words = ("--backends", "ddp,fsdp,fsdp1", "--nproc", "2", "--runs", str(tmp_path / "runs"), "--json")
+    words = (*words, "--set", "compare.noise_runs=false", "--set", "measure.cooldown_steps=1")
+    # The script's own words are relative to where the command runs.
+    arguments = [str(tmp_path / word) if word in ("model", "text.txt") else word for word in ARGUMENTS]
+    done = machine.harness("compare", *words, "--", str(EXAMPLES / "accelerate_loop.py"), *arguments)
+    assert done.returncode == 0, done.stderr[-3000:]
+    document = json.loads(done.stdout)
+    rows = {row["backend"]: row for row in document["rows"]}
+    assert {name: row["status"] for name, row in rows.items()} == dict.fromkeys(rows, "ok")
+    assert {name: row["parity"] for name, row in rows.items()} == {
+        "ddp": "exact", "fsdp": "tight", "fsdp1": "tight",
+    }  # fmt: skip
+    # Accelerate leaves the tail of FSDP2 gathered, which no closed form knows.
+    assert (rows["fsdp"]["not_judged"] != [], rows["fsdp1"]["not_judged"]) == (True, [])
+    found = {finding["id"] for finding in document["findings"]}
+    assert not found & {"communication-differs", "memory-differs", "strategy-differs", "diverged"}
