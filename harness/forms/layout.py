@@ -15,6 +15,13 @@ DTYPE_BYTES = {
     "float16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "none": 0,
 }  # fmt: skip
 """Per element; 'none' is the dtype of a barrier."""
+
+
+def element_bytes(dtype: str) -> int | None:
+    """Also of dtypes that no closed form knows; None: unknown."""
+    return 1 if dtype.startswith("float8") else DTYPE_BYTES.get(dtype.removeprefix("u"))
+
+
 COMPUTE: dict[Precision, str] = {
     "fp32": "float32", "bf16-mixed": "bfloat16", "fp16-mixed": "float16", "bf16": "bfloat16",
 }  # fmt: skip

@@ -328,6 +328,16 @@ def reduce_dtypes(record: Record) -> list[str] | None:
     return [reported] if reported and record.world.world_size > 1 else None
 
 
+REDUCTION_ROUNDING = 2.0**-7
+"""Relative. Gradients that cross the wire in bf16 are rounded by up to 2^-9 each time they are added."""
+
+
+def low_reductions(record: Record, ratio: float) -> list[str]:
+    """Low dtypes in which gradients crossed the wire, if these round by as much as this ratio of norms."""
+    low = [dtype for dtype in reduce_dtypes(record) or [] if dtype != "float32"]
+    return low if abs(ratio - 1) < REDUCTION_ROUNDING else []
+
+
 def transport_variables(record: Record) -> dict[str, str] | None:
     """Variables of NCCL that can change its algorithms, and of torch's use of it; None on the CPU.
 

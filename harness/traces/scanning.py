@@ -123,9 +123,9 @@ def dtype_of(text: str) -> str | None:
 
 def element_bytes(dtype: str) -> int | None:
     """Bytes of an element of a dtype by torch's name."""
-    from harness.forms.layout import DTYPE_BYTES
+    from harness.forms import layout
 
-    return 1 if dtype.startswith("float8") else DTYPE_BYTES.get(dtype)
+    return layout.element_bytes(dtype)
 
 
 LONGEST_WAITS = 10

@@ -29,10 +29,10 @@ from harness.judge.effective import (
     clips_by_part,
     decay_explains,
     decay_norm,
+    low_reductions,
     master_dtypes,
     optimizer_groups,
     own_norms,
-    reduce_dtypes,
 )
 from harness.judge.quantities import WithoutGradient, idle_on_some_ranks
 from harness.judge.wording import a_few, sentence
@@ -51,8 +51,6 @@ SUDDEN = 0.05
 """Relative. Weights that agree so well that the loss does cannot change the next norm by so much: where the
 ratio of norms changes by more from one step to the next, the gradient of that step is wrong and no update
 before."""
-REDUCTION_ROUNDING = 2.0**-7
-"""Relative. Gradients that cross the wire in bf16 are rounded by up to 2^-9 each time they are added."""
 UNSEEN = 0.1
 """Of the effect in the step that differs: less in an earlier step is none."""
 MOST_BY_WEIGHTS = 10.0
@@ -302,7 +300,7 @@ class Pair:
 
     @property
     def low_reductions(self) -> list[str]:
-        return [dtype for dtype in reduce_dtypes(self.record) or [] if dtype != "float32"]
+        return low_reductions(self.record, self.ratio)
 
     @cached_property
     def one_norm(self) -> float | None:
@@ -707,7 +705,7 @@ class Pair:
 
     @property
     def wire_rounds_as_much(self) -> Fact:
-        return bool(self.low_reductions) and abs(self.ratio - 1) < REDUCTION_ROUNDING
+        return bool(self.low_reductions)
 
     @property
     def norm_of_the_step_before(self) -> Fact:

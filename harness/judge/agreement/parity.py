@@ -19,7 +19,7 @@ import numpy as np
 
 from harness.backends.registry import REFERENCE
 from harness.forms.terms import STEP_PHASES
-from harness.judge.agreement.job_equivalence import Difference, aligned_runs, job_differences
+from harness.judge.agreement.job_equivalence import Difference, aligned_runs, first_step, job_differences
 from harness.judge.distance import (
     Distance,
     Norms,
@@ -32,7 +32,7 @@ from harness.judge.distance import (
     standard_error,
     step_pairs,
 )
-from harness.judge.effective import SettingDifference, setting_differences
+from harness.judge.effective import SettingDifference, low_reductions, setting_differences
 from harness.judge.quantities import Run
 from harness.judge.wording import percent
 from harness.record import Record
@@ -132,6 +132,8 @@ class NormShift:
     """Of the differences, without its sign."""
     allowed: float
     steps: int
+    reduced_in: list[str]
+    """Low dtypes of its gradients' sums over ranks, which no repetition rounds, if these round by as much."""
 
 
 LEAST_STEPS, MOST_STEPS = 4, 20
@@ -140,7 +142,8 @@ CHANCE = 1e-6
 """That independent differences have a mean so many standard errors from 0, by Student's t; 10 at least. Those
 of 649 sound runs of published records, over 6 to 40 steps, lie 4.3 from 0 at most."""
 BIAS_FACTOR = 3.0
-"""Times the mean of another order of sums, which another backend's order may reach: of these it was 2.6."""
+"""Times the mean of another order of sums, which another backend's order may reach: of these it was 2.6,
+but for runs with bf16 masters (12)."""
 SINCE_THE_FIRST = 0.5
 """Of a mean shift: a factor changes the first norms as much, where weights are still about equal."""
 
@@ -192,6 +195,7 @@ class Noise:
         return NormShift(
             label=label, mean=mean, allowed=allowed, steps=len(changes),
             first=float(changes[:2].mean()), largest=float(abs(changes).max()),
+            reduced_in=low_reductions(record, 1.0 + mean),
         )  # fmt: skip
 
     def norm_shift(self, record: Record) -> NormShift | None:
@@ -435,7 +439,7 @@ def _described(
         f"{level}: losses within {limits.loss:.1e} nats, gradient norms within {percent(limits.norm)}, "
         f"distance moved within {percent(limits.update)}, final weights within {percent(limits.weights)} of "
         f"the distance moved ({source} {factor:g} units of {unit} rounding)"
-        + f"; no norm shows that a step lacks the gradient of {hidden} of {samples} samples"
+        + f"; a step may lack the gradient of {hidden} of {samples} samples without its norm showing it"
         * (hidden > 0)
     )
     return sentence, Level(
@@ -525,7 +529,8 @@ def judge(
     if other_steps and level != "diverged":
         at = min(other_steps)
         whose = "its own" if at in skipped(run.record) else "the reference's"
-        until = f"step {at}; until then losses and gradient norms agree" if at else "the first step"
+        later = at > first_step(record)
+        until = f"step {at}; until then losses and gradient norms agree" if later else "the first step"
         return _unjudged(f"{whose} loss scaler alone skipped {until}")
     exceeded = list(widest.exceeded(found).items())
     shift = noise.norm_shift(record) if level in ("tight", "band") else None
@@ -560,9 +565,8 @@ def _without_yardstick(expected: Record, record: Record, found: Distance, noise:
     ):
         name, (value, most) = next(iter(lost.items()))
         return (
-            f"rounding alone changes as much as a lost rank: {MEASURED[name]} differ by {percent(value)}, "
-            f"as may those of repetitions of the reference; {percent(most)} would be enough for the gradient "
-            "of a rank or a micro-step that is missing"
+            f"{MEASURED[name]} differ by {percent(value)}, as those of repetitions may; a missing rank or "
+            f"micro-step may change them by {percent(most)}"
         )
     finite = record.status == "ok" and found.loss is not None
     alike = skipped(record) == skipped(expected) and lost
@@ -600,9 +604,8 @@ def _own_sums(expected: Record, record: Record, both: StepPairs, limits: Toleran
             f"{_first(expected)} in the reference"
         )
     if not any(both.norm_differences[:1] > limits.norm):
-        return (
-            f"{sends}: the first loss and gradient norm agree, but no repetition measures its later rounding"
-        )
+        agree = "loss and gradient norm agree" if all(both.norm_differences[:1] >= 0) else "loss agrees"
+        return f"{sends}: the first {agree}, but no repetition measures its later rounding"
     return ""
 
 

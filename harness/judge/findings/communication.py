@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from harness.forms.layout import DTYPE_BYTES
+from harness.forms.layout import DTYPE_BYTES, element_bytes
 from harness.forms.peak_memory.families import most_gathered_bytes
 from harness.forms.workload import ELSEWHERE
 from harness.judge.effective import EVERY_MICRO_STEP, counted_synchronisation
@@ -132,7 +132,7 @@ def _reduced_elements(record: Record) -> int:
     for row in record.comm:
         if row.phase == "backward" and row.op in REDUCTIONS and row.group_size > 1 and not row.of_job:
             key = row.rank, row.op, row.dtype, row.role
-            sums[key] = sums.get(key, 0) + row.payload_bytes / DTYPE_BYTES[row.dtype]
+            sums[key] = sums.get(key, 0) + row.payload_bytes / (element_bytes(row.dtype) or 4)
     return round(max(sums.values(), default=0) / max(1, passes))
 
 
@@ -142,8 +142,9 @@ def frozen_widened(row: JudgedRun) -> Iterator[Finding]:
         return
     frozen = set(layout.frozen)
     dtypes = sorted({tensor.dtype for tensor in layout.parameters if tensor.name in frozen})
-    built, held = (max(of, key=lambda dtype: DTYPE_BYTES[dtype]) for of in (dtypes, observed.frozen_dtypes))
-    ratio = DTYPE_BYTES[held] / DTYPE_BYTES[built]
+    widths = {dtype: element_bytes(dtype) or 4 for dtype in (*dtypes, *observed.frozen_dtypes)}
+    built, held = (max(of, key=widths.__getitem__) for of in (dtypes, observed.frozen_dtypes))
+    ratio = widths[held] / widths[built]
     if ratio > 1:
         yield found("frozen-dtype-differs", row.cell, {"held": held, "job": built}, ratio=ratio)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.backends.libraries.facts import FACTS
 from harness.backends.registry import REFERENCE
-from harness.forms.layout import DTYPE_BYTES
+from harness.forms.layout import element_bytes
 from harness.forms.terms import BETWEEN, GATHERING, SCALAR_BYTES, may_reduce
 from harness.forms.textbook import hardware_flops_per_token
 from harness.job.job import CODE_SWITCH
@@ -24,7 +24,7 @@ from harness.judge.quantities import REDUCTIONS, geometry, recomputation, volume
 from harness.judge.rows import JudgedRun, Runs
 from harness.judge.wording import both, sentence
 from harness.nested import differences, value_at
-from harness.record import CommunicationPart, ModelLossPart, Record
+from harness.record import CommunicationPart, LayoutPart, ModelLossPart, Record
 from harness.record.workload import (
     batch_statistics,
     closed_form_layout,
@@ -338,12 +338,8 @@ def empty_group(row: JudgedRun) -> Iterator[Finding]:
         return
     counts = [group.get("tensors") for group in seen.optimizer_groups]
     empty = [place for place, count in enumerate(counts) if count == 0]
-    if (
-        record.layout is not None
-    ):  # without vectors that train, as with LoRA, a group of them is rightly empty
-        frozen = set(record.layout.frozen)
-        if all(len(one.shape) > 1 for one in record.layout.parameters if one.name not in frozen):
-            empty = [place for place in empty if seen.optimizer_groups[place].get("weight_decay")]
+    if _trains_no_vector(record.layout):  # as with LoRA: a group of them is rightly empty
+        empty = [place for place in empty if seen.optimizer_groups[place].get("weight_decay")]
     if empty:
         yield found("empty-group", row.cell, {"empty": empty, "tensors": counts})
 
@@ -351,6 +347,11 @@ def empty_group(row: JudgedRun) -> Iterator[Finding]:
 def _may_hold_gradients(part: CommunicationPart, *, least: int = SCALAR_BYTES) -> bool:
     """Of a collective: whether it took place where gradients are exchanged, on more than `least` bytes."""
     return may_reduce(part.phase, part.op) and (part.largest_bytes or part.payload_bytes) > least
+
+
+def _trains_no_vector(layout: LayoutPart | None) -> bool:
+    frozen = set(layout.frozen) if layout is not None else set()
+    return layout is not None and all(len(p.shape) > 1 for p in layout.parameters if p.name not in frozen)
 
 
 def ranks_alone(row: JudgedRun) -> Iterator[Finding]:
@@ -406,7 +407,7 @@ def outside(row: JudgedRun) -> Iterator[Finding]:
         if part.phase in (BETWEEN, "forward")
     )
     trained = closed_form_layout(record.layout).trained_count if record.layout else 0
-    sizes = (part.payload_bytes / DTYPE_BYTES[part.dtype] for part in record.comm
+    sizes = (part.payload_bytes / (element_bytes(part.dtype) or 4) for part in record.comm
              if part.rank == 0 and part.phase in ("backward", "step") and part.op in REDUCTIONS)  # fmt: skip
     reduced = sum(sizes) / max(1, probed)
     # Of the wrapped module alone: once, or in every micro-step.

@@ -182,11 +182,11 @@ def growth_bytes(record: Record, part: RankPart) -> int:
             above.setdefault(step, []).append(size - least)
     lasting = [(step, min(sizes)) for step, sizes in sorted(above.items())]
     rises = [after - before > GROWTH_BYTES for (_, before), (_, after) in pairwise(lasting)]
+    if not any(rises) or (sum(rises) == 1 and len(rises) > 1):
+        return 0
     later = quantities.after_probed(record, part.step_allocated_bytes)
     stops = len(later) > 1 and _median_slope(later) <= GROWTH_BYTES
-    if not any(rises) or (sum(rises) == 1 and len(rises) > 1) or stops:
-        return 0
-    return max(0, _median_slope(lasting))
+    return 0 if stops else max(0, _median_slope(lasting))
 
 
 def _median_slope(series: Sequence[tuple[int, int]]) -> int:
@@ -245,8 +245,8 @@ def spikes(row: JudgedRun) -> Iterator[Finding]:
     step, peak, usual, rank = max(far, key=lambda one: one[1] / one[2])
     reference = row.reference.record if row.reference is not None else row.record
     there = [_spike(reference, part) for part in reference.ranks] if reference is not row.record else []
-    lasts = copies_in_other_steps(row.record, reference)
-    if not lasts and not any(spike is not None and spike[0] == step for spike in there):
+    is_the_jobs = any(spike is not None and spike[0] == step for spike in there)
+    if not is_the_jobs and not copies_in_other_steps(row.record, reference):
         values = {"rank": rank, "step": step, "peak_bytes": peak, "usual_peak_bytes": usual}
         probed = [quantities.probed_peak(part) for part in row.record.ranks if part.rank == rank]
         yield found("memory-spikes", row.cell, values, probed=usual in probed)

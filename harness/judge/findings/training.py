@@ -358,7 +358,8 @@ def clipped_otherwise(row: JudgedRun) -> Iterator[Finding]:
     if not pairs or clipping_fits(pairs, limit) or "deepspeed" in seen.frameworks:
         return
     if clipping_fits(pairs, None):
-        yield found("clipped-otherwise", row.cell, values, "after")
+        if not clipping_fits(pairs[-1:], limit):  # that of the last step: it may have been larger before
+            yield found("clipped-otherwise", row.cell, values, "after")
     elif (scale := effective.loss_scale) is not None and scale > 1:
         # A scaler halves its scale where gradients overflow.
         halved = [math.log2(min(norm, limit) / after / scale) if after else 0.5 for _, norm, after in pairs]

@@ -1,17 +1,29 @@
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from harness.judge.agreement.causes import Pair, explain_divergence
+from harness.judge.agreement.causes import shifted as name_shift
 from harness.judge.agreement.job_equivalence import job_differences
 from harness.judge.agreement.parity import Judgement, Noise, measure_noise
 from harness.judge.agreement.parity import judge as judge_run
 from harness.judge.distance import movement
 from harness.judge.quantities import Run
-from harness.record import DimensionPart, Record
-from tests.records import LOSSES, NORMS, changed, make_ranks, make_record, make_steps, make_weights
+from harness.record import DimensionPart, Record, ResumedPart
+from tests.records import (
+    LOSSES,
+    NORMS,
+    changed,
+    make_communication,
+    make_effective,
+    make_ranks,
+    make_record,
+    make_steps,
+    make_weights,
+)
 
 
 def reference(**changes: Any) -> Record:
@@ -187,7 +199,10 @@ def test_the_mean_of_norms_judges_many_ranks_where_single_norms_cannot(left: flo
     judgement = judge(single, run("zero3", near, world_size=64), noise)
     assert (judgement.parity, judgement.reason) == (parity, None)
     alone = judge(single, run("zero3", near, world_size=64), measure_noise(single, [cast]))
-    assert (alone.parity, "as much as a lost rank" in (alone.reason or "")) == ("unjudged", True)
+    assert (alone.parity, "a missing rank or micro-step may change them by" in (alone.reason or "")) == (
+        "unjudged",
+        True,
+    )
 
 
 @pytest.mark.parametrize(("lost", "parity"), [((), "band"), ((10,), "unjudged"), (range(20), "diverged")])
@@ -212,8 +227,34 @@ def test_the_mean_of_norms_hides_no_rank_that_is_lost_in_some_steps(lost: Sequen
 def test_a_limit_says_how_many_samples_it_hides() -> None:
     single, cast = skipping("single"), skipping("single:precision=cast", norm=1.25)
     derivation = measure_noise(single, [cast]).derivation
-    assert derivation[-1].endswith("no norm shows that a step lacks the gradient of 7 of 8 samples")
-    assert "lacks" not in derivation[0]
+    assert derivation[-1].endswith(
+        "a step may lack the gradient of 7 of 8 samples without its norm showing it"
+    )
+    assert "lack" not in derivation[0]
+
+
+def test_the_first_step_of_a_run_that_continues_a_checkpoint_has_its_own_number() -> None:
+    resumed = ResumedPart(run_id="run", backend="ddp", world_size=2, step=5, format="neutral")
+
+    def later(record: Record) -> Record:
+        steps = [replace(step, step=step.step + 5) for step in record.steps]
+        return record.model_copy(update={"steps": steps, "resumed": resumed})
+
+    for skipped, words in ((0, "skipped the first step"), (2, "skipped step 7; until then")):
+        found = judge(later(skipping("single")), later(skipping("ddp", skipped)))
+        assert (found.parity, words in (found.reason or "")) == ("unjudged", True)
+
+
+@pytest.mark.parametrize(
+    ("norms", "words"),
+    [(NORMS, "the first loss and gradient norm agree"), ([None] * 4, "the first loss agrees")],
+)
+def test_of_a_job_that_communicates_itself_it_says_what_agrees(norms: list[float | None], words: str) -> None:
+    own = [part.model_copy(update={"of_job": True, "phase": "forward"}) for part in make_communication(2)]
+    steps = make_steps([*LOSSES[:3], LOSSES[3] + 1], norms)
+    run = make_record(label="ddp", steps=steps, comm=own, final_weights=make_weights("c" * 64))
+    found = judge(reference(steps=make_steps(norms=norms)), run)
+    assert (found.parity, f": {words}, but" in (found.reason or "")) == ("unjudged", True), found
 
 
 @pytest.mark.parametrize(
@@ -291,6 +332,16 @@ def test_a_factor_is_told_by_steps_enough_and_from_the_first_alone() -> None:
     noise = measure_noise(run("single", [1.0] * 4), [split])
     assert noise.norm_shift(run("ddp", [0.995] * 4)) is not None
     assert noise.norm_shift(run("ddp", [0.995] * 3)) is None
+    for dtype, factor, wire in (
+        ("bfloat16", 0.995, True),
+        ("bfloat16", 0.95, False),
+        ("float32", 0.995, False),
+    ):
+        given = changed(run("ddp", [factor] * 4), comm=[])
+        given = changed(given, backend={"effective": make_effective(reduce_dtype=dtype)})
+        text = name_shift(noise.norm_shift(given)) or ""
+        assert "gradients of a rank, a micro-step or a parameter may have a factor" in text
+        assert ("no repetition shows what their sums over ranks in bfloat16 may do, too" in text) is wire
     assert noise.norm_shift(run("ddp", [1.0001, 0.995, 0.995, 0.995])) is None
 
 

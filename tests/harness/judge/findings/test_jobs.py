@@ -376,3 +376,21 @@ def test_rounding_is_no_difference() -> None:
     assert added_loss(make_record(label="accelerate-fsdp", **rounded)) is None, "a wrapper's bfloat16"
     assert added_loss(make_record(**rounded)) is not None, "the reference has no wrapper"
     assert len(told([with_losses(6.0, 5.0)], "model-adds-loss")) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width"), [("float32", 4), ("float8_e4m3fn", 1), ("uint16", 2), ("odd", 4)]
+)
+def test_what_is_trained_outside_is_counted_in_elements_of_any_dtype(dtype: str, width: int) -> None:
+    """Gradients of the wrapped module are reduced, 1000 elements in the one probed step, or others, too."""
+    layout = LayoutPart(
+        parameters=[TensorPart(name="a.w", shape=[1000], dtype="float32")], decaying=[], buffers=[], blocks=[]
+    )
+    for more, ids in ((0, ["trained-outside"]), (600, [])):
+        record = changed(script(), layout=layout, observation={"unwrapped": {"other": 600}})
+        moved = [
+            part.model_copy(update={"dtype": dtype, "payload_bytes": (1000 + more) * width})
+            for part in record.comm[:1]
+        ]
+        found = told([record.model_copy(update={"comm": moved})], "trained-outside")
+        assert [finding.id for finding in found] == ids

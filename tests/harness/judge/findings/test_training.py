@@ -510,7 +510,7 @@ def test_one_figure_decides(kind: str, optimizer: str, seen: dict[str, Any], beg
 
 def clipped(
     norms: list[float], applied: list[float], *, scale: float | None = None, by_rank: float = 1.0,
-    base: str = "ddp", frameworks: tuple[str, ...] = (), parts: tuple[float, float] = (1.0, 1.0),
+    base: str = "ddp", frameworks: tuple[str, ...] = (), parts: tuple[float, ...] = (1.0, 1.0),
     first: int = 0,
 ) -> list[str]:  # fmt: skip
     """What is said of a script that clips to 1; by_rank: norm of rank 1 over that of rank 0; parts: what
@@ -519,7 +519,7 @@ def clipped(
         replace(step, step=step.step + first, gradient_norm=norm, applied_gradient_norm=after)
         for step, norm, after in zip(make_steps(), norms, applied, strict=True)
     ]
-    ranks = make_ranks(2)
+    ranks = make_ranks(len(parts))
     ranks = [
         part.model_copy(update={"gradient_norms": [norm * parts[n] * by_rank**n for norm in norms]})
         for n, part in enumerate(ranks)
@@ -537,6 +537,8 @@ def test_a_script_whose_clipping_leaves_what_it_asks_for_has_no_finding() -> Non
     assert clipped([5.0, 4.0, 3.0, 2.0], [1.0, 1.0, 1.0, 1.0], scale=1024.0) == []
     # FSDP2 tells each rank its part: 3 and 4 of 5.
     assert clipped([5.0, 4.0, 0.5, 2.0], [1.0, 1.0, 0.5, 1.0], base="fsdp2", parts=(0.6, 0.8)) == []
+    # To less in each step, none of which needed it: the limit is that of the last.
+    assert clipped([5.0, 4.0, 3.0, 0.5], [5.0, 4.0, 3.0, 0.5]) == []
     # Clipped by layers or values, or altered afterwards: nobody says what it should be.
     assert clipped([5.0, 4.0, 3.0, 2.0], [1.5, 1.5, 1.5, 1.5], scale=1024.0) == []
     assert clipped([0.5, 0.4, 0.3, 0.2], [0.5, 0.4, 0.3, 0.2]) == []
@@ -554,6 +556,8 @@ def test_what_a_script_clips_while_it_is_scaled_after_the_update_or_by_shards_is
     assert clipped(late, late, frameworks=("deepspeed",)) == []  # which clips within its update
     (text,) = clipped(late, late, by_rank=2.0, base="fsdp1")
     assert text.endswith("(5 and 10 in step 0): each by that of its shard")
+    (text,) = clipped(late, late, parts=(0.6, 1.0, 0.6), base="fsdp1")
+    assert text.startswith("ranks clip by different norms (3 and 5 in step 0)")
     (text,) = clipped(late, [1.0] * 4, by_rank=2.0, base="fsdp1", first=7)
     assert "in step 7" in text
     (text,) = clipped(late, late, base="fsdp2", parts=(0.6, 0.8))
