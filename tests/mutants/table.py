@@ -48,7 +48,7 @@ MUTANTS = [Mutant(*row) for row in (
      "FSDP2 clips by the norm of all shards", "test_backend_trains_as_one_process_does[fsdp]"),
     ("ddp-buckets", "DdpEngine.hidden_bytes", always("reduced"),
      "DDP's buckets count next to gradients that are not reduced yet",
-     "test_nothing_large_is_without_a_name[like-for-like]"),
+     "test_nothing_large_is_without_a_name[outcome]"),
     ("layers-untied", "cut_layers", drops("register_parameter"),
      "A tied embedding stays tied where layers are cut",
      "test_ranks_that_share_samples_train_as_one_process_does[tp-2]"),
