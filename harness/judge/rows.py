@@ -387,6 +387,11 @@ class CellRuns:
         return self.record.observation is not None and self.record.observation.judged_by == self.backend
 
     @property
+    def judges_others(self) -> bool:
+        """Whether it is what others are held to: the reference, or the base of scripts."""
+        return self.is_reference or self.is_base_of_scripts
+
+    @property
     def status(self) -> str:
         """The status that repeats share, or each with its count."""
         counts = Counter(row.record.status for row in self.rows)

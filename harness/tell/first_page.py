@@ -174,7 +174,7 @@ NORM, WEIGHTS = "max_grad_norm_difference", "final_weights_difference"
 
 def same_training(comparison: Comparison) -> str:
     """Whether all cells train as one process does, and how far the evidence reaches; empty for it alone."""
-    others = [g for g in comparison.comparable.groups if not (g.is_reference or g.is_base_of_scripts)]
+    others = [g for g in comparison.comparable.groups if not g.judges_others]
     judged = [group for group in others if group.parity != "unjudged"]
     if not judged:
         every = comparison.comparable.groups

@@ -465,12 +465,12 @@ def loss_lines(comparison: Comparison) -> list[LossLine]:
     references = {
         group.record.job_id: _loss_curve(row.record for row in group.rows)
         for group in reversed(groups)
-        if group.is_reference
+        if group.judges_others
     }
     lines = []
     for group in groups:
         losses = _loss_curve(row.record for row in group.rows)
-        expected = {} if group.is_reference else references.get(group.record.job_id, {})
+        expected = {} if group.judges_others else references.get(group.record.job_id, {})
         cut = [r.record for row in group.rows if (r := row.reference) is not None and is_variant(r.record)]
         if cut:
             expected = _loss_curve(cut)
@@ -542,7 +542,7 @@ def _loss_rows(lines: Sequence[LossLine]) -> list[Row]:
         rows.append(
             cell_row(
                 line.group, [line.group], verdict=line.verdict, job=job_names[line.group.record.job_id],
-                is_compared=int(not line.group.is_reference),
+                is_compared=int(not line.group.judges_others),
                 limit=limits.loss if (limits := line.group.limits) else None, steps=of_line,
                 losses=[_rounded(line.losses[step], DIGITS) for step in of_line],
                 differences=differences if line.differences else [],
@@ -658,7 +658,7 @@ def _loss_alt(lines: Sequence[LossLine], agreeing: Sequence[LossLine], outliers:
         f"{' '.join(filter(None, (number(lines[0].losses[last]), loss_unit(lines[0].group.record))))} "
         f"for {lines[0].group.label}."
     ]
-    if compared := [line for line in agreeing if not line.group.is_reference]:
+    if compared := [line for line in agreeing if not line.group.judges_others]:
         largest = max(line.largest for line in compared)
         parts.append(
             f"{counted(len(compared), 'cell')} within the limit, at most {scientific(largest)} from "

@@ -1,6 +1,7 @@
 """Rows of scripts: figures only of the strategy that was given, and a record however a run ended."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from harness.launch.owner import OWNER_NAME, note_owner, record_abandoned
 from harness.record import ErrorPart, Record
 from harness.record.run import ObservationPart, seen_job
 from harness.run_directory.observed_record import ObserveRequest, ScriptRow, told_apart
+from harness.tell.first_page import same_training
+from harness.tell.pictures.plots import loss_picture
 from tests.records import make_record
 
 
@@ -78,3 +81,15 @@ def test_a_command_whose_observer_was_killed_has_a_record(tmp_path: Path) -> Non
     assert record.error is not None
     assert (record.status, record.error.kind, record.backend.label) == ("failed", "LauncherLost", "ddp")
     assert not (folder / OWNER_NAME).exists()
+
+
+def test_the_base_of_scripts_is_what_others_lie_from() -> None:
+    seen = {"training.precision": "fp32", "optimizer.kind": "adamw", "model.dropout": 0.0}
+    base, other = (script(label, label, job=seen_job(seen)) for label in ("ddp", "zero2"))
+    steps = [replace(step, loss=(step.loss or 0.0) + 1e-6) for step in other.steps]
+    comparison = Comparison([base, other.model_copy(update={"steps": steps})])
+    picture = loss_picture(comparison)
+    assert picture is not None
+    assert "1 cell within the limit, at most 1.0e-06 from the reference" in picture.alt
+    assert same_training(comparison).startswith("yes")
+    assert "1 of 1 (largest difference of a loss 1.0e-06" in same_training(comparison)
