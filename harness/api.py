@@ -300,9 +300,8 @@ def compare(
     `config`: YAML file, or '@default'; `script`: words of a training script of your own, run unchanged under
     each backend, or whole commands by the name of their row; `within`, `max_minutes`: add rounds until each
     speed is in order and known so well (0.03: within 3 %), but start none after so long; `model`: of the
-    catalogue or a folder,
-    with random weights, in place of the job's; `settings`: values by dotted name,
-    such as {'training.steps': 40}; `runs`: folder of the records; `fresh`: run every cell, even one with a
+    catalogue or a folder, with random weights, in place of the job's; `settings`: values by dotted name, such
+    as {'training.steps': 40}; `runs`: folder of the records; `fresh`: run every cell, even one with a
     record; `force`: start what is predicted not to fit; `quiet`: no progress on standard error. A cell that
     failed has its record, too. Raises HarnessError where the command would exit with an error.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 import sys
@@ -26,7 +25,7 @@ from harness.exported.scripts import (
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
 from harness.judge.wording import a_few, counted, listed
-from harness.launch.cells import canonical_label
+from harness.launch.cells import canonical_label, cell_key
 from harness.launch.observed_command import RowLaunch, files_of, observe_row
 from harness.nested import differences
 from harness.record import Record
@@ -123,7 +122,7 @@ class Scripts:
         }
         return ScriptCell(
             backend=name, words=words, repeat=repeat,
-            key=hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16],
+            key=cell_key(json.dumps(parts, sort_keys=True)),
             job_id=self.base.job_id if self.base else "",
             world_size=known.world.world_size if known else self.world_size, is_moved=is_moved,
         )  # fmt: skip

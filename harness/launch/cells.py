@@ -244,11 +244,11 @@ def make_cell(
         **({"resume": resume.saved.model_dump(mode="json", exclude={"job"})} if resume is not None else {}),
         **({"turns": turns} if turns is not None else {}),
     }
-    key = _key(json.dumps(parts, sort_keys=True))
+    key = cell_key(json.dumps(parts, sort_keys=True))
     runtime, per_node = experiment.runtime, ranks_per_node or max(1, world_size // nodes)
     return RunRequest(
         backend=label, job=job, job_id=job_id, repeat=repeat, measure=measure, preset=preset, device=device,
-        cell=key if given is None else _key(key + given.model_dump_json()), given=given, resume=resume,
+        cell=key if given is None else cell_key(key + given.model_dump_json()), given=given, resume=resume,
         question=experiment.compare.question, price_per_gpu_hour=experiment.compare.price_per_gpu_hour,
         world_size=world_size, ranks_per_node=per_node,
         threads_per_rank=runtime.threads_per_rank or max(1, (os.cpu_count() or 1) // per_node),
@@ -259,7 +259,8 @@ def make_cell(
     )  # fmt: skip
 
 
-def _key(text: str) -> str:
+def cell_key(text: str) -> str:
+    """Of what makes a cell: equal for equal texts."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
