@@ -44,13 +44,6 @@ from harness.cli.options import (
     warn_skipped,
 )
 from harness.cli.output import MatrixProgress, View, duration, echo
-from harness.cli.scripts import (
-    Scripts,
-    named_rows,
-    of_script,
-    require_script_alone,
-    strategy_rows,
-)
 from harness.errors import HarnessError
 from harness.files import stream_number
 from harness.job.batch import BatchLayout
@@ -71,6 +64,7 @@ from harness.run_directory.request import Resume, RunRequest
 from harness.tell.formats import fitted
 
 if TYPE_CHECKING:
+    from harness.cli.scripts import Scripts
     from harness.imported.rows import GivenRow
     from harness.judge.comparison import Comparison
     from harness.judge.statistics import Ratio
@@ -727,6 +721,8 @@ def compare(
     count = repeats or experiment.compare.repeats
     told = partial(_finish, until, report, experiment.compare, as_json, strict, view)
     if words or scripts:
+        from harness.cli.scripts import Scripts, named_rows, of_script, require_script_alone, strategy_rows
+
         others = {"batch": batch != "equal", "resume_from": resume, "from_mode": given.count, "force": force}
         require_script_alone(experiment, words, scripts, backends=backends, nproc=nproc, **others)
         rows_by_name = named_rows(scripts) if scripts else strategy_rows(words, backends, sizes)

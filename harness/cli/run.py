@@ -31,7 +31,6 @@ from harness.cli.options import (
     wide_option,
 )
 from harness.cli.output import Progress, View, echo
-from harness.cli.scripts import WINDOWS, of_script
 from harness.errors import HarnessError
 from harness.job.batch import job_layout
 from harness.job.config import load_experiment
@@ -222,6 +221,8 @@ def observe(
     OBSERVED is its command after `--`: torchrun, accelerate launch, deepspeed or python with their arguments.
     The exit code is the command's; 1 if it ended with 0 but trained nothing, 130 after Ctrl-C.
     """
+    from harness.cli.scripts import WINDOWS, of_script
+
     store = Store(runs)
     store.prepare()
     settings = [f"measure.{name}" for name in WINDOWS]
