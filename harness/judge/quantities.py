@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
@@ -274,6 +276,10 @@ def after_probed(record: Record, of_steps: Sequence[int | None]) -> list[tuple[i
     return [(step.step, size) for step, size in pairs if size is not None]
 
 
+WATCHDOG_SECONDS = 1.0
+"""Ten of its rounds."""
+
+
 def run_peak(record: Record, part: RankPart) -> int | None:
     """A rank's largest allocator peak of any step; None: no step was probed.
 
@@ -282,19 +288,37 @@ def run_peak(record: Record, part: RankPart) -> int | None:
     probed = probed_peak(part)
     if probed is None:
         return None
-    most = max((size for size in part.step_peak_bytes if size is not None), default=0)
+    peaks = zip(record.steps, part.step_peak_bytes, strict=False)
+    most, step = max(((size, of.step) for of, size in peaks if size is not None), default=(0, 0))
     least = min((size for _, size in after_probed(record, part.step_peak_bytes)), default=0)
     coarse = COARSE * probed if record.world.device == "cpu" else 0
-    counts = max(least, most - held_by_transport(record)) > probed + coarse
+    counts = max(least, most - held_by_transport(record, step)) > probed + coarse
     return most if counts else probed
 
 
-def held_by_transport(record: Record) -> int:
-    """Bytes that gloo's threads may still hold at one moment or rank and not at another: one call's."""
-    if record.world.collectives != "gloo":
+def held_by_transport(record: Record, step: int | None = None) -> int:
+    """Bytes that a transport may still hold at one moment or rank and not at another.
+
+    gloo's threads: of one call. NCCL, in a step that was not probed: what DDP reduced since the watchdog last
+    let go of it, which `release_finished_collectives` waits for before a probed step; on a busy machine it may
+    come as late as `WATCHDOG_SECONDS`.
+    """
+    in_steps = [part for part in record.comm if part.phase in STEP_PHASES]
+    if record.world.collectives == "gloo":
+        return max((part.largest_bytes or 0 for part in in_steps), default=0)
+    probed = record.windows.probed if record.windows else 0
+    if record.world.collectives != "nccl" or step is None or not probed:
         return 0
-    in_steps = (part for part in record.comm if part.phase in STEP_PHASES)
-    return max((part.largest_bytes or 0 for part in in_steps), default=0)
+    by_rank: Counter[int] = Counter()
+    for part in in_steps:
+        if part.op == "all_reduce" and part.phase == "backward":
+            by_rank[part.rank] += part.payload_bytes
+    steps, seconds = 0, 0.0
+    for n in range(bisect_right(record.steps, step, key=attrgetter("step")) - 1, -1, -1):
+        if record.steps[n].window == "probed" or seconds > WATCHDOG_SECONDS:
+            break
+        steps, seconds = steps + 1, seconds + record.steps[n].seconds
+    return steps * max(by_rank.values(), default=0) // probed
 
 
 def memory_at(record: Record, moment: str) -> list[MemoryPart]:

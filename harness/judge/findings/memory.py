@@ -121,10 +121,12 @@ def copies_in_other_steps(record: Record, reference: Record | None) -> list[dict
             kept = max(kept, theirs.get(step, 0))
             beyond[step] = size - max(kept, to_come)
         usual = max(_left_by_probed(part), default=0)
-        step = max(beyond, key=beyond.__getitem__, default=0)
-        at_once = beyond.get(step, 0) - quantities.held_by_transport(record)
-        lasting = median(beyond.values()) if beyond else 0  # gloo holds no buffer after most steps
-        if max(at_once, lasting) > SMALLEST_COPY * weights > 0:
+        at_once = {step: size - quantities.held_by_transport(record, step) for step, size in beyond.items()}
+        step = max(beyond, key=lambda step: (at_once[step], beyond[step]), default=0)
+        over: float = at_once.get(step, 0)
+        if beyond and record.world.collectives == "gloo":  # it holds no buffer after most steps
+            over = max(over, median(beyond.values()))
+        if over > SMALLEST_COPY * weights > 0:
             found.append(
                 {"rank": states.rank, "kind": "unprobed", "step": step,
                  "measured_bytes": usual + beyond[step], "expected_bytes": usual}
@@ -203,7 +205,8 @@ def later_growth_bytes(record: Record, part: RankPart) -> int:
     series = quantities.after_probed(record, part.step_allocated_bytes)
     if len(series) < LEAST_LATER_STEPS or _data_decide(record):
         return 0
-    sizes = [size for _, size in series]
+    by_chance = record.world.collectives == "nccl"  # gloo's do not add up
+    sizes = [size - by_chance * quantities.held_by_transport(record, step) for step, size in series]
     most = list(accumulate(sizes, max))
     rises = [n for n in range(1, len(sizes)) if sizes[n] > most[n - 1] + GROWTH_BYTES]
     if len(rises) < LEAST_RISES or rises[-1] < len(sizes) // 2:
@@ -269,7 +272,7 @@ def _spike(record: Record, part: RankPart) -> tuple[int, int, int] | None:
     level = record.observation is None and beyond(min(size for _, size in peaks), probed)
     usual = probed if alike or level else max(probed, int(median(size for _, size in peaks)))
     step, peak = max(peaks, key=lambda pair: pair[1])
-    chance = 0 if level else quantities.held_by_transport(record)
+    chance = 0 if level else quantities.held_by_transport(record, step)
     return (step, peak, usual) if beyond(peak - chance, usual) else None
 
 

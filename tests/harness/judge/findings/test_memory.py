@@ -7,7 +7,7 @@ from harness.job.job import OptimizerSection
 from harness.judge.findings.memory import _gap
 from harness.judge.quantities import STEP_MOMENTS, derived_states
 from harness.judge.wording import sentence
-from harness.record import LayoutPart, MemoryPart, Record, TensorPart
+from harness.record import CommunicationPart, LayoutPart, MemoryPart, Record, TensorPart
 from harness.record.run import ObservationPart
 from tests.records import changed, make_effective, make_ranks, make_record, told
 
@@ -195,6 +195,34 @@ def test_a_copy_that_the_probed_steps_lack_is_found_and_states_to_come_are_not()
     single, ddp = (later(kept, label=label) for label in ("single", "ddp"))
     assert [f.backends for f in told([single, ddp], "memory-")] == [("single",)]
     assert ids(changed(later(kept), layout={"unreached": None})) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ended", "found"),
+    [
+        (0.1, [20_000, 24_000], []),
+        (0.1, [20_000, 28_000], ["memory-differs"]),
+        (0.4, [16_000, 20_000, 24_000, 28_000, 28_000], []),
+        (0.4, [16_000, 20_000, 24_000, 28_000, 32_000], ["memory-differs"]),  # it comes within a second
+        (0.1, [20_000, 24_000, 28_000, 32_000, 36_000, 40_000], []),
+    ],
+)
+def test_what_ddp_reduced_is_held_until_nccls_watchdog_comes(
+    seconds: float, ended: list[int], found: list[str]
+) -> None:
+    """4,000 bytes in each step, since buffers were released before the probed one."""
+    record = later(ended)
+    reduced = CommunicationPart(
+        rank=0, phase="backward", op="all_reduce", dtype="float32", group="0", group_ranks=[0, 1],
+        group_size=2, calls=2, payload_bytes=4000,
+    )  # fmt: skip
+    assert record.windows is not None and record.windows.probed == 1
+    of_nccl = {
+        "comm": [reduced], "world": record.world.model_copy(update={"collectives": "nccl"}),
+        "steps": [replace(step, seconds=seconds) for step in record.steps],
+    }  # fmt: skip
+    assert ids(record.model_copy(update=of_nccl)) == found
+    assert ids(record.model_copy(update={"comm": []}))
 
 
 def test_what_steps_leave_is_that_of_the_rank_whose_states_are_known() -> None:
