@@ -191,7 +191,7 @@ def _parts(path: Path, record: Record, comparison: Comparison) -> Iterator[tuple
     about = [
         ("status", record.status),
         ("started", record.created_at),
-        ("backend", record.backend.label),
+        ("backend", labelled(record.backend.label, script_names([record]).get(id(record), ""))),
         ("ranks", f"{world.world_size} on {world.nodes} node(s), {world.device}, {world.collectives}"),
         *([("dimensions", str(world.mesh))] if world.dimensions else []),
         ("batch", f"micro-batch {world.micro_batch_size}, accumulation {world.accumulation_steps}"),

@@ -208,13 +208,14 @@ def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("observed", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--label", default="", help="Name of the run's row; runs of one name and training repeat it.")
 @set_option
 @runs_option
 @wide_option
 @json_option
 @measuring
 def observe(
-    observed: tuple[str, ...], assignments: tuple[str, ...], runs: Path, wide: bool, as_json: bool
+    observed: tuple[str, ...], label: str, assignments: tuple[str, ...], runs: Path, wide: bool, as_json: bool
 ) -> int:
     """Run a training script as it is, measure it from inside, and record it.
 
@@ -230,7 +231,9 @@ def observe(
         known = ", ".join(settings)
         raise HarnessError(f"--set {ignored[0]} would be ignored: the script decides; observe takes {known}")
     measure = of_script(load_experiment(None, assignments)).measure
-    done = observe_command(observed, store, measure, command=command_line(), keeps_output_free=as_json)
+    done = observe_command(
+        observed, store, measure, command=command_line(), keeps_output_free=as_json, label=label
+    )
     if done.record is not None:
         try:
             _present(done.record, store, as_json, View(wide=wide))

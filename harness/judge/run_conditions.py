@@ -96,8 +96,8 @@ def varying(records: Iterable[Record]) -> list[str]:
 def script_names(records: Sequence[Record]) -> dict[int, str]:
     """By id of the record what tells observed scripts of one strategy and size apart; '' where nothing must.
 
-    The words of their commands, else their files, what they update, their rates or samples. Records that
-    are alike in all are repeats.
+    The names that they were given, or the words of their commands, else their files, what they update, their
+    rates or samples. Records that are alike in all are repeats.
     """
     alike: dict[tuple[str, int], list[Record]] = {}
     for record in records:
@@ -105,7 +105,7 @@ def script_names(records: Sequence[Record]) -> dict[int, str]:
             alike.setdefault((record.backend.label, record.world.world_size), []).append(record)
     found: dict[int, str] = {}
     for group in alike.values():
-        names = [""] * len(group)
+        names = [record.observation.label if record.observation else "" for record in group]
         for fact in zip(*(_of_script(record, group) for record in group), strict=True):
             given: dict[str, set[str]] = {}
             for name, text in zip(names, fact, strict=True):
@@ -125,11 +125,12 @@ MOST_LETTERS = 60
 def _of_script(record: Record, group: Sequence[Record]) -> Iterator[str]:
     """Facts of an observed script in words, the same number for each."""
     seen, updated = record.observation, record.observed.updated_tensors if record.observed else None
+    named = seen is None or bool(seen.label)
     commands = [other.observation.command for other in group if other.observation]
-    own = [word for word in seen.command if not all(word in of for of in commands)] if seen else []
+    own = [] if seen is None or named else [w for w in seen.command if not all(w in of for of in commands)]
     text = " ".join(word.rpartition("/")[2] for word in own)
     yield text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}... {_short(text)}"
-    yield f"files {_short(repr(seen.files))}" if seen and seen.files else ""
+    yield "" if seen is None or named or not seen.files else f"files {_short(repr(seen.files))}"
     yield "" if updated is None else f"gradients of {counted(updated, 'tensor')}"
     rates = [step.learning_rate for step in record.steps]
     yield f"learning rate {max(rates, default=0.0):g}"

@@ -69,6 +69,7 @@ def observe_command(
     *,
     command: Sequence[str],
     keeps_output_free: bool,
+    label: str = "",
 ) -> Observed:
     """Run `observed` to its end and record it.
 
@@ -76,7 +77,7 @@ def observe_command(
     the terminal. `keeps_output_free`: its standard output goes to standard error. Raises HarnessError if it
     cannot be started.
     """
-    request, directory = _begin(observed, store, measure, command)
+    request, directory = _begin(observed, store, measure, command, label=label)
     try:
         output = sys.stderr.fileno() if keeps_output_free else None
         process = subprocess.Popen(observed, env=observed_environment(directory), stdout=output)
@@ -118,6 +119,7 @@ def _begin(
     measure: MeasureSection,
     command: Sequence[str],
     row: ScriptRow | None = None,
+    label: str = "",
 ) -> tuple[ObserveRequest, Path]:
     """What its processes are asked to measure, and the new folder of the run that says so."""
     now = datetime.now(UTC)
@@ -128,6 +130,7 @@ def _begin(
         command=list(command),
         observed=list(observed),
         files=files_of(observed),
+        label=label,
         measure=measure,
         row=row,
     )

@@ -561,6 +561,8 @@ class ObservationPart(Part):
 
     command: KeptCommand
     """The command that was observed."""
+    label: str = Field("", exclude_if=lambda value: not value)
+    """What `observe --label` called it."""
     files: dict[str, str] = {}
     """Digest of each file that the command names."""
     frameworks: list[str]

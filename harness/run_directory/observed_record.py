@@ -163,6 +163,8 @@ class ObserveRequest(Stored):
     """The command that is observed."""
     files: dict[str, str] = {}
     """Digest of each file that it names."""
+    label: str = ""
+    """What the user calls it."""
     measure: MeasureSection
     row: ScriptRow | None = None
 
@@ -231,6 +233,7 @@ def assemble_observed(
         observation=seen.observation.model_copy(
             update={
                 "files": request.files,
+                "label": request.label,
                 "learning_rates": [
                     [of_step[group] if group < len(of_step) else None for of_step in rates]
                     for group in groups

@@ -14,6 +14,7 @@ from typing import NoReturn
 import pytest
 from click.testing import CliRunner, Result
 
+from harness.api import load
 from harness.cli import harness as command
 from harness.errors import HarnessError
 from harness.launch import cells
@@ -167,7 +168,8 @@ def script(folder: Path, *, before: str = "", at_6: str = "pass", after: str = "
 
 
 def observed(folder: Path, *command: str | Path) -> tuple[subprocess.CompletedProcess[str], Record]:
-    done = harness_process("observe", *WINDOWS, "--", *command, cwd=folder, OMP_NUM_THREADS="1")
+    words = ("observe", "--label", "first", *WINDOWS, "--", *command)
+    done = harness_process(*words, cwd=folder, OMP_NUM_THREADS="1")
     (record,) = records(folder / "runs")
     return done, record
 
@@ -211,6 +213,10 @@ def test_no_file_of_a_run_has_a_secret_and_the_exit_code_is_the_scripts(tmp_path
     }  # fmt: skip
     for secret in SECRETS:
         assert files_with(tmp_path / "runs", secret) == []
+    for words in (("list",), ("show", "latest"), ("report", "runs", "-o", "-")):
+        assert "(first)" in harness_process(*words, cwd=tmp_path).stdout
+    (row,) = load(tmp_path / "runs").to_frame().to_dict("records")
+    assert row["backend"] == "observed-single (first)"
 
 
 @pytest.mark.exhaustive

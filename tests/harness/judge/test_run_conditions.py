@@ -242,11 +242,12 @@ def test_the_environment_of_a_record_on_the_cpu_is_not_judged() -> None:
 
 
 def script(
-    words: str, *, updated: int = 5, files: dict[str, str] | None = None, rate: float = 1e-3
+    words: str, *, updated: int = 5, files: dict[str, str] | None = None, rate: float = 1e-3, label: str = ""
 ) -> Record:
     seen = ObservationPart(
-        command=["torchrun", *words.split()], files=files or {}, frameworks=[], base="ddp", loss="the scalar"
-    )
+        command=["torchrun", *words.split()], files=files or {}, frameworks=[], base="ddp", loss="the scalar",
+        label=label,
+    )  # fmt: skip
     steps = [replace(step, learning_rate=rate) for step in make_steps()]
     observed = ObservedPart(updated_tensors=updated)
     return make_record(label="observed-ddp", world_size=2, observation=seen, observed=observed, steps=steps)
@@ -261,6 +262,15 @@ def script(
         ([script("t.py"), script("t.py", updated=4)], ["gradients of 5 tensors", "gradients of 4 tensors"]),
         ([script("t.py"), script("t.py", rate=5e-3)], ["learning rate 0.001", "learning rate 0.005"]),
         ([script("t.py", files={"t.py": "a"}), script("t.py", files={"t.py": "b"})], 2),
+        (
+            [script("t.py --out a", label="old"), script("t.py --out b", label="old"), script("t.py")],
+            ["old", "old", ""],
+        ),
+        ([script("t.py", label="old"), script("t.py", label="new")], ["old", "new"]),
+        (
+            [script("t.py", label="old"), script("t.py", label="old", rate=5e-3)],
+            ["old, learning rate 0.001", "old, learning rate 0.005"],
+        ),
     ],
 )
 def test_scripts_are_repeats_only_if_they_are_alike_in_all(scripts: list[Record], names: Any) -> None:
