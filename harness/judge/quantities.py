@@ -300,8 +300,8 @@ def held_by_transport(record: Record, step: int | None = None) -> int:
     """Bytes that a transport may still hold at one moment or rank and not at another.
 
     gloo's threads: of one call. NCCL, in a step that was not probed: what DDP reduced since the watchdog last
-    let go of it, which `release_finished_collectives` waits for before a probed step; on a busy machine it may
-    come as late as `WATCHDOG_SECONDS`.
+    let go of it, which `release_finished_collectives` waits for before a probed step; on a busy machine it
+    may come as late as `WATCHDOG_SECONDS`.
     """
     in_steps = [part for part in record.comm if part.phase in STEP_PHASES]
     if record.world.collectives == "gloo":
