@@ -51,7 +51,8 @@ from harness.run_directory.events import FailureEvent, Tail
 from harness.run_directory.rank_state import WATCH, DeviceNote, device_note, log_tail, read_part
 from harness.run_directory.request import rank_file
 from harness.shipped import resolve
-from harness.traces.scanning import KERNELS, STEP, is_communication
+from harness.traces.device import KERNELS, is_communication
+from harness.traces.scanning import STEP
 
 SINGLE, AGAIN, ON_CPU, ZERO, FULL, SHARDED = "single", "again", "cpu", "zero2", "out of memory", "fsdp"
 FABRIC = "fabric"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -13,16 +14,18 @@ from harness.tell.pictures.drawing import COPIES_ALONE, DEVICE_ACTIVITIES, EXPOS
 from harness.tell.pictures.plots import bar_chart, stack, text_after
 from harness.tell.tables import blocks_of, prose, row_of, section, table, table_columns
 from harness.traces.analysis import CollectiveRow, Division, Likeness, RankTrace, Skew, collective_rows
+from harness.traces.device import KernelTime, Kind
 
 MOST_BARS = 24
 MOST_ROWS = 20
 """Of a table for people; --json has all."""
-LONGEST_NAME = 60
+LONGEST_NAME, LONGEST_KERNEL = 60, 48
 STEP_TEXT = "A step is timed on the host from beginning to end; the device may lag behind."
 TIMES = table_columns("traces_times")
 COLLECTIVES = table_columns("traces_collectives")
 WAITS, SKEW = table_columns("traces_waits"), table_columns("traces_skew")
-CHANGES, KERNELS = table_columns("traces_changes"), table_columns("traces_kernels")
+CHANGES, CHANGED_KERNELS = table_columns("traces_changes"), table_columns("traces_changed_kernels")
+KERNELS = table_columns("traces_kernels")
 COLLECTIVE_CHANGES = table_columns("traces_collective_changes")
 
 
@@ -36,6 +39,7 @@ def trace_document(
     sections = [
         _time(ranks),
         _steps(ranks),
+        _kernels(ranks),
         _collectives(ranks),
         _waits(skew),
         _strategy(ranks, likeness),
@@ -166,6 +170,68 @@ def _parts(division: Division | None) -> dict[str, float] | None:
     return {"computing": compute, EXPOSED: exposed, COPIES_ALONE: alone, "idle": idle}
 
 
+def _kernels(ranks: Sequence[RankTrace]) -> Section | None:
+    """Kernels and copies by time, and what they are; means of the ranks."""
+    alike: dict[tuple[str, Kind], list[KernelTime]] = defaultdict(list)
+    shares: dict[str, float] = defaultdict(float)
+    for rank in ranks:
+        for one in rank.kernels:
+            alike[one.name, one.kind].append(one)
+            shares[one.kind.what] += one.share / len(ranks)
+    if not alike:
+        return None
+    count = len(ranks)
+    rows: list[list[Any]] = []
+    for (name, kind), of in alike.items():
+        calls = sum(one.calls for one in of) / count
+        rows.append(
+            [
+                name, ": ".join(filter(None, (kind.what, kind.operation))),
+                int(calls) if calls.is_integer() else round(calls, 1),
+                sum(one.seconds for one in of) / count, sum(one.median_seconds for one in of) / len(of),
+                sum(one.share for one in of) / count,
+            ]
+        )  # fmt: skip
+    rows.sort(key=lambda row: (-row[3], row[0]))
+    texts = [f"{what} {percent(share)}" for what, share in sorted(shares.items(), key=lambda one: -one[1])]
+    words = [f"Of the time of all kernels and copies: {', '.join(texts)}.", prose("traces_kernels")]
+    if count > 1:
+        words.append("Means of the ranks.")
+    if len(rows) > MOST_ROWS:
+        words.append(f"{len(rows) - MOST_ROWS} more names are under 'kernels' of --json.")
+    shown = rows[:MOST_ROWS]
+    for row, name in zip(shown, told_apart([row[0] for row in shown], LONGEST_KERNEL), strict=True):
+        row[0] = name
+    return section("trace_kernels", "Kernels", table("trace_kernels", shown, KERNELS), " ".join(words))
+
+
+def told_apart(names: Sequence[str], most: int) -> list[str]:
+    """Names of kernels, short; those that would look the same show where they differ."""
+    alike: dict[str, set[str]] = defaultdict(set)
+    for name in names:
+        alike[shortened(_without_arguments(name), most)].add(name)
+    found: dict[str, str] = {}
+    for short, of in alike.items():
+        begin = most // 3
+        same = next((at for at, ones in enumerate(zip(*of, strict=False)) if len({*ones}) > 1), begin)
+        for name in sorted(of):
+            cut = f"{name[:begin]}…{name[max(begin, same - begin // 2) :]}"
+            told = short if len(of) == 1 else shortened(cut, most)
+            number = sum(told == other.rpartition(" #")[0] or told == other for other in found.values())
+            found[name] = f"{told} #{number + 1}" if number else told
+    return [found[name] for name in names]
+
+
+def _without_arguments(name: str) -> str:
+    bare = name.removeprefix("void ").replace("(anonymous namespace)::", "").replace("at::native::", "")
+    depth = 0
+    for at in range(len(bare) - 1, 0, -1) if bare.endswith(")") else ():
+        depth += {")": 1, "(": -1}.get(bare[at], 0)
+        if depth == 0:
+            return bare[:at]
+    return bare
+
+
 def _collectives(ranks: Sequence[RankTrace]) -> Section | None:
     alike: dict[tuple[Any, ...], list[CollectiveRow]] = {}
     for rank in ranks:
@@ -174,7 +240,9 @@ def _collectives(ranks: Sequence[RankTrace]) -> Section | None:
             if (on := row.group_ranks) is not None:
                 named = ",".join(map(str, on)) if len(on) <= 8 else f"{on[0]},{on[1]}..{on[-1]}"
                 group = f"{row.group} [{named}]" if row.group else f"[{named}]"
-            alike.setdefault((row.operation, row.dtype, row.bytes, group, row.group_size), []).append(row)
+            alike.setdefault(
+                (row.operation or row.kind, row.dtype, row.bytes, group, row.group_size), []
+            ).append(row)
     if not alike:
         return None
     rows = [[*key, *_together(of)] for key, of in alike.items()]
@@ -262,15 +330,18 @@ def _changes(changes: dict[str, Any] | None) -> Section | None:
         change = times["after"] / times["before"] - 1
         figures.append(["median step", milliseconds(times["before"]), milliseconds(times["after"]), change])
     collectives = [row_of(COLLECTIVE_CHANGES, c) for c in changes["collectives"]]
+    names = told_apart([c["kernel"] for c in changes["kernels"]], LONGEST_KERNEL)
     kernels = [
-        [shortened(name, LONGEST_NAME), before, after, after - before]
-        for name, before, after in (row_of(KERNELS[:-1], c) for c in changes["kernels"])
+        [name, before, after, after - before]
+        for name, (_, before, after) in zip(
+            names, (row_of(CHANGED_KERNELS[:-1], c) for c in changes["kernels"]), strict=True
+        )
     ]
     blocks = blocks_of(
         Table(key="trace_changes", columns=CHANGES, rows=figures),
         "Means of the ranks, ms.",
         table("trace_collective_changes", collectives[:MOST_ROWS], COLLECTIVE_CHANGES),
-        table("trace_kernels", kernels, KERNELS),
+        table("trace_changed_kernels", kernels, CHANGED_KERNELS),
     )
     return Section("trace_changes", "Compared with the baseline", blocks)
 

@@ -11,15 +11,25 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from harness.bounds import MOST_RANKS
 from harness.errors import HarnessError
 from harness.forms.terms import ring_sent_bytes
 from harness.forms.textbook import textbook_sent_bytes
 from harness.traces.collectives import Call, GroupsOfJob, Process, Timeline, TracedDevice, calls_of, whole
-from harness.traces.scanning import (
+from harness.traces.device import (
+    COMMUNICATION,
+    COMPUTES,
+    COPIES_DATA,
+    OTHER,
+    DeviceEvents,
     Interval,
+    KernelTime,
+)
+from harness.traces.scanning import (
     Stretches,
     TraceFile,
     computing_stretches,
@@ -27,8 +37,6 @@ from harness.traces.scanning import (
     seconds_within,
     union,
 )
-
-_RANK_IN_NAME = re.compile(r"(?:rank|^r|[-_.]r)[-_]?(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +88,15 @@ class RankTrace:
     steps: list[StepDivision]
     calls: list[Call]
     styles: frozenset[str]
-    kernels: dict[str, list[int]]
+    kernels: list[KernelTime]
+    """Kernels and copies by name; those with most time first."""
+    part: str = ""
+    """Which device or process of the file, where no rank is known and it has several."""
     remarks: list[str] = field(default_factory=list)
 
     @property
     def label(self) -> str:
-        return f"rank {self.rank}" if self.rank is not None else self.file
+        return f"rank {self.rank}" if self.rank is not None else f"{self.file}{self.part}"
 
 
 def read_traces(paths: Sequence[Path]) -> list[RankTrace]:
@@ -137,10 +148,8 @@ def read_trace(path: Path) -> list[RankTrace]:
         )
     distributed = file.settings.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
-    ranks = [
-        _rank(path, distributed, file, process, devices, number, count)
-        for number, count, process, devices in _participants(timeline, distributed)
-    ]
+    found = _participants(timeline, distributed)
+    ranks = [_rank(path, distributed, file, one, alone=len(found) == 1) for one in found]
     if not any(rank.on_device or rank.calls for rank in ranks):
         raise HarnessError(
             f"trace '{path}' has neither kernels or copies of a GPU nor collectives; record it with "
@@ -149,30 +158,71 @@ def read_trace(path: Path) -> list[RankTrace]:
     return ranks
 
 
-Participant = tuple[int, int, Process, list[TracedDevice]]
+class Participant(NamedTuple):
+    """A process of a file with the devices that it works on."""
+
+    process: Process
+    devices: list[TracedDevice]
+    number: int | None = None
+    """Its place among several, if devices are numbered from 0."""
+    part: str = ""
 
 
 def _participants(timeline: Timeline, distributed: dict[str, Any]) -> list[Participant]:
-    """Processes with their devices: one, unless a file that names no rank has several."""
-    devices = {pid: device for pid, device in timeline.devices.items() if device.is_used}
-    hosts = {pid: p for pid, p in timeline.processes.items() if p.threads or p.calls or p.correlations}
+    """Processes with their devices: one, unless traces of several were merged.
+
+    A device belongs to the process whose launches have its correlation ids, before its events began.
+    """
+    devices = {pid: timeline.devices[pid] for pid in sorted(timeline.devices, key=_in_order)}
+    devices = {pid: device for pid, device in devices.items() if device.is_used}
+    hosts = {pid: p for pid, p in timeline.processes.items() if p.threads or p.calls or p.launches.begins}
+    owners = {pid: _owner(device, hosts) for pid, device in devices.items()}
     busy = {pid: p for pid, p in hosts.items() if p.calls or p.transports}
-    if "rank" in distributed and len(busy) <= 1:
-        process = _merged(hosts.values()) if not busy else next(iter(busy.values()))
-        for other in hosts.values():
-            if other is not process and not process.correlations:
-                process.correlations, process.launched = other.correlations, other.launched
-                process.launchers, process.names = other.launchers, other.names
-        return [(0, 1, process, list(devices.values()))]
-    if len(devices) > 1:
-        every = [p for _, p in sorted(hosts.items())]
-        nobody = [Process() for _ in range(len(devices) - 1)]
-        owners = every if len(every) == len(devices) else [_merged(every), *nobody]
-        pairs = zip(owners, (d for _, d in sorted(devices.items())), strict=False)
-        return [(n, len(devices), process, [device]) for n, (process, device) in enumerate(pairs)]
+    known = set(owners.values()) - {None}
+    if len(known) > 1 or (len(devices) > 1 and len(hosts) != 1 and not known and "rank" not in distributed):
+        # One for each process, and for each device that none is known to work on.
+        shares: dict[str, list[str]] = {}
+        for pid, owner in owners.items():
+            shares.setdefault(f"device {pid}" if owner is None else f"process {owner}", []).append(pid)
+        numbered = list(devices) == [str(number) for number in range(len(devices))]
+        world = whole(distributed.get("world_size"))
+        numbered = numbered and world in (None, len(shares))
+        return [
+            Participant(
+                hosts.get(owners[pids[0]] or "", Process()), [devices[pid] for pid in pids],
+                number if numbered else None, f", device {' and '.join(pids)}",
+            )
+            for number, pids in enumerate(shares.values())
+        ]  # fmt: skip
     if devices or len(busy) <= 1:
-        return [(0, 1, _merged(hosts.values()), list(devices.values()))]
-    return [(n, len(busy), process, []) for n, (_, process) in enumerate(sorted(busy.items()))]
+        process = next(iter(busy.values())) if len(busy) == 1 else _merged(hosts.values())
+        for other in hosts.values():
+            if other is not process and not process.launches.begins:
+                process.launches, process.launchers, process.names = (
+                    other.launches,
+                    other.launchers,
+                    other.names,
+                )
+        return [Participant(process, list(devices.values()))]
+    order = sorted(busy, key=_in_order)
+    return [Participant(busy[pid], [], None, f", process {pid}") for pid in order]
+
+
+def _in_order(pid: str) -> list[Any]:
+    """Numbers within texts by their size: device 10 comes after 2."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", pid)]
+
+
+def _owner(device: TracedDevice, hosts: dict[str, Process]) -> str | None:
+    """The process that launched most of a device's events; of equal ones that with the shortest delays."""
+    fits = {}
+    begins = np.asarray(device.events.begins)
+    for pid, process in hosts.items():
+        launched = process.launches.of(device.events)
+        known = launched >= 0
+        if known.any():
+            fits[pid] = (int(known.sum()), -int((begins - launched)[known].sum()))
+    return max(fits, key=lambda pid: fits[pid]) if fits else None
 
 
 def _merged(processes: Iterable[Process]) -> Process:
@@ -181,27 +231,46 @@ def _merged(processes: Iterable[Process]) -> Process:
     if not every:
         return Process()
     return max(
-        every, key=lambda p: (len(p.calls), len(p.correlations), sum(len(k) for _, k in p.threads.values()))
+        every,
+        key=lambda p: (len(p.calls), len(p.launches.begins), sum(len(k) for _, k in p.threads.values())),
     )
 
 
+_RANK = r"(?<![a-z])(?<!local[-_.])rank[-_.]?(\d+)"
+_RANK_IN_FOLDER = re.compile(rf"(?:.*[-_.])?{_RANK}", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(rf"{_RANK}|^(?:trace|profile)?[-_]?r(\d+)$", re.IGNORECASE)
+_OF_HOST = re.compile(r"^(?!rank[-_.]?\d).*(?<!rank)_\d+\.\d+(?:\.\d+)?\.pt\.trace\.", re.IGNORECASE)
+"""HOST_PID.TIME.pt.trace.json, as tensorboard_trace_handler names files: a host's name is no rank."""
+NEAREST_FOLDERS = 2
+
+
+def rank_of_path(path: Path) -> int | None:
+    """The rank that a folder ('rank_0'), or else the name of the file ('trace_rank3.json'), tells."""
+    for folder in [*path.absolute().parents][:NEAREST_FOLDERS]:
+        if found := _RANK_IN_FOLDER.fullmatch(folder.name):
+            return int(found[1])
+    if _OF_HOST.match(path.name):
+        return None
+    found = _RANK_IN_NAME.search(re.sub(r"(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", "", path.name))
+    return int(found[1] or found[2]) if found else None
+
+
 def _rank(
-    path: Path, distributed: dict[str, Any], file: TraceFile, process: Process, devices: list[TracedDevice],
-    number: int, count: int,
+    path: Path, distributed: dict[str, Any], file: TraceFile, participant: Participant, *, alone: bool
 ) -> RankTrace:  # fmt: skip
-    device = _joined(devices)
+    process, device = participant.process, _joined(participant.devices)
     groups = GroupsOfJob(distributed)
     calls = calls_of(process, device, groups)
     told, world = whole(distributed.get("rank")), whole(distributed.get("world_size"))
-    rank = told if told is not None and 0 <= told < MOST_RANKS and count == 1 else None
-    if rank is None:
-        named = _RANK_IN_NAME.search(path.name.split(".")[0]) if count == 1 else None
-        rank = int(named[1]) if named else (number if count > 1 else None)
+    rank = participant.number
+    if alone:
+        rank = told if told is not None and 0 <= told < MOST_RANKS else rank_of_path(path)
     backend = distributed.get("backend")
     if device is not None:
         window = device.first, device.last
         talking = union((c.start, c.end) for c in device.communications)
-        work = Stretches(union(_pairs(device.computing)), talking, union(_pairs(device.copies)))
+        computing, copies = (union(device.events.times(code)) for code in (COMPUTES, COPIES_DATA))
+        work = Stretches(computing, talking, copies)
     else:
         # From the first to the last event of the host.
         begin = min([process.first, *(call.start for call in calls)])
@@ -218,7 +287,8 @@ def _rank(
         device_name=str(names[0]) if names and names[0] else None,
         on_device=device is not None, division=_division(window, work, known=known),
         steps=_steps(process, device, work, known=known), calls=calls,
-        styles=frozenset(process.styles), kernels=device.kernels if device else {},
+        styles=frozenset(process.styles), kernels=device.events.kernels() if device else [],
+        part=participant.part,
     )  # fmt: skip
     marks = sorted((at, number) for number, at in process.steps)
     for call in calls:
@@ -231,22 +301,13 @@ def _rank(
 def _joined(devices: list[TracedDevice]) -> TracedDevice | None:
     if len(devices) < 2:
         return devices[0] if devices else None
-    whole = TracedDevice()
+    joined = TracedDevice(DeviceEvents(devices[0].events.names))
     for device in devices:
-        whole.computing.extend(device.computing)
-        whole.copies.extend(device.copies)
-        whole.communications += device.communications
-        whole.marks += device.marks
-        for name, (time, count) in device.kernels.items():
-            total = whole.kernels.setdefault(name, [0, 0])
-            total[0] += time
-            total[1] += count
-        whole.first, whole.last = min(whole.first, device.first), max(whole.last, device.last)
-    return whole
-
-
-def _pairs(times: Sequence[int]) -> Iterable[Interval]:
-    return zip(times[::2], times[1::2], strict=True)
+        joined.events.extend(device.events)
+        joined.communications += device.communications
+        joined.marks += device.marks
+        joined.first, joined.last = min(joined.first, device.first), max(joined.last, device.last)
+    return joined
 
 
 def _division(window: Interval, work: Stretches, *, known: bool) -> Division:
@@ -270,6 +331,9 @@ def _steps(
     return found
 
 
+MOST_UNKNOWN = 3
+
+
 def _remarks(trace: RankTrace, file: TraceFile, *, known: bool) -> list[str]:
     found = []
     if file.unreadable:
@@ -282,9 +346,26 @@ def _remarks(trace: RankTrace, file: TraceFile, *, known: bool) -> list[str]:
             f"bytes of {unsized:,} of {len(trace.calls):,} collectives are n/a; record with "
             "record_shapes=True"
         )
-    unnamed = sum(call.operation is None for call in trace.calls)
+    unnamed = sum(call.operation is None and call.kind is None for call in trace.calls)
     if unnamed:
         found.append(f"{unnamed:,} kernels communicate and no launch says for which collective")
+    sizes = [trace.world_size or 0, *(call.group.size or 0 for call in trace.calls)]
+    several = f"{max(sizes)} ranks" if max(sizes) > 1 else "several ranks" if trace.styles else None
+    if (
+        trace.on_device
+        and known
+        and several
+        and trace.world_size != 1
+        and not any(c.runs for c in trace.calls)
+    ):
+        bare = (
+            re.split("[<(]", one.name.removeprefix("void ").replace("(anonymous namespace)::", ""))[0]
+            for one in trace.kernels
+            if one.kind.what == OTHER
+        )
+        unknown = ", ".join([*dict.fromkeys(bare)][:MOST_UNKNOWN])
+        told = f"longest unknown kernels: {unknown}" if unknown else "no name is unknown"
+        found.append(f"{several}, yet no kernel is known as communication; {told}")
     return found
 
 
@@ -458,8 +539,7 @@ def likeness_of(rank: RankTrace, parameters: int | None = None) -> Likeness:
     total = sum(volume.payload for volume in volumes.values())
     found = Likeness(strategy=None, per="step" if steps else "trace")
     if not total:
-        known = any(call.operation for call in rank.calls)
-        found.evidence.append("bytes are n/a" if known else "no collective")
+        found.evidence.append("bytes are n/a" if rank.calls else "no collective")
         return found
     large = {op: v for op, v in volumes.items() if v.payload >= LEAST_SHARE * total}
     found.evidence = [
@@ -594,6 +674,8 @@ class CollectiveRow:
     bus_bytes_per_second: float | None
     """Of the median call."""
     kernel: str | None
+    kind: str | None
+    """What the name of that kernel says it does, where no launch tells the operation."""
 
     @property
     def total_bytes(self) -> int | None:
@@ -619,6 +701,7 @@ def collective_rows(rank: RankTrace) -> list[CollectiveRow]:
                 group_ranks=None if first.group.ranks is None else list(first.group.ranks),
                 calls=len(calls), seconds=_mean([call.seconds for call in calls], 1),
                 bus_bytes_per_second=rates[len(rates) // 2] if rates else None, kernel=first.kernel,
+                kind=first.kind,
             )
         )  # fmt: skip
     return sorted(rows, key=lambda row: (-(row.seconds or 0.0), -(row.total_bytes or 0), str(row.operation)))
@@ -649,6 +732,14 @@ def document(
         ],
         "collectives": [
             vars(row) | {"total_bytes": row.total_bytes} for rank in ranks for row in collective_rows(rank)
+        ],
+        "kernels": [
+            {
+                "rank": rank.rank, "name": one.name, **one.kind._asdict(), "calls": one.calls,
+                "seconds": one.seconds, "median_seconds": one.median_seconds, "share": one.share,
+            }
+            for rank in ranks
+            for one in rank.kernels
         ],
         "steps": [
             {"rank": rank.rank, "step": step.step, "is_complete": step.is_complete}
@@ -734,9 +825,10 @@ def _kernel_changes(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace]) -
     found: dict[str, dict[str, float]] = {}
     for side, of_side in (("before_seconds", baseline), ("after_seconds", ranks)):
         for rank in of_side:
-            for name, (time, _) in rank.kernels.items():
-                totals = found.setdefault(name, {"before_seconds": 0.0, "after_seconds": 0.0})
-                totals[side] += time / 1e9 / len(of_side)
+            for one in rank.kernels:
+                if one.kind.what != COMMUNICATION:
+                    totals = found.setdefault(one.name, {"before_seconds": 0.0, "after_seconds": 0.0})
+                    totals[side] += one.seconds / len(of_side)
     changed = {name: t for name, t in found.items() if t["before_seconds"] != t["after_seconds"]}
     order = sorted(
         changed.items(),

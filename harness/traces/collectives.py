@@ -17,9 +17,17 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from harness.bounds import MOST_RANKS
 from harness.forms.terms import RING_PASSES
-from harness.traces.scanning import (
-    COPIES,
+from harness.traces.device import (
+    COMMUNICATES,
     DEVICE_ACTIVITIES,
+    DeviceEvents,
+    Interval,
+    Kind,
+    Launches,
+    Named,
+    named,
+)
+from harness.traces.scanning import (
     HOST_OPERATORS,
     INPUT_AT,
     LAUNCHES,
@@ -27,12 +35,10 @@ from harness.traces.scanning import (
     OTHER_ACTIVITIES,
     PHASE,
     Event,
-    Interval,
     Operator,
     collective_of,
     dtype_of,
     element_bytes,
-    is_communication,
     is_transport,
     length,
     nanoseconds,
@@ -42,12 +48,12 @@ from harness.traces.scanning import (
 )
 
 # What to do with an event, by category and name.
-_COMPUTES, _COPIES, _COMMUNICATES = 1, 2, 4
 _OPERATOR, _TRANSPORT, _CALL, _LAUNCH, _STEP, _PHASE, _DEVICE_MARK = 8, 16, 32, 64, 128, 256, 512
 _OPERATOR_COMPUTES, _STYLED = 1024, 2048
+_ON_DEVICE = -1
+"""And below: of the name of that index, counted down."""
 _FAR = 2**62
 """Nanoseconds that no clock reaches."""
-_ON_DEVICE = _COMPUTES | _COPIES | _COMMUNICATES
 _CALLS = ("nccl:", "rccl:", "c10d::", "_c10d_functional::", "symm_mem::")
 _STYLES = {
     "FSDP::": "FSDP2", "FullyShardedDataParallel": "FSDP1", "DistributedDataParallel": "DDP",
@@ -71,6 +77,7 @@ class DeviceCommunication(NamedTuple):
     correlation: int | None
     external: int | None
     arguments: dict[str, Any]
+    kind: Kind
 
 
 class HostEvent(NamedTuple):
@@ -88,14 +95,10 @@ class HostEvent(NamedTuple):
 class TracedDevice:
     """What ran on one device; times in nanoseconds."""
 
-    computing: array[int] = field(default_factory=lambda: array("q"))
-    """Begin and end of each kernel that does not communicate, one after the other."""
-    copies: array[int] = field(default_factory=lambda: array("q"))
+    events: DeviceEvents
     communications: list[DeviceCommunication] = field(default_factory=list)
     marks: list[HostEvent] = field(default_factory=list)
     """Annotations of collectives as they lie on the device."""
-    kernels: dict[str, list[int]] = field(default_factory=dict)
-    """Nanoseconds and number of each computing kernel and copy by its name."""
     first: int = 2**63 - 1
     last: int = -(2**63)
 
@@ -116,10 +119,9 @@ class Process:
     phases: list[tuple[str, Interval]] = field(default_factory=list)
     threads: dict[str, tuple[array[int], array[int]]] = field(default_factory=dict)
     """Begin and end, and kind, of every operator by thread."""
-    correlations: array[int] = field(default_factory=lambda: array("q"))
-    launched: array[int] = field(default_factory=lambda: array("q"))
+    launches: Launches = field(default_factory=Launches)
     launchers: array[int] = field(default_factory=lambda: array("q"))
-    """Of each launch: its correlation, its begin, and the index of its thread in `names`."""
+    """Index in `names` of the thread of each launch."""
     names: dict[str, int] = field(default_factory=dict)
     styles: set[str] = field(default_factory=set)
     """Libraries whose annotations were seen."""
@@ -144,6 +146,7 @@ class Timeline:
         self.events = 0
         self.untimed = 0
         """Events that figures need and that have no valid time."""
+        self._names: list[Named] = []
         self._codes: dict[tuple[Any, Any], int] = {}
 
     def take(self, event: Event) -> None:
@@ -164,41 +167,40 @@ class Timeline:
         if start is None or duration is None or not -_FAR < start <= start + duration < _FAR:
             self.untimed += 1
             return
-        if code & _ON_DEVICE:
-            self._on_device(event, code, str(name), start, start + duration)
+        if code <= _ON_DEVICE:
+            self._on_device(event, _ON_DEVICE - code, start, start + duration)
         elif code & _DEVICE_MARK:
-            device = self.devices.setdefault(str(event.get("pid")), TracedDevice())
-            device.marks.append(_host_event(event, str(name), start, start + duration))
+            self._device(event).marks.append(_host_event(event, str(name), start, start + duration))
         else:
             self._on_host(event, code, str(name), start, start + duration)
 
-    def _on_device(self, event: Event, code: int, name: str, start: int, end: int) -> None:
+    def _device(self, event: Event) -> TracedDevice:
         pid = str(event.get("pid"))
         device = self.devices.get(pid)
         if device is None:
-            device = self.devices[pid] = TracedDevice()
+            device = self.devices[pid] = TracedDevice(DeviceEvents(self._names))
+        return device
+
+    def _on_device(self, event: Event, index: int, start: int, end: int) -> None:
+        device = self._device(event)
         if start < device.first:
             device.first = start
         if end > device.last:
             device.last = end
-        if code & _COMPUTES:
-            device.computing.extend((start, end))
-        if code & _COPIES:
-            device.copies.extend((start, end))
-        if code & _COMMUNICATES:
-            arguments = _arguments(event)
+        arguments, events = _arguments(event), device.events
+        correlation = whole(arguments.get("correlation"))
+        events.begins.append(start)
+        events.ends.append(end)
+        events.named.append(index)
+        events.correlations.append(-1 if correlation is None else correlation)
+        name, kind, code = self._names[index]
+        if code & COMMUNICATES:
             device.communications.append(
                 DeviceCommunication(
-                    name, str(event.get("tid")), start, end, whole(arguments.get("correlation")),
-                    whole(arguments.get("External id", arguments.get("external id"))), _kept(arguments),
+                    name, str(event.get("tid")), start, end, correlation,
+                    whole(arguments.get("External id", arguments.get("external id"))), _kept(arguments), kind,
                 )
             )  # fmt: skip
-            return
-        total = device.kernels.get(name)
-        if total is None:
-            total = device.kernels[name] = [0, 0]
-        total[0] += end - start
-        total[1] += 1
 
     def _on_host(self, event: Event, code: int, name: str, start: int, end: int) -> None:
         pid, thread = str(event.get("pid")), str(event.get("tid"))
@@ -208,8 +210,8 @@ class Timeline:
         if code & _LAUNCH:
             correlation = whole(_arguments(event).get("correlation"))
             if correlation is not None:
-                process.correlations.append(correlation)
-                process.launched.append(start)
+                process.launches.correlations.append(correlation)
+                process.launches.begins.append(start)
                 process.launchers.append(process.names.setdefault(thread, len(process.names)))
             return
         if code & _OPERATOR:
@@ -237,14 +239,12 @@ class Timeline:
         known = category in DEVICE_ACTIVITIES or category in HOST_OPERATORS or category in LAUNCHES
         self.is_kineto = self.is_kineto or known or category in OTHER_ACTIVITIES
         if category in DEVICE_ACTIVITIES:
-            kind = _COPIES if category in COPIES else 0
-            if is_communication(category, name):
-                return kind | _COMMUNICATES
-            return kind or _COMPUTES
+            self._names.append(named(category, name))
+            return _ON_DEVICE - (len(self._names) - 1)
         if category == "gpu_user_annotation":
             return _DEVICE_MARK if name.startswith(_CALLS) else 0
         if category in LAUNCHES:
-            return _LAUNCH if "launch" in name.lower() or "memcpy" in name.lower() else 0
+            return _LAUNCH if re.search("launch|memcpy|memset", name, re.IGNORECASE) else 0
         if category not in HOST_OPERATORS:
             return 0
         code = _OPERATOR
@@ -316,6 +316,8 @@ class Call:
     """The annotated step in which the host called it."""
     kernel: str | None = None
     """Name of a kernel whose collective is unknown."""
+    kind: str | None = None
+    """What that kernel's name says it does."""
 
     @property
     def payload_bytes(self) -> int | None:
@@ -541,7 +543,9 @@ def _match_kernels(
 ) -> list[Call]:
     """Give each kernel to the call that launched it; returns calls that only kernels tell of."""
     names, wanted = list(process.names), {c.correlation for c in device.communications}
-    launched = zip(process.correlations, process.launched, process.launchers, strict=True)
+    launched = zip(
+        process.launches.correlations, process.launches.begins, process.launchers, strict=True
+    )  # fmt: skip
     launches: dict[int | None, tuple[str, int]] = {
         one: (names[thread], start) for one, start, thread in launched if one in wanted
     }
@@ -582,7 +586,9 @@ def _without_launch(
             waiting.pop().runs.append((event.start, event.end))
             continue
         call.thread, call.start, call.end = event.stream, event.start, event.end
-        call.runs, call.kernel = [(event.start, event.end)], event.name if operation is None else None
+        call.runs = [(event.start, event.end)]
+        if operation is None:
+            call.kernel, call.kind = event.name, event.kind.operation
         found.append(call)
     return found
 

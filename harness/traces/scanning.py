@@ -21,13 +21,10 @@ from harness.bounds import MOST_EVENT_BYTES, MOST_TRACE_BYTES
 from harness.errors import HarnessError
 from harness.files import require_plain_input
 from harness.forms.terms import OPERATIONS
+from harness.traces.device import Interval
 
 STEP, PHASE = "harness::step ", "harness::phase "
 """How the loop names its steps and phases."""
-KERNELS = frozenset({"kernel", "concurrent_kernel"})
-COPIES = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
-DEVICE_ACTIVITIES = KERNELS | COPIES
-"""Categories of what runs on a device. A `cuda_sync` and a `gpu_user_annotation` span such events."""
 HOST_OPERATORS = frozenset({"cpu_op", "operator", "user_annotation"})
 _FILE = tomllib.loads(files(__package__).joinpath("kinds.toml").read_text(encoding="utf-8"))
 LAUNCHES = frozenset(_FILE["launches"])
@@ -36,31 +33,6 @@ TRANSPORTS = ("gloo:", "mpi:", "ucc:", "oneccl:")
 """What a transport of the host calls its work on a collective."""
 NOT_COMPUTING = ("c10d::", "_c10d_functional::", "autograd::", "torch::", "torch.", "FSDP::")
 """Their own time is waiting, or Python that may wait; what computes inside of them is seen by itself."""
-
-_COMMUNICATES = re.compile(
-    r"nccl|rccl|mscclpp|msccl_|oneccl|nvshmem|rocshmem|deep_ep::|multimem_|symmetric_memory::"
-    r"|(?:one|two)_?shot_?(?:all_?)?(?:reduce|gather)|(?:all_?reduce|all_?gather|reduce_?scatter)_fusion"
-    r"|cross_device_(?:reduce|store)|quick_?reduce|lamport|allreduce_prototype"
-    r"|(?:^|[\s:])(?:barrier_kernel|put_signal_kernel|wait_signal_kernel|all_to_all_v\w*)(?:$|[<(])",
-    re.IGNORECASE,
-)
-"""Kernels of NCCL and RCCL; of torch's symmetric memory (CUDASymmetricMemoryOps.cu), NVSHMEM and DeepEP; and
-all-reduces of their own in vLLM, SGLang, TensorRT-LLM and AITER."""
-_BETWEEN_DEVICES = re.compile(r"\bPtoP\b|PeerToPeer", re.IGNORECASE)
-"""A copy from one device to another: how copy engines do collectives."""
-
-
-@lru_cache(maxsize=100_000)
-def is_communication(category: str, name: str) -> bool:
-    """Whether an event of a device moves data between ranks, or waits for them."""
-    if category in KERNELS:
-        return _COMMUNICATES.search(name) is not None
-    return category in COPIES and _BETWEEN_DEVICES.search(name) is not None
-
-
-def is_computing(category: str, name: str) -> bool:
-    """Whether an event of a device is a kernel that does not communicate."""
-    return category in KERNELS and not is_communication(category, name)
 
 
 @lru_cache(maxsize=100_000)
@@ -129,7 +101,6 @@ def element_bytes(dtype: str) -> int | None:
 
 
 LONGEST_WAITS = 10
-Interval = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)

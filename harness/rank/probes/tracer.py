@@ -19,19 +19,15 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from harness.rank.probes.time import PHASES, accounted_seconds
 from harness.rank.shells import Instrument, Step
+from harness.traces.device import COPIES, DEVICE_ACTIVITIES, Interval, is_communication, is_computing
 from harness.traces.scanning import (
-    COPIES,
-    DEVICE_ACTIVITIES,
     PHASE,
     STEP,
     Communication,
-    Interval,
     Operator,
     RankActivity,
     computing_stretches,
     divide,
-    is_communication,
-    is_computing,
     is_transport,
     length,
     operator_computes,

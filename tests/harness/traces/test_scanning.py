@@ -24,6 +24,7 @@ def event(
     }  # fmt: skip
 
 
+GPU = Path(__file__).parent / "gpu"
 KERNEL = event("kernel", "gemm", 10, 20)
 
 

@@ -1,0 +1,153 @@
+"""What runs on a device: what kernels are by their names, how long they take, why the device idles."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.resources import files
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+KERNELS = frozenset({"kernel", "concurrent_kernel"})
+COPIES = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
+DEVICE_ACTIVITIES = KERNELS | COPIES
+"""Categories of what runs on a device. A `cuda_sync` and a `gpu_user_annotation` span such events."""
+
+_TABLE = tomllib.loads(files(__package__).joinpath("kernels.toml").read_text(encoding="utf-8"))
+_COMMUNICATION = [(re.compile(row["pattern"]), row) for row in _TABLE["communication"]]
+_COMPUTING = [(re.compile(row["pattern"]), row["kind"]) for row in _TABLE["computing"]]
+_LOCAL = re.compile(_TABLE["local"])
+_BETWEEN_DEVICES = re.compile(r"\bPtoP\b|PeerToPeer", re.IGNORECASE)
+"""A copy from one device to another: how copy engines do collectives."""
+COMMUNICATION, COPY, OTHER = "communication", "copy", "other"
+
+
+class Kind(NamedTuple):
+    """What an event of a device is, by its name."""
+
+    what: str
+    """'communication', 'copy', a kind of computing, or 'other': the name is unknown."""
+    operation: str | None = None
+    """Of communication: what it does, where the name tells."""
+    library: str | None = None
+
+
+@lru_cache(maxsize=100_000)
+def kind_of(category: str, name: str) -> Kind:
+    """What an event of a device is."""
+    if category in COPIES:
+        return Kind(COMMUNICATION if _BETWEEN_DEVICES.search(name) else COPY)
+    if not _LOCAL.search(name):
+        for pattern, row in _COMMUNICATION:
+            if pattern.search(name):
+                return Kind(COMMUNICATION, row.get("kind"), row["library"])
+    return Kind(next((kind for pattern, kind in _COMPUTING if pattern.search(name)), OTHER))
+
+
+def is_communication(category: str, name: str) -> bool:
+    """Whether an event of a device moves data between ranks, or waits for them."""
+    return category in DEVICE_ACTIVITIES and kind_of(category, name).what == COMMUNICATION
+
+
+def is_computing(category: str, name: str) -> bool:
+    """Whether an event of a device is a kernel that does not communicate."""
+    return category in KERNELS and not is_communication(category, name)
+
+
+Interval = tuple[int, int]
+Integers = npt.NDArray[np.int64]
+COMPUTES, COPIES_DATA, COMMUNICATES = 1, 2, 4
+
+
+class Named(NamedTuple):
+    """A name of events of devices."""
+
+    name: str
+    kind: Kind
+    code: int
+    """COMPUTES, COPIES_DATA and COMMUNICATES together."""
+
+
+def named(category: str, name: str) -> Named:
+    """What events of a device of this category and name do."""
+    kind, copies = kind_of(category, name), category in COPIES
+    code = COMMUNICATES if kind.what == COMMUNICATION else 0 if copies else COMPUTES
+    return Named(name, kind, code | (COPIES_DATA if copies else 0))
+
+
+class KernelTime(NamedTuple):
+    """All kernels or copies of one name."""
+
+    name: str
+    kind: Kind
+    calls: int
+    seconds: float
+    median_seconds: float
+    share: float
+    """Of the time of all kernels and copies together, whatever runs beside them."""
+
+
+@dataclass
+class DeviceEvents:
+    """What ran on a device, a column each; times in nanoseconds."""
+
+    names: list[Named]
+    """Of all devices of a file."""
+    begins: array[int] = field(default_factory=lambda: array("q"))
+    ends: array[int] = field(default_factory=lambda: array("q"))
+    named: array[int] = field(default_factory=lambda: array("i"))
+    """Index of each event's name."""
+    correlations: array[int] = field(default_factory=lambda: array("q"))
+    """-1: none."""
+
+    def extend(self, other: DeviceEvents) -> None:
+        """Take another device's events, too."""
+        for mine, theirs in (
+            (self.begins, other.begins), (self.ends, other.ends), (self.named, other.named),
+            (self.correlations, other.correlations),
+        ):  # fmt: skip
+            mine.extend(theirs)
+
+    def times(self, code: int) -> Iterator[Interval]:
+        """Begin and end of the events that do this."""
+        chosen = np.array([one.code & code for one in self.names], dtype=bool)[np.asarray(self.named)]
+        columns = np.asarray(self.begins)[chosen].tolist(), np.asarray(self.ends)[chosen].tolist()
+        return zip(*columns, strict=True)
+
+    def kernels(self) -> list[KernelTime]:
+        """Kernels and copies by name, those with most time first."""
+        which, spent = np.asarray(self.named), np.asarray(self.ends) - np.asarray(self.begins)
+        order = np.argsort(which, kind="stable")
+        every, found = int(spent.sum()) or 1, []
+        for of in np.split(order, np.flatnonzero(np.diff(which[order])) + 1):
+            if len(of):
+                name, kind, _ = self.names[which[of[0]]]
+                total, median = int(spent[of].sum()), float(np.median(spent[of]))
+                found.append(KernelTime(name, kind, len(of), total / 1e9, median / 1e9, total / every))
+        return sorted(found, key=lambda one: (-one.seconds, one.name))
+
+
+@dataclass
+class Launches:
+    """What a process started on devices: correlation and begin of each launch."""
+
+    correlations: array[int] = field(default_factory=lambda: array("q"))
+    begins: array[int] = field(default_factory=lambda: array("q"))
+
+    def of(self, events: DeviceEvents) -> Integers:
+        """When each event was launched; -1: no launch is known that began before it."""
+        known, begins = np.asarray(self.correlations), np.asarray(self.begins)
+        asked, started = np.asarray(events.correlations), np.asarray(events.begins)
+        if not len(known) or not len(asked):
+            return np.full(len(asked), -1)
+        order = np.lexsort((begins, known))
+        at = np.searchsorted(known[order], asked, side="right") - 1
+        found = order[np.maximum(at, 0)]
+        fits = (at >= 0) & (known[found] == asked) & (asked >= 0) & (begins[found] <= started)
+        return np.where(fits, begins[found], -1)
