@@ -55,7 +55,6 @@ from harness.launch.external import OthersRecords, claimed, forget_dead_claims
 from harness.launch.launcher import AUTO, LocalLauncher, groups, modules_to_preload, running_cell, take_turns
 from harness.launch.owner import forget_never_begun, made_in_job, record_abandoned, requeued_job
 from harness.nested import differences
-from harness.plan.preflight import ASSUMED, assumed_time
 from harness.plan.scenario import why_not_planned
 from harness.record import PredictionPart, Record
 from harness.record.provenance import environment, package_versions
@@ -496,9 +495,7 @@ class Plan:
     record: Record | None = None
     """The record that would be used."""
     seconds: float | None = None
-    """How long it would run; None: not known."""
-    seconds_from: Literal["runs", "flops"] | None = None
-    """Like runs of this folder, or the model's FLOPs over an assumed rate."""
+    """How long it would run, as like runs of the folder did; None: there are none."""
     runs: bool = True
     """Whether ranks would start if there is no record: not where the strategy cannot run this job."""
 
@@ -506,7 +503,7 @@ class Plan:
     def time(self) -> str:
         if self.seconds is None or self.record:
             return "-"
-        return ("~" if self.seconds_from == "flops" else "") + duration(self.seconds)
+        return duration(self.seconds)
 
     def as_json(self, predicted: CellPredictions) -> dict[str, Any]:
         """The cell in the document of `--dry-run --json`."""
@@ -519,7 +516,7 @@ class Plan:
             "run_id": self.record.run_id if self.record else None,
             "why": None if self.record else self.why.removeprefix("none: "),
             "seconds": self.seconds,
-            "seconds_from": self.seconds_from,
+            "seconds_from": None if self.seconds is None else "runs",
             "prediction": part.model_dump(mode="json") if part else None,
             "no_prediction": predicted.reason(self.cell.key),
         }
@@ -561,8 +558,6 @@ def show_plan(
     if both:
         echo(BOTH_KERNELS, err=True)
     show(predicted)
-    if any(plan.seconds_from == "flops" for plan in missing):
-        echo(ASSUMED, err=True)
     return 0
 
 
@@ -572,7 +567,7 @@ def _summary(missing: Sequence[Plan], cells: int) -> str:
     if not missing:
         return text
     if not guessed:
-        return f"{text}; no time estimate: nothing similar ran, and their FLOPs are unknown"
+        return f"{text}; how long is not known: nothing alike ran"
     unknown = len(missing) - len(guessed)
     text += f", about {duration(sum(guessed))}"
     return f"{text}, and {unknown} of unknown length" if unknown else text
@@ -588,11 +583,7 @@ def _planned(cell: RunRequest, record: Record | None, found: Runs, device: str) 
         if reason is not None:
             return Plan(cell=cell, why=f"none: unsupported: {reason}", runs=False)
     why = _why_not(cell, [r for _, r in found])
-    if (seconds := _seconds(cell, found)) is not None:
-        return Plan(cell=cell, why=why, seconds=seconds, seconds_from="runs")
-    if (assumed := assumed_time(cell, device)) is not None:
-        return Plan(cell=cell, why=why, seconds=assumed, seconds_from="flops")
-    return Plan(cell=cell, why=why)
+    return Plan(cell=cell, why=why, seconds=_seconds(cell, found))
 
 
 def _why_not(cell: RunRequest, records: Sequence[Record]) -> str:

@@ -1,8 +1,7 @@
-"""What a run will need, before it starts: memory, and by assumption time."""
+"""What memory a run will need, before it starts."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -14,12 +13,10 @@ from harness.backends.libraries.facts import installed_version
 from harness.backends.registry import REFERENCE
 from harness.errors import HarnessError
 from harness.forms.layout import COMPUTE, DTYPE_BYTES
-from harness.forms.textbook import ModelGeometry, model_flops_per_token
-from harness.job.job import DEFAULT_STEPS, DEFAULT_TASK, Job
+from harness.job.job import Job
 from harness.judge.wording import CellName, name_cells
 from harness.plan.architectures import ARCHITECTURES
-from harness.plan.hardware import Device
-from harness.plan.limits import Answer, MemoryLimits, MemoryVerdict, limits_here
+from harness.plan.limits import Answer, MemoryLimits, MemoryVerdict
 from harness.plan.model import LAYER_KEYS
 from harness.plan.models import from_config
 from harness.plan.prediction import MemoryPrediction, Prediction, Predictors, loading_bytes, predict
@@ -431,60 +428,3 @@ def _with_fewer_layers(reference: Scenario) -> Iterator[tuple[str, Scenario]]:
             model = from_config(config, name=reference.model.name, source=reference.model.source)
             yield f"{setting}={layers}", replace(changed, model=model)
         layers //= 2
-
-
-CORE_FLOPS = 25e9
-"""FLOP/s that training reaches on a core of a server's CPU, fp32: about what `reports/` have."""
-PEAK_SHARE = 0.3
-"""Of a GPU's dense peak for the compute dtype, as decoders of a few billion parameters reach it."""
-MICRO_STEP_SECONDS = {"cpu": 0.05, "cuda": 0.02}
-"""Kernels to start and collectives to wait for, whatever the model's size."""
-START_SECONDS = {"cpu": 5.0, "cuda": 30.0}
-"""Processes, libraries and first steps; on CUDA every rank imports anew."""
-ASSUMED = (
-    f"~: estimated from the model's FLOPs at an assumed {CORE_FLOPS / 1e9:.0f} GFLOP/s per core or "
-    f"{PEAK_SHARE:.0%} of a GPU's peak, accurate to about a factor of 3"
-)
-PEAK_NAMES = {"fp32": "float32", "fp16-mixed": "float16"}
-"""The others compute in bfloat16."""
-
-
-def assumed_time(cell: RunRequest, device: str) -> float | None:
-    """Seconds of a run on this machine; None where the model, the number of steps or the GPU is not known."""
-    try:
-        flops = _flops_per_step(cell.job)
-        rate = _rate(cell, device)
-    except HarnessError:
-        return None
-    job, training = cell.job, cell.job.training
-    steps: float = training.steps or DEFAULT_STEPS
-    if training.epochs is not None:  # of as many samples as the job takes of its data
-        if job.data.limit is None or not training.global_batch_size:
-            return None
-        steps = training.epochs * max(1, job.data.limit // training.global_batch_size)
-    if rate is None:
-        return None
-    each = flops / rate + cell.layout.accumulation_steps * MICRO_STEP_SECONDS[device]
-    return START_SECONDS[device] + steps * each
-
-
-def _flops_per_step(job: Job) -> float:
-    """Raises HarnessError for a model without a closed form: building one would take too long."""
-    if job.task != DEFAULT_TASK or job.model.factory or job.data.factory:
-        raise HarnessError("FLOPs are known for causal language models only")
-    model, length = job_model(job), job.data.sequence_length
-    frozen = model.multiplying_parameters if job.adapter.is_present else 0  # adapters are small
-    geometry = ModelGeometry(
-        multiplying_parameters=model.multiplying_parameters, block_parameters=0, layers=model.layers,
-        attention_width=model.attention_width, sequence_length=length, frozen_parameters=frozen,
-    )  # fmt: skip
-    return float(model_flops_per_token(geometry)) * length * (job.training.global_batch_size or 1)
-
-
-def _rate(cell: RunRequest, device: str) -> float | None:
-    if device == "cpu":
-        return CORE_FLOPS * (os.cpu_count() or 1)
-    found: Device | None = limits_here(device).device
-    name = PEAK_NAMES.get(cell.job.training.precision, "bfloat16")
-    peak = None if found is None else found.peak_flops.get(name)
-    return None if peak is None else PEAK_SHARE * peak * cell.world_size

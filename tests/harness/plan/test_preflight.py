@@ -1,11 +1,10 @@
-"""Times assumed before anything ran, next to published runs."""
+"""What fits, what is refused, and what is said of it, before anything runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,16 +14,14 @@ from harness.backends.model_source import Loading
 from harness.errors import HarnessError
 from harness.job.batch import batch_layout
 from harness.job.config import load_experiment
-from harness.launch.cells import make_cell, plan
+from harness.launch.cells import make_cell
 from harness.plan.limits import MemoryLimits
 from harness.plan.models import load_model
 from harness.plan.prediction import MemoryPrediction, Moment, host_bytes, loading_bytes, memory_bounds
 from harness.plan.preflight import (
     FORCE,
-    START_SECONDS,
     CellPredictions,
     PlannedCell,
-    assumed_time,
     judged,
     predict_runs,
     size,
@@ -34,8 +31,6 @@ from harness.plan.preflight import (
 from harness.plan.scenario import Scenario, with_settings
 from harness.plan.trust import trust_in
 from harness.record import PredictionPart
-from harness.record.store import read_runs
-from tests.docs.markdown import ROOT
 from tests.harness.plan.plans import llama, scenario, term
 from tests.records import make_prediction
 
@@ -293,34 +288,3 @@ def test_a_reference_that_cannot_fit_is_named_once_with_a_remedy(device_gb: int,
     assert of_reference[1:] == [parity]
     forced = predict_runs(runs, MemoryLimits(device_bytes=device_gb * GB), force=True)
     assert not any("parity" in line for line in forced.lines())
-
-
-FACTOR = 3
-
-
-def test_the_published_default_runs_took_as_long_within_a_factor_of_three(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Two cores, two ranks: time in steps, and not in evaluations or probes."""
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    experiment = load_experiment(ROOT / "configs" / "default.yaml")
-    cells = {cell.backend: cell for cell in plan(experiment, ["all"], [2], 1, "cpu")}
-    seen: dict[str, list[float]] = {}
-    for _, record in read_runs([ROOT / "reports" / "default"])[0]:
-        if record.status == "ok" and record.backend.label in cells and record.world.world_size == 2:
-            steps = [step.seconds for step in record.steps]
-            seen.setdefault(record.backend.label, []).append(median(steps) * len(steps))
-    assert len(seen) > 5
-    for label, seconds in seen.items():
-        assumed = assumed_time(cells[label], "cpu")
-        assert 1 / FACTOR < median(seconds) / (assumed - START_SECONDS["cpu"]) < FACTOR, label
-
-
-def test_a_larger_model_takes_longer_and_a_gpu_that_no_table_knows_has_no_time() -> None:
-    def cell(layers: int) -> object:
-        settings = [f"model.config.num_hidden_layers={layers}", "compare.noise_runs=false"]
-        return plan(load_experiment(None, settings), ["ddp"], [2], 1, "cpu")[-1]
-
-    small, large = (assumed_time(cell(layers), "cpu") for layers in (2, 20))  # type: ignore[arg-type]
-    assert small < large
-    assert assumed_time(cell(2), "cuda") is None  # type: ignore[arg-type]
