@@ -1,46 +1,86 @@
-"""Predicts published runs and writes a page with tables and pictures, and the errors that answers cite."""
+"""Predicts published runs: writes a page with tables and pictures and the errors that answers cite, or prints
+what it says of each row of a file as JSON."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.published.judge import errors_of, judge
+from benchmarks.published.judge import Judged, errors_of, judge
 from benchmarks.published.mapping import map_row
 from benchmarks.published.page import render, scatter
 from benchmarks.published.rows import read_rows
 from benchmarks.publishing import errors_text
 from harness.errors import HarnessError
 from harness.plan.profiles import missing_profiles, trace_ahead
-from harness.plan.trust import ERRORS
+from harness.plan.trust import ERRORS, trust_in
 from harness.tell.pictures.drawing import draw
 
 HERE = Path(__file__).parent
 REPORT = HERE.parents[1] / "reports" / "predictions" / "published"
 
 
+def predicted(file: Path) -> list[Judged]:
+    """Every row of a file with what is predicted for it, or why nothing is."""
+    mapped = [map_row(row) for row in read_rows(file)]
+    profiles = missing_profiles([one.memory_scenario for one in mapped if one.memory_scenario])
+    with tqdm(total=len(profiles), unit="profile", desc="activations", disable=not profiles) as bar:
+        trace_ahead(profiles, lambda done, _: bar.update(done - bar.n))
+    return [judge(one) for one in tqdm(mapped, unit="row", disable=None)]
+
+
+def answer(judged: Judged) -> dict[str, Any]:
+    """What a row asked for and the answer says, with the errors that it states of itself."""
+    scenario, memory = judged.mapped.scenario, judged.memory_bytes
+    if judged.least_bytes is not None:
+        memory = None
+    memory_error = speed_error = None
+    if scenario is not None:
+        trust = trust_in(scenario)
+        of_memory = trust.reserved if judged.row.statistic in ("reserved", "device") else trust.allocated
+        memory_error = of_memory.typical if of_memory and memory is not None else None
+        speed_error = trust.speed.typical if trust.speed and judged.tokens_per_second is not None else None
+    reasons = (
+        judged.memory_reason if memory is None else None,
+        judged.speed_reason if judged.tokens_per_second is None else None,
+    )
+    return {
+        "id": judged.row.id,
+        "memory_bytes": memory,
+        "tokens_per_second": judged.tokens_per_second,
+        "fits": judged.fits,
+        "memory_error": memory_error,
+        "speed_error": speed_error,
+        "reason": "; ".join(dict.fromkeys(filter(None, reasons))) or None,
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Judge every row; leave the page and its pictures in the folder."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=REPORT, help="default: %(default)s")
-    folder: Path = parser.parse_args(arguments).folder
-    mapped, ordered = (
-        [map_row(row) for row in read_rows(HERE / name)] for name in ("published_runs.csv", "order_runs.csv")
+    words = (
+        "where the page goes (default: %(default)s); with --json: the rows, a CSV file with the columns of "
     )
-    asked = [one.memory_scenario for one in (*mapped, *ordered) if one.memory_scenario]
-    profiles = missing_profiles(asked)
-    with tqdm(total=len(profiles), unit="profile", desc="activations", disable=not profiles) as bar:
-        trace_ahead(profiles, lambda done, _: bar.update(done - bar.n))
-    judged = [judge(one) for one in tqdm(mapped, unit="row")]
-    others = [judge(one) for one in tqdm(ordered, unit="row of order")]
+    parser.add_argument("path", nargs="?", type=Path, default=REPORT, help=f"{words}published_runs.csv")
+    parser.add_argument(
+        "--json", action="store_true", help="print what is predicted for each row of the file"
+    )
+    given = parser.parse_args(arguments)
+    if given.json:
+        print(json.dumps({"rows": [answer(one) for one in predicted(given.path)]}, indent=1))
+        return
+    folder: Path = given.path
+    judged, others = (predicted(HERE / name) for name in ("published_runs.csv", "order_runs.csv"))
     ERRORS.write_text(errors_text(errors_of(judged)), encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
-    for source in dict.fromkeys(one.row.source for one in mapped):
+    for source in dict.fromkeys(one.row.source for one in judged):
         picture = scatter(judged, source)
         if picture is not None:
             (folder / f"predicted.{source}.svg").write_bytes(draw(picture))

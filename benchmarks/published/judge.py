@@ -37,7 +37,8 @@ class Judged:
     fits: bool | None = None
     tokens_per_second: float | None = None
     memory_reason: str | None = None
-    """Why there is no memory."""
+    """Why there is no memory, or a range."""
+    speed_reason: str | None = None
     least_bytes: float | None = None
     """Where what is recomputed is not said: the peak if every block is, `memory_bytes` if none is."""
 
@@ -83,29 +84,29 @@ SEEN_BY_CONSTANTS = frozenset(
 
 def judge(mapped: Mapped) -> Judged:
     """Predict memory and speed of a row as far as the model covers it."""
-    row = mapped.row
-    if mapped.scenario is None:
-        return Judged(mapped=mapped, memory_reason=mapped.not_covered)
-    speed = None
-    try:
-        if mapped.speed_not_covered is None:
-            speed = predict_speed(mapped.scenario, mapped.constants)
-    except HarnessError as error:
-        return Judged(mapped=mapped, memory_reason=str(error).splitlines()[0])
-    found = Judged(mapped=mapped, tokens_per_second=speed.tokens_per_second_per_gpu if speed else None)
+    row, scenario = mapped.row, mapped.scenario
+    if scenario is None:
+        return Judged(mapped=mapped, memory_reason=mapped.not_covered, speed_reason=mapped.not_covered)
+    found = Judged(mapped=mapped, speed_reason=mapped.speed_not_covered)
+    if found.speed_reason is None:
+        try:
+            speed = predict_speed(scenario, mapped.constants)
+            found = replace(found, tokens_per_second=speed.tokens_per_second_per_gpu)
+        except ASKED_WRONG as error:
+            found = replace(found, speed_reason=_first_line(error))
     if mapped.memory_not_covered is not None:
         return replace(found, memory_reason=mapped.memory_not_covered)
     try:
-        memory = _memory(mapped, mapped.memory_scenario or mapped.scenario)
+        memory = _memory(mapped, mapped.memory_scenario or scenario)
         least = _memory(mapped, mapped.least).figure if mapped.least else None
-    except HarnessError as error:
-        return replace(found, memory_reason=str(error).splitlines()[0])
+    except ASKED_WRONG as error:
+        return replace(found, memory_reason=_first_line(error))
     peak, overhead = memory.figure, memory.overhead
     if least is not None and peak > MOST_APART * least:
-        return replace(found, memory_reason="bounds more than a factor of 3 apart")
-    assert mapped.scenario.device is not None
+        return replace(found, memory_reason=f"{UNSAID_CHECKPOINTING}, and the bounds lie a factor of 3 apart")
+    assert scenario.device is not None
     needed = memory.needed + overhead
-    verdict = MemoryVerdict(needed_bytes=needed, device_bytes=mapped.scenario.device.memory_bytes)
+    verdict = MemoryVerdict(needed_bytes=needed, device_bytes=scenario.device.memory_bytes)
     at_least = MemoryVerdict(
         needed_bytes=least + overhead if least else needed, device_bytes=verdict.device_bytes
     )
@@ -114,8 +115,20 @@ def judge(mapped: Mapped) -> Judged:
         memory_bytes=peak + overhead if row.statistic == "device" else peak,
         device_bytes=needed,
         least_bytes=least,
+        memory_reason=f"{UNSAID_CHECKPOINTING}: between {least / 1e9:.1f} and {peak / 1e9:.1f} GB"
+        if least
+        else None,
         fits=verdict.fits if verdict.fits == at_least.fits else None,
     )
+
+
+ASKED_WRONG = (HarnessError, ValueError, ArithmeticError, LookupError)
+"""What a row of a stranger may raise."""
+UNSAID_CHECKPOINTING = "training.activation_checkpointing is not said"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 MOST_APART = 3

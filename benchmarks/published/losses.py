@@ -1,4 +1,4 @@
-"""What losses hold per logit: ours, and those of other programs, as `settings.yaml` names them."""
+"""What losses hold per logit: ours, and those of other programs, as `programs.yaml` names them."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +14,25 @@ from ruamel.yaml import YAML
 from benchmarks.published import losses
 from benchmarks.published.losses import LogitBytes
 from benchmarks.published.programs import Program
-from benchmarks.published.rows import Row
+from benchmarks.published.rows import Row, figure
 from harness.backends.registry import BUILT_IN
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
 from harness.job.job import Job
-from harness.plan.hardware import Fabric, Hardware, TimeConstants, default_constants, load_hardware
+from harness.plan.hardware import (
+    Device,
+    Fabric,
+    Hardware,
+    TimeConstants,
+    default_constants,
+    joined_by,
+    load_hardware,
+)
 from harness.plan.model import PlannedModel, decoder
 from harness.plan.models import from_config, load_model
 from harness.plan.scenario import Scenario
 from harness.plan.step_time import EAGER_ONLY
 
-STRATEGIES = {
-    "fsdp2": "fsdp", "fsdp2-grad-op": "fsdp-grad-op", "fsdp2-hybrid": "fsdp-hybrid", "megatron ddp": "ddp",
-    "fairscale-sharded-ddp (zero2-like)": "zero2", "fairscale-fsdp": "fsdp1",
-    "fairscale-fsdp (auto wrap)": "fsdp1", "own zero1": "zero1", "own zero2": "zero2", "own zero3": "zero3",
-}  # fmt: skip
-"""Names of the published runs -> ours, where they differ."""
-OWN_IMPLEMENTATIONS = {"colossal": "Colossal-AI's own ZeRO"}
-"""A word in a row's source -> why memory is that of other code. Its speed is still of interest."""
 STATED_STATES = "20 bytes per parameter"
 """In the precision of nanotron's runs: weights and gradients in bf16 and gradients in fp32 on every rank, 8
 bytes, masters and moments, 12 bytes, divided by ZeRO-1."""
@@ -40,16 +41,6 @@ OWN_STATES = (
 )
 OLD_ATTENTION_SHARE = 0.33
 """FlashAttention 1 and its triton version: 25 to 40 % of the peak (T. Dao, arXiv 2307.08691, section 1)."""
-GUESSED_FABRICS = {"A100": "HDR200", "H100": "NDR400", "H200": "NDR400"}
-"""Networks of runs on several nodes that do not name theirs: as NVIDIA builds such nodes."""
-SOURCE_FABRICS = {"ultrascale-playbook": "EFA-3200"}
-"""Source -> network that its text names."""
-REDUCED_EVERY_MICRO_STEP = {
-    "llm-foundry": "gradients reduced in every micro-step (composer/distributed, ddp_sync_context: "
-    "no_sync is for DDP alone)"
-}
-"""Source -> why accumulation keeps no unsharded gradients, as it does with FSDP1 under our job's no_sync."""
-GPUS_PER_NODE = 8
 LONGEST = {"n_positions": 65536, "max_position_embeddings": 65536}
 
 
@@ -94,73 +85,86 @@ class Mapped:
         if self.scenario is not None and self.own_state_bytes is not None:
             label = "zero1" if self.scenario.strategy.stage == 1 else "zero0"
             return replace(self.scenario, label=label, strategy=_strategy(label))
-        if self.scenario is None or self.row.source not in REDUCED_EVERY_MICRO_STEP:
+        own = program(self.row)
+        if self.scenario is not None and "divides_sequence" in own and self.row.tp not in ("", "0", "1"):
+            return self._divided_sequence(self.scenario)
+        if self.scenario is None or "reduces_each" not in own:
             return self.scenario
         return replace(self.scenario, accumulation_steps=1)
+
+    def _divided_sequence(self, scenario: Scenario) -> Scenario:
+        """Sharding over all ranks, each with its part of every sample: what sequence and loss parallelism
+        leave of activations and logits. A rank gathers a part of each block, and of the samples' hidden
+        states whole ones: the block whole and the part of the samples here stand for both."""
+        data = scenario.job.data
+        shorter = data.model_copy(update={"sequence_length": data.sequence_length // int(self.row.tp)})
+        return replace(
+            scenario, label="fsdp", strategy=_strategy("fsdp"), options={},
+            job=scenario.job.model_copy(update={"data": shorter}),
+        )  # fmt: skip
 
 
 def map_row(row: Row, hardware: Hardware | None = None) -> Mapped:
     """The scenario of a row, or the first reason against it."""
     row = completed(row)
-    reason = _not_covered(row)
-    if reason is not None:
-        return Mapped(row=row, not_covered=reason)
     try:
         return _scenario(row, hardware or _hardware())
-    except (HarnessError, ValueError) as error:
+    except (HarnessError, ValueError, LookupError) as error:
         return Mapped(row=row, not_covered=str(error).splitlines()[0].partition(". ")[0])
 
 
-def _not_covered(row: Row) -> str | None:
-    """What the row used and a job cannot say, or did not say and needs."""
-    for name, value in (("pipeline", row.pp), ("context", row.cp), ("expert", row.ep)):
-        if value not in ("", "0", "1"):
-            return f"{name} parallelism"
-    if row.tp not in ("", "0", "1") and row.source == "torchtitan-h100":
-        return "tensor parallelism that also divides norms and the loss"
-    for words, reason in (
-        (("embedding and head trained",), "adapters with embedding and head trained"),
-        (("int8", "8-bit"), "weights in 8 bits"),
-    ):
-        if any(word in f"{row.method} {row.precision}".lower() for word in words):
-            return reason
-    if "full" in row.method and ("8bit" in row.optimizer.lower() or "step in backward" in row.optimizer):
-        return "8-bit optimizer, updated inside the backward pass"
-    if row.source == "litgpt-hub" and "full" in row.method:
-        return "one GPU or four: the page and its lines disagree"
-    if not row.seq_len or not row.micro_batch:
-        return "sequence length or micro-batch is not said"
-    if _backend(row) not in BUILT_IN:
-        return f"strategy '{row.strategy}' is none of ours"
-    return None
-
-
-SILENT = ("as ", "not said")
-"""How a column begins whose page leaves it open."""
-
-
 @cache
-def settings() -> dict[str, dict[str, Any]]:
-    """What the programs of some sources did."""
-    found: dict[str, dict[str, Any]] = YAML(typ="safe").load(Path(__file__).with_name("settings.yaml"))
+def _file(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = YAML(typ="safe").load(Path(__file__).with_name(name))
     return found
 
 
+def program(row: Row) -> dict[str, Any]:
+    """What the code did that a row names; empty: it names none that is known."""
+    text = f"{row.repo} {row.path} {row.memory_statistic} {row.note}".lower()
+    known = _file("programs.yaml").values()
+    return next((one for one in known if all(word in text for word in one["said"].split())), {})
+
+
+def said(column: str, text: str) -> str | None:
+    """The setting that a column says in words (`words.yaml`); None: none. Raises HarnessError with the reason
+    why a row that says so cannot be asked."""
+    for pattern, meant in _file("words.yaml")[column]:
+        if found := re.search(pattern, text.strip().lower()):
+            if meant.startswith("!"):
+                raise HarnessError(meant[1:])
+            return found.expand(meant.replace("\\1", r"\g<1>" if found.re.groups and found[1] else ""))
+    return None
+
+
+def _required(column: str, setting: str, text: str) -> str:
+    found = said(column, text)
+    if found is None:
+        raise HarnessError(f"{setting} is not known: '{text}' is none of its values")
+    return found
+
+
+def _whole(text: str, setting: str) -> int:
+    """Of '2' or '16.0'."""
+    number = re.fullmatch(r"(\d+)(?:\.0*)?", text.strip())
+    if not number or not int(number[1]):
+        reason = f"'{text}', which is not one number" if text else "not said"
+        raise HarnessError(f"{setting} is {reason}")
+    return int(number[1])
+
+
 def completed(row: Row) -> Row:
-    """The row with what its program's code says and its page does not."""
-    own = settings().get(row.source, {})
-    if not own:
-        return row
-    changes = {
-        name: str(own[key][row.id])
-        for name, key in (("micro_batch", "micro_batch"), ("gpu", "gpu"), ("model", "models"))
-        if row.id in own.get(key, {})
-    }
-    if row.micro_batch and row.tokens_per_second and "micro_batch" in changes:  # from seconds of a step
-        samples = int(changes["micro_batch"]) / int(row.micro_batch)
-        changes["tokens_per_s_per_gpu"] = f"{row.tokens_per_second * samples:.4f}"
-    silent = not row.activation_ckpt or row.activation_ckpt.startswith(SILENT)
-    if "activation_ckpt" in own and silent and row.id not in own.get("not_said", ()):
+    """The row with what follows from its other columns, and what its program's code says and its page does
+    not."""
+    own = program(row)
+    changes: dict[str, str] = {}
+    batch, samples = row.global_batch_seqs, row.grad_accum
+    if not row.micro_batch and batch.isdecimal() and row.n_gpus.isdecimal() and samples.isdecimal():
+        divided = [int(size) for size in (row.tp, row.pp, row.cp) if size.isdecimal()]
+        ranks = int(row.n_gpus) * int(samples)
+        each, left = divmod(int(batch) * prod(size for size in divided if size), ranks)
+        changes |= {"micro_batch": str(each)} if each and not left else {}
+    if "activation_ckpt" in own and re.match("$|as |not said", row.activation_ckpt.lower()):
         changes["activation_ckpt"] = own["activation_ckpt"]
     return replace(row, **changes)
 
@@ -168,7 +172,7 @@ def completed(row: Row) -> Row:
 def _loss(row: Row, strategy: StrategyKind) -> LogitBytes | None:
     """What the run's loss held; None: what ours does."""
     own = _own(row)
-    if "foak-fast-kernels" in row.note:
+    if "foak" in row.note:
         return None if "liger" in row.note else getattr(losses, own.get("kernel_loss", "FAST"))
     name = own.get("loss")
     if name is None:
@@ -183,17 +187,20 @@ BEFORE_0_19: dict[str, Any] = {"copies_weights_first": True}
 """What DeepSpeed did when these runs were published."""
 
 
-def _program(row: Row, strategy: StrategyKind) -> Program:
+def _program(row: Row, strategy: StrategyKind, *, adapted: bool) -> Program:
     """What the run's program did otherwise than our job."""
-    of_fsdp1 = {"keeps_reduced_shards": True} if _strategy(_backend(row)).family == "fsdp1" else {}
-    own: dict[str, Any] = BEFORE_0_19 | of_fsdp1 | _own(row).get("other", {})
+    own: dict[str, Any] = BEFORE_0_19 | _own(row).get("other", {})
+    if strategy.family == "fsdp1":
+        own = {"keeps_reduced_shards": True} | own
+        # Accelerate's rows are of the Trainer, whose checkpoints are reentrant unless it is told otherwise.
+        own |= {"keeps_block_inputs": True} if adapted and row.strategy.startswith("accelerate") else {}
     modules: dict[str, Any] = {name: tuple(own.pop(name, ())) for name in ("recomputed", "caches")}
     return Program(loss=_loss(row, strategy), **modules, **own)
 
 
 def _own(row: Row) -> dict[str, Any]:
     """What the program did, and what it did for this model and under this strategy."""
-    own = settings().get(row.source, {})
+    own = program(row)
     of_model: dict[str, Any] = next(
         (of for word, of in own.get("of_model", {}).items() if word in row.model), {}
     )
@@ -215,116 +222,128 @@ def _chunk_tokens(row: Row, model: PlannedModel, tokens: int) -> int | None:
 
 
 def _backend(row: Row) -> str:
-    own: dict[str, str] = settings().get(row.source, {}).get("strategies", {})
-    name = row.strategy.removesuffix(" on one GPU")
-    name = own.get(name, name)
-    if row.tp not in ("", "0", "1") and "pp" not in name and "cp" not in name:
-        return {"tp": "tp", "fsdp2+tp": "fsdp-tp"}.get(name, name)
+    name: str = program(row).get("strategies", {}).get(row.strategy, row.strategy)
     if name == "single" and "ds_config_zero3" in row.note and "full" in row.method:
         return "zero3"  # one process, and DeepSpeed's configuration all the same
-    return STRATEGIES.get(name, name)
+    for what, size in (("pipeline", row.pp), ("context", row.cp), ("expert", row.ep)):
+        if size not in ("", "0", "1"):
+            raise HarnessError(f"{what} parallelism")
+    found = _required("strategy", "the strategy", name)
+    if found not in BUILT_IN:
+        raise HarnessError(f"strategy '{row.strategy}' is none of ours")
+    if row.tp not in ("", "0", "1") and found not in TENSOR:
+        raise HarnessError(f"tensor parallelism under '{name}' is no setting")
+    return found
 
 
 def _scenario(row: Row, hardware: Hardware) -> Mapped:
     assumptions: list[str] = []
-    backend, checkpointing = _backend(row), _checkpointing(row)
+    own, backend = program(row), _backend(row)
+    checkpointing = _required("activation_ckpt", "training.activation_checkpointing", row.activation_ckpt)
     strategy = _strategy(backend)
-    precision = _precision(settings().get(row.source, {}).get("precision", row.precision), strategy)
-    if row.source == "fms-acceleration" and precision == "bf16-mixed" and strategy.family == "single":
-        precision = "bf16"
-        assumptions.append("weights loaded in bf16, which Accelerate widens under FSDP alone")
-    if row.source == "qwen" and "lora" in row.method and strategy.family == "single":
-        precision = "bf16-mixed"
-        assumptions.append(
-            "adapters in fp32 under autocast (peft: autocast_adapter_dtype), frozen weights in bf16"
+    said("optimizer", row.optimizer)
+    sequence, micro_batch = (
+        _whole(text, setting)
+        for text, setting in (
+            (row.seq_len, "data.sequence_length"), (row.micro_batch, "training.micro_batch_size"),
         )
-    adapter = _adapter(row, precision, assumptions)
-    if adapter and strategy.family == "fsdp1":
+    )  # fmt: skip
+    gpus, tensor = _whole(row.n_gpus or "1", "the number of GPUs"), int(row.tp or 1)
+    accumulation = _whole(row.grad_accum or "1", "the number of micro-steps")
+    base = _required("adapter", "adapter.kind", f"{row.method} {row.precision}")
+    precision = _precision(own.get("precision", row.precision), strategy)
+    adapted = base != "none"
+    if "loads" in own and precision in ("bf16-mixed", "fp16-mixed") and (
+        strategy.family == "single" or adapted
+    ):  # fmt: skip
+        precision = "bf16"
+        assumptions.append(own["loads"])
+    if "widens_adapters" in own and adapted and strategy.family == "single":
+        precision = "bf16-mixed"
+        assumptions.append(own["widens_adapters"])
+    adapter = _adapter(row, base, precision, assumptions)
+    other = _program(row, strategy, adapted=adapted)
+    if adapted and strategy.family == "fsdp1":
         # Their wrapping policies leave adapters units of their own, whose frozen neighbours reduce nothing.
         backend = {"fsdp1": "fsdp", "fsdp1-no-shard": "ddp"}.get(backend.removeprefix("accelerate-"), backend)
         strategy = _strategy(backend)
         assumptions.append("FSDP1 with adapters as units of their own, as FSDP2 has them")
-    per_node = int(row.gpus_per_node or min(GPUS_PER_NODE, row.gpus))
-    sequence, micro_batch = int(row.seq_len), int(row.micro_batch)
+    device = hardware.device(_gpu(row.gpu))
+    per_node = _whole(row.gpus_per_node or str(min(device.gpus_per_node, gpus)), "the GPUs of a node")
     model = _model(row.model, sequence)
     _check_count(row, model)
-    if settings().get(row.source, {}).get("untied"):
+    if own.get("untied"):
         model = _untied(model)
-    device = hardware.device(_gpu(row.gpu))
+    bounded = checkpointing == "not said"
+    attention = _required("attention", "model.attention", row.attention)
     job = Job.model_validate(
         {
-            "model": {"attention": _attention(row)},
+            "model": {"attention": "sdpa" if attention == "old flash" else attention},
             **({"adapter": adapter} if adapter else {}),
             "data": {"sequence_length": sequence},
             "loss": {"chunk_tokens": _chunk_tokens(row, model, micro_batch * sequence)},
             "training": {
                 "precision": precision,
-                "activation_checkpointing": checkpointing,
+                "activation_checkpointing": {"true": True, "false": False, "not said": False}.get(
+                    checkpointing, "true" if checkpointing == "every-1" else checkpointing
+                ),
                 "gradient_clipping": 1.0,
             },
         }
     )
     constants = None
-    if "triton" in row.attention.lower():
+    if attention == "old flash":
         constants = _with_old_attention(device)
         assumptions.append("attention kernel of the first FlashAttention")
     fabric = None
-    if row.gpus > per_node:
-        fabric = _fabric(row, hardware, device.name, per_node, assumptions)
+    if gpus > per_node:
+        fabric = _fabric(row, hardware, device, gpus, per_node, assumptions)
     if STATED_STATES in row.precision:
         assumptions.append(OWN_STATES)
-    if row.source in REDUCED_EVERY_MICRO_STEP:
-        assumptions.append(REDUCED_EVERY_MICRO_STEP[row.source])
     if not row.grad_accum:
         assumptions.append("no accumulation")
-    own_words = settings().get(row.source, {})
-    if why := own_words.get("why"):
-        assumptions.append(why)
-    if row.id in own_words.get("micro_batch", {}) and (why := own_words.get("why_micro_batch")):
-        assumptions.append(why)
+    assumptions += [own[name] for name in ("reduces_each", "why") if name in own]
+    assumptions += [own["divides_sequence"]] if tensor > 1 and "divides_sequence" in own else []
     if row.compile.lower() == "true":
         assumptions.append("compiled code holds what eager code does")
-    if "foak-fast-kernels" in row.note:
+    if "foak" in row.note:
         assumptions.append("of the custom kernels the loss alone changes memory")
     scenario = Scenario(
         model=model,
         job=job,
-        label=f"{backend}:tensor={row.tp}" if backend in ("tp", "fsdp-tp") else backend,
+        label=f"{backend}:tensor={tensor}" if backend in TENSOR else backend,
         strategy=strategy,
         options=_options(row, backend, model),
-        world_size=row.gpus,
-        ranks_per_node=min(per_node, row.gpus),
-        shard_size=min(per_node, row.gpus) if strategy.facts.has_replicas else None,
+        world_size=gpus,
+        ranks_per_node=min(per_node, gpus),
+        shard_size=min(per_node, gpus) if strategy.facts.has_replicas else None,
         preset="library-defaults",
         micro_batch_size=micro_batch,
-        accumulation_steps=int(row.grad_accum or 1),
+        accumulation_steps=accumulation,
         device=device,
         fabric=fabric,
-        other=_program(row, strategy),
+        other=other,
     )
-    text = f"{row.source} {row.note} {row.repo}".lower()
-    own = (why for word, why in OWN_IMPLEMENTATIONS.items() if word in text)
+    text = f"{row.strategy} {row.source} {row.note} {row.repo}"
+    slow = own.get("unknown_lanes", {})
+    lanes = next((why for gpu, why in slow.items() if gpu in row.gpu and strategy.stage == 3), None)
     return Mapped(
         row=row,
         scenario=scenario,
         constants=constants,
-        bounded=not row.activation_ckpt or row.activation_ckpt.lower().startswith(SILENT),
-        speed_not_covered=_speed_not_covered(row, strategy),
-        memory_not_covered=next(own, None) or _other_attention(scenario),
+        bounded=bounded,
+        speed_not_covered=said("speed_unknown", row.precision) or lanes,
+        memory_not_covered=said("memory_unknown", text) or _other_attention(scenario),
         assumptions=tuple(assumptions),
     )
 
 
-def _speed_not_covered(row: Row, strategy: StrategyKind) -> str | None:
-    if "float8" in row.precision or "FP8" in row.precision:
-        return "float8's rates"
-    slow = settings().get(row.source, {}).get("unknown_lanes", {})
-    return next((why for gpu, why in slow.items() if gpu in row.gpu and strategy.stage == 3), None)
+TENSOR = ("tp", "fsdp-tp")
 
 
 def _gpu(text: str) -> str:
     """A name of the catalogue. An A100 without its memory had at most 36 GiB in use: the smaller one."""
-    plain = re.sub(r"\s*\(.*\)|( SXM\d?| NVLink)$", "", text)
+    plain = re.sub(r"\s*\(.*\)|( SXM\d?| NVLink| power limited)$", "", text)
     return "A100-40" if plain == "A100" else plain
 
 
@@ -334,32 +353,22 @@ def _strategy(backend: str) -> StrategyKind:
     return strategy
 
 
-def _checkpointing(row: Row) -> bool | str:
-    """Ours for what a page says; 'some blocks' without their share counts as every other one."""
-    words = row.activation_ckpt.lower()
-    if every := re.search(r"every (\d+)(?:[nrt][dh])? (?:layer|block)", words):
-        return f"every-{every[1]}" if int(every[1]) > 1 else True
-    if any(text in words for text in ("some blocks", "every other", "every second")):
-        return "every-2"
-    return "selective" if words.startswith("selective") else words.startswith("full")
-
-
-def _adapter(row: Row, precision: str, assumptions: list[str]) -> dict[str, Any]:
+def _adapter(row: Row, base: str, precision: str, assumptions: list[str]) -> dict[str, Any]:
     """The job's adapter; {} where all weights are trained. GPTQ's int4 counts as nf4: 4.16 and 4.13 bits."""
-    method = row.method.lower()
-    if "lora" not in method:
+    if base == "none":
         return {}
-    text = f"{method} {row.precision} {row.note}".lower()
-    rank = re.search(r"rank (\d+)", text)
-    packed = any(word in text for word in ("qlora", "nf4", "int4"))
-    own = settings().get(row.source, {})
+    own, text = program(row), f"{row.method} {row.note}".lower()
+    rank = re.search(r"\b(?:rank|r) ?=? ?(\d+)", text)
+    targets = re.search(r"\bon ((?:[a-z]+_?(?:proj|attn|key_value|fc|lora)\w*[ ,]*)+)", f"{text} ")
     named = next(
         (v for k, v in own.get("lora_of", {}).items() if k in row.model.lower()), own.get("lora", {})
     )
-    if rank is None and not named:
+    found = {"targets": re.split(r"[ ,]+", targets[1].strip())} if targets else {}
+    found |= {"rank": int(rank[1])} if rank else {}
+    if "rank" not in found | named or "targets" not in found | named:
         assumptions.append("rank 8 or peft's choice of layers where a page names neither")
-    base = {"base_dtype": "nf4"} if packed else {} if precision == "bf16" else {"base_dtype": "bf16"}
-    return {"kind": "lora", "rank": int(rank[1]) if rank else 8, **base} | named
+    frozen = {"base_dtype": base} if base == "nf4" or precision != "bf16" else {}
+    return {"kind": "lora", "rank": 8, **frozen} | named | found
 
 
 AUTO = "auto"
@@ -368,50 +377,25 @@ AUTO = "auto"
 
 def _options(row: Row, backend: str, model: PlannedModel) -> dict[str, Any]:
     """Of the backend: what a page says, and what the program's configuration sets."""
-    given = settings().get(row.source, {}).get("options", {}).get(backend, {})
+    given = program(row).get("options", {}).get(backend, {})
     own = {name: decoder(model).hidden ** 2 if value == AUTO else value for name, value in given.items()}
     return own | _said_options(row, backend)
 
 
 def _said_options(row: Row, backend: str) -> dict[str, Any]:
-    if backend in ("tp", "fsdp-tp"):
+    if backend in TENSOR:
         return {"tensor": int(row.tp)}
-    if not row.offload or row.offload.lower() in ("none", "no", "false"):
+    offload = _required("offload", "the offload", row.offload)
+    if offload == "none":
         return {}
-    whole = any(word in row.offload.lower() for word in ("param", "all", "cpu (p"))
-    if "zero" in backend:
-        return {"offload": "cpu" if whole else "optimizer"}
-    return {"offload": "cpu"}
-
-
-PURE = ("pure b", "bf16-true", "bf16 parameters", "bf16 policy")
-"""How pages begin that hold weights and optimizer states in bf16."""
+    return {"offload": offload if _strategy(backend).zero_stage is not None else "cpu"}
 
 
 def _precision(text: str, strategy: StrategyKind) -> str:
     """Ours for what a page says. A mixed-precision policy of FSDP keeps fp32 masters, and so does DeepSpeed
     whatever a page calls its bf16 or fp16; a bare 'bf16' elsewhere casts the weights."""
-    words = text.lower()
-    if (words.startswith(PURE) or words == "bf16") and strategy.zero_stage is None:
-        return "bf16"
-    if "fp16" in words:
-        return "fp16-mixed"
-    if "bf16" in words or "bfloat16" in words or words in UNCLEAR:
-        return "bf16-mixed"
-    if "fp32" in words or "float32" in words:
-        return "fp32"
-    raise ValueError(f"precision '{text}' is none of ours")
-
-
-UNCLEAR = ("", "mixed", "amp (native)", "not clear")
-"""What says no dtype: bf16 with fp32 masters, as libraries train by default, is assumed."""
-
-
-def _attention(row: Row) -> str:
-    text = row.attention.lower()
-    if "flash_attention_2" in text:
-        return "flash_attention_2"
-    return "sdpa" if "sdpa" in text or "flash" in text else "auto"
+    found = _required("precision", "training.precision", text)
+    return "bf16-mixed" if found == "bf16" and strategy.zero_stage is not None else found
 
 
 def _other_attention(scenario: Scenario) -> str | None:
@@ -427,21 +411,26 @@ def _with_old_attention(device: Any) -> TimeConstants:
     return replace(default_constants(device), attention_share=OLD_ATTENTION_SHARE, attention_source=source)
 
 
-def _fabric(row: Row, hardware: Hardware, device: str, per_node: int, assumptions: list[str]) -> Fabric:
-    """What the row says of its network, else what its source does, else what such nodes usually have."""
-    said = re.search(r"(\d+)\s*Gbps", row.note)
-    if said:
-        rate = float(said[1]) * 1e9 / 8 / per_node
+def _fabric(
+    row: Row, hardware: Hardware, device: Device, gpus: int, per_node: int, assumptions: list[str]
+) -> Fabric:
+    """What the row says of its network, else what such nodes usually have."""
+    kind, text = said("network", row.note), row.note.lower()
+    if kind == "named":
+        return hardware.fabric(re.search(r"network (\S+?)(?:[;,. ]|$)", text)[1])  # type: ignore[index]
+    if kind is not None:
+        ports = re.search(r"(?:(\d+) x )?(\d+) ?gb", text)
+        assert ports is not None
+        rate = int(ports[1] or 1) * int(ports[2])
         return Fabric(
-            name=f"{said[1]} Gb/s per node", bandwidth_per_gpu=rate, latency_seconds=14e-6, source=row.note
-        )
-    name = SOURCE_FABRICS.get(row.source) or next(
-        (name for beginning, name in GUESSED_FABRICS.items() if device.startswith(beginning)), None
-    )
-    if name is None:
-        raise HarnessError("the network between its nodes is not known")
-    assumptions.append(f"network {name}")
-    return hardware.fabric(name)
+            name=f"{rate} Gb/s per node", bandwidth_per_gpu=rate * 1e9 / 8 / per_node,
+            latency_seconds=14e-6, source=row.note,
+        )  # fmt: skip
+    found = joined_by(None, device, gpus)
+    if found is None or "networks" not in hardware.devices[device.name].model_fields_set:
+        raise HarnessError("--fabric: the network between its nodes is not known")
+    assumptions.append(f"network {found.name}")
+    return found
 
 
 def _untied(model: PlannedModel) -> PlannedModel:
@@ -450,26 +439,27 @@ def _untied(model: PlannedModel) -> PlannedModel:
     return from_config(config, name=model.name, source=model.source, given_whole=False)
 
 
+NOMINAL_DIGITS = 3
+"""Up to so many, a number of parameters is rounded."""
+
+
 def _check_count(row: Row, model: PlannedModel) -> None:
     """Refuse a geometry that is not the published model's. Nominal counts are taken within a tenth."""
-    if not row.params:
+    given = figure(row.params)
+    if given is None:
         return
-    given = float(row.params)
     if given < 1e5:  # kempnerforge's column is in units of 1e7
         given *= 1e7
-    if abs(model.parameters / given - 1) > (0.1 if "e9" in row.params or "e6" in row.params else 0.002):
-        raise HarnessError(f"geometry unknown: {model.parameters:,} parameters, published {given:,.0f}")
+    digits = re.sub(r"e\d+|[.]0*$", "", row.params).replace(".", "").strip("0")
+    if abs(model.parameters / given - 1) > (0.1 if len(digits) <= NOMINAL_DIGITS else 0.002):
+        raise HarnessError(
+            f"model.config: geometry unknown: {model.parameters:,} parameters, published {given:,.0f}"
+        )
 
 
 @cache
 def _hardware() -> Hardware:
     return load_hardware()
-
-
-@cache
-def _own_models() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = YAML(typ="safe").load(Path(__file__).with_name("models.yaml"))
-    return found
 
 
 def _gpt(name: str) -> dict[str, Any] | None:
@@ -486,7 +476,7 @@ def _gpt(name: str) -> dict[str, Any] | None:
 
 @cache
 def _model(name: str, sequence: int) -> PlannedModel:
-    own = _own_models().get(name) or _gpt(name)
+    own = _file("models.yaml").get(name) or _gpt(name)
     if own is None:
         plain = re.sub(r"\s*\(.*\)", "", name)
         try:

@@ -21,7 +21,7 @@ from benchmarks.published.judge import (
     pairs,
     summarize,
 )
-from benchmarks.published.mapping import settings
+from benchmarks.published.mapping import program
 from harness.tell.document import Picture
 from harness.tell.pictures.drawing import CURVE_SHAPES, CURVES, GREY
 
@@ -36,7 +36,7 @@ settings. `benchmarks/published/*.csv` hold the figures with repository, commit,
   published constants of the hardware (`harness/plan/hardware.py`). Two of these, the shares of the
   matrix rate that training sustains on A100 and H100, were estimated from rows here. Rows of the same source
   and model are marked with * and count in no line below but the first. No constant of memory was estimated
-  from any row: what programs do otherwise than our job stands in `benchmarks/published/settings.yaml`, read
+  from any row: what programs do otherwise than our job stands in `benchmarks/published/programs.yaml`, read
   in their code.
 - Memory: the allocator's peak is predicted. A published 'reserved' or 'device' figure is compared with what
   the allocator keeps: of the loss (`benchmarks/published/losses.py`), and for each stream what it once needed
@@ -195,7 +195,7 @@ def _order(judged: Sequence[Judged]) -> str:
 
 def _wrong(pair: Pair, quantity: Quantity) -> str:
     """A pair in the wrong order, with what is known of it."""
-    known = settings().get(pair.source, {}).get("order", {})
+    known = program(pair.larger).get("order", {})
     cause = known.get(f"{quantity} {pair.larger.strategy}/{pair.smaller.strategy}", "the cause is not known")
     return (
         f"{pair.larger.id} ({pair.larger.strategy}) to {pair.smaller.id} ({pair.smaller.strategy}): "
@@ -208,7 +208,7 @@ def _misses(covered: Sequence[Judged]) -> str:
     lines = []
     for source in dict.fromkeys(one.row.source for one in covered):
         rows = [one for one in covered if one.row.source == source]
-        known = settings().get(source, {}).get("missed", {})
+        known = program(rows[0].row).get("missed", {})
         for what, most in (("memory", 0.12), ("speed", 0.3)):
             errors = [(one.memory_error if what == "memory" else one.speed_error, one.row.id) for one in rows]
             off = [(error, name) for error, name in errors if error is not None and abs(error) > most]

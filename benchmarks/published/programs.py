@@ -1,4 +1,4 @@
-"""What programs behind published runs keep and compute otherwise than our job, as `settings.yaml` says."""
+"""What programs behind published runs keep and compute otherwise than our job, as `programs.yaml` says."""
 
 from __future__ import annotations
 
@@ -49,6 +49,10 @@ class Program(OtherCode):
     copies_weights_first: bool = False
     """Masters are widened from a copy of the weights in their own dtype, not copied once they are wide:
     DeepSpeed's stage3.py before 0.19 (`clone().float()`)."""
+    keeps_block_inputs: bool = False
+    """What a block computed again from, and the gradient of that, live until the backward pass is over: FSDP1
+    hangs a hook on the inputs of units that are frozen (`_register_post_backward_reshard_only_hook`), whose
+    closure holds the leaf that reentrant checkpointing makes of them (torch, `register_multi_grad_hook`)."""
     keeps_reduced_shards: bool = False
     """A shard that is copied to the host stays on the device until the backward pass is over (FSDP1)."""
 
@@ -109,7 +113,9 @@ class Program(OtherCode):
             more += (Saved(module="unpacked weights", size=Size((unpacked, 0, 0, 0, 0, 0))),)
         if self.recomputed and checkpointing == SELECTIVE:
             found = recomputing(found, self.recomputed)
-        return found.with_block(more, until_backward=checkpointing is not True)
+        found = found.with_block(more, until_backward=checkpointing is not True)
+        retained = found.block.held.times(2 if self.keeps_block_inputs and checkpointing is True else 0)
+        return replace(found, retained=retained)
 
 
 def _linear(layout: Layout, blocks: tuple[str, ...]) -> list[Tensor]:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import csv
 import re
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from harness.errors import HarnessError
 
-OPTIONAL = frozenset({"note", "ep", "cp", "offload"})
+OPTIONAL = frozenset({"note", "ep", "cp", "offload", "global_batch_seqs"})
 """Columns that a file may lack."""
+
+
+def figure(text: str) -> float | None:
+    """A positive number; None: there is none."""
+    with suppress(ValueError):
+        found = float(text)
+        return found if 0 < found < float("inf") else None
+    return None
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,7 @@ class Row:
     seq_len: str
     micro_batch: str
     grad_accum: str
+    global_batch_seqs: str
     method: str
     precision: str
     activation_ckpt: str
@@ -52,11 +62,12 @@ class Row:
 
     @property
     def memory_bytes(self) -> float | None:
-        return float(self.memory_gib_per_gpu) * 2**30 if self.memory_gib_per_gpu else None
+        gib = figure(self.memory_gib_per_gpu)
+        return None if gib is None else gib * 2**30
 
     @property
     def tokens_per_second(self) -> float | None:
-        return float(self.tokens_per_s_per_gpu) if self.tokens_per_s_per_gpu else None
+        return figure(self.tokens_per_s_per_gpu)
 
     @property
     def rate(self) -> float | None:
@@ -64,7 +75,7 @@ class Row:
         samples = re.search(r"samples_per_s=([\d.]+)", self.note)
         if self.tokens_per_second is not None or samples is None:
             return self.tokens_per_second
-        return float(samples[1])
+        return figure(samples[1])
 
     @property
     def global_batch(self) -> str:
@@ -74,7 +85,7 @@ class Row:
 
     @property
     def gpus(self) -> int:
-        return int(self.n_gpus or 1)
+        return int(self.n_gpus) if self.n_gpus.isdecimal() else 1
 
     @property
     def statistic(self) -> str:

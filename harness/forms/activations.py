@@ -173,6 +173,8 @@ class ActivationProfile:
     """Left when the backward pass is over, as the loss is."""
     lingering: Size = Size()
     """Of the step before, until this one's loss is computed."""
+    retained: Size = Size()
+    """Of each block whose backward pass is over, until that of the model is."""
     recomputed: Segment | None = None
     """A block that recomputes, where every `between`-th does from the first on; None: all are alike."""
     between: int = 1

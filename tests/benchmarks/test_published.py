@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from benchmarks.published.aims import aims_of, largest_bias
 from benchmarks.published.collectives import read_measured
 from benchmarks.published.judge import Judged, by_source, judge, order, pairs, summarize
 from benchmarks.published.left_out import HERE, PAGE, fitted_share, left_out, runs_of, text
-from benchmarks.published.mapping import Mapped, completed, map_row
+from benchmarks.published.mapping import Mapped, completed, map_row, said
 from benchmarks.published.page import GROUPINGS, render
 from benchmarks.published.programs import joined_outputs, packed_head
 from benchmarks.published.rows import COLUMNS, Row, read_rows
@@ -63,20 +65,29 @@ def test_memory_of_a_fused_kernel_that_the_model_s_code_lacks_is_not_covered() -
         ({"pp": "8"}, "pipeline parallelism"),
         (
             {"method": "finetune, lora with embedding and head trained"},
-            "adapters with embedding and head trained",
+            "adapter with embedding and head trained",
         ),
-        ({"seq_len": ""}, "sequence length or micro-batch is not said"),
-        ({"optimizer": "PagedAdamW8bit"}, "8-bit optimizer, updated inside the backward pass"),
+        ({"seq_len": ""}, "data.sequence_length is not said"),
+        ({"n_gpus": "128 to 512"}, "the number of GPUs is '128 to 512', which is not one number"),
+        (
+            {"activation_ckpt": "clever"},
+            "training.activation_checkpointing is not known: 'clever' is none of its values",
+        ),
+        ({"strategy": "zero1", "tp": "2"}, "tensor parallelism under 'zero1' is no setting"),
+        ({"optimizer": "PagedAdamW8bit"}, "optimizer.kind: in 8 bits or updated inside the backward pass"),
         ({"strategy": "alpa"}, "strategy 'alpa' is none of ours"),
         (
             {"model": "no-such-model"},
             "model 'no-such-model' is neither in the catalogue nor a folder or file",
         ),
         ({"gpu": "TPU-v9"}, "GPU 'TPU-v9' is unknown"),
-        ({"params": "1e9"}, "geometry unknown: 8,030,261,248 parameters, published 1,000,000,000"),
-        ({"n_gpus": "16", "gpu": "L40S"}, "the network between its nodes is not known"),
-        ({"precision": "int4"}, "precision 'int4' is none of ours"),
-        ({"micro_batch": "two"}, "invalid literal for int() with base 10: 'two'"),
+        (
+            {"params": "1e9"},
+            "model.config: geometry unknown: 8,030,261,248 parameters, published 1,000,000,000",
+        ),
+        ({"n_gpus": "16", "gpu": "L40S"}, "--fabric: the network between its nodes is not known"),
+        ({"precision": "int4"}, "training.precision is not known: 'int4' is none of its values"),
+        ({"micro_batch": "two"}, "training.micro_batch_size is 'two', which is not one number"),
     ],
 )
 def test_what_a_job_cannot_say_is_a_reason(changes: dict[str, str], reason: str) -> None:
@@ -175,7 +186,7 @@ def test_what_is_recomputed_in_part_is_not_taken_for_none(published: str, checkp
 
 
 def test_adapters_become_the_job_s() -> None:
-    changes = {"method": "finetune, qlora (gptq int4)", "note": "LoRA rank 64", "source": "qwen"}
+    changes = {"method": "finetune, qlora (gptq int4)", "note": "LoRA rank 64", "repo": "QwenLM/Qwen"}
     mapped = map_row(replace(ROW, **changes, strategy="zero2"))
     assert mapped.scenario is not None
     adapter = mapped.scenario.job.adapter
@@ -204,30 +215,136 @@ def test_what_is_not_said_of_checkpointing_becomes_bounds() -> None:
     assert map_row(ROW).least is None
 
 
-def test_a_rate_from_seconds_of_a_step_goes_with_the_samples_that_the_program_took() -> None:
-    row = replace(ROW, id="qwen-046", source="qwen", micro_batch="1", tokens_per_s_per_gpu="980")
-    found = completed(row)
-    assert (found.micro_batch, found.tokens_per_second) == ("2", 1960)
-    assert completed(replace(row, id="qwen-025")).tokens_per_second == 980
+def test_a_micro_batch_follows_from_the_global_one_where_accumulation_is_said() -> None:
+    row = replace(ROW, micro_batch="", global_batch_seqs="64", grad_accum="2")
+    assert completed(row).micro_batch == "4"
+    assert completed(replace(row, tp="2")).micro_batch == "8"
+    assert completed(replace(row, grad_accum="")).micro_batch == ""
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "meant"),
+    [
+        ("precision", "bf16 parameters and reduction (FSDP MixedPrecision), fp32 shards", "bf16-mixed"),
+        ("precision", "bf16 parameters", "bf16"),
+        ("precision", "fp16 mixed", "fp16-mixed"),
+        ("precision", "bf16 autocast, fp32 weights, gradients and AdamW states", "bf16-mixed"),
+        ("precision", "bfloat16", "bf16-mixed"),
+        ("precision", "TF32", "fp32"),
+        ("precision", "posits", None),
+        ("activation_ckpt", "none (fits without)", "false"),
+        ("activation_ckpt", "full (reentrant)", "true"),
+        ("activation_ckpt", "every block", "true"),
+        ("activation_ckpt", "as the recipe", "not said"),
+        ("adapter", "finetune, qlora (gptq int4) r=16 on q_proj", "nf4"),
+        ("adapter", "finetune, lora", "bf16"),
+        ("adapter", "pretrain, full", "none"),
+        ("strategy", "accelerate-zero2", "accelerate-zero2"),
+        ("strategy", "zero2 on one GPU", "zero2"),
+        ("strategy", "own zero3", "zero3"),
+        ("strategy", "fsdp2-hybrid", "fsdp-hybrid"),
+        ("attention", "flash (triton or FA2)", "old flash"),
+        ("offload", "cpu (parameters and optimizer)", "cpu"),
+        ("offload", "cpu optimizer", "optimizer"),
+        ("network", "4 x 100 Gb RoCE between nodes", "ports"),
+        (
+            "speed_unknown",
+            "bf16 compute + rowwise with bfloat16 all-gather",
+            "training.precision: rates of float8",
+        ),
+    ],
+)
+def test_a_column_s_words_are_a_setting(column: str, text: str, meant: str | None) -> None:
+    assert said(column, text) == meant
+
+
+def test_an_adapter_is_what_its_method_says() -> None:
+    method = "finetune, qlora (gptq int4) r=16.0 on q_proj k_proj v_proj o_proj"
+    for changes in ({}, {"repo": "QwenLM/Qwen"}):  # whose code has another rank and other layers
+        scenario = map_row(replace(ROW, method=method, strategy="zero3", **changes)).scenario
+        assert scenario is not None
+        adapter = scenario.job.adapter
+        assert (adapter.rank, adapter.targets) == (16, ["q_proj", "k_proj", "v_proj", "o_proj"])
+
+
+def test_no_rule_is_of_a_source_s_name() -> None:
+    """A row of an unknown source is predicted as one of a known source, whose repository it names."""
+    for repo in ("QwenLM/Qwen", "pytorch/torchtitan", "mosaicml/llm-foundry"):
+        one, other = (map_row(replace(ROW, repo=repo, source=source)) for source in ("qwen", "nobody"))
+        assert one.scenario == other.scenario
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "two", "128 to 512", "nan", "1e9", "(", "[", "\u2028", "none", "8x H100"]
+)
+def test_no_value_of_a_column_is_an_error_of_the_program(text: str) -> None:
+    for column in COLUMNS:
+        row = replace(ROW, **{column: text})
+        mapped = map_row(row)
+        assert mapped.scenario or mapped.not_covered
+        assert row.statistic
+        assert row.gpus > 0 < (row.memory_bytes or 1)
+        assert (row.rate or 1) > 0
+
+
+def test_every_row_of_a_file_is_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [ROW, replace(ROW, id="run-2", n_gpus="128 to 512"), replace(ROW, id="run-3", activation_ckpt="")]
+    path = tmp_path / "rows.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(map(asdict, rows))
+    main([str(path), "--json"])
+    known, unasked, ranged = json.loads(capsys.readouterr().out)["rows"]
+    assert list(known) == [
+        "id", "memory_bytes", "tokens_per_second", "fits", "memory_error", "speed_error", "reason",
+    ]  # fmt: skip
+    assert known["reason"] is None
+    assert known["fits"] is True
+    assert unasked == dict.fromkeys(known) | {
+        "id": "run-2", "reason": "the number of GPUs is '128 to 512', which is not one number",
+    }  # fmt: skip
+    assert ranged["memory_bytes"] is None
+    assert ranged["reason"].startswith("training.activation_checkpointing is not said")
+
+
+def test_inputs_of_blocks_live_on_under_fsdp1_where_frozen_and_checkpointed() -> None:
+    """Twice 2 bytes of the hidden states per block, but for the first, beside what the last block needs."""
+    method = "finetune, lora r=16 on q_proj v_proj"
+    row = replace(ROW, method=method, micro_batch="1", seq_len="4096", precision="bf16", model="llama3-8b")
+    found = {}
+    for strategy in ("accelerate-fsdp1", "fsdp1"):
+        scenario = map_row(replace(row, strategy=strategy)).scenario
+        assert scenario is not None
+        found[strategy] = activation_profile(scenario).retained.bytes(1, 4096)
+    assert found == {"accelerate-fsdp1": 2 * 2 * 4096 * 4096, "fsdp1": 0}
 
 
 def test_a_program_s_code_completes_its_page() -> None:
-    found = completed(replace(ROW, source="litgpt-hub", method="finetune, lora", activation_ckpt=""))
+    found = completed(replace(ROW, repo="Lightning-AI/litgpt", method="finetune, lora", activation_ckpt=""))
     assert found.activation_ckpt == "none"
-    assert completed(replace(ROW, source="fsdp-qlora", activation_ckpt="not said")).activation_ckpt == "full"
-    assert completed(replace(ROW, source="fsdp-qlora", activation_ckpt="none")).activation_ckpt == "none"
+    assert (
+        completed(replace(ROW, repo="AnswerDotAI/fsdp_qlora", activation_ckpt="not said")).activation_ckpt
+        == "full"
+    )
+    assert (
+        completed(replace(ROW, repo="AnswerDotAI/fsdp_qlora", activation_ckpt="none")).activation_ckpt
+        == "none"
+    )
     scenario = map_row(found).scenario
     assert scenario is not None
     assert scenario.other.loss is losses.LOW_CHUNKS
     assert (scenario.other.keeps_packed_inputs, scenario.other.nested_scales) == (True, False)
     assert (scenario.other.keeps_graph, scenario.other.packs_head) == (True, True)
     assert scenario.other.unpacks_in_fp16
-    one_rank = map_row(replace(ROW, source="kempnerforge", strategy="single", n_gpus="1", gpus_per_node="1"))
+    one_rank = map_row(
+        replace(ROW, repo="KempnerInstitute/KempnerForge", strategy="single", n_gpus="1", gpus_per_node="1")
+    )
     assert one_rank.scenario is not None
     assert one_rank.scenario.label == "fsdp"
     options = one_rank.scenario.workload().options
     assert options == {"reduce_dtype": "fp32", "reshards_root": True, "copied_first": 2}
-    tied = replace(ROW, source="litgpt-hub", method="finetune, lora", model="llama-3.2-1b", params="")
+    tied = replace(ROW, repo="Lightning-AI/litgpt", method="finetune, lora", model="llama-3.2-1b", params="")
     own, packed = (map_row(replace(tied, method=f"finetune, {kind}")).scenario for kind in ("lora", "qlora"))
     assert own is not None
     assert packed is not None
@@ -248,7 +365,7 @@ def test_a_program_s_code_completes_its_page() -> None:
 
 
 def test_a_program_s_configuration_of_deepspeed_is_the_scenario_s() -> None:
-    row = replace(ROW, source="qwen", model="qwen-1.8b", params="")
+    row = replace(ROW, repo="QwenLM/Qwen", model="qwen-1.8b", params="")
     found = {}
     for strategy in ("zero2", "zero3", "single"):
         scenario = map_row(replace(row, strategy=strategy)).scenario
@@ -262,13 +379,18 @@ def test_a_program_s_configuration_of_deepspeed_is_the_scenario_s() -> None:
 
 def test_what_a_program_does_under_one_strategy_alone_is_that_strategy_s() -> None:
     for strategy, wraps in (("fsdp1-grad-op", True), ("fsdp2-grad-op", False)):
-        scenario = map_row(replace(ROW, source="thunder", strategy=strategy)).scenario
+        scenario = map_row(replace(ROW, repo="Lightning-AI/lightning-thunder", strategy=strategy)).scenario
         assert scenario is not None
         assert scenario.other.wraps_layers is wraps
 
 
 def test_what_a_program_does_for_one_model_alone_is_that_model_s() -> None:
-    changes = {"source": "fms-acceleration", "params": "", "seq_len": "2048", "precision": "pure bfloat16"}
+    changes = {
+        "repo": "foundation-model-stack/fms-acceleration",
+        "params": "",
+        "seq_len": "2048",
+        "precision": "pure bfloat16",
+    }
     for model, note, loss, caches in (
         ("bigcode/gpt_bigcode-santacoder", "", losses.LOW_SHIFTED, ("attn.c_attn",)),
         ("bigcode/gpt_bigcode-santacoder", "foak-fast-kernels", losses.FAST_LOW, ("attn.c_attn",)),
@@ -280,7 +402,7 @@ def test_what_a_program_does_for_one_model_alone_is_that_model_s() -> None:
 
 
 def test_one_product_for_queries_keys_and_values_has_one_adapter_and_lives_on_with_the_values() -> None:
-    changes = {"source": "litgpt-hub", "method": "finetune, qlora", "params": "", "strategy": "single"}
+    changes = {"repo": "Lightning-AI/litgpt", "method": "finetune, qlora", "params": "", "strategy": "single"}
     for model, config, targets, beside in (
         ("llama2-7b", {}, ["q_proj"], 2 * 4096),  # v is a view of what q, k and v share
         ("llama3-8b", {"num_key_value_heads": 32}, ["q_proj"], 0),  # copies of k and v stand for it
@@ -298,7 +420,7 @@ def test_one_product_for_queries_keys_and_values_has_one_adapter_and_lives_on_wi
 
 def test_weights_of_4_bits_stay_unpacked_where_no_function_of_their_own_unpacks_them() -> None:
     """Each of a block's: 4 x 2,048 x 2,048 and 3 x 2,048 x 5,504 in 2 bytes."""
-    row = replace(ROW, source="qwen", method="finetune, qlora (gptq int4)", model="qwen-1.8b", params="")
+    row = replace(ROW, repo="QwenLM/Qwen", method="finetune, qlora (gptq int4)", model="qwen-1.8b", params="")
     scenario = map_row(replace(row, strategy="zero2", precision="fp16", activation_ckpt="none")).scenario
     assert scenario is not None
     kept, again = (
@@ -312,7 +434,8 @@ def test_weights_of_4_bits_stay_unpacked_where_no_function_of_their_own_unpacks_
 def test_keys_and_values_live_until_the_loss_is_computed() -> None:
     """Of 24 blocks, each token's 2,048 + 2 x 128 values in 2 bytes, at every moment of head and loss."""
     row = replace(
-        ROW, source="fms-acceleration", params="", seq_len="2048", precision="pure bfloat16",
+        ROW, repo="foundation-model-stack/fms-acceleration", params="", seq_len="2048",
+        precision="pure bfloat16",
         model="bigcode/gpt_bigcode-santacoder", n_gpus="1", gpus_per_node="1", gpu="A100-80GB",
         strategy="single",
     )  # fmt: skip
@@ -338,7 +461,9 @@ def test_accelerate_widens_no_outputs_of_a_model_that_computed_its_loss_itself(
         raise HarnessError("noted")
 
     monkeypatch.setattr(profiles, "find_profile", noted)
-    scenario = map_row(replace(ROW, strategy="accelerate-fsdp1", source="fms-acceleration")).scenario
+    scenario = map_row(
+        replace(ROW, strategy="accelerate-fsdp1", repo="foundation-model-stack/fms-acceleration")
+    ).scenario
     assert scenario is not None
     for one in (scenario, replace(scenario, other=replace(scenario.other, loss=None))):
         with pytest.raises(HarnessError, match="noted"):
@@ -494,5 +619,5 @@ def test_help_is_no_folder(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
-    assert capsys.readouterr().out.startswith("usage: python -m benchmarks.published [-h] [folder]")
+    assert capsys.readouterr().out.startswith("usage: python -m benchmarks.published [-h] [--json] [path]")
     assert not list(tmp_path.iterdir())

@@ -368,7 +368,10 @@ class Replay:
         parts = list(self._parts())
         held = [self._segment(profile, *part).in_bytes(*self._shape).held for part in parts[:-1]]
         below = list(accumulate(held, initial=self._bytes(profile.kept)))
+        retained = self._bytes(profile.retained)
         for (part, index), beneath in zip(reversed(parts), reversed(below), strict=True):
+            done = {"block": len(timeline.units) - 1 - (index or 0), "embedding": len(timeline.units)}
+            beneath += retained * done.get(part, 0)
             unit = None if index is None else timeline.units[index]
             if part == "head":
                 timeline.before_backward_of_model()
