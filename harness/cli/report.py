@@ -315,7 +315,8 @@ def snapshot(files: tuple[Path, ...], as_json: bool) -> int:
     same as JSON. Shows fragmentation and blocks held for other streams too.
     """
     from harness.snapshots.account import accounts, read_snapshot
-    from harness.tell.traces import snapshot_document, terminal_lines
+    from harness.tell.dumps import snapshot_document
+    from harness.tell.traces import terminal_lines
 
     begin("reading snapshots")
     found = []
@@ -331,4 +332,28 @@ def snapshot(files: tuple[Path, ...], as_json: bool) -> int:
     if as_json:
         devices = [{"file": name, **account.as_json()} for name, of_file in found for account in of_file]
         echo(json.dumps(finite({"devices": devices}), indent=1))
+    return 0
+
+
+@click.command()
+@click.argument("dumps", type=PATH, nargs=-1, required=True, metavar="DUMP...")
+@json_option
+@common
+def hang(dumps: tuple[Path, ...], as_json: bool) -> int:
+    """Show which collective each rank waits in, from dumps of torch's flight recorder.
+
+    The first line names the rank that the others wait for. DUMP is what torch's flight recorder wrote of a
+    rank (a pickle, of which nothing is executed, or JSON; its name ends in the rank: nccl_trace_rank_3), a
+    folder of such files, or that of a run that was stuck.
+    """
+    from harness.snapshots.flight_recorder import explain, read_dumps
+    from harness.tell.dumps import hang_document
+    from harness.tell.traces import terminal_lines
+
+    begin("reading dumps")
+    found = explain(read_dumps(dumps))
+    for line in terminal_lines(hang_document(found)):
+        echo(line, err=as_json)
+    if as_json:
+        echo(json.dumps(finite(found.as_json()), indent=1))
     return 0

@@ -41,10 +41,11 @@ from harness.run_directory.rank_state import read_log, shown_text
 from harness.safe_text import harmless
 from harness.snapshots.account import accounts, read_snapshot
 from harness.tell.document import Document
+from harness.tell.dumps import snapshot_document
 from harness.tell.formats import fitted
 from harness.tell.report import write_document, write_report
 from harness.tell.terminal import finding_lines, terminal_table
-from harness.tell.traces import snapshot_document, trace_document
+from harness.tell.traces import trace_document
 from harness.traces.analysis import likeness_of, read_traces, skew_of
 
 # From a slash that begins a path to the last but one; behind -I, -L and an escaped line break too.

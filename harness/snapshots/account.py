@@ -1,15 +1,12 @@
 """What a snapshot says of each device: the peak, what was alive at it and whose it was, and what lay unused.
 
-Nothing that a pickle may hold is executed to read it. The history of the allocator is walked back from what
+The history of the allocator is walked back from what
 is allocated at the end, so that it may begin anywhere. A block is allocated until its free is requested and
 active until that completes: in between other streams hold it.
 """
 
 from __future__ import annotations
 
-import io
-import json
-import pickle
 import re
 import tomllib
 from bisect import bisect_right
@@ -21,75 +18,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from harness.bounds import LARGEST_NUMBER, MOST_SNAPSHOT_BYTES
+from harness.bounds import MOST_SNAPSHOT_BYTES
 from harness.errors import HarnessError
-from harness.files import read_plain, refusing, require_plain_input
+from harness.snapshots.reading import is_size, read_values, where, whole
 
 Snapshot = dict[str, Any]
 
 
-_WIDTHS = b"|".join(b"\\x%02x.{%d}" % (width, width) for width in range(10))
-_INTEGER = rb"(?:K.|M..|J.{4}|\x8a(?:%b))" % _WIDTHS
-_PLAIN = re.compile(
-    rb"(?:[(\]}aesuN\x88\x89\x94]|[hq\x80].|j.{4}|r.{3}[\0-\3]|G.{8}|\x95.{8}"
-    rb"|%b\x85|%b{2}\x86|%b{3}\x87|%b){1,1000}" % (4 * (_INTEGER,)),
-    re.DOTALL,
-)
-"""Opcodes of lists, mappings, numbers and references. A tuple holds numbers alone: hashing one of a million
-tuples in each other ends the process. The memo is as long as its largest index, which stays below 2**26."""
-_TEXTS, _STOP = {0x8C: 1, 0x58: 4}, 0x2E
-"""Opcodes of texts, with the bytes of their length; the opcode of the end."""
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Names no class and no function."""
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
-
-
-def _of_pickle(data: bytes) -> Any:
-    """The value of a pickle that holds lists, mappings, numbers and texts alone, as `torch` writes it."""
-    at, end = 0, len(data)
-    while at < end and data[at] != _STOP:
-        if found := _PLAIN.match(data, at):
-            at = found.end()
-        elif width := _TEXTS.get(data[at]):
-            at += 1 + width + int.from_bytes(data[at + 1 : at + 1 + width], "little")
-        elif end - at < 10 and data[-1] != _STOP:
-            raise EOFError
-        else:
-            raise pickle.UnpicklingError(f"it holds something else at byte {at:,}")
-    if at >= end:
-        raise EOFError
-    return _PlainUnpickler(io.BytesIO(data)).load()
-
-
 def read_snapshot(path: Path) -> Snapshot:
-    """The snapshot in a file, pickle or JSON. Raises HarnessError for anything else."""
-    require_plain_input(path, "snapshot")
-    if path.is_dir():
-        raise HarnessError(f"snapshot '{path}' is a folder; give its files")
-    with refusing(f"snapshot '{path}' cannot be read"):
-        data = read_plain(path, MOST_SNAPSHOT_BYTES)
-    if not data:
-        raise HarnessError(f"snapshot '{path}' is empty")
-    try:
-        if data[:1024].lstrip()[:1] in (b"{", b"["):
-            found = json.loads(data)
-        elif data.startswith(b"\x80"):
-            found = _of_pickle(data)
-        else:
-            raise _not_one(path, "is neither a pickle nor JSON")
-    except EOFError as error:
-        raise _not_one(path, "is cut off") from error
-    except pickle.UnpicklingError as error:
-        raise _not_one(path, f"is not a pickle of plain values: {error}") from error
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise _not_one(path, "is neither a pickle of plain values nor JSON, or is damaged") from error
-    except (MemoryError, RecursionError) as error:
-        raise _not_one(path, "asks for more memory than a snapshot needs") from error
-    return _checked(path, found)
+    """The snapshot in a file, pickle or JSON, also gzipped. Raises HarnessError for anything else."""
+    return _checked(path, read_values(path, "snapshot", _GIVE, MOST_SNAPSHOT_BYTES))
 
 
 def _checked(path: Path, found: Any) -> Snapshot:
@@ -103,27 +41,27 @@ def _checked(path: Path, found: Any) -> Snapshot:
     for segment in found["segments"]:
         blocks = segment.get("blocks") if isinstance(segment, dict) else None
         whole = isinstance(blocks, list) and all(
-            isinstance(b, dict) and _is_size(b.get("size")) and isinstance(b.get("state"), str)
-            for b in blocks
+            isinstance(b, dict) and is_size(b.get("size")) and isinstance(b.get("state"), str) for b in blocks
         )
-        if not whole or not _is_size(segment.get("total_size")):
+        if not whole or not is_size(segment.get("total_size")):
             raise _not_one(path, "has a segment without blocks or size")
     traces = found.get("device_traces", [])
     if not isinstance(traces, list) or not all(isinstance(t, list) for t in traces):
         raise _not_one(path, "has 'device_traces' that are no lists")
     for trace in traces:
         if not all(
-            isinstance(e, dict) and isinstance(e.get("action"), str) and _is_size(e.get("size", 0))
+            isinstance(e, dict) and isinstance(e.get("action"), str) and is_size(e.get("size", 0))
             for e in trace
         ):
             raise _not_one(path, "has a history whose entries name no action or no valid size")
     return found
 
 
+_GIVE = "what torch.cuda.memory._dump_snapshot wrote, or that as JSON"
+
+
 def _not_one(path: Path, what: str) -> HarnessError:
-    return HarnessError(
-        f"snapshot '{path}' {what}; give what torch.cuda.memory._dump_snapshot wrote, or that as JSON"
-    )
+    return HarnessError(f"snapshot '{path}' {what}; give {_GIVE}")
 
 
 ROUNDING = 512
@@ -204,12 +142,12 @@ def accounts(snapshot: Snapshot) -> list[DeviceAccount]:
     """Every device that holds memory or has a history."""
     segments = [s for s in snapshot["segments"] if isinstance(s, dict)]
     traces: list[list[dict[str, Any]]] = snapshot.get("device_traces") or []
-    devices = {_whole(segment.get("device")) for segment in segments}
+    devices = {whole(segment.get("device")) for segment in segments}
     devices |= {number for number, trace in enumerate(traces) if trace}
     return [
         _account(
             number,
-            [s for s in segments if _whole(s.get("device")) == number],
+            [s for s in segments if whole(s.get("device")) == number],
             traces[number] if number < len(traces) else [],
         )
         for number in sorted(devices)
@@ -233,8 +171,8 @@ def _account(device: int, segments: list[dict[str, Any]], trace: list[dict[str, 
         if event["action"] == "oom":
             left = event.get("device_free")
             failed = {
-                "bytes": _whole(event.get("size")),
-                "device_free_bytes": left if _is_size(left) else None,
+                "bytes": whole(event.get("size")),
+                "device_free_bytes": left if is_size(left) else None,
             }
             account.out_of_memory.append(failed)
     used = [s for s in segments if any(b["state"] != "inactive" for b in s["blocks"])]
@@ -248,9 +186,9 @@ def _account(device: int, segments: list[dict[str, Any]], trace: list[dict[str, 
     groups: dict[tuple[str, str], BlockGroup] = {}
     for block in history.alive_after(history.find_peaks(account)):
         category = history.category(block)
-        where = _where(block.frames)
+        place = where(block.frames)
         group = groups.setdefault(
-            (category, where), BlockGroup(category=category, bytes=0, blocks=0, where=where)
+            (category, place), BlockGroup(category=category, bytes=0, blocks=0, where=place)
         )
         group.bytes += block.size
         group.blocks += 1
@@ -272,7 +210,7 @@ class _History:
         self._deaths: dict[int, int] = {}
         last: dict[int, int] = {}
         for index, event in enumerate(trace):
-            address = _whole(event.get("addr"))
+            address = whole(event.get("addr"))
             if event["action"] == "alloc":
                 last[address] = index
             elif event["action"] == "free_requested" and address in last:
@@ -291,7 +229,7 @@ class _History:
             for ahead in (0, 1)
         }
         self._weight_sizes = {
-            self._size(index, _whole(event.get("size")))
+            self._size(index, whole(event.get("size")))
             for index, event in enumerate(trace)
             if event["action"] == "alloc" and category_of(event.get("frames")) == "weights"
         }
@@ -309,7 +247,7 @@ class _History:
         reserved, at = account.reserved_bytes, len(self._trace)
         for index in range(len(self._trace) - 1, -1, -1):
             event = self._trace[index]
-            size, action = _whole(event.get("size")), event["action"]
+            size, action = whole(event.get("size")), event["action"]
             rounded = self._size(index, size)
             if action == "alloc":
                 allocated -= rounded
@@ -334,13 +272,13 @@ class _History:
         alive = dict(self._end)
         for index in range(len(self._trace) - 1, count - 1, -1):
             event = self._trace[index]
-            address = _whole(event.get("addr"))
+            address = whole(event.get("addr"))
             if event["action"] == "alloc":
                 alive.pop(address, None)
             elif event["action"] == "free_requested":
                 born = self._births.get(index, -1)
                 frames = self._trace[born].get("frames") or () if born >= 0 else ()
-                alive[address] = _Live(self._size(index, _whole(event.get("size"))), frames, born)
+                alive[address] = _Live(self._size(index, whole(event.get("size"))), frames, born)
         return list(alive.values())
 
     def category(self, block: _Live) -> str:
@@ -363,7 +301,7 @@ class _History:
 
     def _size(self, index: int, size: int) -> int:
         """The size of a block: what is known of those alive at the end, otherwise the request rounded up."""
-        address = _whole(self._trace[index].get("addr"))
+        address = whole(self._trace[index].get("addr"))
         live = self._end.get(address)
         if live is not None and live.born == index:
             return live.size
@@ -389,32 +327,10 @@ def _texts(frames: Any) -> Iterator[str]:
             yield f"{frame.get('filename', '')}:{frame.get('name', '')}"
 
 
-def _where(frames: Any) -> str:
-    """The innermost frame of the user's own code, or of a library above torch."""
-    named = [
-        (str(frame.get("filename", "")), frame)
-        for frame in (frames if isinstance(frames, list | tuple) else ())
-        if isinstance(frame, dict) and str(frame.get("filename", "")).endswith(".py")
-    ]
-    if not named:
-        return "n/a"
-    own = next((frame for file, frame in named if "/torch/" not in file), named[0][1])
-    parts = str(own.get("filename", "")).split("/")[-2:]
-    return f"{'/'.join(parts)}:{own.get('line', '?')} {own.get('name', '')}"
-
-
 def _addressed(segment: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Blocks with their addresses; old snapshots give that of the segment alone."""
-    address = _whole(segment.get("address"))
+    address = whole(segment.get("address"))
     for block in segment["blocks"]:
         own = block.get("address")
         yield (own if isinstance(own, int) else address), block
         address += block["size"]
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_NUMBER
-
-
-def _whole(value: Any) -> int:
-    return value if _is_size(value) else 0

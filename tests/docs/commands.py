@@ -38,6 +38,7 @@ NOT_RUN = {
     "harness observe": "runs a script of the user: tests/harness/rank/observing",
     "harness trace": "reads traces of the user: tests/harness/traces",
     "harness snapshot": "reads a snapshot of the user: tests/harness/snapshots",
+    "harness hang": "reads dumps of the user: tests/harness/snapshots",
     "harness diagnose runs/RUN_A runs/RUN_B": "stands for the names of two runs; the tutorial's line runs",
     "harness diagnose runs/stages/": "the tutorial's line runs",
     "harness fit --backend zero3 --set training.global_batch_size=64": "needs a GPU, whose memory limits it",
