@@ -56,18 +56,20 @@ def examine_gpus(minutes: float, bundle: Path | None, size: Path | None, *, as_j
     gpus = find_gpus()
     why_not = gpus.refusal or gpus.why_none
     if why_not is not None:
+        document = {
+            "why_not": why_not,
+            "devices": [gpu.name for gpu in gpus.devices],
+            "signs": [str(sign) for sign in gpus.signs],
+            "torch": str(gpus.wheel),
+            "driver_cuda": gpus.driver_cuda,
+            "versions": package_versions(PACKAGES),
+        }
+        if as_json:
+            echo(json.dumps(document, indent=1))
         if bundle is not None:
-            document = {
-                "why_not": why_not,
-                "devices": [gpu.name for gpu in gpus.devices],
-                "signs": [str(sign) for sign in gpus.signs],
-                "torch": str(gpus.wheel),
-                "driver_cuda": gpus.driver_cuda,
-                "versions": package_versions(PACKAGES),
-                "environment": environment().model_dump(mode="json"),
-            }
+            packed = document | {"environment": environment().model_dump(mode="json")}
             with scratch_folder("doctor") as folder:
-                write_bundle(bundle, folder, document, [f"no GPU can be checked: {why_not}"])
+                write_bundle(bundle, folder, packed, [f"no GPU can be checked: {why_not}"])
             echo(f"bundle: {bundle}", err=True)
         raise HarnessError(f"no GPU can be checked: {why_not}; `harness doctor` checks this machine's CPU")
     asked = [] if size is None else matrices(ranks_on(gpus), str(size))

@@ -15,6 +15,7 @@ from harness.fabric.result import (
     OPERATIONS,
     FabricResult,
     fabric_table,
+    judged_batch,
     parse_rate,
     parse_size,
     result_file,
@@ -138,4 +139,6 @@ def present(
     if missed is not None:
         echo(f"harness: {missed}", err=True)
         return EXIT_GATE
+    if required is not None:
+        echo(f"bus bandwidth meets --require-busbw ({judged_batch(result)})", err=True)
     return 0

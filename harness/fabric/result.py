@@ -235,8 +235,18 @@ def shortfall(result: FabricResult, required: float) -> str | None:
     nodes = len(set(result.hosts))
     return (
         f"bus bandwidth {measured / 1e9:.3g} GB/s is below the required {required / 1e9:.3g} GB/s "
-        f"({result.transport}, {counted(nodes, 'node')}). "
+        f"({result.transport}, {counted(nodes, 'node')}); {judged_batch(result)}. "
         f"Usual causes: {'; '.join(usual_causes(result))}"
+    )
+
+
+def judged_batch(result: FabricResult) -> str:
+    """Which batch of all-reduces a required bus bandwidth is compared with, and the slowest one's."""
+    row = result.of_all("all_reduce")[-1]
+    slowest = row.size_bytes / max(row.seconds) * bus_factor(row.op, len(row.ranks)) / 1e9
+    return (
+        f"judged: the fastest of {len(row.seconds)} batches of {row.repeats} all_reduce, "
+        f"{row.size_bytes:,} bytes each; the slowest: {slowest:.3g} GB/s"
     )
 
 

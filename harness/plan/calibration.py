@@ -198,7 +198,15 @@ def measured_cells(sources: Sequence[Path]) -> list[MeasuredCell]:
         results = [read_fabric(path) for path in sorted(folder.glob(FABRIC_FILES))]
         group = source.name if source.is_dir() else source.absolute().parent.name
         cells: dict[tuple[object, ...], list[Record]] = {}
-        records, problems = read_runs([source])
+        try:
+            records, problems = read_runs([source])
+        except HarnessError:
+            if source.is_file() and b"busbw" in read_plain(source, MOST_DOCUMENT_BYTES):
+                raise HarnessError(
+                    f"--calibrate {source} is output of nccl-tests, which times the network alone; give "
+                    "runs of `harness compare`, and the network as a fabric of --hardware FILE"
+                ) from None
+            raise
         if problems:
             raise HarnessError(f"--calibrate: {problems[0]}")
         for _, record in records:

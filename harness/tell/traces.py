@@ -186,7 +186,7 @@ def _kernels(ranks: Sequence[RankTrace]) -> Section | None:
         rows.append(
             [
                 name, ": ".join(filter(None, (kind.what, kind.operation))),
-                int(calls) if calls.is_integer() else round(calls, 1),
+                _count(calls),
                 sum(one.seconds for one in of) / count, sum(one.median_seconds for one in of) / len(of),
                 sum(one.share for one in of) / count,
             ]
@@ -245,7 +245,7 @@ def _collectives(ranks: Sequence[RankTrace]) -> Section | None:
     if not alike:
         return None
     rows = [[*key, *_together(of)] for key, of in alike.items()]
-    rows.sort(key=lambda row: (-(row[-2] or 0.0), -(row[2] or 0)))
+    rows.sort(key=lambda row: (-(row[-3] or 0.0), -(row[2] or 0)))
     texts = [prose("traces_collectives")]
     if len(ranks) > 1:
         texts.append("Numbers of calls and ms are means of the ranks.")
@@ -259,12 +259,18 @@ def _together(rows: Sequence[CollectiveRow]) -> list[Any]:
     ranks = len({row.rank for row in rows})
     seconds = [row.seconds for row in rows]
     rates = [row.bus_bytes_per_second for row in rows if row.bus_bytes_per_second is not None]
+    timed = sum(row.bus_calls for row in rows) / ranks
     calls = sum(row.calls for row in rows) / ranks
     return [
-        int(calls) if calls.is_integer() else round(calls, 1),
+        _count(calls),
         None if None in seconds else sum(s for s in seconds if s is not None) / ranks,
         median(rates) if rates else None,
+        _count(timed) if rates else None,
     ]
+
+
+def _count(mean: float) -> float:
+    return int(mean) if mean.is_integer() else round(mean, 1)
 
 
 def _waits(skew: Skew | None) -> Section | None:

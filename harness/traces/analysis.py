@@ -5,12 +5,14 @@ The rank that comes last to a collective runs it shortest, so no clocks need to 
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,7 +106,8 @@ def read_traces(paths: Sequence[Path]) -> list[RankTrace]:
 
     Raises HarnessError for no trace, for a file or rank given twice, and for ranks of several jobs.
     """
-    twice = [path for path, times in Counter(path.resolve() for path in paths).items() if times > 1]
+    # Path.resolve raises RuntimeError for a loop of links.
+    twice = [path for path, times in Counter(map(os.path.realpath, paths)).items() if times > 1]
     if twice:
         raise HarnessError(f"'{twice[0]}' is given twice; give each rank once")
     ranks = [rank for path in paths for rank in read_trace(path)]
@@ -672,7 +675,9 @@ class CollectiveRow:
     seconds: float | None
     """All of them together; None: no kernel was recorded for one of them."""
     bus_bytes_per_second: float | None
-    """Of the median call."""
+    """Of the median call, of an even number the mean of the middle two."""
+    bus_calls: int
+    """Calls whose duration, payload and group are known."""
     kernel: str | None
     kind: str | None
     """What the name of that kernel says it does, where no launch tells the operation."""
@@ -691,7 +696,7 @@ def collective_rows(rank: RankTrace) -> list[CollectiveRow]:
     rows = []
     for calls in alike.values():
         first = calls[0]
-        rates = sorted(rate for call in calls if (rate := call.bus_bytes_per_second) is not None)
+        rates = [rate for call in calls if (rate := call.bus_bytes_per_second) is not None]
         barrier = first.operation == "barrier"
         rows.append(
             CollectiveRow(
@@ -700,7 +705,8 @@ def collective_rows(rank: RankTrace) -> list[CollectiveRow]:
                 group=first.group.name, group_size=first.group.size,
                 group_ranks=None if first.group.ranks is None else list(first.group.ranks),
                 calls=len(calls), seconds=_mean([call.seconds for call in calls], 1),
-                bus_bytes_per_second=rates[len(rates) // 2] if rates else None, kernel=first.kernel,
+                bus_bytes_per_second=median(rates) if rates else None,
+                bus_calls=len(rates), kernel=first.kernel,
                 kind=first.kind,
             )
         )  # fmt: skip
@@ -781,8 +787,8 @@ def changes_of(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace]) -> dic
 
 
 def _step_seconds(ranks: Sequence[RankTrace]) -> float | None:
-    times = sorted(step.division.seconds for rank in ranks for step in rank.steps if step.division)
-    return times[len(times) // 2] if times else None
+    times = [step.division.seconds for rank in ranks for step in rank.steps if step.division]
+    return median(times) if times else None
 
 
 def _collective_changes(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace]) -> list[dict[str, Any]]:

@@ -402,6 +402,11 @@ class TraceFile:
                     return
                 if character == "":
                     raise self._cut_off()
+                if character == "[" and not self._count:
+                    raise HarnessError(
+                        f"trace '{self.path}' is a memory timeline (export_memory_timeline), not a trace; "
+                        "give one of torch.profiler (export_chrome_trace)"
+                    )
                 if character != "{":
                     value = self._value()  # no event: null, a number
                     self.unreadable += 1

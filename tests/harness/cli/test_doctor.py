@@ -157,6 +157,8 @@ def test_without_a_gpu_one_line_says_why(monkeypatch: pytest.MonkeyPatch) -> Non
         "harness: no GPU can be checked: torch is built for the CPU; `harness doctor` checks this machine's "
         "CPU\n"
     )
+    result = CliRunner().invoke(doctor.doctor, ["--gpu", "--json"])
+    assert (result.exit_code, json.loads(result.stdout)["why_not"]) == (1, "torch is built for the CPU")
 
 
 def test_a_bundle_is_written(examined: Doctor, tmp_path: Path) -> None:

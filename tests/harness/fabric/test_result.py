@@ -138,6 +138,8 @@ def test_a_threshold_is_missed_with_causes_of_the_transport() -> None:
     assert said is not None
     assert "below the required 5 GB/s (gloo, 2 nodes)" in said
     assert "'eth0'" in said
+    assert "judged: the fastest of 2 batches of 5 all_reduce, 1,048,576 bytes each; the slowest:" in said
+    assert "the slowest: 0.000786 GB/s" in said
     nccl = shortfall(a_result(a_row(seconds=1.0), transport="nccl"), 5e9)
     assert nccl is not None
     assert "NET/IB" in nccl

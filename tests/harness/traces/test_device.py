@@ -267,3 +267,36 @@ def test_folders_then_names_of_files_tell_the_rank_and_hosts_do_not(name: str, t
         json.dumps({"traceEvents": [event("kernel", "gemm", 0, 5)], "distributedInfo": {"rank": 9}})
     )
     assert one(path).rank == 9
+
+
+def calls(*seconds: float) -> list[Any]:
+    """All-reduces of 4 MB on two ranks, which take as long; without a kernel: 0."""
+    told = {
+        "Collective name": "allreduce", "dtype": "Float", "In msg nelems": 10**6, "Out msg nelems": 10**6,
+        "Group size": 2,
+    }  # fmt: skip
+    events: list[Any] = [event("kernel", "gemm", 0, 1)]
+    for number, taken in enumerate(seconds, 1):
+        at = 10**5 * number
+        events += [
+            event("cpu_op", "record_param_comms", at, 9, tid=9, pid=9, **told),
+            event("cuda_runtime", "cudaLaunchKernel", at + 1, 1, tid=9, pid=9, correlation=number),
+        ]
+        if taken:
+            events.append(event("kernel", "ncclDevKernel_AllReduce", at + 5, taken * 1e6, correlation=number))
+    return events
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rate", "timed"),
+    [
+        ((1e-3, 4e-3), 2.5e9, 2), ((1e-3, 2e-3, 4e-3), 2e9, 3), ((1e-3, 2e-3, 4e-3, 8e-3), 1.5e9, 4),
+        ((4e-3,), 1e9, 1), ((1e-3, 4e-3, 0), 2.5e9, 2), ((0, 0), None, 0),
+    ],
+)  # fmt: skip
+def test_bus_bandwidth_is_the_median_of_the_calls_that_were_timed(
+    seconds: tuple[float, ...], rate: float | None, timed: int, tmp_path: Path
+) -> None:
+    (row,) = collective_rows(one(written(tmp_path, calls(*seconds))))
+    assert (row.calls, row.bus_calls) == (len(seconds), timed)
+    assert row.bus_bytes_per_second == (rate and pytest.approx(rate))

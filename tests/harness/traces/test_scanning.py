@@ -168,6 +168,8 @@ BAD = {
     "chrome.json": (json.dumps({"traceEvents": [event("blink", "paint", 0, 1)]}).encode(), "of another tool"),
     "idle.json": (json.dumps({"traceEvents": [event("cpu_op", "aten::mm", 0, 1)]}).encode(), "neither"),
     "nothing.json": (b'{"traceEvents": []}', "holds no event"),
+    "timeline.raw.json": (b'[[1683000000000, 2, "aten::add", 0]]', "is a memory timeline"),
+    "timeline.json.gz": (gzip.compress(b"[[0, 1], [[0, 512], [0, 512]]]"), "is a memory timeline"),
     "a.zip": (b"PK\x03\x04abcdefgh", "is a zip archive"),
     "a.nsys-rep": (b"SQLite format 3\0", "an SQLite database"),
     "deep.json": (b'{"traceEvents": [{"args":' + b"[" * 10**5, "nests too deeply"),
@@ -183,6 +185,14 @@ def test_what_is_no_trace_is_refused_in_one_line(name: str, tmp_path: Path) -> N
     assert (done.returncode, done.stdout) == (1, "")
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_loop_of_links_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    done = harness("trace", tmp_path / "a", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("cannot be read: Too many levels of symbolic links\n")
 
 
 def test_folders_pipes_and_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
