@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import ne
 from types import NoneType
 from typing import Any, get_args
 
@@ -38,7 +39,8 @@ def choices(given: str, allowed: Iterable[str]) -> str:
 
 def suggestion(given: str, allowed: Sequence[str], most: int = 1) -> str:
     """Ask for the names closest to what was given; empty if none is close."""
-    close = difflib.get_close_matches(given, allowed, n=most)
+    one_letter = [name for name in allowed if len(name) == len(given) > 2 and sum(map(ne, name, given)) == 1]
+    close = one_letter if len(one_letter) == 1 else difflib.get_close_matches(given, allowed, n=most)
     return did_you_mean(close) if close else ""
 
 

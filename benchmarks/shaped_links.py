@@ -237,7 +237,7 @@ def _crossovers(known: Link) -> list[list[str]]:
 def _order(order: Ranking) -> str:
     """'a < b ~ c'; without enough runs why there is none."""
     if not order.is_judged:
-        return f"not stated: {unranked_words(order)}"
+        return unranked_words(order)
     return " < ".join(" ~ ".join(tier) for tier in order.tiers)
 
 

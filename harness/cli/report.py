@@ -41,7 +41,7 @@ from harness.record.store import (
     read_runs,
     without_collection,
 )
-from harness.tell.manifest import Format
+from harness.tell.manifest import Asked, Format
 from harness.tell.report import (
     Run,
     format_of,
@@ -63,6 +63,7 @@ from harness.tell.verify import verify as verify_report
 @click.option("--subject", default="")
 @price_option
 @click.option("--baseline", is_flag=True)
+@click.option("--over", metavar="FACT", default="")
 @click.option("--fail-on", metavar="CONDITIONS")
 @click.option("--archive", is_flag=True)
 def report(
@@ -74,6 +75,7 @@ def report(
     subject: str,
     price_per_gpu_hour: str | None,
     baseline: bool,
+    over: str,
     fail_on: str | None,
     archive: bool,
 ) -> int:
@@ -85,15 +87,16 @@ def report(
     begin("reading the records")
     if baseline and archive:
         raise HarnessError("--archive packs one set of runs; with --baseline give two archives")
-    if baseline and (question or subject or price_per_gpu_hour):
+    if (baseline or over) and (question or subject or price_per_gpu_hour or (baseline and over)):
         raise HarnessError(
-            "--question, --subject and --price-per-gpu-hour exclude --baseline, which shows what changed"
+            "--question, --subject and --price-per-gpu-hour exclude --baseline and --over, which show what "
+            "changed, one at a time"
         )
     if baseline:
         return report_baseline(given, output, form=form, fail_on=fail_on)
     return report_runs(
         given, output, form=form, question=question, subject=subject, price=given_price(price_per_gpu_hour),
-        fail_on=fail_on, archive=archive,
+        over=over, fail_on=fail_on, archive=archive,
     )  # fmt: skip
 
 
@@ -106,6 +109,7 @@ def report_runs(
     question: ReportFocus | None,
     subject: str,
     price: Price | None,
+    over: str,
     fail_on: str | None,
     archive: bool,
 ) -> int:
@@ -118,15 +122,14 @@ def report_runs(
     if archive:
         folders = [output.parent / ARCHIVE_NAME]
         found = archive_runs(found, folders[0])
+    asked: Asked = {"question": question, "subject": subject, "price": price, "over": over}
     try:
-        write_report(
-            found, output, form=form, question=question, subject=subject, price=price, folders=folders
-        )
+        write_report(found, output, form=form, folders=folders, **asked)
     except (HarnessError, OSError):
         raise
     except Exception:
         found = _showable(found, output, form)
-        write_report(found, output, form=form, question=question, subject=subject, price=price)
+        write_report(found, output, form=form, **asked)
     left_out = ""
     if stream_number(output) is not None and form not in ("html", "json"):
         left_out = "; pictures and tables next to it are left out: give a file, or --format html"

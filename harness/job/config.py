@@ -228,8 +228,11 @@ def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     document = parse_yaml(read_settings(path, "configuration"), f"configuration {path}")
-    if document is None:
-        return {}
+    if document in (None, {}):
+        raise HarnessError(
+            f"configuration {path} is empty; `harness settings --write FILE` writes one with every setting, "
+            "and without --config the default job runs"
+        )
     if not isinstance(document, dict):
         raise HarnessError(
             f"configuration {path} holds a {type(document).__name__}; it must be a mapping of "

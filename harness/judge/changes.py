@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from statistics import median
 from typing import Any, Literal
+
+from packaging.version import InvalidVersion, Version
 
 from harness.backends.refusals import available
 from harness.errors import HarnessError
@@ -15,7 +18,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.facts import Metric, metrics_in
 from harness.judge.quantities import Run
 from harness.judge.rows import CellRuns, JudgedRun
-from harness.judge.run_conditions import BySession, began_at, labelled, sessions, varying, words
+from harness.judge.run_conditions import BySession, began_at, facts, labelled, sessions, varying, words
 from harness.judge.statistics import (
     LEVEL,
     Interval,
@@ -101,6 +104,41 @@ class Pair:
     world_size: int
     before: CellRuns | None
     after: CellRuns | None
+
+
+def versions(records: Sequence[Record], by: str) -> dict[str, Comparison]:
+    """The comparable runs of each value of a fact: of packages in the order of versions, else of time.
+
+    by: 'commit', 'date', or a fact of `run_conditions.facts`, such as 'torch'; records without are left out.
+    Raises HarnessError where the records do not differ in it.
+    """
+    dates = sorted(records, key=lambda record: began_at(record) or 0.0)
+    known = [_versions_of(record) for record in dates]
+    differ = [
+        name for name in dict.fromkeys(chain(*known)) if len({of.get(name) for of in known} - {None}) > 1
+    ]
+    if by not in differ:
+        raise HarnessError(
+            f"--over was given '{by}', which does not differ between these records; {available(by, differ)}"
+        )
+    found: dict[str, list[Record]] = {}
+    for record, of in zip(dates, known, strict=True):
+        if by in of:
+            found.setdefault(of[by], []).append(record)
+    with suppress(InvalidVersion):  # else they stay in the order of time
+        found = dict(sorted(found.items(), key=lambda item: Version(item[0])))
+    return {name: Comparison(of).comparable for name, of in found.items()}
+
+
+def _versions_of(record: Record) -> dict[str, str]:
+    git = record.environment.git
+    own = {"commit": git.commit[:12] + ("*" if git.modified else "")} if git else {}
+    began = record.environment.started_at or record.created_at
+    return (
+        own
+        | {"date": began[:10]}
+        | {name: text.removeprefix(f"{name} ") for name, text in facts(record).items()}
+    )
 
 
 def pairs(before: Comparison, after: Comparison) -> list[Pair]:

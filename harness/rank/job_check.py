@@ -82,11 +82,12 @@ def model_facts(job: Job, samples: Samples | None = None) -> dict[str, Any]:
         build_optimizer(
             model.named_parameters(), job.optimizer, update_groups(model, job.optimizer), frozen_names(model)
         )
-    layout = describe_layout(
-        model,
-        update_groups(model, job.optimizer),
-        find_module_uses(job, model, config, samples.batch([0, 0])),
-    )
+    numbers = {
+        name: field for name, field in samples.fields.items() if field.dtype == torch.int64 and len(field)
+    }
+    largest = {name: int(field.max()) for name, field in numbers.items()}
+    uses = find_module_uses(job, model, config, samples.batch([0, 0]), largest)
+    layout = describe_layout(model, update_groups(model, job.optimizer), uses)
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),

@@ -421,8 +421,8 @@ def scaled(comparison: Comparison, kind: str) -> str:
 
     def value(point: ScalingPoint) -> str:
         shown = ratio_text(point.ratio, show) if point.ratio.extent else show(point.speed_up)
-        efficiency = percent(point.strong_efficiency) if is_strong else ""
-        return phrase(f"{kind}_point", cell=point.curve, value=shown, efficiency=efficiency)
+        cost = times(1 / point.strong_efficiency) if is_strong else ""
+        return phrase(f"{kind}_point", cell=point.curve, value=shown, cost=cost)
 
     parts = ", ".join(map(value, last))
     if len(last) > 2:

@@ -49,6 +49,8 @@ class Manifest(Stored):
     """What its title adds to the job; empty: nothing."""
     price_per_gpu_hour: Price | None = None
     """What replaces the price of the records; None: nothing."""
+    over: str = ""
+    """The fact over whose values it shows the figures; empty: none."""
     harness: str
     drawing: str
     """Name and version of what drew the pictures; another draws other bytes."""
@@ -74,8 +76,9 @@ class Manifest(Stored):
         return _hidden({"manifest": manifest_name(Path(self.name)), "sha256": digest(file)})
 
     def _values(self) -> dict[str, Any]:
-        unset = {"price_per_gpu_hour"} if self.price_per_gpu_hour is None else set()
-        return self.model_dump(exclude=unset)
+        return self.model_dump(
+            exclude={name for name in ("price_per_gpu_hour", "over") if not getattr(self, name)}
+        )
 
 
 class Carried(NamedTuple):
@@ -119,6 +122,8 @@ class Asked(TypedDict, total=False):
     """Of an hour of one GPU, in place of that of the records."""
     baseline: Sequence[tuple[Path, Record]]
     """Records from before a change."""
+    over: str
+    """The fact whose values are compared, such as 'torch'."""
     folders: Sequence[Path]
     """Those whose every record was asked for."""
 
@@ -153,6 +158,7 @@ def make_manifest(
         question=asked.get("question") or question_of([record for _, record in runs]),
         subject=asked.get("subject", ""),
         price_per_gpu_hour=asked.get("price"),
+        over=asked.get("over", ""),
         harness=version("sharding-harness"),
         drawing=renderer(),
         records=entries,

@@ -225,6 +225,10 @@ def make_document(manifest: Manifest, records: Mapping[str, Record]) -> Document
 
         before = [records[entry.path] for entry in manifest.records if entry.before]
         return before_after(Comparison(before), Comparison(after), last)
+    if manifest.over:
+        from harness.tell.over_time import over_time
+
+        return over_time(records, manifest.over, last)
     if manifest.price_per_gpu_hour is not None:
         price = {"price_per_gpu_hour": manifest.price_per_gpu_hour}
         after = [record.model_copy(update=price) for record in after]

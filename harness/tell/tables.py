@@ -103,8 +103,8 @@ def ratio_text(ratio: Ratio, show: Callable[[float], str] = times) -> str:
 
 
 def unranked_words(order: Ranking) -> str:
-    """Why cells are in no order: 'too few rounds to rank 5 cells: 3 of 6'."""
-    return f"too few rounds to rank {counted(len(order.names), 'cell')}: {order.rounds} of {interval_runs()}"
+    """Why cells are in no order: 'not ranked: 3 rounds; give --repeats 6'."""
+    return f"not ranked: {counted(order.rounds, 'round')}; give --repeats {interval_runs()}"
 
 
 def sessions_words(sessions: int) -> str:

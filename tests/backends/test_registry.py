@@ -87,7 +87,13 @@ def test_every_backend_takes_a_preset(name: str, plugin: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("zerro3", "zero3"), ("fdsp", "fsdp"), ("DDP", None), ("accelerat-ddp", "accelerate-ddp")],
+    [
+        ("zerro3", "zero3"),
+        ("dpp", "ddp"),
+        ("fdsp", "fsdp"),
+        ("DDP", None),
+        ("accelerat-ddp", "accelerate-ddp"),
+    ],
 )
 def test_unknown_name_is_refused_with_suggestion(given: str, meant: str | None) -> None:
     message = refused(given)

@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import numpy
@@ -63,11 +65,18 @@ DEPENDS_ON_DATA = replace(UNKNOWN, depends_on_data=True)
 """Values or random numbers may decide what a step runs, or its code needs them."""
 
 
-def find_module_uses(job: Job, model: nn.Module, config: Any, example: Batch | None) -> ModuleUses:
+def find_module_uses(
+    job: Job,
+    model: nn.Module,
+    config: Any,
+    example: Batch | None,
+    largest: Mapping[str, int] = MappingProxyType({}),
+) -> ModuleUses:
     """Forward and backward pass of a loss of `example`, two samples or more, on a copy of the bare model.
 
     Causal language models of transformers whose every weight is trained are regular; those with adapters are
-    asked for their gradients alone. Raises JobError for a loss that no batch could have.
+    asked for their gradients alone. Raises JobError for a loss that no batch could have, and for an embedding
+    with fewer rows than the `largest` number of the field of the data that it looks up asks for.
     """
     if job.task == DEFAULT_TASK and job.model.factory is None and job.loss.factory is None:
         if job.adapter.is_present:
@@ -79,7 +88,7 @@ def find_module_uses(job: Job, model: nn.Module, config: Any, example: Batch | N
     try:
         with _own_draws():
             drawn, copied = _drawn(), _on_meta(model)
-            traced = _trace(job, copied, example)
+            traced = _trace(job, copied, example, largest)
             copied.train()
             copied.zero_grad(set_to_none=True)
             # A second step must do the same: a model may count its passes.
@@ -273,8 +282,27 @@ def _on_meta(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _trace(job: Job, model: nn.Module, example: Batch) -> ModuleUses:
+def _within_tables(model: nn.Module, batch: Batch, largest: Mapping[str, int]) -> None:
+    """Have embeddings raise JobError where the data has a number beyond their rows."""
+
+    def hook(name: str, module: nn.Embedding, inputs: tuple[Tensor, ...]) -> None:
+        field = next((field for field, value in batch.items() if inputs and value is inputs[0]), "")
+        if largest.get(field, -1) >= module.num_embeddings:
+            raise JobError(
+                f"the data has {field} up to {largest[field]}, so '{name}' needs {largest[field] + 1} rows "
+                f"and has {module.num_embeddings}; build the model with so many, or change the data"
+            )
+
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding):
+            module.register_forward_pre_hook(partial(hook, name))
+
+
+def _trace(
+    job: Job, model: nn.Module, example: Batch, largest: Mapping[str, int] = MappingProxyType({})
+) -> ModuleUses:
     batch = {name: value.to(META) for name, value in example.items()}
+    _within_tables(model, batch, largest)
     with AnswersForMeta(trusts_yes=job.model.factory is None and job.loss.factory is None) as answers:
         with _Calls(model) as calls, _ReadsOutside(model, calls) as outside, _Writes(model) as writes:
             loss = loss_function(job, model)(model, batch)

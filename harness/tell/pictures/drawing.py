@@ -349,6 +349,8 @@ class Panel:
     height: int
     x_axis: Mapping[str, Any] = field(default_factory=dict)
     y_axis: Mapping[str, Any] = field(default_factory=dict)
+    places: tuple[str, ...] = ()
+    """Names of 1, 2, 3, ... across; empty: the axis is logarithmic."""
 
     def place_labels(self, rows: Sequence[Spec]) -> None:
         """Give the last row of each curve `label_y`, at which no name covers another, and `last`."""
@@ -375,8 +377,11 @@ class Panel:
 
     def x(self, xs: Sequence[float]) -> Spec:
         """The channel across."""
-        scale = {"type": "log", "base": 2, "domain": [xs[0] / LEFT, xs[-1]], "nice": False}
+        kind = {} if self.places else {"type": "log", "base": 2}
+        scale = {**kind, "domain": [xs[0] / LEFT, xs[-1]], "nice": False}
         axis = {"values": list(xs), "grid": False, "labelOverlap": True, **self.x_axis}
+        if self.places:
+            axis["labelExpr"] = f"{json.dumps(self.places)}[datum.value - 1]"
         return channel("x", title=self.across, scale=scale, axis=axis)
 
     def y(self, name: str) -> Spec:

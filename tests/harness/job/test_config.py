@@ -75,10 +75,14 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
             load_experiment(tmp_path / name)
 
 
-@pytest.mark.parametrize("text", ["# nothing yet\n", "training:\n  # steps: 20\n"])
-def test_an_empty_file_or_section_is_the_default(tmp_path: Path, text: str) -> None:
-    (tmp_path / "job.yaml").write_text(text)
-    assert load_experiment(tmp_path / "job.yaml") == Experiment()
+def test_an_empty_section_is_the_default_and_an_empty_file_is_refused(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("training:\n  # steps: 20\n")
+    assert load_experiment(job) == Experiment()
+    for nothing in ("# nothing yet\n", "", "{}"):
+        job.write_text(nothing)
+        with pytest.raises(HarnessError, match=r"job\.yaml is empty; `harness settings"):
+            load_experiment(job)
 
 
 def test_paths_of_a_file_count_from_its_folder(tmp_path: Path) -> None:

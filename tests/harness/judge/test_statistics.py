@@ -349,7 +349,7 @@ def test_fewer_than_six_rounds_have_a_ratio_and_no_interval() -> None:
     assert (order.is_judged, order.tiers) == (False, (("a", "b"),))
     assert order.to_base["b"].middle == pytest.approx(1 / 9)
     assert order.to_base["b"].extent is None
-    assert unranked_words(order) == "too few rounds to rank 2 cells: 5 of 6"
+    assert unranked_words(order) == "not ranked: 5 rounds; give --repeats 6"
 
 
 def test_a_round_in_which_a_cell_has_no_figure_is_left_out_for_it_alone() -> None:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.backends.base import Batch
+from harness.errors import JobError
 from harness.forms.textbook import ModelGeometry, model_flops_per_token
 from harness.job.config import load_experiment
 from harness.job.job import Job
@@ -64,6 +65,17 @@ def own_job(task: str = "classification") -> Job:
 
 def traced(model: nn.Module, task: str = "classification") -> ModuleUses:
     return find_module_uses(own_job(task), model, None, IDS)
+
+
+@pytest.mark.parametrize(("largest", "refused"), [(3, False), (4, True)])
+def test_a_table_with_too_few_rows_for_the_data_is_refused(largest: int, refused: bool) -> None:
+    """The first that is fed the data itself."""
+    job, given = own_job(), {"input_ids": largest, "labels": 9}
+    if not refused:
+        assert find_module_uses(job, Shared(), None, IDS, given) == traced(Shared())
+        return
+    with pytest.raises(JobError, match="input_ids up to 4, so 'first' needs 5 rows and has 4"):
+        find_module_uses(job, Shared(), None, IDS, given)
 
 
 def test_uses_are_in_the_order_of_the_forward_pass_with_what_the_backward_pass_sees() -> None:

@@ -1,0 +1,76 @@
+"""Reports over versions: which one changed a figure."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.judge.changes import versions
+from harness.record import Record
+from harness.record.store import write_record
+from harness.tell.report import write_report
+from harness.tell.verify import verify
+from tests.records import ENVIRONMENT, make_communication, make_record, make_steps
+
+DAYS = {"0.17.0": "03", "0.18.9": "01", "0.19.8": "02"}
+"""The middle one ran first."""
+
+
+def run(
+    version: str, repeat: int = 0, seconds: float = 0.5, payload: int = 1000, label: str = "zero2"
+) -> Record:
+    began = f"2026-03-{DAYS[version]}T10:0{repeat}:00+00:00"
+    environment = ENVIRONMENT | {
+        "packages": {"torch": "2.13.0", "deepspeed": version}, "started_at": began
+    }  # fmt: skip
+    return make_record(
+        label=label, repeat=repeat, run_id=f"{label}-{version}-{repeat}", environment=environment,
+        steps=make_steps(seconds=seconds + repeat / 1000), comm=make_communication(2, payload_bytes=payload),
+    )  # fmt: skip
+
+
+def report(folder: Path, records: Sequence[Record], name: str = "report.md", by: str = "deepspeed") -> str:
+    for record in records:
+        (folder / "runs" / record.run_id).mkdir(parents=True, exist_ok=True)
+    runs = [(write_record(folder / "runs" / record.run_id, record), record) for record in records]
+    write_report(runs, folder / name, over=by)
+    assert verify(folder / name).problems == []
+    return (folder / name).read_text()
+
+
+def test_the_version_that_changed_a_figure_is_named_with_the_command_that_shows_both(tmp_path: Path) -> None:
+    records = [
+        run(version, repeat, seconds, payload)
+        for version, seconds, payload in (("0.18.9", 0.5, 1000), ("0.19.8", 0.6, 3000), ("0.17.0", 0.5, 1000))
+        for repeat in range(4)
+    ]
+    text = report(tmp_path, records)
+    assert "# What changed from deepspeed 0.17.0 to 0.19.8, and in which version?" in text
+    rows = [line for line in text.split("\n") if "harness diagnose" in line]
+    assert ["tokens/s" in rows[0], "sent MB/step" in rows[1], len(rows)] == [True, True, 2]
+    assert all("| 0.18.9 | 0.19.8 |" in row for row in rows)
+    assert "harness diagnose runs/zero2-0.18.9-0 runs/zero2-0.19.8-0" in rows[0]
+    assert {path.name for path in tmp_path.glob("*.svg")} >= {"report.over-tokens-per-second.svg"}
+
+
+def test_single_runs_show_counts_and_say_that_times_are_untested(tmp_path: Path) -> None:
+    text = report(tmp_path, [run("0.17.0"), run("0.18.9", seconds=0.9), run("0.19.8")])
+    assert "No figure changed beyond noise from 0.17.0 to 0.19.8." in text
+    assert "harness diagnose" not in text
+    text = report(tmp_path, [run("0.17.0"), run("0.18.9", seconds=0.9), run("0.19.8", seconds=0.8)])
+    assert "Too few runs to tell from noise: tokens/s of zero2 on 2 ranks" in text
+
+
+def test_a_cell_that_a_version_lacks_is_compared_with_the_last_that_had_it(tmp_path: Path) -> None:
+    of_ddp = [run(version, payload=1000, label="ddp") for version in DAYS]
+    text = report(tmp_path, [*of_ddp, run("0.17.0"), run("0.19.8", payload=5000)], "report.html")
+    assert "runs/zero2-0.17.0-0 runs/zero2-0.19.8-0" in text
+
+
+def test_versions_are_in_their_order_and_days_in_that_of_time() -> None:
+    records = [run(version) for version in DAYS]
+    assert list(versions(records, "deepspeed")) == ["0.17.0", "0.18.9", "0.19.8"]
+    assert list(versions(records, "date")) == ["2026-03-01", "2026-03-02", "2026-03-03"]
+    with pytest.raises(HarnessError, match=r"'torch', which does not differ .* deepspeed"):
+        versions(records, "torch")
