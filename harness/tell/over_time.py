@@ -38,6 +38,10 @@ class Series:
     whole: Change
     """Of the last against the first."""
 
+    def differs(self) -> bool:
+        """Whether any version has another figure than the one before it."""
+        return any(step.judgement not in ("equal", "n/a") for step in self.steps.values())
+
     def text(self, number: int) -> Shown:
         """The figure of a version."""
         value = self.groups[number].median(self.metric.key) if number in self.groups else None
@@ -64,7 +68,14 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
     changed = table("changed", [row for one in series for row in _changed(one, names, folders)], "over_time")
     jobs = {job for side in sides for job in side.by_job}
     untested = [one for one in series if one.whole.judgement == "not judged"]
+    failed = [
+        f"{group.cell} in {name} ({group.status})"
+        for name, side in found.items()
+        for group in side.groups
+        if not group.succeeded
+    ]
     notes = (
+        prose("over_time_failed", cells=listed(failed)) if failed else "",
         "" if changed else prose("over_time_none", first=names[0], last=names[-1]),
         prose(
             "over_time_untested",
@@ -79,7 +90,8 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
         [*one.cell, Shown(one.metric.key, one.metric.title), *map(one.text, range(len(names)))]
         for one in series
     ]
-    pictures = [_picture(list(of), names, by) for _, of in groupby(series, key=lambda one: one.metric.key)]
+    by_metric = [list(of) for _, of in groupby(series, key=lambda one: one.metric.key)]
+    pictures = [_picture(of, names, by) for of in by_metric if any(map(Series.differs, of))]
     sections = [
         Section("verdict", "Verdict", blocks_of(changed, *notes)),
         Section("over_time", "Figures over versions", blocks_of(*pictures, table("values", values, columns))),
@@ -96,7 +108,8 @@ def _series(sides: Sequence[Comparison]) -> list[Series]:
     groups: dict[tuple[str, int], dict[int, CellRuns]] = {}
     for number, side in enumerate(sides):
         for pair in pairs(side, side):
-            assert pair.before is not None
+            if pair.before is None or not pair.before.has_result:
+                continue
             groups.setdefault((pair.backend, pair.world_size), {})[number] = pair.before
     several = {cell: of for cell, of in groups.items() if len(of) > 1}
     wanted = {two for of in several.values() for two in (*pairwise(of), (min(of), max(of)))}
