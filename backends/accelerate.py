@@ -11,14 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.backends.base import (
-    Backend,
-    BuildModel,
-    BuildOptimizer,
-    Engine,
-    SetupContext,
-    Unsupported,
-)
+from harness.backends import base
 from harness.backends.ddp import DdpEngine
 from harness.backends.fsdp.fsdp1 import Fsdp1Engine, fsdp1_mixed_precision, refuse_fused
 from harness.backends.fsdp.fsdp2 import mixed_precision
@@ -94,15 +87,15 @@ class AccelerateZeroEngine(ZeroEngine):
         forget_accelerator()
 
 
-class AccelerateDdpBackend(Backend):
+class AccelerateDdpBackend(base.Backend):
     """`Accelerator` without a plugin: DDP."""
 
     Options = ReductionOptions
     packages = ("torch", "accelerate")
 
     def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
+        self, build_model: base.BuildModel, build_optimizer: base.BuildOptimizer, context: base.SetupContext
+    ) -> base.Engine:
         from accelerate.utils import DistributedDataParallelKwargs
 
         arguments: dict[str, Any] = {c.setting: c.value for c in ddp_changes(context.preset)}
@@ -125,7 +118,7 @@ class AccelerateDdpBackend(Backend):
 def ddp_strategy(
     prepared: Any,
     accelerator: Any,
-    context: SetupContext,
+    context: base.SetupContext,
     count: int,
     arguments: dict[str, Any],
     *,
@@ -136,7 +129,7 @@ def ddp_strategy(
     is_ddp = isinstance(prepared, nn.parallel.DistributedDataParallel)
     if context.world.world_size > 1 and not is_ddp:
         library = "accelerate" if through == "Accelerate" else "transformers"
-        raise Unsupported(f"{library} {version(library)} prepared {type(prepared).__name__}, not DDP")
+        raise base.Unsupported(f"{library} {version(library)} prepared {type(prepared).__name__}, not DDP")
     dtype = first_trained(prepared).dtype
     return TorchStrategy(
         name=f"{type(prepared).__name__} through {through}",
@@ -168,8 +161,8 @@ class AccelerateZeroBackend(PreparedZeroBackend):
         self,
         model: nn.Module,
         config: dict[str, Any],
-        build_optimizer: BuildOptimizer,
-        context: SetupContext,
+        build_optimizer: base.BuildOptimizer,
+        context: base.SetupContext,
     ) -> tuple[Callable[..., ZeroEngine], Any, dict[str, Any]]:
         from accelerate.utils import DeepSpeedPlugin
 
@@ -202,7 +195,7 @@ class AccelerateFsdpBackend(PreparedFsdpBackend):
         "processes under the name of FSDP"
     )
 
-    def _settings(self, model: nn.Module, context: SetupContext) -> dict[str, Any]:
+    def _settings(self, model: nn.Module, context: base.SetupContext) -> dict[str, Any]:
         settings = self._common_settings(
             model, version="fsdp_version", classes="transformer_cls_names_to_wrap"
         )
@@ -215,8 +208,8 @@ class AccelerateFsdpBackend(PreparedFsdpBackend):
         self,
         model: nn.Module,
         settings: dict[str, Any],
-        build_optimizer: BuildOptimizer,
-        context: SetupContext,
+        build_optimizer: base.BuildOptimizer,
+        context: base.SetupContext,
     ) -> tuple[Callable[..., TorchEngine], Any, Any, Any]:
         from accelerate.utils import FullyShardedDataParallelPlugin
 
@@ -243,7 +236,7 @@ def forget_accelerator() -> None:
 
 
 def make_accelerator(
-    context: SetupContext,
+    context: base.SetupContext,
     *,
     cpu: bool,
     each: bool = False,
@@ -279,10 +272,10 @@ def make_accelerator(
     return accelerator
 
 
-def refuse_without_autocast(accelerator: Any, context: SetupContext) -> None:
+def refuse_without_autocast(accelerator: Any, context: base.SetupContext) -> None:
     """Raise Unsupported where Accelerate would train without the autocast that it was asked for."""
     if context.precision.endswith("-mixed") and not accelerator.native_amp:
-        raise Unsupported(
+        raise base.Unsupported(
             f"accelerate {version('accelerate')} was asked for {accelerator.mixed_precision} on "
             f"{context.world.device} and would silently train without autocast"
         )

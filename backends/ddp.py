@@ -7,17 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.backends.base import (
-    Backend,
-    BackendOptions,
-    Batch,
-    BuildModel,
-    BuildOptimizer,
-    Engine,
-    SetupContext,
-    TensorKind,
-    Unsupported,
-)
+from harness.backends import base
 from harness.backends.model.blocks import first_trained, parameter_count
 from harness.backends.model.loading import this_device
 from harness.backends.model.precision import grad_scaler
@@ -29,7 +19,7 @@ from harness.backends.torch_engine import TorchEngine, TorchStrategy
 class DdpEngine(TorchEngine):
     """Accounts for the buckets that DDP's reducer (C++) holds in addition to the gradients."""
 
-    def rehearse(self, batch: Batch) -> None:
+    def rehearse(self, batch: base.Batch) -> None:
         """DDP lays out its buckets anew after its first backward pass.
 
         The order in which a ring adds values depends on the place of an element in its bucket, so a resumed
@@ -38,7 +28,7 @@ class DdpEngine(TorchEngine):
         self.context.compute_loss(self.module, batch).backward()
         self.module.zero_grad(set_to_none=True)
 
-    def hidden_bytes(self) -> dict[TensorKind, int]:
+    def hidden_bytes(self) -> dict[base.TensorKind, int]:
         """Bytes of the buckets, unless the gradients are views of them just now.
 
         torch lets nobody reach the buckets; `Logger` has their sizes from the reducer (torch 2.13,
@@ -57,18 +47,18 @@ class DdpEngine(TorchEngine):
         return {"communication": sum(int(size) for size in sizes if size.strip())}
 
 
-class DdpBackend(Backend):
+class DdpBackend(base.Backend):
     """DDP with autocast; gradients cross the wire in the dtype of the weights."""
 
-    Options: ClassVar[type[BackendOptions]] = DdpOptions
+    Options: ClassVar[type[base.BackendOptions]] = DdpOptions
     engine_class: ClassVar[type[DdpEngine]] = DdpEngine
 
     def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
+        self, build_model: base.BuildModel, build_optimizer: base.BuildOptimizer, context: base.SetupContext
+    ) -> base.Engine:
         each = reduces_each(self.options)
         if getattr(self.options, "static_graph", False) and context.accumulation_steps > 1 and not each:
-            raise Unsupported(
+            raise base.Unsupported(
                 f"static_graph with accumulation: a first micro-step under no_sync fails in DDP's reducer "
                 f"(torch {torch.__version__}); leave static_graph out, or set sync_each_batch=true"
             )

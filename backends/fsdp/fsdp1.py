@@ -19,17 +19,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from harness.backends.base import (
-    Backend,
-    BackendOptions,
-    BuildModel,
-    BuildOptimizer,
-    Engine,
-    SetupContext,
-    TensorKind,
-    Unsupported,
-    World,
-)
+from harness.backends import base
 from harness.backends.checkpoints.torch_pieces import flat_parameter_pieces
 from harness.backends.libraries.facts import offloads
 from harness.backends.model.blocks import (
@@ -54,18 +44,18 @@ STRATEGIES = {sharding: ShardingStrategy[name] for sharding, name in FSDP1_STRAT
 _BACKWARD = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
 
 
-class Fsdp1Backend(Backend):
+class Fsdp1Backend(base.Backend):
     """FullyShardedDataParallel with original parameters, one unit per transformer block and a root."""
 
-    Options: ClassVar[type[BackendOptions]] = Fsdp1Options
+    Options: ClassVar[type[base.BackendOptions]] = Fsdp1Options
 
-    def __init__(self, options: BackendOptions, *, sharding: Sharding = "full-shard") -> None:
+    def __init__(self, options: base.BackendOptions, *, sharding: Sharding = "full-shard") -> None:
         super().__init__(options)
         self.strategy = STRATEGIES[sharding]
         self._hybrid = SHARDINGS[sharding].has_replicas
         self._wraps_whole_model = getattr(options, "auto_wrap", None) == "none"
 
-    def unmet_requirements(self, world: World) -> list[str]:
+    def unmet_requirements(self, world: base.World) -> list[str]:
         unmet = []
         if self._hybrid:
             unmet += unmet_hybrid(world, getattr(self.options, "shard_size", None))
@@ -76,8 +66,8 @@ class Fsdp1Backend(Backend):
         return unmet + unmet_shards_on_host(self.options)
 
     def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
+        self, build_model: base.BuildModel, build_optimizer: base.BuildOptimizer, context: base.SetupContext
+    ) -> base.Engine:
         source = model_source(build_model)
         shards = self.strategy is not ShardingStrategy.NO_SHARD and context.world.world_size > 1
         loading = source.loading if shards else "full"
@@ -99,7 +89,7 @@ class Fsdp1Backend(Backend):
             fill_fsdp1(fsdp, source)
         is_sharded = fsdp.sharding_strategy is not ShardingStrategy.NO_SHARD
         if tied and not is_sharded and precision is not None and context.accumulation_steps > 1:
-            raise Unsupported(
+            raise base.Unsupported(
                 f"torch {torch.__version__}: FSDP1 NO_SHARD at mixed precision cannot accumulate gradients "
                 "of tied parameters; under no_sync it shares a low-precision gradient with an fp32 parameter"
             )
@@ -118,7 +108,9 @@ class Fsdp1Backend(Backend):
             scaler = ShardedGradScaler(context.world.device, **scaler_arguments(context.loss_scale))  # type: ignore[arg-type]
         return Fsdp1Engine(fsdp, optimizer, context, strategy, scaler)
 
-    def _arguments(self, model: nn.Module, precision: MixedPrecision | None, world: World) -> dict[str, Any]:
+    def _arguments(
+        self, model: nn.Module, precision: MixedPrecision | None, world: base.World
+    ) -> dict[str, Any]:
         """Arguments of FullyShardedDataParallel."""
         blocks = transformer_blocks(model)
         arguments: dict[str, Any] = {
@@ -196,7 +188,7 @@ class Fsdp1Engine(TorchEngine):
                 if parameter.grad is not None:
                     yield _bare_name(name), full_tensor(parameter.grad)
 
-    def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
+    def state_tensors(self) -> Iterator[tuple[base.TensorKind, Tensor]]:
         for kind, tensor in super().state_tensors():
             if kind != "weights":
                 yield kind, tensor
@@ -220,7 +212,7 @@ def refuse_several_dtypes(model: nn.Module) -> None:
     """Raise Unsupported for a model whose units would flatten parameters of several dtypes."""
     dtypes = sorted({dtype_name(parameter.dtype) for parameter in model.parameters()})
     if len(dtypes) > 1:
-        raise Unsupported(
+        raise base.Unsupported(
             f"torch {torch.__version__}: FSDP1 flattens the parameters of a unit into one tensor of one "
             f"dtype; this model has {' and '.join(dtypes)}: set adapter.base_dtype=null, or use fsdp"
         )
@@ -233,13 +225,13 @@ def refuse_fused(optimizer: torch.optim.Optimizer) -> None:
     from step counts that have none. `torch.amp.GradScaler` makes a scalar.
     """
     if any(group.get("fused") for group in optimizer.param_groups):
-        raise Unsupported(
+        raise base.Unsupported(
             f"torch {torch.__version__}: the ShardedGradScaler of FSDP1 fails with a fused AdamW; set "
             "optimizer.implementation to foreach or for-loop"
         )
 
 
-def fsdp1_mixed_precision(context: SetupContext) -> MixedPrecision | None:
+def fsdp1_mixed_precision(context: base.SetupContext) -> MixedPrecision | None:
     """Compute in the low dtype; reduce in fp32 unless the library's default is asked for."""
     if not context.precision.endswith("-mixed"):
         return None

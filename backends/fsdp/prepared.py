@@ -13,16 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from harness.backends.base import (
-    Backend,
-    BackendOptions,
-    BuildModel,
-    BuildOptimizer,
-    Engine,
-    SetupContext,
-    Unsupported,
-    World,
-)
+from harness.backends import base
 from harness.backends.fsdp.fsdp1 import describe_fsdp1_prefetch, fsdp1_full_parameters, fsdp1_unit_names
 from harness.backends.fsdp.fsdp2 import (
     describe_fsdp2_prefetch,
@@ -39,7 +30,7 @@ from harness.backends.options import AccelerateFsdpOptions, unmet_shards_on_host
 from harness.backends.torch_engine import TorchEngine, TorchStrategy
 
 
-class PreparedFsdpBackend(Backend):
+class PreparedFsdpBackend(base.Backend):
     """FSDP of version 1 or 2; a library is given the model and the settings of FSDP."""
 
     Options = AccelerateFsdpOptions
@@ -50,16 +41,16 @@ class PreparedFsdpBackend(Backend):
     on_the_cpu: ClassVar[str]
     """What it does there instead."""
 
-    def __init__(self, options: BackendOptions, *, version: int) -> None:
+    def __init__(self, options: base.BackendOptions, *, version: int) -> None:
         super().__init__(options)
         self.version = version
 
-    def unmet_requirements(self, world: World) -> list[str]:
+    def unmet_requirements(self, world: base.World) -> list[str]:
         on_the_cpu = [f"{self._installed} {self.on_the_cpu}"] if world.device == "cpu" else []
         return on_the_cpu + (unmet_shards_on_host(self.options) if self.version == 1 else [])
 
     @abstractmethod
-    def _settings(self, model: nn.Module, context: SetupContext) -> dict[str, Any]:
+    def _settings(self, model: nn.Module, context: base.SetupContext) -> dict[str, Any]:
         """FSDP's settings in the library's words."""
 
     @abstractmethod
@@ -67,15 +58,15 @@ class PreparedFsdpBackend(Backend):
         self,
         model: nn.Module,
         settings: dict[str, Any],
-        build_optimizer: BuildOptimizer,
-        context: SetupContext,
+        build_optimizer: base.BuildOptimizer,
+        context: base.SetupContext,
     ) -> tuple[Callable[..., TorchEngine], Any, Any, Any]:
         """What makes the harness's engine of the arguments of TorchEngine; the Accelerator, the wrapped model
         and its optimizer."""
 
     def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
+        self, build_model: base.BuildModel, build_optimizer: base.BuildOptimizer, context: base.SetupContext
+    ) -> base.Engine:
         model, loading = initial_model(build_model, self.options, context.world)
         count = parameter_count(model)
         settings = self._settings(model, context)
@@ -89,7 +80,7 @@ class PreparedFsdpBackend(Backend):
         from accelerate.utils import DistributedType
 
         if accelerator.distributed_type is not DistributedType.FSDP:
-            raise Unsupported(
+            raise base.Unsupported(
                 f"{self._installed} chose {accelerator.distributed_type.value} although it was asked for FSDP"
             )
 
@@ -114,13 +105,13 @@ class PreparedFsdpBackend(Backend):
         return f"{self.library} {version(self.library)}"
 
 
-def loads_efficiently(options: BackendOptions) -> bool:
+def loads_efficiently(options: base.BackendOptions) -> bool:
     """Whether only rank 0 holds the initial weights."""
     return bool(getattr(options, "cpu_ram_efficient_loading", False))
 
 
 def initial_model(
-    build_model: BuildModel, options: BackendOptions, world: World
+    build_model: base.BuildModel, options: base.BackendOptions, world: base.World
 ) -> tuple[nn.Module, Loading]:
     """The whole model; with `cpu_ram_efficient_loading` on rank 0 alone; elsewhere memory is only reserved.
 
@@ -158,9 +149,9 @@ def native_config(accelerator: Any, settings: dict[str, Any]) -> dict[str, Any]:
 def fsdp_strategy(
     prepared: Any,
     accelerator: Any,
-    context: SetupContext,
+    context: base.SetupContext,
     count: int,
-    options: BackendOptions,
+    options: base.BackendOptions,
     *,
     through: str,
 ) -> TorchStrategy:

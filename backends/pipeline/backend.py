@@ -9,55 +9,39 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from harness.backends.base import (
-    Backend,
-    BackendOptions,
-    BuildModel,
-    BuildOptimizer,
-    Engine,
-    SetupContext,
-    Unsupported,
-    World,
-)
+from harness.backends import base
 from harness.backends.model.blocks import parameter_count
 from harness.backends.model.loading import this_device
 from harness.backends.model_source import ModelSource, model_source
 from harness.backends.optimizer.gradients import COUNTED_ELSEWHERE
 from harness.backends.options import PipelineOptions
+from harness.backends.pipeline import engine
 from harness.backends.pipeline.cut import Cut, not_whole, why_not_cut, why_not_scheduled
-from harness.backends.pipeline.engine import (
-    Pipeline,
-    PipelineEngine,
-    computes_loss,
-    cut_stage,
-    require_cuttable,
-    stages_of_parameters,
-)
 from harness.backends.torch_engine import TorchStrategy
 
 
-class PipelineBackend(Backend):
+class PipelineBackend(base.Backend):
     """Stages on the ranks of a pipeline, data parallelism across pipelines."""
 
     Options = PipelineOptions
 
-    def __init__(self, options: BackendOptions) -> None:
+    def __init__(self, options: base.BackendOptions) -> None:
         super().__init__(options)
         assert isinstance(options, PipelineOptions)
         self.pipeline_options = options
 
-    def unmet_requirements(self, world: World) -> list[str]:
+    def unmet_requirements(self, world: base.World) -> list[str]:
         try:
             self.options.mesh(world.world_size)
-        except Unsupported as misfit:
+        except base.Unsupported as misfit:
             return [str(misfit)]
         return []
 
     def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
+        self, build_model: base.BuildModel, build_optimizer: base.BuildOptimizer, context: base.SetupContext
+    ) -> base.Engine:
         if context.precision == "fp16-mixed":
-            raise Unsupported(
+            raise base.Unsupported(
                 f"torch {torch.__version__}: GradScaler finds overflow in the gradients of its own stages "
                 "only, so ranks of a pipeline would skip different steps; use bf16-mixed"
             )
@@ -70,24 +54,24 @@ class PipelineBackend(Backend):
             if name not in pipeline.parameters and not parameter.is_meta:
                 parameter.data = parameter.data.new_empty(0)
         optimizer = build_optimizer(pipeline.parameters.items())
-        return PipelineEngine(pipeline, optimizer, context, replace(strategy, loading=source.loading))
+        return engine.PipelineEngine(pipeline, optimizer, context, replace(strategy, loading=source.loading))
 
-    def _pipeline(self, model: nn.Module, source: ModelSource, context: SetupContext) -> Pipeline:
+    def _pipeline(self, model: nn.Module, source: ModelSource, context: base.SetupContext) -> engine.Pipeline:
         """This rank's stages with their weights, and the groups that it communicates in."""
         world, options = context.world, self.pipeline_options
         ranks = world.mesh.size("pipeline")
-        blocks = require_cuttable(model)
+        blocks = engine.require_cuttable(model)
         cut = Cut(ranks=ranks, stages=options.stages_on(ranks), blocks=blocks)
         if (reason := why_not_cut(blocks=len(blocks), ranks=ranks, stages=cut.stages)) is not None:
-            raise Unsupported(reason)
+            raise base.Unsupported(reason)
         micro_batches = options.micro_batches or ranks
         unscheduled = why_not_scheduled(options.schedule, micro_batches=micro_batches, ranks=ranks)
         if unscheduled is not None:
-            raise Unsupported(unscheduled)
+            raise base.Unsupported(unscheduled)
         if context.micro_batch_size % micro_batches:
-            raise Unsupported(not_whole(context.micro_batch_size, micro_batches))
+            raise base.Unsupported(not_whole(context.micro_batch_size, micro_batches))
         place = world.mesh.coordinates(world.rank).get("pipeline", 0)
-        stages = stages_of_parameters(model, cut)
+        stages = engine.stages_of_parameters(model, cut)
         holders = {
             name: tuple(dict.fromkeys(stage % ranks for stage in of_name)) for name, of_name in stages.items()
         }
@@ -96,22 +80,22 @@ class PipelineBackend(Backend):
         for name, parameter in own.items():
             setattr(parameter, COUNTED_ELSEWHERE, holders[name][0] != place)
         config: Any = model.config
-        return Pipeline(
+        return engine.Pipeline(
             cut=cut,
             schedule=options.schedule,
             micro_batches=micro_batches,
             rank=place,
             group=_group(context, "pipeline"),
             replicas=_group(context, "data"),
-            modules={stage: cut_stage(model, cut, stage, own) for stage in cut.of_rank(place)},
+            modules={stage: engine.cut_stage(model, cut, stage, own) for stage in cut.of_rank(place)},
             parameters=own,
             holders=holders,
             shapes=shapes,
             hidden=config.hidden_size,
-            output_width=config.hidden_size if computes_loss(model.lm_head) else config.vocab_size,
+            output_width=config.hidden_size if engine.computes_loss(model.lm_head) else config.vocab_size,
         )
 
-    def _strategy(self, pipeline: Pipeline, model: nn.Module) -> TorchStrategy:
+    def _strategy(self, pipeline: engine.Pipeline, model: nn.Module) -> TorchStrategy:
         cut = pipeline.cut
         dtype = next(iter(pipeline.parameters.values())).dtype
         settings = {
@@ -141,7 +125,7 @@ class PipelineBackend(Backend):
 
 
 def _own_parameters(
-    model: nn.Module, source: ModelSource, names: set[str], context: SetupContext
+    model: nn.Module, source: ModelSource, names: set[str], context: base.SetupContext
 ) -> dict[str, nn.Parameter]:
     """This rank's parameters on its device; those of a skeleton are filled."""
     device = this_device(context.world)
@@ -161,7 +145,7 @@ def _own_parameters(
     return own
 
 
-def _group(context: SetupContext, role: str) -> dist.ProcessGroup:
+def _group(context: base.SetupContext, role: str) -> dist.ProcessGroup:
     """This rank's group of a role; a collective, which makes those of all ranks in one order."""
     world, mesh = context.world, context.world.mesh
     every = sorted({tuple(mesh.group(role, rank)) for rank in range(world.world_size)})

@@ -14,17 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from harness.backends.base import (
-    Backend,
-    BackendOptions,
-    BuildModel,
-    BuildOptimizer,
-    Engine,
-    Precision,
-    SetupContext,
-    Unsupported,
-    World,
-)
+from harness.backends import base
 from harness.backends.libraries.facts import (
     CPU_ADAM,
     runs_cpu_adam,
@@ -83,7 +73,7 @@ def require_whole_blocks(optimizer: Any, kind: str) -> None:
     partitions = zip(optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True)
     sizes = (([each.numel() for each in group], partition.numel()) for group, partition in partitions)
     if kind == "adamw-8bit" and (reason := why_not_narrowed(sizes)) is not None:
-        raise Unsupported(reason)
+        raise base.Unsupported(reason)
 
 
 def cpu_adam(optimizer: torch.optim.Optimizer, *, fp32_states: bool) -> torch.optim.Optimizer:
@@ -95,7 +85,7 @@ def cpu_adam(optimizer: torch.optim.Optimizer, *, fp32_states: bool) -> torch.op
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     if not isinstance(optimizer, torch.optim.AdamW):
-        raise Unsupported(f"adam=deepspeed replaces AdamW, not {type(optimizer).__name__}")
+        raise base.Unsupported(f"adam=deepspeed replaces AdamW, not {type(optimizer).__name__}")
     # It knows neither `amsgrad` nor `maximize`; the keys say that they are false, as in the job's.
     kept = ("params", "lr", *CONSTANTS)
     groups = [{key: group[key] for key in kept if key in group} for group in optimizer.param_groups]
@@ -111,20 +101,20 @@ def cpu_adam(optimizer: torch.optim.Optimizer, *, fp32_states: bool) -> torch.op
     return replacement
 
 
-class ZeroBackend(Backend):
+class ZeroBackend(base.Backend):
     """One ZeRO stage."""
 
     Options = ZeroOptions
     packages: ClassVar[tuple[str, ...]] = ("torch", "deepspeed")
     engine_class: ClassVar[type[ZeroEngine]] = ZeroEngine
 
-    def __init__(self, options: BackendOptions, *, stage: int = 0) -> None:
+    def __init__(self, options: base.BackendOptions, *, stage: int = 0) -> None:
         super().__init__(options)
         assert isinstance(options, ZeroOptions)
         self.zero_options = options
         self.stage = stage
 
-    def unmet_requirements(self, world: World) -> list[str]:
+    def unmet_requirements(self, world: base.World) -> list[str]:
         if self.stage == 0 and self.zero_options.offload != "none":
             return ["ZeRO-Offload needs stage 1, 2 or 3; stage 0 has nothing to offload"]
         return [
@@ -138,8 +128,8 @@ class ZeroBackend(Backend):
         return unmet_cpu_adam(self.zero_options) or unmet_build(CPU_ADAM)
 
     def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
+        self, build_model: base.BuildModel, build_optimizer: base.BuildOptimizer, context: base.SetupContext
+    ) -> base.Engine:
         deepspeed = start_deepspeed(context)
         source = model_source(build_model)
         loading = self._loading(source.loading)
@@ -170,11 +160,11 @@ class ZeroBackend(Backend):
         """How initial weights reach this rank."""
         return asked if self.stage == 3 else "full"
 
-    def _parallel_groups(self, deepspeed: ModuleType, model: nn.Module, context: SetupContext) -> Any:
+    def _parallel_groups(self, deepspeed: ModuleType, model: nn.Module, context: base.SetupContext) -> Any:
         """DeepSpeed's account of groups of ranks ('mpu'), where they are not all data parallel."""
         return None
 
-    def _configuration(self, model: nn.Module, count: int, context: SetupContext) -> dict[str, Any]:
+    def _configuration(self, model: nn.Module, count: int, context: base.SetupContext) -> dict[str, Any]:
         """DeepSpeed's, for a model of `count` parameters that is not partitioned yet."""
         blocks = block_classes(model) if gathers_blocks(self.zero_options) else ()
         return zero_config(self.stage, self.zero_options, context, count, blocks)
@@ -185,7 +175,7 @@ class ZeroBackend(Backend):
         skeleton: nn.Module,
         source: ModelSource,
         config: dict[str, Any],
-        context: SetupContext,
+        context: base.SetupContext,
     ) -> None:
         """Partition the parameters one by one before `deepspeed.initialize` does so, and fill the pieces."""
         if context.precision != "fp32":  # else DeepSpeed keeps each parameter's dtype
@@ -199,7 +189,7 @@ class ZeroBackend(Backend):
         fill_zero3(skeleton, source)
 
 
-def start_deepspeed(context: SetupContext) -> ModuleType:
+def start_deepspeed(context: base.SetupContext) -> ModuleType:
     """Import deepspeed and have it take over the process group. Raises Unsupported as `import_deepspeed`."""
     deepspeed = import_deepspeed(context.world, context.precision)
     deepspeed.init_distributed(
@@ -208,7 +198,7 @@ def start_deepspeed(context: SetupContext) -> ModuleType:
     return deepspeed
 
 
-def import_deepspeed(world: World, precision: Precision) -> ModuleType:
+def import_deepspeed(world: base.World, precision: base.Precision) -> ModuleType:
     """Import deepspeed with its accelerator pinned to the world's device and its logger silenced.
 
     Raises Unsupported where its accelerator lacks the precision.
@@ -222,7 +212,7 @@ def import_deepspeed(world: World, precision: Precision) -> ModuleType:
     logger.setLevel(logging.ERROR)
     accelerator = get_accelerator()
     if precision == "fp16-mixed" and not accelerator.is_fp16_supported():
-        raise Unsupported(
+        raise base.Unsupported(
             f"DeepSpeed {deepspeed.__version__} says that {accelerator.device_name()} here has no fp16"
         )
     if world.device == "cpu":
@@ -251,15 +241,15 @@ class PreparedZeroBackend(ZeroBackend):
         self,
         model: nn.Module,
         config: dict[str, Any],
-        build_optimizer: BuildOptimizer,
-        context: SetupContext,
+        build_optimizer: base.BuildOptimizer,
+        context: base.SetupContext,
     ) -> tuple[Callable[..., ZeroEngine], Any, dict[str, Any]]:
         """What makes the harness's engine around DeepSpeed's of the arguments of ZeroEngine; DeepSpeed's; the
         configuration as it was given it."""
 
     def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
+        self, build_model: base.BuildModel, build_optimizer: base.BuildOptimizer, context: base.SetupContext
+    ) -> base.Engine:
         deepspeed = start_deepspeed(context)
         # Before the library has the configuration: with one of stage 3 in force transformers builds
         # partitioned models and draws other initial weights.
@@ -269,7 +259,7 @@ class PreparedZeroBackend(ZeroBackend):
         config = self._configuration(model, count, context)
         made, engine, handed_over = self._prepare(model, config, build_optimizer, context)
         if not isinstance(engine, deepspeed.DeepSpeedEngine):
-            raise Unsupported(
+            raise base.Unsupported(
                 f"{self.library} {version(self.library)} prepared {type(engine).__name__}, not DeepSpeed"
             )
         return made(engine, context, handed_over, self.stage, count)

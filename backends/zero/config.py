@@ -7,18 +7,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
+from harness.backends import presets
 from harness.backends.base import SetupContext, Unsupported
 from harness.backends.options import Zero3Options, Zero12Options, ZeroOptions
-from harness.backends.presets import (
-    BESIDE_ZERO_OPTIMIZATION,
-    BF16_OPTIMIZER,
-    COMMUNICATION_DTYPE,
-    DATA_TYPES,
-    MULTI_RANK_BUCKET,
-    PresetChange,
-    takes_bf16_optimizer,
-    zero_changes,
-)
 
 GIVEN_AS_THEY_ARE = (
     "stage3_max_live_parameters", "stage3_prefetch_bucket_size", "stage3_max_reuse_distance",
@@ -43,7 +34,7 @@ def zero_config(
     clipping = context.gradient_clipping or 0.0
     if options.gradient_clipping is not None:
         clipping = options.gradient_clipping
-    changes = zero_changes(stage, context.precision, context.preset, parameter_count)
+    changes = presets.zero_changes(stage, context.precision, context.preset, parameter_count)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": context.micro_batch_size,
         "gradient_accumulation_steps": context.accumulation_steps,
@@ -52,16 +43,16 @@ def zero_config(
         "prescale_gradients": False,
         "steps_per_print": 10**9,
         "zero_optimization": _zero_optimization(stage, options, context, changes, block_classes),
-    } | {c.setting: c.value for c in changes if c.setting in BESIDE_ZERO_OPTIMIZATION}
+    } | {c.setting: c.value for c in changes if c.setting in presets.BESIDE_ZERO_OPTIMIZATION}
     if options.communication_data_type is not None:
-        config[COMMUNICATION_DTYPE] = options.communication_data_type
+        config[presets.COMMUNICATION_DTYPE] = options.communication_data_type
     if (accumulated := options.grad_accum_dtype) is not None:
         compute = context.precision.removesuffix("-mixed")
         if stage == 0 and accumulated != compute:
             raise Unsupported(f"DeepSpeed's stage 0 adds gradients up in {compute} only; use stage 2 or 3")
-        if takes_bf16_optimizer(stage, context.precision, accumulated, options.offload):
-            raise Unsupported(f"grad_accum_dtype={accumulated}: {BF16_OPTIMIZER}")
-        config[DATA_TYPES] = {"grad_accum_dtype": accumulated}
+        if presets.takes_bf16_optimizer(stage, context.precision, accumulated, options.offload):
+            raise Unsupported(f"grad_accum_dtype={accumulated}: {presets.BF16_OPTIMIZER}")
+        config[presets.DATA_TYPES] = {"grad_accum_dtype": accumulated}
     if options.default_clipping:
         del config["gradient_clipping"]
     config |= _precision(stage, options, context)
@@ -78,13 +69,13 @@ def _zero_optimization(
     stage: int,
     options: ZeroOptions,
     context: SetupContext,
-    changes: Sequence[PresetChange],
+    changes: Sequence[presets.PresetChange],
     block_classes: Sequence[str],
 ) -> dict[str, Any]:
     settings: dict[str, Any] = {"stage": stage}
     if stage == 0:
         return settings
-    settings |= {c.setting: c.value for c in changes if c.setting not in BESIDE_ZERO_OPTIMIZATION}
+    settings |= {c.setting: c.value for c in changes if c.setting not in presets.BESIDE_ZERO_OPTIMIZATION}
     for name in ("reduce_bucket_size", "allgather_bucket_size", "overlap_comm", "contiguous_gradients"):
         if (value := getattr(options, name)) is not None:
             settings[name] = value
@@ -94,7 +85,7 @@ def _zero_optimization(
     if options.offload == "cpu" and stage == 3:
         settings["offload_param"] = {"device": "cpu", "pin_memory": pinned}
     if isinstance(options, Zero12Options) and options.use_multi_rank_bucket_allreduce is not None:
-        settings[MULTI_RANK_BUCKET] = options.use_multi_rank_bucket_allreduce
+        settings[presets.MULTI_RANK_BUCKET] = options.use_multi_rank_bucket_allreduce
     if isinstance(options, Zero3Options):
         settings |= {
             name: value for name in GIVEN_AS_THEY_ARE if (value := getattr(options, name)) is not None

@@ -22,27 +22,7 @@ import click
 from harness.backends import registry
 from harness.backends.base import World
 from harness.bounds import MOST_REPEATS
-from harness.cli.options import (
-    EXIT_INTERRUPTED,
-    EXIT_STRICT,
-    OUTPUT_FILE,
-    GivenFiles,
-    backends_option,
-    command_line,
-    given_options,
-    job_options,
-    json_option,
-    measuring,
-    numbers,
-    repeats_option,
-    require_gpus,
-    resolve_device,
-    resume_options,
-    runs_option,
-    split_backends,
-    view_options,
-    warn_skipped,
-)
+from harness.cli import options
 from harness.cli.output import MatrixProgress, View, duration, echo
 from harness.errors import HarnessError
 from harness.files import stream_number
@@ -273,7 +253,7 @@ class MissingCells:
             by_key = {cell.key: cell for cell in group if cell.key in missing}
             runs = {
                 key: running_cell(
-                    cell, self.store, launcher, command=command_line(), on_event=progress,
+                    cell, self.store, launcher, command=options.command_line(), on_event=progress,
                     prediction=predicted.parts.get(key), refusal=predicted.refusal(key),
                     takes_turns=len(by_key) > 1,
                 )
@@ -654,24 +634,24 @@ RECORDS_SUFFIX = ".runs"
 @click.command()
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ...]")
 @click.option("--script", "scripts", multiple=True, metavar="NAME=COMMAND")
-@measuring
-@job_options
-@backends_option
+@options.measuring
+@options.job_options
+@options.backends_option
 @click.option("--nproc")
-@repeats_option
+@options.repeats_option
 @click.option("--within")
 @click.option("--max-minutes", type=click.FloatRange(0, min_open=True))
-@runs_option
-@click.option("--report", type=OUTPUT_FILE)
+@options.runs_option
+@click.option("--report", type=options.OUTPUT_FILE)
 @click.option("--batch", type=click.Choice(["equal", "largest"]), default="equal", show_default=True)
 @click.option("--fresh", is_flag=True)
 @click.option("--strict", is_flag=True)
 @force_option
 @click.option("--dry-run", is_flag=True)
-@resume_options
-@json_option
-@view_options
-@given_options
+@options.resume_options
+@options.json_option
+@options.view_options
+@options.given_options
 def compare(
     words: tuple[str, ...],
     scripts: tuple[str, ...],
@@ -691,7 +671,7 @@ def compare(
     resume: Resume | None,
     as_json: bool,
     view: View,
-    given: GivenFiles,
+    given: options.GivenFiles,
 ) -> int:
     """Run the missing cells of backends x world sizes x repeats and compare them all.
 
@@ -707,8 +687,10 @@ def compare(
         deadline=time.monotonic() + 60 * max_minutes if max_minutes is not None else None,
     )
     view.begin("checking the job, its data and this machine")
-    device = resolve_device(experiment.runtime.device)
-    sizes = numbers(nproc, "--nproc", "ranks") if nproc is not None else experiment.compare.world_sizes
+    device = options.resolve_device(experiment.runtime.device)
+    sizes = (
+        options.numbers(nproc, "--nproc", "ranks") if nproc is not None else experiment.compare.world_sizes
+    )
     count = repeats or experiment.compare.repeats
     told = partial(_finish, until, report, experiment.compare, as_json, strict, view)
     if words or scripts:
@@ -717,7 +699,7 @@ def compare(
         others = {"batch": batch != "equal", "resume_from": resume, "from_mode": given.count, "force": force}
         require_script_alone(experiment, words, scripts, backends=backends, nproc=nproc, **others)
         rows_by_name = named_rows(scripts) if scripts else strategy_rows(words, backends, sizes)
-        require_gpus(device, 1 if scripts else max(sizes))
+        options.require_gpus(device, 1 if scripts else max(sizes))
         store, found = _opened(runs, report, fresh, None, dry_run=dry_run)
         script = Scripts(
             rows=rows_by_name, is_given=not scripts, world_size=sizes[0], device=device, store=store,
@@ -729,12 +711,12 @@ def compare(
             script.show(script.plan(count), known, as_json=as_json)
             return 0
         return told(script, script.plan, known, script.records(script.plan(count), known))
-    asked = split_backends(backends) if backends is not None else experiment.compare.backends
+    asked = options.split_backends(backends) if backends is not None else experiment.compare.backends
     _require_equal_batches(batch, resume is not None, given, adds_rounds=until != Until())
     experiment, rows = given.rows(experiment, view)
     planned = partial(_planned_cells, experiment, asked, sizes, device, resume, rows)
     cells = planned(count)
-    require_gpus(device, max(sizes))
+    options.require_gpus(device, max(sizes))
     store, found = _opened(runs, report, fresh, job := requeued_job(), dry_run=dry_run)
     known = reusable([record for _, record in found], lambda _: True)
     batches = largest_batches(cells, experiment, device) if batch == "largest" else None
@@ -783,17 +765,19 @@ def _finish(
         records = add_rounds(planned, made, known, records, until, view)
     comparison = _show([(made.files[id(r)], r) for r in records], report, asked, as_json, view)
     if made.interrupted:
-        return EXIT_INTERRUPTED
+        return options.EXIT_INTERRUPTED
     is_bad = any(
         row.record.status not in ("ok", "unsupported")
         or row.judgement.parity == "diverged"
         or row.judgement.not_same_job
         for row in comparison.rows
     )
-    return EXIT_STRICT if strict and is_bad else 0
+    return options.EXIT_STRICT if strict and is_bad else 0
 
 
-def _require_equal_batches(batch: str, resumes: bool, given: GivenFiles, *, adds_rounds: bool) -> None:
+def _require_equal_batches(
+    batch: str, resumes: bool, given: options.GivenFiles, *, adds_rounds: bool
+) -> None:
     """Raise HarnessError for what decides batches by itself next to --batch largest."""
     other = "--resume-from" if resumes else "a file of settings" if given.count else None
     other = "--within or --max-minutes" if adds_rounds else other
@@ -842,7 +826,7 @@ def _takeable_runs(store: Store, fresh: bool, requeued: str | None) -> list[tupl
     if fresh and requeued is None:
         return []
     found, unreadable = store.runs()
-    warn_skipped(unreadable)
+    options.warn_skipped(unreadable)
     if not fresh or requeued is None:
         return found
     of_job = set(map(id, made_in_job([record for _, record in found], requeued)))
@@ -864,7 +848,7 @@ def _show(
             return _texts(some, view), prepare_report(some, report) if report is not None else None
 
         sound, odd = without_odd_runs(runs, trial)
-        warn_skipped(odd)
+        options.warn_skipped(odd)
         return _present(sound, report, asked, as_json, view)
 
 

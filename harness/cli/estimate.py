@@ -10,37 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli.options import (
-    PATH,
-    GivenFiles,
-    Machine,
-    PlannedJob,
-    backends_option,
-    common,
-    config_option,
-    file_options,
-    json_option,
-    machine_options,
-    model_option,
-    numbers,
-    ranks_options,
-    set_option,
-    split_backends,
-)
+from harness.cli import options
 from harness.cli.output import begin, counting, counting_predictors, echo
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.launch.cells import canonical_label
+from harness.plan import simulation
 from harness.plan.hardware import Device
 from harness.plan.models import load_model
-from harness.plan.simulation import (
-    SimulatedRow,
-    compare_with_closed_forms,
-    plan_simulation,
-    row_lines,
-    run_simulations,
-    with_model,
-)
 from harness.plan.simulation import as_json as document
 from harness.run_directory.request import Tensors
 
@@ -51,25 +28,31 @@ tokens_option = click.option("--tokens-per-step", metavar="T")
 
 
 def question_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (json_option, set_option, tokens_option, config_option, model_option):
+    for option in (
+        options.json_option,
+        options.set_option,
+        tokens_option,
+        options.config_option,
+        options.model_option,
+    ):
         command = option(command)
     return command
 
 
 @click.command()
 @question_options
-@backends_option
-@machine_options(default="8")
-@click.option("--save-calibration", type=PATH, metavar="FILE")
-@click.option("--plot", type=PATH)
+@options.backends_option
+@options.machine_options(default="8")
+@click.option("--save-calibration", type=options.PATH, metavar="FILE")
+@click.option("--plot", type=options.PATH)
 @click.option("--all", "whole", is_flag=True)
 @click.option("--details", is_flag=True)
 @click.option("--list", "listed", type=click.Choice(["models", "hardware"]))
-@common
-@file_options
+@options.common
+@options.file_options
 def estimate(
     backends: str | None,
-    machine: Machine,
+    machine: options.Machine,
     plot: Path | None,
     whole: bool,
     details: bool,
@@ -91,7 +74,9 @@ def estimate(
 
         click.echo("\n".join(catalogue_lines() if listed == "models" else machine.known.lines()))
         return 0
-    found = answers_of(machine, **asked, backends=split_backends(backends) if backends is not None else [])
+    found = answers_of(
+        machine, **asked, backends=options.split_backends(backends) if backends is not None else []
+    )
     from harness.plan.document import document, write_picture
     from harness.plan.text import answer_lines
 
@@ -105,12 +90,12 @@ def estimate(
 
 
 def answers_of(
-    machine: Machine,
+    machine: options.Machine,
     model: str | None,
     config: Path | None,
     tokens_per_step: str | None,
     assignments: tuple[str, ...],
-    given: GivenFiles,
+    given: options.GivenFiles,
     *,
     backends: list[str] | None = None,
     opens: bool = False,
@@ -133,7 +118,7 @@ def answers_of(
         return answers(question, typed, predictors)
 
 
-def _with_open_batch(job: PlannedJob, *, tokens: bool) -> PlannedJob:
+def _with_open_batch(job: options.PlannedJob, *, tokens: bool) -> options.PlannedJob:
     """A file's job, whose strategy and split of the batch are open. `tokens`: those of a step are given."""
     from harness.judge.wording import listed
     from harness.plan.question import BATCH
@@ -159,10 +144,10 @@ def _with_open_batch(job: PlannedJob, *, tokens: bool) -> PlannedJob:
 
 @click.command()
 @question_options
-@machine_options()
-@common
-@file_options
-def recommend(machine: Machine, as_json: bool, **asked: Any) -> int:
+@options.machine_options()
+@options.common
+@options.file_options
+def recommend(machine: options.Machine, as_json: bool, **asked: Any) -> int:
     """Rank strategies, batches, checkpointing and offload for a model on GPUs.
 
     By predicted memory and speed. Says why the others lose, what is uncertain, when other parallelism is
@@ -184,14 +169,14 @@ MOST_RANKS = 4096
 
 @click.command()
 @click.option("--backend", "--backends", "backends", required=True)
-@ranks_options
+@options.ranks_options
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True)
-@model_option
+@options.model_option
 @click.option("--tensors", type=click.Choice(["fake", "real"]), default="fake", show_default=True)
-@config_option
-@set_option
-@json_option
-@common
+@options.config_option
+@options.set_option
+@options.json_option
+@options.common
 def simulate(
     backends: str,
     world_size: str,
@@ -213,25 +198,25 @@ def simulate(
     name = "the job's model"
     if model is not None:
         planned = load_model(model, assignments=assignments)
-        experiment, name = with_model(experiment, planned.config), planned.name
-    world_sizes = numbers(world_size, "--world-size", "ranks")
+        experiment, name = simulation.with_model(experiment, planned.config), planned.name
+    world_sizes = options.numbers(world_size, "--world-size", "ranks")
     if max(world_sizes) > MOST_RANKS:
         raise HarnessError(f"--world-size {max(world_sizes)} is too large; give at most {MOST_RANKS}")
-    labels = [canonical_label(label) for label in split_backends(backends)]
+    labels = [canonical_label(label) for label in options.split_backends(backends)]
     asked = [
-        plan_simulation(
+        simulation.plan_simulation(
             experiment, label, size, ranks_per_node=gpus_per_node or Device.gpus_per_node, rank=rank,
             tensors=tensors,
         )
         for size in world_sizes
         for label in labels
     ]  # fmt: skip
-    rows: list[SimulatedRow] = []
+    rows: list[simulation.SimulatedRow] = []
     with counting("simulated rank", "simulating") as another:
-        for one, result in zip(asked, run_simulations(asked), strict=True):
-            row = compare_with_closed_forms(one, result)
+        for one, result in zip(asked, simulation.run_simulations(asked), strict=True):
+            row = simulation.compare_with_closed_forms(one, result)
             another()
-            echo("\n".join([*([""] if rows else []), *row_lines(row)]), err=as_json)
+            echo("\n".join([*([""] if rows else []), *simulation.row_lines(row)]), err=as_json)
             rows.append(row)
     if as_json:
         echo(json.dumps(document(rows, name), indent=1))

@@ -8,19 +8,7 @@ from typing import Any
 
 import click
 
-from harness.cli import Group
-from harness.cli.options import (
-    PATH,
-    GivenFiles,
-    backend_option,
-    common,
-    default_ranks,
-    file_options,
-    job_options,
-    nproc_option,
-    resolve_device,
-    warn_skipped,
-)
+from harness.cli import Group, options
 from harness.cli.output import View, echo
 from harness.errors import HarnessError
 from harness.exported.folder import (
@@ -66,17 +54,17 @@ def program_of_run(record: Record) -> tuple[Experiment, str, int, BatchLayout]:
 
 
 @export.command()
-@common
-@click.argument("run", required=False, type=PATH)
+@options.common
+@click.argument("run", required=False, type=options.PATH)
 @click.option("--to", "tool", type=click.Choice(TOOLS))
-@backend_option
-@job_options
-@nproc_option
-@click.option("-o", "--output", required=True, type=PATH)
-@file_options
+@options.backend_option
+@options.job_options
+@options.nproc_option
+@click.option("-o", "--output", required=True, type=options.PATH)
+@options.file_options
 def program(
     run: Path | None, tool: Tool | None, backend: str | None, experiment: Experiment, nproc: int | None,
-    output: Path, given: GivenFiles,
+    output: Path, given: options.GivenFiles,
 ) -> int:  # fmt: skip
     """Write a program of your own: that of a RUN, or of --backend with its job.
 
@@ -90,11 +78,11 @@ def program(
         if others:
             raise HarnessError(f"'{run}' holds {1 + len(others)} runs; give the folder of one")
         experiment, label, ranks, layout = program_of_run(record)
-        device = resolve_device("auto")
+        device = options.resolve_device("auto")
     else:
         experiment, label, _ = given.only_row(backend, experiment, View())
-        device = resolve_device(experiment.runtime.device)
-        ranks = nproc or default_ranks(device)
+        device = options.resolve_device(experiment.runtime.device)
+        ranks = nproc or options.default_ranks(device)
         layout = batch_layout(experiment.training, ranks)
     tool = tool or tool_of(label)
     require_exportable(tool, label, experiment)
@@ -121,27 +109,27 @@ def program(
 
 
 @export.command()
-@common
-@click.argument("runs", nargs=-1, required=True, type=PATH)
+@options.common
+@click.argument("runs", nargs=-1, required=True, type=options.PATH)
 @click.option("--to", required=True, type=click.Choice(["tensorboard", "mlflow", "wandb"]))
-@click.option("-o", "--output", required=True, type=PATH)
+@click.option("-o", "--output", required=True, type=options.PATH)
 def tracking(runs: tuple[Path, ...], to: Any, output: Path) -> int:
     """Log records to TensorBoard, MLflow or Weights & Biases (offline), one run each."""
     from harness.exported.tracking import export_runs
     from harness.judge.comparison import Comparison
 
     found, unreadable = read_runs(runs)
-    warn_skipped(unreadable)
+    options.warn_skipped(unreadable)
     count = export_runs(Comparison(record for _, record in found), to, output)
     echo(f"{output}: {count} of {len(found)} runs logged for {to}", err=True)
     return 0
 
 
 @export.command()
-@common
-@click.argument("run", type=PATH)
+@options.common
+@click.argument("run", type=options.PATH)
 @click.option("--merged", is_flag=True)
-@click.option("-o", "--output", required=True, type=PATH)
+@click.option("-o", "--output", required=True, type=options.PATH)
 def adapter(run: Path, merged: bool, output: Path) -> int:
     """Write the adapters of a run's kept checkpoint as safetensors that peft reads.
 

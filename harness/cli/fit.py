@@ -12,22 +12,7 @@ import click
 
 from harness.backends import registry
 from harness.backends.options import parts_of
-from harness.cli.options import (
-    PATH,
-    GivenFiles,
-    command_line,
-    config_option,
-    default_ranks,
-    file_options,
-    json_option,
-    load_job,
-    measuring,
-    model_option,
-    require_gpus,
-    resolve_device,
-    runs_option,
-    set_option,
-)
+from harness.cli import options
 from harness.cli.output import PREDICTING, PredictionCount, Progress, begin, counting, echo
 from harness.errors import HarnessError
 from harness.launch import started_as_rank
@@ -53,19 +38,19 @@ from harness.run_directory.request import RunRequest
 
 @click.command()
 @click.option("--backend")
-@config_option
-@model_option
+@options.config_option
+@options.model_option
 @click.option("--nproc", type=click.IntRange(1))
 @click.option("--limit", "--gpu", "limit")
-@click.option("--hardware", type=PATH, metavar="FILE")
+@click.option("--hardware", type=options.PATH, metavar="FILE")
 @click.option("--sequence", is_flag=True)
 @click.option("--most-runs", type=click.IntRange(1), default=16, show_default=True)
 @click.option("--fresh", is_flag=True)
-@set_option
-@runs_option
-@json_option
-@measuring
-@file_options
+@options.set_option
+@options.runs_option
+@options.json_option
+@options.measuring
+@options.file_options
 def fit(
     backend: str | None,
     config: Path | None,
@@ -79,7 +64,7 @@ def fit(
     assignments: tuple[str, ...],
     runs: Path,
     as_json: bool,
-    given: GivenFiles,
+    given: options.GivenFiles,
 ) -> int:
     """Find the largest micro-batch that fits, and the fastest one.
 
@@ -88,14 +73,16 @@ def fit(
     if started_as_rank():
         raise HarnessError("fit starts its own ranks: run it without torchrun")
     begin("checking the job, its data and this machine")
-    job = given.planned(load_job(config, assignments, model), assignments)
+    job = given.planned(options.load_job(config, assignments, model), assignments)
     experiment, backend = job.experiment, backend or next(iter(job.backends), None)
     if backend is None:
         raise click.UsageError("Give --backend, or a file with --from-accelerate or --from-deepspeed.")
     label = canonical_label(backend)
-    device = resolve_device(experiment.runtime.device)
-    world_size = 1 if registry.parse(label)[0].name == registry.REFERENCE else nproc or default_ranks(device)
-    require_gpus(device, world_size)
+    device = options.resolve_device(experiment.runtime.device)
+    world_size = (
+        1 if registry.parse(label)[0].name == registry.REFERENCE else nproc or options.default_ranks(device)
+    )
+    options.require_gpus(device, world_size)
     memory = find_limit(limit, experiment.runtime.memory_limit, device, world_size, hardware)
     parts = parts_of(registry.parse(label)[1], world_size)
     sizes = micro_batches(experiment, registry.mesh_of(label, world_size).data_size, parts=parts)
@@ -108,7 +95,7 @@ def fit(
         runner = Runner(
             experiment=experiment, label=label, world_size=world_size, limit=memory,
             launcher=LocalLauncher(device, modules_to_preload(experiment, [label])), store=store,
-            command=command_line(), most_runs=most_runs, fresh=fresh, **_followed_by(count),
+            command=options.command_line(), most_runs=most_runs, fresh=fresh, **_followed_by(count),
         )  # fmt: skip
         found = [find(runner, sizes, asked)]
         if sequence:

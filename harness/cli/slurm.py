@@ -12,21 +12,8 @@ from typing import Any
 
 import click
 
-from harness.cli import Group
+from harness.cli import Group, options
 from harness.cli.compare import force_option, show
-from harness.cli.options import (
-    DEFAULT_CPU_RANKS,
-    EXIT_GATE,
-    OUTPUT_FILE,
-    PATH,
-    backends_option,
-    common,
-    job_options,
-    json_option,
-    numbers,
-    runs_option,
-    split_backends,
-)
 from harness.cli.output import echo
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, parse_rate, read_fabric, shortfall
@@ -72,12 +59,12 @@ from harness.tell.formats import fitted
 
 POLL_SECONDS = 10.0
 """The longest time between two looks at the queue, which begin within half a second."""
-_run_directory = click.argument("run_directory", type=PATH)
+_run_directory = click.argument("run_directory", type=options.PATH)
 
 
 @click.command(hidden=True)
 @_run_directory
-@common
+@options.common
 def begin(run_directory: Path) -> int:
     """For job scripts: note that an attempt at a run begins."""
     submission.begin(run_directory)
@@ -89,7 +76,7 @@ def begin(run_directory: Path) -> int:
 @click.option("--exit-code", required=True, type=int)
 @click.option("--ended", type=click.Choice(["time-limit", "terminated", "slow-fabric", "fabric-failed"]))
 @click.option("--require-busbw", metavar="RATE")
-@common
+@options.common
 def finish(run_directory: Path, exit_code: int, ended: Any, require_busbw: str | None) -> int:
     """For job scripts: write the record of a run whose step has ended."""
     end = ScriptEnd(ended=ended, exit_code=exit_code, require_busbw=require_busbw)
@@ -101,17 +88,17 @@ def finish(run_directory: Path, exit_code: int, ended: Any, require_busbw: str |
 @click.command(hidden=True)
 @_run_directory
 @click.argument("rate")
-@common
+@options.common
 def gate(run_directory: Path, rate: str) -> int:
     """For job scripts: check the result of the network's self-test."""
     missed = shortfall(read_fabric(run_directory / FABRIC_NAME), parse_rate(rate))
     if missed is None:
         return 0
     echo(f"harness: {missed}", err=True)
-    return EXIT_GATE
+    return options.EXIT_GATE
 
 
-_folder = click.argument("folder", type=PATH)
+_folder = click.argument("folder", type=options.PATH)
 
 
 def _site_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -130,14 +117,14 @@ for command in (begin, finish, gate):
 
 
 @slurm.command()
-@common
-@click.option("--site", required=True, type=PATH)
-@job_options
-@backends_option
+@options.common
+@click.option("--site", required=True, type=options.PATH)
+@options.job_options
+@options.backends_option
 @click.option("--nodes", default="1", show_default=True)
 @click.option("--nproc", type=click.IntRange(1))
-@runs_option
-@click.option("-o", "--output", type=PATH, default=Path("jobs"), show_default=True)
+@options.runs_option
+@click.option("-o", "--output", type=options.PATH, default=Path("jobs"), show_default=True)
 @click.option("--job-name", default="harness", show_default=True)
 @click.option("--array", "arrays", is_flag=True)
 @_site_options
@@ -158,11 +145,11 @@ def render(
     """Write the job scripts of backends x numbers of nodes x repeats."""
     where = with_options(load_site(resolve(site, "sites")), of_site)
     experiment = on_site(experiment, where)
-    names = split_backends(backends) if backends is not None else experiment.compare.backends
+    names = options.split_backends(backends) if backends is not None else experiment.compare.backends
     if names != ["all"]:
         names = [canonical_label(name) for name in names]
-    per_node = nproc or where.gpus_per_node or DEFAULT_CPU_RANKS
-    counts = numbers(nodes, "--nodes", "nodes")
+    per_node = nproc or where.gpus_per_node or options.DEFAULT_CPU_RANKS
+    counts = options.numbers(nodes, "--nodes", "nodes")
     cells = plan_nodes(experiment, where, names, counts, per_node, experiment.compare.repeats)
     for missing in only_elsewhere(experiment.job()):
         echo(f"note: {missing} is not on this machine, so its contents are no part of the job's id", err=True)
@@ -193,8 +180,8 @@ def render(
 @click.option("--wait", is_flag=True)
 @click.option("--gpu")
 @force_option
-@json_option
-@common
+@options.json_option
+@options.common
 def submit(folder: Path, wait: bool, gpu: str | None, force: bool, as_json: bool) -> int:
     """Submit the runs of a rendered folder that were not submitted yet."""
     matrix = read_matrix(folder)
@@ -222,8 +209,8 @@ def submit(folder: Path, wait: bool, gpu: str | None, force: bool, as_json: bool
 
 @slurm.command()
 @_folder
-@json_option
-@common
+@options.json_option
+@options.common
 def status(folder: Path, as_json: bool) -> int:
     """Show the state of each run."""
     _present(folder, look(folder, read_matrix(folder)), as_json)
@@ -232,9 +219,9 @@ def status(folder: Path, as_json: bool) -> int:
 
 @slurm.command()
 @_folder
-@click.option("--report", type=OUTPUT_FILE)
-@json_option
-@common
+@click.option("--report", type=options.OUTPUT_FILE)
+@options.json_option
+@options.common
 def collect(folder: Path, report: Path | None, as_json: bool) -> int:
     """Write the record of every run whose job has ended, with what Slurm knows about it."""
     matrix = read_matrix(folder)
@@ -251,7 +238,7 @@ def collect(folder: Path, report: Path | None, as_json: bool) -> int:
 @slurm.command()
 @_folder
 @click.argument("run_ids", nargs=-1, metavar="[RUN]...")
-@common
+@options.common
 def cancel(folder: Path, run_ids: tuple[str, ...]) -> int:
     """Cancel the jobs of all runs, or of those named."""
     matrix = read_matrix(folder)

@@ -6,20 +6,9 @@ from collections.abc import Iterable
 
 from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import Cut, why_not_cut
+from harness.forms import terms
 from harness.forms.layout import DTYPE_BYTES, Tensor, elements
 from harness.forms.single import ADAM_MOMENTS, buffer_terms, step_counters
-from harness.forms.terms import (
-    GRADIENTS,
-    NORM,
-    Collective,
-    ModelStates,
-    Term,
-    Volume,
-    gathered,
-    over_steps,
-    states,
-    whole_sizes,
-)
 from harness.forms.workload import Workload
 
 
@@ -99,7 +88,7 @@ def updated_tensors(workload: Workload) -> list[list[int]]:
     return [[tensor.numel for tensor in group if tensor.name in own] for group in groups]
 
 
-def model_states(workload: Workload) -> ModelStates:
+def model_states(workload: Workload) -> terms.ModelStates:
     """Weights, gradients and Adam's states of the rank's stages, and buffers for what arrives.
 
     `PipelineStage` allocates one for each micro-batch and keeps it (torch 2.13,
@@ -108,13 +97,13 @@ def model_states(workload: Workload) -> ModelStates:
     tensors = held(workload)
     size = elements(tensors) * workload.master_bytes
     arriving = sum(neighbours(workload)) * (crossing_bytes(workload) or 0)
-    return states(
+    return terms.states(
         [
-            Term(kind="weights", name="weights of the rank's stages", bytes=size),
-            Term(kind="gradients", name="gradients of the rank's stages", bytes=size),
-            Term(kind="optimizer", name="Adam's moments", bytes=ADAM_MOMENTS * size),
+            terms.Term(kind="weights", name="weights of the rank's stages", bytes=size),
+            terms.Term(kind="gradients", name="gradients of the rank's stages", bytes=size),
+            terms.Term(kind="optimizer", name="Adam's moments", bytes=ADAM_MOMENTS * size),
             step_counters(len(tensors), workload),
-            Term(kind="communication", name=RECEIVED, bytes=arriving, extra=True),
+            terms.Term(kind="communication", name=RECEIVED, bytes=arriving, extra=True),
             *buffer_terms(workload),
         ]
     )
@@ -139,16 +128,16 @@ def crossing_bytes(workload: Workload) -> int | None:
     return workload.micro_batch_size * workload.sequence_length * hidden * workload.master_bytes
 
 
-def collectives(workload: Workload) -> Volume:
+def collectives(workload: Workload) -> terms.Volume:
     """Hidden states forward, their gradients backward, one all-reduce of gradients over the pipelines."""
     cut = cut_of(workload)
     reason = why_not_cut(blocks=len(cut.blocks), ranks=cut.ranks, stages=cut.stages)
     if reason is not None or crossing_bytes(workload) is None:
-        return Volume(unknown=reason or "the sequence length is not known")
-    return Volume(collectives=tuple(over_steps(workload, _step)))
+        return terms.Volume(unknown=reason or "the sequence length is not known")
+    return terms.Volume(collectives=tuple(terms.over_steps(workload, _step)))
 
 
-def _step(workload: Workload, step: int) -> list[Collective]:
+def _step(workload: Workload, step: int) -> list[terms.Collective]:
     before, behind = neighbours(workload)
     dtype, passes = workload.master_dtype, workload.accumulation_steps
     size, calls = (crossing_bytes(workload) or 0) * passes, micro_batches_of(workload) * passes
@@ -169,18 +158,18 @@ def _step(workload: Workload, step: int) -> list[Collective]:
     found += _messages("backward", TIED, dtype, bool(shared), bool(shared), tied_bytes, len(shared))
     # Tensor by tensor after the last backward pass, over the ranks that hold the same stages.
     if ranks_of(workload) < workload.world_size:
-        sizes = whole_sizes(held(workload))
-        found += gathered("backward", GRADIENTS, sizes, dtype, op="all_reduce", role="data")
-    return [*found, Collective("step", "all_reduce", "float64", NORM, 8, role="pipeline")]
+        sizes = terms.whole_sizes(held(workload))
+        found += terms.gathered("backward", terms.GRADIENTS, sizes, dtype, op="all_reduce", role="data")
+    return [*found, terms.Collective("step", "all_reduce", "float64", terms.NORM, 8, role="pipeline")]
 
 
 def _messages(
     phase: str, term: str, dtype: str, sent: int, received: int, size: int, calls: int
-) -> Iterable[Collective]:
+) -> Iterable[terms.Collective]:
     """sent, received: borders; size: bytes at one of them, in so many calls."""
     for op, borders, of_term in (("send", sent, term), ("recv", received, ARRIVED)):
         if borders:
-            yield Collective(phase, op, dtype, of_term, borders * size, borders * calls, "pipeline")
+            yield terms.Collective(phase, op, dtype, of_term, borders * size, borders * calls, "pipeline")
 
 
 def samples_at_once(workload: Workload) -> int:

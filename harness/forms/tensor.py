@@ -8,16 +8,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from harness.backends.mesh import Mesh
-from harness.backends.tensor.plan import (
-    COLUMNS,
-    OUTPUT,
-    ROWS,
-    VOCABULARY,
-    autotp_local_shape,
-    cut_dimension,
-    local_shape,
-    part_sizes,
-)
+from harness.backends.tensor import plan
 from harness.forms import zero3, zero12
 from harness.forms.activations import SELECTIVE, blocks_between, recomputed_share
 from harness.forms.fsdp import fsdp2
@@ -59,7 +50,7 @@ def cut(workload: Workload) -> Layout:
     ranks = ranks_of(workload)
 
     def local(tensor: Tensor) -> Tensor:
-        return replace(tensor, shape=local_shape(tensor.name, tensor.shape, ranks))
+        return replace(tensor, shape=plan.local_shape(tensor.name, tensor.shape, ranks))
 
     layout = workload.layout
     return layout.once(
@@ -112,7 +103,7 @@ def recomputed(workload: Workload, passes: int) -> list[Collective]:
         return []
     blocks = tuple(f"{block}." for block in workload.layout.blocks[::between])
     last = f".{workload.recomputed_until}.weight"
-    inside = (tensor for tensor in _weights(workload, *ROWS) if tensor.name.startswith(blocks))
+    inside = (tensor for tensor in _weights(workload, *plan.ROWS) if tensor.name.startswith(blocks))
     rows = [tensor.shape[0] for tensor in inside if not tensor.name.endswith(last)]
     size = positions(workload) * sum(rows) * DTYPE_BYTES[workload.compute_dtype]
     dtype, count = workload.compute_dtype, passes * len(rows)
@@ -139,16 +130,16 @@ def activations(workload: Workload, passes: int) -> list[Collective]:
         size = per_feature * sum(features) * DTYPE_BYTES[of]
         return Collective(phase, op, of, term, size, passes * len(features), "tensor")
 
-    found = [added("forward", dtype, FORWARD, [tensor.shape[0] for tensor in _weights(workload, *ROWS)])]
-    table = next(_weights(workload, *VOCABULARY), None)
+    found = [added("forward", dtype, FORWARD, [tensor.shape[0] for tensor in _weights(workload, *plan.ROWS)])]
+    table = next(_weights(workload, *plan.VOCABULARY), None)
     if table is not None and is_cut(workload, table):
         found.append(added("forward", held, FORWARD, [table.shape[1]]))
         found.append(added("forward", dtype, LOGITS, [table.shape[0]], "all_gather"))
     # One weight for each module whose input is one DTensor: attention, feed-forward, output layer.
     readers: dict[str, Tensor] = {}
-    for tensor in _weights(workload, *COLUMNS):
+    for tensor in _weights(workload, *plan.COLUMNS):
         readers.setdefault(tensor.name.rsplit(".", 2)[0], tensor)
-    for tensor in _weights(workload, *VOCABULARY):
+    for tensor in _weights(workload, *plan.VOCABULARY):
         if is_cut(workload, tensor):
             readers["output layer"] = tensor
     read = [tensor.shape[1] for tensor in readers.values()]
@@ -162,7 +153,7 @@ def positions(workload: Workload) -> int:
 
 def is_cut(workload: Workload, tensor: Tensor) -> bool:
     """Whether ranks along 'tensor' hold different parts of a parameter."""
-    return cut_dimension(tensor.name, tensor.shape, ranks_of(workload)) is not None
+    return plan.cut_dimension(tensor.name, tensor.shape, ranks_of(workload)) is not None
 
 
 # DeepSpeed AutoTP 0.19.8 (`backends/tensor/autotp.py`): layers cut along 'tensor', ZeRO along 'data'.
@@ -218,7 +209,7 @@ def zero_workload(workload: Workload) -> Workload:
     ranks, place = mesh.size("tensor"), mesh.coordinates(workload.rank)["tensor"]
 
     def local(tensor: Tensor) -> Tensor:
-        return replace(tensor, shape=autotp_local_shape(tensor.name, tensor.shape, ranks, place))
+        return replace(tensor, shape=plan.autotp_local_shape(tensor.name, tensor.shape, ranks, place))
 
     return replace(
         workload,
@@ -249,10 +240,10 @@ def _autotp_activations(workload: Workload, passes: int) -> list[Collective]:
             phase, op, dtype, term, per_feature * sum(features), passes * len(features), "tensor"
         )
 
-    readers = [tensor.shape[1] for tensor in _weights(workload, *COLUMNS, OUTPUT)]
-    found = [added("forward", FORWARD, [tensor.shape[0] for tensor in _weights(workload, *ROWS)])]
+    readers = [tensor.shape[1] for tensor in _weights(workload, *plan.COLUMNS, plan.OUTPUT)]
+    found = [added("forward", FORWARD, [tensor.shape[0] for tensor in _weights(workload, *plan.ROWS)])]
     # Logits are gathered from parts that are padded to the largest.
-    output = [ranks * max(part_sizes(t.shape[0], ranks)) for t in _weights(workload, OUTPUT)][:1]
+    output = [ranks * max(plan.part_sizes(t.shape[0], ranks)) for t in _weights(workload, plan.OUTPUT)][:1]
     found += [added("forward", LOGITS, output, "all_gather")] if output else []
     return [*found, added("backward", BACKWARD, readers), *recomputed(workload, passes)]
 

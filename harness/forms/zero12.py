@@ -5,23 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.backends.presets import MULTI_RANK_BUCKET
+from harness.forms import terms
 from harness.forms.layout import DTYPE_BYTES, Layout, Tensor, ceil_to, elements
 from harness.forms.single import ADAM_MOMENTS, buffer_terms, step_counters, whole_frozen
-from harness.forms.terms import (
-    FURTHER_GRADIENTS,
-    GRADIENTS,
-    NORM,
-    OVERFLOW,
-    UPDATED,
-    Collective,
-    ModelStates,
-    Share,
-    Term,
-    Volume,
-    gathered,
-    over_steps,
-    states,
-)
 from harness.forms.workload import Workload
 from harness.forms.zero0 import (
     FP32_SURPLUS,
@@ -39,7 +25,7 @@ ZEROS = "zeros for parameters that no gradient reaches"
 ALL_REDUCED = "DeepSpeed all-reduces gradients whatever reduce_scatter says, the textbook reduce-scatters"
 
 
-def model_states(workload: Workload) -> ModelStates:
+def model_states(workload: Workload) -> terms.ModelStates:
     """Closed form per rank, from `runtime/zero/stage_1_and_2.py`.
 
     `DeepSpeedZeroOptimizer.__init__` flattens each optimizer group into `bit16_groups_flat`, padded to a
@@ -54,12 +40,14 @@ def model_states(workload: Workload) -> ModelStates:
     offload = workload.offload != "none"
     piece = _partition(workload)
     count = workload.layout.trained_count
-    flat = Share(own=count, padding=piece.flat - count, padding_name="alignment of groups to 2 N elements")
-    part = Share(own=piece.inside, padding=piece.padding, padding_name=PADDING)
+    flat = terms.Share(
+        own=count, padding=piece.flat - count, padding_name="alignment of groups to 2 N elements"
+    )
+    part = terms.Share(own=piece.inside, padding=piece.padding, padding_name=PADDING)
     fp32 = workload.precision == "fp32"
     masters = (SECOND_FP32_COPY if fp32 else "masters") + " of the partition"
     gradients = _offloaded_gradients if offload else _gradients
-    return states(
+    return terms.states(
         [
             *flat.terms("weights", "whole weights", width),
             whole_frozen(workload),
@@ -141,18 +129,18 @@ def _partition(workload: Workload) -> _Partition:
     return _Partition(flat=flat, own=own, inside=inside, straddling=straddling, unreached=unreached)
 
 
-def _gradients(workload: Workload, piece: _Partition) -> list[Term]:
+def _gradients(workload: Workload, piece: _Partition) -> list[terms.Term]:
     width, accumulated = workload.compute_bytes, gradient_accumulation_bytes(workload)
     straddling = 0 if accumulated > width else piece.straddling * width
     rest = "rest of parameters that straddle the partition's ends"
     surplus = piece.inside * (accumulated - width)
     return [
-        Term(kind="gradients", name="partition", bytes=piece.inside * width),
+        terms.Term(kind="gradients", name="partition", bytes=piece.inside * width),
         # `all_grad_tensors` has them whole, beside the room that `grads_in_partition` keeps for them.
-        Term(kind="gradients", name=ZEROS, bytes=piece.unreached * width, extra=True),
-        Term(kind="gradients", name=FP32_SURPLUS, bytes=surplus, extra=True),
-        Term(kind="gradients", name=rest, bytes=straddling, extra=True),
-        Term(kind="gradients", name=PADDING, bytes=piece.padding * accumulated, extra=True),
+        terms.Term(kind="gradients", name=ZEROS, bytes=piece.unreached * width, extra=True),
+        terms.Term(kind="gradients", name=FP32_SURPLUS, bytes=surplus, extra=True),
+        terms.Term(kind="gradients", name=rest, bytes=straddling, extra=True),
+        terms.Term(kind="gradients", name=PADDING, bytes=piece.padding * accumulated, extra=True),
     ]
 
 
@@ -161,7 +149,7 @@ def keeps_plain_gradients(workload: Workload) -> bool:
     return workload.offload == "none" and gradient_accumulation_bytes(workload) == workload.compute_bytes
 
 
-def _offloaded_gradients(workload: Workload, piece: _Partition) -> list[Term]:
+def _offloaded_gradients(workload: Workload, piece: _Partition) -> list[terms.Term]:
     """Offload of the optimizer: gradients are copied to the host as they are reduced.
 
     `initialize_optimizer_states` keeps a gradient of each partition on the host for good;
@@ -181,11 +169,11 @@ def _offloaded_gradients(workload: Workload, piece: _Partition) -> list[Term]:
     on_device = piece.own * accumulation_bytes if wider else 0
     largest = max(parameter.numel for parameter in workload.layout.trained) * width
 
-    def gradients(name: str, size: int, *, host: bool = False, extra: bool = True) -> Term:
-        return Term(kind="gradients", name=name, bytes=size, host=host, extra=extra)
+    def gradients(name: str, size: int, *, host: bool = False, extra: bool = True) -> terms.Term:
+        return terms.Term(kind="gradients", name=name, bytes=size, host=host, extra=extra)
 
-    def buffer(name: str, size: int, *, host: bool = False) -> Term:
-        return Term(kind="communication", name=name, bytes=size, host=host, extra=True)
+    def buffer(name: str, size: int, *, host: bool = False) -> terms.Term:
+        return terms.Term(kind="communication", name=name, bytes=size, host=host, extra=True)
 
     kept = piece.own * workload.master_bytes
     return [
@@ -198,7 +186,7 @@ def _offloaded_gradients(workload: Workload, piece: _Partition) -> list[Term]:
     ]
 
 
-def collectives(workload: Workload) -> Volume:
+def collectives(workload: Workload) -> terms.Volume:
     """Gradients all-reduced, or each part reduced to its owner; each rank's part of the weights updated and
     gathered.
 
@@ -206,8 +194,8 @@ def collectives(workload: Workload) -> Volume:
     `use_multi_rank_bucket_allreduce` is false: stage 1 at the accumulation boundary, stage 2 in every
     micro-step, to partition them (`DeepSpeedEngine.allreduce_gradients`).
     """
-    found = tuple(over_steps(workload, _step))
-    return Volume(collectives=found, remarks=((GRADIENTS, ALL_REDUCED),))
+    found = tuple(terms.over_steps(workload, _step))
+    return terms.Volume(collectives=found, remarks=((terms.GRADIENTS, ALL_REDUCED),))
 
 
 def reduces_to_owners(workload: Workload) -> bool:
@@ -215,27 +203,29 @@ def reduces_to_owners(workload: Workload) -> bool:
     return workload.options.get(MULTI_RANK_BUCKET) is False
 
 
-def _step(workload: Workload, _: int) -> list[Collective]:
+def _step(workload: Workload, _: int) -> list[terms.Collective]:
     dtype = reduce_dtype(workload)
     size = elements(workload.layout.reached) * DTYPE_BYTES[dtype]
     # To its owner each part is reduced by itself, and parts of a bucket that lie together in one call.
     to_owners = reduces_to_owners(workload)
     op, calls = ("reduce", None) if to_owners else ("all_reduce", bucket_calls(workload))
-    found = [Collective("backward", op, dtype, GRADIENTS, size, calls)]
+    found = [terms.Collective("backward", op, dtype, terms.GRADIENTS, size, calls)]
     further = workload.accumulation_steps - 1
     if workload.strategy.stage == 2 and further:
         found.append(
-            Collective("backward", op, dtype, FURTHER_GRADIENTS, size * further, calls and calls * further)
+            terms.Collective(
+                "backward", op, dtype, terms.FURTHER_GRADIENTS, size * further, calls and calls * further
+            )
         )
     groups = workload.layout.groups()
     if workload.precision != "fp32":
         # `has_overflow`, one byte; `_configure_zero_optimizer` checks in bf16 and fp16 only.
-        found.append(Collective("step", "all_reduce", "uint8", OVERFLOW, 1))
+        found.append(terms.Collective("step", "all_reduce", "uint8", terms.OVERFLOW, 1))
     # `scaled_global_norm`: one fp32 sum of squares per group.
-    found.append(Collective("step", "all_reduce", "float32", NORM, 4 * len(groups), len(groups)))
+    found.append(terms.Collective("step", "all_reduce", "float32", terms.NORM, 4 * len(groups), len(groups)))
     if workload.world_size > 1:
         # `all_gather_into_tensor_dp_groups` (runtime/utils.py): each flat group, aligned to the ranks.
         alignment = START_ALIGNMENT_ELEMENTS * workload.world_size
         sizes = [(count, ceil_to(count, alignment)) for count in map(elements, groups)]
-        found += gathered("step", UPDATED, sizes, workload.compute_dtype)
+        found += terms.gathered("step", terms.UPDATED, sizes, workload.compute_dtype)
     return found

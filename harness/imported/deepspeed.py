@@ -11,26 +11,7 @@ from harness.backends import registry
 from harness.backends.base import OptimizerKind
 from harness.backends.options import NO_FILES
 from harness.backends.refusals import choices
-from harness.imported.reading import (
-    AUTO,
-    KEYS,
-    SECTIONS,
-    Imported,
-    KeyResolution,
-    Refusals,
-    Rule,
-    alike,
-    at,
-    boolean,
-    clipping,
-    deepspeed_values,
-    integer,
-    library_defaults,
-    number,
-    power_of_two,
-    resolutions_of,
-    with_defaults,
-)
+from harness.imported import reading
 from harness.nested import leaves, removed, value_at
 
 ZERO = "zero_optimization"
@@ -58,12 +39,14 @@ OLD_OFFLOAD = {
 """Sections of offload, and the switches that earlier versions had."""
 SCALING: dict[str, Any] = {"prescale_gradients": False, "gradient_predivide_factor": 1.0}
 """How gradients are divided around their sum, with DeepSpeed's defaults."""
-DIVIDES_BEFORE = Rule(kind="not_used", target="DeepSpeed reads it only where prescale_gradients is off")
+DIVIDES_BEFORE = reading.Rule(
+    kind="not_used", target="DeepSpeed reads it only where prescale_gradients is off"
+)
 LEFT_TO_THE_JOB = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
 """Arguments of schedulers that Accelerate and Trainer fill in where they are 'auto'."""
 
 
-def read_deepspeed(document: Mapping[str, Any], refusals: Refusals) -> Imported | None:
+def read_deepspeed(document: Mapping[str, Any], refusals: reading.Refusals) -> reading.Imported | None:
     """None where something was refused.
 
     Raises HarnessError where the installed DeepSpeed cannot be asked for its defaults.
@@ -75,33 +58,33 @@ def read_deepspeed(document: Mapping[str, Any], refusals: Refusals) -> Imported 
         refusals.add(ZERO, zero, "give a section with 'stage'")
         return None
     stage = refusals.choose(f"{ZERO}.stage", zero.get("stage", 0), range(4), "give 0, 1, 2 or 3")
-    defaults = deepspeed_values(stage)
-    given = {key: at(document, key) for key in (*PRECISION_KEYS, *PURE_BF16_KEYS)}
+    defaults = reading.deepspeed_values(stage)
+    given = {key: reading.at(document, key) for key in (*PRECISION_KEYS, *PURE_BF16_KEYS)}
     try:
         precision = _precision(document)
     except ValueError as error:
         refusals.add("bf16 and fp16", {key: value for key, value in given.items() if value}, str(error))
-        precision = AUTO
+        precision = reading.AUTO
     together = dict.fromkeys(given, precision)
     # 'auto' of one key stays the job's, whatever the other says, unless that one decides.
-    together |= {key: AUTO for key, value in given.items() if value == AUTO}
+    together |= {key: reading.AUTO for key, value in given.items() if value == reading.AUTO}
     together |= dict.fromkeys(OPTIMIZER_KEYS, _optimizer_kind(document, refusals))
     together |= dict.fromkeys(COMPILE_KEYS, _compiled(document, refusals))
-    sections = SECTIONS["deepspeed"]
-    keys = with_defaults(KEYS["deepspeed"], defaults)
-    if alike(zero.get("reduce_scatter", True), False):
+    sections = reading.SECTIONS["deepspeed"]
+    keys = reading.with_defaults(reading.KEYS["deepspeed"], defaults)
+    if reading.alike(zero.get("reduce_scatter", True), False):
         for name in SCALING:
             keys[name] = replace(keys[name], at=None)
-    if alike(document.get("prescale_gradients", False), True):
+    if reading.alike(document.get("prescale_gradients", False), True):
         keys["gradient_predivide_factor"] = DIVIDES_BEFORE
     for name, begins in {"fp16": "fp16", "bf16": "bf16", "bfloat16": "bf16"}.items():
-        if precision != AUTO and not precision.startswith(begins):
-            off = Rule(kind="not_used", target=f"{name} is off")
+        if precision != reading.AUTO and not precision.startswith(begins):
+            off = reading.Rule(kind="not_used", target=f"{name} is off")
             idle = [key for key, rule in keys.items() if key.startswith(f"{name}.") and not rule.refuses]
             keys |= {key: off for key in idle if key not in together}
     kept = _without_removed(document, refusals)
     _refuse_as_deepspeed(document, zero, stage, refusals)
-    resolutions = resolutions_of(kept, keys, sections, refusals, together, ("stage", stage))
+    resolutions = reading.resolutions_of(kept, keys, sections, refusals, together, ("stage", stage))
     device = {}
     for name, old in OLD_OFFLOAD.items():
         section = zero.get(name)
@@ -118,23 +101,27 @@ def read_deepspeed(document: Mapping[str, Any], refusals: Refusals) -> Imported 
     if refusals.found:
         return None
     absent = _absent(document, defaults, precision, options)
-    resolutions += [KeyResolution(name=refusals.prefix + key, given=None, is_absent=True,
+    resolutions += [reading.KeyResolution(name=refusals.prefix + key, given=None, is_absent=True,
                                   rule=keys.get(key) or sections["scheduler.params"],
                                   value=value) for key, value in absent.items()]  # fmt: skip
     used, found = label_of(backend, options), []
     for key in resolutions:
         found.append(replace(key, used=used) if key.rule.kind == "chooses" else key)
         if key.name.endswith("optimizer.params.betas"):  # one key and two settings
-            second = AUTO if key.value == AUTO else float((key.value if key.is_absent else key.given)[1])
+            second = (
+                reading.AUTO
+                if key.value == reading.AUTO
+                else float((key.value if key.is_absent else key.given)[1])
+            )
             found[-1] = replace(key, value=float(key.value[0])) if key.is_absent else key
-            found.append(replace(key, rule=Rule(kind="job", target="optimizer.beta2"), value=second))
-    return Imported(backend=backend, options=options, resolutions=found, settings=settings)
+            found.append(replace(key, rule=reading.Rule(kind="job", target="optimizer.beta2"), value=second))
+    return reading.Imported(backend=backend, options=options, resolutions=found, settings=settings)
 
 
-def _without_removed(document: Mapping[str, Any], refusals: Refusals) -> dict[str, Any]:
+def _without_removed(document: Mapping[str, Any], refusals: reading.Refusals) -> dict[str, Any]:
     """The document without keys that the installed DeepSpeed refuses whatever their value."""
     kept = deepcopy(dict(document))
-    for key, why in library_defaults("deepspeed")["removed"].items():
+    for key, why in reading.library_defaults("deepspeed")["removed"].items():
         keys = tuple(key.split("."))
         if removed(kept, keys):
             given = value_at(dict(document), keys)
@@ -143,24 +130,24 @@ def _without_removed(document: Mapping[str, Any], refusals: Refusals) -> dict[st
 
 
 def _refuse_as_deepspeed(
-    document: Mapping[str, Any], zero: Mapping[str, Any], stage: int, refusals: Refusals
+    document: Mapping[str, Any], zero: Mapping[str, Any], stage: int, refusals: reading.Refusals
 ) -> None:
     """Refuse what assertions of DeepSpeed 0.19.8 stop (config.py, stage_1_and_2.py, stage3.py)."""
-    if stage in (2, 3) and not alike(zero.get("reduce_scatter", True), False):
+    if stage in (2, 3) and not reading.alike(zero.get("reduce_scatter", True), False):
         for key, default in SCALING.items():
-            if not alike(given := document.get(key, default), default):
+            if not reading.alike(given := document.get(key, default), default):
                 why = f"DeepSpeed itself refuses it at stage {stage} with reduce_scatter; leave it out"
                 refusals.add(key, given, why)
-    if alike(zero.get("compute_grad_norm", True), False) and (
-        stage not in (1, 2) or not alike(document.get("gradient_clipping", 1.0), 0)
+    if reading.alike(zero.get("compute_grad_norm", True), False) and (
+        stage not in (1, 2) or not reading.alike(document.get("gradient_clipping", 1.0), 0)
     ):
         why = "DeepSpeed itself refuses it but at stages 1 and 2 with gradient_clipping 0; leave it out"
         refusals.add(f"{ZERO}.compute_grad_norm", False, why)
-    if stage == 0 and alike(at(document, PURE_BF16_KEYS[0]), True):
+    if stage == 0 and reading.alike(reading.at(document, PURE_BF16_KEYS[0]), True):
         refusals.add(PURE_BF16_KEYS[0], True, "DeepSpeed itself refuses it at stage 0")
 
 
-def require_registered(backend: str, options: Mapping[str, Any], refusals: Refusals) -> None:
+def require_registered(backend: str, options: Mapping[str, Any], refusals: reading.Refusals) -> None:
     """Refuse what the registry of this version does not know, in its own words."""
     if refusals.found:
         return
@@ -177,12 +164,14 @@ def label_of(backend: str, options: Mapping[str, Any]) -> str:
     return f"{backend}:{text}" if text else backend
 
 
-def _parallel(stage: int, document: Mapping[str, Any], refusals: Refusals) -> tuple[str, dict[str, Any]]:
+def _parallel(
+    stage: int, document: Mapping[str, Any], refusals: reading.Refusals
+) -> tuple[str, dict[str, Any]]:
     """The backend of a stage, and the ranks that cut layers (AutoTP) or samples (Ulysses)."""
     asked = []
     for (family, option), key in PARALLEL.items():
-        given = at(document, key)
-        size = 1 if given is None else refusals.read(integer, key, given, 1)
+        given = reading.at(document, key)
+        size = 1 if given is None else refusals.read(reading.integer, key, given, 1)
         if size > 1:
             asked.append((family, {option: size}, key, given))
     if not asked:
@@ -199,7 +188,7 @@ def _parallel(stage: int, document: Mapping[str, Any], refusals: Refusals) -> tu
     return backend, options
 
 
-def _compiled(document: Mapping[str, Any], refusals: Refusals) -> str:
+def _compiled(document: Mapping[str, Any], refusals: reading.Refusals) -> str:
     """'model' or 'none' of `model.compile`."""
     section = document.get("compile") or {}
     if not isinstance(section, dict):
@@ -207,14 +196,14 @@ def _compiled(document: Mapping[str, Any], refusals: Refusals) -> str:
         return "none"
     try:
         if "disable" in section:
-            return "none" if boolean(section["disable"]) else "model"
-        return "model" if boolean(section.get("enabled", False)) else "none"
+            return "none" if reading.boolean(section["disable"]) else "model"
+        return "model" if reading.boolean(section.get("enabled", False)) else "none"
     except ValueError as error:
         refusals.add("compile", section, str(error))
         return "none"
 
 
-def _optimizer_kind(document: Mapping[str, Any], refusals: Refusals) -> str:
+def _optimizer_kind(document: Mapping[str, Any], refusals: reading.Refusals) -> str:
     """'adamw', 'sgd', or 'adam': with `adam_w_mode` false, DeepSpeed's adds weight decay to gradients."""
     section = document.get("optimizer")
     if not isinstance(section, dict):
@@ -229,11 +218,11 @@ def _optimizer_kind(document: Mapping[str, Any], refusals: Refusals) -> str:
         why = f"unsupported: only Adam, AdamW and {SGD} are run; `optimizer.kind` has {kinds}"
         refusals.add("optimizer.type", given, why)
     mode = params.get("adam_w_mode", True) if isinstance(params, dict) else True
-    decoupled = refusals.read(boolean, "optimizer.params.adam_w_mode", mode, True)
+    decoupled = refusals.read(reading.boolean, "optimizer.params.adam_w_mode", mode, True)
     return "adamw" if decoupled or str(given).lower() == "adamw" else "adam"
 
 
-def _scheduled(document: Mapping[str, Any], refusals: Refusals) -> dict[str, Any]:
+def _scheduled(document: Mapping[str, Any], refusals: reading.Refusals) -> dict[str, Any]:
     """Settings of the job's schedule; empty: the file has no scheduler."""
     section = document.get("scheduler")
     if not section:
@@ -241,7 +230,7 @@ def _scheduled(document: Mapping[str, Any], refusals: Refusals) -> dict[str, Any
     if not isinstance(section, dict):
         refusals.add("scheduler", section, "give a section with 'type' and 'params'")
         return {}
-    known = library_defaults("deepspeed")["schedulers"]
+    known = reading.library_defaults("deepspeed")["schedulers"]
     name, params = section.get("type"), section.get("params") or {}
     if not isinstance(name, str) or name not in known:
         refusals.add("scheduler.type", name, f"give {choices(str(name), known)}")
@@ -258,7 +247,7 @@ def _scheduled(document: Mapping[str, Any], refusals: Refusals) -> dict[str, Any
     if missing := [key for key in required if key not in params]:
         refusals.add(where, params, f"{name} needs {', '.join(missing)}")
     try:
-        moves = boolean(params.get("cycle_momentum", defaults.get("cycle_momentum", False)))
+        moves = reading.boolean(params.get("cycle_momentum", defaults.get("cycle_momentum", False)))
     except ValueError:
         moves = True
     if moves:
@@ -267,24 +256,24 @@ def _scheduled(document: Mapping[str, Any], refusals: Refusals) -> dict[str, Any
     given = {key: _argument(key, value, f"{where}.{key}", refusals) for key, value in params.items()}
     given.pop("last_batch_iteration", None)
     found: dict[str, Any] = {"schedule.kind": "deepspeed", "schedule.parameters": given}
-    peak, own = given.get("warmup_max_lr"), at(document, "optimizer.params.lr")
+    peak, own = given.get("warmup_max_lr"), reading.at(document, "optimizer.params.lr")
     if own is None and isinstance(peak, float) and peak > 0:
         found["optimizer.learning_rate"] = peak
     steps = given.get("total_num_steps")
     return found | ({"training.steps": steps} if isinstance(steps, int) and steps > 0 else {})
 
 
-def _argument(key: str, value: Any, dotted: str, refusals: Refusals) -> Any:
+def _argument(key: str, value: Any, dotted: str, refusals: reading.Refusals) -> Any:
     """A value as the scheduler takes it: steps are whole, rates numbers; 'auto' is left to the job."""
-    if value == AUTO:
+    if value == reading.AUTO:
         if key not in LEFT_TO_THE_JOB:
             refusals.add(dotted, value, f"only {', '.join(LEFT_TO_THE_JOB)} can be 'auto'")
         return value
     try:
         if key.endswith(("_steps", "_size", "_count")) and value is not None:
-            return integer(value)
+            return reading.integer(value)
         if isinstance(value, str) and key != "warmup_type":
-            return number(value)
+            return reading.number(value)
         return float(value) if key.endswith(("_lr", "_ratio")) and type(value) is int else value
     except ValueError as error:
         refusals.add(dotted, value, str(error))
@@ -296,31 +285,33 @@ def _absent(
 ) -> dict[str, Any]:
     """DeepSpeed's defaults of absent keys of the job, by key, in the terms of the job."""
     found: dict[str, Any] = {}
-    if not any(at(document, key) is not None for key in PRECISION_KEYS):
+    if not any(reading.at(document, key) is not None for key in PRECISION_KEYS):
         found["bf16.enabled"] = precision
-    found["gradient_clipping"] = clipping(defaults["gradient_clipping"])
+    found["gradient_clipping"] = reading.clipping(defaults["gradient_clipping"])
     batch = [key for key in ("train_batch_size", "train_micro_batch_size_per_gpu") if key in document]
-    if len(batch) == 1 and document[batch[0]] != AUTO:
+    if len(batch) == 1 and document[batch[0]] != reading.AUTO:
         found["gradient_accumulation_steps"] = 1  # `_set_batch_related_parameters` of its configuration
     if precision == "fp16-mixed":
-        found["fp16.initial_scale_power"] = power_of_two(defaults["fp16.initial_scale_power"])
+        found["fp16.initial_scale_power"] = reading.power_of_two(defaults["fp16.initial_scale_power"])
         found |= {f"fp16.{key}": defaults[f"fp16.{key}"] for key in ("loss_scale_window", "hysteresis")}
     if isinstance(optimizer := document.get("optimizer"), dict):
         params = optimizer.get("params") or {}
         name = "torch" if params.get("torch_adam") else "cpu" if "offload" in options else "fused"
         name = "sgd" if optimizer.get("type") == SGD else name
-        arguments = library_defaults("deepspeed")["optimizers"][name]["defaults"]
+        arguments = reading.library_defaults("deepspeed")["optimizers"][name]["defaults"]
         constants = ("lr", "betas", "eps", "momentum", "weight_decay")
         found |= {f"optimizer.params.{key}": arguments[key] for key in constants if key in arguments}
     if isinstance(scheduler := document.get("scheduler"), dict) and scheduler:
-        arguments = library_defaults("deepspeed")["schedulers"][scheduler["type"]]["defaults"]
+        arguments = reading.library_defaults("deepspeed")["schedulers"][scheduler["type"]]["defaults"]
         found |= {f"scheduler.params.{key}": value for key, value in arguments.items()
                   if key not in ("last_batch_iteration", "last_epoch")}  # fmt: skip
     given = {".".join(parts) for parts, _ in leaves(dict(document))}
     return {key: value for key, value in found.items() if key not in given}
 
 
-def zero_offload(stage: int, device: Mapping[str, str], refusals: Refusals, prefix: str) -> dict[str, Any]:
+def zero_offload(
+    stage: int, device: Mapping[str, str], refusals: reading.Refusals, prefix: str
+) -> dict[str, Any]:
     """The option `offload` from the devices of 'offload_optimizer' and 'offload_param'."""
     for name, where in device.items():
         if where not in ("none", "cpu"):
@@ -347,14 +338,16 @@ def _precision(document: Mapping[str, Any]) -> str:
         if not isinstance(section, dict):
             raise ValueError(f"'{name}' must be a section with 'enabled'")
         given = section.get("enabled", False)
-        on[name] = given if given == AUTO else boolean(given)
+        on[name] = given if given == reading.AUTO else reading.boolean(given)
     if on["bf16"] is True and on["fp16"] is True:
         raise ValueError("only one can be enabled")
-    masters, states = (alike(sections["bf16"].get(key.partition(".")[2]), True) for key in PURE_BF16_KEYS)
+    masters, states = (
+        reading.alike(sections["bf16"].get(key.partition(".")[2]), True) for key in PURE_BF16_KEYS
+    )
     if masters != states and (states or on["bf16"] is True):  # DeepSpeed reads such states with bf16 off too
         raise ValueError("bf16 masters and bf16 optimizer states run only together")
     if on["bf16"] is True:
         return "bf16" if masters else "bf16-mixed"
     if on["fp16"] is True:
         return "fp16-mixed"
-    return AUTO if AUTO in on.values() else "fp32"
+    return reading.AUTO if reading.AUTO in on.values() else "fp32"

@@ -12,18 +12,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.facts import metrics_in
 from harness.judge.statistics import LEVEL, runs_to_judge
 from harness.judge.wording import CellName, listed
-from harness.tell.document import (
-    Block,
-    Column,
-    Document,
-    Folded,
-    Heading,
-    Items,
-    Section,
-    Shown,
-    Table,
-    report_cells,
-)
+from harness.tell import document
 from harness.tell.formats import percent, signed_percent
 from harness.tell.sections.job import machine_section
 from harness.tell.sections.results import findings_section
@@ -45,7 +34,7 @@ MOST_OPEN = 3
 """Untested figures that the verdict names."""
 
 
-def before_after(before: Comparison, after: Comparison, *last: Section) -> Document:
+def before_after(before: Comparison, after: Comparison, *last: document.Section) -> document.Document:
     """The report of two comparisons; `last` follows what is computed from them alone.
 
     Runs that are not the same job as the others of their side stand in `_sides` only.
@@ -61,11 +50,11 @@ def before_after(before: Comparison, after: Comparison, *last: Section) -> Docum
         _reading(_on_both_sides(left, right), by_round=any(change.ratio for change in found)),
         *last,
     ]
-    cells = list(dict.fromkeys([*report_cells(before), *report_cells(after)]))
-    return Document(TITLE, [section for section in sections if section is not None], cells=cells)
+    cells = list(dict.fromkeys([*document.report_cells(before), *document.report_cells(after)]))
+    return document.Document(TITLE, [section for section in sections if section is not None], cells=cells)
 
 
-def _verdict(before: Comparison, after: Comparison, found: Sequence[Change]) -> Section:
+def _verdict(before: Comparison, after: Comparison, found: Sequence[Change]) -> document.Section:
     left, right = set(before.by_job), set(after.by_job)
     if left == right and len(left) == 1:
         sentences = [f"Both sides ran job {left.pop()}."]
@@ -93,7 +82,7 @@ def _verdict(before: Comparison, after: Comparison, found: Sequence[Change]) -> 
         largest = listed([f"{c.metric.title} of {_of_cell(c)}" for c in open_[:MOST_OPEN]])
         counts = {"open": len(open_), "all": len(found), "runs": runs_to_judge(both)}
         sentences.append(prose("before_after_untested", largest=largest, **counts))
-    return Section("verdict", "Verdict", [Items(sentences)])
+    return document.Section("verdict", "Verdict", [document.Items(sentences)])
 
 
 def _of_cell(change: Change) -> str:
@@ -120,7 +109,7 @@ def _lost_and_new(before: Comparison, after: Comparison) -> list[str]:
     return [f"{what}: {listed(cells)}." for what, cells in found.items() if cells]
 
 
-def _settings(before: Comparison, after: Comparison) -> Section:
+def _settings(before: Comparison, after: Comparison) -> document.Section:
     found = settings(before, after)
     shared = [["all", s.field, _text(s.before), _text(s.after)] for s in found if not s.backend]
     own = [[s.backend, s.field, _text(s.before), _text(s.after)] for s in found if s.backend]
@@ -128,25 +117,27 @@ def _settings(before: Comparison, after: Comparison) -> Section:
     blocks = blocks_of(
         "" if found else "None in the records.",
         table("settings", shared, "before_after_settings"),
-        Folded(f"Of single backends: {len(own)}", [of_own]) if of_own else None,
+        document.Folded(f"Of single backends: {len(own)}", [of_own]) if of_own else None,
     )
-    return Section("settings", "Settings that differ", blocks)
+    return document.Section("settings", "Settings that differ", blocks)
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _figures(found: Sequence[Change]) -> Section | None:
+def _figures(found: Sequence[Change]) -> document.Section | None:
     moved = [change for change in found if change.judgement not in ("equal", "n/a")]
     rest = [change for change in found if change.judgement in ("equal", "n/a")]
-    blocks: list[Block] = [_changes("changes", moved)] if moved else blocks_of("None differs.")
+    blocks: list[document.Block] = [_changes("changes", moved)] if moved else blocks_of("None differs.")
     if rest:
-        blocks.append(Folded(f"Equal on both sides, or not measured: {len(rest)}", [_changes("equal", rest)]))
-    return Section("changes", "Figures before and after", blocks) if found else None
+        blocks.append(
+            document.Folded(f"Equal on both sides, or not measured: {len(rest)}", [_changes("equal", rest)])
+        )
+    return document.Section("changes", "Figures before and after", blocks) if found else None
 
 
-def _changes(key: str, found: Sequence[Change]) -> Table:
+def _changes(key: str, found: Sequence[Change]) -> document.Table:
     body = []
     for change in found:
         metric = change.metric
@@ -155,19 +146,19 @@ def _changes(key: str, found: Sequence[Change]) -> Table:
             [
                 change.backend,
                 change.world_size,
-                Shown(metric.key, metric.title),
-                Shown(change.before, figure_text(metric, change.before)),
-                Shown(change.after, figure_text(metric, change.after)),
+                document.Shown(metric.key, metric.title),
+                document.Shown(change.before, figure_text(metric, change.before)),
+                document.Shown(change.after, figure_text(metric, change.after)),
                 change.relative,
                 extent.low - 1 if extent else None,
                 extent.high - 1 if extent else None,
                 change.judgement,
             ]
         )
-    return Table(key=key, columns=table_columns("before_after"), rows=body)
+    return document.Table(key=key, columns=table_columns("before_after"), rows=body)
 
 
-def _statuses(before: Comparison, after: Comparison) -> Section | None:
+def _statuses(before: Comparison, after: Comparison) -> document.Section | None:
     """Cells whose status differs, or that a side lacks."""
     body = []
     for pair in pairs(before, after):
@@ -175,39 +166,39 @@ def _statuses(before: Comparison, after: Comparison) -> Section | None:
         right = pair.after.status if pair.after else None
         if left != right:
             body.append([pair.backend, pair.world_size, left, right])
-    columns = (*LABELS, *(Column(key, key, align="left") for key in ("before", "after")))
+    columns = (*LABELS, *(document.Column(key, key, align="left") for key in ("before", "after")))
     return section("statuses", "Cells with another status", table("statuses", body, columns))
 
 
-def _sides(before: Comparison, after: Comparison) -> Section:
+def _sides(before: Comparison, after: Comparison) -> document.Section:
     """The main table, machine and findings of each side, folded."""
-    blocks: list[Block] = []
+    blocks: list[document.Block] = []
     for name, side in (("Before", before), ("After", after)):
         excluded = not_comparable_table(side)
         parts = blocks_of(
-            Heading("Results"), results_table(side.comparable),
-            Heading("Not comparable, and why") if excluded else None, excluded,
+            document.Heading("Results"), results_table(side.comparable),
+            document.Heading("Not comparable, and why") if excluded else None, excluded,
         )  # fmt: skip
         for shown in (machine_section(side), findings_section(side)):
-            parts += [Heading(shown.title), *shown.blocks]
-        blocks.append(Folded(name, [_of_side(part, name) for part in parts]))
-    return Section("sides", "Each side", blocks)
+            parts += [document.Heading(shown.title), *shown.blocks]
+        blocks.append(document.Folded(name, [_of_side(part, name) for part in parts]))
+    return document.Section("sides", "Each side", blocks)
 
 
-def _of_side(block: Block, side: str) -> Block:
+def _of_side(block: document.Block, side: str) -> document.Block:
     """The block with its tables with keys that name the side."""
     match block:
-        case Table():
+        case document.Table():
             return replace(block, key=f"{block.key}_{side.lower()}")
-        case Folded():
+        case document.Folded():
             return replace(block, blocks=[_of_side(part, side) for part in block.blocks])
     return block
 
 
-def _reading(cells: int, *, by_round: bool) -> Section:
+def _reading(cells: int, *, by_round: bool) -> document.Section:
     needed = f", which takes {runs_to_judge(cells)} runs on each side" if cells else ""
     counts = listed([metric.title for metric in metrics_in("changes") if metric.is_count])
     noise = {"counts": counts, "needed": needed, "chance": percent(1 - LEVEL)}
     texts = [prose("before_after", **noise)]
     texts += [prose("before_after_by_round", level=percent(LEVEL))] if by_round else []
-    return Section("reading", "How to read the numbers", blocks_of(" ".join(texts)))
+    return document.Section("reading", "How to read the numbers", blocks_of(" ".join(texts)))

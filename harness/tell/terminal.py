@@ -9,22 +9,10 @@ from harness.judge.comparison import Comparison
 from harness.judge.facts import SENT, SPEED
 from harness.judge.findings.finding import statements
 from harness.judge.statistics import LEVEL
+from harness.tell import tables
 from harness.tell.document import Column, Table
 from harness.tell.formats import fitted, line_width, percent
 from harness.tell.sections.job import TITLE_SETTINGS
-from harness.tell.tables import (
-    AT_ONCE,
-    NO_TEXT,
-    NOT_COMPARABLE,
-    OPEN,
-    WITHOUT_FORM,
-    WITHOUT_FORM_MEANS,
-    at_once_meaning,
-    main_table,
-    not_comparable_table,
-    of_no_text,
-    results_table,
-)
 
 PEAK = "peak_bytes"
 SHOWN = ("job_id", "backend", "world_size", "status", SPEED, "speed_ratio", PEAK, SENT, "parity")
@@ -41,18 +29,18 @@ LEVELS = {
 
 def terminal_table(comparison: Comparison, *, wide: bool = False) -> str:
     """The main table and a line that explains what stands in it; `wide`: all of its columns."""
-    table = results_table(comparison.comparable).for_people()
+    table = tables.results_table(comparison.comparable).for_people()
     if wide:
-        shown = main_table(comparison)
+        shown = tables.main_table(comparison)
     else:
         shown = _narrow(table, SHOWN)
-        excluded = not_comparable_table(comparison)
+        excluded = tables.not_comparable_table(comparison)
         if excluded is not None:
-            shown += f"\n\n{NOT_COMPARABLE}\n{_narrow(excluded.for_people())}"
+            shown += f"\n\n{tables.NOT_COMPARABLE}\n{_narrow(excluded.for_people())}"
     rows = table.texts()
     more = [] if wide else ["--wide: all columns"]
-    marks = [NO_TEXT if of_no_text(comparison) else "", *_legend(table, rows)]
-    marks.append(at_once_meaning(comparison.comparable.groups))
+    marks = [tables.NO_TEXT if tables.of_no_text(comparison) else "", *_legend(table, rows)]
+    marks.append(tables.at_once_meaning(comparison.comparable.groups))
     found = "; ".join([*filter(None, marks), *more])
     return "\n".join([shown, *(textwrap.wrap(found, line_width()) if rows else [])])
 
@@ -63,11 +51,11 @@ def _legend(table: Table, rows: list[list[str]]) -> Iterator[str]:
     place = keys.index("speed_ratio")
     if any(" (" in row[place] for row in rows):
         yield f"{table.columns[place].title}: in the same round, {percent(LEVEL)} interval"
-    if any(row[place].startswith(OPEN) for row in rows):
-        yield f"{OPEN}: order open, see --repeats"
-    if any(text.partition(" ")[0].endswith(WITHOUT_FORM) for row in rows for text in row):
-        yield f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS}"
-    parities = {row[keys.index("parity")].removesuffix(AT_ONCE) for row in rows}
+    if any(row[place].startswith(tables.OPEN) for row in rows):
+        yield f"{tables.OPEN}: order open, see --repeats"
+    if any(text.partition(" ")[0].endswith(tables.WITHOUT_FORM) for row in rows for text in row):
+        yield f"{tables.WITHOUT_FORM}: {tables.WITHOUT_FORM_MEANS}"
+    parities = {row[keys.index("parity")].removesuffix(tables.AT_ONCE) for row in rows}
     yield from (f"{level}: {meaning}" for level, meaning in LEVELS.items() if level in parities)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from harness.forms import terms
 from harness.forms.fsdp.units import (
     KEPT_BY_EVALUATION,
     GatherUnit,
@@ -19,18 +20,6 @@ from harness.forms.fsdp.units import (
 )
 from harness.forms.layout import DTYPE_BYTES, Tensor, ceil_to, elements
 from harness.forms.single import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
-from harness.forms.terms import (
-    BACKWARD,
-    FORWARD,
-    GRADIENTS,
-    Collective,
-    ModelStates,
-    Share,
-    Term,
-    Volume,
-    over_steps,
-    states,
-)
 from harness.forms.workload import Workload
 
 ALIGNMENT_BYTES = 16
@@ -73,7 +62,7 @@ def is_sharded(workload: Workload) -> bool:
     return workload.strategy.sharding != "none" and workload.shards > 1
 
 
-def model_states(workload: Workload) -> ModelStates:
+def model_states(workload: Workload) -> terms.ModelStates:
     """Closed form per rank, from torch 2.13, `distributed/fsdp/_flat_param.py`.
 
     Weights and gradients: the rank's piece of each flat parameter, padding included. Adam's moments: the
@@ -86,17 +75,17 @@ def model_states(workload: Workload) -> ModelStates:
     host = workload.offload == "cpu"
     trained = _parts(workload)
     whole, reduced = _piece(workload, _flat_units(workload)), _piece(workload, _reduced_units(workload))
-    own = Share(own=sum(trained.values()), padding=0, padding_name=ALIGNMENT)
+    own = terms.Share(own=sum(trained.values()), padding=0, padding_name=ALIGNMENT)
     frozen = whole.own - own.own
     # Without original parameters the optimizer has the piece of each flat parameter, padding included.
     padded = 0 if workload.original_parameters else reduced.padding
     counted = len(trained) if workload.original_parameters else len(_reduced_units(workload))
-    return states(
+    return terms.states(
         [
             *replace(whole, own=own.own).terms("weights", "own piece of each unit", width, host=host),
-            Term(kind="weights", name=FROZEN, bytes=frozen * width, host=host),
+            terms.Term(kind="weights", name=FROZEN, bytes=frozen * width, host=host),
             *replace(reduced, own=own.own).terms("gradients", "own piece of each unit", width, host=host),
-            Term(kind="gradients", name=FROZEN_NEIGHBOURS, bytes=(reduced.own - own.own) * width,
+            terms.Term(kind="gradients", name=FROZEN_NEIGHBOURS, bytes=(reduced.own - own.own) * width,
                  host=host, extra=True),
             *replace(own, padding=padded).terms(
                 "optimizer", "Adam's moments of own piece", ADAM_MOMENTS * width, host=host
@@ -123,7 +112,7 @@ def updated_tensors(workload: Workload) -> list[list[int]]:
     return [[parts[p.name] for p in group if p.name in parts] for group in workload.layout.groups()]
 
 
-def collectives(workload: Workload) -> Volume:
+def collectives(workload: Workload) -> terms.Volume:
     """Sharded: units are gathered and reduce-scattered. NO_SHARD all-reduces the flat gradient of each
     unit (`_reduce_grad_no_shard`).
 
@@ -137,22 +126,22 @@ def collectives(workload: Workload) -> Volume:
     kept = not (reshards or workload.reduces_each)
     if not is_sharded(workload):
         moved = [*all_reduced(workload, reduced_sizes(units)), *flag] * len(workload.steps)
-        return Volume(collectives=tuple(moved))
+        return terms.Volume(collectives=tuple(moved))
 
-    def step(workload: Workload, index: int) -> list[Collective]:
+    def step(workload: Workload, index: int) -> list[terms.Collective]:
         moved = gathers_and_reductions(workload, units, index, kept_within_step=kept)
         return [*moved, norm(workload), *flag]
 
-    found = over_steps(workload, step)
+    found = terms.over_steps(workload, step)
     remarks = reduction_remarks(workload)
     units_reduced = (flat.parameters for flat in _reduced_units(workload))
     if any(workload.layout.is_frozen(tensor) for unit in units_reduced for tensor in unit):
-        remarks.append((GRADIENTS, FROZEN_REDUCED))
-    remarks += [(BACKWARD, ROOT_KEPT)] if reshards else []
+        remarks.append((terms.GRADIENTS, FROZEN_REDUCED))
+    remarks += [(terms.BACKWARD, ROOT_KEPT)] if reshards else []
     if workload.evaluation_every:
-        remarks.append((FORWARD, KEPT_BY_EVALUATION))
+        remarks.append((terms.FORWARD, KEPT_BY_EVALUATION))
     unknown = irregular_units(workload) or blocks_without_gradient(workload) or _normalised_apart(workload)
-    return Volume(collectives=tuple(found), remarks=tuple(remarks), unknown=unknown)
+    return terms.Volume(collectives=tuple(found), remarks=tuple(remarks), unknown=unknown)
 
 
 def _normalised_apart(workload: Workload) -> str | None:
@@ -188,11 +177,11 @@ def _all_parts(workload: Workload, units: Sequence[FlatUnit]) -> dict[str, int]:
     return parts
 
 
-def _piece(workload: Workload, units: Sequence[FlatUnit]) -> Share:
+def _piece(workload: Workload, units: Sequence[FlatUnit]) -> terms.Share:
     """The rank's piece of flat parameters."""
     own = sum(_all_parts(workload, units).values())
     held = sum(flat.length // _pieces(workload) for flat in units)
-    return Share(own=own, padding=held - own, padding_name=ALIGNMENT)
+    return terms.Share(own=own, padding=held - own, padding_name=ALIGNMENT)
 
 
 def _flat_units(workload: Workload) -> list[FlatUnit]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
+from harness.forms import terms
 from harness.forms.fsdp.units import (
     KEPT_BY_EVALUATION,
     GatherUnit,
@@ -22,18 +23,6 @@ from harness.forms.fsdp.units import (
 )
 from harness.forms.layout import DTYPE_BYTES, Layout, Tensor, UnitCall, ceil_to, elements
 from harness.forms.single import ADAM_MOMENTS, buffer_terms, cut_frozen, step_counters
-from harness.forms.terms import (
-    BACKWARD,
-    FORWARD,
-    FURTHER_BACKWARD,
-    FURTHER_FORWARD,
-    Collective,
-    ModelStates,
-    Share,
-    Volume,
-    over_steps,
-    states,
-)
 from harness.forms.workload import Workload
 
 
@@ -109,15 +98,17 @@ def _moments(calls: Sequence[UnitCall]) -> Iterator[tuple[str, str, bool]]:
         yield "", whole, False
 
 
-def in_order(workload: Workload, units: Mapping[str, GatherUnit], step: int) -> list[Collective]:
+def in_order(workload: Workload, units: Mapping[str, GatherUnit], step: int) -> list[terms.Collective]:
     """What one step gathers. units: by name, '' for what no block holds."""
     order = Order(workload.layout.unit_calls or (), {name: unit.kept for name, unit in units.items()})
     if workload.follows_evaluation(step):
         order.forward()
-    found: list[Collective] = []
+    found: list[terms.Collective] = []
     for micro_step in range(workload.accumulation_steps):
         last = workload.reduces_each or micro_step == workload.accumulation_steps - 1
-        forward, backward = (FURTHER_FORWARD, FURTHER_BACKWARD) if micro_step else (FORWARD, BACKWARD)
+        forward, backward = (
+            (terms.FURTHER_FORWARD, terms.FURTHER_BACKWARD) if micro_step else (terms.FORWARD, terms.BACKWARD)
+        )
         passes = (
             ("forward", forward, order.forward),
             ("backward", backward, partial(order.backward, last=last)),
@@ -164,7 +155,7 @@ def _module(tensor: Tensor) -> str:
 ROOT_KEPT = "the root unit stays gathered between forward and backward pass (reshard_after_forward: None)"
 
 
-def model_states(workload: Workload) -> ModelStates:
+def model_states(workload: Workload) -> terms.ModelStates:
     """Closed form per rank, from torch 2.13, `distributed/fsdp/_fully_shard`: rows cut over the ranks.
 
     Weights: `FSDPParam._init_sharded_param` cuts dim 0 with `torch.chunk` and pads every rank's piece to
@@ -180,7 +171,7 @@ def model_states(workload: Workload) -> ModelStates:
         lambda: (_share(workload, layout.trained), _share(workload, layout.reached)),
     )
     reduced = reduced.unpadded() if host and workload.device != "cpu" else reduced
-    return states(
+    return terms.states(
         [
             *held.terms("weights", "own rows", width, host=host),
             *cut_frozen(workload, partial(_share, workload), host=host),
@@ -194,10 +185,10 @@ def model_states(workload: Workload) -> ModelStates:
     )
 
 
-def _share(workload: Workload, parameters: Sequence[Tensor]) -> Share:
+def _share(workload: Workload, parameters: Sequence[Tensor]) -> terms.Share:
     own = sum(_own(workload, parameter) for parameter in parameters)
     padding = _padded(parameters, workload.shards) // workload.shards - own
-    return Share(own=own, padding=padding, padding_name="padding of the first dimension")
+    return terms.Share(own=own, padding=padding, padding_name="padding of the first dimension")
 
 
 def updated_tensors(workload: Workload) -> list[list[int]]:
@@ -205,7 +196,7 @@ def updated_tensors(workload: Workload) -> list[list[int]]:
     return [[_own(workload, tensor) for tensor in group] for group in workload.layout.reached_groups()]
 
 
-def _replicated(workload: Workload) -> Volume:
+def _replicated(workload: Workload) -> terms.Volume:
     """`replicate` of torch 2.13 (`_composable/replicate_with_fsdp.py`): FSDP2's units, each rank a replica.
 
     Gradients of each unit are all-reduced whole, in the last micro-step or in each. `FSDPParamGroup.unshard`
@@ -216,10 +207,10 @@ def _replicated(workload: Workload) -> Volume:
     counts = [elements(list(filter(layout.is_reached, tensors))) for _, tensors in layout.units()]
     sizes = [(count, count) for count in counts if count]
     found = all_reduced(workload, sizes) * len(workload.steps)
-    return Volume(collectives=tuple(found), remarks=tuple(reduction_remarks(workload)))
+    return terms.Volume(collectives=tuple(found), remarks=tuple(reduction_remarks(workload)))
 
 
-def collectives(workload: Workload) -> Volume:
+def collectives(workload: Workload) -> terms.Volume:
     """`backends/fsdp/fsdp2.py`: the root follows the blocks like for like; else torch keeps it gathered.
 
     Weights are gathered in every micro-step, since the backward pass gives them back
@@ -236,7 +227,7 @@ def collectives(workload: Workload) -> Volume:
     names = sorted((name for name, _ in workload.layout.units()), key=lambda name: not name)
     named = dict(zip(names, units, strict=False)) if irregular else {}
 
-    def step(workload: Workload, index: int) -> list[Collective]:
+    def step(workload: Workload, index: int) -> list[terms.Collective]:
         # The flag by the operator's DTensor rule (`torch/distributed/tensor/_ops`), as the norm.
         found = [norm(workload), *overflow(workload, shard_role(workload))]
         if workload.world_size == 1:
@@ -246,14 +237,14 @@ def collectives(workload: Workload) -> Volume:
             return [*in_order(workload, named, index), *reductions(workload, reduced), *found]
         return gathers_and_reductions(workload, units, index, kept_within_step=False) + found
 
-    found = over_steps(workload, step)
+    found = terms.over_steps(workload, step)
     remarks = reduction_remarks(workload)
     if reshards and not resharded_root:
-        remarks.append((BACKWARD, ROOT_KEPT))
+        remarks.append((terms.BACKWARD, ROOT_KEPT))
     if workload.evaluation_every and not resharded_root:
-        remarks.append((FORWARD, KEPT_BY_EVALUATION))
+        remarks.append((terms.FORWARD, KEPT_BY_EVALUATION))
     unknown = _order_unknown(workload)
-    return Volume(collectives=tuple(found), remarks=tuple(remarks), unknown=unknown)
+    return terms.Volume(collectives=tuple(found), remarks=tuple(remarks), unknown=unknown)
 
 
 def host_reads(workload: Workload) -> int:

@@ -6,22 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.forms import terms
 from harness.forms.layout import DTYPE_BYTES
-from harness.forms.terms import (
-    BACKWARD,
-    FORWARD,
-    FURTHER_BACKWARD,
-    FURTHER_FORWARD,
-    GRADIENTS,
-    NORM,
-    OVERFLOW,
-    PADDING,
-    REPLICAS,
-    Collective,
-    Sizes,
-    gathered,
-    reducing_passes,
-)
 from harness.forms.workload import Role, Workload
 
 REDUCED_AS_COMPUTED = "gradients are reduced in the dtype of the computation, not in fp32"
@@ -92,7 +78,7 @@ def gathers(
     *,
     passes: int = 1,
     again: bool = False,
-) -> list[Collective]:
+) -> list[terms.Collective]:
     """Units gathered, each in its dtype; `again`: from what the forward pass left behind.
 
     `FSDPParamGroup.reshard` leaves pieces to a group of ranks after the forward pass where
@@ -105,7 +91,7 @@ def gathers(
     for dtype in kinds:
         alike = (unit for unit in units if (unit.dtype or workload.compute_dtype) == dtype)
         sizes = [(unit.elements, unit.padded) for unit in alike]
-        found += gathered(phase, term, sizes, dtype, role=role, passes=passes)
+        found += terms.gathered(phase, term, sizes, dtype, role=role, passes=passes)
     return found
 
 
@@ -127,12 +113,12 @@ def reduce_dtype(workload: Workload) -> str:
 def reduction_remarks(workload: Workload) -> list[tuple[str, str]]:
     """Why mixed precision sends fewer bytes of gradients than reductions in fp32 would."""
     low = workload.mixed and reduce_dtype(workload) != "float32"
-    return [(GRADIENTS, REDUCED_AS_COMPUTED)] if low else []
+    return [(terms.GRADIENTS, REDUCED_AS_COMPUTED)] if low else []
 
 
 def gathers_and_reductions(
     workload: Workload, units: Sequence[GatherUnit], step: int, *, kept_within_step: bool
-) -> list[Collective]:
+) -> list[terms.Collective]:
     """One step: weights gathered in every micro-step, gradients reduced in the last one or in each.
 
     The backward pass gives weights back; `kept_within_step`: it does so in the last micro-step only.
@@ -145,43 +131,43 @@ def gathers_and_reductions(
     straight, astray = ([unit for unit in units if unit.astray is is_so] for is_so in (False, True))
     found = [
         *gathers(
-            workload, "forward", FORWARD, first, again=workload.follows_evaluation(step)
+            workload, "forward", terms.FORWARD, first, again=workload.follows_evaluation(step)
         ),
-        *gathers(workload, "forward", FURTHER_FORWARD, straight, passes=again),
-        *gathers(workload, "forward", FURTHER_FORWARD, astray, passes=min(again, 1)),
-        *gathers(workload, "backward", BACKWARD, back, again=True),
-        *gathers(workload, "backward", FURTHER_BACKWARD, back, passes=further, again=True),
-        *gathers(workload, "backward", FURTHER_BACKWARD, astray, passes=further),
+        *gathers(workload, "forward", terms.FURTHER_FORWARD, straight, passes=again),
+        *gathers(workload, "forward", terms.FURTHER_FORWARD, astray, passes=min(again, 1)),
+        *gathers(workload, "backward", terms.BACKWARD, back, again=True),
+        *gathers(workload, "backward", terms.FURTHER_BACKWARD, back, passes=further, again=True),
+        *gathers(workload, "backward", terms.FURTHER_BACKWARD, astray, passes=further),
     ]  # fmt: skip
     return found + reductions(workload, units)
 
 
-def all_reduced(workload: Workload, sizes: Sizes) -> list[Collective]:
+def all_reduced(workload: Workload, sizes: terms.Sizes) -> list[terms.Collective]:
     """Gradients of one step where every rank keeps all of each unit's."""
     return [
         collective
-        for term, passes in reducing_passes(workload.reductions)
-        for collective in gathered(
+        for term, passes in terms.reducing_passes(workload.reductions)
+        for collective in terms.gathered(
             "backward", term, sizes, reduce_dtype(workload), op="all_reduce", passes=passes
         )
     ]
 
 
-def reductions(workload: Workload, units: Sequence[GatherUnit]) -> list[Collective]:
+def reductions(workload: Workload, units: Sequence[GatherUnit]) -> list[terms.Collective]:
     """Gradients of one step, reduced in its last micro-step or in each."""
     role, sizes, dtype = shard_role(workload), reduced_sizes(units), reduce_dtype(workload)
-    found: list[Collective] = []
-    for term, passes in reducing_passes(workload.reductions):
-        found += gathered("backward", term, sizes, dtype, op="reduce_scatter", role=role, passes=passes)
+    found: list[terms.Collective] = []
+    for term, passes in terms.reducing_passes(workload.reductions):
+        found += terms.gathered("backward", term, sizes, dtype, op="reduce_scatter", role=role, passes=passes)
         if role == "shard":
-            across = REPLICAS if term == GRADIENTS else term
+            across = terms.REPLICAS if term == terms.GRADIENTS else term
             found += _across_replicas(workload, units, across, passes)
     return found
 
 
 def _across_replicas(
     workload: Workload, units: Sequence[GatherUnit], term: str, passes: int
-) -> list[Collective]:
+) -> list[terms.Collective]:
     """Each rank all-reduces its reduced shard of every unit with the ranks that hold the same.
 
     `_reduce_grad` over `_inter_node_pg` (FSDP1, _runtime_utils.py), `foreach_reduce` (FSDP2).
@@ -191,20 +177,22 @@ def _across_replicas(
     reduced = reduced_sizes(units)
     total = passes * (sum(padded for _, padded in reduced) // shards * width)
     exact = passes * (sum(count for count, _ in reduced) * width // shards)
-    found = [Collective("backward", "all_reduce", dtype, term, exact, passes * len(reduced), "replica")]
+    found = [terms.Collective("backward", "all_reduce", dtype, term, exact, passes * len(reduced), "replica")]
     if total > exact:
-        found.append(Collective("backward", "all_reduce", dtype, PADDING, total - exact, 0, "replica"))
+        found.append(
+            terms.Collective("backward", "all_reduce", dtype, terms.PADDING, total - exact, 0, "replica")
+        )
     return found
 
 
-def overflow(workload: Workload, role: Role) -> list[Collective]:
+def overflow(workload: Workload, role: Role) -> list[terms.Collective]:
     """GradScaler's flag, in fp16 alone."""
     if workload.precision != "fp16-mixed":
         return []
-    return [Collective("step", "all_reduce", "float32", OVERFLOW, 4, role=role)]
+    return [terms.Collective("step", "all_reduce", "float32", terms.OVERFLOW, 4, role=role)]
 
 
-def norm(workload: Workload) -> Collective:
+def norm(workload: Workload) -> terms.Collective:
     """`backends/optimizer/gradients.py`, global_norm: an fp64 sum of squares over a shard group.
 
     Trainer has the library clip: FSDP1's `clip_grad_norm_` reduces one fp32 number;
@@ -215,4 +203,4 @@ def norm(workload: Workload) -> Collective:
         dtype = "float32" if workload.strategy.family == "fsdp1" else workload.master_dtype
         numbers = 1 if workload.strategy.family == "fsdp1" else len(workload.layout.trained)
     size = numbers * DTYPE_BYTES[dtype]
-    return Collective("step", "all_reduce", dtype, NORM, size, role=shard_role(workload))
+    return terms.Collective("step", "all_reduce", dtype, terms.NORM, size, role=shard_role(workload))

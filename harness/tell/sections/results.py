@@ -17,28 +17,11 @@ from harness.judge.statistics import EQUAL, LEAST_FOR_P95, LEVEL, interval_runs
 from harness.judge.wording import Backends, CellName, counted, entries, listed, name_cells, words
 from harness.record import Record
 from harness.record.store import RECORD_NAME
+from harness.tell import tables
 from harness.tell.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Shown, Table
 from harness.tell.formats import milliseconds, percent
 from harness.tell.manifest import Manifest
 from harness.tell.pictures.plots import strong_picture, throughput_picture, trade_off_picture, weak_picture
-from harness.tell.tables import (
-    LEGEND,
-    NO_TEXT,
-    WITHOUT_FORM,
-    WITHOUT_FORM_MEANS,
-    at_once_meaning,
-    blocks_of,
-    clock_words,
-    of_no_text,
-    prose,
-    results_table,
-    section,
-    sessions_words,
-    shown_ratio,
-    spread_table,
-    table,
-    table_columns,
-)
 
 
 def results_section(comparison: Comparison, *, speeds: bool = True) -> Section:
@@ -47,20 +30,28 @@ def results_section(comparison: Comparison, *, speeds: bool = True) -> Section:
     Without `speeds` only figures that no load of the machine changes.
     """
     unjudged = dict.fromkeys(group.label for group in comparison.groups if unjudged_amounts(group.record))
-    mark = f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS} ({listed(list(unjudged))})." if unjudged else ""
-    at_once = at_once_meaning(comparison.groups)
-    blocks = blocks_of(results_table(comparison, speeds=speeds), mark, at_once and f"{at_once}.")
+    mark = (
+        f"{tables.WITHOUT_FORM}: {tables.WITHOUT_FORM_MEANS} ({listed(list(unjudged))})." if unjudged else ""
+    )
+    at_once = tables.at_once_meaning(comparison.groups)
+    blocks = tables.blocks_of(
+        tables.results_table(comparison, speeds=speeds), mark, at_once and f"{at_once}."
+    )
     if not speeds:
         return Section("results", "Results", blocks)
-    spread = spread_table(comparison)
+    spread = tables.spread_table(comparison)
     if spread is not None:
         runs = max(len(group.rows) for group in comparison.groups)
-        speed = prose("results_speed", legend=LEGEND, clock=clock_words(comparison)).rstrip()
+        speed = tables.prose(
+            "results_speed", legend=tables.LEGEND, clock=tables.clock_words(comparison)
+        ).rstrip()
         pause = f"{PAUSE_SECONDS / 3600:g}"
-        sessions = prose("results_sessions", sessions=sessions_words(comparison.sessions), pause=pause)
+        sessions = tables.prose(
+            "results_sessions", sessions=tables.sessions_words(comparison.sessions), pause=pause
+        )
         title = f"Repeats and spread: {counted(runs, 'run')} of each cell at most"
-        blocks += blocks_of(speed, Folded(title, blocks_of(spread, sessions)))
-    blocks += blocks_of(throughput_picture(comparison), trade_off_picture(comparison))
+        blocks += tables.blocks_of(speed, Folded(title, tables.blocks_of(spread, sessions)))
+    blocks += tables.blocks_of(throughput_picture(comparison), trade_off_picture(comparison))
     return Section("results", "Results", blocks)
 
 
@@ -109,7 +100,7 @@ def surprises_all_section(comparison: Comparison) -> Section | None:
         for note in library_notes(comparison)
     ]  # fmt: skip
     title = "Differences: from the textbook and from defaults"
-    return section(KEY, title, prose("surprises"), table("surprises", rows))
+    return tables.section(KEY, title, tables.prose("surprises"), tables.table("surprises", rows))
 
 
 def scaling_section(comparison: Comparison) -> Section | None:
@@ -121,10 +112,10 @@ def scaling_section(comparison: Comparison) -> Section | None:
         (weak, "weak", [_weak_row(point) for curve in weak for point in curve], weak_picture(weak)),
     ):
         if curves and picture is not None:
-            of_kind = table(f"{kind}_scaling", rows, f"scaling_{kind}")
-            text = prose(f"scaling_{kind}", legend=LEGEND)
-            blocks += blocks_of(Heading(f"{kind.capitalize()} scaling"), picture, of_kind, text)
-    return section("scaling", "Scaling", *blocks)
+            of_kind = tables.table(f"{kind}_scaling", rows, f"scaling_{kind}")
+            text = tables.prose(f"scaling_{kind}", legend=tables.LEGEND)
+            blocks += tables.blocks_of(Heading(f"{kind.capitalize()} scaling"), picture, of_kind, text)
+    return tables.section("scaling", "Scaling", *blocks)
 
 
 def _strong_rows(curves: Sequence[Sequence[ScalingPoint]]) -> list[list[Any]]:
@@ -135,7 +126,7 @@ def _strong_rows(curves: Sequence[Sequence[ScalingPoint]]) -> list[list[Any]]:
         # 'itself, 1' where the backend is its own base and has there but one layout.
         own = point.base.label in (point.group.label, point.group.backend)
         base = f"{'itself' if own else point.base.label}, {point.base.world_size}"
-        ratio = shown_ratio(point.ratio) or point.speed_up
+        ratio = tables.shown_ratio(point.ratio) or point.speed_up
         figures = [point.training_seconds, ratio, point.strong_efficiency, base]
         body.append([*_head(point), *figures, *_details(point)])
     return body
@@ -149,7 +140,7 @@ def _weak_row(point: ScalingPoint) -> list[Any]:
         record.job.training.global_batch_size,
         point.work_ratio,
         point.step_seconds,
-        shown_ratio(point.ratio, percent) or point.weak_efficiency,
+        tables.shown_ratio(point.ratio, percent) or point.weak_efficiency,
         *_details(point),
     ]
 
@@ -194,7 +185,9 @@ def findings_section(comparison: Comparison) -> Section:
         judged = [row for row in comparison.rows if row.judgement.parity != "unjudged"]
         is_judged = any(not row.is_reference for row in judged)
         return Section(
-            "findings", "Findings", blocks_of(prose("findings_none" if is_judged else "findings_unjudged"))
+            "findings",
+            "Findings",
+            tables.blocks_of(tables.prose("findings_none" if is_judged else "findings_unjudged")),
         )
     merged, known = statements(found), entries()
     blocks: list[Block] = []
@@ -208,7 +201,7 @@ def findings_section(comparison: Comparison) -> Section:
         f"Confirm: {known[name]['confirm']} Fix: {known[name]['fix']}"
         for name in dict.fromkeys(statement.id for statement in merged)
     }
-    figures = Table(key="finding_figures", columns=table_columns("findings"), rows=_figures(found))
+    figures = Table(key="finding_figures", columns=tables.table_columns("findings"), rows=_figures(found))
     blocks += [
         Folded("Meaning of each finding, how to confirm and fix it", [Items(list(meanings.items()))]),
         Folded("Figures behind the findings", [figures]),
@@ -288,9 +281,9 @@ def records_section(manifest: Manifest) -> Section:
     where = f" A record named by its run alone is {named}." if short else ""
     count = len(manifest.left_out)
     what = "1 other record lies" if count == 1 else f"{count} other records lie"
-    columns = table_columns("records")
-    blocks = blocks_of(
-        prose("records", harness=manifest.harness, drawing=manifest.drawing) + where,
+    columns = tables.table_columns("records")
+    blocks = tables.blocks_of(
+        tables.prose("records", harness=manifest.harness, drawing=manifest.drawing) + where,
         Table(key="records", columns=[SIDE, *columns] if sides else columns, rows=body),
         f"{what} in the same folder, not part of this report." if count else None,
     )
@@ -299,13 +292,13 @@ def records_section(manifest: Manifest) -> Section:
 
 def reading_section(comparison: Comparison, *, speeds: bool = True) -> Section:
     """Definitions and formulae of the columns."""
-    unit = [f"{NO_TEXT}."] if of_no_text(comparison) else []
-    turns = [prose("records_by_turn")] if any(row.record.turns for row in comparison.rows) else []
+    unit = [f"{tables.NO_TEXT}."] if tables.of_no_text(comparison) else []
+    turns = [tables.prose("records_by_turn")] if any(row.record.turns for row in comparison.rows) else []
     of_speeds = [*unit, *_SPEEDS, *turns] if speeds else []
     return Section("reading", "How to read the numbers", [Items([*_COMMON[:1], *of_speeds, *_COMMON[1:]])])
 
 
-_SPEEDS = prose(
+_SPEEDS = tables.prose(
     "records_speeds",
     least_for_p95=LEAST_FOR_P95,
     rounds=interval_runs(),
@@ -313,4 +306,4 @@ _SPEEDS = prose(
     equal=percent(EQUAL),
     chance=percent(1 - LEVEL),
 ).split("\n")
-_COMMON = prose("records_common").split("\n")
+_COMMON = tables.prose("records_common").split("\n")

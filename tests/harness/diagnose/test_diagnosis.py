@@ -6,21 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.diagnose.diagnosis import (
-    NOT_CONTINUED,
-    NOT_RERUN,
-    OTHER_TRAINING,
-    StepVerdict,
-    about_job,
-    about_replicas,
-    about_settings,
-    diagnose,
-    first_parting_step,
-    how_far,
-    number,
-    sentences,
-    steps_to_examine,
-)
+from harness.diagnose import diagnosis
 from harness.diagnose.jobs import NORM, Parting
 from harness.diagnose.rerun import Examined, LoadedRun, TensorComparison, compare_tensors
 from harness.judge.agreement.job_equivalence import Difference, from_step
@@ -53,7 +39,7 @@ def run(**changes) -> LoadedRun:
 def test_the_first_steps_are_examined_and_those_up_to_the_parting(
     parting: int | None, steps: list[int]
 ) -> None:
-    assert steps_to_examine(parting, 19) == steps
+    assert diagnosis.steps_to_examine(parting, 19) == steps
 
 
 @pytest.mark.parametrize(
@@ -70,7 +56,7 @@ def test_a_setting_that_changes_the_mathematics_is_named_with_both_sides(
     setting: str, reference: object, given: object, effect: str, said: list[str]
 ) -> None:
     found = SettingDifference(setting=setting, effect=effect, reference=reference, given=given)
-    assert list(about_settings([found], run(), run(label="ddp"), clean=False)) == said
+    assert list(diagnosis.about_settings([found], run(), run(label="ddp"), clean=False)) == said
 
 
 def test_of_optimizer_constants_only_those_that_differ_are_shown() -> None:
@@ -78,29 +64,31 @@ def test_of_optimizer_constants_only_those_that_differ_are_shown() -> None:
     other = [group | {"betas": [0.9, 0.999]} for group in groups]
     left = run(observed=ObservedPart(optimizer_groups=groups))
     right = run(label="ddp", observed=ObservedPart(optimizer_groups=other))
-    (sentence,) = about_settings(setting_differences(left.record, right.record), left, right, clean=False)
+    (sentence,) = diagnosis.about_settings(
+        setting_differences(left.record, right.record), left, right, clean=False
+    )
     assert sentence.endswith("betas [0.9, 0.999] in ddp on 2 ranks, betas [0.9, 0.95] in single on 1 rank")
 
 
 def test_ranks_that_end_with_different_weights_are_named() -> None:
     broken = run(label="ddp", ranks=make_ranks(2, final_digest=["a", "b"]))
-    assert list(about_replicas(broken)) == [
+    assert list(diagnosis.about_replicas(broken)) == [
         "ranks of ddp on 2 ranks end with different weights: rank 0 against rank 1"
     ]
-    assert not list(about_replicas(run(label="ddp")))
+    assert not list(diagnosis.about_replicas(run(label="ddp")))
 
 
 def test_distances_are_told_beside_their_noise_a_loss_in_nats_and_a_norm_in_percent() -> None:
     steps = make_steps([*LOSSES[:3], LOSSES[3] + 0.5], [norm * 1.02 for norm in NORMS])
     found = distance(make_record(), make_record(label="ddp", steps=steps))
-    told = how_far(found, ONE_IN_A_MILLION)
+    told = diagnosis.how_far(found, ONE_IN_A_MILLION)
     assert told.startswith("largest differences: loss 5.0e-01 nats (noise: 1.0e-06)")
     assert "gradient norm 2.0 % (noise: 0.00010 %)" in told
 
 
 def test_another_training_is_named_by_field_with_digests_cut_short() -> None:
     found = Difference("initial weights", Digest("a" * 64), Digest("b" * 64))
-    assert list(about_job([found], run(label="ddp"))) == [
+    assert list(diagnosis.about_job([found], run(label="ddp"))) == [
         "not the same training: initial weights: bbbbbbbbbbbb in ddp on 2 ranks, aaaaaaaaaaaa in the baseline"
     ]
 
@@ -109,14 +97,14 @@ def test_a_script_is_compared_by_its_record_alone() -> None:
     part = ObservationPart(command=["torchrun", "train.py"], frameworks=[], base="ddp")
     own, said = run(label="ddp"), []
     script = run(label="observed-ddp", job_id="another", observation=part)
-    equal = diagnose((script, own), said.append)
+    equal = diagnosis.diagnose((script, own), said.append)
     assert (equal.baseline, equal.clean, equal.verdict) == (own, True, None)
     apart = make_steps(losses=[loss + 0.5 * (step > 1) for step, loss in enumerate(LOSSES)])
     record = script.record.model_copy(update={"steps": apart})
-    parted = diagnose((own, LoadedRun(path=script.path, record=record)), said.append)
+    parted = diagnosis.diagnose((own, LoadedRun(path=script.path, record=record)), said.append)
     assert (parted.clean, parted.parting_step, parted.verdict) == (False, 2, None)
     assert any(said.startswith("loss differs first, in step 2: ") for said in parted.explanation)
-    assert NOT_RERUN in parted.explanation
+    assert diagnosis.NOT_RERUN in parted.explanation
     assert said == []
 
 
@@ -135,13 +123,13 @@ def test_a_resumed_run_is_compared_by_true_steps_and_not_run_again(tmp_path: Pat
         return LoadedRun(path=tmp_path / "resumed" / "record.json", record=made)
 
     said: list[str] = []
-    assert diagnose((resumed(list(LOSSES[2:])), own), said.append).clean
-    parted = diagnose((resumed(losses), own), said.append)
+    assert diagnosis.diagnose((resumed(list(LOSSES[2:])), own), said.append).clean
+    parted = diagnosis.diagnose((resumed(losses), own), said.append)
     assert (parted.baseline, parted.parting_step, parted.verdict) == (own, 3, None)
     told = " ".join(parted.explanation)
     assert "loss differs first, in step 3" in told
     assert "suspect what it restored from its checkpoint of step 2" in told
-    assert NOT_CONTINUED in parted.explanation
+    assert diagnosis.NOT_CONTINUED in parted.explanation
     assert said == []
 
 
@@ -149,12 +137,12 @@ def test_another_training_with_equal_figures_is_called_so() -> None:
     part = ObservationPart(command=["torchrun", "train.py"], frameworks=[], base="ddp")
     steps = make_steps(changes={2: {"learning_rate": 1.0}})
     script = run(label="observed-ddp", job_id="another", steps=steps, observation=part)
-    assert diagnose((run(label="ddp"), script), lambda _: None).outcome == OTHER_TRAINING
+    assert diagnosis.diagnose((run(label="ddp"), script), lambda _: None).outcome == diagnosis.OTHER_TRAINING
 
 
-def verdict(gradients: dict | None, updates: dict) -> StepVerdict:
+def verdict(gradients: dict | None, updates: dict) -> diagnosis.StepVerdict:
     compared = None if gradients is None else compare_tensors(SKETCH, gradients, LIMITS)
-    return StepVerdict(step=1, gradients=compared, updates=compare_tensors(SKETCH, updates, LIMITS))
+    return diagnosis.StepVerdict(step=1, gradients=compared, updates=compare_tensors(SKETCH, updates, LIMITS))
 
 
 def said(
@@ -166,7 +154,7 @@ def said(
     explained: bool = False,
 ) -> list[str]:
     world = make_record(label="ddp").world.model_copy(update={"accumulation_steps": accumulation})
-    return list(sentences(verdict(gradients, updates), world, beyond=beyond, explained=explained))
+    return list(diagnosis.sentences(verdict(gradients, updates), world, beyond=beyond, explained=explained))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +171,7 @@ def test_one_factor_over_all_gradients_is_named(factor: float, accumulation: int
 
 def test_without_a_reference_a_factor_is_explained_on_either_side() -> None:
     world = make_record(label="ddp").world.model_copy(update={"accumulation_steps": 4})
-    (told, *_) = sentences(
+    (told, *_) = diagnosis.sentences(
         verdict(scaled(4.0), scaled(1.0)), world, beyond=("norm",), explained=False, either=world
     )
     assert told == (
@@ -209,7 +197,7 @@ def test_of_two_scripts_neither_is_said_to_be_wrong(losses: bool) -> None:
             replace(run, place=place) for run, place in zip(pair, ("first", "second"), strict=True)
         )
         right, wrong = (first, second) if pair[0] is once else (second, first)
-        said = "\n".join(diagnose((first, second), lambda _: None).explanation)
+        said = "\n".join(diagnosis.diagnose((first, second), lambda _: None).explanation)
         again, never = "divided by the 4 accumulation steps again", "not divided by the 4 accumulation steps"
         assert re.search(f"if {re.escape(right.name)} is right: {what} x 0.25.*: {again}", said), said
         assert re.search(f"if {re.escape(wrong.name)} is right: {what} x 4.*: {never}", said), said
@@ -255,7 +243,7 @@ def test_weights_that_differ_without_a_step_that_does_add_up() -> None:
 def test_what_reruns_do_not_reproduce_is_not_said_to_accumulate() -> None:
     parting = Parting(step=0, figure=NORM, baseline=1.0167, other=1.0020, difference=0.0147, noise=1e-6)
     last = list(
-        sentences(
+        diagnosis.sentences(
             verdict(scaled(1.0), scaled(1.0)), make_record(label="ddp").world, beyond=("weights",),
             explained=False, recorded=parting,
         )
@@ -274,14 +262,14 @@ def test_the_first_step_that_parts_is_taken() -> None:
         }
 
     limits = dict.fromkeys(range(4), noise())
-    parted = first_parting_step(run(1, 1, 1, 1), run(1, 1, 2, 3), limits)
+    parted = diagnosis.first_parting_step(run(1, 1, 1, 1), run(1, 1, 2, 3), limits)
     assert (parted.step, parted.parts, parted.updates.common_factor) == (2, True, pytest.approx(2.0))
-    agreed = first_parting_step(run(1, 1), run(1, 1), limits)
+    agreed = diagnosis.first_parting_step(run(1, 1), run(1, 1), limits)
     assert (agreed.step, agreed.parts) == (1, False)
 
 
 def test_ratios_are_read_as_numbers() -> None:
-    assert [number(value) for value in (2.0000001, 0.25, 0.3333333)] == ["2.000", "0.25", "0.3333"]
+    assert [diagnosis.number(value) for value in (2.0000001, 0.25, 0.3333333)] == ["2.000", "0.25", "0.3333"]
 
 
 def test_all_tensors_zero_is_one_statement() -> None:

@@ -9,16 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.diagnose.jobs import (
-    FILES,
-    JobsDiagnosis,
-    SettingTrial,
-    diagnose_jobs,
-    find_partings,
-    limits_of,
-    share_of,
-    with_setting,
-)
+from harness.diagnose import jobs
 from harness.diagnose.rerun import LoadedRun
 from harness.errors import HarnessError
 from harness.judge.agreement.job_equivalence import from_step
@@ -34,9 +25,9 @@ pytestmark = pytest.mark.long(seconds=10)
 OTHER = ["--set", "optimizer.beta2=0.5", "--set", "training.activation_checkpointing=true"]
 
 
-def of(baseline: Record, other: Record) -> JobsDiagnosis:
+def of(baseline: Record, other: Record) -> jobs.JobsDiagnosis:
     pair = LoadedRun(path=Path("a"), record=baseline), LoadedRun(path=Path("b"), record=other)
-    return diagnose_jobs(pair, print, reruns=False)
+    return jobs.diagnose_jobs(pair, print, reruns=False)
 
 
 def another(**changes: object) -> Record:
@@ -76,7 +67,7 @@ def test_settings_that_change_rounding_only_are_told_apart() -> None:
 
 
 def test_a_global_batch_is_cut_as_the_baseline_cuts_its_own() -> None:
-    changed = with_setting(
+    changed = jobs.with_setting(
         make_record(label="ddp"), another(training={"global_batch_size": 16}), "training.global_batch_size"
     )
     assert (changed.world.micro_batch_size, changed.world.accumulation_steps) == (8, 1)
@@ -150,7 +141,7 @@ def test_a_share_is_of_whole_curves_and_of_norms_where_losses_agree() -> None:
     start = record()
 
     def share(part: Record, whole: Record) -> float | None:
-        return share_of(step_pairs(start, part), step_pairs(start, whole), limits_of(start, whole))
+        return jobs.share_of(step_pairs(start, part), step_pairs(start, whole), jobs.limits_of(start, whole))
 
     assert share(record(loss=0.05), record(loss=0.2, norm=0.1)) == pytest.approx(0.25)
     # Losses differ by less than rounding: their ratio of 9 says nothing.
@@ -160,7 +151,7 @@ def test_a_share_is_of_whole_curves_and_of_norms_where_losses_agree() -> None:
     last = record().model_copy(update={"steps": make_steps([*LOSSES[:-1], LOSSES[-1] + 1], NORMS)})
     assert share(lost, last) is None
     assert (share(lost, lost), share(last, lost)) == (1.0, 0.0)
-    assert find_partings(start, record(loss=1e-8), limits_of(start, start)) == []
+    assert jobs.find_partings(start, record(loss=1e-8), jobs.limits_of(start, start)) == []
 
 
 @pytest.mark.parametrize(
@@ -180,9 +171,9 @@ def test_a_verdict_says_how_much_each_setting_makes_alone(shares: dict, verdict:
     parted = with_step(another(training={"seed": 3}), 1, loss=9.0)
     found = of(make_record(label="ddp"), parted)
     trials = tuple(
-        SettingTrial(setting=name, parting_step=1, not_finite=1)
+        jobs.SettingTrial(setting=name, parting_step=1, not_finite=1)
         if share is not None and math.isnan(share)
-        else SettingTrial(setting=name, parting_step=1, share=share)
+        else jobs.SettingTrial(setting=name, parting_step=1, share=share)
         for name, share in shares.items()
     )
     assert replace(found, trials=trials, last_step=3).verdict() == verdict
@@ -203,7 +194,7 @@ def test_what_is_not_finite_in_one_run_alone_differs_there(figure: str) -> None:
 
 def test_a_trial_that_is_not_finite_is_not_said_to_change_nothing() -> None:
     found = of(make_record(label="ddp"), with_step(another(training={"seed": 3}), 1, loss=9.0))
-    trials = (SettingTrial(setting="a", parting_step=1, not_finite=2),)
+    trials = (jobs.SettingTrial(setting="a", parting_step=1, not_finite=2),)
     told = list(replace(found, trials=trials, last_step=3).sentences())
     assert told[-1] == "a alone: diverges in step 1, not finite in step 2"
 
@@ -248,13 +239,13 @@ def test_rounding_is_what_repetitions_beside_the_run_show(tmp_path: Path) -> Non
         stored("left", make_record(label="ddp")),
         stored("right", another(training={"seed": 3}, steps=shifted(1e-3))),
     )
-    assumed = diagnose_jobs(pair, print, reruns=False)
+    assumed = jobs.diagnose_jobs(pair, print, reruns=False)
     assert [one.figure for one in assumed.partings] == ["loss"]
     assert "rounding was not measured" in " ".join(assumed.cautions)
     stored("a-single-n1-r0-0", make_record())
     split = "single:micro_batch_size=4"
     stored("a-single-n1-r0-1", make_record(label=split, run_id="split", steps=shifted(1e-4)))
-    measured = diagnose_jobs(pair, print, reruns=False)
+    measured = jobs.diagnose_jobs(pair, print, reruns=False)
     # Ten times 1e-4 from the reference, for each of both.
     assert measured.clean
     assert not measured.cautions
@@ -262,7 +253,7 @@ def test_rounding_is_what_repetitions_beside_the_run_show(tmp_path: Path) -> Non
 
 def test_settings_that_cannot_be_tried_are_not_said_to_change_nothing() -> None:
     found = of(make_record(label="ddp"), with_step(another(training={"seed": 3}), 1, loss=9.0))
-    trials = (SettingTrial(setting="a", why_not="no room"),)
+    trials = (jobs.SettingTrial(setting="a", why_not="no room"),)
     for made in (trials, ()):
         verdict = replace(found, trials=made, last_step=3).verdict()
         assert verdict.endswith("diverge in step 1, and no setting could be tried alone")
@@ -276,9 +267,9 @@ def test_initial_weights_of_unknown_distance_differ_all_the_same() -> None:
 
 def test_files_that_changed_cannot_be_tried_alone() -> None:
     found = of(make_record(label="ddp"), another())
-    assert [changed.setting for changed in found.settings] == [FILES]
+    assert [changed.setting for changed in found.settings] == [jobs.FILES]
     with pytest.raises(HarnessError, match="both jobs name the same files"):
-        with_setting(make_record(label="ddp"), another(), FILES)
+        jobs.with_setting(make_record(label="ddp"), another(), jobs.FILES)
 
 
 def test_a_rerun_finds_the_setting_that_makes_the_difference(tmp_path: Path) -> None:

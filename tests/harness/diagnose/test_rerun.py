@@ -8,18 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli import harness
-from harness.diagnose.rerun import (
-    Examined,
-    LoadedRun,
-    TensorNoise,
-    compare_tensors,
-    find_noise_runs,
-    in_one_split,
-    label_on_one_machine,
-    read_pair,
-    reference_labels,
-    require_room,
-)
+from harness.diagnose import rerun
 from harness.errors import HarnessError
 from harness.record import DimensionPart, ErrorPart, Record, SplitPart
 from harness.record.store import archive_runs, read_runs, write_record
@@ -100,22 +89,22 @@ def test_a_run_that_cannot_be_diagnosed(sound: Path, tmp_path: Path, changes: di
 
 
 def test_dropout_is_no_obstacle_between_two_jobs(tmp_path: Path, sound: Path) -> None:
-    read_pair(sound, write(tmp_path / "other-job", job_id="b" * 12, model={"dropout": 0.1}))
+    rerun.read_pair(sound, write(tmp_path / "other-job", job_id="b" * 12, model={"dropout": 0.1}))
 
 
 def test_a_pair_is_read_from_folders_and_files(sound: Path) -> None:
-    first, second = read_pair(sound, sound / "record.json")
+    first, second = rerun.read_pair(sound, sound / "record.json")
     assert first.record == second.record
     assert first.name == "ddp on 2 ranks (first)"
     with pytest.raises(HarnessError, match="there is no"):
-        read_pair(sound, Path("missing"))
+        rerun.read_pair(sound, Path("missing"))
 
 
 def test_a_pair_is_read_from_an_archive(sound: Path, tmp_path: Path) -> None:
     archive = tmp_path / "runs.tar.xz"
     write(sound.parent / "another", label="ddp")
     archive_runs(read_runs([sound.parent])[0], archive)
-    first, second = read_pair(archive / "sound", archive / "another" / "record.json")
+    first, second = rerun.read_pair(archive / "sound", archive / "another" / "record.json")
     assert [run.record.run_id for run in (first, second)] == ["sound", "another"]
     hint = f"holds 2 records; give the folder of one run, such as {archive / 'another'}"
     assert hint in refusal(sound, archive)
@@ -129,13 +118,13 @@ def fixed(_: Record | None) -> list[str]:
     return LABELS
 
 
-def stored(root: Path, name: str, **changes) -> LoadedRun:
+def stored(root: Path, name: str, **changes) -> rerun.LoadedRun:
     record: Record = make_record(run_id=name, **changes)
     (root / name).mkdir()
-    return LoadedRun(path=write_record(root / name, record).resolve(), record=record)
+    return rerun.LoadedRun(path=write_record(root / name, record).resolve(), record=record)
 
 
-def pair_in(root: Path) -> tuple[LoadedRun, LoadedRun]:
+def pair_in(root: Path) -> tuple[rerun.LoadedRun, rerun.LoadedRun]:
     wrong = make_steps([loss + 0.5 for loss in LOSSES])
     return (
         stored(root, "wrong", label="zero3", steps=wrong, final_weights=make_weights("c" * 64)),
@@ -151,7 +140,7 @@ def test_the_reference_and_its_repetitions_lie_beside_the_pair(tmp_path: Path) -
     pair = pair_in(tmp_path)
     for number, label in enumerate(LABELS):
         stored(tmp_path, f"stamp-single-n1-r0-{number}", label=label)
-    runs = find_noise_runs(pair, fixed, no_run)
+    runs = rerun.find_noise_runs(pair, fixed, no_run)
     assert runs.reference is not None
     assert runs.reference.backend.label == "single"
     assert [record.backend.label for record in runs.repeats] == ["single:micro_batch_size=4"]
@@ -161,8 +150,8 @@ def test_an_archive_holds_the_reference_beside_the_pair(tmp_path: Path) -> None:
     pair = pair_in(tmp_path)
     stored_runs = [stored(tmp_path, f"stamp-single-n1-r0-{n}", label=label) for n, label in enumerate(LABELS)]
     packed = archive_runs([(run.path, run.record) for run in (*pair, *stored_runs)], tmp_path / "runs.tar.xz")
-    left, right = (LoadedRun(path=path, record=record) for path, record in packed[:2])
-    runs = find_noise_runs((left, right), fixed, no_run)
+    left, right = (rerun.LoadedRun(path=path, record=record) for path, record in packed[:2])
+    runs = rerun.find_noise_runs((left, right), fixed, no_run)
     assert runs.reference == stored_runs[0].record
     assert runs.repeats == (stored_runs[1].record,)
 
@@ -180,20 +169,20 @@ def test_a_reference_of_another_job_or_code_or_without_result_is_run_again(
         asked.extend(missing)
         return [make_record(label=label) for label in missing]
 
-    assert find_noise_runs(pair_in(tmp_path), fixed, run).reference is not None
+    assert rerun.find_noise_runs(pair_in(tmp_path), fixed, run).reference is not None
     assert asked == LABELS
 
 
 def test_of_two_runs_the_one_that_agrees_with_the_reference_is_the_baseline(tmp_path: Path) -> None:
     pair = pair_in(tmp_path)
-    runs = find_noise_runs(pair, fixed, lambda missing: [make_record(label=label) for label in missing])
+    runs = rerun.find_noise_runs(pair, fixed, lambda missing: [make_record(label=label) for label in missing])
     assert [run.record.backend.label for run in runs.baseline(pair)] == ["ddp", "zero3"]
     assert runs.baseline(pair[::-1]) == pair[::-1]
 
 
 def test_two_runs_may_lie_twice_as_far_apart_as_each_from_the_reference(tmp_path: Path) -> None:
     pair = pair_in(tmp_path)
-    runs = find_noise_runs(pair, fixed, lambda missing: [make_record(label=label) for label in missing])
+    runs = rerun.find_noise_runs(pair, fixed, lambda missing: [make_record(label=label) for label in missing])
     assert runs.reference is not None
     one = runs.limits(runs.reference, pair[0].record)
     both = runs.limits(pair[1].record, pair[0].record)
@@ -203,7 +192,7 @@ def test_two_runs_may_lie_twice_as_far_apart_as_each_from_the_reference(tmp_path
 
 def test_without_a_reference_the_lower_bounds_are_left(tmp_path: Path) -> None:
     pair = pair_in(tmp_path)
-    runs = find_noise_runs(pair, fixed, lambda _: [])
+    runs = rerun.find_noise_runs(pair, fixed, lambda _: [])
     assert runs.baseline(pair) == pair
     assert "not measured" in runs.noise(pair[1].record).derivation[0]
 
@@ -223,11 +212,11 @@ def test_a_loss_that_hangs_on_the_split_is_held_to_a_reference_with_it(tmp_path:
     def run(missing: list[str]) -> list[Record]:
         return [in_parts(label) for label in missing]
 
-    runs = find_noise_runs(pair, lambda plain: reference_labels(plain, records), run)
+    runs = rerun.find_noise_runs(pair, lambda plain: rerun.reference_labels(plain, records), run)
     assert runs.label == CUT[0]
     assert [record.backend.label for record in runs.repeats] == CUT[1:]
     said: list[str] = []
-    first, second = in_one_split(pair, runs, said.append)
+    first, second = rerun.in_one_split(pair, runs, said.append)
     assert (first.record.backend.label, second) == (CUT[0], pair[1])
     assert said == ["the loss depends on how the batch is split: single:micro_batch_size=4 stands for single"]
 
@@ -242,10 +231,10 @@ def test_two_splits_and_random_parts_are_refused() -> None:
     with pytest.raises(
         HarnessError, match="other numbers of samples at once: 4 in run-ddp-n2 and 2 in run-f"
     ):
-        reference_labels(plain, [two, four])
+        rerun.reference_labels(plain, [two, four])
     random = make_record(split=DEPENDS.model_copy(update={"repetition": 0.1}))
     with pytest.raises(HarnessError, match="draws random numbers"):
-        reference_labels(random, [two, two])
+        rerun.reference_labels(random, [two, two])
 
 
 def placed(label: str = "ddp", **world) -> Record:
@@ -253,9 +242,9 @@ def placed(label: str = "ddp", **world) -> Record:
 
 
 def test_more_ranks_than_this_machine_takes() -> None:
-    require_room(placed(nodes=2, ranks_per_node=1))
+    rerun.require_room(placed(nodes=2, ranks_per_node=1))
     with pytest.raises(HarnessError) as error:
-        require_room(placed(nodes=512, ranks_per_node=8, world_size=4096))
+        rerun.require_room(placed(nodes=512, ranks_per_node=8, world_size=4096))
     assert "had 4096 ranks of 512 nodes and this machine takes" in str(error.value)
     assert "harness compare --nproc" in str(error.value)
 
@@ -263,35 +252,37 @@ def test_more_ranks_than_this_machine_takes() -> None:
 def test_runs_on_gpus_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(HarnessError, match="takes 0 GPUs: diagnose on a machine with GPUs"):
-        require_room(placed(device="cuda"))
+        rerun.require_room(placed(device="cuda"))
 
 
 def test_hybrid_sharding_keeps_the_shard_groups_of_its_nodes() -> None:
-    assert label_on_one_machine(placed("fsdp-hybrid", nodes=4, ranks_per_node=2, world_size=8)) == (
+    assert rerun.label_on_one_machine(placed("fsdp-hybrid", nodes=4, ranks_per_node=2, world_size=8)) == (
         "fsdp-hybrid:shard_size=2"
     )
-    assert label_on_one_machine(placed("fsdp-hybrid:shard_size=4", nodes=2)) == "fsdp-hybrid:shard_size=4"
-    assert label_on_one_machine(placed("fsdp-hybrid")) == "fsdp-hybrid"
+    assert (
+        rerun.label_on_one_machine(placed("fsdp-hybrid:shard_size=4", nodes=2)) == "fsdp-hybrid:shard_size=4"
+    )
+    assert rerun.label_on_one_machine(placed("fsdp-hybrid")) == "fsdp-hybrid"
 
 
 def test_noise_needs_another_split_and_at_low_precision_other_precisions() -> None:
-    assert reference_labels(None, [placed()]) == [
+    assert rerun.reference_labels(None, [placed()]) == [
         "single",
         "single:micro_batch_size=4,norm=fp32,backward=reordered",
     ]
     one = placed(micro_batch_size=1, accumulation_steps=1, world_size=1)
-    assert reference_labels(None, [one]) == [
+    assert rerun.reference_labels(None, [one]) == [
         "single", "single:norm=fp32,backward=reordered", "single:precision=fp64",
     ]  # fmt: skip
     mixed = make_record(label="ddp", training={"precision": "bf16-mixed"})
-    assert reference_labels(None, [mixed])[2:] == ["single:precision=fp32", "single:precision=cast"]
+    assert rerun.reference_labels(None, [mixed])[2:] == ["single:precision=fp32", "single:precision=cast"]
 
 
 def test_noise_of_cut_layers_is_measured_beside_it_at_low_precision() -> None:
     mixed = {"training": {"precision": "bf16-mixed"}}
     dimensions = [DimensionPart(name="data", size=2), DimensionPart(name="tensor", size=2)]
     cut = make_record(label="tp", world_size=4, world={"dimensions": dimensions}, **mixed)
-    assert reference_labels(None, [make_record(**mixed), cut])[4:] == ["single:partial_sums=2"]
+    assert rerun.reference_labels(None, [make_record(**mixed), cut])[4:] == ["single:partial_sums=2"]
 
 
 SKETCH = {"a": [2.0, *[2.0, -2.0] * 4], "b": [1.0, *[1.0, -1.0] * 4]}
@@ -305,49 +296,49 @@ def scaled(factor: float, names: str = "ab") -> dict[str, list[float]]:
     }
 
 
-def examined(factor: float = 1.0) -> Examined:
-    return Examined(
+def examined(factor: float = 1.0) -> rerun.Examined:
+    return rerun.Examined(
         gradients=scaled(factor), updates=scaled(factor), weight_norms=dict.fromkeys(SKETCH, 10.0)
     )
 
 
-def noise(precision: str = "fp32", factor: float = 1.0, **repeats: list[Examined]) -> TensorNoise:
+def noise(precision: str = "fp32", factor: float = 1.0, **repeats: list[rerun.Examined]) -> rerun.TensorNoise:
     kinds = {"splits": [], "others": []} | repeats
-    return TensorNoise(reference=examined(), precision=precision, factor=factor, **kinds)
+    return rerun.TensorNoise(reference=examined(), precision=precision, factor=factor, **kinds)
 
 
 def test_a_difference_within_its_limit_is_noise() -> None:
-    found = compare_tensors(SKETCH, scaled(1.0), LIMITS)
+    found = rerun.compare_tensors(SKETCH, scaled(1.0), LIMITS)
     assert (found.beyond, found.common_factor, found.compared) == ((), None, 2)
-    assert not compare_tensors(SKETCH, scaled(1.0009), LIMITS).beyond
-    assert compare_tensors(SKETCH, scaled(1.0011), LIMITS).beyond
+    assert not rerun.compare_tensors(SKETCH, scaled(1.0009), LIMITS).beyond
+    assert rerun.compare_tensors(SKETCH, scaled(1.0011), LIMITS).beyond
 
 
 def test_one_factor_over_all_tensors_is_recognised_within_noise() -> None:
     second = scaled(2.0)
     second["b"] = [value * 1.0005 for value in second["b"]]
-    assert compare_tensors(SKETCH, second, LIMITS).common_factor == pytest.approx(2.0, rel=1e-3)
+    assert rerun.compare_tensors(SKETCH, second, LIMITS).common_factor == pytest.approx(2.0, rel=1e-3)
 
 
 def test_a_factor_over_some_tensors_is_not_common() -> None:
-    found = compare_tensors(SKETCH, scaled(3.0, "b"), LIMITS)
+    found = rerun.compare_tensors(SKETCH, scaled(3.0, "b"), LIMITS)
     assert found.common_factor is None
     assert [(t.name, t.ratio, t.difference) for t in found.beyond] == [("b", 3.0, pytest.approx(2.0))]
 
 
 def test_a_tensor_that_is_missing_is_one_of_zeros() -> None:
-    (missing,) = compare_tensors(SKETCH, {"a": SKETCH["a"]}, LIMITS).beyond
+    (missing,) = rerun.compare_tensors(SKETCH, {"a": SKETCH["a"]}, LIMITS).beyond
     assert (missing.name, missing.ratio) == ("b", 0.0)
-    (extra,) = compare_tensors({"a": SKETCH["a"]}, SKETCH, LIMITS).beyond
+    (extra,) = rerun.compare_tensors({"a": SKETCH["a"]}, SKETCH, LIMITS).beyond
     assert (extra.name, extra.ratio) == ("b", None)
 
 
 def test_numbers_that_are_not_finite_part() -> None:
     sketches = {"a": [None] * 9}
     event = ExaminedEvent(step=0, gradients=sketches, updates=sketches, weight_norms={"a": None})
-    read = Examined.read(event)
+    read = rerun.Examined.read(event)
     assert read.gradients["a"][0] == math.inf
-    found = compare_tensors({"a": SKETCH["a"]}, read.gradients, LIMITS)
+    found = rerun.compare_tensors({"a": SKETCH["a"]}, read.gradients, LIMITS)
     assert [t.name for t in found.beyond] == ["a"]
     assert found.common_factor is None
 

@@ -7,16 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.forms.activations import (
-    ActivationProfile,
-    Gradient,
-    Point,
-    Saved,
-    Segment,
-    Size,
-    from_json,
-    to_json,
-)
+from harness.forms import activations
 from harness.forms.peak_memory.families import peak_moments
 from harness.forms.workload import Workload
 from harness.plan.models import load_model
@@ -24,9 +15,9 @@ from harness.plan.profiles import find_profile
 from tests.built_in import strategy
 
 
-def size(**of: int) -> Size:
+def size(**of: int) -> activations.Size:
     names = ("one", "b", "s", "bs", "ss", "bss")
-    return Size(tuple(of.get(name, 0) for name in names))
+    return activations.Size(tuple(of.get(name, 0) for name in names))
 
 
 def test_a_size_is_evaluated_at_micro_batch_and_sequence() -> None:
@@ -41,34 +32,34 @@ def test_a_size_is_at_most_another_only_if_every_coefficient_is() -> None:
 
 
 @pytest.fixture
-def profile() -> ActivationProfile:
-    def segment(count: int) -> Segment:
-        return Segment(
-            saved=(Saved(module="mlp", size=size(bs=count)),),
-            forward=(Point(module="mlp", live=size(bs=count), ready=0),),
-            backward=(Point(module="mlp", live=size(bs=count, one=1), ready=1),),
-            gradients=(Gradient(parameter="mlp.weight", live=size(s=2)),),
+def profile() -> activations.ActivationProfile:
+    def segment(count: int) -> activations.Segment:
+        return activations.Segment(
+            saved=(activations.Saved(module="mlp", size=size(bs=count)),),
+            forward=(activations.Point(module="mlp", live=size(bs=count), ready=0),),
+            backward=(activations.Point(module="mlp", live=size(bs=count, one=1), ready=1),),
+            gradients=(activations.Gradient(parameter="mlp.weight", live=size(s=2)),),
             forward_growth=size(bs=count),
             held=size(bs=count),
         )
 
-    return ActivationProfile(
+    return activations.ActivationProfile(
         embedding=segment(1), block=segment(2), head=segment(3), loss=segment(4), kept=size(one=4)
     )
 
 
-def test_a_profile_survives_json(profile: ActivationProfile) -> None:
-    assert from_json(json.loads(json.dumps(to_json(profile)))) == profile
+def test_a_profile_survives_json(profile: activations.ActivationProfile) -> None:
+    assert activations.from_json(json.loads(json.dumps(activations.to_json(profile)))) == profile
 
 
-def test_blocks_save_their_activations_each(profile: ActivationProfile) -> None:
+def test_blocks_save_their_activations_each(profile: activations.ActivationProfile) -> None:
     assert profile.saved_bytes(5, 1, 10) == 10 * (1 + 5 * 2 + 3 + 4)
 
 
 TOKENS = 4096
 
 
-def llama(*, checkpointing: bool = True) -> ActivationProfile:
+def llama(*, checkpointing: bool = True) -> activations.ActivationProfile:
     """Of Llama-3.1-8B, as it ships."""
     return find_profile(
         load_model("llama-3.1-8b").config, route="cast", attention="sdpa", checkpointing=checkpointing,
@@ -78,22 +69,24 @@ def llama(*, checkpointing: bool = True) -> ActivationProfile:
 
 def test_a_block_keeps_what_is_kept_more_until_its_backward_pass() -> None:
     plain = llama(checkpointing=False).block
-    input_of = Saved(module="mlp.down_proj", size=Size((0, 0, 0, 28672, 0, 0)))
+    input_of = activations.Saved(module="mlp.down_proj", size=activations.Size((0, 0, 0, 28672, 0, 0)))
 
-    def changes(**asked) -> tuple[Size, Size, set[Size]]:
+    def changes(**asked) -> tuple[activations.Size, activations.Size, set[activations.Size]]:
         block = profile_of(plain).with_block((input_of,), **asked).block
         points = {b.live - a.live for a, b in zip(plain.backward, block.backward, strict=True)}
         return block.forward_growth - plain.forward_growth, block.held - plain.held, points
 
-    def profile_of(block) -> ActivationProfile:
-        return ActivationProfile(embedding=block, block=block, head=block, loss=block, kept=Size())
+    def profile_of(block) -> activations.ActivationProfile:
+        return activations.ActivationProfile(
+            embedding=block, block=block, head=block, loss=block, kept=activations.Size()
+        )
 
     assert changes() == (input_of.size, input_of.size, {input_of.size})
-    assert changes(until_backward=False) == (Size(), Size(), {input_of.size})
+    assert changes(until_backward=False) == (activations.Size(), activations.Size(), {input_of.size})
 
 
 def test_a_graph_that_lives_on_is_there_until_the_loss_is_computed() -> None:
-    lingering = Size((0, 0, 0, 10**9, 0, 0))
+    lingering = activations.Size((0, 0, 0, 10**9, 0, 0))
     workload = Workload(
         layout=load_model("llama-3.1-8b").layout, strategy=strategy("single"), world_size=1,
         micro_batch_size=1, sequence_length=TOKENS, device="cuda", transport="nccl",

@@ -3,21 +3,14 @@ from pathlib import Path
 import pytest
 
 from harness.errors import JobError
-from harness.job.batch import (
-    BatchLayout,
-    batch_layout,
-    cell_layout,
-    job_layout,
-    reference_layout,
-    with_global_batch,
-)
+from harness.job import batch
 from harness.job.config import load_experiment
 from harness.job.job import Job, TrainingSection
 from harness.launch.cells import make_cell
 
 
-def layout(total: int, micro: int, accumulation: int) -> BatchLayout:
-    return BatchLayout(
+def layout(total: int, micro: int, accumulation: int) -> batch.BatchLayout:
+    return batch.BatchLayout(
         global_batch_size=total, micro_batch_size=micro, accumulation_steps=accumulation
     )  # fmt: skip
 
@@ -38,7 +31,7 @@ def layout(total: int, micro: int, accumulation: int) -> BatchLayout:
 def test_what_is_not_given_is_derived(
     given: dict[str, int], world_size: int, expected: tuple[int, int, int]
 ) -> None:
-    assert batch_layout(TrainingSection(**given), world_size) == layout(*expected)
+    assert batch.batch_layout(TrainingSection(**given), world_size) == layout(*expected)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +49,7 @@ def test_what_is_not_given_is_derived(
 )
 def test_batch_that_does_not_divide_is_refused(given: dict[str, int], world_size: int, named: str) -> None:
     with pytest.raises(JobError) as caught:
-        batch_layout(TrainingSection(**given), world_size)
+        batch.batch_layout(TrainingSection(**given), world_size)
     assert named in str(caught.value)
     assert all(str(value) in str(caught.value) for value in given.values())
 
@@ -64,24 +57,24 @@ def test_batch_that_does_not_divide_is_refused(given: dict[str, int], world_size
 def test_fewer_samples_than_ranks_go_to_groups_that_share_them() -> None:
     training = TrainingSection(global_batch_size=4)
     labels = ["fsdp", "tp:tensor=4", "ulysses-zero3:sequence=2"]
-    found = job_layout(labels, 8, training)
+    found = batch.job_layout(labels, 8, training)
     assert found == layout(4, 1, 1)
-    assert cell_layout("ulysses-zero3:sequence=2", 8, found, training) == layout(4, 1, 1)
-    assert cell_layout("tp:tensor=4", 8, found, training) == layout(4, 2, 1)
+    assert batch.cell_layout("ulysses-zero3:sequence=2", 8, found, training) == layout(4, 1, 1)
+    assert batch.cell_layout("tp:tensor=4", 8, found, training) == layout(4, 2, 1)
     with pytest.raises(JobError, match="global_batch_size 4 does not divide over 8 ranks"):
-        cell_layout("fsdp", 8, found, training)
+        batch.cell_layout("fsdp", 8, found, training)
     with pytest.raises(JobError, match="no whole micro_batch_size"):
-        job_layout(["fsdp"], 8, training)
+        batch.job_layout(["fsdp"], 8, training)
 
 
 def test_a_micro_batch_of_a_pipeline_need_not_divide_the_samples_of_a_rank() -> None:
     training = TrainingSection(global_batch_size=64, micro_batch_size=8)
-    assert job_layout(["pp:stages=8"], 64, training) == layout(64, 8, 1)
+    assert batch.job_layout(["pp:stages=8"], 64, training) == layout(64, 8, 1)
 
 
 def test_micro_batch_and_accumulation_scale_the_global_batch_with_the_world() -> None:
     training = TrainingSection(micro_batch_size=2, accumulation_steps=3)
-    assert [batch_layout(training, n).global_batch_size for n in (1, 2, 4)] == [6, 12, 24]
+    assert [batch.batch_layout(training, n).global_batch_size for n in (1, 2, 4)] == [6, 12, 24]
 
 
 @pytest.mark.parametrize(
@@ -94,12 +87,12 @@ def test_micro_batch_and_accumulation_scale_the_global_batch_with_the_world() ->
 )
 def test_reference_keeps_a_given_micro_batch(given: dict[str, int], expected: tuple[int, int, int]) -> None:
     training = TrainingSection(**given)
-    assert reference_layout(batch_layout(training, 4), training) == layout(*expected)
+    assert batch.reference_layout(batch.batch_layout(training, 4), training) == layout(*expected)
 
 
 def job_id(world_size: int, **given: int) -> str:
     job = Job(training=TrainingSection(**given))
-    return with_global_batch(job, batch_layout(job.training, world_size)).job_id()
+    return batch.with_global_batch(job, batch.batch_layout(job.training, world_size)).job_id()
 
 
 def test_job_id_ignores_how_the_global_batch_is_cut() -> None:
@@ -131,7 +124,7 @@ def test_job_id_knows_what_changes_the_training_and_nothing_else(assignment: str
 
 def cell_of(path: Path) -> tuple[str, str]:
     experiment = load_experiment(None, ["data.source=text", f"data.path={path}"])
-    cell = make_cell(experiment, "ddp", 2, batch_layout(experiment.training, 2), 0, "cpu")
+    cell = make_cell(experiment, "ddp", 2, batch.batch_layout(experiment.training, 2), 0, "cpu")
     return cell.job_id, cell.key
 
 

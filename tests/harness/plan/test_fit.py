@@ -11,29 +11,7 @@ from harness.errors import HarnessError
 from harness.gpus.found import Gpus
 from harness.job.config import load_experiment
 from harness.launch.cells import plan
-from harness.plan.fit import (
-    LargestBatches,
-    Limit,
-    OutOfTrials,
-    Sizes,
-    Trial,
-    answer_lines,
-    cut_lines,
-    error_line,
-    fastest,
-    find,
-    find_limit,
-    largest_fitting,
-    largest_predicted,
-    micro_batches,
-    require_limit,
-    sequences,
-    smaller_ones,
-    tied_with,
-    trial_experiment,
-    trial_of,
-    trial_table,
-)
+from harness.plan import fit
 from harness.plan.hardware import load_hardware
 from harness.plan.limits import MemoryLimits
 from harness.plan.prediction import MemoryPrediction, Predictors
@@ -53,7 +31,7 @@ def search(sizes, first: int, largest: int, estimate=lambda tried: None) -> tupl
         tried.append(size)
         return size <= largest
 
-    return largest_fitting(sizes, first, fits, lambda: estimate(tried)), tried
+    return fit.largest_fitting(sizes, first, fits, lambda: estimate(tried)), tried
 
 
 @pytest.mark.parametrize("sizes", [range(1, 101), [1, 2, 4, 8, 16, 32, 64], [5]])
@@ -84,31 +62,31 @@ def test_guesses_and_estimates_cost_trials_but_no_answer(
 
 def test_a_budget_ends_the_search() -> None:
     def fits(_: int) -> bool:
-        raise OutOfTrials
+        raise fit.OutOfTrials
 
-    with pytest.raises(OutOfTrials):
-        largest_fitting([1, 2], 1, fits)
+    with pytest.raises(fit.OutOfTrials):
+        fit.largest_fitting([1, 2], 1, fits)
 
 
 def test_the_largest_that_is_predicted_to_fit() -> None:
-    assert largest_predicted(range(1, 100), lambda size: size <= 42) == 42
-    assert largest_predicted([2, 4, 8], lambda size: size <= 5) == 4
-    assert largest_predicted([2, 4, 8], lambda size: False) is None
-    assert largest_predicted([2, 4, 8], lambda size: True) == 8
+    assert fit.largest_predicted(range(1, 100), lambda size: size <= 42) == 42
+    assert fit.largest_predicted([2, 4, 8], lambda size: size <= 5) == 4
+    assert fit.largest_predicted([2, 4, 8], lambda size: False) is None
+    assert fit.largest_predicted([2, 4, 8], lambda size: True) == 8
     asked: list[int] = []
     sizes = [2**n for n in range(10)]
-    assert largest_predicted(sizes, lambda size: asked.append(size) or size <= 40, {32, 64}) == 32  # type: ignore[func-returns-value]
+    assert fit.largest_predicted(sizes, lambda size: asked.append(size) or size <= 40, {32, 64}) == 32  # type: ignore[func-returns-value]
     assert min(asked) == 32
 
 
 def test_smaller_ones_are_a_half_and_a_quarter_or_the_next_below() -> None:
-    assert smaller_ones(range(1, 100), 40) == [20, 10]
-    assert smaller_ones([1, 2, 3, 6, 12], 12) == [6, 3]
-    assert smaller_ones([1, 3], 3) == [1]
-    assert smaller_ones([7], 7) == []
+    assert fit.smaller_ones(range(1, 100), 40) == [20, 10]
+    assert fit.smaller_ones([1, 2, 3, 6, 12], 12) == [6, 3]
+    assert fit.smaller_ones([1, 3], 3) == [1]
+    assert fit.smaller_ones([7], 7) == []
 
 
-def trial(size: int, rate: float | None = 100.0, spread: float = 0.0, **changes) -> Trial:
+def trial(size: int, rate: float | None = 100.0, spread: float = 0.0, **changes) -> fit.Trial:
     values = {
         "micro_batch_size": size, "accumulation_steps": 1, "global_batch_size": 2 * size,
         "sequence_length": 128, "predicted_bytes": 110, "status": "ok", "peak_bytes": 100,
@@ -116,12 +94,12 @@ def trial(size: int, rate: float | None = 100.0, spread: float = 0.0, **changes)
         "fastest_tokens_per_second": rate and rate + spread, "num_alloc_retries": None,
         "run_id": f"run-{size}",
     }  # fmt: skip
-    return Trial(**(values | changes))
+    return fit.Trial(**(values | changes))
 
 
 def test_a_trial_reads_its_record() -> None:
     ranks = [part.model_copy(update={"num_alloc_retries": n}) for n, part in enumerate(make_ranks(2))]
-    found = trial_of(make_record(label="zero2", ranks=ranks), 2_100_000)
+    found = fit.trial_of(make_record(label="zero2", ranks=ranks), 2_100_000)
     assert (found.micro_batch_size, found.accumulation_steps, found.global_batch_size) == (4, 1, 8)
     assert found.peak_bytes == 2_001_000
     assert found.tokens_per_second == 1024 / 0.5
@@ -131,10 +109,10 @@ def test_a_trial_reads_its_record() -> None:
 
 
 def test_a_run_out_of_memory_does_not_fit_and_has_no_error_and_one_whose_loss_became_nan_fits() -> None:
-    found = trial_of(make_record(label="ddp", status="oom", ranks=[], steps=[]), 100)
+    found = fit.trial_of(make_record(label="ddp", status="oom", ranks=[], steps=[]), 100)
     assert not found.fits
     assert (found.peak_bytes, found.tokens_per_second, found.prediction_error) == (None, None, None)
-    assert trial_of(make_record(label="ddp", status="diverged"), None).fits
+    assert fit.trial_of(make_record(label="ddp", status="diverged"), None).fits
 
 
 def test_of_equally_fast_trials_the_smaller_is_named() -> None:
@@ -145,32 +123,32 @@ def test_of_equally_fast_trials_the_smaller_is_named() -> None:
         trial(16, 900.0, status="oom"),
         trial(1, None),
     ]
-    assert fastest(trials) is trials[2]
-    assert fastest([trial(1, None)]) is None
+    assert fit.fastest(trials) is trials[2]
+    assert fit.fastest([trial(1, None)]) is None
 
 
 def test_trials_whose_steps_overlap_are_not_ranked() -> None:
     trials = [trial(1, 120.0, 10.0), trial(2, 105.0, 6.0), trial(4, 105.0, 4.0)]
-    assert [t.micro_batch_size for t in tied_with(trials[0], trials)] == [2]
+    assert [t.micro_batch_size for t in fit.tied_with(trials[0], trials)] == [2]
 
 
 def test_a_global_batch_leaves_its_divisors_of_which_a_pipeline_takes_multiples_of_its_parts() -> None:
     given = load_experiment(None, ["training.global_batch_size=24"])
-    found = micro_batches(given, 2)
+    found = fit.micro_batches(given, 2)
     assert list(found.sizes) == [1, 2, 3, 4, 6, 12]
     assert found.bound == "the global batch of 24 has 12 samples for each of 2 ranks"
     assert found.remark is None
-    assert list(micro_batches(given, 2, parts=4).sizes) == [4, 12]
+    assert list(fit.micro_batches(given, 2, parts=4).sizes) == [4, 12]
     with pytest.raises(HarnessError, match="not whole micro-batches"):
-        micro_batches(given, 2, parts=5)
+        fit.micro_batches(given, 2, parts=5)
 
 
 def test_without_a_global_batch_every_size_is_tried_and_that_is_said() -> None:
     given = load_experiment(None, ["training.accumulation_steps=3"])
-    found = micro_batches(given, 2)
+    found = fit.micro_batches(given, 2)
     assert list(found.sizes[:3]) == [1, 2, 3]
     assert "the global batch grows with the micro-batch (2 ranks x micro-batch x 3)" in found.remark
-    assert micro_batches(given, 2, parts=4).sizes[:2] == range(4, 12, 4)
+    assert fit.micro_batches(given, 2, parts=4).sizes[:2] == range(4, 12, 4)
 
 
 @pytest.mark.parametrize(
@@ -182,15 +160,15 @@ def test_without_a_global_batch_every_size_is_tried_and_that_is_said() -> None:
 )
 def test_a_job_that_leaves_no_choice_is_refused(settings: list[str], problem: str) -> None:
     with pytest.raises(HarnessError, match=problem):
-        micro_batches(load_experiment(None, settings), 2)
+        fit.micro_batches(load_experiment(None, settings), 2)
 
 
 def test_sequences_reach_the_models_context_in_steps() -> None:
-    found = sequences(1024, 100)
+    found = fit.sequences(1024, 100)
     assert (found.sizes[0], found.sizes[-1], found.sizes[1]) == (16, 1024, 32)
     assert 100 in found.sizes
-    assert sequences(20, 20).sizes == [8, 16, 20]
-    assert sequences(None, 128).sizes[-1] == 128 * 64
+    assert fit.sequences(20, 20).sizes == [8, 16, 20]
+    assert fit.sequences(None, 128).sizes[-1] == 128 * 64
 
 
 def test_a_trial_is_short_and_measures_memory_only() -> None:
@@ -198,7 +176,7 @@ def test_a_trial_is_short_and_measures_memory_only() -> None:
         None, ["training.epochs=3", "training.global_batch_size=16", "measure.matmul_peak=true",
                "evaluation.every_steps=5", "model.config={hidden_size: 64}"],
     )  # fmt: skip
-    trial = trial_experiment(given, micro_batch_size=4, sequence_length=64, limit_bytes=10**9)
+    trial = fit.trial_experiment(given, micro_batch_size=4, sequence_length=64, limit_bytes=10**9)
     assert (trial.training.steps, trial.training.epochs) == (8, None)
     assert (trial.training.micro_batch_size, trial.training.global_batch_size) == (4, 16)
     assert (trial.data.sequence_length, trial.runtime.memory_limit) == (64, 10**9)
@@ -215,12 +193,12 @@ FIXED, PER_TOKEN = 1000, 1
 class Machine:
     """Runs nothing; `error` is how far its predictions are off, `apart` how far bounds lie from the peak."""
 
-    limit: Limit
+    limit: fit.Limit
     error: float | None = 0.0
     apart: float | None = None
     most_runs: int = 50
     best: int = 4
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[fit.Trial] = field(default_factory=list)
 
     def peaks(self, micro_batch_size: int, sequence_length: int | None = None) -> list[int]:
         peak = self._peak(micro_batch_size, sequence_length)
@@ -231,9 +209,9 @@ class Machine:
     def why_unpredicted(self) -> str | None:
         return "nothing is known of it" if self.error is None else None
 
-    def run(self, micro_batch_size: int, sequence_length: int | None = None) -> Trial:
+    def run(self, micro_batch_size: int, sequence_length: int | None = None) -> fit.Trial:
         if len(self.trials) == self.most_runs:
-            raise OutOfTrials
+            raise fit.OutOfTrials
         peak = self._peak(micro_batch_size, sequence_length)
         predicted = next(iter(self.peaks(micro_batch_size, sequence_length)), None)
         shared = {"sequence_length": sequence_length or 128, "predicted_bytes": predicted}
@@ -249,23 +227,23 @@ class Machine:
 
 
 def machine(limit_bytes: int, **changes) -> Machine:
-    return Machine(Limit(limit_bytes=limit_bytes, origin="test", imposed=True), **changes)
+    return Machine(fit.Limit(limit_bytes=limit_bytes, origin="test", imposed=True), **changes)
 
 
-EVERY = Sizes(sizes=range(1, 2**16 + 1), bound="no larger one is tried")
+EVERY = fit.Sizes(sizes=range(1, 2**16 + 1), bound="no larger one is tried")
 
 
 @pytest.mark.parametrize("error", [0.0, 0.05, -0.05, 0.5, -0.5, -0.99, None])
 def test_the_largest_is_exact_however_wrong_the_prediction(error: float | None) -> None:
     runner = machine(FIXED + 100 * 128 + 5, error=error)
-    found = find(runner, EVERY, None)
+    found = fit.find(runner, EVERY, None)
     assert (found.largest.micro_batch_size, found.too_large, found.complete) == (100, 101, True)
     assert len(runner.trials) <= 12
 
 
 def test_a_right_prediction_takes_two_runs_and_two_for_the_fastest() -> None:
     runner = machine(FIXED + 16 * 128, best=4)
-    found = find(runner, EVERY, None)
+    found = fit.find(runner, EVERY, None)
     assert [t.micro_batch_size for t in runner.trials] == [16, 17, 8, 4]
     assert found.predicted == 16
     assert found.fastest.micro_batch_size == 4
@@ -274,76 +252,79 @@ def test_a_right_prediction_takes_two_runs_and_two_for_the_fastest() -> None:
 
 def test_bounds_say_between_which_sizes_and_the_search_begins_at_the_less() -> None:
     runner = machine(FIXED + 32 * 128, error=None, apart=0.25)
-    found = find(runner, EVERY, 5)
+    found = fit.find(runner, EVERY, 5)
     # 4 / 5 and 4 / 3 of 5,096 bytes, less what is fixed, are 24.0 and 45.2 samples.
     assert (found.predicted, found.predicted_between) == (None, (24, 45))
     assert runner.trials[0].micro_batch_size == 24
     assert found.largest.micro_batch_size == 32
-    (said,) = (line for line in answer_lines(found, runner.limit) if line.startswith("predicted"))
+    (said,) = (line for line in fit.answer_lines(found, runner.limit) if line.startswith("predicted"))
     assert said == "predicted: between 24 and 45, measured: 32; nothing is known of it"
     assert found.as_json()["predicted_between"] == (24, 45)
 
 
 def test_nothing_fits() -> None:
-    found = find(machine(FIXED), EVERY, None)
+    found = fit.find(machine(FIXED), EVERY, None)
     assert (found.largest, found.fastest, found.predicted, found.too_large) == (None, None, None, 1)
-    largest, predicted = answer_lines(found, machine(FIXED).limit)
+    largest, predicted = fit.answer_lines(found, machine(FIXED).limit)
     assert largest.startswith("largest micro-batch: none. Even 1 runs out of memory with")
     assert predicted == "predicted: nothing fits"
 
 
 def test_what_is_not_predicted_has_its_reason() -> None:
     runner = machine(FIXED + 7 * 128, error=None)
-    found = find(runner, EVERY, None)
-    assert "predicted: n/a: nothing is known of it" in answer_lines(found, runner.limit)
+    found = fit.find(runner, EVERY, None)
+    assert "predicted: n/a: nothing is known of it" in fit.answer_lines(found, runner.limit)
     assert found.as_json()["unpredicted"] == "nothing is known of it"
     runner = machine(FIXED + 7 * 128, error=99)
-    found = find(runner, EVERY, None)
+    found = fit.find(runner, EVERY, None)
     assert any(
-        line.startswith("predicted: nothing fits, measured: ") for line in answer_lines(found, runner.limit)
+        line.startswith("predicted: nothing fits, measured: ")
+        for line in fit.answer_lines(found, runner.limit)
     )
 
 
 def test_the_sequence_is_searched_at_one_micro_batch() -> None:
     runner = machine(FIXED + 700)
-    found = find(runner, Sizes(sizes=range(8, 1025, 8), bound="the model's context"), 128, 2)
+    found = fit.find(runner, fit.Sizes(sizes=range(8, 1025, 8), bound="the model's context"), 128, 2)
     assert (found.largest.sequence_length, found.too_large) == (344, 352)
     assert {t.micro_batch_size for t in runner.trials} == {2}
 
 
 def test_the_answer_comes_in_words() -> None:
     runner = machine(FIXED + 7 * 128, error=0.2)
-    found = find(runner, Sizes(sizes=[1, 2, 3, 4, 6, 12], bound="12 samples a rank"), None)
-    assert answer_lines(found, runner.limit) == [
+    found = fit.find(runner, fit.Sizes(sizes=[1, 2, 3, 4, 6, 12], bound="12 samples a rank"), None)
+    assert fit.answer_lines(found, runner.limit) == [
         "largest micro-batch: 6: peak 0.00177 MB of 0.0019 MB (93 %); 12 runs out of memory "
         "(12 samples a rank)",
         "highest throughput: micro-batch 4, 1,000 tokens/s (one run of each size, not tested against noise)",
         "predicted: 4, measured: 6",
     ]
-    assert error_line(runner.trials) == "error of the predicted peaks: mean 20 %, worst 20 % (4 runs)"
-    assert "+20.0 %" in trial_table(runner.trials)
-    assert error_line([trial(1, status="oom", peak_bytes=None)]) is None
+    assert fit.error_line(runner.trials) == "error of the predicted peaks: mean 20 %, worst 20 % (4 runs)"
+    assert "+20.0 %" in fit.trial_table(runner.trials)
+    assert fit.error_line([trial(1, status="oom", peak_bytes=None)]) is None
 
 
 def test_a_search_that_ran_out_of_runs_says_at_least_and_ranks_nothing() -> None:
     runner = machine(FIXED + 100 * 128, most_runs=1)
-    found = find(runner, EVERY, None)
+    found = fit.find(runner, EVERY, None)
     assert not found.complete
-    lines = answer_lines(found, runner.limit)
+    lines = fit.answer_lines(found, runner.limit)
     assert any("raise --most-runs" in line for line in lines)
     assert lines[0].startswith("largest micro-batch: at least 100 (ended after 1 run): peak ")
     assert not any(line.startswith("highest throughput") for line in lines)
 
 
 def test_a_typed_limit_goes_before_a_configured_one() -> None:
-    assert find_limit("1MB", 5, "cpu", 1) == Limit(limit_bytes=10**6, origin="1MB", imposed=True)
-    assert find_limit(None, 5, "cpu", 1) == Limit(limit_bytes=5, origin="runtime.memory_limit", imposed=True)
+    assert fit.find_limit("1MB", 5, "cpu", 1) == fit.Limit(limit_bytes=10**6, origin="1MB", imposed=True)
+    assert fit.find_limit(None, 5, "cpu", 1) == fit.Limit(
+        limit_bytes=5, origin="runtime.memory_limit", imposed=True
+    )
 
 
 def test_a_gpu_stands_for_what_its_allocator_can_serve() -> None:
     device = load_hardware().device("A100-40")
-    limit = find_limit("a100-40", None, "cuda", 8)
-    assert limit == Limit(limit_bytes=device.usable_bytes, origin="A100-40", imposed=True)
+    limit = fit.find_limit("a100-40", None, "cuda", 8)
+    assert limit == fit.Limit(limit_bytes=device.usable_bytes, origin="A100-40", imposed=True)
 
 
 @pytest.mark.parametrize(
@@ -356,16 +337,16 @@ def test_a_gpu_stands_for_what_its_allocator_can_serve() -> None:
 )
 def test_what_is_no_limit_is_refused(given: str | None, problem: str) -> None:
     with pytest.raises(HarnessError, match=problem):
-        find_limit(given, None, "cpu", 2)
+        fit.find_limit(given, None, "cpu", 2)
 
 
 def test_ranks_must_fit_into_the_machine_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.plan.fit.host_memory_bytes", lambda: 6 * 10**9)
-    assert find_limit("3GB", None, "cpu", 2).limit_bytes == 3 * 10**9
+    assert fit.find_limit("3GB", None, "cpu", 2).limit_bytes == 3 * 10**9
     with pytest.raises(
         HarnessError, match=r"is 9.00 GB, but this machine has 6.00 GB; .*harness estimate --gpu"
     ):
-        find_limit("3GB", None, "cpu", 3)
+        fit.find_limit("3GB", None, "cpu", 3)
 
 
 def test_the_smallest_gpu_limits_and_without_one_its_memory_must_be_given(
@@ -373,12 +354,12 @@ def test_the_smallest_gpu_limits_and_without_one_its_memory_must_be_given(
 ) -> None:
     found = gpus_of(81559 * 2**20, 40960 * 2**20)
     monkeypatch.setattr("harness.plan.fit.find_gpus", lambda: found)
-    limit = find_limit(None, None, "cuda", 2)
-    assert limit == Limit(limit_bytes=40960 * 2**20, origin="memory of the GPU", imposed=False)
+    limit = fit.find_limit(None, None, "cuda", 2)
+    assert limit == fit.Limit(limit_bytes=40960 * 2**20, origin="memory of the GPU", imposed=False)
     none = Gpus(why_none="this machine shows no GPU")
     monkeypatch.setattr("harness.plan.fit.find_gpus", lambda: none)
     with pytest.raises(HarnessError, match="shows no GPU; give the memory of a rank with --limit"):
-        find_limit(None, None, "cuda", 1)
+        fit.find_limit(None, None, "cuda", 1)
 
 
 EXPERIMENT = load_experiment(None, ["training.global_batch_size=48", "runtime.memory_limit=10MB"])
@@ -396,9 +377,9 @@ def facts() -> dict[str, Any]:
     return {CELLS[0].job_id: check_job(CELLS[0].job)}
 
 
-def batches(facts: dict[str, Any], limit: int = 10_000_000) -> LargestBatches:
+def batches(facts: dict[str, Any], limit: int = 10_000_000) -> fit.LargestBatches:
     limits = MemoryLimits(imposed_bytes=limit)
-    return LargestBatches(experiment=EXPERIMENT, limits=limits, facts=facts, by=Predictors(memory=memory))
+    return fit.LargestBatches(experiment=EXPERIMENT, limits=limits, facts=facts, by=Predictors(memory=memory))
 
 
 def cuts(cells: list[RunRequest], repeat: int = 0) -> dict[str, tuple[int, int]]:
@@ -453,12 +434,12 @@ def test_a_run_out_of_memory_is_tried_again_with_the_next_smaller(facts: dict[st
 
 
 def test_what_was_chosen_is_shown_once(facts: dict[str, Any]) -> None:
-    lines = cut_lines(batches(facts).enlarged(CELLS))
+    lines = fit.cut_lines(batches(facts).enlarged(CELLS))
     assert lines[0] == "ddp on 2 ranks: micro-batch 4, accumulation 6"
     assert len(lines) == 3
 
 
 def test_a_limit_is_needed() -> None:
-    require_limit(MemoryLimits(device_bytes=1))
+    fit.require_limit(MemoryLimits(device_bytes=1))
     with pytest.raises(HarnessError, match=r"--set runtime\.memory_limit=2GB"):
-        require_limit(MemoryLimits(host_bytes=1))
+        fit.require_limit(MemoryLimits(host_bytes=1))

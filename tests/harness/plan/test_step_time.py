@@ -25,31 +25,18 @@ from harness.errors import HarnessError
 from harness.forms.layout import DTYPE_BYTES
 from harness.forms.tensor import LOGITS
 from harness.job.job import Job, ModelSection
+from harness.plan import step_time
 from harness.plan.architectures import ARCHITECTURES
 from harness.plan.hardware import Device, default_constants
 from harness.plan.models import load_model
-from harness.plan.step_time import (
-    EAGER_ONLY,
-    HOST_LINK,
-    UPDATE_ON_HOST,
-    SpeedPrediction,
-    Work,
-    attention_kernel,
-    eager_attention,
-    gpu_hours_per_billion_tokens,
-    host_launches,
-    hours_per_billion_tokens,
-    kilowatt_hours_per_billion_tokens,
-    predict_speed,
-)
 from tests.harness.plan.plans import A100, INFINIBAND, llama, row, scenario
 
 
-def predicted(backend: str, world_size: int, **changes: object) -> SpeedPrediction:
-    return predict_speed(scenario(backend, world_size, **changes))
+def predicted(backend: str, world_size: int, **changes: object) -> step_time.SpeedPrediction:
+    return step_time.predict_speed(scenario(backend, world_size, **changes))
 
 
-def seconds_of(name: str, speed: SpeedPrediction) -> float:
+def seconds_of(name: str, speed: step_time.SpeedPrediction) -> float:
     return sum(term.seconds for term in speed.computing if term.name == name)
 
 
@@ -69,7 +56,7 @@ def test_every_term_has_a_formula_and_a_source_and_one_rank_communicates_nothing
 def test_matrix_products_take_six_flops_per_parameter_and_token_at_the_sustained_rate() -> None:
     constants = replace(default_constants(A100), kernel_seconds=0.0)
     device = replace(A100, memory_bandwidth=1e18)
-    speed = predict_speed(scenario("single", 1, device=device), constants)
+    speed = step_time.predict_speed(scenario("single", 1, device=device), constants)
     norms = 65 * 4096
     flops = 6 * (llama().multiplying_parameters - norms) * 2 * 4096
     rate = 312e12 * constants.matrix_share * constants.sustained_share
@@ -84,7 +71,7 @@ def test_dropout_before_adapters_reads_and_writes_what_they_take_in(label: str, 
     def elementwise(dropout: float) -> float:
         adapter = {"kind": "lora", "targets": ["q_proj", "v_proj"], "dropout": dropout, "base_dtype": "bf16"}
         job = Job.model_validate({**plain.job.model_dump(mode="json"), "adapter": adapter})
-        return seconds_of("elementwise kernels", predict_speed(replace(plain, job=job)))
+        return seconds_of("elementwise kernels", step_time.predict_speed(replace(plain, job=job)))
 
     inputs, tokens = 32 * 2 * 4096, 2 * 4096
     moved = 2 * (2 * width + 1) * inputs * tokens  # forward and backward; a mask of a byte
@@ -97,7 +84,7 @@ def test_utilization_of_adapters_counts_no_gradients_of_frozen_weights() -> None
     adapter = {"kind": "lora", "rank": 8, "targets": ["q_proj", "v_proj"]}
     job = Job.model_validate({**plain.job.model_dump(mode="json"), "adapter": adapter})
     model = replace(plain.model, config={**plain.model.config, "model_type": "llama"})
-    found = predict_speed(replace(plain, job=job, model=model))
+    found = step_time.predict_speed(replace(plain, job=job, model=model))
     adapters = 32 * 2 * 2 * 8 * 4096
     flops = 4 * model.multiplying_parameters + 6 * adapters + 12 * 32 * 4096 * 4096
     assert found.model_flops_utilization == pytest.approx(found.tokens_per_second_per_gpu * flops / 312e12)
@@ -156,26 +143,26 @@ def test_hybrid_sharding_wins_where_nodes_are_joined_by_a_slow_network() -> None
 
 
 def test_without_a_device_no_time_is_predicted_and_several_nodes_need_a_network() -> None:
-    assert predict_speed(scenario("ddp", 8, device=None)) is None
+    assert step_time.predict_speed(scenario("ddp", 8, device=None)) is None
     with pytest.raises(HarnessError, match=r"2 nodes need a network: name one with --fabric"):
-        predict_speed(scenario("ddp", 16, fabric=None))
+        step_time.predict_speed(scenario("ddp", 16, fabric=None))
 
 
 def test_contention_adds_a_share_of_what_is_hidden() -> None:
     constants = default_constants(A100)
     shares = (replace(constants, contention=share) for share in (0.0, 0.5))
-    ideal, real = (predict_speed(scenario("fsdp", 8), own) for own in shares)
+    ideal, real = (step_time.predict_speed(scenario("fsdp", 8), own) for own in shares)
     hidden = ideal.communication_seconds - ideal.exposed_seconds
     assert real.exposed_seconds == pytest.approx(ideal.exposed_seconds + hidden / 2)
 
 
 def test_hours_and_energy_follow_from_the_throughput() -> None:
     speed = predicted("fsdp", 16)
-    hours = hours_per_billion_tokens(speed, 16)
-    assert hours == pytest.approx(gpu_hours_per_billion_tokens(speed) / 16)
+    hours = step_time.hours_per_billion_tokens(speed, 16)
+    assert hours == pytest.approx(step_time.gpu_hours_per_billion_tokens(speed) / 16)
     assert hours * 3600 * 16 * speed.tokens_per_second_per_gpu == pytest.approx(1e9)
     # 16 GPUs of 400 W.
-    assert kilowatt_hours_per_billion_tokens(speed, 16) == pytest.approx(hours * 16 * 0.4)
+    assert step_time.kilowatt_hours_per_billion_tokens(speed, 16) == pytest.approx(hours * 16 * 0.4)
 
 
 def test_offload_does_not_update_on_the_device() -> None:
@@ -188,7 +175,9 @@ def test_offload_does_not_update_on_the_device() -> None:
 def test_what_is_offloaded_crosses_the_device_s_own_link_to_the_host() -> None:
     def crossing(gb_per_second: float) -> float:
         device = replace(A100, host_link_bandwidth=gb_per_second * 1e9)
-        return seconds_of(HOST_LINK, predicted("zero2", 4, options={"offload": "optimizer"}, device=device))
+        return seconds_of(
+            step_time.HOST_LINK, predicted("zero2", 4, options={"offload": "optimizer"}, device=device)
+        )
 
     # Gradients down in fp32 and updated weights up in bf16, at 0.78 of the link's rate.
     assert crossing(32) == pytest.approx(6 * llama().layout.parameter_count / 4 / (0.78 * 32e9), rel=0.01)
@@ -200,7 +189,7 @@ def test_the_host_updates_as_fast_as_published() -> None:
 
     def seconds(ranks: int, **options: str) -> float:
         speed = predicted("zero2", ranks, options={"offload": "optimizer", **options})
-        return seconds_of(UPDATE_ON_HOST, speed) * ranks * 11.6e9 / llama().parameters
+        return seconds_of(step_time.UPDATE_ON_HOST, speed) * ranks * 11.6e9 / llama().parameters
 
     assert seconds(1) == pytest.approx(56, rel=0.2)
     assert seconds(1, adam="deepspeed") == pytest.approx(8.2, rel=0.02)
@@ -212,7 +201,7 @@ def test_the_host_updates_as_fast_as_published() -> None:
 def test_the_ranks_of_a_node_update_together_as_fast_as_published() -> None:
     """DeepSpeed, issue 6834: about 10 s for 72e9 parameters on four nodes of eight A100."""
     speed = predicted("zero3", 32, options={"offload": "cpu", "adam": "deepspeed"})
-    update = seconds_of(UPDATE_ON_HOST, speed)
+    update = seconds_of(step_time.UPDATE_ON_HOST, speed)
     assert update * 72.3e9 / llama().parameters == pytest.approx(10, rel=0.05)
 
 
@@ -227,16 +216,18 @@ def test_the_ranks_of_a_node_update_together_as_fast_as_published() -> None:
     ],
 )
 def test_hooks_of_libraries_count_as_launches(backend: str, launches: tuple[int, int]) -> None:
-    assert host_launches(Work(scenario(backend, 8))) == launches
+    assert step_time.host_launches(step_time.Work(scenario(backend, 8))) == launches
 
 
 def test_a_program_that_wraps_every_layer_has_hooks_at_each_and_on_a_cpu_none_cost_anything() -> None:
     whole = scenario("fsdp1", 8)
     layers = replace(whole, other=Program(wraps_layers=True))
-    assert host_launches(Work(whole)) == (32 * 34 + 33 * 108, 32 * 52 + 33 * 196)
-    assert host_launches(Work(layers)) == (32 * 34 + 291 * 108, 32 * 52 + 291 * 196)
+    assert step_time.host_launches(step_time.Work(whole)) == (32 * 34 + 33 * 108, 32 * 52 + 33 * 196)
+    assert step_time.host_launches(step_time.Work(layers)) == (32 * 34 + 291 * 108, 32 * 52 + 291 * 196)
     plans = (replace(scenario(name, 2), torch_device="cpu") for name in ("ddp", "zero3"))
-    assert {host_launches(Work(plan)) for plan in plans} == {(32 * 34, 32 * 52)}  # calibrated as a whole
+    assert {step_time.host_launches(step_time.Work(plan)) for plan in plans} == {
+        (32 * 34, 32 * 52)
+    }  # calibrated as a whole
 
 
 def test_short_steps_wait_for_the_host_and_long_ones_do_not() -> None:
@@ -263,7 +254,7 @@ def test_why_traffic_is_not_known_names_no_strategy_so_that_answers_say_it_once(
     reasons = set()
     for label in ("autotp-zero1", "autotp-zero2", "autotp-zero3"):
         with pytest.raises(HarnessError) as raised:
-            _ = Work(scenario(label, 8, activation_checkpointing="selective")).collectives
+            _ = step_time.Work(scenario(label, 8, activation_checkpointing="selective")).collectives
         reasons.add(str(raised.value))
     assert len(reasons) == 1
 
@@ -274,20 +265,20 @@ def test_eager_are_the_classes_that_transformers_gives_no_sdpa() -> None:
         for entry in ARCHITECTURES.values()
         if entry.causal
     }
-    assert {name for name, found in classes.items() if not found._supports_sdpa} == EAGER_ONLY
+    assert {name for name, found in classes.items() if not found._supports_sdpa} == step_time.EAGER_ONLY
     assert all(found.__name__ == name for name, found in classes.items())
 
 
 def test_a_job_that_asks_for_a_kernel_gets_it() -> None:
-    assert attention_kernel(load_model("mpt-7b"), ModelSection()) == "eager"
-    assert attention_kernel(load_model("llama-3-8b"), ModelSection()) == "sdpa"
-    assert attention_kernel(load_model("llama-3-8b"), ModelSection(attention="eager")) == "eager"
+    assert step_time.attention_kernel(load_model("mpt-7b"), ModelSection()) == "eager"
+    assert step_time.attention_kernel(load_model("llama-3-8b"), ModelSection()) == "sdpa"
+    assert step_time.attention_kernel(load_model("llama-3-8b"), ModelSection(attention="eager")) == "eager"
 
 
 @pytest.mark.parametrize(("width", "forward", "backward"), [(2, 8 * 2 + 16, 8 * 2 + 20), (4, 32, 36)])
 def test_eager_attention_moves_every_score(width: int, forward: int, backward: int) -> None:
     """With products that cost nothing: heads x layers x s scores a token."""
-    found = eager_attention(
+    found = step_time.eager_attention(
         width=64, heads=8, layers=2, flops=1e30, bytes_per_second=1e9, element_bytes=width
     )
     assert found == pytest.approx((8 * 2 * forward / 1e9, 8 * 2 * backward / 1e9))
@@ -299,7 +290,7 @@ def test_eager_attention_is_slower_on_long_sequences() -> None:
     scenario = row(*long, **asked).scenario
     section = scenario.job.model.model_copy(update={"attention": "eager"})
     other = replace(scenario, job=scenario.job.model_copy(update={"model": section}))
-    fused, eager = predict_speed(scenario), predict_speed(other)
+    fused, eager = step_time.predict_speed(scenario), step_time.predict_speed(other)
     assert eager.step_seconds > 1.5 * fused.step_seconds
 
 
@@ -359,13 +350,13 @@ def counted(ranks: int) -> Counted:
     return found
 
 
-def work(backend: str, ranks: int, folder: Path, device: Device = A100) -> Work:
+def work(backend: str, ranks: int, folder: Path, device: Device = A100) -> step_time.Work:
     file = folder / "config.json"
     file.write_text(json.dumps(LLAMA.to_dict()))
     given = scenario(
         backend, ranks, model=load_model(str(file)), micro_batch_size=1, sequence_length=TOKENS, device=device
     )
-    return Work(replace(given, options={"tensor": ranks}, label=f"{backend}:tensor={ranks}"))
+    return step_time.Work(replace(given, options={"tensor": ranks}, label=f"{backend}:tensor={ranks}"))
 
 
 @pytest.mark.usefixtures("ranks")
@@ -396,6 +387,6 @@ def test_the_loss_is_of_as_many_logits_as_each_rank_gathers(backend: str, tmp_pa
 
 def test_the_time_of_the_loss_does_not_fall_with_the_ranks_of_a_layer(tmp_path: Path) -> None:
     def loss(ranks: int) -> float:
-        return seconds_of("logits and loss", predict_speed(work("tp", ranks, tmp_path).scenario))
+        return seconds_of("logits and loss", step_time.predict_speed(work("tp", ranks, tmp_path).scenario))
 
     assert loss(4) == loss(2)

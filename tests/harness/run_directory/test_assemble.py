@@ -13,15 +13,8 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.record import ObservedPart
+from harness.run_directory import events
 from harness.run_directory.assemble import otherwise, run_environment, write_node
-from harness.run_directory.events import (
-    AppliedGradients,
-    FinalEvent,
-    RankEvents,
-    StepEvent,
-    UnsupportedEvent,
-    steps_of,
-)
 from harness.run_directory.rank_state import (
     HEAD_BYTES,
     ModuleWriter,
@@ -129,7 +122,7 @@ def test_children_of_a_rank_end_with_it(tmp_path: Path) -> None:
 
 def refuse(rank: Rank) -> None:
     rank.position.enter("setup")
-    rank.events.write(UnsupportedEvent(reasons=["no plan for it"]))
+    rank.events.write(events.UnsupportedEvent(reasons=["no plan for it"]))
     os._exit(0)
 
 
@@ -296,17 +289,17 @@ def test_all_in_the_same_collective_is_no_rank_s_fault(tmp_path: Path) -> None:
     assert "all ranks wait in the same collective" in error.message
 
 
-def rank(rates: tuple[float | None, ...] = (), scale: float | None = None, **seen: Any) -> RankEvents:
+def rank(rates: tuple[float | None, ...] = (), scale: float | None = None, **seen: Any) -> events.RankEvents:
     effective = make_effective(**seen.pop("effective", {}))
     steps = [
-        StepEvent(step=step, seconds=1.0, applied_learning_rate=rate, **STEP)
+        events.StepEvent(step=step, seconds=1.0, applied_learning_rate=rate, **STEP)
         for step, rate in enumerate(rates)
     ]
     in_force = seen.pop("in_force", {})
-    final = FinalEvent(
+    final = events.FinalEvent(
         weights=None, observed=ObservedPart(**seen), probe_loss=None, loss_scale=scale, in_force=in_force
     )
-    return RankEvents(setup=setup_event(effective), steps=steps, final=final)
+    return events.RankEvents(setup=setup_event(effective), steps=steps, final=final)
 
 
 @pytest.mark.parametrize(
@@ -368,22 +361,22 @@ def test_stages_of_a_pipeline_agree_in_what_a_process_has_alone() -> None:
 def test_rank_0_has_nothing_otherwise_and_a_rank_that_ended_early_what_is_known() -> None:
     first = rank((0.1, 0.1))
     assert otherwise(first, first, whole_model=True) == {}
-    ended = RankEvents(steps=rank((0.2,)).steps)
+    ended = events.RankEvents(steps=rank((0.2,)).steps)
     assert otherwise(ended, first, whole_model=True) == {"learning rate of step 0": [0.2, 0.1]}
 
 
-def clipped(squares: float, share: float, norm: float = 2.0) -> RankEvents:
+def clipped(squares: float, share: float, norm: float = 2.0) -> events.RankEvents:
     rank_events = rank((0.1,))
-    applied = AppliedGradients(squares=squares, share=share)
+    applied = events.AppliedGradients(squares=squares, share=share)
     steps = [row.model_copy(update={"applied": applied, "gradient_norm": norm}) for row in rank_events.steps]
-    return RankEvents(setup=rank_events.setup, steps=steps, final=rank_events.final)
+    return events.RankEvents(setup=rank_events.setup, steps=steps, final=rank_events.final)
 
 
 def test_a_rank_that_clips_otherwise_is_told_and_is_no_norm_of_all() -> None:
     mine, first = clipped(0.01, 1.0), clipped(1.0, 1.0)
     told = {"norm of the clipped gradient of step 0": [0.1, 1.0]}
     assert otherwise(mine, first, whole_model=True) == told
-    (step,) = steps_of({0: first, 1: mine})
+    (step,) = events.steps_of({0: first, 1: mine})
     assert step.applied_gradient_norm is None
 
 
@@ -393,12 +386,12 @@ def test_parts_of_a_gradient_and_gradients_that_were_never_reduced_are_not_clipp
         (clipped(0.01, 1.0, 0.1), clipped(1.0, 1.0)),
     ):
         assert otherwise(mine, first, whole_model=True) == {}
-    (step,) = steps_of({0: clipped(0.36, 0.5), 1: clipped(0.64, 0.5)})
+    (step,) = events.steps_of({0: clipped(0.36, 0.5), 1: clipped(0.64, 0.5)})
     assert step.applied_gradient_norm == 1.0
 
 
 def test_of_a_gradient_that_was_seen_in_part_no_norm_is_known() -> None:
-    (step,) = steps_of({0: clipped(0.36, 0.5), 1: clipped(0.4, 0.3)})
+    (step,) = events.steps_of({0: clipped(0.36, 0.5), 1: clipped(0.4, 0.3)})
     assert step.applied_gradient_norm is None
 
 

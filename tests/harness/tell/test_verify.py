@@ -12,15 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.record import Record
-from harness.record.store import (
-    ARCHIVE_NAME,
-    RECORD_NAME,
-    archive_runs,
-    read_archive,
-    write_archive,
-    write_record,
-)
+from harness.record import Record, store
 from harness.tell.manifest import Manifest, digest
 from harness.tell.report import SUFFIXES, details_name, write_report
 from harness.tell.verify import Verification, pictures_within, verify
@@ -47,7 +39,7 @@ def write_runs(folder: Path, slower: float = 0.0) -> Runs:
     for record in records:
         directory = folder / "runs" / record.run_id
         directory.mkdir(parents=True)
-        runs.append((write_record(directory, record), record))
+        runs.append((store.write_record(directory, record), record))
     return runs
 
 
@@ -85,11 +77,11 @@ FORMS = ("md", "html", "csv", "json", "tex")
 @pytest.fixture(scope="session")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A report in every format, of runs in a folder and in an archive, by the name of either."""
-    folders = {name: tmp_path_factory.mktemp("reports") for name in ("runs", ARCHIVE_NAME)}
+    folders = {name: tmp_path_factory.mktemp("reports") for name in ("runs", store.ARCHIVE_NAME)}
     for name, folder in folders.items():
         runs = write_runs(folder)
-        if name == ARCHIVE_NAME:
-            runs = archive_runs(runs, folder / name)
+        if name == store.ARCHIVE_NAME:
+            runs = store.archive_runs(runs, folder / name)
             shutil.rmtree(folder / "runs")
         for form in FORMS:
             write_report(runs, folder / f"report.{form}", folders=[folder / name])
@@ -107,16 +99,16 @@ class Stored:
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name, self.runs = folder, name, folder / name
         if self.runs.is_dir():
-            paths = sorted(self.runs.rglob(RECORD_NAME))
+            paths = sorted(self.runs.rglob(store.RECORD_NAME))
             self.records = {path.relative_to(self.runs).as_posix(): path.read_bytes() for path in paths}
         else:
-            found = read_archive(self.runs, named=RECORD_NAME)
+            found = store.read_archive(self.runs, named=store.RECORD_NAME)
             self.records = {path.removeprefix("runs/"): data for path, data in found.items()}
 
     def found(self) -> Verification:
         """What is found once the records are stored as they are now."""
         if self.runs.is_file():
-            write_archive(self.runs, self.records, folder="runs")
+            store.write_archive(self.runs, self.records, folder="runs")
         else:
             shutil.rmtree(self.runs)
             for name, data in self.records.items():
@@ -125,12 +117,12 @@ class Stored:
         return verify(self.folder / "report.md")
 
 
-@pytest.fixture(params=["runs", ARCHIVE_NAME])
+@pytest.fixture(params=["runs", store.ARCHIVE_NAME])
 def stored(request: pytest.FixtureRequest, reports: dict[str, Path], tmp_path: Path) -> Stored:
     return Stored(Path(shutil.copytree(reports[request.param], tmp_path / "copy")), request.param)
 
 
-RUN = f"run-ddp-1/{RECORD_NAME}"
+RUN = f"run-ddp-1/{store.RECORD_NAME}"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -170,11 +162,11 @@ def test_removed_record_is_named(stored: Stored) -> None:
 
 @pytest.mark.parametrize("job_id", ["0123456789ab", "b" * 12])
 def test_foreign_record_is_named(stored: Stored, job_id: str) -> None:
-    stored.records[f"more/{RECORD_NAME}"] = (
+    stored.records[f"more/{store.RECORD_NAME}"] = (
         make_record(run_id="more", job_id=job_id).model_dump_json().encode()
     )
     (problem,) = stored.found().problems
-    assert f"record {stored.name}/more/{RECORD_NAME} lies next to the records" in problem.what
+    assert f"record {stored.name}/more/{store.RECORD_NAME} lies next to the records" in problem.what
 
 
 def test_record_taken_out_of_report_and_list_alike_is_still_beside(stored: Stored) -> None:
@@ -221,7 +213,7 @@ def test_other_job_beside_chosen_records_is_a_note_and_the_same_job_a_problem(tm
     write_report(write_runs(tmp_path), tmp_path / "report.md")
     for run_id, job_id in (("other", "b" * 12), ("same", "0123456789ab")):
         (tmp_path / "runs" / run_id).mkdir()
-        write_record(tmp_path / "runs" / run_id, make_record(run_id=run_id, job_id=job_id))
+        store.write_record(tmp_path / "runs" / run_id, make_record(run_id=run_id, job_id=job_id))
     result = verify(tmp_path / "report.md")
     assert ["runs/same/record.json" in problem for problem in found(result)] == [True]
     assert ["runs/other/record.json" in note for note in result.notes] == [True]
@@ -478,7 +470,7 @@ def test_removed_finding_is_named(tmp_path: Path) -> None:
     runs = write_runs(tmp_path)
     worse = make_record(label="zero1", steps=make_steps([loss + 1 for loss in LOSSES]), run_id="worse")
     (tmp_path / "runs" / "worse").mkdir()
-    runs.append((write_record(tmp_path / "runs" / "worse", worse), worse))
+    runs.append((store.write_record(tmp_path / "runs" / "worse", worse), worse))
     report = write_report(runs, tmp_path / "report.md")
     for name, begin in (
         ("report.md", "| Warning: diverged | zero1"),
@@ -505,7 +497,7 @@ def test_status_that_only_the_list_of_records_tells_is_checked(copy: Path) -> No
 def test_record_replaced_by_another_under_its_name_is_named(copy: Path) -> None:
     path = copy / "runs" / "run-ddp-1"
     better = make_record(label="ddp", run_id="run-ddp-1", repeat=1, steps=make_steps(seconds=0.1))
-    write_record(path, better)
+    store.write_record(path, better)
     assert "record runs/run-ddp-1/record.json was changed" in found(verify(copy / "report.md"))[0]
 
 
@@ -555,7 +547,7 @@ def test_name_that_looks_like_a_list_of_records_is_none(suffix: str, tmp_path: P
     )
     path = tmp_path / "runs" / "one"
     path.mkdir(parents=True)
-    report = write_report([(write_record(path, record), record)], tmp_path / f"report.{suffix}")
+    report = write_report([(store.write_record(path, record), record)], tmp_path / f"report.{suffix}")
     assert found(verify(report)) == []
 
 
@@ -597,11 +589,11 @@ def test_a_report_that_is_written_again_removes_pictures_that_it_no_longer_shows
 def test_archive_that_is_missing_or_damaged_is_one_line(
     damage: bytes | None, reports: dict[str, Path], tmp_path: Path
 ) -> None:
-    shutil.copytree(reports[ARCHIVE_NAME], tmp_path, dirs_exist_ok=True)
-    (tmp_path / ARCHIVE_NAME).unlink()
+    shutil.copytree(reports[store.ARCHIVE_NAME], tmp_path, dirs_exist_ok=True)
+    (tmp_path / store.ARCHIVE_NAME).unlink()
     if damage is not None:
-        (tmp_path / ARCHIVE_NAME).write_bytes(damage)
-    with pytest.raises(HarnessError, match=rf"archive '.*{ARCHIVE_NAME}' (is|cannot)") as error:
+        (tmp_path / store.ARCHIVE_NAME).write_bytes(damage)
+    with pytest.raises(HarnessError, match=rf"archive '.*{store.ARCHIVE_NAME}' (is|cannot)") as error:
         verify(tmp_path / "report.md")
     assert "\n" not in str(error.value)
 
@@ -610,6 +602,6 @@ def test_two_archives_are_compared_before_and_after(tmp_path: Path) -> None:
     sides = []
     for side, slower in (("before", 0.0), ("after", 0.2)):
         made = write_runs(tmp_path / "made" / side, slower=slower)
-        sides.append(archive_runs(made, tmp_path / f"{side}.tar.xz"))
+        sides.append(store.archive_runs(made, tmp_path / f"{side}.tar.xz"))
     report = write_report(sides[1], tmp_path / "report.md", baseline=sides[0])
     assert found(verify(report)) == []

@@ -12,23 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.errors import HarnessError
-from harness.rank.probes.memory import (
-    MOST_READINGS,
-    AllocatorProbe,
-    CpuAllocatorProbe,
-    CudaAllocatorProbe,
-    LiveBytes,
-    MemoryProbe,
-    allocator_probe,
-    device_use,
-    driver_use,
-    host_peak_bytes,
-    live_bytes_by_kind,
-    process_memory,
-)
+from harness.rank.probes import memory
 
 
-class Readings(CpuAllocatorProbe):
+class Readings(memory.CpuAllocatorProbe):
     """An allocator of which each reading is known."""
 
     def __init__(self, readings: Iterator[int]) -> None:
@@ -61,22 +48,24 @@ HUNDRED = torch.zeros(100)
 def test_each_storage_counts_once_and_whole_under_its_first_kind(
     live: list[tuple[str, Tensor]], kinds: dict[str, int] | None
 ) -> None:
-    assert live_bytes_by_kind(live, AllocatorProbe()) == LiveBytes(inside=kinds, outside=None)
+    assert memory.live_bytes_by_kind(live, memory.AllocatorProbe()) == memory.LiveBytes(
+        inside=kinds, outside=None
+    )
 
 
 def test_without_a_counter_every_figure_is_unknown() -> None:
-    probe = AllocatorProbe()
+    probe = memory.AllocatorProbe()
     figures = (probe.allocated_bytes, probe.peak_bytes, probe.reserved_peak_bytes, probe.allocation_retries)
     assert [figure() for figure in figures] == [None] * 4
     with pytest.raises(HarnessError, match=r"install a C\+\+ compiler"):
         probe.limit(1)
-    assert process_memory(probe).keys() == {"host_resident_bytes"}
-    assert process_memory(probe)["host_resident_bytes"] > 0
+    assert memory.process_memory(probe).keys() == {"host_resident_bytes"}
+    assert memory.process_memory(probe)["host_resident_bytes"] > 0
 
 
 def test_host_peak_is_at_least_what_was_touched() -> None:
     held = torch.ones(8_000_000)
-    assert host_peak_bytes() > held.numel() * 4
+    assert memory.host_peak_bytes() > held.numel() * 4
 
 
 def test_readings_wait_for_a_thread_that_still_holds_what_it_sent() -> None:
@@ -88,19 +77,19 @@ def test_readings_wait_for_a_thread_that_still_holds_what_it_sent() -> None:
 def test_readings_end_even_if_memory_never_stops_changing() -> None:
     changing = Readings(count())
     changing.wait_until_stable()
-    assert changing.allocated_bytes() == MOST_READINGS + 1
+    assert changing.allocated_bytes() == memory.MOST_READINGS + 1
 
 
 @pytest.fixture
-def counting() -> Iterator[CpuAllocatorProbe]:
-    probe = allocator_probe("cpu")
-    assert isinstance(probe, CpuAllocatorProbe)
+def counting() -> Iterator[memory.CpuAllocatorProbe]:
+    probe = memory.allocator_probe("cpu")
+    assert isinstance(probe, memory.CpuAllocatorProbe)
     yield probe
     probe.limit(0)
     probe.relax()
 
 
-def test_above_the_limit_an_allocation_fails_as_on_a_full_device(counting: CpuAllocatorProbe) -> None:
+def test_above_the_limit_an_allocation_fails_as_on_a_full_device(counting: memory.CpuAllocatorProbe) -> None:
     before = counting.allocated_bytes()
     counting.limit(before + 1_000_000)
     held = torch.zeros(200_000)
@@ -111,13 +100,13 @@ def test_above_the_limit_an_allocation_fails_as_on_a_full_device(counting: CpuAl
     assert torch.zeros(250_000).nbytes == 1_000_000
 
 
-def test_without_a_limit_every_allocation_succeeds(counting: CpuAllocatorProbe) -> None:
+def test_without_a_limit_every_allocation_succeeds(counting: memory.CpuAllocatorProbe) -> None:
     counting.limit(1)
     counting.limit(0)
     assert torch.zeros(100_000).nbytes == 400_000
 
 
-def test_what_is_counted_in_passing_is_counted_too(counting: CpuAllocatorProbe) -> None:
+def test_what_is_counted_in_passing_is_counted_too(counting: memory.CpuAllocatorProbe) -> None:
     held = torch.zeros(100_000)
     counting.relax()
     before = counting.allocated_bytes()
@@ -155,9 +144,9 @@ class Driver:
 
 
 def test_the_drivers_figure_is_that_of_the_own_process_on_a_device_or_mig_instance() -> None:
-    use = driver_use(Driver(Process(7, 100), Process(8, 2000)), "uuid", 8)
+    use = memory.driver_use(Driver(Process(7, 100), Process(8, 2000)), "uuid", 8)
     assert (use.used_bytes, use.of, use.unknown) == (2000, "process", None)
-    assert driver_use(Driver(Process(8, 2000), device="MIG-uuid"), "uuid", 8) == use
+    assert memory.driver_use(Driver(Process(8, 2000), device="MIG-uuid"), "uuid", 8) == use
 
 
 @pytest.mark.parametrize(
@@ -171,7 +160,7 @@ def test_the_drivers_figure_is_that_of_the_own_process_on_a_device_or_mig_instan
     ],
 )
 def test_an_unknown_figure_says_why(library: object, reason: str) -> None:
-    use = driver_use(library, "uuid", 8)
+    use = memory.driver_use(library, "uuid", 8)
     assert use.used_bytes is None
     assert reason in str(use.unknown)
 
@@ -192,16 +181,16 @@ def device(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 
 def test_where_a_container_hides_the_process_the_devices_figure_is_taken(device: dict[str, float]) -> None:
-    use = device_use()
+    use = memory.device_use()
     assert (use.used_bytes, use.of) == (70, "device")
     assert "process ids of its own" in str(use.unknown)
 
 
 def test_a_limit_is_of_device_memory_context_and_nccl_included(device: dict[str, float]) -> None:
-    CudaAllocatorProbe().limit(80)  # 50 are neither free nor the allocator's
+    memory.CudaAllocatorProbe().limit(80)  # 50 are neither free nor the allocator's
     assert device == {"share": 0.3}
     with pytest.raises(HarnessError, match="the device has 100"):
-        CudaAllocatorProbe().limit(101)
+        memory.CudaAllocatorProbe().limit(101)
 
 
 class FakeEngine:
@@ -225,8 +214,8 @@ class FakeEngine:
 WEIGHT = torch.zeros(10)
 
 
-def probe(engine: Any) -> MemoryProbe:
-    return MemoryProbe(AllocatorProbe(), engine)
+def probe(engine: Any) -> memory.MemoryProbe:
+    return memory.MemoryProbe(memory.AllocatorProbe(), engine)
 
 
 def test_gathered_weights_are_read_at_the_end_of_each_module_with_parameters() -> None:
@@ -267,7 +256,7 @@ def test_bytes_without_tensors_count_under_their_kind() -> None:
     assert held.rows[0]["kinds"] == {"weights": 42, "communication": 7}
 
 
-class FreeingAllocator(AllocatorProbe):
+class FreeingAllocator(memory.AllocatorProbe):
     """Serves less at every reading, as where a transport's threads free what they sent."""
 
     def __init__(self) -> None:
@@ -279,7 +268,7 @@ class FreeingAllocator(AllocatorProbe):
 
 
 def test_kinds_add_up_to_what_was_allocated_though_threads_free_meanwhile() -> None:
-    held = MemoryProbe(FreeingAllocator(), FakeEngine())
+    held = memory.MemoryProbe(FreeingAllocator(), FakeEngine())
     held.record(1, "after_backward")
     (row,) = held.rows
     assert sum(row["kinds"].values()) == row["allocated_bytes"] == 900

@@ -12,28 +12,8 @@ from harness.judge.comparison import Comparison, strong_scaling, weak_scaling
 from harness.judge.facts import SENT, TEXTBOOK_SENT
 from harness.record import MemoryPart, RankPart, Record
 from harness.tell.document import Picture
+from harness.tell.pictures import plots
 from harness.tell.pictures.drawing import LINE, along, beside, complete, draw, first_drawn, spread
-from harness.tell.pictures.plots import (
-    LABELS,
-    MOST_CELLS,
-    MOST_IN_ONE,
-    MOST_OUTLIERS,
-    MOST_STEPS,
-    MOST_TOLD,
-    REST,
-    caption,
-    cell_row,
-    drawable,
-    loss_picture,
-    memory_picture,
-    strong_picture,
-    throughput_picture,
-    told,
-    trade_off_picture,
-    volume_picture,
-    weak_picture,
-    x_channel,
-)
 from tests.harness.tell.cells import compared, made, of_size, rows_of, texts, timed, with_world
 from tests.records import LOSSES, make_communication, make_ranks, make_record, make_steps
 
@@ -49,10 +29,10 @@ def held(limit: int | None = None, kinds: dict[str, int] | None = KINDS) -> Reco
 
 
 def test_states_are_those_after_the_backward_pass_and_the_bar_ends_at_the_peak() -> None:
-    picture = made(memory_picture(compared(held())))
+    picture = made(plots.memory_picture(compared(held())))
     rows = [row for row in rows_of(picture) if row["backend"] == "ddp"]
     assert {row["kind"]: row["megabytes"] for row in rows} == {
-        "weights": 1.0, "gradients": 1.0, "optimizer": 2.0, LABELS[REST]: 6.0,
+        "weights": 1.0, "gradients": 1.0, "optimizer": 2.0, plots.LABELS[plots.REST]: 6.0,
     }  # fmt: skip
     assert sum(row["megabytes"] for row in rows) == pytest.approx(10.0)
     assert "10.0 MB, states 4.00" in texts(picture)
@@ -60,24 +40,24 @@ def test_states_are_those_after_the_backward_pass_and_the_bar_ends_at_the_peak()
 
 
 def test_a_limit_near_the_peaks_is_a_line_and_a_far_one_only_told() -> None:
-    near, far = (made(memory_picture(compared(held(limit=limit)))) for limit in (20 * 10**6, 10**9))
+    near, far = (made(plots.memory_picture(compared(held(limit=limit)))) for limit in (20 * 10**6, 10**9))
     assert {row["limit"] for row in rows_of(near)} == {20.0, None}
     assert {row["limit"] for row in rows_of(far)} == {None}
     assert "device limit 20.0 MB" in texts(near)
     assert "Device limit: 20.0 MB" in near.caption
     assert "Device limit: 1,000 MB" in far.caption
-    assert "Device limit" not in made(memory_picture(compared(held()))).caption
+    assert "Device limit" not in made(plots.memory_picture(compared(held()))).caption
 
 
 def test_a_backend_that_names_no_kinds_shows_its_peak() -> None:
     unnamed = compared(held(kinds=None))
-    (row,) = [row for row in rows_of(memory_picture(unnamed)) if row["backend"] == "ddp"]
+    (row,) = [row for row in rows_of(plots.memory_picture(unnamed)) if row["backend"] == "ddp"]
     assert (row["megabytes"], row["text"]) == (10.0, "10.0 MB")
 
 
 def test_a_bar_far_beyond_the_others_is_cut_and_says_so() -> None:
     peaks = {"ddp": 40_000_000, "fsdp": 30_000_000, "zero3": 2_000_000_000}
-    picture = made(memory_picture(Comparison(of_size(label, peak) for label, peak in peaks.items())))
+    picture = made(plots.memory_picture(Comparison(of_size(label, peak) for label, peak in peaks.items())))
     rows = [row for row in picture.chart()["data"]["values"] if row["end"] is not None]
     ends = {row["backend"]: row["end"] for row in rows}
     assert ends == {"ddp": 40.0, "fsdp": 30.0, "zero3": pytest.approx(46.0)}
@@ -96,20 +76,20 @@ def comparison(payload: int = 4000) -> Comparison:
 def test_bars_and_strokes_are_the_figures_of_the_cell() -> None:
     found = comparison()
     (group,) = [group for group in found.groups if group.backend == "ddp"]
-    (row,) = rows_of(volume_picture(found))
+    (row,) = rows_of(plots.volume_picture(found))
     figures = [group.median(key) for key in (SENT, TEXTBOOK_SENT)]
     assert [row["megabytes"], row["textbook"]] == [value / 1e6 for value in figures if value is not None]
 
 
 def test_the_ratio_is_written_only_where_it_is_not_one() -> None:
-    assert "0.004 MB" in texts(volume_picture(comparison()))
-    assert "0.006 MB = 1.5 x textbook" in texts(volume_picture(comparison(6000)))
-    assert "ddp 0.006 MB = 1.5 x textbook" in made(volume_picture(comparison(6000))).alt
+    assert "0.004 MB" in texts(plots.volume_picture(comparison()))
+    assert "0.006 MB = 1.5 x textbook" in texts(plots.volume_picture(comparison(6000)))
+    assert "ddp 0.006 MB = 1.5 x textbook" in made(plots.volume_picture(comparison(6000))).alt
 
 
 def test_a_row_says_what_a_page_filters_by() -> None:
     (group,) = [group for group in compared(timed("ddp", 0.5, 4)).groups if group.backend == "ddp"]
-    row = cell_row(group, [group])
+    row = plots.cell_row(group, [group])
     assert {key: row[key] for key in ("cell", "backend", "ranks", "nodes", "precision", "place")} == {
         "cell": "ddp on 4", "backend": "ddp", "ranks": 4, "nodes": 1, "precision": "fp32", "place": "4 ranks",
     }  # fmt: skip
@@ -117,39 +97,39 @@ def test_a_row_says_what_a_page_filters_by() -> None:
 
 def test_jobs_are_named_only_where_one_number_of_ranks_has_several() -> None:
     groups = compared(timed("ddp", 0.5), timed("fsdp", 0.5, job_id="f" * 12)).groups
-    places = [cell_row(group, groups)["place"] for group in groups]
+    places = [plots.cell_row(group, groups)["place"] for group in groups]
     assert places == ["1 rank", "2 ranks, job 012345", "2 ranks, job ffffff"]
 
 
 def test_of_many_cells_those_of_one_world_size_are_drawn_and_the_caption_says_so() -> None:
-    labels = [f"zero3:reduce_bucket_size={n}" for n in range(1, MOST_CELLS)]
+    labels = [f"zero3:reduce_bucket_size={n}" for n in range(1, plots.MOST_CELLS)]
     groups = compared(*(timed(label, 0.5, size) for label in labels for size in (2, 4))).groups
-    drawn = drawable(groups)
+    drawn = plots.drawable(groups)
     assert {group.world_size for group in drawn} == {4}
-    assert "Drawn: 23 of 47 cells, on 4 ranks" in caption("", drawn, groups)
+    assert "Drawn: 23 of 47 cells, on 4 ranks" in plots.caption("", drawn, groups)
 
 
 def test_an_alternative_text_names_both_ends_of_a_long_list() -> None:
     rows = [{"place": "2 ranks", "name": f"cell{n}", "text": f"{n} %"} for n in range(20)]
-    text = told(rows)
+    text = plots.told(rows)
     assert text.startswith("2 ranks: cell0 0 %, cell1 1 %")
     assert text.endswith("..., cell18 18 %, cell19 19 %")
-    assert text.count("cell") == MOST_TOLD
+    assert text.count("cell") == plots.MOST_TOLD
 
 
 def test_of_many_places_each_names_its_first_and_last_cell() -> None:
     rows = [{"place": f"{p} ranks", "name": f"c{n}", "text": ""} for p in range(8) for n in range(5)]
-    assert told(rows).count("c0") == told(rows).count("c4") == 8
-    assert "c2" not in told(rows)
+    assert plots.told(rows).count("c0") == plots.told(rows).count("c4") == 8
+    assert "c2" not in plots.told(rows)
 
 
 SIZES = (2, 4)
-BARS = (throughput_picture, memory_picture, volume_picture)
+BARS = (plots.throughput_picture, plots.memory_picture, plots.volume_picture)
 
 
 @pytest.fixture(scope="module")
 def many() -> Comparison:
-    labels = ["ddp", *(f"zero1:bucket={number}" for number in range(MOST_CELLS - 1))]
+    labels = ["ddp", *(f"zero1:bucket={number}" for number in range(plots.MOST_CELLS - 1))]
     return Comparison(
         [
             make_record(label=label, world_size=size, run_id=f"{label}-{size}")
@@ -210,7 +190,7 @@ FAR = [loss + 0.25 for loss in LOSSES]
 
 
 def test_rows_hold_each_cell_s_losses_and_their_difference_to_the_reference() -> None:
-    found = {row["backend"]: row for row in rows_of(loss_picture(compared(diverged("ddp"))))}
+    found = {row["backend"]: row for row in rows_of(plots.loss_picture(compared(diverged("ddp"))))}
     assert found["ddp"]["losses"] == FAR
     assert found["ddp"]["differences"] == [0.25] * len(LOSSES)
     assert found["single"]["differences"] == []
@@ -222,7 +202,7 @@ def diverged(label: str, **changes: object):  # type: ignore[no-untyped-def]
 
 def test_cells_that_agree_are_counted_and_those_that_diverged_are_named() -> None:
     agreeing = make_record(label="fsdp", steps=make_steps(NEAR))
-    picture = made(loss_picture(compared(agreeing, diverged("ddp"))))
+    picture = made(plots.loss_picture(compared(agreeing, diverged("ddp"))))
     shown = texts(picture)
     assert [text for text in shown if text in "123"] == [*"123", *"123"], "each tick stands once"
     assert "1 cell agrees" in shown
@@ -232,7 +212,7 @@ def test_cells_that_agree_are_counted_and_those_that_diverged_are_named() -> Non
 
 
 def test_without_outliers_the_limit_is_drawn_around_the_band() -> None:
-    picture = made(loss_picture(compared(make_record(label="fsdp", steps=make_steps(NEAR)))))
+    picture = made(plots.loss_picture(compared(make_record(label="fsdp", steps=make_steps(NEAR)))))
     limits = {row["limit"] for row in rows_of(picture)} - {None}
     (limit,) = limits
     assert any(text.startswith("limit ") for text in texts(picture))
@@ -240,18 +220,18 @@ def test_without_outliers_the_limit_is_drawn_around_the_band() -> None:
 
 
 def test_of_many_outliers_the_furthest_are_drawn_and_the_caption_says_so() -> None:
-    labels = [f"zero3:reduce_bucket_size={n}" for n in range(1, MOST_OUTLIERS + 4)]
-    picture = made(loss_picture(compared(*map(diverged, labels))))
-    assert len(rows_of(picture)) == 1 + MOST_OUTLIERS
-    assert f"Drawn: {1 + MOST_OUTLIERS} of {1 + len(labels)} cells" in picture.caption
+    labels = [f"zero3:reduce_bucket_size={n}" for n in range(1, plots.MOST_OUTLIERS + 4)]
+    picture = made(plots.loss_picture(compared(*map(diverged, labels))))
+    assert len(rows_of(picture)) == 1 + plots.MOST_OUTLIERS
+    assert f"Drawn: {1 + plots.MOST_OUTLIERS} of {1 + len(labels)} cells" in picture.caption
 
 
 def test_of_many_steps_some_are_drawn_first_and_last_among_them() -> None:
     losses = [5.0 - step / 1000 for step in range(1001)]
     steps = make_steps(losses, [1.0] * len(losses))
-    (row,) = rows_of(loss_picture(compared().of_rows(compared(make_record(steps=steps)).rows[1:])))
+    (row,) = rows_of(plots.loss_picture(compared().of_rows(compared(make_record(steps=steps)).rows[1:])))
     assert (row["steps"][0], row["steps"][-1]) == (0, 1000)
-    assert len(row["steps"]) <= MOST_STEPS + 1
+    assert len(row["steps"]) <= plots.MOST_STEPS + 1
 
 
 @pytest.mark.parametrize(
@@ -259,7 +239,7 @@ def test_of_many_steps_some_are_drawn_first_and_last_among_them() -> None:
     [(0, 2, [0, 1, 2]), (0, 19, list(range(0, 20, 2))), (7, 95, list(range(10, 91, 10))), (3, 3, [3])],
 )
 def test_ticks_are_whole_steps(first: int, last: int, ticks: list[int]) -> None:
-    assert x_channel(range(first, last + 1), titled=True)["axis"]["values"] == ticks
+    assert plots.x_channel(range(first, last + 1), titled=True)["axis"]["values"] == ticks
 
 
 def test_each_job_has_panels_of_its_own() -> None:
@@ -267,14 +247,14 @@ def test_each_job_has_panels_of_its_own() -> None:
     jobs = compared(
         diverged("ddp"), make_record(run_id="b", **other), make_record(label="ddp", world_size=4, **other)
     )
-    shown = texts(loss_picture(jobs))
+    shown = texts(plots.loss_picture(jobs))
     assert "2 ranks, job 012345" in shown
     assert "4 ranks, job ffffff" in shown
 
 
 def test_points_are_speed_ups_and_the_last_carries_the_name() -> None:
     runs = [timed("ddp", 0.5, 1), timed("ddp", 0.25, 2), timed("ddp", 0.2, 4)]
-    picture = strong_picture(strong_scaling(compared(*runs)))
+    picture = plots.strong_picture(strong_scaling(compared(*runs)))
     points = {row["ranks"]: (row["value"], row["ideal"], row["label"]) for row in rows_of(picture)}
     assert points == {1: (1.0, 1.0, None), 2: (2.0, 2.0, None), 4: (2.5, 4.0, "ddp 2.50 x")}
     assert "ddp 2.50 x" in texts(picture)
@@ -284,8 +264,8 @@ def test_points_are_speed_ups_and_the_last_carries_the_name() -> None:
 def test_more_than_eight_curves_get_a_panel_for_each_family() -> None:
     labels = ["ddp", *(f"zero{n}" for n in range(4)), "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op"]
     runs = [timed(label, 1 / size, size) for label in labels for size in (1, 2)]
-    assert len(labels) > MOST_IN_ONE
-    shown = texts(strong_picture(strong_scaling(compared(*runs))))
+    assert len(labels) > plots.MOST_IN_ONE
+    shown = texts(plots.strong_picture(strong_scaling(compared(*runs))))
     assert [text for text in shown if text in ("DDP", "ZeRO", "FSDP2", "FSDP1")] == [
         "DDP", "ZeRO", "FSDP2", "FSDP1",
     ]  # fmt: skip
@@ -297,7 +277,7 @@ def test_weak_scaling_shows_efficiency_in_percent() -> None:
         timed("ddp", 0.5, 1, job_id="a" * 12),
         timed("ddp", 0.625, 2, job_id="b" * 12, training={"global_batch_size": 16}),
     ]
-    picture = weak_picture(weak_scaling(compared(*runs)))
+    picture = plots.weak_picture(weak_scaling(compared(*runs)))
     assert [row["value"] for row in rows_of(picture)] == [100, 80]
     assert "ddp 80 %" in texts(picture)
 
@@ -309,7 +289,7 @@ def test_intervals_stand_beside_their_points_and_within_the_picture() -> None:
         for repeat, seconds in enumerate((0.5, 0.6, 0.4, 0.7, 0.5, 0.6, 0.45))
     ]
     curves = strong_scaling(compared(*runs))
-    picture = strong_picture(curves)
+    picture = plots.strong_picture(curves)
     drawn = [row for row in rows_of(picture) if row["low"] is not None]
     extents = [point.ratio.extent for curve in curves for point in curve if point.ratio.extent]
     assert [(row["low"], row["high"]) for row in drawn] == [(e.low, e.high) for e in extents]
@@ -319,7 +299,7 @@ def test_intervals_stand_beside_their_points_and_within_the_picture() -> None:
 
 
 def test_points_are_percent_of_ddp_and_named_directly() -> None:
-    picture = trade_off_picture(compared(timed("ddp", 0.5), timed("zero3", 1.0)))
+    picture = plots.trade_off_picture(compared(timed("ddp", 0.5), timed("zero3", 1.0)))
     assert {row["name"]: (row["memory"], row["rate"]) for row in rows_of(picture)} == {
         "ddp": (100, 100), "zero3": (100, 50),
     }  # fmt: skip
@@ -333,15 +313,17 @@ def test_throughput_is_the_ratio_by_round_as_in_the_tables() -> None:
     seconds = {"ddp": (1.0, 1.0, 4.0), "fsdp": (1.25, 1.5, 5.0)}
     runs = [timed(label, s, repeat=n) for label, of in seconds.items() for n, s in enumerate(of)]
     comparison = compared(*runs)
-    rate = {row["name"]: row["rate"] for row in rows_of(trade_off_picture(comparison))}["fsdp"]
+    rate = {row["name"]: row["rate"] for row in rows_of(plots.trade_off_picture(comparison))}["fsdp"]
     assert rate == pytest.approx(
-        {row["name"]: row["value"] for row in rows_of(throughput_picture(comparison))}["fsdp"]
+        {row["name"]: row["value"] for row in rows_of(plots.throughput_picture(comparison))}["fsdp"]
     )
     assert rate == pytest.approx(100 * next(iter(comparison.rankings.values())).to_base["fsdp"].middle)
     assert rate > 75
 
 
-@pytest.mark.parametrize(("make", "field"), [(trade_off_picture, "rate"), (throughput_picture, "value")])
+@pytest.mark.parametrize(
+    ("make", "field"), [(plots.trade_off_picture, "rate"), (plots.throughput_picture, "value")]
+)
 def test_without_ddp_the_first_that_is_listed_is_the_base(make, field: str) -> None:  # type: ignore[no-untyped-def]
     picture = make(compared(timed("fsdp", 0.5), timed("zero3", 1.0)))
     assert {row["name"]: row[field] for row in rows_of(picture)} == {"fsdp": 200, "zero3": 100}
@@ -349,7 +331,7 @@ def test_without_ddp_the_first_that_is_listed_is_the_base(make, field: str) -> N
 
 
 def test_cells_that_share_no_round_are_not_drawn_together() -> None:
-    assert trade_off_picture(compared(timed("ddp", 0.5), timed("zero3", 1.0, repeat=1))) is None
+    assert plots.trade_off_picture(compared(timed("ddp", 0.5), timed("zero3", 1.0, repeat=1))) is None
 
 
 def test_memory_far_beyond_the_others_is_cut_and_written() -> None:
@@ -358,14 +340,14 @@ def test_memory_far_beyond_the_others_is_cut_and_written() -> None:
     runs = [
         timed(label, 0.5 + n / 10, ranks=make_ranks_of(peak)) for n, (label, peak) in enumerate(peaks.items())
     ]
-    picture = made(trade_off_picture(compared(*runs)))
+    picture = made(plots.trade_off_picture(compared(*runs)))
     assert {row["name"]: row["memory"] for row in rows_of(picture)} == {
         "ddp": 100, "fsdp": 75, "zero3": pytest.approx(115),
     }  # fmt: skip
     assert {"ddp", "fsdp", "zero3 → 5,000 %"} <= set(texts(picture))
     assert "Memory is cut at 115 %" in picture.caption
     assert "zero3 200 MB" in picture.alt
-    assert "is cut" not in made(trade_off_picture(compared(*runs[:2]))).caption
+    assert "is cut" not in made(plots.trade_off_picture(compared(*runs[:2]))).caption
 
 
 def test_a_frontier_is_drawn_through_cells_that_are_shown_to_be_faster() -> None:
@@ -374,7 +356,7 @@ def test_a_frontier_is_drawn_through_cells_that_are_shown_to_be_faster() -> None
         for label, seconds, peak in (("fsdp", 1.0, 10**6), ("ddp", 0.5, 2 * 10**6), ("zero3", 1.0, 3 * 10**6))
         for n in range(6)
     ]
-    picture = made(trade_off_picture(compared(*runs)))
+    picture = made(plots.trade_off_picture(compared(*runs)))
     on_it = {row["name"] for row in rows_of(picture) if row["on_frontier"]}
     assert on_it == {"fsdp", "ddp"}
     assert "Pareto frontier, each step shown to be faster: fsdp and ddp" in picture.caption
@@ -386,15 +368,15 @@ def make_ranks_of(peak: int) -> list[RankPart]:
 
 
 def test_of_many_cells_the_fastest_are_drawn_and_the_caption_says_so() -> None:
-    runs = [timed(f"zero3:reduce_bucket_size={n}", 0.5 + n / 100) for n in range(1, MOST_CELLS + 6)]
-    picture = made(trade_off_picture(compared(*runs)))
-    assert len(rows_of(picture)) == MOST_CELLS
+    runs = [timed(f"zero3:reduce_bucket_size={n}", 0.5 + n / 100) for n in range(1, plots.MOST_CELLS + 6)]
+    picture = made(plots.trade_off_picture(compared(*runs)))
+    assert len(rows_of(picture)) == plots.MOST_CELLS
     assert max(row["tokens_per_second"] for row in rows_of(picture)) == 1024 / 0.51
-    assert f"Drawn: {MOST_CELLS} of {MOST_CELLS + 5} cells" in picture.caption
+    assert f"Drawn: {plots.MOST_CELLS} of {plots.MOST_CELLS + 5} cells" in picture.caption
 
 
 def test_bars_are_the_median_throughput_in_percent_of_ddp_fastest_first() -> None:
-    picture = throughput_picture(compared(timed("zero3", 1.0), timed("ddp", 0.5), timed("fsdp", 0.4)))
+    picture = plots.throughput_picture(compared(timed("zero3", 1.0), timed("ddp", 0.5), timed("fsdp", 0.4)))
     assert [(row["name"], row["value"]) for row in rows_of(picture)] == [
         ("fsdp", pytest.approx(125)), ("ddp", 100), ("zero3", 50),
     ]  # fmt: skip
@@ -405,7 +387,7 @@ def test_bars_are_the_median_throughput_in_percent_of_ddp_fastest_first() -> Non
 
 def test_each_number_of_ranks_has_its_own_ddp() -> None:
     runs = [timed("ddp", 0.5), timed("fsdp", 1.0), timed("ddp", 1.0, 4), timed("fsdp", 1.0, 4)]
-    found = {row["cell"]: row["value"] for row in rows_of(throughput_picture(compared(*runs)))}
+    found = {row["cell"]: row["value"] for row in rows_of(plots.throughput_picture(compared(*runs)))}
     assert found == {"ddp on 2": 100, "fsdp on 2": 50, "ddp on 4": 100, "fsdp on 4": 100}
 
 
@@ -416,12 +398,12 @@ def test_lines_are_the_interval_of_the_ratio_in_the_same_round() -> None:
         for label, seconds, extra in (("ddp", 0.5, 0), ("fsdp", 1.0, 1))
         for n in range(7)
     ]
-    by_name = {row["name"]: row for row in rows_of(throughput_picture(compared(*many)))}
+    by_name = {row["name"]: row for row in rows_of(plots.throughput_picture(compared(*many)))}
     assert 46 < by_name["fsdp"]["low"] < by_name["fsdp"]["value"] < by_name["fsdp"]["high"] < 51
     assert by_name["ddp"]["low"] is None
-    few = rows_of(throughput_picture(compared(*(run for run in many if run.repeat < 5))))
+    few = rows_of(plots.throughput_picture(compared(*(run for run in many if run.repeat < 5))))
     assert {row["low"] for row in few} == {None}
 
 
 def test_one_backend_alone_is_compared_with_nothing() -> None:
-    assert throughput_picture(compared(timed("ddp", 0.5))) is None
+    assert plots.throughput_picture(compared(timed("ddp", 0.5))) is None

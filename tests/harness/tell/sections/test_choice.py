@@ -13,19 +13,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.quantities import expected_model_state_bytes, expected_sent_bytes_per_step
 from harness.record import CommunicationPart, Record
 from harness.tell.document import Block, Line, Paragraph, Table
-from harness.tell.sections.choice import (
-    NONE_FITS,
-    SlowestExplanation,
-    bytes_frontier,
-    choice_section,
-    comparison_scope,
-    explain_slowest,
-    held_with,
-    peak,
-    sent_once,
-    sent_with,
-    worth_taking,
-)
+from harness.tell.sections import choice
 from tests.harness.tell.cells import of_size, repeats, stage_of, with_world
 from tests.pipelines import make_pipeline
 from tests.records import (
@@ -46,7 +34,7 @@ CELLS = [
 
 
 def blocks(question: ReportFocus, *records: Record) -> list[Block]:
-    section = choice_section(Comparison(records), question)
+    section = choice.choice_section(Comparison(records), question)
     return [] if section is None else list(section.blocks)
 
 
@@ -71,7 +59,7 @@ def test_a_threshold_is_a_row_and_so_is_a_simpler_cell_that_sends_no_more() -> N
         ["1", "from 9.00", "ddp", "4.00"],
         ["1", "from 8.00", "zero1", "6.00"],
         ["1", "from 3.00", "fsdp", "6.00"],
-        ["1", "less", NONE_FITS, ""],
+        ["1", "less", choice.NONE_FITS, ""],
     ]
 
 
@@ -81,12 +69,12 @@ def test_of_cpu_ranks_the_thresholds_are_what_strategies_hold_on_gpus_besides_ac
         ["1", "from 13.9", "ddp", "3.48"],
         ["1", "from 10.0", "fsdp-grad-op", "3.48"],
         ["1", "from 9.64", "fsdp:preset=library-defaults", "5.09"],
-        ["1", "less", NONE_FITS, ""],
+        ["1", "less", choice.NONE_FITS, ""],
         ["8", "from 17.4", "ddp", "3.48"],
         ["8", "from 15.7", "zero1", "5.22"],
         ["8", "from 13.0", "fsdp-grad-op", "15.7"],
         ["8", "from 11.0", "fsdp:preset=library-defaults", "28.5"],
-        ["8", "less", NONE_FITS, ""],
+        ["8", "less", choice.NONE_FITS, ""],
     ]
     assert ["zero3", "7.36", "82.2"] in tables("all", *default)["elsewhere"].texts()
 
@@ -179,7 +167,10 @@ def test_what_diverged_failed_or_is_wrong_on_purpose_is_not_compared() -> None:
 
 
 def test_nothing_is_compared_where_nothing_succeeded() -> None:
-    assert comparison_scope(Comparison([make_record(status="failed", steps=[], ranks=[], comm=[])])) is None
+    assert (
+        choice.comparison_scope(Comparison([make_record(status="failed", steps=[], ranks=[], comm=[])]))
+        is None
+    )
 
 
 def test_a_cell_under_other_conditions_than_all_others_is_alone() -> None:
@@ -193,7 +184,7 @@ def test_the_frontier_of_bytes_holds_exactly_the_cells_that_no_other_beats(
     figures: list[tuple[int, int]],
 ) -> None:
     groups = [of_size(f"ddp:n={n}", 10**6 * m, sent=4000 * s) for n, (s, m) in enumerate(figures)]
-    found = [group.label for group in bytes_frontier(stage_of(make_record(), *groups))]
+    found = [group.label for group in choice.bytes_frontier(stage_of(make_record(), *groups))]
     known = {f"ddp:n={n}": figure for n, figure in enumerate(figures)}
     front = [known[label] for label in found]
     assert front == sorted(front), "traffic rises"
@@ -203,7 +194,7 @@ def test_the_frontier_of_bytes_holds_exactly_the_cells_that_no_other_beats(
 
 
 def test_the_peak_of_a_cell_is_that_of_the_rank_that_needs_most() -> None:
-    assert peak(stage_of(make_record(label="ddp")).groups[0]) == 2_001_000
+    assert choice.peak(stage_of(make_record(label="ddp")).groups[0]) == 2_001_000
 
 
 def test_a_backend_that_is_not_installed_has_the_most_moving_parts() -> None:
@@ -213,9 +204,9 @@ def test_a_backend_that_is_not_installed_has_the_most_moving_parts() -> None:
         of_size("fsdp", 5, sent=8),
     ]
     place = stage_of(make_record(), *groups)
-    found = worth_taking(place, place.figures(sent_once), place.figures(peak))
+    found = choice.worth_taking(place, place.figures(choice.sent_once), place.figures(choice.peak))
     assert found == ["fsdp", "ddp:of-another-version=1"]
-    assert [group.label for group in bytes_frontier(place)] == ["ddp:of-another-version=1"]
+    assert [group.label for group in choice.bytes_frontier(place)] == ["ddp:of-another-version=1"]
 
 
 NOISE = (0.99, 1.0, 1.01, 0.995, 1.005, 1.002)
@@ -256,13 +247,13 @@ def base(repeats: int = 6) -> list[Record]:
     ]
 
 
-def explained(records: Sequence[Record]) -> SlowestExplanation:
-    found = explain_slowest(Comparison(records))
+def explained(records: Sequence[Record]) -> choice.SlowestExplanation:
+    found = choice.explain_slowest(Comparison(records))
     assert found is not None
     return found
 
 
-def closed(found: SlowestExplanation) -> dict[str, str]:
+def closed(found: choice.SlowestExplanation) -> dict[str, str]:
     """Share of the gap that each row of the table closes."""
     return {row[0]: row[2] for row in found.table().texts()}
 
@@ -384,7 +375,8 @@ def test_of_twins_through_accelerate_the_one_with_variants_is_explained() -> Non
 
 def test_the_slowest_alone_in_what_it_shards_has_nothing_to_be_compared_with() -> None:
     assert (
-        explain_slowest(Comparison([*runs("single", 1.0, 1), *runs("ddp", 1.0), *runs("zero3", 2.0)])) is None
+        choice.explain_slowest(Comparison([*runs("single", 1.0, 1), *runs("ddp", 1.0), *runs("zero3", 2.0)]))
+        is None
     )
 
 
@@ -410,13 +402,13 @@ def cells(report: str) -> dict[tuple[str, int], Record]:
 @pytest.mark.parametrize("report", ["default", "full-matrix", "same-job-on-nodes", "twelve-ways"])
 def test_on_its_own_ranks_and_micro_steps_a_cell_has_the_figures_that_its_run_is_held_to(report: str) -> None:
     for (label, _), record in cells(report).items():
-        held = held_with(record, record.world.accumulation_steps)
+        held = choice.held_with(record, record.world.accumulation_steps)
         states = expected_model_state_bytes(record)
         # All states lie on the GPU but AdamW's counters, 4 bytes a parameter tensor.
         assert held is None or states is None or held >= 0.9999 * states, label
         expected = expected_sent_bytes_per_step(record)
         if expected is not None:
-            assert sent_with(record, record.world.accumulation_steps) == expected, label
+            assert choice.sent_with(record, record.world.accumulation_steps) == expected, label
 
 
 def test_what_one_run_predicts_for_more_ranks_is_what_a_run_on_more_ranks_is_held_to() -> None:
@@ -424,8 +416,8 @@ def test_what_one_run_predicts_for_more_ranks_is_what_a_run_on_more_ranks_is_hel
     pairs = [(of[label, 2], of[label, 4]) for label, size in of if size == 2 and (label, 4) in of]
     assert len(pairs) > 10
     for here, there in pairs:
-        assert sent_with(here, 1, 4) == sent_with(there, 1, 4), here.backend.label
-        assert held_with(here, 1, 4) == held_with(there, 1, 4), here.backend.label
+        assert choice.sent_with(here, 1, 4) == choice.sent_with(there, 1, 4), here.backend.label
+        assert choice.held_with(here, 1, 4) == choice.held_with(there, 1, 4), here.backend.label
 
 
 def test_of_a_script_it_need_not_be_known_how_long_samples_are_nor_how_its_update_works() -> None:
@@ -433,15 +425,15 @@ def test_of_a_script_it_need_not_be_known_how_long_samples_are_nor_how_its_updat
         record = cells("default")[label, 2]
         data = record.job.data.model_copy(update={"sequence_length": None})
         optimizer = record.job.optimizer.model_copy(update={"implementation": None})
-        held = held_with(changed(record, job={"data": data, "optimizer": optimizer}), 8, 64)
+        held = choice.held_with(changed(record, job={"data": data, "optimizer": optimizer}), 8, 64)
         assert held is not None
-        assert held == held_with(record, 8, 64)
+        assert held == choice.held_with(record, 8, 64)
 
 
 def test_with_the_ranks_what_is_held_shrinks_where_states_are_sharded_and_only_there() -> None:
     of = cells("default")
     for label in (*SHARDED, "ddp", "zero0"):
-        sizes = [held_with(of[label, 2], 1, size) for size in (2, 4, 16, 64)]
+        sizes = [choice.held_with(of[label, 2], 1, size) for size in (2, 4, 16, 64)]
         assert None not in sizes
         assert (sizes == sorted(set(sizes), reverse=True)) is (label in SHARDED), label  # type: ignore[type-var]
         assert (len(set(sizes)) == 1) is (label not in SHARDED), label
@@ -453,15 +445,15 @@ def test_traffic_of_many_ranks_is_that_of_a_ring_of_as_many() -> None:
     assert weights
     size = 4 * weights.parameter_count
     # Beside the gradients the norm and the loss go around, some bytes each.
-    assert sent_with(record, 8, 64) == pytest.approx(2 * 63 / 64 * size, rel=1e-4)
-    assert sent_with(record, 8) == pytest.approx(size, rel=1e-4)
+    assert choice.sent_with(record, 8, 64) == pytest.approx(2 * 63 / 64 * size, rel=1e-4)
+    assert choice.sent_with(record, 8) == pytest.approx(size, rel=1e-4)
 
 
 def test_only_those_who_gather_or_reduce_in_every_micro_step_send_more_with_accumulation() -> None:
     of = cells("default")
     growth = {}
     for label in ("ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op"):
-        once, several = (sent_with(of[label, 2], steps) for steps in (1, 8))
+        once, several = (choice.sent_with(of[label, 2], steps) for steps in (1, 8))
         assert once
         assert several
         growth[label] = several / once
@@ -471,11 +463,11 @@ def test_only_those_who_gather_or_reduce_in_every_micro_step_send_more_with_accu
 
 
 def test_a_run_without_a_layout_or_with_forms_of_its_own_has_none() -> None:
-    assert held_with(make_record(label="ddp"), 1, 4) is None
-    assert sent_with(make_record(label="ddp"), 4) is None
+    assert choice.held_with(make_record(label="ddp"), 1, 4) is None
+    assert choice.sent_with(make_record(label="ddp"), 4) is None
     planted = next(
         record
         for record in published("full-matrix")
         if record.backend.name == "planted-gradients-summed" and record.status == "ok"
     )
-    assert held_with(planted, 1, 4) is None
+    assert choice.held_with(planted, 1, 4) is None
