@@ -108,6 +108,12 @@ def build_own_model(job: Job, *, weights: bool = True) -> nn.Module:
             f"{shown}: parameter '{lazy[0]}' takes its shape from the first batch, and strategies cut "
             "weights before that; give its layer all sizes, or pass a batch through it in the factory"
         )
+    wide = [name for name, parameter in model.named_parameters() if parameter.dtype == torch.float64]
+    if wide:
+        raise JobError(
+            f"{shown}: parameter '{wide[0]}' is float64, which no strategy is compared in: they train in "
+            "fp32, bf16 or fp16 (training.precision); return model.float()"
+        )
     if weights and not torch.empty(0).is_meta:  # else modules are being built without memory
         if any(parameter.is_meta for parameter in model.parameters()):
             raise JobError(f"{shown} returned parameters on the meta device; give them values on the CPU")

@@ -176,10 +176,10 @@ def test_a_model_of_transformers_that_declares_what_it_has_not_gets_the_class_it
 
 
 class Rotary(nn.Linear):
-    """A layer in float64 with frequencies as complex numbers and a transposed weight."""
+    """A layer of a dtype with frequencies as complex numbers and a transposed weight."""
 
-    def __init__(self) -> None:
-        super().__init__(2, 2, dtype=torch.float64)
+    def __init__(self, dtype: str = "bfloat16") -> None:
+        super().__init__(2, 2, dtype=getattr(torch, dtype))
         self.register_buffer("rotary", torch.polar(torch.ones(2), torch.ones(2)))
         self.mix = nn.Parameter(torch.arange(6.0).view(2, 3).t())
 
@@ -190,6 +190,12 @@ def test_own_models_are_cast_to_fp32_made_contiguous_and_keep_complex_buffers_wh
     assert torch.equal(model.rotary, torch.polar(torch.ones(2), torch.ones(2)))
     assert model.mix.is_contiguous()
     assert model.mix.tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_a_float64_model_is_refused_as_what_it_is() -> None:
+    section = ModelSection(factory=f"{__name__}:Rotary", arguments={"dtype": "float64"})
+    with pytest.raises(JobError, match="parameter 'weight' is float64, which no strategy is compared in"):
+        build_own_model(Job(model=section))
 
 
 CONFIGURATION = """
