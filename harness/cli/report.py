@@ -284,7 +284,9 @@ def trace(
     look like.
     """
     from harness.tell.traces import terminal_lines, trace_document
-    from harness.traces.analysis import changes_of, document, likeness_of, read_traces, skew_of
+    from harness.traces.analysis import read_traces, skew_of
+    from harness.traces.document import changes_of, document
+    from harness.traces.strategy import likeness_of
 
     if output is not None and output.suffix not in FORMATS:
         raise HarnessError(f"--output was given '{output}'; end its name in {' or '.join(FORMATS)}")

@@ -46,7 +46,8 @@ from harness.tell.formats import fitted
 from harness.tell.report import write_document, write_report
 from harness.tell.terminal import finding_lines, terminal_table
 from harness.tell.traces import trace_document
-from harness.traces.analysis import likeness_of, read_traces, skew_of
+from harness.traces.analysis import read_traces, skew_of
+from harness.traces.strategy import likeness_of
 
 # From a slash that begins a path to the last but one; behind -I, -L and an escaped line break too.
 _FOLDERS = re.compile(r"""(?:(?<=-[IL])|(?<=\\[nt])|(?<![\w./<~-]))~?/(?:[^\s/"'<>|:;,()\[\]{}\\]+/)+""")

@@ -12,8 +12,10 @@ from harness.tell.formats import fitted, milliseconds, number, percent, shortene
 from harness.tell.pictures.drawing import COPIES_ALONE, DEVICE_ACTIVITIES, EXPOSED
 from harness.tell.pictures.plots import bar_chart, stack, text_after
 from harness.tell.tables import blocks_of, prose, row_of, section, table, table_columns
-from harness.traces.analysis import CollectiveRow, Division, Likeness, RankTrace, Skew, collective_rows
+from harness.traces.analysis import Division, RankTrace, Skew
 from harness.traces.device import KernelTime, Kind
+from harness.traces.document import CollectiveRow, collective_rows
+from harness.traces.strategy import Likeness
 
 MOST_BARS = 24
 MOST_ROWS = 20

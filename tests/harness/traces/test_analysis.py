@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.traces.analysis import RankTrace, changes_of, collective_rows, likeness_of, read_traces, skew_of
+from harness.traces.analysis import RankTrace, read_traces, skew_of
+from harness.traces.document import changes_of, collective_rows
+from harness.traces.strategy import likeness_of
 
 GPU = Path(__file__).parent / "gpu"
 PUBLISHED = {

@@ -7,16 +7,10 @@ from typing import Any
 import pytest
 
 from harness.tell.traces import told_apart
-from harness.traces.analysis import (
-    RankTrace,
-    collective_rows,
-    document,
-    likeness_of,
-    rank_of_path,
-    read_trace,
-    read_traces,
-)
+from harness.traces.analysis import RankTrace, rank_of_path, read_trace, read_traces
 from harness.traces.device import kind_of
+from harness.traces.document import collective_rows, document
+from harness.traces.strategy import likeness_of
 from tests.harness.cli.command_line import harness
 from tests.harness.traces.test_scanning import GPU, event, microseconds, one, written
 from tests.harness.traces.unions import divided

@@ -12,7 +12,8 @@ from harness.forms.terms import STEP_PHASES
 from harness.judge import quantities
 from harness.judge.quantities import Run
 from harness.record import Record
-from harness.traces.analysis import RankTrace, likeness_of, read_traces, skew_of
+from harness.traces.analysis import RankTrace, read_traces, skew_of
+from harness.traces.strategy import likeness_of
 from tests.harness.cli.command_line import SMALL, harness, records
 from tests.representatives import cheap, first
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from harness.errors import HarnessError
-from harness.traces.analysis import RankTrace, likeness_of, read_trace, read_traces
+from harness.traces.analysis import RankTrace, read_trace, read_traces
 from harness.traces.scanning import nanoseconds
+from harness.traces.strategy import likeness_of
 from tests.harness.cli.command_line import harness
 
 
