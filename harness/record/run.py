@@ -593,6 +593,18 @@ class ObservationPart(Part):
     backward_ratio: float | None = None
     """What backward() got in a step over the mean of its micro-steps' losses, if it is the same in all steps:
     1 where gradients are those of the mean; None: not known, or a step has one micro-step."""
+    shorter_ratios: dict[int, float] = Field({}, exclude_if=lambda value: not value)
+    """The same of steps with fewer micro-steps, by their number."""
+    kept_gradients: int = 0
+    """Of the first updates, those whose gradients were never gone since the update before."""
+    scheduler_calls: int | None = None
+    """Calls of a scheduler per update where they are several, and do not end with its schedule."""
+    evaluations_in_training: list[int] = Field([], exclude_if=lambda value: not value)
+    """Steps before which passes without gradients ran in training mode."""
+    evaluating_since: int | None = None
+    """The first step whose model was in evaluation mode."""
+    added: list[str] = Field([], exclude_if=lambda value: not value)
+    """Parameters that train in the wrapped model, and that were added to it after it was wrapped."""
     is_moved: bool = Field(False, exclude_if=lambda value: not value)
     """Whether every weight was moved to the next number before the first step: what then differs is what
     rounding alone may change."""

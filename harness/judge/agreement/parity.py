@@ -627,8 +627,8 @@ def _unjudged(reason: str, differences: Sequence[Difference] = ()) -> Judgement:
 def has_dropout(record: Record) -> bool:
     live = record.observed.dropout if record.observed else None
     asked = record.job.model.dropout
-    if asked is None and live is not None:  # the model's own, or that of an observed script
-        return live > 0
+    if asked is None and (live is not None or record.observation is not None):
+        return bool(live)  # the model's own, or what was seen of a script
     return asked != 0.0 or bool(live)
 
 

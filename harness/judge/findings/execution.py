@@ -69,7 +69,7 @@ def modes(row: JudgedRun) -> Iterator[Finding]:
             continue
         more, fewer = [layer_names(sorted(set(a) - set(b))) for a, b in ((mine, other), (other, mine))]
         values = {"field": field, "reference": other, "given": mine}
-        yield found("mode-differs", row.cell, values, more=more, fewer=fewer)
+        yield found("mode-differs", row.cell, values, "layers", more=more, fewer=fewer)
 
 
 def buffers(row: JudgedRun) -> Iterator[Finding]:

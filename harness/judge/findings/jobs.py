@@ -75,19 +75,40 @@ def another_job(row: JudgedRun) -> Iterator[Finding]:
 def dropout(row: JudgedRun) -> Iterator[Finding]:
     """Dropout, whether layers were kept from it, and which ranks draw alike."""
     record, seen = row.record, row.record.observed
-    if record.status != "ok" or not has_dropout(record):
+    if record.status != "ok" or not has_dropout(record) or (record.observation and row.reference is None):
         return
     idle = (seen.evaluating_in_training or []) if seen else []
-    mesh, states = record.world.mesh, {rank.rank: rank.random_state for rank in record.ranks}
-    peers = dict[int, set[str | None]]()
-    for rank, state in states.items() if len(states) > 1 and None not in states.values() else ():
-        peers.setdefault(mesh.data_rank(rank), set()).add(state)
+    peers = _random_states(record)
     values = {"job": record.job.model.dropout, "live": seen.dropout if seen else None}
     yield found(
         "not-deterministic", row.cell, values | ({"evaluating": idle} if idle else {}),
-        idle=layer_names(idle), draw_alike=len(peers) > 1 and len(set(states.values())) == 1,
+        idle=layer_names(idle), draw_alike=_draw_alike(record),
         peers_differ=any(len(of_one) > 1 for of_one in peers.values()),
     )  # fmt: skip
+
+
+def _random_states(record: Record) -> dict[int, set[str]]:
+    """By data rank, those in which its ranks begin to train; {}: not all are known."""
+    peers = dict[int, set[str]]()
+    for rank in record.ranks if len(record.ranks) > 1 else ():
+        if rank.random_state is None:
+            return {}
+        peers.setdefault(record.world.mesh.data_rank(rank.rank), set()).add(rank.random_state)
+    return peers
+
+
+def _draw_alike(record: Record) -> bool:
+    peers = _random_states(record)
+    return len(peers) > 1 and len(set().union(*peers.values())) == 1
+
+
+def masks_alike(row: JudgedRun) -> Iterator[Finding]:
+    """Of a script that seeds its ranks alike; the Trainer does so itself."""
+    seen = row.record.observation
+    if seen is not None and TRAINER not in seen.frameworks and has_dropout(row.record):
+        if _draw_alike(row.record) and not _on_same_samples(row.record):
+            values = {"ranks": row.record.world.world_size, "dropout": row.record.job.model.dropout}
+            yield found("masks-alike", row.cell, values)
 
 
 def batch_split(runs: Runs) -> list[Finding]:
@@ -330,6 +351,44 @@ def nothing_updated(row: JudgedRun) -> Iterator[Finding]:
         yield found("nothing-updated", row.cell, values, case)
     elif rates and not any(rates) and len(record.steps) > 1:
         yield found("nothing-updated", row.cell, values, "no-rate", steps=len(record.steps))
+    elif rates:
+        of_steps = [
+            [rate for rate in of if rate is not None]
+            for of in zip(*record.observation.learning_rates, strict=False)
+        ]
+        last = next((n for n, of in enumerate(reversed(of_steps)) if any(of) or not of), 0)
+        if last > 1:
+            yield found(
+                "nothing-updated", row.cell, values, "rate-over", step=len(of_steps) - last, last=last
+            )
+
+
+def gradients_kept(row: JudgedRun) -> Iterator[Finding]:
+    """Of a script that never zeroes its gradients, or not those of all parameters."""
+    seen = row.record.observation
+    if seen is not None and seen.kept_gradients > 1:
+        yield found("gradients-kept", row.cell, {"updates": seen.kept_gradients})
+
+
+def scheduler_calls(row: JudgedRun) -> Iterator[Finding]:
+    """Of a script whose scheduler is stepped more often than its optimizer."""
+    seen, world = row.record.observation, row.record.world
+    if seen is not None and (calls := seen.scheduler_calls) is not None:
+        once = {"micro-step": world.accumulation_steps, "process": world.world_size}
+        per = [name for name, count in once.items() if count == calls]
+        yield found("scheduler-calls", row.cell, {"calls": calls}, per=per)
+
+
+def script_modes(row: JudgedRun) -> Iterator[Finding]:
+    """Of a script that evaluates in training mode, or trains in the mode of its evaluations."""
+    seen, count = row.record.observation, len(row.record.steps)
+    if seen is None:
+        return
+    if 0 < 2 * len(seen.evaluations_in_training) <= count:  # else they belong to each step
+        values = {"steps": seen.evaluations_in_training}
+        yield found("mode-differs", row.cell, values, "script-evaluates")
+    if seen.evaluating_since:
+        yield found("mode-differs", row.cell, {"step": seen.evaluating_since}, "script-trains")
 
 
 def empty_group(row: JudgedRun) -> Iterator[Finding]:
@@ -367,6 +426,9 @@ def ranks_alone(row: JudgedRun) -> Iterator[Finding]:
         yield found("ranks-alone", row.cell, values)
 
 
+TRAINER = "transformers.Trainer"
+DIVIDING = {"accelerate", "lightning", "deepspeed", TRAINER}
+"""Libraries that divide by the number of micro-steps that they were given, how many a step has or not."""
 SAME_RATIO = 0.02
 """Relative: ratios of losses, which low precision rounds."""
 
@@ -375,12 +437,17 @@ def loss_divided(row: JudgedRun) -> Iterator[Finding]:
     """Of a script whose gradients are not those of the mean over its micro-steps."""
     seen, count = row.record.observation, row.record.world.accumulation_steps
     ratio = seen.backward_ratio if seen is not None else None
-    if ratio is None or count < 2:
+    if seen is None or ratio is None or count < 2:
         return
     for case, due in (("sum", float(count)), ("twice", 1 / count)):
         if abs(ratio / due - 1) <= SAME_RATIO:
             values = {"micro_steps": count, "ratio": ratio}
             yield found("loss-not-divided", row.cell, values, case)
+    libraries = {name.partition(" ")[0] for name in seen.frameworks} & DIVIDING
+    short = {n: r for n, r in seen.shorter_ratios.items() if abs(r * count / n - 1) <= SAME_RATIO}
+    if abs(ratio - 1) <= SAME_RATIO and short and not libraries:
+        values = {"micro_steps": count, "ratios": short}
+        yield found("loss-not-divided", row.cell, values, "shorter", fewer=min(short))
 
 
 def epochs_alike(row: JudgedRun) -> Iterator[Finding]:
@@ -395,9 +462,12 @@ def epochs_alike(row: JudgedRun) -> Iterator[Finding]:
 
 
 def outside(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script that wraps one module and trains another without exchanging its gradients."""
+    """Of a script that wraps one module and trains another, or what it adds to it, without exchanging its
+    gradients."""
     record, seen = row.record, row.record.observation
-    count = sum(seen.unwrapped.values()) if seen is not None else 0
+    sizes_of = {p.name: math.prod(p.shape) for p in record.layout.parameters} if record.layout else {}
+    own = sum(sizes_of.get(name, 0) for name in seen.added) if seen is not None else 0
+    count = own + (sum(seen.unwrapped.values()) if seen is not None else 0)
     if seen is None or not count or seen.base is None or seen.synchronised_at is not None:
         return
     probed = record.windows.probed if record.windows else 0
@@ -406,14 +476,16 @@ def outside(row: JudgedRun) -> Iterator[Finding]:
         for part in record.comm
         if part.phase in (BETWEEN, "forward")
     )
-    trained = closed_form_layout(record.layout).trained_count if record.layout else 0
+    trained = closed_form_layout(record.layout).trained_count - own if record.layout else 0
     sizes = (part.payload_bytes / (element_bytes(part.dtype) or 4) for part in record.comm
              if part.rank == 0 and part.phase in ("backward", "step") and part.op in REDUCTIONS)  # fmt: skip
     reduced = sum(sizes) / max(1, probed)
     # Of the wrapped module alone: once, or in every micro-step.
     beside = reduced - round(reduced / trained) * trained if trained else reduced
-    if record.world.world_size > 1 and probed and not by_hand and abs(beside) < count / 2:
-        yield found("trained-outside", row.cell, {"elements": count, "modules": [*seen.unwrapped]})
+    apart = not seen.unwrapped or abs(beside) < count / 2
+    if record.world.world_size > 1 and probed and not by_hand and apart:
+        values = {"elements": count, "modules": [*seen.unwrapped], "added": seen.added}
+        yield found("trained-outside", row.cell, values)
 
 
 def passes_apart(row: JudgedRun) -> Iterator[Finding]:
@@ -502,6 +574,10 @@ RULES = Rules(
         empty_group,
         ranks_alone,
         samples_repeated,
+        masks_alike,
+        gradients_kept,
+        scheduler_calls,
+        script_modes,
         loss_divided,
         epochs_alike,
         passes_apart,

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.backends.base import Batch, Effective, Engine, SetupContext, World
@@ -241,6 +242,22 @@ def unwrapped(roots: Iterable[nn.Module], live: Live) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
+def added(live: Live) -> list[str]:
+    """Parameters that train in the described model and that what wraps it was never given."""
+    module = getattr(live.engine, "module", None)
+    if isinstance(module, DistributedDataParallel):
+        known = {id(parameter) for parameter in module._module_parameters}
+    elif isinstance(module, FullyShardedDataParallel):
+        flat = [h.flat_param for unit in FullyShardedDataParallel.fsdp_modules(module) if (h := unit._handle)]
+        known = {id(p) for one in flat for p in (one, *(one._params or ()))}
+    elif live.cuts_units:
+        known = {id(p) for p in live.bare.parameters() if isinstance(p, DTensor)}
+    else:
+        return []
+    named = live.bare.named_parameters()
+    return sorted(bare_name(name) for name, p in named if p.requires_grad and id(p) not in known)
+
+
 def _is_zero(module: nn.Module) -> bool:
     return type(module).__name__ == "DeepSpeedEngine"
 
@@ -376,7 +393,9 @@ class Seen:
     further_passes: int = 0
     """Backward passes that began in results of a forward pass that had one before."""
     backward_ratios: list[tuple[int, float]] = field(default_factory=list)
-    """Of steps with several micro-steps their number, and `Step.backward_ratio`."""
+    """Of steps their number of micro-steps, and `Step.backward_ratio`."""
+    evaluating_since: int | None = None
+    """The first step that trains in evaluation mode."""
     discarded: int = 0
     """Micro-steps whose gradients were zeroed before an update."""
     frameworks: dict[str, None] = field(default_factory=dict)

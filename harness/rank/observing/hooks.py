@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
@@ -200,6 +201,13 @@ def _hook_updates(listener: Guarded) -> None:
         replace(kind, "scale", told(after=lambda scaled, _, outputs: listener.scaled(outputs, scaled)))
     replace(DistributedSampler, "__iter__", told(lambda sampler: listener.epoch_begins(sampler)))
 
+    def scheduled(scheduler: Any, epoch: Any = None) -> None:
+        if epoch is None:
+            listener.scheduled(scheduler)
+
+    for schedule in (lr_scheduler.LRScheduler, lr_scheduler.CosineAnnealingWarmRestarts):
+        replace(schedule, "step", told(scheduled))
+
 
 def _hook_clipping(listener: Guarded) -> None:
     from torch.nn import utils
@@ -287,6 +295,12 @@ def hook_frameworks(session: Guarded, on_import: OnImport) -> None:
         on_import("accelerate.state", lambda module: replace(module.PartialState, "__init__", _with_gloo))
     accelerate = given_loss("accelerate", "Accelerator.backward")
     on_import("accelerate.accelerator", lambda module: replace(module.Accelerator, "backward", accelerate))
+    told_of = told(
+        lambda *_, **__: session.library_schedules(True),
+        lambda *_, **__: session.library_schedules(False),
+        lambda: session.library_schedules(False),
+    )
+    on_import("accelerate.scheduler", lambda module: replace(module.AcceleratedScheduler, "step", told_of))
     on_import("deepspeed.runtime.engine", deepspeed)
     on_import("transformers.trainer", lambda module: _trainer(session, module.Trainer))
     for package in ("lightning.pytorch", "pytorch_lightning"):

@@ -32,6 +32,7 @@ from harness.forms.terms import BETWEEN, SCALAR_BYTES, may_reduce
 from harness.rank.live.model_watch import depends_on_mode, in_backward
 from harness.rank.live.observer import DIGESTED_STEPS, OptimizerWatch
 from harness.rank.observing.facts import Seen, is_causal, sharded_by, weights_of
+from harness.rank.observing.habits import Habits, divisor_of
 from harness.rank.observing.hooks import (
     Apart,
     Guarded,
@@ -62,6 +63,11 @@ def trains(root: nn.Module) -> bool:
     Lightning 2.6 puts DDP into evaluation mode before its sanity check and then only what it wraps back.
     """
     return torch.is_grad_enabled() and any(module.training for module in root.modules())
+
+
+def _alone(tensors: Any) -> Any:
+    """What backward() is called on, where that is one."""
+    return tensors[0] if isinstance(tensors, (list, tuple)) and len(tensors) == 1 else tensors
 
 
 def _move(root: nn.Module) -> None:
@@ -180,8 +186,8 @@ class Session:
         self.roots: Roots | None = None
         """The modules that the script calls, as a listener is told of them."""
         self.watch = OptimizerWatch(has_hook=False)
-        self.seen = Seen()
-        self.writing = Writing(run_directory, self.request.observed, self.seen)
+        self.seen, self.habits = Seen(), Habits()
+        self.writing = Writing(run_directory, self.request.observed, self.seen, self.habits)
         self.probing = Probing(self.counter, allocator)
         self._step: Step | None = None
         self._timer: PhaseTimer | None = None
@@ -193,6 +199,7 @@ class Session:
         self._is_finished = self._has_several = self._told_of_mode = False
         self._scaled: Callable[[], Tensor | None] | None = None
         self._unscaled: Tensor | None = None
+        self._divisor: float | None = None
         self._rate: float | None = None
         self._causal: dict[int, bool] = {}
         self._thread: Thread | None = None
@@ -231,9 +238,12 @@ class Session:
             if self._step is None or self._step.ended is not None:
                 self._finish()
                 self._last_end = None  # an evaluation: the next step begins with its first forward pass
+                if not torch.is_grad_enabled():
+                    self.habits.passes_without_gradients(root, self.seen.steps)
             return
         self._evaluating = None
         step = self._open()
+        self.writing.draws_from_here()
         now = time.perf_counter()
         if not step.in_micro_step:
             step.in_micro_step = True
@@ -303,25 +313,28 @@ class Session:
     def scaled(self, outputs: Any, scaled: Any) -> None:
         """A scaler has multiplied what backward() is then called on, or a part of it."""
         self._scaled = weakref.ref(scaled) if isinstance(scaled, Tensor) else lambda: None
-        self._unscaled = scalar_of(outputs)
+        self._unscaled, self._divisor = scalar_of(outputs), divisor_of(outputs)
         if self.seen.loss_scale is None and self._unscaled is not None:
             scale = float(scaled.detach() / self._unscaled)
             self.seen.loss_scale = scale if math.isfinite(scale) else None
 
     def backward_begins(self, tensors: Any) -> None:
-        step, scalar = self._open(), scalar_of(tensors)
+        step, scalar, divisor = self._open(), scalar_of(tensors), divisor_of(_alone(tensors))
+        if "deepspeed" not in self.seen.frameworks:  # which keeps gradients elsewhere
+            self.habits.backward_begins(self._called())
         root = self._evaluating() if self._evaluating is not None else None
         self._evaluating = None
         if root is not None and not self._told_of_mode and any(map(depends_on_mode, root.modules())):
             self._told_of_mode = True
+            self.seen.evaluating_since = step.number
             self.writing.note(
                 f"step {step.number} trains {type(root).__name__} in evaluation mode: dropout is off, "
                 "BatchNorm takes its running statistics, and what is measured of passes is left out; call "
                 "train() on it, also after each evaluation"
             )
         if self._scaled is not None:
-            (given,) = tensors if isinstance(tensors, (list, tuple)) and len(tensors) == 1 else (tensors,)
-            scalar = self._unscaled if given is self._scaled() else None
+            is_that = _alone(tensors) is self._scaled()
+            scalar, divisor = (self._unscaled, self._divisor) if is_that else (None, None)
             self._scaled = self._unscaled = None
         # Several passes may begin in the results of one forward pass.
         step.goes_on = self._evaluates_again or bool(step.batches and not step.in_micro_step)
@@ -329,6 +342,8 @@ class Session:
         step.in_micro_step = True
         if not step.goes_on:
             step.losses[-1].scalar = scalar
+            if step.losses[-1].framework is None:
+                step.losses[-1].divisor = divisor
             if step.micro_steps == self.seen.accumulation - 1:
                 self.probing.moment("after_forward")
         elif not self._evaluates_again:
@@ -350,6 +365,8 @@ class Session:
         if step is None or self._backward_waits:
             return
         step.in_micro_step = False
+        if self.seen.loss_scale is None and "deepspeed" not in self.seen.frameworks:
+            self.habits.backward_ends()
         self._evaluations += self._depth > 0
         if not step.goes_on:
             if step.micro_steps == self.seen.accumulation - 1:
@@ -388,8 +405,15 @@ class Session:
             if current.framework_name != TRAINER:  # which knows it before it is divided
                 current.framework, current.framework_name = loss.detach().clone(), name
                 current.may_be_divided = name != TRAINER or divided
+                current.divisor = divisor_of(loss)
             if items is not None:
                 current.items = float(items)
+
+    def scheduled(self, scheduler: Any) -> None:
+        self.habits.scheduled(scheduler)
+
+    def library_schedules(self, begins: bool) -> None:
+        self.habits.library_schedules(begins)
 
     def epoch_begins(self, sampler: Any) -> None:
         """A sampler that divides samples over ranks is gone through."""
@@ -400,6 +424,8 @@ class Session:
     def update_begins(self) -> None:
         self._depth += 1
         step = self._step
+        if self._depth == 1:
+            self.habits.update_begins()
         self._evaluations *= self._depth > 1
         if self._depth != 1 or step is None or in_backward():
             return
@@ -442,6 +468,7 @@ class Session:
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self._has_stepped = True
         self._optimizing -= 1
+        self.habits.stepped(optimizer)
         if self.watch.at_work:
             self.watch.look(optimizer)
         if self._step is not None:

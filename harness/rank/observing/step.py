@@ -136,6 +136,8 @@ class MicroLoss:
     may_be_divided: bool = True
     """Whether the script may have divided `framework` by the number of micro-steps."""
     scalar: Tensor | None = None
+    divisor: float | None = None
+    """By what the script divided a mean to get the loss that it hands on; None: not known."""
     items: float | None = None
     """Tokens by which the model was told to divide its summed loss (`num_items_in_batch`)."""
 
@@ -143,6 +145,7 @@ class MicroLoss:
         """backward() was called on another scalar of the same forward pass."""
         known = self.scalar is not None and scalar is not None
         self.scalar = self.scalar + scalar if known else None  # type: ignore[operator]
+        self.divisor = None
 
     def value(self, *, alone: bool) -> tuple[float, str] | None:
         """The loss and where it is from. A scalar of several micro-steps may have been divided or not."""
@@ -160,7 +163,11 @@ class MicroLoss:
         library left as the script gave it.
         """
         loss = self.framework if self.returned is None else self.returned
-        if self.scalar is None or loss is None or self.items is not None:
+        if self.scalar is None or self.items is not None:
+            return None
+        if self.returned is None and self.divisor is not None:
+            return float(self.scalar), float(self.scalar if loss is None else loss) * self.divisor
+        if loss is None:
             return None
         given, own = float(self.scalar), float(loss)
         is_undivided = self.returned is None and self.may_be_divided and given == own  # by the library
@@ -240,7 +247,7 @@ class Step:
         """The sum of what backward() got over the mean of the micro-steps' losses: 1 if it is that mean."""
         pairs = [pair for loss in self.losses[: self.micro_steps] if (pair := loss.of_backward) is not None]
         total = sum(loss for _, loss in pairs)
-        if self.micro_steps < 2 or len(pairs) < self.micro_steps or not total:
+        if not self.micro_steps or len(pairs) < self.micro_steps or not total:
             return None
         return finite_or_none(len(pairs) * sum(given for given, _ in pairs) / total)
 

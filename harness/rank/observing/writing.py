@@ -28,6 +28,7 @@ from harness.rank.observing.facts import (
     Live,
     Optimizers,
     Seen,
+    added,
     asked_options,
     effective_of,
     left_out,
@@ -40,9 +41,10 @@ from harness.rank.observing.facts import (
     unwrapped,
     world_here,
 )
+from harness.rank.observing.habits import Habits
 from harness.rank.observing.step import Step
 from harness.rank.probes.probes import ProbedSteps
-from harness.rank.process.environment import device_name
+from harness.rank.process.environment import device_name, random_state
 from harness.record import LayoutPart, ModelPart, ObservationPart
 from harness.run_directory.events import (
     DoneEvent,
@@ -101,8 +103,10 @@ class Described:
 class Writing:
     """The events of one rank."""
 
-    def __init__(self, run_directory: Path, command: Sequence[str], seen: Seen) -> None:
+    def __init__(self, run_directory: Path, command: Sequence[str], seen: Seen, habits: Habits) -> None:
         self._directory = run_directory
+        self._habits = habits
+        self._random_state: str | None = None
         self._command = command
         self._seen = seen
         self._started = perf_counter()
@@ -163,6 +167,11 @@ class Writing:
                 self._notes.append("several processes train as one rank; the first one is recorded")
             note_start(self._directory, self._world.rank, trains=is_first)
             self._events = GuestEventWriter(path)
+
+    def draws_from_here(self) -> None:
+        """The first training pass begins: what dropout draws follows from this state."""
+        if self._random_state is None:
+            self._random_state = random_state(self.world.device)
 
     def are_gradients_gone(self) -> bool:
         """Whether no tensor of the optimizers that step has a gradient; ZeRO keeps its own elsewhere."""
@@ -277,6 +286,7 @@ class Writing:
             data=None,
             steps=None,
             setup_seconds=perf_counter() - self._started,
+            random_state=self._random_state,
         )
 
     def _others(self, live: Live) -> bool:
@@ -309,6 +319,10 @@ class Writing:
             notes.append(f"{others} of {self._sizes.total()} steps had a batch of another size")
         if live is not None and self._others(live):
             notes.append("several models train; states are those of the largest that the first step called")
+        if new := added(live) if live else []:
+            notes.append(
+                f"added after the model was wrapped: {', '.join(new)}; bytes and memory are not judged"
+            )
         if len(self._optimizers.each) > 1:
             count = len(self._optimizers.each)
             notes.append(f"{count} optimizers step: a step ends with each that follows a backward pass")
@@ -319,6 +333,9 @@ class Writing:
             )
         if self._seen.discarded:
             notes.append(f"gradients of {self._seen.discarded} micro-steps were zeroed without an update")
+        ratios: dict[int, list[float]] = {}
+        for number, ratio in self._seen.backward_ratios:
+            ratios.setdefault(number, []).append(ratio)
         observation = ObservationPart(
             command=list(self._command),
             frameworks=list(self._seen.frameworks),
@@ -326,14 +343,22 @@ class Writing:
             loss=self._loss_source if LOSS not in unknown else "",
             unknown=unknown,
             synchronised_at=self._synchronised_at,
-            has_form=self._seen.has_form and self._synchronised_at is None,
+            has_form=self._seen.has_form and self._synchronised_at is None and not new,
             unwrapped=unwrapped(self._roots, live) if live and live.base != "single" else {},
             has_loader=self._seen.has_loader,
             repeated_epochs=self._seen.repeated_epochs,
             further_passes=self._seen.further_passes,
-            backward_ratio=alike(
-                [one for number, one in self._seen.backward_ratios if number == micro_steps]
-            ),
+            backward_ratio=None
+            if self._habits.were_scaled or micro_steps == 1
+            else alike(ratios.get(micro_steps, [])),
+            shorter_ratios={}
+            if self._habits.were_scaled
+            else {n: r for n, of in ratios.items() if n < micro_steps and (r := alike(of)) is not None},
+            kept_gradients=self._habits.kept_gradients,
+            scheduler_calls=self._habits.scheduler_calls,
+            evaluations_in_training=sorted(self._habits.left_in_training),
+            evaluating_since=self._seen.evaluating_since,
+            added=new,
             notes=notes,
         )
         event = ObservationEvent(

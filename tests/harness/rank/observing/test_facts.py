@@ -166,7 +166,7 @@ def test_each_group_has_its_rates_decay_and_tensors_and_an_empty_one_is_found(tm
     assert decaying == pytest.approx(halved)
     assert [step.learning_rate for step in record.steps] == pytest.approx(halved)
     assert (record.observed.dropout, record.observed.tf32) == (0.25, True)
-    assert found(record).keys() == {"empty-group", "not-deterministic"}
+    assert found(record).keys() == {"empty-group"}
     path = tmp_path / "record" / "record.json"
     path.parent.mkdir()
     path.write_text(record.model_dump_json())
@@ -187,7 +187,7 @@ def test_flat_parameters_have_their_closed_form_and_no_finding(tmp_path: Path) -
     assert optimizer_bytes(record) == {2 * 4 * (ELEMENTS + 1) // 2 + 3 * 4}
     assert record.layout.blocks == ["blocks.0", "blocks.1"]
     assert sum(p.name.endswith("weight") for p in record.layout.parameters) == 4
-    assert found(record).keys() == {"not-deterministic"}
+    assert found(record).keys() == set()
 
 
 def test_an_optimizer_made_before_wrapping_is_found(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_an_optimizer_made_before_wrapping_is_found(tmp_path: Path) -> None:
 
 def test_what_accelerate_runs_in_place_of_fsdp_is_found(tmp_path: Path) -> None:
     findings = found(observed(tmp_path, ACCELERATED))
-    assert findings.keys() == {"strategy-differs", "not-deterministic"}
+    assert findings.keys() == {"strategy-differs"}
     text = "runs DistributedDataParallel, although FSDP through Accelerate was requested"
     assert findings["strategy-differs"] == text
 

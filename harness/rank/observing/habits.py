@@ -1,0 +1,180 @@
+"""What a script does around its updates that no figure shows: gradients that it keeps or scales by hand,
+schedulers, the mode of its evaluations. Of a loss it reads by what numbers its last operations divide it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from harness.backends.optimizer.gradients import local_shard
+from harness.rank.live.model_watch import depends_on_mode
+
+LOOKED_AT = 16
+"""Updates, and gaps between steps, that are looked at: each look may wait for a device."""
+SCALED = 1e-6
+"""Relative: norms of one tensor that nothing changed are equal."""
+FACTORS = {"DivBackward0": 1, "MulBackward0": -1}
+CASTS = ("ToCopyBackward0", "SqueezeBackward0", "ViewBackward0")
+MEAN = 1
+"""`reduction` of torch's losses, as their nodes keep it."""
+
+
+def divisor_of(loss: Any) -> float | None:
+    """By what plain numbers a mean of torch's was divided to make this loss; None: it ends in no such mean.
+
+    Reads the graph alone, and waits for no device.
+    """
+    node, divisor = loss.grad_fn if isinstance(loss, Tensor) else None, 1.0
+    while node is not None:
+        name = node.name()
+        if name in FACTORS:
+            other = getattr(node, "_saved_other", None)
+            if other is None or other.numel() != 1 or other.is_cuda or node.next_functions[1][0] is not None:
+                return None
+            divisor *= float(other) ** FACTORS[name] if other else math.nan
+        elif name not in CASTS:
+            is_mean = name == "MeanBackward0" or getattr(node, "_saved_reduction", None) == MEAN
+            return divisor if is_mean and math.isfinite(divisor) else None
+        node = node.next_functions[0][0]
+    return None
+
+
+def _gradients(optimizer: torch.optim.Optimizer, among: Collection[int] | None = None) -> Iterator[Tensor]:
+    """What this rank holds of those that an optimizer has. among: ids of parameters; None: all."""
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        if (
+            parameter.requires_grad
+            and parameter.grad is not None
+            and (among is None or id(parameter) in among)
+        ):
+            gradient = local_shard(parameter.grad)
+            yield gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+@dataclass
+class _Since:
+    """What happened since an update of an optimizer."""
+
+    updates: int
+    passes: int = 0
+    were_gone: bool = False
+    """Whether a backward pass began without a gradient."""
+
+
+@dataclass
+class _Calls:
+    """Of a scheduler."""
+
+    since: int | None = None
+    """The last update of its optimizer; None: before the first."""
+    total: int = 0
+    per_update: Counter[int] = field(default_factory=Counter)
+    """Updates by the calls before them."""
+    are_due: bool = False
+    """Whether the schedule is longer than all of them."""
+
+
+class Habits:
+    """Follows one script."""
+
+    def __init__(self) -> None:
+        self.kept_gradients = 0
+        """Updates with gradients that were in those before, too."""
+        self.were_scaled = False
+        """Whether gradients changed between the backward pass and clipping or update."""
+        self.left_in_training: set[int] = set()
+        """Steps before which passes without gradients ran in training mode."""
+        self._since: WeakKeyDictionary[torch.optim.Optimizer, _Since] = WeakKeyDictionary()
+        self._schedulers: WeakKeyDictionary[Any, _Calls] = WeakKeyDictionary()
+        self._called_within: set[int] | None = None
+        self._seen: tuple[Tensor, float] | None = None
+
+    def backward_begins(self, roots: Sequence[nn.Module]) -> None:
+        """Gradients of the updates before should be gone; masters' beside the model are overwritten."""
+        for optimizer, since in self._since.items():
+            since.passes += 1
+            if since.updates <= LOOKED_AT and not since.were_gone:
+                own = {id(parameter) for root in roots for parameter in root.parameters()}
+                since.were_gone = not any(bool(gradient.any()) for gradient in _gradients(optimizer, own))
+
+    def backward_ends(self) -> None:
+        """Note a gradient, to see whether the script changes it before the update."""
+        self._seen = None
+        for optimizer, since in self._since.items():
+            first = next(_gradients(optimizer), None) if since.updates <= 2 else None
+            if first is not None:
+                self._seen = first, float(first.norm())
+
+    def update_begins(self) -> None:
+        """Clipping or an update."""
+        if self._seen is not None:
+            gradient, norm = self._seen
+            self.were_scaled |= abs(float(gradient.norm()) - norm) > SCALED * norm
+            self._seen = None
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        since = self._since.get(optimizer)
+        if since is not None and since.updates <= LOOKED_AT and since.passes and not since.were_gone:
+            self.kept_gradients += 1
+        self._since[optimizer] = _Since(1 if since is None else since.updates + 1)
+        for scheduler, calls in self._schedulers.items():
+            if _innermost(scheduler.optimizer) is optimizer:
+                if calls.since is not None:
+                    calls.per_update[calls.since] += 1
+                calls.since = 0
+                calls.are_due = (_horizon(scheduler) or 0) >= calls.total
+
+    def scheduled(self, scheduler: Any) -> None:
+        """A scheduler is stepped without being told the epoch."""
+        if self._called_within is not None:
+            if id(scheduler) in self._called_within:
+                return  # Accelerate 1.15 does so once per process, as its schedules are to be counted
+            self._called_within.add(id(scheduler))
+        calls = self._schedulers.setdefault(scheduler, _Calls())
+        calls.total += bool(scheduler._step_count)  # 0: it is being made
+        if calls.since is not None:
+            calls.since += 1
+
+    def library_schedules(self, begins: bool) -> None:
+        """Accelerate steps a scheduler, or has."""
+        self._called_within = set() if begins else None
+
+    @property
+    def scheduler_calls(self) -> int | None:
+        """Of one scheduler per update, if they are several in most; None: there is no such."""
+        known = [one for one in self._schedulers.values() if one.per_update and not one.are_due]
+        usual = [calls.per_update.most_common(1)[0] for calls in known]
+        return max((calls for calls, times in usual if calls > 1 and times > 1), default=None)
+
+    def passes_without_gradients(self, root: nn.Module, step: int) -> None:
+        """A pass between steps, before this one."""
+        if root.training and len(self.left_in_training) < LOOKED_AT and step not in self.left_in_training:
+            # BatchNorm without momentum is averaged anew on purpose (`update_bn`).
+            if any(
+                one.training and getattr(one, "momentum", 0.0) is not None and depends_on_mode(one)
+                for one in root.modules()
+            ):
+                self.left_in_training.add(step)
+
+
+def _innermost(optimizer: Any) -> Any:
+    while hasattr(optimizer, "optimizer"):  # Accelerate's around torch's
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _horizon(scheduler: Any) -> int | None:
+    """Calls after which a schedule is over, where it is known."""
+    known = [getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters")]
+    known += [
+        getattr(rate, "keywords", {}).get("num_training_steps")
+        for rate in getattr(scheduler, "lr_lambdas", ())
+    ]
+    return next((int(one) for one in known if isinstance(one, int)), None)

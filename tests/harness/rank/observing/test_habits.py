@@ -1,0 +1,158 @@
+"""Mistakes around updates, which no figure of a step shows: each is named, and its sound twin is not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from harness.rank.observing.habits import divisor_of
+from tests.harness.rank.observing.test_other_loops import found, observed
+
+pytestmark = pytest.mark.long(seconds=25)
+LOOP = """
+optimizer = torch.optim.AdamW(model.parameters())
+scheduler = torch.optim.lr_scheduler.{schedule}
+for step in range(8):
+    for micro in range(2):
+        (loss_of(model){divided}).backward(){each}
+    optimizer.step()
+    {after}
+"""
+LAMBDA, ZERO = "LambdaLR(optimizer, lambda n: 1 / (1 + n))", "optimizer.zero_grad()"
+
+
+def loop(
+    *, schedule: str = LAMBDA, divided: str = " / 2", each: str = "", after: str = f"{ZERO}; scheduler.step()"
+) -> str:
+    return LOOP.format(schedule=schedule, divided=divided, each=f"; {each}" if each else "", after=after)
+
+
+EVALUATED = """
+model.append(nn.Identity()).append(nn.Dropout({p}))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(8):
+    {often}
+    optimizer.zero_grad()
+    loss_of(model).backward()
+    optimizer.step()
+    if step % 4 == 3:
+        {before}
+        with torch.no_grad():
+            loss_of(model)
+        {again}
+"""
+WINDOWS = """
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(9):
+    window = 2 if step % 3 == 2 else 4
+    for micro in range(window):
+        (loss_of(model) / {by}).backward()
+    {scaled}
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+TURNS = """
+other = nn.Linear(1, 1)
+first, optimizer = torch.optim.AdamW(other.parameters()), torch.optim.AdamW(model.parameters())
+for step in range(8):
+    first.zero_grad()
+    other(model(torch.randn(4, 8))[:, None]).square().mean().backward()
+    first.step()
+    optimizer.zero_grad()
+    other(model(torch.randn(4, 8))[:, None]).square().mean().backward()
+    optimizer.step()
+"""
+WRAPPED = """
+dist.init_process_group("gloo")
+torch.manual_seed({seed})
+model = nn.Sequential(nn.Linear(8, 16), nn.Dropout({p}), nn.Linear(16, 1), nn.Flatten(0))
+{wrapped}
+{changed}
+optimizer = torch.optim.AdamW(model.parameters())
+order = torch.Generator().manual_seed(dist.get_rank())
+for step in range(8):
+    model(torch.randn(4, 8, generator=order)).square().mean().backward()
+    {reduced}
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+IN_DDP = "model = nn.parallel.DistributedDataParallel(model)"
+UNUSED = IN_DDP.replace("model)", "model, find_unused_parameters=True)")
+IN_FSDP = "from torch.distributed.fsdp import fully_shard\nfully_shard(model)"
+
+
+def wrapped(
+    *, seed: str = "dist.get_rank()", p: float = 0.0, by: str = IN_DDP, changed: str = "", reduced: str = ""
+) -> str:
+    return WRAPPED.format(seed=seed, p=p, wrapped=by, changed=changed, reduced=reduced or "pass")
+
+
+HEAD_OF = "(model.module if hasattr(model, 'module') else model)[2] = nn.Linear(16, 1)"
+BY_HAND = "[(dist.all_reduce(p.grad), p.grad.div_(2)) for p in model[2].parameters()]"
+SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
+    "sound": (loop(), 1, set()),
+    "never zeroed": (loop(after="scheduler.step()"), 1, {"gradients-kept"}),
+    "zeroed in place": (loop(after="optimizer.zero_grad(set_to_none=False); scheduler.step()"), 1, set()),
+    "zeroed by hand": (loop(after="[setattr(p, 'grad', None) for p in model.parameters()]"), 1, set()),
+    "one parameter is never zeroed": (loop(after="model[0].zero_grad()"), 1, {"gradients-kept"}),
+    "two optimizers in turns": (TURNS, 1, set()),
+    "a schedule per micro-step": (loop(each="scheduler.step()", after=ZERO), 1, {"scheduler-calls"}),
+    "a schedule counted in micro-steps": (
+        loop(schedule="CosineAnnealingLR(optimizer, 16)", each="scheduler.step()", after=ZERO), 1, set()),
+    "a schedule per process": (
+        loop(after=f"{ZERO}; scheduler.step(); scheduler.step()"), 1, {"scheduler-calls"}),
+    "a schedule per epoch": (loop(after=f"{ZERO}; step % 4 == 3 and scheduler.step()"), 1, set()),
+    "a schedule of schedules": (
+        loop(schedule="ChainedScheduler([torch.optim.lr_scheduler.LinearLR(optimizer), "
+                      "torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)])"), 1, set()),
+    "a schedule that ends early": (
+        loop(schedule="LambdaLR(optimizer, lambda n: max(0, 1 - n / 4))"), 1, {"nothing-updated"}),
+    "not divided": (loop(divided=""), 1, {"loss-not-divided"}),
+    "divided twice": (loop(divided=" / 2 / 2"), 1, {"loss-not-divided"}),
+    "divided as gradients": (
+        loop(divided="", each="micro and [p.grad.div_(2) for p in model.parameters()]"), 1, set()),
+    "a sum divided by its samples": (
+        loop(divided="").replace("loss_of(model)", "model(torch.randn(2, 8)).square().sum() / 4"), 1, set()),
+    "evaluates in training mode": (
+        EVALUATED.format(p=0.1, often="", before="", again=""), 1, {"mode-differs"}),
+    "evaluates in training mode, where that is no other": (
+        EVALUATED.format(p=0.0, often="", before="", again=""), 1, set()),
+    "evaluates as it should": (
+        EVALUATED.format(p=0.1, often="", before="model.eval()", again="model.train()"), 1, set()),
+    "trains as it evaluated": (
+        EVALUATED.format(p=0.1, often="", before="model.eval()", again=""), 1, {"mode-differs"}),
+    "passes without gradients in each step": (
+        EVALUATED.format(p=0.1, often="with torch.no_grad(): loss_of(model)", before="", again=""), 1, set()),
+    "a short window divided as a long one": (WINDOWS.format(by=4, scaled=""), 1, {"loss-not-divided"}),
+    "a short window divided by its own": (WINDOWS.format(by="window", scaled=""), 1, set()),
+    "ranks that drop alike": (wrapped(seed="0", p=0.1), 2, {"masks-alike"}),
+    "ranks that drop otherwise": (wrapped(p=0.1), 2, set()),
+    "ranks seeded alike without dropout": (wrapped(seed="0"), 2, set()),
+    "a head added to what DDP wraps": (wrapped(by=UNUSED, changed=HEAD_OF), 2, {"trained-outside"}),
+    "a head added to what FSDP wraps": (wrapped(by=IN_FSDP, changed=HEAD_OF), 2, {"trained-outside"}),
+    "an added head that is reduced by hand": (
+        wrapped(by=IN_FSDP, changed=HEAD_OF, reduced=BY_HAND), 2, set()),
+}  # fmt: skip
+CHEAP = ("sound", "never zeroed", "a schedule per micro-step", "evaluates in training mode")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in CHEAP else pytest.mark.costly) for name in SCRIPTS]
+)
+def test_a_mistake_around_updates_is_named_and_its_sound_twin_is_not(tmp_path: Path, name: str) -> None:
+    body, ranks, ids = SCRIPTS[name]
+    record, _ = observed(tmp_path, body, ranks)
+    assert record.status == "ok"
+    assert found(record) == ids
+
+
+def test_what_divides_a_mean_is_read_from_its_graph() -> None:
+    logits, targets = torch.randn(4, 3, requires_grad=True), torch.tensor([0, 1, 2, 0])
+    mean = functional.cross_entropy(logits, targets)
+    assert divisor_of(mean) == 1
+    assert divisor_of(mean / 4) == divisor_of(mean * 0.25) == 4
+    assert divisor_of(functional.cross_entropy(logits.bfloat16(), targets).float() / 2 / 2) == 4
+    assert divisor_of(logits.square().mean() / torch.tensor(3.0)) == 3
+    for unknown in (logits.sum() / 4, mean + mean, mean / logits.sum(), mean.detach(), 1.0):
+        assert divisor_of(unknown) is None
