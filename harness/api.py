@@ -76,6 +76,13 @@ def _run(row: JudgedRun) -> dict[str, Any]:
     }
 
 
+class Plot(str):
+    """The text of an SVG, which a notebook shows; write it to a file as it is."""
+
+    def _repr_svg_(self) -> str:
+        return str(self)
+
+
 class Results:
     """Runs compared with each other. A terminal shows its table, a notebook the same as HTML."""
 
@@ -124,6 +131,21 @@ class Results:
         from harness.tell.report import write_report
 
         return write_report(self.runs, Path(path))
+
+    def plot(self, name: str) -> Plot:
+        """A picture of the report, such as 'loss', 'memory', 'communication', 'throughput' or 'time'.
+
+        Raises HarnessError for one that these runs do not have.
+        """
+        from harness.tell.pictures.drawing import draw
+        from harness.tell.report import details_document, short_document
+
+        details = details_document(self.comparison)
+        pages = short_document(self.comparison, "all", details), details
+        pictures = {picture.key: picture for page in pages for picture in page.pictures()}
+        if name not in pictures:
+            raise HarnessError(f"picture '{name}': these runs have none. {available(name, pictures)}")
+        return Plot(draw(pictures[name]).decode())
 
     def __str__(self) -> str:
         from harness.tell.terminal import finding_lines, terminal_table

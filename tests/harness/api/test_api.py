@@ -73,6 +73,17 @@ def test_a_table_that_does_not_exist_is_refused() -> None:
         harness.load(PUBLISHED).to_frame("epochs")  # type: ignore[arg-type]
 
 
+def test_a_picture_of_the_report_is_an_svg_that_a_notebook_shows() -> None:
+    results = harness.load(PUBLISHED)
+    picture = results.plot("loss")
+    assert picture._repr_svg_() == picture
+    assert picture.startswith("<svg")
+    with pytest.raises(
+        harness.HarnessError, match=r"picture .los.: these runs have none\. Did you mean .loss."
+    ):
+        results.plot("los")
+
+
 def test_a_notebook_shows_the_table_and_escapes_findings() -> None:
     results = harness.load(ROOT / "reports" / "traps" / "2-ranks-tied")
     html = results._repr_html_()
