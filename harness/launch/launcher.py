@@ -232,6 +232,8 @@ class LocalLauncher:
             for number in STOPPING:
                 signal.signal(number, signal.SIG_IGN)
             stopped = "interrupted"
+            if (note := running.watch.still()) is not None:
+                ask_where(run_directory, _living(processes), note)
         except BaseException:  # the folder is gone or cannot be read any more, or another run failed so
             end_all(list(processes.values()), started)
             raise

@@ -28,6 +28,7 @@ from harness.launch.ending import die_with, leaving_none_behind
 from harness.launch.owner import forget_owner, note_owner
 from harness.record import ErrorPart, Record, Status
 from harness.record.store import Store, as_name, keep_record
+from harness.run_directory.assemble import INTERRUPTED
 from harness.run_directory.observed_record import (
     ObserveRequest,
     ScriptRow,
@@ -201,7 +202,10 @@ def observe_row(
         kind = "Interrupted" if told_at is not None and late is None else "Exit"
         record = untrained("failed", error=ErrorPart(kind=kind, message=ended, log_tail=log_tail(log)))
     if late is not None and record.status != "ok":
-        why = ErrorPart(kind="Timeout", message=late, log_tail=log_tail(log))
+        said = record.error if record.was_interrupted else None
+        why = said or ErrorPart(kind="Timeout", message=INTERRUPTED)
+        message = why.message.replace(INTERRUPTED, late)
+        why = why.model_copy(update={"kind": "Timeout", "message": message, "log_tail": log_tail(log)})
         record = record.model_copy(update={"status": "timeout", "error": why})
     return _kept(directory, told_apart(record, row))
 

@@ -15,7 +15,7 @@ from statistics import median
 import psutil
 
 from harness.run_directory.events import Event, SetupEvent, StepEvent
-from harness.run_directory.rank_state import StuckNote, read_head, read_position, read_state
+from harness.run_directory.rank_state import STILL_SECONDS, StuckNote, read_head, read_position, read_state
 from harness.run_directory.request import RunRequest
 
 START_PHASES = ("start", "rendezvous", "load data", "setup")
@@ -206,6 +206,13 @@ class Watch:
 
     def _now(self) -> float:
         return time.monotonic() - self._rested
+
+    def still(self) -> StuckNote | None:
+        """That no rank has moved for a while, though it need not be stuck yet; None: they move."""
+        waited = self._now() - self._moved
+        if waited < STILL_SECONDS:
+            return None
+        return StuckNote(reason=f"no rank made progress for {waited:.0f} s")
 
     def must_end(self) -> StuckNote | None:
         """Why the ranks must be ended; None: they move, or may stand still for a while yet."""

@@ -71,6 +71,7 @@ from harness.run_directory.rank_state import (
     read_part,
     read_position,
     shown_text,
+    still_note,
     stuck_error,
 )
 from harness.run_directory.request import (
@@ -256,13 +257,17 @@ def status_of(
     return "failed", _error(run_directory, cause)
 
 
+INTERRUPTED = "interrupted by the user"
+
+
 def interrupted_error(run_directory: Path, world_size: int, steps: int) -> ErrorPart:
-    """What a record says of a run that was told to end."""
-    return ErrorPart(
-        kind="Interrupted",
-        message=f"interrupted by the user after {steps} steps",
-        ranks=rank_states(run_directory, world_size),
-    )
+    """What a record says of a run that was told to end, also where its ranks stood if they stood still."""
+    ended = f"{INTERRUPTED} after {steps} steps"
+    if (note := read_note(run_directory) or still_note(run_directory, world_size)) is None:
+        ranks = rank_states(run_directory, world_size)
+        return ErrorPart(kind="Interrupted", message=ended, ranks=ranks)
+    note = note.model_copy(update={"reason": f"{ended}: {note.reason}"})
+    return stuck_error(run_directory, world_size, note).model_copy(update={"kind": "Interrupted"})
 
 
 def _finished(steps: list[StepPart], events: Events) -> tuple[Status, ErrorPart | None]:

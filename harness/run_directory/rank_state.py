@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -22,10 +22,12 @@ import psutil
 from pydantic import BaseModel, ValidationError
 
 from harness.bounds import MOST_DOCUMENT_BYTES
+from harness.errors import HarnessError
 from harness.files import read_plain, write_atomically
 from harness.record import ErrorPart, Part, RankStatePart
 from harness.run_directory.request import modules_file, rank_state
 from harness.safe_text import MOST_LOG_TAIL_BYTES, capped_tail, redacted
+from harness.snapshots.flight_recorder import KEPT, Hang, explain, read_dumps
 
 HEAD_BYTES = 256
 STEP_PHASES = ("data", "forward", "backward", "step")
@@ -35,7 +37,7 @@ TURN = "turn"
 EVALUATION = "evaluation"
 """Begins the phases of an evaluation, one per batch."""
 COLLECTIVES_PREFIX = "collectives: "
-HELPER_THREADS = ("in answer_signals", "in wait_and_leave")
+HELPER_THREADS = ("in answer_signals", "in wait_and_leave", "in _tell_when_still")
 """In the stacks of threads that only wait for signals or for the launcher's end."""
 MOST_STACK_BYTES = 16 * 2**10
 
@@ -63,8 +65,6 @@ class RankState:
     stack: str = ""
     collective: str | None = None
     """The oldest collective that has not ended."""
-    enqueued: Mapping[str, int] = field(default_factory=dict)
-    """By process group, how many collectives the rank has begun."""
     has_answered: bool = False
     """Whether the rank wrote its collectives, which comes last."""
 
@@ -207,7 +207,6 @@ def read_state(run_directory: Path, rank: int) -> RankState:
         position=read_position(run_directory, rank),
         stack=stack.encode()[:MOST_STACK_BYTES].decode(errors="ignore"),
         collective=document.get("pending"),
-        enqueued=document.get("enqueued", {}),
         has_answered=bool(said),
     )
 
@@ -362,11 +361,23 @@ class Late:
 
     ranks: tuple[int, ...]
     why: str
+    """Empty: by the order of collectives."""
 
 
 def read_note(run_directory: Path) -> StuckNote | None:
     """What was noted; None: the ranks did not have to be ended."""
     return read_part(run_directory / STUCK_NAME, StuckNote)
+
+
+STILL_SECONDS = 5.0
+"""A rank of an observed script that has ended no step for so long writes where it stands."""
+
+
+def still_note(run_directory: Path, world_size: int) -> StuckNote | None:
+    """Of ranks that all wrote by themselves where they stand; None: one moved on."""
+    if all(read_state(run_directory, rank).has_answered for rank in range(world_size)):
+        return StuckNote(reason=f"no rank ended a step for {STILL_SECONDS:g} s")
+    return None
 
 
 def rank_states(run_directory: Path, world_size: int) -> list[RankStatePart]:
@@ -379,18 +390,28 @@ def stuck_error(run_directory: Path, world_size: int, note: StuckNote) -> ErrorP
     """What a record says of ranks that had to be ended."""
     states = {rank: read_state(run_directory, rank) for rank in range(world_size)}
     seen = {rank: state for rank, state in states.items() if rank not in note.unseen_ranks}
-    late = late_ranks(seen, note.stopped_ranks, note.gone_ranks)
+    hang = _hang(run_directory, seen)
+    late = late_ranks(seen, note.stopped_ranks, note.gone_ranks, hang)
     parted = parting(run_directory, world_size)
     rank = late.ranks[0] if late is not None else None
     at_fault = states[rank].position if rank is not None else None
     order = sorted(states, key=lambda r: (late is None or r not in late.ranks, r))
+    said = [note.reason, *filter(None, [parted]), *_sentences(late, seen, note.unseen_ranks, hang)]
     return ErrorPart(
         kind=note.kind,
-        message="; ".join([note.reason, *filter(None, [parted]), *_sentences(late, seen, note.unseen_ranks)]),
+        message="; ".join(said),
         rank=rank,
         **ErrorPart.shared(at_fault),
         ranks=[_part(r, states[r], note) for r in sorted(order[:MOST_RANKS_SHOWN])],
     )
+
+
+def _hang(run_directory: Path, states: Mapping[int, RankState]) -> Hang | None:
+    """What the ranks' flight recorders say together; None where one is missing: nothing was begun then."""
+    with suppress(HarnessError):
+        dumps = read_dumps(sorted(run_directory.glob(KEPT)))
+        return explain(dumps) if {dump.rank for dump in dumps} == states.keys() else None
+    return None
 
 
 def parting(run_directory: Path, world_size: int) -> str | None:
@@ -433,14 +454,17 @@ def _more_often(before: Sequence[str], runs: Mapping[int, str]) -> str | None:
 
 
 def late_ranks(
-    states: Mapping[int, RankState], stopped: Sequence[int], gone: Sequence[int] = ()
+    states: Mapping[int, RankState],
+    stopped: Sequence[int],
+    gone: Sequence[int] = (),
+    hang: Hang | None = None,
 ) -> Late | None:
     """The ranks that did not arrive where the others wait; None: that cannot be told.
 
     In this order: processes that have ended, processes that are stopped, ranks in a factory of the job and in
     no collective while others are elsewhere, ranks in no collective while others wait in one, ranks outside
-    of torch.distributed while others wait in it, ranks that have begun fewer collectives, and ranks in an
-    earlier step or phase.
+    of torch.distributed while others wait in it, those that `hang` names, and ranks in an earlier step or
+    phase.
     """
     if gone:
         return Late(ranks=tuple(gone), why="gone before it finished")
@@ -457,12 +481,8 @@ def late_ranks(
     if not waiting and meeting and len(meeting) < len(states):
         absent = tuple(rank for rank in states if rank not in meeting)
         return Late(ranks=absent, why="elsewhere, while others wait to form a process group")
-    if waiting and all(states[rank].enqueued for rank in states):
-        begun = {rank: sum(state.enqueued.values()) for rank, state in states.items()}
-        if len(set(begun.values())) > 1:
-            fewest = tuple(rank for rank, count in begun.items() if count == min(begun.values()))
-            return Late(ranks=fewest, why="behind the others in the order of collectives")
-        return None
+    if waiting and hang is not None:
+        return Late(ranks=hang.culprits, why="") if hang.culprits else None
     places = {
         rank: (-1 if at.step is None else at.step, ORDER.index(at.phase))
         for rank, state in states.items()
@@ -478,18 +498,22 @@ def _doing(state: RankState) -> str | None:
     return state.position.doing if state.position is not None else None
 
 
-def _sentences(late: Late | None, states: Mapping[int, RankState], unseen: Sequence[int]) -> list[str]:
+def _sentences(
+    late: Late | None, states: Mapping[int, RankState], unseen: Sequence[int], hang: Hang | None
+) -> list[str]:
     waits = [(rank, state.collective) for rank, state in states.items() if state.collective is not None]
     if late is None and unseen:
         said = [f"rank {_named(unseen)} may be at fault: on other nodes, whose runs folder cannot be seen"]
     elif late is None and len({collective for _, collective in waits}) > 1:
-        said = ["the ranks wait in different collectives"]
+        return [hang.verdict if hang else "the ranks wait in different collectives"]
     elif late is None and len(waits) == len(states):
         said = ["all ranks wait in the same collective: a broken network, or an overloaded machine"]
     elif late is None and (within := [state for state in states.values() if _doing(state)]):
         said = [f"code of the job's own has not returned ({_where(within[0])})"]
     elif late is None:
         said = ["no rank is behind the others"]
+    elif hang is not None and not late.why:
+        return [hang.verdict]
     else:
         verb = "is" if len(late.ranks) == 1 else "are"
         said = [f"rank {_named(late.ranks)} {verb} {late.why} ({_where(states[late.ranks[0]])})"]

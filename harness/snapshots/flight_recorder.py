@@ -23,10 +23,10 @@ from harness.snapshots.reading import read_values, where, whole
 
 MOST_DUMP_BYTES = 2**28
 GIVE = "what torch's flight recorder wrote (TORCH_NCCL_DUMP_ON_TIMEOUT, or _dump_nccl_trace), pickle or JSON"
-KEPT = "rank-*.flight-recorder.pickle"
+KEPT = "rank-*.flight-recorder.json"
 """In the folder of a run that was stuck."""
 _RANK = re.compile(r"rank[-_]?(\d+)|(\d+)(?=(?:\.[a-z]\w*)*$)", re.IGNORECASE)
-"""In the name of a file: 'nccl_trace_rank_3', 'rank-00003.flight-recorder.pickle', 'dump3.json.gz'."""
+"""In the name of a file: 'nccl_trace_rank_3', 'rank-00003.flight-recorder.json', 'dump3.json.gz'."""
 _UNEVEN_INPUTS = re.compile(r"all_?to_?all|(?<!reduce_)scatter|_v\b|coalesced", re.IGNORECASE)
 _UNEVEN_OUTPUTS = re.compile(r"all_?to_?all|(?<!all_)(?<!all)gather|_v\b|coalesced", re.IGNORECASE)
 """Collectives whose ranks may give, or get, different sizes."""

@@ -99,6 +99,9 @@ def read_values(path: Path, what: str, give: str, most_bytes: int) -> Any:
     raise refused("is neither a pickle nor JSON")
 
 
+_BELOW = re.compile(r"/torch/|/harness/rank/observing/")
+
+
 def where(frames: Any) -> str:
     """The innermost frame of the user's own code, or of a library above torch."""
     named = [
@@ -108,7 +111,7 @@ def where(frames: Any) -> str:
     ]
     if not named:
         return "n/a"
-    own = next((frame for file, frame in named if "/torch/" not in file), named[0][1])
+    own = next((frame for file, frame in named if not _BELOW.search(file)), named[0][1])
     parts = str(own.get("filename", "")).split("/")[-2:]
     return f"{'/'.join(parts)}:{own.get('line', '?')} {own.get('name', '')}"
 

@@ -81,3 +81,5 @@ def test_the_collective_that_a_stuck_rank_waits_in_is_named(
     named = r"rank 0 waits in nccl broadcast number \d+ of group 0, default_pg \(16 Float\)"
     assert re.search(named, error.message), error.message
     assert "form a process group" not in error.message
+    said = machine.harness("hang", str(machine.run_directory(record))).stdout
+    assert said.startswith("rank 1 is in no collective, after nccl ")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import socket
 import sys
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from time import perf_counter, time
+from time import perf_counter, sleep, time
 from weakref import ref
 
 import torch
@@ -45,6 +48,7 @@ from harness.rank.observing.habits import Habits
 from harness.rank.observing.step import Step
 from harness.rank.probes.probes import ProbedSteps
 from harness.rank.process.environment import device_name, random_state
+from harness.rank.process.start import write_collectives
 from harness.record import LayoutPart, ModelPart, ObservationPart
 from harness.run_directory.events import (
     DoneEvent,
@@ -55,7 +59,8 @@ from harness.run_directory.events import (
     is_out_of_memory,
 )
 from harness.run_directory.observed_record import LOSS, note_start, rank_ends
-from harness.run_directory.request import rank_file
+from harness.run_directory.rank_state import STILL_SECONDS, PositionWriter
+from harness.run_directory.request import rank_file, rank_state
 from harness.safe_text import described, encodable
 
 ALWAYS = {
@@ -167,6 +172,23 @@ class Writing:
                 self._notes.append("several processes train as one rank; the first one is recorded")
             note_start(self._directory, self._world.rank, trains=is_first)
             self._events = GuestEventWriter(path)
+            if is_first:
+                threading.Thread(target=self._tell_when_still, daemon=True).start()
+
+    def _tell_when_still(self) -> None:
+        """Note where this rank stands while it ends no step: what ends its script may leave it no time to."""
+        rank, ended = self.world.rank, -1
+        state = rank_state(self._directory, rank)
+        while True:
+            before, ended = ended, self._micro_steps.total()
+            with suppress(OSError):
+                state.unlink(missing_ok=True)
+                if ended == before:
+                    PositionWriter(self._directory, rank).enter("standing still")
+                    with state.open("ab", buffering=0) as file:
+                        faulthandler.dump_traceback(file)
+                    write_collectives(self._directory, rank)
+            sleep(STILL_SECONDS)
 
     def draws_from_here(self) -> None:
         """The first training pass begins: what dropout draws follows from this state."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,6 +23,7 @@ from typing import Any, NoReturn
 from harness.run_directory.events import TurnEvent
 from harness.run_directory.rank_state import COLLECTIVES_PREFIX, HEAD_BYTES
 from harness.run_directory.request import rank_state
+from harness.snapshots.flight_recorder import KEPT, dump_of
 
 
 def leave(code: int) -> NoReturn:
@@ -48,8 +50,9 @@ def keep_lock_of_bars() -> None:
 
 STATE_SIGNAL = signal.SIGUSR2
 """Asks a rank for its stacks and collectives."""
-RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")
 """torch's flight recorder of gloo, and that of NCCL in builds for CUDA: neither has what the other saw."""
+MOST_STACKS = 50
 
 
 def dump_stacks_when_asked(run_directory: Path, rank: int, *, chain: bool = False) -> None:
@@ -115,60 +118,35 @@ class SignalThread:
 
 
 def write_collectives(run_directory: Path, rank: int) -> None:
-    """Append what torch's flight recorders know: the oldest collective that has not ended, and counts.
+    """Keep what torch's flight recorders know, and append the oldest collective that has not ended.
 
-    They keep the latest collectives of gloo and NCCL; nothing before torch is loaded.
+    They have the latest collectives of gloo and NCCL; nothing before torch is loaded.
     """
-    records = []
+    documents = []
     for name in RECORDERS if "torch.distributed" in sys.modules else ():
         try:
-            document = json.loads(getattr(sys.modules["torch"]._C._distributed_c10d, name)())
-        except (AttributeError, RuntimeError, ValueError, TypeError):  # a build without it
+            documents.append(pickle.loads(getattr(sys.modules["torch"]._C._distributed_c10d, name)()))
+        except (AttributeError, RuntimeError, ValueError, pickle.UnpicklingError):  # a build without it
             continue
-        if isinstance(document, dict):
-            records.append(document)
-    line = COLLECTIVES_PREFIX + json.dumps(summarise(records)) + "\n"
-    try:
+    document = merged(documents)
+    waits = dump_of(document, rank).open
+    line = COLLECTIVES_PREFIX + json.dumps({"pending": waits[0].words if waits else None}) + "\n"
+    with suppress(OSError):
+        if document["entries"]:
+            (run_directory / KEPT.replace("*", f"{rank:05d}")).write_text(json.dumps(document))
         with rank_state(run_directory, rank).open("ab", buffering=0) as file:
             file.write(line.encode())
-    except OSError:
-        return
 
 
-def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The pending collective in words and the collectives begun per group, of one record per transport."""
-    pending = [entry for record in records for entry in _pending(record.get("entries") or [])]
-    enqueued: Counter[str] = Counter()
-    for record in records:
-        for group, status in (record.get("pg_status") or {}).items():
-            enqueued[group] += max(0, int(status.get("last_enqueued_collective", 0)))
-    oldest = min(pending, key=lambda entry: int(entry.get("time_created_ns", 0)), default=None)
-    if oldest is None:
-        return {"pending": None, "enqueued": dict(enqueued)}
-    name = str(oldest.get("profiling_name", "a collective")).replace(":", " ")
-    number = oldest.get("p2p_seq_id" if oldest.get("is_p2p") else "collective_seq_id")
-    shapes = ", ".join("x".join(map(str, s)) or "scalar" for s in (oldest.get("input_sizes") or [])[:4])
-    dtypes = ", ".join(dict.fromkeys(map(str, oldest.get("input_dtypes") or [])))
-    group = ", ".join(map(str, oldest.get("process_group") or []))
-    words = f"{name} number {number} of group {group} ({shapes} {dtypes})"
-    return {"pending": words, "enqueued": dict(enqueued)}
-
-
-def _pending(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Entries that have not ended, oldest first.
-
-    ProcessGroupNCCL notes the operations of a coalesced batch without work that could end them; the batch
-    itself ends (torch 2.13, ProcessGroupNCCL.cpp, endCoalescing). Operations of a group end in order, so that
-    what one that has ended follows has ended too.
-    """
-    waiting: dict[tuple[str, bool], list[dict[str, Any]]] = {}
-    for entry in entries:
-        of_queue = waiting.setdefault((str(entry.get("process_group")), bool(entry.get("is_p2p"))), [])
+def merged(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The collectives of all transports; of those long over without their stacks."""
+    entries = [entry for document in documents for entry in document.get("entries") or []]
+    groups = {name: of for d in documents for name, of in (d.get("pg_config") or {}).items() if name}
+    for entry in entries[:-MOST_STACKS]:
         if entry.get("retired"):
-            of_queue.clear()
-        else:
-            of_queue.append(entry)
-    return [entry for of_queue in waiting.values() for entry in of_queue]
+            entry.pop("frames", None)
+    return {"version": next((d["version"] for d in documents if "version" in d), ""),
+            "pg_config": groups, "entries": entries}  # fmt: skip
 
 
 class Turns:

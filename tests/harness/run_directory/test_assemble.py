@@ -1,5 +1,6 @@
 """A failed run names the rank that ended first by itself, however it ended."""
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from harness.errors import HarnessError
 from harness.record import ObservedPart
 from harness.run_directory import events
-from harness.run_directory.assemble import otherwise, run_environment, write_node
+from harness.run_directory.assemble import interrupted_error, otherwise, run_environment, write_node
 from harness.run_directory.rank_state import (
     HEAD_BYTES,
     ModuleWriter,
@@ -24,6 +25,7 @@ from harness.run_directory.rank_state import (
     stuck_error,
 )
 from harness.run_directory.request import DESCRIPTION, SavedCheckpoint, modules_file, rank_state
+from harness.snapshots.flight_recorder import KEPT
 from tests.fake_ranks import STEP, Behaviour, Rank, failure_of, has_ended, record_of
 from tests.harness.run_directory.test_events import setup_event
 from tests.patience import SECONDS
@@ -268,9 +270,7 @@ def test_a_step_that_is_over_leaves_no_note(tmp_path: Path) -> None:
 def write_waiting(folder: Path, rank: int) -> None:
     """The state of a rank that waits in a collective."""
     head = "2 backward".ljust(HEAD_BYTES - 1) + "\n"
-    rank_state(folder, rank).write_text(
-        head + 'collectives: {"pending": "gloo all_reduce number 41", "enqueued": {"0": 41}}\n'
-    )
+    rank_state(folder, rank).write_text(head + 'collectives: {"pending": "gloo all_reduce number 41"}\n')
 
 
 def test_a_rank_that_cannot_be_seen_is_not_blamed_by_one_that_waits(tmp_path: Path) -> None:
@@ -279,6 +279,28 @@ def test_a_rank_that_cannot_be_seen_is_not_blamed_by_one_that_waits(tmp_path: Pa
     unseen = stuck_error(tmp_path, 2, StuckNote(reason="no rank moved", unseen_ranks=[1]))
     assert (seen.rank, unseen.rank) == (1, None)
     assert "rank 1 may be at fault" in unseen.message
+
+
+def test_an_interrupted_run_whose_ranks_stood_still_says_where_they_wait(tmp_path: Path) -> None:
+    write_waiting(tmp_path, 0)
+    assert interrupted_error(tmp_path, 2, 3).message == "interrupted by the user after 3 steps"
+    rank_state(tmp_path, 1).write_text(" " * HEAD_BYTES + 'collectives: {"pending": null}\n')
+    error = interrupted_error(tmp_path, 2, 3)
+    assert (error.kind, error.rank) == ("Interrupted", 1)
+    assert "rank 1 is in no collective, while others wait in one" in error.message
+    assert error.message.endswith("rank 0 waits in gloo all_reduce number 41")
+
+
+def test_ranks_in_different_collectives_are_told_apart_by_their_recorders(tmp_path: Path) -> None:
+    for rank, name in enumerate(("broadcast", "broadcast", "barrier")):
+        call = {"profiling_name": f"gloo:{name}", "collective_seq_id": 7, "process_group": ["0", ""]}
+        rank_state(tmp_path, rank).write_text(" " * HEAD_BYTES + f'collectives: {{"pending": "{name}"}}\n')
+        (tmp_path / KEPT.replace("*", f"{rank:05d}")).write_text(json.dumps({"entries": [call]}))
+    error = stuck_error(tmp_path, 3, StuckNote(reason="no rank moved"))
+    assert error.rank == 2
+    assert error.message.startswith(
+        "no rank moved; rank 2 is in another collective, in gloo barrier number 7"
+    )
 
 
 def test_all_in_the_same_collective_is_no_rank_s_fault(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.rank.process.start import summarise
+from harness.rank.process.start import merged
+from harness.snapshots.flight_recorder import dump_of
 
 EMPTY = {"comm_lib_version": "", "pg_config": {}, "pg_status": {}, "version": "2.10"}
 """gloo's, in a run over NCCL."""
@@ -20,29 +21,36 @@ def entry(
     }  # fmt: skip
 
 
-def recorded(begun: int, *entries: dict[str, Any]) -> dict[str, Any]:
-    return {"entries": list(entries), "pg_status": {"0": {"last_enqueued_collective": str(begun)}}}
+def recorded(*entries: dict[str, Any]) -> dict[str, Any]:
+    return {"entries": list(entries), "pg_config": {"": {"name": "", "desc": "", "ranks": "[]"}}}
+
+
+def oldest(*documents: dict[str, Any]) -> str | None:
+    """The collective that waits, of one document per transport."""
+    waits = dump_of(merged(documents), 0).open
+    return waits[0].words if waits else None
 
 
 def test_the_recorder_that_has_collectives_is_read_whichever_it_is() -> None:
     waits = entry("nccl", "_all_gather_base", 2, ended=False)
-    seen = recorded(2, entry("nccl", "all_reduce", 1, ended=True), waits)
-    said = {
-        "pending": "nccl _all_gather_base number 2 of group 0, default_pg (4x2 Float)",
-        "enqueued": {"0": 2},
-    }
-    assert summarise([EMPTY, seen]) == summarise([seen, EMPTY]) == summarise([seen]) == said
-    assert summarise([]) == summarise([EMPTY, EMPTY]) == {"pending": None, "enqueued": {}}
+    seen = recorded(entry("nccl", "all_reduce", 1, ended=True), waits)
+    said = "nccl _all_gather_base number 2 of group 0, default_pg (4x2 Float)"
+    assert oldest(EMPTY, seen) == oldest(seen, EMPTY) == oldest(seen) == said
+    assert oldest() is oldest(EMPTY, EMPTY) is None
 
 
 def test_of_two_transports_the_oldest_collective_that_waits_is_told() -> None:
-    gloo = recorded(3, entry("gloo", "barrier", 3, ended=False, at=900))
-    nccl = recorded(5, entry("nccl", "all_reduce", 5, ended=False, at=800))
-    summary = summarise([gloo, nccl])
-    assert summary["pending"].startswith("nccl all_reduce number 5")
-    assert summary["enqueued"] == {"0": 8}
-    over = recorded(5, entry("nccl", "all_reduce", 5, ended=True))
-    assert summarise([gloo, over])["pending"].startswith("gloo barrier number 3")
+    gloo = recorded(entry("gloo", "barrier", 3, ended=False, at=900))
+    nccl = recorded(entry("nccl", "all_reduce", 5, ended=False, at=800))
+    assert str(oldest(gloo, nccl)).startswith("nccl all_reduce number 5")
+    over = recorded(entry("nccl", "all_reduce", 5, ended=True))
+    assert str(oldest(gloo, over)).startswith("gloo barrier number 3")
+
+
+def test_stacks_are_kept_of_what_waits_and_of_the_latest() -> None:
+    calls = [entry("gloo", "barrier", n, ended=n > 1) | {"frames": [{"name": "f"}]} for n in range(1, 99)]
+    with_stack = [e["collective_seq_id"] for e in merged([recorded(*calls)])["entries"] if "frames" in e]
+    assert with_stack == [1, *range(49, 99)]
 
 
 def test_parts_of_a_batch_that_ended_do_not_wait() -> None:
@@ -56,7 +64,5 @@ def test_parts_of_a_batch_that_ended_do_not_wait() -> None:
         entry("nccl", "recv 0<-1", 2, ended=False, p2p=True),
         entry("nccl", "coalesced", 2, ended=False, p2p=True),
     ]
-    assert summarise([recorded(0, *ended)])["pending"] is None
-    assert summarise([recorded(0, *ended, *waits)])["pending"].startswith(
-        "nccl recv 0<-1 number 2 of group 0"
-    )
+    assert oldest(recorded(*ended)) is None
+    assert str(oldest(recorded(*ended, *waits))).startswith("nccl recv 0<-1 number 2 of group 0")
