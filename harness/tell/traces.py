@@ -26,7 +26,7 @@ TIMES = table_columns("traces_times")
 COLLECTIVES = table_columns("traces_collectives")
 WAITS, SKEW = table_columns("traces_waits"), table_columns("traces_skew")
 CHANGES, CHANGED_KERNELS = table_columns("traces_changes"), table_columns("traces_changed_kernels")
-KERNELS = table_columns("traces_kernels")
+KERNELS, IDLE = table_columns("traces_kernels"), table_columns("traces_idle")
 COLLECTIVE_CHANGES = table_columns("traces_collective_changes")
 
 
@@ -40,6 +40,7 @@ def trace_document(
     sections = [
         _time(ranks),
         _steps(ranks),
+        _idle(ranks),
         _kernels(ranks),
         _collectives(ranks),
         _waits(skew),
@@ -169,6 +170,25 @@ def _parts(division: Division | None) -> dict[str, float] | None:
     compute, exposed, idle = ((value or 0.0) * 1e3 for value in seconds)
     alone = max(0.0, division.seconds * 1e3 - compute - exposed - idle)
     return {"computing": compute, EXPOSED: exposed, COPIES_ALONE: alone, "idle": idle}
+
+
+def _idle(ranks: Sequence[RankTrace]) -> Section | None:
+    """Why devices idle: in the complete trace, and in each step."""
+    divisions: list[tuple[RankTrace, str, Division | None]] = []
+    for rank in ranks:
+        divisions += [(rank, "all", rank.division), *((rank, str(s.step), s.division) for s in rank.steps)]
+    rows = [
+        [rank.label, step, division.idle_seconds, *row_of(IDLE, division.idle_reasons)]
+        for rank, step, division in divisions
+        if division is not None and division.idle_reasons is not None
+    ]
+    if not any(row[2] for row in rows):
+        return None
+    texts = [prose("traces_idle")]
+    if len(rows) > MOST_ROWS:
+        texts.append(f"{len(rows) - MOST_ROWS} more rows are under 'idle' of --json.")
+    columns = (Column("rank", "rank", align="left"), Column("step", "step"), TIMES[-1], *IDLE)
+    return section("trace_idle", "Idle time", table("trace_idle", rows[:MOST_ROWS], columns), " ".join(texts))
 
 
 def _kernels(ranks: Sequence[RankTrace]) -> Section | None:

@@ -22,17 +22,24 @@ from harness.traces.collectives import Call, GroupsOfJob, Process, Timeline, Tra
 from harness.traces.device import (
     COMPUTES,
     COPIES_DATA,
+    IDLE_REASONS,
+    NEVER,
     OTHER,
+    WAITS_FOR_COMMUNICATION,
     DeviceEvents,
     Interval,
     KernelTime,
+    gaps,
 )
 from harness.traces.scanning import (
     Stretches,
     TraceFile,
     computing_stretches,
+    length,
     seconds_within,
+    subtract,
     union,
+    within,
 )
 
 
@@ -46,6 +53,8 @@ class Division:
     exposed_seconds: float | None
     copy_seconds: float | None
     idle_seconds: float | None
+    idle_reasons: dict[str, float] | None = None
+    """Seconds by each reason of `device.gaps`; they add up to `idle_seconds`."""
 
     @property
     def overlap_share(self) -> float | None:
@@ -56,7 +65,9 @@ class Division:
 
     def as_json(self) -> dict[str, Any]:
         """The figures under the names of `harness trace --json`."""
-        return asdict(self) | {"overlap_share": self.overlap_share}
+        figures = asdict(self)
+        del figures["idle_reasons"]
+        return figures | {"overlap_share": self.overlap_share}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +185,7 @@ def _participants(timeline: Timeline, distributed: dict[str, Any]) -> list[Parti
     devices = {pid: timeline.devices[pid] for pid in sorted(timeline.devices, key=_in_order)}
     devices = {pid: device for pid, device in devices.items() if device.is_used}
     hosts = {pid: p for pid, p in timeline.processes.items() if p.threads or p.calls or p.launches.begins}
-    owners = {pid: _owner(device, hosts) for pid, device in devices.items()}
+    owners = {pid: _owner(d, hosts) for pid, d in devices.items()} if len(devices) > 1 else {}
     busy = {pid: p for pid, p in hosts.items() if p.calls or p.transports}
     known = set(owners.values()) - {None}
     if len(known) > 1 or (len(devices) > 1 and len(hosts) != 1 and not known and "rank" not in distributed):
@@ -217,7 +228,7 @@ def _owner(device: TracedDevice, hosts: dict[str, Process]) -> str | None:
     begins = np.asarray(device.events.begins)
     for pid, process in hosts.items():
         launched = process.launches.of(device.events)
-        known = launched >= 0
+        known = launched != NEVER
         if known.any():
             fits[pid] = (int(known.sum()), -int((begins - launched)[known].sum()))
     return max(fits, key=lambda pid: fits[pid]) if fits else None
@@ -257,6 +268,7 @@ def _rank(
     path: Path, distributed: dict[str, Any], file: TraceFile, participant: Participant, *, alone: bool
 ) -> RankTrace:  # fmt: skip
     process, device = participant.process, _joined(participant.devices)
+    idle = None if device is None else _idle(device, process)
     groups = GroupsOfJob(distributed)
     calls = calls_of(process, device, groups)
     told, world = whole(distributed.get("rank")), whole(distributed.get("world_size"))
@@ -283,8 +295,8 @@ def _rank(
         file=str(path), rank=rank, world_size=world if world and 0 < world <= MOST_RANKS else None,
         backend=str(backend) if backend else None,
         device_name=str(names[0]) if names and names[0] else None,
-        on_device=device is not None, division=_division(window, work, known=known),
-        steps=_steps(process, device, work, known=known), calls=calls,
+        on_device=device is not None, division=_division(window, work, idle, known=known),
+        steps=_steps(process, device, work, idle, known=known), calls=calls,
         styles=frozenset(process.styles), kernels=device.events.kernels() if device else [],
         part=participant.part,
     )  # fmt: skip
@@ -308,20 +320,36 @@ def _joined(devices: list[TracedDevice]) -> TracedDevice | None:
     return joined
 
 
-def _division(window: Interval, work: Stretches, *, known: bool) -> Division:
+Idle = dict[str, list[Interval]] | None
+
+
+def _idle(device: TracedDevice, process: Process) -> Idle:
+    found = gaps(device.events, process.launches)
+    # The host may communicate for the device, by gloo: whatever is launched then waits for it.
+    if by_host := union((t.start, t.end) for t in process.transports):
+        every = union(gap for reason in IDLE_REASONS for gap in found[reason])
+        waits = subtract(every, subtract(every, by_host))
+        found |= {reason: subtract(found[reason], by_host) for reason in IDLE_REASONS}
+        found[WAITS_FOR_COMMUNICATION] = union([*found[WAITS_FOR_COMMUNICATION], *waits])
+    return found
+
+
+def _division(window: Interval, work: Stretches, idle: Idle, *, known: bool) -> Division:
     row: dict[str, Any] = seconds_within(window, work)
+    if idle is not None:
+        row["idle_reasons"] = {name: length(within(of, window)) / 1e9 for name, of in idle.items()}
     unknown = () if known else ("communication_seconds", "exposed_seconds", "idle_seconds")
     return Division(**row | dict.fromkeys(unknown))
 
 
 def _steps(
-    process: Process, device: TracedDevice | None, work: Stretches, *, known: bool
+    process: Process, device: TracedDevice | None, work: Stretches, idle: Idle, *, known: bool
 ) -> list[StepDivision]:
     """Each annotated step, from its begin to its end on the host."""
     found = []
     for step, window in sorted(set(process.steps), key=lambda mark: mark[1]):
         seen = device is None or (window[1] > device.first and window[0] < device.last)
-        division = _division(window, work, known=known) if seen else None
+        division = _division(window, work, idle, known=known) if seen else None
         # A step was recorded whole where the device's first event comes in its first tenth.
         tenth = (window[1] - window[0]) // 10
         complete = seen and (device is None or device.first - window[0] <= tenth)

@@ -18,8 +18,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from harness.bounds import MOST_RANKS
 from harness.forms.terms import RING_PASSES
 from harness.traces.device import (
+    ALWAYS,
     COMMUNICATES,
     DEVICE_ACTIVITIES,
+    NEVER,
     DeviceEvents,
     Interval,
     Kind,
@@ -52,8 +54,6 @@ _OPERATOR, _TRANSPORT, _CALL, _LAUNCH, _STEP, _PHASE, _DEVICE_MARK = 8, 16, 32, 
 _OPERATOR_COMPUTES, _STYLED = 1024, 2048
 _ON_DEVICE = -1
 """And below: of the name of that index, counted down."""
-_FAR = 2**62
-"""Nanoseconds that no clock reaches."""
 _CALLS = ("nccl:", "rccl:", "c10d::", "_c10d_functional::", "symm_mem::")
 _STYLES = {
     "FSDP::": "FSDP2", "FullyShardedDataParallel": "FSDP1", "DistributedDataParallel": "DDP",
@@ -164,7 +164,7 @@ class Timeline:
         if not code:
             return
         start, duration = nanoseconds(event.get("ts")), nanoseconds(event.get("dur", 0))
-        if start is None or duration is None or not -_FAR < start <= start + duration < _FAR:
+        if start is None or duration is None or not NEVER < start <= start + duration < ALWAYS:
             self.untimed += 1
             return
         if code <= _ON_DEVICE:

@@ -133,6 +133,17 @@ class DeviceEvents:
         return sorted(found, key=lambda one: (-one.seconds, one.name))
 
 
+HOST_LATE, WAITS_FOR_COMMUNICATION, WAITS_FOR_COPY = "host_late", "waits_for_communication", "waits_for_copy"
+BETWEEN_KERNELS, UNKNOWN = "between_kernels", "unknown"
+BEFORE_FIRST, AFTER_LAST = "before_first", "after_last"
+IDLE_REASONS = (HOST_LATE, WAITS_FOR_COMMUNICATION, WAITS_FOR_COPY, BETWEEN_KERNELS, UNKNOWN)
+"""Why nothing runs on a device between two events: the second was launched after the first had ended; it was
+launched in time, after communication, a copy or a kernel; its launch was not recorded."""
+ALWAYS = 2**62
+NEVER = -ALWAYS
+"""Nanoseconds that no clock reaches."""
+
+
 @dataclass
 class Launches:
     """What a process started on devices: correlation and begin of each launch."""
@@ -141,13 +152,40 @@ class Launches:
     begins: array[int] = field(default_factory=lambda: array("q"))
 
     def of(self, events: DeviceEvents) -> Integers:
-        """When each event was launched; -1: no launch is known that began before it."""
+        """When each event was launched; NEVER: no launch is known that began before it."""
         known, begins = np.asarray(self.correlations), np.asarray(self.begins)
         asked, started = np.asarray(events.correlations), np.asarray(events.begins)
         if not len(known) or not len(asked):
-            return np.full(len(asked), -1)
+            return np.full(len(asked), NEVER)
         order = np.lexsort((begins, known))
         at = np.searchsorted(known[order], asked, side="right") - 1
         found = order[np.maximum(at, 0)]
         fits = (at >= 0) & (known[found] == asked) & (asked >= 0) & (begins[found] <= started)
-        return np.where(fits, begins[found], -1)
+        return np.where(fits, begins[found], NEVER)
+
+
+def gaps(events: DeviceEvents, launches: Launches) -> dict[str, list[Interval]]:
+    """When nothing runs, by the reason; also before the first event and after the last.
+
+    The launch decides, as in the idle time breakdown of HolisticTraceAnalysis, which looks at each stream.
+    """
+    begins, ends, launched = np.asarray(events.begins), np.asarray(events.ends), launches.of(events)
+    order = np.lexsort((launched, begins))
+    begins, ends, launched = begins[order], ends[order], launched[order]
+    reached = np.maximum.accumulate(ends)
+    last = np.maximum.accumulate(np.where(ends == reached, np.arange(len(ends)), 0))
+    after = np.flatnonzero(begins[1:] > reached[:-1]) + 1
+    codes = np.array([one.code for one in events.names])[np.asarray(events.named)[order][last[after - 1]]]
+    opened, closed, launched = reached[after - 1], begins[after], launched[after]
+    reason = np.select(
+        [launched == NEVER, launched > opened, codes & COMMUNICATES > 0, codes & COPIES_DATA > 0],
+        [IDLE_REASONS.index(one) for one in (UNKNOWN, HOST_LATE, WAITS_FOR_COMMUNICATION, WAITS_FOR_COPY)],
+        IDLE_REASONS.index(BETWEEN_KERNELS),
+    )
+    found = {
+        name: list(zip(opened[reason == at].tolist(), closed[reason == at].tolist(), strict=True))
+        for at, name in enumerate(IDLE_REASONS)
+    }
+    return found | {
+        BEFORE_FIRST: [(NEVER, int(begins[0]))], AFTER_LAST: [(int(reached[-1]), ALWAYS)],
+    }  # fmt: skip

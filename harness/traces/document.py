@@ -110,6 +110,12 @@ def document(
             for rank in ranks
             for step in rank.steps
         ],
+        "idle": [
+            {"rank": rank.rank, "step": step} | {f"{name}_seconds": of for name, of in reasons.items()}
+            for rank in ranks
+            for step, division in ((None, rank.division), *((s.step, s.division) for s in rank.steps))
+            if division and (reasons := division.idle_reasons) is not None
+        ],
         "waits": {
             "ranks": [{key: value for key, value in vars(r).items() if key != "label"} for r in skew.ranks],
             "collectives": [vars(c) for c in skew.collectives],

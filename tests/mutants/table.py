@@ -555,7 +555,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("order-of-gathers", "_Pass.gathers_ahead", returns("True"),
      "Parts of sequences that are gathered and scattered are not named FSDP or ZeRO",
      "test_what_does_not_agree_is_not_named_and_why"),
-    ("owner-of-a-device", "traces:_owner", swaps(">=", "<"),
+    ("owner-of-a-device", "traces:_owner", swaps("!=", "=="),
      "A device of a merged trace belongs to the process that launched on it",
      "test_a_device_belongs_to_the_process_that_launched_on_it"),
     ("late-rank-of-traces", "traces:_compare",

@@ -1,6 +1,8 @@
 """Kernels by their names and their times; which process works on which device; whose rank a file is."""
 
 import json
+import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +296,97 @@ def test_bus_bandwidth_is_the_median_of_the_calls_that_were_timed(
     (row,) = collective_rows(one(written(tmp_path, calls(*seconds))))
     assert (row.calls, row.bus_calls) == (len(seconds), timed)
     assert row.bus_bytes_per_second == (rate and pytest.approx(rate))
+
+
+def launched(
+    name: str, begin: int, end: int, at: int | None, number: int, category: str = "kernel"
+) -> list[Any]:
+    """What runs on a device from `begin` to `end`, and its launch, if it was recorded."""
+    found = [event(category, name, begin, end - begin, tid=20 if "nccl" in name else 7, correlation=number)]
+    if at is not None:
+        call = "cudaMemcpyAsync" if category == "gpu_memcpy" else "cudaLaunchKernel"
+        found.append(event("cuda_runtime", call, at, 1, tid=1, pid=9, correlation=number))
+    return found
+
+
+A, NCCL = launched("gemm", 0, 100, -10, 1), launched("ncclDevKernel_AllReduce", 0, 100, -10, 1)
+COPIED = launched("Memcpy HtoD", 0, 100, -10, 1, "gpu_memcpy")
+GLOO = [event("cpu_op", "gloo:all_reduce", 110, 70, tid=5, pid=9)]
+IDLE: dict[str, tuple[list[Any], dict[str, int]]] = {
+    "the host launches late": ([*A, *launched("gemm", 160, 200, 150, 2)], {"host_late": 60}),
+    "launched as the device becomes free": (
+        [*A, *launched("gemm", 160, 200, 100, 2)],
+        {"between_kernels": 60},
+    ),
+    "waits for communication": ([*NCCL, *launched("gemm", 130, 200, 50, 2)], {"waits_for_communication": 30}),
+    "late after communication": ([*NCCL, *launched("gemm", 130, 200, 120, 2)], {"host_late": 30}),
+    "waits for a copy": ([*COPIED, *launched("gemm", 110, 200, 50, 2)], {"waits_for_copy": 10}),
+    "a copy is late": ([*A, *launched("Memcpy DtoH", 140, 200, 130, 2, "gpu_memcpy")], {"host_late": 40}),
+    "between kernels": ([*A, *launched("gemm", 105, 200, 50, 2)], {"between_kernels": 5}),
+    "no launch was recorded": ([*A, *launched("gemm", 105, 200, None, 2)], {"unknown": 5}),
+    "the longer of two streams ends it": (
+        [*A, *launched("ncclDevKernel", 50, 120, 10, 2), *launched("gemm", 130, 200, 60, 3)],
+        {"waits_for_communication": 10},
+    ),
+    "another stream hides it": (
+        [*A, *launched("ncclDevKernel", 50, 180, 10, 2), *launched("gemm", 160, 200, 150, 3)],
+        {},
+    ),
+    "the host communicates": (
+        [*A, *GLOO, *launched("gemm", 200, 300, 190, 2)],
+        {"waits_for_communication": 70, "host_late": 30},
+    ),
+    "a graph launches all at once": (
+        [*launched("gemm", 0, 100, -10, 1), event("kernel", "gemm", 102, 98, correlation=1)],
+        {"between_kernels": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IDLE)
+def test_idle_time_has_the_reason_that_the_events_give(case: str, tmp_path: Path) -> None:
+    events, expected = IDLE[case]
+    division = one(written(tmp_path, events)).division
+    found = {name: round(of * 1e6) for name, of in (division.idle_reasons or {}).items() if of}
+    assert found == expected
+    assert sum(expected.values()) == round((division.idle_seconds or 0) * 1e6)
+
+
+def test_a_step_idles_before_the_first_event_and_after_the_last(tmp_path: Path) -> None:
+    step = event("user_annotation", "ProfilerStep#0", -50, 400, tid=1, pid=9)
+    path = written(tmp_path, [*A, *launched("gemm", 160, 200, 150, 2), step])
+    rows = document([one(path)], None, [likeness_of(one(path))])["idle"]
+    found = [{name: round(of * 1e6) for name, of in row.items() if "seconds" in name and of} for row in rows]
+    assert [row["step"] for row in rows] == [None, 0]
+    assert found[0] == {"host_late_seconds": 60}
+    assert found[1] == {"host_late_seconds": 60, "before_first_seconds": 50, "after_last_seconds": 150}
+    assert "Host late:" in harness("trace", path, cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_reasons_of_random_events_are_those_counted_microsecond_by_microsecond(
+    seed: int, tmp_path: Path
+) -> None:
+    draw = random.Random(seed)
+    kinds = {"gemm": "kernel", "ncclDevKernel": "kernel", "Memcpy HtoD": "gpu_memcpy"}
+    events, ran = [], []
+    begins = draw.sample(range(400), 12)
+    for number, begin in enumerate(begins):
+        name, end = draw.choice([*kinds]), begin + draw.randrange(1, 30)
+        at = None if draw.random() < 0.2 else begin - draw.randrange(0, 60)
+        events += launched(name, begin, end, at, number, kinds[name])
+        ran.append((begin, end, at, name))
+    expected: Counter[str] = Counter()
+    for point in range(min(begins), max(end for _, end, _, _ in ran)):
+        if any(begin <= point < end for begin, end, _, _ in ran):
+            continue
+        free = max(end for _, end, _, _ in ran if end <= point)
+        before = max(one for one in ran if one[1] == free)[3]
+        _, _, at, _ = min(one for one in ran if one[0] > point)
+        after = {"gemm": "between_kernels", "ncclDevKernel": "waits_for_communication"}.get(
+            before, "waits_for_copy"
+        )
+        expected["unknown" if at is None else "host_late" if at > free else after] += 1
+    division = one(written(tmp_path, events)).division
+    found = {name: round(of * 1e6) for name, of in (division.idle_reasons or {}).items() if of}
+    assert found == expected
