@@ -431,14 +431,14 @@ def test_a_model_is_cut_once_for_all_micro_batches(
     label: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A recommendation asks for hundreds of batches of the same parts."""
-    shape, cut = getattr(tensor, name), []
+    shape, cut = getattr(tensor.plan, name), []
 
     def counted(*given: Any) -> tuple[int, ...]:
         cut.append(given)
         found: tuple[int, ...] = shape(*given)
         return found
 
-    monkeypatch.setattr(tensor, name, counted)
+    monkeypatch.setattr(tensor.plan, name, counted)
     first = scenario(label, 4)
     model = replace(first.model, layout=replace(first.model.layout))
     parts = [
