@@ -137,8 +137,9 @@ class Results:
 
         Raises HarnessError for one that these runs do not have.
         """
+        from harness.tell.first_page import short_document
         from harness.tell.pictures.drawing import draw
-        from harness.tell.report import details_document, short_document
+        from harness.tell.report import details_document
 
         details = details_document(self.comparison)
         pages = short_document(self.comparison, "all", details), details

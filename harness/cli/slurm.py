@@ -171,7 +171,9 @@ def render(
     )  # fmt: skip
     write_matrix(output, matrix, scripts)
     on_cpu = "" if where.gpus_per_node else f" for CPU ranks: gpus_per_node of site '{where.name}' is 0"
-    echo(f"{output}: {len(matrix.runs)} runs in {len(scripts)} scripts{on_cpu}", err=True)
+    echo(
+        f"{output}: {len(matrix.runs)} runs in {len(scripts)} scripts, {matrix.most_asked}{on_cpu}", err=True
+    )
     return 0
 
 
@@ -189,6 +191,7 @@ def submit(folder: Path, wait: bool, gpu: str | None, force: bool, as_json: bool
         if not force:
             raise HarnessError(f"{unfit}; --force submits anyway")
         echo(unfit, err=True)
+    echo(f"{folder}: {counted(len(matrix.runs), 'run')}, {matrix.most_asked}", err=True)
     judge = _Judge(matrix, site_limits(matrix.site, gpu), force)
     pause = 0.5
     while True:

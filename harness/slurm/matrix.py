@@ -341,6 +341,17 @@ class Matrix(Stored):
     """Absolute: the same on every node."""
     runs: list[PlannedRun]
 
+    @property
+    def most_asked(self) -> str:
+        """'at most 24 GPU-hours': of all runs, each to its time limit; of CPU ranks node-hours."""
+        held = "GPU" if self.site.gpus_per_node else "node"
+        hours = sum(
+            (run.request.world_size if held == "GPU" else run.nodes)
+            * (time_seconds(self.site.time_limit_of(run.request.world_size)) or 0) / 3600
+            for run in self.runs
+        )  # fmt: skip
+        return f"at most {hours:,.3g} {held}-hours"
+
     def run_directory(self, run: PlannedRun) -> Path:
         return run_folder(self.runs_folder, run.request.run_id)
 
@@ -433,7 +444,7 @@ def render_matrix(
         part = f"-{parts[world]}" if parts[world] else ""
         parts[world] += 1
         script = f"array-{world}{part}.sbatch" if arrays else f"{requests[0].run_id}.sbatch"
-        label = world if arrays else f"{batch[0].backend}-{world}"
+        label = world + part if arrays else f"{batch[0].backend}-{world}-{requests[0].run_id[-6:]}"
         scripts[script] = render_script(
             site,
             job_name=f"{job_name}-{as_name(label)}",

@@ -384,7 +384,10 @@ def test_nothing_of_them_was_loaded(results: dict[str, Any]) -> None:
     assert results["loaded"] == []
     assert "holds; 3 records unchanged" in results["verify"][1]
     rendered = results["slurm-render"][1] + results["slurm-render"][2]
-    assert "6 runs in 6 scripts for CPU ranks: gpus_per_node of site 'generic' is 0" in rendered
+    assert (
+        "6 runs in 6 scripts, at most 6 node-hours for CPU ranks: gpus_per_node of site 'generic' is 0"
+        in rendered
+    )
 
 
 def test_the_page_has_the_short_list_of_the_package() -> None:

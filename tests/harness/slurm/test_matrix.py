@@ -18,6 +18,7 @@ from harness.slurm.matrix import (
     Site,
     directive,
     load_site,
+    on_site,
     plan_nodes,
     read_matrix,
     render_matrix,
@@ -140,7 +141,9 @@ def test_names_of_jobs_hold_no_colon_and_no_equals_sign(tmp_path: Path) -> None:
         runs_folder=tmp_path / "runs", job_name="h", arrays=False, command=["harness", "slurm", "render"],
     )  # fmt: skip
     lines = [text.splitlines() for text in scripts.values()]
-    assert "#SBATCH --job-name=h-zero3_offload_cpu-1x2" in lines[-1]
+    names = [line for script in lines for line in script if "--job-name=" in line]
+    assert names[-1].startswith("#SBATCH --job-name=h-zero3_offload_cpu-1x2-")
+    assert len({*names}) == len(scripts)
     assert all("#SBATCH --reservation=course" in script for script in lines)
 
 
@@ -375,6 +378,19 @@ def test_hostile_folder_passes_the_inner_shell_word_for_word(launcher: str, tmp_
     assert done.stdout.splitlines()[-3:] == ["--module", "harness.launch", str(run)]
     assert "rank=1" in done.stdout
     assert not list(tmp_path.rglob("PWNED"))
+
+
+@pytest.mark.parametrize(("gpus", "asked"), [(4, "at most 5 GPU-hours"), (0, "at most 2 node-hours")])
+def test_what_the_jobs_ask_for_is_told_in_hours(tmp_path: Path, gpus: int, asked: str) -> None:
+    """The reference alone, four ranks on a node, each for half an hour; noise is another run of one rank."""
+    site = Site(name="x", gpus_per_node=gpus, time_limit="30:00")
+    cells = plan_nodes(on_site(EXPERIMENT, site), site, ["ddp", "zero3"], [1], 4, 1)
+    matrix, _ = render_matrix(
+        cells, EXPERIMENT, site, folder=tmp_path, runs_folder=tmp_path / "runs", job_name="h", arrays=False,
+        command=["harness"],
+    )  # fmt: skip
+    assert sorted(run.request.world_size for run in matrix.runs) == [1, 1, 4, 4]
+    assert matrix.most_asked == asked
 
 
 def test_a_lone_rank_needs_no_launcher_but_torchrun() -> None:
