@@ -385,7 +385,7 @@ def test_nothing_of_them_was_loaded(results: dict[str, Any]) -> None:
     assert "holds; 3 records unchanged" in results["verify"][1]
     rendered = results["slurm-render"][1] + results["slurm-render"][2]
     assert (
-        "6 runs in 6 scripts, at most 6 node-hours for CPU ranks: gpus_per_node of site 'generic' is 0"
+        "6 runs in 6 scripts, at most 4 node-hours for CPU ranks: gpus_per_node of site 'generic' is 0"
         in rendered
     )
 

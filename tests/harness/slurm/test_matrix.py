@@ -380,16 +380,21 @@ def test_hostile_folder_passes_the_inner_shell_word_for_word(launcher: str, tmp_
     assert not list(tmp_path.rglob("PWNED"))
 
 
-@pytest.mark.parametrize(("gpus", "asked"), [(4, "at most 5 GPU-hours"), (0, "at most 2 node-hours")])
-def test_what_the_jobs_ask_for_is_told_in_hours(tmp_path: Path, gpus: int, asked: str) -> None:
-    """The reference alone, four ranks on a node, each for half an hour; noise is another run of one rank."""
+@pytest.mark.parametrize(
+    ("gpus", "sizes", "asked"),
+    [(4, [1, 4, 4, 4, 4], "at most 8.5 GPU-hours"), (0, [1, 4, 4], "at most 1.5 node-hours")],
+)
+def test_what_the_jobs_ask_for_is_told_in_hours(
+    tmp_path: Path, gpus: int, sizes: list[int], asked: str
+) -> None:
+    """Half an hour each; on GPUs each backend runs with both kinds of kernels."""
     site = Site(name="x", gpus_per_node=gpus, time_limit="30:00")
     cells = plan_nodes(on_site(EXPERIMENT, site), site, ["ddp", "zero3"], [1], 4, 1)
     matrix, _ = render_matrix(
         cells, EXPERIMENT, site, folder=tmp_path, runs_folder=tmp_path / "runs", job_name="h", arrays=False,
         command=["harness"],
     )  # fmt: skip
-    assert sorted(run.request.world_size for run in matrix.runs) == [1, 1, 4, 4]
+    assert sorted(run.request.world_size for run in matrix.runs) == sizes
     assert matrix.most_asked == asked
 
 
