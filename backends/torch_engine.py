@@ -24,14 +24,8 @@ from harness.backends.checkpoints.torch_pieces import (
 from harness.backends.model.blocks import first_trained, frozen_dtype
 from harness.backends.model.precision import autocast_dtype, dtype_name
 from harness.backends.model_source import Loading
+from harness.backends.optimizer import groups
 from harness.backends.optimizer.gradients import clip, fp32_norm, global_norm, local_shard
-from harness.backends.optimizer.groups import (
-    describe_groups,
-    held_tensors,
-    optimizer_implementation,
-    set_rates,
-    updated_tensors,
-)
 from harness.backends.piece import OptimizerProgress, Piece
 
 
@@ -113,7 +107,7 @@ class TorchEngine(Engine):
         self._micro_steps = 0 if last_micro_step else self._micro_steps + 1
 
     def step(self, lr: float) -> float:
-        set_rates(self.optimizer, lr)
+        groups.set_rates(self.optimizer, lr)
         self._unscale()
         gradients = self._gradients()
         norm = (
@@ -152,7 +146,7 @@ class TorchEngine(Engine):
         frozen = frozen_dtype(self.module)
         # Accelerate wraps the one that trains; those of an observed script are several in one.
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        trained = next(updated_tensors(self.optimizer), parameter)
+        trained = next(groups.updated_tensors(self.optimizer), parameter)
         reduce_dtype = self.strategy.reduce_dtype
         gathered = self.strategy.gather_dtype
         # Shards of gradients add up in the dtype of the weights that the optimizer updates.
@@ -169,7 +163,7 @@ class TorchEngine(Engine):
             gradient_dtype=dtype_name(parameter.dtype),
             reduce_dtype=dtype_name(reduce_dtype) if reduce_dtype else None,
             optimizer=f"{type(optimizer).__module__}.{type(optimizer).__name__}",
-            optimizer_groups=describe_groups(self.optimizer),
+            optimizer_groups=groups.describe_groups(self.optimizer),
             gradient_clipping=self.context.gradient_clipping,
             accumulation_steps=self.context.accumulation_steps,
             gradient_synchronisation="every micro-step" if self.strategy.reduces_each else "last micro-step",
@@ -181,7 +175,7 @@ class TorchEngine(Engine):
             accumulation_dtype=dtype_name(reduce_dtype if whole and reduce_dtype else parameter.dtype),
             reduce_bucket_bytes=self.strategy.reduce_bucket_bytes,
             prefetch=self.strategy.prefetch,
-            optimizer_implementation=optimizer_implementation(optimizer, [trained]),
+            optimizer_implementation=groups.optimizer_implementation(optimizer, [trained]),
             loading=self.strategy.loading,
             frozen_dtype=dtype_name(frozen) if frozen else None,
             details=self.strategy.details,
@@ -232,7 +226,7 @@ class TorchEngine(Engine):
         self.module.train(mode)
 
     def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
-        for _, held in held_tensors(self.optimizer.state.values()):
+        for _, held in groups.held_tensors(self.optimizer.state.values()):
             yield "optimizer", held
         for parameter in self.module.parameters():
             yield "weights", local_shard(parameter.detach())

@@ -15,15 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.distributed.tensor.parallel import parallelize_module as parallelize
 
-from harness.backends.base import (
-    Backend,
-    BuildModel,
-    BuildOptimizer,
-    Engine,
-    SetupContext,
-    Unsupported,
-    World,
-)
+from harness.backends import base
 from harness.backends.checkpoints.torch_pieces import dtensor_pieces
 from harness.backends.fsdp.fsdp2 import Fsdp2Backend, fsdp2_full_parameters
 from harness.backends.libraries.facts import installed_version
@@ -144,21 +136,23 @@ def require_plan(model: nn.Module, ranks: int) -> None:
     config = getattr(model, "config", None)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     if (reason := why_not_cut(shapes, config.to_dict() if config is not None else {}, ranks)) is not None:
-        raise Unsupported(f"{kind}: {reason}")
+        raise base.Unsupported(f"{kind}: {reason}")
     _require_same_as_transformers(model)
     for parent in _parents(model):
         for name, module in parent.named_modules():
             if name and name not in (*COLUMNS, *ROWS) and any(True for _ in module.parameters(recurse=False)):
-                raise Unsupported(
+                raise base.Unsupported(
                     f"{kind}: {type(parent).__name__}.{name} computes on a part of the heads or channels; "
                     "the plan does not know how its gradient is reduced"
                 )
     for name, module in model.named_modules():
         own = list(module.named_parameters(recurse=False))
         if own and any(True for _ in module.children()):
-            raise Unsupported(f"{kind}: {name or 'the model itself'} holds parameters beside its layers")
+            raise base.Unsupported(f"{kind}: {name or 'the model itself'} holds parameters beside its layers")
         if any(not parameter.requires_grad for _, parameter in own):
-            raise Unsupported("tensor parallelism trains whole models only; frozen weights have no plan here")
+            raise base.Unsupported(
+                "tensor parallelism trains whole models only; frozen weights have no plan here"
+            )
 
 
 def _require_same_as_transformers(model: nn.Module) -> None:
@@ -168,7 +162,7 @@ def _require_same_as_transformers(model: nn.Module) -> None:
     for pattern, style in planned.items():
         layer = pattern.rpartition(".")[2]
         if style not in KNOWN_STYLES.get(layer, ()):
-            raise Unsupported(
+            raise base.Unsupported(
                 f"transformers {installed_version('transformers')} plans '{style}' for {pattern} of "
                 f"{type(model).__name__}, torch {torch.__version__}'s styles here are colwise and rowwise"
             )
@@ -184,23 +178,23 @@ def copies(tensor: Tensor, ranks: int) -> int:
     return ranks // parts
 
 
-def device_mesh(world: World) -> DeviceMesh:
+def device_mesh(world: base.World) -> DeviceMesh:
     """The dimensions of the ranks as torch has them."""
     names = tuple(name for name, _ in world.mesh.sizes)
     return init_device_mesh(world.device, tuple(size for _, size in world.mesh.sizes), mesh_dim_names=names)
 
 
-class TensorBackend(Backend):
+class TensorBackend(base.Backend):
     """Layers cut over the ranks along 'tensor'; gradients averaged over the ranks along 'data'."""
 
     Options = TensorOptions
 
-    def unmet_requirements(self, world: World) -> list[str]:
+    def unmet_requirements(self, world: base.World) -> list[str]:
         return [] if world.world_size > 1 else ["tensor parallelism needs at least 2 ranks"]
 
     def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
+        self, build_model: base.BuildModel, build_optimizer: base.BuildOptimizer, context: base.SetupContext
+    ) -> base.Engine:
         _require_precision(context)
         source = model_source(build_model)
         model = source() if source.loading == "full" else source.skeleton()
@@ -248,7 +242,7 @@ class _Gathered(TorchEngine):
             yield replace(piece, copies=piece.copies * data, copy=piece.copy * data + place)
 
     def weight_pieces(self) -> Iterator[Piece]:
-        raise Unsupported(f"{type(self).__name__}: layers cut by columns are gathered for their digest")
+        raise base.Unsupported(f"{type(self).__name__}: layers cut by columns are gathered for their digest")
 
 
 class TensorEngine(_Gathered):
@@ -281,17 +275,17 @@ class FsdpTensorBackend(Fsdp2Backend):
     Options = FsdpTensorOptions
     engine_class = FsdpTensorEngine
 
-    def unmet_requirements(self, world: World) -> list[str]:
+    def unmet_requirements(self, world: base.World) -> list[str]:
         mesh = self.options.mesh(world.world_size)
         return [] if mesh.size("shard") > 1 else [f"{mesh} leaves nothing to shard; take tp, or more ranks"]
 
     def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
+        self, build_model: base.BuildModel, build_optimizer: base.BuildOptimizer, context: base.SetupContext
+    ) -> base.Engine:
         _require_precision(context)
         return super().prepare(build_model, build_optimizer, context)
 
-    def _mesh(self, world: World) -> DeviceMesh:
+    def _mesh(self, world: base.World) -> DeviceMesh:
         return device_mesh(world)
 
     def _cut(self, model: nn.Module, mesh: DeviceMesh) -> DeviceMesh:
@@ -302,8 +296,8 @@ class FsdpTensorBackend(Fsdp2Backend):
         return replace(strategy, norm_group=dist.group.WORLD, norm_copies=partial(copies, ranks=mesh.size()))
 
 
-def _require_precision(context: SetupContext) -> None:
+def _require_precision(context: base.SetupContext) -> None:
     if context.precision == "fp16-mixed":
-        raise Unsupported(
+        raise base.Unsupported(
             f"torch {torch.__version__}: GradScaler's overflow flag is not reduced over tensor-parallel ranks"
         )

@@ -10,26 +10,8 @@ from pathlib import Path
 import click
 
 from harness.backends import registry
+from harness.cli import options
 from harness.cli.compare import force_option, open_store, predict_one, refuse_as_rank
-from harness.cli.options import (
-    GivenFiles,
-    backend_option,
-    command_line,
-    default_ranks,
-    file_options,
-    job_options,
-    json_option,
-    measuring,
-    nproc_option,
-    port_option,
-    quiet_option,
-    require_gpus,
-    resolve_device,
-    resume_options,
-    runs_option,
-    set_option,
-    wide_option,
-)
 from harness.cli.output import Progress, View, echo
 from harness.errors import HarnessError
 from harness.job.batch import job_layout
@@ -60,18 +42,18 @@ from harness.safe_text import redacted
 
 
 @click.command()
-@measuring
-@backend_option
-@job_options
-@nproc_option
-@runs_option
-@port_option
+@options.measuring
+@options.backend_option
+@options.job_options
+@options.nproc_option
+@options.runs_option
+@options.port_option
 @force_option
-@resume_options
-@json_option
-@quiet_option
-@wide_option
-@file_options
+@options.resume_options
+@options.json_option
+@options.quiet_option
+@options.wide_option
+@options.file_options
 def run(
     backend: str | None,
     experiment: Experiment,
@@ -83,7 +65,7 @@ def run(
     as_json: bool,
     quiet: bool,
     wide: bool,
-    given: GivenFiles,
+    given: options.GivenFiles,
 ) -> int:
     """Run one job under one backend and record it.
 
@@ -91,12 +73,12 @@ def run(
     """
     view = View(wide=wide, quiet=quiet)
     experiment, label, part = given.only_row(backend, experiment, view)
-    device = resolve_device(experiment.runtime.device)
+    device = options.resolve_device(experiment.runtime.device)
     if started_as_rank():
         store = Store(runs)
         return _run_as_rank(experiment, label, device, store, nproc, force, as_json, view, resume, part)
     world_size = _world_size(label, nproc, device)
-    require_gpus(device, world_size)
+    options.require_gpus(device, world_size)
     if port is not None:
         require_port(port)
     layout = job_layout([label], world_size, experiment.training)
@@ -110,7 +92,7 @@ def run(
     try:
         record = whole(
             running_cell(
-                cell, store, launcher, command=command_line(), on_event=progress, port=port,
+                cell, store, launcher, command=options.command_line(), on_event=progress, port=port,
                 prediction=prediction,
             )
         )  # fmt: skip
@@ -124,7 +106,7 @@ def _world_size(label: str, nproc: int | None, device: str) -> int:
         if nproc not in (None, 1):
             raise HarnessError(f"--nproc {nproc}: '{label}' is one process; leave --nproc out")
         return 1
-    return nproc or default_ranks(device)
+    return nproc or options.default_ranks(device)
 
 
 def _run_as_rank(
@@ -149,7 +131,9 @@ def _run_as_rank(
             experiment, label, world_size, layout, 0, device, ranks_per_node=per_node,
             resume=resume if reads_files else None, reads_files=reads_files, given=part,
         )  # fmt: skip
-        asked = begin_run(cell, ["torchrun", "--nproc-per-node", str(per_node), "-m", *command_line()])
+        asked = begin_run(
+            cell, ["torchrun", "--nproc-per-node", str(per_node), "-m", *options.command_line()]
+        )
         return asked.model_copy(update={"launcher_settings": launcher_settings(os.environ)})
 
     own = request()  # before the fork, which is for processes without threads
@@ -209,11 +193,11 @@ def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("observed", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--label", default="", help="Name of the run's row; runs of one name and training repeat it.")
-@set_option
-@runs_option
-@wide_option
-@json_option
-@measuring
+@options.set_option
+@options.runs_option
+@options.wide_option
+@options.json_option
+@options.measuring
 def observe(
     observed: tuple[str, ...], label: str, assignments: tuple[str, ...], runs: Path, wide: bool, as_json: bool
 ) -> int:
@@ -232,7 +216,7 @@ def observe(
         raise HarnessError(f"--set {ignored[0]} would be ignored: the script decides; observe takes {known}")
     measure = of_script(load_experiment(None, assignments)).measure
     done = observe_command(
-        observed, store, measure, command=command_line(), keeps_output_free=as_json, label=label
+        observed, store, measure, command=options.command_line(), keeps_output_free=as_json, label=label
     )
     if done.record is not None:
         try:

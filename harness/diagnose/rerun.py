@@ -17,19 +17,8 @@ from harness.files import scratch_folder
 from harness.gpus.found import find_gpus
 from harness.job.batch import BatchLayout, reference_layout
 from harness.job.experiment import Experiment, MeasureSection, RuntimeSection
+from harness.judge.agreement import parity
 from harness.judge.agreement.job_equivalence import first_step
-from harness.judge.agreement.parity import (
-    BAND_FACTOR,
-    TIGHT_FACTOR,
-    UNIT_ROUNDOFF,
-    UNMEASURED_FACTOR,
-    Noise,
-    NormShift,
-    Tolerance,
-    has_dropout,
-    judge,
-    measure_noise,
-)
 from harness.judge.distance import Sketch, estimate
 from harness.judge.quantities import Run as JudgedRun
 from harness.judge.rows import reason
@@ -92,7 +81,7 @@ def read_pair(first: Path, second: Path) -> tuple[LoadedRun, LoadedRun]:
             )
         if not run.is_script:
             canonical_label(run.record.backend.label)
-        if has_dropout(run.record) and one_job(*pair):
+        if parity.has_dropout(run.record) and one_job(*pair):
             raise HarnessError(
                 f"{run.record.run_id} trained with dropout, so two runs differ by chance; repeat both with "
                 "--set model.dropout=0"
@@ -202,12 +191,12 @@ class TensorNoise:
     """1 between the reference and a run, 2 between two runs."""
 
     def gradient_limits(self) -> dict[str, float]:
-        unit = UNIT_ROUNDOFF["fp32"]
+        unit = parity.UNIT_ROUNDOFF["fp32"]
         return self._limits("gradients", dict.fromkeys(self.reference.gradients or {}, unit))
 
     def update_limits(self) -> dict[str, float]:
         """An update is rounded to the spacing of the weight that it is added to."""
-        unit, norms = UNIT_ROUNDOFF["fp32"], self.reference.weight_norms
+        unit, norms = parity.UNIT_ROUNDOFF["fp32"], self.reference.weight_norms
         return self._limits(
             "updates",
             {
@@ -217,12 +206,14 @@ class TensorNoise:
         )
 
     def _limits(self, kind: str, units: Mapping[str, float]) -> dict[str, float]:
-        tight = self._level(kind, self.splits, TIGHT_FACTOR if self.splits else UNMEASURED_FACTOR, units)
+        tight = self._level(
+            kind, self.splits, parity.TIGHT_FACTOR if self.splits else parity.UNMEASURED_FACTOR, units
+        )
         if self.precision == "fp32":
             return tight
         if not self.others:
-            units = dict.fromkeys(units, UNIT_ROUNDOFF[self.precision])
-        band = self._level(kind, self.others, BAND_FACTOR, units)
+            units = dict.fromkeys(units, parity.UNIT_ROUNDOFF[self.precision])
+        band = self._level(kind, self.others, parity.BAND_FACTOR, units)
         return {name: max(tight[name], band[name]) for name in tight}
 
     def _level(
@@ -473,9 +464,9 @@ class NoiseRuns:
         """Of the run that others are held to."""
         return self.reference.backend.label if self.reference is not None else REFERENCE
 
-    def noise(self, fallback: Record) -> Noise:
+    def noise(self, fallback: Record) -> parity.Noise:
         """The limits of the job; without a reference the lower bounds, in the size of `fallback`."""
-        return measure_noise(self.reference or fallback, self.repeats)
+        return parity.measure_noise(self.reference or fallback, self.repeats)
 
     def baseline(self, pair: tuple[LoadedRun, LoadedRun]) -> tuple[LoadedRun, LoadedRun]:
         """The pair with the run first that is the reference, else the only one that agrees with it."""
@@ -489,7 +480,7 @@ class NoiseRuns:
         """Whether a run is the reference or agrees with it."""
         if self.reference is None or record.backend.label == self.label:
             return record.backend.label == self.label
-        judged = judge(JudgedRun.of(self.reference), JudgedRun.of(record), self.noise(record))
+        judged = parity.judge(JudgedRun.of(self.reference), JudgedRun.of(record), self.noise(record))
         return judged.parity in _AGREES
 
     def derivation(self, baseline: Record) -> tuple[str, ...]:
@@ -502,7 +493,7 @@ class NoiseRuns:
             "twice as much between two runs: each may differ that much from the reference",
         )
 
-    def limits(self, baseline: Record, other: Record) -> Tolerance:
+    def limits(self, baseline: Record, other: Record) -> parity.Tolerance:
         """What rounding explains between the baseline and another run.
 
         Each of two runs may lie as far from the reference as `compare` allows, so as far as both together
@@ -513,7 +504,7 @@ class NoiseRuns:
             return noise.widest(other)
         return sum_of(noise.widest(baseline), noise.widest(other))
 
-    def norm_shift(self, baseline: Record, other: Record) -> NormShift | None:
+    def norm_shift(self, baseline: Record, other: Record) -> parity.NormShift | None:
         """A factor on gradients that no single step shows, of a run beside the reference."""
         return self.noise(baseline).norm_shift(other) if baseline.backend.label == self.label else None
 
@@ -521,7 +512,7 @@ class NoiseRuns:
 _AGREES = ("exact", "tight", "band")
 
 
-def sum_of(left: Tolerance, right: Tolerance) -> Tolerance:
+def sum_of(left: parity.Tolerance, right: parity.Tolerance) -> parity.Tolerance:
     """Limits added up, of the parameters that both have."""
     values: dict[str, Any] = {
         field.name: getattr(left, field.name) + getattr(right, field.name)

@@ -29,17 +29,7 @@ from harness.gpus.found import Gpus
 from harness.import_path import module_command, safe_environment
 from harness.job.batch import batch_layout, reference_layout
 from harness.job.config import load_experiment
-from harness.judge.quantities import (
-    Run,
-    all_ranks_counted,
-    first_timed,
-    model_flops_per_second,
-    peak_dtype,
-    rank_states,
-    share_of,
-    sheet_peak,
-    volume_differences,
-)
+from harness.judge import quantities
 from harness.judge.rows import reason
 from harness.launch.cells import canonical_label, make_cell
 from harness.launch.ending import await_end, die_with
@@ -229,7 +219,7 @@ BESIDES_BYTES = 3 * 2**30
 def volumes_are_as_expected(evidence: Evidence) -> Finding:
     """Payload of every kind of collective."""
     for name in STRATEGIES:
-        differences = volume_differences(evidence.records[name])
+        differences = quantities.volume_differences(evidence.records[name])
         if differences is None:
             return "failed", f"{name}: nothing is expected, or no step was probed"
         if differences:
@@ -245,7 +235,7 @@ def states_are_as_expected(evidence: Evidence) -> Finding:
     """Weights, gradients and optimizer states of every rank."""
     sizes = []
     for name in STRATEGIES:
-        states = rank_states(evidence.records[name])
+        states = quantities.rank_states(evidence.records[name])
         if len(states) < evidence.records[name].world.world_size:
             return "failed", f"{name}: {len(states)} ranks measured their states"
         for of_rank in states:
@@ -296,7 +286,7 @@ def phases_add_up(evidence: Evidence) -> Finding:
     worst = 0.0
     for name in (ZERO, SHARDED):
         record = evidence.records[name]
-        first = first_timed(record)
+        first = quantities.first_timed(record)
         for rank in record.ranks:
             steps = rank.step_seconds[first:]
             if not steps or len(rank.phase_seconds) == 0:
@@ -314,7 +304,7 @@ def clock_agrees_with_events(evidence: Evidence) -> Finding:
     worst = 0.0
     for name in (ZERO, SHARDED):
         record, notes = evidence.records[name], evidence.notes.get(name, ())
-        first = first_timed(record)
+        first = quantities.first_timed(record)
         if len(notes) < len(record.ranks) or first >= len(record.steps):
             return "failed", f"{name}: {len(notes)} of {len(record.ranks)} ranks noted events of timed steps"
         for rank, note in zip(record.ranks, notes, strict=False):
@@ -383,7 +373,7 @@ def kernels_are_counted(evidence: Evidence) -> Finding:
 def collectives_per_step(record: Record) -> dict[int, float]:
     """Calls of each rank in a probed step that move something; {} where none was counted."""
     probed = record.windows.probed if record.windows else 0
-    if not probed or not all_ranks_counted(record):
+    if not probed or not quantities.all_ranks_counted(record):
         return {}
     calls: dict[int, int] = {}
     for row in record.comm:
@@ -402,7 +392,7 @@ MOST_LATENCY_SECONDS = 1e-3
 def products_reach_the_sheet(evidence: Evidence) -> Finding:
     """Matrix products alone on each rank."""
     record = evidence.records[SHARDED]
-    dtype = peak_dtype(record) or ""
+    dtype = quantities.peak_dtype(record) or ""
     shares = []
     for rank in record.ranks:
         rate, sheet = rank.matmul_flops_per_second.get(dtype), find_peak(rank.device_name, dtype)
@@ -418,7 +408,9 @@ def products_reach_the_sheet(evidence: Evidence) -> Finding:
 def utilisation_is_possible(evidence: Evidence) -> Finding:
     """Model FLOPs of the timed steps over the data sheet."""
     record = evidence.records[SHARDED]
-    share = share_of(model_flops_per_second(Run.of(record)), sheet_peak(record))
+    share = quantities.share_of(
+        quantities.model_flops_per_second(quantities.Run.of(record)), quantities.sheet_peak(record)
+    )
     if share is None:
         return "n/a", f"no data sheet is known for {record.ranks[0].device_name}, or no step was timed"
     return held(share < 1.0, f"{share:.2%} of a tiny model")

@@ -14,19 +14,10 @@ from importlib.resources import files
 
 from harness.backends.base import Precision
 from harness.backends.strategy import SHARDINGS, StrategyKind
+from harness.forms import terms
 from harness.forms.activations import recomputed_share
 from harness.forms.layout import DTYPE_BYTES
 from harness.forms.single import ADAM_MOMENTS
-from harness.forms.terms import (
-    BACKWARD,
-    FORWARD,
-    GRADIENTS,
-    REPLICAS,
-    STEP_PHASES,
-    UPDATED,
-    Collective,
-    Volume,
-)
 from harness.forms.workload import Role, Workload
 
 
@@ -230,7 +221,9 @@ class TermDifference:
         return self.expected_bytes - self.textbook_bytes
 
 
-def textbook_collectives(workload: Workload, *, weight_dtype: str, reduce_dtype: str) -> list[Collective]:
+def textbook_collectives(
+    workload: Workload, *, weight_dtype: str, reduce_dtype: str
+) -> list[terms.Collective]:
     """What `textbook_sent_bytes` adds up, collective by collective, under the terms of the families."""
     strategy, trained = workload.strategy, workload.layout.trained_count
     count = trained if gathers_updated(strategy) else workload.layout.parameter_count
@@ -238,35 +231,37 @@ def textbook_collectives(workload: Workload, *, weight_dtype: str, reduce_dtype:
     role: Role = "shard" if strategy.facts.has_replicas else "world"
     again: Role = role if workload.second_copy_ranks is None else "shard"
 
-    def gather(phase: str, term: str) -> Collective:
-        of = role if term != BACKWARD else again
-        return Collective(phase, "all_gather", weight_dtype, term, weights, role=of)
+    def gather(phase: str, term: str) -> terms.Collective:
+        of = role if term != terms.BACKWARD else again
+        return terms.Collective(phase, "all_gather", weight_dtype, term, weights, role=of)
 
-    def reduce(op: str) -> Collective:
-        return Collective("backward", op, reduce_dtype, GRADIENTS, gradients, role=role)
+    def reduce(op: str) -> terms.Collective:
+        return terms.Collective("backward", op, reduce_dtype, terms.GRADIENTS, gradients, role=role)
 
     if strategy.sharding == "single" or strategy.facts.cuts_layers:
         return []
     if strategy.sharding == "none":
         return [reduce("all_reduce")]
-    found = [gather("step", UPDATED) if gathers_updated(strategy) else gather("forward", FORWARD)]
+    found = [gather("step", terms.UPDATED) if gathers_updated(strategy) else gather("forward", terms.FORWARD)]
     if strategy.facts.reshards:
-        found.append(gather("backward", BACKWARD))
+        found.append(gather("backward", terms.BACKWARD))
     found.append(reduce("reduce_scatter"))
     if strategy.facts.has_replicas:
         shard = gradients // workload.shards
-        found.append(Collective("backward", "all_reduce", reduce_dtype, REPLICAS, shard, role="replica"))
+        found.append(
+            terms.Collective("backward", "all_reduce", reduce_dtype, terms.REPLICAS, shard, role="replica")
+        )
     return found
 
 
 def term_differences(
-    workload: Workload, volume: Volume, textbook: Iterable[Collective]
+    workload: Workload, volume: terms.Volume, textbook: Iterable[terms.Collective]
 ) -> list[TermDifference]:
     """Expected minus textbook, term by term, per step; terms that agree are left out.
 
     The differences add up to the whole difference.
     """
-    expected = _by_term(workload, (c for c in volume.collectives if c.phase in STEP_PHASES))
+    expected = _by_term(workload, (c for c in volume.collectives if c.phase in terms.STEP_PHASES))
     steps = len(workload.steps)
     given = _by_term(workload, textbook)
     remarks = dict(volume.remarks)
@@ -279,7 +274,7 @@ def term_differences(
     return found
 
 
-def _by_term(workload: Workload, collectives: Iterable[Collective]) -> dict[str, float]:
+def _by_term(workload: Workload, collectives: Iterable[terms.Collective]) -> dict[str, float]:
     sums: dict[str, float] = {}
     for collective in collectives:
         sums[collective.term] = sums.get(collective.term, 0.0) + collective.sent_bytes(workload)

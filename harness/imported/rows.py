@@ -12,16 +12,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from harness.backends import registry
+from harness.backends import presets, registry
 from harness.backends.base import Preset
-from harness.backends.presets import (
-    BF16_OPTIMIZER,
-    COMMUNICATION_DTYPE,
-    DATA_TYPES,
-    PresetChange,
-    preset_changes,
-    takes_bf16_optimizer,
-)
 from harness.backends.refusals import explain_refusals
 from harness.backends.yaml_values import InvalidYaml, parse_value
 from harness.errors import HarnessError
@@ -392,7 +384,7 @@ def _row(file: ReadFile, job: Experiment, mode: GivenMode, preset: Preset) -> Gi
     backend = file.imported.backend
     strategy = registry.strategy_of(backend)
     assert strategy is not None
-    changes = preset_changes(strategy, job.training.held_precision, preset, LARGE_MODEL)
+    changes = presets.preset_changes(strategy, job.training.held_precision, preset, LARGE_MODEL)
     resolver = _Resolver(
         backend=backend,
         job=job,
@@ -422,7 +414,7 @@ class _Resolver:
     backend: str
     job: Experiment
     mode: GivenMode
-    changes: Mapping[str, PresetChange]
+    changes: Mapping[str, presets.PresetChange]
     options: dict[str, Any] = field(default_factory=dict)
     offload: str = "none"
 
@@ -508,17 +500,19 @@ class _Resolver:
         precision = self.job.training.held_precision
         strategy = registry.strategy_of(self.backend)
         assert strategy is not None
-        if strategy.sequence is not None and key.rule.target == COMMUNICATION_DTYPE:
+        if strategy.sequence is not None and key.rule.target == presets.COMMUNICATION_DTYPE:
             why = "with sequence parallelism DeepSpeed reads seq_parallel_communication_data_type instead"
             return _pinned(key, None, why)
         if key.value in (AUTO, None) or alike(key.value, used):
             return _taken(key, used)
         if change is not None or key.rule.option is None:
             return _pinned(key, used, change.reason if change else "the library's default")
-        if key.rule.target == DATA_TYPES:
+        if key.rule.target == presets.DATA_TYPES:
             stage, offload = strategy.zero_stage or 0, self.offload
-            if stage == 0 or takes_bf16_optimizer(stage, precision, key.value, offload):
-                return _pinned(key, used, BF16_OPTIMIZER if stage else f"stage 0 adds up in {used} only")
+            if stage == 0 or presets.takes_bf16_optimizer(stage, precision, key.value, offload):
+                return _pinned(
+                    key, used, presets.BF16_OPTIMIZER if stage else f"stage 0 adds up in {used} only"
+                )
         self.options[key.rule.option] = key.value
         return _taken(key, key.value, key.rule.reason, setting=key.rule.option)
 

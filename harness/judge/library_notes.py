@@ -12,35 +12,16 @@ from typing import Any, Literal
 from harness.backends import registry
 from harness.backends.libraries.facts import FACTS, fact
 from harness.backends.presets import TIMER_WAITS, preset_changes
+from harness.forms import terms
 from harness.forms.ddp import BUCKETS_BESIDE_GRADIENTS
 from harness.forms.layout import DTYPE_BYTES
 from harness.forms.network import EMULATED
-from harness.forms.terms import (
-    BACKWARD,
-    FORWARD,
-    FURTHER_BACKWARD,
-    FURTHER_FORWARD,
-    FURTHER_GRADIENTS,
-    GRADIENTS,
-    UPDATED,
-)
 from harness.forms.zero0 import FP32_SURPLUS, SECOND_FP32_COPY
 from harness.forms.zero3 import PERSISTENT_PARAMETERS, REDUCTION_BUCKET, TIED_TERM
 from harness.job.experiment import ReportFocus
+from harness.judge import quantities
 from harness.judge.comparison import Comparison
 from harness.judge.effective import clipping, master_dtypes
-from harness.judge.quantities import (
-    RankStates,
-    largest,
-    rank_states,
-    reduced_dtypes,
-    sent_bytes_per_step,
-    textbook,
-    textbook_bytes_per_step,
-    textbook_differences,
-    transport_bytes_per_step,
-    volume_differences,
-)
 from harness.judge.rows import CellRuns
 from harness.judge.wording import CellName, listed, ranks
 from harness.record import Record
@@ -248,7 +229,7 @@ def find_in_training(group: CellRuns) -> list[CellNote]:
         found.append(
             noted("masters-in-low-precision", effect=CHANGES_TRAINING, packages=packages, dtypes=listed(low))
         )
-    low = [dtype for dtype in reduced_dtypes(record) if _is_low(dtype)]
+    low = [dtype for dtype in quantities.reduced_dtypes(record) if _is_low(dtype)]
     if low and _mixed(record):
         found.append(
             noted(
@@ -328,19 +309,19 @@ MANY_CALLS = 2.0
 CALLS_EFFECT = 0.3
 """A gather costs latency, which bytes do not show: ranked as 30 % of bytes."""
 BY_TERM: dict[tuple[str, str], str] = {
-    ("zero12", GRADIENTS): "gradients-all-reduced",
-    ("zero12", FURTHER_GRADIENTS): "reduced-every-micro-step",
-    ("zero3", FORWARD): "weights-stay-gathered",
-    ("zero3", BACKWARD): "weights-stay-gathered",
-    ("zero3", UPDATED): "weights-stay-gathered",
+    ("zero12", terms.GRADIENTS): "gradients-all-reduced",
+    ("zero12", terms.FURTHER_GRADIENTS): "reduced-every-micro-step",
+    ("zero3", terms.FORWARD): "weights-stay-gathered",
+    ("zero3", terms.BACKWARD): "weights-stay-gathered",
+    ("zero3", terms.UPDATED): "weights-stay-gathered",
     ("zero3", TIED_TERM): "tied-weights-gathered-twice",
-    ("fsdp1", BACKWARD): "root-not-resharded",
-    ("fsdp2", BACKWARD): "root-not-resharded",
+    ("fsdp1", terms.BACKWARD): "root-not-resharded",
+    ("fsdp2", terms.BACKWARD): "root-not-resharded",
     **{("zero3", term): "moved-every-micro-step"
-       for term in (FURTHER_FORWARD, FURTHER_BACKWARD, FURTHER_GRADIENTS)},
+       for term in (terms.FURTHER_FORWARD, terms.FURTHER_BACKWARD, terms.FURTHER_GRADIENTS)},
     **{(family, term): "gathered-every-micro-step"
-       for family in ("fsdp1", "fsdp2") for term in (FURTHER_FORWARD, FURTHER_BACKWARD)},
-    **{(family, FURTHER_GRADIENTS): "sync-each-batch" for family in ("ddp", "fsdp1", "fsdp2")},
+       for family in ("fsdp1", "fsdp2") for term in (terms.FURTHER_FORWARD, terms.FURTHER_BACKWARD)},
+    **{(family, terms.FURTHER_GRADIENTS): "sync-each-batch" for family in ("ddp", "fsdp1", "fsdp2")},
 }  # fmt: skip
 """Facts by family and term of the closed form; other terms are shown with the remark of the closed form."""
 
@@ -352,12 +333,12 @@ def find_in_traffic(group: CellRuns) -> list[CellNote]:
 
 def _terms(record: Record) -> list[CellNote]:
     """The terms of one note together, relative to all that the textbook sends."""
-    strategy, book = known_strategy(record), textbook_bytes_per_step(record)
-    if strategy is None or not book or volume_differences(record) != []:
+    strategy, book = known_strategy(record), quantities.textbook_bytes_per_step(record)
+    if strategy is None or not book or quantities.volume_differences(record) != []:
         return []
     owner = ("deepspeed" if strategy.family.startswith("zero") else "torch",)
     surplus: dict[tuple[str, str], float] = {}
-    for found in textbook_differences(record) or ():
+    for found in quantities.textbook_differences(record) or ():
         name = BY_TERM.get((strategy.family, found.term))
         term = "" if name else f"{found.term} ({found.remark})" if found.remark else found.term
         note = name or "other-traffic", term
@@ -372,7 +353,7 @@ def _terms(record: Record) -> list[CellNote]:
 def _emulated(record: Record) -> list[CellNote]:
     """What the transport sends for the same calls, relative to what is counted."""
     replaced = EMULATED.get(record.world.collectives, {})
-    counted, moved = sent_bytes_per_step(record), transport_bytes_per_step(record)
+    counted, moved = quantities.sent_bytes_per_step(record), quantities.transport_bytes_per_step(record)
     if not replaced or not counted or moved is None or moved < (1 + LEAST_EMULATED) * counted:
         return []
     words = " and ".join(
@@ -415,7 +396,7 @@ BY_THEMSELVES = (REDUCTION_BUCKET, BUCKETS_BESIDE_GRADIENTS, PERSISTENT_PARAMETE
 
 def find_in_states(group: CellRuns) -> list[CellNote]:
     """Every one of a cell whose model states were measured; [] where closed form or textbook has none."""
-    states, book = largest(rank_states(group.record)), textbook(group.record)
+    states, book = quantities.largest(quantities.rank_states(group.record)), quantities.textbook(group.record)
     if states is None or states.expected is None or not book:
         return []
     total, strategy, found = sum(book.values()), known_strategy(group.record), []
@@ -436,7 +417,7 @@ def find_in_states(group: CellRuns) -> list[CellNote]:
     return [*found, *_less(group, states, book)]
 
 
-def _less(group: CellRuns, states: RankStates, book: dict[str, float]) -> list[CellNote]:
+def _less(group: CellRuns, states: quantities.RankStates, book: dict[str, float]) -> list[CellNote]:
     strategy = known_strategy(group.record)
     if strategy is None or group.world_size == 1:
         return []

@@ -17,19 +17,10 @@ import numpy.typing as npt
 
 from harness.backends.mesh import Mesh
 from harness.backends.pipeline.cut import Cut
-from harness.forms import families, pipeline
+from harness.forms import families, pipeline, terms
 from harness.forms.layout import DTYPE_BYTES
 from harness.forms.network import transport_sent_bytes
 from harness.forms.optimizers import OWN_STATES
-from harness.forms.terms import (
-    BETWEEN,
-    BUFFERS,
-    STATE_KINDS,
-    STEP_PHASES,
-    ModelStates,
-    Volume,
-    ring_sent_bytes,
-)
 from harness.forms.textbook import (
     ModelGeometry,
     TermDifference,
@@ -76,13 +67,13 @@ def unjudged_amounts(record: Record) -> tuple[str, ...]:
     return ("bytes", "memory") if unjudged else ()
 
 
-def expected_states(record: Record, rank: int) -> ModelStates | None:
+def expected_states(record: Record, rank: int) -> terms.ModelStates | None:
     """The closed form for one rank: of its family, or its own; None: there is none of all that it holds."""
     found = derived_states(record, rank)
     return None if found is None or found.unknown is not None else found
 
 
-def derived_states(record: Record, rank: int) -> ModelStates | None:
+def derived_states(record: Record, rank: int) -> terms.ModelStates | None:
     """The same, also where the optimizer's states are not known: then without them."""
     if record.backend.own_forms is not None:
         return record.backend.own_forms.states[rank]
@@ -101,7 +92,7 @@ def derived_states(record: Record, rank: int) -> ModelStates | None:
     return form
 
 
-def expected_volume(record: Record, workload: Workload) -> Volume | None:
+def expected_volume(record: Record, workload: Workload) -> terms.Volume | None:
     """What the run should communicate by its family, or by its own closed form; None: there is none.
 
     Own forms were evaluated before the run: they say nothing of one that ended before its probed steps.
@@ -130,13 +121,13 @@ class RankStates:
     measured: dict[str, int]
 
     @cached_property
-    def expected(self) -> ModelStates | None:
+    def expected(self) -> terms.ModelStates | None:
         """None: no closed form is known, no layout in the record, or the first step, before Adam's states."""
         return expected_states(self.record, self.rank) if self.step > 0 else None
 
     @property
     def measured_bytes(self) -> int:
-        return sum(self.measured.get(kind, 0) for kind in STATE_KINDS)
+        return sum(self.measured.get(kind, 0) for kind in terms.STATE_KINDS)
 
     def is_off(self, kind: str) -> bool:
         """Whether a kind is not as the closed form has it."""
@@ -147,7 +138,7 @@ class RankStates:
     @property
     def off(self) -> list[str]:
         """Kinds of model states that are not as calculated; none without a closed form."""
-        return [kind for kind in STATE_KINDS if self.expected is not None and self.is_off(kind)]
+        return [kind for kind in terms.STATE_KINDS if self.expected is not None and self.is_off(kind)]
 
 
 def rank_states(record: Record) -> list[RankStates]:
@@ -303,7 +294,7 @@ def held_by_transport(record: Record, step: int | None = None) -> int:
     let go of it, which `release_finished_collectives` waits for before a probed step; on a busy machine it
     may come as late as `WATCHDOG_SECONDS`.
     """
-    in_steps = [part for part in record.comm if part.phase in STEP_PHASES]
+    in_steps = [part for part in record.comm if part.phase in terms.STEP_PHASES]
     if record.world.collectives == "gloo":
         return max((part.largest_bytes or 0 for part in in_steps), default=0)
     probed = record.windows.probed if record.windows else 0
@@ -343,7 +334,9 @@ def sent_bytes_per_step(record: Record, rows: Sequence[CommunicationPart] | None
 
     Of a script with what it exchanges between steps.
     """
-    return _per_step(record, lambda row: ring_sent_bytes(row.op, row.payload_bytes, row.group_size), rows)
+    return _per_step(
+        record, lambda row: terms.ring_sent_bytes(row.op, row.payload_bytes, row.group_size), rows
+    )
 
 
 def transport_bytes_per_step(record: Record) -> float | None:
@@ -363,7 +356,7 @@ def _per_step(
     if not probed or not record.ranks or not all_ranks_counted(record):
         return None
     counted = record.comm if rows is None else rows
-    total = sum(sent(row) for row in counted if row.phase in (*STEP_PHASES, BETWEEN))
+    total = sum(sent(row) for row in counted if row.phase in (*terms.STEP_PHASES, terms.BETWEEN))
     return total / probed / len(record.ranks)
 
 
@@ -384,7 +377,7 @@ def between_steps(record: Record) -> dict[tuple[str, str], float]:
     """Payload per probed step that rank 0 of a script exchanges between steps, by who does and operation."""
     probed, found = record.windows.probed if record.windows else 0, dict[tuple[str, str], float]()
     for row in record.comm if probed else ():
-        if row.phase == BETWEEN and row.rank == 0 and row.group_size > 1:
+        if row.phase == terms.BETWEEN and row.rank == 0 and row.group_size > 1:
             found[row.by, row.op] = found.get((row.by, row.op), 0.0) + row.payload_bytes / probed
     return found
 
@@ -614,7 +607,7 @@ def why_unknown(record: Record) -> str | None:
     )
 
 
-def volume_of(record: Record) -> tuple[Workload, Volume] | None:
+def volume_of(record: Record) -> tuple[Workload, terms.Volume] | None:
     """What the record's run is expected to communicate; None for a backend or run without an answer."""
     if record.backend.effective is None or record.windows is None or not record.windows.probed:
         return None
@@ -645,7 +638,7 @@ def _key(row: CommunicationPart, workload: Workload) -> Key:
     return row.phase, row.op, row.dtype, row.role if known else ELSEWHERE
 
 
-def expected_payload(volume: Volume, mesh: Mesh | None = None) -> dict[Key, int]:
+def expected_payload(volume: terms.Volume, mesh: Mesh | None = None) -> dict[Key, int]:
     """Payload bytes that every rank is expected to hand to each kind of collective."""
     sums: dict[Key, int] = {}
     for collective in volume.collectives:
@@ -657,9 +650,9 @@ def expected_payload(volume: Volume, mesh: Mesh | None = None) -> dict[Key, int]
     return sums
 
 
-def is_derived(volume: Volume, phase: str, dtype: str) -> bool:
+def is_derived(volume: terms.Volume, phase: str, dtype: str) -> bool:
     """Whether a volume says what collectives of a phase and dtype move, be it nothing: within steps only."""
-    if volume.unknown or phase not in STEP_PHASES:
+    if volume.unknown or phase not in terms.STEP_PHASES:
         return False
     return not any(part.covers(phase, dtype) for part in volume.underived)
 
@@ -700,9 +693,9 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
     return found
 
 
-def _volume_by_rank(record: Record, of_first: Volume, ranks: Iterable[int]) -> dict[int, Volume]:
+def _volume_by_rank(record: Record, of_first: terms.Volume, ranks: Iterable[int]) -> dict[int, terms.Volume]:
     """What each rank is expected to communicate: the same as rank 0, unless ranks share samples."""
-    found: dict[int, Volume] = {}
+    found: dict[int, terms.Volume] = {}
     for rank in ranks:
         workload = of_record(record, rank) if record.world.dimensions and rank else None
         volume = expected_volume(record, workload) if workload is not None else None
@@ -710,11 +703,13 @@ def _volume_by_rank(record: Record, of_first: Volume, ranks: Iterable[int]) -> d
     return found
 
 
-def _leeway(record: Record, volume: Volume, key: Key) -> tuple[int, int]:
+def _leeway(record: Record, volume: terms.Volume, key: Key) -> tuple[int, int]:
     """By how much less and more payload of a kind is as expected: nothing, unless the strategy is claimed."""
     if record.backend.claim is None or record.backend.own_forms is not None:
         return 0, 0
-    buffers = expected_payload(Volume(collectives=tuple(c for c in volume.collectives if c.term == BUFFERS)))
+    buffers = expected_payload(
+        terms.Volume(collectives=tuple(c for c in volume.collectives if c.term == terms.BUFFERS))
+    )
     small = int(CLAIM_TOLERANCE * sum(expected_payload(volume).values()))
     return buffers.get(key, 0) + small, small
 
@@ -730,15 +725,15 @@ def expected_sent_bytes_per_step(record: Record) -> float | None:
         return None
     volumes = _volume_by_rank(record, pair[1], range(record.world.world_size))
     sent = [sent_per_step(pair[0], volume) for volume in volumes.values()]
-    of_job = sent_bytes_per_step(record, [r for r in record.comm if r.of_job or r.phase == BETWEEN])
+    of_job = sent_bytes_per_step(record, [r for r in record.comm if r.of_job or r.phase == terms.BETWEEN])
     return None if None in sent else fmean(part for part in sent if part is not None) + (of_job or 0)
 
 
-def sent_per_step(workload: Workload, volume: Volume) -> float | None:
+def sent_per_step(workload: Workload, volume: terms.Volume) -> float | None:
     """Ring bytes that a rank sends per step of the window; None where the volume of a step is not known."""
     if volume.unknown or volume.underived:
         return None
-    total = sum(c.sent_bytes(workload) for c in volume.collectives if c.phase in STEP_PHASES)
+    total = sum(c.sent_bytes(workload) for c in volume.collectives if c.phase in terms.STEP_PHASES)
     return total / len(workload.steps)
 
 

@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING
 from harness.backends import registry
 from harness.errors import HarnessError
 from harness.files import require_plain_input
-from harness.job.batch import (
-    BatchLayout,
-    another_split,
-    cell_layout,
-    job_layout,
-    reference_layout,
-    require_plannable,
-    with_global_batch,
-)
+from harness.job import batch
 from harness.job.config import require_existing
 from harness.job.experiment import Experiment, Limits, MeasureSection, speeds_are_asked
 from harness.job.job import FACTORIES, Job
@@ -48,12 +40,12 @@ def tensor_sizes(labels: Iterable[str], world_size: int) -> set[int]:
     return {registry.mesh_of(label, world_size).size("tensor") for label in labels}
 
 
-def noise_labels(layout: BatchLayout, experiment: Experiment, parts: Iterable[int] = ()) -> list[str]:
+def noise_labels(layout: batch.BatchLayout, experiment: Experiment, parts: Iterable[int] = ()) -> list[str]:
     """Repetitions of the reference that measure rounding: other orders of adding, at low precision others.
 
     `parts`: over how many ranks layers are cut, of which each rounds its part of a sum.
     """
-    other, roundings = another_split(layout), _roundings(experiment, parts)
+    other, roundings = batch.another_split(layout), _roundings(experiment, parts)
     if other is not None:
         options = [f"micro_batch_size={other.micro_batch_size},{REORDERED}"]
     else:  # one sample, which nothing splits
@@ -119,10 +111,10 @@ def plan(
         if asked == ["all"]:
             asked = [name for name in registry.entries() if name != registry.REFERENCE]
         labels = [canonical_label(name) for name in asked]
-        require_plannable(len(labels), sizes, repeats)
+        batch.require_plannable(len(labels), sizes, repeats)
         for world_size in sizes:
-            layout = job_layout(labels, world_size, job.training)
-            one_process = reference_layout(layout, job.training)
+            layout = batch.job_layout(labels, world_size, job.training)
+            one_process = batch.reference_layout(layout, job.training)
             parts = tensor_sizes(labels, world_size)
             noise_runs = noise_labels(one_process, job, parts) if job.compare.noise_runs else []
             for label in [registry.REFERENCE, *noise_runs, *labels]:
@@ -193,7 +185,7 @@ def make_cell(
     experiment: Experiment,
     label: str,
     world_size: int,
-    layout: BatchLayout,
+    layout: batch.BatchLayout,
     repeat: int,
     device: str,
     *,
@@ -214,8 +206,8 @@ def make_cell(
     `ranks_per_node`: where ranks do not spread evenly over nodes, or another program spread them.
     """
     limit, measure = experiment.runtime.memory_limit if limited else None, measure or experiment.measure
-    layout = cell_layout(label, world_size, layout, experiment.training)
-    job = with_global_batch(experiment.job(), layout)
+    layout = batch.cell_layout(label, world_size, layout, experiment.training)
+    job = batch.with_global_batch(experiment.job(), layout)
     job_id = job.job_id(_content_digests(job, reads_files, elsewhere=machine is not None))
     if resume is not None:
         require_same_job(resume, job, job_id)

@@ -12,24 +12,11 @@ from harness.backends import registry
 from harness.backends.base import World
 from harness.errors import HarnessError
 from harness.judge.wording import listed
+from harness.plan import search
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.hardware import joined_by, ranks_per_node
 from harness.plan.prediction import Prediction, Predictors, predict, with_speed
 from harness.plan.scenario import Scenario, why_memory_unknown, why_not_planned, with_settings
-from harness.plan.search import (
-    CLOSE_SHARE,
-    HOW,
-    OPTION,
-    USUAL,
-    by_speed,
-    close_to_first,
-    figures,
-    if_joined,
-    offloads,
-    pointless,
-    reducing_each,
-    simplest_close,
-)
 from harness.tell.formats import gigabytes
 
 ONE_SAMPLE, CHECKPOINTED = "micro-batches of one sample", "activation checkpointing"
@@ -99,7 +86,7 @@ class Alternative(Prediction):
     def figures(self) -> str:
         """'zero3 on 4 ranks, micro-batch 1: 20.1 of 42.4 GB, about 2,100 tokens/s a GPU', of what fits."""
         size = self.planned.micro_batch_size
-        return f"{self.cell}, micro-batch {size}{if_joined(self.planned)}: {figures(self)}"
+        return f"{self.cell}, micro-batch {size}{search.if_joined(self.planned)}: {search.figures(self)}"
 
     def words(self) -> str:
         """'LoRA: zero3 on 4 ranks, micro-batch 1: 20.1 of 42.4 GB, about 2,100 tokens/s a GPU'."""
@@ -114,7 +101,7 @@ class Alternative(Prediction):
             size = f"model states take {gigabytes(self.needed_bytes)} of {there} GB"
             return f"{self.called}: {size} ({self.label}); activations are not predicted"
         said = "may fit" if verdict is None else verdict.said
-        return f"{self.called}: {said}: {figures(self, marked=False)} ({self.label})"
+        return f"{self.called}: {said}: {search.figures(self, marked=False)} ({self.label})"
 
     def as_json(self) -> dict[str, Any]:
         scenario = self.planned
@@ -156,7 +143,9 @@ def alternatives(
     if not scenarios:
         return []
     helps, trial = _reliefs(scenarios[0], limit_bytes, without), _Trial(limit_bytes, by, keeps_batch)
-    sensible = [one for one in scenarios if not pointless(one.label, one.world_size)] or list(scenarios)
+    sensible = [one for one in scenarios if not search.pointless(one.label, one.world_size)] or list(
+        scenarios
+    )
     found = [one for relief in helps[1:] if (one := trial.best("", relief, {}, sensible))]
     if any(one.is_roomy and len(one.reliefs) == 1 for one in found):  # then several together say no more
         found = [one for one in found if len(one.reliefs) == 1]
@@ -187,8 +176,8 @@ def alternatives(
 
 def bases(scenarios: Sequence[Scenario]) -> list[Scenario]:
     """Those from which ways are tried: the usual strategies, or else the first few."""
-    usual = [scenario for scenario in scenarios if scenario.label in (registry.REFERENCE, *USUAL)]
-    return usual or list(scenarios[: len(USUAL)])
+    usual = [scenario for scenario in scenarios if scenario.label in (registry.REFERENCE, *search.USUAL)]
+    return usual or list(scenarios[: len(search.USUAL)])
 
 
 def alternative_lines(
@@ -227,11 +216,13 @@ def reaches_more(found: Sequence[Alternative], than: float) -> list[str]:
     faster = [
         one
         for one in found
-        if one.is_roomy and one.name != MORE_GPUS and one.tokens_per_second_per_gpu * (1 - CLOSE_SHARE) > than
+        if one.is_roomy
+        and one.name != MORE_GPUS
+        and one.tokens_per_second_per_gpu * (1 - search.CLOSE_SHARE) > than
     ]
     least = min(map(_change, faster), default=None)
-    ways = sorted((one for one in faster if _change(one) == least), key=by_speed)
-    fastest = min(close_to_first(ways), key=lambda one: not one.leaves_room, default=None)
+    ways = sorted((one for one in faster if _change(one) == least), key=search.by_speed)
+    fastest = min(search.close_to_first(ways), key=lambda one: not one.leaves_room, default=None)
     if fastest is None:
         return []
     way = f"{fastest.called}," if fastest.name and fastest.reliefs else fastest.called
@@ -266,7 +257,7 @@ def _sharing(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
 def _offloaded(scenario: Scenario) -> Iterator[Scenario]:
     """The same with each offload of its strategy, unless it has one."""
     entry, own = registry.parse(scenario.label)
-    for each in offloads(entry, scenario.job):
+    for each in search.offloads(entry, scenario.job):
         added = {key: value for key, value in each.items() if key not in own.model_fields_set}
         if "offload" in added:
             yield scenario.under(registry.label_with(scenario.label, **added))
@@ -275,10 +266,10 @@ def _offloaded(scenario: Scenario) -> Iterator[Scenario]:
 def each_reduced(scenario: Scenario) -> Scenario | None:
     """The same step with its gradients reduced in every micro-step; None: FSDP has no such option there, it
     is taken already, or there is a single micro-step."""
-    label = reducing_each(scenario.label) if scenario.accumulation_steps > 1 else None
+    label = search.reducing_each(scenario.label) if scenario.accumulation_steps > 1 else None
     if label is None:
         return None
-    return replace(scenario, label=label, options={**scenario.options, OPTION: True})
+    return replace(scenario, label=label, options={**scenario.options, search.OPTION: True})
 
 
 def reduced_each_time(scenario: Scenario, by: Predictors) -> str | None:
@@ -292,7 +283,7 @@ def reduced_each_time(scenario: Scenario, by: Predictors) -> str | None:
         return None
     return (
         f"gradients add up unsharded between micro-steps; {each.label} reduces them in each "
-        f"({HOW[scenario.strategy.family]}): {figures(found)}, and they are sent "
+        f"({search.HOW[scenario.strategy.family]}): {search.figures(found)}, and they are sent "
         f"{scenario.accumulation_steps:,} times"
     )
 
@@ -368,8 +359,8 @@ def _gains(one: Alternative, over: Alternative) -> bool:
     if one.name == MORE_GPUS and over.name not in ("", OFFLOAD, CONTEXT):
         return True  # which trains as asked
     if one.planned.world_size != over.planned.world_size:
-        return one.planned.world_size < over.planned.world_size or rate * (1 - CLOSE_SHARE) > other
-    if rate * (1 - CLOSE_SHARE) > other or (over.name == OFFLOAD and not other):  # offload is slow
+        return one.planned.world_size < over.planned.world_size or rate * (1 - search.CLOSE_SHARE) > other
+    if rate * (1 - search.CLOSE_SHARE) > other or (over.name == OFFLOAD and not other):  # offload is slow
         return True
     return over.needed_bytes - one.needed_bytes > ROOM_SHARE * one.there_bytes
 
@@ -403,7 +394,7 @@ class _Trial:
                     found.append(Alternative(**vars(predicted), name=name, reliefs=reliefs, settings=changes))
         fitting = [with_speed(one, self.by) for one in found if one.is_roomy]
         if fitting:
-            return simplest_close(sorted(fitting, key=by_speed))
+            return search.simplest_close(sorted(fitting, key=search.by_speed))
         return min(found, key=lambda one: one.needed_bytes, default=None)
 
     def first_fit(
@@ -425,7 +416,7 @@ class _Trial:
                 break
         fewest = next((one for one in found if one.is_roomy), None)
         if fewest is not None:
-            last, least = found[-1], (1 - CLOSE_SHARE) * fewest.tokens_per_second_per_gpu
+            last, least = found[-1], (1 - search.CLOSE_SHARE) * fewest.tokens_per_second_per_gpu
             return [last if last.leaves_room and last.tokens_per_second_per_gpu >= least else fewest]
         return sorted(found, key=lambda one: one.needed_bytes)[:1]
 

@@ -11,16 +11,11 @@ from typing import Any
 from harness.backends.registry import strategy_of
 from harness.forms.terms import Term
 from harness.judge.wording import listed
+from harness.plan import step_time
 from harness.plan.alternatives import CHUNKED, RELIEFS
 from harness.plan.answer import Answer, estimate, trust_in_answers, trust_of
 from harness.plan.prediction import Prediction
 from harness.plan.question import Question
-from harness.plan.step_time import (
-    attention_kernel,
-    gpu_hours_per_billion_tokens,
-    hours_per_billion_tokens,
-    kilowatt_hours_per_billion_tokens,
-)
 from harness.tell.document import Picture
 from harness.tell.formats import number
 from harness.tell.pictures.drawing import LIMIT, LINE, Panel, decades, look_of, write_plot
@@ -174,7 +169,7 @@ def document(found: Sequence[Answer]) -> dict[str, Any]:
             "activation_checkpointing": experiment.training.activation_checkpointing,
             "gradient_clipping": experiment.training.gradient_clipping,
             "optimizer_implementation": experiment.optimizer.implementation,
-            "attention": attention_kernel(asked.model, experiment.model),
+            "attention": step_time.attention_kernel(asked.model, experiment.model),
             "preset": experiment.runtime.preset,
         },
         "ranks_per_node": asked.gpus_per_node,
@@ -262,9 +257,9 @@ def _choice(one: Prediction | None) -> dict[str, Any] | None:
         "host_bytes_per_node": one.host_bytes_per_node,
         "decisive_moment": memory and memory.decisive.name,
         **{name: getattr(speed, name) if speed else None for name in SPEED},
-        "gpu_hours_per_billion_tokens": speed and gpu_hours_per_billion_tokens(speed),
+        "gpu_hours_per_billion_tokens": speed and step_time.gpu_hours_per_billion_tokens(speed),
         "kilowatt_hours_per_billion_tokens": speed
-        and kilowatt_hours_per_billion_tokens(speed, one.world_size),
+        and step_time.kilowatt_hours_per_billion_tokens(speed, one.world_size),
     }
 
 
@@ -318,9 +313,9 @@ def _row(row: Prediction) -> dict[str, Any]:
             for line in row.traffic
         ],
         **{name: getattr(speed, name) if speed else None for name in FIGURES},
-        "hours_per_billion_tokens": speed and hours_per_billion_tokens(speed, row.world_size),
+        "hours_per_billion_tokens": speed and step_time.hours_per_billion_tokens(speed, row.world_size),
         "kilowatt_hours_per_billion_tokens": speed
-        and kilowatt_hours_per_billion_tokens(speed, row.world_size),
+        and step_time.kilowatt_hours_per_billion_tokens(speed, row.world_size),
         "speed_unknown": row.speed_unknown,
         "formulae": formulae(row),
     }

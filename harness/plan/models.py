@@ -17,21 +17,13 @@ from harness.files import read_settings
 from harness.job.config import load_experiment
 from harness.launch.launcher import require_libraries
 from harness.nested import mapping
-from harness.plan.architectures import (
-    ARCHITECTURES,
-    EXPERTS,
-    MIXTURES,
-    Architecture,
-    as_known_type,
-    head_size,
-    mixture_of_experts,
-)
+from harness.plan import architectures
 from harness.plan.catalogue import read_entries
 from harness.plan.model import PlannedModel
 from harness.tell.formats import gigabytes
 
 MIXTURE = "mixture of experts"
-COVERED = f"of mixtures, types {' and '.join(MIXTURES)} are covered"
+COVERED = f"of mixtures, types {' and '.join(architectures.MIXTURES)} are covered"
 UNLIKE_SHARE = 0.05
 """Of the states of another strategy, from which a difference is explained."""
 
@@ -41,7 +33,7 @@ def why_uneven(held_bytes: Mapping[str, int], config: Mapping[str, Any]) -> str 
     fsdp, zero3 = held_bytes.get("fsdp", 0), held_bytes.get("zero3", 0)
     if not zero3 or fsdp <= (1 + UNLIKE_SHARE) * zero3:
         return None
-    experts = next(config[key] for key in EXPERTS if config.get(key))
+    experts = next(config[key] for key in architectures.EXPERTS if config.get(key))
     return (
         f"fsdp holds {gigabytes(fsdp)} GB of states and zero3 {gigabytes(zero3)}: FSDP2 cuts the experts of "
         f"a layer, one tensor, by their number, so no more than {experts} ranks share them; ZeRO-3 and FSDP1 "
@@ -88,7 +80,7 @@ def _named(text: str, *, by_known_type: bool) -> tuple[dict[str, Any], str, str]
             raise HarnessError(f"{name} is not covered: {reason}")
         return dict(entry["config"]), name, f"catalogue: {entry.get('hub') or name}"
     config, source = dict(_read(file)), str(file)
-    if by_known_type and (known := as_known_type(config)) is not None:
+    if by_known_type and (known := architectures.as_known_type(config)) is not None:
         source += f", {config['model_type']} with the code of {known['model_type']} in transformers"
         config = dict(known)
     return config, path.resolve().name if path.is_dir() else path.stem, source
@@ -102,7 +94,7 @@ def model_settings(text: str) -> tuple[str, ...]:
     path = Path(text)
     own = ("factory=null", "arguments={}", "revision=null", "trust_remote_code=false", "block_class=null")
     file = path / "config.json"
-    if path.is_dir() and not (file.is_file() and as_known_type(_read(file))):
+    if path.is_dir() and not (file.is_file() and architectures.as_known_type(_read(file))):
         found = ("config=null", f"name={text}", "weights=random")
     else:
         config = load_model(text).config if path.exists() else find_entry(text)[1]["config"]
@@ -140,9 +132,9 @@ def from_config(
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise HarnessError(f"{source} lacks 'model_type', such as llama; give a Hugging Face config.json")
-    architecture = ARCHITECTURES.get(model_type)
+    architecture = architectures.ARCHITECTURES.get(model_type)
     if architecture is None:
-        if mixture_of_experts(config):
+        if architectures.mixture_of_experts(config):
             raise HarnessError(f"{name} is not covered: {MIXTURE} of type {model_type}; {COVERED}")
         require_libraries(f"models of a type without a closed form, such as {name},")
         from harness.rank.job_check import describe_on_meta  # loads torch and transformers
@@ -153,7 +145,9 @@ def from_config(
     )
 
 
-def planned(architecture: Architecture, values: Mapping[str, Any], name: str, source: str) -> PlannedModel:
+def planned(
+    architecture: architectures.Architecture, values: Mapping[str, Any], name: str, source: str
+) -> PlannedModel:
     """Build the tensors of an architecture in closed form."""
     tensors = architecture.build(values)
     names = {new: old for old, new in architecture.aliases.items()}
@@ -168,7 +162,7 @@ def planned(architecture: Architecture, values: Mapping[str, Any], name: str, so
         multiplying_parameters=tensors.multiplying,
         idle_parameters=tensors.idle,
         layers=config["num_hidden_layers"],
-        attention_width=heads * head_size(config),
+        attention_width=heads * architectures.head_size(config),
     )
 
 

@@ -17,16 +17,8 @@ from harness.job.experiment import Experiment
 from harness.job.job import Job
 from harness.judge.wording import counted
 from harness.launch.cells import canonical_label
+from harness.plan import hardware
 from harness.plan.architectures import mixture_of_experts
-from harness.plan.hardware import (
-    Device,
-    Fabric,
-    TimeConstants,
-    joined_by,
-    of_network,
-    require_context,
-    with_training_defaults,
-)
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario, job_model
 
@@ -51,9 +43,9 @@ class Question:
     """Backends with their options, canonical."""
     world_sizes: tuple[int, ...]
     ranks_per_node: int
-    device: Device | None = None
-    fabric: Fabric | None = None
-    constants: TimeConstants | None = None
+    device: hardware.Device | None = None
+    fabric: hardware.Fabric | None = None
+    constants: hardware.TimeConstants | None = None
     """Of a calibration; None: published ones."""
     torch_device: str = "cuda"
     remarks: tuple[str, ...] = ()
@@ -90,7 +82,7 @@ class Question:
         return self.gpus // self.gpus_per_node
 
     @property
-    def network(self) -> Fabric | None:
+    def network(self) -> hardware.Fabric | None:
         """The one that an answer rests on; None: on none."""
         return self.fabric if self.nodes > 1 or not (self.fabric and self.fabric.assumed) else None
 
@@ -174,14 +166,14 @@ class Question:
         asked = replace(
             self,
             world_sizes=(gpus,),
-            fabric=joined_by(self.fabric, self.device, gpus),
+            fabric=hardware.joined_by(self.fabric, self.device, gpus),
             is_open=True,
             tokens=tokens,
             checkpointing=(chosen,)
             if "activation_checkpointing" in training.model_fields_set
             else self.checkpointing,
         )
-        remarks += of_network(asked.network)
+        remarks += hardware.of_network(asked.network)
         if asked.samples and asked.tokens_per_step != tokens:
             each = asked.samples_per_rank
             whose = f"{each:,} for each of {counted(gpus, 'GPU')}" if each else "shared by groups of GPUs"
@@ -214,9 +206,9 @@ def ask(
     world_sizes: Sequence[int],
     ranks_per_node: int,
     backends: Sequence[str] = ("all",),
-    device: Device | None = None,
-    fabric: Fabric | None = None,
-    constants: TimeConstants | None = None,
+    device: hardware.Device | None = None,
+    fabric: hardware.Fabric | None = None,
+    constants: hardware.TimeConstants | None = None,
     opens: bool = False,
     tokens: int | None = None,
     remarks: Sequence[str] = (),
@@ -249,7 +241,7 @@ def ask(
         by_default = [f"training.micro_batch_size=1, since {'none' if given else 'no batch'} is given"]
         one = training.model_copy(update={"micro_batch_size": 1})
         experiment = experiment.model_copy(update={"training": one})
-    require_context(model, experiment)
+    hardware.require_context(model, experiment)
     labels = tuple(dict.fromkeys(label for name in backends for label in _expand(name)))
     for size in world_sizes:
         if size > ranks_per_node and size % ranks_per_node:
@@ -266,14 +258,14 @@ def ask(
         world_sizes=tuple(world_sizes),
         ranks_per_node=ranks_per_node,
         device=device,
-        fabric=fabric if on_cpu else joined_by(fabric, device, max(world_sizes)),
+        fabric=fabric if on_cpu else hardware.joined_by(fabric, device, max(world_sizes)),
         constants=constants,
         torch_device="cpu" if on_cpu else "cuda",
         names_all=names_all,
         is_open=is_open,
         tokens=tokens,
     )
-    network = [] if is_open else of_network(found.network)
+    network = [] if is_open else hardware.of_network(found.network)
     return replace(found, remarks=(*remarks, *by_default, *network))
 
 
@@ -281,7 +273,7 @@ def asked_of(
     experiment: Experiment,
     model: str | None,
     *,
-    device: Device | None,
+    device: hardware.Device | None,
     assignments: Sequence[str] = (),
     remarks: Sequence[str] = (),
     **where: Any,
@@ -292,7 +284,7 @@ def asked_of(
     assignments: of `--set`, some of which may change the configuration of a named model.
     """
     planned = job_model(experiment.job(), model, assignments)
-    experiment, defaults = with_training_defaults(planned, experiment, device)
+    experiment, defaults = hardware.with_training_defaults(planned, experiment, device)
     return ask(planned, experiment, device=device, remarks=(*remarks, *defaults), **where)
 
 

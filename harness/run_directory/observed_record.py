@@ -22,16 +22,7 @@ from harness.record import BackendPart, ErrorPart, Record, Status, StepPart, Wor
 from harness.record.provenance import environment
 from harness.record.run import ObservationPart, seen_job
 from harness.record.store import PlainName
-from harness.run_directory.assemble import (
-    Outcome,
-    cause_of,
-    interrupted_error,
-    measured_parts,
-    run_environment,
-    signal_name,
-    status_of,
-    versions_of,
-)
+from harness.run_directory import assemble
 from harness.run_directory.events import ObservationEvent, RankEvents, SetupEvent, read_events, steps_of
 from harness.run_directory.rank_state import Owner, read_log
 from harness.run_directory.request import RankExit
@@ -207,7 +198,7 @@ def assemble_observed(
     groups = range(max(map(len, rates), default=0))  # an optimizer may first step in a later step
     known = {name: getattr(request, name) for name in ("run_id", "created_at", "command", "measure")}
     return Record(
-        **Record.shared(setup) | known | measured_parts(events, steps),
+        **Record.shared(setup) | known | assemble.measured_parts(events, steps),
         status=status,
         error=error,
         skipped_steps=sum(event.group_learning_rates == [] for event in events[min(events)].steps),
@@ -226,7 +217,7 @@ def assemble_observed(
                 "preset": row.preset,
             }
         ),
-        environment=run_environment(run_directory).model_copy(
+        environment=assemble.run_environment(run_directory).model_copy(
             update={"broken_event_lines": broken, "accelerator": setup.accelerator if setup else None}
         ),
         observed=events[0].final.observed if events[0].final else None,
@@ -315,16 +306,18 @@ def _status(
     at = {rank: end.at for rank, end in ends.items() if end.at is not None}
     if told_at is not None:
         codes = {rank: code if at.get(rank, told_at) < told_at else None for rank, code in codes.items()}
-    outcome = Outcome(exit_codes=codes, ended_at=at, stopped=None if told_at is None else "interrupted")
+    outcome = assemble.Outcome(
+        exit_codes=codes, ended_at=at, stopped=None if told_at is None else "interrupted"
+    )
     if told_at is not None and not (has_ended_well and exit_code == 0):
-        if (cause := cause_of(events, outcome)) is None or cause.order[0] > 0:
-            return "failed", interrupted_error(run_directory, len(events), len(steps))
+        if (cause := assemble.cause_of(events, outcome)) is None or cause.order[0] > 0:
+            return "failed", assemble.interrupted_error(run_directory, len(events), len(steps))
     elif has_ended_well and exit_code != 0:
         message = f"the command {_ended(exit_code)} after {len(steps)} steps"
         return "failed", ErrorPart(kind="Exit", message=message, exit_code=exit_code)
     elif (error := _left_alone(events, ends, outcome, len(steps), exit_code)) is not None:
         return "failed", error
-    status, error = status_of(run_directory, events, steps, outcome)
+    status, error = assemble.status_of(run_directory, events, steps, outcome)
     if error is not None and error.rank is not None and error.step is None:
         error = error.model_copy(update={"step": len(events[error.rank].steps)})
     return status, error
@@ -350,7 +343,7 @@ def _as_it_ended(of_rank: RankEvents, end: RankEnd | None, told_at: float | None
 def _left_alone(
     events: Mapping[int, RankEvents],
     ends: Mapping[int, RankEnd],
-    outcome: Outcome,
+    outcome: assemble.Outcome,
     steps: int,
     exit_code: int,
 ) -> ErrorPart | None:
@@ -363,7 +356,7 @@ def _left_alone(
         named = f"rank{plural} {', '.join(map(str, running))}"
         message = f"the command {_ended(exit_code)} after {steps} steps, but {named} still {verb}"
         return ErrorPart(kind="LauncherLost", message=message, exit_code=exit_code)
-    cause = cause_of(events, outcome)
+    cause = assemble.cause_of(events, outcome)
     left = [rank for rank, of_rank in events.items() if of_rank.done]
     if cause is None or cause.failure is None or cause.order[0] == 0 or not left:
         return None
@@ -376,7 +369,7 @@ def _left_alone(
 
 
 def _ended(code: int) -> str:
-    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal_name(code)}"
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by {assemble.signal_name(code)}"
 
 
 def _backend(
@@ -400,4 +393,4 @@ def _backend(
     own |= {"effective": effective, "options": options}
     if not seen.observation.has_form:
         own["claim"] = None
-    return BackendPart(**BackendPart.shared(setup) | own | versions_of(setup))
+    return BackendPart(**BackendPart.shared(setup) | own | assemble.versions_of(setup))

@@ -10,18 +10,7 @@ import pytest
 
 from harness.record import Record
 from harness.record.store import read_record
-from tests.cluster.matrices import (
-    ENDLESS,
-    SLOW_LINK,
-    RenderedMatrix,
-    collected,
-    collected_anyhow,
-    nodes_of,
-    reason,
-    render,
-    started,
-    trained_on,
-)
+from tests.cluster import matrices
 from tests.cluster.slurm import SlurmCluster
 from tests.events import steps_taken
 from tests.representatives import EXHAUSTIVE
@@ -35,26 +24,26 @@ STEPS = 200
 """Over the slow link more than a minute, far longer than it takes to kill a run; without it a few seconds."""
 
 
-def reach_the_time_limit(matrix: RenderedMatrix, backend: str) -> None:
+def reach_the_time_limit(matrix: matrices.RenderedMatrix, backend: str) -> None:
     # Slurm counts limits in minutes, its ends of jobs in seconds. The notice comes 30 s before.
     job = matrix.job(backend)
     matrix.cluster.command("scontrol", "update", f"JobId={job}", "EndTime=now+35", cwd=matrix.folder)
 
 
-def cancel(matrix: RenderedMatrix, backend: str) -> None:
+def cancel(matrix: matrices.RenderedMatrix, backend: str) -> None:
     run = matrix.request(backend).run_id
     matrix.cluster.harness("slurm", "cancel", "jobs", run, cwd=matrix.folder)
 
 
-def kill_one_rank(matrix: RenderedMatrix, backend: str) -> None:
+def kill_one_rank(matrix: matrices.RenderedMatrix, backend: str) -> None:
     send_to_rank_1(matrix, backend, signal.SIGKILL)
 
 
-def stop_one_rank(matrix: RenderedMatrix, backend: str) -> None:
+def stop_one_rank(matrix: matrices.RenderedMatrix, backend: str) -> None:
     send_to_rank_1(matrix, backend, signal.SIGSTOP)
 
 
-def send_to_rank_1(matrix: RenderedMatrix, backend: str, number: signal.Signals) -> None:
+def send_to_rank_1(matrix: matrices.RenderedMatrix, backend: str, number: signal.Signals) -> None:
     """To the process that trains: the child of its monitor."""
     directory = str(matrix.directory(backend))
     for process in psutil.process_iter(["cmdline"]):
@@ -67,7 +56,7 @@ def send_to_rank_1(matrix: RenderedMatrix, backend: str, number: signal.Signals)
     raise AssertionError(f"no process of rank 1 in {directory}")
 
 
-def kill_the_job_script(matrix: RenderedMatrix, backend: str) -> None:
+def kill_the_job_script(matrix: matrices.RenderedMatrix, backend: str) -> None:
     job = matrix.job(backend)
     script = f"job{int(job):05d}/slurm_script"
     (shell,) = [
@@ -81,12 +70,12 @@ def kill_the_job_script(matrix: RenderedMatrix, backend: str) -> None:
     shell.send_signal(signal.SIGKILL)
 
 
-def power_off_a_node(matrix: RenderedMatrix, backend: str) -> None:
+def power_off_a_node(matrix: matrices.RenderedMatrix, backend: str) -> None:
     """The last of the run's nodes."""
-    matrix.cluster.nodes.power_off(nodes_of(matrix, backend)[1])
+    matrix.cluster.nodes.power_off(matrices.nodes_of(matrix, backend)[1])
 
 
-Kills = dict[str, tuple[Callable[[RenderedMatrix, str], None], tuple[str, str]]]
+Kills = dict[str, tuple[Callable[[matrices.RenderedMatrix, str], None], tuple[str, str]]]
 KILLED: Kills = {
     "ddp": (cancel, ("failed", "Cancelled")),
     "fsdp-grad-op": (kill_one_rank, ("failed", "Exit")),
@@ -102,23 +91,23 @@ KILLED_TOO: Kills = {
 
 
 @pytest.fixture(scope="module")
-def killed(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> RenderedMatrix:
+def killed(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> matrices.RenderedMatrix:
     return kill(cluster, tmp_path_factory.mktemp("killed") / FOLDER, KILLED)
 
 
 @pytest.fixture(scope="module")
-def killed_too(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> RenderedMatrix:
+def killed_too(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> matrices.RenderedMatrix:
     return kill(cluster, tmp_path_factory.mktemp("killed-too") / FOLDER, KILLED_TOO)
 
 
-def kill(cluster: SlurmCluster, folder: Path, killed: Kills) -> RenderedMatrix:
+def kill(cluster: SlurmCluster, folder: Path, killed: Kills) -> matrices.RenderedMatrix:
     """A matrix whose runs are killed one after the other as they train, but for two; with hostile names."""
-    matrix = render(
+    matrix = matrices.render(
         cluster, folder, *cells(killed), "--job-name", NAME, steps=STEPS,
         site=f"exclusive: true\noptions: {{comment: {json.dumps(NAME)}}}\n"
         f"environment: {{HOSTILE: {json.dumps(NAME)}}}\n",
     )  # fmt: skip
-    cluster.nodes.shape(SLOW_LINK)
+    cluster.nodes.shape(matrices.SLOW_LINK)
     matrix.harness("submit")
     try:
         for backend, (end, _) in killed.items():
@@ -139,17 +128,17 @@ def cells(killed: Kills) -> list[str]:
     return ["--backends", ",".join(backends), "--nodes", "2", "--nproc", "1", *SOON_STUCK]
 
 
-def recorded(matrix: RenderedMatrix, killed: Kills) -> dict[str, Record]:
+def recorded(matrix: matrices.RenderedMatrix, killed: Kills) -> dict[str, Record]:
     """By backend; each run says how it ended, and measured on both nodes."""
     found = {backend: read_record(matrix.directory(backend) / "record.json") for backend in killed}
-    assert {backend: reason(record) for backend, record in found.items()} == {
+    assert {backend: matrices.reason(record) for backend, record in found.items()} == {
         backend: said for backend, (_, said) in killed.items()
     }
-    assert all(len(trained_on(record)) == 2 for record in found.values())
+    assert all(len(matrices.trained_on(record)) == 2 for record in found.values())
     return found
 
 
-def test_the_record_says_which_rank_or_node_was_lost(killed: RenderedMatrix) -> None:
+def test_the_record_says_which_rank_or_node_was_lost(killed: matrices.RenderedMatrix) -> None:
     by_backend = recorded(killed, KILLED)
     rank, node = by_backend["fsdp-grad-op"].error, by_backend["fsdp1-grad-op"].error
     assert rank is not None
@@ -160,7 +149,9 @@ def test_the_record_says_which_rank_or_node_was_lost(killed: RenderedMatrix) -> 
 
 
 @EXHAUSTIVE
-def test_a_rank_that_stands_still_is_found_with_where_the_others_wait(killed_too: RenderedMatrix) -> None:
+def test_a_rank_that_stands_still_is_found_with_where_the_others_wait(
+    killed_too: matrices.RenderedMatrix,
+) -> None:
     error = recorded(killed_too, KILLED_TOO)["zero1"].error
     assert error is not None
     assert error.rank == 1
@@ -169,14 +160,14 @@ def test_a_rank_that_stands_still_is_found_with_where_the_others_wait(killed_too
     assert "SIGSTOP" in error.ranks[1].note
 
 
-def test_a_run_that_is_told_to_end_writes_its_measurements_first(killed: RenderedMatrix) -> None:
+def test_a_run_that_is_told_to_end_writes_its_measurements_first(killed: matrices.RenderedMatrix) -> None:
     cancelled = recorded(killed, KILLED)["ddp"]
     assert cancelled.environment.slurm.state == "CANCELLED"
     wrote_its_measurements(cancelled)
 
 
 @EXHAUSTIVE
-def test_a_run_at_its_time_limit_writes_its_measurements_first(killed_too: RenderedMatrix) -> None:
+def test_a_run_at_its_time_limit_writes_its_measurements_first(killed_too: matrices.RenderedMatrix) -> None:
     wrote_its_measurements(recorded(killed_too, KILLED_TOO)["fsdp"])
 
 
@@ -186,12 +177,12 @@ def wrote_its_measurements(record: Record) -> None:
 
 
 @EXHAUSTIVE
-def test_the_killed_script_wrote_no_end(killed_too: RenderedMatrix) -> None:
+def test_the_killed_script_wrote_no_end(killed_too: matrices.RenderedMatrix) -> None:
     assert not (killed_too.directory("fsdp1") / "slurm-end.json").exists()
     assert (killed_too.directory("fsdp1-no-shard") / "slurm-end.json").exists()
 
 
-def test_hostile_names_stay_names(killed: RenderedMatrix) -> None:
+def test_hostile_names_stay_names(killed: matrices.RenderedMatrix) -> None:
     shown = killed.cluster.command(
         "squeue", "--noheader", "--states=all", f"--jobs={killed.job('ddp')}", "--Format=Name:|",
         cwd=killed.folder,
@@ -200,7 +191,7 @@ def test_hostile_names_stay_names(killed: RenderedMatrix) -> None:
     assert not list(killed.folder.parent.rglob("PWNED"))
 
 
-def test_the_others_finish_and_only_what_is_missing_runs_again(killed: RenderedMatrix) -> None:
+def test_the_others_finish_and_only_what_is_missing_runs_again(killed: matrices.RenderedMatrix) -> None:
     finished = {killed.directory(backend) / "record.json" for backend in SURVIVORS}
     before = {path: path.read_bytes() for path in finished}
     assert {json.loads(text)["status"] for text in before.values()} == {"ok"}
@@ -214,19 +205,19 @@ def test_the_others_finish_and_only_what_is_missing_runs_again(killed: RenderedM
 
 @EXHAUSTIVE
 def test_preempted(cluster: SlurmCluster, tmp_path: Path) -> None:
-    matrix = started(cluster, tmp_path)
+    matrix = matrices.started(cluster, tmp_path)
     matrix.wait_for_steps("ddp")
     cluster.preempt(tmp_path)
-    record = collected(matrix)
-    assert reason(record) == ("failed", "Preempted")
+    record = matrices.collected(matrix)
+    assert matrices.reason(record) == ("failed", "Preempted")
     assert record.comm
 
 
 @EXHAUSTIVE
 def test_out_of_memory(cluster: SlurmCluster, tmp_path: Path) -> None:
     """Slurm watches what the job holds (jobacct_gather, OverMemoryKill); there are no cgroups here."""
-    record = collected_anyhow(started(cluster, tmp_path, site="memory_per_node: 300M\n"))
-    assert reason(record) == ("oom", "OutOfMemory")
+    record = matrices.collected_anyhow(matrices.started(cluster, tmp_path, site="memory_per_node: 300M\n"))
+    assert matrices.reason(record) == ("oom", "OutOfMemory")
 
 
 ELEMENTS = ("--backends", "ddp,fsdp", "--nodes", "2", "--nproc", "1", "--array")
@@ -235,8 +226,8 @@ ELEMENTS = ("--backends", "ddp,fsdp", "--nodes", "2", "--nproc", "1", "--array")
 @EXHAUSTIVE
 def test_a_time_limit_of_one_element_ends_that_one_alone(cluster: SlurmCluster, tmp_path: Path) -> None:
     """The notice before the limit, which the script of the element asks for, reaches no other element."""
-    matrix = render(cluster, tmp_path, *ELEMENTS, steps=ENDLESS).without("single")
-    cluster.nodes.shape(SLOW_LINK)
+    matrix = matrices.render(cluster, tmp_path, *ELEMENTS, steps=matrices.ENDLESS).without("single")
+    cluster.nodes.shape(matrices.SLOW_LINK)
     matrix.harness("submit")
     for backend in ("ddp", "fsdp"):
         matrix.wait_for_steps(backend)
@@ -251,7 +242,7 @@ def test_a_time_limit_of_one_element_ends_that_one_alone(cluster: SlurmCluster, 
     matrix.wait_until_over()
     matrix.harness("collect")
     records = {b: read_record(matrix.directory(b) / "record.json") for b in ("ddp", "fsdp")}
-    assert {b: reason(record) for b, record in records.items()} == {
+    assert {b: matrices.reason(record) for b, record in records.items()} == {
         "ddp": ("timeout", "TimeLimit"), "fsdp": ("failed", "Cancelled"),
     }  # fmt: skip
-    assert all(len(trained_on(record)) == 2 for record in records.values())
+    assert all(len(matrices.trained_on(record)) == 2 for record in records.values())

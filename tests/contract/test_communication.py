@@ -13,14 +13,8 @@ from harness.backends import registry
 from harness.forms.network import EMULATED
 from harness.forms.terms import GRADIENTS, STATE_KINDS
 from harness.job.job import Job
+from harness.judge import quantities
 from harness.judge.comparison import Comparison
-from harness.judge.quantities import (
-    expected_states,
-    textbook_differences,
-    volume_differences,
-    volume_of,
-    why_unknown,
-)
 from harness.record import BackendPart, CommunicationPart, DimensionPart, Record, WindowsPart
 from tests.built_in import EACH_MICRO_STEP, HYBRID, NATIVE
 from tests.contract.cases import GLOBAL_BATCH, LENGTH, Case
@@ -97,10 +91,10 @@ def assert_derived(label: str, ranks: int, folder: Path, cases: str = "counted")
     """What is sent has a closed form and is that, to the byte; the records."""
     found = counted(label, ranks, folder, cases)
     for case, record in found:
-        pair = volume_of(record)
+        pair = quantities.volume_of(record)
         assert pair is not None
         assert pair[1].unknown is None, case
-        assert volume_differences(record) == [], case
+        assert quantities.volume_differences(record) == [], case
     return [record for _, record in found]
 
 
@@ -109,8 +103,8 @@ def test_stages_1_and_2_send_what_the_textbook_says_where_gradients_are_reduced_
     name: str, tmp_path: Path
 ) -> None:
     for case, record in counted(f"{name}:use_multi_rank_bucket_allreduce=false", 2, tmp_path):
-        assert volume_differences(record) == [], case
-        terms = textbook_differences(record)
+        assert quantities.volume_differences(record) == [], case
+        terms = quantities.textbook_differences(record)
         assert terms is not None
         assert GRADIENTS not in {difference.term for difference in terms}, case
 
@@ -119,7 +113,7 @@ def test_stages_1_and_2_send_what_the_textbook_says_where_gradients_are_reduced_
 def test_payload_is_as_expected_to_the_byte(label: str, tmp_path: Path) -> None:
     for case, record in counted(label, 4 if label.partition(":")[0] in HYBRID else 2, tmp_path):
         assert record.comm
-        assert volume_differences(record) == [], case
+        assert quantities.volume_differences(record) == [], case
 
 
 @pytest.mark.parametrize("name", ["zero3", "fsdp"])
@@ -144,7 +138,7 @@ def test_weights_are_gathered_again_within_the_group_that_keeps_a_second_copy(
     label: str, tmp_path: Path
 ) -> None:
     for case, record in counted(label, 4, tmp_path):
-        assert volume_differences(record) == [], case
+        assert quantities.volume_differences(record) == [], case
         assert {row.phase for row in record.comm if row.role == "shard"} <= {"forward", "backward"}
         if case.preset == "like-for-like":
             assert any(row.role == "shard" for row in record.comm)
@@ -212,12 +206,12 @@ def test_traffic_and_states_follow_what_runs(name: str, tmp_path: Path) -> None:
         irregular, parts = IRREGULAR[case], [of_rank[case] for of_rank in per_rank]
         record = as_record(name, Case(irregular.accumulation_steps), parts, job_of(irregular))
         unknown = UNKNOWN.get((name, case))
-        found = why_unknown(record)
+        found = quantities.why_unknown(record)
         assert (found is None) == (unknown is None), (case, found)
         assert unknown is None or unknown in str(found), (case, found)
-        assert volume_differences(record) == [], case
+        assert quantities.volume_differences(record) == [], case
         for rank, of_rank in enumerate(per_rank):
-            states = expected_states(record, rank)
+            states = quantities.expected_states(record, rank)
             if states is not None:
                 held = sum(of_rank[case].kinds.get(kind, 0) for kind in STATE_KINDS)
                 assert held == states.model_state_bytes, (case, rank)

@@ -15,13 +15,7 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.judge.facts import BY_KEY
 from harness.judge.rows import JudgedRun
-from tests.gpu_stub.log import (
-    counted_collectives,
-    largest_held_bytes,
-    noted_memory,
-    told_collectives,
-    told_memory,
-)
+from tests.gpu_stub import log
 from tests.gpu_stub.machine import Machine
 from tests.gpu_stub.matrix import RANKS, clean_comparison, findings, labels, settings, unsupported
 from tests.representatives import EXHAUSTIVE
@@ -90,8 +84,8 @@ class Clean:
         for row in trained(comparison, self.asked):
             folder = machine.run_directory(row.record)
             for part in row.record.ranks:
-                assert (counted := counted_collectives(folder, part.rank)), row.label
-                assert told_collectives(row.record, part.rank) == counted, row.label
+                assert (counted := log.counted_collectives(folder, part.rank)), row.label
+                assert log.told_collectives(row.record, part.rank) == counted, row.label
 
     def test_memory_is_that_of_torchs_statistics_and_of_the_device(
         self, comparison: Comparison, machine: Machine
@@ -99,9 +93,9 @@ class Clean:
         for row in trained(comparison, self.asked):
             folder = machine.run_directory(row.record)
             for part in row.record.ranks:
-                assert (noted := noted_memory(folder, part.rank)), row.label
-                assert told_memory(row.record, part.rank) == noted, row.label
-                assert part.reserved_bytes == largest_held_bytes(folder, part.rank), row.label
+                assert (noted := log.noted_memory(folder, part.rank)), row.label
+                assert log.told_memory(row.record, part.rank) == noted, row.label
+                assert part.reserved_bytes == log.largest_held_bytes(folder, part.rank), row.label
 
     def test_no_speed_is_told_of_a_device_on_which_no_kernel_runs(self, comparison: Comparison) -> None:
         assert all(row.run.tokens_per_second is None for row in comparison.rows)

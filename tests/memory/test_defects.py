@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.judge.quantities import (
-    Run,
-    expected_model_state_bytes,
-    expected_sent_bytes_per_step,
-    volume_differences,
-)
+from harness.judge import quantities
 from tests.memory.conftest import LLAMA, Outcome, compare
 from tests.memory.defects import HOARDED_BYTES, LEAKED_BYTES
 
@@ -125,15 +120,15 @@ def test_a_record_keeps_what_its_backend_claims(outcome: Outcome) -> None:
 
 def test_own_closed_forms_are_those_that_the_built_in_backend_has(outcome: Outcome) -> None:
     own, built_in = outcome.records["own-forms"], outcome.records["ddp"]
-    assert expected_model_state_bytes(own) == expected_model_state_bytes(built_in)
-    assert expected_sent_bytes_per_step(own) == expected_sent_bytes_per_step(built_in)
-    assert volume_differences(own) == []
+    assert quantities.expected_model_state_bytes(own) == quantities.expected_model_state_bytes(built_in)
+    assert quantities.expected_sent_bytes_per_step(own) == quantities.expected_sent_bytes_per_step(built_in)
+    assert quantities.volume_differences(own) == []
 
 
 def test_nothing_is_expected_of_a_backend_that_claims_nothing(outcome: Outcome) -> None:
     record = outcome.records["unclaimed"]
-    assert expected_model_state_bytes(record) is None
-    assert volume_differences(record) is None
+    assert quantities.expected_model_state_bytes(record) is None
+    assert quantities.volume_differences(record) is None
 
 
 def test_defects_that_begin_after_the_probed_steps_are_named(tmp_path: Path) -> None:
@@ -145,7 +140,7 @@ def test_defects_that_begin_after_the_probed_steps_are_named(tmp_path: Path) -> 
     for difference in _of(outcome, "memory-differs", "hiding")["differences"]:
         copy = difference["measured_bytes"] - difference["expected_bytes"]
         assert copy == pytest.approx(4 * outcome.parameters("ddp"), rel=0.02)
-    peaks = {name: Run.of(outcome.records[name]).rank_peaks for name in ("ddp", "hiding")}
+    peaks = {name: quantities.Run.of(outcome.records[name]).rank_peaks for name in ("ddp", "hiding")}
     assert peaks["hiding"][0] - peaks["ddp"][0] == pytest.approx(4 * outcome.parameters("ddp"), rel=0.1)
     growth = _of(outcome, "memory-grows", "leaking-later")["bytes_per_step_by_rank"]
     assert growth == {"0": pytest.approx(LEAKED_BYTES, rel=0.35), "1": pytest.approx(LEAKED_BYTES, rel=0.35)}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
 from harness.backends.tensor.plan import autotp_cut_dimension
+from harness.forms import zero0
 from harness.forms.layout import DTYPE_BYTES, Tensor, ceil_to, elements
 from harness.forms.optimizers import updated_tensors
 from harness.forms.peak_memory.step import (
@@ -19,12 +20,6 @@ from harness.forms.peak_memory.step import (
     reduce_scattering,
 )
 from harness.forms.terms import named_terms
-from harness.forms.zero0 import (
-    FALLBACK_BUCKET_ELEMENTS,
-    bucket_elements,
-    gradient_accumulation_bytes,
-    reduce_dtype,
-)
 from harness.forms.zero3 import SECOND_COPY, SECOND_COPY_PADDING
 from harness.forms.zero12 import places
 
@@ -41,13 +36,13 @@ class Zero0Timeline(StepTimeline):
     def after_backward_of_model(self) -> None:
         if not self.last_micro_step:
             return
-        reduced = DTYPE_BYTES[reduce_dtype(self.workload)]
+        reduced = DTYPE_BYTES[zero0.reduce_dtype(self.workload)]
         # `allreduce_no_retain`: a bucket is reduced once it exceeds its limit.
         bucket = held = 0
         for parameter in self.workload.layout.trained:
             held += parameter.numel
             bucket = max(bucket, held)
-            if held > FALLBACK_BUCKET_ELEMENTS:
+            if held > zero0.FALLBACK_BUCKET_ELEMENTS:
                 held = 0
         converted = bucket * reduced if reduced != self.workload.compute_bytes else 0
         flattened = (ZERO0.flattened, bucket * self.workload.compute_bytes)
@@ -74,10 +69,10 @@ class Zero12Timeline(StepTimeline):
     def begin(self) -> None:
         super().begin()
         workload = self.workload
-        self._limit = bucket_elements(workload)
+        self._limit = zero0.bucket_elements(workload)
         self._width = workload.compute_bytes
-        self._accumulated = gradient_accumulation_bytes(workload)
-        self._reduced = DTYPE_BYTES[reduce_dtype(workload)]
+        self._accumulated = zero0.gradient_accumulation_bytes(workload)
+        self._reduced = DTYPE_BYTES[zero0.reduce_dtype(workload)]
         self._bucket: list[Tensor] = []
         self._filled = 0
         """Elements in the bucket."""
@@ -217,8 +212,8 @@ class Zero3Timeline(StepTimeline):
             for holding in [h for h in self.ledger.held if h.name in (SECOND_COPY, SECOND_COPY_PADDING)]:
                 self.ledger.drop(holding)
         self._width = workload.compute_bytes
-        self._limit = bucket_elements(workload)
-        self._reduced = DTYPE_BYTES[reduce_dtype(workload)]
+        self._limit = zero0.bucket_elements(workload)
+        self._reduced = DTYPE_BYTES[zero0.reduce_dtype(workload)]
         self._bucket: list[Tensor] = []
         self._filled = 0
         """Elements in the bucket."""

@@ -11,24 +11,7 @@ from typing import Any
 from harness.backends.optimizer.kinds import LOW_BIT
 from harness.backends.options import COST_ALONE
 from harness.judge import quantities
-from harness.judge.agreement.causes import (
-    Pair,
-    altered_step,
-    altered_updates,
-    explain_divergence,
-    moved_alone,
-    of_one_rank,
-    read_outside,
-    sums_of_step,
-    where,
-)
-from harness.judge.agreement.parity import (
-    MEAN_NORM,
-    differing_answers,
-    has_dropout,
-    is_repetition,
-    measure_noise,
-)
+from harness.judge.agreement import causes, parity
 from harness.judge.distance import distance, movement
 from harness.judge.effective import (
     GROUPS,
@@ -55,7 +38,7 @@ PROBE_TOLERANCE = 1e-6
 def settings(row: JudgedRun) -> Iterator[Finding]:
     """Settings in force that differ from the reference's, a replaced strategy, and skipped steps."""
     record, effective = row.record, row.record.backend.effective
-    if record.status not in TRAINED or is_repetition(record):
+    if record.status not in TRAINED or parity.is_repetition(record):
         return
     for difference in row.judgement.settings:
         if (kind := BY_SETTING.get(difference.setting)) is None:
@@ -104,7 +87,7 @@ def replicas(row: JudgedRun) -> Iterator[Finding]:
         yield found("replicas-differ", row.cell, {"groups": list(groups.values())}, "weights")
         return
     losses = _probe_losses(record)
-    if record.status not in TRAINED or batch_statistics(record) or read_outside(record):
+    if record.status not in TRAINED or batch_statistics(record) or causes.read_outside(record):
         return  # each rank evaluates with running statistics, or parts of weights, of its own
     if losses and max(losses.values()) - min(losses.values()) > PROBE_TOLERANCE * abs(max(losses.values())):
         buffers = record.layout.buffers if record.layout else []
@@ -150,10 +133,10 @@ def settings_of(row: JudgedRun) -> dict[str, Any]:
 
 def _costs(left: JudgedRun, right: JudgedRun) -> Finding | None:
     sides = [settings_of(row) for row in (left, right)]
-    chance = has_dropout(left.record) or has_dropout(right.record)
+    chance = parity.has_dropout(left.record) or parity.has_dropout(right.record)
     if sides[0] == sides[1] or chance or right.judgement.not_same_job:
         return None
-    noise = left.noise or measure_noise(left.record, ())
+    noise = left.noise or parity.measure_noise(left.record, ())
     beyond = (noise.band or noise.tight).exceeded(distance(left.record, right.record))
     if not beyond:
         return None
@@ -182,7 +165,7 @@ def _left_to_libraries(record: Record, difference: SettingDifference) -> bool:
 
 def precisions(row: JudgedRun) -> Iterator[Finding]:
     """Dtypes and loss scaling beyond what a library may choose within the job's precision."""
-    if row.record.status not in TRAINED or is_repetition(row.record):
+    if row.record.status not in TRAINED or parity.is_repetition(row.record):
         return
     for difference in row.judgement.settings:
         name, given, reference = difference.setting, difference.given, difference.reference
@@ -204,7 +187,7 @@ def precisions(row: JudgedRun) -> Iterator[Finding]:
 def layers(row: JudgedRun) -> Iterator[Finding]:
     """Layers that compute in another dtype than the reference's, where that is none of the job's precision,
     or wider than the job asks for."""
-    if row.reference is None or is_repetition(row.record):
+    if row.reference is None or parity.is_repetition(row.record):
         return
     mine, other = row.record.observed, row.reference.record.observed
     if mine is None or other is None or not mine.compute_dtype == other.compute_dtype is not None:
@@ -256,7 +239,7 @@ LOW_BITS = {8.0: "bfloat16", 11.0: "float16"}
 
 def odd_updates(row: JudgedRun) -> Iterator[Finding]:
     """The first update that is not what Adam makes of its gradient, where the reference's are."""
-    odd = altered_updates(row.reference.record, row.record) if row.reference is not None else {}
+    odd = causes.altered_updates(row.reference.record, row.record) if row.reference is not None else {}
     if not odd:
         return
     first = min(odd.values(), key=lambda part: part.step)
@@ -274,12 +257,12 @@ def odd_updates(row: JudgedRun) -> Iterator[Finding]:
     used, before = (first.given or 0.0) * rates.get(first.step, 0.0), rates.get(first.step - 1, 0.0)
     yield found(
         "update-altered", row.cell, values, first.kind, alone=alone, low=low,
-        places=where(row.record, names),
+        places=causes.where(row.record, names),
         late=first.kind == "factor" and math.isclose(used, before, rel_tol=SAME_RATE),
     )  # fmt: skip
 
 
-ONE_OF_THE_MODEL = ("loss", "norm", MEAN_NORM, "update", "weights")
+ONE_OF_THE_MODEL = ("loss", "norm", parity.MEAN_NORM, "update", "weights")
 """What a run is judged by; anything else is a parameter's name."""
 LOST_SHARE = 0.5
 """Weights that moved less than this share of the reference's distance lost updates."""
@@ -295,7 +278,9 @@ def diverged(row: JudgedRun) -> Iterator[Finding]:
             if s.effect == "mathematics" and not _left_to_libraries(row.record, s)
         ]  # fmt: skip
         shift = row.noise.norm_shift(row.record)
-        cause = explain_divergence(Pair(row.reference.record, row.record, limits, unlike, shift))
+        cause = causes.explain_divergence(
+            causes.Pair(row.reference.record, row.record, limits, unlike, shift)
+        )
         figures = row.figures
         yield found(
             "diverged", row.cell,
@@ -309,17 +294,17 @@ def diverged(row: JudgedRun) -> Iterator[Finding]:
         if cause.kind != "diverged":
             yield Finding(id=cause.kind, about=row.cell, text=cause.text, values=cause.values)
     if row.reference is not None and row.judgement.parity != "unjudged":
-        alone = moved_alone(row.reference.record, row.record)
+        alone = causes.moved_alone(row.reference.record, row.record)
         if alone is not None and (cause is None or alone.kind != cause.kind):
             yield Finding(id=alone.kind, about=row.cell, text=alone.text, values=alone.values)
-    index = altered_step(row.record)
+    index = causes.altered_step(row.record)
     if index is not None and row.judgement.parity not in ("diverged", "unjudged"):
         values = {
             "step": row.record.steps[index].step,
-            "reported": sums_of_step(row.record, index, "loss_sums"),
-            "computed": sums_of_step(row.record, index, "computed_loss_sums"),
+            "reported": causes.sums_of_step(row.record, index, "loss_sums"),
+            "computed": causes.sums_of_step(row.record, index, "computed_loss_sums"),
         }
-        kind = "loss-of-one-rank" if of_one_rank(row.record, index) else "loss-altered"
+        kind = "loss-of-one-rank" if causes.of_one_rank(row.record, index) else "loss-altered"
         yield found(kind, row.cell, values, "agreeing")
 
 
@@ -431,7 +416,7 @@ def answers(row: JudgedRun) -> Iterator[Finding]:
     """Generated answers that differ by more than between repetitions, of a run that agrees."""
     if row.reference is None or row.judgement.parity not in ("exact", "tight"):
         return
-    count = differing_answers(row.reference.record, row.record)
+    count = parity.differing_answers(row.reference.record, row.record)
     allowed = row.noise.answers if row.noise else None
     if count and allowed is not None and count > allowed:
         of = len(row.record.answers.given) if row.record.answers else 0
@@ -446,7 +431,7 @@ def idle(row: JudgedRun) -> Iterator[Finding]:
         first, *later = missing
         yield found(
             "idle-on-some-ranks", row.cell, {"missing": [asdict(one) for one in missing]},
-            where=where(row.record, first.names), ranks=first.ranks, step=first.step,
+            where=causes.where(row.record, first.names), ranks=first.ranks, step=first.step,
             more=sum(len(one.names) for one in later),
         )  # fmt: skip
 
@@ -455,7 +440,7 @@ def gradient_lost(row: JudgedRun) -> Iterator[Finding]:
     lost = quantities.gradient_lost(row.reference.record, row.record) if row.reference is not None else None
     if lost is not None:
         values = {"step": lost.step, "parameters": lost.names}
-        yield found("gradient-lost", row.cell, values, where=where(row.record, lost.names))
+        yield found("gradient-lost", row.cell, values, where=causes.where(row.record, lost.names))
 
 
 RULES = Rules(

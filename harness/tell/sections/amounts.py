@@ -28,30 +28,21 @@ from harness.judge.quantities import (
 from harness.judge.rows import JudgedRun
 from harness.judge.statistics import median_known
 from harness.record import CheckpointPart, CommunicationPart, MemoryPart, Record
+from harness.tell import tables
 from harness.tell.document import Block, Column, Folded, Section, Table
 from harness.tell.formats import exact, megabytes, percent
-from harness.tell.tables import (
-    LABELS,
-    PROCESS_MEMORY,
-    blocks_of,
-    prose,
-    row_of,
-    section,
-    table,
-    table_columns,
-)
 
 
 def process_memory_blocks(comparison: Comparison) -> list[Block]:
     """A table of those figures that any record has, and why the driver's is missing; [] without any."""
     records = [group.record for group in comparison.groups]
-    known = [key for key in PROCESS_MEMORY if any(_by_rank(record, key) for record in records)]
+    known = [key for key in tables.PROCESS_MEMORY if any(_by_rank(record, key) for record in records)]
     if not known:
         return []
-    columns = [*LABELS]
+    columns = [*tables.LABELS]
     body = []
     for key in known:
-        title = PROCESS_MEMORY[key]["title"]
+        title = tables.PROCESS_MEMORY[key]["title"]
         columns += [
             Column(f"{end}_{key}_bytes", f"{title} MB, {end}", megabytes) for end in ("least", "most")
         ]
@@ -60,21 +51,21 @@ def process_memory_blocks(comparison: Comparison) -> list[Block]:
         if any(sizes):
             ends = (pick(of_key, default=None) for of_key in sizes for pick in (min, max))
             body.append([*group.cell, *ends])
-    meanings = "; ".join("{title}: {meaning}".format_map(PROCESS_MEMORY[key]) for key in known)
+    meanings = "; ".join("{title}: {meaning}".format_map(tables.PROCESS_MEMORY[key]) for key in known)
     moments = [moment for record in records for part in record.ranks for moment in part.memory]
     unknown = sorted({m.device_used_unknown for m in moments if m.device_used_unknown})
     is_of_all = any(moment.device_used_of == "device" for moment in moments)
-    whose = prose("memory_of_all_programs" if is_of_all else "memory_driver_unknown")
-    return blocks_of(
-        prose("process_memory", meanings=meanings),
-        table("process_memory", body, columns),
+    whose = tables.prose("memory_of_all_programs" if is_of_all else "memory_driver_unknown")
+    return tables.blocks_of(
+        tables.prose("process_memory", meanings=meanings),
+        tables.table("process_memory", body, columns),
         f"{whose}: {'; '.join(unknown)}." if unknown else None,
     )
 
 
 def _by_rank(record: Record, key: str) -> list[int]:
     """The largest figure over a rank's moments, of each rank that has any."""
-    fields, without = PROCESS_MEMORY[key]["fields"], PROCESS_MEMORY[key].get("without", ())
+    fields, without = tables.PROCESS_MEMORY[key]["fields"], tables.PROCESS_MEMORY[key].get("without", ())
 
     def value(moment: MemoryPart) -> int | None:
         sizes = [size for name in fields if (size := getattr(moment, name)) is not None]
@@ -114,11 +105,11 @@ def memory_section(comparison: Comparison) -> Section | None:
     after_backward = [[*head[:-1], *sizes] for at, head, sizes in lines if at == "after_backward"]
     others = [[*head, *sizes] for at, head, sizes in lines if at != "after_backward"]
     moment = Column("moment", "moment", align="left")
-    moments = _without_empty("memory_by_moment", [*LABELS, moment], others)
-    return section(
+    moments = _without_empty("memory_by_moment", [*tables.LABELS, moment], others)
+    return tables.section(
         "memory", "Memory after the backward pass, by kind",
-        prose("memory"),
-        _without_empty("memory_after_backward", LABELS, after_backward),
+        tables.prose("memory"),
+        _without_empty("memory_after_backward", tables.LABELS, after_backward),
         Folded("Memory at the other moments", [moments]) if others else None,
         *process_memory_blocks(comparison),
     )  # fmt: skip
@@ -127,7 +118,7 @@ def memory_section(comparison: Comparison) -> Section | None:
 def _without_empty(key: str, head: Sequence[Column], rows: Sequence[Sequence[Any]]) -> Table:
     """The table without the kinds that hold nothing in any line."""
     kinds = [Column(f"{kind}_bytes", f"{kind.replace('_', ' ')} MB", megabytes) for kind in KINDS]
-    columns = [*head, *kinds, *table_columns("memory_sizes")]
+    columns = [*head, *kinds, *tables.table_columns("memory_sizes")]
     kept = [n for n, column in enumerate(columns) if column not in kinds or any(row[n] != 0 for row in rows)]
     return Table(key=key, columns=[columns[n] for n in kept], rows=[[row[n] for n in kept] for row in rows])
 
@@ -172,13 +163,13 @@ def states_section(comparison: Comparison) -> Section | None:
         ]
     if not totals:
         return None
-    columns = table_columns("memory")
+    columns = tables.table_columns("memory")
     of_kinds = Table(key="model_states", columns=columns, rows=kinds)
-    of_terms = table("model_state_terms", terms, "memory_term")
-    return section(
+    of_terms = tables.table("model_state_terms", terms, "memory_term")
+    return tables.section(
         "model_states", "Model states: measured, expected, textbook",
-        prose("memory_states"),
-        table("model_state_totals", totals, [column for column in columns if column.key != "kind"]),
+        tables.prose("memory_states"),
+        tables.table("model_state_totals", totals, [column for column in columns if column.key != "kind"]),
         Folded("Weights, gradients, masters and optimizer states separately", [of_kinds]),
         Folded("Terms of the closed forms", [of_terms]) if of_terms else None,
     )  # fmt: skip
@@ -195,8 +186,10 @@ def prediction_section(comparison: Comparison) -> Section | None:
     if not lines:
         return None
     errors = [abs(line[-2]) for line in lines]
-    text = prose("prediction", mean=percent(mean(errors)), worst=percent(max(errors)))
-    return section("prediction", "Predicted memory", text, table("predictions", lines, "memory_prediction"))
+    text = tables.prose("prediction", mean=percent(mean(errors)), worst=percent(max(errors)))
+    return tables.section(
+        "prediction", "Predicted memory", text, tables.table("predictions", lines, "memory_prediction")
+    )
 
 
 Key = tuple[str, str, str, str, int]
@@ -231,8 +224,10 @@ def communication_section(comparison: Comparison) -> Section | None:
         for part in dict.fromkeys(part for _, volume in pairs for part in volume.underived)
     ]
     has_stages = any(group.record.world.mesh.size("pipeline") > 1 for group in comparison.groups)
-    meaning = f"{prose('collectives')} {STAGES}" if has_stages else prose("collectives")
-    return section("communication", "Collectives of rank 0", meaning, table("collectives", body), *reasons)
+    meaning = f"{tables.prose('collectives')} {STAGES}" if has_stages else tables.prose("collectives")
+    return tables.section(
+        "communication", "Collectives of rank 0", meaning, tables.table("collectives", body), *reasons
+    )
 
 
 def _expected(record: Record) -> Callable[[Key], int | None]:
@@ -246,7 +241,7 @@ def _expected(record: Record) -> Callable[[Key], int | None]:
 
 VOLUME = metrics_in("volume")
 COLUMNS_VOLUME = (
-    *LABELS,
+    *tables.LABELS,
     *(Column(metric.key, "measured" if metric.key == SENT else metric.title, exact) for metric in VOLUME),
     Column("payload", "payload as expected", align="left"),
 )
@@ -278,12 +273,12 @@ def volume_section(comparison: Comparison) -> Section | None:
             for d in volume_differences(row.record) or ()
         ],
     }  # fmt: skip
-    return section(
+    return tables.section(
         "communication_volume", "Communication: measured, expected, textbook",
-        prose("volume"),
-        prose("communication_sharing") if any(row.record.world.dimensions for row in firsts) else None,
-        table("communication_volume", volumes, COLUMNS_VOLUME),
-        *(table(key, rows, caption=prose(f"{key}_caption")) for key, rows in explained.items()),
+        tables.prose("volume"),
+        tables.prose("communication_sharing") if any(row.record.world.dimensions for row in firsts) else None,
+        tables.table("communication_volume", volumes, COLUMNS_VOLUME),
+        *(tables.table(key, rows, caption=tables.prose(f"{key}_caption")) for key, rows in explained.items()),
     )  # fmt: skip
 
 
@@ -369,8 +364,8 @@ def nodes_section(comparison: Comparison) -> Section | None:
         )
         for role in roles
     ]
-    nodes = table("nodes", body, "nodes", *of_roles)
-    return section("nodes", "Within and between nodes", prose("nodes"), nodes)
+    nodes = tables.table("nodes", body, "nodes", *of_roles)
+    return tables.section("nodes", "Within and between nodes", tables.prose("nodes"), nodes)
 
 
 CHECKPOINT_PHASES = {"save": "checkpoint", "load": "checkpoint_load"}
@@ -389,12 +384,12 @@ def checkpoints_section(comparison: Comparison) -> Section | None:
         for g in comparison.groups
         if (saved := g.record.resumed)
     ]
-    return section(
+    return tables.section(
         "checkpoints", "Checkpoints",
-        table("checkpoints", costs, "checkpoints_costs"),
-        prose("checkpoints_costs") if costs else None,
-        table("resumed", resumed, "checkpoints_resumed"),
-        prose("checkpoints_resumed") if resumed else None,
+        tables.table("checkpoints", costs, "checkpoints_costs"),
+        tables.prose("checkpoints_costs") if costs else None,
+        tables.table("resumed", resumed, "checkpoints_resumed"),
+        tables.prose("checkpoints_resumed") if resumed else None,
     )  # fmt: skip
 
 
@@ -424,15 +419,15 @@ def pipeline_section(comparison: Comparison) -> Section | None:
         ]
         for group, uses in found
     ]  # fmt: skip
-    columns = table_columns("pipeline_stage")
+    columns = tables.table_columns("pipeline_stage")
     stages = [
-        [*group.cell, stage.rank, ", ".join(map(str, stage.stages)), *row_of(columns[4:], stage)]
+        [*group.cell, stage.rank, ", ".join(map(str, stage.stages)), *tables.row_of(columns[4:], stage)]
         for group, uses in found
         for stage in uses[0].by_rank
     ]
-    return section(
+    return tables.section(
         "pipeline", "Pipelines",
-        table("pipelines", summary, "pipeline"),
-        table("pipeline_stages", stages, columns),
-        prose("pipeline"),
+        tables.table("pipelines", summary, "pipeline"),
+        tables.table("pipeline_stages", stages, columns),
+        tables.prose("pipeline"),
     )  # fmt: skip

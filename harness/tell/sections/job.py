@@ -24,6 +24,7 @@ from harness.nested import differences, put
 from harness.record import EnvironmentPart, GivenPart, GivenSettingPart, ObservationPart, Record
 from harness.record.workload import closed_form_layout
 from harness.safe_text import by_name
+from harness.tell import tables
 from harness.tell.document import (
     Block,
     Code,
@@ -36,17 +37,6 @@ from harness.tell.document import (
     yaml_code,
 )
 from harness.tell.formats import fitted, line_width, number
-from harness.tell.tables import (
-    LABELS,
-    blocks_of,
-    not_comparable_table,
-    prose,
-    row_of,
-    section,
-    table,
-    table_columns,
-    with_job,
-)
 
 MOST_KEYS = 30
 """That a sentence names."""
@@ -60,7 +50,7 @@ def summary(label: str, part: GivenPart) -> str:
         name: len({setting.key for setting in settings if setting.given is not None})
         for name, settings in {"taken": taken, "pinned": pinned, "idle": idle}.items()
     }
-    return prose("given_summary", file=part.file, kind=part.kind, mode=part.mode, row=label, **counts)
+    return tables.prose("given_summary", file=part.file, kind=part.kind, mode=part.mode, row=label, **counts)
 
 
 def given_lines(label: str, part: GivenPart) -> list[str]:
@@ -139,7 +129,7 @@ SEEN_AS = {
 def job_section(comparison: Comparison) -> Section:
     """Each job in a sentence, every setting folded."""
     ids = list(dict.fromkeys(row.record.job_id for row in comparison.rows))
-    blocks = blocks_of(prose("jobs", number=len(ids)) if len(ids) > 1 else None)
+    blocks = tables.blocks_of(tables.prose("jobs", number=len(ids)) if len(ids) > 1 else None)
     for job_id in ids:
         of_job = [row.record for row in comparison.rows if row.record.job_id == job_id]
         job, training = of_job[0].job, of_job[0].job.training
@@ -165,7 +155,7 @@ def job_section(comparison: Comparison) -> Section:
             *([f"{data.training_samples:,} samples"] if data else []),
         ]  # fmt: skip
         settings = Folded(f"Job {job_id}, every setting", [yaml_code(_settings(of_job))])
-        blocks += blocks_of(f"Job {', '.join(facts)}: {', '.join(ran)}.", settings)
+        blocks += tables.blocks_of(f"Job {', '.join(facts)}: {', '.join(ran)}.", settings)
     return Section("job", "The job", blocks)
 
 
@@ -186,11 +176,11 @@ def _settings(records: Sequence[Record]) -> dict[str, Any]:
 
 def not_comparable_section(comparison: Comparison) -> Section | None:
     """None where all runs of a job are one job."""
-    excluded = not_comparable_table(comparison)
-    return section("not_comparable", "Not comparable, and why", prose("other_jobs"), excluded)
+    excluded = tables.not_comparable_table(comparison)
+    return tables.section("not_comparable", "Not comparable, and why", tables.prose("other_jobs"), excluded)
 
 
-COLUMNS = table_columns("layout")
+COLUMNS = tables.table_columns("layout")
 
 
 def measurement_section(comparison: Comparison) -> Section:
@@ -212,10 +202,10 @@ def measurement_section(comparison: Comparison) -> Section:
     body = [[*layout, listed(list(names), len(names))] for layout, names in found.items()]
     settings = list(dict.fromkeys(row.record.measure for row in comparison.rows if row.record.measure))
     of = [f" ({place} of {len(settings)})" for place in range(1, 1 + len(settings))]
-    blocks = blocks_of(
+    blocks = tables.blocks_of(
         Table(key="layouts", columns=[COLUMNS[index] for index in (*kept, -1)], rows=body),
         f"The same in all cells that trained: {', '.join(shared)}." if shared else None,
-        prose("layout", least_timed_steps=LEAST_TIMED_STEPS),
+        tables.prose("layout", least_timed_steps=LEAST_TIMED_STEPS),
         *(
             Folded(
                 f"Every setting of the measurement{which if len(settings) > 1 else ''}",
@@ -260,10 +250,10 @@ def presets_section(comparison: Comparison) -> Section | None:
     parts += [f"{preset} for {listed(list(labels))}" for preset, labels in own.items()]
     texts = [f"Preset: {'; '.join(parts)}."]
     if any(record.world.preset == LIBRARY_DEFAULTS for record in ran):
-        texts.append(prose("presets_kept", preset=LIBRARY_DEFAULTS))
+        texts.append(tables.prose("presets_kept", preset=LIBRARY_DEFAULTS))
     texts += [f"What {LIKE_FOR_LIKE} changed:"] if backends else []
     lines = [[*change, "; ".join(changed)] for change, changed in backends.items()]
-    blocks = blocks_of(" ".join(texts), table("preset_changes", lines, "job_presets"))
+    blocks = tables.blocks_of(" ".join(texts), tables.table("preset_changes", lines, "job_presets"))
     return Section("preset", "Preset", blocks)
 
 
@@ -305,10 +295,14 @@ def configuration_section(comparison: Comparison) -> Section | None:
         for group in others:
             changed = difference(_keys_in_force(group.record), settings)
             same = f"{group.cell}: as {first.cell}"
-            blocks += blocks_of(f"{same}, but for", yaml_code(changed)) if changed else blocks_of(f"{same}.")
+            blocks += (
+                tables.blocks_of(f"{same}, but for", yaml_code(changed))
+                if changed
+                else tables.blocks_of(f"{same}.")
+            )
         sizes = dict.fromkeys(ranks(group.world_size) for group in (first, *others))
         folds.append(Folded(f"{first.label}, {', '.join(sizes)}", blocks))
-    return section("configuration", "Configuration of each backend", *folds)
+    return tables.section("configuration", "Configuration of each backend", *folds)
 
 
 def difference(given: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -346,8 +340,8 @@ def given_section(comparison: Comparison) -> Section | None:
         rows = [[s.key, s.handling, text(s.given), text(s.used), s.setting or "", s.reason or ""]
                 for s in part.settings]  # fmt: skip
         blocks.append(f"{summary(label, part)}. SHA-256: {part.sha256}.")
-        blocks.append(Table(key=f"given_{place}", columns=table_columns("given"), rows=rows))
-    return section("given", "Configuration files of other tools", prose("job_given"), *blocks)
+        blocks.append(Table(key=f"given_{place}", columns=tables.table_columns("given"), rows=rows))
+    return tables.section("given", "Configuration files of other tools", tables.prose("job_given"), *blocks)
 
 
 TITLE_SETTINGS = "Settings in force that differ"
@@ -370,17 +364,17 @@ def settings_section(comparison: Comparison) -> Section | None:
         for differing in found
         for value in differing.values
     ]  # fmt: skip
-    columns = with_job(table_columns("settings"), several)
-    shown = table("settings_in_force", body, columns)
-    return section("settings_in_force", TITLE_SETTINGS, prose("settings"), shown)
+    columns = tables.with_job(tables.table_columns("settings"), several)
+    shown = tables.table("settings_in_force", body, columns)
+    return tables.section("settings_in_force", TITLE_SETTINGS, tables.prose("settings"), shown)
 
 
 def slurm_jobs(comparison: Comparison) -> Folded | None:
     """The jobs, with what at least one of them has; None where no run was a job of `harness slurm`."""
-    facts = table_columns("slurm")
+    facts = tables.table_columns("slurm")
     jobs = [(row, slurm) for row in comparison.rows if (slurm := row.record.environment.slurm) is not None]
-    body = [[*row.cell, row.record.repeat, *row_of(facts, job)] for row, job in jobs]
-    shown = table("slurm_jobs", body, (*LABELS, Column("repeat", "repeat"), *facts))
+    body = [[*row.cell, row.record.repeat, *tables.row_of(facts, job)] for row, job in jobs]
+    shown = tables.table("slurm_jobs", body, (*tables.LABELS, Column("repeat", "repeat"), *facts))
     return Folded(f"Slurm jobs: {len(jobs)}", [shown]) if shown else None
 
 
@@ -413,7 +407,7 @@ def machine_section(comparison: Comparison) -> Section:
             facts.append(("network", f"{measured}latency {latency} us"))
         seen.setdefault(tuple(facts), []).append(row.record)
     machines = (Items([*facts, *_time_and_load(runs)]) for facts, runs in seen.items())
-    return Section("machine", "Machine and versions", blocks_of(*machines, slurm_jobs(comparison)))
+    return Section("machine", "Machine and versions", tables.blocks_of(*machines, slurm_jobs(comparison)))
 
 
 def _time_and_load(records: Sequence[Record]) -> list[tuple[str, str]]:
@@ -470,8 +464,8 @@ def observed_section(comparison: Comparison) -> Section | None:
         rows = [label for label, part in seen.items() if part.unknown.get(field) == reason]
         lines += [[row, field, reason] for row in (["all"] if len(rows) == len(seen) else rows)]
     summaries = (_summary(label, part) for label, part in seen.items())
-    missing = Table(key="observed", columns=table_columns("observed"), rows=lines)
-    return section("observed", "Observed scripts", prose("observed"), *summaries, missing)
+    missing = Table(key="observed", columns=tables.table_columns("observed"), rows=lines)
+    return tables.section("observed", "Observed scripts", tables.prose("observed"), *summaries, missing)
 
 
 def _summary(label: str, part: ObservationPart) -> str:
@@ -493,12 +487,12 @@ def reproduce_section(comparison: Comparison) -> Section:
     # pip takes the build of torch that its index offers.
     versions = dict.fromkeys(one.packages.get("torch", "") for one in environments)
     builds = [version for version in versions if "+" in version]
-    texts = [prose("reproduce_commit", commit=listed(list(commits)))] if commits else []
-    texts += [prose("reproduce_build", build=listed(builds))] if builds else []
-    blocks = blocks_of(
+    texts = [tables.prose("reproduce_commit", commit=listed(list(commits)))] if commits else []
+    texts += [tables.prose("reproduce_build", build=listed(builds))] if builds else []
+    blocks = tables.blocks_of(
         " ".join([*texts, "In a checkout of the code:"]),
         Code("sh", "\n".join([INSTALL, *commands_of(comparison)])),
-        prose("reproduce_configuration"),
+        tables.prose("reproduce_configuration"),
         *(Folded(title, [yaml_code(settings)]) for title, settings in _configurations(comparison).items()),
     )
     return Section("reproduce", "How to reproduce", blocks)

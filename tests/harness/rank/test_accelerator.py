@@ -9,15 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.rank.accelerator import (
-    _cudnn_version,
-    describe_accelerator,
-    driver_release,
-    placed,
-    placement,
-    read_list,
-    uses_tf32,
-)
+from harness.rank import accelerator
 from harness.record.provenance import environment
 
 PRECISIONS = {
@@ -58,7 +50,7 @@ for statements in json.load(sys.stdin):
 
 
 def test_ranks_on_the_cpu_have_no_accelerator() -> None:
-    assert describe_accelerator("cpu") is None
+    assert accelerator.describe_accelerator("cpu") is None
 
 
 @pytest.mark.parametrize(
@@ -70,13 +62,13 @@ def test_ranks_on_the_cpu_have_no_accelerator() -> None:
 )
 def test_the_release_of_the_driver_is_read(tmp_path: Path, text: str) -> None:
     (tmp_path / "version").write_text(text)
-    assert driver_release(tmp_path / "version", tmp_path / "none") == "580.65.06"
-    assert driver_release(tmp_path / "none", tmp_path / "none") is None
+    assert accelerator.driver_release(tmp_path / "version", tmp_path / "none") == "580.65.06"
+    assert accelerator.driver_release(tmp_path / "none", tmp_path / "none") is None
 
 
 @pytest.mark.parametrize(("number", "version"), [(92000, "9.20.0"), (8907, "8.9.7"), (None, None)])
 def test_versions_of_cudnn_are_written_out(number: int | None, version: str | None) -> None:
-    assert _cudnn_version(number) == version
+    assert accelerator._cudnn_version(number) == version
 
 
 def test_nvidias_override_goes_before_what_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,9 +76,9 @@ def test_nvidias_override_goes_before_what_torch_is_told(monkeypatch: pytest.Mon
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
-        assert uses_tf32()
+        assert accelerator.uses_tf32()
         monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-        assert not uses_tf32()
+        assert not accelerator.uses_tf32()
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
 
@@ -114,7 +106,7 @@ def test_all_variables_of_nccl_are_recorded(monkeypatch: pytest.MonkeyPatch) -> 
     ("text", "numbers"), [("0-3,8", {0, 1, 2, 3, 8}), ("5", {5}), ("", set()), ("0,2,4-5", {0, 2, 4, 5})]
 )
 def test_sets_of_processors_are_read_as_the_kernel_writes_them(text: str, numbers: set[int]) -> None:
-    assert read_list(text) == numbers
+    assert accelerator.read_list(text) == numbers
 
 
 def machine(folder: Path, gpu_node: str) -> tuple[Path, Path]:
@@ -130,19 +122,22 @@ def machine(folder: Path, gpu_node: str) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize(("processors", "numa_nodes"), [("0,4", [0]), ("0-2", [0, 1]), ("0-7", [0, 1])])
 def test_a_rank_is_where_its_processors_are(tmp_path: Path, processors: str, numa_nodes: list[int]) -> None:
-    place = placed(processors, None, *machine(tmp_path, "1"))
+    place = accelerator.placed(processors, None, *machine(tmp_path, "1"))
     assert (place.numa_nodes, place.device_numa_node) == (numa_nodes, None)
-    assert (place.processors, place.processor_count) == (processors, len(read_list(processors)))
+    assert (place.processors, place.processor_count) == (processors, len(accelerator.read_list(processors)))
 
 
 @pytest.mark.parametrize(("told", "node"), [("1", 1), ("0", 0), ("-1", None)])
 def test_a_gpu_is_where_the_firmware_says(tmp_path: Path, told: str, node: int | None) -> None:
-    assert placed("0", "0000:3b:00.0", *machine(tmp_path, told)).device_numa_node == node
-    assert placed("0", "0000:ff:00.0", tmp_path / "node", tmp_path / "devices").device_numa_node is None
+    assert accelerator.placed("0", "0000:3b:00.0", *machine(tmp_path, told)).device_numa_node == node
+    assert (
+        accelerator.placed("0", "0000:ff:00.0", tmp_path / "node", tmp_path / "devices").device_numa_node
+        is None
+    )
 
 
 def test_this_process_is_somewhere() -> None:
-    place = placement("cpu")
+    place = accelerator.placement("cpu")
     assert place is not None
-    assert read_list(place.processors) == os.sched_getaffinity(0)
-    assert place.processor_count == len(read_list(place.processors)) > 0
+    assert accelerator.read_list(place.processors) == os.sched_getaffinity(0)
+    assert place.processor_count == len(accelerator.read_list(place.processors)) > 0

@@ -17,32 +17,23 @@ from harness.rank.models.adapter_export import export_adapters
 from harness.rank.models.description import find_module_uses
 from harness.rank.models.model import model_config
 from harness.run_directory.request import SavedCheckpoint
-from tests.harness.rank.small_models import (
-    CONFIGS,
-    LLAMA,
-    VOCABULARY,
-    assert_equal,
-    built,
-    filled,
-    job_of,
-    source_of,
-)
+from tests.harness.rank import small_models
 
 
 def lora(config: dict, *, adapter: dict | None = None, **training) -> Job:
     section = AdapterSection(kind="lora", rank=2, **(adapter or {}))
-    return job_of(config, **training).model_copy(update={"adapter": section})
+    return small_models.job_of(config, **training).model_copy(update={"adapter": section})
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16"])
 @pytest.mark.parametrize("architecture", ["tied llama", "gpt2"])
 def test_parts_of_weights_equal_the_whole_model(architecture: str, precision: str, tmp_path: Path) -> None:
-    source = source_of(lora(CONFIGS[architecture], precision=precision), tmp_path)
-    assert_equal(filled(source), source())
+    source = small_models.source_of(lora(small_models.CONFIGS[architecture], precision=precision), tmp_path)
+    small_models.assert_equal(small_models.filled(source), source())
 
 
 def test_only_adapters_are_trained_and_b_is_zero() -> None:
-    model = built(lora(LLAMA))
+    model = small_models.built(lora(small_models.LLAMA))
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained == {name for name, _ in model.named_parameters() if is_adapter(name)} != set()
     for name, parameter in model.named_parameters():
@@ -51,7 +42,10 @@ def test_only_adapters_are_trained_and_b_is_zero() -> None:
 
 
 def test_adapters_do_not_change_the_model_before_they_are_trained() -> None:
-    plain, adapted = built(job_of(LLAMA)), built(lora(LLAMA))
+    plain, adapted = (
+        small_models.built(small_models.job_of(small_models.LLAMA)),
+        small_models.built(lora(small_models.LLAMA)),
+    )
     assert torch.equal(plain(input_ids=TOKENS).logits, adapted(input_ids=TOKENS).logits)
     assert all(parameter.requires_grad for parameter in plain.parameters())
 
@@ -67,7 +61,7 @@ def test_values_depend_on_seed_and_name_alone() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 def test_frozen_weights_are_held_in_the_dtype_asked_for(precision: str) -> None:
-    model = built(lora(LLAMA, adapter={"base_dtype": "bf16"}, precision=precision))
+    model = small_models.built(lora(small_models.LLAMA, adapter={"base_dtype": "bf16"}, precision=precision))
     for parameter in model.parameters():
         assert parameter.dtype == (torch.float32 if parameter.requires_grad else torch.bfloat16)
 
@@ -77,12 +71,12 @@ def test_frozen_weights_are_held_in_the_dtype_asked_for(precision: str) -> None:
 )
 def test_targets_that_the_model_lacks_or_that_are_not_linear_are_refused(target: str, why: str) -> None:
     with pytest.raises(JobError, match=why):
-        built(lora(LLAMA, adapter={"targets": [target]}))
+        small_models.built(lora(small_models.LLAMA, adapter={"targets": [target]}))
 
 
 def test_no_gradient_flows_through_what_runs_before_the_first_adapter() -> None:
-    job = lora(LLAMA, adapter={"targets": ["v_proj"]})
-    config = model_config(job, DataFacts(vocabulary_size=VOCABULARY))
+    job = lora(small_models.LLAMA, adapter={"targets": ["v_proj"]})
+    config = model_config(job, DataFacts(vocabulary_size=small_models.VOCABULARY))
     without = find_module_uses(job, nn.Linear(1, 1), config, None).without_gradient
     assert without is not None
     assert {"model.embed_tokens", "model.layers.0.input_layernorm", "model.layers.0.self_attn.q_proj"} < {
@@ -98,7 +92,7 @@ TOKENS = torch.arange(8)[None]
 
 def trained(job, folder: Path, **changes) -> nn.Module:
     """A model whose adapters are not zero, and its checkpoint."""
-    model = built(job).eval()
+    model = small_models.built(job).eval()
     torch.manual_seed(3)
     for name, parameter in model.named_parameters():
         if is_adapter(name):
@@ -118,7 +112,7 @@ def trained(job, folder: Path, **changes) -> nn.Module:
 def test_both_exports_compute_what_the_run_did(architecture: str, tmp_path: Path) -> None:
     from peft import PeftModel
 
-    job = lora(CONFIGS[architecture])
+    job = lora(small_models.CONFIGS[architecture])
     model = trained(job, tmp_path / "checkpoint")
     expected = model(input_ids=TOKENS).logits
     assert export_adapters(tmp_path / "checkpoint", tmp_path / "merged", merged=True) == 2 * (
@@ -127,7 +121,7 @@ def test_both_exports_compute_what_the_run_did(architecture: str, tmp_path: Path
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     torch.testing.assert_close(merged(input_ids=TOKENS).logits, expected, rtol=1e-4, atol=1e-5)
     export_adapters(tmp_path / "checkpoint", tmp_path / "adapter", merged=False)
-    plain = built(job_of(CONFIGS[architecture])).eval()
+    plain = small_models.built(small_models.job_of(small_models.CONFIGS[architecture])).eval()
     assert not torch.allclose(plain(input_ids=TOKENS).logits, expected, atol=1e-2)
     adapted = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
     torch.testing.assert_close(adapted(input_ids=TOKENS).logits, expected, rtol=1e-5, atol=1e-6)
@@ -136,7 +130,7 @@ def test_both_exports_compute_what_the_run_did(architecture: str, tmp_path: Path
 @pytest.mark.costly
 def test_a_checkpoint_of_partitioned_parameters_is_refused(tmp_path: Path) -> None:
     """T37: peft's state dict of a model under ZeRO-3 has tensors of shape (0,)."""
-    trained(lora(CONFIGS["tied llama"]), tmp_path / "checkpoint")
+    trained(lora(small_models.CONFIGS["tied llama"]), tmp_path / "checkpoint")
     path = tmp_path / "checkpoint" / "model.safetensors"
     tensors = {n: torch.empty(0) if is_adapter(n) else t for n, t in load_file(path).items()}
     save_file(tensors, path)
@@ -148,10 +142,10 @@ def test_a_checkpoint_of_partitioned_parameters_is_refused(tmp_path: Path) -> No
 def test_other_checkpoints_are_refused(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match="has no checkpoint"):
         export_adapter(tmp_path, tmp_path / "out", merged=False)
-    trained(lora(CONFIGS["tied llama"]), tmp_path / "native", format="native")
+    trained(lora(small_models.CONFIGS["tied llama"]), tmp_path / "native", format="native")
     with pytest.raises(HarnessError, match="native to x"):
         export_adapters(tmp_path / "native", tmp_path / "out", merged=False)
-    trained(job_of(CONFIGS["tied llama"]), tmp_path / "plain")
+    trained(small_models.job_of(small_models.CONFIGS["tied llama"]), tmp_path / "plain")
     with pytest.raises(HarnessError, match="without adapters"):
         export_adapters(tmp_path / "plain", tmp_path / "out", merged=True)
 
@@ -162,12 +156,12 @@ NF4 = {"base_dtype": "nf4", "targets": ["q_proj"]}
 def test_without_bitsandbytes_the_reason_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "installed_version", lambda _: None)
     with pytest.raises(Unsupported, match=r"nf4 needs bitsandbytes.*\[qlora\]"):
-        built(lora(LLAMA, adapter=NF4))
+        small_models.built(lora(small_models.LLAMA, adapter=NF4))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 def test_linear_layers_of_blocks_are_packed_and_adapters_are_not(precision: str) -> None:
-    model = built(lora(LLAMA, adapter=NF4, precision=precision))
+    model = small_models.built(lora(small_models.LLAMA, adapter=NF4, precision=precision))
     dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
     packed = {name for name, dtype in dtypes.items() if dtype is torch.uint8}
     assert "model.layers.0.self_attn.q_proj.base_layer.weight" in packed

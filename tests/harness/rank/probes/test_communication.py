@@ -9,12 +9,7 @@ import torch
 import torch.distributed as dist
 
 from harness.rank.live.observer import DIGESTED_STEPS, Observer
-from harness.rank.probes.communication import (
-    OPERATORS,
-    CommunicationCounter,
-    called_by,
-    group_role,
-)
+from harness.rank.probes import communication
 from harness.rank.probes.memory import AllocatorProbe, allocator_probe
 from harness.rank.probes.probes import Probes
 from harness.rank.probes.tracer import Tracer
@@ -34,7 +29,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def kernels() -> list[str]:
     """Operators for which a kernel of ours is in place."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return [name for name in OPERATORS if has(f"c10d::{name}", "BackendSelect")]
+    return [name for name in communication.OPERATORS if has(f"c10d::{name}", "BackendSelect")]
 
 
 def test_every_operator_of_c10d_that_moves_data_is_counted() -> None:
@@ -43,16 +38,16 @@ def test_every_operator_of_c10d_that_moves_data_is_counted() -> None:
         for schema in torch._C._jit_get_all_schemas()
         if schema.name.startswith("c10d::")
     }
-    assert set(OPERATORS) <= names
-    assert names - set(OPERATORS) <= {"check_for_nan"}  # looks at this rank's tensor only
+    assert set(communication.OPERATORS) <= names
+    assert names - set(communication.OPERATORS) <= {"check_for_nan"}  # looks at this rank's tensor only
 
 
 def test_kernels_exist_while_it_counts_and_at_no_other_time_nor_after_an_error() -> None:
-    counter = CommunicationCounter()
+    counter = communication.CommunicationCounter()
     assert kernels() == []
 
     def fail() -> None:
-        assert kernels() == list(OPERATORS)
+        assert kernels() == list(communication.OPERATORS)
         raise RuntimeError("the library failed")
 
     with pytest.raises(RuntimeError, match="library"), counter.counting("evaluation"):
@@ -62,7 +57,7 @@ def test_kernels_exist_while_it_counts_and_at_no_other_time_nor_after_an_error()
 
 
 def test_rows_hold_phase_calls_payload_and_role() -> None:
-    counter = CommunicationCounter()
+    counter = communication.CommunicationCounter()
     with counter.counting("setup"):
         dist.all_reduce(TENSOR)
         dist.barrier()
@@ -80,7 +75,7 @@ def test_rows_hold_phase_calls_payload_and_role() -> None:
 
 
 def test_the_largest_call_is_kept() -> None:
-    counter = CommunicationCounter()
+    counter = communication.CommunicationCounter()
     with counter.counting("step"):
         for count in (2, 7, 5):
             dist.all_reduce(torch.ones(count))
@@ -89,7 +84,7 @@ def test_the_largest_call_is_kept() -> None:
 
 
 def test_a_call_that_joins_dtypes_is_counted_once_under_each() -> None:
-    counter = CommunicationCounter()
+    counter = communication.CommunicationCounter()
     tensors = [torch.ones(7), torch.ones(6, dtype=torch.bfloat16), torch.ones(3)]
     whole = [torch.empty_like(tensor) for tensor in tensors]
     with counter.counting("step"):
@@ -99,7 +94,7 @@ def test_a_call_that_joins_dtypes_is_counted_once_under_each() -> None:
 
 
 def test_a_phase_within_a_probed_step_leaves_the_step_counting() -> None:
-    counter = CommunicationCounter()
+    counter = communication.CommunicationCounter()
     counter.start()
     counter.phase = "step"
     with counter.counting("checkpoint"):
@@ -115,18 +110,18 @@ def test_a_phase_within_a_probed_step_leaves_the_step_counting() -> None:
     [([0, 1, 2, 3], "world"), ([2, 3], "shard"), ([1, 3], "replica"), ([0, 2], "replica")],
 )
 def test_neighbours_share_a_copy_and_ranks_apart_hold_the_same_shard(ranks: list[int], role: str) -> None:
-    assert group_role(ranks, 4) == role
+    assert communication.group_role(ranks, 4) == role
 
 
 def test_code_of_the_job_is_told_from_a_backend_of_the_same_package() -> None:
-    assert called_by({"tests"})
-    assert not called_by({"tests"}, {__name__})
-    assert not called_by({"elsewhere"})
+    assert communication.called_by({"tests"})
+    assert not communication.called_by({"tests"}, {__name__})
+    assert not communication.called_by({"elsewhere"})
 
 
 def test_a_tracer_at_work_in_a_timed_step_is_told() -> None:
     tracer = Tracer("cpu", None)
-    probes = Probes(allocator_probe("cpu"), CommunicationCounter(), tracer, Observer())
+    probes = Probes(allocator_probe("cpu"), communication.CommunicationCounter(), tracer, Observer())
     probes.prepare(Step(number=0, window="timed"))
     assert "tracer" not in probes.timed_probes
     tracer.start()
@@ -140,7 +135,7 @@ def test_a_tracer_at_work_in_a_timed_step_is_told() -> None:
 @pytest.mark.parametrize(("step", "told"), [(DIGESTED_STEPS - 1, {"observer"}), (DIGESTED_STEPS, set())])
 def test_a_timed_step_that_is_looked_at_more_closely_is_told(step: int, told: set[str]) -> None:
     observer = Observer()
-    probes = Probes(AllocatorProbe(), CommunicationCounter(), Tracer("cpu", None), observer)
+    probes = Probes(AllocatorProbe(), communication.CommunicationCounter(), Tracer("cpu", None), observer)
     observer.prepare(Step(number=step, since_first=step))
     probes.prepare(Step(number=step, window="timed"))
     observer.facts()

@@ -13,16 +13,7 @@ from harness.launch.cells import plan
 from harness.record import ObservationPart, Record
 from harness.safe_text import by_name, inside, without_passwords
 from harness.tell.document import Code, Folded, Items, Paragraph, Table
-from harness.tell.sections.job import (
-    configuration_section,
-    difference,
-    job_section,
-    machine_section,
-    measurement_section,
-    observed_section,
-    presets_section,
-    reproduce_section,
-)
+from harness.tell.sections import job
 from harness.tell.sections.parity import library_alone_section
 from tests.harness.tell.cells import blocks_in, lines_of, with_world
 from tests.records import ENVIRONMENT, changed, make_record, published_comparison
@@ -35,13 +26,13 @@ def cut(label: str, micro_batch_size: int, accumulation_steps: int) -> Record:
 
 
 def settings(*records: Record) -> str:
-    (code,) = blocks_in(job_section(Comparison(records)), Code)
+    (code,) = blocks_in(job.job_section(Comparison(records)), Code)
     return code.text
 
 
 def facts(*records: Record) -> dict[str, str]:
     """What is said of the machine."""
-    (items,) = blocks_in(machine_section(Comparison(records)), Items)
+    (items,) = blocks_in(job.machine_section(Comparison(records)), Items)
     return dict(items.items)  # type: ignore[arg-type]
 
 
@@ -81,14 +72,14 @@ def test_what_other_work_used_is_shown_where_records_tell_it() -> None:
 
 def test_what_slurm_knows_is_a_table_of_what_it_knows() -> None:
     records = [make_record(), make_record(label="ddp", environment=ENVIRONMENT | {"slurm": SLURM})]
-    (table,) = blocks_in(machine_section(Comparison(records)), Table)
+    (table,) = blocks_in(job.machine_section(Comparison(records)), Table)
     assert lines_of(table) == [
         {
             "backend": "ddp", "world_size": "2", "repeat": "0", "job": "7_0", "state": "COMPLETED",
             "attempts": "2", "restarts": "1", "max_resident_bytes": "3.00",
         }
     ]  # fmt: skip
-    assert blocks_in(machine_section(Comparison([make_record()])), Table) == []
+    assert blocks_in(job.machine_section(Comparison([make_record()])), Table) == []
 
 
 @pytest.mark.parametrize(
@@ -113,7 +104,7 @@ def default() -> Comparison:
 
 
 def test_configurations_of_a_report_ask_for_the_same_job(default: Comparison, tmp_path: Path) -> None:
-    _, code = blocks_in(reproduce_section(default), Code)
+    _, code = blocks_in(job.reproduce_section(default), Code)
     path = tmp_path / "job.yaml"
     path.write_text(code.text)
     experiment = load_experiment(path, [])
@@ -131,12 +122,12 @@ def test_configurations_of_a_report_ask_for_the_same_job(default: Comparison, tm
 
 
 def test_accumulation_is_part_of_the_configuration() -> None:
-    _, code = blocks_in(reproduce_section(Comparison([make_record(), cut("ddp", 1, 4)])), Code)
+    _, code = blocks_in(job.reproduce_section(Comparison([make_record(), cut("ddp", 1, 4)])), Code)
     assert "accumulation_steps: 4" in code.text
 
 
 def test_commit_and_install_line_stand_before_the_commands(default: Comparison) -> None:
-    section, git = reproduce_section(default), default.rows[0].record.environment.git
+    section, git = job.reproduce_section(default), default.rows[0].record.environment.git
     assert git is not None
     assert git.commit in blocks_in(section, Paragraph)[0].text
     commands = blocks_in(section, Code)[0]
@@ -150,7 +141,7 @@ def test_each_layout_stands_once_with_its_backends() -> None:
         make_record(label="fsdp"),
         make_record(label="fsdp", repeat=1),
     ]
-    section = measurement_section(Comparison(records))
+    section = job.measurement_section(Comparison(records))
     lines, shared = lines_of(blocks_in(section, Table)[0]), blocks_in(section, Paragraph)[0].text
     assert [(line["world_size"], line["backends"]) for line in lines] == [
         ("1", "single"),
@@ -164,7 +155,7 @@ def test_each_layout_stands_once_with_its_backends() -> None:
 
 def presets(*labels: str) -> tuple[str, list[dict[str, str]]]:
     """What is said of presets, and each change."""
-    section = presets_section(Comparison([make_record(label=label) for label in labels]))
+    section = job.presets_section(Comparison([make_record(label=label) for label in labels]))
     text = "\n".join(block.text for block in blocks_in(section, Paragraph))
     return text, [line for table in blocks_in(section, Table) for line in lines_of(table)]
 
@@ -192,14 +183,18 @@ def test_without_changes_the_library_defaults_are_said_to_be_kept() -> None:
 
 def test_difference_is_nested_and_names_what_is_gone() -> None:
     whole = {"a": 1, "b": {"c": 2, "d": 3}, "e": 4}
-    assert difference({"a": 1, "b": {"c": 5, "d": 3}, "f": 6}, whole) == {"b": {"c": 5}, "f": 6, "e": None}
-    assert difference(whole, whole) == {}
+    assert job.difference({"a": 1, "b": {"c": 5, "d": 3}, "f": 6}, whole) == {
+        "b": {"c": 5},
+        "f": 6,
+        "e": None,
+    }
+    assert job.difference(whole, whole) == {}
 
 
 def test_a_backend_is_told_once_and_other_sizes_by_what_differs() -> None:
     two, four, eight = (make_record(label="ddp", world_size=size) for size in (2, 4, 8))
     four = changed(four, backend={"native_config": {"buckets": 4}})
-    (folded,) = blocks_in(configuration_section(Comparison([two, four, eight])), Folded)
+    (folded,) = blocks_in(job.configuration_section(Comparison([two, four, eight])), Folded)
     assert folded.title == "ddp, 2 ranks, 4 ranks, 8 ranks"
     whole, *rest = folded.blocks
     assert "effective" in str(whole)
@@ -237,7 +232,7 @@ def test_a_word_after_p_is_a_password_unless_it_is_a_port_or_a_partition(words: 
 
 def test_the_report_says_where_the_content_of_such_a_file_is() -> None:
     command = ["harness", "compare", "--config", "/tmp/x/my job.yaml"]
-    section = reproduce_section(Comparison([make_record(command=command)]))
+    section = job.reproduce_section(Comparison([make_record(command=command)]))
     code, configuration = blocks_in(section, Code)
     assert code.text.endswith("\nharness compare --config 'my job.yaml'")
     assert "a file for --config" in blocks_in(section, Paragraph)[1].text
@@ -255,7 +250,7 @@ def script(label: str, **unknown: str) -> Record:
 
 def test_what_every_script_lacks_stands_in_one_line() -> None:
     rows = [script("observed-ddp"), script("observed-fsdp", loss="divided or not")]
-    section = observed_section(Comparison(rows))
+    section = job.observed_section(Comparison(rows))
     (table,) = blocks_in(section, Table)
     assert table.texts() == [["all", "eval", "not read"], ["observed-fsdp", "loss", "divided or not"]]
     assert blocks_in(section, Paragraph)[1].text == (

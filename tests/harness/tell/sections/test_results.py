@@ -9,14 +9,8 @@ from harness.record import ErrorPart, Record
 from harness.tell.document import Folded, Items, Paragraph, Table
 from harness.tell.manifest import Manifest, RecordEntry
 from harness.tell.report import details_document
+from harness.tell.sections import results
 from harness.tell.sections.parity import levels_section
-from harness.tell.sections.results import (
-    MOST_OF_A_KIND,
-    failures_section,
-    findings_section,
-    flat,
-    records_section,
-)
 from harness.tell.writers.markdown import render_markdown
 from tests.harness.tell.cells import blocks_in
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
@@ -33,7 +27,7 @@ def test_figures_have_names_and_units_and_no_brackets() -> None:
         "exceeded": {"norm": [1.0, 1e-5]},
         "trains": True,
     }
-    assert list(flat(values)) == [
+    assert list(results.flat(values)) == [
         ("measured", "4,000 bytes"),
         ("data", "40 %"),
         ("median, 0", "500 ms"),
@@ -72,9 +66,9 @@ def test_findings_of_repeats_and_of_cells_alike_are_told_once_and_many_are_folde
         for repeat in range(3)
     ]  # fmt: skip
     alike = make_record(label="fsdp1", steps=worse[0].steps, final_weights=make_weights("c" * 64))
-    section = findings_section(Comparison([make_record(), *worse, alike]))
+    section = results.findings_section(Comparison([make_record(), *worse, alike]))
     open_ = [item for block in section.blocks if isinstance(block, Items) for item in block.items]
-    assert 0 < len(open_) <= MOST_OF_A_KIND * len({name for name, _ in open_})
+    assert 0 < len(open_) <= results.MOST_OF_A_KIND * len({name for name, _ in open_})
     more, *_ = blocks_in(section, Folded)
     assert more.title.startswith("More of the same kinds: ")
     (table,) = blocks_in(section, Table)
@@ -86,7 +80,7 @@ def test_findings_of_repeats_and_of_cells_alike_are_told_once_and_many_are_folde
 
 
 def failures(*records: Record) -> list[str]:
-    (items,) = blocks_in(failures_section(Comparison(records)), Items)
+    (items,) = blocks_in(results.failures_section(Comparison(records)), Items)
     return list(map(str, items.items))
 
 
@@ -142,7 +136,7 @@ def test_a_path_is_told_once_and_by_the_run_where_its_folder_has_that_name() -> 
         for folder in ("r1", "renamed")
     ]
     manifest = Manifest(name="r.md", format="md", harness="1", drawing="renderer 3", records=entries)
-    section = records_section(manifest)
+    section = results.records_section(manifest)
     (text,), (table,) = blocks_in(section, Paragraph), blocks_in(section, Table)
     assert "runs/RUN/record.json" in text.text
     assert [row[0] for row in table.texts()] == ["r1", "runs/renamed/record.json"]
