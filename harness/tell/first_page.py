@@ -21,6 +21,7 @@ from harness.judge.rows import BASE, CellRuns, job_marks, rank_speeds
 from harness.judge.run_conditions import is_deterministic, shares_cores
 from harness.judge.statistics import EQUAL, Ranking, interval_runs
 from harness.judge.wording import entries, listed, name_cells, ranks, words
+from harness.record.workload import closed_form_layout
 from harness.tell.document import (
     Block,
     Code,
@@ -123,7 +124,12 @@ def job_words(comparison: Comparison) -> str:
     for record in (row.record for row in comparison.rows if row.record.model or row.record.initial_weights):
         name = record.model.architecture if record.model else "model"
         count = record.initial_weights.parameter_count if record.initial_weights else None
-        found[f"{name} with {count / 1e6:.3g} M parameters" if count else name] = None
+        words = f"{name} with {count / 1e6:.3g} M parameters" if count else name
+        if record.job.adapter.is_present:
+            trained = closed_form_layout(record.layout).trained_count if record.layout else None
+            share = f", {percent(trained / count)} trained" if trained and count else ""
+            words += f" (LoRA of rank {record.job.adapter.rank}{share})"
+        found[words] = None
     return listed(list(found), 2) or "One job"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from harness.job.experiment import ReportFocus
+from harness.job.job import AdapterSection
 from harness.judge.comparison import Comparison
 from harness.record import ErrorPart, Record
 from harness.record.workload import known_strategy
@@ -488,6 +489,9 @@ def test_the_title_names_architecture_nodes_and_devices() -> None:
     run = make_record(label="ddp", world_size=4).model_copy(update={"model": make_model()})
     text = title(Comparison([with_world(run, device="cuda", nodes=2, ranks_per_node=2)]), "all")
     assert text.startswith("LlamaForCausalLM with 0.001 M parameters on 4 GPU ranks of 2 nodes: ")
+    job = run.job.model_copy(update={"adapter": AdapterSection(kind="lora", rank=4)})
+    adapted = title(Comparison([run.model_copy(update={"job": job})]), "all")
+    assert adapted.startswith("LlamaForCausalLM with 0.001 M parameters (LoRA of rank 4) on 4 CPU ranks: ")
 
 
 def test_the_first_short_command_stands_above_the_one_that_verifies_and_others_are_counted() -> None:
