@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib.resources import files
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +67,17 @@ def _not_one(path: Path, what: str) -> HarnessError:
 ROUNDING = 512
 """The allocator rounds sizes up to these (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
 MOST_GROUPS = 20
-UNKNOWN = "unknown"
+UNKNOWN, OLDER = "unknown", "before the recording"
 CATEGORIES = (
-    "weights", "gradients", "optimizer", "activations", "communication", "backward", "temporary", UNKNOWN,
+    "weights", "gradients", "optimizer", "activations", "communication", "backward", "temporary", OLDER,
+    UNKNOWN,
 )  # fmt: skip
-"""'communication': gathered weights and buckets; 'backward': of its pass, freed before the update."""
+"""'communication': gathered weights and buckets; 'backward': of its pass, freed before what follows it."""
 _RULES = tuple(
     (rule["category"], re.compile(rule["place"]))
     for rule in tomllib.loads(files(__package__).joinpath("places.toml").read_text("utf-8"))["rule"]
 )
 """First match from the innermost frame outwards."""
-_OPTIMIZER_STEP = re.compile(r"torch/optim/|ops/adam/|bitsandbytes/optim/")
 
 
 @dataclass(kw_only=True)
@@ -228,18 +228,24 @@ class _History:
             if event.get("addr") == following.get("addr")
             for ahead in (0, 1)
         }
+        self._stacks = [_stack(e.get("frames")) if e["action"] == "alloc" else () for e in trace]
+        """By event, the categories of an allocation's frames, innermost first."""
+        self._has_passes = any("backward" in found for found in self._stacks)
+        self._after_backward = [
+            index for index, (event, found) in enumerate(zip(trace, self._stacks, strict=True))
+            if event["action"] == "alloc" and event.get("frames") and not _PASS.intersection(found)
+        ]  # fmt: skip
+        """Allocations by which a backward pass that had begun before is over."""
+        self._after_update = [index for index in self._after_backward if "update" not in self._stacks[index]]
         self._weight_sizes = {
             self._size(index, whole(event.get("size")))
-            for index, event in enumerate(trace)
-            if event["action"] == "alloc" and category_of(event.get("frames")) == "weights"
+            for index, (event, found) in enumerate(zip(trace, self._stacks, strict=True))
+            if found and found[0] in ("weights", "optimizer")
         }
-        self._weight_sizes |= {b.size for b in allocated.values() if category_of(b.frames) == "weights"}
-        self._updates = [
-            index
-            for index, event in enumerate(trace)
-            if event["action"] == "alloc"
-            and any("update" in _fitting(text) for text in _texts(event.get("frames")))
-        ]
+        self._weight_sizes |= {
+            b.size for b in allocated.values()
+            if (trace and b.born < 0 and not b.frames) or _stack(b.frames)[:1] == ("weights",)
+        }  # fmt: skip
 
     def find_peaks(self, account: DeviceAccount) -> int:
         """Set the largest sums, from those at its end; returns after how many events the peak stands."""
@@ -283,21 +289,34 @@ class _History:
 
     def category(self, block: _Live) -> str:
         """Whose a block is, as far as its stack and life prove it."""
-        category = category_of(block.frames)
-        if block.born < 0:
-            return category
-        # A gradient lives from its backward pass into the update. Threads of autograd have no Python stack:
-        # there a size that a weight has is asked for too.
-        is_bare = not block.frames and block.size in self._weight_sizes
-        if category not in ("backward", "communication") and not is_bare:
-            return category
+        found = _stack(block.frames)
+        category = found[0] if found else UNKNOWN
         death = self._deaths.get(block.born)
-        later = bisect_right(self._updates, block.born)
-        update = self._updates[later] if later < len(self._updates) else None
-        within_backward = is_bare or any("backward" in _fitting(text) for text in _texts(block.frames))
-        if within_backward and update is not None and (death is None or death > update):
-            return "gradients"
-        return category
+        if category == "update":
+            return (
+                "temporary"
+                if block.born >= 0 and self._ends_before(self._after_update, block.born)
+                else "optimizer"
+            )
+        if category == "temporary" and block.born >= 0 and death is None:
+            return UNKNOWN
+        if block.born < 0:
+            return OLDER if self._trace and not block.frames else category
+        # A gradient outlives its backward pass. Threads of autograd have no Python stack: a stack of a pass,
+        # or a size that a weight has, tells them from others.
+        has_size = block.size in self._weight_sizes
+        is_bare = not block.frames and (self._has_passes or has_size)
+        if not is_bare and (category not in ("backward", "communication") or "backward" not in found):
+            return category
+        if self._ends_before(self._after_backward, block.born):
+            return "backward" if is_bare else category
+        is_over = bisect_right(self._after_backward, block.born) < len(self._after_backward)
+        return "gradients" if is_over or has_size else category
+
+    def _ends_before(self, marks: list[int], born: int) -> bool:
+        """Whether what was allocated at an event is freed before the next of the marks."""
+        death, later = self._deaths.get(born), bisect_right(marks, born)
+        return death is not None and (later == len(marks) or death < marks[later])
 
     def _size(self, index: int, size: int) -> int:
         """The size of a block: what is known of those alive at the end, otherwise the request rounded up."""
@@ -308,16 +327,19 @@ class _History:
         return -(-size // ROUNDING) * ROUNDING
 
 
-def category_of(frames: Any) -> str:
-    """Whose an allocation is, by its stack alone."""
-    return next((fitting[0] for text in _texts(frames) if (fitting := _fitting(text))), UNKNOWN)
+_PASS = {"backward", "communication", "recomputed"}
+"""What a backward pass consists of."""
+
+
+def _stack(frames: Any) -> tuple[str, ...]:
+    """Categories of a stack's frames, innermost first."""
+    return tuple(chain.from_iterable(_fitting(text) for text in _texts(frames)))
 
 
 @lru_cache(maxsize=2**16)
 def _fitting(text: str) -> tuple[str, ...]:
-    """Categories whose rules a frame meets, and 'update' where it is of an optimizer's step, last."""
-    rules = [*_RULES, ("update", _OPTIMIZER_STEP)]
-    return tuple(category for category, pattern in rules if pattern.search(text))
+    """Categories whose rules a frame meets."""
+    return tuple(category for category, pattern in _RULES if pattern.search(text))
 
 
 def _texts(frames: Any) -> Iterator[str]:

@@ -535,7 +535,7 @@ MUTANTS = [Mutant(*row) for row in (
      becomes("raise pickle.UnpicklingError(f'it holds something else at byte {at:,}')", "break"),
      "Of a memory snapshot only plain values are unpickled",
      "test_what_is_no_snapshot_is_refused_in_one_line_and_runs_nothing"),
-    ("snapshot-gradients", "_History.category", never("death > update"),
+    ("snapshot-gradients", "_History._ends_before", never("later == len(marks) or death < marks[later]"),
      "What lives from the backward pass into the update is a gradient",
      "test_blocks_belong_to_whom_stacks_and_sizes_prove"),
     ("hang-uneven", "_elements", never("_UNEVEN_OUTPUTS.search(entry.operation)"),

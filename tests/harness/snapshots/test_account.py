@@ -3,6 +3,7 @@
 stub.pickle: four linear layers of 256 x 256, two steps of AdamW on 512 rows, Python stacks.
 """
 
+import gzip
 import json
 import os
 import pickle
@@ -39,8 +40,9 @@ def test_blocks_belong_to_whom_stacks_and_sizes_prove() -> None:
     # Inputs and results of the activation of each layer; those of the last two are freed by then.
     assert at_peak["activations"] == 6 * ACTIVATION_BYTES
     assert at_peak["gradients"] == 4 * 256 * 256 + 1024
-    # The batch, and gradients of activations on threads that have no Python stack.
-    assert at_peak["unknown"] == 3 * ACTIVATION_BYTES + 512
+    # Gradients of the loss, and of activations on threads that have no Python stack; the batch and a loss.
+    assert at_peak["backward"] == 2 * ACTIVATION_BYTES + 512
+    assert at_peak["unknown"] == ACTIVATION_BYTES + 512
 
 
 def block(address: int, size: int, state: str = "active_allocated") -> dict[str, Any]:
@@ -61,6 +63,72 @@ def segment(*blocks: dict[str, Any]) -> dict[str, Any]:
 def step(action: str, address: int, size: int, *frames: tuple[str, str]) -> dict[str, Any]:
     shown = [{"filename": file, "name": name, "line": 1} for file, name in frames]
     return {"action": action, "addr": address, "size": size, "stream": 0, "frames": shown}
+
+
+MB = 2**20
+MOVE = ("torch/nn/modules/module.py", "_apply")
+FORWARD = ("torch/nn/modules/module.py", "_call_impl")
+ENGINE = ("??", "torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::ReadyQueue>)")
+WRAPPER = ("torch/optim/optimizer.py", "wrapper")
+BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
+
+
+def of_steps(*events: tuple[int, tuple[tuple[str, str], ...]], freed: tuple[int, ...] = ()) -> dict[str, int]:
+    """MB at the peak by category, of allocations of a size and a stack; `freed` ones end with the history."""
+    trace = [step("alloc", 10**9 * n, size * MB, *frames) for n, (size, frames) in enumerate(events, 1)]
+    trace += [step("free_requested", 10**9 * n, events[n - 1][0] * MB) for n in freed]
+    left = [n for n in range(1, len(events) + 1) if n not in freed]
+    pools = [segment(block(10**9 * n, events[n - 1][0] * MB)) for n in left]
+    (account,) = accounts({"segments": pools, "device_traces": [trace]})
+    return {category: size // MB for category, size in account.at_peak.items()}
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        (("own/lion.py", "step"), WRAPPER),
+        (("torchao/optim/adam.py", "_new_buffer"), ("torchao/optim/adam.py", "step"), WRAPPER),
+        (("transformers/optimization.py", "step"), WRAPPER),
+        (("deepspeed/runtime/zero/stage3.py", "initialize_optimizer_states"),),
+        (("own/muon.py", "step"), ("train.py", "main")),
+    ],
+)
+def test_what_an_update_allocates_is_the_optimizer_s_if_it_lives_on(
+    stack: tuple[tuple[str, str], ...],
+) -> None:
+    made = ((100, (MOVE,)), (200, stack), (300, stack))
+    assert of_steps(*made) == {"weights": 100, "optimizer": 500}
+    assert of_steps(*made, freed=(3,)) == {"weights": 100, "optimizer": 200, "temporary": 300}
+
+
+@pytest.mark.parametrize("thread", [(), (("??", "at::detail::empty_cuda(...)"), ENGINE), (FORWARD, BACKWARD)])
+def test_what_outlives_a_backward_pass_is_a_gradient_however_stacks_were_recorded(
+    thread: tuple[tuple[str, str], ...],
+) -> None:
+    found = of_steps((100, (MOVE,)), (100, thread), (200, (("own/lion.py", "step"), WRAPPER)))
+    named = "activations" if thread and thread[0] == FORWARD else "gradients"
+    assert found == {"weights": 100, named: 100, "optimizer": 200}
+
+
+def test_a_thread_without_stacks_allocates_no_gradients_where_nothing_runs_backward() -> None:
+    assert of_steps((100, (MOVE,)), (70, ()), (50, (FORWARD,))) == {
+        "weights": 100,
+        "activations": 50,
+        "unknown": 70,
+    }
+
+
+def test_blocks_older_than_the_recording_have_a_row_of_their_own_and_their_sizes_are_of_weights() -> None:
+    """The recording begins after the model was built."""
+    grown = [step("alloc", 10**9, MB), step("alloc", 2 * 10**9, 2 * MB, FORWARD)]
+    pools = [segment(block(512, MB)), segment(block(10**9, MB)), segment(block(2 * 10**9, 2 * MB))]
+    (account,) = accounts({"segments": pools, "device_traces": [grown]})
+    assert account.at_peak == {"gradients": MB, "activations": 2 * MB, "before the recording": MB}
+
+
+def test_a_gzipped_snapshot_is_read(tmp_path: Path) -> None:
+    (tmp_path / "s.pickle.gz").write_bytes(gzip.compress(FILE.read_bytes()))
+    assert accounts(read_snapshot(tmp_path / "s.pickle.gz")) == accounts(read_snapshot(FILE))
 
 
 def test_blocks_that_other_streams_hold_are_active_and_not_allocated() -> None:
@@ -98,7 +166,7 @@ def test_a_history_that_begins_late_is_counted_from_its_end_on_each_device(tmp_p
     assert (first.device, first.peak_allocated_bytes, first.allocated_bytes) == (0, 5120, 5120)
     assert (first.peak_reserved_bytes, first.reserved_bytes) == (8192 + 4096, 8192)
     assert (other.device, other.peak_allocated_bytes, other.has_history) == (3, 512, False)
-    assert first.at_peak == other.at_peak | {"unknown": 5120}
+    assert (first.at_peak, other.at_peak) == ({"unknown": 5120}, {"unknown": 512})
 
 
 def test_a_history_that_ran_out_of_memory_says_so() -> None:
