@@ -27,19 +27,19 @@ from harness.traces.device import (
     OTHER,
     WAITS_FOR_COMMUNICATION,
     DeviceEvents,
+    Integers,
     Interval,
     KernelTime,
     gaps,
+    seconds_of,
 )
 from harness.traces.scanning import (
     Stretches,
     TraceFile,
     computing_stretches,
-    length,
     seconds_within,
     subtract,
     union,
-    within,
 )
 
 
@@ -279,7 +279,7 @@ def _rank(
     if device is not None:
         window = device.first, device.last
         talking = union((c.start, c.end) for c in device.communications)
-        computing, copies = (union(device.events.times(code)) for code in (COMPUTES, COPIES_DATA))
+        computing, copies = (device.events.union(code) for code in (COMPUTES, COPIES_DATA))
         work = Stretches(computing, talking, copies)
     else:
         # From the first to the last event of the host.
@@ -320,24 +320,26 @@ def _joined(devices: list[TracedDevice]) -> TracedDevice | None:
     return joined
 
 
-Idle = dict[str, list[Interval]] | None
+Idle = dict[str, Integers] | None
 
 
 def _idle(device: TracedDevice, process: Process) -> Idle:
     found = gaps(device.events, process.launches)
     # The host may communicate for the device, by gloo: whatever is launched then waits for it.
     if by_host := union((t.start, t.end) for t in process.transports):
-        every = union(gap for reason in IDLE_REASONS for gap in found[reason])
+        gap = {reason: [(a, b) for a, b in found[reason].tolist()] for reason in IDLE_REASONS}
+        every = union(one for of in gap.values() for one in of)
+        gap = {reason: subtract(of, by_host) for reason, of in gap.items()}
         waits = subtract(every, subtract(every, by_host))
-        found |= {reason: subtract(found[reason], by_host) for reason in IDLE_REASONS}
-        found[WAITS_FOR_COMMUNICATION] = union([*found[WAITS_FOR_COMMUNICATION], *waits])
+        gap[WAITS_FOR_COMMUNICATION] = union([*gap[WAITS_FOR_COMMUNICATION], *waits])
+        found |= {reason: np.array(of, dtype=np.int64).reshape(-1, 2) for reason, of in gap.items()}
     return found
 
 
 def _division(window: Interval, work: Stretches, idle: Idle, *, known: bool) -> Division:
     row: dict[str, Any] = seconds_within(window, work)
     if idle is not None:
-        row["idle_reasons"] = {name: length(within(of, window)) / 1e9 for name, of in idle.items()}
+        row["idle_reasons"] = {name: seconds_of(of, window) for name, of in idle.items()}
     unknown = () if known else ("communication_seconds", "exposed_seconds", "idle_seconds")
     return Division(**row | dict.fromkeys(unknown))
 

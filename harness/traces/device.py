@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tomllib
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
@@ -114,11 +113,17 @@ class DeviceEvents:
         ):  # fmt: skip
             mine.extend(theirs)
 
-    def times(self, code: int) -> Iterator[Interval]:
-        """Begin and end of the events that do this."""
+    def union(self, code: int) -> list[Interval]:
+        """When any event that does this runs, as `scanning.union` gives it."""
         chosen = np.array([one.code & code for one in self.names], dtype=bool)[np.asarray(self.named)]
-        columns = np.asarray(self.begins)[chosen].tolist(), np.asarray(self.ends)[chosen].tolist()
-        return zip(*columns, strict=True)
+        begins, ends = np.asarray(self.begins)[chosen], np.asarray(self.ends)[chosen]
+        lasts = ends > begins
+        order = np.argsort(begins[lasts])
+        begins, reached = begins[lasts][order], np.maximum.accumulate(ends[lasts][order])
+        new = np.flatnonzero(begins[1:] > reached[:-1]) + 1
+        firsts = np.concatenate(([0], new)) if len(begins) else new
+        until = reached[np.concatenate((new, [len(begins)])) - 1] if len(begins) else begins
+        return list(zip(begins[firsts].tolist(), until.tolist(), strict=True))
 
     def kernels(self) -> list[KernelTime]:
         """Kernels and copies by name, those with most time first."""
@@ -164,8 +169,9 @@ class Launches:
         return np.where(fits, begins[found], NEVER)
 
 
-def gaps(events: DeviceEvents, launches: Launches) -> dict[str, list[Interval]]:
-    """When nothing runs, by the reason; also before the first event and after the last.
+def gaps(events: DeviceEvents, launches: Launches) -> dict[str, Integers]:
+    """Begin and end of the times at which nothing runs, by the reason; also before the first event and after
+    the last.
 
     The launch decides, as in the idle time breakdown of HolisticTraceAnalysis, which looks at each stream.
     """
@@ -182,10 +188,15 @@ def gaps(events: DeviceEvents, launches: Launches) -> dict[str, list[Interval]]:
         [IDLE_REASONS.index(one) for one in (UNKNOWN, HOST_LATE, WAITS_FOR_COMMUNICATION, WAITS_FOR_COPY)],
         IDLE_REASONS.index(BETWEEN_KERNELS),
     )
-    found = {
-        name: list(zip(opened[reason == at].tolist(), closed[reason == at].tolist(), strict=True))
-        for at, name in enumerate(IDLE_REASONS)
-    }
-    return found | {
-        BEFORE_FIRST: [(NEVER, int(begins[0]))], AFTER_LAST: [(int(reached[-1]), ALWAYS)],
+    every = np.stack([opened, closed], axis=1)
+    return {name: every[reason == at] for at, name in enumerate(IDLE_REASONS)} | {
+        BEFORE_FIRST: np.array([[NEVER, begins[0]]]), AFTER_LAST: np.array([[reached[-1], ALWAYS]]),
     }  # fmt: skip
+
+
+def seconds_of(gaps: Integers, window: Interval) -> float:
+    """What of disjoint gaps in order lies in a window."""
+    begin, end = window
+    first, last = np.searchsorted(gaps[:, 1], begin), np.searchsorted(gaps[:, 0], end)
+    clipped = np.clip(gaps[first:last], begin, end)
+    return int((clipped[:, 1] - clipped[:, 0]).sum()) / 1e9

@@ -161,8 +161,8 @@ class Stretches(NamedTuple):
 def seconds_within(window: Interval, stretches: Stretches) -> dict[str, float | None]:
     """The figures of a window in the time that what lies in it takes, however long the trace is."""
     start, end = window
-    busy, talking = within(stretches.computing, window), within(stretches.talking, window)
-    copying = within(stretches.copies or (), window)
+    busy, talking = _cut(stretches.computing, window), _cut(stretches.talking, window)
+    copying = _cut(stretches.copies or (), window)
     exposed = subtract(talking, busy)
     return {
         "seconds": (end - start) / 1e9,
@@ -259,7 +259,7 @@ def _innermost(operators: Sequence[Operator]) -> list[Interval]:
     return stretches
 
 
-def within(stretches: Sequence[Interval], window: Interval) -> list[Interval]:
+def _cut(stretches: Sequence[Interval], window: Interval) -> list[Interval]:
     """The part of disjoint intervals in order that lies in a window."""
     first = max(0, bisect_left(stretches, (window[0],)) - 1)
     return _clip(stretches[first : bisect_left(stretches, (window[1],))], window)
