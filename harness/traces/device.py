@@ -143,7 +143,9 @@ BETWEEN_KERNELS, UNKNOWN = "between_kernels", "unknown"
 BEFORE_FIRST, AFTER_LAST = "before_first", "after_last"
 IDLE_REASONS = (HOST_LATE, WAITS_FOR_COMMUNICATION, WAITS_FOR_COPY, BETWEEN_KERNELS, UNKNOWN)
 """Why nothing runs on a device between two events: the second was launched after the first had ended; it was
-launched in time, after communication, a copy or a kernel; its launch was not recorded."""
+launched in time, after communication, a copy or a kernel; launch or cause were not recorded."""
+LONGEST_DELAY = 1_000_000
+"""Nanoseconds from the end of what an event waited for to its begin: streams and events take microseconds."""
 ALWAYS = 2**62
 NEVER = -ALWAYS
 """Nanoseconds that no clock reaches."""
@@ -184,8 +186,17 @@ def gaps(events: DeviceEvents, launches: Launches) -> dict[str, Integers]:
     codes = np.array([one.code for one in events.names])[np.asarray(events.named)[order][last[after - 1]]]
     opened, closed, launched = reached[after - 1], begins[after], launched[after]
     reason = np.select(
-        [launched == NEVER, launched > opened, codes & COMMUNICATES > 0, codes & COPIES_DATA > 0],
-        [IDLE_REASONS.index(one) for one in (UNKNOWN, HOST_LATE, WAITS_FOR_COMMUNICATION, WAITS_FOR_COPY)],
+        [
+            launched == NEVER,
+            launched > opened,
+            closed - opened > LONGEST_DELAY,
+            codes & COMMUNICATES > 0,
+            codes & COPIES_DATA > 0,
+        ],
+        [
+            IDLE_REASONS.index(one)
+            for one in (UNKNOWN, HOST_LATE, UNKNOWN, WAITS_FOR_COMMUNICATION, WAITS_FOR_COPY)
+        ],
         IDLE_REASONS.index(BETWEEN_KERNELS),
     )
     every = np.stack([opened, closed], axis=1)

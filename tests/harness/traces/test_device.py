@@ -324,6 +324,11 @@ IDLE: dict[str, tuple[list[Any], dict[str, int]]] = {
     "a copy is late": ([*A, *launched("Memcpy DtoH", 140, 200, 130, 2, "gpu_memcpy")], {"host_late": 40}),
     "between kernels": ([*A, *launched("gemm", 105, 200, 50, 2)], {"between_kernels": 5}),
     "no launch was recorded": ([*A, *launched("gemm", 105, 200, None, 2)], {"unknown": 5}),
+    "what it waited for was not recorded": (
+        [*NCCL, *launched("gemm", 1101, 1200, 50, 2)],
+        {"unknown": 1001},
+    ),
+    "the host launches very late": ([*NCCL, *launched("gemm", 1101, 1200, 1100, 2)], {"host_late": 1001}),
     "the longer of two streams ends it": (
         [*A, *launched("ncclDevKernel", 50, 120, 10, 2), *launched("gemm", 130, 200, 60, 3)],
         {"waits_for_communication": 10},
