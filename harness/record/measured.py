@@ -506,6 +506,9 @@ class RankPart(EndedRank, ProbedRank, ReadyRank):
     computed_loss_sums: Annotated[list[float | None], PerStep("computed_loss_sum")] = []
     """Per step, the loss summed over this rank's target tokens as it was computed, whatever the backend
     returned; None: the backend computes it by itself, or it is not finite."""
+    loss_gradients: Annotated[list[list[float] | None], PerStep("loss_gradients")] = []
+    """Per step, the least and the most gradient that reached this rank's computed losses: how often an engine
+    takes each. None: not known."""
     without_gradient: dict[int, list[str] | None] = {}
     """Trained parameters that got no gradient from this rank's samples, by the first step of which that
     holds; None: not known from there on; {}: not looked at, as in compiled models. In older records modules

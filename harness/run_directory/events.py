@@ -130,6 +130,7 @@ class StepEvent(Part):
     """None: not one of the first steps."""
     batch_hash_sum: str | None = None
     computed_loss_sum: float | None = None
+    loss_gradients: list[float] | None = None
     allocated_bytes: int | None = None
     peak_bytes: int | None = None
     without_gradient: list[str] | None = None

@@ -290,6 +290,53 @@ class Pair:
         rounding = self.limits.norm
         return name_scale(self.ratio, world.mesh, world.accumulation_steps, parts, rounding=rounding)
 
+    @cached_property
+    def loss_factors(self) -> tuple[int, dict[int, float]] | None:
+        """The first step in which data ranks go back from unlike multiples of their summed losses, and those
+        beside the one that most have; of two ranks beside the one that explains the norm.
+
+        Rank of a micro-step that is unlike: its factor. None: all are alike, or not known.
+        """
+        job = self.record.job
+        sums = job.task == "causal-lm" or job.loss.reduction == "sum"
+        for at in range(self.at + 1):
+            if not sums and (self.unevenness(at) or self.record.world.accumulation_steps > 1):
+                continue  # means are weighted by what they are of
+            ends = self._loss_gradients(at)
+            known = [one for of in ends.values() for one in of]
+            if not known or max(known) - min(known) <= SCALE_TOLERANCE * max(map(abs, known)):
+                continue
+            counted = sorted(known, key=lambda one: (-known.count(one), one if self.ratio >= 1 else -one))
+            base = counted[0]
+            factors = {
+                rank: max(of, key=lambda one: abs(one - base)) / base for rank, of in ends.items() if base
+            }
+            return at, {rank: f for rank, f in factors.items() if abs(f - 1) > SCALE_TOLERANCE}
+        return None
+
+    def _loss_gradients(self, at: int) -> dict[int, list[float]]:
+        """By rank that counts its loss; {}: not all are known."""
+        mesh, found = self.record.world.mesh, dict[int, list[float]]()
+        for rank in self.record.ranks:
+            if mesh.counts_loss(rank.rank):
+                ends = rank.loss_gradients[at] if len(rank.loss_gradients) > at else None
+                if ends is None:
+                    return {}
+                found[rank.rank] = ends
+        return found
+
+    @property
+    def divided_per_rank(self) -> Fact:
+        """Whether each rank's factor is one over its own target tokens."""
+        if self.loss_factors is None:
+            return False
+        at = self.loss_factors[0]
+        ends, targets = [*self._loss_gradients(at).values()], self.targets(at)
+        if len(ends) != len(targets) or len(set(targets)) == 1 or self.record.world.accumulation_steps > 1:
+            return False
+        whole = [of[1] * count for of, count in zip(ends, targets, strict=True)]
+        return max(whole) - min(whole) <= SCALE_TOLERANCE * max(map(abs, whole))
+
     @property
     def remedy(self) -> str | None:
         """A backend whose library is known to leave this factor in gradients."""

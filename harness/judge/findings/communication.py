@@ -63,7 +63,8 @@ def early(row: JudgedRun) -> Iterator[Finding]:
         return
     effective = record.backend.effective
     declared = effective.gradient_synchronisation if effective else None
-    if declared != EVERY_MICRO_STEP or not _sharded(record):
+    shards = effective is not None and effective.strategy in SHARDING_GRADIENTS
+    if declared != EVERY_MICRO_STEP or not (shards or _sharded(record)):
         values = {
             "early_reduced_bytes": max(rank.early_reduced_bytes or 0 for rank in record.ranks),
             "reduced_bytes": reduced_bytes(record), "declared": declared,
@@ -212,6 +213,10 @@ def gathered_limit(record: Record) -> int | None:
 
 def _sharded(record: Record) -> bool:
     return (record.backend.shard_size or 1) > 1
+
+
+SHARDING_GRADIENTS = ("ZeRO stage 2", "ZeRO stage 3")
+"""Strategies of DeepSpeed, as its engine says them of a third party's backend too."""
 
 
 RULES = Rules(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -292,6 +293,7 @@ class PassWatch:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._passes = [0, 0]
+        self._gradients: list[Tensor] = []
         self._modes: dict[tuple[bool, bool], list[str]] = {}
         passes = self._passes
 
@@ -304,6 +306,7 @@ class PassWatch:
     def begin_step(self) -> None:
         """Forget the passes so far."""
         self._passes[:] = [0, 0]
+        self._gradients.clear()
 
     @property
     def passes(self) -> tuple[int, int]:
@@ -314,12 +317,22 @@ class PassWatch:
     def computed(self, loss: Tensor) -> None:
         """Count each backward pass that will reach this loss."""
         if loss.requires_grad:
-            passes = self._passes
+            passes, gradients = self._passes, self._gradients
 
-            def count(_: Tensor) -> None:
+            def count(gradient: Tensor) -> None:
                 passes[1] += 1
+                gradients.append(gradient.detach())
 
             loss.register_hook(count)
+
+    @property
+    def loss_gradients(self) -> list[float] | None:
+        """Least and most gradient that reached a loss since `begin_step`; None: none did, or not finite."""
+        if not self._gradients or any(gradient.numel() != 1 for gradient in self._gradients):
+            return None
+        found = torch.stack([gradient.double().flatten() for gradient in self._gradients])
+        ends = [float(found.min()), float(found.max())]
+        return ends if all(map(math.isfinite, ends)) else None
 
     def look(self, module: nn.Module) -> None:
         """Note which modules are in another mode than this pass of what wraps the model."""

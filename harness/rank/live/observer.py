@@ -339,6 +339,7 @@ class Observer(Instrument):
             seen["batch_hash_sum"] = None if total is None else f"{total:016x}"
             seen["computed_loss_sum"] = self._computed_loss()
             seen["passes"] = self._counted_passes()
+            seen["loss_gradients"] = self._passes.loss_gradients if self._passes is not None else None
         self._batches.clear()
         if self._modules is not None:
             seen["without_gradient"] = self._modules.end_step()

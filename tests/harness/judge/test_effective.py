@@ -118,7 +118,7 @@ def test_gradients_that_no_clipping_explains_were_altered() -> None:
     assert altered_gradients(clipped(1.0)) is None
 
 
-def synchronised(early: int, told: str, label: str = "third-party") -> Record:
+def synchronised(early: int, told: str, label: str = "third-party", **effective: str) -> Record:
     parts = make_ranks(2, early_reduced_bytes=early)
     comm = [
         CommunicationPart(
@@ -127,7 +127,9 @@ def synchronised(early: int, told: str, label: str = "third-party") -> Record:
         )
         for rank in range(2)
     ]  # fmt: skip
-    return make_record(label=label, ranks=parts, comm=comm, effective={"gradient_synchronisation": told})
+    return make_record(
+        label=label, ranks=parts, comm=comm, effective={"gradient_synchronisation": told, **effective}
+    )
 
 
 def test_synchronisation_is_counted() -> None:
@@ -143,6 +145,9 @@ def test_a_third_party_that_reduces_in_every_micro_step_is_found() -> None:
     seen = ObservationPart(command=["torchrun", "train.py"], frameworks=["deepspeed"], base="zero2")
     script = synchronised(12_000, "every micro-step").model_copy(update={"observation": seen})
     assert told([script], "synchronised-early") == []
+    assert told([synchronised(12_000, "every micro-step")], "synchronised-early") != []
+    of_library = synchronised(12_000, "every micro-step", strategy="ZeRO stage 2")
+    assert told([of_library], "synchronised-early") == []
 
 
 def test_activations_of_tensor_parallel_ranks_are_no_gradients() -> None:

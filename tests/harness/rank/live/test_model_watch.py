@@ -160,3 +160,16 @@ def test_what_changes_in_every_step_is_noted_up_to_a_limit(monkeypatch: pytest.M
     assert watch.is_over
     assert step(watch, modules, "b") is None
     assert not any(parameter._backward_hooks for parameter in modules.parameters())
+
+
+def test_what_reaches_a_loss_is_known_of_a_step() -> None:
+    model = nn.Linear(2, 1)
+    watch = PassWatch(model)
+    assert watch.loss_gradients is None
+    for factor in (0.0, 1.5):
+        loss = model(torch.ones(1, 2)).sum()
+        watch.computed(loss)
+        (loss * factor).backward()
+    assert watch.loss_gradients == [0.0, 1.5]
+    watch.begin_step()
+    assert watch.loss_gradients is None
