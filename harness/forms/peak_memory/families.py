@@ -47,6 +47,7 @@ class Fsdp1Timeline(StepTimeline):
     """One unit per block and the root, sharded or not."""
 
     keeps_whole = True
+    casts_weights = True
 
     def begin(self) -> None:
         super().begin()
@@ -63,10 +64,6 @@ class Fsdp1Timeline(StepTimeline):
         """Bytes of the gradients of a unit that autograd has handed over."""
         self._reduced = DTYPE_BYTES[reduce_dtype(workload)]
         self._width = workload.compute_bytes
-
-    @property
-    def gradient_bytes(self) -> int:
-        return self._width
 
     # Weights
 
@@ -186,6 +183,7 @@ class Fsdp2Timeline(StepTimeline):
     """One unit per block and the root, which encloses them."""
 
     keeps_whole = True
+    casts_weights = True
 
     def begin(self) -> None:
         super().begin()
@@ -247,10 +245,6 @@ class Fsdp2Timeline(StepTimeline):
         self._free(self.root)
         self._reduce(self.root)
         self.ledger.drop(FSDP2.reduce_input)
-
-    @property
-    def gradient_bytes(self) -> int:
-        return self.workload.compute_bytes
 
     @property
     def shard_stays(self) -> bool:

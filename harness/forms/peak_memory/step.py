@@ -166,6 +166,8 @@ class StepTimeline:
     """Names of units whose weights are gathered: ahead (FSDP2), or and not freed yet (FSDP1)."""
     keeps_whole: ClassVar[bool] = False
     """Whether micro-steps before the last may leave gradients that the last one divides."""
+    casts_weights: ClassVar[bool] = False
+    """Whether gradients come in the compute dtype; under autocast in the masters'."""
 
     def __post_init__(self) -> None:
         named = self.workload.units()
@@ -297,7 +299,7 @@ class StepTimeline:
     @property
     def gradient_bytes(self) -> int:
         """Per element, as autograd gives it."""
-        return self.workload.master_bytes
+        return self.workload.compute_bytes if self.casts_weights else self.workload.master_bytes
 
 
 def gathering(workload: Workload, size: int) -> tuple[Term, int]:

@@ -29,9 +29,7 @@ ZERO0, ZERO12, ZERO3 = map(named_terms, ("zero0", "zero12", "zero3"))
 class Zero0Timeline(StepTimeline):
     """Data parallelism by DeepSpeed's engine."""
 
-    @property
-    def gradient_bytes(self) -> int:
-        return self.workload.compute_bytes
+    casts_weights = True
 
     def after_backward_of_model(self) -> None:
         if not self.last_micro_step:
@@ -66,6 +64,8 @@ class Zero0Timeline(StepTimeline):
 class Zero12Timeline(StepTimeline):
     """Stage 2 reduces gradients as they come, stage 1 when the backward pass is over."""
 
+    casts_weights = True
+
     def begin(self) -> None:
         super().begin()
         workload = self.workload
@@ -86,10 +86,6 @@ class Zero12Timeline(StepTimeline):
 
     def keeps_gradient(self, *, host: bool) -> bool:
         return self._offloads and host
-
-    @property
-    def gradient_bytes(self) -> int:
-        return self._width
 
     @property
     def _compact(self) -> bool:
@@ -205,6 +201,8 @@ class Zero3Timeline(StepTimeline):
     fetched has the next 5e7 elements gathered (`_fetch_sub_module_impl`).
     """
 
+    casts_weights = True
+
     def begin(self) -> None:
         super().begin()
         workload = self.workload
@@ -228,10 +226,6 @@ class Zero3Timeline(StepTimeline):
 
     def keeps_gradient(self, *, host: bool) -> bool:
         return True  # `_setup_for_real_optimizer`: one of every piece, for good
-
-    @property
-    def gradient_bytes(self) -> int:
-        return self._width
 
     # Weights
 
