@@ -603,11 +603,11 @@ def kinds_without_activations(workload: Workload) -> dict[str, int] | None:
 
 
 def peak_rank(workload: Workload) -> int:
-    """The first rank with the largest model states.
+    """The first rank with the largest model states; under FSDP1, whose ranks differ by padding, rank 0.
 
     Nothing sharded: all are equal. FSDP2 and ZeRO-3 pad at the end of what they cut, so that rank 0 has most.
-    FSDP1: every piece is as long, and the optimizer keeps no states of padding. ZeRO-1 and ZeRO-2: each
-    rank keeps the whole gradient of every parameter that reaches into its partition, and zeros for padding.
+    ZeRO-1 and ZeRO-2: each rank keeps the whole gradient of every parameter that reaches into its partition,
+    and zeros for padding.
     A pipeline: by the stages of each place. Of ranks that cut layers the first holds most of each.
     """
     family = workload.strategy.family
@@ -620,8 +620,6 @@ def peak_rank(workload: Workload) -> int:
         return workload.mesh.group("data", 0)[_largest_straddling(local_workload(workload))]
     if family == "zero12":
         return _largest_straddling(workload)
-    if family == "fsdp1" and is_sharded(workload):
-        return _least_padding(workload)
     return 0
 
 
@@ -642,24 +640,6 @@ def _most_straddling(layout: Layout, ranks: int) -> int:
         for rank in range(length // piece, ranks):
             touched[rank] += piece * (rank + 1) - max(length, piece * rank)
     return touched.index(max(touched))
-
-
-def _least_padding(workload: Workload) -> int:
-    """Of a shard group; groups are equal."""
-    pieces = workload.shards
-    padding: dict[int, int] = {}
-    for _, tensors in workload.units():
-        flat = flat_unit(tensors, workload.compute_dtype, pieces)
-        length = flat.length // pieces
-        ends = [offset + tensor.numel for offset, tensor in zip(flat.offsets, flat.parameters, strict=True)]
-        for begin, end in zip((0, *ends), (*flat.offsets, flat.length), strict=True):
-            # Between two parameters, spread over the pieces in which it lies.
-            while begin < end:
-                rank = begin // length
-                stop = min(end, (rank + 1) * length)
-                padding[rank] = padding.get(rank, 0) + stop - begin
-                begin = stop
-    return min(range(pieces), key=lambda rank: padding.get(rank, 0))
 
 
 def most_gathered_bytes(workload: Workload, width: int, blocks_at_once: int) -> int:
