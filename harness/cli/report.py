@@ -41,6 +41,7 @@ from harness.record.store import (
     read_runs,
     without_collection,
 )
+from harness.tell.document import Document
 from harness.tell.manifest import Asked, Format
 from harness.tell.report import (
     Run,
@@ -48,6 +49,7 @@ from harness.tell.report import (
     prepare_report,
     require_writable,
     without_odd_runs,
+    write_document,
     write_report,
 )
 from harness.tell.verify import verify as verify_report
@@ -263,6 +265,23 @@ def diagnose(first: Path, second: Path, strict: bool, reruns: bool, as_json: boo
 FORMATS = (".md", ".html")
 
 
+def require_format(output: Path | None) -> None:
+    """Raise HarnessError for a file whose name tells no format."""
+    if output is not None and output.suffix not in FORMATS:
+        raise HarnessError(f"--output was given '{output}'; end its name in {' or '.join(FORMATS)}")
+
+
+def show(document: Document, output: Path | None, as_json: bool, made_by: str) -> None:
+    """Print a document of files, on standard error beside JSON, and write it with its pictures."""
+    from harness.tell.traces import terminal_lines
+
+    for line in terminal_lines(document):
+        echo(line, err=as_json)
+    if output is not None:
+        write_document(document, output, made_by)
+        echo(f"report: {output}", err=True)
+
+
 @click.command()
 @click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
 @click.option("--baseline", type=PATH, multiple=True, metavar="FILE")
@@ -283,46 +302,39 @@ def trace(
     several. Lists collectives with bytes and bus bandwidth, who waits for whom, and which strategy they
     look like.
     """
-    from harness.tell.traces import terminal_lines, trace_document
+    from harness.tell.traces import trace_document
     from harness.traces.analysis import read_traces, skew_of
     from harness.traces.document import changes_of, document
     from harness.traces.strategy import likeness_of
 
-    if output is not None and output.suffix not in FORMATS:
-        raise HarnessError(f"--output was given '{output}'; end its name in {' or '.join(FORMATS)}")
+    require_format(output)
     begin("reading traces")
     ranks = read_traces(files)
     before = read_traces(baseline) if baseline else []
     skew = skew_of(ranks)
     likeness = [likeness_of(rank, parameters) for rank in ranks]
     changes = changes_of(ranks, before) if before else None
-    shown = trace_document(ranks, skew, likeness, changes)
-    for line in terminal_lines(shown):
-        echo(line, err=as_json)
+    show(trace_document(ranks, skew, likeness, changes), output, as_json, "harness trace")
     if as_json:
         echo(json.dumps(finite(document(ranks, skew, likeness, changes)), indent=1))
-    if output is not None:
-        from harness.tell.report import write_document
-
-        write_document(shown, output, "harness trace")
-        echo(f"report: {output}", err=True)
     return 0
 
 
 @click.command()
 @click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
+@click.option("-o", "--output", type=PATH, metavar="FILE")
 @json_option
 @common
-def snapshot(files: tuple[Path, ...], as_json: bool) -> int:
+def snapshot(files: tuple[Path, ...], output: Path | None, as_json: bool) -> int:
     """Show what was alive at the peak of a CUDA memory snapshot, and whose it was.
 
     FILE is what torch.cuda.memory._dump_snapshot wrote (a pickle, of which nothing is executed), or the
-    same as JSON. Shows fragmentation and blocks held for other streams too.
+    same as JSON, plain or gzip. Shows fragmentation and blocks held for other streams too.
     """
     from harness.snapshots.account import accounts, read_snapshot
     from harness.tell.dumps import snapshot_document
-    from harness.tell.traces import terminal_lines
 
+    require_format(output)
     begin("reading snapshots")
     found = []
     for file in files:
@@ -332,8 +344,7 @@ def snapshot(files: tuple[Path, ...], as_json: bool) -> int:
                 f"snapshot '{file}' has no memory of any device and no history: nothing to show"
             )
         found.append((str(file), of_file))
-    for line in terminal_lines(snapshot_document(found)):
-        echo(line, err=as_json)
+    show(snapshot_document(found), output, as_json, "harness snapshot")
     if as_json:
         devices = [{"file": name, **account.as_json()} for name, of_file in found for account in of_file]
         echo(json.dumps(finite({"devices": devices}), indent=1))
@@ -353,12 +364,10 @@ def hang(dumps: tuple[Path, ...], as_json: bool) -> int:
     """
     from harness.snapshots.flight_recorder import explain, read_dumps
     from harness.tell.dumps import hang_document
-    from harness.tell.traces import terminal_lines
 
     begin("reading dumps")
     found = explain(read_dumps(dumps))
-    for line in terminal_lines(hang_document(found)):
-        echo(line, err=as_json)
+    show(hang_document(found), None, as_json, "harness hang")
     if as_json:
         echo(json.dumps(finite(found.as_json()), indent=1))
     return 0

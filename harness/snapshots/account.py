@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -66,7 +67,7 @@ def _not_one(path: Path, what: str) -> HarnessError:
 
 ROUNDING = 512
 """The allocator rounds sizes up to these (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
-MOST_GROUPS = 20
+MOST_GROUPS, MOST_MOMENTS = 20, 200
 UNKNOWN, OLDER = "unknown", "before the recording"
 CATEGORIES = (
     "weights", "gradients", "optimizer", "activations", "communication", "backward", "temporary", OLDER,
@@ -117,6 +118,9 @@ class DeviceAccount:
     """Unused parts of segments that hold something: they cannot be returned to the device."""
     largest_free_block_bytes: int = 0
     free_blocks: int = 0
+    over_time: list[dict[str, Any]] = field(default_factory=list)
+    """Bytes by category at moments of the history, the peak among them: `event`, `seconds` (None where the
+    history has no times), `is_peak`, `bytes`."""
     out_of_memory: list[dict[str, int | None]] = field(default_factory=list)
     """Requests that failed: their size and what the device had free."""
 
@@ -184,7 +188,9 @@ def _account(device: int, segments: list[dict[str, Any]], trace: list[dict[str, 
     )
     history = _History(trace, allocated)
     groups: dict[tuple[str, str], BlockGroup] = {}
-    for block in history.alive_after(history.find_peaks(account)):
+    peak = history.find_peaks(account)
+    account.over_time = history.over_time(peak) if trace else []
+    for block in history.alive_after(peak):
         category = history.category(block)
         place = where(block.frames)
         group = groups.setdefault(
@@ -286,6 +292,29 @@ class _History:
                 frames = self._trace[born].get("frames") or () if born >= 0 else ()
                 alive[address] = _Live(self._size(index, whole(event.get("size"))), frames, born)
         return list(alive.values())
+
+    def over_time(self, peak: int) -> list[dict[str, Any]]:
+        """What is allocated after every so many events, and after those to the peak."""
+        times = [whole(event.get("time_us")) for event in self._trace]
+        timed = times[0] > 0 and times == sorted(times) and times[-1] > times[0]
+        shown = {*range(0, len(times) + 1, -(-len(times) // MOST_MOMENTS)), peak, len(times)}
+        allocated: Counter[str] = Counter()
+        for block in self.alive_after(0):
+            allocated[self.category(block)] += block.size
+        found: list[dict[str, Any]] = []
+        for index in range(len(times) + 1):
+            if index in shown:
+                seconds = (times[max(0, index - 1)] - times[0]) / 1e6 if timed else None
+                kinds = {kind: allocated[kind] for kind in CATEGORIES if allocated[kind]}
+                found.append({"event": index, "seconds": seconds, "is_peak": index == peak, "bytes": kinds})
+            if index < len(times) and (action := self._trace[index]["action"]) in ("alloc", "free_requested"):
+                born = index if action == "alloc" else self._births.get(index, -1)
+                frames = self._trace[born].get("frames") or () if born >= 0 else ()
+                at = index if born < 0 else born
+                size = self._size(at, whole(self._trace[at].get("size")))
+                kind = self.category(_Live(size, frames, born))
+                allocated[kind] += size if action == "alloc" else -size
+        return found
 
     def category(self, block: _Live) -> str:
         """Whose a block is, as far as its stack and life prove it."""

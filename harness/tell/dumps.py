@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from harness.snapshots.account import DeviceAccount
 from harness.snapshots.flight_recorder import Hang, named
-from harness.tell.document import Block, Document, Items, Paragraph, Section, Table
+from harness.tell.document import Block, Document, Items, Paragraph, Picture, Section, Table
 from harness.tell.formats import megabytes, percent
+from harness.tell.pictures.drawing import ALLOCATED, Row, layer
+from harness.tell.pictures.plots import BAR_WIDTH
 from harness.tell.tables import blocks_of, prose, row_of, table_columns
 
 FIGURES, CATEGORIES = table_columns("snapshot_figures"), table_columns("snapshot_categories")
@@ -43,8 +45,40 @@ def _section(key: str, title: str, account: DeviceAccount) -> Section:
         Table(key=f"{key}_blocks", columns=BLOCKS, rows=[row_of(BLOCKS, group) for group in account.groups]),
         Paragraph(prose("snapshots")),
         Items(_remarks(account)),
+        *filter(None, [_over_time(f"{key}_over_time", account)]),
     ]
     return Section(key, title, blocks)
+
+
+def _over_time(key: str, account: DeviceAccount) -> Picture | None:
+    """What is allocated from the beginning of the history to its end, by category."""
+    moments = account.over_time
+    names = [name for name in ALLOCATED if any(name in moment["bytes"] for moment in moments)]
+    if not names:
+        return None
+    is_timed = moments[0]["seconds"] is not None
+    peak = f"peak {megabytes(account.peak_allocated_bytes)} MB"
+    rows: list[Row] = [
+        {
+            "moment": moment["seconds" if is_timed else "event"],
+            "category": name, "order": names.index(name), "megabytes": moment["bytes"].get(name, 0) / 1e6,
+            "peak": peak if moment["is_peak"] and name == names[0] else None,
+        }
+        for moment in moments
+        for name in names
+    ]  # fmt: skip
+    at = next(moment["event"] for moment in moments if moment["is_peak"])
+    align = "right" if 2 * at > moments[-1]["event"] else "left"
+    title = "s since the recording began" if is_timed else "events of the allocator"
+    return Picture(
+        key=key,
+        caption="Allocated memory by category; dashed: the peak.",
+        alt=f"Areas of allocated memory over {title}: {peak}.",
+        chart=lambda: layer(
+            "over_time", rows=rows, width=BAR_WIDTH, title=title, names=names, align=align,
+            colours=[ALLOCATED[name] for name in names],
+        ),
+    )  # fmt: skip
 
 
 def _remarks(account: DeviceAccount) -> list[str]:

@@ -71,6 +71,11 @@ DEVICE_ACTIVITIES = {
     "idle": FAINT,
 }
 """Of a device, whose copies are neither."""
+ALLOCATED = {
+    "before the recording": PHASES["data"], **KINDS, "communication": ACTIVITIES[EXPOSED],
+    "backward": PHASES["backward"], "temporary": PHASES["clipping and update"], "unknown": "#ABABAB",
+}  # fmt: skip
+"""Categories of a memory snapshot."""
 VERDICTS = {"agrees": GREY, "not judged": "#ABABAB"}
 """Of loss curves that are drawn as one band."""
 CURVES = ("#0A74B8", "#CC8400", "#00966C", "#B8569A", "#4FA6D8", "#C4511A", "#8A6D00")

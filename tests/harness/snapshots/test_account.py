@@ -126,6 +126,20 @@ def test_blocks_older_than_the_recording_have_a_row_of_their_own_and_their_sizes
     assert account.at_peak == {"gradients": MB, "activations": 2 * MB, "before the recording": MB}
 
 
+def test_memory_over_time_reaches_the_peak_and_is_drawn_with_it(tmp_path: Path) -> None:
+    (account,) = accounts(read_snapshot(FILE))
+    (peak,) = [moment["bytes"] for moment in account.over_time if moment["is_peak"]]
+    assert peak == account.at_peak
+    assert sum(account.over_time[0]["bytes"].values()) == 0
+    assert sum(account.over_time[-1]["bytes"].values()) == account.allocated_bytes
+    for name in ("s.md", "s.html"):
+        assert harness("snapshot", FILE, "-o", name, cwd=tmp_path).returncode == 0
+    drawn = (tmp_path / "s.snapshot_over_time.svg").read_text()
+    assert "peak 8.14 MB" in drawn
+    assert "before the recording" not in drawn
+    assert "peak 8.14 MB" in (tmp_path / "s.html").read_text()
+
+
 def test_a_gzipped_snapshot_is_read(tmp_path: Path) -> None:
     (tmp_path / "s.pickle.gz").write_bytes(gzip.compress(FILE.read_bytes()))
     assert accounts(read_snapshot(tmp_path / "s.pickle.gz")) == accounts(read_snapshot(FILE))
