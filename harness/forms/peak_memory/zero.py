@@ -16,7 +16,6 @@ from harness.forms.peak_memory.step import (
     StepTimeline,
     deepspeed_norm,
     gathering,
-    harness_norm,
     reduce_scattering,
 )
 from harness.forms.terms import named_terms
@@ -48,13 +47,9 @@ class Zero0Timeline(StepTimeline):
             self.ledger.briefly(flattened, (ZERO0.converted, converted))
 
     def step(self) -> None:
-        parameters = self.workload.layout.trained
-        largest = max(parameter.numel for parameter in parameters)
         if self.workload.precision == "fp32":
-            self.ledger.briefly(harness_norm(self.workload, largest))
             super().step()
             return
-        self.ledger.briefly((ZERO0.float_copy, 4 * largest))
         self.ledger.add(ZERO0.widened, 4 * self.workload.layout.trained_count)
         super().step()
         self.ledger.drop(ZERO0.widened)
