@@ -61,6 +61,9 @@ ALIKE = 0.1 * APART
 """The same of those that are said to agree: half of all."""
 FAR = 3.0
 """Times. A parameter that ends so much farther from the reference's than any other is named."""
+LOW_SPACING = 2.0**-8
+"""Relative, of bfloat16."""
+LEAST_SCATTERED = 4
 SKETCH_ROUNDING = 2.0**-20
 """Relative to a parameter's norm: sums of fp32 weights, taken at two moments, agree far better."""
 DECAY_TOLERANCE = 0.01
@@ -374,6 +377,22 @@ class Pair:
         ratios = {n: mine[n][1] / others[n][1] for n in mine.keys() & others.keys() if others[n][1] > 0}
         common = median(ratios.values()) if ratios else 0.0
         return {name: ratio / common for name, ratio in ratios.items()} if common else {}
+
+    @cached_property
+    def rounding(self) -> float | None:
+        """The farthest that a norm lies from the reference's, where norms of steps and second moments of
+        tensors scatter about them on either side, as bfloat16 at most scatters; None: they do not."""
+        mine, others = self.record.moment_norms, self.reference.moment_norms
+        steps = range(min(len(self.reference.steps), len(self.record.steps)))
+        tensors = [mine[n][1] / others[n][1] - 1 for n in mine.keys() & others.keys() if others[n][1] > 0]
+        norms = [self.norm_ratio(step) - 1 for step in steps]
+        scatter = all(
+            len(of) >= LEAST_SCATTERED
+            and max(map(abs, of)) <= LOW_SPACING
+            and 4 * min(sum(one > 0 for one in of), sum(one < 0 for one in of)) >= len(of)
+            for of in (norms, tensors)
+        )
+        return max(map(abs, norms)) if scatter else None
 
     @cached_property
     def apart(self) -> tuple[list[str], float, float] | None:

@@ -243,7 +243,8 @@ def _learning_rates(reference: Record, record: Record) -> Iterator[Difference]:
     ]
     if beyond:
         step, rates = min(beyond, key=itemgetter(0))
-        name = f"learning rate of step {reference.steps[step].step}"
+        late = 0 < step < len(rates) - 1 and rates[step:] == asked[step - 1 : len(rates) - 1]
+        name = f"learning rate of step {reference.steps[step].step}{' (a step late)' * late}"
         yield Difference(name, asked[step], rates[step], "learning-rate-differs")
 
 

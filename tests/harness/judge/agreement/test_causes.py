@@ -561,3 +561,25 @@ def test_the_first_step_whose_reported_loss_is_not_the_computed_one(
 ) -> None:
     parts = [SimpleNamespace(loss_sums=given, computed_loss_sums=own) for given, own in sums]
     assert altered_step(SimpleNamespace(ranks=parts, steps=[None] * 3)) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("factors", "steps", "fields", "is_rounded"),
+    [
+        ((1e-4, -2e-4, 1e-4, -1e-4), (1e-4, -1e-4, 2e-4, -1e-4), {}, True),
+        ((1e-4, 2e-4, 1e-4, 1e-4), (1e-4, -1e-4, 2e-4, -1e-4), {}, False),  # a factor of all tensors
+        ((1e-4, -2e-4, 1e-4, -1e-4), (1e-4, 1e-4, 2e-4, 1e-4), {}, False),
+        ((1e-4, -2e-2, 1e-4, -1e-4), (1e-4, -1e-4, 2e-4, -1e-4), {}, False),  # more than rounding
+        ((1e-4, -2e-4, 1e-4, -1e-4), (1e-4, -1e-4, 2e-4, -1e-4), {"ranks": ranks(**UNEVEN)}, False),
+    ],
+)
+def test_gradients_that_scatter_about_the_reference_are_rounded(
+    factors: tuple[float, ...], steps: tuple[float, ...], fields: dict[str, Any], is_rounded: bool
+) -> None:
+    moments = {name: (1.0, 1 + factor) for name, factor in zip("abcd", factors, strict=True)}
+    reference = make_record(moment_norms=dict.fromkeys("abcd", (1.0, 1.0)), **MOVED)
+    run = make_record(label="ddp", steps=norms(*(1 + one for one in steps)), moment_norms=moments, **fields)
+    narrow = replace(LIMITS, norm=1e-5)
+    found = explain_divergence(Pair(reference, run, narrow))
+    assert found.kind == "gradient-differs"
+    assert ("gradients are rounded, or computed in a lower precision" in found.text) == is_rounded

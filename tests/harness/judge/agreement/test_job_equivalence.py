@@ -31,6 +31,11 @@ def digests(sample: str) -> dict[str, Any]:
         ({}, {"steps": make_steps()[:3]}, "number of steps differs"),
         ({}, {"observed": ObservedPart(optimizer_steps=2)}, "optimizer steps differ"),
         ({}, {"steps": make_steps(changes={2: {"learning_rate": 1.0}})}, "learning rate of step 2 differs"),
+        (
+            {"steps": make_steps(changes={n: {"learning_rate": n + 1.0} for n in range(4)})},
+            {"steps": make_steps(changes={n: {"learning_rate": max(n, 1.0)} for n in range(4)})},
+            "learning rate of step 1 (a step late) differs",
+        ),
         ({}, {"job_id": "b" * 12, "training": {"steps": 5}}, "training.steps differs"),
         ({}, {"steps": make_steps(changes={1: {"target_tokens": 9}})}, "target_tokens of step 1 differs"),
     ],
