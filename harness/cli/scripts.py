@@ -15,6 +15,7 @@ from harness.cli.output import View, echo
 from harness.errors import HarnessError
 from harness.exported.scripts import (
     VARIABLES,
+    StrategyFile,
     accelerate_launch,
     of_accelerate,
     preset_of,
@@ -80,6 +81,8 @@ class Scripts:
     view: View
     files: dict[int, Path]
     """The file of each record by the id of the object."""
+    given: Mapping[str, StrategyFile] = field(default_factory=dict)
+    """By row, the file that it is given as it is."""
     interrupted: bool = False
     seen: dict[str, Record] = field(default_factory=dict)
     """The first run of each row that trained."""
@@ -111,7 +114,9 @@ class Scripts:
             "row": [name, is_moved],
             "base": next(iter(self.rows)),
             "words": words,
-            "files": files_of([*words, *beside]),
+            "files": files_of(
+                [*words, *beside, *([str(self.given[name].path)] if name in self.given else [])]
+            ),
             "folder": str(Path.cwd()),
             "given": given if self.is_given else None,
             "measure": self.experiment.measure.model_dump(),
@@ -169,15 +174,17 @@ class Scripts:
         )  # fmt: skip
         launch = RowLaunch(script=cell.words, world_size=size, device=device, base=base)
         if self.is_given:
-            preset = preset_of(cell.backend, runtime.preset)
-            row = row.model_copy(update={"preset": preset, "strategy": strategy_name(cell.backend)})
+            file = self.given.get(cell.backend)
+            label = file.strategy if file else cell.backend
+            preset = "library-defaults" if file else preset_of(label, runtime.preset)
+            row = row.model_copy(update={"preset": preset, "strategy": strategy_name(label)})
             launch = replace(
                 launch,
-                variables=variables(cell.backend, device),
+                variables=variables(label, device),
                 without=VARIABLES,
-                why_not=why_not(cell.backend, size, device),
+                why_not=why_not(label, size, device),
                 launcher=lambda folder: accelerate_launch(
-                    cell.backend, folder, base, world_size=size, device=device, preset=preset
+                    label, folder, base, file, world_size=size, device=device, preset=preset
                 ),
             )
         return observe_row(row, launch, self.store, self.experiment.measure, runtime, command_line())
@@ -200,9 +207,9 @@ class Scripts:
 
 
 def strategy_rows(
-    script: Sequence[str], backends: str | None, sizes: Sequence[int]
+    script: Sequence[str], backends: str | None, sizes: Sequence[int], files: Sequence[str] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """The same script under each strategy, the base first. Raises HarnessError."""
+    """The same script under each strategy, the base first, and under `files`. Raises HarnessError."""
     words = tuple(script)
     if Path(words[0]).resolve() == Path(sys.executable).resolve() or words[0] in ("python", "python3"):
         words = words[1:]
@@ -219,10 +226,21 @@ def strategy_rows(
         raise HarnessError(
             f"{listed([*map(str, sizes)])} ranks were asked for; a script takes one number (--nproc)"
         )
-    names = [canonical_label(label) for label in split_backends(backends)] if backends else of_accelerate()
+    names = [BASE] if files else of_accelerate()
+    names = [canonical_label(label) for label in split_backends(backends)] if backends else names
     for name in names:
         strategy_name(name)
-    return dict.fromkeys(sorted(names, key=lambda name: name != BASE), words)
+    if twice := [name for name in files if [*names, *files].count(name) > 1]:
+        raise HarnessError(f"two rows would be named '{twice[0]}'; rename the file of one")
+    return dict.fromkeys([*sorted(names, key=lambda name: name != BASE), *files], words)
+
+
+def given_files(accelerate: Sequence[Path], deepspeed: Sequence[Path]) -> list[StrategyFile]:
+    """What rows are given as it is. Raises HarnessError."""
+    return [
+        *(StrategyFile.read(path, "accelerate") for path in accelerate),
+        *(StrategyFile.read(path, "deepspeed") for path in deepspeed),
+    ]
 
 
 def require_script_alone(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import Any, Literal
 
 import yaml
 
@@ -15,6 +18,7 @@ from harness.backends.options import reduces_each
 from harness.errors import HarnessError
 from harness.exported.folder import accelerate_values, deepspeed_values, exported_strategy
 from harness.files import write_atomically
+from harness.imported.reading import at, read_file
 from harness.job.batch import BatchLayout
 from harness.job.config import load_experiment
 from harness.job.job import Job
@@ -52,6 +56,43 @@ def strategy_name(label: str) -> str:
     return name
 
 
+@dataclass(frozen=True)
+class StrategyFile:
+    """A file of Accelerate or DeepSpeed that a script is given as it is."""
+
+    path: Path
+    strategy: str
+    """One of `of_accelerate`."""
+    values: Mapping[str, Any]
+    """Accelerate's configuration."""
+
+    @classmethod
+    def read(cls, path: Path, tool: Literal["accelerate", "deepspeed"]) -> StrategyFile:
+        """Raises HarnessError for what is no such file, or a strategy that Accelerate has not."""
+
+        def document(file: Path) -> dict[str, Any]:
+            return read_file(file, f"{tool} file", suffix=file.suffix, has_comments=True).document
+
+        values = document(path)
+        if tool == "deepspeed":
+            plugin = {"deepspeed_config_file": str(path.resolve()), "zero3_init_flag": False}
+            values = {"distributed_type": "DEEPSPEED", "deepspeed_config": plugin}
+        strategy = str(values.get("distributed_type", "NO"))
+        if strategy in ("MULTI_GPU", "MULTI_CPU"):
+            strategy = "ddp"
+        elif strategy == "FSDP":
+            strategy = "fsdp" if str(at(values, "fsdp_config.fsdp_version")) == "2" else "fsdp1"
+        elif strategy == "DEEPSPEED":
+            file = at(values, "deepspeed_config.deepspeed_config_file")
+            stage = at(document(Path(file)), "zero_optimization.stage") or 0 if file else None
+            strategy = f"zero{stage if file else at(values, 'deepspeed_config.zero_stage') or 2}"
+        if strategy not in of_accelerate():
+            raise HarnessError(
+                f"{tool} file {path} gives a script '{strategy}'; its row may be {', '.join(of_accelerate())}"
+            )
+        return cls(path, strategy, values)
+
+
 def preset_of(label: str, preset: Preset) -> Preset:
     """The preset of a row: only DeepSpeed's file can pin what makes rows differ; others are as Accelerate has
     them."""
@@ -74,17 +115,21 @@ def why_not(label: str, world_size: int, device: str) -> str | None:
 
 
 def accelerate_launch(
-    label: str, folder: Path, base: Record | None, *, world_size: int, device: str, preset: Preset
-) -> list[str]:
+    label: str, folder: Path, base: Record | None, given: StrategyFile | None = None, *, world_size: int,
+    device: str, preset: Preset,
+) -> list[str]:  # fmt: skip
     """Writes the configuration of the row into the folder; the words that start a script with it.
 
     base: the first row that trained: its clipping, precision and batch are DeepSpeed's too, whose file must
-    name them; None: this is that row.
+    name them; None: this is that row. given: what the row is told as it is, but for the number of ranks.
     """
     job = _job_of(base)
     values = accelerate_values(label, job, world_size, device) | {"main_process_port": 0}
     values.pop("mixed_precision", None)  # the script's own
-    if exported_strategy(label).zero_stage is not None:
+    if given is not None:
+        own = {"distributed_type", "deepspeed_config", "fsdp_config"}
+        values = {**given.values, **{key: value for key, value in values.items() if key not in own}}
+    elif exported_strategy(label).zero_stage is not None:
         effective = base.backend.effective if base else None
         layout = BatchLayout(
             global_batch_size=1,

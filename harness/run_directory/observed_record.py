@@ -386,8 +386,9 @@ def _backend(
             synchronised = "every micro-step" if any(known) else "last micro-step"
             effective = replace(effective, gradient_synchronisation=synchronised)
     options = dict(seen.options)
-    if row.strategy is not None:
-        _, given = registry.parse(row.label.removesuffix(MOVED))
+    label = row.label.removesuffix(MOVED)
+    if row.strategy is not None and label.partition(":")[0] == row.strategy:  # else a file said it
+        _, given = registry.parse(label)
         options |= given.model_dump(exclude_unset=True, exclude_none=True)
     own: dict[str, Any] = {"label": row.label or name, "name": name}
     own |= {"effective": effective, "options": options}

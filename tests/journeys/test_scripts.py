@@ -14,6 +14,11 @@ from tests.representatives import cheap
 OF_THE_MACHINE = {
     "busy-machine", "slow-rank", "slow-data", "few-timed-steps", "noisy-timing", "warmup-too-short"
 }  # fmt: skip
+DEEPSPEED = {
+    "zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "zero_allow_untested_optimizer": True,
+}  # fmt: skip
+"""A file of the user's own, given as it is."""
 pytestmark = [pytest.mark.long(seconds=40), pytest.mark.costly]
 
 
@@ -21,8 +26,11 @@ pytestmark = [pytest.mark.long(seconds=40), pytest.mark.costly]
 def test_a_script_as_it_is_trains_alike_under_each_strategy(journey: Journey, script: str) -> None:
     make_job(journey.folder)
     journey.program("python", "-c", BUILD)
-    strategies = "zero2,ddp,fsdp" if script == "hf_trainer.py" else "ddp,zero3,fsdp1"
-    words = ("--backends", strategies, "--nproc", "2", *WINDOWS[:-1])
+    is_trainer = script == "hf_trainer.py"
+    strategies = "zero2,ddp,fsdp" if is_trainer else "ddp,zero3,fsdp1"
+    (journey.folder / "mine.json").write_text(json.dumps(DEEPSPEED))
+    files = ("--from-deepspeed", "mine.json") if is_trainer else ()
+    words = ("--backends", strategies, *files, "--nproc", "2", *WINDOWS[:-1])
     after = ("--", EXAMPLES / script, *ARGUMENTS)
     # A variable that would have Accelerate train DDP under DeepSpeed's name.
     document = json.loads(
@@ -45,7 +53,7 @@ def test_a_script_as_it_is_trains_alike_under_each_strategy(journey: Journey, sc
     assert records["ddp"].observation is not None
     assert {record.job_id for record in records.values()} == {records["ddp"].job_id}
     for name in rows.keys() - {"fsdp", "fsdp1"}:
-        assert records[name].backend.name == f"observed-{name}"
+        assert records[name].backend.name == f"observed-{'zero1' if name == 'mine' else name}"
         losses = [[step.loss for step in records[one].steps] for one in (name, "ddp")]
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert "Same training as ddp?" in journey.read("r.md")

@@ -8,9 +8,34 @@ import pytest
 from harness.cli.output import View
 from harness.cli.scripts import Scripts, named_rows, of_script, strategy_rows
 from harness.errors import HarnessError
+from harness.exported.scripts import StrategyFile
 from harness.job.config import load_experiment
 from harness.record.store import Store
 from tests.harness.cli.command_line import harness
+
+FILES = {
+    "train.py": "", "zero0.json": "{}", "tpu.yaml": "distributed_type: XLA",
+    "ddp.json": '{"zero_optimization": {"stage": 2}}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "strategy"),
+    [
+        ("distributed_type: MULTI_GPU", "ddp"),
+        ("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}", "fsdp"),
+        ("distributed_type: FSDP", "fsdp1"),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}", "zero3"),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ddp.json}", "zero2"),
+    ],
+)
+def test_the_strategy_of_a_file_is_what_accelerate_makes_of_it(
+    text: str, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ddp.json").write_text(FILES["ddp.json"])
+    Path("a.yaml").write_text(text)
+    assert StrategyFile.read(Path("a.yaml"), "accelerate").strategy == strategy
 
 
 @pytest.mark.parametrize(
@@ -36,10 +61,19 @@ from tests.harness.cli.command_line import harness
         ),
         ("--set runtime.threads_per_rank=1 -- train.py", "runtime.threads_per_rank would be ignored"),
         ("-- /other/bin/python train.py", "another Python"),
+        ("--from-deepspeed none.json -- train.py", "none.json cannot be read"),
+        (
+            "--from-deepspeed zero0.json -- train.py",
+            "deepspeed file zero0.json gives a script 'zero0'; its row",
+        ),
+        ("--from-accelerate tpu.yaml -- train.py", "gives a script 'XLA'"),
+        ("--from-deepspeed ddp.json -- train.py", "two rows would be named 'ddp'"),
+        ("--from-deepspeed ddp.json --from-mode both -- train.py", "--from-mode would be ignored"),
     ],
 )
 def test_what_a_script_decides_is_refused(words: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("")
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
     done = harness("compare", *words.split(), cwd=tmp_path)
     assert done.returncode == 1
     assert said in done.stderr
