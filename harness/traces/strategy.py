@@ -20,6 +20,8 @@ LEAST_SHARE = 0.04
 REDUCTIONS = ("reduce_scatter", "all_reduce", "reduce")
 AGAIN, ONCE = (1.6, 2.3), (0.75, 1.3)
 """Elements gathered per element reduced: weights gathered for both passes, or for one."""
+AGAIN_UNITS = 0.3
+"""Share of the reductions whose unit is gathered twice."""
 MOST_EQUAL_SIZES = 2
 """Of many all-reduces that are no buckets: one follows attention, the other the layer behind it."""
 FEW_UNITS, LEAST_AHEAD, MOST_AFTER = 4, 0.3, 0.7
@@ -209,7 +211,11 @@ def _of_shards(
     evidence.append(f"{ratio:.2f} elements are gathered for each one reduced")
     both = [p for p in passes if p.elements("reduce_scatter") and p.elements("all_gather")]
     library = next((style for style in ("FSDP2", "FSDP1") if style in styles), None)
-    units = _sizes(passes, "reduce_scatter") <= _sizes(passes, "all_gather")
+    times, again = _sizes(passes, "all_gather"), _sizes(passes, "reduce_scatter")
+    units = again.keys() <= times.keys()
+    # Units of FSDP by their sizes: the last ones need not be gathered twice.
+    twice = sum(min(count, max(0, times[size] - count)) for size, count in again.items())
+    full = units and AGAIN_UNITS * again.total() <= twice and all(times[s] <= 2 * n for s, n in again.items())
     ahead = _in_nearly_all(p.gathers_ahead() for p in both)
     explained = {"all_gather", "reduce_scatter"}
     sharding: str | None = None
@@ -220,7 +226,7 @@ def _of_shards(
     if library is None and not ahead:
         evidence.append("gradients are scattered before weights are gathered, as parts of sequences are")
         return None, None, set()
-    if AGAIN[0] <= ratio <= AGAIN[1]:
+    if full or AGAIN[0] <= ratio <= AGAIN[1]:
         name, sharding = f"{library or 'ZeRO-3 or FSDP'} full shard", "full-shard"
     elif ONCE[0] <= ratio <= ONCE[1]:
         kept = "weights kept gathered after the forward pass"
@@ -248,8 +254,8 @@ def _in_nearly_all(passes: Iterable[bool]) -> bool:
     return any(told) and len(told) - sum(told) <= 1
 
 
-def _sizes(passes: Sequence[_Pass], operation: str) -> set[int]:
-    return {call.elements or 0 for one in passes for call in one.calls if call.operation == operation}
+def _sizes(passes: Sequence[_Pass], operation: str) -> Counter[int]:
+    return Counter(call.elements or 0 for one in passes for call in one.calls if call.operation == operation)
 
 
 def _sent(calls: Sequence[Call], count: int) -> float | None:

@@ -60,6 +60,15 @@ NAMED: dict[str, tuple[list[Moves], str, str]] = {
         "",
         FULL,
     ),
+    "FSDP1 whose largest unit is not gathered again": (
+        [
+            [("gather", n) for n in (8000, 4000, 4000)]
+            + [("scatter", 4000), ("gather", 4000), ("scatter", 4000), ("scatter", 8000)]
+        ]
+        * 2,
+        "_FSDP.x",
+        "FSDP1 full shard",
+    ),
     "ZeRO-3": ([PARAMETERS + PARAMETERS[::-1] + [("scatter", 12_000), ("scatter", 10_080)]], "", FULL),
     "weights kept": ([AHEAD + KEPT] * 2, "", f"FSDP or ZeRO-3 with {GRAD_OP}, or ZeRO-1 or ZeRO-2"),
     "weights kept, FSDP2": ([AHEAD + KEPT] * 2, "FSDP::pre_forward", f"FSDP2, {GRAD_OP}"),
