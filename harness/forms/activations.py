@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate
 from operator import add
 from typing import Any
 
@@ -108,22 +108,8 @@ class Segment(Derivations):
     held: Size
     """Held as the backward pass of the next segment ends, beyond what is as this one's does."""
 
-    def fullest(self, micro_batch: int, sequence: int) -> Segment:
-        """Without the moments that hold no more than another between the same two gradients."""
-
-        def kept(points: tuple[Point, ...]) -> tuple[Point, ...]:
-            runs = groupby(points, key=lambda point: point.ready)
-            return tuple(
-                max(run, key=lambda point: point.live.bytes(micro_batch, sequence)) for _, run in runs
-            )
-
-        def without() -> Segment:
-            return replace(self, forward=kept(self.forward), backward=kept(self.backward))
-
-        return self.once(("fullest", micro_batch, sequence), without)
-
     def in_bytes(self, micro_batch: int, sequence: int) -> SegmentBytes:
-        """The same of one shape."""
+        """At one shape."""
 
         def sized() -> SegmentBytes:
             def of(size: Size) -> int:
@@ -180,13 +166,6 @@ class ActivationProfile:
     between: int = 1
     blocks: tuple[Segment, ...] = ()
     """Every block's own, where they are not alike; empty: `block` and `recomputed` say all."""
-
-    def fullest(self, micro_batch: int, sequence: int) -> ActivationProfile:
-        """Without the moments of a segment that cannot be its fullest, whatever lies below them."""
-        segments = {name: getattr(self, name).fullest(micro_batch, sequence) for name in SEGMENTS}
-        again = self.recomputed and self.recomputed.fullest(micro_batch, sequence)
-        blocks = tuple(block.fullest(micro_batch, sequence) for block in self.blocks)
-        return replace(self, recomputed=again, blocks=blocks, **segments)
 
     def block_at(self, index: int) -> Segment:
         """The block of this place, from 0."""

@@ -319,7 +319,7 @@ class Replay:
         self, timeline: StepTimeline, profile: ActivationProfile, *, micro_batch: int, sequence: int
     ) -> None:
         self._timeline, self._shape = timeline, (micro_batch, sequence)
-        self._profile, self._whole = profile.fullest(micro_batch, sequence), profile
+        self._profile = profile
         self._ledger = timeline.ledger
         self._follows_modules = type(timeline).modules is not StepTimeline.modules
         layout = timeline.workload.layout
@@ -349,7 +349,7 @@ class Replay:
         timeline.before_model()
         for part, index in self._parts():
             unit = None if index is None else timeline.units[index]
-            sized = self._segment(profile, part, index).in_bytes(*self._shape)
+            sized = self._segment(part, index).in_bytes(*self._shape)
             ledger.compute(held)
             if part == "loss":
                 timeline.after_model()
@@ -368,7 +368,7 @@ class Replay:
         timeline, profile, ledger = self._timeline, self._profile, self._ledger
         ledger.phase = "backward"
         parts = list(self._parts())
-        held = [self._segment(profile, *part).in_bytes(*self._shape).held for part in parts[:-1]]
+        held = [self._segment(*part).in_bytes(*self._shape).held for part in parts[:-1]]
         below = list(accumulate(held, initial=self._bytes(profile.kept)))
         retained = self._bytes(profile.retained)
         for (part, index), beneath in zip(reversed(parts), reversed(below), strict=True):
@@ -380,7 +380,7 @@ class Replay:
             if unit:
                 timeline.before_backward(unit)
             self._tell_modules(part, index, backward=True)
-            for gradient, points in self._segment(profile, part, index).in_bytes(*self._shape).backward:
+            for gradient, points in self._segment(part, index).in_bytes(*self._shape).backward:
                 if gradient:
                     ledger.compute(beneath, gradient[1])
                     name = f"{unit.name}.{gradient[0]}" if unit else gradient[0]
@@ -399,7 +399,8 @@ class Replay:
         yield "head", None
         yield "loss", None
 
-    def _segment(self, profile: ActivationProfile, part: Part, index: int | None) -> Segment:
+    def _segment(self, part: Part, index: int | None) -> Segment:
+        profile = self._profile
         if index is not None:
             return profile.block_at(index)
         return {"embedding": profile.embedding, "head": profile.head, "loss": profile.loss}[part]
@@ -408,7 +409,7 @@ class Replay:
         if not self._follows_modules:
             return
         prefix = "" if index is None else f"{self._timeline.units[index].name}."
-        points = self._segment(self._whole, part, index).forward
+        points = self._segment(part, index).forward
         names = dict.fromkeys(f"{prefix}{point.module}".rstrip(".") for point in points)
         own = [self._own[name] for name in names if name in self._own]
         self._timeline.modules(part, own, backward=backward)
