@@ -7,7 +7,7 @@ import pytest
 from harness.record import ErrorPart, Record
 from tests.plugins import register
 
-from .command_line import SMALL, harness_process, records
+from .command_line import SMALL, harness, harness_process, records
 
 pytestmark = [pytest.mark.long(seconds=45), pytest.mark.exhaustive]
 
@@ -160,6 +160,10 @@ def test_rank_that_sleeps_is_named_with_what_the_others_wait_for(
     assert error.ranks[0].collective.startswith("gloo ")
     assert error.ranks[1].collective is None
     assert "in spoil" in error.ranks[1].stack
+    folder = compared[0] / "runs" / compared[1]["sleeping"].run_id
+    said = harness("hang", folder, cwd=folder).stdout
+    assert said.startswith("rank 1 is in no collective, after gloo ")
+    assert "; rank 0 waits in gloo " in said.splitlines()[0]
 
 
 def test_engines_are_closed(compared: tuple[Path, dict[str, Record]]) -> None:
