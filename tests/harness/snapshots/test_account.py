@@ -110,6 +110,13 @@ def test_what_outlives_a_backward_pass_is_a_gradient_however_stacks_were_recorde
     assert found == {"weights": 100, named: 100, "optimizer": 200}
 
 
+def test_buckets_that_ddp_makes_again_in_a_forward_pass_are_no_activations() -> None:
+    """After the first step, in the order in which gradients were ready."""
+    assert of_steps((100, (("torch/nn/parallel/distributed.py", "_pre_forward"), FORWARD))) == {
+        "communication": 100
+    }
+
+
 def test_a_thread_without_stacks_allocates_no_gradients_where_nothing_runs_backward() -> None:
     assert of_steps((100, (MOVE,)), (70, ()), (50, (FORWARD,))) == {
         "weights": 100,
