@@ -30,9 +30,11 @@ _RANK = re.compile(r"rank[-_]?(\d+)|(\d+)(?=(?:\.[a-z]\w*)*$)", re.IGNORECASE)
 _UNEVEN_INPUTS = re.compile(r"all_?to_?all|(?<!reduce_)scatter|_v\b|coalesced", re.IGNORECASE)
 _UNEVEN_OUTPUTS = re.compile(r"all_?to_?all|(?<!all_)(?<!all)gather|_v\b|coalesced", re.IGNORECASE)
 """Collectives whose ranks may give, or get, different sizes."""
-_PAIR = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
+_PAIR = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 DEFAULT = "default_pg"
 """Description of the group of all ranks."""
+MOST_SIDES = 64
+"""Of a tensor; torch has as many."""
 SLOW_SECONDS = 0.5
 """Less cannot be told: a watchdog looks every 0.1 s whether a collective has ended."""
 SLOW_SHARE, SLOW_CALLS = 0.8, 5
@@ -128,7 +130,7 @@ def dump_of(document: Any, rank: int) -> Dump:
         raise ValueError("has 'entries' that are no list of mappings")
     members, groups, known = {}, {}, document.get("pg_config")
     for name, of in (known if isinstance(known, dict) else {}).items():
-        with suppress(ValueError, TypeError, AttributeError):
+        with suppress(ValueError, LookupError, TypeError, OverflowError, RecursionError):
             if ranks := frozenset(map(int, json.loads(str(of["ranks"])))):
                 on = "" if of["desc"] == DEFAULT else f" [{named(sorted(ranks))}]"
                 groups[name] = f"{_group((name, of['desc']))}{on}"
@@ -171,7 +173,7 @@ def _entry(entry: dict[str, Any], groups: Mapping[str, str]) -> Entry:
 
 def _shapes(value: Any) -> list[list[int]]:
     shapes = value if isinstance(value, list) else []
-    return [[whole(side) for side in shape] for shape in shapes if isinstance(shape, list)]
+    return [[whole(side) for side in shape[:MOST_SIDES]] for shape in shapes if isinstance(shape, list)]
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -171,6 +171,19 @@ def test_what_is_no_dump_is_refused_with_its_reason(content: bytes, why: str, tm
         read_dumps([tmp_path / "dump_rank_0"])
 
 
+def test_odd_values_of_a_dump_are_shown_harmless_and_end_nothing(tmp_path: Path) -> None:
+    odd = call(1, f"send {'9' * 5000}->1", process_group=[{}, "\x1b[31m"], is_p2p=True, p2p_seq_id="x")
+    groups = {"0": {"desc": [], "ranks": "[" * 10**5}, "1": 3, "2": {"desc": "", "ranks": "[Infinity]"}}
+    entries = [
+        odd | {"input_sizes": "x", "frames": 3, "time_created_ns": None},
+        call(1, shape=[2**62] * 10**5),
+    ]
+    (tmp_path / "rank0.json").write_text(json.dumps({"entries": entries, "pg_config": groups}))
+    done = harness("hang", tmp_path / "rank0.json", cwd=tmp_path)
+    assert (done.returncode, "\x1b" in done.stdout) == (0, False), done.stderr
+    assert "give the dumps of the other ranks" in done.stdout
+
+
 def test_a_dump_needs_a_rank_of_its_own(tmp_path: Path) -> None:
     for name in ("trace", "a_rank_1", "b1.json"):
         (tmp_path / name).write_text('{"entries": []}')
