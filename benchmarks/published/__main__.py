@@ -12,14 +12,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.published.judge import Judged, errors_of, judge
+from benchmarks.published.judge import Judged, errors_of, judge, stated_errors
+from benchmarks.published.left_out import FILES, left_out, runs_of
 from benchmarks.published.mapping import map_row
 from benchmarks.published.page import render, scatter
 from benchmarks.published.rows import read_rows
 from benchmarks.publishing import errors_text
 from harness.errors import HarnessError
 from harness.plan.profiles import missing_profiles, trace_ahead
-from harness.plan.trust import ERRORS, trust_in
+from harness.plan.trust import ERRORS, measured_errors
 from harness.tell.pictures.drawing import draw
 
 HERE = Path(__file__).parent
@@ -37,15 +38,8 @@ def predicted(file: Path) -> list[Judged]:
 
 def answer(judged: Judged) -> dict[str, Any]:
     """What a row asked for and the answer says, with the errors that it states of itself."""
-    scenario, memory = judged.mapped.scenario, judged.memory_bytes
-    if judged.least_bytes is not None:
-        memory = None
-    memory_error = speed_error = None
-    if scenario is not None:
-        trust = trust_in(scenario)
-        of_memory = trust.reserved if judged.row.statistic in ("reserved", "device") else trust.allocated
-        memory_error = of_memory.typical if of_memory and memory is not None else None
-        speed_error = trust.speed.typical if trust.speed and judged.tokens_per_second is not None else None
+    memory = judged.memory_bytes if judged.least_bytes is None else None
+    memory_error, speed_error = stated_errors(judged)
     reasons = (
         judged.memory_reason if memory is None else None,
         judged.speed_reason if judged.tokens_per_second is None else None,
@@ -76,16 +70,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps({"rows": [answer(one) for one in predicted(given.path)]}, indent=1))
         return
     folder: Path = given.path
-    judged, others = (predicted(HERE / name) for name in ("published_runs.csv", "order_runs.csv"))
-    ERRORS.write_text(errors_text(errors_of(judged)), encoding="utf-8")
+    judged, others, further = (predicted(HERE / name) for name in FILES)
+    every = [*judged, *others, *further]
+    of_sources = left_out(runs_of(one.mapped for one in every if not one.is_adapted))
+    unfitted = {name: error for one in of_sources for name, error in one.errors.items()}
+    ERRORS.write_text(errors_text(errors_of(every, unfitted)), encoding="utf-8")
+    measured_errors.cache_clear()
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
-    for source in dict.fromkeys(one.row.source for one in judged):
-        picture = scatter(judged, source)
+    for source in dict.fromkeys(one.row.source for one in (*judged, *further)):
+        picture = scatter([*judged, *further], source)
         if picture is not None:
             (folder / f"predicted.{source}.svg").write_bytes(draw(picture))
             drawn.append(source)
-    (folder / "README.md").write_text(render(judged, others, pictures=drawn), encoding="utf-8")
+    (folder / "README.md").write_text(
+        render([*judged, *further], others, unfitted, pictures=drawn), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from harness.plan.limits import MemoryVerdict
 from harness.plan.prediction import MemoryPrediction, predict_memory
 from harness.plan.scenario import Scenario
 from harness.plan.step_time import predict_speed
-from harness.plan.trust import crosses_pcie, kind_of
+from harness.plan.trust import chip_of, crosses_pcie, kind_of, trust_in
 
 FULLY_SPECIFIED = "A"
 """Tier: memory and throughput measured, all that decides them is said."""
@@ -67,19 +67,12 @@ class Judged:
 
     @property
     def used_for_constants(self) -> bool:
-        """Whether a default of the time model was estimated from this row."""
-        return (self.row.source, self.row.model) in SEEN_BY_CONSTANTS
+        """Whether a default of the time model was estimated from runs of its source."""
+        return self.row.source in SEEN_BY_CONSTANTS
 
 
-SEEN_BY_CONSTANTS = frozenset(
-    {
-        ("llm-foundry", "mpt-3b"),
-        ("llm-foundry", "mpt-7b"),
-        ("fms-fsdp", "llama2-7b"),
-        ("ultrascale-playbook", "nanotron llama 1B"),
-    }
-)
-"""(source, model) that `harness/plan/hardware.py` names."""
+SEEN_BY_CONSTANTS = frozenset({"llm-foundry", "fms-fsdp", "ultrascale-playbook"})
+"""Sources that `harness/plan/catalogue/hardware/shares.yaml` names."""
 
 
 def judge(mapped: Mapped) -> Judged:
@@ -91,6 +84,7 @@ def judge(mapped: Mapped) -> Judged:
     if found.speed_reason is None:
         try:
             speed = predict_speed(scenario, mapped.constants)
+            assert speed is not None
             found = replace(found, tokens_per_second=speed.tokens_per_second_per_gpu)
         except ASKED_WRONG as error:
             found = replace(found, speed_reason=_first_line(error))
@@ -166,23 +160,41 @@ def _activation_bytes(memory: MemoryPrediction) -> int:
     )
 
 
-def errors_of(judged: Iterable[Judged]) -> list[dict[str, Any]]:
-    """What answers say of their own error: of each run that no constant was estimated from."""
+def errors_of(judged: Iterable[Judged], left_out: Mapping[str, float]) -> list[dict[str, Any]]:
+    """What answers say of their own error: of each run whose settings are said, by constants that its source
+    had no part in. `left_out`: errors of speed by run, of sources that constants are from."""
     return [
         {
-            "run": one.row.id, "adapted": one.is_adapted, "statistic": one.row.statistic,
-            "kind": kind_of(one.mapped.scenario.strategy, one.mapped.scenario.options),
-            "tokens": int(one.row.seq_len),
-            "compiled": one.row.compile.lower() == "true",
-            "checkpointed": bool(one.mapped.scenario.job.training.activation_checkpointing),
-            "pcie": crosses_pcie(one.mapped.scenario),
-            "memory": _rounded(one.memory_error), "speed": _rounded(one.speed_error),
+            "run": one.row.id, "source": one.row.source, "adapted": one.is_adapted,
+            "statistic": one.row.statistic, "kind": kind_of(scenario.strategy, scenario.options),
+            "gpu": chip_of(scenario), "gpus": scenario.world_size, "parameters": scenario.model.parameters,
+            "tokens": int(one.row.seq_len), "compiled": one.row.compile.lower() == "true",
+            "pcie": crosses_pcie(scenario), "memory": _rounded(one.memory_error),
+            "speed": _rounded(left_out.get(one.row.id) if one.used_for_constants else one.speed_error),
         }
         for one in judged
-        if one.mapped.scenario is not None
-        and not one.used_for_constants
+        if (scenario := one.mapped.scenario) is not None and not one.row.tier.startswith(OPEN)
         and not (one.memory_error is None and one.speed_error is None)
     ]  # fmt: skip
+
+
+def stated_errors(one: Judged, without: str | None = None) -> tuple[float | None, float | None]:
+    """Of memory and speed, what the answer to a row says; `without`: as if that source were not known."""
+    scenario = one.mapped.scenario
+    if scenario is None:
+        return None, None
+    if one.row.compile.lower() == "true":
+        model = scenario.job.model.model_copy(update={"compile": "block"})
+        scenario = replace(scenario, job=scenario.job.model_copy(update={"model": model}))
+    trust = trust_in(scenario, without=without)
+    has_memory = one.memory_bytes is not None and one.least_bytes is None
+    memory = trust.memory.typical if trust.memory and has_memory else None
+    speed = trust.speed.typical if trust.speed and one.tokens_per_second is not None else None
+    return memory, speed
+
+
+OPEN = "C"
+"""Tier of rows of which something that decides is not said."""
 
 
 def _rounded(error: float | None) -> float | None:

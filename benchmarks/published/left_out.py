@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,19 +11,19 @@ from statistics import median
 
 from tabulate import tabulate
 
+from benchmarks.published.judge import OPEN
 from benchmarks.published.mapping import Mapped, map_row
 from benchmarks.published.rows import read_rows
 from harness.errors import HarnessError
 from harness.plan.hardware import default_constants
 from harness.plan.scenario import Scenario
 from harness.plan.step_time import Work, seconds_of_step
-from harness.plan.trust import SHORT_TOKENS
+from harness.plan.trust import SHORT_TOKENS, chip_of
 
 LOWEST, HIGHEST = 0.3, 1.25
 """Of the best matrix rate: a share outside is no property of a GPU."""
 HALVINGS = 12
-CHIPS = {"H200": "H100", "GH200": "H100", "H800": "H100", "A800": "A100"}
-"""Device -> whose chip it has."""
+FILES = ("published_runs.csv", "order_runs.csv", "further_runs.csv")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +52,7 @@ class Run:
 
     @property
     def chip(self) -> str:
-        assert self._scenario.device is not None
-        name = self._scenario.device.name
-        name = name if name.startswith("RTX") else name.partition("-")[0]
-        return CHIPS.get(name, name)
+        return chip_of(self._scenario)
 
     def error(self, share: float | None = None) -> float:
         """Predicted over published, less one, where training keeps up this share; None: the shipped one."""
@@ -77,7 +74,7 @@ def _counts(one: Mapped) -> bool:
     row, scenario = one.row, one.scenario
     if scenario is None or scenario.device is None or one.speed_not_covered or row.tokens_per_second is None:
         return False
-    if int(row.seq_len) < SHORT_TOKENS:
+    if int(row.seq_len) < SHORT_TOKENS or row.tier.startswith(OPEN):
         return False
     with suppress(HarnessError):
         return Run(mapped=one).error() > -1
@@ -102,27 +99,33 @@ class LeftOut:
     own: float
     """The share that it sustains itself."""
     others: float
-    """The share of all other sources' runs on that chip, or where there are none on all chips."""
+    """The middle of the shares of all other sources on that chip, each counted once, or where there are none
+    on all chips."""
     shipped: tuple[float, ...]
     """Errors of its runs by the shipped constants."""
-    errors: tuple[float, ...]
-    """The same by what the others sustain."""
+    errors: Mapping[str, float]
+    """By run the same by what the others sustain."""
 
 
 def left_out(runs: Sequence[Run], beside: Sequence[Run] = ()) -> list[LeftOut]:
     """Every source with at least one other to predict it from; `beside`: runs to predict from besides."""
     found = []
+    sources = {(run.chip, run.source) for run in (*runs, *beside)}
+    every = [*runs, *beside]
+    own = {one: fitted_share([run for run in every if (run.chip, run.source) == one]) for one in sources}
     for chip, source in sorted({(run.chip, run.source) for run in runs}):
-        own = [run for run in runs if (run.chip, run.source) == (chip, source)]
-        elsewhere = [run for run in (*runs, *beside) if run.source != source]
-        others = [run for run in elsewhere if run.chip == chip] or elsewhere
+        elsewhere = {one: share for one, share in own.items() if one[1] != source}
+        others = [share for one, share in elsewhere.items() if one[0] == chip] or list(elsewhere.values())
         if others:
-            share = fitted_share(others)
+            of_source, share = (
+                [run for run in runs if (run.chip, run.source) == (chip, source)],
+                median(others),
+            )
             found.append(
                 LeftOut(
-                    chip=chip, source=source, own=fitted_share(own), others=share,
-                    shipped=tuple(run.error() for run in own),
-                    errors=tuple(run.error(share) for run in own),
+                    chip=chip, source=source, own=own[chip, source], others=share,
+                    shipped=tuple(run.error() for run in of_source),
+                    errors={run.mapped.row.id: run.error(share) for run in of_source},
                 )
             )  # fmt: skip
     return found
@@ -135,8 +138,8 @@ INTRODUCTION = """\
 
 What training sustains of the best matrix rate is the constant of the time model that published runs decide.
 Here it is fitted to each source's runs on a chip, so that half of them are predicted too fast, and each
-source is predicted by what is fitted to the runs of all other sources on its chip (on all chips where it is
-the only one there). Runs on samples of 1,024 tokens and more, from `published_runs.csv`.
+source is predicted by the middle of the shares of all other sources on its chip, each counted once (on all
+chips where it is the only one there). Runs on samples of 1,024 tokens and more whose settings are all said.
 `python -m benchmarks.published.left_out` writes this page again.
 
 ## Full training
@@ -158,11 +161,12 @@ def _table(found: Sequence[LeftOut]) -> str:
     rows = [
         [
             one.chip, one.source, len(one.errors), f"{one.own:.2f}", f"{one.others:.2f}",
-            *_error(one.shipped), *_error(one.errors),
+            *_error(one.shipped), *_error([*one.errors.values()]),
         ]
         for one in found
     ]  # fmt: skip
-    shipped, errors = ([e for one in found for e in getattr(one, name)] for name in ("shipped", "errors"))
+    shipped = [error for one in found for error in one.shipped]
+    errors = [error for one in found for error in one.errors.values()]
     rows.append(["all", "", len(errors), "", "", *_error(shipped), *_error(errors)])
     heads = [
         "chip", "source", "runs", "its share", "share of the others", "shipped: median error", "bias",
@@ -177,7 +181,7 @@ def _error(errors: Sequence[float]) -> tuple[str, str]:
 
 def main() -> None:
     """Fit, predict, write the page."""
-    runs = runs_of(map(map_row, read_rows(HERE / "published_runs.csv")))
+    runs = runs_of(map_row(row) for name in FILES for row in read_rows(HERE / name))
     full, adapted = ([run for run in runs if run.is_adapted == kind] for kind in (False, True))
     PAGE.write_text(text(left_out(full), left_out(adapted, full)), encoding="utf-8")
 

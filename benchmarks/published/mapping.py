@@ -363,7 +363,7 @@ def _adapter(row: Row, base: str, precision: str, assumptions: list[str]) -> dic
     named = next(
         (v for k, v in own.get("lora_of", {}).items() if k in row.model.lower()), own.get("lora", {})
     )
-    found = {"targets": re.split(r"[ ,]+", targets[1].strip())} if targets else {}
+    found: dict[str, Any] = {"targets": re.split(r"[ ,]+", targets[1].strip())} if targets else {}
     found |= {"rank": int(rank[1])} if rank else {}
     if "rank" not in found | named or "targets" not in found | named:
         assumptions.append("rank 8 or peft's choice of layers where a page names neither")

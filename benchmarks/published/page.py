@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import mean, median
+from types import MappingProxyType
 from typing import Any
 
 from tabulate import tabulate
@@ -12,6 +14,7 @@ from benchmarks.published import aims, collectives
 from benchmarks.published.aims import LARGE_GROUP
 from benchmarks.published.judge import (
     FULLY_SPECIFIED,
+    OPEN,
     Judged,
     Pair,
     Quantity,
@@ -19,6 +22,7 @@ from benchmarks.published.judge import (
     by_source,
     order,
     pairs,
+    stated_errors,
     summarize,
 )
 from benchmarks.published.mapping import program
@@ -34,10 +38,10 @@ settings. `benchmarks/published/*.csv` hold the figures with repository, commit,
 
 - Predictions come from the closed forms, the traced activations and the time model of this commit, with
   published constants of the hardware (`harness/plan/hardware.py`). Two of these, the shares of the
-  matrix rate that training sustains on A100 and H100, were estimated from rows here. Rows of the same source
-  and model are marked with * and count in no line below but the first. No constant of memory was estimated
-  from any row: what programs do otherwise than our job stands in `benchmarks/published/programs.yaml`, read
-  in their code.
+  matrix rate that training sustains on A100 and H100, were estimated from rows here. Rows of these sources
+  are marked with *, and count in the first line of the summary and by constants of other sources alone.
+  No constant of memory was estimated from any row: what programs do otherwise than our job stands in
+  `benchmarks/published/programs.yaml`, read in their code.
 - Memory: the allocator's peak is predicted. A published 'reserved' or 'device' figure is compared with what
   the allocator keeps: of the loss (`benchmarks/published/losses.py`), and for each stream what it once needed
   (`benchmarks/published/reserved.py`), no more than the device has; 'device' with context and
@@ -47,6 +51,12 @@ settings. `benchmarks/published/*.csv` hold the figures with repository, commit,
   and in no error.
 - Rows of tier A say everything that decides memory and speed, those of tier B lack one of the two or link a
   setting, and those of tier C leave something open, so that only order and ratios count.
+"""
+LEFT_OUT = """\
+Each source as if it were not known: the error that an answer states comes from all other sources, each
+counted once (`harness/plan/trust.py`), and speeds of sources that a constant is from (*) are predicted by
+what the others sustain. No rule reads a source's name; mapping and programs were read with the rows at hand.
+Rows of tier C count in the table, not in the lines on stated errors.
 """
 AIMS = """\
 Runs that no constant was estimated from, except in the first line and in the order of strategies. A group is
@@ -60,12 +70,23 @@ InfiniBand, EFA and Slingshot.
 SOURCES_TITLE = "## By source"
 
 
-def render(judged: Sequence[Judged], ordered: Sequence[Judged] = (), *, pictures: Iterable[str]) -> str:
-    """The page as Markdown; `ordered`: runs of which the order of strategies alone is compared."""
+def render(
+    judged: Sequence[Judged],
+    ordered: Sequence[Judged] = (),
+    left_out: Mapping[str, float] = MappingProxyType({}),
+    *,
+    pictures: Iterable[str],
+) -> str:
+    """The page as Markdown; `ordered`: runs in groups, of which the order of strategies is compared too;
+    `left_out`: errors in speed by run, of sources that constants are from, by constants of the others."""
     covered = [j for j in judged if j.mapped.scenario is not None]
     parts = [
         INTRODUCTION,
+        "## Sources left out\n",
+        LEFT_OUT,
+        _left_out([*judged, *ordered], left_out),
         "## Summary\n",
+        "Of the same runs, with those that constants are from and all of a source counted.\n",
         _summary(judged),
         "## Aims\n",
         AIMS,
@@ -91,6 +112,66 @@ def render(judged: Sequence[Judged], ordered: Sequence[Judged] = (), *, pictures
         parts.append(_assumed(rows))
     parts += ["## Rows that are not covered\n", _not_covered(judged)]
     return "\n".join(parts)
+
+
+def _left_out(judged: Sequence[Judged], left_out: Mapping[str, float]) -> str:
+    """By source, and how often the truth lies within what is stated as if the source were not known."""
+    table, stated = [], {"memory": Calibration(), "speed": Calibration()}
+    for source in dict.fromkeys(one.row.source for one in judged):
+        rows = [one for one in judged if one.row.source == source]
+        asked = sum(one.memory_bytes is not None or one.tokens_per_second is not None for one in rows)
+        line = [source + ("*" if rows[0].used_for_constants else ""), f"{asked} of {len(rows)}"]
+        own = {"memory": Calibration(), "speed": Calibration()}
+        for one in rows:
+            is_open = one.row.tier.startswith(OPEN)
+            speed = left_out.get(one.row.id) if one.used_for_constants else one.speed_error
+            errors = zip(
+                ("memory", "speed"), (one.memory_error, speed), stated_errors(one, source), strict=True
+            )
+            for name, error, width in errors:
+                if error is not None:
+                    own[name].add(error, width)
+                    if not is_open:
+                        stated[name].add(error, width)
+        for known, of in ((own["memory"], mean), (own["speed"], median)):
+            sizes = [abs(error) for error in known.errors]
+            line += [
+                str(len(sizes)), _percent(of(sizes) if sizes else None),
+                _percent(median(known.errors) if sizes else None),
+                _percent(median(known.widths) if known.widths else None),
+                f"{known.within} of {len(known.widths)}",
+            ]  # fmt: skip
+        if asked:
+            table.append(line)
+    heads = ["from", "asked"]
+    for name, middle in (("memory", "mean error"), ("speed", "median error")):
+        heads += [f"{name}: rows", middle, "bias", "stated", "within"]
+    said = [f"- {name}: {known.text()}" for name, known in stated.items()]
+    return "\n".join([*said, "", tabulate(table, heads, tablefmt="github", disable_numparse=True)]) + "\n"
+
+
+@dataclass
+class Calibration:
+    """Errors of runs, and of those of which an error was stated, how wide it was and how often it held."""
+
+    errors: list[float] = field(default_factory=list)
+    widths: list[float] = field(default_factory=list)
+    within: int = 0
+
+    def add(self, error: float, width: float | None) -> None:
+        self.errors.append(error)
+        if width is not None:
+            self.widths.append(width)
+            self.within += abs(error) <= width
+
+    def text(self) -> str:
+        if not self.widths:
+            return "no error stated"
+        return (
+            f"an error is stated for {len(self.widths) / len(self.errors):.0%} of {len(self.errors)} rows "
+            f"(aim: half), the truth lies within it in {self.within / len(self.widths):.0%} of them "
+            f"(aim: 80%), its median is {median(self.widths):.0%} (aim: at most 25%)"
+        )
 
 
 def _summary(judged: Sequence[Judged]) -> str:

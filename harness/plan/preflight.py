@@ -65,7 +65,7 @@ def judged(
     `data_bytes`: what samples hold besides (`harness.plan.scenario.data_bytes`).
     """
     trust = trust_in(scenario, speed=False)
-    known = trust.allocated if trust.allocated and trust.allocated.not_of is None else None
+    known = trust.memory
     kinds = {"data": data_bytes} if data_bytes else {}
     for kind, size in prediction.decisive.kinds.items():
         kinds[kind] = kinds.get(kind, 0) + size

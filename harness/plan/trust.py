@@ -1,14 +1,14 @@
-"""How wrong predictions like one have been, of runs of others and of CPU ranks; what they rest on most."""
+"""How wrong predictions like one have been, by sources that measured runs; what they rest on most."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from itertools import combinations
+from itertools import accumulate
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 from harness.backends.registry import REFERENCE
@@ -28,58 +28,63 @@ CPU = "cpu"
 """What the peak of those is, among the statistics of published ones."""
 SHORT_TOKENS = 1024
 """Samples below are steps that wait for the host."""
+ENOUGH_SOURCES = 3
+"""From which an error is stated."""
+COVERED = 0.85
+"""Of the runs of sources, each counted once, that lie within the stated error. A source that is not among
+them lies further out: the page of published runs counts how many do."""
+WIDEST = 0.5
+"""Sources that lie further apart agree on nothing."""
 HOST_SHARE = 0.1
 """Of a step, from which waiting for the host, or its update, decides it."""
 WORTH_SAYING = 0.05
 """Bias from which a direction is named."""
 SMALL = 0.005
 """Errors below are given to a digit."""
-FEW_RUNS = 2
-"""Up to so many are listed, since they have no typical error."""
-ENOUGH_RUNS = 5
-"""From which runs of a question's own settings are counted alone."""
-LIKE_LENGTH = 4
-"""Lengths of samples within this factor are alike."""
+FEW_SOURCES = ("no source", "one source", "two sources")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownErrors:
     """Errors of one figure over runs that were measured."""
 
+    of: str
+    """What runs those are: 'full training under zero3'."""
     runs: int
-    whose: str = "published runs"
-    typical: float
-    """Mean for memory, median for speed, without sign."""
+    sources: tuple[str, ...]
+    """Who measured, with the most GPUs of each; empty: CPU ranks of this harness, each run for itself."""
+    typical: float | None
+    """Within which `COVERED` of them lie, without sign; None: too few sources, or too far apart."""
     bias: float
-    """The same with sign."""
+    """Median, with sign, of the sources' medians."""
     worst: float
-    listed: tuple[float, ...] = ()
-    """Of each run with sign, where there are few."""
-    unlike: tuple[str, ...] = ()
-    """How many have a setting of the question that not all have: '3 with checkpointing'."""
-    not_of: str | None = None
-    """What decides the figure and none has: 'without checkpointing'; None: some have it."""
+    beyond: tuple[str, ...] = ()
+    """What of the question none of these runs had: '405B parameters (at most 70B)'."""
+
+    @property
+    def whose(self) -> str:
+        return "published runs" if self.sources else "runs on CPU ranks"
 
     def as_json(self) -> dict[str, Any]:
         """As JSON has it: lists, no tuples."""
-        return vars(self) | {"listed": list(self.listed), "unlike": list(self.unlike)}
+        return vars(self) | {"whose": self.whose, "sources": [*self.sources], "beyond": [*self.beyond]}
 
     def text(self) -> str:
-        """'±9 % (61 published runs, on the whole 7 % too low)', '12 % too high (1 published run)'."""
-        if self.not_of is not None:
-            other = "without it" if self.not_of.startswith("with ") else "with it"
-            return f"n/a {self.not_of}, {other} {replace(self, not_of=None).text()}"
-        whose = f"{self.runs} {self.whose if self.runs > 1 else self.whose.replace('runs', 'run', 1)}"
-        if self.listed:
-            size = " and ".join(map(_signed, self.listed))
-            return f"{size} ({'; '.join([whose, *self.unlike])})".replace("%", " %")
-        direction = (f", on the whole {_signed(self.bias)}",) if abs(self.bias) >= WORTH_SAYING else ()
-        about = "; ".join(["".join([whose, *direction]), *self.unlike])
-        return f"±{_percent(self.typical)} ({about})".replace("%", " %")
+        """'±9 % (6 sources, 61 published runs, on the whole 7 % too low)'."""
+        beyond = f"; none with {listed(self.beyond)}" if self.beyond else ""
+        if self.sources and len(self.sources) < ENOUGH_SOURCES:
+            named = "; ".join(self.sources)
+            return f"tested on {FEW_SOURCES[len(self.sources)]} ({named}{beyond})"
+        counted_runs = f"{self.runs} {self.whose if self.runs > 1 else self.whose.replace('runs', 'run', 1)}"
+        parts = [counted(len(self.sources), "source"), counted_runs] if self.sources else [counted_runs]
+        if self.typical is None:
+            return f"not stated: {listed(parts)} lie up to {_percent(self.worst)} off{beyond}"
+        direction = [f"on the whole {_signed(self.bias)}"] if abs(self.bias) >= WORTH_SAYING else []
+        return f"±{_percent(self.typical)} ({', '.join([*parts, *direction])}{beyond})"
 
 
 def _percent(size: float) -> str:
-    return f"{size:.0%}" if size >= SMALL else f"{100 * size:.1g}%"
+    return (f"{size:.0%}" if size >= SMALL else f"{100 * size:.1g}%").replace("%", " %")
 
 
 def _signed(error: float) -> str:
@@ -91,15 +96,9 @@ class Trust:
     """How wrong answers like one have been."""
 
     runs: str
-    """What runs those are: 'full training under zero3'."""
-    allocated: KnownErrors | None
-    reserved: KnownErrors | None
-    """Reserved or device memory."""
+    """What is asked: 'full training under zero3'."""
+    memory: KnownErrors | None
     speed: KnownErrors | None
-    unseen: tuple[str, ...] = ()
-    """Strategies of the answer of which there is no such run."""
-    other_training: tuple[str, ...] = ()
-    """Of those, with what there is of adapters where all is trained, and the other way round."""
     bounded: bool = False
     """Whether the memory is a range, which has no error of its own."""
     is_timed: bool = True
@@ -107,32 +106,29 @@ class Trust:
     assumption: str | None
     """The largest that the speed rests on, or the memory where no speed is predicted."""
 
-    @property
-    def _figures(self) -> dict[str, KnownErrors | None]:
-        return {"allocated": self.allocated, "reserved": self.reserved, "speed": self.speed}
-
     def lines(self) -> list[str]:
         """In words, for people."""
-        parts = [f"{name} {known.text()}" for name, known in self._figures.items() if known is not None]
-        if parts:
-            if self.is_timed and self.speed is None:
-                parts.append("speed n/a (no published run like this)")
-            found = [f"typical error, {self.runs}: {', '.join(parts)}"]
-            found[0] += f"; no such run under {listed(self.unseen)}" if self.unseen else ""
-        else:
-            found = [f"typical error: no published run like this ({self.runs})"]
-        found[0] += "".join(f"; {text}" for text in self.other_training)
+        asked = {"memory": not self.bounded, "speed": self.is_timed}
+        parts = []
+        for name, is_asked in asked.items():
+            known: KnownErrors | None = getattr(self, name)
+            if known is not None:
+                of = "" if known.of == self.runs else f" of {known.of}"
+                parts.append(f"{name}{of} {known.text()}")
+            elif is_asked:
+                parts.append(f"{name} not known (no run like this)")
+        found = [f"typical error, {self.runs}: {', '.join(parts)}"] if parts else []
         if self.bounded:
-            found[0] += "; memory is a range between two predictions, not a figure with an error"
-        return found + ([f"largest assumption: {self.assumption}"] if self.assumption else [])
+            found.append("memory is a range between two predictions, not a figure with an error")
+        return ["; ".join(found)] * bool(found) + (
+            [f"largest assumption: {self.assumption}"] * bool(self.assumption)
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The same as numbers."""
-        figures = {name: known.as_json() if known else None for name, known in self._figures.items()}
-        return figures | {
-            "runs": self.runs, "unseen": list(self.unseen),
-            "other_training": list(self.other_training), "bounded": self.bounded,
-            "assumption": self.assumption,
+        known = {"memory": self.memory, "speed": self.speed}
+        return {name: one.as_json() if one else None for name, one in known.items()} | {
+            "runs": self.runs, "bounded": self.bounded, "assumption": self.assumption,
         }  # fmt: skip
 
 
@@ -142,14 +138,16 @@ def trust_in(
     bounded: bool = False,
     host_share: float | None = None,
     update_share: float | None = None,
+    without: str | None = None,
 ) -> Trust:
-    """Of runs with the same kind of training under the same families of strategies, offloaded or not, with
-    the same checkpointing, compilation and length of samples where there are enough.
+    """Of the most like runs that enough sources measured: under the same families of strategies, else under
+    those that divide as much, else all of the kind of training.
 
     On one GPU every family counts that runs on one. `scenarios`: of one job on one kind of device. `speed`:
     whether the answer predicts any. `bounded`: whether its memory is a range. `host_share`: of a step that
     waits for the host, at most; None: not known, so the length of a sample decides. `update_share`: of the
-    first one's step, in which the host updates; None: not known, so offload decides.
+    first one's step, in which the host updates; None: not known, so offload decides. `without`: a source that
+    is left out, as if it were not known.
     """
     first = scenarios[0]
     on_gpu, adapted = first.torch_device != "cpu", first.job.adapter.is_present
@@ -157,65 +155,51 @@ def trust_in(
     axes = unpredicted_axes(first.job, (COMPILATION,))  # of which nobody published a run
     # Runs of one process are like those of a strategy that shares with no other rank.
     is_alone = first.world_size == 1 and not all(kind.endswith(OFFLOADED) for kind in kinds)
-    counting = (*kinds, REFERENCE) if is_alone else kinds
+    counting = {*kinds, REFERENCE} if is_alone else set(kinds)
     near = [] if axes else [
         run for run in measured_errors()
-        if (run["statistic"] != CPU) == on_gpu and run["kind"] in counting
+        if (run["statistic"] != CPU) == on_gpu
+        and (run["source"] != without if on_gpu else run["kind"] in counting)
     ]  # fmt: skip
-    alike = [run for run in near if run["adapted"] == adapted]
-    seen = {run["kind"] for run in alike}
-    short = first.job.data.sequence_length < SHORT_TOKENS
+    training = "adapters" if adapted else "full training"
+    runs = f"{training} under {listed(_named(kinds))}" + (f" with {listed(axes)}" if axes else "")
+    offloaded = any(kind.endswith(OFFLOADED) for kind in kinds)
+    divided = {_divided(kind) for kind in counting}
     speed = speed and first.device is not None
-    of_memory: dict[str, tuple[str, ...]] = {
-        "allocated": ("allocated", "not said") if on_gpu else (CPU,),
-        "reserved": ("reserved", "device") if on_gpu else (),
-    }
-    memory = {
-        name: None
-        if bounded
-        else _known([r for r in alike if r["statistic"] in counted], "memory", first, of=mean)
-        for name, counted in of_memory.items()
-    }
-    speeds = [run for run in alike if (run["tokens"] < SHORT_TOKENS) == short] if speed else []
-    known_speed = _known(speeds, "speed", first, of=median)
-    if known_speed and first.device and _is_unseen(first):
-        known_speed = replace(known_speed, unlike=(*known_speed.unlike, f"none on {first.device.name}"))
-    own = [one for one in kinds if one in seen]
-    unseen = [] if REFERENCE in seen and first.world_size == 1 else [one for one in kinds if one not in seen]
-    words = ["adapters" if adapted else "full training", f"under {listed(_named(own or kinds))}"]
-    words += ["or without a library"] if REFERENCE in seen and REFERENCE not in kinds else []
+
+    def alike(run: dict[str, Any]) -> bool:
+        same = run["adapted"] == adapted and run["kind"].endswith(OFFLOADED) == offloaded
+        return same or not on_gpu
+
+    def timed(run: dict[str, Any]) -> bool:
+        """What decides the share of a rate that a step reaches, whatever the strategy."""
+        short = first.job.data.sequence_length < SHORT_TOKENS
+        return (
+            run["gpu"] == chip_of(first) and (run["tokens"] < SHORT_TOKENS) == short
+            and run["kind"].endswith(OFFLOADED) == offloaded and run["pcie"] == crosses_pcie(first)
+        )  # fmt: skip
+
+    of_memory: list[tuple[str, Callable[[dict[str, Any]], bool]]] = [
+        (runs, lambda run: alike(run) and run["kind"] in counting),
+        (f"{training} that divides as much", lambda run: alike(run) and _divided(run["kind"]) in divided),
+        (f"all {training}{' with offload' if offloaded else ''}", alike),
+    ]
+    compiled = first.job.model.compile != "none"
+    code = "compiled" if compiled else "eager"
+    of_speed: list[tuple[str, Callable[[dict[str, Any]], bool]]] = [] if first.device is None else [
+        (f"{code} {training} on {chip_of(first)}",
+         lambda run: timed(run) and run["adapted"] == adapted and run["compiled"] == compiled),
+        (f"{code} runs on {chip_of(first)}", lambda run: timed(run) and run["compiled"] == compiled),
+        (f"runs on {chip_of(first)}", timed),
+    ]  # fmt: skip
     return Trust(
-        runs=" ".join(words + ([f"with {listed(axes)}"] if axes else [])),
-        **memory,
-        speed=known_speed,
-        unseen=tuple(_named(unseen)),
-        other_training=tuple(_other_training(near, adapted, unseen, () if known_speed or not speed else own)),
+        runs=runs,
+        memory=None if bounded else _known(near, "memory", of_memory, first),
+        speed=_known(near, "speed", of_speed, first) if speed else None,
         bounded=bounded,
         is_timed=speed,
         assumption=largest_assumption(first, host_share, update_share) if speed else largest_of_memory(first),
     )
-
-
-def _other_training(
-    runs: list[dict[str, Any]], adapted: bool, unseen: Sequence[str], untimed: Sequence[str]
-) -> Iterator[str]:
-    """'ddp with adapters: memory ±12 % and speed ±23 % (4 published runs)', of strategies without a run like
-    the question, or without the speed of one."""
-    for kind in (*unseen, *untimed):
-        of_kind = [run for run in runs if run["kind"] == kind and run["adapted"] != adapted]
-        found = {
-            name: [abs(run[name]) for run in of_kind if run[name] is not None]
-            for name in (("memory", "speed") if kind in unseen else ("speed",))
-        }
-        figures = [
-            f"{name} ±{_percent(median(errors) if name == 'speed' else mean(errors))}"
-            for name, errors in found.items()
-            if errors
-        ]
-        if figures:
-            count = counted(max(map(len, found.values())), "published run")
-            what = "where all is trained" if adapted else "with adapters"
-            yield f"{_named([kind])[0]} {what}: {listed(figures)} ({count})".replace("%", " %")
 
 
 OFFLOADED = "+offload"
@@ -225,6 +209,25 @@ def kind_of(strategy: StrategyKind, options: Mapping[str, Any]) -> str:
     """What of a strategy decides how well it is predicted: 'zero3', 'fsdp2-ring', 'zero12+offload'."""
     name = strategy.family if strategy.sequence is None else f"{strategy.family}-{strategy.sequence}"
     return name if options.get("offload", "none") == "none" else f"{name}{OFFLOADED}"
+
+
+def _divided(kind: str) -> str:
+    """What ranks divide under a kind of strategy: nothing, the optimizer's states or gradients, or all."""
+    family = kind.partition("+")[0]
+    whole = {REFERENCE: "alone", "ddp": "copies", "zero0": "copies", "zero12": "copies"}
+    return whole.get(family, "all" if family in ("fsdp1", "fsdp2", "zero3") else family)
+
+
+CHIPS = {"H200": "H100", "GH200": "H100", "H800": "H100", "A800": "A100"}
+"""Device -> whose chip it has."""
+
+
+def chip_of(scenario: Scenario) -> str:
+    """The GPU of a scenario, whatever its memory: 'A100', 'RTX-4090'."""
+    assert scenario.device is not None
+    name = scenario.device.name
+    name = name if name.startswith("RTX") else name.partition("-")[0]
+    return CHIPS.get(name, name)
 
 
 NAMES = {"zero12": "zero1/zero2", "fsdp2": "fsdp", "tensor": "tp", "pipeline": "pp"}
@@ -301,32 +304,12 @@ def _is_unseen(scenario: Scenario) -> bool:
 
 @cache
 def measured_errors() -> tuple[dict[str, Any], ...]:
-    """One entry a run: adapted, kind (`kind_of`), statistic, tokens, memory, speed; of published ones whether
-    it was compiled and checkpointed, and had several GPUs with PCIe alone between them."""
+    """One entry a run: adapted, kind (`kind_of`), statistic, tokens, memory, speed; of published ones source,
+    gpu (`chip_of`), gpus, parameters, and whether it was compiled and its GPUs had PCIe alone between."""
     found: list[dict[str, Any]] = [
         one for file in (ERRORS, CPU_ERRORS) for one in json.loads(file.read_text())
     ]
     return tuple(found)
-
-
-def _unlike(run: dict[str, Any], asked: Scenario) -> set[str]:
-    """Of links, checkpointing, compilation and length of samples, what a run has unlike a question."""
-    job = asked.job
-    length = job.data.sequence_length / run["tokens"]
-    return {
-        name
-        for name, differs in (
-            (LINKED, asked.world_size > 1 and run["pcie"] != crosses_pcie(asked)),
-            (LENGTH, not 1 / LIKE_LENGTH <= length <= LIKE_LENGTH),
-            (COMPILED, run["compiled"] != (job.model.compile != "none")),
-            (CHECKPOINTED, run["checkpointed"] != bool(job.training.activation_checkpointing)),
-        )
-        if differs
-    }
-
-
-LENGTH, COMPILED, CHECKPOINTED, LINKED = UNLIKE = ("length", "compiled", "checkpointed", "linked")
-"""What decides an error; where there are few runs, it may differ in this order."""
 
 
 def crosses_pcie(scenario: Scenario) -> bool:
@@ -334,49 +317,62 @@ def crosses_pcie(scenario: Scenario) -> bool:
     return scenario.world_size > 1 and scenario.device is not None and scenario.device.link.startswith("PCIe")
 
 
-def _checkpointing(asked: Scenario) -> str:
-    return f"with{'' if asked.job.training.activation_checkpointing else 'out'} checkpointing"
-
-
-def _like_most(runs: list[dict[str, Any]], asked: Scenario) -> tuple[list[dict[str, Any]], list[str]]:
-    """Enough runs that differ in as little as can be, or all; and how many have each setting not all have."""
-    if not any(COMPILED in run for run in runs):  # of CPU ranks, whose errors no setting decides
-        return runs, []
-    unlike = [(run, _unlike(run, asked)) for run in runs]
-    allowed = (set(some) for n in range(len(UNLIKE)) for some in combinations(UNLIKE, n))
-    for some in allowed:
-        chosen = [(run, differs) for run, differs in unlike if differs <= some]
-        if len(chosen) >= ENOUGH_RUNS:
-            break
-    else:
-        chosen = unlike
-    job = asked.job
-    names = {
-        CHECKPOINTED: _checkpointing(asked),
-        COMPILED: "compiled" if job.model.compile != "none" else "eager",
-        LENGTH: "of about this length",
-        LINKED: f"with{'out' if crosses_pcie(asked) else ''} NVLink",
-    }
-    shared = {name: sum(name not in differs for _, differs in chosen) for name in names}
-    said = [f"{count or 'none'} {names[name]}" for name, count in shared.items() if count < len(chosen)]
-    return [run for run, _ in chosen], said
-
-
-def _known(runs: list[dict[str, Any]], figure: str, asked: Scenario, *, of: Any) -> KnownErrors | None:
-    runs = [run for run in runs if run[figure] is not None]
-    not_of: str | None = None
-    if figure == "memory":  # of which checkpointing leaves little
-        same = [run for run in runs if CHECKPOINTED not in run or CHECKPOINTED not in _unlike(run, asked)]
-        not_of = None if same else _checkpointing(asked)
-        runs = same or runs
-    shown, unlike = _like_most(runs, asked)
-    if not shown:
+def _known(
+    runs: list[dict[str, Any]],
+    figure: str,
+    levels: Sequence[tuple[str, Callable[[dict[str, Any]], bool]]],
+    asked: Scenario,
+) -> KnownErrors | None:
+    """Of the first level that enough sources have measured, else of the one with most."""
+    having = [run for run in runs if run[figure] is not None]
+    pools = [(name, [run for run in having if is_like(run)]) for name, is_like in levels]
+    pools = [(name, pool) for name, pool in pools if pool]
+    if not pools:
         return None
-    errors = [float(run[figure]) for run in shown]
-    sizes = [abs(error) for error in errors]
-    whose = {"whose": "runs on CPU ranks"} if shown[0]["statistic"] == CPU else {}
+    enough = (one for one in pools if len(_by_source(one[1])) >= ENOUGH_SOURCES)
+    name, pool = next(enough, max(pools, key=lambda one: len(_by_source(one[1]))))
+    sources = _by_source(pool)
+    on_cpu = pool[0]["statistic"] == CPU
+    typical = None
+    if on_cpu or len(sources) >= ENOUGH_SOURCES:
+        within = sorted((abs(run[figure]), 1 / len(own)) for own in sources.values() for run in own)
+        reached = accumulate(share for _, share in within)
+        least = COVERED * len(sources) - 1e-9
+        error = next(error for (error, _), share in zip(within, reached, strict=True) if share >= least)
+        typical = error if error <= WIDEST else None
     return KnownErrors(
-        runs=len(errors), typical=of(sizes), bias=of(errors), worst=max(sizes), not_of=not_of,
-        unlike=tuple(text for text in unlike if text != f"none {not_of}"),
-        listed=tuple(errors) if len(errors) <= FEW_RUNS else (), **whose,
+        of=name,
+        runs=len(pool),
+        sources=() if on_cpu else tuple(
+            f"{source}, {max(run['gpus'] for run in own)} {own[0]['gpu']}" for source, own in sources.items()
+        ),
+        typical=typical,
+        bias=median(median(run[figure] for run in own) for own in sources.values()),
+        worst=max(abs(run[figure]) for run in pool),
+        beyond=() if on_cpu else tuple(_beyond(pool, asked)),
     )  # fmt: skip
+
+
+def _by_source(runs: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        found.setdefault(run.get("source", run["run"]), []).append(run)
+    return found
+
+
+FURTHER = 1.25
+"""Times the largest of the runs, from which a question lies beyond them."""
+
+
+def _beyond(runs: Sequence[dict[str, Any]], asked: Scenario) -> Iterator[str]:
+    """What of a question is larger than in any of the runs, and its GPU where none had it."""
+    for name, own, form in (
+        ("parameters", asked.model.parameters, lambda size: f"{size / 1e9:.3g}B"),
+        ("gpus", asked.world_size, lambda size: f"{size:,}"),
+        ("tokens", asked.job.data.sequence_length, lambda size: f"{size:,}"),
+    ):
+        most = max(run[name] for run in runs)
+        if own > FURTHER * most:
+            yield f"{form(own)} {'GPUs' if name == 'gpus' else name} (at most {form(most)})"
+    if asked.device is not None and chip_of(asked) not in {run["gpu"] for run in runs}:
+        yield chip_of(asked)

@@ -44,8 +44,14 @@ def test_memory_stays_below_what_the_name_says(hardware: Hardware) -> None:
 
 def test_a_node_has_the_gpus_of_a_machine_in_which_they_are_sold(hardware: Hardware) -> None:
     counts = {name: hardware.device(name).gpus_per_node for name in hardware.devices}
-    assert {name for name, count in counts.items() if count != 8} == {"A100-64", "GB200", "GB300", "GH200"}
-    assert {counts[name] for name in ("A100-64", "GB200", "GB300", "GH200")} == {4}
+    assert {name for name, count in counts.items() if count != 8} == {
+        "A100-64",
+        "H100-64",
+        "GB200",
+        "GB300",
+        "GH200",
+    }
+    assert {counts[name] for name in ("A100-64", "H100-64", "GB200", "GB300", "GH200")} == {4}
     gb200 = hardware.device("GB200")
     assert [ranks_per_node(gb200, given) for given in (None, 8)] == [4, 8]
     assert ranks_per_node(None, None) == 8

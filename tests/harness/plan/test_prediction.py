@@ -217,7 +217,7 @@ def test_text_and_document_have_the_bounds_and_how_wrong_their_like_were() -> No
     between = f"{least / 1e9:.3g} and {most / 1e9:.3g} GB"
     assert f"fsdp: peak between {between}: compiled blocks keep as much as eager blocks at most" in text
     assert "fsdp fits, between " in text
-    assert "typical error, full training under fsdp: speed ±" in text
+    assert "typical error, full training under fsdp: speed of runs on A100 ±" in text
     assert "memory is a range" in text
     assert "compiled code is as fast as eager code, which is the least" in text
 

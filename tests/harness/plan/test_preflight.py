@@ -191,7 +191,7 @@ def test_how_wrong_such_predictions_were_is_said_once() -> None:
     found = predict_runs(runs, MemoryLimits(device_bytes=80 * GB))
     alone = trust_in(planned["fsdp1"], speed=False)
     part = found.parts["fsdp1"]
-    assert (part.typical_error, part.error_runs) == (alone.allocated.typical, alone.allocated.runs)
+    assert (part.typical_error, part.error_runs) == (alone.memory.typical, alone.memory.runs)
     assert part.assumption == alone.assumption
     (said,) = (line for line in found.lines() if line.startswith("typical error"))
     assert said == "; ".join(trust_in(*planned.values(), speed=False).lines())
