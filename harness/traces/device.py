@@ -25,6 +25,8 @@ _LOCAL = re.compile(_TABLE["local"])
 _BETWEEN_DEVICES = re.compile(r"\bPtoP\b|PeerToPeer", re.IGNORECASE)
 """A copy from one device to another: how copy engines do collectives."""
 COMMUNICATION, COPY, OTHER = "communication", "copy", "other"
+LONGEST_NAME = 4096
+"""Characters that are looked at: patterns take the square of them at worst."""
 
 
 class Kind(NamedTuple):
@@ -40,6 +42,7 @@ class Kind(NamedTuple):
 @lru_cache(maxsize=100_000)
 def kind_of(category: str, name: str) -> Kind:
     """What an event of a device is."""
+    name = name[:LONGEST_NAME]
     if category in COPIES:
         return Kind(COMMUNICATION if _BETWEEN_DEVICES.search(name) else COPY)
     if not _LOCAL.search(name):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,21 @@ def test_kernels_of_every_library_communicate_and_say_what_they_do(name: str) ->
 @pytest.mark.parametrize("name", COMPUTE)
 def test_kernels_that_only_look_like_communication_compute(name: str) -> None:
     assert kind_of("kernel", name) == (COMPUTE[name], None, None)
+
+
+def test_names_of_any_length_are_read_at_once() -> None:
+    begin = time.process_time()
+    for word in (
+        "deep_ep",
+        "dpsk::ep",
+        "_ZN4dpsk2ep1",
+        "moeA2A",
+        "mixed_comm::",
+        "userbuffers_",
+        "triton_red_",
+    ):
+        kind_of("kernel", word * 100_000)
+    assert time.process_time() - begin < 5
 
 
 def test_kinds_of_experts_kernels_are_figures(tmp_path: Path) -> None:
