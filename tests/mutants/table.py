@@ -602,5 +602,17 @@ MUTANTS = [Mutant(*row) for row in (
     ("audit-of-the-reference", "altered_updates", never("any((part.odd_update for part in reference.ranks))"),
      "What the reference does as well is no fault of a backend",
      "test_what_the_reference_does_too_is_no_finding"),
+    ("kept-gradients", "Habits.stepped", becomes("not since.were_gone", "False"),
+     "A script that never zeroes its gradients is named",
+     "test_a_mistake_around_updates_is_named_and_its_sound_twin_is_not[never-zeroed]"),
+    ("scheduler-once", "Habits.scheduler_calls", becomes("calls > 1 and times > 1", "times > 1"),
+     "A scheduler that is stepped once per update is none of a mistake",
+     "test_a_mistake_around_updates_is_named_and_its_sound_twin_is_not[sound]"),
+    ("divided-sum", "divisor_of", becomes("is_mean and math.isfinite(divisor)", "math.isfinite(divisor)"),
+     "What divides a sum is no number of micro-steps",
+     "test_what_divides_a_mean_is_read_from_its_graph"),
+    ("loss-gradients", "PassWatch.loss_gradients", becomes("float(found.max())", "float(found.min())"),
+     "The least and the most gradient that reach a loss are known",
+     "test_what_reaches_a_loss_is_known_of_a_step"),
 )]
 # fmt: on

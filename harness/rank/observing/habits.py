@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from harness.backends.optimizer.gradients import local_shard
 from harness.rank.live.model_watch import depends_on_mode
 
-LOOKED_AT = 16
-"""Updates, and gaps between steps, that are looked at: each look may wait for a device."""
+LOOKED_AT = 5
+"""First updates whose gradients are looked at: each look may wait for a device."""
+MOST_GAPS = 16
+"""Gaps between steps that are."""
 SCALED = 1e-6
 """Relative: norms of one tensor that nothing changed are equal."""
 FACTORS = {"DivBackward0": 1, "MulBackward0": -1}
@@ -155,7 +157,7 @@ class Habits:
 
     def passes_without_gradients(self, root: nn.Module, step: int) -> None:
         """A pass between steps, before this one."""
-        if root.training and len(self.left_in_training) < LOOKED_AT and step not in self.left_in_training:
+        if root.training and len(self.left_in_training) < MOST_GAPS and step not in self.left_in_training:
             # BatchNorm without momentum is averaged anew on purpose (`update_bn`).
             if any(
                 one.training and getattr(one, "momentum", 0.0) is not None and depends_on_mode(one)

@@ -92,7 +92,7 @@ HEAD_OF = "(model.module if hasattr(model, 'module') else model)[2] = nn.Linear(
 BY_HAND = "[(dist.all_reduce(p.grad), p.grad.div_(2)) for p in model[2].parameters()]"
 SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
     "sound": (loop(), 1, set()),
-    "never zeroed": (loop(after="scheduler.step()"), 1, {"gradients-kept"}),
+    "never-zeroed": (loop(after="scheduler.step()"), 1, {"gradients-kept"}),
     "zeroed in place": (loop(after="optimizer.zero_grad(set_to_none=False); scheduler.step()"), 1, set()),
     "zeroed by hand": (loop(after="[setattr(p, 'grad', None) for p in model.parameters()]"), 1, set()),
     "one parameter is never zeroed": (loop(after="model[0].zero_grad()"), 1, {"gradients-kept"}),
@@ -134,7 +134,7 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
     "an added head that is reduced by hand": (
         wrapped(by=IN_FSDP, changed=HEAD_OF, reduced=BY_HAND), 2, set()),
 }  # fmt: skip
-CHEAP = ("sound", "never zeroed", "a schedule per micro-step", "evaluates in training mode")
+CHEAP = ("sound", "never-zeroed", "a schedule per micro-step", "evaluates in training mode")
 
 
 @pytest.mark.parametrize(
