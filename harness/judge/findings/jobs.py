@@ -446,8 +446,8 @@ def loss_divided(row: JudgedRun) -> Iterator[Finding]:
     libraries = {name.partition(" ")[0] for name in seen.frameworks} & DIVIDING
     short = {n: r for n, r in seen.shorter_ratios.items() if abs(r * count / n - 1) <= SAME_RATIO}
     if abs(ratio - 1) <= SAME_RATIO and short and not libraries:
-        values = {"micro_steps": count, "ratios": short}
-        yield found("loss-not-divided", row.cell, values, "shorter", fewer=min(short))
+        told = {"micro_steps": count, "ratios": short}
+        yield found("loss-not-divided", row.cell, told, "shorter", fewer=min(short))
 
 
 def epochs_alike(row: JudgedRun) -> Iterator[Finding]:
