@@ -126,7 +126,7 @@ def report_runs(
         found = archive_runs(found, folders[0])
     asked: Asked = {"question": question, "subject": subject, "price": price, "over": over}
     try:
-        write_report(found, output, form=form, folders=folders, **asked)
+        write_report(found, output, form=form, **{**asked, "folders": folders})
     except (HarnessError, OSError):
         raise
     except Exception:
