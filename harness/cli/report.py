@@ -125,8 +125,9 @@ def report_runs(
         folders = [output.parent / ARCHIVE_NAME]
         found = archive_runs(found, folders[0])
     asked: Asked = {"question": question, "subject": subject, "price": price, "over": over}
+    whole: Asked = {**asked, "folders": folders}
     try:
-        write_report(found, output, form=form, **{**asked, "folders": folders})
+        write_report(found, output, form=form, **whole)
     except (HarnessError, OSError):
         raise
     except Exception:
