@@ -83,9 +83,10 @@ class StrategyFile:
         elif strategy == "FSDP":
             strategy = "fsdp" if str(at(values, "fsdp_config.fsdp_version")) == "2" else "fsdp1"
         elif strategy == "DEEPSPEED":
-            file = at(values, "deepspeed_config.deepspeed_config_file")
-            stage = at(document(Path(file)), "zero_optimization.stage") or 0 if file else None
-            strategy = f"zero{stage if file else at(values, 'deepspeed_config.zero_stage') or 2}"
+            stage = at(values, "deepspeed_config.zero_stage")
+            if file := at(values, "deepspeed_config.deepspeed_config_file"):
+                stage = at(document(Path(str(file))), "zero_optimization.stage") or 0
+            strategy = f"zero{2 if stage is None else stage}"
         if strategy not in of_accelerate():
             raise HarnessError(
                 f"{tool} file {path} gives a script '{strategy}'; its row may be {', '.join(of_accelerate())}"

@@ -113,7 +113,7 @@ def versions(records: Sequence[Record], by: str) -> dict[str, Comparison]:
     Raises HarnessError where the records do not differ in it.
     """
     dates = sorted(records, key=lambda record: began_at(record) or 0.0)
-    known = [_versions_of(record) for record in dates]
+    known = [versions_of(record) for record in dates]
     differ = [
         name for name in dict.fromkeys(chain(*known)) if len({of.get(name) for of in known} - {None}) > 1
     ]
@@ -130,7 +130,7 @@ def versions(records: Sequence[Record], by: str) -> dict[str, Comparison]:
     return {name: Comparison(of).comparable for name, of in found.items()}
 
 
-def _versions_of(record: Record) -> dict[str, str]:
+def versions_of(record: Record) -> dict[str, str]:
     git = record.environment.git
     own = {"commit": git.commit[:12] + ("*" if git.modified else "")} if git else {}
     began = record.environment.started_at or record.created_at
@@ -141,28 +141,42 @@ def _versions_of(record: Record) -> dict[str, str]:
     )
 
 
+def named_cells(*sides: Comparison) -> list[dict[tuple[str, int], CellRuns]]:
+    """Cells of each side by backend and world size, with what differs within any side.
+
+    Not with what only the sides differ in.
+    """
+    sizes = {group.world_size for side in sides for group in side.groups}
+    names = {
+        size: dict.fromkeys(
+            name for side in sides for name in varying(g.record for g in side.groups if g.world_size == size)
+        )
+        for size in sizes
+    }
+    return [
+        {(labelled(g.backend, words(g.record, [*names[g.world_size]])), g.world_size): g for g in side.groups}
+        for side in sides
+    ]
+
+
 def pairs(before: Comparison, after: Comparison) -> list[Pair]:
     """Cells of both sides by backend and world size, in the order of the baseline, new ones last."""
-    groups = [side.groups for side in (before, after)]
-    names: dict[int, list[str]] = {}
-    for side in groups:
-        for size in {group.world_size for group in side}:
-            found = varying(group.record for group in side if group.world_size == size)
-            names[size] = list(dict.fromkeys([*names.get(size, []), *found]))
-    # With what differs within a side; not what only the sides differ in.
-    sides = [
-        {(labelled(g.backend, words(g.record, names[g.world_size])), g.world_size): g for g in side}
-        for side in groups
-    ]
-    keys = dict.fromkeys([*sides[0], *sides[1]])
+    return paired(*named_cells(before, after))
+
+
+def paired(
+    before: Mapping[tuple[str, int], CellRuns], after: Mapping[tuple[str, int], CellRuns]
+) -> list[Pair]:
     return [
-        Pair(backend=key[0], world_size=key[1], before=sides[0].get(key), after=sides[1].get(key))
-        for key in keys
+        Pair(backend=key[0], world_size=key[1], before=before.get(key), after=after.get(key))
+        for key in dict.fromkeys([*before, *after])
     ]
 
 
-def changes(before: Comparison, after: Comparison) -> list[Change]:
-    both = [pair for pair in pairs(before, after) if pair.before is not None and pair.after is not None]
+def changes(before: Comparison, after: Comparison, cells: Sequence[Pair] | None = None) -> list[Change]:
+    """cells: what is compared; None: all that both have."""
+    given = pairs(before, after) if cells is None else cells
+    both = [pair for pair in given if pair.before is not None and pair.after is not None]
     numbers = joint_sessions(before, after)
     rounds = [_common_rounds(pair, numbers) for pair in both]
     measured = {metric.key: _by_round(rounds, metric) for metric in metrics_in("changes") if metric.is_timed}

@@ -190,6 +190,7 @@ def read_dumps(paths: Sequence[Path]) -> list[Dump]:
     files = [file for path in paths for file in (_files(path) if path.is_dir() else [path])]
     found: dict[int, tuple[Path, Dump]] = {}
     for path in files:
+        values = read_values(path, "dump", GIVE, MOST_DUMP_BYTES)
         named = list(_RANK.finditer(path.name))
         if not named:
             raise HarnessError(f"dump '{path}' names no rank; end its name in it: nccl_trace_rank_0")
@@ -199,7 +200,7 @@ def read_dumps(paths: Sequence[Path]) -> list[Dump]:
                 f"dumps '{found[rank][0]}' and '{path}' are both of rank {rank}; give one of each"
             )
         try:
-            found[rank] = path, dump_of(read_values(path, "dump", GIVE, MOST_DUMP_BYTES), rank)
+            found[rank] = path, dump_of(values, rank)
         except ValueError as error:
             raise HarnessError(f"dump '{path}' {error}; give {GIVE}") from error
     return [found[rank][1] for rank in sorted(found)]

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import PurePosixPath
 from shlex import join
+from typing import TypeAlias
 
-from harness.judge.changes import Change, changes, pairs, settings, versions
+from harness.judge.changes import Change, changes, named_cells, paired, settings, versions, versions_of
 from harness.judge.comparison import Comparison
 from harness.judge.facts import Metric, metrics_in
 from harness.judge.rows import CellRuns
-from harness.judge.wording import CellName, listed
+from harness.judge.wording import CellName, counted, listed
 from harness.record import Record
 from harness.record.workload import known_strategy
 from harness.tell.document import Column, Document, Folded, Picture, Section, Shown, report_cells
@@ -23,6 +24,8 @@ from harness.tell.tables import LABELS, blocks_of, figure_text, prose, table, ta
 
 WIDTH, HEIGHT = 460, 240
 BEYOND = "beyond noise"
+Cell: TypeAlias = tuple[str, int]
+"""Label and number of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +66,19 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
     """
     found = versions(list(records.values()), by)
     names, sides = list(found), list(found.values())
-    series = _series(sides)
+    named = named_cells(*sides)
+    series = _series(named, sides)
     folders = {record.run_id: str(PurePosixPath(path).parent) for path, record in records.items()}
     changed = table("changed", [row for one in series for row in _changed(one, names, folders)], "over_time")
     jobs = {job for side in sides for job in side.by_job}
     untested = [one for one in series if one.whole.judgement == "not judged"]
+    once = [
+        f"{CellName(*cell)} in {names[number]}"
+        for number, cells in enumerate(named)
+        for cell, group in cells.items()
+        if group.has_result and len(_with_result(cell, named)) == 1
+    ]
+    left_out = sum(by not in versions_of(record) for record in records.values())
     failed = [
         f"{group.cell} in {name} ({group.status})"
         for name, side in found.items()
@@ -76,7 +87,9 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
     ]
     notes = (
         prose("over_time_failed", cells=listed(failed)) if failed else "",
-        "" if changed else prose("over_time_none", first=names[0], last=names[-1]),
+        prose("over_time_left_out", records=counted(left_out, "record"), by=by) if left_out else "",
+        prose("over_time_once", cells=listed(once, MOST_NAMED)) if once else "",
+        "" if changed or not series else prose("over_time_none", first=names[0], last=names[-1]),
         prose(
             "over_time_untested",
             figures=listed([f"{u.metric.title} of {u.cell}" for u in untested], MOST_NAMED),
@@ -103,18 +116,19 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
     return Document(title_text("over_time", by=by, first=names[0], last=names[-1]), sections, cells=cells)
 
 
-def _series(sides: Sequence[Comparison]) -> list[Series]:
+def _series(named: Sequence[Mapping[Cell, CellRuns]], sides: Sequence[Comparison]) -> list[Series]:
     """Of every figure of every cell that two versions or more have, figure by figure."""
-    groups: dict[tuple[str, int], dict[int, CellRuns]] = {}
-    for number, side in enumerate(sides):
-        for pair in pairs(side, side):
-            if pair.before is None or not pair.before.has_result:
-                continue
-            groups.setdefault((pair.backend, pair.world_size), {})[number] = pair.before
-    several = {cell: of for cell, of in groups.items() if len(of) > 1}
+    several = {
+        cell: of
+        for cell in dict.fromkeys(cell for cells in named for cell in cells)
+        if len(of := _with_result(cell, named)) > 1
+    }
     wanted = {two for of in several.values() for two in (*pairwise(of), (min(of), max(of)))}
     compared = {
-        (first, second): {(c.backend, c.world_size, c.key): c for c in changes(sides[first], sides[second])}
+        (first, second): {
+            (c.backend, c.world_size, c.key): c
+            for c in changes(sides[first], sides[second], paired(named[first], named[second]))
+        }
         for first, second in wanted
     }
     return [
@@ -128,6 +142,11 @@ def _series(sides: Sequence[Comparison]) -> list[Series]:
         for cell, of in several.items()
         if (whole := compared[min(of), max(of)][*cell, metric.key]).judgement != "n/a"
     ]  # fmt: skip
+
+
+def _with_result(cell: Cell, named: Sequence[Mapping[Cell, CellRuns]]) -> dict[int, CellRuns]:
+    """A cell's runs of each version that has a result of it."""
+    return {n: cells[cell] for n, cells in enumerate(named) if cell in cells and cells[cell].has_result}
 
 
 def _changed(one: Series, names: Sequence[str], folders: Mapping[str, str]) -> Iterator[list[object]]:

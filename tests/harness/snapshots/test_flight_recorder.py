@@ -189,5 +189,7 @@ def test_a_dump_needs_a_rank_of_its_own(tmp_path: Path) -> None:
         (tmp_path / name).write_text('{"entries": []}')
     with pytest.raises(HarnessError, match="names no rank"):
         read_dumps([tmp_path / "trace"])
+    with pytest.raises(HarnessError, match="none' cannot be read"):
+        read_dumps([tmp_path / "none"])
     with pytest.raises(HarnessError, match="are both of rank 1"):
         read_dumps([tmp_path / "a_rank_1", tmp_path / "b1.json"])

@@ -70,6 +70,25 @@ def test_a_cell_that_a_version_lacks_is_compared_with_the_last_that_had_it(tmp_p
     assert "runs/zero2-0.17.0-0 runs/zero2-0.19.8-0" in text
 
 
+def test_cells_that_differ_within_one_version_are_compared_by_what_tells_them_apart(tmp_path: Path) -> None:
+    more = run("0.17.0", label="ddp")
+    more = more.model_copy(update={"world": more.world.model_copy(update={"threads_per_rank": 9})})
+    other = [run("0.18.9", label="ddp"), run("0.18.9", payload=5000)]
+    text = report(tmp_path, [run("0.17.0"), more, *other])
+    assert "runs/zero2-0.17.0-0 runs/zero2-0.18.9-0" in text
+    once = "ddp (9 threads) on 2 ranks in 0.17.0 and ddp (1 thread) on 2 ranks in 0.18.9."
+    assert f"Not compared, as one version alone has a result: {once}" in text
+
+
+def test_what_is_not_compared_is_said_not_to_be(tmp_path: Path) -> None:
+    bare = run("0.19.8", label="fsdp")
+    bare = bare.model_copy(update={"environment": bare.environment.model_copy(update={"packages": {}})})
+    text = report(tmp_path, [run("0.17.0"), run("0.18.9", label="ddp"), bare])
+    assert "In no version: 1 record without a deepspeed." in text
+    assert "one version alone has a result: zero2 on 2 ranks in 0.17.0 and ddp on 2 ranks in 0.18.9." in text
+    assert "No figure changed" not in text
+
+
 def test_versions_are_in_their_order_and_days_in_that_of_time() -> None:
     records = [run(version) for version in DAYS]
     assert list(versions(records, "deepspeed")) == ["0.17.0", "0.18.9", "0.19.8"]
