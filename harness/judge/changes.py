@@ -173,15 +173,17 @@ def paired(
     ]
 
 
-def changes(before: Comparison, after: Comparison, cells: Sequence[Pair] | None = None) -> list[Change]:
-    """cells: what is compared; None: all that both have."""
+def changes(
+    before: Comparison, after: Comparison, cells: Sequence[Pair] | None = None, pairs_tested: int = 1
+) -> list[Change]:
+    """cells: what is compared; None: all that both have. pairs_tested: of sides that are shown together."""
     given = pairs(before, after) if cells is None else cells
     both = [pair for pair in given if pair.before is not None and pair.after is not None]
     numbers = joint_sessions(before, after)
     rounds = [_common_rounds(pair, numbers) for pair in both]
     measured = {metric.key: _by_round(rounds, metric) for metric in metrics_in("changes") if metric.is_timed}
     return [
-        _change(pair, metric, len(both), numbers, measured.get(metric.key, {}).get(place))
+        _change(pair, metric, pairs_tested * len(both), numbers, measured.get(metric.key, {}).get(place))
         for place, pair in enumerate(both)
         for metric in metrics_in("changes")
     ]

@@ -127,7 +127,7 @@ def _series(named: Sequence[Mapping[Cell, CellRuns]], sides: Sequence[Comparison
     compared = {
         (first, second): {
             (c.backend, c.world_size, c.key): c
-            for c in changes(sides[first], sides[second], paired(named[first], named[second]))
+            for c in changes(sides[first], sides[second], paired(named[first], named[second]), len(wanted))
         }
         for first, second in wanted
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.judge.changes import versions
+from harness.judge.changes import changes, versions
 from harness.record import Record
 from harness.record.store import write_record
 from harness.tell.report import write_report
@@ -43,7 +43,7 @@ def test_the_version_that_changed_a_figure_is_named_with_the_command_that_shows_
     records = [
         run(version, repeat, seconds, payload)
         for version, seconds, payload in (("0.18.9", 0.5, 1000), ("0.19.8", 0.6, 3000), ("0.17.0", 0.5, 1000))
-        for repeat in range(4)
+        for repeat in range(5)
     ]
     text = report(tmp_path, records)
     assert "# What changed from deepspeed 0.17.0 to 0.19.8, and in which version?" in text
@@ -52,6 +52,17 @@ def test_the_version_that_changed_a_figure_is_named_with_the_command_that_shows_
     assert all("| 0.18.9 | 0.19.8 |" in row for row in rows)
     assert "harness diagnose runs/zero2-0.18.9-0 runs/zero2-0.19.8-0" in rows[0]
     assert {path.name for path in tmp_path.glob("*.svg")} >= {"report.over-tokens-per-second.svg"}
+
+
+def test_a_change_by_chance_is_as_unlikely_over_many_versions_as_over_two() -> None:
+    """Four repeats tell two versions apart; three versions are three tests, for which they are too few."""
+    records = [run(v, r, seconds) for v, seconds in zip(DAYS, (0.5, 0.6, 0.6), strict=True) for r in range(4)]
+    sides = list(versions(records, "deepspeed").values())
+    judged = [
+        {c.key: c.judgement for c in changes(*sides[:2], pairs_tested=tests)}["tokens_per_second"]
+        for tests in (1, 3)
+    ]
+    assert judged == ["beyond noise", "not judged"]
 
 
 def test_single_runs_show_counts_and_say_that_times_are_untested(tmp_path: Path) -> None:
