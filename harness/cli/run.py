@@ -208,6 +208,8 @@ def observe(
     """
     from harness.cli.scripts import WINDOWS, of_script
 
+    if label and not (label.strip() and label.isprintable()):
+        raise HarnessError(f"--label was given {label!r}; give a name of one line")
     store = Store(runs)
     store.prepare()
     settings = [f"measure.{name}" for name in WINDOWS]

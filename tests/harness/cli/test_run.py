@@ -290,3 +290,9 @@ def test_a_command_that_trains_nothing_keeps_its_exit_code(tmp_path: Path) -> No
         assert done.returncode == shown
         assert done.stderr.startswith("harness: no process of ")
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize("label", [" ", "a\nb"])
+def test_a_label_is_a_name_of_one_line(label: str, tmp_path: Path) -> None:
+    done = harness_process("observe", "--label", label, "--", "none.py", cwd=tmp_path)
+    assert (done.returncode, "give a name of one line" in done.stderr) == (1, True)
