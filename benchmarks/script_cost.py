@@ -16,7 +16,7 @@ from pathlib import Path
 import measuring
 
 TARGET = 1.02
-WARM, STEPS = 20, 120
+WARM, STEPS = 20, 80
 """Windows of the measurement end before the first; the script trains as many."""
 SCRIPT = f"""
 import json, sys, time

@@ -147,10 +147,11 @@ def read_settings(path: Path, what: str) -> str:
     """The text of a file of settings; `what` names its kind. Raises HarnessError."""
     try:
         return read_plain(path, MOST_CONFIGURATION_BYTES).decode("utf-8")
-    except OSError as error:
-        raise HarnessError(f"{what} {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise HarnessError(f"{what} {path} is not UTF-8 text") from error
+    except (OSError, ValueError) as error:  # a name with a zero byte is none
+        reason = getattr(error, "strerror", None) or error
+        raise HarnessError(f"{what} {path} cannot be read: {reason}") from error
 
 
 def require_plain_input(path: Path, what: str) -> None:

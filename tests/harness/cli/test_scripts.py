@@ -14,6 +14,7 @@ from harness.record.store import Store
 from tests.harness.cli.command_line import harness
 
 FILES = {
+    "zero.yaml": 'distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: "a\\0b"}',
     "train.py": "", "zero0.json": "{}", "tpu.yaml": "distributed_type: XLA",
     "stage0.yaml": "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 0}",
     "number.yaml": "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: 3}",
@@ -69,6 +70,7 @@ def test_the_strategy_of_a_file_is_what_accelerate_makes_of_it(
             "deepspeed file zero0.json gives a script 'zero0'; its row",
         ),
         ("--from-accelerate tpu.yaml -- train.py", "gives a script 'XLA'"),
+        ("--from-accelerate zero.yaml -- train.py", "cannot be read: embedded null byte"),
         ("--from-accelerate stage0.yaml -- train.py", "gives a script 'zero0'"),
         ("--from-accelerate number.yaml -- train.py", "accelerate file 3 cannot be read"),
         ("--from-deepspeed ddp.json -- train.py", "two rows would be named 'ddp'"),
