@@ -809,7 +809,7 @@ def trade_off_picture(comparison: Comparison) -> Picture | None:
     titles = (f"peak memory of a rank, % of {base}", f"throughput, % of {base} on the same ranks")
     words = f"Dashed: Pareto frontier, each step shown to be faster: {listed(best, len(best))}."
     if not order.is_judged:
-        words = f"No frontier is drawn: {unranked_words(order)}."
+        words = f"No frontier is drawn ({unranked_words(order)})."
     elif len(best) == 1:
         words = f"No cell that needs more memory than {best[0]} is shown to be faster."
     text = prose("trade_off_picture", base=base, where=where, frontier=words)
