@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import ne
 from types import NoneType
 from typing import Any, get_args
 
@@ -39,9 +38,15 @@ def choices(given: str, allowed: Iterable[str]) -> str:
 
 def suggestion(given: str, allowed: Sequence[str], most: int = 1) -> str:
     """Ask for the names closest to what was given; empty if none is close."""
-    one_letter = [name for name in allowed if len(name) == len(given) > 2 and sum(map(ne, name, given)) == 1]
+    one_letter = [name for name in allowed if len(name) == len(given) > 2 and _one_letter_off(name, given)]
     close = one_letter if len(one_letter) == 1 else difflib.get_close_matches(given, allowed, n=most)
     return did_you_mean(close) if close else ""
+
+
+def _one_letter_off(name: str, given: str) -> bool:
+    """As 'ddp' is of 'dpp'; another digit is another size."""
+    differing = [(a, b) for a, b in zip(name, given, strict=True) if a != b]
+    return len(differing) == 1 and "".join(differing[0]).isalpha()
 
 
 def did_you_mean(names: Sequence[str]) -> str:

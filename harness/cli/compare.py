@@ -694,28 +694,17 @@ def compare(
     count = repeats or experiment.compare.repeats
     told = partial(_finish, until, report, experiment.compare, as_json, strict, view)
     if words or scripts:
-        from harness.cli.scripts import (
-            Scripts,
-            given_files,
-            named_rows,
-            of_script,
-            require_script_alone,
-            strategy_rows,
-        )
+        from harness.cli.scripts import Scripts, asked_rows, of_script
 
         others = {"batch": batch != "equal", "resume_from": resume, "force": force}
-        if scripts or given.mode != options.MODES[0]:
-            others |= {"from_mode": given.count > 0}
-        require_script_alone(experiment, words, scripts, backends=backends, nproc=nproc, **others)
-        files = [] if scripts else given_files(given.accelerate, given.deepspeed)
-        names = [file.path.stem for file in files]
-        rows_by_name = named_rows(scripts) if scripts else strategy_rows(words, backends, sizes, names)
+        rows_by_name, files = asked_rows(
+            experiment, words, scripts, given, sizes, backends=backends, nproc=nproc, **others
+        )
         options.require_gpus(device, 1 if scripts else max(sizes))
         store, found = _opened(runs, report, fresh, None, dry_run=dry_run)
         script = Scripts(
             rows=rows_by_name, is_given=not scripts, world_size=sizes[0], device=device, store=store,
-            view=view, experiment=of_script(experiment),
-            given=dict(zip(names, files, strict=True)),
+            view=view, experiment=of_script(experiment), given=files,
             files={id(record): path for path, record in found},
         )  # fmt: skip
         known = reusable([record for _, record in found], lambda _: True)

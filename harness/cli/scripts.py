@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.cli.options import command_line, split_backends
+from harness.cli.options import MODES, GivenFiles, command_line, split_backends
 from harness.cli.output import View, echo
 from harness.errors import HarnessError
 from harness.exported.scripts import (
@@ -233,6 +233,21 @@ def strategy_rows(
     if twice := [name for name in files if [*names, *files].count(name) > 1]:
         raise HarnessError(f"two rows would be named '{twice[0]}'; rename the file of one")
     return dict.fromkeys([*sorted(names, key=lambda name: name != BASE), *files], words)
+
+
+def asked_rows(
+    experiment: Experiment, words: Sequence[str], scripts: Sequence[str], given: GivenFiles,
+    sizes: Sequence[int], *, backends: str | None, nproc: str | None, **others: object,
+) -> tuple[dict[str, tuple[str, ...]], dict[str, StrategyFile]]:  # fmt: skip
+    """The rows, and by name the file that one is given. Raises HarnessError, also for set `others`."""
+    if scripts or given.mode != MODES[0]:
+        others |= {"from_mode": given.count > 0}
+    require_script_alone(experiment, words, scripts, backends=backends, nproc=nproc, **others)
+    if scripts:
+        return named_rows(scripts), {}
+    files = given_files(given.accelerate, given.deepspeed)
+    names = [file.path.stem for file in files]
+    return strategy_rows(words, backends, sizes, names), dict(zip(names, files, strict=True))
 
 
 def given_files(accelerate: Sequence[Path], deepspeed: Sequence[Path]) -> list[StrategyFile]:

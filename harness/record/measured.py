@@ -508,7 +508,7 @@ class RankPart(EndedRank, ProbedRank, ReadyRank):
     returned; None: the backend computes it by itself, or it is not finite."""
     loss_gradients: Annotated[list[list[float] | None], PerStep("loss_gradients")] = []
     """Per step, the least and the most gradient that reached this rank's computed losses: how often an engine
-    takes each. None: not known."""
+    takes each. None: not known; []: those of the step before."""
     without_gradient: dict[int, list[str] | None] = {}
     """Trained parameters that got no gradient from this rank's samples, by the first step of which that
     holds; None: not known from there on; {}: not looked at, as in compiled models. In older records modules

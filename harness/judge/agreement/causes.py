@@ -322,7 +322,10 @@ class Pair:
         mesh, found = self.record.world.mesh, dict[int, list[float]]()
         for rank in self.record.ranks:
             if mesh.counts_loss(rank.rank):
-                ends = rank.loss_gradients[at] if len(rank.loss_gradients) > at else None
+                told = [
+                    ends for ends in rank.loss_gradients[: at + 1] if ends != []
+                ]  # else as the step before
+                ends = told[-1] if told and len(rank.loss_gradients) > at else None
                 if ends is None:
                     return {}
                 found[rank.rank] = ends

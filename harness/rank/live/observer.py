@@ -193,6 +193,8 @@ class Observer(Instrument):
         self._watch = OptimizerWatch()
         self._modules: ModuleWatch | None = None
         self._passes: PassWatch | None = None
+        self._loss_gradients: list[float] | None = None
+        """Of the step before."""
         self._digests: list[str] | None = None
         self._batches: list[SeenBatch] = []
         self._losses: list[Tensor] = []
@@ -339,7 +341,9 @@ class Observer(Instrument):
             seen["batch_hash_sum"] = None if total is None else f"{total:016x}"
             seen["computed_loss_sum"] = self._computed_loss()
             seen["passes"] = self._counted_passes()
-            seen["loss_gradients"] = self._passes.loss_gradients if self._passes is not None else None
+            ends = self._passes.loss_gradients if self._passes is not None else None
+            seen["loss_gradients"] = [] if ends is not None and ends == self._loss_gradients else ends
+            self._loss_gradients = ends
         self._batches.clear()
         if self._modules is not None:
             seen["without_gradient"] = self._modules.end_step()

@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -317,6 +317,28 @@ class Writing:
         trained = (p for root in self._roots for p in root.parameters() if p.requires_grad)
         return any(id(parameter) not in known for parameter in trained)
 
+    def _remarks(self, live: Live | None, new: Sequence[str], others: int) -> Iterator[str]:
+        """What a reader must know of the script. new: tensors added after the wrapping; others: steps with a
+        batch of another size."""
+        if live is not None and live.note and self._synchronised_at is None:
+            yield live.note
+        if others > 0:
+            yield f"{others} of {self._sizes.total()} steps had a batch of another size"
+        if live is not None and self._others(live):
+            yield "several models train; states are those of the largest that the first step called"
+        if new:
+            yield f"added after the model was wrapped: {', '.join(new)}; bytes and memory are not judged"
+        if len(self._optimizers.each) > 1:
+            count = len(self._optimizers.each)
+            yield f"{count} optimizers step: a step ends with each that follows a backward pass"
+        if not self._seen.steps and self._seen.bare_updates:
+            yield (
+                f"{self._seen.bare_updates} updates followed no call of backward(): torch.autograd.grad and "
+                "torch.func are not seen"
+            )
+        if self._seen.discarded:
+            yield f"gradients of {self._seen.discarded} micro-steps were zeroed without an update"
+
     def _write_observation(self) -> None:
         assert self._events is not None
         ((micro_steps, _), *_) = self._micro_steps.most_common(1) or [(1, 0)]
@@ -336,25 +358,8 @@ class Writing:
         seen = settings_seen(live, found.effective, found.model, self._optimizers) if found and live else {}
         ((samples, size), usual), *_ = self._sizes.most_common(1) or [((None, None), 0)]
         length = next(iter(self._lengths)) if len(self._lengths) == 1 else None
-        notes = self._notes + ([live.note] if live and live.note and self._synchronised_at is None else [])
-        if (others := self._sizes.total() - usual) > 0:
-            notes.append(f"{others} of {self._sizes.total()} steps had a batch of another size")
-        if live is not None and self._others(live):
-            notes.append("several models train; states are those of the largest that the first step called")
-        if new := added(live) if live else []:
-            notes.append(
-                f"added after the model was wrapped: {', '.join(new)}; bytes and memory are not judged"
-            )
-        if len(self._optimizers.each) > 1:
-            count = len(self._optimizers.each)
-            notes.append(f"{count} optimizers step: a step ends with each that follows a backward pass")
-        if not self._seen.steps and self._seen.bare_updates:
-            notes.append(
-                f"{self._seen.bare_updates} updates followed no call of backward(): torch.autograd.grad and "
-                "torch.func are not seen"
-            )
-        if self._seen.discarded:
-            notes.append(f"gradients of {self._seen.discarded} micro-steps were zeroed without an update")
+        new = added(live) if live else []
+        notes = [*self._notes, *self._remarks(live, new, self._sizes.total() - usual)]
         ratios: dict[int, list[float]] = {}
         for number, ratio in self._seen.backward_ratios:
             ratios.setdefault(number, []).append(ratio)

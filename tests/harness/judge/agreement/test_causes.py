@@ -119,7 +119,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
                         target_tokens=[[216], [800]])},
         {"steps": make_steps([5588.0 / 1016, *LOSSES[1:]])}, "loss-normalisation", "mean of per-rank means"),
     "a rank that goes back from more than its loss": (
-        {"steps": norms(1.2, times=1.2), "ranks": ranks(loss_gradients=[[[2.0, 2.0]] * 4, [[3.0, 3.0]] * 4])},
+        {"steps": norms(1.2, times=1.2),
+         "ranks": ranks(loss_gradients=[[[2.0, 2.0], [], [], []], [[3.0, 3.0], [], [], []]])},
         {}, "gradient-differs", "gradients of rank 1 have a factor, first in step 0: the backward pass "
         "begins with 1.5 times what it has elsewhere"),
     "a rank that goes back from less than its loss": (
