@@ -688,18 +688,16 @@ def compare(
     )
     view.begin("checking the job, its data and this machine")
     device = options.resolve_device(experiment.runtime.device)
-    sizes = (
-        options.numbers(nproc, "--nproc", "ranks") if nproc is not None else experiment.compare.world_sizes
-    )
+    sizes = experiment.compare.world_sizes if nproc is None else options.numbers(nproc, "--nproc", "ranks")
     count = repeats or experiment.compare.repeats
     told = partial(_finish, until, report, experiment.compare, as_json, strict, view)
     if words or scripts:
         from harness.cli.scripts import Scripts, asked_rows, of_script
 
-        others = {"batch": batch != "equal", "resume_from": resume, "force": force}
         rows_by_name, files = asked_rows(
-            experiment, words, scripts, given, sizes, backends=backends, nproc=nproc, **others
-        )
+            experiment, words, scripts, given, sizes, backends=backends, nproc=nproc,
+            batch=batch != "equal", resume_from=resume, force=force,
+        )  # fmt: skip
         options.require_gpus(device, 1 if scripts else max(sizes))
         store, found = _opened(runs, report, fresh, None, dry_run=dry_run)
         script = Scripts(
