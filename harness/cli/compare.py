@@ -696,8 +696,7 @@ def compare(
 
         rows_by_name, files = asked_rows(
             experiment, words, scripts, given, sizes, backends=backends, nproc=nproc,
-            batch=batch != "equal", resume_from=resume, force=force,
-        )  # fmt: skip
+            batch=batch != "equal", resume_from=resume, force=force)  # fmt: skip
         options.require_gpus(device, 1 if scripts else max(sizes))
         store, found = _opened(runs, report, fresh, None, dry_run=dry_run)
         script = Scripts(
