@@ -187,7 +187,7 @@ def test_hostile_names_stay_names(killed: matrices.RenderedMatrix) -> None:
         "squeue", "--noheader", "--states=all", f"--jobs={killed.job('ddp')}", "--Format=Name:|",
         cwd=killed.folder,
     )  # fmt: skip
-    assert shown.stdout.strip() == f"{NAME}-ddp-2x1|"
+    assert shown.stdout.strip() == f"{NAME}-ddp-2x1-{killed.directory('ddp').name[-6:]}|"
     assert not list(killed.folder.parent.rglob("PWNED"))
 
 
