@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
+from itertools import accumulate
 from operator import attrgetter
 from statistics import median
 from typing import Any, Literal
@@ -322,14 +323,21 @@ class Pair:
         mesh, found = self.record.world.mesh, dict[int, list[float]]()
         for rank in self.record.ranks:
             if mesh.counts_loss(rank.rank):
-                told = [
-                    ends for ends in rank.loss_gradients[: at + 1] if ends != []
-                ]  # else as the step before
-                ends = told[-1] if told and len(rank.loss_gradients) > at else None
-                if ends is None:
+                known = self._known_loss_gradients[rank.rank]
+                ends = known[at] if len(known) > at else None
+                if not ends:
                     return {}
                 found[rank.rank] = ends
         return found
+
+    @cached_property
+    def _known_loss_gradients(self) -> dict[int, list[list[float] | None]]:
+        """By rank, of every step: what is empty in a record is as in the step before."""
+
+        def carried(last: list[float] | None, ends: list[float] | None) -> list[float] | None:
+            return last if ends == [] else ends
+
+        return {rank.rank: list(accumulate(rank.loss_gradients, carried)) for rank in self.record.ranks}
 
     @property
     def divided_per_rank(self) -> Fact:

@@ -302,7 +302,8 @@ def _trace(
     job: Job, model: nn.Module, example: Batch, largest: Mapping[str, int] = MappingProxyType({})
 ) -> ModuleUses:
     batch = {name: value.to(META) for name, value in example.items()}
-    _within_tables(model, batch, largest)
+    if largest:
+        _within_tables(model, batch, largest)
     with AnswersForMeta(trusts_yes=job.model.factory is None and job.loss.factory is None) as answers:
         with _Calls(model) as calls, _ReadsOutside(model, calls) as outside, _Writes(model) as writes:
             loss = loss_function(job, model)(model, batch)
