@@ -11,11 +11,11 @@ if is_program_of_ours():  # before anything else is imported, `__future__` inclu
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from harness.version import __version__
+
 if TYPE_CHECKING:
     from harness.api import Estimate, Results, compare, estimate, load, run
     from harness.errors import HarnessError
-
-    __version__: str
 
 __all__ = ["Estimate", "HarnessError", "Results", "__version__", "compare", "estimate", "load", "run"]
 
@@ -31,10 +31,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("sharding-harness")
     if name not in _HOMES:
         raise AttributeError(f"module 'harness' has no attribute '{name}'")
     return getattr(import_module(_HOMES[name]), name)

@@ -21,6 +21,7 @@ from click.shell_completion import CompletionItem
 
 from harness.import_path import leave_current_folder
 from harness.launch import open_standard_streams, speaks_for_ranks
+from harness.version import __version__
 
 _TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
 GROUPS: dict[str, dict[str, str]] = _TABLE["groups"]
@@ -192,7 +193,7 @@ def main() -> None:
 
 
 @click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="sharding-harness")
+@click.version_option(__version__)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error: harness --debug COMMAND.")
 def harness(debug: bool) -> None:
     """Run one fine-tuning job under every data-parallel sharding strategy and compare what happened."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from harness.backends import registry
 from harness.backends.base import World
-from harness.backends.libraries.facts import installed_version
 from harness.backends.registry import REFERENCE
 from harness.errors import HarnessError
 from harness.forms.layout import COMPUTE, DTYPE_BYTES
@@ -33,8 +32,8 @@ from harness.plan.scenario import (
 from harness.plan.trust import trust_in
 from harness.record import PredictionPart
 from harness.run_directory.request import RunRequest
+from harness.version import __version__
 
-DISTRIBUTION = "sharding-harness"
 AT_LEAST = "at least"
 """In place of the moment, where a lower bound is all that is known."""
 
@@ -86,11 +85,9 @@ def judged(
 def _part(limits: MemoryLimits, ranks_per_node: int, **values: Any) -> PredictionPart:
     """With the limits, and the verdict that follows from them."""
     device = [limit for limit in (limits.device_bytes, limits.imposed_bytes) if limit is not None]
-    installed = installed_version(DISTRIBUTION)  # of a checkout that is not installed there is none
-    made_by = f"{DISTRIBUTION} {installed}" if installed else f"{DISTRIBUTION}, not installed"
     part = PredictionPart(
         **values, device_limit_bytes=min(device, default=None), host_limit_bytes=limits.host_bytes,
-        made_by=made_by,
+        made_by=f"sharding-harness {__version__}",
     )  # fmt: skip
     tightest = tightest_demand(part, ranks_per_node)
     return part.model_copy(update={"verdict": tightest.answer if tightest else None})

@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
@@ -18,6 +17,7 @@ from harness.job.experiment import Price, ReportFocus
 from harness.record import Record
 from harness.record.store import RecordFiles
 from harness.tell.pictures.drawing import renderer
+from harness.version import __version__
 
 Format = Literal["md", "html", "csv", "json", "latex"]
 Kind = Literal["comparison", "baseline"]
@@ -159,7 +159,7 @@ def make_manifest(
         subject=asked.get("subject", ""),
         price_per_gpu_hour=asked.get("price"),
         over=asked.get("over", ""),
-        harness=version("sharding-harness"),
+        harness=__version__,
         drawing=renderer(),
         records=entries,
         folders=sorted(set(map(relative, asked.get("folders", ())))),

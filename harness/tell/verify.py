@@ -12,7 +12,6 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -37,6 +36,7 @@ from harness.tell.report import (
 )
 from harness.tell.writers.data import MANIFEST
 from harness.tell.writers.html import DATA_ADDRESS, data_address
+from harness.version import __version__
 
 
 @dataclass(frozen=True)
@@ -227,9 +227,9 @@ class _Check:
         if not redraw and manifest.format in IMAGE_FORMATS:
             self.other_drawing(by_digest=pictures_by_digest)
         self.compare(document, redraw=redraw)
-        if manifest.harness != version("sharding-harness"):
+        if manifest.harness != __version__:
             notes.append(
-                f"written by sharding-harness {manifest.harness}, checked by {version('sharding-harness')}: "
+                f"written by sharding-harness {manifest.harness}, checked by {__version__}: "
                 "lines may differ because the report itself changed between them"
             )
         self.result.summary = (

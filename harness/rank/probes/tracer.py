@@ -8,6 +8,7 @@ What an event is and how a step divides is decided in `harness.traces`, as for t
 
 from __future__ import annotations
 
+import re
 import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -147,9 +148,28 @@ def counted_steps(
     events: Any, device: str, accounts: Accounts | None = None
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Rows of the steps that count, and why there is none: without events of the GPU it would look idle."""
-    if device == "cuda" and not any(e.activity_type() in DEVICE_ACTIVITIES for e in events):
+    if device == "cuda" and not any(activity_of(e) in DEVICE_ACTIVITIES for e in events):
         return [], NOTHING_SEEN
     return divide_steps(events, device, accounts)[DISCARDED_STEPS.get(device, 0) :], None
+
+
+LAUNCH = re.compile(r"(cuda|cu|hip)[A-Z]")
+"""What the host calls of the driver's and the runtime's interfaces, by name."""
+
+
+def activity_of(event: Any) -> str:
+    """Its kind in Kineto's words, which torch 2.11 and older do not say: told from device and name."""
+    if hasattr(event, "activity_type"):
+        return str(event.activity_type())
+    name = event.name()
+    if event.device_type().name == "CPU":
+        return "cuda_runtime" if LAUNCH.match(name) else "cpu_op"
+    if event.is_user_annotation():
+        return "gpu_user_annotation"
+    return next((kind for start, kind in COPY_NAMES.items() if name.startswith(start)), "kernel")
+
+
+COPY_NAMES = {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
 
 
 def divide_steps(events: Any, device: str, accounts: Accounts | None = None) -> list[dict[str, Any]]:
@@ -212,13 +232,13 @@ def _device_work(events: Any, named: list[tuple[str, Any]], phases: Phases) -> R
     launched = {
         e.correlation_id(): e.start_ns()
         for _, e in named
-        if e.activity_type() in ("cuda_runtime", "cuda_driver")
+        if activity_of(e) in ("cuda_runtime", "cuda_driver")
     }
     computing: list[Interval] = []
     copies: list[Interval] = []
     communications: list[Communication] = []
     for e in events:
-        kind = e.activity_type()
+        kind = activity_of(e)
         if kind not in DEVICE_ACTIVITIES:
             continue
         name, span = e.name(), (e.start_ns(), e.end_ns())
