@@ -3,8 +3,6 @@
 KIND says how the ranks of ddp behave: 'sound', or one of those below.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Ranks without torch: small processes that write what a rank writes and then behave as a test wants."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import select

@@ -5,8 +5,6 @@ without, each rank of DeepSpeed would import torch's compiler again, more than h
 looks for the tests' own modules in the current directory only: elsewhere ranks import those themselves.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Layouts of models for closed forms, without building any."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Folders that a session of tests leaves to the next, each under a fingerprint of all that it depends on."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """Folders that one worker of pytest-xdist fills and every worker reads."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

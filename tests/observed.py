@@ -1,7 +1,5 @@
 """Runs a training script in ranks forked from the tests' server, observed as by `harness observe`."""
 
-from __future__ import annotations
-
 import atexit
 import faulthandler
 import hashlib

@@ -1,7 +1,5 @@
 """A record of a pipeline of two stages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from harness.record import BackendPart, CommunicationPart, DimensionPart, Record

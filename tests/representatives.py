@@ -1,7 +1,5 @@
 """Representatives of each kind in every run of the tests; other cases wait for a longer one."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 

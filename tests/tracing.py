@@ -1,7 +1,5 @@
 """Traces activations in the process of the tests, where torch is loaded once and not for each model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Lock

@@ -1,7 +1,5 @@
 """Records whose communication is what their implementation is expected to move, to be doctored by tests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import prod
 from typing import Any

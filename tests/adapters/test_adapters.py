@@ -1,7 +1,5 @@
 """Under every strategy adapters train as under the reference, also exported; mistakes are named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

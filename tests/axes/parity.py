@@ -1,7 +1,5 @@
 """What must hold of a job under an axis: every strategy trains it as its own reference does."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from harness.judge.quantities import RankStates, rank_states, volume_differences, why_unknown

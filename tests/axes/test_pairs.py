@@ -3,8 +3,6 @@
 Each pair trains as the reference does, with states and bytes as expected, or is refused before ranks start.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from docs.hooks.pairs import LABELS, OFFLOAD, has_offload, refused, settings_of

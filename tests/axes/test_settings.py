@@ -1,7 +1,5 @@
 """Axes of the job under each strategy, and settings that decide cost alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.util import find_spec
 

@@ -1,7 +1,5 @@
 """Which attention a ring takes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The table of versions: its ranges at their borders, and what follows from it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

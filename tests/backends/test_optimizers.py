@@ -1,7 +1,5 @@
 """Implementations that are read back from live optimizers, and the step that stage 0 takes in vain."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest

@@ -1,7 +1,5 @@
 """Where a pipeline cuts a model; stages in a row compute what the whole model does."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import MagicMock
 

@@ -1,7 +1,5 @@
 """The reference whose sums are rounded in parts, or added in another order: equal but for that rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

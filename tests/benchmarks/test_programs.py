@@ -1,7 +1,5 @@
 """What losses and blocks of other programs hold, next to ours."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Published runs become scenarios, or a reason is given by name."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """What the allocator keeps: each stream its own blocks, and flat tensors that find no room in others."""
 
-from __future__ import annotations
-
 from benchmarks.published.reserved import Blocks, ReservingLedger, kept
 from harness.forms.peak_memory.families import peak_moments
 from tests.harness.forms.test_peak_memory import equal_blocks, job, profile

@@ -1,7 +1,5 @@
 """Tables in pages are those of the installed libraries, the published records and the evidence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

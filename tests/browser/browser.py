@@ -1,7 +1,5 @@
 """A headless Chromium and what tests ask it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

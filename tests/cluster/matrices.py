@@ -1,12 +1,10 @@
 """Small matrices and runs for the tests on a cluster, which end by themselves or are ended."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from harness.fabric.result import FabricResult, read_fabric
 from harness.record import Record
@@ -54,13 +52,13 @@ class RenderedMatrix:
         )
         return json.loads(done.stdout)
 
-    def rendered_again(self, *words: str) -> RenderedMatrix:
+    def rendered_again(self, *words: str) -> Self:
         """What the same site and job still lack, rendered beside the first matrix."""
         self.cluster.harness(
             "slurm", "render", "--site", "site.yaml", "--config", "job.yaml", "-o", "again", *words,
             cwd=self.folder,
         )  # fmt: skip
-        return RenderedMatrix(self.cluster, self.folder, "again")
+        return type(self)(self.cluster, self.folder, "again")
 
     def runs(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self.harness("status")["runs"]
@@ -82,7 +80,7 @@ class RenderedMatrix:
         """Slurm's name of the job of a backend's only run."""
         return read_jobs(self.folder / self.jobs)[self.request(backend).run_id]
 
-    def without(self, backend: str) -> RenderedMatrix:
+    def without(self, backend: str) -> Self:
         """The same matrix, of which the runs of a backend are never submitted."""
         path = self.folder / self.jobs / MATRIX_NAME
         document = json.loads(path.read_text())

@@ -1,7 +1,5 @@
 """Nodes of a cluster on one machine: each has its own network, host name, processes and mounts."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`python -m tests.cluster.packages FOLDER`: unpack Debian's Slurm and munge there; nothing is installed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

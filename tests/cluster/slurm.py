@@ -1,7 +1,5 @@
 """A real Slurm on the nodes of one machine, and its commands for tests."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

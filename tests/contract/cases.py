@@ -1,7 +1,5 @@
 """Small jobs of the engine contract, and steps of them on one rank without the harness's own loop."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass

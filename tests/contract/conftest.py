@@ -1,7 +1,5 @@
 """Prints what each backend reached in each case of the contract."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.backends import registry

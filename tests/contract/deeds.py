@@ -1,7 +1,5 @@
 """On real ranks: what an engine trains, communicates, holds, loads and saves, case by case."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pickle

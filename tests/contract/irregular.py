@@ -1,7 +1,5 @@
 """On real ranks: steps of models whose modules do not each run once, with a backward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """On real ranks: host memory while an engine is set up, next to what it then holds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace

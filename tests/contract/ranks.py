@@ -1,7 +1,5 @@
 """Runs all cases of one backend on real ranks that share one process group."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What engines communicate is what is expected of them, to the byte; planted defects are named."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every registered backend trains as one process does; engines that do not are rejected."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

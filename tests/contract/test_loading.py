@@ -1,7 +1,5 @@
 """Weights that a strategy starts from, the memory that loading them takes, and their digests."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import sys

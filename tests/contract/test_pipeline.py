@@ -1,7 +1,5 @@
 """Pipelines train as one process does, hold and send what their closed forms say, under every schedule."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

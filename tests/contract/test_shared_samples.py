@@ -1,7 +1,5 @@
 """Backends whose ranks cut layers or divide samples: training, traffic and states."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

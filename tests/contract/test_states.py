@@ -1,7 +1,5 @@
 """What engines hold after a backward pass is the closed form, to the byte, at every precision."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

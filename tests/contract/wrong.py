@@ -1,7 +1,5 @@
 """Engines with a defect each, which the contract must reject."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Commands of the documentation exist, accept their arguments and run; so do its notebook and its diagram."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What the site consists of: navigation, links, generated pages and tables. `make docs` builds it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields

@@ -3,8 +3,6 @@
 `make test` holds the page's first part; `make test-docs` the whole page and its sweeps.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ hung, something was left behind or another cell is missing.
 Usage: python -m tests.faults FOLDER [--page docs/faults.md] [--kinds raise,sleep] [--seed 20]
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

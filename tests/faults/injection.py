@@ -1,7 +1,5 @@
 """Which fault goes where: plain data that a driver plans and ranks read. Imports nothing heavy."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Whether the record of a run tells the truth about the fault that was planted in it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

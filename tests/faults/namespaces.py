@@ -1,8 +1,6 @@
 """Namespaces of one's own, and what a comparison left behind in them: every process, port and piece of shared
 memory there is its."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

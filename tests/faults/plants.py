@@ -1,7 +1,5 @@
 """What a planted fault does: runs in the ranks, where they note which phase they enter."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """What was seen of each injection, judged: kept as JSON lines, shown as a page."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

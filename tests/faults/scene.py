@@ -1,7 +1,5 @@
 """Runs comparisons into which faults are planted, in namespaces of their own, and looks at what is left."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

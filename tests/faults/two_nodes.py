@@ -1,7 +1,5 @@
 """Runs of torchrun on two nodes, whose link goes down while they train. A node is a network namespace."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`python -m tests.fuzz`: counts how inputs end; exits with 1 if one is neither read nor refused."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Command lines: every command with its own options, and values that nobody means."""
 
-from __future__ import annotations
-
 import click
 from click.testing import CliRunner
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Values that nobody writes by accident, and documents of them as JSON and YAML."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """Valid files of every kind that the harness reads, small ones: what mutations start from."""
 
-from __future__ import annotations
-
 import io
 import json
 import lzma

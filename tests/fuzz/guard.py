@@ -1,7 +1,5 @@
 """Watches one input: how it ends, how long it takes, and what it writes or starts outside of a folder."""
 
-from __future__ import annotations
-
 import faulthandler
 import multiprocessing.util
 import os

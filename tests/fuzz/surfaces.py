@@ -1,7 +1,5 @@
 """What reads input from elsewhere, each with how hostile input for it is made and handed over."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Usage: python -m tests.gpu_stub.build FOLDER     (by the interpreter whose torch
 What is there already and made of the same sources is kept.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The machine of the CUDA stub, where these tests run on it; elsewhere they are skipped."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

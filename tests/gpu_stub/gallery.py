@@ -6,8 +6,6 @@ Usage: python -m tests.gpu_stub.gallery OUTPUT_FOLDER          (run every cell: 
 The first needs the stub's environment (`make gallery-gpu-stub`), the second none.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Starts ranks on devices of the stub from a server that has imported the libraries."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Iterator, Mapping

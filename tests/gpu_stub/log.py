@@ -1,7 +1,5 @@
 """What the stub itself counted, read from CUDA_STUB_LOG."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The machine of the CUDA stub: runs cells of small jobs on its devices."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

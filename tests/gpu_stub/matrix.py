@@ -1,7 +1,5 @@
 """The clean matrix on the CUDA stub: which cells there are, and what must hold of them."""
 
-from __future__ import annotations
-
 from harness.backends import registry
 from harness.doctor.self_check import ABOUT_TIME
 from harness.judge.comparison import Comparison

@@ -1,7 +1,5 @@
 """Programs of a process of their own on one device of the stub; their results are printed as JSON by name."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

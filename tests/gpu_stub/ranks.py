@@ -1,8 +1,6 @@
 """Imported by the ranks: notes in the stub's log when the harness counts collectives, and what torch's
 statistics say of memory where the harness reads it."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from typing import Any

@@ -1,7 +1,5 @@
 """Jobs with adapters on devices of the stub: Accelerate's and Trainer's FSDP, offload, fp16, checkpoints."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

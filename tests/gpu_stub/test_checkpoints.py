@@ -1,7 +1,5 @@
 """Checkpoints on devices: saved, loaded again, and continued on the same and on other backends and ranks."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -6,8 +6,6 @@ on the CPU.
 A class for each, so that they can run side by side.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import pytest

@@ -1,7 +1,5 @@
 """Commands as a user gives them on a CUDA machine; ranks are new processes but those of the self-check."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 import time

@@ -1,7 +1,5 @@
 """Devices are counted as CUDA shows them, each rank has its own, and what cannot be meant is refused."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`accelerate launch` and `deepspeed` start exported programs, which train what the harness measured."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The machine itself: what torch finds on it, and the faults that it can be given."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What measuring costs on CUDA, what it must not claim to have seen, and memory that runs out."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

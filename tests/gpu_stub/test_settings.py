@@ -1,8 +1,6 @@
 """Settings and libraries whose code differs on CUDA: offload, accumulation, recomputing, determinism, AdamW;
 what a record says of them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Accelerate's and Trainer's FSDP run on CUDA alone: they wrap, gather and cast as closed forms say."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

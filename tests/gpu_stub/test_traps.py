@@ -1,7 +1,5 @@
 """Known traps on devices of the stub: findings that rest on dtypes, memory, units or collectives."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

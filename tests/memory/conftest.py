@@ -1,7 +1,5 @@
 """Comparisons on real ranks, of a tiny model, for what they say of memory."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

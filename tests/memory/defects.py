@@ -1,8 +1,6 @@
 """Backends with a defect of memory each, or that say what they should hold and send, some of which lie; a
 comparison must name each."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import count
 from typing import Any

@@ -1,7 +1,5 @@
 """The peak of one training step by two methods that share nothing, and its activations by two."""
 
-from __future__ import annotations
-
 import gc
 import gzip
 import json

@@ -1,7 +1,5 @@
 """A checkpoint saved in a real run: its memory, its collectives, and what becomes of its files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Defects of memory and lies about it, planted in real runs, are named; clean runs beside them are not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Memory that the update takes for a moment, by implementation of AdamW: allocator against formula."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

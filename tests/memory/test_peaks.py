@@ -1,7 +1,5 @@
 """The allocator's figures against methods that share nothing with it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

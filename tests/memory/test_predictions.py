@@ -1,7 +1,5 @@
 """The predicted memory peak against published records of runs on the CPU."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """Model states of real runs are their closed forms, fall as strategies promise, and leave nothing unnamed."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.forms.terms import STATE_KINDS

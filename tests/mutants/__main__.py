@@ -5,8 +5,6 @@ Exits 1 if a fault goes unnoticed, or if tests cannot tell: they fail without on
 Usage: python -m tests.mutants [-k NAME ...] [--jobs N] [--list | --check]
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -3,8 +3,6 @@
 Expressions are given as Python writes them. What an operation looks for stands in its place exactly once.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache

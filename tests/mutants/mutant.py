@@ -3,8 +3,6 @@
 Neither places nor tests name files, so that what moves or is formatted otherwise keeps its faults.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

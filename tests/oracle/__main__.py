@@ -8,8 +8,6 @@ PATTERN is a regular expression that the name of an output contains. TREE (defau
 own interpreter (.venv). `allowed.toml` lists outputs known to be wrong, or changed on purpose, and why.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

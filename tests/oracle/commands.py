@@ -1,7 +1,5 @@
 """What the oracle replays: one line of arguments for each output. `{NAME}` is a folder of frozen records."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -1,7 +1,5 @@
 """Trains a tiny model under one backend from a given step on, without the harness's own loop."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

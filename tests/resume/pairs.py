@@ -1,7 +1,5 @@
 """Pairs of backend and world size: saved under one, continued under another; all in few process groups."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Every pair of backends and world sizes as a table: `python -m tests.resume.table FILE.md`."""
 
-from __future__ import annotations
-
 import sys
 from itertools import product
 from pathlib import Path

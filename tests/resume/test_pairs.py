@@ -1,7 +1,5 @@
 """Training goes on from a checkpoint of another backend and another number of ranks as if never stopped."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

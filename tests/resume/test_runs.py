@@ -1,7 +1,5 @@
 """`harness run` and `harness compare` continue the kept checkpoint of another run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

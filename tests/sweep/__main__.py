@@ -6,8 +6,6 @@ than 5 % are unjudged, or if fewer than 95 % of the faults are named.
 Usage: python -m tests.sweep [-k PART ...] [--without-faults] [--cells N]
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -1,10 +1,8 @@
 """Models, data and losses of the shapes that people bring: small, and none a model of transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -83,7 +81,7 @@ class Convolutions(nn.Module):
             hidden = hidden + block(hidden)
         return self.head(hidden.mean((2, 3)))
 
-    def train(self, mode: bool = True) -> Convolutions:
+    def train(self, mode: bool = True) -> Self:
         super().train(mode)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d) and self.fixed:
@@ -501,7 +499,7 @@ class Settled(Mlp):
         super().__init__()
         self.norm = nn.BatchNorm1d(FEATURES, affine=False)
 
-    def train(self, mode: bool = True) -> Settled:
+    def train(self, mode: bool = True) -> Self:
         super().train(mode)
         self.norm.eval()
         return self
@@ -639,7 +637,7 @@ class Resting(nn.Module):
         self.teacher = nn.Sequential(nn.Linear(FEATURES, 9), nn.Dropout(0.2), nn.Linear(9, CLASSES))
         self.teacher.requires_grad_(False)
 
-    def train(self, mode: bool = True) -> Resting:
+    def train(self, mode: bool = True) -> Self:
         super().train(mode)
         self.teacher.eval()
         return self

@@ -1,7 +1,5 @@
 """The shapes of the sweep: a job each, the backends that run it, and one fault that is planted in it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 MODULE = "tests.sweep.models"

@@ -1,8 +1,6 @@
 """Third-party backends with a known trap each, installed through the entry point like any other: what spoils
 an engine, and DDP spoiled in each way."""
 
-from __future__ import annotations
-
 import os
 import time
 from abc import abstractmethod

@@ -1,7 +1,5 @@
 """The clean matrix: which cells there are, and what must hold of them, since nothing is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from harness.backends import registry

@@ -1,8 +1,6 @@
 """Third-party backends of each family that run the model in another way, change settings or gradients while
 they train, whose updates are not what Adam makes of gradients, or that err in jobs with adapters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ Usage: python -m tests.traps.gallery OUTPUT_FOLDER          (run every trap: min
        python -m tests.traps.gallery OUTPUT_FOLDER --page   (write the page again from what was recorded)
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

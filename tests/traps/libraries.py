@@ -1,8 +1,6 @@
 """Third-party backends around DeepSpeed, Trainer, pipelines and ranks that share samples, each with a known
 trap."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch

@@ -1,7 +1,5 @@
 """Runs cells of tiny jobs, each once until what runs in it changes, whichever worker asks for it first."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,8 +1,6 @@
 """The traps that are planted: a defect each, the job in which it shows, and the finding that must name it
 first, with nothing untrue beside it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from tests.sweep.table import own

@@ -1,7 +1,5 @@
 """Where nothing is wrong, no finding is raised. What is long is a class, so that they run side by side."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

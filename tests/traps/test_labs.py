@@ -1,7 +1,5 @@
 """Faults of public jobs that the labs offer `as-written`: each is planted and must be named."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.judge.comparison import Comparison

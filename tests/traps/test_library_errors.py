@@ -1,7 +1,5 @@
 """Errors of libraries that say neither which parameter nor what to do, and one that would hang."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

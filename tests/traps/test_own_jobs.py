@@ -1,7 +1,5 @@
 """Jobs of the user's own: what depends on the split of a batch is judged by a reference with that split."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.representatives import COSTLY, EXHAUSTIVE, first

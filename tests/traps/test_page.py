@@ -1,7 +1,5 @@
 """docs/faults.md and its list hold what tests plant, each with a finding and a test that exist."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

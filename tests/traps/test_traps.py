@@ -1,7 +1,5 @@
 """Every known trap is planted and must be found, named, and told of the right backend."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

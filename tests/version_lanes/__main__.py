@@ -4,8 +4,6 @@
 A test that passes because a version is wrong as it is known to be says so.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterable

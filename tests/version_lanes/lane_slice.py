@@ -1,7 +1,5 @@
 """The fixed slice of tests that every lane of versions runs; pytest collects it only where it is named."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.metadata import version
 

@@ -1,7 +1,5 @@
 """Measures inside a namespace what gloo sends: of collectives, of a step of each backend, of a whole run."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from statistics import median

@@ -1,7 +1,5 @@
 """A network namespace of one's own, in which the loopback interface carries the bytes of one job only."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -13,7 +11,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from select import select
-from typing import Any
+from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER_BYTES = 66
@@ -35,8 +33,8 @@ class Traffic:
         """Without the header of each packet."""
         return self.bytes - HEADER_BYTES * self.packets
 
-    def __sub__(self, other: Traffic) -> Traffic:
-        return Traffic(
+    def __sub__(self, other: Self) -> Self:
+        return type(self)(
             self.bytes - other.bytes,
             self.packets - other.packets,
             self.retransmissions - other.retransmissions,

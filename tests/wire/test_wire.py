@@ -3,8 +3,6 @@
 The headers of the packets are taken off (66 bytes each); nothing else is, and figures must agree within 1 %.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import median
 

@@ -1,7 +1,5 @@
 """Loaded by `import torch` on the machine of the CUDA stub: its operators then run on the CPU."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`harness compare`: what it runs, prints, writes and refuses; rounds, dry runs, files of other tools."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

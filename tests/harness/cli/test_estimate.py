@@ -1,7 +1,5 @@
 """`harness estimate` and `recommend` as people type them, with and without --calibrate."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What reaches a terminal or a pipe: width, progress, first words, readers that leave early."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """`harness run` and `observe`: their records, exit codes, and what a person can get wrong, in one line."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal

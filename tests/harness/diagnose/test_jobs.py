@@ -1,7 +1,5 @@
 """Runs of different jobs: what differs, what parts first, and the one setting that makes the difference."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

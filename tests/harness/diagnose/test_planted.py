@@ -1,7 +1,5 @@
 """Real pairs of runs on two ranks: clean ones have no difference, planted defects are named in words."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a sound GPU machine would show, made of published runs on the CPU, to be doctored by tests."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

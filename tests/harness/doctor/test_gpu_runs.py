@@ -1,7 +1,5 @@
 """Every check of a GPU machine is ok on sound evidence, and fails on the fault that it is for."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """What the self-test asks of the transport."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

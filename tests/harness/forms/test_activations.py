@@ -1,7 +1,5 @@
 """Sizes as polynomials in micro-batch and sequence, and profiles as JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

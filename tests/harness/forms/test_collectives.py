@@ -1,7 +1,5 @@
 """Single terms, counted by hand on shapes that do not divide; rings, buckets, units, shared weights."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

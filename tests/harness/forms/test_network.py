@@ -1,7 +1,5 @@
 """Time of communication over that of computing, and what an offloaded run moves to and from its host."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What updates hold, and states of other optimizers than AdamW in full width; figures by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What strategies hold at the fullest moments, on models that only have weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What attention exchanges where ranks divide samples, written out by hand for one small model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -4,8 +4,6 @@ Of a key with another value than its default: 'changes' what the library would r
 'refuses', by stage of ZeRO or version of FSDP. A process of its own: Accelerate reads the environment.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

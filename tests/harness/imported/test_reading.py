@@ -1,7 +1,5 @@
 """Every key that the installed libraries know, against what they make of it themselves."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What other work took from a run, from the accounts of its ranks."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import replace
 from typing import Any

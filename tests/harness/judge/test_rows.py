@@ -1,7 +1,5 @@
 """A run is held to the reference with its split where the loss hangs on the split."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Cells that take turns, most of them with ranks that need no torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

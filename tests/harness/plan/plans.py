@@ -1,8 +1,6 @@
 """Builders of the tests of plans: scenarios of Llama geometries on A100s, questions about shipped models, and
 an invented model, GPU and predictions whose figures can be checked by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Where nothing fits, what people do is predicted by what predicts everything else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

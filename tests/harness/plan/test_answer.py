@@ -1,7 +1,5 @@
 """What a search answers, in words and as a document; predictions are invented."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Searches against a machine whose peak is known: fixed bytes and some for each sample and token."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures that others measured on GPUs, next to what is predicted of the same job and the same network."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import median
 from typing import Any

@@ -1,7 +1,5 @@
 """GPUs and networks: what ships, what a user adds, and names that nothing has."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

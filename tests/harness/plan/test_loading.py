@@ -1,7 +1,5 @@
 """How ranks load initial weights, and what a node's host holds meanwhile."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

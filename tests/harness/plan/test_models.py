@@ -1,7 +1,5 @@
 """The catalogue's models: published sizes, spellings, and what goes wrong around `--model`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

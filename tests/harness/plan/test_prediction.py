@@ -1,7 +1,5 @@
 """Rows against figures that arithmetic or a published table fixes."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from typing import Any

@@ -1,7 +1,5 @@
 """What fits, what is refused, and what is said of it, before anything runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Which profile a scenario gets, and that the shipped ones are what tracing gives today."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from itertools import product

@@ -1,7 +1,5 @@
 """What an estimate can be asked, and what a number of ranks cannot do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The workload of a scenario is that of the run which it plans."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

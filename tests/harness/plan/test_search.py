@@ -1,7 +1,5 @@
 """One search: which strategies are tried, how they are ranked and why the others lose."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The attention kernel of a plan, and its seconds."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The text of an estimate: short, and without figures that mislead."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

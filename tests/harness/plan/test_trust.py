@@ -1,7 +1,5 @@
 """What answers say of their own error comes from published runs, which are predicted here again."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

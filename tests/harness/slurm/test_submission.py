@@ -1,7 +1,5 @@
 """Submission within a limit, attempts, and records for every run whose job is over."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

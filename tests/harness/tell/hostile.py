@@ -1,7 +1,5 @@
 """Records in which one name stands wherever a user, a library or a machine can put one."""
 
-from __future__ import annotations
-
 from harness.backends.presets import LIBRARY_ALONE
 from harness.record import (
     ArtifactPart,

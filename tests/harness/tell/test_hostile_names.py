@@ -1,7 +1,5 @@
 """Names of models, data and files are text in every format, whatever characters they hold."""
 
-from __future__ import annotations
-
 import csv
 import html.parser
 import io

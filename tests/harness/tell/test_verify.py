@@ -1,7 +1,5 @@
 """A report and what may be done to it, its records, its pictures: `verify` names each edit."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

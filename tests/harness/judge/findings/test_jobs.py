@@ -1,7 +1,5 @@
 """Findings on jobs of the user's own choice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs whose settings, dtypes, updates, losses or weights are not those of their reference."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What modules show of a step by themselves."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import pytest

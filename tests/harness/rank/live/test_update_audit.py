@@ -1,7 +1,5 @@
 """Updates are computed again from weights and moments, and what else happened is named by what they show."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

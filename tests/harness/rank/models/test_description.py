@@ -1,7 +1,5 @@
 """Which modules run, how often, and where gradients go, found on the meta device."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from functools import partial

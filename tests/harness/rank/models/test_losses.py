@@ -1,7 +1,5 @@
 """Losses of the tasks are sums over targets: those of micro-batches add up to that of the batch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Code that a model's folder brings runs where the job says so, and nowhere else."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Events of a step become a profile: sizes by divisibility, what is held, and the fullest points."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.forms.activations import Size

@@ -1,7 +1,5 @@
 """The counter on a group of one rank: what it counts as what, and that nothing of it stays behind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Copies of masters are counted where they are not the rounded master."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from types import SimpleNamespace

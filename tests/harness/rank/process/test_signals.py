@@ -1,7 +1,5 @@
 """What a rank tells of collectives, from the records of torch's recorders."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from harness.rank.process.start import merged

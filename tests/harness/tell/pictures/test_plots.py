@@ -1,7 +1,5 @@
 """One bar for each cell: model states, what else the peak holds, what is expected, and the limit."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """What was asked for stands in the report, so that it can be asked for again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

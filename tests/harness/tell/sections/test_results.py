@@ -1,7 +1,5 @@
 """ """
 
-from __future__ import annotations
-
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import ROLES, role_of
 from harness.judge.wording import entries
