@@ -3,6 +3,7 @@ cells of a tiny model, and comparisons of six strategies at two sizes."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -122,7 +123,10 @@ class Answer:
 
 def answer(check: Check, evidence: Evidence) -> Answer:
     """Judge, unless the machine or a run that is missing rules that out."""
-    verdict, detail = _obstacle(check, evidence) or check.judge(evidence)
+    try:
+        verdict, detail = _obstacle(check, evidence) or check.judge(evidence)
+    except Exception as error:  # one check that fails on an unknown machine costs no other
+        verdict, detail = "failed", f"cannot be judged: {type(error).__name__}: {error}"
     return Answer(check=check, verdict=verdict, detail=detail)
 
 
@@ -651,7 +655,7 @@ def _since_failure(directory: Path, ranks: int) -> float | None:
 def read_kernels(record: Record, folder: Path) -> Kernels:
     """Kernels of NCCL in each traced step, from the traces that a run kept."""
     return {
-        artifact.rank: count_kernels(json.loads((folder / artifact.path).read_bytes()))
+        artifact.rank: count_kernels(json.loads(gzip.decompress((folder / artifact.path).read_bytes())))
         for artifact in record.artifacts
         if artifact.kind == "trace" and artifact.rank is not None
     }
@@ -753,8 +757,8 @@ def compare_all(
         try:
             if found:
                 lines = pack_matrix(found, packed / matrix.name, predict(matrix, gpu))
-        except (HarnessError, OSError) as error:
-            lines = [f"not packed: {error}"]
+        except Exception as error:  # what was measured before is packed
+            lines = [f"not packed: {type(error).__name__}: {error}"]
         statuses = {record.run_id: record.status for _, record in found}
         yield Compared(
             matrix=matrix, missing=missing, lines=lines, statuses=statuses, is_interrupted=is_interrupted

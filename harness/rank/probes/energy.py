@@ -16,6 +16,8 @@ from harness.rank.probes.time import boot
 from harness.record import EnergyPart
 
 MILLI = 1e-3
+LEAST_SECONDS = 1.0
+"""In which the counter is read to a tenth: it moves in steps of some 100 ms (seen: H200)."""
 
 
 class DeviceEnergy:
@@ -45,7 +47,7 @@ class DeviceEnergy:
 
     def read(self) -> dict[str, Any]:
         """Fields of `record.EnergyPart`: joules and power since `begin`, or why they are not known."""
-        now, watts = 0, list[float]()
+        now, watts, at = 0, list[float](), self._clock()
         limit: float | None = None
         if self._unknown is None:
             try:
@@ -53,11 +55,14 @@ class DeviceEnergy:
             except self._library.NVMLError as error:
                 self._unknown = f"NVML: {error}"
             else:
+                seconds = at - self._since
                 if now < self._first:
                     self._unknown = "the driver's energy counter went back: the driver was loaded again"
+                elif seconds < LEAST_SECONDS:
+                    self._unknown = f"timed for {seconds:.2g} s: the counter needs {LEAST_SECONDS:g} s"
         if self._unknown is None:
             # Of the samples that the driver kept since then; it may keep none.
-            begin, end = int(self._since * 1e6), int(self._clock() * 1e6)
+            begin, end = int(self._since * 1e6), int(at * 1e6)
             kind = getattr(self._library, "NVML_TOTAL_POWER_SAMPLES", None)
             _, samples = self._asked("nvmlDeviceGetSamples", kind, begin) or (0, [])
             watts = [s.sampleValue.uiVal * MILLI for s in samples if begin <= s.timeStamp <= end]

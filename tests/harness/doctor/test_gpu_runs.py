@@ -35,12 +35,14 @@ from harness.doctor.gpu_runs import (
     Evidence,
     answer_all,
     count_kernels,
+    read_kernels,
 )
 from harness.doctor.packing import anonymous, anonymous_document, check_bundle, forget_names, write_bundle
 from harness.errors import HarnessError
 from harness.gpus.found import Gpu
-from harness.record import ErrorPart, RankPart, Record
+from harness.record import ArtifactPart, ErrorPart, RankPart, Record
 from harness.record.store import read_runs, write_record
+from harness.run_directory.request import trace_file
 from tests.harness.cli.command_line import INTERRUPTED, SMALL, harness
 from tests.harness.doctor.gpu_evidence import fabric_of, notes_of, sound
 from tests.records import make_record
@@ -270,7 +272,13 @@ def test_unknown_devices_and_a_silent_driver_are_not_failures() -> None:
     assert (driver.verdict, driver.detail) == ("n/a", "in a container")
 
 
-def test_kernels_belong_to_the_step_in_which_they_begin() -> None:
+def test_a_check_that_cannot_be_judged_costs_no_other() -> None:
+    damaged = replace(sound(), kernels={SHARDED: {0: 5}})  # type: ignore[dict-item]
+    broken = [name for name, a in answers(damaged).items() if "cannot be judged: " in a.detail]
+    assert broken == ["kernels"]
+
+
+def test_kernels_belong_to_the_step_in_which_they_begin(tmp_path: Path) -> None:
     def event(name: str, begin: float, category: str = "kernel") -> dict[str, Any]:
         return {"name": name, "cat": category, "ts": begin, "dur": 10.0}
 
@@ -284,6 +292,11 @@ def test_kernels_belong_to_the_step_in_which_they_begin() -> None:
         ]
     }  # fmt: skip
     assert count_kernels(trace) == {7: 2}
+    file = trace_file(tmp_path, 0)
+    file.write_bytes(gzip.compress(json.dumps(trace).encode()))
+    part = ArtifactPart(kind="trace", rank=0, path=file.name)
+    record = make_record().model_copy(update={"artifacts": [part]})
+    assert read_kernels(record, tmp_path) == {0: {7: 2}}
 
 
 TOKEN = "hf_" + "a" * 34

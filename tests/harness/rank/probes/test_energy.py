@@ -44,9 +44,9 @@ class Nvml:
         ]
 
 
-def read_later(library: Any) -> tuple[Any, ...]:
+def read_later(library: Any, seconds: float = 10.0) -> tuple[Any, ...]:
     """Joules, sampled watts, the limit in watts, and why they are not known."""
-    times = iter([100.0, 110.0])
+    times = iter([100.0, 100.0 + seconds])
     energy = DeviceEnergy(library, UUID, clock=lambda: next(times))
     energy.begin()
     found = energy.read()
@@ -59,6 +59,11 @@ def test_energy_is_the_difference_of_the_counter() -> None:
     assert read_later(Nvml(5_000_000, 9_500_000)) == (pytest.approx(4500.0), None, 700.0, None)
     samples = {99.0: 900_000, 101.0: 400_000, 109.0: 500_000, 111.0: 900_000}
     assert read_later(Nvml(0, 1, samples=samples))[1] == pytest.approx(450.0)
+
+
+def test_a_counter_that_had_no_time_to_move_gives_no_figure() -> None:
+    why = "timed for 0.043 s: the counter needs 1 s"
+    assert read_later(Nvml(5_000, 5_000, samples={100.01: 126_000}), 0.043) == (None, None, None, why)
 
 
 @pytest.mark.parametrize(
