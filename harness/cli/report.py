@@ -286,38 +286,33 @@ def show(document: Document, output: Path | None, as_json: bool, made_by: str) -
 @click.command()
 @click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
 @click.option("--baseline", type=PATH, multiple=True, metavar="FILE")
-@click.option("--parameters", type=click.IntRange(1))
 @click.option("-o", "--output", type=PATH, metavar="FILE")
 @json_option
 @common
 def trace(
     files: tuple[Path, ...],
     baseline: tuple[Path, ...],
-    parameters: int | None,
     output: Path | None,
     as_json: bool,
 ) -> int:
     """Show where the time of traces went: computing, communicating, copying, idling.
 
     FILE is a trace of torch.profiler (export_chrome_trace), plain or gzip, of any program: one rank or
-    several. Lists collectives with bytes and bus bandwidth, who waits for whom, and which strategy they
-    look like.
+    several. Lists collectives with bytes and bus bandwidth, and who waits for whom.
     """
     from harness.tell.traces import trace_document
     from harness.traces.analysis import read_traces, skew_of
     from harness.traces.document import changes_of, document
-    from harness.traces.strategy import likeness_of
 
     require_format(output)
     begin("reading traces")
     ranks = read_traces(files)
     before = read_traces(baseline) if baseline else []
     skew = skew_of(ranks)
-    likeness = [likeness_of(rank, parameters) for rank in ranks]
     changes = changes_of(ranks, before) if before else None
-    show(trace_document(ranks, skew, likeness, changes), output, as_json, "harness trace")
+    show(trace_document(ranks, skew, changes), output, as_json, "harness trace")
     if as_json:
-        echo(json.dumps(finite(document(ranks, skew, likeness, changes)), indent=1))
+        echo(json.dumps(finite(document(ranks, skew, changes)), indent=1))
     return 0
 
 

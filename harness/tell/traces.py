@@ -15,7 +15,6 @@ from harness.tell.tables import blocks_of, prose, row_of, section, table, table_
 from harness.traces.analysis import Division, RankTrace, Skew
 from harness.traces.device import KernelTime, Kind
 from harness.traces.document import CollectiveRow, collective_rows
-from harness.traces.strategy import Likeness
 
 MOST_BARS = 24
 MOST_ROWS = 20
@@ -33,7 +32,6 @@ COLLECTIVE_CHANGES = table_columns("traces_collective_changes")
 def trace_document(
     ranks: Sequence[RankTrace],
     skew: Skew | None,
-    likeness: Sequence[Likeness],
     changes: dict[str, Any] | None = None,
 ) -> Document:
     """What was found in traces, for every format."""
@@ -44,7 +42,6 @@ def trace_document(
         _kernels(ranks),
         _collectives(ranks),
         _waits(skew),
-        _strategy(ranks, likeness),
         _changes(changes),
     ]
     world = {rank.world_size for rank in ranks} - {None}
@@ -313,36 +310,6 @@ def _waits(skew: Skew | None) -> Section | None:
         Items(list(skew.unmatched)) if skew.unmatched else None,
     )
     return Section("trace_waits", "Who waits for whom", blocks)
-
-
-def _strategy(ranks: Sequence[RankTrace], likeness: Sequence[Likeness]) -> Section | None:
-    said: dict[str, list[str]] = {}
-    for rank, like in zip(ranks, likeness, strict=True):
-        said.setdefault(_likeness_words(like), []).append(rank.label)
-    items = [
-        (labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more", text)
-        for text, labels in said.items()
-    ]
-    return Section("trace_strategy", "Strategy", [Items(items)]) if items else None
-
-
-def _likeness_words(like: Likeness) -> str:
-    text = f"looks like {like.strategy}" if like.strategy else "no strategy is recognised"
-    text += f" ({'; '.join(like.evidence)})."
-    if like.unit_bytes:
-        sizes = [number(size / 1e6) for size in like.unit_bytes]
-        shown = ", ".join(sizes[:8]) + (", ..." if len(sizes) > 8 else "")
-        text += f" Reduced per {like.per}, MB: {shown}"
-        text += f"; {like.parameters:,} elements together." if like.parameters is not None else "."
-    if like.sent_bytes is not None:
-        text += f" A rank sends {number(like.sent_bytes / 1e6)} MB per {like.per} on a ring"
-        if like.expected_bytes:
-            text += (
-                f"; {like.expected_by} sends {number(like.expected_bytes / 1e6)} MB "
-                f"({percent(like.sent_bytes / like.expected_bytes)})"
-            )
-        text += "."
-    return text
 
 
 def _changes(changes: dict[str, Any] | None) -> Section | None:

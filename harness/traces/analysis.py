@@ -1,4 +1,4 @@
-"""Figures of traces: how each rank's time divides, which rank came late, which strategy the traffic suggests.
+"""Figures of traces: how each rank's time divides, which rank came late.
 
 The rank that comes last to a collective runs it shortest, so no clocks need to agree. Also the JSON document.
 """

@@ -10,7 +10,6 @@ from typing import Any
 from harness.traces.analysis import RankTrace, Skew
 from harness.traces.collectives import Call
 from harness.traces.device import COMMUNICATION
-from harness.traces.strategy import Likeness
 
 MOST_KERNELS = 10
 
@@ -79,7 +78,6 @@ def _mean(values: Sequence[float | None], count: int) -> float | None:
 def document(
     ranks: Sequence[RankTrace],
     skew: Skew | None,
-    likeness: Sequence[Likeness],
     changes: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What `harness trace --json` prints: seconds and bytes; null is n/a."""
@@ -124,9 +122,6 @@ def document(
         }
         if skew
         else None,
-        "strategies": [
-            {"rank": rank.rank, **vars(like)} for rank, like in zip(ranks, likeness, strict=True)
-        ],
     }  # fmt: skip
     return found if changes is None else found | {"changes": changes}
 
