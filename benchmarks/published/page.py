@@ -27,7 +27,10 @@ from benchmarks.published.judge import (
 )
 from benchmarks.published.mapping import program
 from harness.tell.document import Picture
-from harness.tell.pictures.drawing import CURVE_SHAPES, CURVES, GREY
+from harness.tell.pictures.drawing import GREY
+
+CURVES = ("#0A74B8", "#CC8400", "#00966C", "#B8569A", "#4FA6D8", "#C4511A", "#8A6D00")
+CURVE_SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 
 INTRODUCTION = """\
 # Predictions for published runs

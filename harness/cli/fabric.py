@@ -42,7 +42,6 @@ DEFAULT_LARGEST = {"cuda": "4GB", "cpu": "64MB"}
 @click.option("--seconds-per-row", type=click.FloatRange(0.001), default=5.0, show_default=True)
 @click.option("--require-busbw", metavar="RATE")
 @click.option("-o", "--output", type=PATH)
-@click.option("--plot", type=PATH)
 @json_option
 @common
 def fabric(
@@ -54,7 +53,6 @@ def fabric(
     seconds_per_row: float,
     require_busbw: str | None,
     output: Path | None,
-    plot: Path | None,
     as_json: bool,
 ) -> int:
     """Measure the network that collectives use, and check its bus bandwidth.
@@ -68,7 +66,7 @@ def fabric(
     required = parse_rate(require_busbw) if require_busbw else None
     shows = not is_rank or external_rank() == 0
     if shows:
-        check_outputs(output, plot)
+        check_output(output)
     if is_rank:
         from harness.fabric.measurement import measure  # loads torch
 
@@ -82,7 +80,7 @@ def fabric(
         result = start_ranks(nproc or default_ranks(device), arguments)
     if shows and output is not None:
         write_result(result, output)
-    code = present(result, largest, required, plot, as_json) if shows else 0
+    code = present(result, largest, required, as_json) if shows else 0
     if is_rank:
         leave(code)
     return code
@@ -99,21 +97,15 @@ def split_operations(text: str | None) -> list[str]:
     return names or list(OPERATIONS)
 
 
-def check_outputs(output: Path | None, plot: Path | None) -> None:
+def check_output(output: Path | None) -> None:
     """Raise HarnessError for a file that could not be written after minutes of measuring."""
-    if plot is not None:
-        from harness.tell.pictures.drawing import plot_format
-
-        plot_format(plot)
-    for path, option in ((plot, "--plot"), (output and result_file(output), "--output")):
-        if path is not None:
-            with refusing(f"{option} was given '{path}', which cannot be written"):
-                try_writing(path)
+    if output is not None:
+        path = result_file(output)
+        with refusing(f"--output was given '{path}', which cannot be written"):
+            try_writing(path)
 
 
-def present(
-    result: FabricResult, asked_bytes: int, required: float | None, plot: Path | None, as_json: bool
-) -> int:
+def present(result: FabricResult, asked_bytes: int, required: float | None, as_json: bool) -> int:
     """Show a result and whether memory limited its sizes; return 3 if it misses the required bytes/s."""
     echo(fabric_table(result), err=as_json)
     largest = max(row.size_bytes for row in result.rows)
@@ -130,11 +122,6 @@ def present(
         ]
         document = result.model_dump() | {"rows": rows, "summary": result.summary().model_dump()}
         echo(json.dumps(document, indent=1))
-    if plot is not None:
-        from harness.fabric.result import write_picture
-
-        write_picture(result, plot)
-        echo(f"picture: {plot}", err=True)
     missed = shortfall(result, required) if required is not None else None
     if missed is not None:
         echo(f"harness: {missed}", err=True)

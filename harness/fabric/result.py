@@ -3,18 +3,16 @@ are started on this machine and leave nothing behind."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from math import log2
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import psutil
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
@@ -24,13 +22,11 @@ from harness.errors import HarnessError
 from harness.files import Stored, read_plain, refusing, scratch_folder, write_atomically
 from harness.forms.textbook import is_stub
 from harness.import_path import module_command, safe_environment
-from harness.judge.wording import counted, listed
+from harness.judge.wording import counted
 from harness.launch.ending import die_with
 from harness.launch.launcher import require_libraries
 from harness.record.measured import FabricPart
-from harness.tell.document import Picture
 from harness.tell.formats import NOT_AVAILABLE, fitted, gigabytes, number
-from harness.tell.pictures.drawing import Panel, decades, plain_look, write_plot
 
 FABRIC_SCHEMA: Literal[1] = 1
 FABRIC_NAME = "fabric.json"
@@ -300,74 +296,6 @@ def fabric_table(result: FabricResult) -> str:
         f"interface {result.interface or 'not chosen'}"
     )
     return f"{head}\n{fitted(body, HEADERS, alignments=dict.fromkeys(HEADERS[1:], 'right'))}"
-
-
-WIDTH, HEIGHT = 460, 240
-
-
-def fabric_picture(result: FabricResult) -> Picture:
-    """A curve per operation of the whole group, and one for the slowest and the fastest pair."""
-    by_pair: dict[tuple[int, ...], list[FabricRow]] = {}
-    for row in result.rows:
-        if row.op == "point_to_point":
-            by_pair.setdefault(tuple(row.ranks), []).append(row)
-    pairs = sorted(by_pair.items(), key=lambda item: _gigabytes(item[1][-1]))
-    curves = {op: result.of_all(op) for op in dict.fromkeys(row.op for row in result.rows)}
-    curves = {op: rows for op, rows in curves.items() if rows and op != "point_to_point"}
-    curves |= {f"pair {pair[0]}-{pair[1]}": rows for pair, rows in (*pairs[:1], *pairs[-1:])}
-    fastest = [f"{name} {number(max(map(_gigabytes, rows)))}" for name, rows in curves.items()]
-    return Picture(
-        key="fabric",
-        caption="Bus bandwidth and time of each operation over the size of the tensor.",
-        alt=f"Highest bus bandwidth in GB/s: {listed(fastest, len(fastest))}.",
-        chart=lambda: {
-            "vconcat": [
-                _panel(curves, "bus bandwidth, GB/s", _gigabytes),
-                _panel(curves, "time, us", lambda row: (row.best_seconds or 0.0) * 1e6),
-            ]
-        },
-    )
-
-
-def _gigabytes(row: FabricRow) -> float:
-    return (row.bus_bandwidth or 0.0) / 1e9
-
-
-def _panel(
-    curves: Mapping[str, Sequence[FabricRow]], title: str, read: Callable[[FabricRow], float]
-) -> dict[str, Any]:
-    points = [
-        {
-            "curve": name, "x": row.size_bytes, "value": read(row),
-            "label": f"{name} {number(read(row))}" if row is rows[-1] else None, **plain_look(index),
-        }
-        for index, (name, rows) in enumerate(curves.items())
-        for row in rows
-    ]  # fmt: skip
-    values = [point["value"] for point in points]
-    sizes = sorted({row.size_bytes for rows in curves.values() for row in rows})
-    labels = {size: binary_size(size) for size in sizes}
-    return Panel(
-        across="bytes, in powers of 1024", up=title, domain=(min(values) / 1.2, max(values) * 1.2),
-        is_log=True, width=WIDTH, height=HEIGHT,
-        y_axis={"format": ",~f", "values": decades(min(values), max(values))},
-        x_axis={"labelExpr": f"({json.dumps(labels)})[datum.value]"},
-    ).chart(points, sizes)  # fmt: skip
-
-
-def binary_size(size: float) -> str:
-    """Bytes as an axis shows them, in powers of 1024: 1K, 64M, 4G."""
-    power = min(4, max(0, int(log2(size)) // 10))
-    return f"{size / 1024**power:g}{' KMGT'[power].strip()}"
-
-
-def write_picture(result: FabricResult, path: Path) -> None:
-    """Write the picture as SVG or PNG, by the suffix. Raises HarnessError for another, and on a stub."""
-    if result.on_stub:
-        raise HarnessError(
-            f"--plot was given '{path}', but a {result.device_name} has no speed to draw; omit it"
-        )
-    write_plot(fabric_picture(result), path)
 
 
 def start_ranks(nproc: int, arguments: Sequence[str]) -> FabricResult:

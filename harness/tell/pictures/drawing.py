@@ -78,8 +78,6 @@ ALLOCATED = {
 """Categories of a memory snapshot."""
 VERDICTS = {"agrees": GREY, "not judged": "#ABABAB"}
 """Of loss curves that are drawn as one band."""
-CURVES = ("#0A74B8", "#CC8400", "#00966C", "#B8569A", "#4FA6D8", "#C4511A", "#8A6D00")
-"""For curves that belong to no family."""
 SHAPES: dict[Sharding, str] = {
     "single": "circle", "none": "triangle-up", "grad-op": "square", "full-shard": "circle",
     "hybrid": "diamond", "hybrid-grad-op": "cross", "pipeline": "triangle-right",
@@ -334,7 +332,6 @@ def _around(point: Point, wide: float, width: float, height: float) -> list[Box]
 
 LEFT = 1.06
 """Factor between the least across and the left edge."""
-CURVE_SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,14 +410,3 @@ def decades(low: float, high: float) -> list[float]:
     powers = range(floor(log10(low)), ceil(log10(high)) + 1)
     ticks = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
     return [tick for tick in ticks if low / 2.5 < tick < high * 2.5]
-
-
-def plain_look(index: int) -> Spec:
-    """Of the n-th curve that belongs to no family."""
-    dash = ([1, 0], [6, 3], [2, 2])[index // len(CURVES) % 3]
-    return {
-        "colour": CURVES[index % len(CURVES)],
-        "opacity": NATIVE_OPACITY,
-        "dash": dash,
-        "shape": CURVE_SHAPES[index % len(CURVE_SHAPES)],
-    }

@@ -200,24 +200,15 @@ def test_two_ranks_measure_every_operation_and_a_gate_closes(tmp_path: Path) -> 
     assert document["summary"]["all_reduce_bus_bytes_per_second"] == result.bus_bandwidth()
 
 
-@pytest.mark.parametrize(
-    ("option", "name", "said"),
-    [
-        ("--plot", "x.pdf", "ends with .svg or .png"),
-        ("--plot", "nowhere/x.svg", "No such file or directory"),
-        ("--output", "nowhere/x", "No such file or directory"),
-        ("--plot", "folder.svg", "Is a directory"),
-    ],
-)
-def test_files_that_cannot_be_written_are_told_before_measuring(
-    option: str, name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_cannot_be_written_is_told_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "folder.svg").mkdir()
+    output = tmp_path / "nowhere/x"
     monkeypatch.setattr("harness.cli.fabric.start_ranks", lambda nproc, arguments: pytest.fail("began"))
-    done = CliRunner().invoke(cli.harness, ["fabric", "--device", "cpu", option, str(tmp_path / name)])
+    done = CliRunner().invoke(cli.harness, ["fabric", "--device", "cpu", "--output", str(output)])
     assert done.exit_code == 1
-    assert done.stderr.startswith(f"harness: {option} was given '{tmp_path / name}'")
-    assert said in done.stderr
+    assert done.stderr.startswith(f"harness: --output was given '{output}'")
+    assert "No such file or directory" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
