@@ -50,12 +50,10 @@ from harness.tell.sections.choice import (
     bytes_frontier,
     comparison_scope,
     explain_slowest,
-    least_on_many,
     levels,
     memory_to_state,
     names,
     peak,
-    rounded,
     sent_once,
     shortened,
     unwrapped,
@@ -333,17 +331,6 @@ def _least(
     return phrase("least", cells=cells, what=what, value=megabytes(value), unit=unit, base=shown)
 
 
-def least_memory_on_many(scope: ComparisonScope) -> str:
-    """Who needs least on many ranks, where that is not who holds least here; empty otherwise."""
-    found, held = least_on_many(scope), scope.figures(memory_to_state(scope))
-    if found is None or not held:
-        return ""
-    labels, least = found
-    if any(rounded(held.get(label, 0.0)) == rounded(min(held.values())) for label in labels):
-        return ""
-    return phrase("many_of", cells=names(labels), value=megabytes(least))
-
-
 FEW_TIMED_STEPS = 8
 """With fewer per run, speeds are rough."""
 
@@ -478,7 +465,6 @@ def what_to_use(scope: ComparisonScope) -> str:
 
 OF_SCOPE: dict[str, Callable[[ComparisonScope], str]] = {
     "memory": least_memory,
-    "many": least_memory_on_many,
     "traffic": least_traffic,
     "fastest": fastest,
     "reference": one_process,
@@ -499,7 +485,7 @@ TRUST = ("amounts", "completed", "warnings")
 ROWS: dict[ReportFocus, tuple[str, ...]] = {
     "all": ("same", "memory", "traffic", "fastest", "slowest", "reference", "use", "gpus", *TRUST),
     "speed": ("fastest", "slowest", "reference", "same", "use", "gpus", *TRUST),
-    "memory": ("memory", "many", "same", "gpus", *TRUST),
+    "memory": ("memory", "same", "gpus", *TRUST),
     "footprint": ("memory", "traffic", "same", "use", "gpus", *TRUST),
     "parity": ("same", "cause", *TRUST),
     "scaling": ("strong", "weak", "same", *TRUST),

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from harness.backends.registry import PLANTED, UnknownBackend, moving_parts
 from harness.backends.strategy import ROUTE_PREFIXES
 from harness.forms import families
-from harness.forms.peak_memory.families import kinds_without_activations, without_activations
-from harness.forms.terms import STATE_KINDS, STEP_PHASES
+from harness.forms.peak_memory.families import without_activations
+from harness.forms.terms import STEP_PHASES
 from harness.forms.workload import ORDINARY_STEP, Workload
 from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
@@ -24,7 +24,7 @@ from harness.judge.statistics import Ranking, Ratio, frontier, interval_runs
 from harness.judge.wording import percent, ranks
 from harness.record import Record
 from harness.record.workload import known_strategy, of_record
-from harness.tell.document import Block, Column, Line, Section, Shown, Table
+from harness.tell.document import Block, Line, Section, Shown, Table
 from harness.tell.formats import megabytes
 from harness.tell.formats import percent as whole_percent
 from harness.tell.tables import blocks_of, prose, ratio_text, table, table_columns
@@ -193,10 +193,7 @@ def rounded(value: float, digits: int = 3) -> float:
     return float(f"{value:.{digits}g}")
 
 
-MANY_RANKS = 64
 MICRO_STEPS = 8
-MOST_LEVELS = 8
-"""Of memory on many ranks, the least ones."""
 MOST_LEFT = 8
 """Names of cells without a row."""
 LEAST_STEP = 0.01
@@ -300,102 +297,22 @@ def worth_taking(where: ComparisonScope, sent: Mapping[str, float], held: Mappin
     return falling(((label, most) for label, (*_, most) in ordered), LEAST_STEP)
 
 
-def _elsewhere(where: ComparisonScope, question: ReportFocus) -> list[Block]:
-    """What is held and sent on many ranks with accumulation, and which cells have no row.
-
-    Cells that are alike share one; with fewer than two rows nothing is said.
-    """
-    alike: dict[tuple[str, ...], tuple[list[str], list[float | None]]] = {}
-    unknown = []
-    for group in where.groups:
-        record = group.record
-        if question == "memory":
-            values = _held_on_many(record)
-        else:
-            values = [of(record, MICRO_STEPS, MANY_RANKS) for of in (held_with, sent_with)]
-        if any(value is not None for value in values):
-            alike.setdefault(tuple(map(megabytes, values)), ([], values))[0].append(group.label)
-        else:
-            unknown.append(group.label)
-    if len(alike) < 2:
-        return []
-    rows = sorted(alike.values(), key=lambda row: [value or 0.0 for value in row[1]], reverse=True)
-    more = [label for labels, _ in rows[:-MOST_LEVELS] for label in labels]
-    shown = Table(
-        key="elsewhere",
-        columns=[
-            Column("backends", f"strategy on {ranks(MANY_RANKS)}", align="left"),
-            *table_columns("elsewhere_memory" if question == "memory" else "elsewhere"),
-        ],
-        rows=[[names(labels), *values] for labels, values in rows[-MOST_LEVELS:]],
-    )
-    texts = [prose("decision_calculated"), "" if where.on_cpu else prose("decision_held")]
-    if question == "memory":
-        texts = [prose("decision_rest"), *_large_parts(where)]
-    left_out = {"decision_needs_more": more, "decision_no_form": unknown}
-    left_words = [prose(why, cells=names(of, MOST_LEFT)) for why, of in left_out.items() if of]
-    return blocks_of(shown, *texts, *left_words)
-
-
-def least_on_many(where: ComparisonScope) -> tuple[list[str], float] | None:
-    """Who needs least on many ranks besides activations, and how many bytes; None: fewer than two known."""
-    held = where.figures(
-        lambda group: held_with(group.record, group.record.world.accumulation_steps, MANY_RANKS)
-    )
-    found = levels(held, megabytes)
-    return found[0] if len(found) > 1 else None
-
-
-LARGE_PART = 1 / 4
-"""Of model states, which needs an explanation."""
-
-
-def _large_parts(where: ComparisonScope) -> list[str]:
-    """What the textbook does not count, of cells whose model states on many ranks are largely that."""
-    found = []
-    for group in where.groups:
-        workload = _what_if(group.record, group.record.world.accumulation_steps, MANY_RANKS)
-        if workload is None:
-            continue
-        made = families.model_states(workload)
-        for term in made.terms:
-            is_counted = term.extra and term.kind in STATE_KINDS
-            if is_counted and term.bytes > LARGE_PART * made.model_state_bytes:
-                part = {"cell": group.label, "size": megabytes(term.bytes), "kind": term.kind}
-                found.append(prose("decision_large_part", **part, name=term.name))
-    return found
-
-
 def _bubbles(where: ComparisonScope) -> dict[str, float]:
     """Of the pipelines among the cells the share in which their ranks wait, by the schedule alone."""
     uses = {group.label: pipeline_use(group.record) for group in where.groups}
     return {label: use.expected_bubble for label, use in uses.items() if use is not None}
 
 
-def held_with(record: Record, accumulation_steps: int, world_size: int | None = None) -> int | None:
-    """Bytes that the strategy needs on a GPU besides activations, on so many ranks (None: its own); None: no
-    closed form."""
-    workload = _what_if(record, accumulation_steps, world_size)
+def held_with(record: Record, accumulation_steps: int) -> int | None:
+    """Bytes that the strategy needs on a GPU besides activations; None: no closed form."""
+    workload = _what_if(record, accumulation_steps)
     return None if workload is None else without_activations(workload)
 
 
-def _held_on_many(record: Record) -> list[float | None]:
-    """The same on `MANY_RANKS`, of it model states and gathered weights of other ranks, and the rest."""
-    workload = _what_if(record, record.world.accumulation_steps, MANY_RANKS)
-    if workload is None:
-        return [None] * 4
-    kept, kinds = families.model_states(workload).model_state_bytes, kinds_without_activations(workload)
-    if kinds is None:
-        return [None, kept, None, None]
-    held, gathered = sum(kinds.values()), kinds.get("gathered", 0)
-    rest = held - kept - gathered
-    return [held, kept, gathered, rest if rest >= 0 else None]  # n/a: a part is of another moment
-
-
-def sent_with(record: Record, accumulation_steps: int, world_size: int | None = None) -> float | None:
-    """Ring bytes that a rank sends in an ordinary step of so many micro-steps on so many ranks (None: its
-    own), mean over the ranks; None: no closed form."""
-    workload = _what_if(record, accumulation_steps, world_size)
+def sent_with(record: Record, accumulation_steps: int) -> float | None:
+    """Ring bytes that a rank sends in an ordinary step of so many micro-steps, mean over the ranks; None: no
+    closed form."""
+    workload = _what_if(record, accumulation_steps)
     if workload is None:
         return None
     of = record.world.world_size if record.world.dimensions else 1  # of which one stands for all
@@ -406,25 +323,16 @@ def sent_with(record: Record, accumulation_steps: int, world_size: int | None = 
     return None if None in sent else fmean(part for part in sent if part is not None)
 
 
-def _what_if(record: Record, accumulation_steps: int, world_size: int | None) -> Workload | None:
-    """The run's workload under other circumstances.
-
-    Hybrid strategies and meshes have none on other ranks: their groups may stay as they are or grow. A third
-    party's own forms hold for its run alone.
-    """
+def _what_if(record: Record, accumulation_steps: int) -> Workload | None:
+    """The run's workload with so many micro-steps; a third party's own forms hold for its run alone."""
     if record.backend.own_forms is not None or record.backend.effective is None:
         return None
     workload = of_record(record)
     if workload is None or workload.strategy.family not in families.FAMILIES:
         return None
-    workload = replace(
+    return replace(
         workload, accumulation_steps=accumulation_steps, steps=(ORDINARY_STEP,), evaluation_every=None
     )
-    if world_size in (None, record.world.world_size):
-        return workload
-    if workload.strategy.facts.has_replicas or record.world.dimensions:
-        return None
-    return replace(workload, world_size=world_size, shard_size=world_size, ranks_per_node=None)
 
 
 def calls_per_step(record: Record) -> float | None:
@@ -611,7 +519,7 @@ def _given(record: Record) -> dict[str, str]:
 
 
 WIDENED, NOT_SHOWN, NOT_COMPARED = "made it slower", "no change shown", "not compared: no round in common"
-ASKED: tuple[ReportFocus, ...] = ("all", "speed", "memory", "footprint")
+ASKED: tuple[ReportFocus, ...] = ("all", "speed", "footprint")
 SPEEDS: tuple[ReportFocus, ...] = ("all", "speed")
 
 
@@ -620,10 +528,7 @@ def choice_section(comparison: Comparison, question: ReportFocus = "all") -> Sec
     where = comparison_scope(comparison)
     if question not in ASKED or where is None or where.size == 1 or len(where.groups) < 2:
         return None
-    # What to take by memory and micro-steps, then what each strategy holds and sends elsewhere.
-    is_sent = min(where.figures(sent_once).values(), default=0.0)
-    blocks = _thresholds(where) if question != "memory" and is_sent else []
-    blocks += _elsewhere(where, question)
+    blocks = _thresholds(where) if min(where.figures(sent_once).values(), default=0.0) else []
     if question in SPEEDS:
         order, peaks = where.order, where.figures(peak)
         # On the CPU a speed is no advice.

@@ -31,7 +31,6 @@ from harness.tell.first_page import (
     facts_line,
     fastest,
     least_memory,
-    least_memory_on_many,
     least_traffic,
     one_process,
     same_training,
@@ -228,12 +227,6 @@ def test_least_traffic_names_all_that_send_as_little() -> None:
     less = of_size("zero3", 1, sent=2_000_000)
     assert least_traffic(stage_of(make_record(), *cells, less)) == "zero3: 2.00 MB a step (ddp 4.00)"
     assert least_traffic(stage_of(make_record(label="ddp", world_size=1))) == ""
-
-
-def test_who_needs_least_on_many_ranks_is_said_where_it_is_another() -> None:
-    text = least_memory_on_many(stage_of(*published("bloom-560m")))
-    assert text == "zero3: 1,134 MB without activations (calculated)"
-    assert least_memory_on_many(stage_of(*published("default"))) == ""
 
 
 SLOW = repeats("zero3", *[1.0, 1.1] * 3)
