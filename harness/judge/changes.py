@@ -107,7 +107,7 @@ class Pair:
 
 
 def versions(records: Sequence[Record], by: str) -> dict[str, Comparison]:
-    """The comparable runs of each value of a fact: of packages in the order of versions, else of time.
+    """The runs of each value of a fact: of packages in the order of versions, else of time.
 
     by: 'commit', 'date', or a fact of `run_conditions.facts`, such as 'torch'; records without are left out.
     Raises HarnessError where the records do not differ in it.
@@ -127,7 +127,7 @@ def versions(records: Sequence[Record], by: str) -> dict[str, Comparison]:
             found.setdefault(of[by], []).append(record)
     with suppress(InvalidVersion):  # else they stay in the order of time
         found = dict(sorted(found.items(), key=lambda item: Version(item[0])))
-    return {name: Comparison(of).comparable for name, of in found.items()}
+    return {name: Comparison(of) for name, of in found.items()}
 
 
 def versions_of(record: Record) -> dict[str, str]:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from harness.judge.changes import Change, changes, pairs, settings, shares_sessions
 from harness.judge.comparison import Comparison
 from harness.judge.facts import metrics_in
 from harness.judge.statistics import LEVEL, runs_to_judge
-from harness.judge.wording import CellName, listed
+from harness.judge.wording import CellName, counted, listed
 from harness.tell import document
 from harness.tell.formats import percent, signed_percent
-from harness.tell.sections.job import machine_section
-from harness.tell.sections.results import findings_section
 from harness.tell.tables import (
     LABELS,
     blocks_of,
     figure_text,
-    not_comparable_table,
     prose,
-    results_table,
     section,
     table,
     table_columns,
@@ -35,18 +31,14 @@ MOST_OPEN = 3
 
 
 def before_after(before: Comparison, after: Comparison, *last: document.Section) -> document.Document:
-    """The report of two comparisons; `last` follows what is computed from them alone.
-
-    Runs that are not the same job as the others of their side stand in `_sides` only.
-    """
+    """The report of two comparisons; `last` follows what is computed from them alone."""
     left, right = before.comparable, after.comparable
     found = changes(left, right)
     sections = [
-        _verdict(left, right, found),
-        _settings(left, right),
+        _verdict(before, after, found),
+        settings_section({"before": left, "after": right}),
         _figures(found),
         _statuses(before, after),
-        _sides(before, after),
         _reading(_on_both_sides(left, right), by_round=any(change.ratio for change in found)),
         *last,
     ]
@@ -54,7 +46,8 @@ def before_after(before: Comparison, after: Comparison, *last: document.Section)
     return document.Document(TITLE, [section for section in sections if section is not None], cells=cells)
 
 
-def _verdict(before: Comparison, after: Comparison, found: Sequence[Change]) -> document.Section:
+def _verdict(whole: Comparison, whole_after: Comparison, found: Sequence[Change]) -> document.Section:
+    before, after = whole.comparable, whole_after.comparable
     left, right = set(before.by_job), set(after.by_job)
     if left == right and len(left) == 1:
         sentences = [f"Both sides ran job {left.pop()}."]
@@ -66,6 +59,7 @@ def _verdict(before: Comparison, after: Comparison, found: Sequence[Change]) -> 
         sentences.append(prose("before_after_other_sessions"))
     sentences.append(f"{both} cells (backend and number of ranks) are on both sides.")
     sentences += _lost_and_new(before, after)
+    sentences += left_out({"before": whole, "after": whole_after})
     moved = [c for c in found if c.judgement == "beyond noise"]
     for metric in metrics_in("changes"):
         lines = [
@@ -109,14 +103,31 @@ def _lost_and_new(before: Comparison, after: Comparison) -> list[str]:
     return [f"{what}: {listed(cells)}." for what, cells in found.items() if cells]
 
 
-def _settings(before: Comparison, after: Comparison) -> document.Section:
-    found = settings(before, after)
-    shared = [["all", s.field, _text(s.before), _text(s.after)] for s in found if not s.backend]
-    own = [[s.backend, s.field, _text(s.before), _text(s.after)] for s in found if s.backend]
-    of_own = table("own_settings", own, "before_after_settings")
+def left_out(sides: Mapping[str, Comparison]) -> list[str]:
+    """How many runs are another job than the others of their side, and so compared with none, and why."""
+    why = [
+        f"{row.cell} {name}: {row.judgement.not_same_job[0].differs}"
+        for name, side in sides.items()
+        for row in side.not_comparable.rows
+    ]
+    told = listed(list(dict.fromkeys(why)), MOST_OPEN)
+    return [prose("before_after_other_job", runs=counted(len(why), "run"), why=told)] if why else []
+
+
+def settings_section(sides: Mapping[str, Comparison]) -> document.Section:
+    """What differs from each side to the next."""
+    found = [
+        (f"{one} to {other}" if len(sides) > 2 else None, setting)
+        for (one, before), (other, after) in pairwise(sides.items())
+        for setting in settings(before, after)
+    ]
+    rows = [[step, s.backend or "all", s.field, _text(s.before), _text(s.after)] for step, s in found]
+    own = [row for row in rows if row[1] != "all"]
+    columns = "before_after_settings"
+    of_own = table("own_settings", own, columns)
     blocks = blocks_of(
         "" if found else "None in the records.",
-        table("settings", shared, "before_after_settings"),
+        table("settings", [row for row in rows if row[1] == "all"], columns),
         document.Folded(f"Of single backends: {len(own)}", [of_own]) if of_own else None,
     )
     return document.Section("settings", "Settings that differ", blocks)
@@ -168,31 +179,6 @@ def _statuses(before: Comparison, after: Comparison) -> document.Section | None:
             body.append([pair.backend, pair.world_size, left, right])
     columns = (*LABELS, *(document.Column(key, key, align="left") for key in ("before", "after")))
     return section("statuses", "Cells with another status", table("statuses", body, columns))
-
-
-def _sides(before: Comparison, after: Comparison) -> document.Section:
-    """The main table, machine and findings of each side, folded."""
-    blocks: list[document.Block] = []
-    for name, side in (("Before", before), ("After", after)):
-        excluded = not_comparable_table(side)
-        parts = blocks_of(
-            document.Heading("Results"), results_table(side.comparable),
-            document.Heading("Not comparable, and why") if excluded else None, excluded,
-        )  # fmt: skip
-        for shown in (machine_section(side), findings_section(side)):
-            parts += [document.Heading(shown.title), *shown.blocks]
-        blocks.append(document.Folded(name, [_of_side(part, name) for part in parts]))
-    return document.Section("sides", "Each side", blocks)
-
-
-def _of_side(block: document.Block, side: str) -> document.Block:
-    """The block with its tables with keys that name the side."""
-    match block:
-        case document.Table():
-            return replace(block, key=f"{block.key}_{side.lower()}")
-        case document.Folded():
-            return replace(block, blocks=[_of_side(part, side) for part in block.blocks])
-    return block
 
 
 def _reading(cells: int, *, by_round: bool) -> document.Section:

@@ -9,18 +9,19 @@ from pathlib import PurePosixPath
 from shlex import join
 from typing import TypeAlias
 
-from harness.judge.changes import Change, changes, named_cells, paired, settings, versions, versions_of
+from harness.judge.changes import Change, changes, named_cells, paired, versions, versions_of
 from harness.judge.comparison import Comparison
 from harness.judge.facts import Metric, metrics_in
 from harness.judge.rows import CellRuns
 from harness.judge.wording import CellName, counted, listed
 from harness.record import Record
 from harness.record.workload import known_strategy
-from harness.tell.document import Column, Document, Folded, Picture, Section, Shown, report_cells
+from harness.tell.before_after import left_out, settings_section
+from harness.tell.document import Column, Document, Picture, Section, Shown, report_cells
 from harness.tell.formats import signed_percent
 from harness.tell.pictures.drawing import Panel, Row, Spec, look_of
 from harness.tell.pictures.plots import MOST_NAMED, cell_row
-from harness.tell.tables import LABELS, blocks_of, figure_text, prose, table, table_columns, title_text
+from harness.tell.tables import LABELS, blocks_of, figure_text, prose, table, title_text
 
 WIDTH, HEIGHT = 460, 240
 BEYOND = "beyond noise"
@@ -64,7 +65,8 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
 
     Raises HarnessError where the records do not differ in it.
     """
-    found = versions(list(records.values()), by)
+    whole = versions(list(records.values()), by)
+    found = {name: side.comparable for name, side in whole.items()}
     names, sides = list(found), list(found.values())
     named = named_cells(*sides)
     series = _series(named, sides)
@@ -78,7 +80,7 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
         for cell, group in cells.items()
         if group.has_result and len(_with_result(cell, named)) == 1
     ]
-    left_out = sum(by not in versions_of(record) for record in records.values())
+    without = sum(by not in versions_of(record) for record in records.values())
     failed = [
         f"{group.cell} in {name} ({group.status})"
         for name, side in found.items()
@@ -87,7 +89,8 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
     ]
     notes = (
         prose("over_time_failed", cells=listed(failed)) if failed else "",
-        prose("over_time_left_out", records=counted(left_out, "record"), by=by) if left_out else "",
+        prose("over_time_left_out", records=counted(without, "record"), by=by) if without else "",
+        *left_out({f"in {name}": side for name, side in whole.items()}),
         prose("over_time_once", cells=listed(once, MOST_NAMED)) if once else "",
         "" if changed or not series else prose("over_time_none", first=names[0], last=names[-1]),
         prose(
@@ -108,7 +111,7 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
     sections = [
         Section("verdict", "Verdict", blocks_of(changed, *notes)),
         Section("over_time", "Figures over versions", blocks_of(*pictures, table("values", values, columns))),
-        _settings(sides, names),
+        settings_section(found),
         Section("reading", "How to read the numbers", blocks_of(prose("over_time"))),
         *last,
     ]
@@ -192,16 +195,3 @@ def _chart(series: Sequence[Series], names: Sequence[str], by: str) -> Spec:
         is_log=False, width=WIDTH, height=HEIGHT, places=tuple(names),
     )  # fmt: skip
     return panel.chart(rows, range(1, len(names) + 1))
-
-
-def _settings(sides: Sequence[Comparison], names: Sequence[str]) -> Section:
-    """What else differs from version to version."""
-    rows = [
-        [f"{names[n]} to {names[n + 1]}", one.backend or "all", one.field, one.before, one.after]
-        for n, (before, after) in enumerate(pairwise(sides))
-        for one in settings(before, after)
-    ]
-    columns = (Column("step", "between", align="left"), *table_columns("before_after_settings"))
-    shown = table("settings", rows, columns)
-    blocks = blocks_of(Folded(f"{len(rows)} lines", [shown])) if shown else blocks_of("None in the records.")
-    return Section("settings", "Settings that differ", blocks)

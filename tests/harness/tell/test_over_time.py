@@ -100,6 +100,15 @@ def test_what_is_not_compared_is_said_not_to_be(tmp_path: Path) -> None:
     assert "No figure changed" not in text
 
 
+def test_runs_of_another_job_are_counted_with_the_reason(tmp_path: Path) -> None:
+    sound = [run(version, label=label) for version in ("0.17.0", "0.18.9") for label in ("ddp", "zero2")]
+    odd = run("0.18.9", label="fsdp")
+    weights = odd.initial_weights.model_copy(update={"digest": "f" * 64})
+    text = report(tmp_path, [*sound, odd.model_copy(update={"initial_weights": weights})])
+    assert "1 run of another job than the others of their side" in text
+    assert "fsdp on 2 ranks in 0.18.9: initial weights differ." in text
+
+
 def test_versions_are_in_their_order_and_days_in_that_of_time() -> None:
     records = [run(version) for version in DAYS]
     assert list(versions(records, "deepspeed")) == ["0.17.0", "0.18.9", "0.19.8"]
