@@ -127,7 +127,7 @@ class Results:
         return self.comparison.as_json()
 
     def report(self, path: str | PathLike[str]) -> Path:
-        """Write a report; its format follows from the extension (.md, .html, .csv, .json, .tex)."""
+        """Write a report; its format follows from the extension (.md, .html, .csv, .json)."""
         from harness.tell.report import write_report
 
         return write_report(self.runs, Path(path))

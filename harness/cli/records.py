@@ -256,7 +256,7 @@ def _settings(record: Record) -> Iterator[tuple[str, str]]:
 
 UNFINISHED = ("failed", "timeout")
 MOST_DAYS = 36_500
-REPORTS = ("*.md", "*.html", "*.csv", "*.json", "*.tex")
+REPORTS = ("*.md", "*.html", "*.csv", "*.json")
 
 
 @click.command()

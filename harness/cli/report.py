@@ -60,7 +60,7 @@ from harness.tell.verify import verify as verify_report
 @click.argument("some", nargs=-1, type=PATH, metavar="[RUNS]...")
 @runs_option
 @click.option("-o", "--output", required=True, type=OUTPUT_FILE)
-@click.option("--format", "form", type=click.Choice(["md", "html", "csv", "json", "latex"]))
+@click.option("--format", "form", type=click.Choice(["md", "html", "csv", "json"]))
 @click.option("--question", type=click.Choice(get_args(ReportFocus)))
 @click.option("--subject", default="")
 @price_option

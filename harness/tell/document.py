@@ -209,7 +209,7 @@ class Folded:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A picture, drawn when it is written: report.KEY.svg next to report.md, report.KEY.png for LaTeX."""
+    """A picture, drawn when it is written: report.KEY.svg next to report.md."""
 
     key: str
     caption: str

@@ -19,10 +19,10 @@ from harness.record.store import RecordFiles
 from harness.tell.pictures.drawing import renderer
 from harness.version import __version__
 
-Format = Literal["md", "html", "csv", "json", "latex"]
+Format = Literal["md", "html", "csv", "json"]
 Kind = Literal["comparison", "baseline"]
 MARK = "harness-report: "
-_LINE = re.compile(r'(?:<!-- |% | ")?harness-report"?: (\{.*\})(?: -->)?')
+_LINE = re.compile(r'(?:<!-- | ")?harness-report"?: (\{.*\})(?: -->)?')
 
 
 class RecordEntry(Stored):
@@ -198,8 +198,7 @@ def read_manifest(text: str, report: Path) -> Carried:
             f"'{report}' carries no list of its records: it is not a report of this harness, or the line was "
             "removed; write it with `harness report`"
         )
-    # LaTeX has it first, the others last: a name within a command may hold such a line too.
-    number, hidden = candidates[0 if candidates[0][0] == 1 else -1]
+    number, hidden = candidates[-1]  # a name within a command may hold such a line too
     try:
         values = json.loads(hidden)
         if "manifest" not in values:

@@ -27,7 +27,6 @@ from harness.tell.sections import amounts, choice, job, parity, results, time
 from harness.tell.tables import blocks_of
 from harness.tell.writers.data import render_csv, render_json
 from harness.tell.writers.html import data_address, render_html
-from harness.tell.writers.latex import render_latex
 from harness.tell.writers.markdown import render_details, render_markdown
 
 Maker = Callable[..., Section | None]
@@ -130,10 +129,8 @@ Images = Mapping[str, bytes]
 """Each picture by its key."""
 SUFFIXES: dict[str, Format] = {
     ".md": "md", ".markdown": "md", ".html": "html", ".htm": "html", ".csv": "csv", ".json": "json",
-    ".tex": "latex",
 }  # fmt: skip
-IMAGE_FORMATS: dict[Format, str] = {"md": "svg", "html": "svg", "latex": "png"}
-"""Of the pictures of a report that has some; LaTeX cannot include SVG."""
+WITH_PICTURES = ("md", "html")
 
 
 class Rendered(NamedTuple):
@@ -180,7 +177,7 @@ def prepare_report(
     records = {entry.path: r for entry, (_, r) in zip(manifest.records, given, strict=True)}
     document = make_document(manifest, records)
     images = draw_all(document, form)
-    names = picture_names(images, output, form)
+    names = picture_names(images, output)
     pictures = {names[key]: digest(image) for key, image in images.items()}
     manifest = manifest.model_copy(update={"pictures": pictures})
     return manifest, render(document, form, images, output, manifest, beside=stream_number(output) is None)
@@ -209,6 +206,9 @@ def _earlier_pictures(output: Path, manifest: Manifest) -> list[Path]:
 def format_of(output: Path) -> Format:
     """The format follows from the extension; markdown if there is none. Raises HarnessError."""
     form = SUFFIXES.get(output.suffix.lower() or ".md")
+    if output.suffix.lower() == ".tex":
+        markdown = output.with_suffix(".md").name
+        raise HarnessError(f"report '{output}': give {markdown}; `pandoc -s {markdown}` makes LaTeX of it")
     if form is None:
         raise HarnessError(
             f"report '{output}': '{output.suffix}' names no format; end its name in {', '.join(SUFFIXES)}"
@@ -239,13 +239,12 @@ def make_document(manifest: Manifest, records: Mapping[str, Record]) -> Document
 
 def draw_all(document: Document, form: Format) -> dict[str, bytes]:
     """Every picture by its key, as a report of this format needs it."""
-    wanted = IMAGE_FORMATS.get(form)
-    return {picture.key: draw(picture, wanted) for picture in document.pictures()} if wanted else {}
+    return {picture.key: draw(picture) for picture in document.pictures()} if form in WITH_PICTURES else {}
 
 
-def picture_names(keys: Iterable[str], output: Path, form: Format) -> dict[str, str]:
+def picture_names(keys: Iterable[str], output: Path) -> dict[str, str]:
     """File name of each picture by its key."""
-    return {key: output.with_suffix(f".{key}.{IMAGE_FORMATS[form]}").name for key in keys}
+    return {key: output.with_suffix(f".{key}.svg").name for key in keys}
 
 
 def details_name(output: Path) -> str:
@@ -266,7 +265,7 @@ def render(
 
     `carried`: what its text hides; of a markdown report the manifest is a file of its own if `beside`.
     """
-    names = picture_names(images, output, form)
+    names = picture_names(images, output)
     files = {names[key]: data for key, data in images.items()}
     line = carried if isinstance(carried, str) else carried.line()
     match form:
@@ -281,8 +280,6 @@ def render(
         case "html":
             addresses = {key: data_address(image) for key, image in images.items()}
             return Rendered(render_html(document, addresses, line), {})
-        case "latex":
-            return Rendered(render_latex(document, names, line), files)
         case "json":
             return Rendered(render_json(document, line), {})
         case "csv":
@@ -330,23 +327,17 @@ def _problem(runs: Sequence[Run], trial: Trial) -> str | None:
 LONGEST_NAME = 200
 """Bytes of a report's file name; file systems allow 255, of which names of tables and pictures need some."""
 FILES_OF_RUNS = (RECORD_NAME, "request.json", "matrix.json", "slurm.json")
-NOT_IN_TEX = '{}%#\\"\n'
 
 
 def require_writable(report: Path, form: Format | None = None) -> None:
     """Raise HarnessError if a report cannot be written there."""
-    form = form or format_of(report)
+    if form is None:
+        format_of(report)
     length = len(os.fsencode(report.name))
     if length > LONGEST_NAME:
         raise HarnessError(
             f"report's file name has {length} bytes; at most {LONGEST_NAME} are allowed, as its pictures "
             "have longer names; give a shorter one"
-        )
-    refused = [character for character in NOT_IN_TEX if character in report.name]
-    if refused and form == "latex":
-        raise HarnessError(
-            f"report's file name {report.name!r} holds {' '.join(map(repr, refused))}, which LaTeX does not "
-            "allow in names of pictures; give another name"
         )
     require_plain_output(report, "report")
     if report.name in FILES_OF_RUNS:

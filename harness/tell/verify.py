@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import difflib
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,8 +25,8 @@ from harness.tell.document import Document
 from harness.tell.manifest import Carried, Manifest, RecordEntry, digest, neighbours, read_manifest
 from harness.tell.pictures.drawing import RENDERER, renderer
 from harness.tell.report import (
-    IMAGE_FORMATS,
     PICTURE_KEYS,
+    WITH_PICTURES,
     details_name,
     draw_all,
     make_document,
@@ -113,17 +112,15 @@ _PLACE = re.compile(rb"(?<![#\w.])-?\d+(?:\.\d+)?(?!\w)")
 """A size or a position in a tag; not a colour, nor what follows a letter, as lengths of bars do in paths."""
 
 
-def same_picture(name: str, given: bytes, expected: bytes) -> bool:
+def same_picture(given: bytes, expected: bytes) -> bool:
     """Whether bytes are equal, or what is seen.
 
-    SVG: text, colours and lengths of bars are equal, and positions within FONT_PIXELS, as they depend on the
-    machine's fonts. PNG: equal pixels, as compression differs between zlib builds.
+    Text, colours and lengths of bars are equal, and positions within FONT_PIXELS, as they depend on the
+    machine's fonts.
     """
     if given == expected:
         return True
-    if name.endswith(".png"):
-        return _seen(given) == _seen(expected)
-    if not name.endswith(".svg") or _TAG.split(given) != _TAG.split(expected):
+    if _TAG.split(given) != _TAG.split(expected):
         return False
     ours, theirs = b"".join(_TAG.findall(given)), b"".join(_TAG.findall(expected))
     if _PLACE.sub(b"", ours) != _PLACE.sub(b"", theirs):
@@ -143,7 +140,7 @@ def as_drawn_here(page: str, expected: str) -> str:
 
     def replaced(found: re.Match[str]) -> str:
         here = next(drawn, b"")
-        return data_address(here) if same_picture("within.svg", _decoded(found[1]), here) else found[0]
+        return data_address(here) if same_picture(_decoded(found[1]), here) else found[0]
 
     return DATA_ADDRESS.sub(replaced, page)
 
@@ -154,19 +151,6 @@ def _decoded(code: str) -> bytes:
         return base64.b64decode(code)
     except binascii.Error:
         return b""
-
-
-def _seen(image: bytes) -> tuple[tuple[int, int], int, dict[Any, Any], bytes] | None:
-    """Size, number of frames, what changes how pixels look, and the pixels; None if the file is no PNG."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(image), formats=("PNG",)) as opened:
-            pixels = opened.convert("RGBA").tobytes()
-            look = {key: value for key, value in opened.info.items() if key != "dpi"}
-            return opened.size, getattr(opened, "n_frames", 1), look, pixels
-    except (UnidentifiedImageError, OSError):
-        return None
 
 
 def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
@@ -224,7 +208,7 @@ class _Check:
             return
         document = make_document(manifest, records)
         redraw = manifest.drawing == renderer()
-        if not redraw and manifest.format in IMAGE_FORMATS:
+        if not redraw and manifest.format in WITH_PICTURES:
             self.other_drawing(by_digest=pictures_by_digest)
         self.compare(document, redraw=redraw)
         if manifest.harness != __version__:
@@ -294,9 +278,9 @@ class _Check:
 
     def unlisted_pictures(self) -> None:
         """Pictures with names of this report's that it does not show: left by an earlier one, or foreign."""
-        if self.manifest.format not in ("md", "latex"):
+        if self.manifest.format != "md":
             return
-        for name in picture_names(PICTURE_KEYS, self.report, self.manifest.format).values():
+        for name in picture_names(PICTURE_KEYS, self.report).values():
             if name not in self.manifest.pictures and (self.report.parent / name).exists():
                 self.tell(f"picture {name} is named as one of this report, which does not show it; remove it")
 
@@ -318,7 +302,7 @@ class _Check:
         images = draw_all(document, manifest.format)
         beside = bool(self.carried.file)
         rendered = render(document, manifest.format, images, name, manifest, beside=beside)
-        names = picture_names(images, name, manifest.format)
+        names = picture_names(images, name)
         shown = as_drawn_here(self.text, rendered.text) if redraw else self.text
         self.compare_text(self.report.name, shown, rendered.text, redraw)
         drawn = {names[key]: image for key, image in images.items()}
@@ -339,7 +323,7 @@ class _Check:
             elif file not in drawn:
                 self.compare_text(file, _read_text(path), expected.decode(), redraw)
             elif redraw:
-                if not same_picture(file, read_plain(path, MOST_REPORT_BYTES), expected):
+                if not same_picture(read_plain(path, MOST_REPORT_BYTES), expected):
                     self.tell(f"{file} is not the picture that the records give", line)
             elif digest(read_plain(path, MOST_REPORT_BYTES)) != manifest.pictures.get(file):
                 self.tell(f"{file} is not the picture whose digest the report lists", line)
@@ -349,15 +333,14 @@ class _Check:
         self.result.problems += [Problem(name, line, what) for line, what in found]
 
     def line_showing(self, picture: str) -> int:
-        """The line that shows a picture, in any image format; else that which lists its digest."""
-        of_any_format, listed = str(Path(picture).with_suffix("")), self.carried.line
-        lines = enumerate(self.text.split("\n"), 1)
-        return next((n for n, t in lines if f"{of_any_format}." in t and n != listed), listed)
+        """The line that shows a picture; else that which lists its digest."""
+        listed, lines = self.carried.line, enumerate(self.text.split("\n"), 1)
+        return next((n for n, text in lines if picture in text and n != listed), listed)
 
     def lists_pictures(self, drawn: Mapping[str, bytes], within: Mapping[str, bytes]) -> bool:
         """Whether each picture's digest is as drawn here, or that of the file, or of what the page holds.
 
-        PNGs are compressed otherwise elsewhere, and fonts move what SVGs show.
+        Fonts move what SVGs show.
         """
         if self.manifest.pictures.keys() != drawn.keys():
             return False

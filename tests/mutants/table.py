@@ -278,8 +278,6 @@ MUTANTS = [Mutant(*row) for row in (
     ("csv-formula", "data:_cell", becomes("f\"'{value}\"", "value"),
      "No cell of a CSV file is a formula of a spreadsheet",
      "test_no_text_of_a_csv_file_is_a_formula_and_numbers_stay"),
-    ("latex-command", "_SPECIAL", omits("\\"), "No name brings a command into LaTeX",
-     "test_latex_has_no_command_that_a_name_brought"),
     ("ended-as", "tell:ENDINGS",
      becomes("'out of memory'", "'failed'"),
      "The first page says which cells ran out of memory",

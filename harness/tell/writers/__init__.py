@@ -1,1 +1,1 @@
-"""Writers: the same document as markdown, HTML, CSV, JSON or LaTeX."""
+"""Writers: the same document as markdown, HTML, CSV or JSON."""

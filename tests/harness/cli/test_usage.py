@@ -319,7 +319,6 @@ WORKS = {
     "report-html": ["report", str(RECORDS), "-o", "report.html"],
     "report-csv": ["report", str(RECORDS), "-o", "report.csv"],
     "report-json": ["report", str(RECORDS), "-o", "report.json"],
-    "report-tex": ["report", str(RECORDS), "-o", "report.tex"],
     "verify": ["verify", "report.md"],
     "verify-html": ["verify", "report.html"],
     "backends": ["backends"],

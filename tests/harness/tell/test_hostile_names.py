@@ -27,7 +27,6 @@ from harness.tell.sections.amounts import pipeline_section
 from harness.tell.verify import verify
 from harness.tell.writers.data import render_csv, render_json
 from harness.tell.writers.html import render_html
-from harness.tell.writers.latex import render_latex
 from harness.tell.writers.markdown import render_details, render_markdown
 from tests.harness.tell.hostile import NAMES, hostile_records
 from tests.pipelines import make_pipeline
@@ -62,16 +61,14 @@ def report(name: str, form: str, kind: str = "comparison") -> str:
         case "md":
             text = render_markdown(shown, pictures, "manifest", "report.details.md")
             return text + (render_details(shown.details, pictures, "report.md") if shown.details else "")
-        case "latex":
-            return render_latex(shown, pictures, "manifest")
         case "json":
             return render_json(shown, "manifest: {}")
         case _:
             return render_csv(shown, "manifest")[0]
 
 
-FEW = ("a|b||c", "<script>alert(1)</script><b>x</b>", "=1+1", "\\input{secret}", "- [ ] todo", "a_b*c*d_e")
-"""Beginnings of names: a table's bar, HTML, a formula, LaTeX, a list and emphasis of Markdown."""
+FEW = ("a|b||c", "<script>alert(1)</script><b>x</b>", "=1+1", "- [ ] todo", "a_b*c*d_e")
+"""Beginnings of names: a table's bar, HTML, a formula, a list and emphasis of Markdown."""
 
 
 @pytest.fixture(params=first([n for n, name in enumerate(NAMES) if name.startswith(FEW)], range(len(NAMES))))
@@ -232,20 +229,6 @@ def test_json_reads_back_as_written(name: str) -> None:
     assert next(t for t in tables if t["key"] == "results")["rows"][1]["backend"] == f"ddp:{name}"
 
 
-def test_latex_has_no_command_that_a_name_brought(name: str, kind: str) -> None:
-    def commands(text: str) -> set[str]:
-        body = text.partition("\\begin{document}")[2]
-        return set(re.findall(r"\\(?:begin|end|input|write|include)\{?\w*", body))
-
-    text = report(name, "latex", kind)
-    assert commands(text) == commands(report("plain", "latex", kind))
-    body = text.partition("\\begin{document}")[2]
-    for line in body.splitlines():
-        assert not re.search(r"(?<!\\)(?:\\\\)*[%#]", line), line
-        if line.endswith(r" \\") and "&" in line:
-            assert len(re.findall(r"(?<!\\)&", line)) >= 2
-
-
 def test_picture_is_well_formed_and_shows_the_name(name: str) -> None:
     (picture,) = [p for p in document(name, "comparison").pictures() if p.key == "loss"]
     root = ElementTree.fromstring(draw(picture))
@@ -279,10 +262,11 @@ def test_report_with_all_names_at_once_is_verified(tmp_path: Path) -> None:
         directory = tmp_path / "runs" / f"{number} {HOSTILE_FILE}"
         directory.mkdir(parents=True)
         runs.append((write_record(directory, record), record))
-    for suffix in ("md", "html", "csv", "json", "tex"):
+    for suffix in ("md", "html", "csv", "json"):
         for baseline in ([], runs) if suffix == "html" else ([],):
-            name = f"{HOSTILE_FILE}{len(baseline)}" if suffix != "tex" else f"plain{len(baseline)}"
-            written = write_report(runs, tmp_path / f"{name}.{suffix}", baseline=baseline)
+            written = write_report(
+                runs, tmp_path / f"{HOSTILE_FILE}{len(baseline)}.{suffix}", baseline=baseline
+            )
             assert [str(problem) for problem in verify(written).problems] == []
 
 

@@ -61,15 +61,14 @@ def found(result: Verification) -> list[str]:
     return [str(problem) for problem in result.problems]
 
 
-def line_of_picture(folder: Path, key: str, name: str = "report.md") -> str:
+def line_of_picture(folder: Path, key: str) -> str:
     """Where a report shows a picture: 'report.md, line 7'."""
-    shown = {"report.md": f"](report.{key}.svg)", "report.tex": f"{{report.{key}.png}}"}[name]
-    lines = (folder / name).read_text(encoding="utf-8").split("\n")
-    (number,) = [number for number, line in enumerate(lines, 1) if shown in line]
-    return f"{name}, line {number}"
+    lines = (folder / "report.md").read_text(encoding="utf-8").split("\n")
+    (number,) = [number for number, line in enumerate(lines, 1) if f"](report.{key}.svg)" in line]
+    return f"report.md, line {number}"
 
 
-FORMS = ("md", "html", "csv", "json", "tex")
+FORMS = ("md", "html", "csv", "json")
 
 
 @pytest.fixture(scope="session")
@@ -227,14 +226,12 @@ def test_record_that_was_left_out_when_the_report_was_written_is_stated_in_it(tm
     assert any("1 record in the same folder: not part of the report" in note for note in result.notes)
 
 
-@pytest.mark.parametrize(("name", "suffix"), [("report.md", "svg"), ("report.tex", "png")])
-def test_replaced_picture_is_named(copy: Path, name: str, suffix: str) -> None:
+def test_replaced_picture_is_named(copy: Path) -> None:
     run = (copy / "runs" / "run-single-n1" / "record.json", make_record())
-    other = write_report([run], copy / name.replace("report", "other"))
-    shutil.copy(other.with_suffix(f".loss.{suffix}"), copy / f"report.loss.{suffix}")
-    line = line_of_picture(copy, "loss", name)
-    what = f"{line}: report.loss.{suffix} is not the picture that the records give"
-    assert found(verify(copy / name)) == [what]
+    other = write_report([run], copy / "other.md")
+    shutil.copy(other.with_suffix(".loss.svg"), copy / "report.loss.svg")
+    what = f"{line_of_picture(copy, 'loss')}: report.loss.svg is not the picture that the records give"
+    assert found(verify(copy / "report.md")) == [what]
 
 
 def test_edited_picture_within_html_is_named(copy: Path) -> None:
@@ -246,20 +243,9 @@ def test_edited_picture_within_html_is_named(copy: Path) -> None:
 
 
 def test_missing_picture_is_named(copy: Path) -> None:
-    for name, picture in (("report.md", "report.loss.svg"), ("report.tex", "report.loss.png")):
-        (copy / picture).unlink()
-        assert found(verify(copy / name)) == [
-            f"{line_of_picture(copy, 'loss', name)}: {picture} is missing next to the report"
-        ]
-
-
-def test_png_that_was_only_compressed_again_holds(copy: Path) -> None:
-    from PIL import Image
-
-    with Image.open(copy / "report.loss.png") as image:
-        pixels = image.copy()
-    pixels.save(copy / "report.loss.png", compress_level=1)
-    assert found(verify(copy / "report.tex")) == []
+    (copy / "report.loss.svg").unlink()
+    what = f"{line_of_picture(copy, 'loss')}: report.loss.svg is missing next to the report"
+    assert found(verify(copy / "report.md")) == [what]
 
 
 @pytest.mark.parametrize(("pixels", "holds"), [(1, True), (3, False)])
@@ -364,7 +350,7 @@ def test_report_that_holds_its_list_of_records_needs_no_file_of_it(copy: Path) -
 
 
 def test_every_ending_of_a_report_has_a_format() -> None:
-    assert set(SUFFIXES.values()) == {"md", "html", "csv", "json", "latex"}
+    assert set(SUFFIXES.values()) == {"md", "html", "csv", "json"}
 
 
 @pytest.mark.parametrize("suffix", FORMS)
@@ -521,28 +507,10 @@ def test_digests_of_pictures_that_were_edited_are_named(copy: Path) -> None:
         assert [(p.line, "digests" in p.what) for p in problems] == [(line, True)]
 
 
-def test_png_that_shows_something_else_than_its_first_frame_is_named(copy: Path) -> None:
-    from PIL import Image
-
-    path = copy / "report.loss.png"
-    with Image.open(path) as image:
-        true = image.convert("RGBA")
-    for changes in (
-        {"save_all": True, "append_images": [Image.new("RGBA", true.size, "red")]},
-        {"icc_profile": b"another profile"},
-    ):
-        true.save(path, **changes)
-        line = line_of_picture(copy, "loss", "report.tex")
-        what = f"{line}: {path.name} is not the picture that the records give"
-        assert found(verify(copy / "report.tex")) == [what]
-
-
 @pytest.mark.parametrize("suffix", FORMS)
 def test_name_that_looks_like_a_list_of_records_is_none(suffix: str, tmp_path: Path) -> None:
     line = 'harness-report: {"records": []}'
-    record = make_record(
-        command=["harness", f'\n<!-- {line} -->\n% {line}\n{line}\n "harness-report": {{}}\n']
-    )
+    record = make_record(command=["harness", f'\n<!-- {line} -->\n{line}\n "harness-report": {{}}\n'])
     path = tmp_path / "runs" / "one"
     path.mkdir(parents=True)
     report = write_report([(store.write_record(path, record), record)], tmp_path / f"report.{suffix}")
@@ -550,7 +518,7 @@ def test_name_that_looks_like_a_list_of_records_is_none(suffix: str, tmp_path: P
 
 
 def test_converted_line_ends_are_one_problem(copy: Path) -> None:
-    for name in ("report.md", "report.html", "report.tex"):
+    for name in ("report.md", "report.html"):
         path = copy / name
         path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
         (problem,) = found(verify(path))
@@ -563,10 +531,9 @@ def test_a_folder_is_told_from_a_report(copy: Path) -> None:
 
 
 def test_a_picture_that_the_report_does_not_show_is_named(copy: Path) -> None:
-    for name, suffix in (("report.md", "svg"), ("report.tex", "png")):
-        shutil.copy(copy / f"report.loss.{suffix}", copy / f"report.weak-scaling.{suffix}")
-        (problem,) = verify(copy / name).problems
-        assert f"picture report.weak-scaling.{suffix} is named as one of this report" in problem.what
+    shutil.copy(copy / "report.loss.svg", copy / "report.weak-scaling.svg")
+    (problem,) = verify(copy / "report.md").problems
+    assert "picture report.weak-scaling.svg is named as one of this report" in problem.what
     assert not verify(copy / "report.html").problems
 
 

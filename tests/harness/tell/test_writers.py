@@ -1,4 +1,4 @@
-"""The tables as CSV, HTML and LaTeX, word for word; that of markdown is in test_markdown.py."""
+"""The tables as CSV and HTML, word for word; that of markdown is in test_markdown.py."""
 
 import gzip
 import re
@@ -12,12 +12,11 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.record import BackendPart, ErrorPart, Record
 from harness.record.store import write_record
-from harness.tell.document import Column, Document, ReportCell, Section, Shown, Table
+from harness.tell.document import Column, Document, ReportCell, Shown, Table
 from harness.tell.pictures.drawing import VEGA_LITE
 from harness.tell.report import details_document, details_name, write_report
 from harness.tell.writers.data import MANIFEST, render_csv
 from harness.tell.writers.html import VEGA, render_html, table_html
-from harness.tell.writers.latex import LONGEST_ON_A_PAGE, render_latex
 from tests.harness.tell.cells import markdown_of, page_of
 from tests.records import (
     LOSSES,
@@ -149,7 +148,6 @@ def test_run_that_ended_early_without_its_ranks_has_a_report(tmp_path: Path) -> 
 
 
 HTML_TABLE = re.compile(r'<div class="table">.*?</div>', flags=re.DOTALL)
-LATEX_TABLE = re.compile(r"\\begin\{adjustbox\}.*?\\end\{adjustbox\}", flags=re.DOTALL)
 
 
 def written_tables(document: Document, form: str) -> list[str]:
@@ -158,45 +156,18 @@ def written_tables(document: Document, form: str) -> list[str]:
     match form:
         case "html":
             return HTML_TABLE.findall(render_html(document, pictures, "manifest"))
-        case "tex":
-            return LATEX_TABLE.findall(render_latex(document, pictures, "manifest"))
         case _:
             main, others = render_csv(document, "manifest")
             return [main, *(text for key, text in others.items() if key != MANIFEST)]
 
 
-@pytest.mark.parametrize("form", ["csv", "html", "tex"])
+@pytest.mark.parametrize("form", ["csv", "html"])
 def test_tables_are_the_golden_ones(form: str, update_golden: bool) -> None:
     document = details_document(Comparison(fixed_records()))
     found = written_tables(document, form)
     assert len(found) == len(document.tables())
     text = "\n".join(table.rstrip() + "\n" for table in found)
     hold(text, GOLDEN / f"tables.{form}", update_golden)
-
-
-def latex(rows: list[list[str]]) -> str:
-    columns = [Column("name", "name", align="left"), Column("text", "text", align="left")]
-    table = Table(key="table", columns=columns, rows=rows)
-    return render_latex(Document("Title", [Section("part", "Part", [table])]), {}, "manifest")
-
-
-def test_a_long_cell_breaks_its_lines_and_loses_nothing() -> None:
-    backends = ", ".join(f"backend{number}" for number in range(30))
-    text = latex([["a", backends], ["b", "short"]])
-    assert r"{l>{\raggedright\arraybackslash}p{8cm}}" in text
-    assert backends in text
-    assert "p{8cm}" not in latex([["a", "short"]])
-
-
-def test_a_table_is_cut_by_its_lines_not_its_rows() -> None:
-    tall = " ".join(["word"] * 80)  # 400 characters, ten lines
-    rows = [[str(number), tall] for number in range(10)]
-    assert latex(rows).count(r"\begin{tabular}") == 3
-    assert latex([["a", "short"]] * LONGEST_ON_A_PAGE).count(r"\begin{tabular}") == 1
-
-
-def test_a_word_that_nothing_breaks_is_shortened() -> None:
-    assert "x" * 61 not in latex([["a", "x" * 300]])
 
 
 BACKEND, RANKS, PARITY = (
