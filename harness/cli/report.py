@@ -285,16 +285,10 @@ def show(document: Document, output: Path | None, as_json: bool, made_by: str) -
 
 @click.command()
 @click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
-@click.option("--baseline", type=PATH, multiple=True, metavar="FILE")
 @click.option("-o", "--output", type=PATH, metavar="FILE")
 @json_option
 @common
-def trace(
-    files: tuple[Path, ...],
-    baseline: tuple[Path, ...],
-    output: Path | None,
-    as_json: bool,
-) -> int:
+def trace(files: tuple[Path, ...], output: Path | None, as_json: bool) -> int:
     """Show where the time of traces went: computing, communicating, copying, idling.
 
     FILE is a trace of torch.profiler (export_chrome_trace), plain or gzip, of any program: one rank or
@@ -302,17 +296,15 @@ def trace(
     """
     from harness.tell.traces import trace_document
     from harness.traces.analysis import read_traces, skew_of
-    from harness.traces.document import changes_of, document
+    from harness.traces.document import document
 
     require_format(output)
     begin("reading traces")
     ranks = read_traces(files)
-    before = read_traces(baseline) if baseline else []
     skew = skew_of(ranks)
-    changes = changes_of(ranks, before) if before else None
-    show(trace_document(ranks, skew, changes), output, as_json, "harness trace")
+    show(trace_document(ranks, skew), output, as_json, "harness trace")
     if as_json:
-        echo(json.dumps(finite(document(ranks, skew, changes)), indent=1))
+        echo(json.dumps(finite(document(ranks, skew)), indent=1))
     return 0
 
 

@@ -14,7 +14,7 @@ from harness.tell.pictures.plots import bar_chart, stack, text_after
 from harness.tell.tables import blocks_of, prose, row_of, section, table, table_columns
 from harness.traces.analysis import Division, RankTrace, Skew
 from harness.traces.device import KernelTime, Kind
-from harness.traces.document import CollectiveRow, collective_rows
+from harness.traces.document import CollectiveRow, collective_rows, total
 
 MOST_BARS = 24
 MOST_ROWS = 20
@@ -24,16 +24,10 @@ STEP_TEXT = "A step is timed on the host from beginning to end; the device may l
 TIMES = table_columns("traces_times")
 COLLECTIVES = table_columns("traces_collectives")
 WAITS, SKEW = table_columns("traces_waits"), table_columns("traces_skew")
-CHANGES, CHANGED_KERNELS = table_columns("traces_changes"), table_columns("traces_changed_kernels")
 KERNELS, IDLE = table_columns("traces_kernels"), table_columns("traces_idle")
-COLLECTIVE_CHANGES = table_columns("traces_collective_changes")
 
 
-def trace_document(
-    ranks: Sequence[RankTrace],
-    skew: Skew | None,
-    changes: dict[str, Any] | None = None,
-) -> Document:
+def trace_document(ranks: Sequence[RankTrace], skew: Skew | None) -> Document:
     """What was found in traces, for every format."""
     sections = [
         _time(ranks),
@@ -42,7 +36,6 @@ def trace_document(
         _kernels(ranks),
         _collectives(ranks),
         _waits(skew),
-        _changes(changes),
     ]
     world = {rank.world_size for rank in ranks} - {None}
     names = ", ".join(sorted({rank.device_name for rank in ranks if rank.device_name}))
@@ -276,13 +269,13 @@ def _collectives(ranks: Sequence[RankTrace]) -> Section | None:
 
 def _together(rows: Sequence[CollectiveRow]) -> list[Any]:
     ranks = len({row.rank for row in rows})
-    seconds = [row.seconds for row in rows]
+    seconds = total([row.seconds for row in rows])
     rates = [row.bus_bytes_per_second for row in rows if row.bus_bytes_per_second is not None]
     timed = sum(row.bus_calls for row in rows) / ranks
     calls = sum(row.calls for row in rows) / ranks
     return [
         _count(calls),
-        None if None in seconds else sum(s for s in seconds if s is not None) / ranks,
+        None if seconds is None else seconds / ranks,
         median(rates) if rates else None,
         _count(timed) if rates else None,
     ]
@@ -310,31 +303,3 @@ def _waits(skew: Skew | None) -> Section | None:
         Items(list(skew.unmatched)) if skew.unmatched else None,
     )
     return Section("trace_waits", "Who waits for whom", blocks)
-
-
-def _changes(changes: dict[str, Any] | None) -> Section | None:
-    if changes is None:
-        return None
-    figures = []
-    for c in changes["figures"]:
-        show = percent if c["figure"] == "overlap_share" else milliseconds
-        figures.append([c["figure"], show(c["before"]), show(c["after"]), c["change"]])
-    times = changes["step_seconds"]
-    if None not in (times["before"], times["after"]):
-        change = times["after"] / times["before"] - 1
-        figures.append(["median step", milliseconds(times["before"]), milliseconds(times["after"]), change])
-    collectives = [row_of(COLLECTIVE_CHANGES, c) for c in changes["collectives"]]
-    names = told_apart([c["kernel"] for c in changes["kernels"]], LONGEST_KERNEL)
-    kernels = [
-        [name, before, after, after - before]
-        for name, (_, before, after) in zip(
-            names, (row_of(CHANGED_KERNELS[:-1], c) for c in changes["kernels"]), strict=True
-        )
-    ]
-    blocks = blocks_of(
-        Table(key="trace_changes", columns=CHANGES, rows=figures),
-        "Means of the ranks, ms.",
-        table("trace_collective_changes", collectives[:MOST_ROWS], COLLECTIVE_CHANGES),
-        table("trace_changed_kernels", kernels, CHANGED_KERNELS),
-    )
-    return Section("trace_changes", "Compared with the baseline", blocks)

@@ -42,7 +42,6 @@ def operator_computes(name: str) -> bool:
 
 
 def is_transport(name: str) -> bool:
-    """Whether a host event is a transport's own work on a collective."""
     return name.startswith(TRANSPORTS)
 
 
@@ -94,7 +93,6 @@ def dtype_of(text: str) -> str | None:
 
 
 def element_bytes(dtype: str) -> int | None:
-    """Bytes of an element of a dtype by torch's name."""
     from harness.forms import layout
 
     return layout.element_bytes(dtype)
@@ -211,7 +209,6 @@ def subtract(intervals: Sequence[Interval], removed: Sequence[Interval]) -> list
 
 
 def length(intervals: Iterable[Interval]) -> int:
-    """Summed length of disjoint intervals."""
     return sum(end - start for start, end in intervals)
 
 

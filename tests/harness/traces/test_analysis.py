@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.traces.analysis import RankTrace, read_traces, skew_of
-from harness.traces.document import changes_of, collective_rows
+from harness.traces.document import collective_rows
 
 GPU = Path(__file__).parent / "gpu"
 PUBLISHED = {
@@ -69,10 +69,3 @@ def test_ranks_that_come_late_are_found_without_clocks() -> None:
     assert skew.matched == sum(rank.times_last for rank in skew.ranks) == 2
     assert skew.ranks[1].caused_seconds == pytest.approx(skew.ranks[0].waited_seconds)
     assert skew.ranks[0].waited_seconds == pytest.approx(0.02568, abs=1e-5)
-
-
-def test_a_trace_compared_with_itself_does_not_change() -> None:
-    ranks = [read("a100-8ranks")]
-    changes = changes_of(ranks, ranks)
-    assert {figure["change"] for figure in changes["figures"]} == {0.0}
-    assert changes["kernels"] == []

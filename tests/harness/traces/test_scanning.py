@@ -206,7 +206,7 @@ def test_folders_pipes_and_bombs_are_refused(tmp_path: Path, monkeypatch: pytest
         read_trace(tmp_path / "bomb.gz")
 
 
-def test_a_rank_given_twice_is_refused_and_a_baseline_compares(tmp_path: Path) -> None:
+def test_a_rank_given_twice_is_refused(tmp_path: Path) -> None:
     first = written(tmp_path, [KERNEL], "a.json", distributedInfo={"rank": 0})
     second = written(tmp_path, [event("kernel", "gemm", 0, 40)], "b.json", distributedInfo={"rank": 0})
     done = harness("trace", first, second, cwd=tmp_path)
@@ -219,10 +219,8 @@ def test_a_rank_given_twice_is_refused_and_a_baseline_compares(tmp_path: Path) -
         large = written(tmp_path, [KERNEL], "a.json", distributedInfo={"rank": 0, "world_size": 64})
         with pytest.raises(HarnessError, match=words):
             read_traces([other, large])
-    done = harness("trace", first, "--baseline", second, "--json", "-o", "out.md", cwd=tmp_path)
+    done = harness("trace", first, "--json", "-o", "out.md", cwd=tmp_path)
     document = json.loads(done.stdout)
-    kernel = {"kernel": "gemm", "before_seconds": 40e-6, "after_seconds": 20e-6}
-    assert document["changes"]["kernels"] == [kernel]
     assert [*document["ranks"][0]][:8] == [
         "rank", "seconds", "compute_seconds", "communication_seconds", "exposed_seconds", "copy_seconds",
         "idle_seconds", "overlap_share",
