@@ -82,7 +82,6 @@ class ComparisonScope:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return self.place[1]
 
     @cached_property
@@ -358,7 +357,6 @@ class SettingEffect:
 
     @property
     def is_preset(self) -> bool:
-        """Whether it changes what a preset changes, not one setting."""
         return self.changed.startswith("preset=")
 
     @property

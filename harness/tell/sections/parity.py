@@ -133,7 +133,6 @@ def _spreads(spreads: Mapping[str, float | None], unit: str) -> list[str]:
 
 
 def loss_section(comparison: Comparison) -> Section | None:
-    """None without any loss."""
     picture = loss_picture(comparison)
     if picture is None:
         return None

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from harness.judge.comparison import Comparison, ScalingPoint, strong_scaling, weak_scaling
 from harness.judge.facts import STEP
-from harness.judge.findings.finding import DOCUMENT, ROLES, Finding, Statement, role_of, statements
+from harness.judge.findings.finding import DOCUMENT, ROLES, Statement, statements
 from harness.judge.library_notes import library_notes
 from harness.judge.quantities import unjudged_amounts
 from harness.judge.rows import job_marks, reason
 from harness.judge.run_conditions import PAUSE_SECONDS
 from harness.judge.statistics import EQUAL, LEAST_FOR_P95, LEVEL, interval_runs
-from harness.judge.wording import Backends, CellName, counted, entries, listed, name_cells, words
+from harness.judge.wording import CellName, counted, entries, listed, name_cells
 from harness.record import Record
 from harness.record.store import RECORD_NAME
 from harness.tell import tables
 from harness.tell.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Shown, Table
-from harness.tell.formats import milliseconds, percent
+from harness.tell.formats import percent
 from harness.tell.manifest import Manifest
 from harness.tell.pictures.plots import strong_picture, throughput_picture, trade_off_picture, weak_picture
 
@@ -164,22 +164,12 @@ def _details(point: ScalingPoint) -> list[Any]:
     ]
 
 
-UNITS = {
-    "_bytes": lambda value: f"{value:,} bytes",
-    "_seconds": lambda value: f"{milliseconds(value)} ms",
-    "_share": percent,
-}
-"""By the suffix of a figure's name."""
-MOST_FIGURES = 12
-"""Of one finding; `compare --json` has all."""
-MOST_VALUES = 3
-"""Of one figure of one cell, which may differ between repeats."""
 MOST_OF_A_KIND = 3
 """Sentences about one kind of finding that are not folded."""
 
 
 def findings_section(comparison: Comparison) -> Section:
-    """Every finding, the meaning of its kind, and its figures; or that there is none."""
+    """Every finding and the meaning of its kind, or that there is none; `compare --json` has its figures."""
     found = comparison.findings
     if not found:
         judged = [row for row in comparison.rows if row.judgement.parity != "unjudged"]
@@ -201,11 +191,8 @@ def findings_section(comparison: Comparison) -> Section:
         f"Confirm: {known[name]['confirm']} Fix: {known[name]['fix']}"
         for name in dict.fromkeys(statement.id for statement in merged)
     }
-    figures = Table(key="finding_figures", columns=tables.table_columns("findings"), rows=_figures(found))
-    blocks += [
-        Folded("Meaning of each finding, how to confirm and fix it", [Items(list(meanings.items()))]),
-        Folded("Figures behind the findings", [figures]),
-    ]
+    what = "Meaning of each finding, how to confirm and fix it"
+    blocks.append(Folded(what, [Items(list(meanings.items()))]))
     return Section("findings", "Findings", blocks)
 
 
@@ -221,43 +208,6 @@ def _sentences(merged: Sequence[Statement]) -> list[Block]:
     counts = ", ".join(f"{name} {len(lines)}" for name, lines in rest.items())
     folded = [line for lines in rest.values() for line in lines]
     return [Items(first), Folded(f"More of the same kinds: {counts}", [Items(folded)])]
-
-
-def _figures(found: Sequence[Finding]) -> list[list[str]]:
-    """Figures of the findings, causes first; cells with equal figures share a line."""
-    order = list(ROLES)
-    values: dict[tuple[str, CellName | Backends, str], list[str]] = {}
-    for finding in sorted(found, key=lambda finding: order.index(role_of(finding.id))):
-        figures = list(flat(finding.values))
-        rest = len(figures) - MOST_FIGURES
-        for figure, value in [*figures[:MOST_FIGURES], *([("and more", str(rest))] if rest > 0 else [])]:
-            of_repeats = values.setdefault((finding.id, finding.about, figure), [])
-            if value not in of_repeats:
-                of_repeats.append(value)
-    alike: dict[tuple[str, str, str], list[CellName | Backends]] = {}
-    for (name, about, figure), of_repeats in values.items():
-        rest = len(of_repeats) - MOST_VALUES
-        shown = "; ".join([*of_repeats[:MOST_VALUES], *([f"{rest} more"] if rest > 0 else [])])
-        alike.setdefault((name, figure, shown), []).append(about)
-    return [[name, name_cells(abouts), figure, value] for (name, figure, value), abouts in alike.items()]
-
-
-def flat(values: Any, name: str = "", unit: str = "") -> Iterator[tuple[str, str]]:
-    """(figure, value with its unit) of every leaf of a finding's values that is not None."""
-    if name == "exceeded":
-        values = {key: f"{words(found)}, allowed {words(most)}" for key, (found, most) in values.items()}
-    if isinstance(values, dict):
-        for key, value in values.items():
-            end = next((end for end in UNITS if str(key).endswith(end)), unit)
-            here = str(key).removesuffix(end)
-            here = here if "." in here else here.replace("_", " ")  # a parameter keeps its name
-            yield from flat(value, f"{name}, {here}" if name else here, end)
-    elif isinstance(values, list | tuple) and any(isinstance(value, dict) for value in values):
-        for number, value in enumerate(values, start=1):
-            yield from flat(value, f"{name} {number}", unit)
-    elif values is not None:
-        is_number = isinstance(values, int | float) and not isinstance(values, bool)
-        yield name, UNITS[unit](values) if unit and is_number else words(values)
 
 
 SIDE = Column("side", "side", align="left")

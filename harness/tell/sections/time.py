@@ -8,7 +8,6 @@ from operator import methodcaller
 from statistics import median
 from typing import Any
 
-from harness.backends.registry import strategy_of
 from harness.job.experiment import Price
 from harness.judge import quantities
 from harness.judge.comparison import Comparison
@@ -16,7 +15,7 @@ from harness.judge.quantities import DATA, PHASES, WAITING, Run, median_step, us
 from harness.judge.rows import CellRuns, job_marks
 from harness.judge.statistics import LEAST_FOR_P95, LEAST_STEPS, SAME_SHARE, median_known
 from harness.judge.wording import CellName, name_cells
-from harness.record import OverlapPart, Record
+from harness.record import OverlapPart
 from harness.tell.document import Column, Folded, Heading, Items, Section, Table
 from harness.tell.formats import milliseconds, percent
 from harness.tell.tables import LABELS, blocks_of, prose, row_of, section, table, table_columns
@@ -152,47 +151,6 @@ def energy_section(comparison: Comparison) -> Section | None:
 
 MOSTLY, PARTLY = 0.8, 0.2
 """Shares of hidden communication from which on the words change."""
-PREFETCH_SETTINGS = ("forward_prefetch", "backward_prefetch", "limit_all_gathers")
-OFF = {"forward_prefetch": (False, 0), "backward_prefetch": ("none", 0)}
-
-
-def _prefetch(share: float, record: Record) -> str | None:
-    """A sentence about prefetch; None if the backend gathers nothing ahead."""
-    strategy = strategy_of(record.backend.name)
-    effective = record.backend.effective
-    details = effective.details if effective else {}
-    if strategy is None:
-        return None
-    if strategy.zero_stage == 3:
-        ahead = effective.prefetch if effective else None
-        if ahead in (None, "none") and record.world.preset == "like-for-like":
-            return "Prefetch is off: the preset like-for-like sets max_live_parameters to 0."
-        if ahead is None:
-            return None
-        return "Prefetch is off." if ahead == "none" else f"{_judge(share)} (in force: up to {ahead} ahead)."
-    if not strategy.of_family.overlaps_on_streams:
-        return None
-    if record.world.device == "cpu":
-        return prose("prefetch_on_cpu", settings=_settings(details))
-    if strategy.sharding == "none":
-        return None
-    if all(details.get(setting) in values for setting, values in OFF.items()):
-        return f"Prefetch is off{_settings(details)}."
-    return f"{_judge(share)}{_settings(details)}."
-
-
-def _judge(share: float) -> str:
-    if share >= MOSTLY:
-        return "Prefetch works"
-    return "Prefetch works partly" if share >= PARTLY else "Prefetch does not help"
-
-
-def _settings(details: dict[str, Any]) -> str:
-    """Prefetch settings in force, as the backend read them back."""
-    known = [f"{name} {details[name]}" for name in PREFETCH_SETTINGS if name in details]
-    return f" (in force: {', '.join(known)})" if known else ""
-
-
 LONGEST_WAITS = 3
 OVERLAP = table_columns("overlap")
 
@@ -246,16 +204,12 @@ def hidden_share(parts: Sequence[OverlapPart]) -> float | None:
 
 
 def overlap_sentence(group: CellRuns) -> str | None:
-    """How much of the communication is hidden, in words; None without communication with other ranks.
-
-    Prefetch is mentioned if the backend gathers weights and can do so ahead.
-    """
+    """How much of the communication is hidden, in words; None without communication with other ranks."""
     share = hidden_share([part for row in group.rows for rank in row.record.ranks for part in rank.overlap])
     if share is None or group.world_size == 1:
         return None
     how = prose("overlap_" + ("mostly" if share >= MOSTLY else "partly" if share >= PARTLY else "hardly"))
-    text = f"{percent(share)} of the communication is hidden: {how}"
-    return " ".join(filter(None, [text, _prefetch(share, group.record)]))
+    return f"{percent(share)} of the communication is hidden: {how}"
 
 
 def _lines(group: CellRuns) -> list[list[Any]]:

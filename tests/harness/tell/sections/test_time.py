@@ -10,7 +10,7 @@ from harness.tell.sections.time import energy_section, overlap_section, time_sec
 from tests.harness.judge.findings.test_timing import billion, ranks, run
 from tests.harness.tell.cells import blocks_in, lines_of, with_world
 from tests.pipelines import make_pipeline
-from tests.records import changed, make_effective, make_ranks, make_record
+from tests.records import changed, make_ranks, make_record
 
 
 def line(section: Section | None, key: str, number: int = 0) -> dict[str, str]:
@@ -145,38 +145,13 @@ def test_each_rank_has_its_line_and_the_share_that_is_hidden() -> None:
     assert line(section, "longest_waits")["collective"] == "gloo:all_reduce"
 
 
-def test_words_say_how_much_is_hidden_and_nothing_of_prefetch_where_there_is_none() -> None:
+def test_words_say_how_much_is_hidden() -> None:
     words = {0.01: "90 % of the communication is hidden: it overlaps with computation.",
              0.05: "50 % of the communication is hidden: overlap works partly.",
              0.1: "0 % of the communication is hidden: ranks wait for it."}  # fmt: skip
     for label in ("ddp", "zero2", "accelerate-zero1"):
         for exposed, text in words.items():
             assert said(traced(exposed, label)) == f"{label} on 2 ranks: {text}"
-
-
-def test_on_a_device_words_say_whether_prefetch_works_and_under_which_settings() -> None:
-    settings = {"forward_prefetch": False, "backward_prefetch": "BACKWARD_PRE", "shard_size": 2}
-    in_force = "(in force: forward_prefetch False, backward_prefetch BACKWARD_PRE)."
-    for exposed, text in ((0.01, "works"), (0.05, "works partly"), (0.1, "does not help")):
-        for label in ("fsdp", "fsdp1", "accelerate-fsdp"):
-            assert said(traced(exposed, label, "cuda", **settings)).endswith(f"Prefetch {text} {in_force}")
-    off = {"forward_prefetch": False, "backward_prefetch": "none"}
-    assert "Prefetch is off (in force" in said(traced(0.1, "fsdp1", "cuda", **off))
-    assert "refetch" not in said(traced(0.1, "fsdp1-no-shard", "cuda", **settings))
-
-
-def test_on_the_cpu_nothing_is_claimed_of_the_prefetch_of_fsdp() -> None:
-    text = said(traced(0.1, "fsdp", forward_prefetch="implicit"))
-    assert "ranks wait for it. What overlap or prefetch could hide cannot be measured on this machine" in text
-    assert text.endswith("the CPU has none (in force: forward_prefetch implicit).")
-
-
-def test_zero3_gathers_nothing_ahead_like_for_like() -> None:
-    record = traced(0.1, "zero3")
-    assert "Prefetch is off: the preset like-for-like" in said(record)
-    effective = make_effective(prefetch="50000000 elements")
-    defaults = changed(record, world={"preset": "library-defaults"}, backend={"effective": effective})
-    assert said(defaults).endswith("Prefetch does not help (in force: up to 50000000 elements ahead).")
 
 
 def test_traces_are_named() -> None:
