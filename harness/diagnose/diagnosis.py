@@ -455,5 +455,4 @@ def _noise(reruns: Sequence[Rerun], baseline: LoadedRun, noise_runs: NoiseRuns) 
 
 
 def _is_low(run: Rerun) -> bool:
-    """Whether it shows what a low precision changes."""
     return run.record.backend.options.get("precision") in ("fp32", "cast")

@@ -168,12 +168,10 @@ class JobsDiagnosis:
 
     @property
     def parting(self) -> Parting | None:
-        """The first of `partings`."""
         return self.partings[0] if self.partings else None
 
     @property
     def clean(self) -> bool:
-        """Whether no figure differs, although settings do."""
         return self.parting is None
 
     @property
@@ -197,7 +195,6 @@ class JobsDiagnosis:
         }
 
     def verdict(self) -> str:
-        """The answer in one sentence."""
         names = f"{self.other.name} and {self.baseline.name}"
         if self.parting is None:
             return f"{names} trained different jobs, and no loss, norm or weight differs beyond rounding"

@@ -438,7 +438,6 @@ def run_references(record: Record, labels: Iterable[str], launcher: LocalLaunche
 
 
 def recorded_layout(record: Record) -> BatchLayout:
-    """How a run cut its global batch."""
     world = record.world
     return BatchLayout(
         global_batch_size=world.data_size * world.micro_batch_size * world.accumulation_steps,
@@ -477,7 +476,6 @@ class NoiseRuns:
         return (pair[1], pair[0]) if agrees == [False, True] else pair
 
     def vouch_for(self, record: Record) -> bool:
-        """Whether a run is the reference or agrees with it."""
         if self.reference is None or record.backend.label == self.label:
             return record.backend.label == self.label
         judged = parity.judge(JudgedRun.of(self.reference), JudgedRun.of(record), self.noise(record))

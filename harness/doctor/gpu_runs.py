@@ -76,7 +76,6 @@ class Evidence:
 
     @property
     def is_stub(self) -> bool:
-        """Whether any of the devices is no GPU."""
         return any(is_stub(gpu.name) for gpu in self.gpus.devices)
 
 
@@ -131,7 +130,6 @@ def answer(check: Check, evidence: Evidence) -> Answer:
 
 
 def held(condition: bool, detail: str) -> Finding:
-    """Ok or failed."""
     return ("ok" if condition else "failed"), detail
 
 
@@ -150,7 +148,6 @@ def _obstacle(check: Check, evidence: Evidence) -> Finding | None:
 
 
 def devices_differ(evidence: Evidence) -> Finding:
-    """Each rank of a run has a device of its own."""
     uuids = [note.uuid for note in evidence.notes.get(ZERO, ())]
     if len(uuids) < evidence.ranks:
         return "failed", f"{len(uuids)} of {evidence.ranks} ranks named their device"
@@ -158,13 +155,11 @@ def devices_differ(evidence: Evidence) -> Finding:
 
 
 def transport_is_nccl(evidence: Evidence) -> Finding:
-    """Collectives go through NCCL."""
     found = {evidence.records[name].world.collectives for name in (ZERO, SHARDED)}
     return held(found == {"nccl"}, ", ".join(sorted(found)))
 
 
 def architecture_is_built(evidence: Evidence) -> Finding:
-    """torch's wheel has kernels for every device."""
     gpus = evidence.gpus
     if not gpus.architectures:
         return "n/a", f"{gpus.wheel} names no architectures"
@@ -180,7 +175,6 @@ LOSS_TOLERANCE = 1e-5
 
 
 def digests_are_equal(evidence: Evidence) -> Finding:
-    """Every strategy starts from the weights of `single`."""
     runs = (SINGLE, ZERO, SHARDED)
     digests = {name: w.digest for name in runs if (w := evidence.records[name].initial_weights) is not None}
     other = [name for name in runs if digests.get(name) != digests.get(SINGLE) or name not in digests]
@@ -190,7 +184,6 @@ def digests_are_equal(evidence: Evidence) -> Finding:
 
 
 def repeats_are_equal(evidence: Evidence) -> Finding:
-    """Two runs of `single` have the same bits."""
     first, second = evidence.records[SINGLE], evidence.records[AGAIN]
     for before, after in zip(first.steps, second.steps, strict=False):
         if (before.loss, before.gradient_norm) != (after.loss, after.gradient_norm):
@@ -205,7 +198,6 @@ def repeats_are_equal(evidence: Evidence) -> Finding:
 
 
 def loss_is_that_of_the_cpu(evidence: Evidence) -> Finding:
-    """The first step's loss, relative to the CPU's."""
     ours, cpu = (evidence.records[name].steps[0].loss for name in (SINGLE, ON_CPU))
     if ours is None or cpu is None:
         return "failed", f"losses {ours} and {cpu}"
@@ -221,7 +213,6 @@ BESIDES_BYTES = 3 * 2**30
 
 
 def volumes_are_as_expected(evidence: Evidence) -> Finding:
-    """Payload of every kind of collective."""
     for name in STRATEGIES:
         differences = quantities.volume_differences(evidence.records[name])
         if differences is None:
@@ -236,7 +227,6 @@ def volumes_are_as_expected(evidence: Evidence) -> Finding:
 
 
 def states_are_as_expected(evidence: Evidence) -> Finding:
-    """Weights, gradients and optimizer states of every rank."""
     sizes = []
     for name in STRATEGIES:
         states = quantities.rank_states(evidence.records[name])
@@ -255,7 +245,6 @@ def states_are_as_expected(evidence: Evidence) -> Finding:
 
 
 def norm_needs_no_copy(evidence: Evidence) -> Finding:
-    """What taking the norm allocates."""
     notes = evidence.notes.get(SHARDED, ())
     if not notes:
         return "failed", "no rank noted it"
@@ -264,7 +253,6 @@ def norm_needs_no_copy(evidence: Evidence) -> Finding:
 
 
 def driver_agrees(evidence: Evidence) -> Finding:
-    """NVML's figure of the process against what torch reserved."""
     records = [evidence.records[name] for name in RUNS if name in evidence.records]
     moments = [moment for record in records for rank in record.ranks for moment in rank.memory]
     besides = [
@@ -286,7 +274,6 @@ PHASE_TOLERANCE = STEP_TOLERANCE = 0.02
 
 
 def phases_add_up(evidence: Evidence) -> Finding:
-    """Forward, backward and update, with the fetching of data, against the step."""
     worst = 0.0
     for name in (ZERO, SHARDED):
         record = evidence.records[name]
@@ -304,7 +291,6 @@ def phases_add_up(evidence: Evidence) -> Finding:
 
 
 def clock_agrees_with_events(evidence: Evidence) -> Finding:
-    """The loop's clock against events that were recorded outside of it."""
     worst = 0.0
     for name in (ZERO, SHARDED):
         record, notes = evidence.records[name], evidence.notes.get(name, ())
@@ -323,7 +309,6 @@ def clock_agrees_with_events(evidence: Evidence) -> Finding:
 
 
 def no_device_wait(evidence: Evidence) -> Finding:
-    """DeepSpeed's micro-steps only queue work."""
     record, notes = evidence.records[ZERO], evidence.notes.get(ZERO, ())
     counts = {len(note.synchronisations) for note in notes}
     if not record.steps or counts != {len(record.steps)}:
@@ -336,7 +321,6 @@ ADDS_UP = 0.01
 
 
 def steps_divide(evidence: Evidence) -> Finding:
-    """Computing, exposed communication and idling of each traced step."""
     record = evidence.records[SHARDED]
     for rank in record.ranks:
         if not rank.overlap:
@@ -360,7 +344,6 @@ def steps_divide(evidence: Evidence) -> Finding:
 
 
 def kernels_are_counted(evidence: Evidence) -> Finding:
-    """Kernels of NCCL in a traced step against the collectives counted in a probed one."""
     record, kernels = evidence.records[SHARDED], evidence.kernels.get(SHARDED, {})
     expected = collectives_per_step(record)
     if not kernels or not expected:
@@ -394,7 +377,6 @@ MOST_LATENCY_SECONDS = 1e-3
 
 
 def products_reach_the_sheet(evidence: Evidence) -> Finding:
-    """Matrix products alone on each rank."""
     record = evidence.records[SHARDED]
     dtype = quantities.peak_dtype(record) or ""
     shares = []
@@ -410,7 +392,6 @@ def products_reach_the_sheet(evidence: Evidence) -> Finding:
 
 
 def utilisation_is_possible(evidence: Evidence) -> Finding:
-    """Model FLOPs of the timed steps over the data sheet."""
     record = evidence.records[SHARDED]
     share = quantities.share_of(
         quantities.model_flops_per_second(quantities.Run.of(record)), quantities.sheet_peak(record)
@@ -421,7 +402,6 @@ def utilisation_is_possible(evidence: Evidence) -> Finding:
 
 
 def network_is_plausible(evidence: Evidence) -> Finding:
-    """All-reduce over all ranks."""
     result = evidence.fabric
     if result is None:
         return "skipped", evidence.missing.get(FABRIC, "the network was not measured")
@@ -436,7 +416,6 @@ MOST_SECONDS = 15.0
 
 
 def lack_is_recorded(evidence: Evidence) -> Finding:
-    """One rank asks for more memory than there is while the others wait for it."""
     if FULL not in evidence.records:
         return "skipped", evidence.missing.get(FULL, "the run was not made")
     record = evidence.records[FULL]
@@ -449,7 +428,6 @@ def lack_is_recorded(evidence: Evidence) -> Finding:
 
 
 def next_run_is_well(evidence: Evidence) -> Finding:
-    """The run that follows the one without memory."""
     if FULL not in evidence.records:
         return "skipped", evidence.missing.get(FULL, "the run without memory was not made")
     return "ok", f"{SHARDED} ended as ok"
@@ -491,7 +469,6 @@ CHECKS = tuple(
 
 
 def answer_all(evidence: Evidence) -> list[Answer]:
-    """An answer to every check."""
     return [answer(check, evidence) for check in CHECKS]
 
 
@@ -514,7 +491,6 @@ OUT_OF_TIME, INTERRUPTED = "out of time (--minutes)", "interrupted"
 
 
 def ranks_on(gpus: Gpus) -> int:
-    """Ranks of the runs on several GPUs."""
     return max(size for size in (1, 2, 4, 8) if size <= min(gpus.count, MOST_RANKS))
 
 

@@ -178,7 +178,6 @@ def conclude(records: Sequence[Record], faults: Mapping[str, str], not_covered: 
 
 
 def document(check: SelfCheck, known: Sequence[LibraryFact]) -> dict[str, Any]:
-    """The document of `doctor --json`."""
     return {
         "trusted": check.trusted,
         "backends": [

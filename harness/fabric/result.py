@@ -162,7 +162,6 @@ def pairs_to_test(hosts: Sequence[str], every: int = 8) -> list[tuple[int, int]]
 
 
 def read_fabric(path: Path) -> FabricResult:
-    """Read a result. Raises HarnessError if it is none."""
     try:
         return FabricResult.model_validate_json(read_plain(path, MOST_DOCUMENT_BYTES))
     except OSError as error:
@@ -177,7 +176,6 @@ def result_file(output: Path) -> Path:
 
 
 def write_result(result: FabricResult, output: Path) -> None:
-    """Write the document. Raises HarnessError."""
     path = result_file(output)
     with refusing(f"fabric result '{path}' cannot be written"):
         write_atomically(path, result.model_dump_json(indent=1) + "\n")

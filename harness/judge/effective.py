@@ -313,7 +313,6 @@ def counted_synchronisation(record: Record) -> str | None:
 
 
 def master_dtypes(record: Record) -> list[str] | None:
-    """Dtypes of the tensors that the optimizer updates."""
     if record.observed and record.observed.master_dtypes:
         return record.observed.master_dtypes
     return [record.backend.effective.master_dtype] if record.backend.effective else None

@@ -61,7 +61,6 @@ class Metric:
 
     @property
     def is_timed(self) -> bool:
-        """Whether a busy machine changes it."""
         return self.unit in (*RATES, "seconds")
 
     def clock(self, values: Sequence[float]) -> list[float]:

@@ -130,7 +130,6 @@ class RankStates:
         return sum(self.measured.get(kind, 0) for kind in terms.STATE_KINDS)
 
     def is_off(self, kind: str) -> bool:
-        """Whether a kind is not as the closed form has it."""
         assert self.expected is not None
         form = self.expected.kinds().get(kind, 0)
         return abs(self.measured.get(kind, 0) - form) > STATES_TOLERANCE * form
@@ -163,7 +162,6 @@ def all_kinds(moment: MemoryPart) -> dict[str, int]:
 
 
 def largest(states: list[RankStates]) -> RankStates | None:
-    """The rank that holds most model states."""
     return max(states, key=lambda of_rank: of_rank.measured_bytes, default=None)
 
 
@@ -978,7 +976,6 @@ class Run:
 
     @cached_property
     def step_seconds(self) -> list[float]:
-        """Duration of each timed step, the slowest rank's."""
         return [step.seconds for step in timed_steps(self.record)]
 
     @cached_property

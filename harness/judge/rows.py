@@ -189,7 +189,6 @@ class JudgedRun:
 
     @property
     def is_of_another_job(self) -> bool:
-        """Whether its job is not that of the run it was compared with."""
         return self.same_job_as is not None and self.same_job_as.record.job_id != self.record.job_id
 
     def as_json(self) -> dict[str, Any]:
@@ -409,7 +408,6 @@ class CellRuns:
 
     @property
     def parity(self) -> Parity:
-        """That of the worst repeat that counts."""
         return min((row.judgement.parity for row in self.counted), key=LEVELS.index)
 
     @property

@@ -300,7 +300,6 @@ class Ratio:
 
     @property
     def mirrored(self) -> Ratio:
-        """The second over the first."""
         return Ratio(
             rounds=self.rounds, middle=1 / self.middle if self.middle else None,
             extent=Interval(1 / self.extent.high, 1 / self.extent.low) if self.extent else None,
@@ -383,7 +382,6 @@ class Ranking:
 
     @property
     def is_judged(self) -> bool:
-        """Whether there were enough rounds to answer any question."""
         return any(ratio.extent is not None for ratio in self.to_base.values())
 
     @cached_property

@@ -130,7 +130,6 @@ class DeviceAccount:
         return self.free_in_used_segments_bytes / self.reserved_bytes if self.reserved_bytes else None
 
     def as_json(self) -> dict[str, Any]:
-        """The figures for programs."""
         return asdict(self) | {"fragmentation_share": self.fragmentation_share}
 
 
@@ -280,7 +279,6 @@ class _History:
         return at
 
     def alive_after(self, count: int) -> list[_Live]:
-        """Blocks that are allocated after so many events."""
         alive = dict(self._end)
         for index in range(len(self._trace) - 1, count - 1, -1):
             event = self._trace[index]

@@ -241,7 +241,6 @@ class Hang:
     remarks: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The same for programs."""
         return asdict(self)
 
 
@@ -269,7 +268,6 @@ class _Ranks:
         return bool(entry.completed) and (entry.is_p2p or self.members[entry.group] <= self._come(entry))
 
     def _come(self, entry: Entry) -> set[int]:
-        """Ranks whose dumps have begun it."""
         queue = (entry.group, entry.is_p2p)
         return {rank for rank, dump in self.dumps.items() if dump.last[queue] >= entry.number}
 

@@ -89,7 +89,6 @@ def _on_both_sides(before: Comparison, after: Comparison) -> int:
 
 
 def _lost_and_new(before: Comparison, after: Comparison) -> list[str]:
-    """Cells that succeeded on one side only, and their status on the other."""
     found: dict[str, list[str]] = {
         "Lost, with their status after": [], "New, with their status before": []
     }  # fmt: skip

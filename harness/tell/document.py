@@ -107,7 +107,6 @@ class Table:
         return replace(self, columns=[self.columns[index] for index in kept], rows=rows)
 
     def texts(self) -> list[list[str]]:
-        """Every cell as text for people."""
         return [
             [cell.text if isinstance(cell, Shown) else column.show(cell) for column, cell in self._pairs(row)]
             for row in self.rows
@@ -128,7 +127,6 @@ class Table:
         ]
 
     def values(self) -> list[list[Any]]:
-        """Every cell as its raw value."""
         return [
             [cell.value if isinstance(cell, Shown) else cell for _, cell in self._pairs(row)]
             for row in self.rows
@@ -163,7 +161,6 @@ class Items:
     items: Sequence[str | tuple[str, str] | Line]
 
     def lines(self) -> list[Line]:
-        """Every item as a line."""
         pairs = [("", item) if isinstance(item, str) else item for item in self.items]
         return [one if isinstance(one, Line) else Line(one[1], one[0]) for one in pairs]
 
@@ -251,12 +248,10 @@ class Document:
         return own | (self.details.section_titles() if self.details else {})
 
     def pictures(self) -> list[Picture]:
-        """Every picture once, folded ones too, in order."""
         found = {block.key: block for block in self.blocks() if isinstance(block, Picture)}
         return list(found.values())
 
     def tables(self) -> list[Table]:
-        """Every table, folded ones too, in order."""
         return [block for block in self.blocks() if isinstance(block, Table)]
 
     def blocks(self) -> list[Block]:

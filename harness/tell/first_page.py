@@ -446,7 +446,6 @@ def on_gpus(comparison: Comparison) -> str:
 
 
 def warnings(comparison: Comparison) -> str:
-    """Kinds of findings, causes first."""
     found = list(dict.fromkeys(statement.id for statement in statements(comparison.findings)))
     if found:
         return f"{len(found)}: {words(found)}"

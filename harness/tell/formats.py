@@ -29,7 +29,6 @@ def gigabytes(value: float | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """Seconds as ms."""
     return NOT_AVAILABLE if value is None else number(value * 1e3)
 
 
@@ -120,7 +119,6 @@ def signed(value: float | None) -> str:
 
 
 def teraflops(value: float | None) -> str:
-    """FLOP/s as TFLOP/s (1e12)."""
     return number(None if value is None else value / 1e12)
 
 
@@ -135,7 +133,6 @@ def dash(value: object) -> str:
 
 
 def beginning(digest: str) -> str:
-    """The first 16 characters of a hash."""
     return digest[:16]
 
 
@@ -240,6 +237,5 @@ def _broken(widths: Sequence[int], words: Sequence[int], room: int) -> list[int]
 
 
 def _lines_of(row: Sequence[str], most: Sequence[int]) -> list[tuple[str, ...]]:
-    """The lines of one row of cells."""
     cells = [_Cell(size).wrap(text) or [""] for text, size in zip(row, most, strict=True)]
     return list(zip_longest(*cells, fillvalue=""))

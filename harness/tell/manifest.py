@@ -102,12 +102,10 @@ def _hidden(values: dict[str, Any]) -> str:
 
 
 def manifest_name(report: Path) -> str:
-    """File name of a markdown report's manifest."""
     return f"{report.stem}.manifest.json"
 
 
 def digest(data: bytes) -> str:
-    """SHA-256 as hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 

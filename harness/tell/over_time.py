@@ -43,11 +43,9 @@ class Series:
     """Of the last against the first."""
 
     def differs(self) -> bool:
-        """Whether any version has another figure than the one before it."""
         return any(step.judgement not in ("equal", "n/a") for step in self.steps.values())
 
     def text(self, number: int) -> Shown:
-        """The figure of a version."""
         value = self.groups[number].median(self.metric.key) if number in self.groups else None
         return Shown(value, figure_text(self.metric, value))
 

@@ -243,12 +243,10 @@ def draw_all(document: Document, form: Format) -> dict[str, bytes]:
 
 
 def picture_names(keys: Iterable[str], output: Path) -> dict[str, str]:
-    """File name of each picture by its key."""
     return {key: output.with_suffix(f".{key}.svg").name for key in keys}
 
 
 def details_name(output: Path) -> str:
-    """File name of the details of a markdown report."""
     return f"{output.stem}.details{output.suffix}"
 
 
@@ -330,7 +328,6 @@ FILES_OF_RUNS = (RECORD_NAME, "request.json", "matrix.json", "slurm.json")
 
 
 def require_writable(report: Path, form: Format | None = None) -> None:
-    """Raise HarnessError if a report cannot be written there."""
     if form is None:
         format_of(report)
     length = len(os.fsencode(report.name))

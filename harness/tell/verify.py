@@ -60,7 +60,6 @@ class Verification:
     summary: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
         problems = [{"file": p.file, "line": p.line, "what": p.what} for p in self.problems]
         return {"holds": not problems, "problems": problems, "notes": self.notes}
 
@@ -130,7 +129,6 @@ def same_picture(given: bytes, expected: bytes) -> bool:
 
 
 def pictures_within(page: str) -> list[bytes]:
-    """The pictures of an HTML page, in its order."""
     return [_decoded(code) for code in DATA_ADDRESS.findall(page)]
 
 

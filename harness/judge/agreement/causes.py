@@ -236,7 +236,6 @@ class Pair:
 
     @property
     def norms_compared(self) -> bool:
-        """Whether these have gradient norms."""
         pairs = zip(self.reference.steps[: self.agreed], self.record.steps[: self.agreed], strict=False)
         return any(a.gradient_norm is not None and b.gradient_norm is not None for a, b in pairs)
 
@@ -341,7 +340,6 @@ class Pair:
 
     @property
     def divided_per_rank(self) -> Fact:
-        """Whether each rank's factor is one over its own target tokens."""
         if self.loss_factors is None:
             return False
         at = self.loss_factors[0]
@@ -770,7 +768,6 @@ class Pair:
 
     @property
     def tensors_have_factors(self) -> Fact:
-        """Whether some second moments lie apart from all others."""
         known = self.record.moment_norms and self.reference.moment_norms
         return self.apart is not None if known else None
 

@@ -27,7 +27,6 @@ KIND = "communication-differs"
 
 
 def volumes(row: JudgedRun) -> Iterator[Finding]:
-    """A payload that differs anywhere, by a single byte or more."""
     differences = volume_differences(row.record) if row.record.status in ("ok", "diverged") else []
     if not differences:
         return

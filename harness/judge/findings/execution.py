@@ -59,7 +59,6 @@ def _at(passes: Passes, step: int) -> tuple[int, int] | None:
 
 
 def modes(row: JudgedRun) -> Iterator[Finding]:
-    """Layers in another mode than in the reference."""
     seen, expected = row.record.observed, row.reference.record.observed if row.reference else None
     if seen is None or expected is None or row.record.world.mesh.size("pipeline") > 1:
         return

@@ -77,7 +77,6 @@ PARTS = ("title", "cause", "confirm", "reported", "fix")
 
 
 def role_of(kind: str) -> Role:
-    """What a finding of this kind is to its reader."""
     role: Role = entries()[kind]["role"]
     return role
 

@@ -58,7 +58,6 @@ def jobs_apart(runs: Runs) -> list[Finding]:
 
 
 def another_job(row: JudgedRun) -> Iterator[Finding]:
-    """Everything in which a run is another job than its reference."""
     # `jobs_apart` reports once that a table holds several jobs.
     for difference in () if row.is_of_another_job else row.judgement.not_same_job:
         given, expected = both(difference.given, difference.reference)
@@ -284,7 +283,6 @@ def custom_code(runs: Runs) -> list[Finding]:
 
 
 def batch_norm(row: JudgedRun) -> Iterator[Finding]:
-    """Layers that normalise over a micro-batch."""
     layers, record = batch_statistics(row.record), row.record
     if not layers or record.status not in ("ok", "diverged") or record.backend.name == REFERENCE:
         return
@@ -332,7 +330,6 @@ def bytes_for_pretrained(runs: Runs) -> list[Finding]:
 
 
 def nothing_updated(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script whose optimizer has no gradient, or no learning rate."""
     record, seen = row.record, row.record.observed
     if record.observation is None or seen is None:
         return
@@ -364,14 +361,12 @@ def nothing_updated(row: JudgedRun) -> Iterator[Finding]:
 
 
 def gradients_kept(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script that never zeroes its gradients, or not those of all parameters."""
     seen = row.record.observation
     if seen is not None and seen.kept_gradients > 1:
         yield found("gradients-kept", row.cell, {"updates": seen.kept_gradients})
 
 
 def scheduler_calls(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script whose scheduler is stepped more often than its optimizer."""
     seen, world = row.record.observation, row.record.world
     if seen is not None and (calls := seen.scheduler_calls) is not None:
         once = {"micro-step": world.accumulation_steps, "process": world.world_size}
@@ -414,7 +409,6 @@ def _trains_no_vector(layout: LayoutPart | None) -> bool:
 
 
 def ranks_alone(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script whose ranks exchange no gradients."""
     record = row.record
     if record.observation is None or record.world.world_size == 1 or not record.windows:
         return
@@ -498,7 +492,6 @@ def passes_apart(row: JudgedRun) -> Iterator[Finding]:
 
 
 def samples_repeated(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script whose ranks all train on the same samples."""
     record = row.record
     if record.observation is None or record.observation.base is None or any(ranks_alone(row)):
         return

@@ -38,7 +38,6 @@ LATE = (OUTSIDE, "data", "forward")
 
 
 def outside_clock(row: JudgedRun) -> Iterator[Finding]:
-    """Updates that were made after the time of their step was taken."""
     made = row.record.observed.updates_by_phase if row.record.observed is not None else {}
     if late := sum(count for phase, count in made.items() if phase in LATE):
         ahead = late == made.get("forward")
@@ -63,7 +62,6 @@ def beyond_peak(row: JudgedRun) -> Iterator[Finding]:
 
 
 def shorter_than_parts(row: JudgedRun) -> Iterator[Finding]:
-    """The timed step that is shortest compared with its phases."""
     record, timed = row.record, row.run.timings
     if timed is None or timed.phases is None:
         return

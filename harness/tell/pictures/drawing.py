@@ -243,7 +243,6 @@ class Box:
     width: float
 
     def covers(self, other: Box) -> bool:
-        """Whether two texts overlap."""
         return (
             abs(self.middle - other.middle) < LINE
             and self.left < other.left + other.width
@@ -378,7 +377,6 @@ class Panel:
         return list(layer("curves", x=x, y=self.y("value"), **of_names))
 
     def x(self, xs: Sequence[float]) -> Spec:
-        """The channel across."""
         kind = {} if self.places else {"type": "log", "base": 2}
         scale = {**kind, "domain": [xs[0] / LEFT, xs[-1]], "nice": False}
         axis = {"values": list(xs), "grid": False, "labelOverlap": True, **self.x_axis}
@@ -387,7 +385,6 @@ class Panel:
         return channel("x", title=self.across, scale=scale, axis=axis)
 
     def y(self, name: str) -> Spec:
-        """A vertical channel."""
         kind = {"type": "log"} if self.is_log else {"zero": True}
         scale = {**kind, "domain": list(self.domain), "nice": False}
         axis = {"tickCount": 6, **self.y_axis}

@@ -164,12 +164,10 @@ def stack(field: str, title: str, by: str, colours: Mapping[str, str]) -> Spec:
 
 
 def interval(low: str, high: str) -> Spec:
-    """A line between two fields, over the bar."""
     return layer("interval", x=quantity(low), low=low, high=high)
 
 
 def text_after(field: str) -> Spec:
-    """Text to the right of a place."""
     return layer("text_after", x=quantity(field))
 
 
@@ -455,7 +453,6 @@ class LossLine:
 
     @property
     def largest(self) -> float:
-        """Largest difference to the reference."""
         return max(map(abs, self.differences.values()), default=0.0)
 
 

@@ -68,9 +68,9 @@ def test_the_group_is_judged_at_its_largest_size_and_latency_at_its_smallest() -
 
 def test_a_size_that_memory_was_short_for_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     result = a_result(a_row(size=2**20))
-    assert present(result, 2**20 + 15, None, None, False) == 0
+    assert present(result, 2**20 + 15, None, False) == 0
     assert "memory" not in capsys.readouterr().err
-    assert present(result, 2**32, None, None, False) == 0
+    assert present(result, 2**32, None, False) == 0
     told = capsys.readouterr().err
     assert told == "not enough memory for 4,294,967,296 bytes: measured up to 1,048,576\n"
 
