@@ -221,17 +221,15 @@ def verify(report: Path, pictures_by_digest: bool, as_json: bool) -> int:
 @click.argument("first", type=PATH)
 @click.argument("second", type=PATH)
 @click.option("--strict", is_flag=True)
-@click.option("--rerun", "reruns", is_flag=True)
 @json_option
 @common
-def diagnose(first: Path, second: Path, strict: bool, reruns: bool, as_json: bool) -> int:
+def diagnose(first: Path, second: Path, strict: bool, as_json: bool) -> int:
     """Explain why two runs differ, given their folders.
 
     Of one job: the settings in force that differ, the first step, the tensors and the ratio of the
     difference, or that there is none beyond noise. Reruns both on this machine, and the reference if noise
     was not measured. Of different jobs: the settings that differ and each figure that does, the first one
-    first; --rerun finds the setting that makes the difference. Of an observed script only the records are
-    compared.
+    first. Of an observed script only the records are compared.
     """
     pair = read_pair(first, second)
 
@@ -239,7 +237,7 @@ def diagnose(first: Path, second: Path, strict: bool, reruns: bool, as_json: boo
         echo(text, err=True)
 
     diagnosis: Diagnosis | JobsDiagnosis = (
-        diagnosing.diagnose(pair, say) if one_job(*pair) else diagnose_jobs(pair, say, reruns=reruns)
+        diagnosing.diagnose(pair, say) if one_job(*pair) else diagnose_jobs(pair)
     )
     if as_json:
         runs = {"runs": [run.record.run_id for run in pair]}
