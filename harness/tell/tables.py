@@ -210,6 +210,10 @@ def title_text(name: str, /, **given: object) -> str:
 
 PROCESS_MEMORY: Mapping[str, Mapping[str, Any]] = _FILE["process_memory"]
 """Title, meaning and fields of each figure of memory beyond live tensors."""
+PARITY_WORDS: Mapping[str, Mapping[str, str]] = _FILE["parity"]
+"""What each level means: `short` for a terminal, `means` for a report."""
+PARITY_ALSO: Mapping[str, str] = _FILE["parity_also"]
+"""By option of the reference's repetition."""
 ANSWERS: Mapping[str, Mapping[str, str]] = _FILE["answers"]
 """Question and section of the evidence of each row of the first page."""
 

@@ -17,14 +17,6 @@ from harness.tell.sections.job import TITLE_SETTINGS
 PEAK = "peak_bytes"
 SHOWN = ("job_id", "backend", "world_size", "status", SPEED, "speed_ratio", PEAK, SENT, "parity")
 """Columns without --wide."""
-LEVELS = {
-    "exact": "equal to the reference bit for bit",
-    "tight": "as close as another order of summation",
-    "band": "within what low precision changes",
-    "diverged": "trains something else",
-    "unjudged": "no reference to compare with; the reason: parity_reason in --json",
-}
-"""Of parity."""
 
 
 def terminal_table(comparison: Comparison, *, wide: bool = False) -> str:
@@ -56,7 +48,7 @@ def _legend(table: Table, rows: list[list[str]]) -> Iterator[str]:
     if any(text.partition(" ")[0].endswith(tables.WITHOUT_FORM) for row in rows for text in row):
         yield f"{tables.WITHOUT_FORM}: {tables.WITHOUT_FORM_MEANS}"
     parities = {row[keys.index("parity")].removesuffix(tables.AT_ONCE) for row in rows}
-    yield from (f"{level}: {meaning}" for level, meaning in LEVELS.items() if level in parities)
+    yield from (f"{level}: {of['short']}" for level, of in tables.PARITY_WORDS.items() if level in parities)
 
 
 def _narrow(table: Table, keys: tuple[str, ...] | None = None) -> str:

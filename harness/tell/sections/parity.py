@@ -21,20 +21,18 @@ from harness.record.workload import depends_on_split
 from harness.tell.document import Column, Folded, Heading, Items, Section, Table
 from harness.tell.formats import number, scientific
 from harness.tell.pictures.plots import loss_picture
-from harness.tell.tables import LABELS, blocks_of, prose, section, table, table_columns, with_job
-
-MEANINGS = (
-    ("exact", "losses, gradient norms and final weights are equal bit for bit."),
-    ("tight", "every measure is within its limit below: another order of summation explains the difference."),
-    ("band", "beyond tight, but within what the low precision itself changes; not used in fp32."),
-    ("diverged", "beyond: the run computes something else, or its loss or norm became NaN or infinite."),
-    ("unjudged", "no comparison was possible; the reason is given below."),
+from harness.tell.tables import (
+    LABELS,
+    PARITY_ALSO,
+    PARITY_WORDS,
+    blocks_of,
+    prose,
+    section,
+    table,
+    table_columns,
+    with_job,
 )
-ALSO = {
-    "norm=fp32": " and the gradient norm summed in fp32",
-    "backward=reordered": " and gradients of activations in another order",
-}
-"""By option of the reference's repetition."""
+
 MEASURES = (
     ("loss", "loss"), ("norm", "gradient norm"), ("update", "distance moved"), ("weights", "final weights"),
 )  # fmt: skip
@@ -47,7 +45,7 @@ def levels_section(comparison: Comparison) -> Section | None:
         return None
     levels = [(job_id, noise, level) for job_id, noise in noises.items() for level in noise.levels]
     labels = [label for _, _, level in levels for label in level.repetitions]
-    further = [text for option, text in ALSO.items() if any(option in label for label in labels)]
+    further = [text for option, text in PARITY_ALSO.items() if any(option in label for label in labels)]
     has_band, has_cut = (
         any(getattr(noise, name) is not None for noise in noises.values()) for name in ("band", "cut_band")
     )
@@ -95,7 +93,7 @@ def levels_section(comparison: Comparison) -> Section | None:
     return section(
         "levels", "Parity levels",
         prose("parity_judged"),
-        Items(MEANINGS),
+        Items([(level, f"{of['means']}.") for level, of in PARITY_WORDS.items()]),
         " ".join(found),
         table("parity_levels", limits, with_job(table_columns("parity_limits"), several)),
         Items(sources),
