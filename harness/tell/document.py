@@ -214,10 +214,7 @@ class Picture:
     alt: str
     """What it shows, with its main figures, for those who do not see it."""
     chart: Callable[[], dict[str, Any]] = field(repr=False)
-    """Its Vega-Lite specification with all data in it, as `harness.tell.pictures.drawing.complete` takes it.
-
-    Each row of data carries `cell`, `backend`, `ranks`, `nodes` and `precision`, so that a page can filter.
-    """
+    """Its Vega-Lite specification with all data in it."""
 
 
 Block: TypeAlias = Paragraph | Line | Items | Heading | Table | Picture | Code | Folded

@@ -126,7 +126,7 @@ def _picture(key: str, title: str, bars: Sequence[tuple[str, Division | None]]) 
         return None
     rows = [
         {
-            "place": "", "name": shortened(name, LONGEST_NAME), "cell": name, "part": part,
+            "place": "", "name": shortened(name, LONGEST_NAME), "part": part,
             "milliseconds": time, "order": list(DEVICE_ACTIVITIES).index(part),
             "total": sum(parts.values()) if part == "computing" else None,
             "text": f"{number(sum(parts.values()))} ms" if part == "computing" else None,

@@ -18,114 +18,19 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from harness.backends.strategy import Sharding, StrategyKind
+from harness.backends.strategy import StrategyKind
 from harness.backends.yaml_values import parse_value
 from harness.errors import HarnessError
 from harness.files import refusing, write_atomically
 from harness.tell.document import Picture
 
-GREY = "#757575"
-"""Text and axes: 4.6:1 in contrast on white and 4.1:1 on `#0d1117`, as the background is transparent; a
-report's page brightens pictures where it is dark."""
-FAINT = "rgba(122,122,122,0.25)"
-"""What recedes, on any page."""
-LIMIT = "#D44134"
-"""Lines that must not be crossed, and their names."""
-FAMILIES = {
-    "single": ("reference", "#8C8C8C"),
-    "ddp": ("DDP", "#0A74B8"),
-    "replicate": ("replicate", "#3C97CF"),
-    "zero0": ("ZeRO-0", "#D69A1E"),
-    "zero1": ("ZeRO-1", "#CC8400"),
-    "zero2": ("ZeRO-2", "#B26800"),
-    "zero3": ("ZeRO-3", "#9C5300"),
-    "fsdp2": ("FSDP2", "#00966C"),
-    "fsdp1": ("FSDP1", "#B8569A"),
-    "pipeline": ("pipeline", "#7A4A2B"),
-    "tensor": ("tensor parallel", "#7A5CC2"),
-    "fsdp2-tensor": ("FSDP2 with tensor parallel", "#4C8F3A"),
-    "other": ("other", "#5D7F99"),
-}
-"""Name and colour of each family of strategies; ZeRO's stages are shades of one hue."""
-KINDS = {
-    "weights": "#4E41A8",
-    "gradients": "#766AC8",
-    "masters": "#9E95DC",
-    "optimizer": "#C6C0EE",
-    "activations": FAINT,
-}
-"""Kinds of memory in the order of a bar: model states in shades of one hue, then what is none."""
-PHASES = {
-    "data": "#0D3B4A",
-    "forward": "#1B7391",
-    "backward": "#4A9AB5",
-    "clipping and update": "#A5D3E2",
-}
-EXPOSED = "exposed communication"
-ACTIVITIES = {"computing": "#14607A", EXPOSED: "#E58A2E", "idle": FAINT}
-COPIES_ALONE = "copies alone"
-DEVICE_ACTIVITIES = {
-    "computing": ACTIVITIES["computing"],
-    EXPOSED: ACTIVITIES[EXPOSED],
-    COPIES_ALONE: "#8C6BB1",
-    "idle": FAINT,
-}
-"""Of a device, whose copies are neither."""
-ALLOCATED = {
-    "before the recording": PHASES["data"], **KINDS, "communication": ACTIVITIES[EXPOSED],
-    "backward": PHASES["backward"], "temporary": PHASES["clipping and update"], "unknown": "#ABABAB",
-}  # fmt: skip
-"""Categories of a memory snapshot."""
-VERDICTS = {"agrees": GREY, "not judged": "#ABABAB"}
-"""Of loss curves that are drawn as one band."""
-SHAPES: dict[Sharding, str] = {
-    "single": "circle", "none": "triangle-up", "grad-op": "square", "full-shard": "circle",
-    "hybrid": "diamond", "hybrid-grad-op": "cross", "pipeline": "triangle-right",
-}  # fmt: skip
-NATIVE_OPACITY, WRAPPED_OPACITY = 0.62, 0.14
-
-
 Spec = dict[str, Any]
 Row = dict[str, Any]
 
 
-def look_of(strategy: StrategyKind | None) -> Row:
-    """How a strategy is drawn in every picture, as fields of a row; None: one that nothing is known of.
-
-    Through Accelerate it has the colour of what it wraps, but is only outlined, or dashed.
-    """
-    key, is_wrapped, shape = "other", False, "triangle-down"
-    if strategy is not None:
-        key = strategy.family if strategy.zero_stage is None else f"zero{strategy.zero_stage}"
-        is_wrapped, shape = strategy.through_accelerate, SHAPES[strategy.sharding]
-    family, colour = FAMILIES.get(key, FAMILIES["other"])
-    return {
-        "family": family,
-        "colour": colour,
-        "opacity": WRAPPED_OPACITY if is_wrapped else NATIVE_OPACITY,
-        "dash": [5, 3] if is_wrapped else [1, 0],
-        "shape": shape,
-    }
-
-
-RENDERER = "vl-convert-python"
-VEGA_LITE = "5.21"
-"""Version of Vega-Lite that draws, here and in a page that draws again."""
-SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
-# Liberation Sans comes with the renderer and has the widths of Arial, which browsers have.
-FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
-SIZE = 12
-
-
-@cache
-def _layers() -> Spec:
-    found: Spec = parse_value(files(__package__).joinpath("layers.yaml").read_text(encoding="utf-8"))
+def _data(name: str) -> Spec:
+    found: Spec = parse_value(files(__package__).joinpath(name).read_text(encoding="utf-8"))
     return found
-
-
-def layer(name: str, **given: Any) -> Any:
-    """A part of a specification from `layers.yaml`, with what is given for its names."""
-    return _filled(_layers()[name], {"GREY": GREY, "LIMIT": LIMIT, "FONT": FONT, "SIZE": SIZE, **given})
 
 
 def _filled(part: Any, given: Spec) -> Any:
@@ -141,6 +46,54 @@ def _filled(part: Any, given: Spec) -> Any:
     return part
 
 
+_LOOKS = _filled(looks := _data("looks.yaml"), looks)
+GREY, FAINT, LIMIT, FAMILIES = (_LOOKS[name] for name in ("GREY", "FAINT", "LIMIT", "families"))
+KINDS, PHASES, ACTIVITIES = (_LOOKS[name] for name in ("kinds", "phases", "activities"))
+DEVICE_ACTIVITIES, ALLOCATED, VERDICTS = (
+    _LOOKS[name] for name in ("device_activities", "allocated", "verdicts")
+)
+EXPOSED, COPIES_ALONE = "exposed communication", "copies alone"
+NATIVE_OPACITY, WRAPPED_OPACITY = 0.62, 0.14
+
+
+def look_of(strategy: StrategyKind | None) -> Row:
+    """How a strategy is drawn in every picture, as fields of a row; None: one that nothing is known of.
+
+    Through Accelerate it has the colour of what it wraps, but is only outlined, or dashed.
+    """
+    key, is_wrapped, sharding = "other", False, "unknown"
+    if strategy is not None:
+        key = strategy.family if strategy.zero_stage is None else f"zero{strategy.zero_stage}"
+        is_wrapped, sharding = strategy.through_accelerate, strategy.sharding
+    family, colour = FAMILIES.get(key, FAMILIES["other"])
+    return {
+        "family": family,
+        "colour": colour,
+        "opacity": WRAPPED_OPACITY if is_wrapped else NATIVE_OPACITY,
+        "dash": [5, 3] if is_wrapped else [1, 0],
+        "shape": _LOOKS["shapes"][sharding],
+    }
+
+
+RENDERER = "vl-convert-python"
+VEGA_LITE = "5.21"
+"""Version of Vega-Lite that draws."""
+SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
+# Liberation Sans comes with the renderer and has the widths of Arial, which browsers have.
+FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
+SIZE = 12
+
+
+@cache
+def _layers() -> Spec:
+    return _data("layers.yaml")
+
+
+def layer(name: str, **given: Any) -> Any:
+    """A part of a specification from `layers.yaml`, with what is given for its names."""
+    return _filled(_layers()[name], {"GREY": GREY, "LIMIT": LIMIT, "FONT": FONT, "SIZE": SIZE, **given})
+
+
 PNG_SCALE = 2.0
 _TAG = re.compile(r"<[^>]*>")
 _FRACTION = re.compile(r"-?\d+\.\d{3,}(?:e-?\d+)?")
@@ -151,42 +104,17 @@ def renderer() -> str:
     return f"{RENDERER} {version(RENDERER)}"
 
 
-def complete(picture: Picture) -> Spec:
-    """The specification of a picture with all that it needs to be drawn anywhere, and with all its cells."""
-    return {
-        "$schema": SCHEMA,
-        "description": picture.alt,
-        "background": None,
-        "padding": 8,
-        **picture.chart(),
-        "config": layer("config"),
-    }
-
-
 def channel(name: str, **named: Any) -> Spec:
     """A channel with a number: the field of that name, and what else the channel says."""
     return {"field": name, "type": "quantitative", **named}
-
-
-def only_drawn(rows: Sequence[Row]) -> list[Row]:
-    """The rows without those of cells that only a filter of a page may show."""
-    return [row for row in rows if row.get("is_drawn", True)]
-
-
-def first_drawn(picture: Picture) -> Spec:
-    """The same without the rows of cells that are not drawn at first."""
-    spec = complete(picture)
-    data = spec.get("data", {})
-    if "values" not in data:
-        return spec
-    return {**spec, "data": {**data, "values": only_drawn(data["values"])}}
 
 
 def draw(picture: Picture, form: str = "svg") -> bytes:
     """The picture as SVG, or as PNG on a white page."""
     import vl_convert
 
-    svg = _svg(json.dumps(first_drawn(picture)))
+    whole = {"$schema": SCHEMA, "description": picture.alt, "background": None, "padding": 8}
+    svg = _svg(json.dumps({**whole, **picture.chart(), "config": layer("config")}))
     if form == "svg":
         return f"{svg}\n".encode()
     # Of a PNG without a page vl-convert 1.9 writes half-transparent pixels too dark.

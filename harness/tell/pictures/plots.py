@@ -45,7 +45,6 @@ from harness.tell.pictures.drawing import (
     channel,
     layer,
     look_of,
-    only_drawn,
     spread,
 )
 from harness.tell.tables import bases_words, prose, unranked_words
@@ -63,14 +62,12 @@ ROOM = 1.15
 
 
 def cell_row(group: CellRuns, groups: Sequence[CellRuns], **fields: Any) -> Row:
-    """A row about a cell, which a page can filter by; `groups`: all that are drawn."""
+    """A row about a cell; `groups`: all that are drawn."""
     record = group.record
     return {
         "cell": one_line(group.cell.key),
         "backend": one_line(group.label),
         "ranks": group.world_size,
-        "nodes": record.world.nodes,
-        "precision": record.job.training.precision,
         "name": drawn_name(group.backend, [one.backend for one in groups]),
         "place": place_name(group, groups),
         **look_of(known_strategy(record)),
@@ -83,17 +80,6 @@ def drawn_name(name: str, names: Sequence[str]) -> str:
     short = shortened(name, LONGEST_LABEL)
     alike = any(other != name and shortened(other, LONGEST_LABEL) == short for other in names)
     return one_line(name) if alike else short
-
-
-def rows_of_all(
-    groups: Sequence[CellRuns], drawn: Sequence[CellRuns], rows_of: Callable[[CellRuns], Sequence[Row]]
-) -> list[Row]:
-    """Rows of every cell; `is_drawn` is False in those of cells that only a filter of a page may show."""
-    return [
-        row if any(group is one for one in drawn) else {**row, "is_drawn": False}
-        for group in groups
-        for row in rows_of(group)
-    ]
 
 
 def place_name(group: CellRuns, groups: Sequence[CellRuns]) -> str:
@@ -198,8 +184,7 @@ def memory_picture(comparison: Comparison) -> Picture | None:
     limit = min((limit for group in drawn if (limit := _limit_of(group)) is not None), default=None)
     near = limit is not None and limit <= FARTHEST_LIMIT * max(peaks)
     cut = cut_at(peaks)
-    every = rows_of_all(known, drawn, lambda group: _memory_parts(group, known, near, cut))
-    rows = only_drawn(every)
+    rows = [row for group in drawn for row in _memory_parts(group, known, near, cut)]
     ends = [row for row in rows if row["kind"] == LABELS[REST]]
     text = prose("memory_picture")
     if any(row["expected"] is not None for row in ends):
@@ -212,7 +197,7 @@ def memory_picture(comparison: Comparison) -> Picture | None:
         key="memory",
         caption=caption(text, drawn, known),
         alt=f"Bars: {MEMORY_TITLE}, and model states. {told(ends)}.",
-        chart=lambda: _memory_chart(every, limit if near else None),
+        chart=lambda: _memory_chart(rows, limit if near else None),
     )
 
 
@@ -279,8 +264,7 @@ def volume_picture(comparison: Comparison) -> Picture | None:
     drawn = drawable(known)
     if not drawn:
         return None
-    every = rows_of_all(known, drawn, lambda group: [_volume_row(group, known)])
-    rows = only_drawn(every)
+    rows = [_volume_row(group, known) for group in drawn]
     title = "sent by a rank per step, MB (ring algorithm)"
     text = "Vertical marks: the textbook (ZeRO paper)."
     judged = [row for row in rows if row["expected"] is not None]
@@ -295,7 +279,7 @@ def volume_picture(comparison: Comparison) -> Picture | None:
         key="communication",
         caption=caption(f"Bytes that a rank sends per step. {text}", drawn, known),
         alt=f"Bars: {title}. {told(rows)}.",
-        chart=lambda: bar_chart(every, layers),
+        chart=lambda: bar_chart(rows, layers),
     )
 
 
@@ -379,14 +363,14 @@ def _stacked_picture(
             rows.append(cell_row(group, known, part=name, milliseconds=time, order=at, **own))
         return rows
 
-    every = rows_of_all(known, drawn, rows_of)
-    firsts = [row for row in only_drawn(every) if row["total"] is not None]
+    rows = [row for group in drawn for row in rows_of(group)]
+    firsts = [row for row in rows if row["total"] is not None]
     layers = [stack("milliseconds", TIME_TITLE, "part", colours), text_after("total")]
     return Picture(
         key=key,
         caption=caption(text, drawn, known),
         alt=f"Stacked bars of {TIME_TITLE}. {told(firsts, 'told')}.",
-        chart=lambda: bar_chart(every, layers),
+        chart=lambda: bar_chart(rows, layers),
     )
 
 
@@ -917,8 +901,7 @@ def throughput_picture(comparison: Comparison) -> Picture | None:
         return None
     shown = {group.place: orders[group.place] for group in known}
     title = f"throughput, % of {bases_words(shown.values())} on the same ranks"
-    every = rows_of_all(known, drawn, lambda group: [_throughput_row(group, known, shown[group.place])])
-    rows = only_drawn(every)
+    rows = [_throughput_row(group, known, shown[group.place]) for group in drawn]
     lines = f"Lines: {percent(LEVEL)} interval of the ratio in the same round."
     if not any(order.is_judged for order in shown.values()):
         lines = f"Fewer than {interval_runs()} rounds: no interval is known, and no order."
@@ -928,7 +911,7 @@ def throughput_picture(comparison: Comparison) -> Picture | None:
         key="throughput",
         caption=caption(text, drawn, known),
         alt=f"Bars: {title}. {told(rows)}.",
-        chart=lambda: bar_chart(every, layers),
+        chart=lambda: bar_chart(rows, layers),
     )
 
 

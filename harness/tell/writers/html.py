@@ -32,7 +32,6 @@ from harness.tell.document import (
     Table,
 )
 from harness.tell.formats import one_line
-from harness.tell.pictures.drawing import complete
 
 
 def text_html(text: str) -> str:
@@ -45,17 +44,8 @@ def lines_html(text: str) -> str:
     return html.escape("\n".join(one_line(line, keep_spaces=True) for line in text.rstrip().split("\n")))
 
 
-def data_script(name: str, value: Any) -> str:
-    """A value as JSON that the page's scripts read by this id, on one line.
-
-    Within a script element only '<' could end it.
-    """
-    text = json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
-    return f'<script type="application/json" id="{text_html(name)}">{text}</script>'
-
-
 DIMENSIONS = {"backend": "backend", "ranks": "world_size", "nodes": "nodes", "precision": "precision"}
-"""Name in the page, in its address and in the data of pictures; field of a cell."""
+"""Name in the page and in its address; field of a cell."""
 
 
 def filter_choices(cells: Sequence[ReportCell]) -> dict[str, list[str]]:
@@ -63,11 +53,6 @@ def filter_choices(cells: Sequence[ReportCell]) -> dict[str, list[str]]:
     facts = [_facts(cell) for cell in cells]
     choices = {name: list(dict.fromkeys(of[name] for of in facts)) for name in DIMENSIONS}
     return {name: values for name, values in choices.items() if len(values) > 1}
-
-
-def cells_script(cells: Sequence[ReportCell]) -> str:
-    """The cells in their order, as the page's script reads them."""
-    return data_script("cells", [_facts(cell) for cell in cells])
 
 
 def _facts(cell: ReportCell) -> dict[str, str]:
@@ -156,8 +141,7 @@ def _side(align: Align) -> str:
 
 PAGE = "report.html.jinja"
 STYLES = ("report.css", "page/layout.css", "page/print.css")
-SCRIPTS = ("page/navigation.js", "page/sort.js", "page/redraw.js", "page/filter.js")
-VEGA = "page/vega/vega.js.gz"
+SCRIPTS = ("page/navigation.js", "page/sort.js", "page/filter.js")
 DATA_ADDRESS = re.compile(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)")
 PLAIN_NAME = re.compile(r"[a-z0-9-]+")
 """Of an item that a link may lead to, such as a finding."""
@@ -179,9 +163,7 @@ def render_html(document: Document, pictures: Mapping[str, str], manifest: str) 
     )
     count = next(lengths, len(document.sections)) if document.details else 0
     answer, more = document.sections[:count], document.sections[count:]
-    # What draws pictures again, packed; the page's script unpacks it when it is needed.
-    packed = base64.b64encode(files(__package__).joinpath(VEGA).read_bytes()).decode("ascii")
-    vega = f'<script type="text/plain" id="vega">{packed}</script>'
+    facts = json.dumps([_facts(cell) for cell in document.cells], separators=(",", ":"))
     own = (Document("", answer).pictures() or document.pictures()[:1]) if document.details else []
     return environment.get_template(PAGE).render(
         document=document,
@@ -193,8 +175,8 @@ def render_html(document: Document, pictures: Mapping[str, str], manifest: str) 
         pictures=[page.picture(picture) for picture in own],
         choices=filter_choices(document.cells),
         styles=_assets(STYLES),
-        cells=cells_script(document.cells),
-        vega=vega if document.pictures() else "",
+        # Within a script element only '<' could end it.
+        cells=facts.replace("<", "\\u003c"),
         scripts=_assets(SCRIPTS),
         manifest=manifest,
     )
@@ -253,8 +235,7 @@ class _Page:
         return (
             f'<figure id="picture-{key}">'
             f'<div class="picture"><img src="{self._pictures[picture.key]}" alt="{alt}"></div>'
-            f"<figcaption>{text_html(picture.caption)}</figcaption></figure>\n"
-            f"{data_script(f'picture-{picture.key}.spec', complete(picture))}"
+            f"<figcaption>{text_html(picture.caption)}</figcaption></figure>"
         )
 
     def _item(self, line: Line) -> str:

@@ -1,9 +1,7 @@
 """The tables as CSV and HTML, word for word; that of markdown is in test_markdown.py."""
 
-import gzip
 import re
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,9 @@ from harness.judge.comparison import Comparison
 from harness.record import BackendPart, ErrorPart, Record
 from harness.record.store import write_record
 from harness.tell.document import Column, Document, ReportCell, Shown, Table
-from harness.tell.pictures.drawing import VEGA_LITE
 from harness.tell.report import details_document, details_name, write_report
 from harness.tell.writers.data import MANIFEST, render_csv
-from harness.tell.writers.html import VEGA, render_html, table_html
+from harness.tell.writers.html import render_html, table_html
 from tests.harness.tell.cells import markdown_of, page_of
 from tests.records import (
     LOSSES,
@@ -238,12 +235,3 @@ def test_a_column_that_people_do_not_see_still_tells_the_cell() -> None:
 )
 def test_a_cell_is_sorted_by_value_or_meaning(column: Column, value: Any, attribute: str) -> None:
     assert f'<td class="number"{attribute}>' in html_of((column,), [value])
-
-
-def test_the_page_has_the_versions_of_the_renderer() -> None:
-    vl_convert = pytest.importorskip("vl_convert")
-    packed = files("harness.tell.writers").joinpath(VEGA).read_bytes()
-    text = gzip.decompress(packed).decode("utf-8")
-    assert f'version="{vl_convert.get_vega_version()}"' in text
-    assert f'"{VEGA_LITE}.0"' in text
-    assert VEGA_LITE in vl_convert.get_vegalite_versions()

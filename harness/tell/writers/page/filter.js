@@ -1,4 +1,4 @@
-// Which cells are shown is chosen in the form, kept in the address, and obeyed by rows and pictures.
+// Which cells are shown is chosen in the form, kept in the address, and obeyed by rows.
 const form = document.getElementById("choices");
 if (form) {
   const cells = JSON.parse(document.getElementById("cells").textContent);
@@ -38,11 +38,10 @@ if (form) {
     menu.querySelector("output").textContent = count;
     reset.hidden = note.hidden = wanted.size === 0;
     const words = [...wanted].map(([name, values]) => `${name} ${values.join(", ") || "none"}`);
-    note.textContent = `Filter: ${words.join("; ")}: ${count}. The sentences cover all cells. `;
+    note.textContent = `Filter: ${words.join("; ")}: ${count}. Sentences and pictures cover all cells. `;
     // The short report may leave rows out; this table has all.
     if (document.getElementById("results")) note.insertAdjacentHTML("beforeend", '<a href="#results">All results</a>');
     hideRows(isShown);
-    document.dispatchEvent(new CustomEvent("filtered", { detail: wanted.size ? isWanted : null }));
   };
 
   const keep = () => {

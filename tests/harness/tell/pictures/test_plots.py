@@ -11,7 +11,7 @@ from harness.judge.facts import SENT, TEXTBOOK_SENT
 from harness.record import MemoryPart, RankPart, Record
 from harness.tell.document import Picture
 from harness.tell.pictures import plots
-from harness.tell.pictures.drawing import LINE, along, beside, complete, draw, first_drawn, spread
+from harness.tell.pictures.drawing import LINE, along, beside, draw, spread
 from tests.harness.tell.cells import compared, made, of_size, rows_of, texts, timed, with_world
 from tests.records import LOSSES, make_communication, make_ranks, make_record, make_steps
 
@@ -88,8 +88,8 @@ def test_the_ratio_is_written_only_where_it_is_not_one() -> None:
 def test_a_row_says_what_a_page_filters_by() -> None:
     (group,) = [group for group in compared(timed("ddp", 0.5, 4)).groups if group.backend == "ddp"]
     row = plots.cell_row(group, [group])
-    assert {key: row[key] for key in ("cell", "backend", "ranks", "nodes", "precision", "place")} == {
-        "cell": "ddp on 4", "backend": "ddp", "ranks": 4, "nodes": 1, "precision": "fp32", "place": "4 ranks",
+    assert {key: row[key] for key in ("cell", "backend", "ranks", "place")} == {
+        "cell": "ddp on 4", "backend": "ddp", "ranks": 4, "place": "4 ranks",
     }  # fmt: skip
 
 
@@ -138,16 +138,11 @@ def many() -> Comparison:
 
 
 @pytest.mark.parametrize("make", BARS)
-def test_undrawn_cells_are_in_the_data_alone(many: Comparison, make) -> None:  # type: ignore[no-untyped-def]
+def test_of_too_many_cells_those_of_one_size_are_drawn(many: Comparison, make) -> None:  # type: ignore[no-untyped-def]
     picture = make(many)
     assert isinstance(picture, Picture)
-    every = complete(picture)["data"]["values"]
-    drawn = first_drawn(picture)["data"]["values"]
-    assert {row["ranks"] for row in every} == set(SIZES)
-    assert len({row["ranks"] for row in drawn}) == 1
-    (size,) = {row["ranks"] for row in drawn}
-    assert [row for row in every if row["ranks"] == size] == drawn
-    other = next(size for size in SIZES if size != drawn[0]["ranks"])
+    (size,) = {row["ranks"] for row in rows_of(picture)}
+    (other,) = {*SIZES} - {size}
     assert f">{other} ranks<" not in draw(picture).decode()
 
 
