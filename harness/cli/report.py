@@ -192,17 +192,16 @@ def _folders(runs: Sequence[Path]) -> list[Path]:
 
 @click.command()
 @click.argument("report", type=PATH)
-@click.option("--pictures-by-digest", is_flag=True)
 @json_option
 @common
-def verify(report: Path, pictures_by_digest: bool, as_json: bool) -> int:
+def verify(report: Path, as_json: bool) -> int:
     """Recompute a report from its records and list every line that differs.
 
     Exits with 0 only if every table, sentence and picture follows from unchanged records.
     """
     begin(f"recomputing {report}")
     with without_collection():
-        result = verify_report(report, pictures_by_digest=pictures_by_digest)
+        result = verify_report(report)
     if as_json:
         echo(json.dumps(result.as_json(), indent=1, ensure_ascii=False))
     for note in result.notes:

@@ -23,7 +23,7 @@ from harness.record import Record
 from harness.record.store import RecordFiles, parse_record, read_record
 from harness.tell.document import Document
 from harness.tell.manifest import Carried, Manifest, RecordEntry, digest, neighbours, read_manifest
-from harness.tell.pictures.drawing import RENDERER, renderer
+from harness.tell.pictures.drawing import renderer
 from harness.tell.report import (
     PICTURE_KEYS,
     WITH_PICTURES,
@@ -68,12 +68,9 @@ WINDOW = 100
 """Characters shown of a line that differs, around the place where it does."""
 
 
-def line_differences(given: str, expected: str, *, pictures: bool) -> Iterator[tuple[int | None, str]]:
-    """Line number from 1, or None before the first, and what is wrong there.
-
-    Whole pictures within a line count only where `pictures` is true.
-    """
-    left, right = _lines(given, pictures), _lines(expected, pictures)
+def line_differences(given: str, expected: str) -> Iterator[tuple[int | None, str]]:
+    """Line number from 1, or None before the first, and what is wrong there."""
+    left, right = _lines(given), _lines(expected)
     matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         if tag == "equal":
@@ -91,13 +88,12 @@ def line_differences(given: str, expected: str, *, pictures: bool) -> Iterator[t
             yield i2 or None, f"a line is missing after this one: {_cut(right[number])!r}"
 
 
-def _lines(text: str, pictures: bool) -> list[str]:
+def _lines(text: str) -> list[str]:
     """Lines with whole pictures replaced by their digests, which a person can read."""
-
-    def shown(found: re.Match[str]) -> str:
-        return f"picture sha256:{digest(found[1].encode())}" if pictures else "picture"
-
-    return [DATA_ADDRESS.sub(shown, line) for line in text.split("\n")]
+    return [
+        DATA_ADDRESS.sub(lambda found: f"picture sha256:{digest(found[1].encode())}", line)
+        for line in text.split("\n")
+    ]
 
 
 def _cut(text: str) -> str:
@@ -151,11 +147,9 @@ def _decoded(code: str) -> bytes:
         return b""
 
 
-def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
+def verify(report: Path) -> Verification:
     """Check a report against the records next to it.
 
-    Pictures that another renderer, or another version of it, drew cannot be drawn again byte by byte.
-    That is a problem of its own, unless `pictures_by_digest` accepts those whose digest the report lists.
     Raises HarnessError if the file cannot be read or is no report.
     """
     if report.is_dir():
@@ -169,8 +163,7 @@ def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
         what = "lines end in CRLF, which `harness report` does not write; the rest was compared without"
         result.problems.append(Problem(report.name, text[: text.index("\r\n")].count("\n") + 1, what))
         text = text.replace("\r\n", "\n")
-    check = _Check(report, text, _find_manifest(report, text), result)
-    check.run(pictures_by_digest=pictures_by_digest)
+    _Check(report, text, _find_manifest(report, text), result).run()
     return result
 
 
@@ -190,7 +183,7 @@ class _Check:
         """Add a problem of the report, where the list of records is unless a line is given."""
         self.result.problems.append(Problem(self.report.name, line or self.carried.line, what))
 
-    def run(self, *, pictures_by_digest: bool) -> None:
+    def run(self) -> None:
         manifest, notes = self.manifest, self.result.notes
         if self.carried.is_changed:
             self.tell(
@@ -205,10 +198,12 @@ class _Check:
             notes.append("tables and pictures were not computed again: records are missing or unreadable")
             return
         document = make_document(manifest, records)
-        redraw = manifest.drawing == renderer()
-        if not redraw and manifest.format in WITH_PICTURES:
-            self.other_drawing(by_digest=pictures_by_digest)
-        self.compare(document, redraw=redraw)
+        if manifest.drawing != renderer() and manifest.format in WITH_PICTURES:
+            notes.append(
+                f"pictures were drawn by {manifest.drawing}, here by {renderer()}: what they show may differ "
+                "because of that"
+            )
+        self.compare(document)
         if manifest.harness != __version__:
             notes.append(
                 f"written by sharding-harness {manifest.harness}, checked by {__version__}: "
@@ -216,7 +211,7 @@ class _Check:
             )
         self.result.summary = (
             f"{len(manifest.records)} records unchanged, {len(document.tables())} tables and "
-            f"{len(document.pictures())} pictures {'computed again' if redraw else 'checked'}"
+            f"{len(document.pictures())} pictures computed again"
         )
 
     def records(self) -> dict[str, Record]:
@@ -282,18 +277,7 @@ class _Check:
             if name not in self.manifest.pictures and (self.report.parent / name).exists():
                 self.tell(f"picture {name} is named as one of this report, which does not show it; remove it")
 
-    def other_drawing(self, *, by_digest: bool) -> None:
-        how = f"pictures were drawn by {self.manifest.drawing}, here is {renderer()}"
-        if by_digest:
-            self.result.notes.append(f"{how}: they were checked by their digests only")
-            return
-        name_and_version = self.manifest.drawing.partition(" ")
-        same = name_and_version[0] == RENDERER
-        mend = f"install {'=='.join(name_and_version[::2])}" if same else "write the report again"
-        advice = f"{mend}, or accept their digests with --pictures-by-digest"
-        self.tell(f"{how}, so they cannot be drawn again; {advice}")
-
-    def compare(self, document: Document, *, redraw: bool) -> None:
+    def compare(self, document: Document) -> None:
         """Compare the text, and every file next to it, with what the records give."""
         manifest = self.manifest
         name = self.report.parent / manifest.name
@@ -301,33 +285,25 @@ class _Check:
         beside = bool(self.carried.file)
         rendered = render(document, manifest.format, images, name, manifest, beside=beside)
         names = picture_names(images, name)
-        shown = as_drawn_here(self.text, rendered.text) if redraw else self.text
-        self.compare_text(self.report.name, shown, rendered.text, redraw)
+        self.compare_text(self.report.name, as_drawn_here(self.text, rendered.text), rendered.text)
         drawn = {names[key]: image for key, image in images.items()}
         # Of an HTML report, each picture within it by the name under which its digest is listed.
         here = {digest(data): file for file, data in drawn.items()}
         pages = zip_longest(pictures_within(rendered.text), pictures_within(self.text), fillvalue=b"")
         within = [(here[digest(ours)], given) for ours, given in pages if digest(ours) in here]
-        is_listed = all(digest(given) == manifest.pictures.get(file) for file, given in within)
-        if not redraw and manifest.format == "html" and not is_listed:
-            what = "holds a picture whose digest is not listed"
-            self.result.problems.append(Problem(self.report.name, None, what))
-        if redraw and not self.lists_pictures(drawn, dict(within)):
+        if not self.lists_pictures(drawn, dict(within)):
             self.tell("the list of the pictures' digests is not that of the pictures")
         for file, expected in rendered.files.items():
             path, line = self.report.parent / file, self.line_showing(file)
             if not path.is_file():
                 self.tell(f"{file} is missing next to the report", line)
             elif file not in drawn:
-                self.compare_text(file, _read_text(path), expected.decode(), redraw)
-            elif redraw:
-                if not same_picture(read_plain(path, MOST_REPORT_BYTES), expected):
-                    self.tell(f"{file} is not the picture that the records give", line)
-            elif digest(read_plain(path, MOST_REPORT_BYTES)) != manifest.pictures.get(file):
-                self.tell(f"{file} is not the picture whose digest the report lists", line)
+                self.compare_text(file, _read_text(path), expected.decode())
+            elif not same_picture(read_plain(path, MOST_REPORT_BYTES), expected):
+                self.tell(f"{file} is not the picture that the records give", line)
 
-    def compare_text(self, name: str, given: str, expected: str, pictures: bool) -> None:
-        found = line_differences(given, expected, pictures=pictures)
+    def compare_text(self, name: str, given: str, expected: str) -> None:
+        found = line_differences(given, expected)
         self.result.problems += [Problem(name, line, what) for line, what in found]
 
     def line_showing(self, picture: str) -> int:
