@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
 from statistics import fmean, mean, median
 
@@ -238,7 +238,13 @@ def _order(order: Ranking) -> str:
     """'a < b ~ c'; without enough runs why there is none."""
     if not order.is_judged:
         return unranked_words(order)
-    return " < ".join(" ~ ".join(tier) for tier in order.tiers)
+    cuts = [
+        place
+        for place in range(1, len(order.names))
+        if all(order.is_ahead(left, r) for left in order.names[:place] for r in order.names[place:])
+    ]
+    tiers = [order.names[first:last] for first, last in pairwise([0, *cuts, len(order.names)])]
+    return " < ".join(" ~ ".join(tier) for tier in tiers)
 
 
 def _milliseconds(seconds: Sequence[float]) -> str:

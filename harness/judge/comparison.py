@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from harness.judge.agreement.parity import Noise, is_variant
 from harness.judge.effective import SETTINGS, Effect, Setting
-from harness.judge.facts import OWN_STEP, STEP
+from harness.judge.facts import STEP
 from harness.judge.findings import communication, execution, jobs, memory, timing, training
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.rows import (
@@ -177,26 +177,6 @@ class Comparison(Runs):
     def rankings(self) -> dict[Place, Ranking]:
         """The order of the cells of each place by speed, as far as their runs support one."""
         return rankings(self.groups)
-
-    @cached_property
-    def own_rankings(self) -> dict[Place, Ranking]:
-        """The same by the time without what others took from the ranks."""
-        return rankings(self.groups, OWN_STEP)
-
-    @cached_property
-    def other_orders(self) -> list[tuple[CellName, str, Ratio, Ratio]]:
-        """Cells whose order is another without what others took: the base, the ratio by wall time, the other.
-
-        Where cells took turns, wall time is sharper: what only the other leaves open contradicts nothing.
-        """
-        found = []
-        for place, order in self.rankings.items():
-            own = self.own_rankings[place].to_base
-            for label, wall in order.to_base.items():
-                is_blunt = bool(order.turns.get(label)) and own[label].order == "open"
-                if wall.extent and own[label].extent and own[label].order != wall.order and not is_blunt:
-                    found.append((CellName(label, place[1]), order.base, wall, own[label]))
-        return found
 
     @cached_property
     def sessions(self) -> int:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, reduce
-from itertools import combinations, count, pairwise
+from itertools import combinations, count
 from math import comb, exp, inf, log, prod
 from statistics import median, quantiles
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -393,19 +393,6 @@ class Ranking:
     def trailers(self) -> tuple[str, ...]:
         """Those that are ahead of none: the last is among them."""
         return tuple(n for n in self.names if not any(self.is_ahead(n, other) for other in self.names))
-
-    @cached_property
-    def tiers(self) -> tuple[tuple[str, ...], ...]:
-        """The cells in groups, each cell of one ahead of every cell of all later groups.
-
-        Within a group no order is claimed; one group: there is none at all.
-        """
-        cuts = [
-            place
-            for place in range(1, len(self.names))
-            if all(self.is_ahead(left, r) for left in self.names[:place] for r in self.names[place:])
-        ]
-        return tuple(self.names[first:last] for first, last in pairwise([0, *cuts, len(self.names)]))
 
     def _family(self, pairs: Sequence[Pair]) -> dict[Pair, Ratio]:
         return ratios({pair: self.by_round(*pair) for pair in pairs})

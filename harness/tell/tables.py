@@ -27,7 +27,7 @@ from harness.judge.statistics import (
     percentile_95,
     value_range,
 )
-from harness.judge.wording import both, counted, listed
+from harness.judge.wording import both, counted
 from harness.tell import formats
 from harness.tell.document import Block, Column, Paragraph, Section, Shown, Table, plain
 from harness.tell.formats import (
@@ -76,15 +76,6 @@ def shown_ratio(ratio: Ratio, show: Callable[[float], str] = times) -> Shown | N
         return None
     mark = OPEN if ratio.order == "open" else ""
     return Shown(ratio.middle, f"{mark}{ratio_text(ratio, show)}", is_strong=not mark)
-
-
-def clock_words(comparison: Comparison) -> str:
-    """Which orders the time without what others took does not share with wall time; empty where none."""
-    found = [
-        f"{cell} is {own.order}, {ratio_text(own)} times {base}'s speed (by wall time {wall.order})"
-        for cell, base, wall, own in comparison.comparable.other_orders
-    ]
-    return f"Counting only the ranks' own time: {listed(found)}." if found else ""
 
 
 def ratio_text(ratio: Ratio, show: Callable[[float], str] = times) -> str:

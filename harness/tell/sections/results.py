@@ -42,9 +42,7 @@ def results_section(comparison: Comparison, *, speeds: bool = True) -> Section:
     spread = tables.spread_table(comparison)
     if spread is not None:
         runs = max(len(group.rows) for group in comparison.groups)
-        speed = tables.prose(
-            "results_speed", legend=tables.LEGEND, clock=tables.clock_words(comparison)
-        ).rstrip()
+        speed = tables.prose("results_speed", legend=tables.LEGEND)
         pause = f"{PAUSE_SECONDS / 3600:g}"
         sessions = tables.prose(
             "results_sessions", sessions=tables.sessions_words(comparison.sessions), pause=pause

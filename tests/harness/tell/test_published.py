@@ -25,15 +25,14 @@ from harness.tell.first_page import MOST_PICTURES, MOST_WORDS
 from harness.tell.formats import percent
 from harness.tell.manifest import read_manifest
 from harness.tell.report import details_document
-from harness.tell.tables import LEGEND, SPEEDS, clock_words, ratio_text, results_table
+from harness.tell.tables import LEGEND, SPEEDS, ratio_text, results_table
 from harness.tell.terminal import terminal_table
 from harness.tell.writers.data import render_csv
 from tests.gpu_stub.gallery import page as stub_page
 from tests.harness.cli.command_line import harness
 from tests.harness.tell.cells import markdown_of, page_of
-from tests.records import make_ranks, make_record, make_steps, published_comparison
+from tests.records import published_comparison
 from tests.representatives import first
-from tests.timed_records import processors
 from tests.traps.gallery import page
 
 pytestmark = pytest.mark.long(seconds=100)
@@ -281,25 +280,3 @@ def test_time_without_what_others_took_spreads_less() -> None:
             own.append(spreads[1])
         found[name] = median(own) / median(wall)
     assert found["loaded"] < 0.5 < 0.95 < found["quiet"] < 1.2
-    assert clock_words(published_comparison("strong-scaling")) == ""
-
-
-def test_a_report_says_where_the_clocks_disagree() -> None:
-    """FSDP takes a tenth longer, and neighbours take half of the machine from one or the other of a round."""
-    made = [make_record()]
-    for number in range(7):
-        for label, seconds, lost in (("ddp", 0.5, number % 2 / 2), ("fsdp", 0.55, (1 - number % 2) / 2)):
-            used = processors(
-                process_seconds=4 * (1 - lost), machine_busy_seconds=8 * (1 - lost),
-                machine_stolen_seconds=8 * lost,
-            )  # fmt: skip
-            ranks = [part.model_copy(update={"processors": used}) for part in make_ranks(2)]
-            steps = make_steps(seconds=seconds / (1 - lost))
-            made.append(
-                make_record(label=label, repeat=number, run_id=f"{label}-{number}", steps=steps, ranks=ranks)
-            )
-    said = (
-        "Counting only the ranks' own time: fsdp on 2 ranks is slower, "
-        "0.91 (0.91 to 0.91) times ddp's speed (by wall time open)."
-    )
-    assert said in markdown_of(page_of(made))[1]
