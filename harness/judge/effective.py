@@ -81,6 +81,7 @@ MOST_ALONG = 0.1
 """Cosine of the angle of gradient and weights at the beginning of a training. It decides no verdict."""
 LAST_MICRO_STEP = "last micro-step"
 EVERY_MICRO_STEP = "every micro-step"
+ALL_BUT_THE_LAST = "every micro-step but the last"
 SMALL_SHARE = 0.01
 """Of the reduced bytes: less than so much is norms and flags, not gradients."""
 GROUPS = "parameters of the optimizer's groups"
@@ -312,7 +313,10 @@ def counted_synchronisation(record: Record) -> str | None:
     early = [rank.early_reduced_bytes for rank in record.ranks if rank.early_reduced_bytes is not None]
     if not early or record.world.world_size == 1:
         return None
-    return EVERY_MICRO_STEP if max(early) > SMALL_SHARE * reduced_bytes(record) else LAST_MICRO_STEP
+    share = max(early) / (reduced_bytes(record) or 1)
+    if share <= SMALL_SHARE:
+        return LAST_MICRO_STEP
+    return ALL_BUT_THE_LAST if 1 - SMALL_SHARE < share <= 1 else EVERY_MICRO_STEP
 
 
 def master_dtypes(record: Record) -> list[str] | None:

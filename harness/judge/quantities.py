@@ -404,9 +404,9 @@ def textbook_bytes_per_step(record: Record) -> float | None:
 
 
 def _reduces(row: CommunicationPart) -> bool:
-    """Whether these collectives add up gradients."""
+    """Whether these collectives add up gradients; along 'tensor' ranks add up activations and theirs."""
     of_gradients = row.phase in ("backward", "step") and row.op in REDUCTIONS and not row.of_job
-    return of_gradients and row.group_size > 1
+    return of_gradients and row.group_size > 1 and row.role != "tensor"
 
 
 def reduced_bytes(record: Record) -> int:
@@ -426,12 +426,11 @@ def reduced_dtypes(record: Record) -> list[str]:
     """Dtypes in which gradients crossed the wire in the probed steps, sorted; empty: nothing crossed.
 
     What adds up to less than a hundredth of the bytes is norms and flags, not gradients; so are scalars, and
-    integers, such as DDP's map of used parameters. Along 'tensor' ranks add up activations and their
-    gradients. A complex number is two real ones, as which DDP sends it.
+    integers, such as DDP's map of used parameters. A complex number is two real ones, as which DDP sends it.
     """
     sizes: dict[str, int] = {}
     for row in record.comm:
-        if row.payload_bytes <= SCALAR_BYTES * row.calls or row.role == "tensor":
+        if row.payload_bytes <= SCALAR_BYTES * row.calls:
             continue
         if row.dtype.startswith(("int", "uint", "bool")):
             continue

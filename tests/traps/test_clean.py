@@ -18,6 +18,10 @@ class TestOneAndTwoRanks:
     def test_a_family_each_has_no_finding(self, matrix: Matrix, tally) -> None:
         assert_no_finding(*ALWAYS, matrix, tally, FEW)
 
+    def test_sums_of_activations_in_each_micro_step_are_none_of_gradients(self, matrix: Matrix) -> None:
+        settings = ("training.accumulation_steps=2", "training.global_batch_size=16")
+        assert matrix.findings(("planted-SoundTensor",), 2, settings) == []
+
     @pytest.mark.parametrize(
         ("world_size", "precision", "accumulation"),
         [

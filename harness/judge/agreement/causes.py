@@ -25,10 +25,12 @@ from harness.backends.mesh import SPLITTING, Mesh
 from harness.judge.agreement.parity import NormShift, Tolerance, least_loss
 from harness.judge.distance import movement, relative, sketch_distances
 from harness.judge.effective import (
+    ALL_BUT_THE_LAST,
     ONE_NORM,
     SETTINGS,
     altered_gradients,
     clips_by_part,
+    counted_synchronisation,
     decay_explains,
     decay_norm,
     low_reductions,
@@ -742,6 +744,19 @@ class Pair:
             place = tuple(at for name, at in mesh.coordinates(rank.rank).items() if name not in SPLITTING)
             places.setdefault(place, set()).add(norm)
         return any(len(of_place) > 1 for of_place in places.values())
+
+    @property
+    def reduces_all_but_the_last(self) -> bool:
+        return counted_synchronisation(self.record) == ALL_BUT_THE_LAST
+
+    @property
+    def reduced_after_norm(self) -> Fact:
+        """Whether the optimizer is given less than ranks leave that clip by their own norms: a mean of it."""
+        norms, applied = [n for n in self.rank_norms if n], self.record.steps[self.at].applied_gradient_norm
+        if not norms or applied is None:
+            return None
+        left = math.hypot(*(min(norm, self.limit or math.inf) for norm in norms)) / math.sqrt(len(norms))
+        return applied < left * (1 - ONE_NORM)
 
     @property
     def rank_norms_are_parts(self) -> Fact:

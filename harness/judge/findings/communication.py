@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from harness.forms.layout import DTYPE_BYTES, element_bytes
 from harness.forms.peak_memory.families import most_gathered_bytes
 from harness.forms.workload import ELSEWHERE
-from harness.judge.effective import EVERY_MICRO_STEP, counted_synchronisation
+from harness.judge.effective import ALL_BUT_THE_LAST, EVERY_MICRO_STEP, counted_synchronisation
 from harness.judge.findings.finding import Finding, Rules, found
 from harness.judge.quantities import (
     REDUCTIONS,
@@ -53,23 +53,23 @@ def volumes(row: JudgedRun) -> Iterator[Finding]:
 def early(row: JudgedRun) -> Iterator[Finding]:
     """Of a backend without a closed form; one that shards gradients may reduce early, if it declares so.
 
-    A script declares nothing: what it is said to do was counted.
+    A script declares nothing: what it is said to do was counted. Without the last micro-step nobody may.
     """
-    record = row.record
-    if record.status not in ("ok", "diverged") or volume_of(record) is not None or record.observation:
+    record, counted = row.record, counted_synchronisation(row.record)
+    if record.status not in ("ok", "diverged") or counted not in (EVERY_MICRO_STEP, ALL_BUT_THE_LAST):
         return
-    if counted_synchronisation(record) != EVERY_MICRO_STEP:
+    if counted == EVERY_MICRO_STEP and (volume_of(record) is not None or record.observation):
         return
     effective = record.backend.effective
     declared = effective.gradient_synchronisation if effective else None
     shards = effective is not None and effective.strategy in SHARDING_GRADIENTS
-    if declared != EVERY_MICRO_STEP or not (shards or _sharded(record)):
+    if counted == ALL_BUT_THE_LAST or declared != counted or not (shards or _sharded(record)):
         values = {
             "early_reduced_bytes": max(rank.early_reduced_bytes or 0 for rank in record.ranks),
-            "reduced_bytes": reduced_bytes(record), "declared": declared,
+            "reduced_bytes": reduced_bytes(record), "declared": None if record.observation else declared,
         }  # fmt: skip
         micro_steps = record.world.accumulation_steps
-        yield found("synchronised-early", row.cell, values, micro_steps=micro_steps)
+        yield found("synchronised-early", row.cell, values, micro_steps=micro_steps, counted=counted)
 
 
 def _in_its_place(one: VolumeDifference, other: VolumeDifference) -> bool:

@@ -64,6 +64,8 @@ def another_job(row: JudgedRun) -> Iterator[Finding]:
         whose, other = "the reference", row.same_job_as
         if row.reference is not other:
             whose = "the others" if other is None else f"{other.label}, as the reference has no result"
+        if other is row and difference.kind == "learning-rate-differs":
+            whose = "that of rank 0"
         yield found(
             difference.kind, row.cell, {"reference": difference.reference, "given": difference.given},
             "job" if difference.kind == "samples-repeated" else "",

@@ -95,6 +95,8 @@ class Habits:
         """Steps before which passes without gradients ran in training mode."""
         self._since: WeakKeyDictionary[torch.optim.Optimizer, _Since] = WeakKeyDictionary()
         self._schedulers: WeakKeyDictionary[Any, _Calls] = WeakKeyDictionary()
+        self._calls: list[_Calls] = []
+        """Of all schedulers; those of a function are freed when it returns."""
         self._called_within: set[int] | None = None
         self._seen: tuple[Tensor, float] | None = None
 
@@ -139,7 +141,9 @@ class Habits:
             if id(scheduler) in self._called_within:
                 return  # Accelerate 1.15 does so once per process, as its schedules are to be counted
             self._called_within.add(id(scheduler))
-        calls = self._schedulers.setdefault(scheduler, _Calls())
+        if (calls := self._schedulers.get(scheduler)) is None:
+            calls = self._schedulers[scheduler] = _Calls()
+            self._calls.append(calls)
         calls.total += bool(scheduler._step_count)  # 0: it is being made
         if calls.since is not None:
             calls.since += 1
@@ -151,7 +155,7 @@ class Habits:
     @property
     def scheduler_calls(self) -> int | None:
         """Of one scheduler per update, if they are several in most; None: there is no such."""
-        known = [one for one in self._schedulers.values() if one.per_update and not one.are_due]
+        known = [one for one in self._calls if one.per_update and not one.are_due]
         usual = [calls.per_update.most_common(1)[0] for calls in known]
         return max((calls for calls, times in usual if calls > 1 and times > 1), default=None)
 

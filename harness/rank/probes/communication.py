@@ -179,7 +179,6 @@ class CommunicationCounter:
         # Only the root of these two holds the complete tensor; every rank has its piece.
         pieces = group.size() if op in ("gather", "scatter") else 1
         of_job = bool(self._packages) and called_by(self._packages, self._backend)
-        reduces = op in REDUCTIONS and not of_job
         sizes_by_dtype: dict[str, int] = {} if tensors else {"none": 0}
         for tensor in tensors:  # a call that joins several dtypes is counted under each
             name = dtype_name(tensor.dtype)
@@ -188,10 +187,13 @@ class CommunicationCounter:
             if group.group_name not in self.groups:
                 self.groups[group.group_name] = dist.get_process_group_ranks(group)
                 self._world_size = dist.get_world_size()
+            role = group_role(self.groups[group.group_name], self._world_size, self.mesh)
+            # Along 'tensor' ranks add up gradients of activations, in every micro-step.
+            reduces = op in REDUCTIONS and not of_job and group.size() > 1 and role != "tensor"
             for dtype, payload in sizes_by_dtype.items():
                 key = CollectiveKey(phase, op, dtype, group.group_name, of_job, by)
                 self.counts.setdefault(key, Count()).add(payload * pieces)
-                if self.early and phase == "backward" and reduces and group.size() > 1:
+                if self.early and phase == "backward" and reduces:
                     self.early_reduced_bytes = (self.early_reduced_bytes or 0) + payload
 
 

@@ -141,10 +141,13 @@ def test_a_third_party_that_reduces_in_every_micro_step_is_found() -> None:
     (found,) = told([synchronised(12_000, "last micro-step")], "synchronised-early")
     assert found.id == "synchronised-early"
     assert "12,000 of 16,000 reduced bytes" in found.message
+    (without_the_last,) = told([synchronised(16_000, "last micro-step")], "synchronised-early")
+    assert "reduced in every micro-step but the last: 16,000 of 16,000" in without_the_last.message
     assert told([synchronised(0, "last micro-step")], "synchronised-early") == []
     seen = ObservationPart(command=["torchrun", "train.py"], frameworks=["deepspeed"], base="zero2")
     script = synchronised(12_000, "every micro-step").model_copy(update={"observation": seen})
     assert told([script], "synchronised-early") == []
+    assert told([changed(script, ranks=make_ranks(2, early_reduced_bytes=16_000))], "synchronised-early")
     assert told([synchronised(12_000, "every micro-step")], "synchronised-early") != []
     of_library = synchronised(12_000, "every micro-step", strategy="ZeRO stage 2")
     assert told([of_library], "synchronised-early") == []

@@ -74,6 +74,11 @@ def norms(*factors: float, times: float = 1.0) -> list[Any]:
     return make_steps(norms=[norm * factor for norm, factor in zip(NORMS, each, strict=True)])
 
 
+def applied(steps: list[Any], norm: float) -> list[Any]:
+    """The same; the optimizer is given gradients of this norm."""
+    return [replace(step, applied_gradient_norm=norm) for step in steps]
+
+
 def laid_out(record: Record, *sizes: tuple[Any, int], accumulation_steps: int = 1) -> Record:
     dimensions = [DimensionPart(name=name, size=size) for name, size in sizes]
     return changed(record, world={"dimensions": dimensions, "accumulation_steps": accumulation_steps})
@@ -174,6 +179,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "gradients that are never reduced, weights that are averaged": (
         {"steps": norms(1.2), "ranks": ranks(gradient_norms=[[2.4], [2.5]], final_digest="b" * 64)}, {},
         "gradient-differs", "not reduced over ranks in the first step, although weights end equal"),
+    "gradients that ranks clip and then reduce": (
+        {"steps": applied(norms(1.2), 0.8),
+         "ranks": ranks(gradient_norms=[[2.4], [2.5]], final_digest=APART)},
+        {}, "gradient-differs", "each rank clips its own gradients in the first step, and they are reduced"),
+    "a norm that ranks take before they reduce": (
+        {"steps": norms(1.2), "ranks": ranks(gradient_norms=[[2.4], [2.5]], final_digest="b" * 64)} | MOVED,
+        {}, "gradient-differs", "final weights agree: the norm is computed otherwise"),
     "a norm that every step has": (
         {"steps": make_steps(norms=[0.3, 0.30001, 0.3, 0.3])}, {}, "gradient-differs",
         "it is 0.3 in every step: gradients are clipped before their norm is taken"),
@@ -274,6 +286,8 @@ CONTRADICTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "gradients that are never reduced", {"ranks": ranks(gradient_norms=[[1.7], [1.9]],
                                                             final_digest=APART)},
         {"mesh": (("data", 1), ("tensor", 2))}, "not-reduced"),
+    "what clipping of each leaves is all that the optimizer gets": (
+        "gradients that ranks clip and then reduce", {"steps": applied(norms(1.2), 1.0)}, {}, "reduced-late"),
     "norms are larger than the whole": (
         "each rank clips its part", {"ranks": ranks(gradient_norms=[[2.4], [2.5]])}, {}, "own-norms"),
     "earlier steps are as uneven and agree": (

@@ -1,6 +1,7 @@
 """Mistakes around updates, which no figure of a step shows: each is named, and its sound twin is not."""
 
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 import torch
@@ -98,6 +99,9 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
     "one parameter is never zeroed": (loop(after="model[0].zero_grad()"), 1, {"gradients-kept"}),
     "two optimizers in turns": (TURNS, 1, set()),
     "a schedule per micro-step": (loop(each="scheduler.step()", after=ZERO), 1, {"scheduler-calls"}),
+    "a schedule per micro-step, in a function": (
+        f"def main():{indent(loop(each='scheduler.step()', after=ZERO), '    ')}\nmain()", 1,
+        {"scheduler-calls"}),
     "a schedule counted in micro-steps": (
         loop(schedule="CosineAnnealingLR(optimizer, 16)", each="scheduler.step()", after=ZERO), 1, set()),
     "a schedule per process": (
