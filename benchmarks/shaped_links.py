@@ -121,9 +121,8 @@ def measure(cluster: SlurmCluster, scratch: Path, name: str, output: Path) -> No
 def self_test(cluster: SlurmCluster, scratch: Path, result: Path) -> None:
     """Measure the all-reduce of the ranks of a run, placed on the nodes as in the run."""
     measured_fabric(
-        cluster, scratch, "--operations", "all_reduce", "--max-size", "8MB", "--seconds-per-row", "2",
-        ranks_per_node=RANKS_PER_NODE,
-    )  # fmt: skip
+        cluster, scratch, "--operations", "all_reduce", "--max-size", "8MB", ranks_per_node=RANKS_PER_NODE
+    )
     shutil.copy(scratch / "fabric.json", result)
 
 

@@ -108,8 +108,6 @@ def say_before(
     show(predicted)
     loading = experiment.runtime.loading
     reasons = {found["model"].get("whole_because") for found in facts} if loading == "slices" else set()
-    if loading == "broadcast" and experiment.model.factory is not None:
-        reasons = {"a model of model.factory has no broadcast; runtime.loading=slices builds it whole once"}
     for reason in sorted(reasons - {None}):
         echo(f"loading: full (every rank builds the whole model): {reason}", err=True)
     samples = min((found["data"]["training_samples"] for found in facts), default=0)
@@ -792,9 +790,6 @@ def _tell_known(
     if count:
         again = f"job {job} was started again: " if job is not None else ""
         view.say(f"{again}{count} of {len(cells)} cells have a record")
-    for cell in cells:
-        if view.verbose and cell.key in known:
-            view.say(f"{cell.backend} on {ranks(cell.world_size)}: record {known[cell.key].run_id}")
 
 
 def _write_report(runs: Sequence[tuple[Path, Record]], report: Path | None, asked: CompareSection) -> None:

@@ -39,7 +39,6 @@ DEFAULT_LARGEST = {"cuda": "4GB", "cpu": "64MB"}
 @click.option("--max-size")
 @click.option("--operations")
 @click.option("--repeats", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--seconds-per-row", type=click.FloatRange(0.001), default=5.0, show_default=True)
 @click.option("--require-busbw", metavar="RATE")
 @click.option("-o", "--output", type=PATH)
 @json_option
@@ -50,7 +49,6 @@ def fabric(
     max_size: str | None,
     operations: str | None,
     repeats: int,
-    seconds_per_row: float,
     require_busbw: str | None,
     output: Path | None,
     as_json: bool,
@@ -70,12 +68,12 @@ def fabric(
     if is_rank:
         from harness.fabric.measurement import measure  # loads torch
 
-        result = measure(device, largest, wanted, repeats=repeats, seconds_per_row=seconds_per_row)
+        result = measure(device, largest, wanted, repeats=repeats)
     else:
         # Not sys.argv: torchrun takes --nproc for an abbreviation of its own, wherever it stands.
         arguments = [
             "--device", device, "--max-size", str(largest), "--operations", ",".join(wanted), "--repeats",
-            str(repeats), "--seconds-per-row", str(seconds_per_row),
+            str(repeats),
         ]  # fmt: skip
         result = start_ranks(nproc or default_ranks(device), arguments)
     if shows and output is not None:

@@ -127,7 +127,6 @@ runs_option = click.option("--runs", type=PATH, default=Path("runs"), show_defau
 json_option = click.option("--json", "as_json", is_flag=True)
 wide_option = click.option("--wide", is_flag=True)
 quiet_option = click.option("-q", "--quiet", is_flag=True)
-port_option = click.option("--port", type=click.IntRange(1, 65535))
 
 
 def resume_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -179,16 +178,13 @@ def warn_skipped(problems: Iterable[str]) -> None:
 
 
 def view_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command -q, -v and --wide, and pass them as `view`."""
+    """Give a command -q and --wide, and pass them as `view`."""
 
     @wide_option
     @quiet_option
-    @click.option("-v", "--verbose", is_flag=True)
     @wraps(command)
-    def with_view(wide: bool, quiet: bool, verbose: bool, **arguments: Any) -> int:
-        if quiet and verbose:
-            raise click.UsageError("-q and -v exclude each other")
-        return command(view=View(wide=wide, quiet=quiet, verbose=verbose), **arguments)
+    def with_view(wide: bool, quiet: bool, **arguments: Any) -> int:
+        return command(view=View(wide=wide, quiet=quiet), **arguments)
 
     return with_view
 

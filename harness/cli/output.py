@@ -63,8 +63,6 @@ class View:
     """Whether tables have every column, whatever their width."""
     quiet: bool = False
     """Whether progress is left out: results, findings and errors stay."""
-    verbose: bool = False
-    """Whether every run shows its steps."""
 
     def say(self, text: str) -> None:
         """One line on standard error for the person who waits."""
@@ -250,7 +248,7 @@ class MatrixProgress:
         self._cell = cell.key
         if cell.key not in self._followed:
             self._followed[cell.key] = Progress(
-                cell.backend, cell.data_size, self._stream, plain_lines=self._view.verbose, bar=False
+                cell.backend, cell.data_size, self._stream, plain_lines=False, bar=False
             )
         if self._bar is not None:
             self._bar.set_description_str(harmless(f"{cell.backend} on {cell.world_size}"))

@@ -30,7 +30,6 @@ from harness.launch.launcher import (
     LocalLauncher,
     launcher_settings,
     modules_to_preload,
-    require_port,
     running_cell,
     whole,
 )
@@ -47,31 +46,27 @@ from harness.safe_text import redacted
 @options.job_options
 @options.nproc_option
 @options.runs_option
-@options.port_option
 @force_option
 @options.resume_options
 @options.json_option
 @options.quiet_option
-@options.wide_option
 @options.file_options
 def run(
     backend: str | None,
     experiment: Experiment,
     nproc: int | None,
     runs: Path,
-    port: int | None,
     force: bool,
     resume: Resume | None,
     as_json: bool,
     quiet: bool,
-    wide: bool,
     given: options.GivenFiles,
 ) -> int:
     """Run one job under one backend and record it.
 
     Starts the ranks itself, or becomes one of them under torchrun or accelerate launch.
     """
-    view = View(wide=wide, quiet=quiet)
+    view = View(quiet=quiet)
     experiment, label, part = given.only_row(backend, experiment, view)
     device = options.resolve_device(experiment.runtime.device)
     if started_as_rank():
@@ -79,8 +74,6 @@ def run(
         return _run_as_rank(experiment, label, device, store, nproc, force, as_json, view, resume, part)
     world_size = _world_size(label, nproc, device)
     options.require_gpus(device, world_size)
-    if port is not None:
-        require_port(port)
     layout = job_layout([label], world_size, experiment.training)
     view.begin("checking the job, its data and this machine")
     cell = make_cell(experiment, label, world_size, layout, 0, device, resume=resume, given=part)
@@ -92,7 +85,7 @@ def run(
     try:
         record = whole(
             running_cell(
-                cell, store, launcher, command=options.command_line(), on_event=progress, port=port,
+                cell, store, launcher, command=options.command_line(), on_event=progress,
                 prediction=prediction,
             )
         )  # fmt: skip
@@ -183,7 +176,7 @@ def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int
         from harness.judge.findings.jobs import overridden_text
         from harness.tell.terminal import terminal_table
 
-        echo(terminal_table(Comparison([record]), wide=view.wide))
+        echo(terminal_table(Comparison([record])))
         if (text := overridden_text(record)) is not None:
             view.say(text)
     view.say(f"record: {path}")
@@ -195,11 +188,10 @@ def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int
 @click.option("--label", default="", help="Name of the run's row; runs of one name and training repeat it.")
 @options.set_option
 @options.runs_option
-@options.wide_option
 @options.json_option
 @options.measuring
 def observe(
-    observed: tuple[str, ...], label: str, assignments: tuple[str, ...], runs: Path, wide: bool, as_json: bool
+    observed: tuple[str, ...], label: str, assignments: tuple[str, ...], runs: Path, as_json: bool
 ) -> int:
     """Run a training script as it is, measure it from inside, and record it.
 
@@ -222,7 +214,7 @@ def observe(
     )
     if done.record is not None:
         try:
-            _present(done.record, store, as_json, View(wide=wide))
+            _present(done.record, store, as_json, View())
         except HarnessError as error:  # the exit code is the command's
             echo(f"harness: {error}", err=True)
     elif done.problem:
@@ -244,7 +236,7 @@ def _present(record: Record, store: Store, as_json: bool, view: View) -> None:
         from harness.judge.comparison import Comparison
         from harness.tell.terminal import terminal_table
 
-        echo(terminal_table(Comparison([record]), wide=view.wide))
+        echo(terminal_table(Comparison([record])))
     if record.error is not None:
         whose = "" if record.error.rank is None else f"rank {record.error.rank}: "
         echo(f"harness: run {record.status}: {whose}{record.error.message}", err=True)

@@ -48,7 +48,6 @@ from harness.slurm.submission import (
     predict_matrix,
     read_jobs,
     record_refused,
-    records_of_cells,
     site_limits,
     submit_runs,
     unfit_software,
@@ -180,19 +179,18 @@ def render(
 @slurm.command()
 @_folder
 @click.option("--wait", is_flag=True)
-@click.option("--gpu")
 @force_option
 @options.json_option
 @options.common
-def submit(folder: Path, wait: bool, gpu: str | None, force: bool, as_json: bool) -> int:
+def submit(folder: Path, wait: bool, force: bool, as_json: bool) -> int:
     """Submit the runs of a rendered folder that were not submitted yet."""
     matrix = read_matrix(folder)
-    if (unfit := unfit_software(matrix.site, gpu)) is not None:
+    if (unfit := unfit_software(matrix.site)) is not None:
         if not force:
             raise HarnessError(f"{unfit}; --force submits anyway")
         echo(unfit, err=True)
     echo(f"{folder}: {counted(len(matrix.runs), 'run')}, {matrix.most_asked}", err=True)
-    judge = _Judge(matrix, site_limits(matrix.site, gpu), force)
+    judge = _Judge(matrix, site_limits(matrix.site), force)
     pause = 0.5
     while True:
         try:
@@ -222,19 +220,11 @@ def status(folder: Path, as_json: bool) -> int:
 
 @slurm.command()
 @_folder
-@click.option("--report", type=options.OUTPUT_FILE)
 @options.json_option
 @options.common
-def collect(folder: Path, report: Path | None, as_json: bool) -> int:
+def collect(folder: Path, as_json: bool) -> int:
     """Write the record of every run whose job has ended, with what Slurm knows about it."""
-    matrix = read_matrix(folder)
-    states = collect_records(folder, matrix)
-    _present(folder, states, as_json)
-    if report is not None:
-        from harness.tell.report import write_report
-
-        write_report(records_of_cells(matrix, states), report)
-        echo(f"report: {report}", err=True)
+    _present(folder, collect_records(folder, read_matrix(folder)), as_json)
     return 0
 
 

@@ -483,7 +483,7 @@ NOT_TRACED = ("measure.traced_steps=0",)
 BACKENDS = {SINGLE: SINGLE, AGAIN: SINGLE, ZERO: ZERO, FULL: "planted-out-of-memory-later", SHARDED: SHARDED}
 MOST_RANKS = 8
 """That share the global batch."""
-FABRIC_ARGUMENTS = ("--device", "cuda", "--max-size", "64MB", "--repeats", "10", "--seconds-per-row", "1")
+FABRIC_ARGUMENTS = ("--device", "cuda", "--max-size", "64MB", "--repeats", "10")
 CPU_LOG = "cpu.log"
 END_SECONDS = 20.0
 """For a run on the CPU that is not needed any more."""

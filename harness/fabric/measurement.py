@@ -25,19 +25,19 @@ COPIES_IN_PLACE = 2
 """Of the other operations: the tensor, and what the transport has under way."""
 
 
-def measure(
-    device: str, largest: int, operations: Sequence[str], *, repeats: int, seconds_per_row: float
-) -> FabricResult:
+def measure(device: str, largest: int, operations: Sequence[str], *, repeats: int) -> FabricResult:
     """This rank's part of a self-test under torchrun. Raises HarnessError where there is no GPU."""
     world = world_of(device)
     if device == "cuda":
         take_device(world)
     join_process_group(world, COLLECTIVE_TIMEOUT_SECONDS)
-    result = FabricTest(device, repeats=repeats, seconds_per_row=seconds_per_row).run(largest, operations)
+    result = FabricTest(device, repeats=repeats).run(largest, operations)
     dist.barrier()
     return result
 
 
+SECONDS_PER_ROW = 5.0
+"""Sizes that would take longer are repeated less."""
 WARMUP_OPERATIONS = 5
 """Before the timed ones of a size, unless fewer are timed."""
 
@@ -45,7 +45,7 @@ WARMUP_OPERATIONS = 5
 class FabricTest:
     """One self-test, the same on every rank of the default group."""
 
-    def __init__(self, device: str, *, repeats: int, seconds_per_row: float) -> None:
+    def __init__(self, device: str, *, repeats: int) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.device = (
@@ -53,7 +53,6 @@ class FabricTest:
         )
         self.device_name = torch.cuda.get_device_name() if device == "cuda" else None
         self.repeats = repeats
-        self.seconds_per_row = seconds_per_row
 
     def run(self, largest_bytes: int, operations: Sequence[str]) -> FabricResult:
         """Measure; every rank returns the same rows."""
@@ -95,7 +94,7 @@ class FabricTest:
         action, per_call = self._action(op, ranks, tensor)
         repeats = self.repeats
         if expected_seconds:
-            repeats = max(1, min(repeats, int(self.seconds_per_row / expected_seconds / BATCHES)))
+            repeats = max(1, min(repeats, int(SECONDS_PER_ROW / expected_seconds / BATCHES)))
         self._batch(action, min(WARMUP_OPERATIONS, repeats))
         seconds = [self._batch(action, repeats) / per_call for _ in range(BATCHES)]
         return FabricRow(

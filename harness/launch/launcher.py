@@ -197,7 +197,6 @@ class LocalLauncher:
         run_directory: Path,
         request: RunRequest,
         on_event: EventHandler,
-        port: int | None = None,
         *,
         takes_turns: bool = False,
     ) -> InTurns[Outcome]:
@@ -205,7 +204,7 @@ class LocalLauncher:
 
         What ranks leave behind is ended by who drives it: `whole`, or `take_turns`.
         """
-        port = port or free_port()
+        port = free_port()
         started = time.time()
         processes: dict[int, Any] = {}
         running = _Running(
@@ -373,19 +372,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def require_port(port: int) -> None:
-    """Raise HarnessError if the rendezvous port that the user chose is taken."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise HarnessError(
-                f"--port {port} cannot be used: {reason}; choose another, or leave --port out for a free one"
-            ) from error
-
-
 PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 """`accelerate/utils/launch.py`, accelerate 1.15."""
 OF_THE_PROCESS = ("ACCELERATE_CPU_AFFINITY", "ACCELERATE_DEBUG_MODE")
@@ -423,7 +409,6 @@ def running_cell(
     *,
     command: list[str],
     on_event: EventHandler,
-    port: int | None = None,
     prediction: PredictionPart | None = None,
     refusal: str | None = None,
     takes_turns: bool = False,
@@ -446,7 +431,7 @@ def running_cell(
                 # Before ranks begin: it may take minutes. Where it cannot be tried, ranks say why.
                 builder = "harness.backends.zero.extension_builds:build"
                 launcher.ask(builder, extension, f"compiling the extension {extension}")
-            outcome = yield from launcher.running(directory, request, on_event, port, takes_turns=takes_turns)
+            outcome = yield from launcher.running(directory, request, on_event, takes_turns=takes_turns)
             require_folder(directory)
             record = assemble(directory, request, outcome)
     except Exception as error:  # whatever it is, this cell failed, and the others go on

@@ -28,7 +28,7 @@ from harness.plan.hardware import load_hardware
 from harness.plan.limits import MemoryLimits
 from harness.plan.preflight import CellPredictions, of_cells, predict_runs
 from harness.record import Record, SlurmPart
-from harness.record.store import RECORD_NAME, Store, read_record, write_record
+from harness.record.store import RECORD_NAME, read_record, write_record
 from harness.run_directory.assemble import Outcome, Verdict, assemble, assemble_refused, noted_exits
 from harness.run_directory.events import ENDINGS, SetupEvent, Tail
 from harness.run_directory.rank_state import log_tail, read_log, read_part
@@ -345,13 +345,12 @@ def _remember(folder: Path, jobs: dict[str, str]) -> None:
         raise HarnessError(f"{folder / JOBS_NAME} cannot be written: {error.strerror}{taken}") from error
 
 
-def site_limits(site: Site, gpu: str | None = None) -> MemoryLimits:
+def site_limits(site: Site) -> MemoryLimits:
     """Memory of a site's nodes and GPUs, as far as its file says.
 
-    `gpu` goes before the site's. Raises HarnessError for a GPU that no table knows.
+    Raises HarnessError for a GPU that no table knows.
     """
-    name = gpu or site.gpu
-    device = load_hardware().device(name) if name is not None and site.device == "cuda" else None
+    device = load_hardware().device(site.gpu) if site.gpu is not None else None
     return MemoryLimits(
         device_bytes=device.memory_bytes if device else None,
         device=device,
@@ -359,13 +358,13 @@ def site_limits(site: Site, gpu: str | None = None) -> MemoryLimits:
     )
 
 
-def unfit_software(site: Site, gpu: str | None = None) -> str | None:
+def unfit_software(site: Site) -> str | None:
     """Why the torch of a site's virtual environment cannot compute on the site's GPUs.
 
     None: it can, or the environment or the GPU is not known here. Raises HarnessError for a GPU that no table
     knows.
     """
-    device = site_limits(site, gpu).device
+    device = site_limits(site).device
     if device is None or device.capability is None or site.virtual_environment is None or site.container:
         return None
     files = Path(site.virtual_environment).glob("lib/python3*/site-packages/torch/version.py")
@@ -492,23 +491,6 @@ def collect(folder: Path, matrix: Matrix) -> list[RunState]:
         is_over = state.job is not None and (state.facts is None or not state.facts.active)
         states.append(_recorded(folder, matrix, state) if is_over and not knows_all else state)
     return states
-
-
-def records_of_cells(matrix: Matrix, states: Sequence[RunState]) -> list[tuple[Path, Record]]:
-    """The matrix's records with their files, after those that earlier runs of the same jobs left."""
-    found = [
-        (matrix.run_directory(state.run) / RECORD_NAME, state.record)
-        for state in states
-        if state.record is not None
-    ]
-    jobs = {record.job_id for _, record in found}
-    own = {record.run_id for _, record in found}
-    earlier = [
-        (path, record)
-        for path, record in Store(matrix.runs_folder).runs()[0]
-        if record.job_id in jobs and record.run_id not in own and record.status == "ok"
-    ]
-    return [*earlier, *found]
 
 
 def _recorded(folder: Path, matrix: Matrix, state: RunState) -> RunState:

@@ -82,11 +82,8 @@ def test_losses_equal_those_of_one_node(
 def test_the_report_compares_them_with_the_reference(
     cluster: SlurmCluster, matrix: RenderedMatrix, backends: str
 ) -> None:
-    document = json.loads(
-        cluster.harness(
-            "slurm", "collect", "jobs", "--report", "report.md", "--json", cwd=matrix.folder
-        ).stdout
-    )
+    document = json.loads(cluster.harness("slurm", "collect", "jobs", "--json", cwd=matrix.folder).stdout)
+    cluster.harness("report", "runs", "-o", "report.md", cwd=matrix.folder)
     assert {row["phase"] for row in document["runs"]} == {"recorded"}
     report = (matrix.folder / "report.details.md").read_text()
     for backend in backends.split(","):
@@ -112,7 +109,7 @@ def test_rendering_again_finds_nothing_missing(
 def test_scaling_over_one_two_and_four_nodes(cluster: SlurmCluster, tmp_path: Path) -> None:
     matrix = render(cluster, tmp_path, "--backends", "ddp", "--nodes", "1,2,4", "--nproc", "1")
     matrix.harness("submit", "--wait")
-    cluster.harness("slurm", "collect", "jobs", "--report", "report.md", cwd=tmp_path)
+    cluster.harness("slurm", "collect", "jobs", cwd=tmp_path)
     records = matrix.records()
     assert {record.status for record in records} == {"ok"}
     assert sorted(r.world.nodes for r in records if r.backend.label == "ddp") == [1, 2, 4]

@@ -229,7 +229,7 @@ def test_a_device_that_is_not_there_is_told_in_one_line(monkeypatch: pytest.Monk
 def test_a_self_test_that_is_ended_leaves_no_rank_behind(number: signal.Signals, ended: int) -> None:
     command = [
         sys.executable, "-m", "harness", "fabric", "--nproc", "2", "--device", "cpu", "--max-size", "1KB",
-        "--repeats", "100000000", "--seconds-per-row", "600",
+        "--repeats", "100000000",
     ]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + SECONDS

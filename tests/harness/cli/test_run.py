@@ -3,7 +3,6 @@
 import importlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -54,15 +53,6 @@ def test_model_of_the_hub_without_network(tmp_path: Path, offline: str) -> None:
         HF_HUB_OFFLINE=offline, HF_HOME=str(tmp_path / "hub"), HF_ENDPOINT="http://127.0.0.1:9",
     )  # fmt: skip
     assert "model.name 'somebody/some-model' cannot be loaded" in line
-
-
-def test_port_in_use(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        line = refused(tmp_path, "run", "--backend", "ddp", "--port", port)
-    assert f"--port {port} cannot be used" in line
 
 
 @pytest.mark.exhaustive

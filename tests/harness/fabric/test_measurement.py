@@ -38,7 +38,7 @@ def test_reductions_sum_zeros_since_nccl_reduces_nothing_else_within_switches(
 
     monkeypatch.setattr(dist, "all_reduce", noted_all_reduce)
     monkeypatch.setattr(dist, "reduce_scatter_tensor", noted_reduce_scatter)
-    test = FabricTest("cpu", repeats=2, seconds_per_row=10)
+    test = FabricTest("cpu", repeats=2)
     result = test.run(4096, ["all_gather", "all_reduce", "reduce_scatter"])
     assert [row.size_bytes for row in result.rows if row.op == "all_reduce"] == [1024, 4096]
     assert set(asked) == {

@@ -456,20 +456,6 @@ def test_force_submits_what_was_refused(tmp_path: Path, slurm: FakeSlurm) -> Non
     assert len(slurm.calls("sbatch")) == 2
 
 
-def test_a_gpu_that_is_typed_goes_before_the_sites(tmp_path: Path, slurm: FakeSlurm) -> None:
-    folder, _ = a_large_matrix(tmp_path)
-    done = call("submit", folder, "--gpu", "B200")
-    assert "ddp and zero3 on 16 ranks: fits" in done.output, done.output
-    assert len(slurm.calls("sbatch")) == 2
-
-
-def test_an_unknown_gpu_is_one_line(tmp_path: Path, slurm: FakeSlurm) -> None:
-    folder, _ = a_large_matrix(tmp_path)
-    done = call("submit", folder, "--gpu", "A1000-40")
-    assert done.exit_code == 1
-    assert "GPU 'A1000-40' is unknown. Did you mean" in done.output
-
-
 def test_a_site_says_what_it_has() -> None:
     limits = site_limits(GPUS.model_copy(update={"memory_per_node": "120G"}))
     assert limits.device is not None
@@ -504,7 +490,7 @@ def test_a_wheel_without_kernels_for_the_sites_gpus_is_refused(tmp_path: Path) -
         "site 'old' has V100-32: torch 2.13.0 (CUDA 13.0) has no kernels for sm_70; install torch's wheel "
         "for CUDA 12.6 (https://download.pytorch.org/whl/cu126)"
     )
-    assert unfit_software(site, "A100-40") is None
+    assert unfit_software(site.model_copy(update={"gpu": "A100-40"})) is None
     assert unfit_software(site.model_copy(update={"virtual_environment": None})) is None
 
 
@@ -520,9 +506,9 @@ def test_the_wheel_that_pip_installs_has_kernels_for_the_gpus_of_example_sites(
 def test_submit_refuses_a_wheel_without_kernels(tmp_path: Path, slurm: FakeSlurm) -> None:
     environment = torch_in(tmp_path / "venv", "13.0")
     folder, matrix = a_large_matrix(tmp_path)
-    site = matrix.site.model_copy(update={"virtual_environment": environment})
+    site = matrix.site.model_copy(update={"virtual_environment": environment, "gpu": "V100-32"})
     (folder / MATRIX_NAME).write_text(matrix.model_copy(update={"site": site}).model_dump_json())
-    done = call("submit", folder, "--gpu", "V100-32")
+    done = call("submit", folder)
     assert done.exit_code == 1
     assert "has no kernels for sm_70" in done.output
     assert len(slurm.calls("sbatch")) == 0
