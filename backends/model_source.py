@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Loading = Literal["slices", "broadcast", "full"]
+AskedLoading = Literal["slices", "full"]
 """How initial weights reach ranks that shard them: each draws them module by module and keeps its part, or
-reads its part of files; rank 0 reads and broadcasts; every rank builds the whole model, then shards it."""
+reads its part of files; or every rank builds the whole model, then shards it."""
+Loading = Literal[AskedLoading, "broadcast"]
+"""The same, and where a library broadcasts what rank 0 holds."""
 
 PIECE_ELEMENTS = 4 * 2**20
-"""Of a parameter, read and broadcast at once."""
+"""Of a parameter, read at once."""
 WHOLE_ALONE = "this source builds the whole model only"
 
 
@@ -28,7 +30,7 @@ class ModelSource(ABC):
     shard that, `fill` what it keeps of each parameter, and call `filled`.
     """
 
-    loading: Loading
+    loading: AskedLoading
     """What was asked for."""
 
     @abstractmethod
@@ -48,9 +50,7 @@ class ModelSource(ABC):
         """Have initial weights of one parameter written to `target`, a 1-D tensor of any floating dtype and
         device, by the time that `filled` returns.
 
-        They are elements `start` to `start + target.numel()` of the flattened parameter. Under 'broadcast'
-        this is a collective: every rank calls it for the same parameters in the same order, with an empty
-        target where it keeps nothing.
+        They are elements `start` to `start + target.numel()` of the flattened parameter.
         """
         raise NotImplementedError(WHOLE_ALONE)
 
@@ -60,7 +60,7 @@ class ModelSource(ABC):
 
 
 class _Callable(ModelSource):
-    loading: Loading = "full"
+    loading: AskedLoading = "full"
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         self._build = build

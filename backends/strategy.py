@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from harness.backends.model_source import Loading
+from harness.backends.model_source import AskedLoading, Loading
 
 Sharding = Literal["single", "none", "grad-op", "full-shard", "hybrid", "hybrid-grad-op", "pipeline"]
 """What is divided among ranks: there is one rank; nothing; optimizer states and gradients; weights too;
@@ -148,7 +148,7 @@ class StrategyKind:
         """Whether one can say in which dtype its mixed precision reduces gradients."""
         return self.of_family.has_reduce_dtype and self.of_route.sets_reduce_dtype
 
-    def loading(self, asked: Loading, *, ranks: int, efficient: bool = False) -> Loading:
+    def loading(self, asked: AskedLoading, *, ranks: int, efficient: bool = False) -> Loading:
         """How initial weights reach its ranks if `asked` is asked for: `Effective.loading` of a run.
 
         efficient: `cpu_ram_efficient_loading` of Accelerate and Trainer.

@@ -127,10 +127,8 @@ def initial_model(
         return model, "broadcast"
     model = source.skeleton()
     reserve_parameters(model)
-    for name, parameter in model.named_parameters():
-        # Under 'broadcast' every rank takes part.
-        whole = parameter.data.view(-1)
-        source.fill(whole if world.rank == 0 else whole[:0], name, 0)
+    for name, parameter in model.named_parameters() if world.rank == 0 else ():
+        source.fill(parameter.data.view(-1), name, 0)
     source.filled()
     return model, "broadcast"
 

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from harness.backends.model_source import Loading
+from harness.backends.model_source import AskedLoading
 from harness.backends.registry import IN_DEFAULT_COMPARISON
 from harness.bounds import MOST_REPEATS
 from harness.files import Stored
@@ -189,7 +189,7 @@ class RuntimeSection(Limits):
     threads_per_rank: PositiveInt | None = Field(None, le=1024)
     memory_limit: Bytes | None = None
     preset: Literal["like-for-like", "library-defaults"] = "like-for-like"
-    loading: Loading = "slices"
+    loading: AskedLoading = "slices"
 
 
 class CompareSection(SettingsSection):

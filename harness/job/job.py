@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from harness.backends.base import Compile, OptimizerImplementation, OptimizerKind, Precision
-from harness.backends.model_source import Loading
+from harness.backends.model_source import AskedLoading
 from harness.backends.optimizer.kinds import LOW_BIT, OF_TORCH, NewtonSchulz
 from harness.backends.refusals import TypedValues
 from harness.errors import JobError
@@ -634,20 +634,13 @@ class Job(SettingsSection):
             raise ValueError("`evaluation.answer_tokens` must leave room for the question in a sequence")
         return self
 
-    def why_whole(self, asked: Loading) -> str | None:
+    def why_whole(self, asked: AskedLoading) -> str | None:
         """What of the job has every rank build the whole model although `asked` is not 'full'; None: nothing.
 
         A model of the user's own may do so too (`rank.initial_weights`).
         """
-        if asked == "full":
-            return None
-        if self.adapter.is_quantised:
+        if asked == "slices" and self.adapter.is_quantised:
             return "bitsandbytes packs 4-bit weights from whole ones"
-        if asked == "broadcast" and self.model.factory is not None:
-            return (
-                "buffers of a custom model reach the ranks through a file, "
-                "which runtime.loading=slices writes"
-            )
         return None
 
     def job_id(self, content_digests: dict[str, str] | None = None) -> str:

@@ -228,10 +228,9 @@ def loading_bytes(scenario: Scenario) -> int:
     held = ranks * sum(term.bytes for term in weights)
     if source.reads_checkpoint:
         return held + ranks * _piece_bytes(scenario)
-    if how == "slices" and source.factory is None:
+    if source.factory is None:
         return held + ranks * _unit_bytes(scenario)
-    once = _unit_bytes(scenario) if source.factory is None else whole_bytes(scenario)
-    return max(once, held + ranks * _piece_bytes(scenario))
+    return max(whole_bytes(scenario), held + ranks * _piece_bytes(scenario))
 
 
 def whole_bytes(scenario: Scenario) -> int:

@@ -14,7 +14,7 @@ from harness.backends import registry
 from harness.backends.base import BackendOptions, Precision, Preset, World
 from harness.backends.libraries.facts import runs_cpu_adam, unmet_cpu_adam
 from harness.backends.mesh import Mesh
-from harness.backends.model_source import Loading
+from harness.backends.model_source import AskedLoading
 from harness.backends.optimizer.kinds import why_not_narrowed
 from harness.backends.options import PipelineOptions, unmet_hybrid, unmet_second_copy, unmet_shards_on_host
 from harness.backends.options import shard_size as shard_group
@@ -97,7 +97,7 @@ class Scenario(Derivations):
     ranks_per_node: int
     shard_size: int | None = None
     preset: Preset = "like-for-like"
-    loading: Loading = "slices"
+    loading: AskedLoading = "slices"
     """As `runtime.loading` asks for it; see `harness.plan.prediction`."""
     micro_batch_size: int
     accumulation_steps: int

@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.backends.base import World
-from harness.backends.checkpoints.tensor_files import safetensors_header
 from harness.backends.model.precision import COMPUTE_DTYPES
-from harness.backends.model_source import PIECE_ELEMENTS, Loading, ModelSource
+from harness.backends.model_source import PIECE_ELEMENTS, AskedLoading, ModelSource
 from harness.errors import HarnessError, JobError
 from harness.files import locked, refusing, write_atomically
 from harness.import_path import ask_module
@@ -235,7 +233,7 @@ class _GuardMeta(TorchDispatchMode):
 BUFFERS_NAME = "buffers.safetensors"
 
 
-def why_whole(job: Job, asked: Loading) -> str | None:
+def why_whole(job: Job, asked: AskedLoading) -> str | None:
     """Why every rank builds the whole model although `asked` is not 'full'; None: no rank needs to.
 
     The functions of modules run with parameters on the meta device. What they write to these is lost, and
@@ -282,36 +280,6 @@ def fill_buffers(skeleton: nn.Module, folder: Path) -> None:
 def pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
     for low in range(start, stop, PIECE_ELEMENTS):
         yield low, min(low + PIECE_ELEMENTS, stop)
-
-
-@contextmanager
-def writing(
-    job: Job, shapes: Mapping[str, Sequence[int]], path: Path
-) -> Iterator[Callable[[str, Tensor], None]]:
-    """Gives a function that writes tensors of these names and shapes in any order; it keeps none.
-
-    The `safetensors` package writes tensors that are all in memory only. Format: 8 bytes of length, a JSON
-    header, the tensors (https://github.com/huggingface/safetensors#format). Raises OSError, KeyError for a
-    name that is not expected or is there already, and ValueError where tensors were not written.
-    """
-    dtype = COMPUTE_DTYPES[job.training.held_precision]  # initial weights are rounded to it anyway
-    sizes = ((n, dtype, shape, prod(shape) * dtype.itemsize) for n, shape in shapes.items())
-    header, begin, end = safetensors_header(sizes)
-    missing = set(shapes)
-    with path.open("wb") as file:
-        file.write(header)
-        file.truncate(len(header) + end)
-
-        def write(name: str, tensor: Tensor) -> None:
-            missing.remove(name)
-            flat = tensor.detach().reshape(-1)
-            file.seek(begin[name])
-            for low, high in pieces(0, flat.numel()):
-                file.write(flat[low:high].to(dtype).view(torch.uint8).numpy().data)
-
-        yield write
-    if missing:
-        raise ValueError(f"{len(missing)} tensors were not written, such as '{min(missing)}'")
 
 
 class StoredTensor(NamedTuple):
@@ -463,16 +431,13 @@ POLL_SECONDS = 0.05
 LIST_NAME = "tensors.json"
 """Written last: where each parameter lies."""
 SMALL_ELEMENTS = 2**26
-"""Of a model that is not streamed but written whole by a rank: another process would take longer to start."""
+"""Of a model that is written whole by a rank: another process would take longer to start."""
 
 
-def provide_weights(
-    job: Job, config: Any, skeleton: nn.Module, numbers: Mapping[int, str], folder: Path
-) -> None:
+def provide_weights(job: Job, config: Any, skeleton: nn.Module, folder: Path) -> None:
     """Write the weights to `folder` unless they are there, or note where the user's checkpoint has them.
 
-    skeleton, numbers: see `parameter_numbers`. At most one process at a time writes to a folder.
-    Raises HarnessError where it cannot be written.
+    At most one process at a time writes to a folder. Raises HarnessError where it cannot be written.
     """
     listed = folder / LIST_NAME
     with refusing(
@@ -482,7 +447,7 @@ def provide_weights(
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / "lock"):
             if not listed.exists():
-                stored = _provide(job, config, skeleton, numbers, folder)
+                stored = _provide(job, config, skeleton, folder)
                 places = {name: [str(tensor.file), tensor.name] for name, tensor in stored.items()}
                 write_atomically(listed, json.dumps(places))
 
@@ -496,7 +461,7 @@ def await_weights(folder: Path) -> Stored:
     return {name: StoredTensor(Path(file), inside) for name, (file, inside) in places.items()}
 
 
-def _provide(job: Job, config: Any, skeleton: nn.Module, numbers: Mapping[int, str], folder: Path) -> Stored:
+def _provide(job: Job, config: Any, skeleton: nn.Module, folder: Path) -> Stored:
     if job.model.reads_checkpoint:
         found = checkpoint_tensors(job, config, skeleton)
         if found is not None:
@@ -504,19 +469,11 @@ def _provide(job: Job, config: Any, skeleton: nn.Module, numbers: Mapping[int, s
     # A name of its own: without locks, another node may write here while ranks of this one read.
     path = folder / f"weights-{secrets.token_hex(4)}.safetensors"
     shapes = {name: list(parameter.shape) for name, parameter in skeleton.named_parameters()}
-    try:
-        if job.model.factory is not None:
-            raise CannotStream("a function of the user's own is called once")
-        if job.model.reads_checkpoint:
-            raise CannotStream("transformers converts this checkpoint while it reads it")
-        with writing(job, shapes, path) as write:
-            stream_weights(lambda: draw_model(job, config), numbers, write)
-    except CannotStream:
-        facts = facts_in(config) if job.model.factory is None else DataFacts()
-        if sum(map(prod, shapes.values())) <= SMALL_ELEMENTS:
-            _write_whole(job, facts, path)
-        else:
-            _build_in_another_process(job, path, facts)
+    facts = facts_in(config) if job.model.factory is None else DataFacts()
+    if sum(map(prod, shapes.values())) <= SMALL_ELEMENTS:
+        _write_whole(job, facts, path)
+    else:
+        _build_in_another_process(job, path, facts)
     if job.model.factory is not None and {found.name: found.shape for found in stored_in(path)} != shapes:
         raise JobError(
             f"model.factory '{job.model.factory}' builds other parameters where these have no memory; set "
@@ -539,14 +496,16 @@ def _build_in_another_process(job: Job, path: Path, facts: DataFacts) -> None:
 
 def _write_whole(job: Job, facts: DataFacts, path: Path) -> None:
     """Adapters are in no file."""
+    from safetensors.torch import save_file
+
     job = job.model_copy(update={"adapter": AdapterSection()})
     model = build_model(job, model_config(job, facts))
-    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     if job.model.factory is not None:
         write_buffers(model, path.parent)
-    with writing(job, shapes, path) as write:
-        for name, parameter in model.named_parameters():
-            write(name, parameter)
+    # Rounded as initial weights are anyway; parameters may share memory, which safetensors refuses.
+    dtype = COMPUTE_DTYPES[job.training.held_precision]
+    named = model.named_parameters()
+    save_file({name: p.detach().to(dtype, copy=True).contiguous() for name, p in named}, path)
 
 
 @dataclass(eq=False)
@@ -557,7 +516,7 @@ class JobModelSource(ModelSource):
     config: Any
     world: World
     _: KW_ONLY
-    loading: Loading
+    loading: AskedLoading
     folder: Path
     on_built: Callable[[nn.Module], None]
 
@@ -565,9 +524,7 @@ class JobModelSource(ModelSource):
         self._compute = COMPUTE_DTYPES[self.job.training.held_precision]
         self._shapes: dict[str, torch.Size] = {}
         self._first_names: dict[str, str] = {}
-        self._draws = self.loading == "slices" and not (
-            self.job.model.reads_checkpoint or self.job.model.factory is not None
-        )
+        self._draws = not self.job.model.reads_checkpoint and self.job.model.factory is None
         self._numbers: dict[int, str] = {}
         self._asked: dict[str, list[tuple[Tensor, int]]] = {}
         """By name, targets of `fill` and where each begins."""
@@ -580,8 +537,8 @@ class JobModelSource(ModelSource):
 
     def skeleton(self) -> nn.Module:
         model, self._numbers = self._bare_skeleton()
-        if self._reads and not self._draws:
-            self._open_files(model, self._numbers)
+        if not self._draws:
+            self._open_files(model)
             if self.job.model.factory is not None:
                 fill_buffers(model, self.folder)
         add_adapters(self.job, model)
@@ -600,17 +557,14 @@ class JobModelSource(ModelSource):
                 self._asked.setdefault(bare_name(name), []).append((target, start))
             return
         with torch.no_grad():
-            if self.loading == "broadcast":
-                self._receive(target, name, start)
-            else:
-                self._copy(target, name, start)
+            self._copy(target, name, start)
 
     def filled(self) -> None:
         if not self._asked:
             return
         with torch.no_grad():
             if not (self._drawn(by_block=False) or self._drawn(by_block=True)):
-                self._open_files(*self._bare_skeleton())
+                self._open_files(self._bare_skeleton()[0])
                 for name, ranges in self._asked.items():
                     for target, start in ranges:
                         self._copy(target, name, start)
@@ -626,10 +580,6 @@ class JobModelSource(ModelSource):
             return False
         return True
 
-    @property
-    def _reads(self) -> bool:
-        return self.loading == "slices" or self.world.rank == 0
-
     def _keep(self, name: str, drawn: Tensor) -> None:
         flat = drawn.view(-1)
         for target, start in self._asked.get(name, ()):
@@ -638,9 +588,9 @@ class JobModelSource(ModelSource):
     def _bare_skeleton(self) -> tuple[nn.Module, dict[int, str]]:
         return parameter_numbers(lambda: draw_model(self.job, self.config, pretrained=False))
 
-    def _open_files(self, skeleton: nn.Module, numbers: dict[int, str]) -> None:
+    def _open_files(self, skeleton: nn.Module) -> None:
         if self.world.local_rank == 0:
-            provide_weights(self.job, self.config, skeleton, numbers, self.folder)
+            provide_weights(self.job, self.config, skeleton, self.folder)
         self._reader = WeightReader(await_weights(self.folder))
 
     def _copy(self, target: Tensor, name: str, start: int) -> None:
@@ -654,18 +604,6 @@ class JobModelSource(ModelSource):
             return drawn.view(-1)[low:high].to(self._compute)
         assert self._reader is not None
         return self._reader.read(bare_name(name), low, high).to(self._compute)
-
-    def _receive(self, target: Tensor, name: str, start: int) -> None:
-        device = torch.device(self.world.device)
-        for low, high in pieces(0, self._shapes[name].numel()):
-            if self._reads:
-                piece = self._read(name, low, high).to(device)
-            else:
-                piece = torch.empty(high - low, dtype=self._compute, device=device)
-            dist.broadcast(piece, 0)
-            first, last = max(low, start), min(high, start + target.numel())
-            if first < last:
-                target[first - start : last - start].copy_(piece[first - low : last - low])
 
 
 if __name__ == "__main__":

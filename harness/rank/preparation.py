@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from harness.backends.base import Backend, Batch, Engine, LossScale, SetupContext, Unsupported, World
-from harness.backends.model_source import Loading
+from harness.backends.model_source import AskedLoading
 from harness.backends.registry import strategy_of
 from harness.forms.optimizers import why_not
 from harness.job.job import OptimizerSection, UpdateGroup
@@ -62,7 +62,7 @@ def prepare_engine(
         observer.built(model, loss, frozen_names(model), targets_of_model_loss=beside)
 
     whole = why_whole(job, request.loading)
-    loading: Loading = "full" if whole else request.loading
+    loading: AskedLoading = "full" if whole else request.loading
     source = JobModelSource(job, config, world, loading=loading, folder=weights_folder, on_built=note)
     optimizer, built.update_of_part = _optimizer(request, backend)
     context = SetupContext(

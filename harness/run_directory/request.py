@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from harness.backends.base import Effective, Preset
-from harness.backends.model_source import Loading
+from harness.backends.model_source import AskedLoading
 from harness.backends.refusals import explain_refusal
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
@@ -245,7 +245,7 @@ class RunRequest(Stored):
     """What the comparison that asked for the run is made to answer."""
     price_per_gpu_hour: Price | None = None
     """What the user pays; the ranks do not read it."""
-    loading: Loading = "slices"
+    loading: AskedLoading = "slices"
     """How initial weights reach ranks that shard them."""
     memory_limit_bytes: int | None = None
     """What torch's allocator may serve each rank; None: all that there is."""

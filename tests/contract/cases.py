@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from harness.backends.base import Backend, Engine, SetupContext, World
-from harness.backends.model_source import Loading
+from harness.backends.model_source import AskedLoading
 from harness.job.job import Job, UpdateGroup
 from harness.rank.data import IGNORED, DataFacts
 from harness.rank.initial_weights import JobModelSource
@@ -107,7 +107,7 @@ def job_source(
     vocabulary_size: int,
     world: World,
     on_built: Callable[[nn.Module], None],
-    loading: Loading = "slices",
+    loading: AskedLoading = "slices",
 ) -> JobModelSource:
     """What the harness hands to a backend: strategies that shard weights read theirs from a file."""
     config = model_config(job, DataFacts(vocabulary_size=vocabulary_size))
@@ -116,7 +116,7 @@ def job_source(
 
 
 def prepare(
-    backend: Backend, world: World, case: Case, loading: Loading = "slices"
+    backend: Backend, world: World, case: Case, loading: AskedLoading = "slices"
 ) -> tuple[Engine, LayoutPart, ModelPart]:
     """An engine, and layout and facts of its bare model."""
     job, built = contract_job(case), Built()

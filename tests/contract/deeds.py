@@ -16,7 +16,7 @@ import torch
 
 from harness.backends import registry
 from harness.backends.base import Backend, Effective, Engine, Unsupported, World
-from harness.backends.model_source import Loading
+from harness.backends.model_source import AskedLoading
 from harness.backends.presets import TIMER_WAITS
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.memory import AllocatorProbe, live_bytes_by_kind
@@ -216,7 +216,7 @@ def held_kinds(engine: Engine) -> dict[str, int]:
 
 
 Loaded = tuple[str | None, dict[str, str], LayoutPart, ModelPart]
-LOADINGS: tuple[Loading, ...] = ("full", "slices", "broadcast")
+LOADINGS: tuple[AskedLoading, ...] = ("full", "slices")
 
 
 def load(backend: Backend, world: World, cases: str) -> list[list[Loaded]]:
@@ -224,7 +224,7 @@ def load(backend: Backend, world: World, cases: str) -> list[list[Loaded]]:
     return [[_load(backend, world, case, loading) for loading in LOADINGS] for case in CASES[cases]]
 
 
-def _load(backend: Backend, world: World, case: Case, loading: Loading) -> Loaded:
+def _load(backend: Backend, world: World, case: Case, loading: AskedLoading) -> Loaded:
     engine, layout, model = prepare(backend, world, case, loading)
     digests = {
         name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.backends.base import Backend, SetupContext, World
-from harness.backends.model_source import Loading, ModelSource
+from harness.backends.model_source import AskedLoading, ModelSource
 from harness.backends.piece import Piece
 from harness.backends.refusals import Unsupported
 from harness.errors import HarnessError
@@ -75,7 +75,9 @@ def _noting(source: ModelSource, note: Callable[[], None]) -> ModelSource:
     return source
 
 
-def measure_setup(backend: Backend, world: World, loading: Loading, model: str = "blocks") -> SetupMemory:
+def measure_setup(
+    backend: Backend, world: World, loading: AskedLoading, model: str = "blocks"
+) -> SetupMemory:
     config, unit = MODELS[model]
     return_freed_memory()
     job = setup_job(config)

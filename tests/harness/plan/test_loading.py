@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.loading import GEOMETRIES
 from harness.backends import registry
-from harness.backends.model_source import Loading
+from harness.backends.model_source import AskedLoading, Loading
 from harness.job.job import Job
 from harness.plan.models import from_config
 from harness.plan.prediction import loading_bytes, loading_of, whole_bytes
@@ -20,10 +20,10 @@ from tests.representatives import EXHAUSTIVE
 WHOLE = 4 * llama().parameters
 EMBEDDING = 32000 * 4096
 BLOCK = 4 * (4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 4096)
-LOADINGS: tuple[Loading, ...] = ("slices", "broadcast", "full")
+LOADINGS: tuple[AskedLoading, ...] = ("slices", "full")
 
 
-def planned(label: str, loading: Loading = "slices", *, ranks: int = 8, **changes: Any) -> Scenario:
+def planned(label: str, loading: AskedLoading = "slices", *, ranks: int = 8, **changes: Any) -> Scenario:
     """In fp32, on GPUs; a label may have options."""
     name, options = registry.parse(label)
     values: dict[str, Any] = {"precision": "fp32", "options": options.model_dump(mode="json")} | changes
@@ -31,24 +31,24 @@ def planned(label: str, loading: Loading = "slices", *, ranks: int = 8, **change
 
 
 @pytest.mark.parametrize(
-    ("label", "slices", "broadcast"),
+    ("label", "slices"),
     [
-        *((label, "slices", "broadcast") for label in (
+        *((label, "slices") for label in (
             "fsdp", "fsdp-grad-op", "fsdp-hybrid", "fsdp1", "fsdp1-hybrid-grad-op", "zero3",
             "zero3:offload=cpu", "fsdp:offload=cpu", "ulysses-zero3", "fsdp-cp", "tp", "fsdp-tp", "pp",
         )),
-        *((label, "full", "full") for label in (
+        *((label, "full") for label in (
             "single", "ddp", "cp", "zero0", "zero1", "zero2:offload=optimizer", "fsdp1-no-shard",
             "ulysses-zero2", "autotp-zero3", "accelerate-ddp", "accelerate-zero3", "accelerate-fsdp",
             "trainer-fsdp1", "trainer-zero3",
         )),
-        ("accelerate-fsdp:cpu_ram_efficient_loading=true", "broadcast", "broadcast"),
-        ("trainer-fsdp1:cpu_ram_efficient_loading=true", "broadcast", "broadcast"),
+        ("accelerate-fsdp:cpu_ram_efficient_loading=true", "broadcast"),
+        ("trainer-fsdp1:cpu_ram_efficient_loading=true", "broadcast"),
     ],
 )  # fmt: skip
-def test_which_ranks_build_the_whole_model(label: str, slices: Loading, broadcast: Loading) -> None:
+def test_which_ranks_build_the_whole_model(label: str, slices: Loading) -> None:
     full = "broadcast" if "efficient" in label else "full"
-    assert [loading_of(planned(label, asked)) for asked in LOADINGS] == [slices, broadcast, full]
+    assert [loading_of(planned(label, asked)) for asked in LOADINGS] == [slices, full]
 
 
 def test_one_rank_of_fsdp1_shards_nothing() -> None:
@@ -56,24 +56,24 @@ def test_one_rank_of_fsdp1_shards_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "whole_because", "slices", "broadcast"),
+    ("job", "whole_because", "slices"),
     [
-        ({}, None, "slices", "broadcast"),
-        ({"model": {"factory": "own:build"}}, None, "slices", "full"),
-        ({"model": {"factory": "own:build"}}, "it cannot be built without memory", "full", "full"),
-        ({"adapter": {"kind": "lora", "base_dtype": "nf4"}}, None, "full", "full"),
-        ({"adapter": {"kind": "lora", "base_dtype": "bf16"}}, None, "slices", "broadcast"),
-        ({"model": {"name": "somewhere"}}, None, "slices", "broadcast"),
+        ({}, None, "slices"),
+        ({"model": {"factory": "own:build"}}, None, "slices"),
+        ({"model": {"factory": "own:build"}}, "it cannot be built without memory", "full"),
+        ({"adapter": {"kind": "lora", "base_dtype": "nf4"}}, None, "full"),
+        ({"adapter": {"kind": "lora", "base_dtype": "bf16"}}, None, "slices"),
+        ({"model": {"name": "somewhere"}}, None, "slices"),
     ],
 )
 def test_some_jobs_have_every_rank_build_the_whole_model(
-    job: dict[str, Any], whole_because: str | None, slices: Loading, broadcast: Loading
+    job: dict[str, Any], whole_because: str | None, slices: Loading
 ) -> None:
     plan = replace(
         planned("fsdp"), job=Job.model_validate(job), model=replace(llama(), whole_because=whole_because)
     )
     found = [loading_of(replace(plan, loading=asked)) for asked in LOADINGS]
-    assert found == [slices, broadcast, "full"]
+    assert found == [slices, "full"]
 
 
 @pytest.mark.parametrize("label", ["ddp", "zero2", "accelerate-zero3"])
@@ -105,7 +105,6 @@ def test_ranks_that_read_files_hold_a_piece() -> None:
     piece = 2**22 * (4 + 4)
     read = Job.model_validate({"model": {"name": "somewhere"}})
     assert loading_bytes(replace(planned("fsdp"), job=read)) == 8 * piece
-    assert loading_bytes(planned("fsdp", "broadcast")) == max(BLOCK, 8 * piece)
 
 
 def test_a_model_of_ones_own_is_built_once_on_a_node() -> None:
@@ -142,7 +141,7 @@ def test_a_tied_output_layer_is_there_until_it_is_tied() -> None:
     ],
 )
 def test_published_measurements_of_fsdp_are_predicted(
-    geometry: str, precision: str, loading: Loading, ranks: int, megabytes: int
+    geometry: str, precision: str, loading: AskedLoading, ranks: int, megabytes: int
 ) -> None:
     """Peaks of CPU ranks in `docs/memory.md`; the whole model is that of the script."""
     config = GEOMETRIES[geometry]

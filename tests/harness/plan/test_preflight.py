@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from harness.backends.model_source import Loading
+from harness.backends.model_source import AskedLoading
 from harness.errors import HarnessError
 from harness.job.batch import batch_layout
 from harness.job.config import load_experiment
@@ -99,13 +99,14 @@ def test_a_host_that_holds_no_whole_model_is_no_refusal_of_slices() -> None:
     """Llama 3.1 70B on 64 H100: 8 ranks of a node would hold 2.3 TB together."""
     model = load_model("llama-3.1-70b")
     limits = MemoryLimits(device_bytes=80 * GB, host_bytes=2000 * GB)
-    asked: dict[Loading, PredictionPart] = {
+    asked: dict[AskedLoading, PredictionPart] = {
         loading: judged(scenario("fsdp", 64, model=model, loading=loading), prediction(40 * GB), limits)
-        for loading in ("slices", "broadcast", "full")
+        for loading in ("slices", "full")
     }
     assert {loading: part.verdict for loading, part in asked.items()} == {
-        "slices": "fits", "broadcast": "fits", "full": "does not fit",
-    }  # fmt: skip
+        "slices": "fits",
+        "full": "does not fit",
+    }
     assert asked["slices"].host_bytes < 40 * GB
     assert asked["full"].host_bytes >= 8 * 4 * model.parameters
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.backends.base import World
-from harness.backends.model_source import Loading
+from harness.backends.model_source import AskedLoading
 from harness.job.job import DataSection, Job, ModelSection, TrainingSection
 from harness.rank.data import DataFacts
 from harness.rank.initial_weights import JobModelSource
@@ -49,7 +49,7 @@ def built(job: Job) -> nn.Module:
 
 
 def source_of(
-    job: Job, folder: Path, built: list[nn.Module] | None = None, loading: Loading = "slices"
+    job: Job, folder: Path, built: list[nn.Module] | None = None, loading: AskedLoading = "slices"
 ) -> JobModelSource:
     """The source of the only rank of a world."""
     return JobModelSource(

@@ -74,18 +74,6 @@ def test_random_weights_need_no_file(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_what_a_rank_broadcasts_lies_in_a_file_in_the_compute_dtype_and_is_written_once(
-    tmp_path: Path,
-) -> None:
-    job = job_of(LLAMA, precision="bf16-mixed")
-    source_of(job, tmp_path, loading="broadcast").skeleton()
-    (file,) = tmp_path.glob("*.safetensors")
-    assert {tensor.dtype for tensor in load_file(file).values()} == {torch.bfloat16}
-    written = file.stat().st_mtime_ns
-    source_of(job, tmp_path, loading="broadcast").skeleton()
-    assert file.stat().st_mtime_ns == written
-
-
 @pytest.mark.parametrize("precision", ["fp32", "fp16-mixed"])
 def test_a_sharded_checkpoint_is_read_where_it_lies(precision: str, tmp_path: Path) -> None:
     job = checkpoint(tmp_path / "model", precision=precision)
@@ -272,11 +260,6 @@ def test_what_weights_decide_needs_the_whole_model(file: Path, kind: str, reason
 def test_a_function_that_builds_something_else_without_memory_is_refused(file: Path, tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"builds other parameters .* runtime\.loading=full"):
         source_of(own_job(file, "Fickle"), tmp_path).skeleton()
-
-
-def test_broadcast_has_no_way_for_buffers(file: Path) -> None:
-    assert "runtime.loading=slices" in str(why_whole(own_job(file, "Plain"), "broadcast"))
-    assert isinstance(source_of(own_job(file, "Plain"), file.parent)(), nn.Module)
 
 
 def with_tensor(folder: Path, name: str, make: Callable[[Tensor], Tensor]) -> Job:
