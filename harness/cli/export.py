@@ -128,21 +128,18 @@ def tracking(runs: tuple[Path, ...], to: Any, output: Path) -> int:
 @export.command()
 @options.common
 @click.argument("run", type=options.PATH)
-@click.option("--merged", is_flag=True)
 @click.option("-o", "--output", required=True, type=options.PATH)
-def adapter(run: Path, merged: bool, output: Path) -> int:
+def adapter(run: Path, output: Path) -> int:
     """Write the adapters of a run's kept checkpoint as safetensors that peft reads.
 
-    With --merged: the whole model as transformers reads it. RUN is the folder of a run, or of its checkpoint.
+    RUN is the folder of a run, or of its checkpoint.
     """
     require_new_folder(output)
-    layers = export_adapter(run, output, merged=merged)
-    what = "the model with its adapters merged" if merged else f"adapters of {layers} layers"
-    echo(f"{output}: {what}", err=True)
+    echo(f"{output}: adapters of {export_adapter(run, output)} layers", err=True)
     return 0
 
 
-def export_adapter(run: Path, output: Path, *, merged: bool) -> int:
+def export_adapter(run: Path, output: Path) -> int:
     """Write the files to `output`; the number of adapted layers. run: a run's folder, or its checkpoint.
 
     Raises HarnessError where there is no checkpoint with adapters.
@@ -152,7 +149,7 @@ def export_adapter(run: Path, output: Path, *, merged: bool) -> int:
         raise HarnessError(
             f"'{run}' has no checkpoint; run with measure.checkpoint=neutral and measure.keep_checkpoint=true"
         )
-    request = {"checkpoint": str(folder), "output": str(output), "merged": merged}
+    request = {"checkpoint": str(folder), "output": str(output)}
     done = ask_module("harness.rank.models.adapter_export", request=json.dumps(request))
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:]

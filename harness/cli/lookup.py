@@ -16,7 +16,6 @@ import click
 from harness.backends import registry
 from harness.backends.libraries.facts import not_run
 from harness.backends.refusals import available, did_you_mean
-from harness.cli import completion
 from harness.cli.options import PATH, common, json_option
 from harness.cli.output import echo
 from harness.errors import HarnessError
@@ -119,7 +118,7 @@ def unknown(word: str, findings: Collection[str]) -> str:
 
 
 @click.command()
-@click.argument("word", required=False, shell_complete=completion.finding)
+@click.argument("word", required=False)
 @json_option
 @common
 def explain(word: str | None, as_json: bool) -> int:
@@ -158,7 +157,7 @@ def explain(word: str | None, as_json: bool) -> int:
 
 @click.command()
 @common
-@click.argument("section", required=False, shell_complete=completion.section)
+@click.argument("section", required=False)
 @click.option("--schema", is_flag=True)
 @click.option("--write", type=PATH, metavar="FILE")
 @json_option

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli import completion
 from harness.cli.output import View, echo
 from harness.errors import HarnessError
 from harness.files import STANDARD_OUTPUT
@@ -112,15 +111,11 @@ def _at_most_one(context: click.Context, parameter: click.Parameter, given: tupl
         raise click.BadParameter(str(error)) from error
 
 
-config_option = click.option(
-    "--config", type=PATH, multiple=True, callback=_at_most_one, shell_complete=completion.configuration
-)
-set_option = click.option(
-    "--set", "assignments", multiple=True, metavar="A.B=C", shell_complete=completion.setting
-)
+config_option = click.option("--config", type=PATH, multiple=True, callback=_at_most_one)
+set_option = click.option("--set", "assignments", multiple=True, metavar="A.B=C")
 model_option = click.option("--model", metavar="NAME|FOLDER|FILE")
-backend_option = click.option("--backend", shell_complete=completion.backend)
-backends_option = click.option("--backends", shell_complete=completion.backends)
+backend_option = click.option("--backend")
+backends_option = click.option("--backends")
 nproc_option = click.option("--nproc", type=click.IntRange(1))
 repeats_option = click.option("--repeats", type=click.IntRange(1))
 runs_option = click.option("--runs", type=PATH, default=Path("runs"), show_default=True)

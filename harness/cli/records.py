@@ -14,7 +14,6 @@ import click
 
 from harness.backends.refusals import suggestion
 from harness.bounds import MOST_REPORT_BYTES
-from harness.cli import completion
 from harness.cli.options import common, json_option, runs_option, warn_skipped, wide_option
 from harness.cli.output import echo
 from harness.errors import HarnessError
@@ -153,7 +152,7 @@ def _text(key: str, value: Any) -> str:
 
 
 @click.command()
-@click.argument("run", default=LATEST, shell_complete=completion.run)
+@click.argument("run", default=LATEST)
 @runs_option
 @json_option
 @common

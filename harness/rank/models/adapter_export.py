@@ -1,4 +1,4 @@
-"""Writes the adapters of a checkpoint as peft reads them, or the model with its adapters merged.
+"""Writes the adapters of a checkpoint as peft reads them.
 
 A process of its own: `python -m harness.rank.models.adapter_export`, the request as JSON on standard input.
 """
@@ -6,7 +6,6 @@ A process of its own: `python -m harness.rank.models.adapter_export`, the reques
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,15 +18,14 @@ from harness.backends.checkpoints.tensor_files import WEIGHTS, TensorFiles
 from harness.errors import HarnessError
 from harness.job.job import ADAPTER_NAME, Job
 from harness.rank.factories import one_at_a_time
-from harness.rank.models.adapter import add_adapters, bare_name, is_adapter, peft_config
+from harness.rank.models.adapter import add_adapters, is_adapter, peft_config
 from harness.rank.models.model import from_config
 from harness.run_directory.request import SavedCheckpoint
 
 PEFT_PREFIX = "base_model.model."
-CONFIGURATION = "config.json"
 
 
-def export_adapters(checkpoint: Path, output: Path, *, merged: bool) -> int:
+def export_adapters(checkpoint: Path, output: Path) -> int:
     """Write the files; the number of adapted layers.
 
     Raises HarnessError for a checkpoint without adapters, in the library's own format, or whose adapters do
@@ -36,10 +34,6 @@ def export_adapters(checkpoint: Path, output: Path, *, merged: bool) -> int:
     saved = SavedCheckpoint.read(checkpoint)
     if not saved.job.adapter.is_present:
         raise HarnessError(f"'{checkpoint}' is of a job without adapters; its model.safetensors is the model")
-    if saved.job.adapter.is_quantised and merged:
-        raise HarnessError(
-            "adapters of 4-bit weights are not merged: the result would be rounded again; export them alone"
-        )
     if saved.format == "native":
         raise HarnessError(
             f"'{checkpoint}' is native to {saved.native_format}; save with "
@@ -50,13 +44,9 @@ def export_adapters(checkpoint: Path, output: Path, *, merged: bool) -> int:
             name: files.read(name, 0, torch.Size(shape).numel()).view(shape).clone()
             for name, shape in files.shapes().items()
         }
-    model = _model(saved.job, checkpoint)
-    require_whole(model, tensors)
+    require_whole(_model(saved.job, checkpoint), tensors)
     output.mkdir(parents=True, exist_ok=True)
-    if merged:
-        _write_merged(model, tensors, checkpoint, output)
-    else:
-        _write_adapters(saved.job, tensors, output)
+    _write_adapters(saved.job, tensors, output)
     return sum(is_adapter(name) and ".lora_A." in name for name in tensors)
 
 
@@ -104,30 +94,11 @@ def _write_adapters(job: Job, tensors: Mapping[str, Tensor], output: Path) -> No
     config.save_pretrained(output)
 
 
-def _write_merged(model: nn.Module, tensors: Mapping[str, Tensor], checkpoint: Path, output: Path) -> None:
-    from peft.tuners.lora import LoraLayer
-    from safetensors.torch import save_file
-
-    model.load_state_dict(tensors, strict=False, assign=True)
-    for module in model.modules():
-        if isinstance(module, LoraLayer):
-            module.merge(safe_merge=True)
-    merged = {
-        bare_name(name): parameter.detach().contiguous()
-        for name, parameter in model.named_parameters()
-        if name in tensors and not is_adapter(name)  # of tied ones the first
-    }
-    save_file(merged, output / "model.safetensors", metadata={"format": "pt"})
-    shutil.copy(checkpoint / CONFIGURATION, output / CONFIGURATION)
-
-
 def main() -> int:
-    """Answer one request: {checkpoint, output, merged}; prints the layers, or the error in one line."""
+    """Answer one request: {checkpoint, output}; prints the layers, or the error in one line."""
     request: dict[str, Any] = json.load(sys.stdin)
     try:
-        layers = export_adapters(
-            Path(request["checkpoint"]), Path(request["output"]), merged=request["merged"]
-        )
+        layers = export_adapters(Path(request["checkpoint"]), Path(request["output"]))
     except (HarnessError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -169,26 +169,11 @@ def words_of(printed: str) -> list[str]:
     ("line", "words"),
     [
         ("harness com", ["compare"]),
-        ("harness run --backend zero", ["zero0", "zero1", "zero2", "zero3"]),
-        ("harness run --backend zero3:off", ["zero3:offload="]),
-        ("harness compare --backends ddp,fsdp-h", ["ddp,fsdp-hybrid"]),
-        ("harness compare --set training.pre", ["training.precision="]),
-        ("harness compare --set schedule.kind=c", ["schedule.kind=constant", "schedule.kind=cosine"]),
-        ("harness compare --config @mem", ["@memory-bloom", "@memory-llama"]),
-        ("harness explain gradient-s", ["gradient-scale"]),
-        ("harness settings tr", ["training"]),
+        ("harness run --back", ["--backend"]),
+        ("harness report --format m", ["md"]),
     ],
 )  # fmt: skip
 def test_the_shell_offers_what_the_harness_knows(tmp_path: Path, line: str, words: list[str]) -> None:
     with chdir(tmp_path):
         done = CliRunner().invoke(cli.harness, [], prog_name="harness", env=asked(line))
     assert words_of(done.stdout) == words
-
-
-def test_runs_are_offered_by_name(tmp_path: Path) -> None:
-    """By the command as bash starts it."""
-    (tmp_path / "runs" / "one").mkdir(parents=True)
-    (tmp_path / "runs" / "one" / "record.json").touch()
-    done = harness_process(cwd=tmp_path, **asked("harness show o"))
-    assert done.returncode == 0, done.stderr
-    assert words_of(done.stdout) == ["one"]

@@ -93,13 +93,6 @@ def test_names_of_a_checkpoint_without_the_head_are_found(tmp_path: Path) -> Non
     assert not list((tmp_path / "weights").glob("*.safetensors"))
 
 
-def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
-    taken = tmp_path / "file"
-    taken.touch()
-    with pytest.raises(HarnessError, match=r"runtime\.loading=full"):
-        source_of(job_of(LLAMA), taken / "weights", loading="broadcast").skeleton()
-
-
 def streamed(job: Job, *, by_block: bool = True) -> dict[str, Tensor]:
     kept: dict[str, Tensor] = {}
     _, numbers = parameter_numbers(lambda: draw(job))
@@ -255,6 +248,11 @@ def test_a_large_model_is_written_by_another_process(
 def test_what_weights_decide_needs_the_whole_model(file: Path, kind: str, reason: str) -> None:
     assert reason in str(why_whole(own_job(file, kind), "slices"))
     assert why_whole(own_job(file, kind), "full") is None
+
+
+def test_a_folder_that_cannot_be_written_says_what_to_do(file: Path) -> None:
+    with pytest.raises(HarnessError, match=r"runtime\.loading=full"):
+        source_of(own_job(file, "Plain"), file / "weights").skeleton()
 
 
 def test_a_function_that_builds_something_else_without_memory_is_refused(file: Path, tmp_path: Path) -> None:

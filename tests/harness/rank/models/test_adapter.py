@@ -4,7 +4,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from harness.backends.base import Unsupported
 from harness.backends.libraries import facts
@@ -109,22 +108,20 @@ def trained(job, folder: Path, **changes) -> nn.Module:
 
 
 @pytest.mark.parametrize("architecture", ["tied llama", "gpt2"])
-def test_both_exports_compute_what_the_run_did(architecture: str, tmp_path: Path) -> None:
+def test_peft_computes_with_the_export_what_the_run_did(architecture: str, tmp_path: Path) -> None:
     from peft import PeftModel
 
     job = lora(small_models.CONFIGS[architecture])
     model = trained(job, tmp_path / "checkpoint")
     expected = model(input_ids=TOKENS).logits
-    assert export_adapters(tmp_path / "checkpoint", tmp_path / "merged", merged=True) == 2 * (
-        1 if architecture == "gpt2" else 2
-    )
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
-    torch.testing.assert_close(merged(input_ids=TOKENS).logits, expected, rtol=1e-4, atol=1e-5)
-    export_adapters(tmp_path / "checkpoint", tmp_path / "adapter", merged=False)
+    layers = export_adapters(tmp_path / "checkpoint", tmp_path / "adapter")
+    assert layers == (2 if architecture == "gpt2" else 4)
     plain = small_models.built(small_models.job_of(small_models.CONFIGS[architecture])).eval()
     assert not torch.allclose(plain(input_ids=TOKENS).logits, expected, atol=1e-2)
     adapted = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
     torch.testing.assert_close(adapted(input_ids=TOKENS).logits, expected, rtol=1e-5, atol=1e-6)
+    merged = adapted.merge_and_unload()
+    torch.testing.assert_close(merged(input_ids=TOKENS).logits, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.costly
@@ -135,19 +132,19 @@ def test_a_checkpoint_of_partitioned_parameters_is_refused(tmp_path: Path) -> No
     tensors = {n: torch.empty(0) if is_adapter(n) else t for n, t in load_file(path).items()}
     save_file(tensors, path)
     with pytest.raises(HarnessError, match=r"shape \(0,\) in the checkpoint.*gather"):
-        export_adapter(tmp_path / "checkpoint", tmp_path / "out", merged=False)
+        export_adapter(tmp_path / "checkpoint", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_other_checkpoints_are_refused(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match="has no checkpoint"):
-        export_adapter(tmp_path, tmp_path / "out", merged=False)
+        export_adapter(tmp_path, tmp_path / "out")
     trained(lora(small_models.CONFIGS["tied llama"]), tmp_path / "native", format="native")
     with pytest.raises(HarnessError, match="native to x"):
-        export_adapters(tmp_path / "native", tmp_path / "out", merged=False)
+        export_adapters(tmp_path / "native", tmp_path / "out")
     trained(small_models.job_of(small_models.CONFIGS["tied llama"]), tmp_path / "plain")
     with pytest.raises(HarnessError, match="without adapters"):
-        export_adapters(tmp_path / "plain", tmp_path / "out", merged=True)
+        export_adapters(tmp_path / "plain", tmp_path / "out")
 
 
 NF4 = {"base_dtype": "nf4", "targets": ["q_proj"]}
