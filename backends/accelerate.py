@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.backends import base
+from harness.backends import base, presets
 from harness.backends.ddp import DdpEngine
 from harness.backends.fsdp.fsdp1 import Fsdp1Engine, fsdp1_mixed_precision, refuse_fused
 from harness.backends.fsdp.fsdp2 import mixed_precision
@@ -20,12 +20,6 @@ from harness.backends.model.blocks import first_trained, parameter_count
 from harness.backends.model.precision import autocast_dtype, scaler_arguments
 from harness.backends.optimizer.groups import set_rates
 from harness.backends.options import ReductionOptions, reduces_each
-from harness.backends.presets import (
-    ACCELERATOR_PRECISION,
-    accelerate_fsdp_changes,
-    ddp_changes,
-    reduce_dtype_changes,
-)
 from harness.backends.torch_engine import TorchEngine, TorchStrategy
 from harness.backends.zero.backend import PreparedZeroBackend
 from harness.backends.zero.engine import ZeroEngine
@@ -98,7 +92,7 @@ class AccelerateDdpBackend(base.Backend):
     ) -> base.Engine:
         from accelerate.utils import DistributedDataParallelKwargs
 
-        arguments: dict[str, Any] = {c.setting: c.value for c in ddp_changes(context.preset)}
+        arguments: dict[str, Any] = {c.setting: c.value for c in presets.ddp_changes(context.preset)}
         accelerator = make_accelerator(
             context,
             cpu=context.world.device == "cpu",
@@ -199,7 +193,7 @@ class AccelerateFsdpBackend(PreparedFsdpBackend):
         settings = self._common_settings(
             model, version="fsdp_version", classes="transformer_cls_names_to_wrap"
         )
-        if reduce_dtype_changes(context.precision, context.preset):
+        if presets.reduce_dtype_changes(context.precision, context.preset):
             policy = mixed_precision(context) if self.version == 2 else fsdp1_mixed_precision(context)
             settings["mixed_precision_policy"] = policy
         return settings
@@ -255,8 +249,8 @@ def make_accelerator(
         handlers.append(GradScalerKwargs(**scaler_arguments(context.loss_scale)))
     autocast = _MIXED_PRECISION[context.precision]
     if "fsdp_plugin" in plugins:
-        for change in accelerate_fsdp_changes(context.precision, context.preset):
-            if change.setting == ACCELERATOR_PRECISION:
+        for change in presets.accelerate_fsdp_changes(context.precision, context.preset):
+            if change.setting == presets.ACCELERATOR_PRECISION:
                 autocast = change.value
     if each:
         plugins["gradient_accumulation_plugin"] = GradientAccumulationPlugin(sync_each_batch=True)

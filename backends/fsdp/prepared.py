@@ -14,13 +14,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from harness.backends import base
+from harness.backends.fsdp import fsdp2
 from harness.backends.fsdp.fsdp1 import describe_fsdp1_prefetch, fsdp1_full_parameters, fsdp1_unit_names
-from harness.backends.fsdp.fsdp2 import (
-    describe_fsdp2_prefetch,
-    fsdp2_full_parameters,
-    fsdp2_unit_names,
-    synchronise,
-)
 from harness.backends.libraries.facts import offloads
 from harness.backends.model.blocks import first_trained, parameter_count, transformer_blocks
 from harness.backends.model.loading import reserve_parameters
@@ -157,11 +152,11 @@ def fsdp_strategy(
     in_force = accelerator.state.fsdp_plugin.mixed_precision_policy
     dtype = first_trained(prepared).dtype
     if accelerator.is_fsdp2:
-        name, units = "fully_shard", fsdp2_unit_names(prepared)
-        prefetch = describe_fsdp2_prefetch([m for m in prepared.modules() if isinstance(m, FSDPModule)])
+        name, units = "fully_shard", fsdp2.fsdp2_unit_names(prepared)
+        prefetch = fsdp2.describe_fsdp2_prefetch([m for m in prepared.modules() if isinstance(m, FSDPModule)])
         of_version: dict[str, Any] = {
-            "set_synchronisation": partial(synchronise, prepared),
-            "named_full_parameters": partial(fsdp2_full_parameters, prepared, "cuda"),
+            "set_synchronisation": partial(fsdp2.synchronise, prepared),
+            "named_full_parameters": partial(fsdp2.fsdp2_full_parameters, prepared, "cuda"),
         }
     else:
         name, units = prepared.sharding_strategy.name, fsdp1_unit_names(prepared)

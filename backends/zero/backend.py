@@ -15,11 +15,7 @@ import torch
 from torch import nn
 
 from harness.backends import base
-from harness.backends.libraries.facts import (
-    CPU_ADAM,
-    runs_cpu_adam,
-    unmet_cpu_adam,
-)
+from harness.backends.libraries import facts
 from harness.backends.model.blocks import block_classes, parameter_count, refuse_batch_norm, refuse_complex
 from harness.backends.model.loading import fill_zero3, reserve_parameters, this_device
 from harness.backends.model.precision import cast_parameters, compute_dtype
@@ -123,9 +119,9 @@ class ZeroBackend(base.Backend):
         ]
 
     def _unmet_adam(self) -> list[str]:
-        if not runs_cpu_adam(self.zero_options):
+        if not facts.runs_cpu_adam(self.zero_options):
             return []
-        return unmet_cpu_adam(self.zero_options) or unmet_build(CPU_ADAM)
+        return facts.unmet_cpu_adam(self.zero_options) or unmet_build(facts.CPU_ADAM)
 
     def prepare(
         self, build_model: base.BuildModel, build_optimizer: base.BuildOptimizer, context: base.SetupContext
@@ -143,7 +139,7 @@ class ZeroBackend(base.Backend):
             self._partition(deepspeed, model, source, config, context)
         groups = self._parallel_groups(deepspeed, model, context)
         optimizer = build_optimizer(model.named_parameters())
-        if runs_cpu_adam(self.zero_options):
+        if facts.runs_cpu_adam(self.zero_options):
             optimizer = cpu_adam(optimizer, fp32_states=context.precision != "bf16")
         # Stage 0 in low precision takes an optimizer step on zero gradients while it sets up: at
         # learning rate 0 that step moves nothing.
@@ -230,7 +226,7 @@ class PreparedZeroBackend(ZeroBackend):
     """The package that prepares the engine."""
 
     def _unmet_adam(self) -> list[str]:
-        if not runs_cpu_adam(self.zero_options):
+        if not facts.runs_cpu_adam(self.zero_options):
             return []
         return [
             f"{self.library} is given the job's AdamW; adam=deepspeed runs under the native ZeRO backends"

@@ -15,17 +15,7 @@ from harness.backends import registry
 from harness.backends.libraries.facts import traps_of
 from harness.cli.options import PATH, common, json_option, split_backends
 from harness.cli.output import echo
-from harness.doctor.gpu_runs import (
-    AT_SIZE,
-    Answer,
-    Compared,
-    Evidence,
-    answer_all,
-    compare_all,
-    gather,
-    matrices,
-    ranks_on,
-)
+from harness.doctor import gpu_runs
 from harness.doctor.packing import PACKED, check_bundle, write_bundle
 from harness.doctor.self_check import SelfCheck, cover, document, self_check
 from harness.errors import HarnessError
@@ -72,16 +62,18 @@ def examine_gpus(minutes: float, bundle: Path | None, size: Path | None, *, as_j
                 write_bundle(bundle, folder, packed, [f"no GPU can be checked: {why_not}"])
             echo(f"bundle: {bundle}", err=True)
         raise HarnessError(f"no GPU can be checked: {why_not}; `harness doctor` checks this machine's CPU")
-    asked = [] if size is None else matrices(ranks_on(gpus), str(size))
+    asked = [] if size is None else gpu_runs.matrices(gpu_runs.ranks_on(gpus), str(size))
     begin = time.monotonic()
     with scratch_folder("doctor") as folder:
         found = _Found(folder, bundle, begin)
         share, operations = (CHECKS_SHARE, ",".join(OPERATIONS)) if asked else (1.0, "all_reduce")
-        evidence = gather(folder, gpus, 60 * minutes * share, _say, operations)
+        evidence = gpu_runs.gather(folder, gpus, 60 * minutes * share, _say, operations)
         found.take_checks(evidence)
         if not evidence.is_interrupted:
             ends, gpu = begin + 60 * minutes, gpus.devices[0].name
-            for compared in compare_all(asked, folder / "compared", folder / PACKED, ends, _say, gpu):
+            for compared in gpu_runs.compare_all(
+                asked, folder / "compared", folder / PACKED, ends, _say, gpu
+            ):
                 found.take_comparison(compared)
     for line in found.lines():
         echo(line, err=as_json)
@@ -103,16 +95,16 @@ class _Found:
 
     def __init__(self, folder: Path, bundle: Path | None, begin: float) -> None:
         self._folder, self._bundle, self._begin = folder, bundle, begin
-        self._compared: list[Compared] = []
-        self.answers: list[Answer] = []
+        self._compared: list[gpu_runs.Compared] = []
+        self.answers: list[gpu_runs.Answer] = []
         self.is_interrupted = False
 
-    def take_checks(self, evidence: Evidence) -> None:
-        self._evidence, self.answers = evidence, answer_all(evidence)
+    def take_checks(self, evidence: gpu_runs.Evidence) -> None:
+        self._evidence, self.answers = evidence, gpu_runs.answer_all(evidence)
         self.is_interrupted = evidence.is_interrupted
         self._pack()
 
-    def take_comparison(self, compared: Compared) -> None:
+    def take_comparison(self, compared: gpu_runs.Compared) -> None:
         self._compared.append(compared)
         self.is_interrupted = compared.is_interrupted
         self._pack()
@@ -172,7 +164,7 @@ MINUTES, FULL_MINUTES = 2.0, 10.0
 @click.command()
 @click.option("--backends")
 @click.option("--gpu", is_flag=True)
-@click.option("--full", "size", type=PATH, is_flag=False, flag_value=Path(AT_SIZE), metavar="[FILE]")
+@click.option("--full", "size", type=PATH, is_flag=False, flag_value=Path(gpu_runs.AT_SIZE), metavar="[FILE]")
 @click.option("--bundle", type=PATH)
 @click.option("--minutes", type=click.FloatRange(0.1))
 @json_option

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from harness import launch
 from harness.backends import registry
 from harness.cli import options
 from harness.cli.compare import force_option, open_store, predict_one, refuse_as_rank
@@ -17,13 +18,6 @@ from harness.errors import HarnessError
 from harness.job.batch import job_layout
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
-from harness.launch import (
-    external_rank,
-    external_ranks_per_node,
-    external_world_size,
-    local_rank,
-    started_as_rank,
-)
 from harness.launch.cells import begin_run, make_cell
 from harness.launch.external import supervise
 from harness.launch.launcher import (
@@ -69,7 +63,7 @@ def run(
     view = View(quiet=quiet)
     experiment, label, part = given.only_row(backend, experiment, view)
     device = options.resolve_device(experiment.runtime.device)
-    if started_as_rank():
+    if launch.started_as_rank():
         store = Store(runs)
         return _run_as_rank(experiment, label, device, store, nproc, force, as_json, view, resume, part)
     world_size = _world_size(label, nproc, device)
@@ -107,7 +101,7 @@ def _run_as_rank(
     as_json: bool, view: View, resume: Resume | None, part: GivenPart | None,
 ) -> int:  # fmt: skip
     """Become one rank of a run that torchrun or accelerate launch started."""
-    world_size = external_world_size()
+    world_size = launch.external_world_size()
     if nproc is not None:
         raise HarnessError(
             f"--nproc {nproc} would be ignored: the launcher started {world_size} ranks; leave it out"
@@ -117,9 +111,9 @@ def _run_as_rank(
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would prefer a GPU that they see
 
-    def request(*, reads_files: bool = local_rank() == 0) -> RunRequest:
+    def request(*, reads_files: bool = launch.local_rank() == 0) -> RunRequest:
         # Rank 0's cell counts: one rank of a node is enough to read a large model's files.
-        per_node = external_ranks_per_node()
+        per_node = launch.external_ranks_per_node()
         cell = make_cell(
             experiment, label, world_size, layout, 0, device, ranks_per_node=per_node,
             resume=resume if reads_files else None, reads_files=reads_files, given=part,
@@ -130,24 +124,24 @@ def _run_as_rank(
         return asked.model_copy(update={"launcher_settings": launcher_settings(os.environ)})
 
     own = request()  # before the fork, which is for processes without threads
-    if local_rank() == 0:
+    if launch.local_rank() == 0:
         refuse_as_rank(own, force=force)
 
     def become_rank(tell: Callable[[str], object]) -> int:
         from harness.rank.external import run_external
 
         record, code = run_external(own, store.root, tell)
-        if record is not None and external_rank() == 0:
+        if record is not None and launch.external_rank() == 0:
             code = _present_run(record, store, as_json, view)
         return code
 
-    supervisor = supervise(external_rank(), world_size, store.root, become_rank)
+    supervisor = supervise(launch.external_rank(), world_size, store.root, become_rank)
     record = supervisor.missing_record() or supervisor.early_record(lambda: request(reads_files=True))
     if record is not None:
         try:
             _present_run(record, store, as_json, view)
         except HarnessError as error:  # of which the first rank alone shows its own otherwise
-            if external_rank() != 0:
+            if launch.external_rank() != 0:
                 echo(f"harness: {error}", err=True)
             raise
     supervisor.leave()

@@ -38,21 +38,6 @@ from harness.slurm.matrix import (
     with_options,
     write_matrix,
 )
-from harness.slurm.submission import (
-    AnotherSubmission,
-    RunState,
-    ScriptEnd,
-    alone,
-    forget_refused,
-    look,
-    predict_matrix,
-    read_jobs,
-    record_refused,
-    site_limits,
-    submit_runs,
-    unfit_software,
-    unsubmitted,
-)
 from harness.slurm.submission import collect as collect_records
 from harness.tell.formats import fitted
 
@@ -78,7 +63,7 @@ def begin(run_directory: Path) -> int:
 @options.common
 def finish(run_directory: Path, exit_code: int, ended: Any, require_busbw: str | None) -> int:
     """For job scripts: write the record of a run whose step has ended."""
-    end = ScriptEnd(ended=ended, exit_code=exit_code, require_busbw=require_busbw)
+    end = submission.ScriptEnd(ended=ended, exit_code=exit_code, require_busbw=require_busbw)
     record = submission.finish(run_directory, end)
     echo(f"{record.run_id}: {record.status}", err=True)
     return 0
@@ -185,17 +170,17 @@ def render(
 def submit(folder: Path, wait: bool, force: bool, as_json: bool) -> int:
     """Submit the runs of a rendered folder that were not submitted yet."""
     matrix = read_matrix(folder)
-    if (unfit := unfit_software(matrix.site)) is not None:
+    if (unfit := submission.unfit_software(matrix.site)) is not None:
         if not force:
             raise HarnessError(f"{unfit}; --force submits anyway")
         echo(unfit, err=True)
     echo(f"{folder}: {counted(len(matrix.runs), 'run')}, {matrix.most_asked}", err=True)
-    judge = _Judge(matrix, site_limits(matrix.site), force)
+    judge = _Judge(matrix, submission.site_limits(matrix.site), force)
     pause = 0.5
     while True:
         try:
             left, states = _submit_some(folder, matrix, wait, judge)
-        except (client.SlurmUnavailable, AnotherSubmission) as error:
+        except (client.SlurmUnavailable, submission.AnotherSubmission) as error:
             if not wait:
                 raise
             echo(f"{error}; asking again in {pause:g} s", err=True)
@@ -214,7 +199,7 @@ def submit(folder: Path, wait: bool, force: bool, as_json: bool) -> int:
 @options.common
 def status(folder: Path, as_json: bool) -> int:
     """Show the state of each run."""
-    _present(folder, look(folder, read_matrix(folder)), as_json)
+    _present(folder, submission.look(folder, read_matrix(folder)), as_json)
     return 0
 
 
@@ -235,7 +220,7 @@ def collect(folder: Path, as_json: bool) -> int:
 def cancel(folder: Path, run_ids: tuple[str, ...]) -> int:
     """Cancel the jobs of all runs, or of those named."""
     matrix = read_matrix(folder)
-    states = look(folder, matrix)
+    states = submission.look(folder, matrix)
     unknown = set(run_ids) - {state.run.request.run_id for state in states}
     if unknown:
         raise HarnessError(
@@ -262,35 +247,37 @@ class _Judge:
         self._matrix, self._limits, self._force = matrix, limits, force
         self._predicted: CellPredictions | None = None
         if force:
-            forget_refused(matrix)
+            submission.forget_refused(matrix)
 
     def accept(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Runs that may be submitted; the others get their records."""
         if self._predicted is None:
-            self._predicted = predict_matrix(runs, self._limits, force=self._force)
+            self._predicted = submission.predict_matrix(runs, self._limits, force=self._force)
             show(self._predicted)
-        return record_refused(self._matrix, runs, self._predicted)
+        return submission.record_refused(self._matrix, runs, self._predicted)
 
 
-def _submit_some(folder: Path, matrix: Matrix, wait: bool, judge: _Judge) -> tuple[int, list[RunState]]:
+def _submit_some(
+    folder: Path, matrix: Matrix, wait: bool, judge: _Judge
+) -> tuple[int, list[submission.RunState]]:
     """Submit what the queue has room for; return how many runs are left and the state of each."""
 
     def say(job: str, runs: int) -> None:
         echo(f"job {job}: {counted(runs, 'run')}", err=True)
 
-    with alone(folder):
-        runs = judge.accept(unsubmitted(folder, matrix))
-        left = len(runs) - submit_runs(folder, matrix, runs, say)
+    with submission.alone(folder):
+        runs = judge.accept(submission.unsubmitted(folder, matrix))
+        left = len(runs) - submission.submit_runs(folder, matrix, runs, say)
     if left and not wait:
         echo(
             f"{left} runs wait: the site's max_queued_jobs is {matrix.site.max_queued_jobs}; "
             "submit again later, or with --wait",
             err=True,
         )
-    return left, collect_records(folder, matrix) if wait else look(folder, matrix)
+    return left, collect_records(folder, matrix) if wait else submission.look(folder, matrix)
 
 
-def _present(folder: Path, states: Sequence[RunState], as_json: bool) -> None:
+def _present(folder: Path, states: Sequence[submission.RunState], as_json: bool) -> None:
     rows = [state.as_json() for state in states]
     body = [
         [row["run_id"], row["backend"], str(row["nodes"]), str(row["world_size"]), str(row["job"] or "-"),
@@ -310,6 +297,6 @@ def _present(folder: Path, states: Sequence[RunState], as_json: bool) -> None:
 
 def _tell_unknown_jobs(folder: Path) -> None:
     try:
-        read_jobs(folder)
+        submission.read_jobs(folder)
     except HarnessError as error:
         echo(f"harness: {error}", err=True)

@@ -10,21 +10,8 @@ from typing import Any
 
 from harness.backends import registry
 from harness.backends.refusals import choices
+from harness.imported import reading
 from harness.imported.deepspeed import label_of, read_deepspeed, require_registered, zero_offload
-from harness.imported.reading import (
-    AUTO,
-    SECTIONS,
-    Imported,
-    KeyResolution,
-    Refusals,
-    Rule,
-    boolean,
-    integer,
-    library_defaults,
-    precision,
-    read_file,
-    resolutions_of,
-)
 from harness.imported.reading import KEYS as KEYS_BY_KIND
 from harness.nested import leaves
 
@@ -77,7 +64,9 @@ ROTATIONS = {"allgather": "all-gather", "alltoall": "all-to-all"}
 """`cp_comm_strategy` and the option `rotation`."""
 
 
-def read_accelerate(document: Mapping[str, Any], folder: Path, refusals: Refusals) -> Imported | None:
+def read_accelerate(
+    document: Mapping[str, Any], folder: Path, refusals: reading.Refusals
+) -> reading.Imported | None:
     """None where something was refused. `folder`: where a `deepspeed_config_file` counts from."""
     document = dict(document)
     sections = {}
@@ -101,9 +90,11 @@ def read_accelerate(document: Mapping[str, Any], folder: Path, refusals: Refusal
     idle = []
     for name, of in OF_TYPE.items():
         if kind != of and name in document:
-            rule = Rule(kind="not_used", target=f"distributed_type is {kind}")
+            rule = reading.Rule(kind="not_used", target=f"distributed_type is {kind}")
             given = leaves(document.pop(name), (name,))
-            idle += [KeyResolution(name=".".join(keys), given=value, rule=rule) for keys, value in given]
+            idle += [
+                reading.KeyResolution(name=".".join(keys), given=value, rule=rule) for keys, value in given
+            ]
             sections[name] = {}
     fsdp = sections["fsdp_config"]
     given = fsdp.get("fsdp_version", 1)
@@ -111,8 +102,10 @@ def read_accelerate(document: Mapping[str, Any], folder: Path, refusals: Refusal
     version = refusals.choose("fsdp_config.fsdp_version", given, range(1, 3), how)
     compiled = dict.fromkeys(COMPILE_KEYS, _compiled(document, sections["dynamo_config"], refusals))
     at = ("fsdp_version", version)
-    resolutions = resolutions_of(document, KEYS, SECTIONS["accelerate"], refusals, compiled, at) + idle
-    found = Imported(backend="ddp", resolutions=[])
+    resolutions = (
+        reading.resolutions_of(document, KEYS, reading.SECTIONS["accelerate"], refusals, compiled, at) + idle
+    )
+    found = reading.Imported(backend="ddp", resolutions=[])
     if kind == "FSDP":
         found = _fsdp(fsdp, version, refusals)
     elif kind == "DEEPSPEED":
@@ -125,17 +118,17 @@ def read_accelerate(document: Mapping[str, Any], folder: Path, refusals: Refusal
     resolutions = [replace(c, used=used) if c.rule.kind == "chooses" else c for c in resolutions]
     resolutions += found.resolutions
     if "mixed_precision" not in document and "deepspeed_config_file" not in sections["deepspeed_config"]:
-        default = precision(library_defaults("accelerate")["mixed_precision"])
+        default = reading.precision(reading.library_defaults("accelerate")["mixed_precision"])
         resolutions.append(_default("mixed_precision", default))
     return replace(found, backend=backend, options=options, resolutions=resolutions)
 
 
-def _default(key: str, value: Any) -> KeyResolution:
+def _default(key: str, value: Any) -> reading.KeyResolution:
     """Of a key that the file does not give."""
-    return KeyResolution(name=key, given=None, rule=KEYS[key], value=value, is_absent=True)
+    return reading.KeyResolution(name=key, given=None, rule=KEYS[key], value=value, is_absent=True)
 
 
-def _compiled(document: Mapping[str, Any], section: Mapping[str, Any], refusals: Refusals) -> str:
+def _compiled(document: Mapping[str, Any], section: Mapping[str, Any], refusals: reading.Refusals) -> str:
     """`model.compile` of the job."""
     backend = str(section.get("dynamo_backend", document.get("dynamo_backend")) or "no").lower()
     if backend == "no":
@@ -143,19 +136,19 @@ def _compiled(document: Mapping[str, Any], section: Mapping[str, Any], refusals:
     if backend != "inductor":
         refusals.add("dynamo_backend", backend, "unsupported: model.compile uses torch's inductor only")
     key = "dynamo_use_regional_compilation"
-    regional = refusals.read(boolean, f"dynamo_config.{key}", section.get(key, False), False)
+    regional = refusals.read(reading.boolean, f"dynamo_config.{key}", section.get(key, False), False)
     return "block" if regional else "model"
 
 
 def _parallel(
-    backend: str, options: dict[str, Any], section: Mapping[str, Any], refusals: Refusals
+    backend: str, options: dict[str, Any], section: Mapping[str, Any], refusals: reading.Refusals
 ) -> tuple[str, dict[str, Any]]:
     """The backend with the groups of ranks that `parallelism_config` asks for."""
     asked = {}
     for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"):
         key = f"parallelism_config_{name}"
         given = 1 if section.get(key) is None else section[key]
-        asked[name] = refusals.read(integer, f"parallelism_config.{key}", given, 1)
+        asked[name] = refusals.read(reading.integer, f"parallelism_config.{key}", given, 1)
     others = {name: size for name, size in asked.items() if size > 1 and name != "dp_shard_size"}
     if not others:
         return backend, options
@@ -180,7 +173,7 @@ def _parallel(
     return wanted, found
 
 
-def _fsdp(section: Mapping[str, Any], version: int, refusals: Refusals) -> Imported:
+def _fsdp(section: Mapping[str, Any], version: int, refusals: reading.Refusals) -> reading.Imported:
     where = "fsdp_config."
     if section.get(LOADS, True) and not section.get(SYNCS, True):
         why = f"Accelerate itself refuses it with {LOADS}, which is true by default"
@@ -190,22 +183,22 @@ def _fsdp(section: Mapping[str, Any], version: int, refusals: Refusals) -> Impor
         refusals.add(f"{where}fsdp_state_dict_type", kind, "Accelerate itself refuses it with fsdp_version 2")
     backend = _fsdp2(section, refusals) if version == 2 else _fsdp1(section, refusals)
     given = section.get("fsdp_offload_params", False)
-    offload = refusals.read(boolean, f"{where}fsdp_offload_params", given, False)
+    offload = refusals.read(reading.boolean, f"{where}fsdp_offload_params", given, False)
     # Accelerate's defaults of absent keys: the plugin's fields have their names without the prefix.
-    defaults, absent = library_defaults("accelerate")[f"fsdp{version}"], []
+    defaults, absent = reading.library_defaults("accelerate")[f"fsdp{version}"], []
     for name in DEFAULTS:
         key = f"{where}fsdp_{name}"
         is_read = KEYS[key].is_read(version)
         if is_read and f"fsdp_{name}" not in section and (convert := KEYS[key].convert) is not None:
             value = defaults[name]
-            is_off = value is None and convert is boolean
+            is_off = value is None and convert is reading.boolean
             absent.append(_default(key, False if is_off else convert(value)))
-    return Imported(
+    return reading.Imported(
         backend=backend, options={"offload": "cpu"} if offload else {}, resolutions=absent
     )  # fmt: skip
 
 
-def _fsdp1(section: Mapping[str, Any], refusals: Refusals) -> str:
+def _fsdp1(section: Mapping[str, Any], refusals: reading.Refusals) -> str:
     key = "fsdp_sharding_strategy"
     given = section.get(key, "FULL_SHARD")
     name = str(given).upper()
@@ -216,10 +209,10 @@ def _fsdp1(section: Mapping[str, Any], refusals: Refusals) -> str:
     return STRATEGIES.get(name, "fsdp1")
 
 
-def _fsdp2(section: Mapping[str, Any], refusals: Refusals) -> str:
+def _fsdp2(section: Mapping[str, Any], refusals: reading.Refusals) -> str:
     given = section.get("fsdp_reshard_after_forward", True)
     try:
-        return RESHARDS[boolean(given)]
+        return RESHARDS[reading.boolean(given)]
     except ValueError:
         key = "fsdp_config.fsdp_reshard_after_forward"
         refusals.add(key, given, "with fsdp_version 2 give true or false")
@@ -227,12 +220,12 @@ def _fsdp2(section: Mapping[str, Any], refusals: Refusals) -> str:
 
 
 def _deepspeed(
-    section: Mapping[str, Any], document: Mapping[str, Any], folder: Path, refusals: Refusals
-) -> Imported:
+    section: Mapping[str, Any], document: Mapping[str, Any], folder: Path, refusals: reading.Refusals
+) -> reading.Imported:
     where = "deepspeed_config."
     if (named := section.get("deepspeed_config_file")) not in (None, "none"):
         return _from_file(named, section, document, folder, refusals)
-    defaults = library_defaults("accelerate")["deepspeed"]
+    defaults = reading.library_defaults("accelerate")["deepspeed"]
     given = section.get("zero_stage", defaults["zero_stage"])
     stage = refusals.choose(f"{where}zero_stage", given, range(4), "give 0, 1, 2 or 3")
     device = {
@@ -242,17 +235,21 @@ def _deepspeed(
     absent = [
         _default(where + key, defaults[key])
         for key in ("gradient_accumulation_steps", "gradient_clipping")
-        if key not in section and defaults[key] != AUTO
+        if key not in section and defaults[key] != reading.AUTO
     ]
     options = zero_offload(stage, device, refusals, where)
-    return Imported(backend=f"zero{stage}", options=options, resolutions=absent)
+    return reading.Imported(backend=f"zero{stage}", options=options, resolutions=absent)
 
 
 def _from_file(
-    named: Any, section: Mapping[str, Any], document: Mapping[str, Any], folder: Path, refusals: Refusals
-) -> Imported:
+    named: Any,
+    section: Mapping[str, Any],
+    document: Mapping[str, Any],
+    folder: Path,
+    refusals: reading.Refusals,
+) -> reading.Imported:
     """The row of a DeepSpeed JSON that an Accelerate file names, with the JSON's keys after its name."""
-    where, nothing = "deepspeed_config.", Imported(backend="zero2", resolutions=[])
+    where, nothing = "deepspeed_config.", reading.Imported(backend="zero2", resolutions=[])
     if not isinstance(named, str):
         refusals.add(f"{where}deepspeed_config_file", named, "give the path of a JSON file")
         return nothing
@@ -264,7 +261,7 @@ def _from_file(
     # Accelerate counts from the working directory; a file that lies next to the YAML is found too.
     near = folder / named
     path = near if near.exists() or not Path(named).exists() else Path(named)
-    file = read_file(path, "DeepSpeed configuration")
+    file = reading.read_file(path, "DeepSpeed configuration")
     refusals.prefix = f"{Path(named).name}: "
     found = read_deepspeed(file.document, refusals)
     refusals.prefix = ""

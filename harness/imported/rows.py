@@ -17,21 +17,9 @@ from harness.backends.base import Preset
 from harness.backends.refusals import explain_refusals
 from harness.backends.yaml_values import InvalidYaml, parse_value
 from harness.errors import HarnessError
+from harness.imported import reading
 from harness.imported.accelerate import read_accelerate
 from harness.imported.deepspeed import label_of, read_deepspeed
-from harness.imported.reading import (
-    AUTO,
-    COMPUTE_DTYPE,
-    KEYS,
-    SECTIONS,
-    GivenFile,
-    Imported,
-    KeyResolution,
-    Refusals,
-    alike,
-    read_file,
-    read_table,
-)
 from harness.job.config import FOREIGN_KEYS, settings_by_name
 from harness.job.experiment import Experiment
 from harness.job.job import EFFECTIVE, SettingsSection
@@ -50,7 +38,7 @@ OF_FSDP = ("fsdp_config", "fsdp")
 @cache
 def _trainers() -> dict[str, Any]:
     """`trainers.yaml`: how their files are known."""
-    return read_table("trainers")
+    return reading.read_table("trainers")
 
 
 def trainer_of(document: Mapping[str, Any]) -> str | None:
@@ -113,16 +101,13 @@ Settings = Mapping[str, Any]
 """Values by dotted name."""
 
 
-def job_settings(imported: Imported, given: Collection[str] = ()) -> dict[str, Any]:
+def job_settings(imported: reading.Imported, given: Collection[str] = ()) -> dict[str, Any]:
     """What a file says of the job; nothing of what it leaves to it.
 
     A key that it does not give has its library's default, but for settings that are `given` elsewhere.
     """
-    found = {
-        key.rule.target: key.value
-        for key in imported.resolutions
-        if key.rule.kind == "job" and key.value != AUTO and not (key.is_absent and key.rule.target in given)
-    }  # fmt: skip
+    own = [key for key in imported.resolutions if key.rule.kind == "job" and key.value != reading.AUTO]
+    found = {k.rule.target: k.value for k in own if not (k.is_absent and k.rule.target in given)}
     return found | imported.settings
 
 
@@ -136,7 +121,7 @@ def explicit(experiment: Experiment) -> set[str]:
     return found
 
 
-def shared(files: Sequence[Imported], experiment: Experiment) -> dict[str, Any]:
+def shared(files: Sequence[reading.Imported], experiment: Experiment) -> dict[str, Any]:
     """What the job of all rows takes from files: where they agree and the configuration is silent."""
     given = explicit(experiment)
     taken: dict[str, Any] = {}
@@ -187,7 +172,7 @@ def _with_rates(experiment: Experiment) -> Experiment:
         "warmup_num_steps": experiment.schedule.warmup_steps, "total_num_steps": experiment.training.steps,
     }  # fmt: skip
     parameters = {
-        name: filled[name] if value == AUTO and filled.get(name) is not None else value
+        name: filled[name] if value == reading.AUTO and filled.get(name) is not None else value
         for name, value in schedule.parameters.items()
     }
     if parameters == schedule.parameters:
@@ -218,7 +203,8 @@ AS_GIVEN = "-as-given"
 
 YAML_SUFFIXES = (".yaml", ".yml")
 AT_THE_TOP = {
-    kind: {key.partition(".")[0] for key in (*keys, *SECTIONS[kind])} for kind, keys in KEYS.items()
+    kind: {key.partition(".")[0] for key in (*keys, *reading.SECTIONS[kind])}
+    for kind, keys in reading.KEYS.items()
 }
 MOST_TYPING_ERRORS = 2
 """In the keys of a file, each of which is named with the closest one; more are another tool's."""
@@ -245,8 +231,8 @@ class ReadFile:
     kind: FileKind
     name: str
     """That of its row."""
-    file: GivenFile
-    imported: Imported
+    file: reading.GivenFile
+    imported: reading.Imported
     refused: tuple[str, ...] = ()
     """Why keys were left out that no row can have."""
 
@@ -262,10 +248,10 @@ def read_files(
     files: list[tuple[FileKind, Path]] = [("accelerate", path) for path in accelerate]
     files += [("deepspeed", path) for path in deepspeed]
     for kind, path in files:
-        what, refusals = f"{NAMES[kind]} configuration", Refusals()
+        what, refusals = f"{NAMES[kind]} configuration", reading.Refusals()
         is_json = kind == "deepspeed" and path.suffix not in YAML_SUFFIXES
         suffix = ".json" if is_json else path.suffix
-        file = read_file(path, what, suffix=suffix, has_comments=kind == "deepspeed")
+        file = reading.read_file(path, what, suffix=suffix, has_comments=kind == "deepspeed")
         _require_kind(kind, file)
         imported = _read(kind, file.document, path.parent, refusals)
         refused = tuple(refusals.found)
@@ -275,7 +261,7 @@ def read_files(
             if known and len(refusals.keys) == len(
                 refusals.found
             ):  # keys alone, and no section that it needs
-                imported = _read(kind, kept, path.parent, Refusals())
+                imported = _read(kind, kept, path.parent, reading.Refusals())
         if imported is None:
             listed = refusals.found
             numbered = (f"({n}) {text}" for n, text in enumerate(listed, 1)) if len(listed) > 1 else listed
@@ -285,13 +271,15 @@ def read_files(
     return found
 
 
-def _read(kind: FileKind, document: Mapping[str, Any], folder: Path, refusals: Refusals) -> Imported | None:
+def _read(
+    kind: FileKind, document: Mapping[str, Any], folder: Path, refusals: reading.Refusals
+) -> reading.Imported | None:
     if kind == "deepspeed":
         return read_deepspeed(document, refusals)
     return read_accelerate(document, folder, refusals)
 
 
-def _require_kind(kind: FileKind, file: GivenFile) -> None:
+def _require_kind(kind: FileKind, file: reading.GivenFile) -> None:
     """Raise HarnessError for a file of the other kind or of a trainer, whose keys would all be unknown."""
     for other, key in OWN_KEYS.items():
         if kind != other and key in file.document and OWN_KEYS[kind] not in file.document:
@@ -418,7 +406,7 @@ class _Resolver:
     options: dict[str, Any] = field(default_factory=dict)
     offload: str = "none"
 
-    def part(self, key: KeyResolution) -> GivenSettingPart:
+    def part(self, key: reading.KeyResolution) -> GivenSettingPart:
         rule = key.rule
         match rule.kind:
             case "job":
@@ -430,7 +418,7 @@ class _Resolver:
             case "fixed":
                 if key.is_absent:
                     return _pinned(key, rule.default, f"{ABSENT}, {key.value}; {rule.reason}")
-                if key.value == AUTO or alike(key.value, rule.default):
+                if key.value == reading.AUTO or reading.alike(key.value, rule.default):
                     return _taken(key, rule.default)
                 return _pinned(key, rule.default, rule.reason)
             case "not_used":
@@ -445,17 +433,17 @@ class _Resolver:
         if key.is_absent:
             return _taken(key, key.value, ABSENT, setting="schedule.parameters")
         used = schedule.parameters.get(name)
-        said = "left to the job" if key.value == AUTO else None
+        said = "left to the job" if key.value == reading.AUTO else None
         return _taken(key, used, said, setting="schedule.parameters")
 
-    def _job_setting(self, key: KeyResolution) -> GivenSettingPart:
+    def _job_setting(self, key: reading.KeyResolution) -> GivenSettingPart:
         setting = key.rule.target
         training = self.job.training
         if training.precision != "fp16-mixed" and setting in OF_FP16:
             return _pinned(key, None, f"training.precision is {training.precision}")
         section, name = setting.split(".")
         used = getattr(getattr(self.job, section), name)
-        if key.value == AUTO:
+        if key.value == reading.AUTO:
             return _taken(key, used, "left to the job", setting=setting)
         if used == key.value:
             return _taken(key, used, ABSENT if key.is_absent else key.rule.reason, setting=setting)
@@ -465,7 +453,7 @@ class _Resolver:
             used = "follows from the rest of the batch" if setting in CUT else "none"
         return _pinned(key, used, "the job of all rows decides it", setting=setting)
 
-    def _option(self, key: KeyResolution) -> GivenSettingPart:
+    def _option(self, key: reading.KeyResolution) -> GivenSettingPart:
         rule, option = key.rule, key.rule.target
         has_option = option in type(registry.parse(self.backend)[1]).model_fields
         # The whole model as one unit is another comparison than like for like.
@@ -482,7 +470,7 @@ class _Resolver:
             return _pinned(key, used, change.reason, setting=option)
         if option == PREFETCH and (live := self.changes.get(LIVE)) is not None:
             return _pinned(key, None, f"nothing is gathered ahead while {LIVE} is {live.value}")
-        if key.value == AUTO:
+        if key.value == reading.AUTO:
             return _pinned(key, rule.default, AUTO_SIZES, setting=option)
         if key.value != rule.default:
             self.options[option] = key.value
@@ -490,12 +478,12 @@ class _Resolver:
             return _taken(key, "NO_WRAP" if key.value else WRAPPED, rule.reason, setting=option)
         return _taken(key, key.value, ABSENT if key.is_absent else rule.reason, setting=option)
 
-    def _of_preset(self, key: KeyResolution) -> GivenSettingPart:
+    def _of_preset(self, key: reading.KeyResolution) -> GivenSettingPart:
         change = self.changes.get(key.rule.target)
         used = key.rule.default if change is None else change.value
         while isinstance(used, dict) and len(used) == 1:  # {'grad_accum_dtype': 'fp32'}
             (used,) = used.values()
-        if used == COMPUTE_DTYPE:
+        if used == reading.COMPUTE_DTYPE:
             used = self.job.training.held_precision.removesuffix("-mixed")
         precision = self.job.training.held_precision
         strategy = registry.strategy_of(self.backend)
@@ -503,7 +491,7 @@ class _Resolver:
         if strategy.sequence is not None and key.rule.target == presets.COMMUNICATION_DTYPE:
             why = "with sequence parallelism DeepSpeed reads seq_parallel_communication_data_type instead"
             return _pinned(key, None, why)
-        if key.value in (AUTO, None) or alike(key.value, used):
+        if key.value in (reading.AUTO, None) or reading.alike(key.value, used):
             return _taken(key, used)
         if change is not None or key.rule.option is None:
             return _pinned(key, used, change.reason if change else "the library's default")
@@ -519,7 +507,7 @@ class _Resolver:
 
 def _handled(
     handling: Literal["taken", "pinned"],
-    key: KeyResolution,
+    key: reading.KeyResolution,
     used: Any,
     reason: str | None = None,
     *,

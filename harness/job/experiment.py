@@ -5,20 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    ByteSize,
-    Field,
-    FiniteFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    TypeAdapter,
-    ValidationError,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+import pydantic
 
 from harness.backends.model_source import AskedLoading
 from harness.backends.registry import IN_DEFAULT_COMPARISON
@@ -30,12 +17,12 @@ from harness.job.job import Job, SettingsSection
 class Limits(SettingsSection):
     """Times after which a run is ended and recorded as timeout, with where each rank was."""
 
-    timeout_seconds: PositiveFloat | None = None
-    stuck_after_steps: PositiveFloat = 10.0
-    stuck_after_seconds: PositiveFloat = 30.0
-    phase_timeout_seconds: PositiveFloat = 570.0
-    start_timeout_seconds: PositiveFloat = 60.0
-    idle_timeout_seconds: PositiveFloat = 60.0
+    timeout_seconds: pydantic.PositiveFloat | None = None
+    stuck_after_steps: pydantic.PositiveFloat = 10.0
+    stuck_after_seconds: pydantic.PositiveFloat = 30.0
+    phase_timeout_seconds: pydantic.PositiveFloat = 570.0
+    start_timeout_seconds: pydantic.PositiveFloat = 60.0
+    idle_timeout_seconds: pydantic.PositiveFloat = 60.0
 
     @classmethod
     def of(cls, runtime: Limits) -> Limits:
@@ -54,9 +41,9 @@ _TEXT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([A-Z]{3})")
 class Price(Stored):
     """An amount of money."""
 
-    amount: FiniteFloat = Field(gt=0)
+    amount: pydantic.FiniteFloat = pydantic.Field(gt=0)
     """Of one hour of one GPU."""
-    currency: str = Field(pattern="^[A-Z]{3}$")
+    currency: str = pydantic.Field(pattern="^[A-Z]{3}$")
     """ISO 4217."""
 
     def __str__(self) -> str:
@@ -75,8 +62,8 @@ def read_price(value: Any) -> Any:
 
 GivenPrice = Annotated[
     Price,
-    BeforeValidator(read_price),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
+    pydantic.BeforeValidator(read_price),
+    pydantic.WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
 ]
 """A setting in money per hour of one GPU."""
 
@@ -88,14 +75,14 @@ def read_turns(value: Any) -> Any:
     raise ValueError("give the steps of a turn, auto: the harness decides, or null: each cell runs whole")
 
 
-_SIZE = TypeAdapter(ByteSize)
+_SIZE = pydantic.TypeAdapter(pydantic.ByteSize)
 
 
 def read_bytes(value: Any) -> int:
     """The bytes that a number or a text such as '2GB' (10^9) or '2GiB' (2^30) means. Raises ValueError."""
     try:
         size = int(_SIZE.validate_python(value))
-    except ValidationError:
+    except pydantic.ValidationError:
         size = 0
     if size < 1:
         raise ValueError("give bytes, or a size such as 2GB (10^9 bytes each) or 2GiB (2^30)")
@@ -104,8 +91,8 @@ def read_bytes(value: Any) -> int:
 
 Bytes = Annotated[
     int,
-    BeforeValidator(read_bytes),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
+    pydantic.BeforeValidator(read_bytes),
+    pydantic.WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
 ]
 """A setting in bytes."""
 
@@ -127,10 +114,10 @@ def speeds_are_asked(question: ReportFocus) -> bool:
 class MeasureSection(SettingsSection):
     """Which steps of a run are measured how."""
 
-    warmup_steps: NonNegativeInt = 3
-    probed_steps: NonNegativeInt = 2
-    traced_steps: NonNegativeInt = 1
-    cooldown_steps: NonNegativeInt = 3
+    warmup_steps: pydantic.NonNegativeInt = 3
+    probed_steps: pydantic.NonNegativeInt = 2
+    traced_steps: pydantic.NonNegativeInt = 1
+    cooldown_steps: pydantic.NonNegativeInt = 3
     trace: bool = False
     matmul_peak: bool = False
     memory_snapshot: bool = False
@@ -139,12 +126,12 @@ class MeasureSection(SettingsSection):
     timed: bool = True
     weight_digests: bool = True
 
-    @field_validator("checkpoint", mode="before")
+    @pydantic.field_validator("checkpoint", mode="before")
     @classmethod
     def _format_of_truth(cls, value: Any) -> Any:
         return {True: "native", False: "none"}[value] if isinstance(value, bool) else value
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _settings_take_effect(self) -> MeasureSection:
         if self.trace and not self.traced_steps:
             raise ValueError("`trace` needs `traced_steps` of at least 1")
@@ -186,7 +173,7 @@ class RuntimeSection(Limits):
     """The machine's side of a run."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads_per_rank: PositiveInt | None = Field(None, le=1024)
+    threads_per_rank: pydantic.PositiveInt | None = pydantic.Field(None, le=1024)
     memory_limit: Bytes | None = None
     preset: Literal["like-for-like", "library-defaults"] = "like-for-like"
     loading: AskedLoading = "slices"
@@ -196,10 +183,12 @@ class CompareSection(SettingsSection):
     """The matrix that `compare` runs."""
 
     question: ReportFocus = "all"
-    backends: list[str] = Field(list(IN_DEFAULT_COMPARISON), min_length=1)
-    world_sizes: list[PositiveInt] = Field([2], min_length=1)
-    repeats: PositiveInt = Field(1, le=MOST_REPEATS)
-    turns: Annotated[PositiveInt | Literal["auto"] | None, BeforeValidator(read_turns)] = "auto"
+    backends: list[str] = pydantic.Field(list(IN_DEFAULT_COMPARISON), min_length=1)
+    world_sizes: list[pydantic.PositiveInt] = pydantic.Field([2], min_length=1)
+    repeats: pydantic.PositiveInt = pydantic.Field(1, le=MOST_REPEATS)
+    turns: Annotated[pydantic.PositiveInt | Literal["auto"] | None, pydantic.BeforeValidator(read_turns)] = (
+        "auto"
+    )
     price_per_gpu_hour: GivenPrice | None = None
     noise_runs: bool = True
 
@@ -215,13 +204,13 @@ class Experiment(Job):
     runtime: RuntimeSection = RuntimeSection()
     compare: CompareSection = CompareSection()
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _limit_takes_effect(self) -> Experiment:
         if self.runtime.memory_limit and not self.measure.probed_steps and self.runtime.device != "cuda":
             raise ValueError("`runtime.memory_limit` needs `measure.probed_steps` of at least 1 on the CPU")
         return self
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _checkpoint_is_reached(self) -> Experiment:
         measure, steps = self.measure, self.training.steps
         if not measure.saves_checkpoint:

@@ -12,17 +12,7 @@ from fnmatch import fnmatchcase
 from importlib.resources import files
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+import pydantic
 
 from harness.backends.base import Compile, OptimizerImplementation, OptimizerKind, Precision
 from harness.backends.model_source import AskedLoading
@@ -40,7 +30,7 @@ WORDS: dict[str, dict[str, str]] = tomllib.loads(
 class SettingsSection(TypedValues):
     """A part of a configuration: frozen, unknown keys refused; settings.toml says what each key means."""
 
-    model_config = ConfigDict(defer_build=True)  # schemas are built once the words are in
+    model_config = pydantic.ConfigDict(defer_build=True)  # schemas are built once the words are in
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -50,7 +40,7 @@ class SettingsSection(TypedValues):
 
 def later_setting(default: Any, **of: Any) -> Any:
     """A field that documents of jobs leave out while it has its default: earlier jobs' stay as they are."""
-    return Field(default, exclude_if=lambda value: value == default, **of)
+    return pydantic.Field(default, exclude_if=lambda value: value == default, **of)
 
 
 _SPELLING = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<function>[A-Za-z_]\w*)")
@@ -72,7 +62,7 @@ def _checked(spelling: str) -> str:
     return spelling
 
 
-Factory = Annotated[str, AfterValidator(_checked)]
+Factory = Annotated[str, pydantic.AfterValidator(_checked)]
 
 
 def factory_field(makes: str) -> Any:
@@ -114,10 +104,10 @@ class ModelSection(SettingsSection):
     arguments: dict[str, Any] = arguments_field()
     block_class: str | None = later_setting(None)
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
-    dropout: float | None = Field(0.0, ge=0, lt=1)
+    dropout: float | None = pydantic.Field(0.0, ge=0, lt=1)
     compile: Compile = later_setting("none")
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _one_source(self) -> ModelSection:
         if self.name is not None and self.config is not None:
             raise ValueError("give either `name` or `config`, not both")
@@ -161,13 +151,13 @@ class AdapterSection(SettingsSection):
     """Low-rank adapters (peft's LoRA): they alone are trained, all other weights are frozen."""
 
     kind: Literal["none", "lora"] = "none"
-    rank: PositiveInt = 8
-    alpha: PositiveFloat = 16.0
-    dropout: float = Field(0.0, ge=0, lt=1)
+    rank: pydantic.PositiveInt = 8
+    alpha: pydantic.PositiveFloat = 16.0
+    dropout: float = pydantic.Field(0.0, ge=0, lt=1)
     targets: list[str] | None = None
     base_dtype: Literal["fp32", "bf16", "nf4"] | None = None
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _settings_take_effect(self) -> AdapterSection:
         given = sorted(self.model_fields_set - {"kind"})
         given = [name for name in given if getattr(self, name) != type(self).model_fields[name].default]
@@ -196,9 +186,9 @@ class LossSection(SettingsSection):
     reduction: Literal["sum", "mean"] = "mean"
     targets: Literal["samples", "labels"] = "samples"
 
-    chunk_tokens: PositiveInt | None = later_setting(None)
+    chunk_tokens: pydantic.PositiveInt | None = later_setting(None)
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _arguments_are_used(self) -> LossSection:
         if self.arguments and self.factory is None:
             raise ValueError("`arguments` need a `factory`")
@@ -230,17 +220,17 @@ class DataSection(SettingsSection):
     prompt_field: str | None = None
     label_field: str = later_setting("label")
     tokenizer: str = "bytes"
-    sequence_length: PositiveInt = Field(128, lt=2**31)
-    target_length: PositiveInt | None = later_setting(None, lt=2**31)
-    image_size: PositiveInt = later_setting(32, le=4096)
-    classes: PositiveInt | None = later_setting(None)
+    sequence_length: pydantic.PositiveInt = pydantic.Field(128, lt=2**31)
+    target_length: pydantic.PositiveInt | None = later_setting(None, lt=2**31)
+    image_size: pydantic.PositiveInt = later_setting(32, le=4096)
+    classes: pydantic.PositiveInt | None = later_setting(None)
     packed: bool | None = None
     document_attention: Literal["across", "within"] = later_setting("across")
     shuffle: bool = True
-    limit: PositiveInt | None = None
+    limit: pydantic.PositiveInt | None = None
     targets: Targets = later_setting("text")
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _path_fits_source(self) -> DataSection:
         if self.factory is not None:
             if self.path is not None or self.source != "prose":
@@ -259,7 +249,7 @@ class DataSection(SettingsSection):
             raise ValueError("`classes` is of source synthetic-images; other data say how many they have")
         return self
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _samples_are_possible(self) -> DataSection:
         if self.prompt_field is not None and (self.source not in ROWS or self.is_packed):
             raise ValueError(f"`prompt_field` needs source {', '.join(ROWS)} and `packed: false`")
@@ -296,12 +286,12 @@ class UpdateGroup:
 class GroupSection(SettingsSection):
     """Parameters whose names match a pattern, and what of the optimizer's constants is their own."""
 
-    parameters: str = Field(min_length=1)
-    learning_rate: PositiveFloat | None = None
-    weight_decay: NonNegativeFloat | None = None
+    parameters: str = pydantic.Field(min_length=1)
+    learning_rate: pydantic.PositiveFloat | None = None
+    weight_decay: pydantic.NonNegativeFloat | None = None
     frozen: bool = False
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _says_something(self) -> GroupSection:
         own = self.learning_rate is not None or self.weight_decay is not None
         if self.frozen and own:
@@ -357,28 +347,28 @@ class OptimizerSection(SettingsSection):
     )
     arguments: dict[str, Any] = arguments_field()
     newton_schulz: NewtonSchulz = later_setting("fp32")
-    learning_rate: PositiveFloat = 0.001
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.95, ge=0, lt=1)
-    epsilon: PositiveFloat = 1e-08
+    learning_rate: pydantic.PositiveFloat = 0.001
+    beta1: float = pydantic.Field(0.9, ge=0, lt=1)
+    beta2: float = pydantic.Field(0.95, ge=0, lt=1)
+    epsilon: pydantic.PositiveFloat = 1e-08
     momentum: float = later_setting(0.0, ge=0, lt=1)
-    weight_decay: NonNegativeFloat = 0.1
+    weight_decay: pydantic.NonNegativeFloat = 0.1
     decay: Literal["matrices", "all"] = "matrices"
     groups: list[GroupSection] = later_setting([])
     implementation: OptimizerImplementation = later_setting("default")
 
-    @field_validator("kind", mode="before")
+    @pydantic.field_validator("kind", mode="before")
     @classmethod
     def _as_spelled_elsewhere(cls, kind: object) -> object:
         return kind_of(kind) if isinstance(kind, str) else kind
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _factory_is_own(cls, values: Any) -> Any:
         has_factory = isinstance(values, dict) and values.get("factory") is not None
         return {"kind": "own", **values} if has_factory else values
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _settings_take_effect(self) -> OptimizerSection:
         if (self.kind == "own") != (self.factory is not None):
             raise ValueError("`factory` and `kind: own` need each other; give both or neither")
@@ -461,12 +451,12 @@ class ScheduleSection(SettingsSection):
     """The learning rate over steps."""
 
     kind: Literal["constant", "linear", "cosine", "deepspeed"] = "cosine"
-    warmup_steps: NonNegativeInt = 2
-    final_fraction: float = Field(0.1, ge=0, le=1)
+    warmup_steps: pydantic.NonNegativeInt = 2
+    final_fraction: float = pydantic.Field(0.1, ge=0, le=1)
     scheduler: str | None = later_setting(None)
     parameters: dict[str, Any] = later_setting({})
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _scheduler_takes_effect(self) -> ScheduleSection:
         if (self.scheduler is not None) != (self.kind == "deepspeed"):
             raise ValueError("`scheduler` and `kind: deepspeed` need each other; give both or neither")
@@ -524,21 +514,21 @@ FACTORIES = (("model", "factory"), ("data", "factory"), ("loss", "factory"), ("o
 class TrainingSection(SettingsSection):
     """Batch, length, precision and randomness of the training."""
 
-    steps: PositiveInt | None = None
-    epochs: PositiveFloat | None = None
-    global_batch_size: PositiveInt | None = None
-    micro_batch_size: PositiveInt | None = None
-    accumulation_steps: PositiveInt | None = None
+    steps: pydantic.PositiveInt | None = None
+    epochs: pydantic.PositiveFloat | None = None
+    global_batch_size: pydantic.PositiveInt | None = None
+    micro_batch_size: pydantic.PositiveInt | None = None
+    accumulation_steps: pydantic.PositiveInt | None = None
     precision: Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16", "fp8"] = "fp32"
-    gradient_clipping: PositiveFloat | None = 1.0
-    activation_checkpointing: bool | Annotated[str, Field(pattern=PARTIAL_CHECKPOINTING)] = False
-    initial_loss_scale: PositiveFloat = 2.0**16
-    loss_scale_growth_interval: PositiveInt = 1000
-    seed: NonNegativeInt = Field(0, lt=2**63)
+    gradient_clipping: pydantic.PositiveFloat | None = 1.0
+    activation_checkpointing: bool | Annotated[str, pydantic.Field(pattern=PARTIAL_CHECKPOINTING)] = False
+    initial_loss_scale: pydantic.PositiveFloat = 2.0**16
+    loss_scale_growth_interval: pydantic.PositiveInt = 1000
+    seed: pydantic.NonNegativeInt = pydantic.Field(0, lt=2**63)
     deterministic: bool = True
     tf32: bool = False
 
-    @field_validator("activation_checkpointing", mode="before")
+    @pydantic.field_validator("activation_checkpointing", mode="before")
     @classmethod
     def _one_name_each(cls, value: Any) -> Any:
         """The words for true and false are those values, so that they are the same job."""
@@ -548,7 +538,7 @@ class TrainingSection(SettingsSection):
             else value
         )
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _consistent(self) -> TrainingSection:
         if self.steps is not None and self.epochs is not None:
             raise ValueError("give either `steps` or `epochs`, not both")
@@ -565,11 +555,11 @@ class TrainingSection(SettingsSection):
 class EvaluationSection(SettingsSection):
     """Loss on samples that are held out of the training."""
 
-    every_steps: PositiveInt | None = None
-    samples: PositiveInt = 32
-    answer_tokens: PositiveInt | None = later_setting(None)
+    every_steps: pydantic.PositiveInt | None = None
+    samples: pydantic.PositiveInt = 32
+    answer_tokens: pydantic.PositiveInt | None = later_setting(None)
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _answers_are_held_out(self) -> EvaluationSection:
         if self.answer_tokens is not None and self.every_steps is None:
             raise ValueError("`answer_tokens` needs `every_steps`: without evaluations nothing is held out")
@@ -581,7 +571,7 @@ class Job(SettingsSection):
 
     task: Task = later_setting(DEFAULT_TASK)
     model: ModelSection = ModelSection()
-    adapter: AdapterSection = Field(
+    adapter: AdapterSection = pydantic.Field(
         AdapterSection(),
         exclude_if=lambda adapter: not adapter.is_present,
     )
@@ -592,7 +582,7 @@ class Job(SettingsSection):
     training: TrainingSection = TrainingSection()
     evaluation: EvaluationSection = EvaluationSection()
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _tokenizer_of_the_model(cls, document: Any) -> Any:
         """A model by name is fed what its own tokenizer makes of the text, unless another is named."""
@@ -606,7 +596,7 @@ class Job(SettingsSection):
             return document
         return {**document, "data": {**data, "tokenizer": name}}
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _sections_fit(self) -> Job:
         require_fitting(self.task, self.model, self.data, self.loss)
         if self.adapter.is_present and self.task not in ("causal-lm", "seq2seq"):

@@ -18,15 +18,7 @@ from harness.job import batch
 from harness.job.config import require_existing
 from harness.job.experiment import Experiment, Limits, MeasureSection, speeds_are_asked
 from harness.job.job import FACTORIES, Job
-from harness.record import GivenPart, Record
-from harness.record.provenance import (
-    code_fingerprint,
-    content_digest,
-    factory_digest,
-    machine_name,
-    module_fingerprint,
-    package_versions,
-)
+from harness.record import GivenPart, Record, provenance
 from harness.record.store import as_name
 from harness.record.workload import depends_on_split, samples_at_once
 from harness.run_directory.request import Resume, RunRequest, require_same_job
@@ -224,15 +216,15 @@ def make_cell(
         "preset": (preset := registry.preset_of(label, experiment.runtime.preset)),
         "threads": experiment.runtime.threads_per_rank,
         "device": device,
-        "code": code_fingerprint(),
-        "packages": package_versions(entry.packages),
-        "machine": machine or machine_name(),
+        "code": provenance.code_fingerprint(),
+        "packages": provenance.package_versions(entry.packages),
+        "machine": machine or provenance.machine_name(),
         "nodes": nodes,
         "memory_limit": limit,
         "loading": experiment.runtime.loading,
         "optimizer_implementation": job.optimizer.implementation,
         **({} if job.training.deterministic else {"deterministic": False}),
-        "third_party": module_fingerprint(entry.target) if entry.is_third_party else None,
+        "third_party": provenance.module_fingerprint(entry.target) if entry.is_third_party else None,
         **({"resume": resume.saved.model_dump(mode="json", exclude={"job"})} if resume is not None else {}),
         **({"turns": turns} if turns is not None else {}),
     }
@@ -340,6 +332,6 @@ def _content_digests(job: Job, reads_files: bool, *, elsewhere: bool) -> dict[st
         require_plain_input(Path(name), "the job's file")
     if not reads_files:
         return {}
-    found = {name: content_digest(Path(name)) for name in named if os.path.exists(name)}
+    found = {name: provenance.content_digest(Path(name)) for name in named if os.path.exists(name)}
     factories = (getattr(getattr(job, section), key) for section, key in FACTORIES)
-    return found | {given: factory_digest(given) for given in factories if given}
+    return found | {given: provenance.factory_digest(given) for given in factories if given}

@@ -28,16 +28,8 @@ from harness.errors import HarnessError, JobError
 from harness.files import name_multiprocessing_folder, scratch_folder
 from harness.job.experiment import Experiment
 from harness.job.pairs import why_refused
-from harness.launch import open_standard_streams
+from harness.launch import ending, open_standard_streams
 from harness.launch.cells import begin_run
-from harness.launch.ending import (
-    end_all,
-    end_asked,
-    end_of_fork_server,
-    fork_server,
-    kill_fork_server,
-    leaving_none_behind,
-)
 from harness.launch.owner import forget_owner, keep_outcome, note_owner
 from harness.launch.rank_main import enter_question, enter_rank
 from harness.launch.watch import Watch, ask_where
@@ -85,7 +77,7 @@ InTurns = Generator[str, TurnEvent, Result]
 
 def whole(run: InTurns[Result]) -> Result:
     """The result of a run that takes no turns; leaves no process behind."""
-    with leaving_none_behind():
+    with ending.leaving_none_behind():
         try:
             next(run)
         except StopIteration as end:
@@ -123,7 +115,7 @@ class LocalLauncher:
             self._context = multiprocessing.get_context("forkserver")
             self._context.set_forkserver_preload(["harness.rank.preload"])
             name_multiprocessing_folder()
-            atexit.register(kill_fork_server)
+            atexit.register(ending.kill_fork_server)
             resource_tracker.ensure_running()  # its start would end the block
             # A server started meanwhile never meets Ctrl-C; one that comes is delivered afterwards.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -159,7 +151,7 @@ class LocalLauncher:
         ours, theirs = multiprocessing.Pipe(duplex=False)
         doing: str | None = None
         """Code of the user's own that runs."""
-        with scratch_folder("check") as scratch, leaving_none_behind():
+        with scratch_folder("check") as scratch, ending.leaving_none_behind():
             log = Path(scratch) / "log"
             process = self._begin(enter_question, function, argument, str(log), theirs)
             theirs.close()
@@ -185,7 +177,7 @@ class LocalLauncher:
                     ) from error
                 raise HarnessError(f"{what} failed with exit code {process.exitcode}{said}") from error
             except KeyboardInterrupt:
-                end_asked(process)
+                ending.end_asked(process)
                 raise
             process.join()
         if "error" in answer:
@@ -224,7 +216,7 @@ class LocalLauncher:
                 if ours is not None and theirs is not None:
                     running.calls[rank] = ours
                     theirs.close()
-            server = fork_server()
+            server = ending.fork_server()
             stopped = yield from running.follow()
         except KeyboardInterrupt:
             # The ranks are ended and the record is written in seconds: a second Ctrl-C must not lose it.
@@ -234,14 +226,14 @@ class LocalLauncher:
             if (note := running.watch.still()) is not None:
                 ask_where(run_directory, _living(processes), note)
         except BaseException:  # the folder is gone or cannot be read any more, or another run failed so
-            end_all(list(processes.values()), started)
+            ending.end_all(list(processes.values()), started)
             raise
         running.note_ends()
         in_order_of_their_end = sorted(processes, key=lambda r: (running.ended_at.get(r, math.inf), r))
         codes = {rank: processes[rank].exitcode for rank in in_order_of_their_end}
-        end_all(list(processes.values()), started)
+        ending.end_all(list(processes.values()), started)
         running.pass_events_on()
-        lost = end_of_fork_server(server) if UNSEEN in codes.values() else None
+        lost = ending.end_of_fork_server(server) if UNSEEN in codes.values() else None
         verdict = Verdict(status="failed", kind=ForkServerLost.__name__, cause=lost) if lost else None
         return Outcome(exit_codes=codes, ended_at=running.ended_at, stopped=stopped, verdict=verdict)
 
@@ -257,7 +249,7 @@ class LocalLauncher:
         try:
             process.start()
         except (EOFError, OSError) as error:
-            if (end := end_of_fork_server(fork_server())) is None:
+            if (end := ending.end_of_fork_server(ending.fork_server())) is None:
                 raise
             raise ForkServerLost(f"{end}; a new one starts what follows") from error
         return process
@@ -511,7 +503,7 @@ def take_turns(
     """
     waiting: dict[str, str] = {}
     interrupted: KeyboardInterrupt | None = None
-    with leaving_none_behind():
+    with ending.leaving_none_behind():
         try:
             for key, place in _order(runs, waiting):
                 on_turn(key)

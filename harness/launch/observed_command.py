@@ -28,17 +28,8 @@ from harness.launch.ending import die_with, leaving_none_behind
 from harness.launch.owner import forget_owner, note_owner
 from harness.record import ErrorPart, Record, Status
 from harness.record.store import Store, as_name, keep_record
+from harness.run_directory import observed_record
 from harness.run_directory.assemble import INTERRUPTED
-from harness.run_directory.observed_record import (
-    ObserveRequest,
-    ScriptRow,
-    assemble_observed,
-    note_end,
-    processes_folder,
-    record_of_no_training,
-    told_apart,
-    wait_for_processes,
-)
 from harness.run_directory.rank_state import log_tail, read_log
 from harness.run_directory.request import launcher_log
 from harness.safe_text import described, redacted
@@ -87,14 +78,14 @@ def observe_command(
         raise HarnessError(f"'{redacted(observed[0])}' cannot be started: {error.strerror}") from error
     code, told, told_at = _followed_to_its_end(process)
     with suppress(OSError):
-        note_end(directory, process.pid, code)
+        observed_record.note_end(directory, process.pid, code)
     exit_code = code if code >= 0 else 128 - code
     # Launchers end with 1, or by another signal, where their ranks were told to end.
     if told is not None and (code < 0 or code == 1):
         exit_code = 128 + told
     try:
-        wait_for_processes(directory)
-        record = assemble_observed(directory, request, code, told_at)
+        observed_record.wait_for_processes(directory)
+        record = observed_record.assemble_observed(directory, request, code, told_at)
         if record is None:
             store.discard(request.run_id)
         else:
@@ -119,13 +110,13 @@ def _begin(
     store: Store,
     measure: MeasureSection,
     command: Sequence[str],
-    row: ScriptRow | None = None,
+    row: observed_record.ScriptRow | None = None,
     label: str = "",
-) -> tuple[ObserveRequest, Path]:
+) -> tuple[observed_record.ObserveRequest, Path]:
     """What its processes are asked to measure, and the new folder of the run that says so."""
     now = datetime.now(UTC)
     name = as_name(redacted(Path(observed[0]).name if row is None else row.label))
-    request = ObserveRequest(
+    request = observed_record.ObserveRequest(
         run_id=f"{now.strftime('%Y%m%d-%H%M%S')}-observed-{name}-{secrets.token_hex(3)}",
         created_at=now.isoformat(timespec="milliseconds"),
         command=list(command),
@@ -166,7 +157,7 @@ class RowLaunch:
 
 
 def observe_row(
-    row: ScriptRow,
+    row: observed_record.ScriptRow,
     launch: RowLaunch,
     store: Store,
     measure: MeasureSection,
@@ -177,7 +168,9 @@ def observe_row(
     request, directory = _begin(launch.script, store, measure, command, row)
 
     def untrained(status: Status, **why: Any) -> Record:
-        return record_of_no_training(request, launch.world_size, launch.device, launch.base, status, **why)
+        return observed_record.record_of_no_training(
+            request, launch.world_size, launch.device, launch.base, status, **why
+        )
 
     if launch.why_not is not None:
         return _kept(directory, untrained("unsupported", reasons=[launch.why_not]))
@@ -193,9 +186,9 @@ def observe_row(
             return _kept(directory, _not_started(untrained, error))
         code, told_at, late = _ended_in_time(process, directory, limits)
         with suppress(OSError):
-            note_end(directory, process.pid, code)
-        wait_for_processes(directory)
-    record = assemble_observed(directory, request, code, told_at)
+            observed_record.note_end(directory, process.pid, code)
+        observed_record.wait_for_processes(directory)
+    record = observed_record.assemble_observed(directory, request, code, told_at)
     if record is None:
         raised = [line for line in RAISED.findall(read_log(log)) if not line.startswith(OF_LAUNCHERS)]
         ended = f"no process of the script trained: {raised[-1] if raised else f'exit code {code}'}"
@@ -207,7 +200,7 @@ def observe_row(
         message = why.message.replace(INTERRUPTED, late)
         why = why.model_copy(update={"kind": "Timeout", "message": message, "log_tail": log_tail(log)})
         record = record.model_copy(update={"status": "timeout", "error": why})
-    return _kept(directory, told_apart(record, row))
+    return _kept(directory, observed_record.told_apart(record, row))
 
 
 RAISED = re.compile(r"^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*(?:Error|Exception)\b.*)$", re.MULTILINE)
@@ -268,7 +261,7 @@ def observed_environment(directory: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(paths),
         RUN_DIRECTORY: str(directory),
         PACKAGES: str(ROOT),
-        PROCESSES: str(processes_folder(directory)),
+        PROCESSES: str(observed_record.processes_folder(directory)),
     }
 
 

@@ -43,13 +43,7 @@ from harness.rank.probes.device_watch import watch_device
 from harness.rank.probes.memory import HostPeak
 from harness.rank.probes.time import Clock
 from harness.rank.probes.weights import combined, digest_share, digest_weights, moment_sums
-from harness.rank.process.environment import (
-    device_name,
-    join_process_group,
-    prepare_process,
-    random_state,
-    world_of,
-)
+from harness.rank.process import environment
 from harness.rank.process.start import SignalThread, Turns
 from harness.record import ObservedPart, SetupMemoryPart, WeightsPart
 from harness.record.run import weights_differ
@@ -200,7 +194,7 @@ def run_rank(
     measurements. `turns`: those in which it takes its timed steps.
     """
     request = RunRequest.read(run_directory)
-    world = registry.placed(request.backend, world_of(request.device, request.ranks_per_node))
+    world = registry.placed(request.backend, environment.world_of(request.device, request.ranks_per_node))
     try:
         telling = _Telling(
             started=time.perf_counter(),
@@ -216,7 +210,7 @@ def run_rank(
     telling.signals.on_state_asked(run_directory, world.rank)
     tell_through(telling.position.hear)
     try:
-        prepare_process(request, world)
+        environment.prepare_process(request, world)
         _train(request, run_directory, world, telling)
     except Unsupported as reason:
         telling.events.write(UnsupportedEvent(reasons=[described(reason)]))
@@ -255,7 +249,7 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
     counter, observer = instruments.counter, instruments.observer
     position.enter("rendezvous")
     with counter.counting("setup"):
-        collectives = join_process_group(world, request.limits.collective_seconds)
+        collectives = environment.join_process_group(world, request.limits.collective_seconds)
     peaks, not_setup = _matmul_peaks(request)
     position.enter("load data")
     sampler = Sampler(samples := load_samples(request.job), request.job)
@@ -286,7 +280,7 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
             claim=registry.claimed_strategy(backend),
             own_forms=forms,
             host=socket.gethostname(),
-            device_name=device_name(world),
+            device_name=environment.device_name(world),
             placement=placement(world.device),
             accelerator=describe_accelerator(world.device),
             **vars(built),
@@ -294,7 +288,7 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
             steps=loop.steps,
             setup_memory=host_memory,
             matmul_flops_per_second=peaks,
-            random_state=random_state(world.device),
+            random_state=environment.random_state(world.device),
         )
         events.write(ready)
         telling.signals.on_termination(lambda: _write_before_ending(instruments, telling))

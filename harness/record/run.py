@@ -8,18 +8,7 @@ from math import prod
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    PositiveInt,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    field_validator,
-    model_validator,
-)
+import pydantic
 from pydantic_core import PydanticCustomError
 
 from harness.backends.base import Effective
@@ -31,22 +20,11 @@ from harness.forms.terms import OwnForms
 from harness.forms.textbook import is_stub
 from harness.job.experiment import MeasureSection, Price, ReportFocus
 from harness.job.job import Job, SettingsSection
-from harness.record.measured import (
-    AnswersPart,
-    CommunicationPart,
-    EnvironmentPart,
-    EvaluationPart,
-    Part,
-    RankPart,
-    ResumedPart,
-    StepPart,
-    TurnsPart,
-    WindowsPart,
-)
+from harness.record import measured
 from harness.safe_text import MOST_MESSAGE_BYTES, KeptCommand, capped
 
 
-class TensorPart(Part):
+class TensorPart(measured.Part):
     """A tensor of the model: a parameter or a buffer."""
 
     name: str
@@ -56,7 +34,7 @@ class TensorPart(Part):
     dtype: str
     """Its dtype, such as 'float32'."""
 
-    @field_validator("shape")
+    @pydantic.field_validator("shape")
     @classmethod
     def _has_a_size(cls, shape: list[int]) -> list[int]:
         if min(shape, default=0) < 0 or prod(shape) > LARGEST_NUMBER:
@@ -64,7 +42,7 @@ class TensorPart(Part):
         return shape
 
 
-class AttentionPart(Part):
+class AttentionPart(measured.Part):
     """Heads of a decoder, alike in all of its blocks."""
 
     layers: int
@@ -77,7 +55,7 @@ class AttentionPart(Part):
     """Elements of a token in one head."""
 
 
-class LayoutPart(Part):
+class LayoutPart(measured.Part):
     """What closed forms need to know of the model, as it was before a library touched it."""
 
     parameters: list[TensorPart]
@@ -115,11 +93,11 @@ class LayoutPart(Part):
     known."""
     evaluates_alike: bool | None = True
     """Whether an evaluation runs the same modules in the same order; None: not known."""
-    depends_on_data: bool = Field(False, exclude_if=lambda value: not value)
+    depends_on_data: bool = pydantic.Field(False, exclude_if=lambda value: not value)
     """Whether values or random numbers may decide what a step runs: bytes of the steps are not judged where
     they hang on that."""
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _untraced(cls, values: Any) -> Any:
         """A record from before gradients were traced knows neither, unless each of its modules runs once."""
@@ -128,7 +106,7 @@ class LayoutPart(Part):
         return values
 
 
-class GeometryPart(Part):
+class GeometryPart(measured.Part):
     """What closed forms of the arithmetic need to know of a decoder."""
 
     multiplying_parameters: int
@@ -139,7 +117,7 @@ class GeometryPart(Part):
     """Heads times their dimension."""
 
 
-class ModelPart(Part):
+class ModelPart(measured.Part):
     """What was really built."""
 
     architecture: str
@@ -160,7 +138,7 @@ class ModelPart(Part):
     """Values of the Hugging Face configuration that differ from its defaults; empty: it has none."""
 
 
-class DataPart(Part):
+class DataPart(measured.Part):
     """Sizes of the data."""
 
     samples: int
@@ -190,7 +168,7 @@ def weights_differ(left: str | None, right: str | None) -> bool:
     return left != right
 
 
-class WeightsPart(Part):
+class WeightsPart(measured.Part):
     """All master weights at one moment."""
 
     digest: str
@@ -210,7 +188,7 @@ class WeightsPart(Part):
     """Those of them that are not their master, rounded to their dtype."""
 
 
-class SplitPart(Part):
+class SplitPart(measured.Part):
     """Whether the gradient of a batch hangs on how it is cut: of the first batches, where it does most."""
 
     difference: float
@@ -246,7 +224,7 @@ class SplitPart(Part):
         return self.varies or not self.difference <= self.rounding
 
 
-class ModelLossPart(Part):
+class ModelLossPart(measured.Part):
     """The loss that the model returns, beside the job's of the same outputs: of one batch, at the end."""
 
     model: float
@@ -261,7 +239,7 @@ OUTSIDE = "outside"
 """Between the end of a step's clock and the begin of the next one's."""
 
 
-class ObservedPart(Part):
+class ObservedPart(measured.Part):
     """What the harness saw of a run without asking the backend; None: it could not see."""
 
     parameters_left_out: list[str] = []
@@ -297,7 +275,7 @@ class ObservedPart(Part):
     """Those of them that have the same values after the last step; None: not looked at, or there are none."""
     compute_dtype: str | None = None
     """Of most outputs of linear layers and convolutions in the first steps; None: none was seen."""
-    products_otherwise: dict[str, list[str]] = Field({}, exclude_if=lambda value: not value)
+    products_otherwise: dict[str, list[str]] = pydantic.Field({}, exclude_if=lambda value: not value)
     """Linear layers and convolutions whose outputs had another dtype than most, by dtype."""
     model_loss: ModelLossPart | None = None
     """None: the model returns no loss, is compiled or divided, or the job has a loss of its own."""
@@ -336,7 +314,7 @@ class ObservedPart(Part):
     deterministic: bool | None = None
     """Whether torch uses deterministic kernels. Not if CUDA's attention would only warn."""
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _without_counts(cls, values: Any) -> Any:
         """Older records have what the reference counted where values decide what runs."""
@@ -346,17 +324,17 @@ class ObservedPart(Part):
 Settings = TypeVar("Settings", bound=SettingsSection)
 
 
-def _as_recorded(kind: type[Settings]) -> WrapValidator:
-    def read(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+def _as_recorded(kind: type[Settings]) -> pydantic.WrapValidator:
+    def read(value: Any, validate: pydantic.ValidatorFunctionWrapHandler) -> Any:
         try:
             return validate(value)
-        except ValidationError:
+        except pydantic.ValidationError:
             return value if isinstance(value, kind) else _unchecked(kind, value)
 
-    return WrapValidator(read)
+    return pydantic.WrapValidator(read)
 
 
-def _unchecked(kind: type[BaseModel], value: Any) -> BaseModel:
+def _unchecked(kind: type[pydantic.BaseModel], value: Any) -> pydantic.BaseModel:
     """The settings as they stand, with defaults for those that are missing; an unknown one is refused.
 
     None, whatever the type, is what was not seen of an observed script.
@@ -373,7 +351,7 @@ def _unchecked(kind: type[BaseModel], value: Any) -> BaseModel:
         name: _unchecked(annotation, item)
         if item is not None
         and isinstance(annotation := kind.model_fields[name].annotation, type)
-        and issubclass(annotation, BaseModel)
+        and issubclass(annotation, pydantic.BaseModel)
         else item
         for name, item in value.items()
     }
@@ -394,7 +372,7 @@ def _types(annotation: Any) -> tuple[type, ...]:
         return (float, int)
     if kind in (bool, int, str, NoneType, list, dict):
         return (kind,)
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
+    if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
         return (dict,)
     return (object,)
 
@@ -407,7 +385,7 @@ def seen_job(seen: Mapping[str, Any]) -> Job:
     sections: dict[str, Any] = {}
     for name, field in Job.model_fields.items():
         section = field.annotation
-        if isinstance(section, type) and issubclass(section, BaseModel):
+        if isinstance(section, type) and issubclass(section, pydantic.BaseModel):
             values = {key: seen.get(f"{name}.{key}") for key in section.model_fields}
             sections[name] = section.model_construct(**values)
         else:
@@ -419,24 +397,24 @@ RecordedJob = Annotated[Job, _as_recorded(Job)]
 RecordedMeasure = Annotated[MeasureSection, _as_recorded(MeasureSection)]
 
 
-class DimensionPart(Part):
+class DimensionPart(measured.Part):
     """One dimension of the ranks."""
 
     name: Dimension
     """What ranks along it divide: 'data' and 'shard' the samples, 'tensor' each layer, 'sequence' each
     sample, 'pipeline' the layers."""
-    size: int = Field(ge=1, le=MOST_RANKS)
+    size: int = pydantic.Field(ge=1, le=MOST_RANKS)
     """Ranks along it."""
 
 
-class WorldPart(Part):
+class WorldPart(measured.Part):
     """The ranks, and how the global batch was cut over them."""
 
-    nodes: int = Field(ge=1, le=MOST_RANKS)
+    nodes: int = pydantic.Field(ge=1, le=MOST_RANKS)
     """Machines that the ranks ran on."""
-    ranks_per_node: int = Field(ge=1, le=MOST_RANKS)
+    ranks_per_node: int = pydantic.Field(ge=1, le=MOST_RANKS)
     """Ranks on each of them."""
-    world_size: int = Field(ge=1, le=MOST_RANKS)
+    world_size: int = pydantic.Field(ge=1, le=MOST_RANKS)
     """Ranks altogether."""
     device: str
     """'cpu' or 'cuda'."""
@@ -444,9 +422,9 @@ class WorldPart(Part):
     """Transport of the collectives: 'gloo' or 'nccl'."""
     threads_per_rank: int
     """CPU threads of each rank."""
-    micro_batch_size: PositiveInt
+    micro_batch_size: pydantic.PositiveInt
     """Samples per rank and forward pass."""
-    accumulation_steps: PositiveInt
+    accumulation_steps: pydantic.PositiveInt
     """Forward passes per optimizer step and rank."""
     preset: str
     """`runtime.preset`: settings shared by all libraries, or their own defaults."""
@@ -471,7 +449,7 @@ class WorldPart(Part):
         return self.mesh.data_size
 
 
-class RankStatePart(Part):
+class RankStatePart(measured.Part):
     """Where one rank of a run was when the run had to be ended."""
 
     rank: int
@@ -488,12 +466,12 @@ class RankStatePart(Part):
     """What else is known: the process was stopped, or gone."""
 
 
-class ErrorPart(Part):
+class ErrorPart(measured.Part):
     """Why a run has no result, or not a whole one."""
 
     kind: str
     """Exception, or how the run ended: 'Exit', 'Stuck', 'Timeout', 'Interrupted', 'LauncherLost' ..."""
-    message: Annotated[str, AfterValidator(lambda text: capped(text, 2 * MOST_MESSAGE_BYTES))]
+    message: Annotated[str, pydantic.AfterValidator(lambda text: capped(text, 2 * MOST_MESSAGE_BYTES))]
     """What happened, in one line."""
     rank: int | None = None
     """The rank at fault; None: not one rank, or not known."""
@@ -513,7 +491,7 @@ FileKind = Literal["accelerate", "deepspeed"]
 GivenMode = Literal["like-for-like", "exactly-as-given"]
 
 
-class GivenSettingPart(Part):
+class GivenSettingPart(measured.Part):
     """One key of the file and what became of it."""
 
     key: str
@@ -530,7 +508,7 @@ class GivenSettingPart(Part):
     """Why a key was pinned, or what else to know."""
 
 
-class GivenPart(Part):
+class GivenPart(measured.Part):
     """A file of Accelerate or DeepSpeed, key by key."""
 
     file: str
@@ -553,7 +531,7 @@ PER_TOKEN = "averaged over target tokens"
 """Ends what says where an observed script's loss is from, if it is per token."""
 
 
-class ObservationPart(Part):
+class ObservationPart(measured.Part):
     """What a script ran on, what its figures are taken from, and what could not be known.
 
     Of such a run `job` holds the settings that were seen. Those that were not are null.
@@ -561,7 +539,7 @@ class ObservationPart(Part):
 
     command: KeptCommand
     """The command that was observed."""
-    label: str = Field("", exclude_if=lambda value: not value)
+    label: str = pydantic.Field("", exclude_if=lambda value: not value)
     """What `observe --label` called it."""
     files: dict[str, str] = {}
     """Digest of each file that the command names."""
@@ -579,7 +557,7 @@ class ObservationPart(Part):
     synchronised_at: int | None = None
     """The step, from 0, before which ranks whose passes exchange nothing were first seen to exchange weights
     or gradients; None: they were not, or their passes do."""
-    judged_by: str | None = Field(None, exclude_if=lambda value: value is None)
+    judged_by: str | None = pydantic.Field(None, exclude_if=lambda value: value is None)
     """Label of the script's run that others of its comparison are judged by; None: it was run alone."""
     has_loader: bool = True
     """Whether batches were seen to come from a data loader: else `ranks[].data_seconds` is all that a script
@@ -593,19 +571,19 @@ class ObservationPart(Part):
     backward_ratio: float | None = None
     """What backward() got in a step over the mean of its micro-steps' losses, if it is the same in all steps:
     1 where gradients are those of the mean; None: not known, or a step has one micro-step."""
-    shorter_ratios: dict[int, float] = Field({}, exclude_if=lambda value: not value)
+    shorter_ratios: dict[int, float] = pydantic.Field({}, exclude_if=lambda value: not value)
     """The same of steps with fewer micro-steps, by their number."""
     kept_gradients: int = 0
     """Of the first updates, those whose gradients were never gone since the update before."""
     scheduler_calls: int | None = None
     """Calls of a scheduler per update where they are several, and do not end with its schedule."""
-    evaluations_in_training: list[int] = Field([], exclude_if=lambda value: not value)
+    evaluations_in_training: list[int] = pydantic.Field([], exclude_if=lambda value: not value)
     """Steps before which passes without gradients ran in training mode."""
     evaluating_since: int | None = None
     """The first step whose model was in evaluation mode."""
-    added: list[str] = Field([], exclude_if=lambda value: not value)
+    added: list[str] = pydantic.Field([], exclude_if=lambda value: not value)
     """Parameters that train in the wrapped model, and that were added to it after it was wrapped."""
-    is_moved: bool = Field(False, exclude_if=lambda value: not value)
+    is_moved: bool = pydantic.Field(False, exclude_if=lambda value: not value)
     """Whether every weight was moved to the next number before the first step: what then differs is what
     rounding alone may change."""
     has_form: bool = True
@@ -618,7 +596,7 @@ Verdict = Literal["fits", "close", "tight", "does not fit"]
 """`tight` is what earlier records call `close`: above nine tenths of the limit."""
 
 
-class PredictionPart(Part):
+class PredictionPart(measured.Part):
     """Predicted memory of the rank that needs most, and the memory that there was."""
 
     peak_bytes: int
@@ -670,7 +648,7 @@ def with_details(effective: Any) -> Any:
 ArtifactKind = Literal["trace", "memory snapshot", "checkpoint"]
 
 
-class ArtifactPart(Part):
+class ArtifactPart(measured.Part):
     """A file or folder next to the record."""
 
     kind: ArtifactKind
@@ -681,7 +659,7 @@ class ArtifactPart(Part):
     """The rank that wrote it; None: all of them."""
 
 
-class BackendPart(Part):
+class BackendPart(measured.Part):
     """Which backend, and what it really ran."""
 
     label: str
@@ -690,7 +668,7 @@ class BackendPart(Part):
     """Name in the registry."""
     options: dict[str, Any] = {}
     """Options with their values, as they were given."""
-    effective: Annotated[Effective | None, BeforeValidator(with_details)] = None
+    effective: Annotated[Effective | None, pydantic.BeforeValidator(with_details)] = None
     native_config: dict[str, Any] | None = None
     """The configuration that the library was handed, where it takes one."""
     versions: dict[str, str] = {}
@@ -726,7 +704,7 @@ class BackendPart(Part):
         return document
 
 
-class Record(Part):
+class Record(measured.Part):
     """One run, self-contained."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
@@ -747,7 +725,7 @@ class Record(Part):
     """Settings that decide the mathematics, every default written out."""
     job_id: str
     """Hash of what is trained; only runs with equal ids are compared."""
-    resumed: ResumedPart | None = None
+    resumed: measured.ResumedPart | None = None
     """The checkpoint that the run continued; None: it began at its first step."""
     cell: str
     """Key of job, backend, world, repeat, measurement and code: equal cells need not run again."""
@@ -761,7 +739,7 @@ class Record(Part):
     """As the user gave it; None: not given."""
     backend: BackendPart
     world: WorldPart
-    environment: EnvironmentPart
+    environment: measured.EnvironmentPart
     layout: LayoutPart | None = None
     model: ModelPart | None = None
     data: DataPart | None = None
@@ -769,28 +747,28 @@ class Record(Part):
     """Master weights before the first step."""
     final_weights: WeightsPart | None = None
     """Master weights after the last step."""
-    moment_norms: dict[str, tuple[float, float]] = Field({}, exclude_if=lambda value: not value)
+    moment_norms: dict[str, tuple[float, float]] = pydantic.Field({}, exclude_if=lambda value: not value)
     """By parameter, of Adam's moments after the last step: L2 norm of the first, and the root of the sum of
     the second, which is that of squared gradients averaged over the last steps. {}: another optimizer,
     weights were not digested, the backend does not list its pieces, or an older record."""
     split: SplitPart | None = None
     """None: not measured, as in all runs but the reference, or a sum over samples by construction."""
-    update_of_part: float | None = Field(None, exclude_if=lambda value: value is None)
+    update_of_part: float | None = pydantic.Field(None, exclude_if=lambda value: value is None)
     """Of an optimizer of the user's own: how far the updates of half a matrix, flattened and alone, lie from
     the same half of the whole matrix's, over their size. 0 where each element is updated on its own; None: a
     known optimizer, or one that could not be tried."""
     observed: ObservedPart | None = None
     observation: ObservationPart | None = None
     """How the run was observed; None: the harness ran its own loop."""
-    steps: list[StepPart] = []
-    ranks: list[RankPart] = []
-    comm: list[CommunicationPart] = []
-    eval: list[EvaluationPart] = []
+    steps: list[measured.StepPart] = []
+    ranks: list[measured.RankPart] = []
+    comm: list[measured.CommunicationPart] = []
+    eval: list[measured.EvaluationPart] = []
     """Evaluations, over all ranks."""
-    answers: AnswersPart | None = None
+    answers: measured.AnswersPart | None = None
     """Answers to the held-out questions after the training; None: none were asked for, or the run ended."""
-    windows: WindowsPart | None = None
-    turns: TurnsPart | None = None
+    windows: measured.WindowsPart | None = None
+    turns: measured.TurnsPart | None = None
     """In which turns the timed steps were taken; None: one after the other, by this cell alone."""
     prediction: PredictionPart | None = None
     """None in records from before runs were predicted, and where no prediction could be made."""

@@ -19,32 +19,14 @@ from typing import Any, Literal
 
 import psutil
 
+from harness import record
 from harness.backends import registry
 from harness.backends.base import Effective
 from harness.backends.mesh import Mesh
 from harness.files import write_atomically
-from harness.record import (
-    AnswersPart,
-    ArtifactKind,
-    ArtifactPart,
-    BackendPart,
-    DimensionPart,
-    EnvironmentPart,
-    ErrorPart,
-    InterfacePart,
-    NodePart,
-    ObservedPart,
-    Part,
-    RankPart,
-    Record,
-    Status,
-    StepPart,
-    TurnsPart,
-    WindowsPart,
-    WorldPart,
-)
 from harness.record.measured import PerStep
 from harness.record.provenance import environment, package_versions
+from harness.run_directory import rank_state
 from harness.run_directory.events import (
     Events,
     FailureEvent,
@@ -59,20 +41,6 @@ from harness.run_directory.events import (
     line_of_out_of_memory,
     read_events,
     steps_of,
-)
-from harness.run_directory.rank_state import (
-    Owner,
-    StuckNote,
-    log_tail,
-    parting,
-    rank_states,
-    read_log,
-    read_note,
-    read_part,
-    read_position,
-    shown_text,
-    still_note,
-    stuck_error,
 )
 from harness.run_directory.request import (
     RankExit,
@@ -98,7 +66,7 @@ TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
 class Verdict:
     """Why a run was ended from outside."""
 
-    status: Status
+    status: record.Status
     kind: str
     cause: str
     """A sentence without its end: 'after N steps' follows."""
@@ -189,45 +157,45 @@ _DEEPSPEED = re.compile(r"Detected a disagreement on list (?:length|contents) be
 """DeepSpeed 0.19.8, runtime/zero/utils.py, in the first two steps of stage 3."""
 
 
-def mismatch_error(run_directory: Path, events: Mapping[int, RankEvents]) -> ErrorPart | None:
+def mismatch_error(run_directory: Path, events: Mapping[int, RankEvents]) -> record.ErrorPart | None:
     """What a record says of ranks that disagree on a collective; None: no rank noticed that they do.
 
     Whoever received the wrong number of bytes noticed it; which rank is at fault cannot be told.
     """
     for rank, of_rank in events.items():
         said = "\n".join(failure.message for failure in of_rank.failures)
-        log = "" if of_rank.has_ended else read_log(rank_log(run_directory, rank))
+        log = "" if of_rank.has_ended else rank_state.read_log(rank_log(run_directory, rank))
         if (found := _GLOO.search(f"{said}\n{log}")) is not None:
             seen = f"rank {rank} received {found[1]} bytes where it waited for {found[2]}"
         elif _DEEPSPEED.search(said) is not None:
             seen = f"rank {rank} gathers the weights of other modules than rank 0"
         else:
             continue
-        position = read_position(run_directory, rank)
-        said = "; ".join(filter(None, [parting(run_directory, len(events)), seen]))
-        return ErrorPart(
+        position = rank_state.read_position(run_directory, rank)
+        said = "; ".join(filter(None, [rank_state.parting(run_directory, len(events)), seen]))
+        return record.ErrorPart(
             kind=KIND,
             message=f"the ranks disagree on a collective: {said}; `ranks` and the logs show where each rank "
             "was",
-            **ErrorPart.shared(position),
-            log_tail=log_tail(rank_log(run_directory, rank)),
-            ranks=rank_states(run_directory, len(events)),
+            **record.ErrorPart.shared(position),
+            log_tail=rank_state.log_tail(rank_log(run_directory, rank)),
+            ranks=rank_state.rank_states(run_directory, len(events)),
         )
     return None
 
 
 def status_of(
-    run_directory: Path, events: Events, steps: list[StepPart], outcome: Outcome
-) -> tuple[Status, ErrorPart | None]:
+    run_directory: Path, events: Events, steps: list[record.StepPart], outcome: Outcome
+) -> tuple[record.Status, record.ErrorPart | None]:
     """The status of a run, and why it has no complete result; `steps` are those that every rank finished."""
     if all(of_rank.done for of_rank in events.values()):
         return _finished(steps, events)
     if outcome.verdict is not None:
-        return outcome.verdict.status, ErrorPart(
+        return outcome.verdict.status, record.ErrorPart(
             kind=outcome.verdict.kind,
             message=f"{outcome.verdict.cause} after {len(steps)} steps",
             log_tail=_log_tail(run_directory, 0),
-            ranks=rank_states(run_directory, len(events)),
+            ranks=rank_state.rank_states(run_directory, len(events)),
         )
     cause = cause_of(events, outcome)
     if (error := _silent_out_of_memory(run_directory, events, cause)) is not None:
@@ -237,7 +205,7 @@ def status_of(
     misses_a_peer = cause is not None and cause.order[0] > 0
     if any(of_rank.reasons for of_rank in events.values()) and (cause is None or misses_a_peer):
         return "unsupported", None
-    note = read_note(run_directory)
+    note = rank_state.read_note(run_directory)
     # What a rank said that was ended because all of them were stuck is no cause.
     own = (
         cause is not None
@@ -249,9 +217,9 @@ def status_of(
     if outcome.stopped == "interrupted":
         return "failed", interrupted_error(run_directory, len(events), len(steps))
     if note is not None or outcome.stopped == "timeout":
-        note = note or StuckNote(kind="Timeout", reason="the time limit of the run passed")
+        note = note or rank_state.StuckNote(kind="Timeout", reason="the time limit of the run passed")
         note = note.model_copy(update={"reason": f"stopped after {len(steps)} steps: {note.reason}"})
-        error = stuck_error(run_directory, len(events), note)
+        error = rank_state.stuck_error(run_directory, len(events), note)
         return "timeout", error.model_copy(update={"log_tail": _log_tail(run_directory, error.rank or 0)})
     cause = Cause(rank=0, exit_code=outcome.exit_codes.get(0), order=(0, 0))
     return "failed", _error(run_directory, cause)
@@ -260,23 +228,25 @@ def status_of(
 INTERRUPTED = "interrupted by the user"
 
 
-def interrupted_error(run_directory: Path, world_size: int, steps: int) -> ErrorPart:
+def interrupted_error(run_directory: Path, world_size: int, steps: int) -> record.ErrorPart:
     """What a record says of a run that was told to end, also where its ranks stood if they stood still."""
     ended = f"{INTERRUPTED} after {steps} steps"
-    if (note := read_note(run_directory) or still_note(run_directory, world_size)) is None:
-        ranks = rank_states(run_directory, world_size)
-        return ErrorPart(kind="Interrupted", message=ended, ranks=ranks)
+    if (
+        note := rank_state.read_note(run_directory) or rank_state.still_note(run_directory, world_size)
+    ) is None:
+        ranks = rank_state.rank_states(run_directory, world_size)
+        return record.ErrorPart(kind="Interrupted", message=ended, ranks=ranks)
     note = note.model_copy(update={"reason": f"{ended}: {note.reason}"})
-    return stuck_error(run_directory, world_size, note).model_copy(update={"kind": "Interrupted"})
+    return rank_state.stuck_error(run_directory, world_size, note).model_copy(update={"kind": "Interrupted"})
 
 
-def _finished(steps: list[StepPart], events: Events) -> tuple[Status, ErrorPart | None]:
+def _finished(steps: list[record.StepPart], events: Events) -> tuple[record.Status, record.ErrorPart | None]:
     index = next((index for index, step in enumerate(steps) if step.loss is None), None)
     if index is None:
         return "ok", None
     own = [rank for rank, of_rank in events.items() if of_rank.steps[index].loss_sum is None]
     is_of_one = len(own) == 1 < len(events)
-    return "diverged", ErrorPart(
+    return "diverged", record.ErrorPart(
         kind="NotFinite",
         message=f"the loss is not finite from step {steps[index].step} on",
         rank=own[0] if is_of_one else None,
@@ -285,7 +255,9 @@ def _finished(steps: list[StepPart], events: Events) -> tuple[Status, ErrorPart 
     )
 
 
-def _silent_out_of_memory(run_directory: Path, events: Events, cause: Cause | None) -> ErrorPart | None:
+def _silent_out_of_memory(
+    run_directory: Path, events: Events, cause: Cause | None
+) -> record.ErrorPart | None:
     """Of a rank that ran out of memory and was ended before it could say so; None: there is none.
 
     NCCL's watchdog aborts the process, or a synchronisation of the exception's way out never returns. What a
@@ -296,21 +268,21 @@ def _silent_out_of_memory(run_directory: Path, events: Events, cause: Cause | No
     for rank, of_rank in events.items():
         if of_rank.has_ended:
             continue
-        line = line_of_out_of_memory(read_log(rank_log(run_directory, rank)))
+        line = line_of_out_of_memory(rank_state.read_log(rank_log(run_directory, rank)))
         if line is not None:
             own = cause.exit_code if cause is not None and cause.rank == rank else None
             error = _error(run_directory, Cause(rank=rank, exit_code=own, order=(0, 0)))
-            return error.model_copy(update={"kind": "OutOfMemory", "message": shown_text(line)})
+            return error.model_copy(update={"kind": "OutOfMemory", "message": rank_state.shown_text(line)})
     return None
 
 
-def _error(run_directory: Path, cause: Cause) -> ErrorPart:
+def _error(run_directory: Path, cause: Cause) -> record.ErrorPart:
     """What a record says of the rank that a run is blamed on."""
     rank, failure, code = cause.rank, cause.failure, cause.exit_code
-    position = read_position(run_directory, rank)
+    position = rank_state.read_position(run_directory, rank)
     own = {"rank": rank, "exit_code": code, "log_tail": _log_tail(run_directory, rank)}
     if failure is not None:
-        return ErrorPart(**ErrorPart.shared(failure) | own | {"kind": failure.error_kind})
+        return record.ErrorPart(**record.ErrorPart.shared(failure) | own | {"kind": failure.error_kind})
     doing = position.doing if position is not None else None
     within = f" in {doing}" if doing else ""
     if code is None:
@@ -327,18 +299,20 @@ def _error(run_directory: Path, cause: Cause) -> ErrorPart:
         message = f"{doing} ended the rank with exit code {code}; return what it makes instead"
     else:
         message = f"the rank ended with exit code {code} before it finished"
-    return ErrorPart(kind="Exit", message=message, **ErrorPart.shared(position), **own)
+    return record.ErrorPart(kind="Exit", message=message, **record.ErrorPart.shared(position), **own)
 
 
 def _log_tail(run_directory: Path, rank: int) -> str:
-    return log_tail(rank_log(run_directory, rank)) or log_tail(launcher_log(run_directory))
+    return rank_state.log_tail(rank_log(run_directory, rank)) or rank_state.log_tail(
+        launcher_log(run_directory)
+    )
 
 
 PHASES = ("forward", "backward", "step")
 WAITING = "waiting"
 
 
-def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Record:
+def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> record.Record:
     """Build the record of a run from its ranks' events and the way its processes ended."""
     events, broken = read_events(run_directory, request.world_size)
     steps = steps_of(events, _mesh(request))
@@ -346,10 +320,10 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
     return _record(run_directory, request, events, steps, status, error, broken)
 
 
-def record_of_fault(run_directory: Path, request: RunRequest, error: BaseException) -> Record:
+def record_of_fault(run_directory: Path, request: RunRequest, error: BaseException) -> record.Record:
     """The record of a run of which nothing else can be said than that starting or reading it raised this."""
     events = {rank: RankEvents() for rank in range(request.world_size)}
-    part = ErrorPart(kind=encodable(type(error).__name__), message=described(error))
+    part = record.ErrorPart(kind=encodable(type(error).__name__), message=described(error))
     return _record(run_directory, request, events, [], "failed", part, 0)
 
 
@@ -357,24 +331,24 @@ def _record(
     run_directory: Path,
     request: RunRequest,
     events: Events,
-    steps: list[StepPart],
-    status: Status,
-    error: ErrorPart | None,
+    steps: list[record.StepPart],
+    status: record.Status,
+    error: record.ErrorPart | None,
     broken: int,
-) -> Record:
+) -> record.Record:
     setup, final = events[0].setup, events[0].final
     mesh, scales = _mesh(request), request.job.training.precision == "fp16-mixed"
-    both = Record.model_fields.keys() & RunRequest.model_fields
+    both = record.Record.model_fields.keys() & RunRequest.model_fields
     asked = {name: getattr(request, name) for name in both}
-    known = Record.shared(setup) | asked | measured_parts(events, steps)
+    known = record.Record.shared(setup) | asked | measured_parts(events, steps)
     whole_model = mesh.size("pipeline") == 1
-    left: list[tuple[ArtifactKind, int | None, Path]] = []
+    left: list[tuple[record.ArtifactKind, int | None, Path]] = []
     for rank in range(request.world_size):
         left.append(("trace", rank, trace_file(run_directory, rank)))
         left.append(("memory snapshot", rank, snapshot_file(run_directory, rank)))
     if request.measure.keep_checkpoint:
         left.append(("checkpoint", None, checkpoint_folder(run_directory)))
-    return Record(
+    return record.Record(
         **known
         | {
             "status": status,
@@ -382,10 +356,10 @@ def _record(
             "reasons": list(dict.fromkeys(r for of_rank in events.values() for r in of_rank.reasons)),
             "resumed": request.resume.saved.resumed() if request.resume else None,
             "backend": _backend(request, setup, events[0].final),
-            "world": WorldPart(
-                **WorldPart.shared(request),
+            "world": record.WorldPart(
+                **record.WorldPart.shared(request),
                 collectives=setup.collectives if setup else ("nccl" if request.device == "cuda" else "gloo"),
-                dimensions=[DimensionPart(name=name, size=size) for name, size in mesh.sizes]
+                dimensions=[record.DimensionPart(name=name, size=size) for name, size in mesh.sizes]
                 if mesh.shares_samples
                 else [],
             ),
@@ -410,7 +384,7 @@ def _record(
             "turns": _turns(events),
             "skipped_steps": sum(step.gradient_norm is None for step in steps) if scales else 0,
             "artifacts": [
-                ArtifactPart(kind=kind, rank=rank, path=path.name)
+                record.ArtifactPart(kind=kind, rank=rank, path=path.name)
                 for kind, rank, path in left
                 if path.exists()
             ],
@@ -418,26 +392,28 @@ def _record(
     )
 
 
-def measured_parts(events: Events, steps: list[StepPart]) -> dict[str, Any]:
+def measured_parts(events: Events, steps: list[record.StepPart]) -> dict[str, Any]:
     """Fields of a record that the ranks' measurements fill."""
     windows: list[str] = [step.window for step in steps]
     measured = [of_rank.measured for of_rank in events.values() if of_rank.measured]
     return {
         "steps": steps,
-        "windows": WindowsPart(**{name: windows.count(name) for name in WindowsPart.model_fields}),
+        "windows": record.WindowsPart(
+            **{name: windows.count(name) for name in record.WindowsPart.model_fields}
+        ),
         "ranks": [part for rank in events if (part := rank_part(rank, events[rank])) is not None],
         "comm": [row for of_rank in measured for row in of_rank.communication],
     }
 
 
-def assemble_refused(run_directory: Path, request: RunRequest, reason: str) -> Record:
+def assemble_refused(run_directory: Path, request: RunRequest, reason: str) -> record.Record:
     """Build the record of a run whose ranks were not started."""
     events = {rank: RankEvents() for rank in range(request.world_size)}
     events[0].reasons.append(reason)
     return _record(run_directory, request, events, [], "unsupported", None, 0)
 
 
-def _backend(request: RunRequest, setup: SetupEvent | None, final: FinalEvent | None) -> BackendPart:
+def _backend(request: RunRequest, setup: SetupEvent | None, final: FinalEvent | None) -> record.BackendPart:
     entry, options = registry.parse(request.backend)
     own = {"label": request.backend, "name": entry.name, "options": options.model_dump(mode="json")}
     in_force = final.in_force if setup and final else {}
@@ -446,8 +422,11 @@ def _backend(request: RunRequest, setup: SetupEvent | None, final: FinalEvent | 
         for name, value in in_force.items()
         if setup and value != getattr(setup.effective, name)
     }
-    return BackendPart(
-        **BackendPart.shared(setup) | own | {"given": request.given, "changed": changed} | versions_of(setup)
+    return record.BackendPart(
+        **record.BackendPart.shared(setup)
+        | own
+        | {"given": request.given, "changed": changed}
+        | versions_of(setup)
     )
 
 
@@ -456,11 +435,11 @@ def versions_of(setup: SetupEvent | None) -> dict[str, Any]:
     return {"versions": (setup.versions if setup else None) or package_versions()}
 
 
-def _turns(events: Events) -> TurnsPart | None:
+def _turns(events: Events) -> record.TurnsPart | None:
     turns = events[0].turns
     if not turns:
         return None
-    return TurnsPart(
+    return record.TurnsPart(
         steps=turns[0].steps,
         places=[turn.place for turn in turns],
         beside=sorted({run for turn in turns for run in turn.beside}),
@@ -486,7 +465,7 @@ def _moment_norms(events: Events) -> dict[str, tuple[float, float]]:
     return {name: (first**0.5, second**0.5) for name, (first, second) in added.items()}
 
 
-def _observed(events: Events, mesh: Mesh) -> ObservedPart | None:
+def _observed(events: Events, mesh: Mesh) -> record.ObservedPart | None:
     """As rank 0 saw it; of a pipeline's ranks each trains parameters of its own."""
     seen = [of_rank.final.observed for of_rank in events.values() if of_rank.final is not None]
     first = events[0].final
@@ -502,15 +481,18 @@ def _mesh(request: RunRequest) -> Mesh:
     return registry.mesh_of(request.backend, request.world_size)
 
 
-def rank_part(rank: int, events: RankEvents) -> RankPart | None:
+def rank_part(rank: int, events: RankEvents) -> record.RankPart | None:
     """What one rank measured; None: it never was ready to train."""
     setup, final, steps = events.setup, events.final, events.steps
     if setup is None:
         return None
     known = (
-        {"memory": []} | RankPart.shared(setup) | RankPart.shared(events.measured) | RankPart.shared(final)
+        {"memory": []}
+        | record.RankPart.shared(setup)
+        | record.RankPart.shared(events.measured)
+        | record.RankPart.shared(final)
     )
-    for name, column in RankPart.model_fields.items():
+    for name, column in record.RankPart.model_fields.items():
         for mark in column.metadata:
             if isinstance(mark, PerStep):
                 values = [getattr(row, mark.field) for row in steps]
@@ -518,7 +500,7 @@ def rank_part(rank: int, events: RankEvents) -> RankPart | None:
     # A pipeline's ranks also wait for other stages.
     phases = [*PHASES, *([WAITING] if any(WAITING in row.phase_seconds for row in steps) else [])]
     figures = dict.fromkeys(name for row in steps for name in row.figures)
-    return RankPart(
+    return record.RankPart(
         **known,
         step_figures={name: [row.figures.get(name) for row in steps] for name in figures},
         phase_seconds={phase: [row.phase_seconds.get(phase, 0.0) for row in steps] for phase in phases},
@@ -553,7 +535,7 @@ def _passes(steps: Sequence[StepEvent]) -> dict[int, tuple[int, int] | None]:
     return found
 
 
-def _answers(events: Events, mesh: Mesh) -> AnswersPart | None:
+def _answers(events: Events, mesh: Mesh) -> record.AnswersPart | None:
     """Those of every data rank; None where one of them gave none."""
     counted = [of_rank for rank, of_rank in events.items() if mesh.counts_samples(rank)]
     parts = [of_rank.final.answers if of_rank.final else None for of_rank in counted]
@@ -561,7 +543,7 @@ def _answers(events: Events, mesh: Mesh) -> AnswersPart | None:
     given = sorted((answer for part in known for answer in part.given), key=lambda answer: answer.sample)
     if len(known) < len(parts) or not given:
         return None
-    return AnswersPart(
+    return record.AnswersPart(
         exact_match=100 * sum(answer.exact_match for answer in given) / len(given),
         f1=100 * sum(answer.f1 for answer in given) / len(given),
         seconds=max(part.seconds for part in known),
@@ -588,18 +570,18 @@ def write_node(run_directory: Path, node: int) -> None:
     write_atomically(node_file(run_directory, node), describe_node().model_dump_json())
 
 
-class NodeFile(Part):
-    environment: EnvironmentPart
-    topology: NodePart
+class NodeFile(record.Part):
+    environment: record.EnvironmentPart
+    topology: record.NodePart
 
 
 def read_nodes(run_directory: Path) -> list[NodeFile]:
     """What the nodes reported, in order; empty if the launcher knows its only node itself."""
-    found = (read_part(path, NodeFile) for path in sorted(run_directory.glob("node-*.json")))
+    found = (rank_state.read_part(path, NodeFile) for path in sorted(run_directory.glob("node-*.json")))
     return [node for node in found if node is not None]
 
 
-def run_environment(run_directory: Path) -> EnvironmentPart:
+def run_environment(run_directory: Path) -> record.EnvironmentPart:
     """The environment of a record: of the first node, with the topology of every node under 'nodes'."""
     nodes = read_nodes(run_directory)
     if not nodes:
@@ -616,7 +598,7 @@ def describe_node() -> NodeFile:
     facts = environment().model_copy(update={"started_at": datetime.now(UTC).isoformat(timespec="seconds")})
     addresses = psutil.net_if_addrs()
     interfaces = [
-        InterfacePart(
+        record.InterfacePart(
             name=name,
             addresses=[one.address for one in addresses.get(name, []) if one.family == socket.AF_INET],
             megabits_per_second=state.speed or None,
@@ -631,7 +613,7 @@ def describe_node() -> NodeFile:
         command = ["nvidia-smi", "topo", "-m"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         gpu_topology = done.stdout.splitlines() if done.returncode == 0 else None
-    topology = NodePart(
+    topology = record.NodePart(
         host=socket.gethostname(),
         cpu=facts.cpu,
         cores=facts.cores,
@@ -705,7 +687,7 @@ def _unlike(mine: Any, other: Any) -> bool:
 
 
 def _fields(
-    mine: Effective | ObservedPart, other: Effective | ObservedPart, names: tuple[str, ...]
+    mine: Effective | record.ObservedPart, other: Effective | record.ObservedPart, names: tuple[str, ...]
 ) -> dict[str, list[Any]]:
     """A rank whose part of every weight is empty knows none of their dtypes."""
     pairs = {name: [getattr(mine, name), getattr(other, name)] for name in names}
@@ -717,7 +699,7 @@ def _fields(
     }
 
 
-def _constants(mine: ObservedPart, other: ObservedPart) -> Iterator[tuple[str, list[Any]]]:
+def _constants(mine: record.ObservedPart, other: record.ObservedPart) -> Iterator[tuple[str, list[Any]]]:
     """Constants and parameters of the optimizers' groups: of lists of parameters what the other lacks.
 
     ', changed in step 3' is said of a constant that was the same before.
@@ -766,7 +748,7 @@ def wait_for_ends(run_directory: Path, world_size: int) -> None:
 
 def noted_exits(run_directory: Path, ranks: Iterable[int]) -> dict[int, RankExit]:
     """How ranks ended as their monitors noted it, the first to end first."""
-    notes = {rank: read_part(rank_exit(run_directory, rank), RankExit) for rank in ranks}
+    notes = {rank: rank_state.read_part(rank_exit(run_directory, rank), RankExit) for rank in ranks}
     known = {rank: note for rank, note in notes.items() if note is not None}
     return dict(sorted(known.items(), key=lambda item: (item[1].at, item[0])))
 
@@ -793,7 +775,7 @@ def external_outcome(run_directory: Path, world_size: int) -> Outcome:
 
 def is_gone(run_directory: Path, rank: int) -> bool:
     """Whether the monitor of a rank is known to have ended."""
-    owner = read_part(rank_owner(run_directory, rank), Owner)
+    owner = rank_state.read_part(rank_owner(run_directory, rank), rank_state.Owner)
     return owner is not None and owner.is_gone
 
 
@@ -802,7 +784,7 @@ def has_gone(run_directory: Path, rank: int) -> bool:
     return _is_known(run_directory, rank) and not has_ended_well(run_directory, rank)
 
 
-def exits_before_stuck(run_directory: Path, note: StuckNote) -> Outcome:
+def exits_before_stuck(run_directory: Path, note: rank_state.StuckNote) -> Outcome:
     """Of a run whose ranks had to be ended: the exits of those that had ended by themselves before."""
     return _as_noted(noted_exits(run_directory, note.gone_ranks), stopped="stuck")
 

@@ -13,27 +13,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
+from harness import record
 from harness.backends.base import Effective
 from harness.backends.mesh import Mesh
 from harness.backends.strategy import StrategyKind
 from harness.forms.terms import OwnForms
-from harness.record import (
-    AcceleratorPart,
-    AnswerPart,
-    CheckpointPart,
-    CommunicationPart,
-    DataPart,
-    EvaluationPart,
-    LayoutPart,
-    ModelPart,
-    ObservationPart,
-    ObservedPart,
-    Part,
-    SplitPart,
-    StepPart,
-    WeightsPart,
-    Window,
-)
 from harness.record.measured import EndedRank, ProbedRank, ReadyRank
 from harness.record.run import with_details
 from harness.run_directory.request import rank_file
@@ -47,14 +31,14 @@ Duration = Annotated[float, AfterValidator(lambda seconds: round(seconds, 9))]
 """Seconds to the nanosecond, as far as the clock goes: more digits would be those of a binary fraction."""
 
 
-class UnsupportedEvent(Part):
+class UnsupportedEvent(record.Part):
     """The backend cannot run here."""
 
     kind: Literal["unsupported"] = "unsupported"
     reasons: list[str]
 
 
-class FailureEvent(Part):
+class FailureEvent(record.Part):
     """An exception ended the rank."""
 
     kind: Literal["failure"] = "failure"
@@ -74,24 +58,24 @@ class SetupEvent(ReadyRank):
     effective: Annotated[Effective, BeforeValidator(with_details)]
     native_config: dict[str, Any]
     versions: dict[str, str]
-    initial_weights: WeightsPart | None
+    initial_weights: record.WeightsPart | None
     collectives: str
     claim: StrategyKind | None = None
     own_forms: OwnForms | None = None
     """Of rank 0 only."""
-    accelerator: AcceleratorPart | None = None
-    layout: LayoutPart | None = None
+    accelerator: record.AcceleratorPart | None = None
+    layout: record.LayoutPart | None = None
     """None: the backend did not build the model."""
-    model: ModelPart | None = None
-    split: SplitPart | None = None
+    model: record.ModelPart | None = None
+    split: record.SplitPart | None = None
     update_of_part: float | None = None
-    data: DataPart | None
+    data: record.DataPart | None
     """None: not known of an observed script."""
     steps: int | None
     """Of the whole training; None: not known of an observed script."""
 
 
-class AppliedGradients(Part):
+class AppliedGradients(record.Part):
     """Gradients that the optimizer was given on this rank, after clipping."""
 
     squares: float | None
@@ -100,12 +84,12 @@ class AppliedGradients(Part):
     """Elements over those of all parameters that train."""
 
 
-class StepEvent(Part):
+class StepEvent(record.Part):
     """One optimizer step: see `StepPart` and `RankPart` for what they share."""
 
     kind: Literal["step"] = "step"
     step: int
-    window: Window
+    window: record.Window
     loss_sum: float | None
     gradient_norm: float | None
     norm_is_partial: bool = False
@@ -143,11 +127,11 @@ class StepEvent(Part):
     """See `step_figures` of `RankPart`."""
 
 
-class ObservationEvent(Part):
+class ObservationEvent(record.Part):
     """What was seen of a training script; the last one counts."""
 
     kind: Literal["observation"] = "observation"
-    observation: ObservationPart
+    observation: record.ObservationPart
     seen: dict[str, Any]
     """Settings of a job by their names, such as 'training.precision', as far as they were seen."""
     world_size: int
@@ -160,7 +144,7 @@ class ObservationEvent(Part):
     """Of the built-in backend that runs the same strategy, as the script gave them to a library."""
 
 
-class TurnEvent(Part):
+class TurnEvent(record.Part):
     """A turn begins; also what a launcher sends to the ranks that wait for it."""
 
     kind: Literal["turn"] = "turn"
@@ -176,7 +160,7 @@ class TurnEvent(Part):
     """Processor time that the rank took meanwhile, all threads together."""
 
 
-class EvaluationEvent(Part):
+class EvaluationEvent(record.Part):
     """One evaluation."""
 
     kind: Literal["evaluation"] = "evaluation"
@@ -188,14 +172,14 @@ class EvaluationEvent(Part):
     seconds: float
 
 
-class CheckpointEvent(Part):
+class CheckpointEvent(record.Part):
     """A checkpoint was saved or loaded."""
 
     kind: Literal["checkpoint"] = "checkpoint"
-    part: CheckpointPart
+    part: record.CheckpointPart
 
 
-class ExaminedEvent(Part):
+class ExaminedEvent(record.Part):
     """Gradients and updates of one step by parameter, as sketches; for a diagnosis."""
 
     kind: Literal["examined"] = "examined"
@@ -210,13 +194,13 @@ class MeasuredEvent(ProbedRank):
     """Everything that was probed."""
 
     kind: Literal["measured"] = "measured"
-    communication: list[CommunicationPart]
+    communication: list[record.CommunicationPart]
 
 
-class RankAnswers(Part):
+class RankAnswers(record.Part):
     """Answers of one rank to its share of the held-out questions."""
 
-    given: list[AnswerPart]
+    given: list[record.AnswerPart]
     seconds: float
 
 
@@ -224,8 +208,8 @@ class FinalEvent(EndedRank):
     """The state after the training."""
 
     kind: Literal["final"] = "final"
-    weights: WeightsPart | None
-    observed: ObservedPart
+    weights: record.WeightsPart | None
+    observed: record.ObservedPart
     loss_scale: float | None = None
     """After the training; None: no scaler, or the backend does not say."""
     answers: RankAnswers | None = None
@@ -235,14 +219,14 @@ class FinalEvent(EndedRank):
     """By parameter, of this rank: sums of the squared first and of the second moments of Adam."""
 
 
-class StoppedEvent(Part):
+class StoppedEvent(record.Part):
     """The rank was asked to terminate."""
 
     kind: Literal["stopped"] = "stopped"
     at: float
 
 
-class DoneEvent(Part):
+class DoneEvent(record.Part):
     """The rank finished."""
 
     kind: Literal["done"] = "done"
@@ -391,13 +375,13 @@ def _until_gap(rows: Sequence[OfStep], whole: Sequence[OfStep]) -> list[OfStep]:
 Events = Mapping[int, RankEvents]
 
 
-def steps_of(events: Events, mesh: Mesh | None = None) -> list[StepPart]:
+def steps_of(events: Events, mesh: Mesh | None = None) -> list[record.StepPart]:
     """Steps that every rank finished, summed over the ranks; what ranks share counts once."""
     mesh = mesh or Mesh.data_parallel(len(events))
     return [_step(rows, mesh) for rows in zip(*(of_rank.steps for of_rank in events.values()), strict=False)]
 
 
-def _step(rows: Sequence[StepEvent], mesh: Mesh) -> StepPart:
+def _step(rows: Sequence[StepEvent], mesh: Mesh) -> record.StepPart:
     """What is summed is None where one rank does not know its part, the loss also where one is not finite."""
     first = rows[0]
     targets = first.global_target_tokens  # None: an observed script
@@ -410,7 +394,7 @@ def _step(rows: Sequence[StepEvent], mesh: Mesh) -> StepPart:
         name: None if (values := _known([getattr(row, name) for row in once])) is None else sum(values)
         for name in ("tokens", "target_tokens", "samples")
     }
-    return StepPart(
+    return record.StepPart(
         step=first.step,
         window=first.window,
         loss=_mean(
@@ -474,9 +458,9 @@ def _applied_gradient_norm(rows: Sequence[StepEvent]) -> float | None:
     return float((sum(squares for squares, _ in applied) / copies) ** 0.5)
 
 
-def evaluations_of(events: Events, mesh: Mesh) -> list[EvaluationPart]:
+def evaluations_of(events: Events, mesh: Mesh) -> list[record.EvaluationPart]:
     return [
-        EvaluationPart(
+        record.EvaluationPart(
             step=rows[0].step,
             loss=_mean([row.loss_sum for rank, row in enumerate(rows) if mesh.counts_loss(rank)], targets),
             target_tokens=targets,

@@ -31,16 +31,9 @@ from harness.backends.optimizer.groups import group_rate
 from harness.forms.terms import BETWEEN, SCALAR_BYTES, may_reduce
 from harness.rank.live.model_watch import depends_on_mode, in_backward
 from harness.rank.live.observer import DIGESTED_STEPS, OptimizerWatch
+from harness.rank.observing import hooks
 from harness.rank.observing.facts import Seen, is_causal, sharded_by, weights_of
 from harness.rank.observing.habits import Habits, divisor_of
-from harness.rank.observing.hooks import (
-    Apart,
-    Guarded,
-    OnImport,
-    Roots,
-    hook_frameworks,
-    hook_torch,
-)
 from harness.rank.observing.step import TRAINER, MicroBatch, MicroLoss, Step, returned_loss, scalar_of
 from harness.rank.observing.writing import Writing
 from harness.rank.probes.communication import LOADERS, CollectiveKey, CommunicationCounter
@@ -183,7 +176,7 @@ class Session:
         self.request = ObserveRequest.read(run_directory)
         self.counter = CommunicationCounter()
         self.counter.start()
-        self.roots: Roots | None = None
+        self.roots: hooks.Roots | None = None
         """The modules that the script calls, as a listener is told of them."""
         self.watch = OptimizerWatch(has_hook=False)
         self.seen, self.habits = Seen(), Habits()
@@ -593,7 +586,7 @@ class Session:
         self.counter.phase = phase or BETWEEN
 
 
-def start_observing(run_directory: Path, on_import: OnImport, apart: Apart = nullcontext) -> None:
+def start_observing(run_directory: Path, on_import: hooks.OnImport, apart: hooks.Apart = nullcontext) -> None:
     """Put hooks into torch now and into frameworks once they are imported; they work within `apart()`.
 
     The CPU's allocator counts from here, before the first tensor; on CUDA its own statistics are read.
@@ -601,10 +594,10 @@ def start_observing(run_directory: Path, on_import: OnImport, apart: Apart = nul
     session = Session(run_directory, allocator_probe("cpu"))
     rank = os.environ.get("RANK", "")
     note_start(run_directory, int(rank) if rank.isdecimal() else None, trains=False)
-    guarded = Guarded(session, apart)
-    session.roots = Roots(guarded)
-    hook_torch(guarded)
-    hook_frameworks(guarded, on_import)
+    guarded = hooks.Guarded(session, apart)
+    session.roots = hooks.Roots(guarded)
+    hooks.hook_torch(guarded)
+    hooks.hook_frameworks(guarded, on_import)
     _hook_end(guarded, run_directory, apart)
     shown: Callable[[Any], Any] = threading.excepthook
 
@@ -618,7 +611,7 @@ def start_observing(run_directory: Path, on_import: OnImport, apart: Apart = nul
     threading.excepthook = note
 
 
-def _hook_end(guarded: Guarded, run_directory: Path, apart: Apart) -> None:
+def _hook_end(guarded: hooks.Guarded, run_directory: Path, apart: hooks.Apart) -> None:
     """Finish when the process ends, however it does that."""
     failures: list[BaseException] = []
     shown, leave, process = sys.excepthook, os._exit, os.getpid()

@@ -50,14 +50,7 @@ from harness.rank.probes.probes import ProbedSteps
 from harness.rank.process.environment import device_name, random_state
 from harness.rank.process.start import write_collectives
 from harness.record import LayoutPart, ModelPart, ObservationPart
-from harness.run_directory.events import (
-    DoneEvent,
-    FailureEvent,
-    FinalEvent,
-    ObservationEvent,
-    SetupEvent,
-    is_out_of_memory,
-)
+from harness.run_directory import events
 from harness.run_directory.observed_record import LOSS, note_start, rank_ends
 from harness.run_directory.rank_state import STILL_SECONDS, PositionWriter
 from harness.run_directory.request import rank_file, rank_state
@@ -249,13 +242,13 @@ class Writing:
         self._write_observation()
         if self.described is not None:
             observed = observed_part(self.described.live, self._optimizers, self._seen)
-            self._events.write(FinalEvent(weights=None, observed=observed, probe_loss=None))
+            self._events.write(events.FinalEvent(weights=None, observed=observed, probe_loss=None))
         if failure is None:
-            self._events.write(DoneEvent())
+            self._events.write(events.DoneEvent())
             return
         text = described(failure) or "".join(traceback.format_exception_only(failure)).strip()
-        event = FailureEvent(
-            status="oom" if is_out_of_memory(failure) else "failed",
+        event = events.FailureEvent(
+            status="oom" if events.is_out_of_memory(failure) else "failed",
             error_kind=encodable(type(failure).__name__),
             message=text,
             at=time(),
@@ -286,12 +279,12 @@ class Writing:
             trained_elements=trained_elements(live.whole),
         )
 
-    def _setup_event(self, found: Described) -> SetupEvent:
+    def _setup_event(self, found: Described) -> events.SetupEvent:
         # Closed forms hold of one model, whose optimizer updates all that trains.
         has_form = found.live.has_form and self._seen.has_form and self._seen.updated_tensors != 0
         if self._others(found.live) or left_out(found.live, self._optimizers):
             has_form = False
-        return SetupEvent(
+        return events.SetupEvent(
             rank=self.world.rank,
             effective=found.effective,
             native_config=found.live.engine.native_config(),
@@ -388,7 +381,7 @@ class Writing:
             added=new,
             notes=notes,
         )
-        event = ObservationEvent(
+        event = events.ObservationEvent(
             observation=observation,
             seen=seen
             | {

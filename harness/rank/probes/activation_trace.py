@@ -27,16 +27,7 @@ from torch.utils._pytree import tree_leaves
 from harness.backends.model.blocks import needed_blocks
 from harness.backends.model.precision import cast_parameters
 from harness.errors import HarnessError
-from harness.forms.activations import (
-    MONOMIALS,
-    ActivationProfile,
-    Gradient,
-    Point,
-    Saved,
-    Segment,
-    Size,
-    to_json,
-)
+from harness.forms import activations
 from harness.job.job import ADAPTER_NAME, AdapterSection
 from harness.rank.models.adapter import BASE_DTYPES, is_adapter, peft_config
 from harness.rank.models.changes import enable_checkpointing
@@ -158,12 +149,12 @@ class Storages(TorchDispatchMode):
         self._replay.free(number)
 
 
-def size_of(count: int, batch: int, sequence: int) -> Size:
+def size_of(count: int, batch: int, sequence: int) -> activations.Size:
     """The bytes of a storage as a polynomial, from how often batch and sequence divide them."""
     powers_of_b = 0
     if batch > 1 and count % batch == 0:
         count, powers_of_b = count // batch, 1
-    coefficients = [0] * len(MONOMIALS)
+    coefficients = [0] * len(activations.MONOMIALS)
     shifted = count % (sequence - 1) == 0
     if shifted:  # tokens that have a next one
         count //= sequence - 1
@@ -176,17 +167,17 @@ def size_of(count: int, batch: int, sequence: int) -> Size:
     ):
         place = {(0, 0): 0, (1, 0): 1, (0, 1): 2, (1, 1): 3, (0, 2): 4, (1, 2): 5}[powers_of_b, power]
         coefficients[place] += factor
-    return Size(tuple(coefficients))
+    return activations.Size(tuple(coefficients))
 
 
 @dataclass
 class _Pass:
     """One pass over one segment."""
 
-    base: Size
-    points: list[list[tuple[str, Size]]] = field(default_factory=lambda: [[]])
+    base: activations.Size
+    points: list[list[tuple[str, activations.Size]]] = field(default_factory=lambda: [[]])
     """By number of gradients handed over: the non-dominated (module, live) in absolute terms."""
-    ready: list[tuple[str, Size]] = field(default_factory=list)
+    ready: list[tuple[str, activations.Size]] = field(default_factory=list)
 
 
 class Replay:
@@ -194,23 +185,23 @@ class Replay:
 
     def __init__(self, batch: int, sequence: int, blocks: int) -> None:
         self._batch, self._sequence, self._blocks = batch, sequence, blocks
-        self._live = Size()
-        self._storages: dict[int, tuple[int, str, Size]] = {}
+        self._live = activations.Size()
+        self._storages: dict[int, tuple[int, str, activations.Size]] = {}
         self._gone: list[int] = []
         """Freed since the last event: a collection of garbage may free within a sum of ours."""
-        self._saved: dict[int, dict[str, Size]] = {}
+        self._saved: dict[int, dict[str, activations.Size]] = {}
         self._passes: dict[tuple[str, int], _Pass] = {}
         self._current: _Pass | None = None
         self._segment = 0
-        self._ends: dict[int, Size] = {}
+        self._ends: dict[int, activations.Size] = {}
         """Live as the backward pass of each segment ends."""
 
-    def profile(self) -> ActivationProfile:
+    def profile(self) -> activations.ActivationProfile:
         """Of all that was told."""
         self._settle()
         self._ends[0] = self._live
         middle, head = self._blocks // 2, self._blocks + 1
-        return ActivationProfile(
+        return activations.ActivationProfile(
             embedding=self._segment_of(0), block=self._segment_of(1 + middle), head=self._segment_of(head),
             loss=self._segment_of(head + 1), kept=self._live,
         )  # fmt: skip
@@ -248,20 +239,22 @@ class Replay:
         self._current.ready.append((name, self._live))
         self._current.points.append([])
 
-    def _segment_of(self, index: int) -> Segment:
+    def _segment_of(self, index: int) -> activations.Segment:
         forward, backward = self._passes["forward", index], self._passes["backward", index]
         following = self._passes.get(("forward", index + 1))
         below = self._ends.get(index + 1, None)
-        growth = following.base - forward.base if following else Size()
-        return Segment(
-            saved=tuple(Saved(module=m, size=s) for m, s in sorted(self._saved.get(index, {}).items())),
+        growth = following.base - forward.base if following else activations.Size()
+        return activations.Segment(
+            saved=tuple(
+                activations.Saved(module=m, size=s) for m, s in sorted(self._saved.get(index, {}).items())
+            ),
             forward=tuple(_points(forward, forward.base)),
             backward=tuple(_points(backward, self._ends[index])),
             gradients=tuple(
-                Gradient(parameter=n, live=live - self._ends[index]) for n, live in backward.ready
+                activations.Gradient(parameter=n, live=live - self._ends[index]) for n, live in backward.ready
             ),
             forward_growth=growth,
-            held=below - self._ends[index] if below is not None else Size(),
+            held=below - self._ends[index] if below is not None else activations.Size(),
         )
 
     def mark(self, kind: str, index: int) -> None:
@@ -271,7 +264,7 @@ class Replay:
             if index == self._blocks + 2:
                 for segment, module, size in self._storages.values():
                     saved = self._saved.setdefault(segment, {})
-                    saved[module] = saved.get(module, Size()) + size
+                    saved[module] = saved.get(module, activations.Size()) + size
             self._ends[index + 1] = self._live
         self._segment = index
         self._current = self._passes[kind, index] = _Pass(base=self._live)
@@ -284,10 +277,10 @@ class Replay:
                 front.append((module, self._live))
 
 
-def _points(one: _Pass, base: Size) -> Iterator[Point]:
+def _points(one: _Pass, base: activations.Size) -> Iterator[activations.Point]:
     for ready, front in enumerate(one.points):
         for module, live in front:
-            yield Point(module=module, live=live - base, ready=ready)
+            yield activations.Point(module=module, live=live - base, ready=ready)
 
 
 BLOCKS = 3
@@ -318,7 +311,7 @@ class Variant:
     """'cuda' or 'cpu': what autocast leaves in low precision, and what kernels need inside."""
 
 
-def trace_profile(config: Mapping[str, Any], variant: Variant) -> ActivationProfile:
+def trace_profile(config: Mapping[str, Any], variant: Variant) -> activations.ActivationProfile:
     """Trace a training step of the model of a Hugging Face configuration (with `model_type`).
 
     Its widths are taken as they are, with BLOCKS blocks. Needs no weights and no memory to speak of.
@@ -544,7 +537,7 @@ def profile_text(request_text: str) -> str:
         raise HarnessError(
             f"activations of a {request['config'].get('model_type')} cannot be traced without data ({why})"
         ) from error
-    return json.dumps(to_json(profile))
+    return json.dumps(activations.to_json(profile))
 
 
 def serve() -> None:
