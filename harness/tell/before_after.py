@@ -42,8 +42,7 @@ def before_after(before: Comparison, after: Comparison, *last: document.Section)
         _reading(_on_both_sides(left, right), by_round=any(change.ratio for change in found)),
         *last,
     ]
-    cells = list(dict.fromkeys([*document.report_cells(before), *document.report_cells(after)]))
-    return document.Document(TITLE, [section for section in sections if section is not None], cells=cells)
+    return document.Document(TITLE, [section for section in sections if section is not None])
 
 
 def _verdict(whole: Comparison, whole_after: Comparison, found: Sequence[Change]) -> document.Section:

@@ -10,37 +10,7 @@ from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import Any, Literal, TypeAlias
 
-from harness.judge.comparison import Comparison
 from harness.tell.formats import NOT_AVAILABLE
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportCell:
-    """A cell; the fields are named as the columns of tables are."""
-
-    job_id: str
-    backend: str
-    """Label of the runs."""
-    world_size: int
-    nodes: int
-    precision: str
-
-
-def report_cells(comparison: Comparison) -> list[ReportCell]:
-    """Every cell once, in the order of the comparison."""
-    return list(
-        dict.fromkeys(
-            ReportCell(
-                job_id=group.record.job_id,
-                backend=group.label,
-                world_size=group.world_size,
-                nodes=group.record.world.nodes,
-                precision=group.record.job.training.precision,
-            )
-            for group in comparison.groups
-        )
-    )
-
 
 Align = Literal["left", "right"]
 
@@ -236,8 +206,6 @@ class Document:
     title: str
     sections: Sequence[Section]
     details: Document | None = None
-    cells: Sequence[ReportCell] = ()
-    """What it is about, for a page that filters."""
 
     def section_titles(self) -> dict[str, str]:
         """Title of every section by its key, those of the details included."""

@@ -34,7 +34,6 @@ from harness.tell.document import (
     Section,
     Shown,
     Table,
-    report_cells,
 )
 from harness.tell.formats import NOT_AVAILABLE, dash, megabytes, number, percent, scientific, times
 from harness.tell.pictures.plots import (
@@ -735,7 +734,7 @@ def short_document(
     table = answers_table(comparison, question, kept.section_titles())
     answers = Section("verdict", "Answers", [*facts, table, *pictures[:1]])
     check = [check_section(comparison)] if comparison.rows else []
-    page = Document(title(comparison, question, subject), [], kept, report_cells(comparison))
+    page = Document(title(comparison, question, subject), [], kept)
     for most in range(MOST_ROWS, 3, -1):
         results = summary_section(comparison, question, most)
         more = [replace(results, blocks=[*results.blocks, *pictures[1:]])] if results is not None else []

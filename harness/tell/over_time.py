@@ -17,7 +17,7 @@ from harness.judge.wording import CellName, counted, listed
 from harness.record import Record
 from harness.record.workload import known_strategy
 from harness.tell.before_after import left_out, settings_section
-from harness.tell.document import Column, Document, Picture, Section, Shown, report_cells
+from harness.tell.document import Column, Document, Picture, Section, Shown
 from harness.tell.formats import signed_percent
 from harness.tell.pictures.drawing import Panel, Row, Spec, look_of
 from harness.tell.pictures.plots import MOST_NAMED, cell_row
@@ -113,8 +113,7 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
         Section("reading", "How to read the numbers", blocks_of(prose("over_time"))),
         *last,
     ]
-    cells = list(dict.fromkeys(cell for side in sides for cell in report_cells(side)))
-    return Document(title_text("over_time", by=by, first=names[0], last=names[-1]), sections, cells=cells)
+    return Document(title_text("over_time", by=by, first=names[0], last=names[-1]), sections)
 
 
 def _series(named: Sequence[Mapping[Cell, CellRuns]], sides: Sequence[Comparison]) -> list[Series]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,6 @@ from harness.tell.document import (
     Line,
     Paragraph,
     Picture,
-    ReportCell,
     Table,
 )
 from harness.tell.formats import one_line
@@ -44,27 +42,10 @@ def lines_html(text: str) -> str:
     return html.escape("\n".join(one_line(line, keep_spaces=True) for line in text.rstrip().split("\n")))
 
 
-DIMENSIONS = {"backend": "backend", "ranks": "world_size", "nodes": "nodes", "precision": "precision"}
-"""Name in the page and in its address; field of a cell."""
-
-
-def filter_choices(cells: Sequence[ReportCell]) -> dict[str, list[str]]:
-    """The values of each dimension of which there are several, for a menu with a box for each."""
-    facts = [_facts(cell) for cell in cells]
-    choices = {name: list(dict.fromkeys(of[name] for of in facts)) for name in DIMENSIONS}
-    return {name: values for name, values in choices.items() if len(values) > 1}
-
-
-def _facts(cell: ReportCell) -> dict[str, str]:
-    return {name: one_line(str(getattr(cell, field))) for name, field in DIMENSIONS.items()}
-
-
 LONG_TEXT = 60
 """Characters of a cell that is given room for several words a line."""
 TOGETHER = ("job_id", "world_size", "nodes")
 """Columns whose values make a group of rows, which sorting keeps together."""
-CELL_COLUMNS = ("job_id", "backend", "world_size", "nodes", "precision")
-"""Columns that tell which cells a row is about."""
 ORDERS: Mapping[str, Sequence[str]] = {
     # Where a run did not succeed the summary shows its status instead.
     "parity": (*get_args(Parity), *get_args(Status)),
@@ -78,29 +59,22 @@ WIDEST = 4
 """Columns of a table that fits a narrow screen."""
 
 
-def table_html(table: Table, cells: Sequence[ReportCell], *, folds: bool = False) -> str:
-    """The table in a box that scrolls; `cells`: those of the report, which rows refer to by their number.
+def table_html(table: Table, *, folds: bool = False) -> str:
+    """The table in a box that scrolls.
 
     `folds`: on a narrow screen rows of more than `WIDEST` columns are blocks, each figure below its title.
     """
     shown = table.for_people()
     folds = folds and len(shown.columns) > WIDEST
     keys = [column.key for column in table.columns]
-    told = [key for key in CELL_COLUMNS if key in keys]
-    numbers: dict[tuple[Any, ...], list[int]] = {}
-    for number, cell in enumerate(cells):
-        numbers.setdefault(tuple(getattr(cell, key) for key in told), []).append(number)
     texts = shown.written(text_html, "<b>{}</b>", '<a href="#{1}{2}">{0}</a>')
     rows: list[tuple[tuple[Any, ...], str]] = []
     for values, row_texts, everything in zip(shown.values(), texts, table.values(), strict=True):
         by_key = dict(zip(keys, everything, strict=True))
-        # A row that is about no cell in particular is always shown.
-        about = numbers.get(tuple(by_key[key] for key in told), []) if told else []
-        of_cells = f' data-cells="{" ".join(map(str, about))}"' if about else ""
         parts = zip(row_texts, values, shown.columns, strict=True)
         line = "".join(_cell(*part, with_title=folds) for part in parts)
         group = tuple(by_key[key] for key in TOGETHER if key in by_key)
-        rows.append((group, f"<tr{of_cells}>{line}</tr>"))
+        rows.append((group, f"<tr>{line}</tr>"))
     groups = [[line for _, line in of] for _, of in groupby(rows, key=itemgetter(0))]
     if len(groups) > len({group for group, _ in rows}) or not groups:
         groups = [[line for _, line in rows]]
@@ -141,7 +115,7 @@ def _side(align: Align) -> str:
 
 PAGE = "report.html.jinja"
 STYLES = ("report.css", "page/layout.css", "page/print.css")
-SCRIPTS = ("page/navigation.js", "page/sort.js", "page/filter.js")
+SCRIPTS = ("page/navigation.js", "page/sort.js")
 DATA_ADDRESS = re.compile(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)")
 PLAIN_NAME = re.compile(r"[a-z0-9-]+")
 """Of an item that a link may lead to, such as a finding."""
@@ -163,7 +137,6 @@ def render_html(document: Document, pictures: Mapping[str, str], manifest: str) 
     )
     count = next(lengths, len(document.sections)) if document.details else 0
     answer, more = document.sections[:count], document.sections[count:]
-    facts = json.dumps([_facts(cell) for cell in document.cells], separators=(",", ":"))
     own = (Document("", answer).pictures() or document.pictures()[:1]) if document.details else []
     return environment.get_template(PAGE).render(
         document=document,
@@ -173,10 +146,7 @@ def render_html(document: Document, pictures: Mapping[str, str], manifest: str) 
         ],
         more=more,
         pictures=[page.picture(picture) for picture in own],
-        choices=filter_choices(document.cells),
         styles=_assets(STYLES),
-        # Within a script element only '<' could end it.
-        cells=facts.replace("<", "\\u003c"),
         scripts=_assets(SCRIPTS),
         manifest=manifest,
     )
@@ -196,7 +166,6 @@ class _Page:
     """Renders the blocks of a page in their order."""
 
     def __init__(self, document: Document, pictures: Mapping[str, str]) -> None:
-        self._cells = document.cells
         short = document.sections if document.details else []
         self._short = {block.key for part in short for block in part.blocks if isinstance(block, Table)}
         self._pictures = pictures
@@ -218,7 +187,7 @@ class _Page:
             case Items():
                 return "<ul>\n" + "\n".join(self._item(line) for line in block.lines()) + "\n</ul>"
             case Table():
-                return table_html(block, self._cells, folds=block.key in self._short)
+                return table_html(block, folds=block.key in self._short)
             case Picture() if block.key in self._shown:
                 return f"<p>{_link(f'picture-{block.key}', block.caption)}</p>"
             case Picture():

@@ -1,10 +1,8 @@
 "use strict";
-// Links open what is folded around their target and keep the filter, which stands behind '?' in the address.
-const section = () => decodeURIComponent(location.hash.slice(1).split("?")[0]);
-const query = () => location.hash.split("?")[1] ?? "";
+// Links open what is folded around their target.
 
-const reveal = (name) => {
-  const target = document.getElementById(name);
+const follow = () => {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
   if (!target) return;
   for (let fold = target.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
   target.scrollIntoView();
@@ -17,10 +15,8 @@ document.addEventListener("click", (event) => {
   }
   if (!link) return;
   event.preventDefault();
-  const name = link.hash.slice(1);
-  const address = query() ? `#${name}?${query()}` : `#${name}`;
-  if (address !== location.hash) history.pushState(null, "", address);
-  reveal(decodeURIComponent(name));
+  if (link.hash !== location.hash) history.pushState(null, "", link.hash);
+  follow();
 });
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
@@ -29,8 +25,8 @@ document.addEventListener("keydown", (event) => {
     menu.querySelector("summary").focus();
   }
 });
-addEventListener("hashchange", () => reveal(section()));
-addEventListener("load", () => reveal(section()));
+addEventListener("hashchange", follow);
+addEventListener("load", follow);
 
 const parts = [...document.querySelectorAll("main details")];
 const unfold = document.getElementById("unfold");
