@@ -22,7 +22,7 @@ from harness.tell.document import Block, Document, Folded, Picture, Section, Tab
 from harness.tell.first_page import short_document
 from harness.tell.manifest import Asked, Format, Manifest, digest, make_manifest, manifest_name, read_manifest
 from harness.tell.pictures.drawing import draw
-from harness.tell.pictures.plots import memory_picture, overlap_picture, phases_picture, volume_picture
+from harness.tell.pictures.plots import memory_picture, volume_picture
 from harness.tell.sections import amounts, choice, job, parity, results, time
 from harness.tell.tables import blocks_of
 from harness.tell.writers.data import render_csv, render_json
@@ -80,8 +80,6 @@ others compare runs, and get only comparable ones."""
 OF_SPEED = {time.time_section, time.energy_section, time.overlap_section, results.scaling_section}
 """Sections that a report leaves out whose question is neither speed nor scaling."""
 PICTURES: dict[str, Callable[[Comparison], Picture | None]] = {
-    "time": phases_picture,
-    "overlap": overlap_picture,
     "memory": memory_picture,
     "communication_volume": volume_picture,
 }
@@ -90,7 +88,7 @@ PICTURE_KEYS = (
     "throughput", "loss", "trade-off", "memory", "communication", "time", "overlap", "strong-scaling",
     "weak-scaling",
 )  # fmt: skip
-"""Of every picture that a report may hold."""
+"""Of every picture that a report holds or held."""
 LONGEST_OPEN_TABLE = 30
 """Lines of a table that stands open; the results always do."""
 

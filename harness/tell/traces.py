@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.tell.document import Block, Column, Document, Folded, Items, Paragraph, Picture, Section, Table
 from harness.tell.formats import fitted, milliseconds, number, percent, shortened
-from harness.tell.pictures.drawing import COPIES_ALONE, DEVICE_ACTIVITIES, EXPOSED
+from harness.tell.pictures.drawing import ACTIVITIES, COPIES_ALONE, EXPOSED
 from harness.tell.pictures.plots import bar_chart, stack, text_after
 from harness.tell.tables import blocks_of, prose, row_of, section, table, table_columns
 from harness.traces.analysis import Division, RankTrace, Skew
@@ -127,7 +127,7 @@ def _picture(key: str, title: str, bars: Sequence[tuple[str, Division | None]]) 
     rows = [
         {
             "place": "", "name": shortened(name, LONGEST_NAME), "part": part,
-            "milliseconds": time, "order": list(DEVICE_ACTIVITIES).index(part),
+            "milliseconds": time, "order": list(ACTIVITIES).index(part),
             "total": sum(parts.values()) if part == "computing" else None,
             "text": f"{number(sum(parts.values()))} ms" if part == "computing" else None,
         }
@@ -145,7 +145,7 @@ def _picture(key: str, title: str, bars: Sequence[tuple[str, Division | None]]) 
         caption=f"Where the time goes.{left}",
         alt=f"Stacked bars of {title}. {', '.join(told)}.",
         chart=lambda: bar_chart(
-            rows, [stack("milliseconds", title, "part", DEVICE_ACTIVITIES), text_after("total")]
+            rows, [stack("milliseconds", title, "part", ACTIVITIES), text_after("total")]
         ),
     )
 

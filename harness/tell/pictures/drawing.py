@@ -47,11 +47,8 @@ def _filled(part: Any, given: Spec) -> Any:
 
 
 _LOOKS = _filled(looks := _data("looks.yaml"), looks)
-GREY, FAINT, LIMIT, FAMILIES = (_LOOKS[name] for name in ("GREY", "FAINT", "LIMIT", "families"))
-KINDS, PHASES, ACTIVITIES = (_LOOKS[name] for name in ("kinds", "phases", "activities"))
-DEVICE_ACTIVITIES, ALLOCATED, VERDICTS = (
-    _LOOKS[name] for name in ("device_activities", "allocated", "verdicts")
-)
+GREY, LIMIT, FAMILIES, KINDS = (_LOOKS[name] for name in ("GREY", "LIMIT", "families", "kinds"))
+ACTIVITIES, ALLOCATED, VERDICTS = (_LOOKS[name] for name in ("activities", "allocated", "verdicts"))
 EXPOSED, COPIES_ALONE = "exposed communication", "copies alone"
 NATIVE_OPACITY, WRAPPED_OPACITY = 0.62, 0.14
 

@@ -15,26 +15,20 @@ from harness.judge import quantities
 from harness.judge.agreement.parity import is_variant
 from harness.judge.comparison import Comparison, ScalingPoint
 from harness.judge.facts import EXPECTED_SENT, SENT, SPEED, TEXTBOOK_SENT
-from harness.judge.quantities import DATA, WAITING, largest, loss_unit, rank_states
+from harness.judge.quantities import largest, loss_unit, rank_states
 from harness.judge.rows import CellRuns, place_to_compare, rivals
-from harness.judge.statistics import LEVEL, Ranking, frontier, interval_runs, median_known
+from harness.judge.statistics import LEVEL, Ranking, frontier, interval_runs
 from harness.judge.wording import counted, listed, ranks
-from harness.record import RankPart, Record
+from harness.record import Record
 from harness.record.workload import known_strategy
 from harness.tell.document import Picture
 from harness.tell.formats import number, one_line, percent, scientific, short, shortened, times
 from harness.tell.pictures.drawing import (
-    ACTIVITIES,
-    COPIES_ALONE,
-    DEVICE_ACTIVITIES,
-    EXPOSED,
-    FAINT,
     FAMILIES,
     GREY,
     KINDS,
     LIMIT,
     LINE,
-    PHASES,
     VERDICTS,
     Panel,
     Point,
@@ -303,95 +297,6 @@ def _volume_row(group: CellRuns, groups: Sequence[CellRuns]) -> Row:
 
 def _equal_volumes(value: float, other: float) -> bool:
     return abs(value - other) <= NEGLIGIBLE * abs(other)
-
-
-PARTS = {DATA: "data", "forward": "forward", "backward": "backward", "step": "clipping and update"}
-STAGES = "waiting for other stages"
-Parts = Mapping[str, float]
-PartsOf = Callable[[CellRuns], Parts]
-TIME_TITLE = "time of a step, ms"
-
-
-def phases_picture(comparison: Comparison) -> Picture | None:
-    """Timed steps by phase; None where no phase was timed."""
-    texts, colours = [prose("phases_picture")], PHASES
-    if any(order.rounds > 1 for order in comparison.rankings.values()):
-        texts.append(prose("phases_by_round"))
-    if any(WAITING in rank.phase_seconds for group in comparison.groups for rank in group.record.ranks):
-        texts.append(prose("phases_waiting"))
-        colours = {**PHASES, STAGES: FAINT}
-    text = " ".join(texts)
-    return _stacked_picture(
-        "time", text, comparison, lambda rank: rank.phase_seconds, _phases, colours, "forward"
-    )
-
-
-def overlap_picture(comparison: Comparison) -> Picture | None:
-    """Traced steps by computing and communicating; None where none was traced."""
-    parts = [p for group in comparison.groups for rank in group.record.ranks for p in rank.overlap]
-    colours = DEVICE_ACTIVITIES if any(part.copy_seconds for part in parts) else ACTIVITIES
-    text = prose("overlap_picture")
-    return _stacked_picture(
-        "overlap", text, comparison, lambda rank: rank.overlap, _overlap, colours, EXPOSED
-    )
-
-
-def _stacked_picture(
-    key: str,
-    text: str,
-    comparison: Comparison,
-    has: Callable[[RankPart], object],
-    parts_of: PartsOf,
-    colours: Mapping[str, str],
-    telling: str,
-) -> Picture | None:
-    known = [g for g in comparison.groups if g.step_seconds and any(has(r) for r in g.record.ranks)]
-    drawn = drawable(known)
-    if not drawn:
-        return None
-
-    def rows_of(group: CellRuns) -> list[Row]:
-        parts = parts_of(group)
-        total = sum(parts.values())
-        rows = []
-        for index, (name, time) in enumerate(parts.items()):
-            # What belongs to the cell stands in the row of its first part.
-            told_part = f"{number(total)} ms, {percent(parts.get(telling, 0.0) / total)} {telling}"
-            of_cell = {"total": total, "text": f"{number(total)} ms", "told": told_part}
-            own = of_cell if index == 0 else dict.fromkeys(of_cell)
-            at = list(colours).index(name)
-            rows.append(cell_row(group, known, part=name, milliseconds=time, order=at, **own))
-        return rows
-
-    rows = [row for group in drawn for row in rows_of(group)]
-    firsts = [row for row in rows if row["total"] is not None]
-    layers = [stack("milliseconds", TIME_TITLE, "part", colours), text_after("total")]
-    return Picture(
-        key=key,
-        caption=caption(text, drawn, known),
-        alt=f"Stacked bars of {TIME_TITLE}. {told(firsts, 'told')}.",
-        chart=lambda: bar_chart(rows, layers),
-    )
-
-
-def _phases(group: CellRuns) -> Parts:
-    """Milliseconds by phase, medians of the runs that know it."""
-    seconds = {name: [row.run.largest_median(part) for row in group.rows] for part, name in PARTS.items()}
-    seconds[STAGES] = [row.run.least_median(WAITING) for row in group.rows]
-    middles = {name: median_known(of_runs) for name, of_runs in seconds.items()}
-    return {name: middle * 1e3 for name, middle in middles.items() if middle is not None}
-
-
-def _overlap(group: CellRuns) -> Parts:
-    parts = [part for row in group.rows for rank in row.record.ranks for part in rank.overlap]
-    if not parts:
-        return {}
-    middle = quantities.median_step(parts)
-    times = (middle.compute_seconds, middle.exposed_seconds, middle.idle_seconds)
-    found = {name: seconds * 1e3 for name, seconds in zip(ACTIVITIES, times, strict=True)}
-    if middle.copy_seconds:
-        found[COPIES_ALONE] = max(0.0, (middle.seconds - sum(times)) * 1e3)
-    return found
 
 
 Channel = Callable[[str], Spec]

@@ -273,7 +273,7 @@ def test_report_with_all_names_at_once_is_verified(tmp_path: Path) -> None:
 def test_every_picture_is_well_formed_with_all_names_at_once() -> None:
     pictures = document("".join(NAMES), "comparison").pictures()
     keys = [picture.key for picture in pictures]
-    assert keys == ["memory", "communication", "loss", "throughput", "trade-off", "overlap", "strong-scaling"]
+    assert keys == ["memory", "communication", "loss", "throughput", "trade-off", "strong-scaling"]
     for picture in pictures:
         ElementTree.fromstring(draw(picture))
 
