@@ -49,6 +49,7 @@ def transformer_blocks(model: nn.Module) -> dict[str, nn.Module]:
     told otherwise (`auto_wrap_policy=None`, `fully_shard(model)`).
     """
     declared = set(getattr(model, "_no_split_modules", None) or ())
+    declared |= {f"FSDP{name}" for name in declared}  # FSDP2 derives a class of its own
     return {name: m for name, m in model.named_modules() if name and type(m).__name__ in declared}
 
 

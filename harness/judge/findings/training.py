@@ -17,6 +17,7 @@ from harness.judge.effective import (
     GROUPS,
     SETTINGS,
     SettingDifference,
+    altered_gradients,
     clipping_fits,
     norms_of_update,
     own_norms,
@@ -326,8 +327,13 @@ def exceeded(measures: Sequence[tuple[str, float, float]]) -> list[str]:
 
 
 def clipped_otherwise(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script whose clipping does not leave the norm that it was asked for."""
+    """Clipping that does not leave the norm that it was asked for: of a script, or of a backend whose
+    updates hide it from parity."""
     record, seen = row.record, row.record.observation
+    if seen is None and row.reference and row.judgement.parity in ("exact", "tight", "band"):
+        if (altered := altered_gradients(record)) and not altered_gradients(row.reference.record):
+            values = dict(zip(("step", "applied", "due"), altered, strict=True))
+            yield found("clipped-otherwise", row.cell, values, "altered")
     effective = record.backend.effective
     limit = effective.gradient_clipping if effective is not None else None
     if seen is None or effective is None or limit is None or not 0 < limit < math.inf:

@@ -244,10 +244,15 @@ class Step:
         self.micro_steps, self.batches, self.losses, self.norm = 0, [], [MicroLoss()], None
 
     def backward_ratio(self) -> float | None:
-        """The sum of what backward() got over the mean of the micro-steps' losses: 1 if it is that mean."""
+        """The sum of what backward() got over the mean of the micro-steps' losses: 1 if it is that mean.
+
+        None where a micro-step adds nothing: no division does that.
+        """
         pairs = [pair for loss in self.losses[: self.micro_steps] if (pair := loss.of_backward) is not None]
         total = sum(loss for _, loss in pairs)
         if not self.micro_steps or len(pairs) < self.micro_steps or not total:
+            return None
+        if any(loss and not given for given, loss in pairs):
             return None
         return finite_or_none(len(pairs) * sum(given for given, _ in pairs) / total)
 

@@ -64,6 +64,14 @@ def test_an_observed_script_is_held_to_adams_states_only_if_it_steps_adam(
     assert ids(changed(record, backend={"effective": effective}, observation=seen)) == found
 
 
+def test_parameters_that_a_script_may_leave_unused_owe_no_gradient() -> None:
+    record = run([steady(kinds=EXACT | {"gradients": 3000})] * 2)
+    seen = ObservationPart(command=["python", "train.py"], frameworks=[], base="ddp")
+    for unused, found in ((True, []), (False, ["memory-differs"])):
+        how = {"native_config": {"find_unused_parameters": unused}}
+        assert ids(changed(record, backend=how, observation=seen)) == found
+
+
 def test_a_kind_that_should_not_be_there_is_a_finding() -> None:
     assert ids(run([steady(kinds=EXACT | {"masters": 4000})])) == ["memory-differs"]
 

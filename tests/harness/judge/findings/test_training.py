@@ -542,6 +542,24 @@ def test_a_script_whose_clipping_leaves_what_it_asks_for_has_no_finding() -> Non
     assert clipped([0.5, 0.4, 0.3, 0.2], [0.5, 0.4, 0.3, 0.2]) == []
 
 
+def test_gradients_that_no_clipping_explains_are_named_though_runs_agree() -> None:
+    def run(label: str, grown: float) -> Record:
+        steps = [
+            replace(step, gradient_norm=2.0, applied_gradient_norm=1 + grown * (1 + step.step))
+            for step in make_steps()
+        ]
+        return make_record(label=label, steps=steps, effective={"gradient_clipping": 1.0})
+
+    def named(*grown: float) -> list[str]:
+        records = [run(label, part) for label, part in zip(("single", "ddp"), grown, strict=True)]
+        return [finding.text for finding in told(records, "clipped-otherwise")]
+
+    assert named(0.0, 0.0) == named(0.2, 0.2) == []
+    assert named(0.0, 0.2)[0].startswith(
+        "in step 0 the optimizer was given gradients of norm 1.2, clipping leaves 1"
+    )
+
+
 def test_what_a_script_clips_while_it_is_scaled_after_the_update_or_by_shards_is_named() -> None:
     (text,) = clipped([11541.0, 9000.0, 8000.0, 7000.0], [1 / 1024] * 3 + [1 / 512], scale=1024.0)
     assert text == (

@@ -156,6 +156,13 @@ def test_a_model_without_a_list_of_equal_modules_has_no_blocks() -> None:
         needed_blocks(Stages(blocks=1))
 
 
+def test_a_block_that_fsdp2_has_sharded_is_one() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model._no_split_modules = ["Linear"]
+    model[0].__class__ = type("FSDPLinear", (nn.Linear,), {})
+    assert list(transformer_blocks(model)) == ["0"]
+
+
 def test_neither_the_whole_model_nor_a_list_of_lists_is_a_block() -> None:
     stages = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]) for _ in range(2)])
     declare_blocks(stages, ModelSection())
