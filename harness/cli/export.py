@@ -11,18 +11,7 @@ import click
 from harness.cli import Group, options
 from harness.cli.output import View, echo
 from harness.errors import HarnessError
-from harness.exported.folder import (
-    LAUNCH,
-    ON_CPU,
-    TOOLS,
-    Tool,
-    exported_files,
-    exported_strategy,
-    require_exportable,
-    require_new_folder,
-    tool_of,
-    write_folder,
-)
+from harness.exported import folder as folders
 from harness.import_path import ask_module
 from harness.job.batch import BatchLayout, batch_layout
 from harness.job.experiment import Experiment, RuntimeSection
@@ -56,15 +45,15 @@ def program_of_run(record: Record) -> tuple[Experiment, str, int, BatchLayout]:
 @export.command()
 @options.common
 @click.argument("run", required=False, type=options.PATH)
-@click.option("--to", "tool", type=click.Choice(TOOLS))
+@click.option("--to", "tool", type=click.Choice(folders.TOOLS))
 @options.backend_option
 @options.job_options
 @options.nproc_option
 @click.option("-o", "--output", required=True, type=options.PATH)
 @options.file_options
 def program(
-    run: Path | None, tool: Tool | None, backend: str | None, experiment: Experiment, nproc: int | None,
-    output: Path, given: options.GivenFiles,
+    run: Path | None, tool: folders.Tool | None, backend: str | None, experiment: Experiment,
+    nproc: int | None, output: Path, given: options.GivenFiles,
 ) -> int:  # fmt: skip
     """Write a program of your own: that of a RUN, or of --backend with its job.
 
@@ -84,12 +73,12 @@ def program(
         device = options.resolve_device(experiment.runtime.device)
         ranks = nproc or options.default_ranks(device)
         layout = batch_layout(experiment.training, ranks)
-    tool = tool or tool_of(label)
-    require_exportable(tool, label, experiment)
+    tool = tool or folders.tool_of(label)
+    folders.require_exportable(tool, label, experiment)
     cell = make_cell(experiment, label, ranks, layout, 0, device)
     launcher = LocalLauncher(device, modules_to_preload(experiment, [label]))
     job = cell.job.model_dump(mode="json")
-    found = exported_files(
+    found = folders.exported_files(
         tool, label, cell.job, layout, world_size=ranks, device=device, preset=cell.preset,
         facts=launcher.check(json.dumps(job)),
         example=launcher.ask(
@@ -99,11 +88,15 @@ def program(
         ),
     )  # fmt: skip
     found[JOB_FILE] = json.dumps(experiment.model_dump(mode="json", exclude_unset=True), indent=1) + "\n"
-    write_folder(output, found)
+    folders.write_folder(output, found)
     echo(f"{output}: {', '.join(found)}")
-    if tool == "accelerate" and device == "cpu" and exported_strategy(label).family.startswith("fsdp"):
+    if (
+        tool == "accelerate"
+        and device == "cpu"
+        and folders.exported_strategy(label).family.startswith("fsdp")
+    ):
         echo("Accelerate shards with FSDP on GPUs only; on the CPU this file would start DDP", err=True)
-    launch = (LAUNCH if device == "cuda" else ON_CPU)[tool].format(ranks=ranks)
+    launch = (folders.LAUNCH if device == "cuda" else folders.ON_CPU)[tool].format(ranks=ranks)
     echo(f"start it with: cd {output} && {launch}")
     return 0
 
@@ -134,7 +127,7 @@ def adapter(run: Path, output: Path) -> int:
 
     RUN is the folder of a run, or of its checkpoint.
     """
-    require_new_folder(output)
+    folders.require_new_folder(output)
     echo(f"{output}: adapters of {export_adapter(run, output)} layers", err=True)
     return 0
 

@@ -18,20 +18,9 @@ from harness.errors import HarnessError
 from harness.launch import started_as_rank
 from harness.launch.cells import canonical_label
 from harness.launch.launcher import EventHandler, LocalLauncher, modules_to_preload
+from harness.plan import fit as fitting
 from harness.plan.alternatives import Alternative, alternative_lines
 from harness.plan.answer import option_words, set_words
-from harness.plan.fit import (
-    Runner,
-    Trial,
-    answer_lines,
-    error_line,
-    find,
-    find_limit,
-    micro_batches,
-    sequences,
-    trial_line,
-    trial_table,
-)
 from harness.record.store import Store
 from harness.run_directory.request import RunRequest
 
@@ -83,25 +72,25 @@ def fit(
         1 if registry.parse(label)[0].name == registry.REFERENCE else nproc or options.default_ranks(device)
     )
     options.require_gpus(device, world_size)
-    memory = find_limit(limit, experiment.runtime.memory_limit, device, world_size, hardware)
+    memory = fitting.find_limit(limit, experiment.runtime.memory_limit, device, world_size, hardware)
     parts = parts_of(registry.parse(label)[1], world_size)
-    sizes = micro_batches(experiment, registry.mesh_of(label, world_size).data_size, parts=parts)
+    sizes = fitting.micro_batches(experiment, registry.mesh_of(label, world_size).data_size, parts=parts)
     store = Store(runs)
     store.prepare()
     asked = experiment.training.micro_batch_size
     given_words = {"--config": config, "--model": model, "--limit": limit, "--hardware": hardware}
     words = option_words(given_words) + [word for text in job.assignments for word in ("--set", text)]
     with counting("prediction", "checking the job and its model") as count:
-        runner = Runner(
+        runner = fitting.Runner(
             experiment=experiment, label=label, world_size=world_size, limit=memory,
             launcher=LocalLauncher(device, modules_to_preload(experiment, [label])), store=store,
             command=options.command_line(), most_runs=most_runs, fresh=fresh, **_followed_by(count),
         )  # fmt: skip
-        found = [find(runner, sizes, asked)]
+        found = [fitting.find(runner, sizes, asked)]
         if sequence:
             length = experiment.data.sequence_length
-            lengths = sequences(runner.model.config.get("max_position_embeddings"), length)
-            found.append(find(runner, lengths, length, asked or sizes.sizes[0]))
+            lengths = fitting.sequences(runner.model.config.get("max_position_embeddings"), length)
+            found.append(fitting.find(runner, lengths, length, asked or sizes.sizes[0]))
         count.doing = PREDICTING
         instead = [] if all(search.largest for search in found) else runner.alternatives()
 
@@ -109,13 +98,13 @@ def fit(
         place = ["--backend", one.label, "--nproc", str(one.world_size)]
         return shlex.join(["harness", "fit", *place, *words, *set_words(one.settings)])
 
-    lines = [line for search in found for line in answer_lines(search, memory)]
+    lines = [line for search in found for line in fitting.answer_lines(search, memory)]
     if instead:
         lines += ["", *alternative_lines(instead, command)]
-    error, trust = error_line(runner.trials), runner.trust()
+    error, trust = fitting.error_line(runner.trials), runner.trust()
     lines += [*([error] if error else []), *(trust.lines() if trust else [])]
     lines += [f"note: {remark}" for remark in job.remarks]
-    text = "\n".join([*lines, "", trial_table(runner.trials)])
+    text = "\n".join([*lines, "", fitting.trial_table(runner.trials)])
     echo(text, err=as_json)
     if as_json:
         document: dict[str, Any] = {
@@ -141,9 +130,9 @@ def _followed_by(count: PredictionCount) -> dict[str, Any]:
         name = f"{cell.backend} micro-batch {cell.layout.micro_batch_size}"
         return Progress(name, cell.data_size, sys.stderr, plain_lines=False)
 
-    def on_trial(trial: Trial) -> None:
+    def on_trial(trial: fitting.Trial) -> None:
         count.doing = PREDICTING
-        echo(trial_line(trial), err=True)
+        echo(fitting.trial_line(trial), err=True)
 
     def on_prediction() -> None:
         count.doing = PREDICTING

@@ -26,18 +26,7 @@ from harness.plan.preflight import CellPredictions
 from harness.record.store import Store
 from harness.shipped import resolve
 from harness.slurm import client, submission
-from harness.slurm.matrix import (
-    OPTIONS,
-    Matrix,
-    PlannedRun,
-    load_site,
-    on_site,
-    plan_nodes,
-    read_matrix,
-    render_matrix,
-    with_options,
-    write_matrix,
-)
+from harness.slurm import matrix as matrices
 from harness.slurm.submission import collect as collect_records
 from harness.tell.formats import fitted
 
@@ -86,7 +75,7 @@ _folder = click.argument("folder", type=options.PATH)
 
 
 def _site_options(command: Callable[..., int]) -> Callable[..., int]:
-    for key, name in reversed(OPTIONS.items()):
+    for key, name in reversed(matrices.OPTIONS.items()):
         command = click.option(name, key)(command)
     return command
 
@@ -127,14 +116,14 @@ def render(
     **of_site: str | None,
 ) -> int:
     """Write the job scripts of backends x numbers of nodes x repeats."""
-    where = with_options(load_site(resolve(site, "sites")), of_site)
-    experiment = on_site(experiment, where)
+    where = matrices.with_options(matrices.load_site(resolve(site, "sites")), of_site)
+    experiment = matrices.on_site(experiment, where)
     names = options.split_backends(backends) if backends is not None else experiment.compare.backends
     if names != ["all"]:
         names = [canonical_label(name) for name in names]
     per_node = nproc or where.gpus_per_node or options.DEFAULT_CPU_RANKS
     counts = options.numbers(nodes, "--nodes", "nodes")
-    cells = plan_nodes(experiment, where, names, counts, per_node, experiment.compare.repeats)
+    cells = matrices.plan_nodes(experiment, where, names, counts, per_node, experiment.compare.repeats)
     for missing in only_elsewhere(experiment.job()):
         echo(f"note: {missing} is not on this machine, so its contents are no part of the job's id", err=True)
     if have_both_kernels(cells):
@@ -149,11 +138,11 @@ def render(
         cells = [cell for cell in cells if cell.key not in known]
         if not cells:
             return 0
-    matrix, scripts = render_matrix(
+    matrix, scripts = matrices.render_matrix(
         cells, experiment, where, folder=output, runs_folder=runs, job_name=job_name, arrays=arrays,
         command=["harness", *sys.argv[1:]],
     )  # fmt: skip
-    write_matrix(output, matrix, scripts)
+    matrices.write_matrix(output, matrix, scripts)
     on_cpu = "" if where.gpus_per_node else f" for CPU ranks: gpus_per_node of site '{where.name}' is 0"
     echo(
         f"{output}: {len(matrix.runs)} runs in {len(scripts)} scripts, {matrix.most_asked}{on_cpu}", err=True
@@ -169,7 +158,7 @@ def render(
 @options.common
 def submit(folder: Path, wait: bool, force: bool, as_json: bool) -> int:
     """Submit the runs of a rendered folder that were not submitted yet."""
-    matrix = read_matrix(folder)
+    matrix = matrices.read_matrix(folder)
     if (unfit := submission.unfit_software(matrix.site)) is not None:
         if not force:
             raise HarnessError(f"{unfit}; --force submits anyway")
@@ -199,7 +188,7 @@ def submit(folder: Path, wait: bool, force: bool, as_json: bool) -> int:
 @options.common
 def status(folder: Path, as_json: bool) -> int:
     """Show the state of each run."""
-    _present(folder, submission.look(folder, read_matrix(folder)), as_json)
+    _present(folder, submission.look(folder, matrices.read_matrix(folder)), as_json)
     return 0
 
 
@@ -209,7 +198,7 @@ def status(folder: Path, as_json: bool) -> int:
 @options.common
 def collect(folder: Path, as_json: bool) -> int:
     """Write the record of every run whose job has ended, with what Slurm knows about it."""
-    _present(folder, collect_records(folder, read_matrix(folder)), as_json)
+    _present(folder, collect_records(folder, matrices.read_matrix(folder)), as_json)
     return 0
 
 
@@ -219,7 +208,7 @@ def collect(folder: Path, as_json: bool) -> int:
 @options.common
 def cancel(folder: Path, run_ids: tuple[str, ...]) -> int:
     """Cancel the jobs of all runs, or of those named."""
-    matrix = read_matrix(folder)
+    matrix = matrices.read_matrix(folder)
     states = submission.look(folder, matrix)
     unknown = set(run_ids) - {state.run.request.run_id for state in states}
     if unknown:
@@ -243,13 +232,13 @@ def cancel(folder: Path, run_ids: tuple[str, ...]) -> int:
 class _Judge:
     """Predicts the memory of runs, each once and aloud."""
 
-    def __init__(self, matrix: Matrix, limits: MemoryLimits, force: bool) -> None:
+    def __init__(self, matrix: matrices.Matrix, limits: MemoryLimits, force: bool) -> None:
         self._matrix, self._limits, self._force = matrix, limits, force
         self._predicted: CellPredictions | None = None
         if force:
             submission.forget_refused(matrix)
 
-    def accept(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    def accept(self, runs: Sequence[matrices.PlannedRun]) -> list[matrices.PlannedRun]:
         """Runs that may be submitted; the others get their records."""
         if self._predicted is None:
             self._predicted = submission.predict_matrix(runs, self._limits, force=self._force)
@@ -258,7 +247,7 @@ class _Judge:
 
 
 def _submit_some(
-    folder: Path, matrix: Matrix, wait: bool, judge: _Judge
+    folder: Path, matrix: matrices.Matrix, wait: bool, judge: _Judge
 ) -> tuple[int, list[submission.RunState]]:
     """Submit what the queue has room for; return how many runs are left and the state of each."""
 

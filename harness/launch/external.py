@@ -26,16 +26,7 @@ from harness.launch.ending import adopt_orphans, die_with, kill_descendants
 from harness.launch.watch import ANSWER_SECONDS, STATE_SIGNAL, Watch, is_stopped
 from harness.record import Record
 from harness.record.store import RECORD_NAME, read_record, run_folder, write_record
-from harness.run_directory.assemble import (
-    Outcome,
-    assemble,
-    clean_up,
-    exits_before_stuck,
-    external_outcome,
-    has_gone,
-    is_gone,
-    wait_for_ends,
-)
+from harness.run_directory import assemble
 from harness.run_directory.events import FailureEvent, Tail, is_out_of_memory
 from harness.run_directory.rank_state import STUCK_NAME, Owner, StuckNote, read_note, read_part, read_state
 from harness.run_directory.request import RankExit, RunRequest, rank_exit, rank_file, rank_owner
@@ -217,23 +208,23 @@ class Supervisor:
         directory = self.directory
         if directory is None or self.code == 0:
             return None
-        if self.rank != 0 and not (rank_file(directory, 0).exists() and is_gone(directory, 0)):
+        if self.rank != 0 and not (rank_file(directory, 0).exists() and assemble.is_gone(directory, 0)):
             return None
         note = read_note(directory)
         if note is None:
-            wait_for_ends(directory, self.world_size)
+            assemble.wait_for_ends(directory, self.world_size)
         with claimed(directory, "record", lambda: None):
             if (directory / RECORD_NAME).exists():
                 return None
             outcome = (
-                external_outcome(directory, self.world_size)
+                assemble.external_outcome(directory, self.world_size)
                 if note is None
-                else exits_before_stuck(directory, note)
+                else assemble.exits_before_stuck(directory, note)
             )
             request = RunRequest.read(directory)
-            record = assemble(directory, request, outcome)
+            record = assemble.assemble(directory, request, outcome)
             if note is not None:
-                clean_up(directory, request)
+                assemble.clean_up(directory, request)
             write_record(directory, record)
         return record
 
@@ -264,8 +255,8 @@ class Supervisor:
         request.write(directory)
         if self.exit_before_run is not None:
             rank_file(directory, self.rank).write_text(self.exit_before_run.model_dump_json() + "\n")
-        outcome = Outcome(exit_codes={self.rank: self.code}, ended_at={self.rank: time.time()})
-        record = assemble(directory, request, outcome)
+        outcome = assemble.Outcome(exit_codes={self.rank: self.code}, ended_at={self.rank: time.time()})
+        record = assemble.assemble(directory, request, outcome)
         write_record(directory, record)
         return record
 
@@ -299,7 +290,7 @@ class Supervisor:
         with suppress(OSError):
             write_atomically(directory / ASK_NAME, note.reason)
         self._asked = True
-        gone = [r for r in range(self.world_size) if has_gone(directory, r)]
+        gone = [r for r in range(self.world_size) if assemble.has_gone(directory, r)]
         self._ask_own(directory)
         deadline = time.monotonic() + ANSWER_SECONDS
         awaited = [r for r in range(self.world_size) if r not in gone]

@@ -36,14 +36,7 @@ from harness.launch.watch import Watch, ask_where
 from harness.record import PredictionPart, Record
 from harness.record.provenance import load_average
 from harness.record.store import Store, keep_record
-from harness.run_directory.assemble import (
-    Outcome,
-    Verdict,
-    assemble,
-    assemble_refused,
-    clean_up,
-    record_of_fault,
-)
+from harness.run_directory import assemble
 from harness.run_directory.events import Event, Tail, TurnEvent, has_ended_well
 from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest, rank_file, rank_log
 from harness.safe_text import harmless, redacted
@@ -191,7 +184,7 @@ class LocalLauncher:
         on_event: EventHandler,
         *,
         takes_turns: bool = False,
-    ) -> InTurns[Outcome]:
+    ) -> InTurns[assemble.Outcome]:
         """Start all ranks, pass rank 0's events on as they come, and return when all have ended.
 
         What ranks leave behind is ended by who drives it: `whole`, or `take_turns`.
@@ -234,8 +227,10 @@ class LocalLauncher:
         ending.end_all(list(processes.values()), started)
         running.pass_events_on()
         lost = ending.end_of_fork_server(server) if UNSEEN in codes.values() else None
-        verdict = Verdict(status="failed", kind=ForkServerLost.__name__, cause=lost) if lost else None
-        return Outcome(exit_codes=codes, ended_at=running.ended_at, stopped=stopped, verdict=verdict)
+        verdict = (
+            assemble.Verdict(status="failed", kind=ForkServerLost.__name__, cause=lost) if lost else None
+        )
+        return assemble.Outcome(exit_codes=codes, ended_at=running.ended_at, stopped=stopped, verdict=verdict)
 
     def _start(
         self, run_directory: Path, request: RunRequest, rank: int, port: int, turns: Connection | None
@@ -417,7 +412,7 @@ def running_cell(
     outcome = None
     try:
         if refusal is not None:
-            record = assemble_refused(directory, request, refusal)
+            record = assemble.assemble_refused(directory, request, refusal)
         else:
             for extension in registry.parse(cell.backend)[1].extensions():
                 # Before ranks begin: it may take minutes. Where it cannot be tried, ranks say why.
@@ -425,10 +420,10 @@ def running_cell(
                 launcher.ask(builder, extension, f"compiling the extension {extension}")
             outcome = yield from launcher.running(directory, request, on_event, takes_turns=takes_turns)
             require_folder(directory)
-            record = assemble(directory, request, outcome)
+            record = assemble.assemble(directory, request, outcome)
     except Exception as error:  # whatever it is, this cell failed, and the others go on
-        record = record_of_fault(directory, request, error)
-    clean_up(directory, request)
+        record = assemble.record_of_fault(directory, request, error)
+    assemble.clean_up(directory, request)
     # What the run found, not what it left.
     found = record.environment.model_copy(update={"load_average": load})
     record = record.model_copy(update={"environment": found})

@@ -40,16 +40,7 @@ from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.memory import AllocatorProbe, MemoryProbe, allocator_probe, host_peak_bytes
 from harness.rank.process.environment import prepare_process
 from harness.rank.shells import Step
-from harness.rank.simulation.fake_tensors import (
-    HOOK,
-    PERFORMED,
-    REBUILT,
-    SUBSTITUTIONS,
-    FakeAllocatorProbe,
-    RebuiltOnce,
-    all_reduce_from_python,
-    fake_tensors,
-)
+from harness.rank.simulation import fake_tensors
 from harness.record import CommunicationPart, MemoryPart
 from harness.record.provenance import package_versions
 from harness.run_directory.request import (
@@ -147,7 +138,9 @@ def without_other_ranks(packages: Collection[str]) -> Iterator[None]:
             dist.all_to_all_single(result, tensor, group=layer._all_to_all_groups[group_name])
             return result
 
-        patches.append(patch.dict(PERFORMED, {torch.ops.deepspeed.dim_zero_all_to_all.default: exchange}))
+        patches.append(
+            patch.dict(fake_tensors.PERFORMED, {torch.ops.deepspeed.dim_zero_all_to_all.default: exchange})
+        )
     with ExitStack() as stack:
         for one in patches:
             stack.enter_context(one)
@@ -197,8 +190,8 @@ def _simulate(request: SimulationRequest) -> dict[str, Any]:
         raise Unsupported("; ".join(reasons))
     prepare_process(run, world)
     join_fake_group(world)
-    fake = FakeAllocatorProbe() if request.tensors == "fake" else None
-    with without_other_ranks(backend.packages), fake_tensors(fake) if fake else nullcontext():
+    fake = fake_tensors.FakeAllocatorProbe() if request.tensors == "fake" else None
+    with without_other_ranks(backend.packages), fake_tensors.fake_tensors(fake) if fake else nullcontext():
         observer, counter = Observer(), CommunicationCounter(world.mesh)
         probe: AllocatorProbe = fake or allocator_probe("cpu")
         facts = _facts(run.job)
@@ -206,14 +199,14 @@ def _simulate(request: SimulationRequest) -> dict[str, Any]:
         assert config is not None
         engine, built = prepare_engine(run, world, backend, facts, observer, Path())
         engine.train(True)
-        substitutions = list(SUBSTITUTIONS) if fake else []
+        substitutions = list(fake_tensors.SUBSTITUTIONS) if fake else []
         module = getattr(engine, "module", None)
         if isinstance(module, DistributedDataParallel):
-            all_reduce_from_python(module)
-            substitutions.append(HOOK)
+            fake_tensors.all_reduce_from_python(module)
+            substitutions.append(fake_tensors.HOOK)
             if fake:
-                module.reducer = RebuiltOnce(module)  # type: ignore[assignment]
-                substitutions.append(REBUILT)
+                module.reducer = fake_tensors.RebuiltOnce(module)  # type: ignore[assignment]
+                substitutions.append(fake_tensors.REBUILT)
         substitutions += [AGREED] if isinstance(engine, PipelineEngine) else []
         memory = MemoryProbe(probe, engine)
         memory.record(0, "after_setup")
