@@ -17,7 +17,7 @@ from harness import cli
 from harness.backends import registry
 from harness.backends.libraries import facts
 from harness.cli import doctor
-from harness.doctor import self_check
+from harness.doctor import gpu_runs, self_check
 from harness.doctor.gpu_runs import CHECKS, Evidence
 from harness.fabric.result import OPERATIONS, read_fabric
 from harness.gpus.found import Gpu, Gpus
@@ -118,7 +118,7 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> Doctor:
 
     def run(evidence: Evidence, *words: str) -> Result:
         monkeypatch.setattr(doctor, "find_gpus", lambda: evidence.gpus)
-        monkeypatch.setattr(doctor, "gather", lambda *_: evidence)
+        monkeypatch.setattr(gpu_runs, "gather", lambda *_: evidence)
         return CliRunner().invoke(doctor.doctor, ["--gpu", *words])
 
     return run

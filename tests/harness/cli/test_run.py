@@ -14,8 +14,7 @@ from click.testing import CliRunner, Result
 from harness.api import load
 from harness.cli import harness as command
 from harness.errors import HarnessError
-from harness.launch import cells
-from harness.record import Record
+from harness.record import Record, provenance
 from tests.patience import SECONDS
 from tests.representatives import first
 
@@ -99,7 +98,7 @@ def test_the_first_rank_of_a_node_alone_reads_them(
     text = tmp_path / "text.txt"
     text.write_text("A few words. " * 50)
     read: list[Path] = []
-    monkeypatch.setattr(cells, "content_digest", lambda path: read.append(path) or "sha256:0")
+    monkeypatch.setattr(provenance, "content_digest", lambda path: read.append(path) or "sha256:0")
     monkeypatch.setattr(run, "refuse_as_rank", lambda *_, **__: None)
     met: list[int] = []
 

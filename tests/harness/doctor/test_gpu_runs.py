@@ -399,9 +399,9 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
         forget_names()
         evidence = sound()
         patch.setattr(command, "find_gpus", lambda: evidence.gpus)
-        patch.setattr(command, "gather", lambda *_: evidence)
-        patch.setattr(command, "matrices", lambda *_: [ENDLESS, SMALL_MATRIX])
-        made = command.compare_all
+        patch.setattr(gpu_runs, "gather", lambda *_: evidence)
+        patch.setattr(gpu_runs, "matrices", lambda *_: [ENDLESS, SMALL_MATRIX])
+        made = gpu_runs.compare_all
 
         def until_it_trains(asked: list[BackendMatrix], *words: Any) -> Iterator[Compared]:
             with pytest.MonkeyPatch.context() as first:
@@ -409,7 +409,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
                 yield from made(asked[:1], *words)
             yield from made(asked[1:], *words)
 
-        patch.setattr(command, "compare_all", until_it_trains)
+        patch.setattr(gpu_runs, "compare_all", until_it_trains)
         return CliRunner().invoke(
             command.doctor, ["--gpu", "--full", "--bundle", str(bundle), "--json"]
         ), bundle
