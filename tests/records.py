@@ -75,17 +75,10 @@ def make_steps(
     steps = []
     for step, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
         values: dict[str, Any] = {
-            "step": step,
-            "window": WINDOWS[min(step, len(WINDOWS) - 1)],
-            "loss": loss,
-            "gradient_norm": norm,
-            "learning_rate": 1e-3 / (step + 1),
-            "tokens": 1024,
-            "target_tokens": 1016,
-            "samples": 8,
-            "seconds": seconds,
-            "sample_hashes": f"{step:016x}",
-        }
+            "step": step, "window": WINDOWS[min(step, len(WINDOWS) - 1)], "loss": loss, "gradient_norm": norm,
+            "learning_rate": 1e-3 / (step + 1), "tokens": 1024, "target_tokens": 1016, "samples": 8,
+            "seconds": seconds, "sample_hashes": f"{step:016x}",
+        }  # fmt: skip
         steps.append(StepPart(**(values | (changes or {}).get(step, {}))))
     return steps
 
@@ -142,16 +135,13 @@ def make_ranks(world_size: int, state_bytes: int = 16_000, **fields: Any) -> lis
             samples=[8 // world_size] * 4,
             memory=[
                 MemoryPart(
-                    step=1,
-                    moment="after_backward",
-                    allocated_bytes=state_bytes,
-                    peak_bytes=2_000_000 + 1000 * rank,
-                    kinds=kinds,
+                    step=1, moment="after_backward", allocated_bytes=state_bytes,
+                    peak_bytes=2_000_000 + 1000 * rank, kinds=kinds,
                 )
             ],
         ).model_copy(update={name: of[rank] if isinstance(of, list) else of for name, of in fields.items()})
         for rank in range(world_size)
-    ]
+    ]  # fmt: skip
 
 
 def changed(record: Record, **fields: Any) -> Record:
@@ -183,13 +173,9 @@ def make_communication(
 
 def make_prediction(peak_bytes: int, **changes: Any) -> PredictionPart:
     values: dict[str, Any] = {
-        "peak_bytes": peak_bytes,
-        "moment": "optimizer step",
-        "kinds": {"weights": peak_bytes},
-        "device_bytes": peak_bytes,
-        "host_bytes": peak_bytes,
-        "made_by": "sharding-harness 0.1.0",
-    }
+        "peak_bytes": peak_bytes, "moment": "optimizer step", "kinds": {"weights": peak_bytes},
+        "device_bytes": peak_bytes, "host_bytes": peak_bytes, "made_by": "sharding-harness 0.1.0",
+    }  # fmt: skip
     return PredictionPart(**(values | changes))
 
 

@@ -9,11 +9,8 @@ from harness.record import BackendPart, CommunicationPart, LayoutPart, Record, T
 from tests.records import changed, make_effective, make_record
 
 SHAPES = {
-    "embedding.weight": [10, 4],
-    "blocks.0.weight": [6, 4],
-    "blocks.0.bias": [6],
-    "blocks.1.weight": [4, 4],
-}
+    "embedding.weight": [10, 4], "blocks.0.weight": [6, 4], "blocks.0.bias": [6], "blocks.1.weight": [4, 4],
+}  # fmt: skip
 ELEMENTS = sum(prod(shape) for shape in SHAPES.values())
 
 

@@ -43,7 +43,6 @@ def test_four_bit_weights_train_alike_under_every_strategy(matrix: Matrix) -> No
     assert [(f.id, f.message) for f in matrix.findings(("zero3", "fsdp"), 2, settings)] == []
     assert {row.judgement.parity for row in comparison.rows} <= {"exact", "tight"}
     for row in comparison.rows:
-        assert row.record.observed is not None
         assert "uint8" in row.record.observed.frozen_dtypes
 
 

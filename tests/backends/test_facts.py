@@ -57,15 +57,12 @@ def of_version(version: str, accumulation_steps: int, label: str = "zero2") -> R
 @pytest.mark.parametrize(
     ("record", "found"),
     [
-        (of_version("0.18.2", 4), True),
-        (of_version("0.18.3", 4), False),
-        (of_version("0.18.2", 1), False),
-        (of_version("0.18.2", 4, "zero3"), False),
-        (of_version("0.18.2", 4, "ddp"), False),
+        (of_version("0.18.2", 4), True), (of_version("0.18.3", 4), False), (of_version("0.18.2", 1), False),
+        (of_version("0.18.2", 4, "zero3"), False), (of_version("0.18.2", 4, "ddp"), False),
         (of_version("unknown", 4), False),
     ],
     ids=["faulty", "mended", "one micro-step", "another stage", "another library", "no version"],
-)
+)  # fmt: skip
 def test_a_run_under_a_faulty_version_is_named(record: Record, found: bool) -> None:
     findings = [f for f in Comparison([make_record(), record]).findings if f.id == "faulty-version"]
     assert bool(findings) is found

@@ -5,12 +5,9 @@ from harness.backends.mesh import Dimension, Mesh
 from harness.backends.refusals import Unsupported
 
 SIZES: list[dict[Dimension, int | None]] = [
-    {"data": None},
-    {"data": None, "tensor": 2},
-    {"pipeline": 2, "data": None},
-    {"pipeline": 2, "data": None, "sequence": 2},
-    {"data": 2, "shard": None, "tensor": 2},
-]
+    {"data": None}, {"data": None, "tensor": 2}, {"pipeline": 2, "data": None},
+    {"pipeline": 2, "data": None, "sequence": 2}, {"data": 2, "shard": None, "tensor": 2},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -53,15 +50,10 @@ def test_every_sample_and_every_loss_counts_once(sizes: dict[Dimension, int | No
 @pytest.mark.parametrize(
     ("ranks", "role"),
     [
-        ([0, 1], "tensor"),
-        ([4, 5], "tensor"),
-        ([1, 3, 5, 7], "data"),
-        (list(range(8)), "world"),
-        ([3], "alone"),
-        ([0, 3], None),
-        ([0, 2], None),
+        ([0, 1], "tensor"), ([4, 5], "tensor"), ([1, 3, 5, 7], "data"), (list(range(8)), "world"),
+        ([3], "alone"), ([0, 3], None), ([0, 2], None),
     ],
-)
+)  # fmt: skip
 def test_a_group_is_named_for_the_dimensions_along_which_it_lies(ranks: list[int], role: str | None) -> None:
     mesh = Mesh.of(8, {"data": None, "tensor": 2})
 

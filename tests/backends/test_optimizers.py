@@ -60,12 +60,9 @@ def test_fsdp1_refuses_fused_under_its_loss_scaler() -> None:
 
 RATE = 1e-2
 KINDS = {
-    "adamw": {},
-    "adam": {"kind": "adam", "weight_decay": 0.1},
-    "sgd": {"kind": "sgd", "momentum": 0.9},
-    "torchao": {"kind": "adamw-8bit"},
-    "bitsandbytes": {"kind": "adamw-8bit-bnb"},
-}
+    "adamw": {}, "adam": {"kind": "adam", "weight_decay": 0.1}, "sgd": {"kind": "sgd", "momentum": 0.9},
+    "torchao": {"kind": "adamw-8bit"}, "bitsandbytes": {"kind": "adamw-8bit-bnb"},
+}  # fmt: skip
 NEEDS = {"torchao": "torchao", "bitsandbytes": "bitsandbytes"}
 
 

@@ -88,13 +88,10 @@ def test_every_backend_takes_a_preset(name: str, plugin: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ("zerro3", "zero3"),
-        ("dpp", "ddp"),
-        ("fdsp", "fsdp"),
-        ("DDP", None),
+        ("zerro3", "zero3"), ("dpp", "ddp"), ("fdsp", "fsdp"), ("DDP", None),
         ("accelerat-ddp", "accelerate-ddp"),
     ],
-)
+)  # fmt: skip
 def test_unknown_name_is_refused_with_suggestion(given: str, meant: str | None) -> None:
     message = refused(given)
     assert f"backend '{given}' is unknown" in message
@@ -157,12 +154,10 @@ def test_a_label_has_one_spelling(given: str, canonical: str) -> None:
 @pytest.mark.parametrize(
     "label",
     [
-        "zero3:offload=cpu,gradient_clipping=0.5",
-        "fsdp-hybrid:shard_size=2",
-        "zero1:reduce_bucket_size=null",
-        'trainer-ddp:row="0x10"',
+        "zero3:offload=cpu,gradient_clipping=0.5", "fsdp-hybrid:shard_size=2",
+        "zero1:reduce_bucket_size=null", 'trainer-ddp:row="0x10"',
     ],
-)
+)  # fmt: skip
 def test_canonical_label_is_canonical(label: str) -> None:
     once = canonical_label(label)
     assert canonical_label(once) == once

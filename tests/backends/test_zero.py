@@ -53,11 +53,9 @@ def test_a_lock_that_a_build_holds_is_left_alone(lock: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", hold, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as builder:
-        assert builder.stdout is not None
         builder.stdout.readline()
         age(lock)
         assert abandoned_seconds(lock) is None
-        assert builder.stdin is not None
         builder.stdin.close()
     assert abandoned_seconds(lock) == pytest.approx(3 * QUIET_SECONDS, abs=30)
 
@@ -83,13 +81,10 @@ def test_without_offload_there_is_nothing_for_it_to_update() -> None:
 @pytest.mark.parametrize(
     ("stage", "precision", "offload", "taken"),
     [
-        (1, "bf16-mixed", "none", True),
-        (1, "bf16", "none", True),
-        (1, "bf16", "cpu", False),
-        (1, "fp16-mixed", "none", False),
-        (2, "bf16", "none", False),
+        (1, "bf16-mixed", "none", True), (1, "bf16", "none", True), (1, "bf16", "cpu", False),
+        (1, "fp16-mixed", "none", False), (2, "bf16", "none", False),
     ],
-)
+)  # fmt: skip
 def test_stage_1_takes_another_optimizer_for_bf16_that_is_added_up_in_fp32(
     stage: int, precision: str, offload: str, taken: bool
 ) -> None:

@@ -40,11 +40,9 @@ ROW = Row(
 
 def test_a_row_becomes_a_scenario() -> None:
     scenario = map_row(ROW).scenario
-    assert scenario is not None
     assert (scenario.label, scenario.world_size, scenario.micro_batch_size) == ("fsdp", 8, 2)
     assert scenario.job.training.precision == "bf16-mixed"
     assert scenario.job.training.activation_checkpointing
-    assert scenario.device is not None
     assert scenario.device.name == "H100-96"
 
 
@@ -97,8 +95,6 @@ def test_what_a_job_cannot_say_is_a_reason(changes: dict[str, str], reason: str)
 def test_a_network_that_a_row_names_is_taken() -> None:
     row = replace(ROW, n_gpus="96", note="H100 96 GPUs with 800 Gbps")
     scenario = map_row(row).scenario
-    assert scenario is not None
-    assert scenario.fabric is not None
     assert scenario.fabric.bandwidth_per_gpu == pytest.approx(12.5e9)
 
 
@@ -122,7 +118,6 @@ def test_what_the_allocator_keeps_is_no_more_than_the_device_and_no_need() -> No
     assert peak.memory_bytes is not None
     assert kept.memory_bytes > peak.memory_bytes
     small = judge(map_row(replace(row, gpu="A100-80GB")))
-    assert small.mapped.scenario is not None
     device = small.mapped.scenario.device
     assert device is not None
     assert small.memory_bytes is not None
@@ -179,18 +174,15 @@ def test_order_compares_strategies_on_equal_gpus_and_batch() -> None:
 )  # fmt: skip
 def test_what_is_recomputed_in_part_is_not_taken_for_none(published: str, checkpointing: bool | str) -> None:
     scenario = map_row(replace(ROW, activation_ckpt=published)).scenario
-    assert scenario is not None
     assert scenario.job.training.activation_checkpointing == checkpointing
 
 
 def test_adapters_become_the_job_s() -> None:
     changes = {"method": "finetune, qlora (gptq int4)", "note": "LoRA rank 64", "repo": "QwenLM/Qwen"}
     mapped = map_row(replace(ROW, **changes, strategy="zero2"))
-    assert mapped.scenario is not None
     adapter = mapped.scenario.job.adapter
     assert (adapter.rank, adapter.base_dtype, len(adapter.targets or ())) == (64, "nf4", 7)
     plain = map_row(replace(ROW, method="finetune, lora", strategy="fsdp1")).scenario
-    assert plain is not None
     assert (plain.label, plain.job.adapter.base_dtype, plain.job.adapter.targets) == ("fsdp", "bf16", None)
 
 
@@ -198,7 +190,6 @@ def test_deepspeed_keeps_fp32_masters_whatever_its_bf16_is_called() -> None:
     found = {}
     for strategy in ("zero3", "single", "fsdp1"):
         scenario = map_row(replace(ROW, strategy=strategy, precision="bf16")).scenario
-        assert scenario is not None
         found[strategy] = scenario.job.training.precision
     assert found == {"zero3": "bf16-mixed", "single": "bf16", "fsdp1": "bf16"}
 
@@ -206,9 +197,7 @@ def test_deepspeed_keeps_fp32_masters_whatever_its_bf16_is_called() -> None:
 def test_what_is_not_said_of_checkpointing_becomes_bounds() -> None:
     mapped = map_row(replace(ROW, activation_ckpt=""))
     assert mapped.bounded
-    assert mapped.scenario is not None
     assert mapped.scenario.job.training.activation_checkpointing is False
-    assert mapped.least is not None
     assert mapped.least.job.training.activation_checkpointing is True
     assert map_row(ROW).least is None
 
@@ -260,7 +249,6 @@ def test_an_adapter_is_what_its_method_says() -> None:
     method = "finetune, qlora (gptq int4) r=16.0 on q_proj k_proj v_proj o_proj"
     for changes in ({}, {"repo": "QwenLM/Qwen"}):  # whose code has another rank and other layers
         scenario = map_row(replace(ROW, method=method, strategy="zero3", **changes)).scenario
-        assert scenario is not None
         adapter = scenario.job.adapter
         assert (adapter.rank, adapter.targets) == (16, ["q_proj", "k_proj", "v_proj", "o_proj"])
 
@@ -330,7 +318,6 @@ def test_a_program_s_code_completes_its_page() -> None:
         == "none"
     )
     scenario = map_row(found).scenario
-    assert scenario is not None
     assert scenario.other.loss is losses.LOW_CHUNKS
     assert (scenario.other.keeps_packed_inputs, scenario.other.nested_scales) == (True, False)
     assert (scenario.other.keeps_graph, scenario.other.packs_head) == (True, True)
@@ -338,14 +325,11 @@ def test_a_program_s_code_completes_its_page() -> None:
     one_rank = map_row(
         replace(ROW, repo="KempnerInstitute/KempnerForge", strategy="single", n_gpus="1", gpus_per_node="1")
     )
-    assert one_rank.scenario is not None
     assert one_rank.scenario.label == "fsdp"
     options = one_rank.scenario.workload().options
     assert options == {"reduce_dtype": "fp32", "reshards_root": True, "copied_first": 2}
     tied = replace(ROW, repo="Lightning-AI/litgpt", method="finetune, lora", model="llama-3.2-1b", params="")
     own, packed = (map_row(replace(tied, method=f"finetune, {kind}")).scenario for kind in ("lora", "qlora"))
-    assert own is not None
-    assert packed is not None
     assert own.model.parameters == packed.model.parameters
     assert packed_head(packed.model.layout) == 128256 * 2048
     in_fp16, at_once = (
@@ -356,9 +340,7 @@ def test_a_program_s_code_completes_its_page() -> None:
     assert {(one.live - other.live).bytes(1, 1) for one, other in pairs} == {2 * 128256 * 2048}
     custom = map_row(replace(ROW, note="custom kernels: foak-fast-kernels")).scenario
     liger = map_row(replace(ROW, note="custom kernels: foak-fast-kernels-liger")).scenario
-    assert custom is not None
     assert custom.other.loss is losses.FAST
-    assert liger is not None
     assert liger.job.loss.chunk_tokens == 512  # of 16,384, where V / H is 31.3
 
 
@@ -367,7 +349,6 @@ def test_a_program_s_configuration_of_deepspeed_is_the_scenario_s() -> None:
     found = {}
     for strategy in ("zero2", "zero3", "single"):
         scenario = map_row(replace(row, strategy=strategy)).scenario
-        assert scenario is not None
         found[strategy] = dict(scenario.options)
     assert found["zero2"]["overlap_comm"] is True
     assert found["zero2"]["reduce_bucket_size"] == 2e8
@@ -378,24 +359,20 @@ def test_a_program_s_configuration_of_deepspeed_is_the_scenario_s() -> None:
 def test_what_a_program_does_under_one_strategy_alone_is_that_strategy_s() -> None:
     for strategy, wraps in (("fsdp1-grad-op", True), ("fsdp2-grad-op", False)):
         scenario = map_row(replace(ROW, repo="Lightning-AI/lightning-thunder", strategy=strategy)).scenario
-        assert scenario is not None
         assert scenario.other.wraps_layers is wraps
 
 
 def test_what_a_program_does_for_one_model_alone_is_that_model_s() -> None:
     changes = {
-        "repo": "foundation-model-stack/fms-acceleration",
-        "params": "",
-        "seq_len": "2048",
+        "repo": "foundation-model-stack/fms-acceleration", "params": "", "seq_len": "2048",
         "precision": "pure bfloat16",
-    }
+    }  # fmt: skip
     for model, note, loss, caches in (
         ("bigcode/gpt_bigcode-santacoder", "", losses.LOW_SHIFTED, ("attn.c_attn",)),
         ("bigcode/gpt_bigcode-santacoder", "foak-fast-kernels", losses.FAST_LOW, ("attn.c_attn",)),
         ("mistral-7b", "", losses.WIDENED_SHIFTED, ()),
     ):
         scenario = map_row(replace(ROW, **changes, model=model, note=note)).scenario
-        assert scenario is not None
         assert (scenario.other.loss, scenario.other.caches) == (loss, caches)
 
 
@@ -408,7 +385,6 @@ def test_one_product_for_queries_keys_and_values_has_one_adapter_and_lives_on_wi
         ("phi-2", {"hidden_act": "gelu_pytorch_tanh"}, ["q_proj", "dense", "fc1", "fc2"], 2 * 2560),
     ):
         scenario = map_row(replace(ROW, **changes, model=model)).scenario
-        assert scenario is not None
         traced, adapter = scenario.other.traced(scenario)
         changed = {key: value for key, value in traced.items() if scenario.model.config.get(key) != value}
         assert (changed, adapter.targets) == (config, targets)
@@ -438,7 +414,6 @@ def test_keys_and_values_live_until_the_loss_is_computed() -> None:
         strategy="single",
     )  # fmt: skip
     scenario = map_row(row).scenario
-    assert scenario is not None
     held, plain = (
         activation_profile(replace(scenario, other=replace(scenario.other, caches=caches)))
         for caches in (scenario.other.caches, ())
@@ -462,7 +437,6 @@ def test_accelerate_widens_no_outputs_of_a_model_that_computed_its_loss_itself(
     scenario = map_row(
         replace(ROW, strategy="accelerate-fsdp1", repo="foundation-model-stack/fms-acceleration")
     ).scenario
-    assert scenario is not None
     for one in (scenario, replace(scenario, other=replace(scenario.other, loss=None))):
         with pytest.raises(HarnessError, match="noted"):
             activation_profile(one)
@@ -616,7 +590,6 @@ def test_states_that_a_source_states_replace_those_of_our_strategy() -> None:
     replicated, sharded = (map_row(replace(ROW, strategy=name, **changes)) for name in ("ddp", "zero1"))
     assert replicated.own_state_bytes == 20 * 1_342_244_864
     assert sharded.own_state_bytes == (8 + 12 / 8) * 1_342_244_864
-    assert replicated.memory_scenario is not None
     assert replicated.memory_scenario.label == "zero0"
     assert map_row(ROW).own_state_bytes is None
 

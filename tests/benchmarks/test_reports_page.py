@@ -66,11 +66,8 @@ def package(reports: Path, device: str, *, is_stub: bool = False) -> Path:
     runs = archive_runs(read_runs([file])[0], archive)
     write_report(runs, archive.with_name("report.md"), folders=[archive])
     document = {
-        "devices": [A100, A100],
-        "is_stub": is_stub,
-        "torch": "torch 2.13.0+cu130",
-        "failed": ["norm"],
-    }
+        "devices": [A100, A100], "is_stub": is_stub, "torch": "torch 2.13.0+cu130", "failed": ["norm"],
+    }  # fmt: skip
     (folder / "doctor.json").write_text(json.dumps(document))
     return folder
 

@@ -41,15 +41,9 @@ def test_free_neighbours_are_one_piece_again() -> None:
 
 
 UPDATE = {
-    "pieces": [10],
-    "master": 4,
-    "gradient": 2,
-    "moments": 8,
-    "copies": 0,
-    "norm": 0,
-    "small": 0,
+    "pieces": [10], "master": 4, "gradient": 2, "moments": 8, "copies": 0, "norm": 0, "small": 0,
     "copied_first": 4,
-}
+}  # fmt: skip
 
 
 def test_flat_copies_of_a_sub_group_find_no_room_in_what_the_passes_left() -> None:

@@ -10,14 +10,10 @@ from pathlib import Path
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "libmunge2")
 # Libraries that those need, by the package that has them, where the machine does not.
 LIBRARIES = {
-    "libhwloc.so.15": "libhwloc15",
-    "liblua5.1.so.0": "liblua5.1-0",
-    "libjson-c.so.5": "libjson-c5",
-    "libyaml-0.so.2": "libyaml-0-2",
-    "libnuma.so.1": "libnuma1",
-    "libdbus-1.so.3": "libdbus-1-3",
+    "libhwloc.so.15": "libhwloc15", "liblua5.1.so.0": "liblua5.1-0", "libjson-c.so.5": "libjson-c5",
+    "libyaml-0.so.2": "libyaml-0-2", "libnuma.so.1": "libnuma1", "libdbus-1.so.3": "libdbus-1-3",
     "liblz4.so.1": "liblz4-1",
-}
+}  # fmt: skip
 
 
 def fetch(folder: Path) -> None:

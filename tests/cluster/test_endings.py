@@ -141,7 +141,6 @@ def recorded(matrix: matrices.RenderedMatrix, killed: Kills) -> dict[str, Record
 def test_the_record_says_which_rank_or_node_was_lost(killed: matrices.RenderedMatrix) -> None:
     by_backend = recorded(killed, KILLED)
     rank, node = by_backend["fsdp-grad-op"].error, by_backend["fsdp1-grad-op"].error
-    assert rank is not None
     assert node is not None
     assert rank.rank == 1
     assert "SIGKILL" in rank.message
@@ -153,7 +152,6 @@ def test_a_rank_that_stands_still_is_found_with_where_the_others_wait(
     killed_too: matrices.RenderedMatrix,
 ) -> None:
     error = recorded(killed_too, KILLED_TOO)["zero1"].error
-    assert error is not None
     assert error.rank == 1
     assert "rank 1 is stopped by SIGSTOP" in error.message
     assert error.ranks[0].stack

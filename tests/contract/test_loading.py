@@ -20,13 +20,8 @@ from tests.representatives import COSTLY, EXHAUSTIVE, first
 
 pytestmark = pytest.mark.long(seconds=30)
 SHARDING = [
-    ("fsdp", 2),
-    ("fsdp-hybrid", 4),
-    ("fsdp1", 2),
-    ("fsdp1-hybrid-grad-op", 4),
-    ("zero3", 2),
-    ("fsdp", 3),
-]
+    ("fsdp", 2), ("fsdp-hybrid", 4), ("fsdp1", 2), ("fsdp1-hybrid-grad-op", 4), ("zero3", 2), ("fsdp", 3),
+]  # fmt: skip
 FEW = [("fsdp", 3), ("fsdp1", 2), ("zero3", 2)]
 """Each library's; of hybrids the contract sees that they train from the same weights."""
 

@@ -17,10 +17,8 @@ SHORT = (
     "training.global_batch_size=8", "compare.noise_runs=false",
 )  # fmt: skip
 JOBS = {
-    "vit": ("zero3", "fsdp1"),
-    "t5": ("fsdp",),
-    "own-model": ("zero2",),
-}
+    "vit": ("zero3", "fsdp1"), "t5": ("fsdp",), "own-model": ("zero2",),
+}  # fmt: skip
 ALWAYS = {"own-model": JOBS["own-model"]}
 WIDE = {
     "vit": ("ddp", "zero2", "zero3", "fsdp", "fsdp1", "trainer-ddp"),

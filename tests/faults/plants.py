@@ -115,7 +115,6 @@ def _signal_self(number: signal.Signals) -> Callable[[Path], None]:
 def _signal_launcher(number: signal.Signals) -> Callable[[Path], None]:
     def act(_: Path) -> None:
         launcher = multiprocessing.parent_process()
-        assert launcher is not None
         assert launcher.pid is not None
         os.kill(launcher.pid, number)
 

@@ -11,19 +11,9 @@ from tests.fuzz.documents import TEXTS, as_json, hostile
 OUTPUTS = ("-o", "--output", "--report", "--plot", "--save-calibration", "--bundle", "--runs")
 """Options that name what is written: of these only names within the folder are drawn."""
 INSIDE = (
-    "out.md",
-    "out.html",
-    "a/b/c.json",
-    "x" * 300,
-    "",
-    "-",
-    "runs",
-    "é.svg",
-    "folder",
-    "fifo",
-    "a\x00b",
+    "out.md", "out.html", "a/b/c.json", "x" * 300, "", "-", "runs", "é.svg", "folder", "fifo", "a\x00b",
     "\ud800",
-)
+)  # fmt: skip
 PRESENT = ("runs", "job.yaml", "fifo", "zero", "sparse", "missing", "folder", "loop", "@default", ".")
 """Files and folders of the working directory; `tests/fuzz/__main__.py` makes them."""
 

@@ -25,15 +25,8 @@ MOST_MESSAGE = 4000
 Verdict = Literal["result", "refused", "traceback", "hang", "outside", "not one line"]
 
 _WRITES = (
-    "os.mkdir",
-    "os.rename",
-    "os.remove",
-    "os.rmdir",
-    "os.link",
-    "os.symlink",
-    "os.truncate",
-    "os.chmod",
-)
+    "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod",
+)  # fmt: skip
 _PROCESSES = ("os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec")
 
 

@@ -252,10 +252,8 @@ SURFACES = {
     "reports of records": Surface(share=0.05, inputs=reports, read=report_records),
     "archives of records": Surface(share=0.03, inputs=archives, read=read_archive),
     "hardware files": Surface(
-        share=0.02,
-        inputs=lambda: documents(files.hardware()),
-        read=read_hardware_file,
+        share=0.02, inputs=lambda: documents(files.hardware()), read=read_hardware_file,
     ),
     "checkpoints, calibrations, fabrics": Surface(share=0.03, inputs=small_files, read=read_small_file),
     "command lines": Surface(share=0.05, inputs=command_lines, read=invoke),
-}
+}  # fmt: skip

@@ -19,15 +19,9 @@ NATIVE = Path(__file__).with_name("native")
 RUNTIME = ("device.cpp", "kernel.cpp", "log.cpp", "memory.cpp", "stream.cpp")
 NCCL = ("collectives.cpp", "communicator.cpp", "log.cpp", "reduction.cpp", "transfers.cpp")
 COMPILE = (
-    "g++",
-    "-std=c++20",
-    "-O2",
-    "-fPIC",
-    "-shared",
-    "-fvisibility=hidden",
-    "-Wall",
+    "g++", "-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall",
     "-Wno-range-loop-construct",
-)
+)  # fmt: skip
 EMPTY_HEADERS = ("cuda_bf16.h", "cuda_fp16.h", "cuda_fp8.h")
 """NCCL's header includes them, and uses none of their types; no wheel holds them."""
 WITHOUT_DRIVER = 'extern "C" int {name}() {{ return 0; }}\n'
@@ -62,10 +56,8 @@ def build(folder: Path) -> None:
     cuda = (f"-I{headers}", f"-I{site / 'nvidia/cu13/include'}", f"-I{site / 'nvidia/nccl/include'}")
     torch = site / "torch"
     torch_headers = (
-        f"-I{torch / 'include'}",
-        f"-I{torch / 'include/torch/csrc/api/include'}",
-        f"-L{torch / 'lib'}",
-    )
+        f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}", f"-L{torch / 'lib'}",
+    )  # fmt: skip
     jobs = [
         ("libcuda.so.1", ["-x", "c++", str(_without_effect(folder, "driver"))]),
         ("libcudart.so.13", [*cuda, *_sources(RUNTIME), str(_without_effect(folder, "runtime")),

@@ -45,7 +45,6 @@ def test_accelerate_leaves_frozen_bf16_weights_as_they_are(preset: str, machine:
     settings = (*BF16, f"runtime.preset={preset}")
     assert found_in(machine, ("accelerate-fsdp",), settings) == set()
     record = machine.run("accelerate-fsdp", settings=settings)
-    assert record.observed is not None
     assert record.observed.frozen_dtypes == ["bfloat16"]
 
 
@@ -75,6 +74,4 @@ def test_a_resumed_run_goes_on_to_the_bit(label: str, form: str, machine: Machin
     assert rest.resumed is not None, rest.error
     expected = [(step.loss, step.gradient_norm) for step in whole.steps[rest.resumed.step :]]
     assert [(step.loss, step.gradient_norm) for step in rest.steps] == expected
-    assert rest.final_weights is not None
-    assert whole.final_weights is not None
     assert rest.final_weights.digest == whole.final_weights.digest

@@ -91,7 +91,6 @@ def under_torchrun(machine: Machine, script: str, folder: str, ranks: int = 2) -
 def test_ranks_on_one_device_are_refused_and_recorded(machine: Machine) -> None:
     script = 'export CUDA_VISIBLE_DEVICES="$((1 - LOCAL_RANK)),$LOCAL_RANK"'
     record, printed = under_torchrun(machine, script, "shared")
-    assert record.error is not None
     assert "ranks 0, 1 would share GPU" in record.error.message
     assert f"{record.run_id})" in printed
 
@@ -100,7 +99,6 @@ def test_ranks_on_one_device_are_refused_and_recorded(machine: Machine) -> None:
 def test_a_rank_that_does_not_see_its_device_is_refused_and_recorded(machine: Machine) -> None:
     script = 'export CUDA_VISIBLE_DEVICES="$((2 * LOCAL_RANK)),$((2 * LOCAL_RANK + 1))"'
     record, _ = under_torchrun(machine, script, "isolated", ranks=4)
-    assert record.error is not None
     rank = record.error.rank
     assert rank in (2, 3)
     seen = f"{2 * rank},{2 * rank + 1}"

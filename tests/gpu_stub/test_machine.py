@@ -36,8 +36,7 @@ LITTLE = {"CUDA_STUB_MEMORY_BYTES": str(2**20)}
 def test_a_run_says_that_its_device_is_a_stub(machine: Machine) -> None:
     record = machine.run("ddp")
     assert record.status == "ok", record.error
-    assert record.world.device == "cuda"
-    assert record.world.collectives == "nccl"
+    assert (record.world.device, record.world.collectives) == ("cuda", "nccl")
     assert {rank.device_name for rank in record.ranks} == {"CUDA stub"}
 
 
@@ -48,9 +47,7 @@ def test_a_name_that_is_asked_for_still_says_so(machine: Machine) -> None:
 
 def test_memory_beyond_the_device_is_out_of_memory(machine: Machine) -> None:
     record = machine.run("ddp", environment=LITTLE)
-    assert record.status == "oom"
-    assert record.error is not None
-    assert record.error.kind == "OutOfMemoryError"
+    assert (record.status, record.error.kind) == ("oom", "OutOfMemoryError")
 
 
 def test_an_asynchronous_error_of_nccl_ends_the_run(machine: Machine) -> None:
@@ -72,7 +69,6 @@ def test_the_collective_that_a_stuck_rank_waits_in_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     record = machine.run("sleeper", settings=["runtime.stuck_after_seconds=5"])
     error = record.error
-    assert error is not None
     assert (record.status, error.rank) == ("timeout", 1)
     assert "rank 1 is in no collective, while others wait in one" in error.message
     # DDP sends rank 0's buffers before each forward pass: the two of 8 elements of rotary positions.

@@ -79,7 +79,6 @@ def test_gradients_and_updates_of_an_offloading_run_can_be_examined(machine: Mac
     assert record.status == "ok", record.error
     with launcher().environment({"CUDA_STUB_DEVICES": "2"}):
         examined = rerun(record, [0], launcher(), lambda _: None).examined[0]
-    assert examined.gradients is not None
     assert examined.gradients.keys() == examined.updates.keys()
 
 
@@ -131,7 +130,6 @@ STRUCK = {"CUDA_STUB_FAULT_RANK": "1"}
 )
 def test_a_rank_out_of_memory(backend: str, variable: str, value: str, said: str, machine: Machine) -> None:
     record = machine.run(backend, environment={variable: value, **STRUCK})
-    assert record.error is not None
     assert (record.status, record.error.rank) == ("oom", 1), record.error
     assert said in record.error.message
 
@@ -140,5 +138,4 @@ def test_memory_beyond_the_limit_of_a_job_is_not_served(machine: Machine) -> Non
     """`runtime.memory_limit` ends a rank on CUDA as a full device does."""
     record = machine.run("ddp", settings=["runtime.memory_limit=1MB"])
     assert (record.status, record.world.memory_limit_bytes) == ("oom", 10**6), record.error
-    assert record.error is not None
     assert "CUDA out of memory" in record.error.message

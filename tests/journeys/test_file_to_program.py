@@ -58,7 +58,6 @@ def test_the_rates_are_those_of_deepspeed_s_own_default(compared: Journey) -> No
     assert rates == pytest.approx([0, 3.0103e-4, 4.77121e-4, 6.0206e-4], rel=1e-5)
     optimizer = record.job.optimizer
     assert (optimizer.beta2, optimizer.weight_decay) == (0.999, 0)
-    assert record.backend.given is not None
     absent = {setting.key: setting.used for setting in record.backend.given.settings if setting.given is None}
     assert absent["scheduler.params.warmup_type"] == "log"
     assert "Configuration files of other tools" in compared.read("report.details.md")

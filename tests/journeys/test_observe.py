@@ -153,7 +153,6 @@ class Observations:
     def _on_ranks(self, script: Script, runs: str) -> Record:
         seen = run_script(self.journey.folder, script.script, *script.arguments)
         assert seen.codes == [0, 0], seen.printed
-        assert seen.record is not None
         folder = self.journey.folder / runs / seen.record.run_id
         folder.mkdir(parents=True)
         write_record(folder, seen.record)

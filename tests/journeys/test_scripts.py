@@ -86,8 +86,7 @@ def test_scripts_by_name_are_rows_and_a_failure_ends_its_row_only(journey: Journ
     document = json.loads(journey.harness("compare", "--json", *scripts, **VARIABLES).stdout)
     rows = {row["backend"]: row for row in document["rows"]}
     assert {name: row["status"] for name, row in rows.items()} == {"a": "ok", "fails": "failed", "b": "ok"}
-    assert rows["a"]["parity"] == "exact"
-    assert rows["b"]["max_loss_difference"] == 0
+    assert (rows["a"]["parity"], rows["b"]["max_loss_difference"]) == ("exact", 0)
     assert rows["fails"]["reason"].endswith("no process of the script trained: ValueError: no such column")
     assert all((journey.folder / path).exists() for path in document["records"])
 

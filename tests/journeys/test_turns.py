@@ -23,10 +23,7 @@ def test_turns_are_taken_recorded_and_reported(journey: Journey) -> None:
     places = []
     for record in records.values():
         turns = record.turns
-        assert record.status == "ok"
-        assert record.windows is not None
-        assert record.windows.timed == TIMED
-        assert turns is not None
+        assert (record.status, record.windows.timed) == ("ok", TIMED)
         assert turns.steps == 3
         assert turns.beside == sorted(other.run_id for other in records.values() if other is not record)
         assert len(turns.places) == 3

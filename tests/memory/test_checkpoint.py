@@ -41,13 +41,11 @@ def test_a_full_state_costs_fsdp1_a_gathering_of_every_unit(outcome: Outcome) ->
 def test_the_report_shows_it(outcome: Outcome) -> None:
     comparison = Comparison(list(outcome.records.values()))
     section = memory_section(comparison)
-    assert section is not None
     (folded,) = (block for block in section.blocks if isinstance(block, Folded))
     (moments,) = folded.blocks
     assert isinstance(moments, Table)
     assert {line[0] for line in moments.rows if "checkpoint" in line} == {"single", *SAVING}
     collectives = communication_section(comparison)
-    assert collectives is not None
     (table,) = (block for block in collectives.blocks if isinstance(block, Table))
     assert {line[0] for line in table.rows if "checkpoint" in line} >= set(SAVING)
 

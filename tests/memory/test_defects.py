@@ -13,21 +13,14 @@ pytestmark = [pytest.mark.long(seconds=30), pytest.mark.costly]
 """`tests/harness/judge/findings/test_memory.py` finds each in a record without ranks."""
 
 DEFECTS = {
-    "one-unit": "OneUnit",
-    "one-unit-listed": "OneUnitListed",
-    "leaking": "Leaking",
-    "leaking-at-times": "LeakingEverySecondStep",
-    "hoarding": "Hoarding",
-}
+    "one-unit": "OneUnit", "one-unit-listed": "OneUnitListed", "leaking": "Leaking",
+    "leaking-at-times": "LeakingEverySecondStep", "hoarding": "Hoarding",
+}  # fmt: skip
 CLAIMS = {
-    "honest": "Honest",
-    "hidden-copy": "HiddenCopy",
-    "listed-copy": "ListedCopy",
-    "reduced-twice": "ReducedTwice",
-    "unclaimed": "Unclaimed",
-    "own-forms": "OwnForms",
+    "honest": "Honest", "hidden-copy": "HiddenCopy", "listed-copy": "ListedCopy",
+    "reduced-twice": "ReducedTwice", "unclaimed": "Unclaimed", "own-forms": "OwnForms",
     "wrong-forms": "WrongForms",
-}
+}  # fmt: skip
 LATER = {"leaking-later": "LeakingLater", "spiking": "Spiking", "hiding": "Hiding"}
 JUDGED = {
     "memory-differs", "memory-grows", "memory-spikes", "memory-imbalance", "one-wrap-unit",
@@ -57,17 +50,12 @@ def test_each_defect_and_lie_is_named_and_nothing_else(outcome: Outcome) -> None
     assert {"single", "ddp", "fsdp", "fsdp-grad-op", *DEFECTS, *CLAIMS} <= set(outcome.records)
     assert {record.status for record in outcome.records.values()} == {"ok"}
     assert named(outcome) == {
-        ("one-wrap-unit", "one-unit"),
-        ("one-wrap-unit", "one-unit-listed"),
-        ("memory-grows", "leaking"),
-        ("memory-grows", "leaking-at-times"),
-        ("memory-imbalance", "hoarding"),
-        ("memory-differs", "hidden-copy"),
-        ("memory-differs", "listed-copy"),
-        ("communication-differs", "reduced-twice"),
-        ("memory-differs", "wrong-forms"),
+        ("one-wrap-unit", "one-unit"), ("one-wrap-unit", "one-unit-listed"), ("memory-grows", "leaking"),
+        ("memory-grows", "leaking-at-times"), ("memory-imbalance", "hoarding"),
+        ("memory-differs", "hidden-copy"), ("memory-differs", "listed-copy"),
+        ("communication-differs", "reduced-twice"), ("memory-differs", "wrong-forms"),
         ("communication-differs", "wrong-forms"),
-    }
+    }  # fmt: skip
 
 
 def test_the_leak_has_its_size(outcome: Outcome) -> None:

@@ -23,14 +23,8 @@ QUICK_DIVIDED = (
     "pp:schedule=interleaved", "autotp-zero2", "autotp-zero3",
 )  # fmt: skip
 QUICK = (
-    "ddp",
-    "zero1",
-    "zero3",
-    "fsdp1-grad-op",
-    "fsdp-hybrid",
-    "fsdp:prefetch=2",
-    "zero2:offload=optimizer",
-)
+    "ddp", "zero1", "zero3", "fsdp1-grad-op", "fsdp-hybrid", "fsdp:prefetch=2", "zero2:offload=optimizer",
+)  # fmt: skip
 """Backends of which every configuration is predicted again, one of each library's ways."""
 MEAN, WORST = 0.02, 0.05
 """What a prediction of memory is held to, as a fraction of the measured peak."""

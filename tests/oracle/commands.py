@@ -10,13 +10,10 @@ ARCHIVES = {
 """Published records of every strategy, clean and with each injected fault; `axes`: one run a setting."""
 
 OF_RECORDS = (
-    "report {ARCHIVE} -o {OUT}/report.md",
-    "report {ARCHIVE} -o {OUT}/report.html",
-    "report {ARCHIVE} -o {OUT}/report.json",
-    "report {ARCHIVE} -o {OUT}/report.csv",
-    "list --runs {ARCHIVE} --json",
-    "list --runs {ARCHIVE} --wide",
-)
+    "report {ARCHIVE} -o {OUT}/report.md", "report {ARCHIVE} -o {OUT}/report.html",
+    "report {ARCHIVE} -o {OUT}/report.json", "report {ARCHIVE} -o {OUT}/report.csv",
+    "list --runs {ARCHIVE} --json", "list --runs {ARCHIVE} --wide",
+)  # fmt: skip
 OF_A_RUN = ("show {RUN} --json", "show {RUN}")
 MODELS = ("llama-3.1-8b", "gpt2", "bloom-560m", "mixtral-8x7b", "qwen2.5-7b", "llama-3.1-70b")
 PLANS = (

@@ -84,15 +84,11 @@ def resume_all(wanted: Iterable[Resumption], job: Job, root: Path) -> dict[Resum
         some = [resumption for resumption in listed if resumption.target.world_size == size]
         deeds = [
             partial(
-                resume,
-                r.target.backend,
-                job=job,
-                folder=r.source.folder(root),
-                form=r.form,
+                resume, r.target.backend, job=job, folder=r.source.folder(root), form=r.form,
                 sabotage=r.sabotage,
             )
             for r in some
-        ]
+        ]  # fmt: skip
         found |= zip(some, done_on(size, deeds), strict=True)
     return found
 

@@ -40,12 +40,10 @@ NATIVE = [Resumption(side, side, "native") for side in AT_TWO]
 FORGETFUL = [
     Resumption(Side("ddp", 2), Side(name, 2), "neutral", fault)
     for fault, name in (
-        ("stale weights", "zero1"),
-        ("stale weights", "zero3"),
-        ("lost step count", "zero2"),
+        ("stale weights", "zero1"), ("stale weights", "zero3"), ("lost step count", "zero2"),
         ("lost step count of torch", "fsdp"),
     )
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -389,11 +389,9 @@ UPDATED = [
 """Updates that are not Adam's, of each family: not in the published gallery."""
 EVALUATED = ("evaluation.every_steps=3", "evaluation.samples=10")
 SPLITS = {
-    "contrastive loss": own("towers", "of_pairs"),
-    "batch statistics": own("mlp", statistics=True),
-    "mixup": own("mlp", "of_mixed"),
-    "weighted mean": own("mlp", "of_weighted"),
-}
+    "contrastive loss": own("towers", "of_pairs"), "batch statistics": own("mlp", statistics=True),
+    "mixup": own("mlp", "of_mixed"), "weighted mean": own("mlp", "of_weighted"),
+}  # fmt: skip
 """Jobs whose loss depends on how the batch is split."""
 OWN_JOBS = [
     Trap(name=f"one rank dropped, {name}", label="planted-GradientsOfOneRankDropped",

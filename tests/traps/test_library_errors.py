@@ -94,7 +94,6 @@ def test_an_error_of_a_library_names_what_to_do(name: str, matrix: Matrix) -> No
     label, settings, says = CASES[name]
     record = matrix.record(label, 2, settings)
     assert record.status == "failed", record.status
-    assert record.error is not None
     assert says in record.error.message
 
 

@@ -92,7 +92,6 @@ def refused(folder: Path, *arguments: str | Path, **variables: str) -> str:
     assert lines[0].startswith("harness: ")
     assert "Traceback" not in done.stderr
     assert "unexpected" not in lines[0]
-    assert done.stdout == ""
-    assert done.returncode == 1
+    assert (done.stdout, done.returncode) == ("", 1)
     records(folder / "runs")  # raises on half a run
     return lines[0]

@@ -126,12 +126,10 @@ def test_every_cell_has_a_record(compared: tuple[Path, dict[str, Record]]) -> No
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("listed", "'native_config' was given [1, 2]"),
-        ("surrogate", "has no JSON form"),
-        ("texty", "'gradient_norm' was given 'large'"),
-        ("huge", "'gradient_norm'"),
+        ("listed", "'native_config' was given [1, 2]"), ("surrogate", "has no JSON form"),
+        ("texty", "'gradient_norm' was given 'large'"), ("huge", "'gradient_norm'"),
     ],
-)
+)  # fmt: skip
 def test_what_breaks_the_contract_is_a_failed_record(
     compared: tuple[Path, dict[str, Record]], name: str, said: str
 ) -> None:
@@ -156,7 +154,6 @@ def test_rank_that_sleeps_is_named_with_what_the_others_wait_for(
 ) -> None:
     status, error = failure(compared, "sleeping")
     assert (status, error.kind, error.rank, error.step, error.phase) == ("timeout", "Stuck", 1, 2, "step")
-    assert error.ranks[0].collective is not None
     assert error.ranks[0].collective.startswith("gloo ")
     assert error.ranks[1].collective is None
     assert "in spoil" in error.ranks[1].stack

@@ -134,10 +134,8 @@ def test_recommend_offers_a_chunked_loss_that_gives_room_and_that_estimate_predi
     best, offer = document["best"][0], document["chunked_loss"]
     assert (best["backend"], best["tight"]) == ("zero1", True)
     assert (offer["loss.chunk_tokens"], offer["best"]["backend"], offer["best"]["tight"]) == (
-        1024,
-        "zero1",
-        False,
-    )
+        1024, "zero1", False,
+    )  # fmt: skip
     # logits of 4,096 tokens x 128,256: 2.1 GB a copy in fp32
     assert 2 * 2.1e9 < best["device_bytes"] - offer["best"]["device_bytes"] < 4 * 2.1e9
     told = " ".join(done.stderr.split())

@@ -41,7 +41,6 @@ def test_reader_that_left_ends_nothing(tmp_path: Path) -> None:
     code = "from harness.cli.output import echo; [echo('x' * 10000, err=n % 2 == 0) for n in range(20)]; "
     words = [sys.executable, "-c", f"{code}open({str(done)!r}, 'w').close()"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()
     process.stderr.close()
@@ -353,7 +352,6 @@ def test_a_command_that_is_silent_says_that_it_works(tmp_path: Path) -> None:
         [*HARNESS, "observe", "--", sys.executable, "-c", "input()"], cwd=tmp_path, text=True,
         env=environment(**{WORKING_AFTER: "0.01"}), stdin=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    assert process.stderr is not None
     assert process.stderr.readline() == "harness observe: working\n"
     process.communicate("\n")
 

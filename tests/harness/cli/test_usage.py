@@ -193,7 +193,6 @@ def test_help_loads_no_command_and_no_library_but_click() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_command_is_listed_with_the_first_sentence_of_its_help(name: str) -> None:
     command = cli.harness.get_command(click.Context(cli.harness), name)
-    assert command is not None
     assert command.name == name
     assert command.get_short_help_str(limit=200) == COMMANDS[name]
 

@@ -43,7 +43,6 @@ def with_step(record: Record, step: int, **changes: object) -> Record:
 )
 def test_the_figure_that_differs_first_is_named_with_its_step(changes: dict, figure: str) -> None:
     found = of(make_record(label="ddp"), with_step(another(training={"seed": 3}), 1, **changes))
-    assert found.parting is not None
     assert (found.parting.step, found.parting.figure) == (1, figure)
     assert found.verdict().endswith("trained different jobs and diverge in step 1")
     json.dumps(found.as_json())
@@ -101,7 +100,6 @@ def test_two_precisions_are_judged_alike_whichever_is_the_baseline() -> None:
     low = another(training={"precision": "bf16-mixed"}, steps=make_steps([loss + 1e-2 for loss in LOSSES]))
     for pair in ((fp32, low), (low, fp32)):
         found = of(*pair)
-        assert found.parting is not None
         assert (found.parting.figure, found.parting.step) == ("loss", 0)
         assert "rounding of bf16-mixed alone explains" in " ".join(found.sentences())
 

@@ -30,8 +30,7 @@ def sound(tmp_path: Path) -> Path:
 
 def refusal(*arguments: Path) -> str:
     done = CliRunner().invoke(harness, ["diagnose", *map(str, arguments)])
-    assert done.exit_code == 1
-    assert done.stdout == ""
+    assert (done.exit_code, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     return line
 
@@ -94,8 +93,7 @@ def test_dropout_is_no_obstacle_between_two_jobs(tmp_path: Path, sound: Path) ->
 
 def test_a_pair_is_read_from_folders_and_files(sound: Path) -> None:
     first, second = rerun.read_pair(sound, sound / "record.json")
-    assert first.record == second.record
-    assert first.name == "ddp on 2 ranks (first)"
+    assert (first.record, first.name) == (second.record, "ddp on 2 ranks (first)")
     with pytest.raises(HarnessError, match="there is no"):
         rerun.read_pair(sound, Path("missing"))
 
@@ -141,7 +139,6 @@ def test_the_reference_and_its_repetitions_lie_beside_the_pair(tmp_path: Path) -
     for number, label in enumerate(LABELS):
         stored(tmp_path, f"stamp-single-n1-r0-{number}", label=label)
     runs = rerun.find_noise_runs(pair, fixed, no_run)
-    assert runs.reference is not None
     assert runs.reference.backend.label == "single"
     assert [record.backend.label for record in runs.repeats] == ["single:micro_batch_size=4"]
 
@@ -152,8 +149,7 @@ def test_an_archive_holds_the_reference_beside_the_pair(tmp_path: Path) -> None:
     packed = archive_runs([(run.path, run.record) for run in (*pair, *stored_runs)], tmp_path / "runs.tar.xz")
     left, right = (rerun.LoadedRun(path=path, record=record) for path, record in packed[:2])
     runs = rerun.find_noise_runs((left, right), fixed, no_run)
-    assert runs.reference == stored_runs[0].record
-    assert runs.repeats == (stored_runs[1].record,)
+    assert (runs.reference, runs.repeats) == (stored_runs[0].record, (stored_runs[1].record,))
 
 
 @pytest.mark.parametrize(

@@ -231,8 +231,7 @@ def test_held_out_loss_stands_at_the_step_after_which_it_was_taken() -> None:
 
 def test_settings_are_simple_values_under_dotted_names() -> None:
     found = settings(Comparison([make_record(label="ddp")]).rows[0])
-    assert found["backend"] == "ddp"
-    assert found["job.training.global_batch_size"] == 8
+    assert (found["backend"], found["job.training.global_batch_size"]) == ("ddp", 8)
     assert all(isinstance(value, str | int | float | bool) for value in found.values())
 
 

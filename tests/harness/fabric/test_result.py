@@ -94,18 +94,10 @@ def test_all_pairs_of_few_ranks_and_nodes_of_many() -> None:
 @pytest.mark.parametrize(
     ("text", "rate"),
     [
-        ("5GB/s", 5e9),
-        ("5 GB/s", 5e9),
-        ("50GBps", 50e9),
-        ("400Gbps", 50e9),
-        ("400Gb/s", 50e9),
-        ("400 Gbit/s", 50e9),
-        ("200Mbit/s", 25e6),
-        ("1Gbit/s", 125e6),
-        ("1GiB/s", 2**30),
-        ("0.5GB/s", 5e8),
+        ("5GB/s", 5e9), ("5 GB/s", 5e9), ("50GBps", 50e9), ("400Gbps", 50e9), ("400Gb/s", 50e9),
+        ("400 Gbit/s", 50e9), ("200Mbit/s", 25e6), ("1Gbit/s", 125e6), ("1GiB/s", 2**30), ("0.5GB/s", 5e8),
     ],
-)
+)  # fmt: skip
 def test_rates_are_read(text: str, rate: float) -> None:
     assert parse_rate(text) == rate
 
@@ -194,10 +186,8 @@ def test_what_is_shown_has_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(capsys.readouterr().out)
     (row,) = document["rows"]
     assert (row["seconds"], row["algorithm_bytes_per_second"], row["bus_bytes_per_second"]) == (
-        [],
-        None,
-        None,
-    )
+        [], None, None,
+    )  # fmt: skip
     assert document["summary"]["all_reduce_bus_bytes_per_second"] is None
     assert document["summary"]["all_reduce_latency_seconds"] is None
 

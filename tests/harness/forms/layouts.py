@@ -13,23 +13,13 @@ from harness.rank.models.optimizer import update_groups
 from harness.record.workload import closed_form_layout
 
 BLOOM_560M = {
-    "model_type": "bloom",
-    "vocab_size": 250880,
-    "hidden_size": 1024,
-    "n_layer": 24,
-    "n_head": 16,
-}
+    "model_type": "bloom", "vocab_size": 250880, "hidden_size": 1024, "n_layer": 24, "n_head": 16,
+}  # fmt: skip
 BLOOM_SMALL = {"model_type": "bloom", "vocab_size": 259, "hidden_size": 40, "n_layer": 3, "n_head": 4}
 LLAMA_SMALL = {
-    "model_type": "llama",
-    "vocab_size": 259,
-    "hidden_size": 36,
-    "intermediate_size": 52,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 3,
-    "tie_word_embeddings": False,
-}
+    "model_type": "llama", "vocab_size": 259, "hidden_size": 36, "intermediate_size": 52,
+    "num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 3, "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 def layout_of(config: dict[str, Any]) -> Layout:

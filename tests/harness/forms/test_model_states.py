@@ -113,13 +113,10 @@ def test_weights_fall_as_one_over_the_ranks_from_zero3_on(backend: str, geometry
 @pytest.mark.parametrize(
     ("backend", "kind"),
     [
-        ("ddp", "optimizer"),
-        ("ddp", "gradients"),
-        ("ddp", "weights"),
-        ("zero1", "weights"),
+        ("ddp", "optimizer"), ("ddp", "gradients"), ("ddp", "weights"), ("zero1", "weights"),
         ("zero2", "weights"),
     ],
-)
+)  # fmt: skip
 def test_what_a_strategy_does_not_shard_stays_whole(backend: str, kind: str, geometry: str) -> None:
     sizes = [kinds(backend, ranks, GEOMETRIES[geometry])[kind] for ranks in (1, 2, 4)]
     # ZeRO pads each of two groups to 2 N elements of 2 bytes.
@@ -196,8 +193,7 @@ def test_estimators_of_deepspeed_agree_but_for_the_gradients_they_count(ranks: i
 def test_fsdp1_aligns_each_parameter_and_pads_the_unit() -> None:
     """37 elements of bf16 compute begin at multiples of 8; 3 ranks pad the end to a multiple of 3."""
     unit = flat_unit([Tensor(name, (37,), "float32") for name in "ab"], "bfloat16", 3)
-    assert unit.offsets == (0, 40)
-    assert unit.length == 78
+    assert (unit.offsets, unit.length) == ((0, 40), 78)
 
 
 def test_fsdp2_pads_rows_and_the_last_rank_holds_none() -> None:

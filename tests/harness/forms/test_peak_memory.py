@@ -254,12 +254,8 @@ def test_what_a_strategy_needs_without_activations_includes_what_lies_there_whil
 
 def test_modules_and_gradients_of_a_step_without_activations_are_those_of_the_model() -> None:
     names = (
-        "embed.weight",
-        "layers.0.norm.weight",
-        "layers.0.mlp.weight",
-        "layers.1.mlp.bias",
-        "norm.weight",
-    )
+        "embed.weight", "layers.0.norm.weight", "layers.0.mlp.weight", "layers.1.mlp.bias", "norm.weight",
+    )  # fmt: skip
     model = Layout(
         parameters=tuple(Tensor(name, (4, 2), "float32") for name in names), decaying=frozenset(names),
         blocks=("layers.0", "layers.1"), tied={"head.weight": "embed.weight"},

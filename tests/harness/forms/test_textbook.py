@@ -61,11 +61,9 @@ def test_terms_explain_the_whole_difference_to_the_textbook(
 ) -> None:
     kind = strategy(backend)
     workload = bloom_workload(
-        world_size=8,
-        shard_size=4 if kind.sharding == "hybrid" else 8,
-        precision=precision,
+        world_size=8, shard_size=4 if kind.sharding == "hybrid" else 8, precision=precision,
         accumulation_steps=accumulation_steps,
-    )
+    )  # fmt: skip
     volume = volume_of(backend, workload)
     weights = "float32" if precision == "fp32" or kind.family == "ddp" else "bfloat16"
     textbook = textbook_of(backend, workload, weights)
@@ -127,15 +125,11 @@ def test_sgd_keeps_one_momentum_or_nothing(settings: dict, moments: int) -> None
 @pytest.mark.parametrize(
     ("sharding", "weight_bytes", "reduce_bytes", "gigabytes"),
     [
-        ("none", 4, 4, 3.915),
-        ("none", 2, 2, 1.957),
-        ("full-shard", 2, 2, 2.936),
-        ("full-shard", 2, 4, 3.915),
-        ("grad-op", 2, 2, 1.957),
-        ("grad-op", 4, 4, 3.915),
+        ("none", 4, 4, 3.915), ("none", 2, 2, 1.957), ("full-shard", 2, 2, 2.936),
+        ("full-shard", 2, 4, 3.915), ("grad-op", 2, 2, 1.957), ("grad-op", 4, 4, 3.915),
         ("single", 4, 4, 0.0),
     ],
-)
+)  # fmt: skip
 def test_bloom_560m_on_eight_ranks(
     sharding: str, weight_bytes: int, reduce_bytes: int, gigabytes: float
 ) -> None:
@@ -187,12 +181,9 @@ GEOMETRY = ModelGeometry(
 def test_palm_540b_is_the_figure_of_the_paper() -> None:
     """Appendix B with Table 1: 118 layers, 48 heads of 256, 2048 tokens, 540.35e9 parameters."""
     palm = ModelGeometry(
-        multiplying_parameters=540_350_000_000,
-        block_parameters=0,
-        layers=118,
-        attention_width=48 * 256,
+        multiplying_parameters=540_350_000_000, block_parameters=0, layers=118, attention_width=48 * 256,
         sequence_length=2048,
-    )
+    )  # fmt: skip
     # 238.3e3 tokens/s on 6144 TPU v4 of 275 TFLOP/s: the paper reports 46.2 % with attention, 45.7 % without.
     peak = 6144 * 275e12
     assert 238.3e3 * model_flops_per_token(palm) / peak == pytest.approx(0.462, abs=5e-4)
@@ -222,31 +213,20 @@ def test_the_least_skips_the_masked_half_of_attention() -> None:
 @pytest.mark.parametrize(
     ("name", "dtype", "teraflops"),
     [
-        ("NVIDIA A100-SXM4-80GB", "bfloat16", 312),
-        ("NVIDIA A100-SXM4-80GB", "tf32", 156),
-        ("NVIDIA A100-PCIE-40GB", "float32", 19.5),
-        ("NVIDIA H100 80GB HBM3", "bfloat16", 989.5),
-        ("NVIDIA H100 PCIe", "bfloat16", 756.5),
-        ("NVIDIA H100 NVL", "float32", 60),
-        ("NVIDIA H200", "bfloat16", 989.5),
-        ("Tesla V100-SXM2-32GB", "float16", 125),
-        ("Tesla V100-PCIE-16GB", "float16", 112),
-        ("NVIDIA A40", "bfloat16", 149.7),
-        ("NVIDIA L40S", "bfloat16", 362.05),
-        ("NVIDIA B200", "bfloat16", 2250),
-        ("NVIDIA GB200", "float32", 80),
-        ("NVIDIA H20", "bfloat16", 148),
-        ("NVIDIA H800", "bfloat16", 989.5),
-        ("NVIDIA A10G", "tf32", 35),
-        ("NVIDIA A100-SXM-64GB", "float32", 22.4),
-        ("AMD Instinct MI250X / MI250", "float16", 191.5),
-        ("AMD Instinct MI250X", "bfloat16", 191.5),
+        ("NVIDIA A100-SXM4-80GB", "bfloat16", 312), ("NVIDIA A100-SXM4-80GB", "tf32", 156),
+        ("NVIDIA A100-PCIE-40GB", "float32", 19.5), ("NVIDIA H100 80GB HBM3", "bfloat16", 989.5),
+        ("NVIDIA H100 PCIe", "bfloat16", 756.5), ("NVIDIA H100 NVL", "float32", 60),
+        ("NVIDIA H200", "bfloat16", 989.5), ("Tesla V100-SXM2-32GB", "float16", 125),
+        ("Tesla V100-PCIE-16GB", "float16", 112), ("NVIDIA A40", "bfloat16", 149.7),
+        ("NVIDIA L40S", "bfloat16", 362.05), ("NVIDIA B200", "bfloat16", 2250),
+        ("NVIDIA GB200", "float32", 80), ("NVIDIA H20", "bfloat16", 148), ("NVIDIA H800", "bfloat16", 989.5),
+        ("NVIDIA A10G", "tf32", 35), ("NVIDIA A100-SXM-64GB", "float32", 22.4),
+        ("AMD Instinct MI250X / MI250", "float16", 191.5), ("AMD Instinct MI250X", "bfloat16", 191.5),
         ("AMD Instinct MI300X", "bfloat16", 1307.4),
     ],
-)
+)  # fmt: skip
 def test_a_device_is_found_by_the_name_that_torch_gives(name: str, dtype: str, teraflops: float) -> None:
     found = find_peak(name, dtype)
-    assert found is not None
     assert found[0] == pytest.approx(teraflops * 1e12)
     assert found[1]
 
@@ -254,12 +234,10 @@ def test_a_device_is_found_by_the_name_that_torch_gives(name: str, dtype: str, t
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        ("cpu", "float32"),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bfloat16"),
-        ("Tesla V100-SXM2-32GB", "bfloat16"),
-        ("NVIDIA A4000", "bfloat16"),
+        ("cpu", "float32"), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bfloat16"),
+        ("Tesla V100-SXM2-32GB", "bfloat16"), ("NVIDIA A4000", "bfloat16"),
     ],
-)
+)  # fmt: skip
 def test_what_the_table_does_not_have_is_unknown(name: str, dtype: str) -> None:
     assert find_peak(name, dtype) is None
 

@@ -31,12 +31,9 @@ CUDA = Wheel(version="2.13.0+cu130", cuda="13.0")
 ROCM = Wheel(version="2.13.0+rocm7.1", hip="7.1")
 DEVICE_FILE = Sign(vendor="NVIDIA", what="/dev/nvidiactl")
 V100 = {
-    "name": "Tesla V100-SXM2-16GB",
-    "uuid": "v",
-    "memory_bytes": 2**34,
-    "capability": [7, 0],
+    "name": "Tesla V100-SXM2-16GB", "uuid": "v", "memory_bytes": 2**34, "capability": [7, 0],
     "amd_architecture": "",
-}
+}  # fmt: skip
 A100 = V100 | {"name": "NVIDIA A100-SXM4-80GB", "uuid": "a", "capability": [8, 0]}
 MI250X = V100 | {"name": "AMD Instinct MI250X", "capability": [9, 0], "amd_architecture": "gfx90a"}
 KERNELS = {"architectures": ["sm_75", "sm_80", "sm_90", "compute_120"]}
@@ -339,12 +336,10 @@ def test_a_machine_without_gpus_shows_none(bare: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "vendor"),
     [
-        ("dev/nvidiactl", "NVIDIA"),
-        ("dev/dxg", "NVIDIA"),
-        ("dev/kfd", "AMD"),
+        ("dev/nvidiactl", "NVIDIA"), ("dev/dxg", "NVIDIA"), ("dev/kfd", "AMD"),
         ("usr/lib64/libcuda.so.1", "NVIDIA"),
     ],
-)
+)  # fmt: skip
 def test_a_device_or_driver_is_a_sign(bare: Path, name: str, vendor: str) -> None:
     file = bare / name
     file.parent.mkdir(parents=True)
@@ -373,12 +368,9 @@ def test_named_devices_are_a_sign(bare: Path, monkeypatch: pytest.MonkeyPatch, t
 
 def test_the_installed_torch_is_read_as_it_says_itself() -> None:
     wheel = installed_wheel()
-    assert wheel is not None
     assert (wheel.version, wheel.cuda, wheel.hip) == (
-        torch.__version__,
-        torch.version.cuda,
-        torch.version.hip,
-    )
+        torch.__version__, torch.version.cuda, torch.version.hip,
+    )  # fmt: skip
     assert wheel.is_known
 
 

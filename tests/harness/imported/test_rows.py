@@ -306,8 +306,7 @@ def test_two_files_of_one_name_are_two_rows(tmp_path: Path) -> None:
 def test_ddp(tmp_path: Path) -> None:
     document = {"distributed_type": "MULTI_GPU", "mixed_precision": "no", "num_processes": 2}
     row, _ = rows_of(tmp_path, "accelerate", document)
-    assert row.label == "ddp:row=file"
-    assert row.experiment.training.precision == "fp32"
+    assert (row.label, row.experiment.training.precision) == ("ddp:row=file", "fp32")
 
 
 def test_a_missing_wrap_policy_is_named(tmp_path: Path) -> None:
@@ -436,18 +435,13 @@ def test_a_value_that_the_job_does_not_allow_names_the_file(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"a": 1, "a": 2}', "gives 'a' twice"),
-        ('{"a": NaN}', "NaN"),
-        ('{"a": 1} / why', "not valid JSON"),
-        ("[1]", "must be a mapping"),
-        ("[" * 100_000, "nested too deeply"),
-        ('{"a": "' + "x" * 2**20 + '"}', "at most"),
-        ("!!python/object/apply:os.system [id]", ""),
-        ("a: &a [*a, *a]", ""),
-        ("- 1", ""),
+        ('{"a": 1, "a": 2}', "gives 'a' twice"), ('{"a": NaN}', "NaN"), ('{"a": 1} / why', "not valid JSON"),
+        ("[1]", "must be a mapping"), ("[" * 100_000, "nested too deeply"),
+        ('{"a": "' + "x" * 2**20 + '"}', "at most"), ("!!python/object/apply:os.system [id]", ""),
+        ("a: &a [*a, *a]", ""), ("- 1", ""),
     ],
     ids=lambda text: text[:20],
-)
+)  # fmt: skip
 def test_odd_json_and_yaml_is_one_line(text: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "odd"
     path.write_text(text)
@@ -466,7 +460,6 @@ def job_of(folder: Path, kind: str, document: dict[str, Any], *assignments: str)
 def test_no_key_of_the_installed_deepspeed_is_unknown() -> None:
     """Those that its constants name and give a default."""
     spec = find_spec("deepspeed")
-    assert spec is not None
     assert spec.origin is not None
     source = (Path(spec.origin).parent / "runtime" / "constants.py").read_text(encoding="utf-8")
     names = dict(re.findall(r"^([A-Z0-9_]+) = [\"']([a-z0-9_]+)[\"']", source, re.MULTILINE))

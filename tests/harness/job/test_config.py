@@ -163,8 +163,7 @@ def test_a_later_set_wins_and_set_wins_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("training:\n  steps: 7\n  seed: 5\nmodel: {config: {rms_norm_eps: 1e-5}}\n")
     experiment = load_experiment(path, ["training.steps=8", "training.steps=9"])
-    assert experiment.training.steps == 9
-    assert experiment.training.seed == 5
+    assert (experiment.training.steps, experiment.training.seed) == (9, 5)
     assert experiment.model.config == {"rms_norm_eps": 1e-5}  # a number, as JSON writes it
 
 

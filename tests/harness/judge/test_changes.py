@@ -129,8 +129,6 @@ def test_sides_that_ran_in_turns_are_compared_within_rounds() -> None:
     assert speed.extent == ratio.extent
     assert speed.relative == ratio.middle - 1
     mirrored = ratio.mirrored.extent
-    assert step.extent is not None
-    assert mirrored is not None
     assert (step.extent.low, step.extent.high) == pytest.approx((mirrored.low, mirrored.high), rel=1e-12)
     (line,) = failures(parse_conditions("tokens_per_second<-3%"), before, after)
     assert line.startswith("ddp on 2 ranks: tokens_per_second changed by -40.")
@@ -148,15 +146,12 @@ def test_two_conditions_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "a condition is a measure"),
-        ("peak_bytes", "a condition is a measure"),
-        ("peak_bytes>5", "a condition is a measure"),
-        ("peak_bytes>=5%", "a condition is a measure"),
-        ("peak_byte>+5%", "Did you mean 'peak_bytes'"),
-        ("tokens_per_second>-3%", "no change can meet"),
+        ("", "a condition is a measure"), ("peak_bytes", "a condition is a measure"),
+        ("peak_bytes>5", "a condition is a measure"), ("peak_bytes>=5%", "a condition is a measure"),
+        ("peak_byte>+5%", "Did you mean 'peak_bytes'"), ("tokens_per_second>-3%", "no change can meet"),
         ("peak_bytes>+5%,", "a condition is a measure"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_condition_is_refused(text: str, told: str) -> None:
     with pytest.raises(HarnessError, match=told.replace("?", r"\?")):
         parse_conditions(text)

@@ -141,7 +141,6 @@ def test_speed_up_is_that_of_the_same_round() -> None:
     (curve,) = strong_scaling(rows(*records))
     ratio = curve[-1].ratio
     assert (curve[0].speed_up, curve[-1].speed_up) == (1.0, pytest.approx(1.6))
-    assert ratio.extent is not None
     assert (ratio.extent.low, ratio.extent.high) == (pytest.approx(1.6), pytest.approx(1.6))
     assert (ratio.rounds, ratio.order) == (7, "faster")
 
@@ -280,9 +279,7 @@ def test_without_a_reference_the_run_that_most_agree_with_stands_in() -> None:
     lost = make_record(status="oom", steps=[], ranks=[])
     comparison = Comparison([lost, odd("fsdp"), make_record(label="ddp"), make_record(label="zero1")])
     (apart,) = comparison.not_comparable.rows
-    assert apart.record.backend.label == "fsdp"
-    assert apart.same_job_as is not None
-    assert apart.same_job_as.label == "ddp"
+    assert (apart.record.backend.label, apart.same_job_as.label) == ("fsdp", "ddp")
     assert "ddp has" in (apart.judgement.reason or "")
     (finding,) = (f for f in comparison.findings if f.id == "initial-weights-differ")
     assert "from ddp, as the reference has no result" in finding.message
@@ -381,7 +378,6 @@ def test_the_report_has_a_line_for_each_value() -> None:
         [running("single", 1, prefetch="none"), running("zero1", prefetch="8 elements"), running("ddp")]
     )
     section = settings_section(comparison)
-    assert section is not None
     table = section.blocks[1]
     assert table.texts() == [  # type: ignore[union-attr]
         ["prefetch", "cost only", "none", "single on 1 rank"],

@@ -38,17 +38,11 @@ def clipped(told: float | None, *applied: float) -> Record:
 @pytest.mark.parametrize(
     ("told", "applied", "value"),
     [
-        (1.0, (), "1"),
-        (1.0, (1.0, 0.9999993), "1"),
-        (1.0, (2.0, 1.5), "none"),
-        (None, (2.0, 1.5), "none"),
-        (None, (1.0, 1.0), "1"),
-        (1.0, (0.25, 0.25), "0.25"),
-        (5.0, (2.0, 1.5), "5"),
-        (1.0, (1.03, 1.06), "1"),
-        (None, (2.1, 1.6), "none"),
+        (1.0, (), "1"), (1.0, (1.0, 0.9999993), "1"), (1.0, (2.0, 1.5), "none"), (None, (2.0, 1.5), "none"),
+        (None, (1.0, 1.0), "1"), (1.0, (0.25, 0.25), "0.25"), (5.0, (2.0, 1.5), "5"),
+        (1.0, (1.03, 1.06), "1"), (None, (2.1, 1.6), "none"),
     ],
-)
+)  # fmt: skip
 def test_clipping_is_read_from_the_gradients_that_the_optimizer_was_given(
     told: float | None, applied: tuple[float, ...], value: str
 ) -> None:

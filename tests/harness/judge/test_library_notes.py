@@ -134,8 +134,7 @@ def on_nccl(record: Record) -> Record:
 @pytest.mark.parametrize("label", ["zero1", "zero2"])
 def test_stages_1_and_2_all_reduce_and_the_transport_is_not_the_cause(label: str) -> None:
     note = of_traffic(moving(label))["gradients-all-reduced"]
-    assert note.figure == "1.5"
-    assert note.origin == "DeepSpeed 0.19.8, not the transport"
+    assert (note.figure, note.origin) == ("1.5", "DeepSpeed 0.19.8, not the transport")
     assert str(note.cells[0]) == f"{label} on 2 ranks"
 
 
@@ -198,7 +197,6 @@ def holding(
     memory = []
     for rank in range(record.world.world_size):
         states = expected_states(record, rank)
-        assert states is not None
         kinds = states.kinds()
         kinds |= {kind: kinds.get(kind, 0) + more for kind in ("masters", "gradients") if more}
         moment = {"step": 4, "moment": "after_backward", "allocated_bytes": None, "peak_bytes": None}

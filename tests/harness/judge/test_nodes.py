@@ -54,10 +54,8 @@ def test_groups_of_other_dimensions_have_a_column_where_they_cross() -> None:
     across = hybrid()
     comm = [row.model_copy(update={"role": "data+sequence"}) for row in across.comm if row.role == "replica"]
     section = nodes_section(Comparison([across, across.model_copy(update={"comm": comm, "repeat": 1})]))
-    assert section is not None
     assert "by data+sequence groups MB" not in [column.title for column in section.blocks[1].columns]  # type: ignore[union-attr]
     section = nodes_section(Comparison([across.model_copy(update={"comm": comm})]))
-    assert section is not None
     titles = [column.title for column in section.blocks[1].columns]  # type: ignore[union-attr]
     (row,) = section.blocks[1].rows  # type: ignore[union-attr]
     assert dict(zip(titles, row, strict=True))["by data+sequence groups MB"] == P
@@ -105,6 +103,5 @@ def test_one_node_has_no_section(label: str) -> None:
 
 def test_the_section_says_what_crosses_in_one_line_of_all_repeats() -> None:
     section = nodes_section(Comparison([hybrid(), changed(hybrid(), repeat=1)]))
-    assert section is not None
     (row,) = section.blocks[1].rows  # type: ignore[union-attr]
     assert list(row) == ["fsdp-hybrid", 2, 4, P, P, 0.0, 0.0, P]

@@ -270,7 +270,6 @@ def test_where_nothing_is_expected_the_reason_is_named() -> None:
 
 def test_of_complex_parameters_nothing_is_expected() -> None:
     record = make_volume_record("ddp")
-    assert record.layout is not None
     first, *rest = record.layout.parameters
     turned = [first.model_copy(update={"dtype": "complex64"}), *rest]
     record = changed(record, layout={"parameters": turned})
@@ -303,7 +302,6 @@ def taken_from(*accounts: ProcessorPart | None) -> Disturbance | None:
 
 def test_what_no_rank_used_went_to_others() -> None:
     found = taken_from(processors(machine_busy_seconds=10.0), processors(machine_busy_seconds=10.0))
-    assert found is not None
     assert found.other_cores == pytest.approx(0.5)
     assert (found.lost_seconds, found.lost_by_rank) == (0.0, [0.0, 0.0])
 
@@ -311,16 +309,13 @@ def test_what_no_rank_used_went_to_others() -> None:
 def test_a_rank_loses_no_more_than_it_waited_nor_than_others_used() -> None:
     used = {"machine_busy_seconds": 10.0}
     found = taken_from(processors(waiting_seconds=0.5, **used), processors(waiting_seconds=3.0, **used))
-    assert found is not None
     assert found.lost_by_rank == [0.5, 2.0]
-    assert found.lost_share == 0.5
-    assert found.lost_seconds == 2.0
+    assert (found.lost_share, found.lost_seconds) == (0.5, 2.0)
 
 
 def test_what_a_hypervisor_took_is_lost_without_waiting() -> None:
     stolen = processors(machine_busy_seconds=7.0, machine_stolen_seconds=1.0, process_seconds=3.5)
     found = taken_from(stolen, stolen)
-    assert found is not None
     assert found.lost_by_rank == [1.0, 1.0]
     assert found.lost_share == 0.125  # each rank did half of the work, so half of a second
     assert found.other_cores == pytest.approx(0.25)
@@ -328,7 +323,6 @@ def test_what_a_hypervisor_took_is_lost_without_waiting() -> None:
 
 def test_a_rank_that_waits_for_the_other_lost_nothing() -> None:
     found = taken_from(processors(waiting_seconds=2.0), processors(waiting_seconds=2.0))
-    assert found is not None
     assert found.lost_share == 0.0
 
 
@@ -336,7 +330,6 @@ def test_machines_are_counted_one_by_one_and_the_busiest_is_told() -> None:
     quiet = processors(boot="a", machine_busy_seconds=4.0)
     busy = processors(boot="b", machine_busy_seconds=6.0, waiting_seconds=1.0)
     found = taken_from(quiet, busy)
-    assert found is not None
     assert found.other_cores == pytest.approx(0.5)
     assert (found.lost_by_rank, found.lost_seconds) == ([0.0, 1.0], 1.0)
 
@@ -367,7 +360,6 @@ def measured(*parts: dict[str, Any] | None, device: str = "cuda", price: Price |
 
 def test_energy_per_token_times_tokens_is_power_times_time() -> None:
     found = usage(measured({"device_joules": 300.0}, {"device_joules": 500.0}))
-    assert found is not None
     assert (found.device_watts, found.host_watts) == (800.0, None)
     joules = (found.kilowatt_hours or 0) * JOULES_PER_KILOWATT_HOUR
     assert joules == pytest.approx(800.0 * BILLION / TOKENS_PER_SECOND)
@@ -391,13 +383,11 @@ def test_cost_is_the_price_of_the_hours_of_all_gpus() -> None:
 
 def test_a_rank_without_a_figure_leaves_the_run_without_one() -> None:
     found = usage(measured({"device_joules": 300.0}, {"device_unknown": "Not Supported"}))
-    assert found is not None
     assert found.device_watts is None
 
 
 def test_runs_on_processors_have_no_gpu_hours() -> None:
     found = usage(measured({}, {}, device="cpu", price=Price(amount=1, currency="EUR")))
-    assert found is not None
     assert (found.gpu_hours, found.cost) == (None, None)
 
 
@@ -435,19 +425,16 @@ def test_phases_are_added_up_only_where_every_rank_timed_all() -> None:
     steps = len(record.steps)
     phases = {"forward": [0.2] * steps, "backward": [0.3] * steps, "step": [0.1] * steps}
     whole = Run.of(make_record(label="ddp", ranks=make_ranks(2, phase_seconds=phases))).timings
-    assert whole is not None
     assert whole.phases is not None
     assert whole.phases == pytest.approx(0.6)
     del phases["step"]
     part = Run.of(make_record(label="ddp", ranks=make_ranks(2, phase_seconds=phases))).timings
-    assert part is not None
     assert part.phases is None
     assert part.medians["backward"] == pytest.approx([0.3] * len(record.ranks))
 
 
 def test_what_a_pipeline_waits_is_part_of_its_step() -> None:
     found = Run.of(make_pipeline()).timings
-    assert found is not None
     assert found.phases is not None
     assert found.phases == pytest.approx(4.1)
     assert found.medians[WAITING] == [1.0, 2.0]
@@ -458,8 +445,6 @@ def test_a_rank_that_died_ends_the_comparison_of_ranks_where_it_did() -> None:
     shorter = record.ranks[-1].model_copy(update={"step_seconds": record.ranks[-1].step_seconds[:-1]})
     whole = Run.of(record).timings
     cut = Run.of(record.model_copy(update={"ranks": [*record.ranks[:-1], shorter]})).timings
-    assert whole is not None
-    assert cut is not None
     assert cut.steps.shape == (whole.steps.shape[0], whole.steps.shape[1] - 1)
 
 
@@ -473,7 +458,6 @@ def test_without_ranks_or_steps_there_are_none(changes: dict[str, object]) -> No
 
 def test_bubble_is_predicted_from_the_schedule_and_measured_from_waiting() -> None:
     use = pipeline_use(make_pipeline())
-    assert use is not None
     assert use.expected_bubble == pytest.approx(1 / 5)
     assert use.measured_bubble == pytest.approx((1 / 4 + 2 / 4) / 2)
 
@@ -494,7 +478,6 @@ def test_pipelines_do_not_wait_for_each_other_in_their_passes() -> None:
 
 def test_messages_are_told_apart_by_what_they_carry() -> None:
     use = pipeline_use(make_pipeline())
-    assert use is not None
     assert [(stage.activation_bytes, stage.gradient_bytes) for stage in use.by_rank] == [(4096, 0), (0, 4096)]
     assert [stage.blocks for stage in use.by_rank] == [1, 1]
 
@@ -506,7 +489,6 @@ def test_other_strategies_have_no_stages() -> None:
 
 def test_the_section_has_a_line_per_pipeline_and_per_rank() -> None:
     section = pipeline_section(Comparison([make_pipeline()]))
-    assert section is not None
     tables = {block.key: block for block in section.blocks if isinstance(block, Table)}
     assert [len(tables[key].rows) for key in ("pipelines", "pipeline_stages")] == [1, 2]
 

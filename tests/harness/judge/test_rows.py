@@ -102,15 +102,13 @@ ERROR = {"kind": "ValueError", "message": "odd", "rank": 1}
         ("failed", [], ERROR | {"message": "first\nsecond", "rank": 3}, "ValueError (rank 3): first"),
         ("failed", [], {"kind": "KeyError", "message": ""}, "KeyError: no message"),
         (
-            "failed",
-            [],
-            ERROR | {"step": 3, "phase": "backward"},
+            "failed", [], ERROR | {"step": 3, "phase": "backward"},
             "ValueError (rank 1, step 3, backward): odd",
         ),
         ("failed", [], ERROR | {"phase": "setup"}, "ValueError (rank 1, setup): odd"),
         ("unsupported", ["too old", "no GPU"], None, "too old; no GPU"),
     ],
-)
+)  # fmt: skip
 def test_a_reason_names_error_rank_step_and_phase(
     status: str, reasons: list[str], error: dict[str, Any] | None, told: str | None
 ) -> None:
@@ -150,11 +148,8 @@ def comparison_of(
 
 def test_a_run_is_held_to_the_reference_with_its_split_whose_difference_is_no_noise() -> None:
     row = row_of(DEPENDS, [loss - HALF for loss in LOSSES])
-    assert row.reference is not None
-    assert row.reference.record.backend.label == CUT
-    assert row.judgement.parity == "tight"
+    assert (row.reference.record.backend.label, row.judgement.parity) == (CUT, "tight")
     assert row_of(DEPENDS, [loss - HALF + 1e-3 for loss in LOSSES]).judgement.parity == "diverged"
-    assert row.noise is not None
     assert row.noise.tight.loss < 1e-4
     assert [level.repetitions for level in row.noise.levels] == [(EXACT,)]
 
@@ -219,9 +214,7 @@ def test_the_limit_of_losses_on_a_grid_is_the_one_that_judged_them() -> None:
 
 def test_a_loss_over_all_ranks_is_held_to_that_of_the_whole_batch() -> None:
     row = row_of(DEPENDS, LOSSES)
-    assert row.reference is not None
-    assert row.reference.record.backend.label == "single"
-    assert row.judgement.parity == "tight"
+    assert (row.reference.record.backend.label, row.judgement.parity) == ("single", "tight")
 
 
 def test_without_such_a_reference_it_is_unjudged_and_both_losses_are_said() -> None:
@@ -255,9 +248,7 @@ def test_where_the_count_of_passes_decides_runs_with_as_many_are_judged() -> Non
 
     sound, faulty = row([loss - 1e-6 for loss in LOSSES]), row([loss - 1e-3 for loss in LOSSES])
     assert sound.judgement.parity == "tight"
-    assert faulty.judgement.parity == "diverged"
-    assert faulty.noise is not None
-    assert faulty.noise.levels[0].repetitions == (repeated,)
+    assert (faulty.judgement.parity, faulty.noise.levels[0].repetitions) == ("diverged", (repeated,))
     other = row([loss - 1e-3 for loss in LOSSES], passes=2).judgement
     assert other.parity == "unjudged"
     assert "a state that each pass changes" in str(other.reason)
@@ -271,9 +262,7 @@ def test_losses_that_would_read_alike_are_told_in_full() -> None:
 
 def test_a_sum_over_samples_is_held_to_the_whole_batch_and_its_splits_are_noise() -> None:
     row = row_of(ADDS_UP, [loss + 1e-4 for loss in LOSSES], cuts=())
-    assert row.judgement.parity == "diverged"
-    assert row.reference is not None
-    assert row.reference.record.backend.label == "single"
+    assert (row.judgement.parity, row.reference.record.backend.label) == ("diverged", "single")
 
 
 def test_limits_of_each_split_are_told_apart() -> None:

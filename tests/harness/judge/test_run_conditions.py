@@ -89,7 +89,6 @@ def test_scaling_does_not_join_two_versions() -> None:
 
 def scaling_table(*records: Record) -> Table:
     section = scaling_section(Comparison(records))
-    assert section is not None
     (table,) = (block for block in section.blocks if isinstance(block, Table))
     return table
 

@@ -182,7 +182,6 @@ def test_walsh_averages_give_the_estimate_and_interval_of_published_tables() -> 
     after = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29]
     middle, extent = walsh([y - x for x, y in zip(before, after, strict=True)])
     assert middle == pytest.approx(-0.46, abs=0.005)
-    assert extent is not None
     assert (extent.low, extent.high) == (pytest.approx(-0.786, abs=5e-4), pytest.approx(-0.010, abs=5e-4))
     assert walsh([1.0, 2.0, 3.0, 4.0, 9.0]) == (pytest.approx(3.0), None)
 
@@ -191,7 +190,6 @@ def test_walsh_averages_give_the_estimate_and_interval_of_published_tables() -> 
 def test_the_interval_of_ratios_holds_what_the_signed_rank_test_does_not_reject(rounds: int) -> None:
     values = np.random.default_rng(rounds).lognormal(0, 1, rounds)
     _, extent = walsh(values.tolist())
-    assert extent is not None
     for bound, inside in ((extent.low, 1e-9), (extent.high, -1e-9)):
         assert wilcoxon(values - bound - inside, method="exact").pvalue > 1 - LEVEL
         assert wilcoxon(values - bound + inside, method="exact").pvalue <= 1 - LEVEL
@@ -248,7 +246,6 @@ def begins(series: Sequence[float]) -> int | None:
 @pytest.mark.parametrize("spread", [0.0, 0.02, 0.1])
 def test_noise_alone_is_steady_from_the_start(seed: int, spread: float) -> None:
     found = steady_state(noise(30, seed, spread))
-    assert found is not None
     # The first step is not smoothed, so noise may cost that one.
     assert found.first <= 1
     assert found.seconds == pytest.approx(1.0, abs=0.1)
@@ -317,7 +314,6 @@ def test_cells_are_compared_within_rounds() -> None:
     ratio = order.ratio("fsdp", "ddp")
     assert (ratio.order, ratio.rounds) == ("slower", 7)
     assert ratio.middle == pytest.approx(1 / 1.1, rel=0.02)
-    assert ratio.extent is not None
     assert ratio.extent.low < 1 / 1.1 < ratio.extent.high < 1
     assert order.ratio("ddp", "fsdp").order == "faster"
     assert (order.leaders, order.trailers) == (("ddp",), ("fsdp",))

@@ -44,18 +44,10 @@ def test_values_that_would_read_alike_are_told_in_full() -> None:
 @pytest.mark.parametrize(
     ("share", "told"),
     [
-        (0.19, "19 %"),
-        (8.6e-5, "0.0086 %"),
-        (1.2e-6, "0.00012 %"),
-        (2e-4, "0.020 %"),
-        (0.0996, "10 %"),
-        (0.0999, "10 %"),
-        (1.0, "100 %"),
-        (12.34, "1,200 %"),
-        (0.0, "0 %"),
-        (1e6, "1e+08 %"),
+        (0.19, "19 %"), (8.6e-5, "0.0086 %"), (1.2e-6, "0.00012 %"), (2e-4, "0.020 %"), (0.0996, "10 %"),
+        (0.0999, "10 %"), (1.0, "100 %"), (12.34, "1,200 %"), (0.0, "0 %"), (1e6, "1e+08 %"),
         (float("inf"), "inf %"),
     ],
-)
+)  # fmt: skip
 def test_a_relative_difference_is_percent_with_two_digits(share: float, told: str) -> None:
     assert percent(share) == told

@@ -180,13 +180,11 @@ def test_another_implementation_of_the_optimizer_is_the_same_job_in_another_cell
 @pytest.mark.parametrize(
     ("assignment", "setting"),
     [
-        ("model.name=./nope/model", "model.name"),
-        ("model.name=/nope", "model.name"),
-        ("model.name=my models/gpt2", "model.name"),
-        ("model.name=a/b/c", "model.name"),
+        ("model.name=./nope/model", "model.name"), ("model.name=/nope", "model.name"),
+        ("model.name=my models/gpt2", "model.name"), ("model.name=a/b/c", "model.name"),
         ("data.tokenizer=../nowhere", "data.tokenizer"),
     ],
-)
+)  # fmt: skip
 def test_a_path_that_leads_nowhere_is_named(assignment: str, setting: str) -> None:
     given = assignment.partition("=")[2]
     with pytest.raises(HarnessError) as caught:
@@ -222,12 +220,10 @@ def test_where_speed_is_asked_of_gpus_timed_runs_have_the_kernels_that_jobs_use(
 @pytest.mark.parametrize(
     ("settings", "are_deterministic"),
     [
-        (["compare.question=memory"], True),
-        (["compare.question=parity"], True),
-        (["measure.timed=false"], True),
-        (["training.deterministic=false"], False),
+        (["compare.question=memory"], True), (["compare.question=parity"], True),
+        (["measure.timed=false"], True), (["training.deterministic=false"], False),
     ],
-)
+)  # fmt: skip
 def test_no_cell_runs_twice_on_gpus_unless_both_kinds_of_kernels_are_asked(
     settings: list[str], are_deterministic: bool
 ) -> None:

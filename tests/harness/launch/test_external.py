@@ -251,7 +251,6 @@ def test_a_rank_that_ends_early_leaves_a_record(
     tmp_path: Path, behaviour: Callable[[], None], status: str, kind: str, said: str
 ) -> None:
     (record,) = launch_early(tmp_path, [sleep_on, behaviour])
-    assert record.error is not None
     assert (record.status, record.error.kind, record.error.rank) == (status, kind, 1)
     assert said in record.error.message
 
@@ -352,7 +351,6 @@ with claimed(Path(sys.argv[1]), "cell", print):
 def test_a_lock_goes_with_its_owner_only(tmp_path: Path) -> None:
     lock = tmp_path / ".cell.lock"
     owner = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
     assert owner.stdout.readline() == "held\n"
     forget_dead_claims(tmp_path)
     assert lock.exists()

@@ -117,7 +117,6 @@ def test_run_may_last_as_long_as_its_steps_need_at_their_pace(
         assert watched.after(1) is None
     watched.enter("answers, batch 13 of 10000")
     said = watched.after(1)
-    assert said is not None
     assert said.startswith("Timeout: 15 s passed, more than 2 s and 3 times the 4 s that its steps need")
 
 
@@ -158,13 +157,10 @@ def test_rank_that_stays_behind_in_its_start_is_found_by_what_the_others_needed(
 @pytest.mark.parametrize(
     ("a_second", "found"),
     [
-        ({}, True),
-        ({"processor_seconds": 0.09}, True),
-        ({"processor_seconds": 0.5}, False),
-        ({"moved_bytes": 2**21}, False),
-        ({"wants_to_go_on": 1}, False),
+        ({}, True), ({"processor_seconds": 0.09}, True), ({"processor_seconds": 0.5}, False),
+        ({"moved_bytes": 2**21}, False), ({"wants_to_go_on": 1}, False),
     ],
-)
+)  # fmt: skip
 def test_ranks_that_do_nothing_in_one_phase_are_found_and_those_that_work_are_not(
     a_second: dict[str, float], found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,7 +298,6 @@ def test_late_ranks_of_the_start_are_judged_phase_by_phase() -> None:
     assert watch.late(now=90.0) is None  # others needed 30 s for the start; nobody left 'load data'
     watch.note({0: "data", 1: "data", 2: "rendezvous"}, now=130.0)
     late = watch.late(now=130.0)
-    assert late is not None
     assert late.startswith("rank 2 has been in 'rendezvous' for 100 s, where others needed 0 s")
     watch.forgive(now=130.0)
     assert watch.late(now=131.0) is None

@@ -115,12 +115,8 @@ def test_a_run_out_of_memory_does_not_fit_and_has_no_error_and_one_whose_loss_be
 
 def test_of_equally_fast_trials_the_smaller_is_named() -> None:
     trials = [
-        trial(8, 100.0),
-        trial(4, 120.0),
-        trial(2, 120.0),
-        trial(16, 900.0, status="oom"),
-        trial(1, None),
-    ]
+        trial(8, 100.0), trial(4, 120.0), trial(2, 120.0), trial(16, 900.0, status="oom"), trial(1, None),
+    ]  # fmt: skip
     assert fit.fastest(trials) is trials[2]
     assert fit.fastest([trial(1, None)]) is None
 
@@ -243,9 +239,7 @@ def test_a_right_prediction_takes_two_runs_and_two_for_the_fastest() -> None:
     runner = machine(FIXED + 16 * 128, best=4)
     found = fit.find(runner, EVERY, None)
     assert [t.micro_batch_size for t in runner.trials] == [16, 17, 8, 4]
-    assert found.predicted == 16
-    assert found.fastest.micro_batch_size == 4
-    assert found.tied == ()
+    assert (found.predicted, found.fastest.micro_batch_size, found.tied) == (16, 4, ())
 
 
 def test_bounds_say_between_which_sizes_and_the_search_begins_at_the_less() -> None:

@@ -38,12 +38,10 @@ MEASURED = [
 ]
 """GPU, operation, bytes, microseconds by nccl-tests; on one node of eight GPUs unless it says otherwise."""
 WITHIN_SWITCHES = [
-    ("H200", "all_reduce", 17179869184, 62341),
-    ("H100-80", "all_reduce", 17179869184, 62340.7),
-    ("H100-80", "all_reduce", 1073741824, 4000.8),
-    ("H100-80", "all_reduce", 33554432, 182.9),
+    ("H200", "all_reduce", 17179869184, 62341), ("H100-80", "all_reduce", 17179869184, 62340.7),
+    ("H100-80", "all_reduce", 1073741824, 4000.8), ("H100-80", "all_reduce", 33554432, 182.9),
     ("B200", "all_reduce", 17179869184, 35551),
-]
+]  # fmt: skip
 """NVLS: the switches add, so that half of the bytes take the way of a ring."""
 
 

@@ -43,12 +43,8 @@ def test_memory_stays_below_what_the_name_says(hardware: Hardware) -> None:
 def test_a_node_has_the_gpus_of_a_machine_in_which_they_are_sold(hardware: Hardware) -> None:
     counts = {name: hardware.device(name).gpus_per_node for name in hardware.devices}
     assert {name for name, count in counts.items() if count != 8} == {
-        "A100-64",
-        "H100-64",
-        "GB200",
-        "GB300",
-        "GH200",
-    }
+        "A100-64", "H100-64", "GB200", "GB300", "GH200",
+    }  # fmt: skip
     assert {counts[name] for name in ("A100-64", "H100-64", "GB200", "GB300", "GH200")} == {4}
     gb200 = hardware.device("GB200")
     assert [ranks_per_node(gb200, given) for given in (None, 8)] == [4, 8]
@@ -189,14 +185,11 @@ GB = 10**9
 @pytest.mark.parametrize(
     ("needed", "answer", "said"),
     [
-        (40 * GB, "fits", "fits"),
-        (72 * GB, "fits", "fits"),
-        (72 * GB + 1, "close", "close"),
-        (8 * 98 * GB // 10 + 1, "close", "barely fits"),
-        (80 * GB, "close", "barely fits"),
+        (40 * GB, "fits", "fits"), (72 * GB, "fits", "fits"), (72 * GB + 1, "close", "close"),
+        (8 * 98 * GB // 10 + 1, "close", "barely fits"), (80 * GB, "close", "barely fits"),
         (80 * GB + 1, "does not fit", "does not fit"),
     ],
-)
+)  # fmt: skip
 def test_the_answer_follows_from_the_margin(needed: int, answer: str, said: str) -> None:
     verdict = MemoryVerdict(needed_bytes=needed, device_bytes=80 * GB)
     assert (verdict.answer, verdict.said, verdict.fits) == (answer, said, answer != "does not fit")

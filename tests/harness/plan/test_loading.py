@@ -132,14 +132,11 @@ def test_a_tied_output_layer_is_there_until_it_is_tied() -> None:
 @pytest.mark.parametrize(
     ("geometry", "precision", "loading", "ranks", "megabytes"),
     [
-        ("bloom-560m", "fp32", "slices", 2, 2155),
-        ("bloom-560m", "fp32", "slices", 4, 1595),
-        ("bloom-560m", "fp32", "full", 2, 3266),
-        ("llama-1.5b", "fp32", "slices", 2, 3280),
-        ("llama-1.5b", "fp32", "slices", 4, 1774),
-        ("llama-7b", "bf16", "slices", 4, 3969),
+        ("bloom-560m", "fp32", "slices", 2, 2155), ("bloom-560m", "fp32", "slices", 4, 1595),
+        ("bloom-560m", "fp32", "full", 2, 3266), ("llama-1.5b", "fp32", "slices", 2, 3280),
+        ("llama-1.5b", "fp32", "slices", 4, 1774), ("llama-7b", "bf16", "slices", 4, 3969),
     ],
-)
+)  # fmt: skip
 def test_published_measurements_of_fsdp_are_predicted(
     geometry: str, precision: str, loading: AskedLoading, ranks: int, megabytes: int
 ) -> None:

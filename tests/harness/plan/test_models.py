@@ -115,8 +115,7 @@ def test_a_folder_and_a_file_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(small_llama()))
     (tmp_path / "model.yaml").write_text("\n".join(f"{k}: {v}" for k, v in small_llama().items()))
     from_folder, from_file = load_model(str(tmp_path)), load_model(str(tmp_path / "model.yaml"))
-    assert from_folder.name == tmp_path.name
-    assert from_folder.layout == from_file.layout
+    assert (from_folder.name, from_folder.layout) == (tmp_path.name, from_file.layout)
     assert from_folder.parameters == 2 * 97 * 16 + 2 * (4 * 16 * 16 + 3 * 16 * 40 + 2 * 16) + 16
 
 
@@ -146,12 +145,10 @@ CHATGLM3_6B = {
 @pytest.mark.parametrize(
     ("config", "parameters", "context"),
     [
-        (QWEN_7B, 7_721_324_544, 32768),
-        (INTERNLM2_7B, 7_737_708_544, 32768),
-        (BAICHUAN2_13B, 13_896_668_160, 4096),
-        (CHATGLM3_6B, 6_243_584_000, 8192),
+        (QWEN_7B, 7_721_324_544, 32768), (INTERNLM2_7B, 7_737_708_544, 32768),
+        (BAICHUAN2_13B, 13_896_668_160, 4096), (CHATGLM3_6B, 6_243_584_000, 8192),
     ],
-)
+)  # fmt: skip
 def test_a_model_with_its_own_code_is_read_as_the_known_type_with_its_tensors(
     config: dict[str, object], parameters: int, context: int, tmp_path: Path
 ) -> None:
@@ -223,8 +220,7 @@ def test_a_type_without_a_closed_form_is_built_on_the_meta_device() -> None:
         "n_positions": 64,
     }  # fmt: skip
     model = from_config(config, name="mine", source="config.json")
-    assert model.architecture == "GPTJForCausalLM"
-    assert (model.layers, model.attention_width) == (2, 32)
+    assert (model.architecture, model.layers, model.attention_width) == ("GPTJForCausalLM", 2, 32)
     assert model.parameters == sum(t.numel for t in model.layout.parameters) > 0
 
 

@@ -75,8 +75,7 @@ def test_bytes_that_bloom_560m_sends(backend: str, settings: tuple[str, ...], gi
 
 def test_without_a_gpu_nothing_is_judged_or_timed() -> None:
     found = row(MIXED)
-    assert (found.verdict, found.speed) == (None, None)
-    assert found.speed_unknown == "no GPU was named (--gpu)"
+    assert (found.verdict, found.speed, found.speed_unknown) == (None, None, "no GPU was named (--gpu)")
 
 
 def test_a_gpu_is_judged_and_timed() -> None:

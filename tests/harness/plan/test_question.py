@@ -141,8 +141,7 @@ def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
 
 def test_a_job_that_names_no_precision_sequence_or_preset_gets_those_of_ordinary_training() -> None:
     found = asked()
-    assert found.job.training.precision == "bf16-mixed"
-    assert found.sequence_length == 2048
+    assert (found.job.training.precision, found.sequence_length) == ("bf16-mixed", 2048)
     assert found.preset == "library-defaults"
     assert found.remarks[:3] == (
         "training.precision=bf16-mixed, since none is given",

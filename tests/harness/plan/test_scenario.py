@@ -138,16 +138,14 @@ def test_the_model_is_that_of_the_job(facts: dict[str, Any]) -> None:
     assert model.parameters == facts["parameters"]
     # The embedding is only looked up: 128 numbers for each token of the vocabulary.
     assert model.multiplying_parameters == model.parameters - 128 * model.config["vocab_size"]
-    assert model.config["intermediate_size"] == 352
-    assert model.attention_width == 128
+    assert (model.config["intermediate_size"], model.attention_width) == (352, 128)
 
 
 def test_a_cell_becomes_a_scenario_with_its_batch(facts: dict[str, Any]) -> None:
     found = of_cell(facts, "zero2:offload=optimizer")
     assert (found.world_size, found.ranks_per_node, found.micro_batch_size) == (4, 4, 1)
     assert (found.accumulation_steps, found.transport) == (2, "gloo")
-    assert found.options["offload"] == "optimizer"
-    assert found.strategy.zero_stage == 2
+    assert (found.options["offload"], found.strategy.zero_stage) == ("optimizer", 2)
     # Without sharding a rank holds weights, gradients and two moments in fp32.
     states = model_states(of_cell(facts, "ddp").workload())  # type: ignore[union-attr]
     assert states.model_state_bytes >= 16 * found.model.parameters

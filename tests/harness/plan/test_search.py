@@ -134,8 +134,7 @@ def test_of_what_predictions_cannot_tell_apart_what_leaves_room_leads() -> None:
     # 1.25 s or 1.5 s: room is worth less than that.
     far = found_variants(per_token=19_000, communication=0.0, small=1.0)
     assert far.fitting[0].is_tight
-    assert far.fitting[0].planned.micro_batch_size == 4
-    assert far.with_room.planned.micro_batch_size == 2
+    assert (far.fitting[0].planned.micro_batch_size, far.with_room.planned.micro_batch_size) == (4, 2)
 
 
 def test_what_leaves_room_is_tried_below_the_two_largest_micro_batches() -> None:

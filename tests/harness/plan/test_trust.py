@@ -89,7 +89,6 @@ def test_a_source_counts_once_however_many_runs_it_has(errors: Errors) -> None:
         run("three", memory=-0.2), run("four", memory=0.3),
     )  # fmt: skip
     known = trust_in(scenario("fsdp1", 8), speed=False).memory
-    assert known is not None
     assert (known.runs, len(known.sources), known.typical, known.worst) == (43, 4, 0.3, 0.3)
     assert known.bias == pytest.approx(0.025)
     assert known.text() == "±30 % (4 sources, 43 published runs)"
@@ -98,7 +97,6 @@ def test_a_source_counts_once_however_many_runs_it_has(errors: Errors) -> None:
 def test_fewer_than_three_sources_are_named_without_a_percentage(errors: Errors) -> None:
     errors(run("llm-foundry", 1, memory=0.01), run("llm-foundry", 2, memory=0.02))
     trust = trust_in(scenario("fsdp1", 8), speed=False)
-    assert trust.memory is not None
     assert trust.memory.typical is None
     assert trust.memory.text() == "tested on one source (llm-foundry, 8 A100)"
     assert trust.lines()[0].endswith("memory tested on one source (llm-foundry, 8 A100)")
@@ -111,7 +109,6 @@ def test_fewer_than_three_sources_are_named_without_a_percentage(errors: Errors)
 def test_sources_that_lie_far_apart_state_no_error(errors: Errors) -> None:
     errors(*(run(name, speed=error) for name, error in (("a", 0.1), ("b", 2.0), ("c", 3.0))))
     known = trust_in(scenario("fsdp1", 8)).speed
-    assert known is not None
     assert known.typical is None
     assert known.text().startswith("not stated: 3 sources and 3 published runs lie up to 300 % off")
 
@@ -120,7 +117,6 @@ def test_what_no_run_had_is_said(errors: Errors) -> None:
     errors(*(run(name, memory=0.1, speed=0.1, parameters=8e9) for name in "abc"))
     asked = replace(scenario("fsdp1", 1024), world_size=1024)
     known = trust_in(asked).memory
-    assert known is not None
     assert known.beyond == ("1,024 GPUs (at most 8)",)
     assert (
         known.text()
@@ -128,7 +124,6 @@ def test_what_no_run_had_is_said(errors: Errors) -> None:
     )
     on_other = replace(asked, device=replace(asked.device, name="MI300X"))  # type: ignore[type-var]
     trust = trust_in(on_other)
-    assert trust.memory is not None
     assert trust.memory.beyond[-1] == "MI300X"
     assert trust.speed is None
     assert "speed not known (no run like this)" in trust.lines()[0]
@@ -145,7 +140,6 @@ def test_runs_of_the_strategy_count_before_those_that_divide_as_much(errors: Err
         ("zero2", "full training that divides as much", 0.4),
     ):
         known = trust_in(scenario(label, 8), speed=False).memory
-        assert known is not None
         assert (known.of, known.typical) == (of, typical)
     assert trust_in(scenario("fsdp1", 8), speed=False, without="a").memory.typical == 0.2  # type: ignore[union-attr]
 
@@ -166,7 +160,6 @@ def test_speed_is_of_the_gpu_the_code_and_the_length(errors: Errors) -> None:
     }
     for typical, one in asked.items():
         known = trust_in(one).speed
-        assert known is not None
         assert known.typical == typical
 
 
@@ -219,7 +212,6 @@ def test_strategies_of_one_answer_are_judged_together() -> None:
 def test_cpu_ranks_are_judged_by_cpu_ranks() -> None:
     known = trust_in(replace(scenario("fsdp1", 2), torch_device="cpu"), speed=False).memory
     errors = sorted(abs(r["memory"]) for r in json.loads(CPU_ERRORS.read_text()) if r["kind"] == "fsdp1")
-    assert known is not None
     assert known.runs == len(errors)
     assert known.typical in errors
     assert sum(error <= known.typical for error in errors) >= COVERED * len(errors)
@@ -245,7 +237,6 @@ def test_offload_is_judged_by_offload_alone(errors: Errors) -> None:
         *(run(name, memory=0.3, kind="zero12+offload") for name in "def"),
     )
     known = trust_in(scenario("zero3", 8, options={"offload": "cpu"}), speed=False).memory
-    assert known is not None
     assert (known.of, known.typical) == ("all full training with offload", 0.3)
 
 

@@ -21,15 +21,11 @@ LENGTH = 40
 @pytest.mark.parametrize(
     ("text", "right", "exact_match", "f1"),
     [
-        ("red", ["red"], True, 1.0),
-        ("The Red, Key!", ["red key"], True, 1.0),
-        ("red", ["blue", "red"], True, 1.0),
-        ("a red key", ["red"], False, 2 / 3),
-        ("red red", ["red"], False, 2 / 3),
-        ("green", ["red"], False, 0.0),
-        ("", ["red"], False, 0.0),
+        ("red", ["red"], True, 1.0), ("The Red, Key!", ["red key"], True, 1.0),
+        ("red", ["blue", "red"], True, 1.0), ("a red key", ["red"], False, 2 / 3),
+        ("red red", ["red"], False, 2 / 3), ("green", ["red"], False, 0.0), ("", ["red"], False, 0.0),
     ],
-)
+)  # fmt: skip
 def test_scores_are_those_of_the_official_script(
     text: str, right: list[str], exact_match: bool, f1: float
 ) -> None:
@@ -75,11 +71,9 @@ def one_rank(model: torch.nn.Module) -> Any:
     job = SimpleNamespace(data=SimpleNamespace(sequence_length=LENGTH))
     engine = SimpleNamespace(forward=lambda batch: current[0](model, batch))
     return SimpleNamespace(
-        job=job,
-        engine=engine,
-        observer=SimpleNamespace(computing=computing),
+        job=job, engine=engine, observer=SimpleNamespace(computing=computing),
         world=SimpleNamespace(device="cpu"),
-    )
+    )  # fmt: skip
 
 
 def test_the_shipped_questions_have_their_answers_in_the_text() -> None:

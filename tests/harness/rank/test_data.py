@@ -382,12 +382,8 @@ def test_documents_of_their_own_samples_have_nothing_to_keep_apart(tmp_path: Pat
 
 def seq2seq(path: Path, **data: object) -> Job:
     values = {
-        "source": "jsonl",
-        "path": str(path),
-        "prompt_field": "q",
-        "text_field": "a",
-        "sequence_length": 4,
-    }
+        "source": "jsonl", "path": str(path), "prompt_field": "q", "text_field": "a", "sequence_length": 4,
+    }  # fmt: skip
     return Job.model_validate({"task": "seq2seq", "data": values | data})
 
 
@@ -524,11 +520,9 @@ def test_an_entry_changes_with_a_token_a_label_and_the_sample() -> None:
     other_tokens[2] += 1
     other_labels[2] = IGNORED
     entries = {
-        sample_hash(0, [tokens, labels]),
-        sample_hash(1, [tokens, labels]),
-        sample_hash(0, [other_tokens, labels]),
-        sample_hash(0, [tokens, other_labels]),
-    }
+        sample_hash(0, [tokens, labels]), sample_hash(1, [tokens, labels]),
+        sample_hash(0, [other_tokens, labels]), sample_hash(0, [tokens, other_labels]),
+    }  # fmt: skip
     assert len(entries) == 4
     assert sample_hash(0, [tokens.clone(), labels.clone()]) in entries
     assert all(0 <= entry < 2**64 for entry in entries)

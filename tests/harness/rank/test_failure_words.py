@@ -212,15 +212,11 @@ class Added(nn.Module):
 @pytest.mark.parametrize(
     "layer",
     [
-        Added,
-        lambda: nn.Linear(4, 4),
-        lambda: nn.Conv1d(2, 2, 1),
-        lambda: nn.LayerNorm(4),
-        lambda: nn.GRU(4, 4),
-        lambda: nn.Bilinear(4, 4, 2),
+        Added, lambda: nn.Linear(4, 4), lambda: nn.Conv1d(2, 2, 1), lambda: nn.LayerNorm(4),
+        lambda: nn.GRU(4, 4), lambda: nn.Bilinear(4, 4, 2),
     ],
     ids=["addmm", "linear", "conv", "norm", "gru", "bilinear"],
-)
+)  # fmt: skip
 def test_a_layer_that_is_given_another_dtype_is_named(layer: Callable[[], nn.Module], tmp_path: Path) -> None:
     model = nn.Sequential(nn.Identity(), layer()).bfloat16()
     note_parameters(model)

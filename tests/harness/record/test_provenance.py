@@ -38,7 +38,6 @@ def test_what_lies_beside_the_packages_is_no_local_change(checkout: Path) -> Non
         write(checkout / name)
     write(checkout / "harness" / "__pycache__" / "b.pyc")
     state = git_state(checkout)
-    assert state is not None
     assert (state.modified, state.changed) == (False, [])
     assert len(state.commit) == 40
 
@@ -48,7 +47,6 @@ def test_every_file_of_a_package_that_is_not_the_commits_is_named(checkout: Path
     write(checkout / "backends" / "new.py")
     (checkout / "backends" / "a.py").unlink()
     state = git_state(checkout)
-    assert state is not None
     assert state.modified
     assert state.changed == ["backends/a.py", "backends/new.py", "harness/b.py"]
 
@@ -65,10 +63,8 @@ def test_fingerprint_of_the_code_is_of_sources_that_exist(name: str) -> None:
 def test_tables_that_a_cell_reads_are_part_of_the_fingerprint() -> None:
     found = {file.relative_to(ROOT).as_posix() for file in measuring_files()}
     assert {
-        "harness/backends/presets.toml",
-        "harness/backends/fsdp/fsdp2.py",
-        "harness/job/pairs.toml",
-    } <= found
+        "harness/backends/presets.toml", "harness/backends/fsdp/fsdp2.py", "harness/job/pairs.toml",
+    } <= found  # fmt: skip
 
 
 def test_no_other_variable_of_the_environment_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,16 +71,13 @@ def silent_failure(rank: Rank) -> None:
 @pytest.mark.parametrize(
     ("behaviour", "code", "said"),
     [
-        (leave(0), 0, "exit code 0 before it finished"),
-        (leave(5), 5, "exit code 5"),
-        (leave(74), 74, "could not write its events"),
-        (killed(signal.SIGKILL), -9, "SIGKILL"),
-        (killed(signal.SIGSEGV), -11, "SIGSEGV"),
-        (killed(signal.SIGTERM), 143, "SIGTERM"),
+        (leave(0), 0, "exit code 0 before it finished"), (leave(5), 5, "exit code 5"),
+        (leave(74), 74, "could not write its events"), (killed(signal.SIGKILL), -9, "SIGKILL"),
+        (killed(signal.SIGSEGV), -11, "SIGSEGV"), (killed(signal.SIGTERM), 143, "SIGTERM"),
         (silent_failure, 1, "exit code 1"),
     ],
     ids=["exit-0", "exit-5", "events-lost", "SIGKILL", "SIGSEGV", "SIGTERM", "silent"],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("at_fault", [0, 1])
 def test_rank_that_left_is_blamed_and_not_the_one_that_misses_it(
     tmp_path: Path, behaviour: Behaviour, code: int, said: str, at_fault: int

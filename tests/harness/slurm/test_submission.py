@@ -203,10 +203,7 @@ def test_a_job_that_was_ended_has_a_record_with_its_steps(
     slurm.answer("scontrol", "node1\nnode2\n")
     state = collect(folder, matrix)[1]
     record = read_record(matrix.run_directory(run) / "record.json")
-    assert record == state.record
-    assert record.status == status
-    assert record.error is not None
-    assert record.error.kind == kind
+    assert (record, record.status, record.error.kind) == (state.record, status, kind)
     assert "after 2 steps" in record.error.message
     assert [step.loss for step in record.steps] == [10.0, 10.0]
     slurm_part = record.environment.slurm
@@ -236,8 +233,6 @@ def test_a_pending_job_that_is_cancelled_has_a_record_without_steps(tmp_path: Pa
     folder, matrix, _ = submitted(tmp_path, slurm)
     slurm.answer("squeue", "2|CANCELLED|None|0|0|0:00||\n")
     record = collect(folder, matrix)[1].record
-    assert record is not None
-    assert record.error is not None
     assert (record.error.kind, record.error.message) == ("Cancelled", "cancelled after 0 steps")
 
 
@@ -249,7 +244,6 @@ def test_a_killed_rank_is_named_though_others_complain(tmp_path: Path, slurm: Fa
     rank_exit(directory, 0).write_text(json.dumps({"exit_code": 1, "at": 2.0}))
     rank_exit(directory, 1).write_text(json.dumps({"exit_code": -9, "at": 1.1}))
     record = finish(directory, ScriptEnd(exit_code=1))
-    assert record.error is not None
     assert record.error.rank == 1
     assert "SIGKILL" in record.error.message
 
@@ -262,12 +256,10 @@ def test_finish_writes_the_record_and_collect_adds_what_slurm_knows(tmp_path: Pa
         say(matrix, run, rank, "done")
     begun = finish(directory, ScriptEnd(exit_code=0))
     assert begun.status == "ok"
-    assert begun.environment.slurm is not None
     assert begun.environment.slurm.state is None
     slurm.answer("squeue", "2|COMPLETED|None|0|0|0:07|node[1-2]|\n")
     slurm.answer("scontrol", "node1\nnode2\n")
     record = collect(folder, matrix)[1].record
-    assert record is not None
     assert record.environment.slurm.state == "COMPLETED"
     assert record.environment.slurm.elapsed_seconds == 7
     slurm.refuse("squeue", "Invalid job id specified")
@@ -289,7 +281,6 @@ def test_a_requeued_run_starts_clean_and_says_so(
         say(matrix, run, rank, "done")
     record = finish(directory, ScriptEnd(exit_code=0))
     assert len(record.steps) == 1
-    assert record.environment.slurm is not None
     assert record.environment.slurm.model_copy(update={"nodes": None, "partition": None}) == SlurmPart(
         job="2", restarts=1, attempts=2, step_exit_code=0
     )
@@ -306,7 +297,6 @@ def test_half_a_result_of_the_network_does_not_cost_the_record(tmp_path: Path, s
     directory = matrix.run_directory(run)
     (directory / "fabric.json").write_text('{"schema_version": 1, "ro')
     record = finish(directory, ScriptEnd(ended="fabric-failed", exit_code=143, require_busbw="5GB/s"))
-    assert record.error is not None
     assert record.error.kind == "FabricFailed"
     assert "fabric" not in record.environment
 
@@ -314,14 +304,10 @@ def test_half_a_result_of_the_network_does_not_cost_the_record(tmp_path: Path, s
 @pytest.mark.parametrize(
     "name",
     [
-        "slurm.json",
-        "slurm-end.json",
-        "node-00000.json",
-        "fabric.json",
-        "rank-00000.exit.json",
+        "slurm.json", "slurm-end.json", "node-00000.json", "fabric.json", "rank-00000.exit.json",
         "launcher.log",
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("text", ["{", "[]", '{"job": 5}', None])
 def test_broken_side_files_count_as_absent(
     name: str, text: str | None, tmp_path: Path, slurm: FakeSlurm
@@ -337,8 +323,6 @@ def test_broken_side_files_count_as_absent(
     slurm.answer("squeue", "2|CANCELLED|None|0|0|1:00||\n")
     state = collect(folder, matrix)[1]
     assert state.problem is None
-    assert state.record is not None
-    assert state.record.error is not None
     assert state.record.error.kind == "Cancelled"
 
 
@@ -353,7 +337,6 @@ def test_broken_lines_are_skipped_and_counted_and_steps_stay_aligned(
     path.write_bytes(b"".join(lines))
     slurm.answer("squeue", "2|CANCELLED|None|0|0|1:00||\n")
     record = collect(folder, matrix)[1].record
-    assert record is not None
     assert record.environment.broken_event_lines == 2
     assert [step.step for step in record.steps] == [0, 1]
     assert [len(rank.step_seconds) for rank in record.ranks] == [4, 2]
@@ -398,8 +381,6 @@ def test_a_script_that_failed_before_its_step_is_told_in_its_own_words(
     (folder / "2.log").write_text("Lmod: unknown module cuda/99\n")
     slurm.answer("squeue", "2|FAILED|NonZeroExitCode|256|0|0:01|node1|\n")
     record = collect(folder, matrix)[1].record
-    assert record is not None
-    assert record.error is not None
     assert (record.error.kind, record.error.log_tail) == ("ScriptLost", "Lmod: unknown module cuda/99")
 
 
@@ -409,7 +390,6 @@ def test_an_event_that_lacks_what_its_kind_has_is_a_broken_line(tmp_path: Path, 
     say(matrix, run, 0, "final", weights=None)
     slurm.answer("squeue", "2|CANCELLED|None|0|0|1:00||\n")
     record = collect(folder, matrix)[1].record
-    assert record is not None
     assert record.environment.broken_event_lines == 1
     assert len(record.steps) == 2
 
@@ -442,7 +422,6 @@ def test_what_cannot_fit_is_recorded_and_the_rest_submitted(tmp_path: Path, slur
     record = read_record(matrix.run_directory(refused) / "record.json")
     assert record.status == "unsupported"
     assert record.reasons[0].endswith("of 42.4 GB per rank; --force starts it anyway")
-    assert record.prediction is not None
     assert record.prediction.peak_bytes > 16 * 7_069_016_064
     assert "prediction" in (matrix.run_directory(submitted) / "request.json").read_text()
 
@@ -458,7 +437,6 @@ def test_force_submits_what_was_refused(tmp_path: Path, slurm: FakeSlurm) -> Non
 
 def test_a_site_says_what_it_has() -> None:
     limits = site_limits(GPUS.model_copy(update={"memory_per_node": "120G"}))
-    assert limits.device is not None
     assert (limits.device_bytes, limits.host_bytes) == (limits.device.memory_bytes, 120 * 2**30)
     assert site_limits(Site(name="cpu")).device_bytes is None
 
@@ -520,18 +498,14 @@ FINISHED = ScriptEnd(exit_code=1)
 @pytest.mark.parametrize(
     ("state", "status", "kind"),
     [
-        ("TIMEOUT", "timeout", "TimeLimit"),
-        ("DEADLINE", "timeout", "TimeLimit"),
-        ("OUT_OF_MEMORY", "oom", "OutOfMemory"),
-        ("NODE_FAIL", "failed", "NodeFailure"),
-        ("PREEMPTED", "failed", "Preempted"),
-        ("CANCELLED", "failed", "Cancelled"),
+        ("TIMEOUT", "timeout", "TimeLimit"), ("DEADLINE", "timeout", "TimeLimit"),
+        ("OUT_OF_MEMORY", "oom", "OutOfMemory"), ("NODE_FAIL", "failed", "NodeFailure"),
+        ("PREEMPTED", "failed", "Preempted"), ("CANCELLED", "failed", "Cancelled"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("end", [None, FINISHED, ScriptEnd(ended="terminated", exit_code=143)])
 def test_slurm_has_the_last_word(state: str, status: str, kind: str, end: ScriptEnd | None) -> None:
     found = verdict(JobFacts(state=state), end)
-    assert found is not None
     assert (found.status, found.kind) == (status, kind)
 
 
@@ -555,7 +529,6 @@ def test_what_script_and_slurm_know_names_the_cause(
     facts: JobFacts | None, end: ScriptEnd | None, silent: list[str], status: str, kind: str, cause: str
 ) -> None:
     found = verdict(facts, end, silent)
-    assert found is not None
     assert (found.status, found.kind, cause in found.cause) == (status, kind, True)
 
 
@@ -573,7 +546,6 @@ def test_a_step_out_of_memory_is_read_from_its_output(line: str) -> None:
     assert notice is not None
     assert notice == line.partition("error: ")[2]
     found = verdict(JobFacts(state="FAILED", exit_code=137), ScriptEnd(exit_code=137), [], notice)
-    assert found is not None
     assert (found.status, found.kind) == ("oom", "OutOfMemory")
 
 
@@ -592,7 +564,6 @@ def fabric(seconds: float) -> FabricResult:
 def test_a_slow_network_is_told_with_both_rates_and_the_usual_causes() -> None:
     end = ScriptEnd(ended="slow-fabric", exit_code=0, require_busbw="5GB/s")
     found = verdict(None, end, fabric=fabric(0.5))
-    assert found is not None
     assert (found.status, found.kind) == ("failed", "SlowFabric")
     assert "2 GB/s is below the required 5 GB/s" in found.cause
     assert "Usual causes: the wrong network interface" in found.cause
@@ -600,7 +571,6 @@ def test_a_slow_network_is_told_with_both_rates_and_the_usual_causes() -> None:
 
 def test_a_self_test_that_failed_says_nothing_of_the_networks_speed() -> None:
     found = verdict(None, ScriptEnd(ended="fabric-failed", exit_code=1, require_busbw="5GB/s"))
-    assert found is not None
     assert (found.status, found.kind) == ("failed", "FabricFailed")
     assert "exit code 1" in found.cause
     assert "slower" not in found.cause

@@ -52,12 +52,8 @@ def block(address: int, size: int, state: str = "active_allocated") -> dict[str,
 def segment(*blocks: dict[str, Any]) -> dict[str, Any]:
     total = sum(b["size"] for b in blocks)
     return {
-        "device": 0,
-        "address": blocks[0]["address"],
-        "total_size": total,
-        "stream": 0,
-        "blocks": [*blocks],
-    }
+        "device": 0, "address": blocks[0]["address"], "total_size": total, "stream": 0, "blocks": [*blocks],
+    }  # fmt: skip
 
 
 def step(action: str, address: int, size: int, *frames: tuple[str, str]) -> dict[str, Any]:
@@ -119,10 +115,8 @@ def test_buckets_that_ddp_makes_again_in_a_forward_pass_are_no_activations() -> 
 
 def test_a_thread_without_stacks_allocates_no_gradients_where_nothing_runs_backward() -> None:
     assert of_steps((100, (MOVE,)), (70, ()), (50, (FORWARD,))) == {
-        "weights": 100,
-        "activations": 50,
-        "unknown": 70,
-    }
+        "weights": 100, "activations": 50, "unknown": 70,
+    }  # fmt: skip
 
 
 def test_blocks_older_than_the_recording_have_a_row_of_their_own_and_their_sizes_are_of_weights() -> None:
@@ -156,10 +150,8 @@ def test_blocks_that_other_streams_hold_are_active_and_not_allocated() -> None:
     held = [step("alloc", 0, 1024), step("free_requested", 0, 1024), step("alloc", 4096, 512)]
     held += [step("free_completed", 0, 1024), step("free_requested", 4096, 512)]
     parts = [
-        block(0, 4096, "inactive"),
-        block(4096, 512, "active_awaiting_free"),
-        block(4608, 100, "inactive"),
-    ]
+        block(0, 4096, "inactive"), block(4096, 512, "active_awaiting_free"), block(4608, 100, "inactive"),
+    ]  # fmt: skip
     (account,) = accounts({"segments": [segment(*parts)], "device_traces": [held]})
     assert (account.peak_allocated_bytes, account.peak_active_bytes) == (1024, 1536)
     assert (account.allocated_bytes, account.active_bytes) == (0, 512)
@@ -170,10 +162,8 @@ def test_blocks_that_other_streams_hold_are_active_and_not_allocated() -> None:
 def test_a_history_that_begins_late_is_counted_from_its_end_on_each_device(tmp_path: Path) -> None:
     """Expandable segments are mapped piece by piece; what was allocated before the history is freed in it."""
     grown = [
-        step("free_requested", 0, 1000),
-        step("free_completed", 0, 1000),
-        step("segment_map", 4096, 8192),
-    ]
+        step("free_requested", 0, 1000), step("free_completed", 0, 1000), step("segment_map", 4096, 8192),
+    ]  # fmt: skip
     grown += [step("alloc", 4096, 5000), step("segment_unmap", 8192, 4096), step("snapshot", 0, 0)]
     pools = [
         segment(block(4096, 5120), block(9216, 3072, "inactive"))

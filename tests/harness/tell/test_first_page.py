@@ -219,10 +219,8 @@ def test_least_memory_is_of_states_on_cpu_ranks_and_of_peaks_on_gpus(
 
 def test_least_traffic_names_all_that_send_as_little() -> None:
     cells = [
-        of_size("ddp", 1),
-        of_size("fsdp", 1, sent=6_000_000),
-        of_size("fsdp-grad-op", 1, sent=4_000_001),
-    ]
+        of_size("ddp", 1), of_size("fsdp", 1, sent=6_000_000), of_size("fsdp-grad-op", 1, sent=4_000_001),
+    ]  # fmt: skip
     assert least_traffic(stage_of(make_record(), *cells)) == "ddp, fsdp-grad-op: 4.00 MB a step"
     less = of_size("zero3", 1, sent=2_000_000)
     assert least_traffic(stage_of(make_record(), *cells, less)) == "zero3: 2.00 MB a step (ddp 4.00)"
@@ -280,7 +278,6 @@ def test_an_order_is_claimed_only_where_the_comparison_has_one(seed: int) -> Non
     ]
     comparison = Comparison(records)
     where = comparison_scope(comparison)
-    assert where is not None
     order = comparison.rankings[where.place]
     parts = dict(part.partition(": ")[::2] for part in fastest(where).split("; ")[1:-1])
     last = parts.get("slowest, of " + fastest(where).partition(" ")[0] + "'s speed", "")

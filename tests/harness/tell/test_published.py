@@ -105,14 +105,9 @@ FEW = ("default", "explain-zero3-speed", "full-matrix")
 """One that ranks speeds, one that was asked for them, one that was not."""
 FIGURES_OF_SPEED = ("tokens/s", "samples/s", "step ms", "Fastest", "fastest", "slowest")
 ORDERS = (
-    "is fastest",
-    "are fastest",
-    "fastest is",
-    "faster than",
-    "is slowest",
-    "are slowest",
+    "is fastest", "are fastest", "fastest is", "faster than", "is slowest", "are slowest",
     "Pareto frontier of",
-)
+)  # fmt: skip
 
 
 def report_text(comparison: Comparison, question: ReportFocus) -> str:

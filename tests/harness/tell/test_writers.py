@@ -168,10 +168,8 @@ def test_tables_are_the_golden_ones(form: str, update_golden: bool) -> None:
 
 
 BACKEND, RANKS, PARITY = (
-    Column("backend", "backend"),
-    Column("world_size", "ranks"),
-    Column("parity", "parity"),
-)
+    Column("backend", "backend"), Column("world_size", "ranks"), Column("parity", "parity"),
+)  # fmt: skip
 VALUE = Column("value", "value")
 
 
@@ -192,16 +190,11 @@ def test_rows_whose_order_mixes_ranks_are_one_group() -> None:
 @pytest.mark.parametrize(
     ("column", "value", "attribute"),
     [
-        (PARITY, "exact", ' data-value="0"'),
-        (PARITY, "diverged", ' data-value="3"'),
-        (PARITY, None, " data-unknown"),
-        (VALUE, 1.5, ' data-value="1.5"'),
-        (VALUE, float("inf"), ' data-value="Infinity"'),
-        (VALUE, float("nan"), " data-unknown"),
-        (VALUE, Shown(3, "three"), ' data-value="3"'),
-        (VALUE, "text", ""),
-        (VALUE, True, ""),
+        (PARITY, "exact", ' data-value="0"'), (PARITY, "diverged", ' data-value="3"'),
+        (PARITY, None, " data-unknown"), (VALUE, 1.5, ' data-value="1.5"'),
+        (VALUE, float("inf"), ' data-value="Infinity"'), (VALUE, float("nan"), " data-unknown"),
+        (VALUE, Shown(3, "three"), ' data-value="3"'), (VALUE, "text", ""), (VALUE, True, ""),
     ],
-)
+)  # fmt: skip
 def test_a_cell_is_sorted_by_value_or_meaning(column: Column, value: Any, attribute: str) -> None:
     assert f'<td class="number"{attribute}>' in html_of((column,), [value])

@@ -39,12 +39,8 @@ def test_buckets_of_ddp_are_every_parameter_of_the_model() -> None:
     rows = {(row.operation, row.dtype, row.elements): row for row in collective_rows(rank)}
     buckets = [row for row in rows.values() if row.operation == "all_reduce"]
     assert sorted(row.elements or 0 for row in buckets) == [
-        2_049_000,
-        2_431_040,
-        6_563_840,
-        6_637_568,
-        7_875_584,
-    ]
+        2_049_000, 2_431_040, 6_563_840, 6_637_568, 7_875_584,
+    ]  # fmt: skip
     assert {(row.calls, row.group, row.group_size) for row in buckets} == {(3, "0", 2)}
     assert rows["broadcast", "float32", 53_120].calls == rows["broadcast", "int64", 53].calls == 3
     # All-reduce of two ranks: 2 (N - 1) / N = 1 times the bytes, over the time of its kernel.

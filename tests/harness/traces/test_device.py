@@ -175,14 +175,9 @@ def test_kernels_are_listed_by_time_in_every_format(tmp_path: Path) -> None:
 def test_names_that_differ_do_not_share_a_short_one() -> None:
     long = "void at::native::kernel<" + "int, " * 40
     names = [
-        long + "A>(int)",
-        long + "B>(int)",
-        long + "A>(long)",
-        "gemm",
-        "ge mm",
-        "ge  mm",
+        long + "A>(int)", long + "B>(int)", long + "A>(long)", "gemm", "ge mm", "ge  mm",
         long + "A" * 99 + "1" + "B" * 99,
-    ]
+    ]  # fmt: skip
     told = told_apart(names, 40)
     assert len({*told}) == len(names)
     assert max(len(name) for name in told) <= 44

@@ -98,7 +98,6 @@ def test_runs_with_the_kernels_that_jobs_use_name_the_run_that_shows_parity() ->
     assert labels == {"ddp (deterministic)": 1, "ddp (not deterministic)": 2, "fsdp (not deterministic)": 1}
     assert place_to_compare(comparison.groups) == ("0123456789ab", 2, "not deterministic")
     section = levels_section(comparison)
-    assert section is not None
     lines = [line.text for block in section.blocks if isinstance(block, Items) for line in block.lines()]
     assert [line for line in lines if line.startswith(("ddp", "fsdp"))] == [
         "ddp (not deterministic) on 2 ranks: ddp-True-0",

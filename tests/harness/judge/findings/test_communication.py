@@ -34,7 +34,6 @@ def test_synchronising_every_micro_step_is_named() -> None:
         record, backward(lambda row: row.model_copy(update={"payload_bytes": 4 * row.payload_bytes}))
     )
     found = finding_of(often)
-    assert found is not None
     assert found.backends == ("ddp",)
     assert found.message.startswith("ddp on 2 ranks: synchronised at every micro-step: all_reduce")
     assert "4 times as much" in found.message
@@ -49,7 +48,6 @@ def test_another_dtype_is_named_with_both() -> None:
         ),
     )
     found = finding_of(halved)
-    assert found is not None
     assert "reduce_scatter in backward runs in bfloat16, expected float32" in found.message
     assert len(found.values["differences"]) == 2
 
@@ -57,7 +55,6 @@ def test_another_dtype_is_named_with_both() -> None:
 def test_replicas_that_never_reduce_are_named() -> None:
     record = with_rows(make_volume_record("fsdp-hybrid"), backward(lambda row: None, role="replica"))
     found = finding_of(record)
-    assert found is not None
     assert "never reduces across replicas" in found.message
 
 
@@ -97,14 +94,9 @@ def findings(
         label="mine", name="mine", options=options, effective=effective, native_config={}, versions={}
     )
     held = MemoryPart(
-        step=1,
-        moment="after_forward",
-        allocated_bytes=50_000,
-        peak_bytes=60_000,
-        kinds={"weights": 8000, "gathered": kept},
-        gathered_peak_bytes=most,
-        gathered_least_bytes=least,
-    )
+        step=1, moment="after_forward", allocated_bytes=50_000, peak_bytes=60_000,
+        kinds={"weights": 8000, "gathered": kept}, gathered_peak_bytes=most, gathered_least_bytes=least,
+    )  # fmt: skip
     ranks = make_ranks(2, memory=[[held]] * 2)
     record = make_record(label="mine", world_size=2, layout=LAYOUT, ranks=ranks, backend=part)
     return told([record], "one-wrap-unit")
@@ -115,12 +107,9 @@ def test_one_unit_for_several_blocks_is_a_finding_with_what_was_gathered() -> No
     assert finding.id == "one-wrap-unit"
     assert "root and 0 of 4 blocks" in finding.message
     assert finding.values == {
-        "wrap_units": 0,
-        "blocks": 4,
-        "gathered_peak_bytes": 5 * ONE,
-        "gathered_least_bytes": 5 * ONE,
+        "wrap_units": 0, "blocks": 4, "gathered_peak_bytes": 5 * ONE, "gathered_least_bytes": 5 * ONE,
         "root_and_largest_blocks_bytes": 3 * ONE + SLACK,
-    }
+    }  # fmt: skip
 
 
 def test_blocks_left_to_the_root_are_a_finding() -> None:

@@ -101,12 +101,9 @@ def test_a_row_like_for_like_is_no_finding() -> None:
 
 
 QUIET = {
-    "ACCELERATE_MIXED_PRECISION": "no",
-    "ACCELERATE_USE_CPU": "True",
-    "ACCELERATE_DYNAMO_BACKEND": "NO",
-    "ACCELERATE_DYNAMO_USE_DYNAMIC": "False",
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1",
-}
+    "ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "True", "ACCELERATE_DYNAMO_BACKEND": "NO",
+    "ACCELERATE_DYNAMO_USE_DYNAMIC": "False", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1",
+}  # fmt: skip
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_SHARDING_STRATEGY": "FULL_SHARD", "FSDP_OFFLOAD_PARAMS": "false"}
 
 
@@ -226,13 +223,10 @@ def test_empty_groups_are_named_by_their_places() -> None:
 @pytest.mark.parametrize(
     ("ratio", "text"),
     [
-        (4.02, "gradients are 4 times those of the mean"),
-        (0.25, "gradients are 1/4 of those of the mean"),
-        (1.0, None),
-        (3.1, None),
-        (None, None),
+        (4.02, "gradients are 4 times those of the mean"), (0.25, "gradients are 1/4 of those of the mean"),
+        (1.0, None), (3.1, None), (None, None),
     ],
-)
+)  # fmt: skip
 def test_a_loss_that_is_divided_once_is_no_finding(ratio: float | None, text: str | None) -> None:
     record = script()
     seen = record.observation.model_copy(update={"backward_ratio": ratio})
@@ -322,13 +316,10 @@ def dropped(*states: str | None, evaluating: list[str] | None = None, shared: bo
 @pytest.mark.parametrize(
     ("states", "shared", "said"),
     [
-        (("a", "a"), False, [ALL_ALIKE]),
-        (("a", "b"), False, []),
-        (("a", None), False, []),
-        (("a", "a"), True, []),
-        (("a", "b"), True, [PEERS]),
+        (("a", "a"), False, [ALL_ALIKE]), (("a", "b"), False, []), (("a", None), False, []),
+        (("a", "a"), True, []), (("a", "b"), True, [PEERS]),
     ],
-)
+)  # fmt: skip
 def test_ranks_that_draw_alike_are_told(states: tuple[str, ...], shared: bool, said: list[str]) -> None:
     text = dropped(*states, shared=shared)
     assert [words for words in (ALL_ALIKE, PEERS) if words in text] == said

@@ -24,8 +24,7 @@ def test_a_timer_that_stops_before_the_device_has_finished_is_found() -> None:
     # The host's clock saw 20 ms, the device's events half a second.
     record = run(ranks=ranks(of_all={"step_seconds": [0.02] * COUNT}), world={"device": "cuda"})
     (finding,) = [f for f in found(record) if f.id != "slow-data"]
-    assert finding.id == "inconsistent-timing"
-    assert finding.values["step_seconds"] == 0.02
+    assert (finding.id, finding.values["step_seconds"]) == ("inconsistent-timing", 0.02)
     assert finding.values["phase_seconds"] == pytest.approx(0.45)
 
 
@@ -119,8 +118,7 @@ def test_a_rank_that_computes_longer_in_traced_steps_is_found() -> None:
     even = {"overlap": traced(0.1)}
     assert slow(run(ranks=ranks(of_all=even))) == []
     (finding,) = slow(run(ranks=ranks(of_all=even, overlap=traced(0.3))))
-    assert finding.values["rank"] == 1
-    assert finding.values["what"] == "computing (traced steps)"
+    assert (finding.values["rank"], finding.values["what"]) == (1, "computing (traced steps)")
 
 
 def asleep(first: list[float], second: list[float], **changes: Any) -> Record:
@@ -157,15 +155,10 @@ def test_a_rank_that_sleeps_is_named_by_what_a_third_of_the_steps_shows() -> Non
         ([0, 0, 99, 1.5, 0, 0, 0], [0, 0, 49, 1.6, 0, 0, 4.6]),
     ],
     ids=[
-        "one step",
-        "both ranks",
-        "too few steps",
-        "little",
-        "a disk twice",
-        "a machine that stops",
+        "one step", "both ranks", "too few steps", "little", "a disk twice", "a machine that stops",
         "another",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_sleep_of_one_rank_is_not_named(first: list[float], second: list[float]) -> None:
     assert slow(asleep(first, second)) == []
 
@@ -363,8 +356,7 @@ def test_a_slow_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (record,) = records(tmp_path / "runs")
     # The other rank waits in the backward pass, so whole steps last as long on both and tell nothing.
     (finding,) = told([record], "slow-rank")
-    assert finding.values["rank"] == 1
-    assert finding.values["what"] == "fetching and forward pass"
+    assert (finding.values["rank"], finding.values["what"]) == (1, "fetching and forward pass")
 
 
 def slow_data(**of_rank_1: Any) -> list[RankPart]:

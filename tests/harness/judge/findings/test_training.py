@@ -35,12 +35,9 @@ from tests.records import (
 )
 
 BEYOND = (
-    ("loss", 2.1e-4, 6.6e-6),
-    ("norm", 0.19, 1.2e-6),
-    ("update", 0.01, 1e-2 / 2),
-    ("weights", 0.14, 3e-5),
+    ("loss", 2.1e-4, 6.6e-6), ("norm", 0.19, 1.2e-6), ("update", 0.01, 1e-2 / 2), ("weights", 0.14, 3e-5),
     ("a.bias", 1.0, 0.11),
-)
+)  # fmt: skip
 
 
 def test_measures_are_told_by_how_far_they_lie_beyond_the_model_first() -> None:
@@ -343,8 +340,7 @@ def test_equal_losses_and_rounding_are_no_finding() -> None:
 def test_the_first_step_that_differs_is_named(second: float | None) -> None:
     (finding,) = held_out(5.0, second)
     assert "after 4 steps" in finding.text
-    assert finding.values["given"] == second
-    assert finding.values["reference"] == 4.0
+    assert (finding.values["given"], finding.values["reference"]) == (second, 4.0)
 
 
 def test_of_another_training_and_of_running_statistics_nothing_is_said() -> None:
@@ -396,12 +392,10 @@ def test_gradients_in_a_dtype_that_the_job_does_not_call_for(
 @pytest.mark.parametrize(
     ("reference", "given", "ids"),
     [
-        (65536.0, None, ["loss-scaling-differs"]),
-        (None, 1024.0, ["loss-scaling-differs"]),
-        (65536.0, 32768.0, []),
-        (None, None, []),
+        (65536.0, None, ["loss-scaling-differs"]), (None, 1024.0, ["loss-scaling-differs"]),
+        (65536.0, 32768.0, []), (None, None, []),
     ],
-)
+)  # fmt: skip
 def test_a_scaler_in_one_of_them_only(reference: float | None, given: float | None, ids: list[str]) -> None:
     found = against("fp16-mixed", reference={"loss_scale": reference}, given={"loss_scale": given})
     assert [finding.id for finding in found] == ids

@@ -366,12 +366,9 @@ def test_content_sums_tell_other_images_and_classes() -> None:
     found = [
         int(content_sum({"pixel_values": first, "labels": second}))
         for first, second in (
-            (images, labels),
-            (other, labels),
-            (images, labels.flip(0)),
-            (images[[0, 0, 2, 3]], labels),
+            (images, labels), (other, labels), (images, labels.flip(0)), (images[[0, 0, 2, 3]], labels),
         )
-    ]
+    ]  # fmt: skip
     assert len(set(found)) == 4
 
 

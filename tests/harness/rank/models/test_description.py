@@ -168,7 +168,6 @@ def test_frozen_weights_have_no_backward_pass() -> None:
     for module in (model.unused, model.once):
         module.requires_grad_(False)
     found = traced(model).uses
-    assert found is not None
     assert found["unused.weight"] == ["forward only", "forward only", "inputs with gradient"]
 
 
@@ -329,12 +328,10 @@ def measured(
 @pytest.mark.parametrize(
     ("loss", "model", "rest"),
     [
-        ("of_pairs", "towers", {}),
-        ("of_classes", "mlp", {"statistics": True}),
-        ("of_mixed", "mlp", {}),
+        ("of_pairs", "towers", {}), ("of_classes", "mlp", {"statistics": True}), ("of_mixed", "mlp", {}),
         ("of_weighted", "mlp", {}),
     ],
-)
+)  # fmt: skip
 def test_a_loss_of_the_batch_depends_on_the_split(loss: str, model: str, rest: dict) -> None:
     found = measured(loss, model, **rest)
     assert found.depends

@@ -143,7 +143,6 @@ def tried(name: str) -> OwnUpdate | None:
 def test_what_updates_each_element_on_its_own_moves_a_part_as_in_the_whole(name: str) -> None:
     before = torch.random.get_rng_state()
     found = tried(name)
-    assert found is not None
     assert (found.of_part, found.needs_closure) == (0.0, False)
     assert torch.equal(torch.random.get_rng_state(), before)
 
@@ -151,7 +150,6 @@ def test_what_updates_each_element_on_its_own_moves_a_part_as_in_the_whole(name:
 @pytest.mark.parametrize("name", ["Adafactor", "transformers.Adafactor", "by parameter", "by all"])
 def test_what_looks_at_shapes_or_norms_moves_a_part_otherwise(name: str) -> None:
     found = tried(name)
-    assert found is not None
     assert found.of_part is not None
     assert found.of_part > 1e-3
     assert found.why_not(strategy_of("zero2")) is None, "it runs, and is told from a defect"
@@ -171,7 +169,6 @@ class Drawing(torch.optim.SGD):
 def test_an_update_that_draws_or_takes_no_flat_part_says_nothing_of_parts() -> None:
     before = torch.random.get_rng_state()
     found = tried("drawing")
-    assert found is not None
     assert (found.of_part, found.name) == (None, "Drawing")
     assert torch.equal(torch.random.get_rng_state(), before)
     assert tried("Muon") is None

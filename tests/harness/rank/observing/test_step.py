@@ -77,15 +77,11 @@ class Losses:
 @pytest.mark.parametrize(
     ("function", "share", "divides"),
     [
-        (Losses.own, False, False),
-        (Losses.divided, False, True),
-        (Losses.by_trainer, True, True),
-        (Losses.of_part, True, False),
-        (partial(Losses.own), True, True),
-        (Losses(), True, True),
+        (Losses.own, False, False), (Losses.divided, False, True), (Losses.by_trainer, True, True),
+        (Losses.of_part, True, False), (partial(Losses.own), True, True), (Losses(), True, True),
         (len, True, True),
     ],
-)
+)  # fmt: skip
 def test_what_a_loss_reads_is_known_of_code_and_else_taken_as_read(
     function: Any, share: bool, divides: bool
 ) -> None:

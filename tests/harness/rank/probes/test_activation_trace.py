@@ -11,13 +11,10 @@ B, S = 1021, 503
 @pytest.mark.parametrize(
     ("count", "expected"),
     [
-        (4096, (4096, 0, 0, 0, 0, 0)),
-        (16 * B * S, (0, 0, 0, 16, 0, 0)),
-        (2 * S, (0, 0, 2, 0, 0, 0)),
-        (3 * B * S * S, (0, 0, 0, 0, 0, 3)),
-        (8 * B * (S - 1), (0, -8, 0, 8, 0, 0)),
+        (4096, (4096, 0, 0, 0, 0, 0)), (16 * B * S, (0, 0, 0, 16, 0, 0)), (2 * S, (0, 0, 2, 0, 0, 0)),
+        (3 * B * S * S, (0, 0, 0, 0, 0, 3)), (8 * B * (S - 1), (0, -8, 0, 8, 0, 0)),
     ],
-)
+)  # fmt: skip
 def test_a_size_shows_its_factors(count: int, expected: tuple[int, ...]) -> None:
     assert size_of(count, B, S) == Size(expected)
 

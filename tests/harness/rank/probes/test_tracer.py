@@ -154,11 +154,9 @@ def account(ran: int, queued: int) -> float:
 
 def test_a_rank_sleeps_while_it_neither_runs_nor_waits_for_a_processor_or_for_others() -> None:
     events = [
-        Event("aten::mm", 0, 30),
-        Event("c10d::allreduce_", 40, 42),
-        gloo("all_reduce", 50, 70),
+        Event("aten::mm", 0, 30), Event("c10d::allreduce_", 40, 42), gloo("all_reduce", 50, 70),
         Event("aten::mm", 65, 80),
-    ]
+    ]  # fmt: skip
     # Of 100 ns 25 were waited for the collective, from where it was handed over.
     for ran, queued, asleep in ((45, 10, 20), (45, 0, 30), (60, 20, 0)):
         row = divided(*events, accounts={5: StepAccounts(account(ran, queued), [])})

@@ -74,12 +74,10 @@ def test_the_distance_of_two_tensors_is_estimated_within_its_standard_error() ->
 @pytest.mark.parametrize(
     ("elements", "dtype"),
     [
-        (7, torch.float32),
-        (ROW_ELEMENTS, torch.float32),
-        (2 * CHUNK_ELEMENTS + 5, torch.float32),
+        (7, torch.float32), (ROW_ELEMENTS, torch.float32), (2 * CHUNK_ELEMENTS + 5, torch.float32),
         (1500, torch.complex64),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5])
 def test_sums_of_parts_are_those_of_the_whole(elements: int, dtype: torch.dtype, share: float) -> None:
     tensor = torch.randn(elements, generator=torch.Generator().manual_seed(1), dtype=dtype)

@@ -125,7 +125,6 @@ def test_every_kind_of_collective_stands_beside_its_closed_form(monkeypatch: pyt
     )  # fmt: skip
     forms = Volume(collectives=(part,))
     monkeypatch.setattr(amounts, "volume_of", lambda record: (of_record(record), forms))
-    assert record.windows is not None
     assert expected(record)["backward"] == 100 / record.windows.probed
 
 

@@ -26,11 +26,9 @@ from tests.records import (
 )
 
 CELLS = [
-    make_record(),
-    of_size("ddp", 9_000_000, sent=4_000_000),
-    of_size("zero1", 8_000_000, sent=6_000_000),
+    make_record(), of_size("ddp", 9_000_000, sent=4_000_000), of_size("zero1", 8_000_000, sent=6_000_000),
     of_size("fsdp", 3_000_000, sent=6_000_000),
-]
+]  # fmt: skip
 
 
 def blocks(question: ReportFocus, *records: Record) -> list[Block]:
@@ -56,11 +54,9 @@ def on_gpu(record: Record) -> Record:
 
 def test_a_threshold_is_a_row_and_so_is_a_simpler_cell_that_sends_no_more() -> None:
     assert tables("all", *map(on_gpu, CELLS))["decision"].texts() == [
-        ["1", "from 9.00", "ddp", "4.00"],
-        ["1", "from 8.00", "zero1", "6.00"],
-        ["1", "from 3.00", "fsdp", "6.00"],
-        ["1", "less", choice.NONE_FITS, ""],
-    ]
+        ["1", "from 9.00", "ddp", "4.00"], ["1", "from 8.00", "zero1", "6.00"],
+        ["1", "from 3.00", "fsdp", "6.00"], ["1", "less", choice.NONE_FITS, ""],
+    ]  # fmt: skip
 
 
 def test_of_cpu_ranks_the_thresholds_are_what_strategies_hold_on_gpus_besides_activations() -> None:
@@ -142,7 +138,6 @@ def test_ddp_is_the_base_whatever_marks_all_labels_of_its_place() -> None:
         for asked in (True, False)
     ]
     base = stage_of(make_record(), *kinds).base
-    assert base is not None
     assert base.label == "ddp (not deterministic)"
 
 
@@ -255,8 +250,7 @@ def test_without_variants_facts_are_stated_and_no_cause() -> None:
     found = explained(base())
     assert (found.slowest.label, found.fastest.label) == ("zero3", "fsdp")
     assert found.ratio == pytest.approx(2.0)
-    assert found.gap.order == "faster"
-    assert found.effects == ()
+    assert (found.gap.order, found.effects) == ("faster", ())
     assert not found.is_tested
     _, _, open_cause = found.answer.partition("; ")
     assert open_cause.startswith("cause: not measured; compare zero3 with one setting changed")

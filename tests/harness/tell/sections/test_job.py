@@ -126,7 +126,6 @@ def test_accumulation_is_part_of_the_configuration() -> None:
 
 def test_commit_and_install_line_stand_before_the_commands(default: Comparison) -> None:
     section, git = job.reproduce_section(default), default.rows[0].record.environment.git
-    assert git is not None
     assert git.commit in blocks_in(section, Paragraph)[0].text
     commands = blocks_in(section, Code)[0]
     assert commands.text.startswith("pip install -c constraints.txt -e '.[train]'\nharness ")
@@ -134,11 +133,9 @@ def test_commit_and_install_line_stand_before_the_commands(default: Comparison) 
 
 def test_each_layout_stands_once_with_its_backends() -> None:
     records = [
-        make_record(),
-        make_record(label="ddp"),
-        make_record(label="fsdp"),
+        make_record(), make_record(label="ddp"), make_record(label="fsdp"),
         make_record(label="fsdp", repeat=1),
-    ]
+    ]  # fmt: skip
     section = job.measurement_section(Comparison(records))
     lines, shared = lines_of(blocks_in(section, Table)[0]), blocks_in(section, Paragraph)[0].text
     assert [(line["world_size"], line["backends"]) for line in lines] == [
@@ -182,10 +179,8 @@ def test_without_changes_the_library_defaults_are_said_to_be_kept() -> None:
 def test_difference_is_nested_and_names_what_is_gone() -> None:
     whole = {"a": 1, "b": {"c": 2, "d": 3}, "e": 4}
     assert job.difference({"a": 1, "b": {"c": 5, "d": 3}, "f": 6}, whole) == {
-        "b": {"c": 5},
-        "f": 6,
-        "e": None,
-    }
+        "b": {"c": 5}, "f": 6, "e": None,
+    }  # fmt: skip
     assert job.difference(whole, whole) == {}
 
 
@@ -263,10 +258,8 @@ def told(label: str, **subjects: str):
 
 def test_subjects_are_listed_once_with_the_cells_that_tell_them() -> None:
     records = [
-        make_record(label="ddp"),
-        told("trainer-ddp", loss="a"),
-        told("trainer-zero3", loss="a", batches="b"),
-    ]
+        make_record(label="ddp"), told("trainer-ddp", loss="a"), told("trainer-zero3", loss="a", batches="b"),
+    ]  # fmt: skip
     (table,) = blocks_in(library_alone_section(Comparison(records)), Table)
     assert table.rows == [
         ["loss", "a", "trainer-ddp and trainer-zero3 on 2 ranks"],

@@ -39,8 +39,7 @@ def test_what_a_pipeline_waits_has_a_column_that_others_lack() -> None:
 def test_utilisation_is_model_flops_over_the_sheet_of_all_devices() -> None:
     # 1024 tokens of 6e9 FLOPs each and 12 x 128 for attention, in 0.2 s, on two of 19.5 TFLOP/s.
     found = line(time_section(Comparison([billion(0.2)])), "utilisation")
-    assert found["model_flops_per_second"] == "30.7"
-    assert found["peak_flops_per_second"] == "39.0"
+    assert (found["model_flops_per_second"], found["peak_flops_per_second"]) == ("30.7", "39.0")
     assert found["model_utilisation"] == f"{1024 * (6e9 + 12 * 128) / 0.2 / 39e12 * 100:.1f} %"
     assert "A100" in found["peak_source"]
     assert not {"model_utilisation_of_measured", "hardware_utilisation_of_measured"} & set(found)
@@ -108,7 +107,6 @@ def traced(exposed: float, label: str = "ddp", device: str = "cpu", **details: A
 def overlap(*records: Record) -> list[str]:
     """What is said of cells, the lists that are folded left out."""
     section = overlap_section(Comparison(records))
-    assert section is not None
     return [str(item) for block in section.blocks if isinstance(block, Items) for item in block.items]
 
 
@@ -127,7 +125,6 @@ def test_a_trace_without_the_gpu_is_not_available_and_says_why() -> None:
     record = traced(0.1)
     record = record.model_copy(update={"ranks": [r.model_copy(update=changes) for r in record.ranks]})
     section = overlap_section(Comparison([record]))
-    assert section is not None
     assert section.blocks == [Items(["ddp on 2 ranks: n/a: no kernel was seen."])]
 
 
