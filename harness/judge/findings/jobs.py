@@ -37,6 +37,9 @@ from harness.record.workload import (
 CUT = {("training", name) for name in ("global_batch_size", "micro_batch_size", "accumulation_steps")}
 """Settings that weak scaling changes with the number of ranks."""
 
+OWN = {"learning-rate-differs": "that of rank 0", "optimizer-steps-differ": "the updates that were made"}
+"""What the figures of a run differ from if no other run has any."""
+
 
 def jobs_apart(runs: Runs) -> list[Finding]:
     jobs = {row.record.job_id: row.record.job.model_dump() for row in runs.rows}
@@ -64,8 +67,8 @@ def another_job(row: JudgedRun) -> Iterator[Finding]:
         whose, other = "the reference", row.same_job_as
         if row.reference is not other:
             whose = "the others" if other is None else f"{other.label}, as the reference has no result"
-        if other is row and difference.kind == "learning-rate-differs":
-            whose = "that of rank 0"
+        if other is not None and other.record is row.record:
+            whose = OWN.get(difference.kind, whose)
         yield found(
             difference.kind, row.cell, {"reference": difference.reference, "given": difference.given},
             "job" if difference.kind == "samples-repeated" else "",

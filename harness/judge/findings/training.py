@@ -59,7 +59,17 @@ def settings(row: JudgedRun) -> Iterator[Finding]:
         yield found("strategy-differs", row.cell, values)
     if record.skipped_steps:
         values = {"skipped": record.skipped_steps, "steps": len(record.steps)}
-        yield found("skipped-steps", row.cell, values)
+        yield found("skipped-steps", row.cell, values, "skipped")
+    seen, scaled = record.observation, effective is not None and effective.loss_scale is not None
+    if scaled and seen is not None and seen.base == "ddp":
+        apart = (
+            {"step": step.step, "ranks": [rank for rank, norm in norms.items() if norm is None]}
+            for at, step in enumerate(record.steps)
+            for norms in [{p.rank: p.gradient_norms[at] for p in record.ranks if len(p.gradient_norms) > at}]
+            if len({norm is None for norm in norms.values()}) > 1
+        )
+        if (first := next(apart, None)) is not None:
+            yield found("skipped-steps", row.cell, first, "apart")
 
 
 def reductions(runs: Runs) -> list[Finding]:

@@ -235,6 +235,12 @@ def test_a_loss_that_is_divided_once_is_no_finding(ratio: float | None, text: st
     assert [one.text.partition(": ")[2] for one in found] == ([text] if text else [])
 
 
+def test_a_script_whose_ranks_have_other_rates_differs_from_rank_0() -> None:
+    steps = [replace(step, applied_learning_rate=0.5) for step in make_steps()]
+    (one,) = told([changed(script(), steps=steps)], "learning-rate-differs")
+    assert "learning rate of step 0 differs from that of rank 0: 0.5 against 0.001" in one.message
+
+
 @pytest.mark.parametrize(
     ("hashes", "repeated", "count"),
     [

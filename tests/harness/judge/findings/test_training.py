@@ -536,6 +536,20 @@ def test_a_script_whose_clipping_leaves_what_it_asks_for_has_no_finding() -> Non
     assert clipped([0.5, 0.4, 0.3, 0.2], [0.5, 0.4, 0.3, 0.2]) == []
 
 
+def test_ranks_of_a_script_that_skip_an_update_alone_are_named() -> None:
+    seen = ObservationPart(command=["torchrun", "t.py"], frameworks=[], base="ddp")
+
+    def named(*norms: list[float | None], scale: float | None = 1024.0) -> list[str]:
+        record = make_record(
+            label="observed-ddp", observation=seen, effective={"loss_scale": scale},
+            ranks=make_ranks(2, gradient_norms=[*norms]),
+        )  # fmt: skip
+        return [finding.text for finding in told([record], "skipped-steps")]
+
+    assert named([1.0, 2.0], [1.0, None])[0].startswith("ranks 1 skip the update of step 1, which others")
+    assert named([1.0, None], [1.0, None]) == named([1.0, 2.0], [1.0, None], scale=None) == []
+
+
 def test_gradients_that_no_clipping_explains_are_named_though_runs_agree() -> None:
     def run(label: str, grown: float) -> Record:
         steps = [

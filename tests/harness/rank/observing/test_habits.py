@@ -114,6 +114,7 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
         loop(schedule="LambdaLR(optimizer, lambda n: max(0, 1 - n / 4))"), 1, {"nothing-updated"}),
     "not divided": (loop(divided=""), 1, {"loss-not-divided"}),
     "divided twice": (loop(divided=" / 2 / 2"), 1, {"loss-not-divided"}),
+    "a micro-step that adds nothing": (loop(divided=" / 2 * micro"), 1, set()),
     "divided as gradients": (
         loop(divided="", each="micro and [p.grad.div_(2) for p in model.parameters()]"), 1, set()),
     "a sum divided by its samples": (
