@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, wraps
+from dataclasses import dataclass
+from functools import cached_property, partial, reduce, wraps
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,19 +140,21 @@ def resume_options(command: Callable[..., int]) -> Callable[..., int]:
     return with_checkpoint
 
 
-def job_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command --config, --model and --set, and pass the job as `experiment`."""
+def passing(
+    name: str, make: Callable[..., Any], *options: Callable[..., Any]
+) -> Callable[[Callable[..., Any]], Callable[..., int]]:
+    """Give a command these options, and pass as `name` what `make` makes of their values."""
+    own = signature(make).parameters
 
-    @config_option
-    @model_option
-    @set_option
-    @wraps(command)
-    def with_job(
-        config: Path | None, model: str | None, assignments: tuple[str, ...], **arguments: Any
-    ) -> int:
-        return command(experiment=load_job(config, assignments, model), **arguments)
+    def decorate(command: Callable[..., Any]) -> Callable[..., int]:
+        @wraps(command)
+        def with_made(**arguments: Any) -> int:
+            values = {key: arguments.pop(key) for key in own if key in arguments}
+            return command(**{name: make(**values)}, **arguments)
 
-    return with_job
+        return reduce(lambda made, option: option(made), reversed(options), with_made)
+
+    return decorate
 
 
 def load_job(config: Path | None, assignments: tuple[str, ...], model: str | None) -> Experiment:
@@ -166,22 +169,16 @@ def load_job(config: Path | None, assignments: tuple[str, ...], model: str | Non
     return load_experiment(config, (*of_model, *assignments))
 
 
+job_options = passing("experiment", load_job, config_option, model_option, set_option)
+
+
 def warn_skipped(problems: Iterable[str]) -> None:
     """Name the records that cannot be read."""
     for problem in problems:
         echo(f"skipped: {problem}", err=True)
 
 
-def view_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command -q and --wide, and pass them as `view`."""
-
-    @wide_option
-    @quiet_option
-    @wraps(command)
-    def with_view(wide: bool, quiet: bool, **arguments: Any) -> int:
-        return command(view=View(wide=wide, quiet=quiet), **arguments)
-
-    return with_view
+view_options = passing("view", View, wide_option, quiet_option)
 
 
 DEFAULT_CPU_RANKS = 2
@@ -328,33 +325,23 @@ class GivenFiles:
         return row.experiment, row.label, row.part
 
 
-def given_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command files of other tools as rows, and how they are run, and pass them as `given`."""
-
-    @file_options
-    @click.option("--from-mode", type=click.Choice(MODES), default=None)
-    @wraps(command)
-    def with_files(given: GivenFiles, from_mode: str | None, **arguments: Any) -> int:
-        if from_mode and not given.count:
-            raise click.UsageError("--from-mode needs --from-accelerate or --from-deepspeed")
-        return command(given=replace(given, mode=from_mode or given.mode), **arguments)
-
-    return with_files
+def _given_files(
+    from_accelerate: tuple[Path, ...], from_deepspeed: tuple[Path, ...], from_mode: str | None = None
+) -> GivenFiles:
+    files = GivenFiles(accelerate=from_accelerate, deepspeed=from_deepspeed, mode=from_mode or MODES[0])
+    if from_mode and not files.count:
+        raise click.UsageError("--from-mode needs --from-accelerate or --from-deepspeed")
+    return files
 
 
-def file_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command files of other tools, and pass them as `given`."""
-
-    @click.option("--from-accelerate", multiple=True, type=PATH, metavar="FILE")
-    @click.option("--from-deepspeed", multiple=True, type=PATH, metavar="FILE")
-    @wraps(command)
-    def with_files(
-        from_accelerate: tuple[Path, ...], from_deepspeed: tuple[Path, ...], **arguments: Any
-    ) -> int:
-        given = GivenFiles(accelerate=from_accelerate, deepspeed=from_deepspeed, mode=MODES[0])
-        return command(given=given, **arguments)
-
-    return with_files
+_from_options = [
+    click.option(name, multiple=True, type=PATH, metavar="FILE")
+    for name in ("--from-accelerate", "--from-deepspeed")
+]
+file_options = passing("given", _given_files, *_from_options)
+given_options = passing(
+    "given", _given_files, *_from_options, click.option("--from-mode", type=click.Choice(MODES), default=None)
+)
 
 
 OPTION = "--price-per-gpu-hour"
@@ -478,16 +465,9 @@ class Machine:
 def machine_options(*, default: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., int]]:
     """Add ranks, GPU and network, passed as `machine`; without a default ranks and GPU are required."""
 
-    def with_options(command: Callable[..., Any]) -> Callable[..., int]:
-        @click.option("--gpu", metavar="NAME", required=default is None)
-        @click.option("--fabric", metavar="NAME")
-        @click.option("--hardware", type=PATH, metavar="FILE")
-        @calibrate_option
-        @wraps(command)
-        def with_machine(**given: Any) -> int:
-            own = {one.name: given.pop(one.name) for one in fields(Machine) if one.name in given}
-            return command(machine=Machine(**own), **given)
-
-        return ranks_options(with_machine, default=default)
-
-    return with_options
+    return passing(
+        "machine", Machine, partial(ranks_options, default=default),
+        click.option("--gpu", metavar="NAME", required=default is None),
+        click.option("--fabric", metavar="NAME"), click.option("--hardware", type=PATH, metavar="FILE"),
+        calibrate_option,
+    )  # fmt: skip
