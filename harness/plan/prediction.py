@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal, TypeVar
 
+from packaging.version import Version
+
 from harness.backends.model_source import PIECE_ELEMENTS, Loading
 from harness.errors import HarnessError
 from harness.forms import zero0
@@ -53,6 +55,23 @@ def nccl_bytes(scenario: Scenario) -> int:
     channels = next((n for kind, n in NCCL_CHANNELS.items() if link.startswith(kind)), OTHER_CHANNELS)
     ranks = scenario.ranks_of_node
     return round(channels * NCCL_NEIGHBOUR_BYTES * (1 + 2 * (ranks - 1) / ranks))
+
+
+HANDLES = 2
+"""Of cuBLAS: of the thread that runs the forward pass, and of autograd's."""
+
+
+def workspaces(scenario: Scenario) -> Iterator[Term]:
+    """What cuBLAS keeps of torch's allocator from the first product on, on GPUs of NVIDIA."""
+    device = scenario.device
+    if scenario.torch_device == "cpu" or device is None or device.capability is None:
+        return
+    is_large = scenario.job.training.deterministic or Version(device.capability) >= Version("9.0")
+    yield Term(
+        kind="buffers", name="cuBLAS's workspaces", bytes=int(HANDLES * (32 if is_large else 8.125) * 2**20),
+        formula="2 handles x 32 MiB from Hopper on and where kernels are deterministic, else x 8.125 MiB",
+        source="torch 2.11, aten/src/ATen/cuda/CublasHandlePool.cpp; measured on an H200",
+    )  # fmt: skip
 
 
 def device_overhead(scenario: Scenario) -> Iterator[Term]:
@@ -147,7 +166,7 @@ def predict_memory(
         if there := [peaks[phase] for phase in phases if phase in peaks]:
             held = max(there, key=lambda moment: moment.bytes).held
             terms = (replace(term, bytes=count) for term, count in held.items())
-            moments.append(Moment(name=name, terms=tuple(terms)))
+            moments.append(Moment(name=name, terms=(*terms, *workspaces(scenario))))
     return MemoryPrediction(
         moments=tuple(moments),
         overhead=tuple(device_overhead(scenario)),

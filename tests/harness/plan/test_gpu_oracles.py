@@ -99,6 +99,27 @@ def test_peaks_of_fsdp_lie_a_little_below_what_was_active() -> None:
     assert 0.85 * 0.2392 < peaks["fsdp"] < 0.2392
 
 
+ACCUMULATES = {"training.global_batch_size": 16, "training.accumulation_steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("backend", "measured", "settings"),
+    [
+        ("single", 127_249_920, {}),
+        ("zero2", 133_869_568, {}),
+        ("single", 130_746_368, ACCUMULATES),
+        ("zero2", 137_366_016, ACCUMULATES),
+        ("fsdp", 130_746_368, ACCUMULATES),
+    ],
+)
+def test_peaks_of_the_default_job_on_an_h200(backend: str, measured: int, settings: dict[str, Any]) -> None:
+    """Our own runs, torch 2.11 with CUDA 13.0; half of a peak are the workspaces of cuBLAS."""
+    found = estimate(
+        config="@default", backends=[backend], world_size=1, gpu="H200", settings=settings
+    ).as_json()
+    assert found["rows"][0]["peak_bytes"] == pytest.approx(measured, rel=0.02)
+
+
 def test_zero_reduces_once_or_in_each_of_four_backward_passes() -> None:
     """DeepSpeed, pull request 7992: on 2 ranks stage 1 reduces gradients once, stages 2 and 3 four times."""
     settings = {"training.accumulation_steps": 4, "training.global_batch_size": 16}
