@@ -44,6 +44,7 @@ def question_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @options.backends_option
 @options.machine_options(default="8")
 @click.option("--save-calibration", type=options.PATH, metavar="FILE")
+@click.option("--plot", type=options.PATH)
 @click.option("--all", "whole", is_flag=True)
 @click.option("--details", is_flag=True)
 @click.option("--list", "listed", type=click.Choice(["models", "hardware"]))
@@ -52,6 +53,7 @@ def question_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def estimate(
     backends: str | None,
     machine: options.Machine,
+    plot: Path | None,
     whole: bool,
     details: bool,
     listed: str | None,
@@ -63,19 +65,27 @@ def estimate(
     Sizes come from the model's configuration: no weights and no network are needed. Where the job names no
     batch, the answer is that of `harness recommend`.
     """
+    if plot is not None:
+        from harness.tell.pictures.drawing import plot_format
+
+        plot_format(plot)  # refuses a format before anything is computed
     if listed is not None:
         from harness.plan.models import catalogue_lines
 
         click.echo("\n".join(catalogue_lines() if listed == "models" else machine.known.lines()))
         return 0
-    given = options.split_backends(backends) if backends is not None else []
-    found = answers_of(machine, **asked, backends=given)
-    from harness.plan.document import document
+    found = answers_of(
+        machine, **asked, backends=options.split_backends(backends) if backends is not None else []
+    )
+    from harness.plan.document import document, write_picture
     from harness.plan.text import answer_lines
 
     echo("\n".join(answer_lines(found, details=details, whole=whole)), err=as_json)
     if as_json:
         echo(json.dumps(document(found), indent=1))
+    if plot is not None:
+        write_picture([row for answer in found for row in answer.rows], [one.question for one in found], plot)
+        echo(f"picture: {plot}", err=True)
     return 0
 
 
@@ -134,18 +144,16 @@ def _with_open_batch(job: options.PlannedJob, *, tokens: bool) -> options.Planne
 
 @click.command()
 @question_options
-@options.backends_option
 @options.machine_options()
 @options.common
 @options.file_options
-def recommend(backends: str | None, machine: options.Machine, as_json: bool, **asked: Any) -> int:
+def recommend(machine: options.Machine, as_json: bool, **asked: Any) -> int:
     """Rank strategies, batches, checkpointing and offload for a model on GPUs.
 
     By predicted memory and speed. Says why the others lose, what is uncertain, when other parallelism is
     called for, and how to measure the best ones. The answer of `harness estimate` with the batch open.
     """
-    given = options.split_backends(backends) if backends is not None else []
-    found = answers_of(machine, **asked, backends=given, opens=True)
+    found = answers_of(machine, **asked, opens=True)
     from harness.plan.document import recommendation
     from harness.plan.text import answer_lines
 

@@ -220,15 +220,17 @@ def verify(report: Path, as_json: bool) -> int:
 @click.argument("first", type=PATH)
 @click.argument("second", type=PATH)
 @click.option("--strict", is_flag=True)
+@click.option("--rerun", "reruns", is_flag=True)
 @json_option
 @common
-def diagnose(first: Path, second: Path, strict: bool, as_json: bool) -> int:
+def diagnose(first: Path, second: Path, strict: bool, reruns: bool, as_json: bool) -> int:
     """Explain why two runs differ, given their folders.
 
     Of one job: the settings in force that differ, the first step, the tensors and the ratio of the
     difference, or that there is none beyond noise. Reruns both on this machine, and the reference if noise
     was not measured. Of different jobs: the settings that differ and each figure that does, the first one
-    first. Of an observed script only the records are compared.
+    first; --rerun finds the setting that makes the difference. Of an observed script only the records are
+    compared.
     """
     pair = read_pair(first, second)
 
@@ -236,7 +238,7 @@ def diagnose(first: Path, second: Path, strict: bool, as_json: bool) -> int:
         echo(text, err=True)
 
     diagnosis: Diagnosis | JobsDiagnosis = (
-        diagnosing.diagnose(pair, say) if one_job(*pair) else diagnose_jobs(pair)
+        diagnosing.diagnose(pair, say) if one_job(*pair) else diagnose_jobs(pair, say, reruns=reruns)
     )
     if as_json:
         runs = {"runs": [run.record.run_id for run in pair]}
@@ -282,26 +284,39 @@ def show(document: Document, output: Path | None, as_json: bool, made_by: str) -
 
 @click.command()
 @click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
+@click.option("--baseline", type=PATH, multiple=True, metavar="FILE")
+@click.option("--parameters", type=click.IntRange(1))
 @click.option("-o", "--output", type=PATH, metavar="FILE")
 @json_option
 @common
-def trace(files: tuple[Path, ...], output: Path | None, as_json: bool) -> int:
+def trace(
+    files: tuple[Path, ...],
+    baseline: tuple[Path, ...],
+    parameters: int | None,
+    output: Path | None,
+    as_json: bool,
+) -> int:
     """Show where the time of traces went: computing, communicating, copying, idling.
 
     FILE is a trace of torch.profiler (export_chrome_trace), plain or gzip, of any program: one rank or
-    several. Lists collectives with bytes and bus bandwidth, and who waits for whom.
+    several. Lists collectives with bytes and bus bandwidth, who waits for whom, and which strategy they
+    look like.
     """
     from harness.tell.traces import trace_document
     from harness.traces.analysis import read_traces, skew_of
-    from harness.traces.document import document
+    from harness.traces.document import changes_of, document
+    from harness.traces.strategy import likeness_of
 
     require_format(output)
     begin("reading traces")
     ranks = read_traces(files)
+    before = read_traces(baseline) if baseline else []
     skew = skew_of(ranks)
-    show(trace_document(ranks, skew), output, as_json, "harness trace")
+    likeness = [likeness_of(rank, parameters) for rank in ranks]
+    changes = changes_of(ranks, before) if before else None
+    show(trace_document(ranks, skew, likeness, changes), output, as_json, "harness trace")
     if as_json:
-        echo(json.dumps(finite(document(ranks, skew)), indent=1))
+        echo(json.dumps(finite(document(ranks, skew, likeness, changes)), indent=1))
     return 0
 
 

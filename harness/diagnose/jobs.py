@@ -1,28 +1,44 @@
-"""How two runs of different jobs part: which settings differ, and what parts first."""
+"""How two runs of different jobs part: which settings differ, what parts first, and which setting does it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from pydantic import ValidationError
 
 from harness.diagnose.rerun import (
     LoadedRun,
     NoiseRuns,
+    Rerun,
+    Say,
+    experiment_of,
+    recorded_layout,
     recorded_noise,
+    require_room,
+    rerun,
 )
 from harness.errors import HarnessError
-from harness.judge.agreement.job_equivalence import aligned_runs
+from harness.job.batch import layout_over
+from harness.job.job import Job
+from harness.judge.agreement.job_equivalence import aligned_runs, first_step, from_step
 from harness.judge.agreement.parity import UNIT_ROUNDOFF, Tolerance, has_dropout, measure_noise
-from harness.judge.distance import distance, relative_distance, step_pairs
-from harness.judge.effective import SETTINGS, setting_differences
+from harness.judge.distance import StepPairs, distance, relative_distance, step_pairs
+from harness.judge.effective import setting_differences
 from harness.judge.wording import CellName, words
-from harness.nested import differences
+from harness.launch.launcher import LocalLauncher, modules_to_preload
+from harness.nested import differences, put, value_at
 from harness.record import Record
 from harness.record.workload import depends_on_split
 
+STEPS_AFTER = 4
+"""A rerun goes on for so many steps after the runs part, so that what acts later shows too."""
+MOST_OF_IT = 0.8
+"""The share of the difference from which one setting is said to explain it."""
+SHOWN = 3
+"""Settings with their share in the verdict, where none makes the difference alone."""
 Effect = Literal["mathematics", "rounding"]
 NoiseOfJobs: TypeAlias = Mapping[str, NoiseRuns]
 """By job, what lies beside its run."""
@@ -40,6 +56,17 @@ CUT = {"training.accumulation_steps", "training.micro_batch_size"}
 BACKEND = "backend"
 IN_FORCE = " in force"
 """After the name of what no setting of the job says and the libraries do."""
+OF_JOB = {
+    "gradient clipping": "training.gradient_clipping",
+    "optimizer": "optimizer.",
+    "dtype": "training.precision",
+    "attention kernel": "model.attention",
+    "dropout": "model.dropout",
+    "TF32": "training.tf32",
+    "compiled": "model.compile",
+    "loss scale": "training.",
+}
+"""How a setting in force begins, and the settings of the job that change it."""
 RATE_ROUNDING = UNIT_ROUNDOFF["fp32"]
 """Relative. A rate that two programs compute in another order; an update in fp32 is rounded by as much."""
 SIZE, INITIAL = "number of parameters", "initial weights"
@@ -108,6 +135,22 @@ class Parting:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SettingTrial:
+    """The baseline's job, run again with one setting of the other run."""
+
+    setting: str
+    why_not: str | None = None
+    """Why it cannot be changed alone."""
+    parting_step: int | None = None
+    """First step beyond rounding from the baseline's rerun; None: none is."""
+    not_finite: int | None = None
+    """First step whose loss or norm is not finite, although the baseline's is; None: none is."""
+    share: float | None = None
+    """Of the difference between both runs in the losses that were run again, or in norms where losses agree
+    within rounding: its projection on that difference over the whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobsDiagnosis:
     """What is known of two runs of different jobs."""
 
@@ -116,8 +159,12 @@ class JobsDiagnosis:
     settings: tuple[Changed, ...]
     partings: tuple[Parting, ...]
     """Of each figure that differs beyond rounding its first step, in order; empty: none does."""
+    trials: tuple[SettingTrial, ...] | None
+    """None: nothing was run again."""
+    last_step: int | None
+    """Up to which runs were made again."""
     cautions: tuple[str, ...] = ()
-    """What makes figures say less than they seem to."""
+    """What makes figures or reruns say less than they seem to."""
 
     @property
     def parting(self) -> Parting | None:
@@ -126,6 +173,13 @@ class JobsDiagnosis:
     @property
     def clean(self) -> bool:
         return self.parting is None
+
+    @property
+    def blamed(self) -> list[str]:
+        """Settings each of which alone makes most of the difference."""
+        return [
+            t.setting for t in self.trials or () if t.share is not None and abs(t.share - 1) <= 1 - MOST_OF_IT
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """The document of `diagnose --json`, but for the runs as they were given."""
@@ -136,14 +190,31 @@ class JobsDiagnosis:
             "settings": [asdict(changed) for changed in self.settings],
             "parts_first": asdict(self.parting) if self.parting else None,
             "partings": [asdict(parting) for parting in self.partings],
+            "trials": None if self.trials is None else [asdict(trial) for trial in self.trials],
+            "blamed": self.blamed,
         }
 
     def verdict(self) -> str:
         names = f"{self.other.name} and {self.baseline.name}"
         if self.parting is None:
             return f"{names} trained different jobs, and no loss, norm or weight differs beyond rounding"
-        apart = "end with different weights" if self.parting.figure == FINAL else "diverge"
-        return f"{names} trained different jobs and {apart} {self.parting.when}"
+        if self.trials is None:
+            apart = "end with different weights" if self.parting.figure == FINAL else "diverge"
+            return f"{names} trained different jobs and {apart} {self.parting.when}"
+        if self.blamed:
+            makes = "makes" if len(self.blamed) == 1 else "each make"
+            return f"{' and '.join(self.blamed)} {makes} the difference"
+        tried = [trial for trial in self.trials if trial.why_not is None]
+        if not tried:
+            return f"{names} diverge {self.parting.when}, and no setting could be tried alone"
+        if all(trial.share is None and trial.not_finite is None for trial in tried):
+            return (
+                f"up to step {self.last_step} no loss or norm differs beyond rounding: no setting is blamed"
+            )
+        moving = [t for t in self.trials if t.parting_step is not None and t.share is not None]
+        largest = sorted(moving, key=lambda trial: -abs(trial.share or 0.0))[:SHOWN]
+        makes = ", ".join(f"{trial.setting} {trial.share:.0%}" for trial in largest)
+        return f"no single setting makes the difference{f'; alone they make: {makes}' if makes else ''}"
 
     def sentences(self) -> Iterator[str]:
         """The evidence, the settings first."""
@@ -152,6 +223,23 @@ class JobsDiagnosis:
             yield from (f"{what}: {changed}" for changed in self.settings if changed.effect == effect)
         yield from about_partings(self.partings)
         yield from self.cautions
+        if self.trials is None and self.parting is not None:
+            yield "--rerun finds which of them matters: it changes one at a time"
+        for trial in self.trials or ():
+            yield f"{trial.setting} alone: {self._outcome(trial)}"
+
+    def _outcome(self, trial: SettingTrial) -> str:
+        if trial.why_not is not None:
+            return f"cannot be tried, {trial.why_not}"
+        if trial.parting_step is None:
+            return "no difference beyond rounding"
+        share = (
+            ""
+            if trial.share is None
+            else f", {trial.share:.0%} of the difference up to step {self.last_step}"
+        )
+        lost = "" if trial.not_finite is None else f", not finite in step {trial.not_finite}"
+        return f"diverges in step {trial.parting_step}{lost}{share}"
 
 
 def about_partings(partings: Sequence[Parting]) -> Iterator[str]:
@@ -166,8 +254,12 @@ def _number(value: float | str | None, digits: int) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else words(value)
 
 
-def diagnose_jobs(pair: tuple[LoadedRun, LoadedRun]) -> JobsDiagnosis:
-    """Compare two runs of different jobs by their records; the first is the baseline."""
+def diagnose_jobs(pair: tuple[LoadedRun, LoadedRun], say: Say, *, reruns: bool) -> JobsDiagnosis:
+    """Compare two runs of different jobs; the first is the baseline.
+
+    reruns: train the baseline's job again with one setting of the other at a time. Raises HarnessError where
+    the baseline cannot be run on this machine.
+    """
     baseline, other = (run.record for run in pair)
     noise: dict[str, NoiseRuns] = {}
     for run in pair:
@@ -175,10 +267,23 @@ def diagnose_jobs(pair: tuple[LoadedRun, LoadedRun]) -> JobsDiagnosis:
             noise[run.record.job_id] = recorded_noise((run, run))
         except HarnessError:  # a loss that draws random numbers for each part has no reference in its split
             noise[run.record.job_id] = NoiseRuns(reference=None, repeats=())
+    settings = tuple(changed_settings(baseline, other))
+    partings = tuple(find_partings(baseline, other, limits_of(baseline, other, noise)))
+    trials, last, cautions = None, None, list(_cautions(pair, noise))
+    if reruns and partings:
+        computed = next((one for one in partings if one.figure in (LOSS, NORM)), partings[-1])
+        end = min(baseline.steps[-1].step, other.steps[-1].step)
+        last = min(computed.step + STEPS_AFTER, end)
+        again, tried = _trials(pair, settings, last, noise, say)
+        trials = tuple(tried)
+        if left := find_partings(baseline, again, limits_of(baseline, again, noise)):
+            cautions.append(
+                f"the rerun of the baseline leaves its record {left[0].when}: code, versions, machine or "
+                "random numbers differ"
+            )
     return JobsDiagnosis(
-        baseline=pair[0], other=pair[1], settings=tuple(changed_settings(baseline, other)),
-        partings=tuple(find_partings(baseline, other, limits_of(baseline, other, noise))),
-        cautions=tuple(_cautions(pair, noise)),
+        baseline=pair[0], other=pair[1], settings=settings, partings=partings, trials=trials, last_step=last,
+        cautions=tuple(cautions),
     )  # fmt: skip
 
 
@@ -204,7 +309,7 @@ def _cautions(pair: tuple[LoadedRun, LoadedRun], noise: NoiseOfJobs) -> Iterator
         if run.record.resumed is not None:
             yield (
                 f"{run.name} continued the checkpoint of step {run.record.resumed.step}: compared from there "
-                "on, what it restored is a suspect too"
+                "on, what it restored is a suspect too, and reruns begin at step 0"
             )
     if not any(of_job.repeats for of_job in noise.values()):
         yield (
@@ -239,7 +344,7 @@ def changed_settings(baseline: Record, other: Record) -> Iterator[Changed]:
     names = [".".join(keys) for keys, _, _ in found]
     for difference in setting_differences(baseline, other):
         values = difference.texts[::-1]
-        of_job = next((known.of_job for known in SETTINGS if known.name == difference.setting), "")
+        of_job = next((part for start, part in OF_JOB.items() if difference.setting.startswith(start)), "")
         asked = of_job and any(name.startswith(of_job) for name in names)
         if difference.effect == "mathematics" and not asked:
             yield Changed(
@@ -305,3 +410,86 @@ def _initial(baseline: Record, other: Record, unit: float, add: Callable[..., No
         apart = relative_distance(left, right)
         if apart is None or apart > unit:
             add(step, INITIAL, (None, None), apart, unit)
+
+
+def _trials(
+    pair: tuple[LoadedRun, LoadedRun], settings: Sequence[Changed], last: int, noise: NoiseOfJobs, say: Say
+) -> tuple[Record, list[SettingTrial]]:
+    """The baseline's rerun, and a trial of each setting."""
+    baseline, other = (run.record for run in pair)
+    launcher = LocalLauncher(
+        baseline.world.device,
+        modules_to_preload(experiment_of(baseline), [baseline.backend.label, other.backend.label]),
+    )
+    require_room(baseline)
+
+    def run(record: Record) -> Rerun:
+        return rerun(record, [last], launcher, say)
+
+    start = run(baseline).record
+    names = [changed.setting for changed in settings if not changed.setting.endswith(IN_FORCE)]
+    return start, [_trial(name, pair, start, noise, run) for name in names]
+
+
+def _trial(
+    setting: str,
+    pair: tuple[LoadedRun, LoadedRun],
+    start: Record,
+    noise: NoiseOfJobs,
+    run: Callable[[Record], Rerun],
+) -> SettingTrial:
+    other = pair[1].record
+    try:
+        again = run(with_setting(pair[0].record, other, setting)).record
+    except (HarnessError, ValidationError) as error:
+        why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        return SettingTrial(setting=setting, why_not=why)
+    limits = limits_of(start, again, noise)
+    partings = find_partings(start, again, limits)
+    begin = first_step(other)
+    start, again = from_step(start, begin), from_step(again, begin)
+    return SettingTrial(
+        setting=setting, parting_step=partings[0].step if partings else None,
+        not_finite=next((one.step for one in partings if one.other == NOT_FINITE), None),
+        share=share_of(step_pairs(start, again), step_pairs(start, other), limits_of(start, other, noise)),
+    )  # fmt: skip
+
+
+def share_of(part: StepPairs, whole: StepPairs, limits: Tolerance) -> float | None:
+    """How much of a difference between two runs another pair makes: its projection on it, over its size.
+
+    Of losses, or of gradient norms where losses differ by no more than rounding; None where neither differs.
+    Where one run alone is not finite: of the steps in which it is not, the share in which the other pair
+    is finite or not as that run is.
+    """
+    for name, found, limit in (
+        ("losses", whole.loss_differences, limits.loss),
+        ("norms", whole.norm_differences, limits.norm),
+    ):
+        (before, after), (begun, tried) = getattr(whole, name), getattr(part, name)
+        made, wanted = tried - begun, after - before
+        lost = np.isnan(before) != np.isnan(after)
+        if len(made) == len(wanted) and lost.any():
+            return float((np.isnan(tried) == np.isnan(after))[lost].mean())
+        if len(made) == len(wanted) and (found > limit).any():
+            known = np.isfinite(made * wanted)
+            size = float(wanted[known] @ wanted[known])
+            return float(made[known] @ wanted[known]) / size if size else None
+    return None
+
+
+def with_setting(baseline: Record, other: Record, setting: str) -> Record:
+    """The baseline with one setting of the other run. Raises HarnessError where that makes no run."""
+    if setting == FILES:
+        raise HarnessError("since both jobs name the same files")
+    job, source = baseline.job, other if setting == BACKEND else baseline
+    if setting != BACKEND:
+        keys = tuple(setting.split("."))
+        document = job.model_dump(mode="json")
+        put(document, keys, value_at(other.job.model_dump(mode="json"), keys))
+        job = Job.model_validate(document)
+    held = recorded_layout(source)
+    held = replace(held, global_batch_size=job.training.global_batch_size or held.global_batch_size)
+    layout = layout_over(source.world.data_size, held, job.training)
+    cut = {"micro_batch_size": layout.micro_batch_size, "accumulation_steps": layout.accumulation_steps}
+    return source.model_copy(update={"job": job, "world": source.world.model_copy(update=cut)})

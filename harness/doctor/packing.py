@@ -47,6 +47,7 @@ from harness.tell.report import write_document, write_report
 from harness.tell.terminal import finding_lines, terminal_table
 from harness.tell.traces import trace_document
 from harness.traces.analysis import read_traces, skew_of
+from harness.traces.strategy import likeness_of
 
 # From a slash that begins a path to the last but one; behind -I, -L and an escaped line break too.
 _FOLDERS = re.compile(r"""(?:(?<=-[IL])|(?<=\\[nt])|(?<![\w./<~-]))~?/(?:[^\s/"'<>|:;,()\[\]{}\\]+/)+""")
@@ -214,7 +215,7 @@ def _table(rows: Sequence[dict[str, Any]], predicted: dict[str, Any] | str) -> l
 
 def _told_traces(files: Sequence[Path]) -> Document:
     ranks = read_traces(files)
-    return trace_document(ranks, skew_of(ranks))
+    return trace_document(ranks, skew_of(ranks), [likeness_of(rank) for rank in ranks])
 
 
 TELLERS: dict[str, Callable[[Sequence[Path]], Document]] = {

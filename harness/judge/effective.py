@@ -101,9 +101,6 @@ class Setting:
     """Whether the name is a plural."""
     finding: str | None = None
     """Id of the finding that reports a difference."""
-    of_job: str = ""
-    of_gradients: bool = False
-    """Both: see `settings.toml`."""
 
 
 @dataclass(frozen=True, kw_only=True)

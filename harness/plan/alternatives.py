@@ -244,12 +244,12 @@ def _changes(scenario: Scenario, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sharing(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
-    """The same steps with each sample divided over groups of ranks, of each size that divides a node."""
+    """The same steps with each sample divided over 2, 4, ... ranks of a node."""
     for one in scenarios:
         name, inside = SHARING.get(one.label), one.ranks_of_node
         if name is None or one.job.data.sequence_length < LONG_TOKENS:
             continue
-        for degree in search.divisors(inside)[1:]:
+        for degree in (2**n for n in range(1, inside.bit_length()) if inside % 2**n == 0):
             label = registry.canonical_label(f"{name}:sequence={degree}")
             yield one.under(label, accumulation_steps=one.accumulation_steps * degree)
 
@@ -270,6 +270,22 @@ def each_reduced(scenario: Scenario) -> Scenario | None:
     if label is None:
         return None
     return replace(scenario, label=label, options={**scenario.options, search.OPTION: True})
+
+
+def reduced_each_time(scenario: Scenario, by: Predictors) -> str | None:
+    """What a step of these micro-batches takes if each of them reduces its gradients; None: it does, or does
+    not fit either, or cannot be predicted."""
+    each = each_reduced(scenario)
+    if each is None or scenario.device is None:
+        return None
+    found = predict(each, by)
+    if found.memory is None or not found.is_roomy:
+        return None
+    return (
+        f"gradients add up unsharded between micro-steps; {each.label} reduces them in each "
+        f"({search.HOW[scenario.strategy.family]}): {search.figures(found)}, and they are sent "
+        f"{scenario.accumulation_steps:,} times"
+    )
 
 
 def _changes_of(scenario: Scenario) -> dict[str, Mapping[str, Any]]:
@@ -411,11 +427,7 @@ class _Trial:
         found: list[Alternative] = []
         times = 2
         while times <= MOST_TIMES and not any(one.is_roomy for one in found):
-            larger = [
-                _on(base, base.world_size * times, self.keeps_batch)
-                for base in scenarios
-                if not self.keeps_batch or base.samples >= times
-            ]
+            larger = [_on(base, base.world_size * times, self.keeps_batch) for base in scenarios]
             most = self.best(MORE_GPUS, helps[-1], {}, larger)
             found = [most] if most else []
             if most and most.is_roomy:

@@ -29,6 +29,7 @@ from harness.plan.search import (
     CLOSE_SHARE,
     IN_WORDS,
     OPTION,
+    about,
     between,
     by_speed,
     close_to_first,
@@ -36,7 +37,6 @@ from harness.plan.search import (
     if_joined,
     preference,
     rate,
-    reached,
 )
 from harness.plan.step_time import (
     HOST_LINK,
@@ -75,8 +75,16 @@ FEW = 6
 """Rows that are shown where nobody named the strategies."""
 NAMED = 4
 """Backends that a reason names."""
+LOGITS_SHARE = 0.1
+"""Of the activations, from which one copy of the logits is worth a word."""
 SAME = ("shards like ", "the same strategy through ", "on one GPU the same as ")
 """Begins of why a backend is left out whose strategy another one has."""
+TOOLS = {
+    "more GPUs": "{} GPUs", "fewer GPUs": "{} GPUs at most", "larger batch": "more tokens per step",
+    "smaller batch": "fewer tokens per step", "tensor": "tensor parallelism over {}",
+    "pipeline": "{} pipeline stages", "context": "context parallelism over {}",
+    "expert": "expert parallelism",
+}  # fmt: skip
 RIGHT = "data parallelism alone is right: the model fits, and little communication is exposed"
 CASES = {
     "slower": "data parallelism alone fits, but is slower",
@@ -128,13 +136,6 @@ def _use(answer: Answer, several: bool) -> Iterator[str]:
         yield f"{place}Use {_split(first)}{if_joined(first.planned)}"
         yield from reaches_more(answer.instead, first.tokens_per_second_per_gpu)
         yield f"Runner-up: {_split(others[0])}" if others else alone
-        if whole := answer.whole:
-            price = question.experiment.compare.price_per_gpu_hour
-            cost = f", {whole['price']:,.0f} {price.currency}" if price else ""
-            yield (
-                f"All {question.experiment.training.steps:,} steps: {whole['tokens']:,} tokens in "
-                f"{_figure(whole['hours'])} hours, {_figure(whole['gpu_hours'])} GPU hours{cost}"
-            )
         if first.planned.options.get(OPTION) and first.planned.accumulation_steps > 1:
             yield f"{OPTION}: gradients are reduced in each micro-step; whole ones that add up leave no room"
         if first.is_tight:
@@ -145,8 +146,6 @@ def _use(answer: Answer, several: bool) -> Iterator[str]:
             yield f"Faster by {percent(faster)}, with less room or more parts: {_split(found.fastest)}"
         if answer.chunked:
             yield f"With a chunked loss ({set_words(RELIEFS[CHUNKED])[1]}): {_split(answer.chunked)}"
-        if answer.fewest and answer.fewest.world_size < question.gpus:
-            yield f"Fewest GPUs with room: {answer.fewest.world_size:,}, {_split(answer.fewest)}"
     else:
         none = "nothing fits" if found.too_large else "no configuration can be ranked"
         yield place + (nothing_fits(answer.instead) or none)
@@ -154,6 +153,7 @@ def _use(answer: Answer, several: bool) -> Iterator[str]:
         yield from (f"{one.called}: {one.figures}" for one in adapted if question.is_mixture)
         if one := least_change(answer.instead):
             yield from reaches_more(answer.instead, one.tokens_per_second_per_gpu)
+    yield from (f"With fewer tokens ({text.replace(': ', '): ', 1)}" for text in answer.fewer_tokens)
     other = answer.other_best
     if answer.other_preset and (other is None or not best or other.label != best[0].label):
         if best or other:
@@ -234,8 +234,8 @@ def _which_fit(rows: Sequence[Prediction], compared: Sequence[Prediction] | None
     if timed:
         close = sorted(close_to_first(sorted(timed, key=by_speed)), key=preference)
         equal = f" (equal within {100 * CLOSE_SHARE:.0f} %)" if len(close) > 1 else ""
-        names = listed([row.label for row in close])
-        told.append(f"fastest {names}{equal}, {reached(close[0])} tokens/s a GPU")
+        reached = about(close[0].tokens_per_second_per_gpu)
+        told.append(f"fastest {listed([row.label for row in close])}{equal}, about {reached} tokens/s a GPU")
     told += [f"{listed([row.label for row in barely])} barely"] if barely else []
     untimed = {row.speed_unknown for row in fitting}
     told += [f"no speed: {why.partition(';')[0]}" for why in untimed if len(untimed) == 1 and why]
@@ -317,7 +317,7 @@ def _tables(answer: Answer, compared: Sequence[Prediction] | None) -> list[str]:
         for reason in _unknown(row):
             because.setdefault(reason, []).append(row.label)
     lines += [f"{', '.join(labels)}: {reason}" for reason, labels in because.items()]
-    return lines + ([answer.uneven] if answer.uneven else [])
+    return lines + _about_logits(question, shown) + ([answer.uneven] if answer.uneven else [])
 
 
 def _unknown(row: Prediction) -> Iterator[str]:
@@ -327,10 +327,32 @@ def _unknown(row: Prediction) -> Iterator[str]:
         yield f"peak {between(bounds)} GB: {memory}"
         memory = None
     speed = row.speed_unknown if row.planned.device is not None else None
+    if row.reduced_each_time is not None:
+        yield row.reduced_each_time
     if memory is not None and memory == speed:
         yield f"memory and speed n/a: {memory}"
         return
     yield from (f"{what} n/a: {why}" for what, why in (("memory", memory), ("speed", speed)) if why)
+
+
+def _about_logits(question: Question, rows: Sequence[Prediction]) -> list[str]:
+    """What removes the logits, where a row does not fit and they are much of what a rank holds."""
+    experiment, vocabulary = question.experiment, (question.model.config or {}).get("vocab_size")
+    if experiment.task != "causal-lm" or experiment.loss.chunk_tokens is not None or vocabulary is None:
+        return []
+    for row in rows:
+        held = row.most_bytes("activations")
+        if row.scenario is None or row.verdict is None or row.verdict.fits or not held:
+            continue
+        tokens = row.scenario.micro_batch_size * experiment.data.sequence_length
+        logits = 4 * tokens * vocabulary
+        if logits > LOGITS_SHARE * held:
+            return [
+                f"one copy of the logits in fp32 takes {logits / GIGA:.1f} GB ({tokens:,} tokens x "
+                f"{vocabulary:,}), and the loss holds several: loss.chunk_tokens=1024, or a fused loss in a "
+                "program of your own, removes them"
+            ]
+    return []
 
 
 def _memory_table(question: Question, rows: Sequence[Prediction]) -> list[str]:
@@ -401,11 +423,6 @@ def _step_table(question: Question, rows: Sequence[Prediction]) -> list[str]:
     legend = STEP_LEGEND if timed else STEP_LEGEND.partition(";")[0]
     legend += f"; {ABSENT}: it does not fit" if too_large else ""
     lines = [*_tabulated(table, headers), legend]
-    because: dict[str, list[str]] = {}
-    for row in rows:
-        if row.speed and row.speed.between_because:
-            because.setdefault(row.speed.between_because, []).append(f"{row.label} {reached(row)} tok/s")
-    lines += [f"{'; '.join(ranges)}: {why}" for why, ranges in because.items()]
     for row in rows:
         seconds = {term.name: term.seconds for term in row.speed.computing} if row.speed else {}
         if UPDATE_ON_HOST in seconds:
@@ -454,7 +471,10 @@ def _reasons_and_next_steps(answer: Answer) -> Iterator[str]:
     else:
         case = CASES.get(advice.case, f"data parallelism alone is the wrong tool: {advice.case}")
         other = [["", case], ["", advice.figures]]
-        other += [[one.label, _split(one).partition(", ")[2]] for one in advice.ways]
+        for one in advice.remedies:
+            tool = TOOLS[one.tool].format("" if one.degree is None else f"{one.degree:,}")
+            other.append([tool, one.reason])
+    other += [["the guide", answer.guide]] if answer.guide else []
     for headers, rows in (
         (("Why not the others", "reason"), rejected),
         (("Not considered", "reason"), left_out),

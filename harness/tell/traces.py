@@ -14,7 +14,8 @@ from harness.tell.pictures.plots import bar_chart, stack, text_after
 from harness.tell.tables import blocks_of, prose, row_of, section, table, table_columns
 from harness.traces.analysis import Division, RankTrace, Skew
 from harness.traces.device import KernelTime, Kind
-from harness.traces.document import CollectiveRow, collective_rows, total
+from harness.traces.document import CollectiveRow, collective_rows
+from harness.traces.strategy import Likeness
 
 MOST_BARS = 24
 MOST_ROWS = 20
@@ -24,10 +25,17 @@ STEP_TEXT = "A step is timed on the host from beginning to end; the device may l
 TIMES = table_columns("traces_times")
 COLLECTIVES = table_columns("traces_collectives")
 WAITS, SKEW = table_columns("traces_waits"), table_columns("traces_skew")
+CHANGES, CHANGED_KERNELS = table_columns("traces_changes"), table_columns("traces_changed_kernels")
 KERNELS, IDLE = table_columns("traces_kernels"), table_columns("traces_idle")
+COLLECTIVE_CHANGES = table_columns("traces_collective_changes")
 
 
-def trace_document(ranks: Sequence[RankTrace], skew: Skew | None) -> Document:
+def trace_document(
+    ranks: Sequence[RankTrace],
+    skew: Skew | None,
+    likeness: Sequence[Likeness],
+    changes: dict[str, Any] | None = None,
+) -> Document:
     """What was found in traces, for every format."""
     sections = [
         _time(ranks),
@@ -36,6 +44,8 @@ def trace_document(ranks: Sequence[RankTrace], skew: Skew | None) -> Document:
         _kernels(ranks),
         _collectives(ranks),
         _waits(skew),
+        _strategy(ranks, likeness),
+        _changes(changes),
     ]
     world = {rank.world_size for rank in ranks} - {None}
     names = ", ".join(sorted({rank.device_name for rank in ranks if rank.device_name}))
@@ -269,13 +279,13 @@ def _collectives(ranks: Sequence[RankTrace]) -> Section | None:
 
 def _together(rows: Sequence[CollectiveRow]) -> list[Any]:
     ranks = len({row.rank for row in rows})
-    seconds = total([row.seconds for row in rows])
+    seconds = [row.seconds for row in rows]
     rates = [row.bus_bytes_per_second for row in rows if row.bus_bytes_per_second is not None]
     timed = sum(row.bus_calls for row in rows) / ranks
     calls = sum(row.calls for row in rows) / ranks
     return [
         _count(calls),
-        None if seconds is None else seconds / ranks,
+        None if None in seconds else sum(s for s in seconds if s is not None) / ranks,
         median(rates) if rates else None,
         _count(timed) if rates else None,
     ]
@@ -303,3 +313,61 @@ def _waits(skew: Skew | None) -> Section | None:
         Items(list(skew.unmatched)) if skew.unmatched else None,
     )
     return Section("trace_waits", "Who waits for whom", blocks)
+
+
+def _strategy(ranks: Sequence[RankTrace], likeness: Sequence[Likeness]) -> Section | None:
+    said: dict[str, list[str]] = {}
+    for rank, like in zip(ranks, likeness, strict=True):
+        said.setdefault(_likeness_words(like), []).append(rank.label)
+    items = [
+        (labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more", text)
+        for text, labels in said.items()
+    ]
+    return Section("trace_strategy", "Strategy", [Items(items)]) if items else None
+
+
+def _likeness_words(like: Likeness) -> str:
+    text = f"looks like {like.strategy}" if like.strategy else "no strategy is recognised"
+    text += f" ({'; '.join(like.evidence)})."
+    if like.unit_bytes:
+        sizes = [number(size / 1e6) for size in like.unit_bytes]
+        shown = ", ".join(sizes[:8]) + (", ..." if len(sizes) > 8 else "")
+        text += f" Reduced per {like.per}, MB: {shown}"
+        text += f"; {like.parameters:,} elements together." if like.parameters is not None else "."
+    if like.sent_bytes is not None:
+        text += f" A rank sends {number(like.sent_bytes / 1e6)} MB per {like.per} on a ring"
+        if like.expected_bytes:
+            text += (
+                f"; {like.expected_by} sends {number(like.expected_bytes / 1e6)} MB "
+                f"({percent(like.sent_bytes / like.expected_bytes)})"
+            )
+        text += "."
+    return text
+
+
+def _changes(changes: dict[str, Any] | None) -> Section | None:
+    if changes is None:
+        return None
+    figures = []
+    for c in changes["figures"]:
+        show = percent if c["figure"] == "overlap_share" else milliseconds
+        figures.append([c["figure"], show(c["before"]), show(c["after"]), c["change"]])
+    times = changes["step_seconds"]
+    if None not in (times["before"], times["after"]):
+        change = times["after"] / times["before"] - 1
+        figures.append(["median step", milliseconds(times["before"]), milliseconds(times["after"]), change])
+    collectives = [row_of(COLLECTIVE_CHANGES, c) for c in changes["collectives"]]
+    names = told_apart([c["kernel"] for c in changes["kernels"]], LONGEST_KERNEL)
+    kernels = [
+        [name, before, after, after - before]
+        for name, (_, before, after) in zip(
+            names, (row_of(CHANGED_KERNELS[:-1], c) for c in changes["kernels"]), strict=True
+        )
+    ]
+    blocks = blocks_of(
+        Table(key="trace_changes", columns=CHANGES, rows=figures),
+        "Means of the ranks, ms.",
+        table("trace_collective_changes", collectives[:MOST_ROWS], COLLECTIVE_CHANGES),
+        table("trace_changed_kernels", kernels, CHANGED_KERNELS),
+    )
+    return Section("trace_changes", "Compared with the baseline", blocks)

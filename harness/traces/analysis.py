@@ -1,4 +1,4 @@
-"""Figures of traces: how each rank's time divides, which rank came late.
+"""Figures of traces: how each rank's time divides, which rank came late, which strategy the traffic suggests.
 
 The rank that comes last to a collective runs it shortest, so no clocks need to agree. Also the JSON document.
 """
@@ -58,6 +58,7 @@ class Division:
 
     @property
     def overlap_share(self) -> float | None:
+        """Share of the communication during which something computes."""
         if not self.communication_seconds or self.exposed_seconds is None:
             return None
         return 1 - self.exposed_seconds / self.communication_seconds
@@ -120,7 +121,8 @@ def read_traces(paths: Sequence[Path]) -> list[RankTrace]:
     if len(worlds) > 1:
         (one, first), (other, second) = list(worlds.items())[:2]
         raise HarnessError(
-            f"'{first}' is of a job with {one} ranks, '{second}' of one with {other}; give ranks of one job"
+            f"'{first}' is of a job with {one} ranks, '{second}' of one with {other}; give ranks of one job, "
+            "or compare two with --baseline FILE"
         )
     given: dict[int, str] = {}
     for rank in ranks:
@@ -128,7 +130,8 @@ def read_traces(paths: Sequence[Path]) -> list[RankTrace]:
             continue
         if rank.rank in given:
             raise HarnessError(
-                f"'{given[rank.rank]}' and '{rank.file}' are both of rank {rank.rank}; give each rank once"
+                f"'{given[rank.rank]}' and '{rank.file}' are both of rank {rank.rank}; give each rank "
+                "once, or compare two runs with --baseline FILE"
             )
         given[rank.rank] = rank.file
     return sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0))

@@ -129,6 +129,7 @@ class Process:
     last: int = -(2**63)
 
     def operators(self) -> Iterator[Operator]:
+        """Every operator of the host."""
         for index, (times, kinds) in enumerate(self.threads.values()):
             for place, kind in enumerate(kinds):
                 yield Operator(index, times[2 * place], times[2 * place + 1], bool(kind & 1), bool(kind & 2))
@@ -320,6 +321,7 @@ class Call:
 
     @property
     def payload_bytes(self) -> int | None:
+        """Bytes of the complete tensor."""
         if self.operation == "barrier":
             return 0
         width = element_bytes(self.dtype) if self.dtype else None

@@ -41,6 +41,7 @@ class Kind(NamedTuple):
 
 @lru_cache(maxsize=100_000)
 def kind_of(category: str, name: str) -> Kind:
+    """What an event of a device is."""
     name = name[:LONGEST_NAME]
     if category in COPIES:
         return Kind(COMMUNICATION if _BETWEEN_DEVICES.search(name) else COPY)
@@ -57,6 +58,7 @@ def is_communication(category: str, name: str) -> bool:
 
 
 def is_computing(category: str, name: str) -> bool:
+    """Whether an event of a device is a kernel that does not communicate."""
     return category in KERNELS and not is_communication(category, name)
 
 
@@ -107,6 +109,7 @@ class DeviceEvents:
     """-1: none."""
 
     def extend(self, other: DeviceEvents) -> None:
+        """Take another device's events, too."""
         for mine, theirs in (
             (self.begins, other.begins), (self.ends, other.ends), (self.named, other.named),
             (self.correlations, other.correlations),

@@ -1,4 +1,4 @@
-"""What is printed of traces: collectives by kind and size, the JSON document."""
+"""What is printed of traces: collectives by kind and size, the JSON document, changes against a baseline."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Any
 
 from harness.traces.analysis import RankTrace, Skew
 from harness.traces.collectives import Call
+from harness.traces.device import COMMUNICATION
+from harness.traces.strategy import Likeness
+
+MOST_KERNELS = 10
 
 
 @dataclass(kw_only=True)
@@ -57,7 +61,7 @@ def collective_rows(rank: RankTrace) -> list[CollectiveRow]:
                 elements=None if barrier else first.elements, bytes=first.payload_bytes,
                 group=first.group.name, group_size=first.group.size,
                 group_ranks=None if first.group.ranks is None else list(first.group.ranks),
-                calls=len(calls), seconds=total([call.seconds for call in calls]),
+                calls=len(calls), seconds=_mean([call.seconds for call in calls], 1),
                 bus_bytes_per_second=median(rates) if rates else None,
                 bus_calls=len(rates), kernel=first.kernel,
                 kind=first.kind,
@@ -66,15 +70,20 @@ def collective_rows(rank: RankTrace) -> list[CollectiveRow]:
     return sorted(rows, key=lambda row: (-(row.seconds or 0.0), -(row.total_bytes or 0), str(row.operation)))
 
 
-def total(values: Sequence[float | None]) -> float | None:
-    """Their sum; None where one is not known, or there is none."""
+def _mean(values: Sequence[float | None], count: int) -> float | None:
+    """Their sum over `count`; None where one is not known, or there is none."""
     known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
+    return sum(known) / count if known and len(known) == len(values) else None
 
 
-def document(ranks: Sequence[RankTrace], skew: Skew | None) -> dict[str, Any]:
+def document(
+    ranks: Sequence[RankTrace],
+    skew: Skew | None,
+    likeness: Sequence[Likeness],
+    changes: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """What `harness trace --json` prints: seconds and bytes; null is n/a."""
-    return {
+    found = {
         "ranks": [
             {"rank": rank.rank, **rank.division.as_json()}
             | {
@@ -115,4 +124,83 @@ def document(ranks: Sequence[RankTrace], skew: Skew | None) -> dict[str, Any]:
         }
         if skew
         else None,
+        "strategies": [
+            {"rank": rank.rank, **vars(like)} for rank, like in zip(ranks, likeness, strict=True)
+        ],
     }  # fmt: skip
+    return found if changes is None else found | {"changes": changes}
+
+
+def changes_of(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace]) -> dict[str, Any]:
+    """Two traces compared: mean figures of the ranks, collectives and kernels that changed most."""
+    figures = []
+    for name in ranks[0].division.as_json():
+        before, after = (
+            _mean([rank.division.as_json()[name] for rank in side], len(side)) for side in (baseline, ranks)
+        )
+        if before is not None or after is not None:
+            change = None if not before or after is None else after / before - 1
+            figures.append({"figure": name, "before": before, "after": after, "change": change})
+    return {
+        "figures": figures,
+        "step_seconds": {"before": _step_seconds(baseline), "after": _step_seconds(ranks)},
+        "collectives": _collective_changes(ranks, baseline),
+        "kernels": _kernel_changes(ranks, baseline),
+    }
+
+
+def _step_seconds(ranks: Sequence[RankTrace]) -> float | None:
+    times = [step.division.seconds for rank in ranks for step in rank.steps if step.division]
+    return median(times) if times else None
+
+
+def _collective_changes(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace]) -> list[dict[str, Any]]:
+    before, after = _by_operation(baseline), _by_operation(ranks)
+    return [
+        {
+            "operation": operation, "dtype": dtype,
+            **{
+                f"{name}_{when}": of.get((operation, dtype), (None, None, None))[place]
+                for place, name in enumerate(("calls", "bytes", "seconds"))
+                for when, of in (("before", before), ("after", after))
+            },
+        }
+        for operation, dtype in dict.fromkeys([*before, *after])
+    ]  # fmt: skip
+
+
+Totals = tuple[float | None, float | None, float | None]
+
+
+def _by_operation(ranks: Sequence[RankTrace]) -> dict[tuple[str | None, str | None], Totals]:
+    """Calls, bytes and seconds per rank by operation and dtype."""
+    rows: dict[tuple[str | None, str | None], list[CollectiveRow]] = {}
+    for rank in ranks:
+        for row in collective_rows(rank):
+            rows.setdefault((row.operation, row.dtype), []).append(row)
+    count = len(ranks)
+    return {
+        key: (
+            sum(row.calls for row in of) / count,
+            _mean([row.total_bytes for row in of], count),
+            _mean([row.seconds for row in of], count),
+        )
+        for key, of in rows.items()
+    }
+
+
+def _kernel_changes(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace]) -> list[dict[str, Any]]:
+    """Seconds per rank in kernels and copies by name; those that changed most."""
+    found: dict[str, dict[str, float]] = {}
+    for side, of_side in (("before_seconds", baseline), ("after_seconds", ranks)):
+        for rank in of_side:
+            for one in rank.kernels:
+                if one.kind.what != COMMUNICATION:
+                    totals = found.setdefault(one.name, {"before_seconds": 0.0, "after_seconds": 0.0})
+                    totals[side] += one.seconds / len(of_side)
+    changed = {name: t for name, t in found.items() if t["before_seconds"] != t["after_seconds"]}
+    order = sorted(
+        changed.items(),
+        key=lambda one: (-abs(one[1]["after_seconds"] - one[1]["before_seconds"]), one[0]),
+    )
+    return [{"kernel": name, **totals} for name, totals in order[:MOST_KERNELS]]

@@ -42,6 +42,7 @@ def operator_computes(name: str) -> bool:
 
 
 def is_transport(name: str) -> bool:
+    """Whether a host event is a transport's own work on a collective."""
     return name.startswith(TRANSPORTS)
 
 
@@ -93,6 +94,7 @@ def dtype_of(text: str) -> str | None:
 
 
 def element_bytes(dtype: str) -> int | None:
+    """Bytes of an element of a dtype by torch's name."""
     from harness.forms import layout
 
     return layout.element_bytes(dtype)
@@ -209,6 +211,7 @@ def subtract(intervals: Sequence[Interval], removed: Sequence[Interval]) -> list
 
 
 def length(intervals: Iterable[Interval]) -> int:
+    """Summed length of disjoint intervals."""
     return sum(end - start for start, end in intervals)
 
 

@@ -27,7 +27,6 @@ from harness.judge.distance import movement, relative, sketch_distances
 from harness.judge.effective import (
     ALL_BUT_THE_LAST,
     ONE_NORM,
-    SETTINGS,
     altered_gradients,
     clips_by_part,
     counted_synchronisation,
@@ -79,6 +78,12 @@ FLAT_STATES = ("zero12", "zero3")
 those of its own fused Adam alone."""
 PARTS_ROUNDING = 1e-4
 """Of `update_of_part`: an optimizer that updates each element on its own may round to fp32 in every step."""
+OF_GRADIENTS = (
+    "norm that clips", "frozen parameters", "dtype of computation", "dtype of reduction",
+    "dtype of gradients", "dtype of accumulation", "attention kernel", "dropout", "TF32", "settings of NCCL",
+    "compiled", "loss scale",
+)  # fmt: skip
+"""Settings that change gradients alone: an update that is Adam's of its gradient is not theirs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -841,7 +846,7 @@ class Pair:
         """None: settings differ that change gradients alone, while updates were not all computed again."""
         if not self.settings:
             return False
-        if set(self.settings) - {known.name for known in SETTINGS if known.of_gradients}:
+        if set(self.settings) - set(OF_GRADIENTS):
             return True
         return False if self.updates_are_adams else None
 

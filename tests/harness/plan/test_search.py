@@ -18,7 +18,6 @@ from harness.plan.search import (
     Found,
     best_split,
     distinct_backends,
-    fewest_gpus,
     figures,
     in_order,
     near_largest,
@@ -28,7 +27,7 @@ from harness.plan.search import (
     variants,
     why_slower,
 )
-from harness.plan.step_time import SpeedPrediction, predict_speed
+from harness.plan.step_time import predict_speed
 from harness.plan.trust import trust_in
 from tests.harness.plan.plans import (
     DEVICE,
@@ -249,9 +248,9 @@ def test_shard_groups_are_nodes_with_at_least_two_replicas(gpus: int, sizes: lis
     assert [getattr(o, "shard_size", None) for o in without_offload] == sizes
 
 
-def test_degrees_divide_a_node() -> None:
+def test_degrees_are_powers_of_two_within_a_node() -> None:
     assert labels("tp", 64) == ["tp:tensor=2", "tp:tensor=4", "tp:tensor=8"]
-    assert labels("tp", 6, 6) == ["tp:tensor=2", "tp:tensor=3", "tp:tensor=6"]
+    assert labels("tp", 6, 6) == ["tp:tensor=2"]
     assert labels("fsdp-cp", 16, 4)[:2] == ["fsdp-cp:sequence=2", "fsdp-cp:sequence=4"]
     assert labels("fsdp", 64) == ["fsdp", "fsdp:offload=cpu", "fsdp:reshard=8"]
 
@@ -364,7 +363,6 @@ class Row:
     tokens_per_second_per_gpu: float
     used: float
     """Of the device, in percent."""
-    speed: SpeedPrediction | None = None
 
     @property
     def verdict(self) -> MemoryVerdict:
@@ -389,30 +387,6 @@ def test_of_equal_speed_room_leads_before_fewer_moving_parts() -> None:
     assert order(fuller, replace(roomier, used=91)) == ["fsdp-grad-op", "fsdp"]
     assert order(replace(fuller, used=89), roomier) == ["fsdp-grad-op", "fsdp"]
     assert order(fuller, replace(roomier, tokens_per_second_per_gpu=940)) == ["fsdp-grad-op", "fsdp"]
-
-
-def test_what_may_lose_with_scale_comes_behind_a_hybrid_within_its_range() -> None:
-    ranged = predict_speed(scenario("fsdp", 64))
-    least = ranged.tokens_per_second_between[0] / ranged.tokens_per_second_per_gpu * 1000
-    full = Row("fsdp", 1000, 50, replace(ranged, tokens_per_second_per_gpu=1000.0))
-    assert order(full, Row("fsdp-hybrid", least + 1, 50)) == ["fsdp-hybrid", "fsdp"]
-    assert order(full, Row("fsdp-hybrid", least - 1, 50)) == ["fsdp", "fsdp-hybrid"]
-    assert order(full, Row("zero2", 940, 50)) == ["fsdp", "zero2"]
-    assert order(Row("fsdp", 1000, 50), Row("fsdp-hybrid", 960, 50)) == ["fsdp", "fsdp-hybrid"]
-
-
-def test_the_fewest_gpus_are_those_on_which_full_sharding_leaves_room() -> None:
-    # 16 MB of states and 0.1 MB of activations: on 2 of 10 MB with room, on one not.
-    assert fewest_gpus(question(), predictors()).world_size == 2
-    assert fewest_gpus(question(), predictors(states=800)) is None
-
-
-def test_a_search_of_named_strategies_tries_those_alone() -> None:
-    asked = replace(question(), names_all=False, labels=("fsdp1", "zero3:offload=cpu"))
-    found = search(asked, predictors())
-    assert {one.label for one in (*found.fitting, *found.too_large)} == {
-        "fsdp1", "fsdp1:offload=cpu", "zero3:offload=cpu",
-    }  # fmt: skip
 
 
 def test_room_alone_calls_neither_for_offload_nor_for_ranks_that_share_samples() -> None:
@@ -479,7 +453,18 @@ def answers(*settings: str, **asked: Any) -> dict[str, Prediction]:
 def test_an_estimate_of_every_strategy_has_the_one_that_fits() -> None:
     found = answers(backends="all")
     assert found["fsdp:sync_each_batch=True"].verdict.fits
+    assert found["fsdp"].reduced_each_time is None
     assert "fsdp:sync_each_batch=True" not in answers("training.accumulation_steps=1", backends="all")
+
+
+def test_an_estimate_of_one_strategy_says_what_would_fit() -> None:
+    found = answers(backends="fsdp zero3")
+    assert list(found) == ["fsdp", "zero3"]
+    text = found["fsdp"].reduced_each_time
+    assert "fsdp:sync_each_batch=True reduces them in each" in text
+    assert "10.0 of 84.9 GB" in text
+    assert text.endswith("sent 16 times")
+    assert found["zero3"].reduced_each_time is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.traces.analysis import RankTrace, read_traces, skew_of
-from harness.traces.document import collective_rows
+from harness.traces.document import changes_of, collective_rows
+from harness.traces.strategy import likeness_of
 
 GPU = Path(__file__).parent / "gpu"
 PUBLISHED = {
@@ -43,6 +44,9 @@ def test_buckets_of_ddp_are_every_parameter_of_the_model() -> None:
     ]  # fmt: skip
     assert {(row.calls, row.group, row.group_size) for row in buckets} == {(3, "0", 2)}
     assert rows["broadcast", "float32", 53_120].calls == rows["broadcast", "int64", 53].calls == 3
+    like = likeness_of(rank)
+    assert (like.strategy, like.parameters) == ("DDP", 25_557_032)
+    assert like.unit_bytes == [4 * n for n in (2_049_000, 7_875_584, 6_563_840, 6_637_568, 2_431_040)]
     # All-reduce of two ranks: 2 (N - 1) / N = 1 times the bytes, over the time of its kernel.
     one = next(call for call in rank.calls if call.elements == 6_637_568)
     assert one.bus_bytes_per_second == pytest.approx(4 * 6_637_568 / (one.seconds or 0))
@@ -65,3 +69,10 @@ def test_ranks_that_come_late_are_found_without_clocks() -> None:
     assert skew.matched == sum(rank.times_last for rank in skew.ranks) == 2
     assert skew.ranks[1].caused_seconds == pytest.approx(skew.ranks[0].waited_seconds)
     assert skew.ranks[0].waited_seconds == pytest.approx(0.02568, abs=1e-5)
+
+
+def test_a_trace_compared_with_itself_does_not_change() -> None:
+    ranks = [read("a100-8ranks")]
+    changes = changes_of(ranks, ranks)
+    assert {figure["change"] for figure in changes["figures"]} == {0.0}
+    assert changes["kernels"] == []

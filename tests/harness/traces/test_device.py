@@ -13,6 +13,7 @@ from harness.tell.traces import told_apart
 from harness.traces.analysis import RankTrace, rank_of_path, read_trace, read_traces
 from harness.traces.device import kind_of
 from harness.traces.document import collective_rows, document
+from harness.traces.strategy import likeness_of
 from tests.harness.cli.command_line import harness
 from tests.harness.traces.test_scanning import GPU, event, microseconds, one, written
 from tests.harness.traces.unions import divided
@@ -158,7 +159,7 @@ def test_kernels_are_listed_by_time_in_every_format(tmp_path: Path) -> None:
     ]
     path = written(tmp_path, events)
     (rank,) = read_traces([path])
-    rows = document([rank], None)["kernels"]
+    rows = document([rank], None, [likeness_of(rank)])["kernels"]
     assert [(row["name"], row["what"], row["calls"]) for row in rows] == [
         (add, "elementwise", 1), (mul, "elementwise", 1), ("Memcpy HtoD", "copy", 1),
         ("gemm", "matrix product", 4),
@@ -370,7 +371,7 @@ def test_idle_time_has_the_reason_that_the_events_give(case: str, tmp_path: Path
 def test_a_step_idles_before_the_first_event_and_after_the_last(tmp_path: Path) -> None:
     step = event("user_annotation", "ProfilerStep#0", -50, 400, tid=1, pid=9)
     path = written(tmp_path, [*A, *launched("gemm", 160, 200, 150, 2), step])
-    rows = document([one(path)], None)["idle"]
+    rows = document([one(path)], None, [likeness_of(one(path))])["idle"]
     found = [{name: round(of * 1e6) for name, of in row.items() if "seconds" in name and of} for row in rows]
     assert [row["step"] for row in rows] == [None, 0]
     assert found[0] == {"host_late_seconds": 60}

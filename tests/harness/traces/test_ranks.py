@@ -13,6 +13,7 @@ from harness.judge import quantities
 from harness.judge.quantities import Run
 from harness.record import Record
 from harness.traces.analysis import RankTrace, read_traces, skew_of
+from harness.traces.strategy import likeness_of
 from tests.harness.cli.command_line import SMALL, harness, records
 from tests.representatives import cheap, first
 
@@ -22,12 +23,18 @@ SETTINGS = (
     "training.steps=8", "measure.warmup_steps=2", "measure.traced_steps=2", "measure.matmul_peak=true",
     "measure.trace=true", "training.gradient_clipping=null",
 )  # fmt: skip
+LOOKS_LIKE = {
+    "ddp": "DDP",
+    "fsdp": "FSDP2 full shard",
+    "zero3": "ZeRO-3 or FSDP full shard",
+}
 Bytes = dict[tuple[int, str, str], int]
 
 
 class Traced(NamedTuple):
     """A run and what its traces were read as, once."""
 
+    label: str
     record: Record
     files: list[Path]
     ranks: list[RankTrace]
@@ -42,7 +49,7 @@ def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     (record,) = records(folder / "runs")
     assert [(part.kind, part.rank) for part in record.artifacts] == [("trace", 0), ("trace", 1)]
     files = [folder / "runs" / record.run_id / artifact.path for artifact in record.artifacts]
-    return Traced(record, files, read_traces(files))
+    return Traced(request.param, record, files, read_traces(files))
 
 
 def test_every_rank_divides_each_traced_step(traced: Traced) -> None:
@@ -124,10 +131,11 @@ def of_step(ranks: list[RankTrace], step: int) -> Bytes:
 
 
 def test_bytes_are_those_of_the_collective_counter(traced: Traced) -> None:
-    record, _, ranks = traced
+    label, record, _, ranks = traced
     assert [rank.rank for rank in ranks] == [0, 1]
     for step in (4, 5):
         assert of_step(ranks, step) == counted(record)
+    assert {likeness_of(rank).strategy for rank in ranks} == {LOOKS_LIKE[label]}
     # Every collective has the work of gloo that did it.
     assert all(call.runs for rank in ranks for call in rank.calls if call.operation != "barrier")
     skew = skew_of(ranks)

@@ -12,6 +12,7 @@ import pytest
 from harness.errors import HarnessError
 from harness.traces.analysis import RankTrace, read_trace, read_traces
 from harness.traces.scanning import nanoseconds
+from harness.traces.strategy import likeness_of
 from tests.harness.cli.command_line import harness
 
 
@@ -206,7 +207,7 @@ def test_folders_pipes_and_bombs_are_refused(tmp_path: Path, monkeypatch: pytest
         read_trace(tmp_path / "bomb.gz")
 
 
-def test_a_rank_given_twice_is_refused(tmp_path: Path) -> None:
+def test_a_rank_given_twice_is_refused_and_a_baseline_compares(tmp_path: Path) -> None:
     first = written(tmp_path, [KERNEL], "a.json", distributedInfo={"rank": 0})
     second = written(tmp_path, [event("kernel", "gemm", 0, 40)], "b.json", distributedInfo={"rank": 0})
     done = harness("trace", first, second, cwd=tmp_path)
@@ -219,8 +220,10 @@ def test_a_rank_given_twice_is_refused(tmp_path: Path) -> None:
         large = written(tmp_path, [KERNEL], "a.json", distributedInfo={"rank": 0, "world_size": 64})
         with pytest.raises(HarnessError, match=words):
             read_traces([other, large])
-    done = harness("trace", first, "--json", "-o", "out.md", cwd=tmp_path)
+    done = harness("trace", first, "--baseline", second, "--json", "-o", "out.md", cwd=tmp_path)
     document = json.loads(done.stdout)
+    kernel = {"kernel": "gemm", "before_seconds": 40e-6, "after_seconds": 20e-6}
+    assert document["changes"]["kernels"] == [kernel]
     assert [*document["ranks"][0]][:8] == [
         "rank", "seconds", "compute_seconds", "communication_seconds", "exposed_seconds", "copy_seconds",
         "idle_seconds", "overlap_share",
@@ -229,7 +232,7 @@ def test_a_rank_given_twice_is_refused(tmp_path: Path) -> None:
     assert "out.trace.svg" in (tmp_path / "out.md").read_text(encoding="utf-8")
 
 
-def test_many_all_reduces_of_two_sizes_are_counted_by_size(tmp_path: Path) -> None:
+def test_many_all_reduces_of_two_sizes_are_not_taken_for_buckets(tmp_path: Path) -> None:
     """As 73 multimem_all_reduce kernels of a model on 8 B200 (AMD-AGI/TraceLens, tests/traces/b200)."""
     shapes = {"Input type": ["c10::BFloat16"]}
     events = []
@@ -246,6 +249,7 @@ def test_many_all_reduces_of_two_sizes_are_counted_by_size(tmp_path: Path) -> No
         ("all_reduce", 5_455_872): 36,
         ("all_reduce", 5_114_880): 37,
     }
+    assert likeness_of(rank).strategy == "tensor parallelism, or equal buckets of DDP"
 
 
 def test_every_step_holds_its_own_kernels_and_calls(tmp_path: Path) -> None:
@@ -262,3 +266,14 @@ def test_every_step_holds_its_own_kernels_and_calls(tmp_path: Path) -> None:
     ]
     assert found == [(0, 10, 0, 5), (1, 20, 0, 0), (2, 30, 10, 0)]
     assert sorted(call.step for call in rank.calls if call.step is not None) == [0, 1, 2]
+
+
+def test_zero_of_deepspeed_is_held_against_a_textbook_that_scatters(tmp_path: Path) -> None:
+    """Norms are no part of what is reduced; an all-reduce and a gather are 3/2 of a scatter and a gather."""
+    called = [("allreduce", 4096, 4096), ("allreduce", 1, 1), ("_allgather_base", 2048, 4096)]
+    events = [event("kernel", "ncclDevKernel", number, 1, **said(*of, 2)) for number, of in enumerate(called)]
+    like = likeness_of(one(written(tmp_path, events)))
+    assert (like.parameters, like.unit_bytes) == (4096, [4 * 4096])
+    assert like.expected_by.startswith("the closed form of ZeRO-1 and ZeRO-2 that scatter gradients")
+    assert like.expected_bytes == 4 * 4096
+    assert like.sent_bytes == pytest.approx(1.5 * 4 * 4096, abs=8)
