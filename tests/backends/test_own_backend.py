@@ -16,7 +16,7 @@ from harness.launch.cells import plan
 from harness.record.provenance import module_fingerprint
 from harness.tell.tables import WITHOUT_FORM, WITHOUT_FORM_MEANS
 from harness.tell.terminal import terminal_table
-from tests.harness.cli.command_line import SMALL, harness, records
+from tests.harness.cli.command_line import SMALL, records, succeeds
 from tests.plugins import register
 
 UNCLAIMED = """
@@ -41,11 +41,10 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict:
     with pytest.MonkeyPatch.context() as patch:
         for installed in (EXAMPLE, folder):
             patch.syspath_prepend(installed)
-        done = harness(
+        done = succeeds(
             "compare", "--json", *SMALL, "--backends", "ddp,all-reduce,all-reduce:order=backward,unclaimed",
             "--nproc", "2", *(part for setting in settings for part in ("--set", setting)), cwd=folder,
         )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout) | {"runs": folder / "runs"}
 
 
@@ -88,8 +87,7 @@ def test_rows_without_a_closed_form_say_that_bytes_and_memory_are_not_judged(
     marked = [line.split()[0] for line in shown.splitlines() if line.count(WITHOUT_FORM) == 2]
     assert marked == ["unclaimed"]
     assert f"{WITHOUT_FORM}: bytes and memory not judged" in shown
-    done = harness("report", compared["runs"], "-o", tmp_path / "report.md", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeds("report", compared["runs"], "-o", tmp_path / "report.md", cwd=tmp_path)
     report = (tmp_path / "report.md").read_text()
     assert f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS}." in report
     assert [line.split("|")[1].strip() for line in report.splitlines() if line.count(WITHOUT_FORM) > 1] == [

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.cli.command_line import SHORT, harness
+from tests.harness.cli.command_line import SHORT, succeeds
 from tests.representatives import EXHAUSTIVE
 
 DEFAULT_FSDP1 = {
@@ -29,8 +29,7 @@ DEFAULT_FSDP1 = {
     ],
 )
 def test_settings_in_force_are_recorded(label: str, expected: dict[str, Any], tmp_path: Path) -> None:
-    done = harness("run", "--backend", label, "--nproc", "1", *SHORT, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("run", "--backend", label, "--nproc", "1", *SHORT, "--json", cwd=tmp_path)
     details = json.loads(done.stdout)["backend"]["effective"]["details"]
     assert {name: details[name] for name in expected} == expected
 
@@ -42,6 +41,5 @@ def test_zero3_says_what_it_really_gathers_ahead(preset: str, ahead: str, tmp_pa
     """Its bucket for it is 50000000 elements in both, but like for like it may keep none live."""
     preset = f"runtime.preset={preset}"
     options = ("--backend", "zero3", "--nproc", "1", "--set", preset, "--json")
-    done = harness("run", *options, *SHORT, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("run", *options, *SHORT, cwd=tmp_path)
     assert json.loads(done.stdout)["backend"]["effective"]["prefetch"] == ahead

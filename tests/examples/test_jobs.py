@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.cli.command_line import harness, records
+from tests.harness.cli.command_line import records, succeeds
 from tests.representatives import cheap, first
 
 pytestmark = pytest.mark.long(seconds=40)
@@ -32,8 +32,7 @@ OF_THE_MACHINE = {"busy-machine", "slow-rank", "slow-data", "noisy-steps"}
 def compared(folder: Path, name: str, *settings: str) -> dict[str, Any]:
     words = [word for setting in (*SHORT, *settings) for word in ("--set", setting)]
     folder.mkdir(exist_ok=True)
-    done = harness("compare", "--config", CONFIGS / f"{name}.yaml", *words, "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("compare", "--config", CONFIGS / f"{name}.yaml", *words, "--json", cwd=folder)
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 

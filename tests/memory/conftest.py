@@ -12,7 +12,7 @@ import pytest
 from harness.record import Record
 from harness.record.store import read_runs
 from tests import kept
-from tests.harness.cli.command_line import harness
+from tests.harness.cli.command_line import succeeds
 from tests.made_once import MadeOnce
 from tests.plugins import register
 
@@ -70,8 +70,7 @@ def _compare(folder: Path, backends: str, ranks: int, *settings: str) -> Outcome
     command = ["compare", "--json", "--backends", backends, "--nproc", str(ranks), "--runs", "runs"]
     for setting in (*SETTINGS, *settings):
         command += ["--set", setting]
-    done = harness(*command, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeds(*command, cwd=folder)
     runs, problems = read_runs([folder / "runs"])
     assert problems == []
     return Outcome(folder, json.loads(done.stdout), {record.backend.label: record for _, record in runs})

@@ -19,7 +19,7 @@ from harness.record import Record
 from harness.record.run import DIGEST_KIND
 from harness.record.store import Store
 from harness.run_directory.request import find_checkpoint
-from tests.harness.cli.command_line import harness, refused
+from tests.harness.cli.command_line import harness, refused, succeeds
 from tests.resume.engines import BACKENDS
 
 pytestmark = pytest.mark.long(seconds=12)
@@ -49,8 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def saved(folder: Path) -> Record:
     """Of FSDP1 on 4 ranks, which trained on to the end."""
-    done = harness("run", "--backend", "fsdp1", "--nproc", "4", *settings(*KEEP), cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeeds("run", "--backend", "fsdp1", "--nproc", "4", *settings(*KEEP), cwd=folder)
     (record,) = Store(folder / "runs").records()[0]
     return record
 
@@ -59,8 +58,7 @@ def saved(folder: Path) -> Record:
 def records(request: pytest.FixtureRequest, folder: Path, saved: Record) -> dict[str, Record]:
     backends = ",".join(request.param)
     command = ["compare", "--backends", backends, "--nproc", "2", "--resume-from", saved.run_id]
-    done = harness(*command, *settings(), cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeeds(*command, *settings(), cwd=folder)
     found = Store(folder / "runs").records()[0]
     return {record.backend.label: record for record in found if record.run_id != saved.run_id}
 
@@ -186,8 +184,7 @@ def test_damaged_moments_are_noticed(damage, words, folder: Path, saved: Record,
 def native(folder: Path) -> Path:
     """The native checkpoint of a run of DDP on one rank."""
     keep = settings("measure.checkpoint=native", "measure.keep_checkpoint=true")
-    done = harness("run", "--backend", "ddp", "--nproc", "1", *keep, "--runs", "native", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeeds("run", "--backend", "ddp", "--nproc", "1", *keep, "--runs", "native", cwd=folder)
     (record,) = Store(folder / "native").records()[0]
     return folder / "native" / record.run_id / "checkpoint"
 
@@ -213,8 +210,7 @@ def test_native_checkpoints_have_a_checksum_of_moments(damaged, words, native: P
 def test_a_job_in_epochs_that_has_no_step_left_is_refused(tmp_path: Path) -> None:
     """How many steps an epoch has is known to the ranks only."""
     one = settings("training.steps=null", "training.epochs=0.1", "measure.warmup_steps=0")
-    done = harness("run", "--backend", "ddp", "--nproc", "1", *one, *settings(*KEEP)[-4:], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeeds("run", "--backend", "ddp", "--nproc", "1", *one, *settings(*KEEP)[-4:], cwd=tmp_path)
     (run,) = Store(tmp_path / "runs").records()[0]
     again = ["--backend", "ddp", "--nproc", "1", *one, "--resume-from", run.run_id]
     done = harness("run", *again, cwd=tmp_path)

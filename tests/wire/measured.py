@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.backends.base import World
 from tests.forkserver import on_ranks
-from tests.harness.cli.command_line import harness
+from tests.harness.cli.command_line import succeeds
 from tests.wire.namespace import Traffic, payload_of_calls, traffic
 
 PAYLOAD_BYTES = 4 * 2**20
@@ -110,8 +110,7 @@ def moved_by(folder: Path, backend: str, ranks: int, probed: int) -> Traffic:
         command += ["--set", setting]
     folder.mkdir()
     before = traffic()
-    done = harness(*command, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeeds(*command, cwd=folder)
     return traffic() - before
 
 

@@ -32,7 +32,7 @@ from tests.patience import SECONDS
 from tests.records import make_effective, make_record, make_steps
 from tests.representatives import COSTLY, EXHAUSTIVE, first
 
-from .command_line import HARNESS, environment, harness, harness_process
+from .command_line import HARNESS, environment, harness, harness_process, succeeds
 
 
 def test_reader_that_left_ends_nothing(tmp_path: Path) -> None:
@@ -267,8 +267,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )  # fmt: skip
 def test_every_line_fits(words: list[str], folder: Path) -> None:
     with patch.object(output, "_at_terminal", return_value=True):
-        done = harness(*words, cwd=folder)
-    assert done.returncode == 0, done.stderr
+        done = succeeds(*words, cwd=folder)
     lines = [line.split("\r")[-1] for line in (done.stdout + done.stderr).splitlines()]
     assert [line for line in lines if len(line) > WIDTH and not is_to_copy(line)] == []
 

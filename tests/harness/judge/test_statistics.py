@@ -28,9 +28,7 @@ from harness.judge.statistics import (
     chance,
     frontier,
     median_interval,
-    mser,
     percentile_95,
-    running_median,
     runs_to_judge,
     sign_flip_chances,
     steady_from,
@@ -269,15 +267,6 @@ def test_a_disturbance_is_no_warmup(seed: int, places: list[int]) -> None:
 def test_steps_that_keep_changing_and_too_few_have_no_steady_state() -> None:
     assert begins([3.0 - 0.1 * n for n in range(20)]) is None
     assert begins([1.0] * 7) is None
-
-
-def test_mser_minimises_the_squared_standard_error_of_the_rest() -> None:
-    values = [9.0, 5.0, 1.0, 1.1, 0.9, 1.0, 1.0, 1.1]
-    assert mser(values) == 2
-
-
-def test_running_median_keeps_the_first_value() -> None:
-    assert running_median([9.0, 1.0, 1.0, 8.0, 1.0, 1.0, 7.0]) == [9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 
 def test_instrumented_steps_are_left_out() -> None:

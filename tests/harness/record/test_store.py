@@ -29,7 +29,7 @@ from harness.record.store import (
 )
 from harness.slurm.matrix import read_matrix
 from harness.tell.report import details_document
-from tests.harness.cli.command_line import harness, refused
+from tests.harness.cli.command_line import refused, succeeds
 from tests.harness.slurm.test_submission import a_matrix
 from tests.records import make_model, make_record, saved
 
@@ -286,13 +286,12 @@ def test_a_record_of_which_no_setting_was_seen_is_read_as_it_was_written(tmp_pat
     }
 
 
-@pytest.mark.parametrize("name", ["md", "html", "csv", "json", "tex"])
+@pytest.mark.parametrize("name", ["md", "html", "csv", "json"])
 def test_every_command_shows_a_record_of_which_no_setting_was_seen(tmp_path: Path, name: str) -> None:
     run = written(tmp_path / "runs" / "one", observed(seen_job({}))).parent
     report = tmp_path / f"report.{name}"
     for words in ("list", f"show {run}", f"report runs -o {report}", f"verify {report}"):
-        done = harness(*words.split(), cwd=tmp_path)
-        assert done.returncode == 0, (words, done.stderr)
+        succeeds(*words.split(), cwd=tmp_path)
 
 
 def test_each_section_reads_a_record_in_which_one_setting_was_not_seen() -> None:

@@ -10,7 +10,7 @@ from harness.record import Record
 from harness.record.store import read_record, write_record
 from harness.run_directory.assemble import Outcome, assemble
 from harness.run_directory.request import RunRequest, rank_file
-from tests.harness.cli.command_line import harness
+from tests.harness.cli.command_line import harness, succeeds
 
 pytestmark = [pytest.mark.long(seconds=10), pytest.mark.costly]
 
@@ -30,8 +30,7 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunRequest]:
     """Events of 64 ranks x 1,000 steps, from those of a small real run."""
     folder = tmp_path_factory.mktemp("long")
     settings = [argument for setting in SMALL for argument in ("--set", setting)]
-    done = harness("run", "--backend", "ddp", "--nproc", "2", *settings, "--runs", "runs", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    succeeds("run", "--backend", "ddp", "--nproc", "2", *settings, "--runs", "runs", cwd=folder)
     (source,) = (folder / "runs").iterdir()
     target = folder / "scaled"
     target.mkdir()

@@ -26,7 +26,7 @@ from harness.slurm.matrix import (
     with_options,
     write_matrix,
 )
-from tests.harness.cli.command_line import harness
+from tests.harness.cli.command_line import harness, succeeds
 from tests.patience import SECONDS
 
 SITE = Site(name="test")
@@ -112,8 +112,7 @@ def test_turns_are_refused_since_a_job_runs_one_cell(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "compare.turns is 3, but each job of Slurm runs one cell alone" in done.stderr
     assert not (tmp_path / "jobs").exists()
-    done = harness(*words, "--set", "compare.turns=3", "--set", "compare.turns=null", cwd=tmp_path)
-    assert done.returncode == 0
+    done = succeeds(*words, "--set", "compare.turns=3", "--set", "compare.turns=null", cwd=tmp_path)
 
 
 def calls_of_rendering(folder: Path, repeats: int) -> int:
@@ -521,8 +520,7 @@ def test_a_partition_an_account_and_a_qos_are_written_in_place_of_the_site_s(tmp
     site = tmp_path / "site.yaml"
     site.write_text("name: here\npartition: batch\nqos: normal\n")
     asked = ["slurm", "render", "--site", "site.yaml", "--backends", "ddp", "--nproc", "2", "--runs", "runs"]
-    done = harness(*asked, "--partition", "debug", "--account", "k 1", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeds(*asked, "--partition", "debug", "--account", "k 1", cwd=tmp_path)
     scripts = [path.read_text().splitlines() for path in (tmp_path / "jobs").glob("*.sbatch")]
     assert scripts
     for script in scripts:

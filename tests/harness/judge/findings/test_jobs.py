@@ -23,7 +23,7 @@ from harness.record import (
     SplitPart,
     TensorPart,
 )
-from tests.harness.cli.command_line import UNTRACED, harness, records
+from tests.harness.cli.command_line import UNTRACED, records, succeeds
 from tests.records import changed, make_communication, make_ranks, make_record, make_steps, told
 from tests.representatives import first
 
@@ -350,11 +350,10 @@ def with_losses(model: float, job: float, targets: int = 256) -> Record:
 
 @pytest.mark.parametrize("router", first(["true"], ["true", "false"]))
 def test_the_loss_of_a_router_is_named_and_rounding_is_not(tmp_path: Path, router: str) -> None:
-    done = harness(
+    succeeds(
         "run", "--backend", "single", *UNTRACED, "--set", MIXTRAL % router, "--set",
         "data.sequence_length=32", "--set", "training.steps=3", "--runs", "runs", cwd=tmp_path,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     named = told(records(tmp_path / "runs"), "model-adds-loss")
     assert len(named) == (router == "true")
     for finding in named:

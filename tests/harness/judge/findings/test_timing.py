@@ -14,7 +14,7 @@ from harness.judge.findings.finding import Finding, role_of, statements
 from harness.judge.quantities import Run
 from harness.rank.probes.time import read
 from harness.record import DimensionPart, LayoutPart, OverlapPart, PlacementPart, RankPart, Record, TensorPart
-from tests.harness.cli.command_line import SMALL, harness, records
+from tests.harness.cli.command_line import SMALL, records, succeeds
 from tests.plugins import register
 from tests.records import changed, make_model, make_ranks, make_record, make_steps, told
 from tests.timed_records import COUNT, found, phases, processors, ranks, repeats, run, steps
@@ -351,8 +351,7 @@ def test_a_slow_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     register(tmp_path, {"slow-rank": "slow_plugin:SlowRank"})
     monkeypatch.syspath_prepend(tmp_path)
     steps = ["--set", "training.steps=12", "--set", "measure.warmup_steps=1"]
-    done = harness("run", "--backend", "slow-rank", "--nproc", "2", *SMALL, *steps, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeds("run", "--backend", "slow-rank", "--nproc", "2", *SMALL, *steps, cwd=tmp_path)
     (record,) = records(tmp_path / "runs")
     # The other rank waits in the backward pass, so whole steps last as long on both and tell nothing.
     (finding,) = told([record], "slow-rank")
