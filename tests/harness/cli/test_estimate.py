@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from harness.backends.registry import BUILT_IN
 from harness.cli.estimate import estimate, recommend
 from harness.cli.fit import _followed_by
 from harness.cli.output import PREDICTING, PredictionCount
 from harness.plan.calibration import Calibration, CellFit, write_calibration
+from tests.representatives import EXHAUSTIVE
 
 from .command_line import SMALL, harness, records, succeeds
 
@@ -164,13 +166,14 @@ def test_lists_of_models_and_hardware() -> None:
 
 
 @pytest.mark.costly
-def test_405_billion_on_4096_gpus_needs_no_torch_and_little_memory() -> None:
+@pytest.mark.parametrize("asked", [("ddp", "zero3", "fsdp"), pytest.param((), marks=EXHAUSTIVE)], ids=len)
+def test_405_billion_on_4096_gpus_needs_no_torch_and_little_memory(asked: tuple[str, ...]) -> None:
     """Closed forms alone; `benchmarks/estimate.py` measures the time."""
     script = (
         "import sys\nfrom pathlib import Path\n"
         "sys.argv = ['harness', 'estimate', '--model', 'llama-3.1-405b', '--world-size', '4096', '--json',"
         " '--gpu', 'H100-80', '--fabric', 'NDR400', '--set', 'training.precision=bf16-mixed',"
-        " '--set', 'training.micro_batch_size=1', '--backends', 'ddp,zero3,fsdp,fsdp-tp,fsdp-cp']\n"
+        f" '--set', 'training.micro_batch_size=1', *{['--backends', ','.join(asked)] if asked else []}]\n"
         "from harness.cli import main\n"
         "try:\n    main()\n"
         "finally:\n"
@@ -181,11 +184,9 @@ def test_405_billion_on_4096_gpus_needs_no_torch_and_little_memory() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     rows = json.loads(done.stdout)["rows"]
-    # Of those whose gradients do not fit, how they do.
-    assert {row["backend"] for row in rows} == {
-        "ddp", "zero3", "fsdp", "fsdp-tp", "fsdp-cp", "fsdp-cp:sync_each_batch=True",
-        "fsdp-tp:sync_each_batch=True",
-    }  # fmt: skip
+    # All but `single`, and of those whose gradients do not fit how they do.
+    every = {*BUILT_IN, "fsdp-cp:sync_each_batch=True", "fsdp-tp:sync_each_batch=True"} - {"single"}
+    assert {row["backend"] for row in rows} == (set(asked) or every)
     assert all(row["weights_bytes"] or row["unsupported"] for row in rows)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("[] ")
