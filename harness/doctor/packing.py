@@ -53,6 +53,8 @@ from harness.traces.strategy import likeness_of
 _FOLDERS = re.compile(r"""(?:(?<=-[IL])|(?<=\\[nt])|(?<![\w./<~-]))~?/(?:[^\s/"'<>|:;,()\[\]{}\\]+/)+""")
 _UUIDS = re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b")
 """Of GPUs: what stands in their place tells them apart, and not which they are."""
+_KERNEL = re.compile(r"(?<=Linux-)(\d+(?:\.\d+)+)\S*?(?=-(?:x86_64|aarch64))")
+"""Of the machine: what follows its version, sites choose."""
 _COMMON = frozenset(
     (
         "admin", "cluster", "compute", "cpu", "cuda", "default", "docker", "gpu", "host", "job", "local",
@@ -89,6 +91,7 @@ def nameless_document(value: Any) -> Any:
 def _nameless(text: str) -> str:
     for folder in _own_folders():
         text = text.replace(folder, "")
+    text = _KERNEL.sub(r"\1", text)
     text = _UUIDS.sub(lambda found: sha256(found[0].encode()).hexdigest()[:8], _FOLDERS.sub("", text))
     hosts, users = _own_names()
     if hosts is not None:

@@ -305,6 +305,8 @@ def completed(comparison: Comparison) -> str:
 
 def least_memory(scope: ComparisonScope) -> str:
     """Who holds least, relative to DDP: of CPU ranks model states first, as their peaks do not carry over."""
+    if scope.is_alone:
+        return phrase("fastest_apart")
     parts = [_least(scope, memory_to_state(scope), "states " if scope.on_cpu else "peak ")]
     parts += [_least(scope, peak, "lowest peak ")] if scope.on_cpu else []
     return "; ".join(filter(None, parts)) or phrase("not_measured")

@@ -15,6 +15,7 @@ PUBLISHED = {
     "a100-16ranks-rank0": (210_998, 187_870, 1.36, 47_624, 793_037, 1_231_461),
     "128ranks-rank0": (210_320, 396_199, 14.95, 1_325, 675_191, 1_222_847),
     "128ranks-rank1": (271_973, 379_053, 19.93, 16_504, 651_136, 1_231_186),
+    "h200-single": (4_362, 0, 0, 563, 126_106, 131_030),  # our own, by `unions.divided`
     "a100-8ranks": (281_336, 163_535, 46.24, 54_638, 76_007, 464_594),
 }
 """Microseconds over all events of the device: compute, communication, overlap in %, copies, idle, span."""
