@@ -351,8 +351,8 @@ def clipped_otherwise(row: JudgedRun) -> Iterator[Finding]:
     apart = norms_by_rank(record)
     if apart and seen.base is not None and seen.synchronised_at is None:
         if seen.base.startswith("fsdp") or record.backend.claim is not None:
-            values = {"step": apart[0], "norms": apart[1], "limit": limit}
-            yield found("clipped-otherwise", row.cell, values, "apart", shards=seen.base.startswith("fsdp"))
+            told = {"step": apart[0], "norms": apart[1], "limit": limit}
+            yield found("clipped-otherwise", row.cell, told, "apart", shards=seen.base.startswith("fsdp"))
         return
     pairs = norms_of_update(record)
     values = {"limit": limit, "norm": pairs[0][1], "applied": pairs[0][2]} if pairs else {}
