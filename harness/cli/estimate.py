@@ -44,7 +44,6 @@ def question_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @options.backends_option
 @options.machine_options(default="8")
 @click.option("--save-calibration", type=options.PATH, metavar="FILE")
-@click.option("--plot", type=options.PATH)
 @click.option("--all", "whole", is_flag=True)
 @click.option("--details", is_flag=True)
 @click.option("--list", "listed", type=click.Choice(["models", "hardware"]))
@@ -53,7 +52,6 @@ def question_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def estimate(
     backends: str | None,
     machine: options.Machine,
-    plot: Path | None,
     whole: bool,
     details: bool,
     listed: str | None,
@@ -65,10 +63,6 @@ def estimate(
     Sizes come from the model's configuration: no weights and no network are needed. Where the job names no
     batch, the answer is that of `harness recommend`.
     """
-    if plot is not None:
-        from harness.tell.pictures.drawing import plot_format
-
-        plot_format(plot)  # refuses a format before anything is computed
     if listed is not None:
         from harness.plan.models import catalogue_lines
 
@@ -77,15 +71,12 @@ def estimate(
     found = answers_of(
         machine, **asked, backends=options.split_backends(backends) if backends is not None else []
     )
-    from harness.plan.document import document, write_picture
+    from harness.plan.document import document
     from harness.plan.text import answer_lines
 
     echo("\n".join(answer_lines(found, details=details, whole=whole)), err=as_json)
     if as_json:
         echo(json.dumps(document(found), indent=1))
-    if plot is not None:
-        write_picture([row for answer in found for row in answer.rows], [one.question for one in found], plot)
-        echo(f"picture: {plot}", err=True)
     return 0
 
 

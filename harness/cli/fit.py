@@ -32,7 +32,6 @@ from harness.run_directory.request import RunRequest
 @click.option("--nproc", type=click.IntRange(1))
 @click.option("--limit", "--gpu", "limit")
 @click.option("--hardware", type=options.PATH, metavar="FILE")
-@click.option("--sequence", is_flag=True)
 @click.option("--most-runs", type=click.IntRange(1), default=16, show_default=True)
 @click.option("--fresh", is_flag=True)
 @options.set_option
@@ -47,7 +46,6 @@ def fit(
     nproc: int | None,
     limit: str | None,
     hardware: Path | None,
-    sequence: bool,
     most_runs: int,
     fresh: bool,
     assignments: tuple[str, ...],
@@ -77,7 +75,6 @@ def fit(
     sizes = fitting.micro_batches(experiment, registry.mesh_of(label, world_size).data_size, parts=parts)
     store = Store(runs)
     store.prepare()
-    asked = experiment.training.micro_batch_size
     given_words = {"--config": config, "--model": model, "--limit": limit, "--hardware": hardware}
     words = option_words(given_words) + [word for text in job.assignments for word in ("--set", text)]
     with counting("prediction", "checking the job and its model") as count:
@@ -86,19 +83,15 @@ def fit(
             launcher=LocalLauncher(device, modules_to_preload(experiment, [label])), store=store,
             command=options.command_line(), most_runs=most_runs, fresh=fresh, **_followed_by(count),
         )  # fmt: skip
-        found = [fitting.find(runner, sizes, asked)]
-        if sequence:
-            length = experiment.data.sequence_length
-            lengths = fitting.sequences(runner.model.config.get("max_position_embeddings"), length)
-            found.append(fitting.find(runner, lengths, length, asked or sizes.sizes[0]))
+        found = fitting.find(runner, sizes, experiment.training.micro_batch_size)
         count.doing = PREDICTING
-        instead = [] if all(search.largest for search in found) else runner.alternatives()
+        instead = [] if found.largest else runner.alternatives()
 
     def command(one: Alternative) -> str:
         place = ["--backend", one.label, "--nproc", str(one.world_size)]
         return shlex.join(["harness", "fit", *place, *words, *set_words(one.settings)])
 
-    lines = [line for search in found for line in fitting.answer_lines(search, memory)]
+    lines = fitting.answer_lines(found, memory)
     if instead:
         lines += ["", *alternative_lines(instead, command)]
     error, trust = fitting.error_line(runner.trials), runner.trust()
@@ -112,7 +105,7 @@ def fit(
             "world_size": runner.world_size,
             "limit_bytes": memory.limit_bytes,
             "limit": memory.origin,
-            **{search.what.replace("-", "_"): search.as_json() for search in found},
+            "micro_batch": found.as_json(),
             "alternatives": [{**one.as_json(), "command": command(one)} for one in instead],
             "trust": trust.as_json() if trust else None,
             "remarks": list(job.remarks),

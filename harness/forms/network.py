@@ -1,11 +1,10 @@
-"""What crosses links: transports, nodes, hosts of offloaded states, and what a step can hide."""
+"""What crosses links: transports, nodes and hosts of offloaded states."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.backends.strategy import StrategyKind
 from harness.forms import zero3
 from harness.forms.fsdp import fsdp1, fsdp2
 from harness.forms.single import ADAM_MOMENTS
@@ -72,38 +71,6 @@ def node_traffic(
     if hosts[neighbour] == hosts[rank]:
         return NodeTraffic(inside=sent)
     return NodeTraffic(between=sent)
-
-
-def time_ratio(sent_bytes: float, parameters: int, tokens: int, peak_flops: float, bandwidth: float) -> float:
-    """Communication over computing, both at their peaks: (bytes / B) / (6 P T / F).
-
-    sent_bytes: what a rank sends per step; tokens: of a rank and step. For DDP with 2-byte gradients and a
-    ring it is 2 (DP - 1) F / (3 DP B T): P cancels.
-    """
-    return sent_bytes / bandwidth * peak_flops / (6 * parameters * tokens)
-
-
-def guide_ratio(
-    strategy: StrategyKind,
-    *,
-    ranks: int,
-    parameters: int,
-    sequence_length: int,
-    micro_batch_size: int,
-    accumulation_steps: int,
-    peak_flops: float,
-    bandwidth: float,
-) -> float:
-    """What the guide prints for a strategy; T counts all micro-steps of a rank, since DDP reduces once.
-
-    DDP and ZeRO-1: (DP - 1) P F / (2 B T DP); ZeRO-2: half of that; ZeRO-3, FSDP: (DP - 1) F / (2 seq mbs B).
-    For hybrid sharding `ranks` are those of a shard group. One rank communicates nothing: 0.
-    """
-    if strategy.facts.reshards or strategy.stage == 3:
-        return (ranks - 1) * peak_flops / (2 * sequence_length * micro_batch_size * bandwidth)
-    tokens = sequence_length * micro_batch_size * accumulation_steps
-    replicated = (ranks - 1) * parameters * peak_flops / (2 * bandwidth * tokens * ranks)
-    return replicated / 2 if strategy.stage == 2 else replicated
 
 
 def host_elements(workload: Workload, expected: ModelStates) -> float:

@@ -272,22 +272,6 @@ def each_reduced(scenario: Scenario) -> Scenario | None:
     return replace(scenario, label=label, options={**scenario.options, search.OPTION: True})
 
 
-def reduced_each_time(scenario: Scenario, by: Predictors) -> str | None:
-    """What a step of these micro-batches takes if each of them reduces its gradients; None: it does, or does
-    not fit either, or cannot be predicted."""
-    each = each_reduced(scenario)
-    if each is None or scenario.device is None:
-        return None
-    found = predict(each, by)
-    if found.memory is None or not found.is_roomy:
-        return None
-    return (
-        f"gradients add up unsharded between micro-steps; {each.label} reduces them in each "
-        f"({search.HOW[scenario.strategy.family]}): {search.figures(found)}, and they are sent "
-        f"{scenario.accumulation_steps:,} times"
-    )
-
-
 def _changes_of(scenario: Scenario) -> dict[str, Mapping[str, Any]]:
     """Changes of what is trained or kept, the smaller first."""
     adapter = scenario.job.adapter
@@ -427,7 +411,11 @@ class _Trial:
         found: list[Alternative] = []
         times = 2
         while times <= MOST_TIMES and not any(one.is_roomy for one in found):
-            larger = [_on(base, base.world_size * times, self.keeps_batch) for base in scenarios]
+            larger = [
+                _on(base, base.world_size * times, self.keeps_batch)
+                for base in scenarios
+                if not self.keeps_batch or base.samples >= times
+            ]
             most = self.best(MORE_GPUS, helps[-1], {}, larger)
             found = [most] if most else []
             if most and most.is_roomy:

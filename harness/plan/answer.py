@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import ceil
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,7 +21,6 @@ from harness.plan.alternatives import (
     CHUNKED,
     CHUNKED_SHARE,
     CONTEXT,
-    MORE_GPUS,
     OFFLOAD,
     RELIEFS,
     Alternative,
@@ -31,10 +28,9 @@ from harness.plan.alternatives import (
     bases,
     least_change,
     logits_bytes,
-    reduced_each_time,
 )
 from harness.plan.architectures import mixture_of_experts
-from harness.plan.hardware import Device, joined_by, load_hardware
+from harness.plan.hardware import Device, load_hardware
 from harness.plan.limits import TIGHT_SHARE
 from harness.plan.models import why_uneven
 from harness.plan.prediction import Prediction, Predictors, predict, with_traffic
@@ -42,15 +38,12 @@ from harness.plan.question import BATCH, Question
 from harness.plan.scenario import Scenario, why_not_planned, with_settings
 from harness.plan.search import (
     CLOSE_SHARE,
-    IN_WORDS,
     TIE,
     USUAL,
     Found,
-    best_split,
     distinct_backends,
     in_order,
     pointless,
-    rate,
     reducing_each,
     scenario_of,
     search,
@@ -60,20 +53,10 @@ from harness.plan.search import (
 from harness.plan.trust import Trust, trust_in
 from harness.tell.formats import gigabytes, number
 
-Tool = Literal[
-    "more GPUs", "fewer GPUs", "larger batch", "smaller batch", "tensor", "pipeline", "context", "expert",
-]  # fmt: skip
 Case = Literal[
     "too few samples", "does not fit", "barely fits", "only offload fits", "communication-bound", "slower",
     "mixture of experts",
 ]  # fmt: skip
-MOST_GPUS = 16_384
-MOST_CONTEXT = 64
-PLAIN = ("fsdp", "zero3")
-"""What divides all states, without offload and without ranks that share samples."""
-LEAST_LENGTH = 256
-GUIDE_GPUS = 512
-"""From here on the guide calls pure ZeRO-3 communication-bound."""
 EXPOSED_SHARE = 0.2
 """Of a step: above it communication decides the speed."""
 OF_SAMPLES = ("activations", "data")
@@ -81,26 +64,17 @@ OF_SAMPLES = ("activations", "data")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remedy:
-    """One way out and the figure that sizes it."""
-
-    tool: Tool
-    reason: str
-    degree: int | None = None
-    """GPUs that share one copy, or the number of GPUs; None: it has none."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Why data parallelism alone is the wrong tool, and what would help, the most direct remedy first."""
+    """Why data parallelism alone is the wrong tool."""
 
     case: Case
     figures: str
-    remedies: tuple[Remedy, ...]
+    ways: tuple[Prediction, ...] = ()
+    """Of those in which ranks share samples, the best of each kind."""
 
 
-def advise(question: Question, found: Found, by: Predictors) -> Advice | None:
-    """What else to use; None: data parallelism is the right tool.
+def advise(question: Question, found: Found) -> Advice | None:
+    """Why data parallelism alone is the wrong tool; None: it is the right one.
 
     The steps are those of the Ultra-Scale Playbook (Nouamane Tazi et al., Hugging Face 2025, 'finding the
     best training configuration'): fit the model, reach the global batch, raise throughput. Where the guide
@@ -108,201 +82,56 @@ def advise(question: Question, found: Found, by: Predictors) -> Advice | None:
     hides.
     """
     if question.is_mixture:
-        called = "called for; it puts experts on different GPUs, and no strategy here does"
-        return Advice(
-            case="mixture of experts",
-            figures="activations and speed are not predicted: they depend on which tokens go to which expert",
-            remedies=(Remedy(tool="expert", reason=called),),
+        figures = (
+            "activations and speed depend on which tokens go to which expert; expert parallelism, which is "
+            "called for, no strategy here has"
         )
+        return Advice(case="mixture of experts", figures=figures)
     both = (*found.fitting, *found.too_large)
     shared = [one for one in both if one.planned.mesh.shares_samples]
     fitting = [one for one in found.fitting if one not in shared]
     if question.samples_per_rank == 0:
-        return _too_few_samples(question, shared)
+        samples, length = question.samples_asked, question.sequence_length
+        figures = (
+            f"{question.tokens_asked:,} tokens per step are {samples:,} samples of {length:,} tokens, fewer "
+            f"than {question.gpus:,} GPUs: use {samples:,} GPUs at most, or at least "
+            f"{question.gpus * length:,} tokens per step"
+        )
+        return Advice(case="too few samples", figures=figures, ways=_ways_to_share(shared))
     on_device = [one for one in fitting if one.offload == "none"]
-    if on_device:
-        plain = on_device[0]
-        roomier = [one for one in shared if one.is_roomy]
-        if plain.barely_fits and roomier:
-            free = percent(plain.margin_bytes / plain.there_bytes)
-            figures = f"{plain.label}, the fastest of its kind that fits, leaves {free} of the device free"
-            return Advice(case="barely fits", figures=figures, remedies=tuple(_ways_to_share(roomier)))
-        faster = [one for one in shared if one.fits and _gain(one, plain) > CLOSE_SHARE]
-        if faster:
-            slower = percent(_gain(faster[0], plain))
-            figures = (
-                f"{plain.label}, the fastest of its kind that fits: {slower} slower than {faster[0].label}"
-            )
-            return Advice(case="slower", figures=figures, remedies=tuple(_ways_to_share(faster)))
-        return _communication_bound(question, plain, tried={tool_of(one) for one in shared})
-    too_large = [one for one in found.too_large if one not in shared]
-    smallest = smallest_need([one for one in too_large if one.offload == "none"] or (*too_large, *fitting))
-    return Advice(
-        case="only offload fits" if fitting else "does not fit",
-        figures=_needs(smallest),
-        remedies=tuple(_remedies(question, smallest, by, shared)),
-    )
+    if not on_device:
+        too_large = [one for one in found.too_large if one not in shared]
+        least = smallest_need([one for one in too_large if one.offload == "none"] or (*too_large, *fitting))
+        case: Case = "only offload fits" if fitting else "does not fit"
+        return Advice(case=case, figures=_needs(least), ways=_ways_to_share(shared))
+    plain = on_device[0]
+    first = f"{plain.label}, the fastest of its kind that fits"
+    roomier = [one for one in shared if one.is_roomy]
+    if plain.barely_fits and roomier:
+        free = percent(plain.margin_bytes / plain.there_bytes)
+        figures = f"{first}, leaves {free} of the device free"
+        return Advice(case="barely fits", figures=figures, ways=_ways_to_share(roomier))
+    faster = [one for one in shared if one.fits and _gain(one, plain) > CLOSE_SHARE]
+    if faster:
+        figures = f"{first}: {percent(_gain(faster[0], plain))} slower than {faster[0].label}"
+        return Advice(case="slower", figures=figures, ways=_ways_to_share(faster))
+    return _communication_bound(question, plain)
 
 
-def tool_of(one: Prediction) -> Tool:
-    """How ranks that share samples do so."""
-    if one.planned.strategy.facts.cuts_layers:
-        return "pipeline"
-    return "tensor" if "tensor" in one.planned.options else "context"
-
-
-def _ways_to_share(shared: Sequence[Prediction]) -> Iterator[Remedy]:
+def _ways_to_share(shared: Sequence[Prediction]) -> tuple[Prediction, ...]:
     """The fastest that fits of each way to share samples; `shared`: all such, fastest first."""
-    found: dict[Tool, Prediction] = {}
+    found: dict[str, Prediction] = {}
     for one in shared:
         if one.fits:
-            found.setdefault(tool_of(one), one)
-    for tool, one in found.items():
-        options = one.planned.options
-        degree = next(options[name] for name in ("tensor", "sequence", "stages") if options.get(name))
-        yield Remedy(tool=tool, degree=int(degree), reason=_fits_with(one))
-
-
-def _remedies(
-    question: Question, smallest: Prediction, by: Predictors, shared: Sequence[Prediction]
-) -> Iterator[Remedy]:
-    """Ways to make fit what needs least; each is predicted where a prediction can tell.
-
-    `shared`: of ranks that share samples; what is predicted of them replaces lower bounds.
-    """
-
-    def there(asked: Question, *, timed: bool = False) -> Prediction:
-        return best_split(asked, smallest.label, by, checkpointing=smallest.checkpointing, timed=timed)
-
-    tokens, length = question.gpus * question.sequence_length, question.sequence_length
-    if question.samples_per_rank > 1 and there(replace(question, tokens=tokens)).fits:
-        reason = f"{smallest.label} fits at {tokens:,} tokens: one sample a GPU, no gradients accumulate"
-        yield Remedy(tool="smaller batch", reason=reason)
-    gpus = question.gpus * 2
-    while gpus <= min(MOST_GPUS, question.samples):
-        sold = question.device.gpus_per_node if question.device else question.gpus_per_node
-        larger = replace(
-            question,
-            world_sizes=(gpus,),
-            ranks_per_node=question.gpus_per_node if question.nodes > 1 else min(gpus, sold),
-            fabric=joined_by(question.fabric, question.device, gpus),
-            tokens=question.tokens_per_step,
-        )
-        if (found := there(larger, timed=True)).fits:
-            reason = f"{_fits_with(found)}; each holds less of the states"
-            yield Remedy(tool="more GPUs", degree=gpus, reason=reason)
-            break
-        gpus *= 2
-    yield from _ways_to_share(shared)
-    if any(one.fits for one in shared):
-        return
-    tried = {tool_of(one) for one in shared}
-    degrees = (2**n for n in range(1, MOST_CONTEXT.bit_length()) if length // 2**n >= 2)
-    context = next((n for n in degrees if there(_shorter(question, length // n)).fits), None)
-    if context is not None and ("context" not in tried or context > question.gpus_per_node):
-        reason = (
-            f"each GPU then holds activations of {length // context:,} tokens of a sample: "
-            f"fsdp-cp:sequence={context} or ulysses-zero3:sequence={context}"
-        )
-        yield Remedy(tool="context", degree=context, reason=reason)
-    yield from (one for one in _model_parallel(question, smallest) if one.tool not in tried)
-
-
-def _shorter(question: Question, length: int, tokens: int | None = None) -> Question:
-    """The same in samples of so many tokens: as many samples a step, or so many tokens."""
-    tokens = tokens or question.samples_asked * length
-    return replace(question.of("data", sequence_length=length), tokens=tokens)
-
-
-def next_power_of_two(value: float) -> int:
-    """The smallest power of two that is not below `value`."""
-    power = 1
-    while power < value:
-        power *= 2
-    return power
-
-
-def _fits_with(one: Prediction) -> str:
-    """'zero3 fits at micro-batch 1: 30.1 GB, 2,100 tokens/s per GPU', or 'barely fits'."""
-    speed = f", {rate(one.tokens_per_second_per_gpu)} tokens/s per GPU" if one.speed else ""
-    said, batch = one.verdict.said if one.verdict else "fits", one.planned.micro_batch_size
-    needed = gigabytes(one.needed_bytes)
-    return f"{one.label} {IN_WORDS.get(said, said)} at micro-batch {batch}: {needed} GB{speed}"
-
-
-def _model_parallel(question: Question, smallest: Prediction) -> Iterator[Remedy]:
-    """Tensor parallelism within a node divides all of it; pipeline stages what is then still too large."""
-    memory = smallest.most_memory
-    if question.gpus == 1 or memory is None:
-        return
-    overhead = memory.device_bytes - memory.peak_bytes
-    degree = next_power_of_two(memory.peak_bytes / (smallest.there_bytes - overhead))
-    inside = min(degree, next_power_of_two(question.gpus_per_node / 2 + 0.5))
-    left = gigabytes(memory.peak_bytes / inside)
-    reason = f"divides weights, gathered layers and activations within a node: {left} GB a GPU"
-    yield Remedy(tool="tensor", degree=inside, reason=reason)
-    if degree > inside:
-        reason = "stages divide what tensor parallelism leaves too large"
-        yield Remedy(tool="pipeline", degree=ceil(degree / inside), reason=reason)
-
-
-def fewer_tokens(question: Question, by: Predictors) -> Iterator[str]:
-    """With how few tokens a plain strategy fits: of a step, or else of a sample, by halving."""
-    gpus, length = question.gpus, question.sequence_length
-    step = gpus * length
-    asked = [(f"--tokens-per-step {step}", "one sample a GPU", replace(question, tokens=step))]
-    while length // 2 >= LEAST_LENGTH:
-        length //= 2
-        option, few = f"--set data.sequence_length={length}", gpus * length
-        asked.append((option, "shorter samples", _shorter(question, length, question.tokens_asked)))
-        both = f"{option} --tokens-per-step {few}"
-        asked.append((both, "shorter samples, one a GPU", _shorter(question, length, few)))
-    for label in PLAIN:
-        for words, what, smaller in asked:
-            if smaller.tokens_per_step > question.tokens_per_step:
-                continue  # shared samples are fewer than the GPUs
-            with suppress(HarnessError):
-                found = best_split(smaller, label, by, checkpointing=question.checkpointing[-1])
-                if found.is_roomy:
-                    yield f"{words}: {what}: {_fits_with(found)}"
-                    return
-
-
-def guide_line(question: Question, fitting: Sequence[Prediction]) -> str | None:
-    """The guide's overlap ratio for full sharding over all ranks; None: it is not predicted."""
-    full = (one for one in fitting if one.planned.strategy.sharding == "full-shard" and one.speed is not None)
-    one = next((one for one in full if not one.planned.mesh.shares_samples), None)
-    if one is None or one.speed is None or one.speed.peak_ratio is None:
-        return None
-    speed = one.speed
-    where = "beyond" if question.gpus > GUIDE_GPUS else "up to"
-    return (
-        f"full sharding over {question.gpus:,} GPUs ({where} the guide's {GUIDE_GPUS}), {one.label}: "
-        f"communication over computing at peak rates {number(speed.peak_ratio)} (above 1 some is exposed "
-        f"whatever overlaps), {percent(speed.exposed_seconds / speed.step_seconds)} of the step exposed; "
-        f"the guide's own ratio {number(speed.guide_ratio)}"
-    )
+            cuts = one.planned.strategy.facts.cuts_layers
+            found.setdefault("stages" if cuts else "tensor" if "tensor" in one.planned.options else "", one)
+    return tuple(found.values())
 
 
 def _gain(shared: Prediction, plain: Prediction) -> float:
     """By what share of its own rate one is faster than a data-parallel one."""
     own = shared.tokens_per_second_per_gpu
     return 1 - plain.tokens_per_second_per_gpu / own if own and plain.speed else 0.0
-
-
-def _too_few_samples(question: Question, shared: Sequence[Prediction]) -> Advice:
-    samples, length = question.samples_asked, question.sequence_length
-    least = f"at least {question.gpus * length:,} tokens per step"
-    return Advice(
-        case="too few samples",
-        figures=f"{question.tokens_asked:,} tokens per step are {samples:,} samples of {length:,} tokens, "
-        f"fewer than {question.gpus:,} GPUs",
-        remedies=(
-            *_ways_to_share(shared),
-            Remedy(tool="fewer GPUs", degree=samples, reason="data parallelism can use no more"),
-            Remedy(tool="larger batch", reason=least),
-        ),
-    )
 
 
 def memory_groups(one: Prediction) -> dict[str, int]:
@@ -328,42 +157,24 @@ def _needs(smallest: Prediction) -> str:
     )
 
 
-def _communication_bound(question: Question, best: Prediction, tried: Collection[Tool]) -> Advice | None:
-    """The best on the device still waits for communication: more tokens between collectives would help, by a
-    larger batch or by fewer data-parallel ranks."""
+def _communication_bound(question: Question, best: Prediction) -> Advice | None:
+    """The best on the device still waits for communication: more tokens between collectives would help."""
     speed = best.speed
     if speed is None or question.gpus == 1 or speed.exposed_seconds <= EXPOSED_SHARE * speed.step_seconds:
         return None
     ratio = speed.communication_seconds / speed.computing_seconds
-    each_micro_step, per_node = best.planned.strategy.stage >= 2, question.gpus_per_node
+    each_micro_step = best.planned.strategy.stage >= 2
     tokens = best.planned.micro_batch_size * question.sequence_length
     tokens *= 1 if each_micro_step else best.planned.accumulation_steps
     per = "micro-step" if each_micro_step else "step"
-    found: list[Remedy] = []
-    if ratio > 1:
-        reason = (
-            f"computing lasts as long as communication at {round(tokens * ratio):,} tokens a GPU and {per}, "
-            f"not {tokens:,}"
-        )
-        found.append(Remedy(tool="larger batch", reason=reason))
-    degree = min(next_power_of_two(max(ratio, 2.0)), per_node)
-    if degree > 1:
-        reason = (
-            f"{question.gpus // degree:,} data-parallel ranks with {degree} x the tokens each: gradients and "
-            f"weights cross the slow links {degree} x less per token"
-        )
-        found.append(Remedy(tool="tensor", degree=degree, reason=reason))
-    if ratio > per_node and question.nodes > 1:
-        stages = min(next_power_of_two(ratio / per_node), question.nodes)
-        reason = "stages on different nodes send activations between them instead of weights"
-        found.append(Remedy(tool="pipeline", degree=stages, reason=reason))
+    enough = f"; as long at {round(tokens * ratio):,} tokens a GPU and {per}, not {tokens:,}"
     exposed = percent(speed.exposed_seconds / speed.step_seconds)
-    return Advice(
-        case="communication-bound",
-        figures=f"{exposed} of the step of {best.label} is exposed communication: it communicates "
-        f"{number(speed.communication_seconds)} s and computes {number(speed.computing_seconds)} s",
-        remedies=tuple(one for one in found if one.tool not in tried),
+    figures = (
+        f"{exposed} of the step of {best.label} is exposed communication: it communicates "
+        f"{number(speed.communication_seconds)} s and computes {number(speed.computing_seconds)} s"
+        f"{enough if ratio > 1 else ''}"
     )
+    return Advice(case="communication-bound", figures=figures)
 
 
 SITE = "site.yaml"
@@ -512,14 +323,11 @@ class Answer:
     instead: tuple[Alternative, ...] = ()
     """What people do where nothing fits, or only with offload."""
     advice: Advice | None = None
-    guide: str | None = None
     other_preset: Preset | None = None
     other_best: Prediction | None = None
     """What would be recommended if that preset planned."""
     chunked: Prediction | None = None
     """What would be recommended of the usual strategies with a chunked loss, if that gains speed or room."""
-    fewer_tokens: tuple[str, ...] = ()
-    """How few let full sharding fit, where it does not."""
 
     @property
     def best(self) -> tuple[Prediction, ...]:
@@ -608,19 +416,16 @@ def _searched(question: Question, typed: Typed, by: Predictors) -> Answer:
     (other,) = (preset for preset in get_args(Preset) if preset != question.preset)
     answer = Answer(
         question=question, typed=typed, rows=rows, found=found, other_preset=other,
-        advice=advise(question, found, by), instead=_instead(question, found, by),
+        advice=advise(question, found), instead=_instead(question, found, by),
     )  # fmt: skip
     if question.is_mixture:
         return answer
     best = answer.best
-    is_plain = best and best[0].offload == "none" and not best[0].planned.mesh.shares_samples
     others = search(question.of("runtime", preset=other), by, found.choices)
     return replace(
         answer,
-        guide=guide_line(question, found.fitting),
         other_best=next(iter(others.best()), None),
         chunked=_chunked(question, best, by),
-        fewer_tokens=() if is_plain else tuple(fewer_tokens(question, by)),
     )
 
 
@@ -659,12 +464,10 @@ def _instead(question: Question, found: Found, by: Predictors) -> tuple[Alternat
     asked = {"training.activation_checkpointing": first}
     on_device = [one.planned for one in every if one.offload == "none"]
     usable = on_device or [one.planned for one in found.too_large]
-    tried, without = [with_settings(one, asked) or one for one in usable], [OFFLOAD, CONTEXT]
-    if question.gpus == 1:  # no strategy that shards was tried, from which advice tells on how many it fits
+    tried = [with_settings(one, asked) or one for one in usable]
+    if question.gpus == 1:  # no strategy that shards was tried
         tried += [scenario_of(question, label, 1, checkpointing=first) for label in USUAL]
-    else:
-        without.append(MORE_GPUS)
-    return tuple(alternatives(bases(tried), without=without, by=by, keeps_batch=True))
+    return tuple(alternatives(bases(tried), without=(OFFLOAD, CONTEXT), by=by, keeps_batch=True))
 
 
 def ways_out(rows: Sequence[Prediction], by: Predictors | None = None) -> tuple[Alternative, ...]:
@@ -739,17 +542,14 @@ def estimate(question: Question, by: Predictors | None = None) -> list[Predictio
         if each is None:
             found.append(predicted)
             continue
-        found.append(replace(predicted, reduced_each_time=None))
-        found.append(_predicted(_planned(question, each, row.world_size), by))
+        found += predicted, _predicted(_planned(question, each, row.world_size), by)
     return found
 
 
 def _predicted(row: Prediction, by: Predictors) -> Prediction:
     if row.scenario is None:
         return row
-    found = with_traffic(replace(predict(row.scenario, by), named=row.named))
-    decides = found.verdict is not None and not found.is_roomy
-    return replace(found, reduced_each_time=reduced_each_time(row.scenario, by) if decides else None)
+    return with_traffic(replace(predict(row.scenario, by), named=row.named))
 
 
 def leading(rows: Sequence[Prediction]) -> list[Prediction]:

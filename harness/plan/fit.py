@@ -1,4 +1,4 @@
-"""The largest micro-batch and sequence that fit, predicted first and then found by real runs."""
+"""The largest micro-batch that fits, predicted first and then found by real runs."""
 
 from __future__ import annotations
 
@@ -179,9 +179,6 @@ def tied_with(best: Trial, trials: list[Trial]) -> list[Trial]:
 
 
 LARGEST_MICRO_BATCH = 2**16
-SEQUENCE_PARTS = 64
-"""Sequences are tried in steps of the model's context over this number."""
-SMALLEST_SEQUENCE_STEP = 8
 WARMUP_STEPS = 2
 """From the third step on every step does as all later ones (`harness.forms.workload.ORDINARY_STEP`)."""
 PROBED_STEPS = 1
@@ -233,20 +230,10 @@ def micro_batches(experiment: Experiment, world_size: int, *, parts: int = 1) ->
     )
 
 
-def sequences(context: int | None, asked: int) -> Sizes:
-    """Sequence lengths to try, up to the model's context; `asked` is the job's, tried where it is no step."""
-    longest = context or asked * SEQUENCE_PARTS
-    step = max(SMALLEST_SEQUENCE_STEP, longest // SEQUENCE_PARTS)
-    lengths = sorted({*range(step, longest + 1, step), min(asked, longest), longest})
-    bound = f"the model's context has {context} positions" if context else "the model names no context"
-    return Sizes(sizes=lengths, bound=bound, remark="the tokens of a step grow with the sequence")
-
-
 def trial_experiment(
     experiment: Experiment,
     *,
     micro_batch_size: int,
-    sequence_length: int | None = None,
     limit_bytes: int | None = None,
 ) -> Experiment:
     """The job for one trial: few steps, memory probed in one of them, nothing else measured."""
@@ -257,8 +244,6 @@ def trial_experiment(
         "epochs": None,
     }
     document["evaluation"] |= {"every_steps": None, "answer_tokens": None}
-    if sequence_length is not None:
-        document["data"] |= {"sequence_length": sequence_length}
     document["measure"] = {
         "warmup_steps": WARMUP_STEPS,
         "probed_steps": PROBED_STEPS,
@@ -357,10 +342,10 @@ class Runner:
         """The model of the job. Raises JobError if no backend could run it."""
         return planned_model(self._facts, self.experiment.job())
 
-    def peaks(self, micro_batch_size: int, sequence_length: int | None = None) -> Sequence[int]:
+    def peaks(self, micro_batch_size: int) -> Sequence[int]:
         """Predicted peak of the allocator; its least and its most where activations are not predicted;
         nothing where the backend's strategy or these are not known."""
-        cell = self._cell(micro_batch_size, sequence_length)
+        cell = self._cell(micro_batch_size)
         scenario = scenario_of(cell, self.model)
         if scenario is None:
             return []
@@ -402,15 +387,11 @@ class Runner:
         """Of one sample; None: nothing is known of the backend's strategy."""
         return scenario_of(self._cell(1), self.model)
 
-    def run(self, micro_batch_size: int, sequence_length: int | None = None) -> Trial:
+    def run(self, micro_batch_size: int) -> Trial:
         """Try one size, or return the trial of it. Raises OutOfTrials, and HarnessError if a run fails."""
-        wanted = sequence_length or self.experiment.data.sequence_length
-        for trial in self.trials:
-            if (trial.micro_batch_size, trial.sequence_length) == (micro_batch_size, wanted):
-                return trial
         if self._runs >= self.most_runs:
             raise OutOfTrials
-        cell = self._cell(micro_batch_size, sequence_length)
+        cell = self._cell(micro_batch_size)
         known = {} if self.fresh else reusable(self.store.records()[0], cell.key.__eq__)
         if (record := known.get(cell.key)) is None:
             self._runs += 1
@@ -418,39 +399,29 @@ class Runner:
             record = run_cell(cell, self.store, self.launcher, command=self.command, on_event=on_event)
         if record.status not in (*FITTING, "oom"):
             raise HarnessError(
-                f"the trial of micro-batch {micro_batch_size} and sequence {wanted} ended as "
-                f"{record.status}: {reason(record)} (record and logs: {self.store.root / record.run_id})"
+                f"the trial of micro-batch {micro_batch_size} ended as {record.status}: {reason(record)} "
+                f"(record and logs: {self.store.root / record.run_id})"
             )
-        peaks = self.peaks(micro_batch_size, sequence_length)
+        peaks = self.peaks(micro_batch_size)
         trial = trial_of(record, peaks[0] if len(peaks) == 1 else None)
         self.trials.append(trial)
         self.on_trial(trial)
         return trial
 
-    def _cell(self, micro_batch_size: int, sequence_length: int | None = None) -> RunRequest:
+    def _cell(self, micro_batch_size: int) -> RunRequest:
         experiment = trial_experiment(
             self.experiment,
             micro_batch_size=micro_batch_size,
-            sequence_length=sequence_length,
             limit_bytes=self.limit.limit_bytes if self.limit.imposed else None,
         )
         layout = batch_layout(experiment.training, self.world_size)
         return make_cell(experiment, self.label, self.world_size, layout, 0, self.launcher.device)
 
 
-SIZE_OF: Mapping[str, Callable[[Trial], int]] = {
-    "micro-batch": lambda trial: trial.micro_batch_size,
-    "sequence": lambda trial: trial.sequence_length,
-}
-"""What is looked for, and where a trial has it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The outcome of one search."""
+    """The outcome of the search."""
 
-    what: str
-    """'micro-batch' or 'sequence'."""
     sizes: Sizes
     predicted: int | None
     """The largest size that the prediction lets fit; None: not even the smallest, or nothing is predicted."""
@@ -487,20 +458,9 @@ class Found:
         }
 
 
-def find(runner: Runner, sizes: Sizes, asked: int | None, at: int | None = None) -> Found:
-    """Search the micro-batch, or the sequence length at the micro-batch `at`.
-
-    `asked`: the job's own, the first guess where nothing is predicted.
-    """
-    what = "sequence" if at else "micro-batch"
-    size_of = SIZE_OF[what]
-
-    def peaks(size: int) -> Sequence[int]:
-        return runner.peaks(at, size) if at else runner.peaks(size)
-
-    def run(size: int) -> Trial:
-        return runner.run(at, size) if at else runner.run(size)
-
+def find(runner: Runner, sizes: Sizes, asked: int | None) -> Found:
+    """Search the micro-batch. `asked`: the job's own, the first guess where nothing is predicted."""
+    peaks = runner.peaks
     limit, smallest = runner.limit.limit_bytes, sizes.sizes[0]
     known = len(peaks(smallest))
     is_predicted = known == 1
@@ -518,11 +478,12 @@ def find(runner: Runner, sizes: Sizes, asked: int | None, at: int | None = None)
     tried: dict[int, Trial] = {}
 
     def fits(size: int) -> bool:
-        tried[size] = run(size)
+        if size not in tried:
+            tried[size] = runner.run(size)
         return tried[size].fits
 
     def estimate() -> int | None:
-        return _estimate(list(tried.values()), sizes.sizes, limit, size_of, peaks)
+        return _estimate(list(tried.values()), sizes.sizes, limit, peaks)
 
     complete = True
     try:
@@ -536,15 +497,16 @@ def find(runner: Runner, sizes: Sizes, asked: int | None, at: int | None = None)
     ran = list(tried.values())
     best = fastest(ran)
     return Found(
-        what=what,
         sizes=sizes,
         predicted=guess,
         unpredicted=None if is_predicted else runner.why_unpredicted(),
         predicted_between=ends,
-        largest=max((trial for trial in ran if trial.fits), key=size_of, default=None),
+        largest=max(
+            (trial for trial in ran if trial.fits), key=lambda one: one.micro_batch_size, default=None
+        ),
         fastest=best,
         tied=tuple(tied_with(best, ran)) if best else (),
-        too_large=_too_large(ran, size_of),
+        too_large=_too_large(ran),
         complete=complete,
         tried=len(ran),
         timed=sum(trial.tokens_per_second is not None for trial in ran),
@@ -555,12 +517,13 @@ def _estimate(
     tried: Sequence[Trial],
     sizes: Sequence[int],
     limit: int,
-    size_of: Callable[[Trial], int],
     peaks: Callable[[int], Sequence[int]],
 ) -> int | None:
     """Where the limit lies on the line through the two largest measured peaks. With one peak: where the
     prediction scaled to that peak reaches it, or a peak in proportion to the size if runs disprove that."""
-    measured = sorted((size_of(trial), trial.peak_bytes) for trial in tried if trial.peak_bytes is not None)
+    measured = sorted(
+        (trial.micro_batch_size, trial.peak_bytes) for trial in tried if trial.peak_bytes is not None
+    )
     if len(measured) > 1:
         (size, peak), (larger, larger_peak) = measured[-2:]
         slope = (larger_peak - peak) / (larger - size)
@@ -568,7 +531,7 @@ def _estimate(
     if not measured:
         return None
     size, peak = measured[0]
-    predicted, too_large = peaks(size), _too_large(tried, size_of)
+    predicted, too_large = peaks(size), _too_large(tried)
     if len(predicted) == 1 and predicted[0]:
         guess = largest_predicted(sizes, lambda o: (*peaks(o), 0)[0] * peak / predicted[0] <= limit)
         if guess is not None and (too_large is None or guess < too_large):
@@ -576,13 +539,13 @@ def _estimate(
     return size * limit // peak
 
 
-def _too_large(tried: Sequence[Trial], size_of: Callable[[Trial], int]) -> int | None:
+def _too_large(tried: Sequence[Trial]) -> int | None:
     """The smallest size that ran out of memory."""
-    return min((size_of(trial) for trial in tried if not trial.fits), default=None)
+    return min((trial.micro_batch_size for trial in tried if not trial.fits), default=None)
 
 
 HEADERS = (
-    "micro-batch", "accumulation", "sequence", "predicted MB", "measured MB", "error", "status", "tokens/s",
+    "micro-batch", "accumulation", "predicted MB", "measured MB", "error", "status", "tokens/s",
     "retries",
 )  # fmt: skip
 
@@ -610,17 +573,17 @@ def trial_line(trial: Trial) -> str:
     )
     rate = f", {trial.tokens_per_second:,.0f} tokens/s" if trial.tokens_per_second is not None else ""
     return (
-        f"micro-batch {trial.micro_batch_size}, sequence {trial.sequence_length}: {trial.status}, "
+        f"micro-batch {trial.micro_batch_size}: {trial.status}, "
         f"{measured} (predicted {megabytes(trial.predicted_bytes)} MB){rate}"
     )
 
 
 def trial_table(trials: Sequence[Trial]) -> str:
-    """All trials, by sequence and micro-batch."""
-    ordered = sorted(trials, key=lambda trial: (trial.sequence_length, trial.micro_batch_size))
+    """All trials, by micro-batch."""
+    ordered = sorted(trials, key=lambda trial: trial.micro_batch_size)
     rows = [
         [
-            str(trial.micro_batch_size), str(trial.accumulation_steps), str(trial.sequence_length),
+            str(trial.micro_batch_size), str(trial.accumulation_steps),
             megabytes(trial.predicted_bytes), megabytes(trial.peak_bytes),
             NOT_AVAILABLE if (error := trial.prediction_error) is None else f"{error * 100:+.1f} %",
             trial.status,
@@ -647,11 +610,11 @@ def _largest(found: Found, limit: Limit) -> str:
     if found.largest is None:
         smallest = found.sizes.sizes[0]
         return (
-            f"largest {found.what}: none. Even {smallest} runs out of memory with "
+            f"largest micro-batch: none. Even {smallest} runs out of memory with "
             f"{megabytes(limit.limit_bytes)} MB ({limit.origin}): "
             "try training.activation_checkpointing=true, a strategy that shards more, or offload=cpu"
         )
-    size = SIZE_OF[found.what](found.largest)
+    size = found.largest.micro_batch_size
     peak = found.largest.peak_bytes
     used = ""
     if peak is not None:
@@ -659,22 +622,22 @@ def _largest(found: Found, limit: Limit) -> str:
         used = f": peak {megabytes(peak)} MB of {megabytes(limit.limit_bytes)} MB ({share})"
     above = [larger for larger in found.sizes.sizes if larger > size][:1]
     if not found.complete and above and above[0] != found.too_large:
-        text = f"largest {found.what}: at least {size} (ended after {counted(found.tried, 'run')}){used}"
+        text = f"largest micro-batch: at least {size} (ended after {counted(found.tried, 'run')}){used}"
         return text if found.too_large is None else f"{text}; {found.too_large} runs out of memory"
     because, too_large = found.sizes.bound, found.too_large
     if too_large is not None:
         has_gap = too_large - size > 1 and not isinstance(found.sizes.sizes, range)
         because = f"{too_large} runs out of memory{f' ({because})' if has_gap else ''}"
-    return f"largest {found.what}: {size}{used}; {because}"
+    return f"largest micro-batch: {size}{used}; {because}"
 
 
 def _fastest(found: Found, best: Trial) -> str:
     rate = f"{best.tokens_per_second or 0:,.0f} tokens/s"
     text = (
-        f"highest throughput: {found.what} {SIZE_OF[found.what](best)}, {rate} "
+        f"highest throughput: micro-batch {best.micro_batch_size}, {rate} "
         "(one run of each size, not tested against noise)"
     )
-    others = [str(SIZE_OF[found.what](trial)) for trial in found.tied]
+    others = [str(trial.micro_batch_size) for trial in found.tied]
     if others:
         text += f"; timed steps overlap with those of {listed(others)}, so these are not ranked"
     if best.num_alloc_retries:
@@ -683,7 +646,7 @@ def _fastest(found: Found, best: Trial) -> str:
 
 
 def _predicted(found: Found) -> str:
-    largest = SIZE_OF[found.what](found.largest) if found.largest else None
+    largest = found.largest.micro_batch_size if found.largest else None
     if found.predicted_between is not None:
         most, least = (end or "none" for end in found.predicted_between)
         return f"predicted: between {most} and {least}, measured: {largest or 'none'}; {found.unpredicted}"

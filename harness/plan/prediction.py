@@ -389,8 +389,6 @@ class Prediction:
     """Of the allocator's peak; None: the device's memory, of all that is on it."""
     traffic: tuple[TrafficLine, ...] = ()
     traffic_unknown: str | None = None
-    reduced_each_time: str | None = None
-    """What it takes otherwise, where gradients that add up unsharded are what does not fit."""
 
     @property
     def planned(self) -> Scenario:

@@ -14,10 +14,7 @@ from harness.errors import HarnessError
 from harness.forms.layout import COMPUTE, DTYPE_BYTES
 from harness.job.job import Job
 from harness.judge.wording import CellName, name_cells
-from harness.plan.architectures import ARCHITECTURES
 from harness.plan.limits import Answer, MemoryLimits, MemoryVerdict
-from harness.plan.model import LAYER_KEYS
-from harness.plan.models import from_config
 from harness.plan.prediction import MemoryPrediction, Prediction, Predictors, loading_bytes, predict
 from harness.plan.profiles import Trace
 from harness.plan.scenario import (
@@ -27,7 +24,6 @@ from harness.plan.scenario import (
     planned_model,
     scenario_of,
     why_unsupported,
-    with_settings,
 )
 from harness.plan.trust import trust_in
 from harness.record import PredictionPart
@@ -147,7 +143,7 @@ def size(count: float) -> str:
 
 DOES_NOT_FIT: Answer = "does not fit"
 FORCE = "--force starts it anyway"
-OTHER = "compare a smaller model, or where there is more memory"
+OTHER = "compare with training.micro_batch_size=1, a smaller model, or more memory"
 UNKNOWN_STRATEGY = "the strategy of a third party's backend is not known"
 
 
@@ -193,8 +189,6 @@ class CellPredictions:
     candidates: dict[str, PlannedCell] = field(default_factory=dict)
     scenarios: list[Scenario] = field(default_factory=list)
     """Of those whose peak is predicted."""
-    smaller_reference: str | None = None
-    """Settings with which a reference fits that is refused; None: it is not, or none were found."""
 
     def refusal(self, key: str) -> str | None:
         """Why a run is not started; None: it is."""
@@ -234,14 +228,7 @@ class CellPredictions:
             if part.verdict != "fits"
         ]
         if refused is not None:
-            found.append(
-                f"parity cannot be judged: the reference, {refused.named}, cannot fit; "
-                + (
-                    f"it fits in a comparison with {smaller}"
-                    if (smaller := self.smaller_reference)
-                    else OTHER
-                )
-            )
+            found.append(f"parity cannot be judged: the reference, {refused.named}, cannot fit; {OTHER}")
         if self.scenarios:
             found.append("; ".join(trust_in(*self.scenarios, speed=False).lines()))
         unknown = ((name_cells([run.named for run in runs]), why) for why, runs in self.unknown.items())
@@ -296,28 +283,7 @@ def predict_runs(
             found.unknown.setdefault(outcome, []).append(run)
         elif outcome is not None:
             found.parts[run.cell.key] = outcome
-    found.smaller_reference = _smaller_reference(found, limits, by)
     return found
-
-
-def _smaller_reference(found: CellPredictions, limits: MemoryLimits, by: Predictors) -> str | None:
-    refused = {key for key, part in found.parts.items() if part.refused}
-    runs = (run for key, run in found.candidates.items() if key in refused)
-    run = next((run for run in runs if run.cell.backend == REFERENCE), None)
-    reference = next((scenario for scenario in found.scenarios if scenario.label == REFERENCE), None)
-    if run is None or reference is None:
-        return None
-    own = run.held_to(limits)
-
-    def fits(scenario: Scenario) -> bool:
-        memory = predict(scenario, by, timed=False).memory
-        return memory is not None and judged(scenario, memory, own).verdict == "fits"
-
-    ranked = (s.micro_batch_size for s in found.scenarios if registry.parse(s.label)[0].name != REFERENCE)
-    try:
-        return smaller_reference(reference, next(ranked, 1), fits)
-    except HarnessError:
-        return None
 
 
 def _predict(
@@ -379,49 +345,3 @@ def words(part: PredictionPart, run: PlannedCell, *, most: bool = False) -> str:
     verdict = "cannot fit" if part.verdict == DOES_NOT_FIT else part.verdict
     bound = "at most " if most else "at least " if part.moment == AT_LEAST else ""
     return f"{verdict}: {bound}{demand}"
-
-
-def smaller_reference(reference: Scenario, samples: int, fits: Callable[[Scenario], bool]) -> str | None:
-    """The settings that change least: '--set training.micro_batch_size=1'; None: none was found.
-
-    samples: in a micro-step of the ranks that are compared. First the reference takes as many, which changes
-    nothing of theirs, or all take one; then the model has fewer layers.
-    """
-    total = reference.samples
-    cuts = {
-        f"--set training.micro_batch_size={size}": replace(
-            reference, micro_batch_size=size, accumulation_steps=total // size
-        )
-        for size in (samples, 1)
-        if total % size == 0
-    }
-    for setting, cut in cuts.items():
-        if cut.micro_batch_size < reference.micro_batch_size and fits(cut):
-            return setting
-    for setting, cut in cuts.items():
-        for fewer, smaller in _with_fewer_layers(cut):
-            if fits(smaller):
-                return f"--set {fewer} {setting}"
-    return None
-
-
-def _with_fewer_layers(reference: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """Half of them, a quarter and so on; nothing of a model that is no configuration."""
-    job = reference.job
-    if job.model.name is not None or job.model.factory is not None:
-        return
-    values = job.model.config_values()
-    key = next((key for key in LAYER_KEYS if isinstance(values.get(key), int)), None)
-    if key is None or ARCHITECTURES.get(str(values.get("model_type"))) is None:
-        return
-    layers = values[key] // 2
-    while layers:
-        setting = f"model.config.{key}"
-        changed = with_settings(reference, {setting: layers})
-        if changed is not None:
-            own = reference.model.config  # which may have several names for them
-            names = [key, *(name for name in LAYER_KEYS if name in own)]
-            config = {**own, **dict.fromkeys(names, layers)}
-            model = from_config(config, name=reference.model.name, source=reference.model.source)
-            yield f"{setting}={layers}", replace(changed, model=model)
-        layers //= 2

@@ -257,12 +257,9 @@ def _kind(strategy: StrategyKind) -> object:
     return strategy.sharding if strategy.stage == 0 else (strategy.sharding, strategy.zero_stage)
 
 
-ACCELERATE = "sync_each_batch=True of Accelerate's GradientAccumulationPlugin"
-OF_FSDP2 = f"a loop without `set_requires_gradient_sync(False)`, or {ACCELERATE}"
-HOW = {
-    "fsdp1": f"a loop without `no_sync()`, or {ACCELERATE}", "fsdp2": OF_FSDP2, "fsdp2-tensor": OF_FSDP2,
-}  # fmt: skip
-"""Family -> how a program reduces in every micro-step (torch 2.13, accelerate 1.15)."""
+REDUCING = ("fsdp1", "fsdp2", "fsdp2-tensor")
+"""Families whose programs may reduce in every micro-step: a loop without `no_sync()` or, of FSDP2,
+`set_requires_gradient_sync(False)`; sync_each_batch=True of Accelerate's GradientAccumulationPlugin."""
 OPTION = "sync_each_batch"
 
 
@@ -271,7 +268,12 @@ def reducing_each(label: str) -> str | None:
     None: FSDP has no such option there, or takes it already."""
     entry, options = registry.parse(label)
     strategy, given = entry.strategy, options.model_dump()
-    if strategy is None or strategy.family not in HOW or strategy.stage < 2 or given.get(OPTION) is not False:
+    if (
+        strategy is None
+        or strategy.family not in REDUCING
+        or strategy.stage < 2
+        or given.get(OPTION) is not False
+    ):
         return None
     return registry.label_with(label, **{OPTION: "true"})
 

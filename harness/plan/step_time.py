@@ -19,10 +19,8 @@ from harness.forms.fsdp import units as fsdp
 from harness.forms.layout import DTYPE_BYTES, elements
 from harness.forms.network import (
     EMULATED,
-    guide_ratio,
     host_elements,
     host_link_bytes,
-    time_ratio,
     transport_sent_bytes,
 )
 from harness.forms.optimizers import implementation
@@ -1017,10 +1015,6 @@ class SpeedPrediction:
     """Of the device's dense peak for the compute dtype, 0 to 1."""
     joules_per_step: float | None
     """Of all devices at their power limit: an upper bound."""
-    guide_ratio: float | None = None
-    """What decision guides compute for exposed communication (`harness.forms.network`)."""
-    peak_ratio: float | None = None
-    """Communication over computing, both at the peaks of data sheets: above 1 some is exposed in any case."""
     remarks: tuple[str, ...] = ()
     """What overlaps, and where the constants come from."""
 
@@ -1086,8 +1080,6 @@ def predict_work(work: Work, device: Device, constants: TimeConstants) -> SpeedP
         tokens_per_second_per_gpu=tokens / step,
         model_flops_utilization=flops * (tokens / step) / peak if peak else None,
         joules_per_step=device.watts * step * scenario.world_size if device.watts else None,
-        guide_ratio=_guide_ratio(work, device, peak) if peak else None,
-        peak_ratio=_peak_ratio(work, device, found, peak) if peak else None,
         remarks=(*((overlap_rule(work.workload).source,) if found else ()), f"constants: {constants.origin}"),
     )  # fmt: skip
 
@@ -1148,40 +1140,3 @@ def _geometry(work: Work) -> ModelGeometry:
         sequence_length=scenario.job.data.sequence_length,
         frozen_parameters=base if work.is_adapted else 0,
     )
-
-
-def _guide_ratio(work: Work, device: Device, peak: float) -> float | None:
-    """The ratio of the guides, with the slowest link that the weights or gradients cross."""
-    scenario, workload = work.scenario, work.workload
-    ranks = workload.shards if scenario.strategy.facts.has_replicas else scenario.world_size
-    if scenario.world_size == 1 or scenario.mesh.cuts_model or work.is_adapted:
-        return None  # guides know training of all parameters
-    return guide_ratio(
-        scenario.strategy,
-        ranks=ranks,
-        parameters=scenario.model.parameters,
-        sequence_length=scenario.job.data.sequence_length,
-        micro_batch_size=scenario.micro_batch_size,
-        accumulation_steps=scenario.accumulation_steps,
-        peak_flops=peak,
-        bandwidth=_ring_bandwidth(scenario, device, ranks),
-    )
-
-
-def _ring_bandwidth(scenario: Scenario, device: Device, ranks: int) -> float:
-    """Peak of a ring: over nodes all adapters of a node together, but no more than its links."""
-    if ranks <= scenario.ranks_per_node or scenario.fabric is None:
-        return device.link_bandwidth
-    return min(device.link_bandwidth, scenario.fabric.bandwidth_per_gpu * scenario.ranks_per_node)
-
-
-def _peak_ratio(work: Work, device: Device, found: Sequence[Transfer], peak: float) -> float | None:
-    if not found or work.is_adapted:
-        return None
-    # Each transfer over its own path, at the peak of its slowest link.
-    at_peak = sum(
-        t.collective.sent_bytes(work.workload) / _ring_bandwidth(work.scenario, device, t.path.ranks)
-        for t in found
-    )
-    tokens = round(work.tokens_per_gpu)
-    return time_ratio(at_peak, work.scenario.model.multiplying_parameters, tokens, peak, 1.0)

@@ -79,12 +79,6 @@ LOGITS_SHARE = 0.1
 """Of the activations, from which one copy of the logits is worth a word."""
 SAME = ("shards like ", "the same strategy through ", "on one GPU the same as ")
 """Begins of why a backend is left out whose strategy another one has."""
-TOOLS = {
-    "more GPUs": "{} GPUs", "fewer GPUs": "{} GPUs at most", "larger batch": "more tokens per step",
-    "smaller batch": "fewer tokens per step", "tensor": "tensor parallelism over {}",
-    "pipeline": "{} pipeline stages", "context": "context parallelism over {}",
-    "expert": "expert parallelism",
-}  # fmt: skip
 RIGHT = "data parallelism alone is right: the model fits, and little communication is exposed"
 CASES = {
     "slower": "data parallelism alone fits, but is slower",
@@ -153,7 +147,6 @@ def _use(answer: Answer, several: bool) -> Iterator[str]:
         yield from (f"{one.called}: {one.figures}" for one in adapted if question.is_mixture)
         if one := least_change(answer.instead):
             yield from reaches_more(answer.instead, one.tokens_per_second_per_gpu)
-    yield from (f"With fewer tokens ({text.replace(': ', '): ', 1)}" for text in answer.fewer_tokens)
     other = answer.other_best
     if answer.other_preset and (other is None or not best or other.label != best[0].label):
         if best or other:
@@ -327,8 +320,6 @@ def _unknown(row: Prediction) -> Iterator[str]:
         yield f"peak {between(bounds)} GB: {memory}"
         memory = None
     speed = row.speed_unknown if row.planned.device is not None else None
-    if row.reduced_each_time is not None:
-        yield row.reduced_each_time
     if memory is not None and memory == speed:
         yield f"memory and speed n/a: {memory}"
         return
@@ -471,10 +462,7 @@ def _reasons_and_next_steps(answer: Answer) -> Iterator[str]:
     else:
         case = CASES.get(advice.case, f"data parallelism alone is the wrong tool: {advice.case}")
         other = [["", case], ["", advice.figures]]
-        for one in advice.remedies:
-            tool = TOOLS[one.tool].format("" if one.degree is None else f"{one.degree:,}")
-            other.append([tool, one.reason])
-    other += [["the guide", answer.guide]] if answer.guide else []
+        other += [[one.label, _split(one).partition(", ")[2]] for one in advice.ways]
     for headers, rows in (
         (("Why not the others", "reason"), rejected),
         (("Not considered", "reason"), left_out),

@@ -317,14 +317,6 @@ def test_a_saved_calibration_stands_alone(saved: Path) -> None:
     assert "is a saved calibration and stands alone" in result.stderr
 
 
-def test_details_show_the_ratios_of_decision_guides() -> None:
-    result = CliRunner().invoke(
-        estimate, ["--model", "bloom-560m", "--backends", "ddp", "--gpu", "A100-80", "--details"]
-    )
-    assert "ratio of decision guides" in result.stdout
-    assert "communication over computing, both at their peaks" in result.stdout
-
-
 LIMIT_BYTES = 3_000_000
 ARGUMENTS = ["fit", "--backend", "zero2", "--nproc", "2", *SMALL, "--set", "training.global_batch_size=96"]
 

@@ -1,4 +1,4 @@
-"""Time of communication over that of computing, and what an offloaded run moves to and from its host."""
+"""What an offloaded run moves to and from its host."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,40 +16,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from harness.forms.families import model_states
 from harness.forms.fsdp import fsdp2
 from harness.forms.layout import Layout, Tensor
-from harness.forms.network import guide_ratio, host_link_bytes, time_ratio
+from harness.forms.network import host_link_bytes
 from harness.forms.workload import Workload
-from tests.built_in import strategy
 from tests.harness.forms.layouts import LLAMA_SMALL, layout_of
 from tests.harness.forms.test_model_states import workload
-
-
-@pytest.mark.parametrize(
-    ("backends", "expected"),
-    [
-        # (8 - 1) x 7e9 x 312e12 / (2 x 300e9 x 8192 x 8), with 8192 = 4 x 2 x 1024; half of it
-        (("ddp", "zero1", "fsdp1-no-shard"), 388_793_945.3),
-        (("zero2", "fsdp-grad-op"), 388_793_945.3 / 2),
-        # Tokens of a micro-step alone: 7 x 312e12 / (2 x 1024 x 2 x 300e9)
-        (("zero3", "fsdp"), 1.77734375),
-    ],
-)
-def test_each_strategy_has_the_ratio_of_its_stage(backends: tuple[str, ...], expected: float) -> None:
-    for backend in backends:
-        found = guide_ratio(
-            strategy(backend), ranks=8, parameters=7_000_000_000, sequence_length=1024, micro_batch_size=2,
-            accumulation_steps=4, peak_flops=312e12, bandwidth=300e9,
-        )  # fmt: skip
-        assert found == pytest.approx(expected), backend
-
-
-def test_parameters_cancel_in_the_ratio_of_times() -> None:
-    ranks, tokens = 8, 8192
-    found = [
-        time_ratio(2 * 2 * count * (ranks - 1) / ranks, count, tokens, 312e12, 300e9)
-        for count in (10**9, 7 * 10**10)
-    ]
-    assert found == pytest.approx([2 * 7 * 312e12 / (3 * 8 * 300e9 * 8192)] * 2)
-
 
 RANKS = 2
 TRAINED = "q_proj"

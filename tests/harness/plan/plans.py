@@ -206,8 +206,6 @@ def speed(communication: float = 0.1, small: float = 0.1) -> Any:
             tokens_per_second_per_gpu=tokens / step,
             model_flops_utilization=0.4,
             joules_per_step=100.0 * step * scenario.world_size,
-            guide_ratio=0.5,
-            peak_ratio=0.25,
             remarks=("constants: invented",),
         )
 

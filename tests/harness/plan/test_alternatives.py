@@ -178,8 +178,7 @@ def two_ways() -> list[Alternative]:
 def timed(rate: float) -> SpeedPrediction:
     return SpeedPrediction(
         computing=(), communication=(), exposed_seconds=0.0, step_seconds=1.0,
-        tokens_per_second_per_gpu=rate, model_flops_utilization=0.1, joules_per_step=None, guide_ratio=None,
-        peak_ratio=None, remarks=(),
+        tokens_per_second_per_gpu=rate, model_flops_utilization=0.1, joules_per_step=None, remarks=(),
     )  # fmt: skip
 
 

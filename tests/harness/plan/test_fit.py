@@ -157,23 +157,15 @@ def test_a_job_that_leaves_no_choice_is_refused(settings: list[str], problem: st
         fit.micro_batches(load_experiment(None, settings), 2)
 
 
-def test_sequences_reach_the_models_context_in_steps() -> None:
-    found = fit.sequences(1024, 100)
-    assert (found.sizes[0], found.sizes[-1], found.sizes[1]) == (16, 1024, 32)
-    assert 100 in found.sizes
-    assert fit.sequences(20, 20).sizes == [8, 16, 20]
-    assert fit.sequences(None, 128).sizes[-1] == 128 * 64
-
-
 def test_a_trial_is_short_and_measures_memory_only() -> None:
     given = load_experiment(
         None, ["training.epochs=3", "training.global_batch_size=16", "measure.matmul_peak=true",
                "evaluation.every_steps=5", "model.config={hidden_size: 64}"],
     )  # fmt: skip
-    trial = fit.trial_experiment(given, micro_batch_size=4, sequence_length=64, limit_bytes=10**9)
+    trial = fit.trial_experiment(given, micro_batch_size=4, limit_bytes=10**9)
     assert (trial.training.steps, trial.training.epochs) == (8, None)
     assert (trial.training.micro_batch_size, trial.training.global_batch_size) == (4, 16)
-    assert (trial.data.sequence_length, trial.runtime.memory_limit) == (64, 10**9)
+    assert trial.runtime.memory_limit == 10**9
     assert [trial.measure.window(step, 8) for step in range(8)] == ["warmup"] * 2 + ["probed"] + ["timed"] * 5
     assert not trial.measure.matmul_peak
     assert trial.evaluation.every_steps is None
@@ -194,8 +186,8 @@ class Machine:
     best: int = 4
     trials: list[fit.Trial] = field(default_factory=list)
 
-    def peaks(self, micro_batch_size: int, sequence_length: int | None = None) -> list[int]:
-        peak = self._peak(micro_batch_size, sequence_length)
+    def peaks(self, micro_batch_size: int) -> list[int]:
+        peak = self._peak(micro_batch_size)
         if self.error is not None:
             return [round((1 + self.error) * peak)]
         return [] if self.apart is None else [round(peak * (1 + side * self.apart)) for side in (-1, 1)]
@@ -203,12 +195,12 @@ class Machine:
     def why_unpredicted(self) -> str | None:
         return "nothing is known of it" if self.error is None else None
 
-    def run(self, micro_batch_size: int, sequence_length: int | None = None) -> fit.Trial:
+    def run(self, micro_batch_size: int) -> fit.Trial:
         if len(self.trials) == self.most_runs:
             raise fit.OutOfTrials
-        peak = self._peak(micro_batch_size, sequence_length)
-        predicted = next(iter(self.peaks(micro_batch_size, sequence_length)), None)
-        shared = {"sequence_length": sequence_length or 128, "predicted_bytes": predicted}
+        peak = self._peak(micro_batch_size)
+        predicted = next(iter(self.peaks(micro_batch_size)), None)
+        shared = {"sequence_length": 128, "predicted_bytes": predicted}
         if peak > self.limit.limit_bytes:
             self.trials.append(trial(micro_batch_size, None, peak_bytes=None, status="oom", **shared))
         else:
@@ -216,8 +208,8 @@ class Machine:
             self.trials.append(trial(micro_batch_size, rate, peak_bytes=peak, **shared))
         return self.trials[-1]
 
-    def _peak(self, micro_batch_size: int, sequence_length: int | None) -> int:
-        return FIXED + PER_TOKEN * micro_batch_size * (sequence_length or 128)
+    def _peak(self, micro_batch_size: int) -> int:
+        return FIXED + PER_TOKEN * micro_batch_size * 128
 
 
 def machine(limit_bytes: int, **changes) -> Machine:
@@ -273,13 +265,6 @@ def test_what_is_not_predicted_has_its_reason() -> None:
         line.startswith("predicted: nothing fits, measured: ")
         for line in fit.answer_lines(found, runner.limit)
     )
-
-
-def test_the_sequence_is_searched_at_one_micro_batch() -> None:
-    runner = machine(FIXED + 700)
-    found = fit.find(runner, fit.Sizes(sizes=range(8, 1025, 8), bound="the model's context"), 128, 2)
-    assert (found.largest.sequence_length, found.too_large) == (344, 352)
-    assert {t.micro_batch_size for t in runner.trials} == {2}
 
 
 def test_the_answer_comes_in_words() -> None:
