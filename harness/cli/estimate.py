@@ -68,9 +68,8 @@ def estimate(
 
         click.echo("\n".join(catalogue_lines() if listed == "models" else machine.known.lines()))
         return 0
-    found = answers_of(
-        machine, **asked, backends=options.split_backends(backends) if backends is not None else []
-    )
+    given = options.split_backends(backends) if backends is not None else []
+    found = answers_of(machine, **asked, backends=given)
     from harness.plan.document import document
     from harness.plan.text import answer_lines
 
@@ -135,16 +134,18 @@ def _with_open_batch(job: options.PlannedJob, *, tokens: bool) -> options.Planne
 
 @click.command()
 @question_options
+@options.backends_option
 @options.machine_options()
 @options.common
 @options.file_options
-def recommend(machine: options.Machine, as_json: bool, **asked: Any) -> int:
+def recommend(backends: str | None, machine: options.Machine, as_json: bool, **asked: Any) -> int:
     """Rank strategies, batches, checkpointing and offload for a model on GPUs.
 
     By predicted memory and speed. Says why the others lose, what is uncertain, when other parallelism is
     called for, and how to measure the best ones. The answer of `harness estimate` with the batch open.
     """
-    found = answers_of(machine, **asked, opens=True)
+    given = options.split_backends(backends) if backends is not None else []
+    found = answers_of(machine, **asked, backends=given, opens=True)
     from harness.plan.document import recommendation
     from harness.plan.text import answer_lines
 

@@ -244,12 +244,12 @@ def _changes(scenario: Scenario, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sharing(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
-    """The same steps with each sample divided over 2, 4, ... ranks of a node."""
+    """The same steps with each sample divided over groups of ranks, of each size that divides a node."""
     for one in scenarios:
         name, inside = SHARING.get(one.label), one.ranks_of_node
         if name is None or one.job.data.sequence_length < LONG_TOKENS:
             continue
-        for degree in (2**n for n in range(1, inside.bit_length()) if inside % 2**n == 0):
+        for degree in search.divisors(inside)[1:]:
             label = registry.canonical_label(f"{name}:sequence={degree}")
             yield one.under(label, accumulation_steps=one.accumulation_steps * degree)
 

@@ -15,6 +15,7 @@ from harness.backends import registry
 from harness.backends.base import Preset, World
 from harness.errors import HarnessError, JobError
 from harness.forms.terms import STATE_KINDS
+from harness.forms.textbook import SECONDS_PER_HOUR
 from harness.job.batch import BatchLayout, cell_layout, job_layout, with_global_batch
 from harness.judge.wording import CellName, listed, percent, ranks
 from harness.plan.alternatives import (
@@ -42,6 +43,7 @@ from harness.plan.search import (
     USUAL,
     Found,
     distinct_backends,
+    fewest_gpus,
     in_order,
     pointless,
     reducing_each,
@@ -227,14 +229,15 @@ def set_words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def site_line(gpus_per_node: int, device: Device | None) -> str:
-    """Writes the least that Slurm's scripts need; partition, account and modules are added by hand.
+    """Writes the least that Slurm's scripts need, unless there is a site file; partition, account and modules
+    are added by hand.
 
     With a GPU that every command knows `slurm submit` refuses what cannot fit, such as the reference.
     """
     name = device.name if device is not None else ""
     is_plain = shlex.quote(name) == name and "%" not in name
     gpu = f"gpu: {name}\\n" if is_plain and name in load_hardware().devices else ""
-    return f"printf 'name: here\\ngpus_per_node: {gpus_per_node}\\n{gpu}' > {SITE}"
+    return f"[ -e {SITE} ] || printf 'name: here\\ngpus_per_node: {gpus_per_node}\\n{gpu}' > {SITE}"
 
 
 def planned_settings(scenario: Scenario) -> dict[str, Any]:
@@ -326,12 +329,28 @@ class Answer:
     other_preset: Preset | None = None
     other_best: Prediction | None = None
     """What would be recommended if that preset planned."""
+    fewest: Prediction | None = None
+    """What full sharding or one process fits with room on the fewest GPUs."""
     chunked: Prediction | None = None
     """What would be recommended of the usual strategies with a chunked loss, if that gains speed or room."""
 
     @property
     def best(self) -> tuple[Prediction, ...]:
         return self.found.best() if self.found else ()
+
+    @property
+    def whole(self) -> dict[str, float] | None:
+        """Of all steps, where the job says how many: their tokens, hours, GPU hours and price by
+        `compare.price_per_gpu_hour`."""
+        experiment = self.question.experiment
+        steps, price = experiment.training.steps, experiment.compare.price_per_gpu_hour
+        speed = self.best[0].speed if self.best else None
+        if speed is None or steps is None:
+            return None
+        hours = steps * speed.step_seconds / SECONDS_PER_HOUR
+        found = {"tokens": steps * self.question.tokens_per_step, "hours": hours}
+        found["gpu_hours"] = hours * self.question.gpus
+        return found if price is None else {**found, "price": found["gpu_hours"] * price.amount}
 
     @cached_property
     def uneven(self) -> str | None:
@@ -426,6 +445,7 @@ def _searched(question: Question, typed: Typed, by: Predictors) -> Answer:
         answer,
         other_best=next(iter(others.best()), None),
         chunked=_chunked(question, best, by),
+        fewest=fewest_gpus(question, by) if best and question.names_all else None,
     )
 
 

@@ -12,7 +12,10 @@ from harness.plan.alternatives import CHUNKED, RELIEFS
 from harness.plan.answer import Answer, trust_in_answers, trust_of
 from harness.plan.prediction import Prediction
 
-SPEED = ("step_seconds", "exposed_seconds", "tokens_per_second_per_gpu", "model_flops_utilization")
+SPEED = (
+    "step_seconds", "exposed_seconds", "tokens_per_second_per_gpu", "tokens_per_second_between",
+    "model_flops_utilization",
+)  # fmt: skip
 """Of a speed, under the same names."""
 FIGURES = (*SPEED, "computing_seconds", "communication_seconds")
 
@@ -75,6 +78,8 @@ def recommendation(answer: Answer) -> dict[str, Any]:
         "chunked_loss": {**RELIEFS[CHUNKED], "best": _choice(chunked)} if chunked else None,
         "remarks": list(question.remarks),
         "with_room": _choice(found.with_room),
+        "all_steps": answer.whole,
+        "fewest_gpus": answer.fewest and {"gpus": answer.fewest.world_size, "best": _choice(answer.fewest)},
         "best": [_choice(one) for one in answer.best],
         "fitting": [_choice(one) for one in found.fitting],
         "not_chosen": [

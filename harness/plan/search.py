@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, get_args
 
@@ -20,6 +21,7 @@ from harness.errors import HarnessError
 from harness.forms.families import collectives
 from harness.job.job import Job
 from harness.judge.wording import percent
+from harness.plan.hardware import joined_by
 from harness.plan.limits import STATES_SHARE
 from harness.plan.prediction import P, Prediction, Predictors, predict, with_speed
 from harness.plan.question import Question
@@ -43,6 +45,11 @@ def _offloads(label: str) -> bool:
     return registry.moving_parts(label)[0]
 
 
+def _has_replicas(label: str) -> bool:
+    strategy = registry.strategy_of(label)
+    return strategy is not None and strategy.facts.has_replicas
+
+
 def _shares_samples(label: str) -> bool:
     options = registry.parse(label)[1].model_dump()
     return any(name in options for name in ("sequence", "tensor", "stages"))
@@ -56,9 +63,17 @@ def by_speed(one: Prediction) -> tuple[bool, float, int]:
 
 def close_to_first(ranked: Sequence[P]) -> list[P]:
     """Those that predictions cannot tell from the first, which is among them. `ranked`: `by_speed`."""
-    least = ranked[0].tokens_per_second_per_gpu * (1 - CLOSE_SHARE) if ranked else 0.0
-    same = (one for one in ranked if one.barely_fits == ranked[0].barely_fits)
-    return [one for one in same if one.tokens_per_second_per_gpu >= least]
+    if not ranked:
+        return []
+    first = ranked[0]
+    least = first.tokens_per_second_per_gpu * (1 - CLOSE_SHARE)
+    between = first.speed.tokens_per_second_between if first.speed and first.speed.loses_with_scale else None
+    same = (one for one in ranked if one.barely_fits == first.barely_fits)
+    return [
+        one
+        for one in same
+        if one.tokens_per_second_per_gpu >= (between[0] if between and _has_replicas(one.label) else least)
+    ]
 
 
 def simplest_close(ranked: Sequence[P]) -> P | None:
@@ -69,11 +84,13 @@ def simplest_close(ranked: Sequence[P]) -> P | None:
     return min(close_to_first(ranked), key=preference, default=None)
 
 
-def preference(one: Prediction) -> tuple[bool, bool, bool, int]:
+def preference(one: Prediction) -> tuple[bool, bool, bool, bool, int]:
     """Sorts those of equal speed: what needs no offload and no shared samples first, of these what leaves
-    room for fragmentation and the error of a prediction, of these what has the fewest moving parts."""
+    room for fragmentation and the error of a prediction, of these what is no slower on many GPUs, of these
+    what has the fewest moving parts."""
     offloads, place = registry.moving_parts(one.label)
-    return offloads, _shares_samples(one.label), one.is_tight, place
+    loses = one.speed is not None and one.speed.loses_with_scale
+    return offloads, _shares_samples(one.label), one.is_tight, loses, place
 
 
 def leader(ranked: Sequence[P]) -> P | None:
@@ -133,6 +150,13 @@ def rate(tokens_per_second: float) -> str:
     )
 
 
+def reached(found: Prediction) -> str:
+    """'about 2,100', or '1,300 to 2,300' where the speed is a range."""
+    between = found.speed.tokens_per_second_between if found.speed else None
+    ends = list(dict.fromkeys(map(about, between or ())))
+    return " to ".join(ends) if len(ends) > 1 else f"about {about(found.tokens_per_second_per_gpu)}"
+
+
 IN_WORDS = {"close": "is close to the limit"}
 """Of a verdict, what is no verb."""
 MARKS = {"barely fits": " (barely fits)", "close": " (close to the limit)"}
@@ -149,7 +173,7 @@ def figures(found: Prediction, *, marked: bool = True) -> str:
     mark = MARKS.get(verdict.said, "") if verdict and marked else ""
     on_host = f" and {host / 1e9:,.0f} GB of host memory per node" if host > ON_HOST else ""
     is_timed = verdict is not None and verdict.fits and found.speed is not None
-    speed = f", about {about(found.tokens_per_second_per_gpu)} tokens/s a GPU" if is_timed else ""
+    speed = f", {reached(found)} tokens/s a GPU" if is_timed else ""
     speed += _updated_on_host(found) if is_timed else ""
     if not found.needed_between:
         held = f"model states take {gigabytes(found.held_beside_activations)}"
@@ -194,6 +218,8 @@ NOT_TRIED = {
 OF_EXPERTS = "of a mixture of experts the usual strategies alone are compared"
 MOST_STAGES = 4
 """Powers of two that are tried: 2 to 16 stages."""
+SHARDING_ALL = ("fsdp", "zero3")
+"""What divides all states over all ranks."""
 GROUPS_OF_NODES = (1, 2, 4)
 """Shard groups of hybrid strategies, in nodes; on one node half of its ranks."""
 SPEEDS = 2
@@ -326,7 +352,8 @@ def _degrees(
         return found
     for name in ("tensor", "sequence"):
         if name in fields:
-            return [] if is_offloaded else [{name: power} for power in powers if power <= gpus_per_node]
+            inside = [size for size in divisors(min(gpus, gpus_per_node))[1:] if gpus % size == 0]
+            return [] if is_offloaded else [{name: size} for size in inside]
     return [{}]
 
 
@@ -515,6 +542,9 @@ def search(
     backends, left_out = distinct_backends(question.gpus)
     if question.is_mixture:
         return _of_states(question, backends, left_out)
+    if not question.names_all:
+        named = {registry.parse(label)[0].name for label in question.labels}
+        backends, left_out = [registry.BUILT_IN[name] for name in sorted(named)], {}
     tried = _tried(question, backends if question.samples else [], left_out, by, only)
     left_out |= NOT_TRIED
     every: dict[str, list[Prediction]] = {}
@@ -588,7 +618,10 @@ def _tried(
     """
     found, scenarios = [], []
     for entry in backends:
-        if not (of_entry := list(variants(entry, question.gpus, question.gpus_per_node, question.job))):
+        of_entry = list(variants(entry, question.gpus, question.gpus_per_node, question.job))
+        if not question.names_all and entry.name not in question.labels:  # with options
+            of_entry = [label for label in question.labels if registry.parse(label)[0] is entry]
+        if not of_entry:
             left_out[entry.name] = f"{question.gpus} GPUs do not make its groups"
         for label in (one for one in of_entry if only is None or one in only):
             if (reason := _why_not_tried(question, label)) is not None:
@@ -641,6 +674,27 @@ def _choices(
     if unknown and not choices:
         raise unknown
     return choices
+
+
+def fewest_gpus(question: Question, by: Predictors) -> Prediction | None:
+    """Full sharding, or one process, on the fewest GPUs on which it fits with room, halved from those asked
+    for at the same tokens of a step; None: not on those asked for."""
+    found: Prediction | None = None
+    gpus = question.gpus
+    while gpus and not question.samples % gpus:
+        asked = replace(
+            question, world_sizes=(gpus,), fabric=joined_by(question.fabric, question.device, gpus)
+        )
+        roomy = None
+        for label in SHARDING_ALL if gpus > 1 else (registry.REFERENCE,):
+            if roomy is None and _why_not_tried(asked, label) is None:
+                with suppress(HarnessError):
+                    one = best_split(asked, label, by, checkpointing=question.checkpointing[-1], timed=False)
+                    roomy = one if one.leaves_room else None
+        if roomy is None:
+            break
+        found, gpus = roomy, gpus // 2 if gpus % 2 == 0 else 0
+    return found and with_speed(found, by)
 
 
 def textbook_because(one: Prediction) -> str | None:

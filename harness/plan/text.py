@@ -29,7 +29,6 @@ from harness.plan.search import (
     CLOSE_SHARE,
     IN_WORDS,
     OPTION,
-    about,
     between,
     by_speed,
     close_to_first,
@@ -37,6 +36,7 @@ from harness.plan.search import (
     if_joined,
     preference,
     rate,
+    reached,
 )
 from harness.plan.step_time import (
     HOST_LINK,
@@ -130,6 +130,13 @@ def _use(answer: Answer, several: bool) -> Iterator[str]:
         yield f"{place}Use {_split(first)}{if_joined(first.planned)}"
         yield from reaches_more(answer.instead, first.tokens_per_second_per_gpu)
         yield f"Runner-up: {_split(others[0])}" if others else alone
+        if whole := answer.whole:
+            price = question.experiment.compare.price_per_gpu_hour
+            cost = f", {whole['price']:,.0f} {price.currency}" if price else ""
+            yield (
+                f"All {question.experiment.training.steps:,} steps: {whole['tokens']:,} tokens in "
+                f"{_figure(whole['hours'])} hours, {_figure(whole['gpu_hours'])} GPU hours{cost}"
+            )
         if first.planned.options.get(OPTION) and first.planned.accumulation_steps > 1:
             yield f"{OPTION}: gradients are reduced in each micro-step; whole ones that add up leave no room"
         if first.is_tight:
@@ -140,6 +147,8 @@ def _use(answer: Answer, several: bool) -> Iterator[str]:
             yield f"Faster by {percent(faster)}, with less room or more parts: {_split(found.fastest)}"
         if answer.chunked:
             yield f"With a chunked loss ({set_words(RELIEFS[CHUNKED])[1]}): {_split(answer.chunked)}"
+        if answer.fewest and answer.fewest.world_size < question.gpus:
+            yield f"Fewest GPUs with room: {answer.fewest.world_size:,}, {_split(answer.fewest)}"
     else:
         none = "nothing fits" if found.too_large else "no configuration can be ranked"
         yield place + (nothing_fits(answer.instead) or none)
@@ -227,8 +236,8 @@ def _which_fit(rows: Sequence[Prediction], compared: Sequence[Prediction] | None
     if timed:
         close = sorted(close_to_first(sorted(timed, key=by_speed)), key=preference)
         equal = f" (equal within {100 * CLOSE_SHARE:.0f} %)" if len(close) > 1 else ""
-        reached = about(close[0].tokens_per_second_per_gpu)
-        told.append(f"fastest {listed([row.label for row in close])}{equal}, about {reached} tokens/s a GPU")
+        names = listed([row.label for row in close])
+        told.append(f"fastest {names}{equal}, {reached(close[0])} tokens/s a GPU")
     told += [f"{listed([row.label for row in barely])} barely"] if barely else []
     untimed = {row.speed_unknown for row in fitting}
     told += [f"no speed: {why.partition(';')[0]}" for why in untimed if len(untimed) == 1 and why]
@@ -414,6 +423,11 @@ def _step_table(question: Question, rows: Sequence[Prediction]) -> list[str]:
     legend = STEP_LEGEND if timed else STEP_LEGEND.partition(";")[0]
     legend += f"; {ABSENT}: it does not fit" if too_large else ""
     lines = [*_tabulated(table, headers), legend]
+    because: dict[str, list[str]] = {}
+    for row in rows:
+        if row.speed and row.speed.between_because:
+            because.setdefault(row.speed.between_because, []).append(f"{row.label} {reached(row)} tok/s")
+    lines += [f"{'; '.join(ranges)}: {why}" for why, ranges in because.items()]
     for row in rows:
         seconds = {term.name: term.seconds for term in row.speed.computing} if row.speed else {}
         if UPDATE_ON_HOST in seconds:

@@ -18,6 +18,7 @@ from harness.plan.search import (
     Found,
     best_split,
     distinct_backends,
+    fewest_gpus,
     figures,
     in_order,
     near_largest,
@@ -27,7 +28,7 @@ from harness.plan.search import (
     variants,
     why_slower,
 )
-from harness.plan.step_time import predict_speed
+from harness.plan.step_time import SpeedPrediction, predict_speed
 from harness.plan.trust import trust_in
 from tests.harness.plan.plans import (
     DEVICE,
@@ -248,9 +249,9 @@ def test_shard_groups_are_nodes_with_at_least_two_replicas(gpus: int, sizes: lis
     assert [getattr(o, "shard_size", None) for o in without_offload] == sizes
 
 
-def test_degrees_are_powers_of_two_within_a_node() -> None:
+def test_degrees_divide_a_node() -> None:
     assert labels("tp", 64) == ["tp:tensor=2", "tp:tensor=4", "tp:tensor=8"]
-    assert labels("tp", 6, 6) == ["tp:tensor=2"]
+    assert labels("tp", 6, 6) == ["tp:tensor=2", "tp:tensor=3", "tp:tensor=6"]
     assert labels("fsdp-cp", 16, 4)[:2] == ["fsdp-cp:sequence=2", "fsdp-cp:sequence=4"]
     assert labels("fsdp", 64) == ["fsdp", "fsdp:offload=cpu", "fsdp:reshard=8"]
 
@@ -363,6 +364,7 @@ class Row:
     tokens_per_second_per_gpu: float
     used: float
     """Of the device, in percent."""
+    speed: SpeedPrediction | None = None
 
     @property
     def verdict(self) -> MemoryVerdict:
@@ -387,6 +389,30 @@ def test_of_equal_speed_room_leads_before_fewer_moving_parts() -> None:
     assert order(fuller, replace(roomier, used=91)) == ["fsdp-grad-op", "fsdp"]
     assert order(replace(fuller, used=89), roomier) == ["fsdp-grad-op", "fsdp"]
     assert order(fuller, replace(roomier, tokens_per_second_per_gpu=940)) == ["fsdp-grad-op", "fsdp"]
+
+
+def test_what_may_lose_with_scale_comes_behind_a_hybrid_within_its_range() -> None:
+    ranged = predict_speed(scenario("fsdp", 64))
+    least = ranged.tokens_per_second_between[0] / ranged.tokens_per_second_per_gpu * 1000
+    full = Row("fsdp", 1000, 50, replace(ranged, tokens_per_second_per_gpu=1000.0))
+    assert order(full, Row("fsdp-hybrid", least + 1, 50)) == ["fsdp-hybrid", "fsdp"]
+    assert order(full, Row("fsdp-hybrid", least - 1, 50)) == ["fsdp", "fsdp-hybrid"]
+    assert order(full, Row("zero2", 940, 50)) == ["fsdp", "zero2"]
+    assert order(Row("fsdp", 1000, 50), Row("fsdp-hybrid", 960, 50)) == ["fsdp", "fsdp-hybrid"]
+
+
+def test_the_fewest_gpus_are_those_on_which_full_sharding_leaves_room() -> None:
+    # 16 MB of states and 0.1 MB of activations: on 2 of 10 MB with room, on one not.
+    assert fewest_gpus(question(), predictors()).world_size == 2
+    assert fewest_gpus(question(), predictors(states=800)) is None
+
+
+def test_a_search_of_named_strategies_tries_those_alone() -> None:
+    asked = replace(question(), names_all=False, labels=("fsdp1", "zero3:offload=cpu"))
+    found = search(asked, predictors())
+    assert {one.label for one in (*found.fitting, *found.too_large)} == {
+        "fsdp1", "fsdp1:offload=cpu", "zero3:offload=cpu",
+    }  # fmt: skip
 
 
 def test_room_alone_calls_neither_for_offload_nor_for_ranks_that_share_samples() -> None:

@@ -236,6 +236,42 @@ def test_short_steps_wait_for_the_host_and_long_ones_do_not() -> None:
     assert waited("fsdp", 32768) == waited("ddp", 32768) == 0
 
 
+def test_once_a_step_the_host_handles_each_trained_tensor_unless_the_device_has_work_left() -> None:
+    def waited(**changes: object) -> float:
+        asked = {"model": llama(1024, 24, 2816), "sequence_length": 256, "micro_batch_size": 1}
+        return seconds_of("waiting for the host", predicted("ddp", 8, **asked, **changes))
+
+    speed = predicted("ddp", 8, model=llama(1024, 24, 2816), sequence_length=256, micro_batch_size=1)
+    tensors = 24 * 9 + 3
+    busy = tensors * step_time.ONCE_SECONDS
+    assert speed.step_seconds > busy > 0
+    # Of 8 micro-steps each waits for launches, the step once for the tensors.
+    one, eight = waited(), waited(accumulation_steps=8)
+    assert one < eight < 8 * one
+
+
+@pytest.mark.parametrize("label", ["fsdp", "fsdp1"])
+def test_full_sharding_on_many_gpus_is_a_range_from_all_that_hides_to_nothing(label: str) -> None:
+    few, many = (predicted(label, ranks) for ranks in (32, 64))
+    assert few.step_seconds_between is None
+    fast, slow = many.step_seconds_between
+    assert (fast, many.loses_with_scale) == (many.step_seconds, True)
+    assert slow == pytest.approx(many.computing_seconds + many.communication_seconds) > fast
+    assert predicted("fsdp-hybrid", 64).step_seconds_between is None
+
+
+def test_a_gpu_that_too_few_measured_has_a_range_of_speeds() -> None:
+    plan = scenario("ddp", 8)
+    other = replace(plan, device=replace(A100, name="MI300X"))
+    fast, slow = step_time.predict_speed(other).step_seconds_between
+    assert fast < step_time.predict_speed(other).step_seconds < slow
+    least, most = step_time.predict_speed(other).tokens_per_second_between
+    assert most / least == pytest.approx(slow / fast)
+    assert step_time.predict_speed(plan).step_seconds_between is None
+    known = replace(default_constants(A100), fitted=("matrix_share",))
+    assert step_time.predict_speed(other, known).step_seconds_between is None
+
+
 @pytest.mark.parametrize(
     ("backend", "bytes_per_parameter"),
     [("ddp", 4 * 4), ("zero2", 6 * 2), ("zero3", 2 * 2 * 2 + 6 * 2), ("fsdp1", 4 * 2), ("fsdp", 3 * 2 * 2)],
