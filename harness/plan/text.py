@@ -75,8 +75,6 @@ FEW = 6
 """Rows that are shown where nobody named the strategies."""
 NAMED = 4
 """Backends that a reason names."""
-LOGITS_SHARE = 0.1
-"""Of the activations, from which one copy of the logits is worth a word."""
 SAME = ("shards like ", "the same strategy through ", "on one GPU the same as ")
 """Begins of why a backend is left out whose strategy another one has."""
 RIGHT = "data parallelism alone is right: the model fits, and little communication is exposed"
@@ -319,7 +317,7 @@ def _tables(answer: Answer, compared: Sequence[Prediction] | None) -> list[str]:
         for reason in _unknown(row):
             because.setdefault(reason, []).append(row.label)
     lines += [f"{', '.join(labels)}: {reason}" for reason, labels in because.items()]
-    return lines + _about_logits(question, shown) + ([answer.uneven] if answer.uneven else [])
+    return lines + ([answer.uneven] if answer.uneven else [])
 
 
 def _unknown(row: Prediction) -> Iterator[str]:
@@ -333,26 +331,6 @@ def _unknown(row: Prediction) -> Iterator[str]:
         yield f"memory and speed n/a: {memory}"
         return
     yield from (f"{what} n/a: {why}" for what, why in (("memory", memory), ("speed", speed)) if why)
-
-
-def _about_logits(question: Question, rows: Sequence[Prediction]) -> list[str]:
-    """What removes the logits, where a row does not fit and they are much of what a rank holds."""
-    experiment, vocabulary = question.experiment, (question.model.config or {}).get("vocab_size")
-    if experiment.task != "causal-lm" or experiment.loss.chunk_tokens is not None or vocabulary is None:
-        return []
-    for row in rows:
-        held = row.most_bytes("activations")
-        if row.scenario is None or row.verdict is None or row.verdict.fits or not held:
-            continue
-        tokens = row.scenario.micro_batch_size * experiment.data.sequence_length
-        logits = 4 * tokens * vocabulary
-        if logits > LOGITS_SHARE * held:
-            return [
-                f"one copy of the logits in fp32 takes {logits / GIGA:.1f} GB ({tokens:,} tokens x "
-                f"{vocabulary:,}), and the loss holds several: loss.chunk_tokens=1024, or a fused loss in a "
-                "program of your own, removes them"
-            ]
-    return []
 
 
 def _memory_table(question: Question, rows: Sequence[Prediction]) -> list[str]:
