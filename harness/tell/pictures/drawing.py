@@ -13,15 +13,12 @@ from functools import cache, lru_cache
 from importlib.metadata import version
 from importlib.resources import files
 from itertools import pairwise
-from math import ceil, floor, log2, log10
-from pathlib import Path
+from math import log2
 from string import Template
 from typing import Any
 
 from harness.backends.strategy import StrategyKind
 from harness.backends.yaml_values import parse_value
-from harness.errors import HarnessError
-from harness.files import refusing, write_atomically
 from harness.tell.document import Picture
 
 Spec = dict[str, Any]
@@ -133,20 +130,6 @@ def _svg(specification: str) -> str:
 def _hundredths(number: re.Match[str]) -> str:
     rounded = f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
     return "0" if rounded == "-0" else rounded
-
-
-def plot_format(path: Path) -> str:
-    """'svg' or 'png' by a file's suffix. Raises HarnessError for another."""
-    if path.suffix not in (".svg", ".png"):
-        raise HarnessError(f"--plot was given '{path}'; give a name that ends with .svg or .png")
-    return path.suffix[1:]
-
-
-def write_plot(picture: Picture, path: Path) -> None:
-    """Write a picture that is of no report, by the file's suffix. Raises HarnessError where it cannot."""
-    form = plot_format(path)
-    with refusing(f"--plot {path} cannot be written"):
-        write_atomically(path, draw(picture, form))
 
 
 LINE = 14.0
@@ -325,10 +308,3 @@ class Panel:
         low, high = self.domain
         share = 1 - pixel / self.height
         return float(low * (high / low) ** share) if self.is_log else low + share * (high - low)
-
-
-def decades(low: float, high: float) -> list[float]:
-    """Numbers 1, 2 and 5 times a power of ten between two positive numbers, and the nearest outside."""
-    powers = range(floor(log10(low)), ceil(log10(high)) + 1)
-    ticks = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
-    return [tick for tick in ticks if low / 2.5 < tick < high * 2.5]
