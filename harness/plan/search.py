@@ -689,12 +689,12 @@ def fewest_gpus(question: Question, by: Predictors) -> Prediction | None:
         for label in SHARDING_ALL if gpus > 1 else (registry.REFERENCE,):
             if roomy is None and _why_not_tried(asked, label) is None:
                 with suppress(HarnessError):
-                    one = best_split(asked, label, by, checkpointing=question.checkpointing[-1], timed=False)
-                    roomy = one if one.leaves_room else None
+                    near = near_largest(asked, label, by, checkpointing=question.checkpointing[-1])
+                    roomy = next((one for one in near if one.leaves_room), None)
         if roomy is None:
             break
         found, gpus = roomy, gpus // 2 if gpus % 2 == 0 else 0
-    return found and with_speed(found, by)
+    return found
 
 
 def textbook_because(one: Prediction) -> str | None:
