@@ -575,6 +575,8 @@ class ObservationPart(measured.Part):
     """The same of steps with fewer micro-steps, by their number."""
     kept_gradients: int = 0
     """Of the first updates, those whose gradients were never gone since the update before."""
+    clipped_within: int = pydantic.Field(0, exclude_if=lambda value: not value)
+    """The same, those with gradients that were clipped before a later micro-step added to them."""
     scheduler_calls: int | None = None
     """Calls of a scheduler per update where they are several, and do not end with its schedule."""
     evaluations_in_training: list[int] = pydantic.Field([], exclude_if=lambda value: not value)

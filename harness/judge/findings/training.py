@@ -344,6 +344,8 @@ def clipped_otherwise(row: JudgedRun) -> Iterator[Finding]:
         if (altered := altered_gradients(record)) and not altered_gradients(row.reference.record):
             values = dict(zip(("step", "applied", "due"), altered, strict=True))
             yield found("clipped-otherwise", row.cell, values, "altered")
+    if seen is not None and seen.clipped_within:
+        yield found("clipped-otherwise", row.cell, {"updates": seen.clipped_within}, "within")
     effective = record.backend.effective
     limit = effective.gradient_clipping if effective is not None else None
     if seen is None or effective is None or limit is None or not 0 < limit < math.inf:

@@ -60,6 +60,11 @@ def _gradients(optimizer: torch.optim.Optimizer, among: Collection[int] | None =
             yield gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
+def _has_changed(seen: tuple[Tensor, float] | None) -> bool:
+    """Whether a gradient no longer has its norm."""
+    return seen is not None and abs(float(seen[0].norm()) - seen[1]) > SCALED * seen[1]
+
+
 @dataclass
 class _Since:
     """What happened since an update of an optimizer."""
@@ -91,6 +96,8 @@ class Habits:
         """Updates with gradients that were in those before, too."""
         self.were_scaled = False
         """Whether gradients changed between the backward pass and clipping or update."""
+        self.clipped_within = 0
+        """Of the first updates, those with gradients that were cut before a micro-step added to them."""
         self.left_in_training: set[int] = set()
         """Steps before which passes without gradients ran in training mode."""
         self._since: WeakKeyDictionary[torch.optim.Optimizer, _Since] = WeakKeyDictionary()
@@ -99,17 +106,27 @@ class Habits:
         """Of all schedulers; those of a function are freed when it returns."""
         self._called_within: set[int] | None = None
         self._seen: tuple[Tensor, float] | None = None
+        self._before: tuple[Tensor, float] | None = None
+        """The same, in clipping or an update."""
+        self._cut: tuple[Tensor, float] | None = None
+        self._is_added_to = False
 
     def backward_begins(self, roots: Sequence[nn.Module]) -> None:
         """Gradients of the updates before should be gone; masters' beside the model are overwritten."""
+        if self._cut is not None and not bool(self._cut[0].any()):
+            self._cut = None  # zeroed in place
         for optimizer, since in self._since.items():
             since.passes += 1
             if since.updates <= LOOKED_AT and not since.were_gone:
                 own = {id(parameter) for root in roots for parameter in root.parameters()}
                 since.were_gone = not any(bool(gradient.any()) for gradient in _gradients(optimizer, own))
 
-    def backward_ends(self) -> None:
-        """Note a gradient, to see whether the script changes it before the update."""
+    def backward_ends(self, *, goes_on: bool = False) -> None:
+        """Note a gradient, to see whether the script changes it before the update.
+
+        goes_on: whether the pass is another one of the same forward pass.
+        """
+        self._is_added_to |= not goes_on and _has_changed(self._cut)
         self._seen = None
         for optimizer, since in self._since.items():
             first = next(_gradients(optimizer), None) if since.updates <= 2 else None
@@ -118,15 +135,21 @@ class Habits:
 
     def update_begins(self) -> None:
         """Clipping or an update."""
-        if self._seen is not None:
-            gradient, norm = self._seen
-            self.were_scaled |= abs(float(gradient.norm()) - norm) > SCALED * norm
-            self._seen = None
+        is_scaled = _has_changed(self._seen)
+        self.were_scaled |= is_scaled
+        self._before, self._seen = None if is_scaled else self._seen, None
+
+    def clipped(self) -> None:
+        if _has_changed(self._before) and self._before is not None:
+            gradient, _ = self._before
+            self._cut = gradient, float(gradient.norm())
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         since = self._since.get(optimizer)
         if since is not None and since.updates <= LOOKED_AT and since.passes and not since.were_gone:
             self.kept_gradients += 1
+        self.clipped_within += self._is_added_to
+        self._cut, self._is_added_to = None, False
         self._since[optimizer] = _Since(1 if since is None else since.updates + 1)
         for scheduler, calls in self._schedulers.items():
             if _innermost(scheduler.optimizer) is optimizer:

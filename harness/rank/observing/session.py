@@ -46,6 +46,7 @@ from harness.safe_text import described
 
 RESTS = "which does not train"
 """Ends the name of a model beside the one that trains."""
+_LEFT_OUT = ", and what is measured of passes is left out"
 ENDLESS = 10**9
 """Steps of a training whose length is not known: all windows but the last are as long as they are set."""
 
@@ -56,6 +57,16 @@ def trains(root: nn.Module) -> bool:
     Lightning 2.6 puts DDP into evaluation mode before its sanity check and then only what it wraps back.
     """
     return torch.is_grad_enabled() and any(module.training for module in root.modules())
+
+
+def evaluates_within(root: nn.Module) -> bool:
+    """Whether what this wraps is in evaluation mode as a whole: `eval()` of it leaves the wrapper's mode."""
+    while not root._parameters:
+        held = [child for child in root.children() if next(child.parameters(), None) is not None]
+        if len(held) != 1:
+            break
+        root = held[0]
+    return not any(module.training for module in root.modules())
 
 
 def _alone(tensors: Any) -> Any:
@@ -199,7 +210,7 @@ class Session:
         self._others: set[Thread] = set()
         self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._evaluating: Callable[[], nn.Module | None] | None = None
-        """A root in evaluation mode whose pass alone has gradients in this micro-step."""
+        """A root whose pass alone has gradients in this micro-step, and that or what it wraps evaluates."""
 
     def ignores(self, name: str) -> bool:
         """Whether this comes from a thread that trains beside the one whose steps are recorded.
@@ -234,8 +245,9 @@ class Session:
                 if not torch.is_grad_enabled():
                     self.habits.passes_without_gradients(root, self.seen.steps)
             return
-        self._evaluating = None
         step = self._open()
+        evaluates = not step.in_micro_step and evaluates_within(root)
+        self._evaluating = weakref.ref(root) if evaluates else None
         self.writing.draws_from_here()
         now = time.perf_counter()
         if not step.in_micro_step:
@@ -322,8 +334,8 @@ class Session:
             self.seen.evaluating_since = step.number
             self.writing.note(
                 f"step {step.number} trains {type(root).__name__} in evaluation mode: dropout is off, "
-                "BatchNorm takes its running statistics, and what is measured of passes is left out; call "
-                "train() on it, also after each evaluation"
+                f"BatchNorm takes its running statistics{'' if root.training else _LEFT_OUT}; call train() "
+                "on it, also after each evaluation"
             )
         if self._scaled is not None:
             is_that = _alone(tensors) is self._scaled()
@@ -359,7 +371,7 @@ class Session:
             return
         step.in_micro_step = False
         if self.seen.loss_scale is None and "deepspeed" not in self.seen.frameworks:
-            self.habits.backward_ends()
+            self.habits.backward_ends(goes_on=step.goes_on)
         self._evaluations += self._depth > 0
         if not step.goes_on:
             if step.micro_steps == self.seen.accumulation - 1:
@@ -476,6 +488,7 @@ class Session:
 
     def clipped(self, norm: Any, largest: Any) -> None:
         self.seen.clipping = None if largest is None else float(largest)
+        self.habits.clipped()
         if self._step is not None:
             self._step.norm = norm.detach() if isinstance(norm, Tensor) else norm
 

@@ -375,6 +375,7 @@ class Writing:
             if self._habits.were_scaled
             else {n: r for n, of in ratios.items() if n < micro_steps and (r := alike(of)) is not None},
             kept_gradients=self._habits.kept_gradients,
+            clipped_within=self._habits.clipped_within,
             scheduler_calls=self._habits.scheduler_calls,
             evaluations_in_training=sorted(self._habits.left_in_training),
             evaluating_since=self._seen.evaluating_since,

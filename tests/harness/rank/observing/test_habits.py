@@ -89,6 +89,7 @@ def wrapped(
     return WRAPPED.format(seed=seed, p=p, wrapped=by, changed=changed, reduced=reduced or "pass")
 
 
+CLIPS = "nn.utils.clip_grad_norm_(model.parameters(), {})"
 HEAD_OF = "(model.module if hasattr(model, 'module') else model)[2] = nn.Linear(16, 1)"
 BY_HAND = "[(dist.all_reduce(p.grad), p.grad.div_(2)) for p in model[2].parameters()]"
 SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
@@ -131,6 +132,20 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
         EVALUATED.format(p=0.1, often="with torch.no_grad(): loss_of(model)", before="", again=""), 1, set()),
     "a short window divided as a long one": (WINDOWS.format(by=4, scaled=""), 1, {"loss-not-divided"}),
     "a short window divided by its own": (WINDOWS.format(by="window", scaled=""), 1, set()),
+    "trains as what DDP wraps evaluated": (
+        wrapped(p=0.1, reduced="step == 3 and model.module.eval()"), 2, {"mode-differs"}),
+    "what DDP wraps evaluates between steps": (
+        wrapped(p=0.1, reduced="step == 3 and (model.module.eval(), model.module.train())"), 2, set()),
+    "a part of what DDP wraps stays in evaluation mode": (
+        wrapped(p=0.1, reduced="step == 3 and model.module[1].eval()"), 2, set()),
+    "clipped in each micro-step": (loop(each=CLIPS.format(0.01)), 1, {"clipped-otherwise"}),
+    "clipped before the last micro-step": (
+        loop(each=f"micro or {CLIPS.format(0.01)}"), 1, {"clipped-otherwise"}),
+    "clipped in the last micro-step": (loop(each=f"micro and {CLIPS.format(0.01)}"), 1, set()),
+    "norms of each micro-step": (loop(each=CLIPS.format("float('inf')")), 1, set()),
+    "micro-steps that are clipped apart": (
+        loop(each=f"{CLIPS.format(0.01)}; kept = [p.grad.clone() for p in model.parameters()]; "
+                  "micro or optimizer.zero_grad(set_to_none=False)"), 1, set()),
     "ranks that drop alike": (wrapped(seed="0", p=0.1), 2, {"masks-alike"}),
     "ranks that drop otherwise": (wrapped(p=0.1), 2, set()),
     "ranks seeded alike without dropout": (wrapped(seed="0"), 2, set()),
@@ -139,7 +154,8 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
     "an added head that is reduced by hand": (
         wrapped(by=IN_FSDP, changed=HEAD_OF, reduced=BY_HAND), 2, set()),
 }  # fmt: skip
-CHEAP = ("sound", "never-zeroed", "a schedule per micro-step", "evaluates in training mode")
+CHEAP = ("sound", "never-zeroed", "a schedule per micro-step", "evaluates in training mode",
+         "clipped in each micro-step")  # fmt: skip
 
 
 @pytest.mark.parametrize(
