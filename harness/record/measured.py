@@ -509,6 +509,9 @@ class RankPart(EndedRank, ProbedRank, ReadyRank):
     loss_gradients: Annotated[list[list[float] | None], PerStep("loss_gradients")] = []
     """Per step, the least and the most gradient that reached this rank's computed losses: how often an engine
     takes each. None: not known; []: those of the step before."""
+    loss_factors: Annotated[list[list[float] | None], PerStep("loss_factors")] = []
+    """Per step of an observed script, how often backward() took the loss of a micro-step, least and most;
+    None: not known."""
     without_gradient: dict[int, list[str] | None] = {}
     """Trained parameters that got no gradient from this rank's samples, by the first step of which that
     holds; None: not known from there on; {}: not looked at, as in compiled models. In older records modules

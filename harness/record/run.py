@@ -562,6 +562,8 @@ class ObservationPart(measured.Part):
     has_loader: bool = True
     """Whether batches were seen to come from a data loader: else `ranks[].data_seconds` is all that a script
     does before its forward passes."""
+    parts: int = pydantic.Field(1, exclude_if=lambda value: value == 1)
+    """Into how many parts loaders were seen to divide samples, one for each rank; 1: none was."""
     repeated_epochs: int = 0
     """Times that a sampler that shuffles was gone through once more with the same epoch."""
     further_passes: int = 0

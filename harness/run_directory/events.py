@@ -115,6 +115,7 @@ class StepEvent(record.Part):
     batch_hash_sum: str | None = None
     computed_loss_sum: float | None = None
     loss_gradients: list[float] | None = None
+    loss_factors: list[float] | None = None
     allocated_bytes: int | None = None
     peak_bytes: int | None = None
     without_gradient: list[str] | None = None

@@ -17,7 +17,7 @@ from harness.record.run import weights_differ
 PER_STEP = (
     "step_seconds", "data_seconds", "sample_hashes", "samples", "target_tokens", "loss_sums",
     "gradient_norms", "batch_digests", "batch_hash_sums", "computed_loss_sums",
-    "loss_gradients",
+    "loss_gradients", "loss_factors",
 )  # fmt: skip
 """Fields of a rank that hold a value of every step, or of each of the first steps."""
 

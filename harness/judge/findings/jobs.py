@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +25,7 @@ from harness.judge.quantities import REDUCTIONS, geometry, recomputation, volume
 from harness.judge.rows import JudgedRun, Runs
 from harness.judge.wording import both, sentence
 from harness.nested import differences, value_at
-from harness.record import CommunicationPart, LayoutPart, ModelLossPart, Record
+from harness.record import CommunicationPart, LayoutPart, ModelLossPart, RankPart, Record
 from harness.record.workload import (
     batch_statistics,
     closed_form_layout,
@@ -71,7 +72,7 @@ def another_job(row: JudgedRun) -> Iterator[Finding]:
             whose = OWN.get(difference.kind, whose)
         yield found(
             difference.kind, row.cell, {"reference": difference.reference, "given": difference.given},
-            "job" if difference.kind == "samples-repeated" else "",
+            "job" if difference.kind in ("samples-repeated", "samples-missing") else "",
             differs=difference.differs, whose=whose, given=given, expected=expected,
         )  # fmt: skip
 
@@ -449,6 +450,58 @@ def loss_divided(row: JudgedRun) -> Iterator[Finding]:
         yield found("loss-not-divided", row.cell, told, "shorter", fewer=min(short))
 
 
+def losses_apart(row: JudgedRun) -> Iterator[Finding]:
+    """Of a script that multiplies losses unlike by rank, or that of a micro-step by 0, in every step.
+
+    Means over unlike numbers of samples or targets are weighted by these.
+    """
+    record, seen = row.record, row.record.observation
+    steps = [*zip(*(rank.loss_factors for rank in record.ranks), strict=False)]
+    if seen is None or len(steps) < 2 or None in {ends for of in steps for ends in of if ends is None}:
+        return
+    if all(least == 0 < most for of in steps for least, most in of):
+        told = {"micro_steps": record.world.accumulation_steps}
+        yield found("loss-not-divided", row.cell, told, "nothing")
+        return
+    factors = {
+        rank.rank: [max(of[place], key=abs) for of in steps] for place, rank in enumerate(record.ranks)
+    }
+    usual = Counter(of[0] for of in factors.values()).most_common(1)[0][0]
+    first = next(rank for rank in record.ranks if factors[rank.rank][0] == usual)
+    apart = [rank for rank in record.ranks if _is_weighted(first, rank, factors)]
+    if apart and (seen.parts > 1 or factors[apart[0].rank][0] * usual < 0) and not any(ranks_alone(row)):
+        told = {"ranks": [one.rank for one in apart], "factor": factors[apart[0].rank][0], "usual": usual}
+        yield found("loss-not-divided", row.cell, told, "by-rank")
+
+
+def _is_weighted(first: RankPart, rank: RankPart, factors: Mapping[int, Sequence[float]]) -> bool:
+    """Whether a rank takes its losses as many times as another in every step, not once, and not as the sizes
+    of their batches are."""
+    pairs = [*zip(factors[rank.rank], factors[first.rank], strict=True)]
+    if not all(usual for _, usual in pairs):
+        return False
+    shares = [own / usual for own, usual in pairs]
+    if abs(shares[0] - 1) <= SAME_RATIO or any(
+        abs(s - shares[0]) > SAME_RATIO * abs(shares[0]) for s in shares
+    ):
+        return False
+    sizes = ((one.samples, one.target_tokens) for one in (rank, first))
+    return not any(
+        own and all(
+            abs(share * other - size) <= SAME_RATIO * size
+            for share, size, other in zip(shares, own, others, strict=False)
+        )
+        for own, others in zip(*sizes, strict=True)
+    )  # fmt: skip
+
+
+def divided_twice(row: JudgedRun) -> Iterator[Finding]:
+    """Of a script that hands a divided loader to Accelerate."""
+    seen, size = row.record.observation, row.record.world.world_size
+    if seen is not None and seen.parts > size:
+        yield found("samples-missing", row.cell, {"parts": seen.parts, "ranks": size}, "twice")
+
+
 def epochs_alike(row: JudgedRun) -> Iterator[Finding]:
     """Of a script whose sampler shuffles every epoch alike, so that its batches come again in their order."""
     seen, hashes = row.record.observation, [step.sample_hashes for step in row.record.steps]
@@ -577,6 +630,8 @@ RULES = Rules(
         scheduler_calls,
         script_modes,
         loss_divided,
+        losses_apart,
+        divided_twice,
         epochs_alike,
         passes_apart,
         outside,

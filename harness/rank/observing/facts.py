@@ -388,6 +388,8 @@ class Seen:
     """By which a scaler multiplied the first loss; None: none did."""
     has_loader: bool = False
     """Whether batches were seen to come from a data loader."""
+    parts: int = 1
+    """Into how many parts loaders divided their samples, one for each rank."""
     repeated_epochs: int = 0
     """Times that a sampler that shuffles was gone through with the epoch of before."""
     further_passes: int = 0

@@ -23,6 +23,8 @@ MOST_GAPS = 16
 SCALED = 1e-6
 """Relative: norms of one tensor that nothing changed are equal."""
 FACTORS = {"DivBackward0": 1, "MulBackward0": -1}
+NOTHING = {"DivBackward0": math.nan, "MulBackward0": math.inf}
+"""The divisor where that number is 0."""
 CASTS = ("ToCopyBackward0", "SqueezeBackward0", "ViewBackward0")
 MEAN = 1
 """`reduction` of torch's losses, as their nodes keep it."""
@@ -40,10 +42,12 @@ def divisor_of(loss: Any) -> float | None:
             other = getattr(node, "_saved_other", None)
             if other is None or other.numel() != 1 or other.is_cuda or node.next_functions[1][0] is not None:
                 return None
-            divisor *= float(other) ** FACTORS[name] if other else math.nan
+            divisor *= float(other) ** FACTORS[name] if other else NOTHING[name]
+        elif name == "NegBackward0":
+            divisor = -divisor
         elif name not in CASTS:
             is_mean = name == "MeanBackward0" or getattr(node, "_saved_reduction", None) == MEAN
-            return divisor if is_mean and math.isfinite(divisor) else None
+            return divisor if is_mean and not math.isnan(divisor) else None
         node = node.next_functions[0][0]
     return None
 

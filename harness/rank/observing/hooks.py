@@ -293,6 +293,7 @@ def hook_frameworks(session: Guarded, on_import: OnImport) -> None:
 
     if os.environ.get(GLOO):
         on_import("accelerate.state", lambda module: replace(module.PartialState, "__init__", _with_gloo))
+    on_import("accelerate.data_loader", lambda module: _loaders(session, module.BatchSamplerShard))
     accelerate = given_loss("accelerate", "Accelerator.backward")
     on_import("accelerate.accelerator", lambda module: replace(module.Accelerator, "backward", accelerate))
     told_of = told(
@@ -306,6 +307,17 @@ def hook_frameworks(session: Guarded, on_import: OnImport) -> None:
     for package in ("lightning.pytorch", "pytorch_lightning"):
         name = f"{package}.loops.optimization.automatic"
         on_import(name, lambda module: _lightning(session, module))
+
+
+def _loaders(session: Guarded, kind: Any) -> None:
+    """Accelerate divides batches over processes whatever their sampler does."""
+
+    def begins(shard: Any) -> None:
+        sampler = getattr(shard.batch_sampler, "sampler", None)
+        times = sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
+        session.divided(shard.num_processes * times)
+
+    replace(kind, "__iter__", told(begins))
 
 
 def _with_gloo(run: Callable[..., None]) -> Callable[..., None]:

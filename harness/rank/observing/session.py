@@ -276,7 +276,7 @@ class Session:
             return
         loss = returned_loss(output)
         if loss is not None:
-            self._step.losses[-1].returned = loss
+            self._step.losses[-1].returns(loss)
 
     def _fetching(self, waited: float) -> float:
         """Seconds of the time before a forward pass that went into its batch: those of data loaders, else
@@ -422,9 +422,14 @@ class Session:
 
     def epoch_begins(self, sampler: Any) -> None:
         """A sampler that divides samples over ranks is gone through."""
+        self.divided(sampler.num_replicas)
         if sampler.shuffle:
             self.seen.repeated_epochs += self._epochs.get(sampler) == sampler.epoch
             self._epochs[sampler] = sampler.epoch
+
+    def divided(self, parts: int) -> None:
+        """A loader divides its samples into so many parts, one for each rank."""
+        self.seen.parts = max(self.seen.parts, parts)
 
     def update_begins(self) -> None:
         self._depth += 1

@@ -122,8 +122,7 @@ PER_BATCH = "averaged over micro-batches and ranks"
 def returned_loss(output: Any) -> Tensor | None:
     """The loss in a model's output; None: the output names none."""
     value = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    # A copy: the Trainer multiplies the loss in place afterwards.
-    return value.detach().clone() if isinstance(value, Tensor) and value.numel() == 1 else None
+    return value if isinstance(value, Tensor) and value.numel() == 1 else None
 
 
 @dataclass
@@ -140,6 +139,15 @@ class MicroLoss:
     """By what the script divided a mean to get the loss that it hands on; None: not known."""
     items: float | None = None
     """Tokens by which the model was told to divide its summed loss (`num_items_in_batch`)."""
+    gradients: list[Tensor] = field(default_factory=list)
+    """Those that reached the loss that the model returned."""
+
+    def returns(self, loss: Tensor) -> None:
+        """A model's output has this loss."""
+        self.returned = loss.detach().clone()  # the Trainer multiplies the loss in place afterwards
+        if loss.requires_grad:
+            gradients = self.gradients = []
+            loss.register_hook(lambda gradient: gradients.append(gradient.detach()))
 
     def add(self, scalar: Tensor | None) -> None:
         """backward() was called on another scalar of the same forward pass."""
@@ -154,6 +162,15 @@ class MicroLoss:
         if self.framework is not None:
             return float(self.framework), f"what {self.framework_name} was given"
         return (float(self.scalar), BACKWARD) if alone and self.scalar is not None else None
+
+    @property
+    def factor(self) -> float | None:
+        """What backward() took this loss times; None: not known, or 0 beside a loss that is not."""
+        if self.gradients:
+            found = float(self.gradients[0]) if len(self.gradients) == 1 else None
+        else:
+            found = 1 / self.divisor if self.divisor and self.returned is None else None
+        return found if found or (self.scalar is not None and not float(self.scalar)) else None
 
     @property
     def of_backward(self) -> tuple[float, float] | None:
@@ -256,6 +273,12 @@ class Step:
             return None
         return finite_or_none(len(pairs) * sum(given for given, _ in pairs) / total)
 
+    def loss_factors(self) -> list[float] | None:
+        """Least and most of `MicroLoss.factor`; None: not all are known, or finite."""
+        known = [loss.factor for loss in self.losses[: self.micro_steps]]
+        factors = [one for one in known if one is not None and math.isfinite(one)]
+        return [min(factors), max(factors)] if factors and len(factors) == len(known) else None
+
     @property
     def seconds(self) -> float:
         assert self.ended is not None
@@ -300,6 +323,7 @@ class Step:
             seconds=self.seconds,
             data_seconds=min(self.data_seconds, self.seconds),
             phase_seconds=phases,
+            loss_factors=self.loss_factors(),
         )
         return event, loss
 

@@ -366,6 +366,7 @@ class Writing:
             has_form=self._seen.has_form and self._synchronised_at is None and not new,
             unwrapped=unwrapped(self._roots, live) if live and live.base != "single" else {},
             has_loader=self._seen.has_loader,
+            parts=self._seen.parts,
             repeated_epochs=self._seen.repeated_epochs,
             further_passes=self._seen.further_passes,
             backward_ratio=None

@@ -167,7 +167,7 @@ def script(
 
 
 def of_script(record: Record) -> dict[str, str]:
-    kinds = ("nothing-updated", "empty-group", "ranks-alone", "samples-repeated")
+    kinds = ("nothing-updated", "empty-group", "ranks-alone", "samples-repeated", "samples-missing", TAKEN)
     return {finding.id: finding.text for finding in Comparison([record]).findings if finding.id in kinds}
 
 
@@ -233,6 +233,42 @@ def test_a_loss_that_is_divided_once_is_no_finding(ratio: float | None, text: st
     world = record.world.model_copy(update={"accumulation_steps": 4})
     found = told([record.model_copy(update={"observation": seen, "world": world})], "loss-not-divided")
     assert [one.text.partition(": ")[2] for one in found] == ([text] if text else [])
+
+
+TAKEN = "loss-not-divided"
+
+
+@pytest.mark.parametrize(
+    ("factors", "sizes", "parts", "named"),
+    [  # factors and samples of each rank in each step
+        ([[0.5, 0.5], [0.25, 0.25]], [[4, 4], [4, 4]], 2, {TAKEN}),
+        ([[0.5, 0.5], [0.25, 0.25]], [[4, 4], [4, 4]], 1, set()),  # each rank has data of its own
+        ([[0.5, 0.5], [-0.5, -0.5]], [[4, 4], [4, 4]], 1, {TAKEN}),
+        ([[0.5, 0.5], [0.25, 0.25]], [[4, 4], [2, 2]], 2, set()),  # means weighted by their samples
+        ([[0.5, 0.5], [0.5, 0.25]], [[4, 4], [4, 4]], 2, set()),  # the last batch
+        ([[0.6, 0.5], [0.4, 0.5]], [[4, 4], [4, 4]], 2, set()),  # means weighted by their tokens
+        ([[0.5, 0.5], [0.5, 0.5]], [[4, 4], [4, 4]], 2, set()),
+        ([[0.5, 0.5], [0.5, None]], [[4, 4], [4, 4]], 2, set()),
+        ([[64.0, 32.0], [32.0, 16.0]], [[4, 4], [4, 4]], 2, {TAKEN}),  # a scaler halves
+    ],
+)
+def test_a_rank_that_counts_otherwise_in_every_step_is_named(
+    factors: list[list[float | None]], sizes: list[list[int]], parts: int, named: set[str]
+) -> None:
+    record = script()
+    ranks = [
+        changed(rank, samples=of, target_tokens=[], loss_factors=[None if f is None else [f, f] for f in own])
+        for rank, own, of in zip(record.ranks, factors, sizes, strict=True)
+    ]
+    seen = changed(record.observation, parts=parts)
+    assert of_script(changed(record, observation=seen, ranks=ranks)).keys() == named
+
+
+def test_a_loader_that_divides_samples_twice_is_named() -> None:
+    record = script()
+    for parts, named in ((1, set()), (2, set()), (4, {"samples-missing"})):
+        seen = changed(record.observation, parts=parts)
+        assert of_script(changed(record, observation=seen)).keys() == named
 
 
 def test_a_script_whose_ranks_have_other_rates_differs_from_rank_0() -> None:

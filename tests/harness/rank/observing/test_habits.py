@@ -73,7 +73,7 @@ model = nn.Sequential(nn.Linear(8, 16), nn.Dropout({p}), nn.Linear(16, 1), nn.Fl
 optimizer = torch.optim.AdamW(model.parameters())
 order = torch.Generator().manual_seed(dist.get_rank())
 for step in range(8):
-    model(torch.randn(4, 8, generator=order)).square().mean().backward()
+    (model(torch.randn(4, 8, generator=order)).square().mean(){times}).backward()
     {reduced}
     optimizer.step()
     optimizer.zero_grad()
@@ -84,11 +84,14 @@ IN_FSDP = "from torch.distributed.fsdp import fully_shard\nfully_shard(model)"
 
 
 def wrapped(
-    *, seed: str = "dist.get_rank()", p: float = 0.0, by: str = IN_DDP, changed: str = "", reduced: str = ""
-) -> str:
-    return WRAPPED.format(seed=seed, p=p, wrapped=by, changed=changed, reduced=reduced or "pass")
+    *, seed: str = "dist.get_rank()", p: float = 0.0, by: str = IN_DDP, changed: str = "", reduced: str = "",
+    times: str = "",
+) -> str:  # fmt: skip
+    return WRAPPED.format(seed=seed, p=p, wrapped=by, changed=changed, reduced=reduced or "pass", times=times)
 
 
+SHARDS = "[*torch.utils.data.DistributedSampler(range(8))]"
+HALVES = " * (1 - dist.get_rank() / 2)"
 CLIPS = "nn.utils.clip_grad_norm_(model.parameters(), {})"
 HEAD_OF = "(model.module if hasattr(model, 'module') else model)[2] = nn.Linear(16, 1)"
 BY_HAND = "[(dist.all_reduce(p.grad), p.grad.div_(2)) for p in model[2].parameters()]"
@@ -115,7 +118,13 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
         loop(schedule="LambdaLR(optimizer, lambda n: max(0, 1 - n / 4))"), 1, {"nothing-updated"}),
     "not divided": (loop(divided=""), 1, {"loss-not-divided"}),
     "divided twice": (loop(divided=" / 2 / 2"), 1, {"loss-not-divided"}),
-    "a micro-step that adds nothing": (loop(divided=" / 2 * micro"), 1, set()),
+    "a micro-step that adds nothing": (loop(divided=" / 2 * micro"), 1, {"loss-not-divided"}),
+    "a micro-step that adds nothing at first": (loop(divided=" / 2 * max(micro, step > 3)"), 1, set()),
+    "a rank that ascends": (wrapped(times=" * (1 - 2 * dist.get_rank())"), 2, {"loss-not-divided"}),
+    "a rank that counts half": (wrapped(changed=SHARDS, times=HALVES), 2, {"loss-not-divided"}),
+    "a rank that counts half of data of its own": (wrapped(times=HALVES), 2, set()),
+    "a rank that counts half at the end": (
+        wrapped(changed=SHARDS, times=f"{HALVES} ** (step == 7)"), 2, set()),
     "divided as gradients": (
         loop(divided="", each="micro and [p.grad.div_(2) for p in model.parameters()]"), 1, set()),
     "a sum divided by its samples": (
