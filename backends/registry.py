@@ -6,6 +6,7 @@ Third parties register a `Backend` subclass under the entry-point group 'harness
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -254,6 +255,9 @@ def create(label: str) -> Backend:
 def unmet_requirements(backend: Backend, world: World) -> list[str]:
     """Why a backend cannot run in this world, or with the installed versions; empty: it can."""
     reasons = unsupported(backend.packages, type(backend).__module__, world.device)
+    pinned = os.environ.get("DS_ACCELERATOR", world.device)
+    if "deepspeed" in backend.packages and pinned != world.device:
+        reasons.append(f"DS_ACCELERATOR={pinned} is set, and ranks are on {world.device}: unset it")
     try:
         backend.options.mesh(world.world_size)
     except Unsupported as misfit:

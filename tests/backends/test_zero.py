@@ -47,6 +47,15 @@ def test_a_lock_left_behind_is_named_with_its_age_and_what_to_do(lock: Path) -> 
     assert registry.unmet_requirements(backend, TWO) == []
 
 
+def test_another_accelerator_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, why in (("cuda", ["DS_ACCELERATOR=cuda is set, and ranks are on cpu: unset it"]), ("cpu", [])):
+        monkeypatch.setenv("DS_ACCELERATOR", name)
+        for backend in ("zero2", "accelerate-zero3"):
+            assert registry.unmet_requirements(registry.create(backend), TWO) == why
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    assert registry.unmet_requirements(registry.create("ddp"), TWO) == []
+
+
 def test_a_lock_that_a_build_holds_is_left_alone(lock: Path) -> None:
     lock.unlink()
     hold = "import sys, os; os.open(sys.argv[1], os.O_CREAT | os.O_EXCL); print(flush=True); sys.stdin.read()"
