@@ -564,6 +564,10 @@ class ObservationPart(measured.Part):
     does before its forward passes."""
     parts: int = pydantic.Field(1, exclude_if=lambda value: value == 1)
     """Into how many parts loaders were seen to divide samples, one for each rank; 1: none was."""
+    labels_ahead: int = pydantic.Field(0, exclude_if=lambda value: not value)
+    """Of the first steps, those whose labels were the next tokens already, and whose model shifts them."""
+    world_left_out: int = pydantic.Field(0, exclude_if=lambda value: not value)
+    """Steps whose summed losses were divided by the targets of all ranks, and not multiplied by the ranks."""
     repeated_epochs: int = 0
     """Times that a sampler that shuffles was gone through once more with the same epoch."""
     further_passes: int = 0

@@ -495,10 +495,16 @@ def _is_weighted(first: RankPart, rank: RankPart, factors: Mapping[int, Sequence
     )  # fmt: skip
 
 
-def divided_twice(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script that hands a divided loader to Accelerate."""
+def twice(row: JudgedRun) -> Iterator[Finding]:
+    """Of a script that does what its library does, too, or leaves what it leaves."""
     seen, size = row.record.observation, row.record.world.world_size
-    if seen is not None and seen.parts > size:
+    if seen is None:
+        return
+    if seen.labels_ahead:
+        yield found("labels-misplaced", row.cell, {"steps": seen.labels_ahead}, "ahead")
+    if seen.world_left_out > 1:
+        yield found("loss-not-divided", row.cell, {"ranks": size}, "world")
+    if seen.parts > size:
         yield found("samples-missing", row.cell, {"parts": seen.parts, "ranks": size}, "twice")
 
 
@@ -584,7 +590,7 @@ def labels_and_losses(runs: Runs) -> list[Finding]:
                 "misplaced_labels": data.misplaced_labels, "target_tokens": data.target_tokens,
                 "targets": rows[0].record.job.data.targets,
             }  # fmt: skip
-            told.append(found("labels-misplaced", labels(misplaced), values))
+            told.append(found("labels-misplaced", labels(misplaced), values, "data"))
         adding = [row for row in rows if _adds_loss(row)]
         if adding and (part := added_loss(adding[0].record)) is not None:
             values = {"model_loss": part.model, "job_loss": part.job, "targets": part.targets}
@@ -631,7 +637,7 @@ RULES = Rules(
         script_modes,
         loss_divided,
         losses_apart,
-        divided_twice,
+        twice,
         epochs_alike,
         passes_apart,
         outside,

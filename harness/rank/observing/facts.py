@@ -5,6 +5,7 @@ and optimizers, and the settings of a job that these show. The engines only desc
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 import os
@@ -394,6 +395,10 @@ class Seen:
     """Times that a sampler that shuffles was gone through with the epoch of before."""
     further_passes: int = 0
     """Backward passes that began in results of a forward pass that had one before."""
+    labels_ahead: int = 0
+    """Of the first steps, those whose labels stood one token ahead of what a model shifts."""
+    world_left_out: int = 0
+    """Those whose summed losses were divided by the targets of all ranks, and not multiplied by the ranks."""
     backward_ratios: list[tuple[int, float]] = field(default_factory=list)
     """Of steps their number of micro-steps, and `Step.backward_ratio`."""
     evaluating_since: int | None = None
@@ -419,10 +424,24 @@ def hugging_face_model(module: nn.Module) -> nn.Module | None:
     return next((m for m in module.modules() if hasattr(vars(m).get("config"), "to_diff_dict")), None)
 
 
+CAUSAL = ("ForCausalLM", "GPT2LMHeadModel")
+
+
 def is_causal(module: nn.Module) -> bool:
     """Whether it holds a causal language model of transformers, which shifts its labels."""
     model = hugging_face_model(module)
-    return model is not None and type(model).__name__.endswith(("ForCausalLM", "GPT2LMHeadModel"))
+    return model is not None and type(model).__name__.endswith(CAUSAL)
+
+
+def shifts_labels(module: nn.Module) -> bool:
+    """Whether a causal language model in it computes its loss by code of transformers alone."""
+    own = "transformers."
+    return any(
+        type(one).__name__.endswith(CAUSAL)
+        and inspect.unwrap(type(one).forward).__module__.startswith(own)
+        and "_loss_function" not in vars(one)
+        for one in module.modules()
+    )
 
 
 def observed_layout(live: Live, optimizers: Optimizers) -> LayoutPart:

@@ -26,28 +26,34 @@ FACTORS = {"DivBackward0": 1, "MulBackward0": -1}
 NOTHING = {"DivBackward0": math.nan, "MulBackward0": math.inf}
 """The divisor where that number is 0."""
 CASTS = ("ToCopyBackward0", "SqueezeBackward0", "ViewBackward0")
-MEAN = 1
-"""`reduction` of torch's losses, as their nodes keep it."""
+ENDS = (("MeanBackward0", 1), ("SumBackward0", 2))
+"""Of means and of sums: the node, and `reduction` of torch's losses, as their nodes keep it."""
 
 
-def divisor_of(loss: Any) -> float | None:
+def divisor_of(loss: Any, *, of_sum: bool = False) -> float | None:
     """By what plain numbers a mean of torch's was divided to make this loss; None: it ends in no such mean.
 
-    Reads the graph alone, and waits for no device.
+    Reads the graph alone, and waits for no device. of_sum: a sum's instead, whose numbers a device may hold.
     """
     node, divisor = loss.grad_fn if isinstance(loss, Tensor) else None, 1.0
     while node is not None:
         name = node.name()
         if name in FACTORS:
             other = getattr(node, "_saved_other", None)
-            if other is None or other.numel() != 1 or other.is_cuda or node.next_functions[1][0] is not None:
+            if (
+                other is None
+                or other.numel() != 1
+                or (other.is_cuda and not of_sum)
+                or node.next_functions[1][0] is not None
+            ):
                 return None
             divisor *= float(other) ** FACTORS[name] if other else NOTHING[name]
         elif name == "NegBackward0":
             divisor = -divisor
         elif name not in CASTS:
-            is_mean = name == "MeanBackward0" or getattr(node, "_saved_reduction", None) == MEAN
-            return divisor if is_mean and not math.isnan(divisor) else None
+            ends = ENDS[of_sum]
+            is_one = name == ends[0] or getattr(node, "_saved_reduction", None) == ends[1]
+            return divisor if is_one and not math.isnan(divisor) else None
         node = node.next_functions[0][0]
     return None
 

@@ -349,6 +349,8 @@ def _trainer(session: Guarded, trainer: Any) -> None:
                 loss = result[0] if isinstance(result, tuple) else result
                 items = names.get(SHARE) if reads(own, SHARE) else None
                 session.framework_loss(loss, TRAINER, items, may_divide(own))
+                if items is not None and self.args.average_tokens_across_devices:
+                    session.share_of_all(loss, items, self.args.world_size)
                 return result
 
             self.compute_loss = compute_loss

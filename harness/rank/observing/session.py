@@ -32,7 +32,7 @@ from harness.forms.terms import BETWEEN, SCALAR_BYTES, may_reduce
 from harness.rank.live.model_watch import depends_on_mode, in_backward
 from harness.rank.live.observer import DIGESTED_STEPS, OptimizerWatch
 from harness.rank.observing import hooks
-from harness.rank.observing.facts import Seen, is_causal, sharded_by, weights_of
+from harness.rank.observing.facts import Seen, is_causal, sharded_by, shifts_labels, weights_of
 from harness.rank.observing.habits import Habits, divisor_of
 from harness.rank.observing.step import TRAINER, MicroBatch, MicroLoss, Step, returned_loss, scalar_of
 from harness.rank.observing.writing import Writing
@@ -266,6 +266,8 @@ class Session:
             batch = MicroBatch.of(arguments, named, causal=self._causal[id(root)])
             if batch is not None:
                 step.batches.append(batch)
+                shifts = self._causal[id(root)] and "shift_labels" not in named
+                step.losses[-1].shifts = shifts and self.seen.steps < DIGESTED_STEPS and shifts_labels(root)
             items = named.get("num_items_in_batch")
             if items is not None:
                 step.losses[-1].items = float(items)
@@ -413,6 +415,12 @@ class Session:
                 current.divisor = divisor_of(loss)
             if items is not None:
                 current.items = float(items)
+
+    def share_of_all(self, loss: Any, items: Any, ranks: int) -> None:
+        """A script's own loss, which is to be `ranks` times its share of these target tokens of all ranks."""
+        if self.seen.steps < DIGESTED_STEPS and ranks > 1:
+            divisor = divisor_of(loss, of_sum=True)
+            self._open().losses[-1].lacks_world = divisor is not None and divisor == float(items)
 
     def scheduled(self, scheduler: Any) -> None:
         self.habits.scheduled(scheduler)

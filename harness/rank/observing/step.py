@@ -81,6 +81,15 @@ class MicroBatch:
             return None
         return int((self.labels[:, 1:] != IGNORED).sum())
 
+    def labels_are_ahead(self) -> bool:
+        """Whether each label is the token after the one at its position, and not that one."""
+        labels, tokens = self.labels, self.samples
+        if labels is None or not self._is_text or labels.shape != tokens.shape:
+            return False
+        count = labels[:, :-1] != IGNORED
+        ahead, same = labels[:, :-1] == tokens[:, 1:], labels == tokens
+        return bool(count.any() and ahead[count].all() and not same[:, :-1][count].all())
+
     def hash_sum(self) -> int:
         """Sum of a hash of each sample, as of a batch of the harness where there are labels of each token."""
         return int(content_sum(self._content()))
@@ -139,6 +148,10 @@ class MicroLoss:
     """By what the script divided a mean to get the loss that it hands on; None: not known."""
     items: float | None = None
     """Tokens by which the model was told to divide its summed loss (`num_items_in_batch`)."""
+    shifts: bool = False
+    """Whether the model shifts the labels of which it returns the loss."""
+    lacks_world: bool = False
+    """Whether `framework` is a sum, divided by the targets of all ranks."""
     gradients: list[Tensor] = field(default_factory=list)
     """Those that reached the loss that the model returned."""
 
@@ -272,6 +285,22 @@ class Step:
         if any(loss and not given for given, loss in pairs):
             return None
         return finite_or_none(len(pairs) * sum(given for given, _ in pairs) / total)
+
+    def labels_are_ahead(self) -> bool:
+        """Whether every micro-step trains on what a model returned for labels that were shifted before."""
+        losses = self.losses[: self.micro_steps]
+        return len(losses) == len(self.batches) > 0 and all(
+            one.shifts and one.gradients and batch.labels_are_ahead()
+            for one, batch in zip(losses, self.batches, strict=True)
+        )
+
+    def lacks_world(self) -> bool:
+        """Whether every micro-step's loss lacks the number of ranks as factor."""
+        known = [one for one in self.losses[: self.micro_steps] if one.lacks_world]
+        pairs = [(one.scalar, one.framework) for one in known]
+        return bool(known) and len(known) == self.micro_steps and all(
+            given is not None and own is not None and float(given) == float(own) for given, own in pairs
+        )  # fmt: skip
 
     def loss_factors(self) -> list[float] | None:
         """Least and most of `MicroLoss.factor`; None: not all are known, or finite."""

@@ -214,6 +214,8 @@ class Writing:
         for name in ("tokens", "target_tokens", "samples", "gradient_norm"):
             self._known[name] = self._known.get(name, True) and getattr(event, name) is not None
         self._events.write(event)
+        self._seen.labels_ahead += step.labels_are_ahead()
+        self._seen.world_left_out += step.lacks_world()
         if (ratio := step.backward_ratio()) is not None:
             self._seen.backward_ratios.append((step.micro_steps, ratio))
         if step.number == 0:
@@ -321,6 +323,10 @@ class Writing:
             yield "several models train; states are those of the largest that the first step called"
         if new:
             yield f"added after the model was wrapped: {', '.join(new)}; bytes and memory are not judged"
+        left = left_out(live, self._optimizers) if live is not None and self._optimizers.each else []
+        if left:
+            more = "" if len(left) == 1 else f" and {len(left) - 1} more"
+            yield f"no optimizer has {left[0]}{more}, to which gradients are computed: they keep their values"
         if len(self._optimizers.each) > 1:
             count = len(self._optimizers.each)
             yield f"{count} optimizers step: a step ends with each that follows a backward pass"
@@ -367,6 +373,8 @@ class Writing:
             unwrapped=unwrapped(self._roots, live) if live and live.base != "single" else {},
             has_loader=self._seen.has_loader,
             parts=self._seen.parts,
+            labels_ahead=self._seen.labels_ahead,
+            world_left_out=self._seen.world_left_out,
             repeated_epochs=self._seen.repeated_epochs,
             further_passes=self._seen.further_passes,
             backward_ratio=None

@@ -1,5 +1,6 @@
 """Mistakes around updates, which no figure of a step shows: each is named, and its sound twin is not."""
 
+import math
 from pathlib import Path
 from textwrap import indent
 
@@ -93,6 +94,60 @@ def wrapped(
 SHARDS = "[*torch.utils.data.DistributedSampler(range(8))]"
 HALVES = " * (1 - dist.get_rank() / 2)"
 CLIPS = "nn.utils.clip_grad_norm_(model.parameters(), {})"
+LANGUAGE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+class Own(LlamaForCausalLM):
+    def forward(self, input_ids, labels):
+        out = super().forward(input_ids=input_ids)
+        out.loss = F.cross_entropy(out.logits.flatten(0, 1), labels.flatten())
+        return out
+sizes = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2)
+model = {kind}(LlamaConfig(**sizes))
+"""
+AHEAD = (
+    LANGUAGE
+    + """
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(8):
+    tokens = torch.randint(0, 64, (2, 17))
+    out = model(input_ids=tokens[:, :-1], labels={labels})
+    {loss}.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+NEXT, BY_LOGITS = "tokens[:, 1:]", "F.cross_entropy(out.logits.flatten(0, 1), tokens[:, 1:].flatten())"
+TRAINED = (
+    LANGUAGE
+    + """
+from transformers import Trainer, TrainingArguments
+class Train(Trainer):
+    def compute_loss(self, model, inputs, num_items_in_batch=None, **named):
+        {loss}
+data = [{{"input_ids": ids, "labels": ids}} for ids in torch.randint(0, 64, (64, 16))]
+arguments = TrainingArguments(
+    output_dir="out", max_steps=8, per_device_train_batch_size=2, use_cpu=True, report_to=[],
+    save_strategy="no", disable_tqdm=True, average_tokens_across_devices={average},
+)
+Train(model, arguments, train_dataset=data).train()
+"""
+)
+SUMMED = """labels, ranks = inputs.pop("labels"), self.args.world_size
+        logits = model(**inputs).logits[:, :-1].flatten(0, 1)
+        loss = F.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum") / num_items_in_batch
+        return loss"""
+
+INHERITED = "return super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)"
+
+
+def ahead(*, kind: str = "LlamaForCausalLM", labels: str = NEXT, loss: str = "out.loss") -> str:
+    return AHEAD.format(kind=kind, labels=labels, loss=loss)
+
+
+def trained(loss: str, *, average: bool = True) -> str:
+    return TRAINED.format(kind="LlamaForCausalLM", loss=loss, average=average)
+
+
 HEAD_OF = "(model.module if hasattr(model, 'module') else model)[2] = nn.Linear(16, 1)"
 BY_HAND = "[(dist.all_reduce(p.grad), p.grad.div_(2)) for p in model[2].parameters()]"
 SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
@@ -155,6 +210,14 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
     "micro-steps that are clipped apart": (
         loop(each=f"{CLIPS.format(0.01)}; kept = [p.grad.clone() for p in model.parameters()]; "
                   "micro or optimizer.zero_grad(set_to_none=False)"), 1, set()),
+    "labels that are shifted twice": (ahead(), 1, {"labels-misplaced"}),
+    "labels that the model shifts": (ahead(labels="tokens[:, :-1]"), 1, set()),
+    "labels that a model of one's own does not shift": (ahead(kind="Own"), 1, set()),
+    "labels shifted for a loss of one's own": (ahead(loss=BY_LOGITS), 1, set()),
+    "a share of the tokens of all ranks": (trained(SUMMED), 2, {"loss-not-divided"}),
+    "a share of the tokens of all ranks, times the ranks": (trained(f"{SUMMED} * ranks"), 2, set()),
+    "a share of the tokens of a rank": (trained(SUMMED, average=False), 2, set()),
+    "the Trainer's own share": (trained(INHERITED), 2, set()),
     "ranks that drop alike": (wrapped(seed="0", p=0.1), 2, {"masks-alike"}),
     "ranks that drop otherwise": (wrapped(p=0.1), 2, set()),
     "ranks seeded alike without dropout": (wrapped(seed="0"), 2, set()),
@@ -184,5 +247,10 @@ def test_what_divides_a_mean_is_read_from_its_graph() -> None:
     assert divisor_of(mean / 4) == divisor_of(mean * 0.25) == 4
     assert divisor_of(functional.cross_entropy(logits.bfloat16(), targets).float() / 2 / 2) == 4
     assert divisor_of(logits.square().mean() / torch.tensor(3.0)) == 3
+    assert divisor_of(-mean / 2) == -2
+    assert divisor_of(mean * 0) == math.inf
+    summed = functional.cross_entropy(logits, targets, reduction="sum")
+    assert divisor_of(summed / 4, of_sum=True) == divisor_of(logits.sum() / 4, of_sum=True) == 4
+    assert divisor_of(mean / 4, of_sum=True) is None
     for unknown in (logits.sum() / 4, mean + mean, mean / logits.sum(), mean.detach(), 1.0):
         assert divisor_of(unknown) is None

@@ -256,7 +256,7 @@ for step in range(8):
     "parameters that no optimizer has": Loop(body="""
 optimizer = torch.optim.AdamW(model[2].parameters())
 train(8)
-""", updates=8, left_out=("0.bias", "0.weight")),
+""", updates=8, left_out=("0.bias", "0.weight"), note="no optimizer has 0.bias and 1 more"),
     "groups without a number as rate": Loop(body="""
 class Signs(torch.optim.Optimizer):
     def __init__(self, parameters):

@@ -37,6 +37,24 @@ def test_scalars_of_several_micro_steps_are_not_guessed_at() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tokens", "labels", "is_ahead"),
+    [
+        ([1, 2, 3, 4], [2, 3, 4, 5], True), ([1, 2, 3, 4], [-100, -100, 4, 5], True),
+        ([1, 2, 3, 4], [1, 2, 3, 4], False), ([7, 7, 7, 7], [7, 7, 7, 7], False),
+        ([1, 2, 3, 4], [2, 3, 9, 5], False), ([1, 2, 3, 4], [-100, -100, -100, 5], False),
+        ([1, 2, 3, 4], [2, 3, 4], False), ([1.0, 2.0, 3.0, 4.0], [2, 3, 4, 5], False),
+    ],
+)  # fmt: skip
+def test_labels_that_are_the_next_tokens_stand_ahead(
+    tokens: list[float], labels: list[int], is_ahead: bool
+) -> None:
+    given = {"input_ids": torch.tensor([tokens]), "labels": torch.tensor([labels])}
+    found = MicroBatch.of((), given, causal=True)
+    assert found is not None
+    assert found.labels_are_ahead() is is_ahead
+
+
+@pytest.mark.parametrize(
     ("returned", "framework", "scalar", "named", "pair"),
     [
         (None, 0.5, 0.5, {"framework_name": "Accelerator.backward"}, None),  # divided by the script, or never
