@@ -527,6 +527,8 @@ class GivenPart(measured.Part):
         return [setting for setting in self.settings if setting.handling == "pinned"]
 
 
+PADDING, LABELLED = "padding_tokens", "labelled_padding_tokens"
+"""Figures of the steps of observed scripts whose batches have padding."""
 PER_TOKEN = "averaged over target tokens"
 """Ends what says where an observed script's loss is from, if it is per token."""
 

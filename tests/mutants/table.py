@@ -611,7 +611,7 @@ MUTANTS = [Mutant(*row) for row in (
      "test_what_divides_a_mean_is_read_from_its_graph"),
     ("clipped-sums", "Habits.backward_ends", becomes("not goes_on and _has_changed(self._cut)", "False"),
      "Clipping in each micro-step is named",
-     "test_a_mistake_around_updates_is_named_and_its_sound_twin_is_not[clipped in each micro-step]"),
+     "test_a_mistake_around_updates_is_named_and_its_sound_twin_is_not[clipped-each]"),
     ("weighted-ranks", "_is_weighted", becomes("share * other - size", "share - size"),
      "A mean that is weighted by the size of its batch is none of a mistake",
      "test_a_rank_that_counts_otherwise_in_every_step_is_named"),

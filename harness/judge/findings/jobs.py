@@ -26,6 +26,7 @@ from harness.judge.rows import JudgedRun, Runs
 from harness.judge.wording import both, sentence
 from harness.nested import differences, value_at
 from harness.record import CommunicationPart, LayoutPart, ModelLossPart, RankPart, Record
+from harness.record.run import LABELLED, PADDING
 from harness.record.workload import (
     batch_statistics,
     closed_form_layout,
@@ -508,6 +509,27 @@ def twice(row: JudgedRun) -> Iterator[Finding]:
         yield found("samples-missing", row.cell, {"parts": seen.parts, "ranks": size}, "twice")
 
 
+def padding(row: JudgedRun) -> Iterator[Finding]:
+    """Of a script that trains on all padding of some ranks and on none of the others."""
+    steps = {
+        rank.rank: [
+            (own, of)
+            for own, of in zip(*(rank.step_figures.get(key, []) for key in (LABELLED, PADDING)), strict=False)
+            if own is not None and of
+        ]
+        for rank in (row.record.ranks if row.record.observation is not None else ())
+    }
+    ranks = [rank for rank, pairs in steps.items() if pairs and all(own == of for own, of in pairs)]
+    others = [rank for rank, pairs in steps.items() if pairs and not any(own for own, _ in pairs)]
+    if (
+        ranks
+        and others
+        and len(ranks) + len(others) == len(steps)
+        and all(len(p) > 1 for p in steps.values())
+    ):
+        yield found("labels-misplaced", row.cell, {"ranks": ranks}, "padding", others=others)
+
+
 def epochs_alike(row: JudgedRun) -> Iterator[Finding]:
     """Of a script whose sampler shuffles every epoch alike, so that its batches come again in their order."""
     seen, hashes = row.record.observation, [step.sample_hashes for step in row.record.steps]
@@ -638,6 +660,7 @@ RULES = Rules(
         loss_divided,
         losses_apart,
         twice,
+        padding,
         epochs_alike,
         passes_apart,
         outside,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from harness.backends.base import Batch
 from harness.rank.data import IGNORED, content_digests, content_sum
 from harness.rank.live.observer import DIGESTED_STEPS
 from harness.record import Window
-from harness.record.run import PER_TOKEN
+from harness.record.run import LABELLED, PADDING, PER_TOKEN
 from harness.run_directory.events import AppliedGradients, StepEvent
 
 FIRST = (
@@ -80,6 +81,17 @@ class MicroBatch:
         if self.labels is None or not self.shifts or self.labels.dim() != 2:
             return None
         return int((self.labels[:, 1:] != IGNORED).sum())
+
+    def padding(self) -> dict[str, float]:
+        """Tokens of padding that are no first ones, and those of them with a label; {}: there are none."""
+        labels, mask = self.labels, self.mask
+        if labels is None or mask is None or not self._is_text or not self.shifts:
+            return {}
+        if not labels.shape == mask.shape == self.samples.shape:
+            return {}
+        padded = mask[:, 1:] == 0
+        labelled = padded & (labels[:, 1:] != IGNORED)
+        return {PADDING: float(padded.sum()), LABELLED: float(labelled.sum())}
 
     def labels_are_ahead(self) -> bool:
         """Whether each label is the token after the one at its position, and not that one."""
@@ -327,6 +339,9 @@ class Step:
         norm, is_partial = (None, False) if self.norm is None else number(self.norm)
         hashes = [batch.hash_sum() for batch in self.batches]
         total = f"{sum(hashes) % 2**64:016x}" if hashes else None
+        padding = Counter[str]()
+        for batch in self.batches:
+            padding.update(batch.padding())  # type: ignore[arg-type]
         event = StepEvent(
             step=self.number,
             window=self.window,
@@ -353,6 +368,7 @@ class Step:
             data_seconds=min(self.data_seconds, self.seconds),
             phase_seconds=phases,
             loss_factors=self.loss_factors(),
+            figures=dict(padding) if padding[PADDING] else {},
         )
         return event, loss
 

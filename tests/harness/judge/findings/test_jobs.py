@@ -23,6 +23,7 @@ from harness.record import (
     SplitPart,
     TensorPart,
 )
+from harness.record.run import LABELLED, PADDING
 from tests.harness.cli.command_line import UNTRACED, records, succeeds
 from tests.records import changed, make_communication, make_ranks, make_record, make_steps, told
 from tests.representatives import first
@@ -167,7 +168,15 @@ def script(
 
 
 def of_script(record: Record) -> dict[str, str]:
-    kinds = ("nothing-updated", "empty-group", "ranks-alone", "samples-repeated", "samples-missing", TAKEN)
+    kinds = (
+        "nothing-updated",
+        "empty-group",
+        "ranks-alone",
+        "samples-repeated",
+        "samples-missing",
+        TAKEN,
+        "labels-misplaced",
+    )
     return {finding.id: finding.text for finding in Comparison([record]).findings if finding.id in kinds}
 
 
@@ -262,6 +271,28 @@ def test_a_rank_that_counts_otherwise_in_every_step_is_named(
     ]
     seen = changed(record.observation, parts=parts)
     assert of_script(changed(record, observation=seen, ranks=ranks)).keys() == named
+
+
+@pytest.mark.parametrize(
+    ("labelled", "named"),
+    [  # of 4 tokens of padding of each rank in each step
+        ([[0.0, 0.0], [4.0, 4.0]], {"labels-misplaced"}),
+        ([[4.0, 4.0], [4.0, 4.0]], set()),  # on purpose
+        ([[0.0, 0.0], [0.0, 0.0]], set()),
+        ([[0.0, 0.0], [1.0, 1.0]], set()),  # an end of text
+        ([[0.0, 0.0], [0.0, 4.0]], set()),
+        ([[None, None], [4.0, 4.0]], set()),  # a rank without padding
+    ],
+)
+def test_padding_that_some_ranks_train_on_is_named(
+    labelled: list[list[float | None]], named: set[str]
+) -> None:
+    record = script()
+    ranks = [
+        rank.model_copy(update={"step_figures": {PADDING: [4.0, 4.0], LABELLED: of}})
+        for rank, of in zip(record.ranks, labelled, strict=True)
+    ]
+    assert of_script(changed(record, ranks=ranks)).keys() == named
 
 
 def test_a_loader_that_divides_samples_twice_is_named() -> None:

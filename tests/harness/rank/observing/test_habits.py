@@ -202,7 +202,7 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
         wrapped(p=0.1, reduced="step == 3 and (model.module.eval(), model.module.train())"), 2, set()),
     "a part of what DDP wraps stays in evaluation mode": (
         wrapped(p=0.1, reduced="step == 3 and model.module[1].eval()"), 2, set()),
-    "clipped in each micro-step": (loop(each=CLIPS.format(0.01)), 1, {"clipped-otherwise"}),
+    "clipped-each": (loop(each=CLIPS.format(0.01)), 1, {"clipped-otherwise"}),
     "clipped before the last micro-step": (
         loop(each=f"micro or {CLIPS.format(0.01)}"), 1, {"clipped-otherwise"}),
     "clipped in the last micro-step": (loop(each=f"micro and {CLIPS.format(0.01)}"), 1, set()),
@@ -227,7 +227,7 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
         wrapped(by=IN_FSDP, changed=HEAD_OF, reduced=BY_HAND), 2, set()),
 }  # fmt: skip
 CHEAP = ("sound", "never-zeroed", "a schedule per micro-step", "evaluates in training mode",
-         "clipped in each micro-step")  # fmt: skip
+         "clipped-each")  # fmt: skip
 
 
 @pytest.mark.parametrize(

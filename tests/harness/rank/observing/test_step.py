@@ -6,6 +6,7 @@ import torch
 
 from harness.rank.observing.hooks import SHARE, may_divide, reads
 from harness.rank.observing.step import TRAINER, MicroBatch, MicroLoss, total_loss
+from harness.record.run import LABELLED, PADDING
 
 
 def batch(targets: int) -> MicroBatch:
@@ -52,6 +53,15 @@ def test_labels_that_are_the_next_tokens_stand_ahead(
     found = MicroBatch.of((), given, causal=True)
     assert found is not None
     assert found.labels_are_ahead() is is_ahead
+
+
+def test_labels_of_padding_are_counted() -> None:
+    tokens = torch.tensor([[5, 6, 0, 0], [5, 0, 0, 0]])
+    for labels, labelled in ((tokens, 5.0), (tokens.where(tokens != 0, -100), 0.0)):
+        given = {"input_ids": tokens, "labels": labels, "attention_mask": tokens != 0}
+        found = MicroBatch.of((), given, causal=True)
+        assert found is not None
+        assert found.padding() == {PADDING: 5.0, LABELLED: labelled}
 
 
 @pytest.mark.parametrize(
