@@ -430,7 +430,7 @@ class Session:
 
     def epoch_begins(self, sampler: Any) -> None:
         """A sampler that divides samples over ranks is gone through."""
-        self.divided(sampler.num_replicas)
+        self.divided(min(sampler.num_replicas, dist.get_world_size() if dist.is_initialized() else 1))
         if sampler.shuffle:
             self.seen.repeated_epochs += self._epochs.get(sampler) == sampler.epoch
             self._epochs[sampler] = sampler.epoch

@@ -211,7 +211,9 @@ class MicroLoss:
             return float(self.scalar), float(self.scalar if loss is None else loss) * self.divisor
         if loss is None:
             return None
-        given, own = float(self.scalar), float(loss)
+        # Of one that no gradient reached the scalar is another loss.
+        is_other = bool(self.gradients) and not any(map(float, self.gradients))
+        given, own = 0.0 if is_other else float(self.scalar), float(loss)
         is_undivided = self.returned is None and self.may_be_divided and given == own  # by the library
         return None if is_undivided else (given, own)
 

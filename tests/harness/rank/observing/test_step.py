@@ -84,6 +84,9 @@ def test_a_loss_that_the_script_may_have_divided_is_not_that_of_its_micro_step(
     tensors = {"returned": returned, "framework": framework, "scalar": scalar}
     given = {name: torch.tensor(value) for name, value in tensors.items() if value is not None}
     assert MicroLoss(**given, **named).of_backward == pair
+    if returned is not None:
+        unreached = MicroLoss(**given, **named, gradients=[torch.tensor(0.0)])
+        assert unreached.of_backward == (0.0, returned)
 
 
 class Losses:
