@@ -461,8 +461,8 @@ def losses_apart(row: JudgedRun) -> Iterator[Finding]:
     if seen is None or len(steps) < 2 or None in {ends for of in steps for ends in of if ends is None}:
         return
     if all(least == 0 < most for of in steps for least, most in of):
-        told = {"micro_steps": record.world.accumulation_steps}
-        yield found("loss-not-divided", row.cell, told, "nothing")
+        micro_steps = {"micro_steps": record.world.accumulation_steps}
+        yield found("loss-not-divided", row.cell, micro_steps, "nothing")
         return
     factors = {
         rank.rank: [max(of[place], key=abs) for of in steps] for place, rank in enumerate(record.ranks)
