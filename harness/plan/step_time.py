@@ -17,12 +17,7 @@ from harness.forms.ddp import bucket_count, views_buckets
 from harness.forms.families import collectives, gathers_weights, model_states, reduces_gradients
 from harness.forms.fsdp import units as fsdp
 from harness.forms.layout import DTYPE_BYTES, elements
-from harness.forms.network import (
-    EMULATED,
-    host_elements,
-    host_link_bytes,
-    transport_sent_bytes,
-)
+from harness.forms.network import EMULATED, host_elements, host_link_bytes, transport_sent_bytes
 from harness.forms.optimizers import implementation
 from harness.forms.pipeline import bubble_of, samples_at_once
 from harness.forms.tensor import local_workload, with_attention
@@ -51,13 +46,7 @@ from harness.forms.textbook import (
 from harness.forms.workload import Workload
 from harness.forms.zero3 import fetching
 from harness.job.job import ModelSection
-from harness.plan.hardware import (
-    Device,
-    TimeConstants,
-    TimeTerm,
-    default_constants,
-    is_sustained_rate_known,
-)
+from harness.plan.hardware import Device, TimeConstants, TimeTerm, default_constants, is_sustained_rate_known
 from harness.plan.model import Decoder, PlannedModel, Weight, decoder, part_of
 from harness.plan.profiles import AUTOCAST
 from harness.plan.scenario import COMPILED, OPTIMIZER, Scenario, require_speed

@@ -220,7 +220,7 @@ def runs(tmp_path: Path) -> list[Path]:
     return paths
 
 
-@pytest.mark.parametrize("suffix", ["md", "html", "csv", "json", "tex"])
+@pytest.mark.parametrize("suffix", ["md", "html", "csv", "json"])
 def test_no_report_and_no_record_has_a_planted_secret(suffix: str, runs: list[Path], tmp_path: Path) -> None:
     from harness.record.store import read_runs
 

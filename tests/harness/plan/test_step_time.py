@@ -256,7 +256,8 @@ def test_full_sharding_on_many_gpus_is_a_range_from_all_that_hides_to_nothing(la
     assert few.step_seconds_between is None
     fast, slow = many.step_seconds_between
     assert (fast, many.loses_with_scale) == (many.step_seconds, True)
-    assert slow == pytest.approx(many.computing_seconds + many.communication_seconds) > fast
+    assert slow == pytest.approx(many.computing_seconds + many.communication_seconds)
+    assert slow > fast
     assert predicted("fsdp-hybrid", 64).step_seconds_between is None
 
 

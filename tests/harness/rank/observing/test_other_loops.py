@@ -385,7 +385,7 @@ for step in range(8):
 scale = nn.Parameter(torch.ones(()))
 optimizer = torch.optim.AdamW([*model[2].parameters(), scale])
 train(8)
-""", updates=8, left_out=("0.bias", "0.weight")),
+""", updates=8, left_out=("0.bias", "0.weight"), note="no optimizer has 0.bias and 1 more"),
     "ranks that make further steps": Loop(body="""
 from torch.distributed.algorithms.join import Join
 dist.init_process_group("gloo")
