@@ -3,7 +3,6 @@ cells of a tiny model, and comparisons of six strategies at two sizes."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import signal
@@ -21,7 +20,7 @@ from statistics import median
 from typing import Any, Literal
 
 from harness.backends import registry
-from harness.doctor.packing import pack_matrix
+from harness.doctor.packing import kept_trace, pack_matrix
 from harness.errors import HarnessError
 from harness.fabric.result import FabricResult, start_ranks
 from harness.forms.terms import STEP_PHASES
@@ -631,7 +630,7 @@ def _since_failure(directory: Path, ranks: int) -> float | None:
 def read_kernels(record: Record, folder: Path) -> Kernels:
     """Kernels of NCCL in each traced step, from the traces that a run kept."""
     return {
-        artifact.rank: count_kernels(json.loads(gzip.decompress((folder / artifact.path).read_bytes())))
+        artifact.rank: count_kernels(kept_trace(folder / artifact.path))
         for artifact in record.artifacts
         if artifact.kind == "trace" and artifact.rank is not None
     }

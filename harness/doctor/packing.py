@@ -250,9 +250,15 @@ def _pack_raw(runs: Runs, folder: Path) -> list[str]:
     return [*problems, *([f"{omitted} traces and snapshots are too large for the bundle"] if omitted else [])]
 
 
+def kept_trace(file: Path) -> dict[str, Any]:
+    """The events of a trace that a run kept (`request.trace_file`)."""
+    document: dict[str, Any] = json.loads(gzip.decompress(file.read_bytes()))
+    return document
+
+
 def _copy(file: Path, output: Path) -> None:
     if output.suffix == ".gz":
-        document = nameless_document(json.loads(gzip.decompress(file.read_bytes())))
+        document = nameless_document(kept_trace(file))
         output.write_bytes(gzip.compress(json.dumps(document).encode(), mtime=0))
     else:
         document = nameless_document(read_snapshot(file))

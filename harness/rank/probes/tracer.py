@@ -155,6 +155,7 @@ def counted_steps(
 
 LAUNCH = re.compile(r"(cuda|cu|hip)[A-Z]")
 """What the host calls of the driver's and the runtime's interfaces, by name."""
+COPY_NAMES = {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
 
 
 def activity_of(event: Any) -> str:
@@ -167,9 +168,6 @@ def activity_of(event: Any) -> str:
     if event.is_user_annotation():
         return "gpu_user_annotation"
     return next((kind for start, kind in COPY_NAMES.items() if name.startswith(start)), "kernel")
-
-
-COPY_NAMES = {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
 
 
 def divide_steps(events: Any, device: str, accounts: Accounts | None = None) -> list[dict[str, Any]]:
