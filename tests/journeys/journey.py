@@ -11,7 +11,7 @@ from harness.record import Record
 from tests.harness.cli.command_line import HARNESS, environment, harness, records
 from tests.patience import SECONDS
 
-FORMATS = {"md": "# ", "html": "<!doctype html>", "csv": "backend,", "json": "{", "tex": "% "}
+FORMATS = {"md": "# ", "html": "<!doctype html>", "csv": "backend,", "json": "{"}
 """Extension of a report -> how its text begins."""
 
 

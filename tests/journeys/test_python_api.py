@@ -64,7 +64,7 @@ def read_all(results: harness.Results, folder: Path, *formats: str) -> None:
 def test_a_comparison_has_its_unsupported_cell(compared: harness.Results, job: Path) -> None:
     status = {record.backend.label: record.status for record in compared.records}
     assert status == {"single": "ok", "ddp": "ok", "fsdp-hybrid": "unsupported"}
-    read_all(compared, job.parent, "html", "csv", "json", "tex")
+    read_all(compared, job.parent, "html", "csv", "json")
     frame = compared.to_frame().set_index("backend")
     assert frame.tokens_per_second.isna()["fsdp-hybrid"]
     assert frame.step_seconds["ddp"] > 0
