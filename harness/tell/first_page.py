@@ -314,7 +314,9 @@ def least_memory(scope: ComparisonScope) -> str:
 
 def least_traffic(scope: ComparisonScope) -> str:
     """Who sends least, relative to DDP; empty where nobody sends anything."""
-    return _least(scope, sent_once, "", " MB a step") if any(scope.figures(sent_once).values()) else ""
+    if not any(scope.figures(sent_once).values()):
+        return ""
+    return phrase("fastest_apart") if scope.is_alone else _least(scope, sent_once, "", " MB a step")
 
 
 def _least(

@@ -3,7 +3,7 @@
 Of sound cells any finding is false but those that the shape names as true. Exits 1 if one is false, if more
 than 5 % are unjudged, or if fewer than 95 % of the faults are named.
 
-Usage: python -m tests.sweep [-k PART ...] [--without-faults] [--cells N]
+Usage: python -m tests.sweep [-k PART ...] [--precision bf16-mixed] [--part I/N] [--without-faults]
 """
 
 import argparse
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.doctor.self_check import ABOUT_TIME
@@ -84,8 +84,14 @@ def main() -> int:
     parser.add_argument("--without-faults", action="store_true", help="sound cells alone")
     parser.add_argument("--part", help="I/N: every Nth shape from the Ith, from 1")
     parser.add_argument("--without-sound", action="store_true", help="planted faults alone")
+    parser.add_argument("--precision", help="of every shape, in place of its own")
     options = parser.parse_args()
-    chosen = [shape for shape in SHAPES if any(part in shape.name for part in options.only)]
+    further = [f"training.precision={options.precision}"] if options.precision else []
+    scaled = ["skipped-steps"] if options.precision == "fp16-mixed" else []
+    chosen = [
+        replace(shape, settings=(*shape.settings, *further), true=(*shape.true, *scaled))
+        for shape in SHAPES if any(part in shape.name for part in options.only)
+    ]  # fmt: skip
     first, _, every = (options.part or "1/1").partition("/")
     chosen = chosen[int(first) - 1 :: int(every)]
     tally = Tally()

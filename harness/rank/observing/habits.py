@@ -3,12 +3,14 @@ schedulers, the mode of its evaluations. Of a loss it reads by what numbers its 
 
 from __future__ import annotations
 
+import dis
+import inspect
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +96,8 @@ class _Calls:
     total: int = 0
     per_update: Counter[int] = field(default_factory=Counter)
     """Updates by the calls before them."""
+    horizon: int | None = None
+    """Calls after which the schedule is over; 0: not known."""
     are_due: bool = False
     """Whether the schedule is longer than all of them."""
 
@@ -120,6 +124,8 @@ class Habits:
         """The same, in clipping or an update."""
         self._cut: tuple[Tensor, float] | None = None
         self._is_added_to = False
+        self._evaluated: ref[Tensor] | None = None
+        self._sampled_at: set[int] = set()
 
     def backward_begins(self, roots: Sequence[nn.Module]) -> None:
         """Gradients of the updates before should be gone; masters' beside the model are overwritten."""
@@ -166,7 +172,8 @@ class Habits:
                 if calls.since is not None:
                     calls.per_update[calls.since] += 1
                 calls.since = 0
-                calls.are_due = (_horizon(scheduler) or 0) >= calls.total
+                calls.horizon = _horizon(scheduler) if calls.horizon is None else calls.horizon
+                calls.are_due = calls.horizon >= calls.total
 
     def scheduled(self, scheduler: Any) -> None:
         """A scheduler is stepped without being told the epoch."""
@@ -192,8 +199,15 @@ class Habits:
         usual = [calls.per_update.most_common(1)[0] for calls in known]
         return max((calls for calls, times in usual if calls > 1 and times > 1), default=None)
 
-    def passes_without_gradients(self, root: nn.Module, step: int) -> None:
-        """A pass between steps, before this one."""
+    def passes_without_gradients(self, root: nn.Module, step: int, batch: Tensor | None) -> None:
+        """A pass between steps, before this one. Passes of one batch again are samples of what is drawn."""
+        again = batch is not None and self._evaluated is not None and self._evaluated() is batch
+        self._evaluated = None if batch is None else ref(batch)
+        if again:
+            self._sampled_at.add(step)
+            self.left_in_training.discard(step)
+        if step in self._sampled_at:
+            return
         if root.training and len(self.left_in_training) < MOST_GAPS and step not in self.left_in_training:
             # BatchNorm without momentum is averaged anew on purpose (`update_bn`).
             if any(
@@ -209,11 +223,28 @@ def _innermost(optimizer: Any) -> Any:
     return optimizer
 
 
-def _horizon(scheduler: Any) -> int | None:
-    """Calls after which a schedule is over, where it is known."""
+def _horizon(scheduler: Any) -> int:
+    """See `_Calls.horizon`."""
     known = [getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters")]
-    known += [
-        getattr(rate, "keywords", {}).get("num_training_steps")
-        for rate in getattr(scheduler, "lr_lambdas", ())
-    ]
-    return next((int(one) for one in known if isinstance(one, int)), None)
+    known += [one for rate in getattr(scheduler, "lr_lambdas", ()) for one in _counts(rate)]
+    return max((one for one in known if isinstance(one, int)), default=0)
+
+
+def _counts(rate: Any) -> Iterator[int]:
+    """Whole numbers that a schedule's function reads, and products of two: one may be its length."""
+    function = getattr(rate, "func", rate)
+    own = getattr(rate, "keywords", {}) if function is not rate else getattr(rate, "__dict__", {})
+    yield from (one for one in own.values() if isinstance(one, int))
+    if not inspect.isfunction(function):
+        return
+    variables = inspect.getclosurevars(function)
+    names = {**variables.globals, **variables.nonlocals}
+    before: list[Any] = []
+    for one in dis.get_instructions(function):
+        if one.argrepr == "*":
+            before[-2:] = [math.prod(before[-2:])] if all(isinstance(n, int) for n in before[-2:]) else []
+        elif one.opname.startswith("LOAD_"):
+            before.append(names.get(one.argval, one.argval) if one.argval.__hash__ else None)
+        else:
+            yield from (number for number in before if isinstance(number, int))
+            before.clear()

@@ -243,7 +243,8 @@ class Session:
                 self._finish()
                 self._last_end = None  # an evaluation: the next step begins with its first forward pass
                 if not torch.is_grad_enabled():
-                    self.habits.passes_without_gradients(root, self.seen.steps)
+                    tensors = (one for one in (*arguments, *named.values()) if isinstance(one, Tensor))
+                    self.habits.passes_without_gradients(root, self.seen.steps, next(tensors, None))
             return
         step = self._open()
         evaluates = not step.in_micro_step and evaluates_within(root)

@@ -225,6 +225,8 @@ def test_least_traffic_names_all_that_send_as_little() -> None:
     less = of_size("zero3", 1, sent=2_000_000)
     assert least_traffic(stage_of(make_record(), *cells, less)) == "zero3: 2.00 MB a step (ddp 4.00)"
     assert least_traffic(stage_of(make_record(label="ddp", world_size=1))) == ""
+    apart = with_world(of_size("zero3", 2, sent=2_000_000), micro_batch_size=1)
+    assert least_traffic(stage_of(cells[0], apart)).startswith("not compared: ")
 
 
 SLOW = repeats("zero3", *[1.0, 1.1] * 3)

@@ -21,6 +21,7 @@ for step in range(8):
     optimizer.step()
     {after}
 """
+LENGTH = "LambdaLR(optimizer, (lambda updates: lambda n: max(0, 1 - n / updates))({}))"
 LAMBDA, ZERO = "LambdaLR(optimizer, lambda n: 1 / (1 + n))", "optimizer.zero_grad()"
 
 
@@ -44,6 +45,7 @@ for step in range(8):
             loss_of(model)
         {again}
 """
+AGAIN = "with torch.no_grad(): model(once); model(once)"
 WINDOWS = """
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(9):
@@ -163,6 +165,11 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
         {"scheduler-calls"}),
     "a schedule counted in micro-steps": (
         loop(schedule="CosineAnnealingLR(optimizer, 16)", each="scheduler.step()", after=ZERO), 1, set()),
+    "a schedule whose function counts micro-steps": (
+        loop(schedule=LENGTH.format("8 * 2"), each="scheduler.step()", after=ZERO), 1, set()),
+    "a schedule whose function counts updates, per micro-step": (
+        loop(schedule=LENGTH.format("8"), each="scheduler.step()", after=ZERO), 1,
+        {"scheduler-calls", "nothing-updated"}),
     "a schedule per process": (
         loop(after=f"{ZERO}; scheduler.step(); scheduler.step()"), 1, {"scheduler-calls"}),
     "a schedule per epoch": (loop(after=f"{ZERO}; step % 4 == 3 and scheduler.step()"), 1, set()),
@@ -194,6 +201,8 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
         EVALUATED.format(p=0.1, often="", before="model.eval()", again=""), 1, {"mode-differs"}),
     "passes without gradients in each step": (
         EVALUATED.format(p=0.1, often="with torch.no_grad(): loss_of(model)", before="", again=""), 1, set()),
+    "samples what dropout draws for one batch": (
+        EVALUATED.format(p=0.1, often="once = torch.randn(4, 8)", before="", again=AGAIN), 1, set()),
     "a short window divided as a long one": (WINDOWS.format(by=4, scaled=""), 1, {"loss-not-divided"}),
     "a short window divided by its own": (WINDOWS.format(by="window", scaled=""), 1, set()),
     "trains as what DDP wraps evaluated": (
