@@ -1,6 +1,6 @@
 """torch's flight recorders: which collective each rank waits in, and which rank the others wait for.
 
-A dump has the latest collectives of one process, of NCCL or gloo (versions 2.0 to 2.10 of the format,
+A dump has the latest collectives of one process, of NCCL or gloo (versions 2.1 to 2.10 of the format,
 torch/csrc/distributed/c10d/FlightRecorderDetail.hpp). Loads no torch.
 """
 
@@ -58,8 +58,7 @@ class Entry:
     completed: int | None
     """ns of the rank's clock; None: not completed, or the transport does not say."""
     retired: bool
-    where: str
-    stack: tuple[str, ...]
+    frames: tuple[Mapping[str, Any], ...]
 
     @property
     def key(self) -> tuple[str, bool, int]:
@@ -74,6 +73,14 @@ class Entry:
     def words(self) -> str:
         """'nccl all_reduce number 4 of group 0, default_pg (8 Float)'."""
         return f"{self.operation} number {self.number} of group {self.group} ({self.size})"
+
+    @property
+    def where(self) -> str:
+        return where(self.frames)
+
+    @property
+    def stack(self) -> tuple[str, ...]:
+        return _stack(self.frames)
 
 
 @dataclass(frozen=True)
@@ -154,8 +161,7 @@ def _entry(entry: dict[str, Any], groups: Mapping[str, str]) -> Entry:
     number = entry.get("p2p_seq_id" if is_p2p else "collective_seq_id", entry.get("seq_id"))
     shapes = [_shapes(entry.get(f"{side}_sizes")) for side in ("input", "output")]
     dtypes = [_texts(entry.get(f"{side}_dtypes")) for side in ("input", "output")]
-    frames = entry.get("frames")
-    group = entry.get("process_group")
+    group, frames = entry.get("process_group"), entry.get("frames")
     return Entry(
         group=groups.get((_texts(group) or ("",))[0], _group(group)), is_p2p=is_p2p, number=whole(number),
         operation=str(entry.get("profiling_name", "a collective")).replace(":", " "),
@@ -163,12 +169,13 @@ def _entry(entry: dict[str, Any], groups: Mapping[str, str]) -> Entry:
         elements=(tuple(map(prod, shapes[0])), tuple(map(prod, shapes[1]))),
         dtypes=(dtypes[0], dtypes[1]), created=whole(entry.get("time_created_ns")),
         completed=whole(entry.get("time_discovered_completed_ns")) or None,
-        retired=bool(entry.get("retired")), where=where(frames),
-        stack=tuple(
-            f"{frame.get('filename')}:{frame.get('line')} {frame.get('name')}"
-            for frame in (frames if isinstance(frames, list) else []) if isinstance(frame, dict)
-        ),
+        retired=bool(entry.get("retired")),
+        frames=tuple(f for f in (frames if isinstance(frames, list) else []) if isinstance(f, dict)),
     )  # fmt: skip
+
+
+def _stack(frames: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    return tuple(f"{frame.get('filename')}:{frame.get('line')} {frame.get('name')}" for frame in frames)
 
 
 def _shapes(value: Any) -> list[list[int]]:
@@ -203,6 +210,16 @@ def read_dumps(paths: Sequence[Path]) -> list[Dump]:
             found[rank] = path, dump_of(values, rank)
         except ValueError as error:
             raise HarnessError(f"dump '{path}' {error}; give {GIVE}") from error
+    jobs = {job: path for path, dump in found.values() if (job := dump.members.get(f"0, {DEFAULT}"))}
+    if len(jobs) > 1:
+        (one, first), (other, second) = list(jobs.items())[:2]
+        sizes = f"'{first}' is of a job with {len(one)} ranks, '{second}' of one with {len(other)}"
+        raise HarnessError(f"dump {sizes}; give those of one job")
+    if strange := [rank for rank in found if any(rank not in job for job in jobs)]:
+        raise HarnessError(
+            f"dump '{found[strange[0]][0]}' is named for rank {strange[0]}, which its job has not; "
+            "end its name in its own rank"
+        )
     return [found[rank][1] for rank in sorted(found)]
 
 
@@ -241,7 +258,13 @@ class Hang:
     remarks: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self, dict_factory=_written)
+
+
+def _written(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    of = dict(fields)
+    frames = of.pop("frames", None)
+    return of if frames is None else of | {"where": where(frames), "stack": _stack(frames)}
 
 
 @dataclass
@@ -339,7 +362,7 @@ def _standing(ranks: _Ranks, edges: Mapping[int, Sequence[int]]) -> tuple[str, t
         after = f", after {_place(last)}" if last else ""
         return f"rank {named(roots)} {_are(roots)} in no collective{after}; {in_it}", tuple(roots)
     if roots := [rank for rank in waited_for if rank not in ranks.dumps]:
-        return f"rank {named(roots)} has not come, or its dump is missing; {in_it}", tuple(roots)
+        return f"rank {named(roots)} has not come, or its dump is missing; {in_it}", ()
     if waited_for:
         odd = [rank for rank in waited_for if rank not in most]
         decided = odd if 2 * len(most) > len(waiting) else []
@@ -366,7 +389,8 @@ def _mismatch(ranks: _Ranks) -> tuple[str, tuple[int, ...]] | None:
             if not key[1] and key[2]:
                 by_key[key][rank] = entries
     shared = [of for of in by_key.values() if len(of) > 1]
-    for of in sorted(shared, key=lambda of: min(entries[0].created for entries in of.values())):
+    differ = [of for of in shared if len({tuple(map(_sent, entries)) for entries in of.values()}) > 1]
+    for of in sorted(differ, key=lambda of: min(entries[0].created for entries in of.values())):
         for what, facts in _FACTS.items():
             seen = {rank: tuple(facts(entry) for entry in entries) for rank, entries in of.items()}
             counts = Counter(seen.values()).most_common()
@@ -380,6 +404,10 @@ def _mismatch(ranks: _Ranks) -> tuple[str, tuple[int, ...]] | None:
             places = f"{_place(of[odd[0]][0])}; rank {named(usual)} in {_place(of[usual[0]][0])}"
             return f"{says}, in {places}", tuple(odd) if decided else ()
     return None
+
+
+def _sent(entry: Entry) -> Any:
+    return entry.operation, entry.elements, entry.dtypes
 
 
 def _place(entry: Entry) -> str:

@@ -6,6 +6,8 @@ notes that collectives end at once, and lets different sizes pass.
 
 import json
 import pickle
+import pickletools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +39,45 @@ def test_a_planted_hang_is_told_by_its_rank_and_collective(case: str, tmp_path: 
     found = explain(read_dumps(files))
     assert found.verdict.startswith(PLANTED[case])
     assert found.culprits == (() if case == "fine" else (1,))
-    as_json = [tmp_path / f"{case}-{rank}.json" for rank in range(3)]
-    for file, copy in zip(files, as_json, strict=True):
-        copy.write_text(json.dumps(pickle.loads(file.read_bytes())))
-    assert explain(read_dumps(as_json)) == found
+    for version, gone in FORMATS.items():
+        documents = [pickle.loads(file.read_bytes()) for file in files]
+        for rank, document in enumerate(documents):
+            document |= {"version": version, "nccl_version": document["comm_lib_version"]}
+            for of in (document, *document["entries"]):
+                for key in gone & of.keys():
+                    del of[key]
+            # The memo keeps what recurs alone, as torch's pickler does.
+            data = pickletools.optimize(pickle.dumps(document, 2))
+            (tmp_path / f"{version}_rank_{rank}").write_bytes(data)
+        assert explain(read_dumps(sorted(tmp_path.glob(f"{version}_rank_*")))) == found
+        if version == "2.1":
+            continue
+        for rank, document in enumerate(documents):
+            (tmp_path / f"{version}-{rank}.json").write_text(json.dumps(without_stacks(document)))
+        told = explain(read_dumps(sorted(tmp_path.glob(f"{version}-*.json"))))
+        assert (told.verdict, told.culprits) == (
+            re.sub(r" at \S+py:\d+ \w+", "", found.verdict),
+            found.culprits,
+        )
+
+
+FORMATS = {
+    "2.1": {"pg_status", "timeout_ms", "thread_id", "thread_name", "comm_lib_version", "nccl_version"},
+    "2.4": {"thread_id", "thread_name", "comm_lib_version", "nccl_version"},
+    "2.9": {"comm_lib_version"},
+    "2.10": {"nccl_version"},
+}
+"""What dumps of each format have not: of torch 2.4.0 (c10d/TraceUtils.h), which wrote no JSON; 2.5.0
+(NCCLUtils.hpp) to 2.7.0 (FlightRecorder.hpp); 2.8.0; 2.9.0 to 2.13.0 (FlightRecorderDetail.hpp)."""
+
+
+def without_stacks(document: dict[str, Any]) -> dict[str, Any]:
+    """As `dump_json` of torch 2.5.0 to 2.13.0 writes it: 0 for no time, no list of no entries."""
+    entries = [
+        {key: 0 if value is None else value for key, value in entry.items() if key != "frames"}
+        for entry in document.pop("entries")
+    ]
+    return document | ({"entries": entries} if entries else {})
 
 
 def test_the_command_says_it_in_the_first_line_then_by_rank(tmp_path: Path) -> None:
@@ -89,7 +126,7 @@ HANGS: dict[str, tuple[Hang, str, tuple[int, ...]]] = {
         "rank 3 has another data type, in nccl all_reduce number 1 of group 0, default_pg (8 Half)", (3,),
     ),
     "a dump is missing": (
-        told([call(1)], [call(1)], None, [call(1)]), "rank 2 has not come, or its dump is missing", (2,),
+        told([call(1)], [call(1)], None, [call(1)]), "rank 2 has not come, or its dump is missing", (),
     ),
     "all wait in the same": (
         told(*4 * [[call(1, ended=True), call(2)]]), "no rank is behind and sizes agree", (),
@@ -184,9 +221,16 @@ def test_odd_values_of_a_dump_are_shown_harmless_and_end_nothing(tmp_path: Path)
     assert "give the dumps of the other ranks" in done.stdout
 
 
-def test_a_dump_needs_a_rank_of_its_own(tmp_path: Path) -> None:
+def test_a_dump_needs_a_rank_of_its_own_and_of_its_job(tmp_path: Path) -> None:
     for name in ("trace", "a_rank_1", "b1.json"):
         (tmp_path / name).write_text('{"entries": []}')
+    two = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    for name, groups in (("a_rank_0", EVERYONE), ("c_rank_1", two), ("c_rank_7", two)):
+        (tmp_path / name).write_text(json.dumps({"entries": [], "pg_config": groups}))
+    with pytest.raises(HarnessError, match=r"a_rank_0' is of a job with 4 ranks, '.*c_rank_1' of one with 2"):
+        read_dumps([tmp_path / "a_rank_0", tmp_path / "c_rank_1"])
+    with pytest.raises(HarnessError, match="is named for rank 7, which its job has not"):
+        read_dumps([tmp_path / "c_rank_1", tmp_path / "c_rank_7"])
     with pytest.raises(HarnessError, match="names no rank"):
         read_dumps([tmp_path / "trace"])
     with pytest.raises(HarnessError, match="none' cannot be read"):
