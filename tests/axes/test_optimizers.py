@@ -338,10 +338,3 @@ def test_flat_parameters_are_unsupported_by_reason(label: str, matrix) -> None:
     record = matrix.record(label, 2, [MUON])
     assert record.status == "unsupported"
     assert "muon needs whole matrices" in record.reasons[0]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
-def test_every_strategy_with_whole_matrices_trains_with_muon(precision: str, matrix) -> None:
-    labels = ["ddp", "fsdp", "fsdp-grad-op", "fsdp:offload=cpu", "fsdp-hybrid:shard_size=2", "accelerate-ddp"]
-    assert_parity(matrix, [MUON, ODD_ROWS, f"training.precision={precision}"], labels, world_size=4)

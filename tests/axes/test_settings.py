@@ -121,12 +121,6 @@ def test_tensor_parallelism_is_unsupported_by_reason(matrix) -> None:
     assert "parts of rows" in record.reasons[0]
 
 
-@needs_torchao
-@pytest.mark.exhaustive
-def test_every_native_strategy_trains_in_fp8(matrix) -> None:
-    assert_parity(matrix, [FP8], [*NATIVE, "zero0", "zero2", "fsdp-grad-op", "accelerate-ddp"])
-
-
 SIZES = (
     "hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 2, "
     "max_position_embeddings: 16, num_experts_per_tok: 2"
@@ -176,25 +170,6 @@ def test_overlap_and_contiguous_gradients_leave_losses_alone(labels: tuple[str, 
     assert_equal_losses(records)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("stage", [1, 3])
-def test_they_do_so_at_every_stage(stage: int, matrix) -> None:
-    labels = [f"zero{stage}", f"zero{stage}:overlap_comm=true", f"zero{stage}:contiguous_gradients=false"]
-    records = assert_parity(matrix, [], labels)
-    assert_equal_losses(records)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("label", "world_size"), [(TYPED["ulysses-zero2"], 2), ("zero3:hpz=2", 4)])
-def test_they_do_so_where_ranks_divide_samples_or_keep_weights(
-    label: str, world_size: int, matrix: Matrix
-) -> None:
-    labels = [label, f"{label},overlap_comm=true", f"{label},contiguous_gradients=false"]
-    settings = (AFTER_TRACE, "training.precision=fp32")
-    assert_clean(labels, world_size, settings, matrix)
-    assert_equal_losses({name: matrix.record(name, world_size, settings) for name in labels})
-
-
 TWO_RANKS = ("pp", "cp", "ulysses-zero3", TYPED["ulysses-zero1"])
 
 
@@ -216,10 +191,3 @@ def test_an_axis_where_ranks_divide_samples_or_blocks_or_keep_weights_within_gro
 ) -> None:
     """No finding, the reference's parity, states and bytes as derived."""
     assert_clean(labels, world_size, (setting, AFTER_TRACE, f"training.precision={precision}"), matrix)
-
-
-@pytest.mark.exhaustive
-def test_a_pipeline_recomputes_selectively(matrix: Matrix) -> None:
-    """What the others send then is not derived."""
-    settings = (f"{CHECKPOINTING}=selective", "training.precision=fp32")
-    assert_clean(["pp"], 2, settings, matrix)

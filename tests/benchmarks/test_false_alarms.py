@@ -1,21 +1,14 @@
 """Comparisons of which the right findings are known."""
 
-import sys
 from pathlib import Path
 
-import pytest
-
 from benchmarks import false_alarms
-from benchmarks.false_alarms import IDLE, LOADED, UNFINISHED, collect, judge_all, table
+from benchmarks.false_alarms import IDLE, LOADED, judge_all, table
 from harness.record.store import write_record
 from tests.records import ENVIRONMENT, make_record
 from tests.timed_records import phases, processors, ranks, run, steps
 
 TWO_CORES = ENVIRONMENT | {"cores": 2}
-FAKE = """
-import pathlib, sys
-pathlib.Path(sys.argv[sys.argv.index("--runs") + 1]).mkdir(parents=True)
-"""
 
 
 def keep(place: Path, **changes: object) -> None:
@@ -44,23 +37,3 @@ def test_what_should_not_be_found_and_what_is_missing_are_named(tmp_path: Path) 
         "idle 00: slow-rank (1)",
         "loaded 07: no busy-machine",
     ]
-
-
-def test_a_call_continues_where_the_last_one_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = tmp_path / "fake.py"
-    fake.write_text(FAKE)
-    monkeypatch.setattr(false_alarms, "harness_command", lambda: [sys.executable, str(fake)])
-    kept = tmp_path / "kept" / IDLE / "00"
-    (kept / "record").mkdir(parents=True)
-    (tmp_path / "kept" / LOADED / f"00{UNFINISHED}").mkdir(parents=True)
-    collect(tmp_path / "kept", (IDLE, LOADED), 2, minutes=1)
-    assert (kept / "record").exists()
-    found = sorted(str(path.relative_to(tmp_path / "kept")) for path in (tmp_path / "kept").glob("*/*"))
-    assert found == ["idle/00", "idle/01", "loaded/00", "loaded/01"]
-
-
-def test_no_comparison_starts_after_the_time_is_used_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(false_alarms, "run_comparison", lambda *_: pytest.fail("started"))
-    collect(tmp_path, (IDLE,), 2, minutes=0)

@@ -1,22 +1,13 @@
 """Draws of few rounds from many, judged by what all of them say."""
 
 import random
-import sys
 from pathlib import Path
 
-import pytest
-
-from benchmarks import false_orders
-from benchmarks.false_orders import TWIN, judge, measure, table
+from benchmarks.false_orders import TWIN, judge, table
 from harness.record.store import write_record
 from tests.records import make_record, make_steps
 
 ROUNDS = 12
-FAKE = """
-import pathlib, sys
-with (pathlib.Path(__file__).parent / "calls").open("a") as calls:
-    print(*sys.argv[1:], file=calls)
-"""
 
 
 def keep(folder: Path, *, twin: float) -> None:
@@ -50,13 +41,3 @@ def test_an_order_of_the_two_is_counted(tmp_path: Path) -> None:
     keep(tmp_path, twin=1.2)
     assert found(tmp_path)["false orders, the two alone"] == 1.0
     assert "20 of 20" in table(judge(tmp_path, tmp_path, 7, 20, 0.1))
-
-
-def test_rounds_are_measured_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = tmp_path / "fake.py"
-    fake.write_text(FAKE)
-    monkeypatch.setattr(false_orders, "harness_command", lambda: [sys.executable, str(fake)])
-    keep(tmp_path / "runs", twin=1.0)
-    measure(tmp_path / "runs", ["ddp", TWIN], 20, minutes=1)
-    calls = (tmp_path / "calls").read_text().splitlines()
-    assert [call.split("--repeats ")[1].split()[0] for call in calls] == ["19", "20"]

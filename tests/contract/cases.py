@@ -39,9 +39,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": SMALL,
     "deep": {**SMALL, "num_hidden_layers": 4},
     "gpt2": {"model_type": "gpt2", "n_embd": 33, "n_layer": 2, "n_head": 3, "n_positions": LENGTH},
-    "bloom": {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 2},
-    "mistral": {"model_type": "mistral", **SMALL},
-    "qwen2": {"model_type": "qwen2", **SMALL},
     "wide": {"model_type": "llama", **SMALL, "hidden_size": 128, "intermediate_size": 384},
 }
 _folders = count()

@@ -119,26 +119,8 @@ def test_payload_of_recomputation_is_as_expected(name: str, tmp_path: Path) -> N
     assert_derived(name, 2, tmp_path, "recomputed, two architectures")
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", NATIVE)
-def test_payload_of_recomputation_is_as_expected_in_every_architecture(name: str, tmp_path: Path) -> None:
-    assert_derived(name, 2, tmp_path, "recomputed")
-
-
 def test_payload_while_zero_3_records_its_trace_is_as_expected(tmp_path: Path) -> None:
     assert_derived("zero3", 2, tmp_path, "first steps")
-
-
-@pytest.mark.exhaustive  # of hpz: tests/traps/test_clean.py
-@pytest.mark.parametrize("label", ["zero3:hpz=2", "fsdp:reshard=2"])
-def test_weights_are_gathered_again_within_the_group_that_keeps_a_second_copy(
-    label: str, tmp_path: Path
-) -> None:
-    for case, record in counted(label, 4, tmp_path):
-        assert quantities.volume_differences(record) == [], case
-        assert {row.phase for row in record.comm if row.role == "shard"} <= {"forward", "backward"}
-        if case.preset == "like-for-like":
-            assert any(row.role == "shard" for row in record.comm)
 
 
 DEFECTS = [

@@ -85,7 +85,6 @@ The clean matrix (tests/traps/test_clean.py) has every backend, and groups of ra
 """
 IN_EVERY_CASE = ("fsdp",)
 """Others in the hardest cases, natives in every case where all are asked for."""
-OF_PARTS = ("accelerate-", "trainer-", *HYBRID, *SECOND_COPY)
 REPRESENTATIVES += ["fsdp:sync_each_batch=true"]
 """Nor in which micro-steps gradients are reduced."""
 ALL = [*runnable(), *PREFETCH, *SECOND_COPY, *EACH_MICRO_STEP]
@@ -94,19 +93,6 @@ ALL = [*runnable(), *PREFETCH, *SECOND_COPY, *EACH_MICRO_STEP]
 @pytest.mark.parametrize("name", [*first(REPRESENTATIVES, ALL), *CPU_ADAM])
 def test_backend_trains_as_one_process_does(name, reference, tmp_path, contract_table) -> None:
     assert_trains(name, reference, tmp_path, contract_table, name in IN_EVERY_CASE)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name in (*runnable(), *PREFETCH)
-        if not name.startswith(OF_PARTS) and name not in IN_EVERY_CASE
-    ],
-)
-def test_backend_trains_as_one_process_does_in_every_case(name, reference, tmp_path, contract_table) -> None:
-    assert_trains(name, reference, tmp_path, contract_table, every_case=True)
 
 
 def assert_trains(name: str, reference: list, tmp_path: Path, contract_table: list, every_case: bool) -> None:

@@ -9,7 +9,6 @@ from tests.contract.deeds import CASES, Trace
 from tests.contract.ranks import traces
 from tests.contract.test_communication import assert_derived
 from tests.contract.test_contract import violations
-from tests.contract.test_states import assert_closed_forms
 from tests.representatives import first
 
 CUTTING = [
@@ -36,27 +35,11 @@ def test_ranks_that_share_samples_train_as_one_process_does(
     assert_trains("hardest", label, ranks, reference, tmp_path)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("label", "ranks"), [*CUTTING, *(case for case in DIVIDING if case[1] == 2)])
-def test_ranks_that_share_samples_train_as_one_process_does_in_every_case(
-    label: str, ranks: int, reference: list[Trace], tmp_path: Path
-) -> None:
-    assert_trains("trained", label, ranks, reference, tmp_path)
-
-
 def assert_trains(cases: str, label: str, ranks: int, reference: list[Trace], folder: Path) -> None:
     """Against what one process trains in the same cases."""
     trained, expected = traces(label, ranks, folder, cases), reference[-len(CASES[cases]) :]
     compared = zip(expected, trained, CASES[cases], strict=True)
     assert [broken for parts in compared for broken in violations(*parts)] == []
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("label", "ranks"), [*CUTTING, *DIVIDING, ROTATED])
-def test_payload_is_as_expected_to_the_byte(label: str, ranks: int, tmp_path: Path) -> None:
-    for record in assert_derived(label, ranks, tmp_path):
-        ran = {row.role for row in record.comm} | {row.op for row in record.comm}
-        assert ran & ({"tensor"} if (label, ranks) in CUTTING else {"all_to_all", "permute"})
 
 
 @pytest.mark.costly
@@ -65,9 +48,3 @@ def test_payload_is_as_expected_to_the_byte(label: str, ranks: int, tmp_path: Pa
 )
 def test_payload_of_recomputation_is_as_expected(label: str, ranks: int, tmp_path: Path) -> None:
     assert_derived(label, ranks, tmp_path, "recomputed, one architecture")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("label", "ranks"), [*CUTTING, *DIVIDING])
-def test_states_are_the_closed_form_to_the_byte(label: str, ranks: int, tmp_path: Path) -> None:
-    assert_closed_forms(label, ranks, tmp_path, "held, one architecture")

@@ -10,7 +10,7 @@ from harness.forms.families import model_states
 from harness.forms.workload import Workload
 from harness.record import LayoutPart
 from harness.record.workload import closed_form_layout
-from tests.built_in import EACH_MICRO_STEP, HYBRID, NATIVE, strategy
+from tests.built_in import NATIVE, strategy
 from tests.contract.cases import GLOBAL_BATCH, LENGTH, Case
 from tests.contract.deeds import CASES, Held
 from tests.contract.ranks import on_ranks
@@ -33,7 +33,6 @@ CPU_ADAM = [
 ]
 """Its extension is compiled once, for a minute or more."""
 ALONE = ("single", "single:precision=fp32", "single:precision=cast")
-SECOND_COPY = ("zero3:hpz=2", "zero3:hpz=2,offload=cpu", "fsdp:reshard=2")
 
 
 @pytest.mark.parametrize("label", first(ALONE[:1], ALONE))
@@ -56,23 +55,6 @@ def test_states_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("label", cheap(FEW_OPTIONS[:1], FEW_OPTIONS))
 def test_states_with_options_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> None:
     assert_closed_forms(label, 2, tmp_path, "held, few")
-
-
-@pytest.mark.exhaustive  # of peaks, with the shards that add up: tests/memory/test_states.py
-@pytest.mark.parametrize("label", EACH_MICRO_STEP)
-def test_states_of_reductions_in_every_micro_step_are_the_closed_form_to_the_byte(
-    label: str, tmp_path: Path
-) -> None:
-    assert_closed_forms(label, 4 if label.partition(":")[0] in HYBRID else 2, tmp_path)
-
-
-GROUPS = (*HYBRID, "fsdp-hybrid:master_dtype=compute", *SECOND_COPY)
-
-
-@pytest.mark.exhaustive  # of two in one case: tests/traps/test_clean.py
-@pytest.mark.parametrize("label", GROUPS)
-def test_states_of_groups_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> None:
-    assert_closed_forms(label, 4, tmp_path)
 
 
 def assert_closed_forms(label: str, ranks: int, folder: Path, cases: str = "held") -> None:

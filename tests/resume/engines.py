@@ -119,12 +119,7 @@ def global_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, labels
 
 
-SABOTAGE = {
-    "stale weights": "harness.backends.zero.engine._refresh_weights",
-    "lost step count": "harness.backends.zero.engine.set_update_count",
-    "lost step count of torch": "harness.backends.torch_engine.set_update_count",
-    "lost scaler": "harness.backends.torch_engine.restore_scaler",
-}
+SABOTAGE = {"lost scaler": "harness.backends.torch_engine.restore_scaler"}
 """What is left out while a checkpoint is loaded."""
 
 

@@ -34,7 +34,7 @@ JOB = (
 KEEP = ("measure.checkpoint=neutral", "measure.keep_checkpoint=true")
 SAVED_AT = 3
 FEW = ("ddp", "zero2", "zero3", "fsdp")
-"""`test_pairs.py` has every pair."""
+"""`python -m tests.resume.table` has every pair."""
 
 
 def settings(*more: str) -> list[str]:

@@ -346,23 +346,6 @@ def test_what_cannot_run_is_not_counted(tmp_path: Path) -> None:
     assert "2 of 3 cells would run" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("label", "reason"),
-    [
-        ("pp:micro_batches=3", "8 samples per micro-step are not whole micro-batches"),
-        ("pp:micro_batches=1", "1F1B over 2 stages needs at least 2 micro-batches"),
-        ("pp:micro_batches=5,schedule=interleaved", "choose a multiple of 2"),
-        ("pp:stages=3", "pipeline 3 does not fit 2 ranks"),
-    ],
-)
-def test_a_pipeline_that_cannot_be_scheduled_is_not_counted(label: str, reason: str, tmp_path: Path) -> None:
-    words = ["--backends", label, "--nproc", "2", *SET_WORDS, "--set", "training.global_batch_size=8"]
-    done = succeeds(*DRY_RUN, "--wide", *words, cwd=tmp_path)
-    assert reason in done.stdout
-    assert "no prediction" not in done.stderr
-    assert "1 of 2 cells would run" in done.stderr
-
-
 def test_what_does_not_fit_is_said_and_not_counted(tmp_path: Path) -> None:
     """A model of the catalogue that no check of the job has built, in the words of a run's prediction."""
     words = ["--model", "llama-3.1-8b", "--backends", "ddp,fsdp", "--nproc", "2", *SET_WORDS]
@@ -532,24 +515,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "ds.json").write_text(json.dumps(DEEPSPEED))
     (tmp_path / "fsdp.yaml").write_text(ACCELERATE)
     return tmp_path
-
-
-@pytest.mark.costly
-def test_a_row_of_a_file_keeps_every_key(folder: Path) -> None:
-    words = ["--from-deepspeed", "ds.json", "--from-mode", "like-for-like", "--nproc", "2", *SHORT]
-    done = succeeds("compare", *words, "--set", "compare.noise_runs=false", cwd=folder)
-    assert "ds.json (deepspeed, like-for-like) is row zero1:overlap_comm=True,row=ds" in done.stderr
-    record = next(one for one in records(folder / "runs") if one.backend.given)
-    part = record.backend.given
-    assert part is not None
-    assert record.job.training.gradient_clipping == 0.25
-    config = record.backend.native_config
-    assert config["zero_optimization"]["overlap_comm"] is True
-    handled = {setting.key: setting.handling for setting in part.settings}
-    assert handled["zero_optimization.overlap_comm"] == "taken"
-    assert handled["zero_optimization.reduce_bucket_size"] == "pinned"
-    succeeds("report", "runs", "-o", "report.md", cwd=folder)
-    assert "Configuration files of other tools" in (folder / "report.details.md").read_text()
 
 
 def labels(folder: Path, *words: str) -> list[str]:

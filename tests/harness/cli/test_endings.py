@@ -25,7 +25,7 @@ from harness.run_directory.rank_state import Owner
 from tests.events import steps_taken
 from tests.forkserver import launcher
 from tests.patience import SECONDS
-from tests.representatives import EXHAUSTIVE, first
+from tests.representatives import first
 
 from .command_line import HARNESS, LONG, SHORT, environment, harness, records, succeeds
 
@@ -159,15 +159,6 @@ def test_weights_that_are_not_finite_leave_a_record(tmp_path: Path) -> None:
     (record,) = records(tmp_path / "runs")
     assert record.status == "diverged"
     assert record.final_weights.sketch is None
-
-
-@EXHAUSTIVE
-def test_termination_leaves_no_process(start: Start) -> None:
-    running = start()
-    family = running.family()
-    running.process.terminate()
-    running.process.wait(timeout=SECONDS)
-    assert gone(family)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the rank through /proc")

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +14,6 @@ from click.testing import CliRunner
 
 from harness.backends.registry import BUILT_IN
 from harness.cli.estimate import estimate, recommend
-from harness.cli.fit import _followed_by
-from harness.cli.output import PREDICTING, PredictionCount
 from harness.plan.calibration import Calibration, CellFit, write_calibration
 from tests.representatives import EXHAUSTIVE
 
@@ -102,14 +99,6 @@ def test_the_largest_assumption_is_that_of_the_rows_that_are_shown() -> None:
     assert "ulysses-zero3 " not in text
 
 
-def test_no_line_of_the_tables_is_wider_than_a_terminal() -> None:
-    _, text, _ = run(
-        "--model", "bloom-560m", "--backends", "ddp,fsdp1-hybrid-grad-op,fsdp-hybrid,fsdp",
-        "--world-size", "16", "--gpu", "A100-80", "--fabric", "HDR200", *MIXED,
-    )  # fmt: skip
-    assert max(map(len, text.splitlines())) <= 100
-
-
 def test_details_name_formula_and_source() -> None:
     _, text, _ = run("--model", "bloom-560m", "--backends", "ddp", "--details", *MIXED)
     assert "ddp on 8 ranks, line by line" in text
@@ -127,19 +116,6 @@ def test_json_is_alone_on_standard_output() -> None:
 def test_the_job_decides_the_model_where_none_is_named() -> None:
     _, text, _ = run("--backends", "ddp", "--json", "--set", "model.name=bloom-560m")
     assert json.loads(text)["parameters"] == 559_214_592
-
-
-def test_settings_of_the_configuration_change_a_named_model() -> None:
-    layers = ("--set", "model.config.n_layer=2")
-    _, text, _ = run("--model", "bloom-560m", "--backends", "ddp", "--json", *layers)
-    assert json.loads(text)["parameters"] < 559_214_592
-
-
-def test_a_configuration_without_a_needed_value_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
-    code, _, errors = run("--model", str(tmp_path))
-    assert code == 1
-    assert "lacks 'vocab_size', which a llama needs" in errors
 
 
 def test_with_a_gpu_the_defaults_are_those_of_recommend() -> None:
@@ -216,12 +192,6 @@ def test_a_model_that_fits_many_times_over_is_not_sharded(document: dict[str, An
         "32,768 tokens per step instead of 40,000: 8 samples of 4,096, 2 for each of 4 GPUs",
     ]
     assert {row["backend"] for row in document["fitting"]} >= {"zero1", "zero3", "fsdp"}
-
-
-def test_commands_name_the_model_as_it_was_named(document: dict[str, Any]) -> None:
-    (line, *_) = document["commands"]["compare"]
-    assert "--model llama-3.2-1b" in line
-    assert "training.global_batch_size=8" in line
 
 
 def test_a_mixture_of_experts_is_answered_by_its_states(document: dict[str, Any], tmp_path: Path) -> None:
@@ -386,15 +356,3 @@ def test_adapters_are_predicted(tmp_path: Path) -> None:
     done = succeeds(*asked, "--gpu", "3MB", "--most-runs", "1", "--json", cwd=tmp_path)
     (trial,) = json.loads(done.stdout)["trials"]
     assert abs(trial["prediction_error"]) < 0.005
-
-
-def test_predictions_are_counted_and_runs_speak_for_themselves() -> None:
-    count = PredictionCount("prediction", "asking", lambda: None)
-    called = _followed_by(count)
-    called["on_prediction"]()
-    called["on_prediction"]()
-    assert count.text == f"{PREDICTING}: 2 predictions so far"
-    called["on_event"](
-        SimpleNamespace(backend="ddp", layout=SimpleNamespace(micro_batch_size=1), data_size=1)
-    )
-    assert count.doing == ""

@@ -64,27 +64,6 @@ def test_whatever_is_printed_holds_neither_secrets_nor_escapes(
     assert (printed.err if err else printed.out) == "https://***@example.org \\u001b[2J\n"
 
 
-def test_terminal_escapes_of_records_are_spelled_out(tmp_path: Path) -> None:
-    path = tmp_path / "runs" / "one" / "record.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(make_record(status="failed").model_dump_json())
-    other = make_record(run_id="\x1b[2Jevil\x9b", status="failed")
-    path.with_name("other.json").write_text(other.model_dump_json())
-    done = harness("diagnose", path, path.with_name("other.json"), cwd=tmp_path)
-    assert done.returncode == 1
-    assert "\x1b" not in done.stdout + done.stderr
-
-
-def test_password_in_a_refused_address_is_not_echoed(tmp_path: Path) -> None:
-    address = "https://user:hunter22@example.org/corpus.txt"
-    done = harness("run", "--backend", "ddp", "--set", f"data.sauce={address}", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "hunter22" not in done.stderr
-    done = harness("run", "--backend", "ddp", "--set", f"training.steps={address}", cwd=tmp_path)
-    assert "hunter22" not in done.stderr
-    assert "***@example.org" in done.stderr
-
-
 class Terminal(io.StringIO):
     """Says when a text was shown so often. is_one: or it is a pipe."""
 
@@ -292,14 +271,6 @@ def test_sentences_fold_below_their_beginning_and_tables_do_not() -> None:
     assert " ".join([first, *others]).split() == sentence.split()
     row = "name  " + "column " * 30
     assert folded(row) == row
-
-
-def test_cells_break_at_words_and_keep_all_of_them() -> None:
-    why = "a reason of many words " * 6
-    table = fitted([["fsdp1", why.strip(), "ok"], ["zero3", "short", "ok"]], ["backend", "why", "status"])
-    assert max(map(len, table.splitlines())) <= WIDTH
-    assert table.count("reason") == 6
-    assert table.splitlines()[2].endswith("ok")
 
 
 def test_a_table_that_fits_is_left_alone() -> None:

@@ -53,21 +53,6 @@ def test_model_of_the_hub_without_network(tmp_path: Path, offline: str) -> None:
     assert "model.name 'somebody/some-model' cannot be loaded" in line
 
 
-@pytest.mark.exhaustive
-def test_pretrained_weights_leave_no_warning_of_semaphores(tmp_path: Path) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=257)).save_pretrained(tmp_path / "model")
-    words = [
-        "run", "--backend", "ddp", "--nproc", "2", *SHORT[2:], "--set", "model.name=./model", "--set",
-        "data.tokenizer=bytes",
-    ]  # fmt: skip
-    done = harness_process(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "semaphore" not in done.stderr
-
-
 run = importlib.import_module("harness.cli.run")
 
 

@@ -92,12 +92,6 @@ def test_gradients_summed_over_ranks(matrix) -> None:
     assert "all gradients x 2.000: summed over 2 ranks instead of averaged" in text(said)
 
 
-@EXHAUSTIVE
-def test_gradients_summed_over_ranks_at_low_precision(matrix) -> None:
-    said = beside_reference(matrix, "planted-GradientsSummed", BF16)
-    assert "summed over 2 ranks instead of averaged" in text(said)
-
-
 @pytest.mark.costly
 def test_gradients_divided_by_the_accumulation_steps_again(matrix) -> None:
     said = beside_reference(matrix, "planted-DividedTwice", ACCUMULATED)

@@ -12,7 +12,7 @@ from harness.tell.before_after import before_after
 from harness.tell.first_page import short_document
 from harness.tell.report import details_document
 from harness.tell.sections.job import settings_section
-from harness.tell.tables import main_table, not_comparable_table
+from harness.tell.tables import main_table
 from harness.tell.terminal import where_to_read
 from harness.tell.writers.markdown import render_details, render_markdown
 from tests.records import changed, make_record, make_steps, make_weights
@@ -216,12 +216,6 @@ def test_the_main_table_leaves_it_out_and_a_table_below_says_why() -> None:
     assert "initial weights" in apart
     assert "d" * 12 in apart
     assert "a" * 12 in apart
-
-
-def test_nothing_is_said_where_all_are_one_job() -> None:
-    comparison = Comparison([make_record(), make_record(label="ddp")])
-    assert not_comparable_table(comparison) is None
-    assert "not comparable" not in main_table(comparison)
 
 
 def test_the_document_names_each_field_with_both_values() -> None:

@@ -71,11 +71,6 @@ def test_each_run_is_judged_by_the_reference_of_its_own_job() -> None:
     assert [row.judgement.parity for row in comparison.rows] == ["exact", "exact", "exact"]
 
 
-def test_run_without_a_reference_of_its_job_is_unjudged() -> None:
-    comparison = Comparison([make_record(), make_record(label="ddp", job_id="b" * 12)])
-    assert comparison.rows[1].judgement.parity == "unjudged"
-
-
 def test_a_reference_that_worked_is_preferred_to_one_that_failed() -> None:
     comparison = Comparison([make_record(status="failed"), make_record(), make_record(label="ddp")])
     assert comparison.rows[2].judgement.parity == "exact"

@@ -54,23 +54,12 @@ def test_runs_in_other_circumstances_are_no_repeats(other: dict[str, Any], words
     assert len(rankings(groups)) == 2
 
 
-def test_repeats_are_told_by_the_backend_alone() -> None:
-    groups = Comparison([run(), run(), run(ranks=2), run(ranks=8, **TWO_NODES)]).groups
-    assert [group.label for group in groups] == ["ddp"] * 3
-
-
 def test_a_preset_that_the_label_names_is_compared_with_the_others() -> None:
     own = run("zero3:preset=library-defaults", seconds=0.5)
     groups = Comparison([run("ddp"), run("zero3"), own]).groups
     assert [group.label for group in groups] == ["ddp", "zero3", "zero3:preset=library-defaults"]
     assert [order.names[0] for order in rankings(groups).values()] == ["zero3:preset=library-defaults"]
     assert len({group.place for group in groups}) == 1
-
-
-def test_fastest_of_two_nodes_is_not_sought_among_those_of_one() -> None:
-    groups = Comparison([run("ddp", seconds=0.5), run("fsdp"), run("fsdp", **TWO_NODES)]).groups
-    first = [order.names[0] for order in rankings(groups).values()]
-    assert first == ["ddp (1 node x 4)", "fsdp (2 nodes x 2)"]
 
 
 def test_both_sides_of_a_baseline_keep_their_layouts_apart() -> None:

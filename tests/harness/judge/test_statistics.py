@@ -28,7 +28,6 @@ from harness.judge.statistics import (
     chance,
     frontier,
     median_interval,
-    percentile_95,
     runs_to_judge,
     sign_flip_chances,
     steady_from,
@@ -77,15 +76,6 @@ def test_interval_of_the_median_is_that_of_published_tables() -> None:
     assert median_interval(range(1, 21)) == Interval(6, 15)
 
 
-@pytest.mark.parametrize("runs", first([6], [6, 9, 15]))
-@pytest.mark.costly
-def test_interval_holds_the_true_median_as_often_as_it_says(runs: int) -> None:
-    drawn = np.random.default_rng(7).lognormal(0, 1, (2000, runs))
-    intervals = [median_interval(list(values)) for values in drawn]
-    held = sum(interval is not None and interval.low <= 1 <= interval.high for interval in intervals)
-    assert held / 2000 >= 0.95 - 3 * (0.95 * 0.05 / 2000) ** 0.5
-
-
 @pytest.mark.parametrize(("cells", "runs"), [(2, 4), (2, 6), (3, 5), (5, 6), (5, 7)])
 @pytest.mark.costly
 def test_equal_cells_raise_a_false_alarm_in_at_most_one_of_twenty_comparisons(cells: int, runs: int) -> None:
@@ -132,22 +122,6 @@ def test_divisions_that_lie_equally_far_apart_count_whatever_their_rounding(offs
     assert chance(((mixed, others),)) == pytest.approx(14 / 20)
 
 
-def test_percentile_is_interpolated() -> None:
-    assert percentile_95([float(value) for value in range(21)]) == pytest.approx(19.0)
-    assert percentile_95([float(value) for value in range(19)]) is None
-    assert percentile_95([]) is None
-
-
-def test_one_session_is_tested_as_runs_of_one_session_are() -> None:
-    generator = np.random.default_rng(3)
-    for sizes in ((5, 6), (4, 4), (7, 7), (2, 9)):
-        left, right = (
-            generator.lognormal(shift, 0.1, size) for shift, size in zip((0, 0.1), sizes, strict=True)
-        )
-        alone = chance(((tuple(left), tuple(right)),))
-        assert alone == pytest.approx(float(chances([left], [right])[0]))
-
-
 def test_runs_of_several_sessions_are_exchanged_within_each() -> None:
     """Three days with a run of each: of eight ways two are as far apart, the one seen and its mirror."""
     days = [([1.0], [1.1]), ([5.0], [5.1]), ([9.0], [9.1])]
@@ -162,16 +136,6 @@ def test_a_sample_of_divisions_stands_for_very_many() -> None:
     assert 0.3 < chance((day, day)) < 0.9
     apart = tuple(float(n) for n in range(7)), tuple(n + 20.0 for n in range(7))
     assert chance((apart, apart)) < 1e-4
-
-
-@pytest.mark.parametrize("runs", [(4, 4), (1, 1, 1, 1, 1, 1), (2, 3)])
-def test_days_that_differ_raise_no_more_false_alarms(runs: tuple[int, ...]) -> None:
-    generator = np.random.default_rng(5)
-    alarms = 0
-    for _ in range(400):
-        days = [generator.lognormal(day, 0.1, (2, count)).tolist() for day, count in enumerate(runs)]
-        alarms += stratified_significance([(left, right) for left, right in days]) == "beyond noise"
-    assert alarms / 400 <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
 
 
 def test_walsh_averages_give_the_estimate_and_interval_of_published_tables() -> None:
@@ -387,10 +351,6 @@ def test_no_order_goes_in_a_circle(values: dict[str, dict[tuple[int, ...], float
     assert order.trailers
 
 
-STEPS = st.tuples(st.floats(0.01, 10.0), st.floats(0.01, 10.0))
-"""The timed steps of a run."""
-
-
 def runs_of(label: str, timed: Sequence[tuple[float, float]]) -> list[Record]:
     return [
         make_record(label=label, run_id=f"{label}-{n}", steps=make_steps(changes={
@@ -398,20 +358,6 @@ def runs_of(label: str, timed: Sequence[tuple[float, float]]) -> list[Record]:
         }))
         for n, (first, second) in enumerate(timed)
     ]  # fmt: skip
-
-
-@given(st.lists(st.lists(STEPS, min_size=7, max_size=8), min_size=2, max_size=4))
-def test_rates_and_step_times_have_one_order(cells: list[list[tuple[float, float]]]) -> None:
-    comparison = Comparison(
-        record for n, of in enumerate(cells) for record in runs_of(f"fsdp:prefetch={n}", of)
-    )
-    (order,) = comparison.rankings.values()
-    for group in comparison.groups:
-        steps, rates = group.by_round(STEP), group.by_round(SPEED)
-        base = next(other for other in comparison.groups if other.label == order.base)
-        for key in steps.keys() & base.by_round(STEP).keys():
-            ratios = [of[key] / base.by_round(name)[key] for of, name in ((steps, STEP), (rates, SPEED))]
-            assert math.isclose(*ratios, rel_tol=1e-9)
 
 
 def taking_turns(label: str, number: int, seconds: Sequence[float], beside: str) -> Record:

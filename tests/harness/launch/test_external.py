@@ -147,19 +147,6 @@ def test_killed_rank_is_blamed_whoever_writes_the_record(
     assert (error.rank, error.exit_code, error.step, error.phase) == (at_fault, code, 2, "forward")
 
 
-def test_rank_that_stands_still_is_found_and_all_say_where_they_are(tmp_path: Path) -> None:
-    def sleep_in_forward(rank: Rank) -> None:
-        rank.train()
-        time.sleep(60)
-
-    codes = end(launch(tmp_path, [wait_for_peers, sleep_in_forward]))
-    record, error = record_of(tmp_path)
-    assert None not in codes
-    assert (record.status, error.kind, error.rank, error.phase) == ("timeout", "Stuck", 1, "forward")
-    assert "sleep_in_forward" in error.ranks[1].stack
-    assert "wait_forever" in error.ranks[0].stack
-
-
 def test_rank_that_was_killed_is_the_cause_though_its_peer_never_hears_of_it(tmp_path: Path) -> None:
     end_by_themselves(launch(tmp_path, [wait_for_peers, killed]))
     record, error = record_of(tmp_path)

@@ -432,18 +432,6 @@ def test_numbers_of_closed_streams_are_given_to_nothing(closed: str, tmp_path: P
     assert (tmp_path / "found").read_text() == "True [True, True, True]\n"
 
 
-@pytest.mark.costly
-def test_a_run_without_standard_output_is_a_run(tmp_path: Path) -> None:
-    """The cheaper test is the one above."""
-    words = [*HARNESS, "run", "--backend", "ddp", "--nproc", "2", *SHORT]
-    subprocess.run(
-        ["sh", "-c", 'exec "$@" >&-', "sh", *words], cwd=tmp_path, env=environment(), check=True,
-        timeout=SECONDS,
-    )  # fmt: skip
-    (path,) = tmp_path.glob("runs/*/record.json")
-    assert read_record(path).status == "ok"
-
-
 STARTS = """\
 import os, subprocess, sys, time
 from harness.launch.ending import leaving_none_behind

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from docs.hooks import strategies, sweeps
 from harness.backends import registry
 from harness.backends.options import parts_of
-from harness.cli import harness
 from harness.cli.options import split_backends
 from harness.errors import HarnessError
 from harness.forms.workload import second_copy_ranks
@@ -29,7 +27,6 @@ from harness.plan.answer import (
     answers,
     candidates,
     commands,
-    set_words,
 )
 from harness.plan.document import recommendation
 from harness.plan.hardware import PRESET, load_hardware, with_training_defaults
@@ -464,26 +461,3 @@ def test_estimate_and_recommend_name_the_same_strategy(
 def test_the_page_asks_as_the_commands_do() -> None:
     for settings in (strategies.SETTINGS, sweeps.COMMON):
         assert load_experiment(None, settings).runtime.preset == PRESET
-
-
-@pytest.mark.exhaustive
-@pytest.mark.long(seconds=90)
-@pytest.mark.parametrize(("model", "gpu"), [("mistral-7b", "A100-40"), ("llama-3.1-8b", "RTX4090")])
-def test_what_recommend_offers_where_nothing_fits_is_what_estimate_predicts(model: str, gpu: str) -> None:
-    """Of the settings and of the command as printed: neither knows a way that the other predicts else."""
-
-    def printed(command: str, *words: str) -> Any:
-        typed = [command, "--model", model, "--gpu", gpu, "--json", *words]
-        return json.loads(CliRunner().invoke(harness, typed).stdout)
-
-    offers = printed("recommend", "--gpus", "1", "--tokens-per-step", "4096")["alternatives"]
-    assert {"LoRA", "QLoRA"} & {one["name"].partition(",")[0] for one in offers}
-    for one in offers:
-        typed = shlex.split(one["command"])
-        as_run = [word for pair in pairwise(typed) if pair[0] == "--set" for word in pair]
-        for settings in (set_words(one["settings"]), as_run):
-            place = ["--backends", one["backend"], "--world-size", str(one["world_size"])]
-            (row,) = printed("estimate", *place, *settings)["rows"]
-            assert row["device_bytes"] == one["device_bytes"], one
-            assert row["verdict"] in ("fits", "close")
-            assert row["tokens_per_second_per_gpu"] == one["tokens_per_second_per_gpu"]

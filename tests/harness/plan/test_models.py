@@ -12,15 +12,12 @@ from torch import nn
 
 from harness.cli.options import load_job
 from harness.errors import HarnessError
-from harness.forms import tensor
-from harness.forms.layout import Attention
 from harness.forms.pipeline import bubble_share
-from harness.forms.tensor import local_workload
 from harness.job.config import load_experiment
 from harness.job.job import Job, OptimizerSection
 from harness.plan.architectures import ARCHITECTURES, as_known_type
 from harness.plan.catalogue import read_entries
-from harness.plan.model import PlannedModel, decoder, heads_of, local_config, part_of
+from harness.plan.model import PlannedModel, decoder, local_config, part_of
 from harness.plan.models import catalogue_names, find_entry, from_config, load_model, model_settings
 from harness.plan.prediction import predict_memory
 from harness.plan.scenario import job_model
@@ -163,12 +160,6 @@ def test_a_model_with_its_own_code_is_read_as_the_known_type_with_its_tensors(
     assert again.layout == found.layout
 
 
-def test_qwen_1_is_the_entry_of_the_catalogue(tmp_path: Path) -> None:
-    file = tmp_path / "qwen.json"
-    file.write_text(json.dumps(QWEN_7B))
-    assert load_model(str(file)).layout == load_model("Qwen/Qwen-7B").layout
-
-
 @pytest.mark.parametrize(
     "config",
     [QWEN_7B | {"no_bias": False}, QWEN_7B | {"kv_channels": 64}, CHATGLM3_6B | {"add_bias_linear": True}],
@@ -288,14 +279,6 @@ def test_rms_norms_move_more_than_layer_norms_and_a_gelu_in_several_kernels_more
     assert difference == (19 - 2) * 4 * 768
 
 
-def test_heads_are_read_from_a_configuration() -> None:
-    config = {"num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}
-    assert heads_of(config) == Attention(layers=3, heads=8, key_value_heads=2, head_size=8)
-    equal = Attention(layers=2, heads=4, key_value_heads=4, head_size=8)
-    assert heads_of({"n_layer": 2, "n_head": 4, "n_embd": 32}) == equal
-    assert heads_of({"n_layer": 2}) is None
-
-
 def test_a_run_takes_a_configuration_without_the_hub_or_a_folder_with_random_weights(tmp_path: Path) -> None:
     named = load_experiment(None, model_settings("llama-3.1-8b")).model
     assert named.name is None
@@ -360,14 +343,6 @@ def test_a_configuration_is_cut_by_heads_and_channels() -> None:
         local_config(load_model("gpt2").config, 2)
 
 
-def test_peaks_of_cut_layers_fall_with_the_ranks_but_not_as_fast() -> None:
-    def peak(ranks: int) -> int:
-        of_public = replace(scenario("tp", ranks), model=load_model("llama-3.1-8b"))
-        return predict_memory(of_public).peak_bytes
-
-    assert peak(8) < peak(4) < peak(2) < 4 * peak(8)
-
-
 def test_the_bubble_is_a_share_of_the_passes() -> None:
     speed = predict_speed(scenario("pp", 4, micro_batch_size=8, options={"micro_batches": 8}))
     bubble = next(term.seconds for term in speed.computing if term.name == "bubble")
@@ -418,29 +393,6 @@ def test_autotp_under_stage_3_keeps_what_it_gathers_for_cut_layers_until_the_bac
     assert kept() == pytest.approx(2 * cut / 2, rel=0.07)
     (head,) = (t for t in model.parameters if t.name == "lm_head.weight")
     assert kept(activation_checkpointing=True) == 2 * head.numel // 2
-
-
-@pytest.mark.parametrize(("label", "name"), [("autotp-zero2", "autotp_local_shape"), ("tp", "local_shape")])
-def test_a_model_is_cut_once_for_all_micro_batches(
-    label: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A recommendation asks for hundreds of batches of the same parts."""
-    shape, cut = getattr(tensor.plan, name), []
-
-    def counted(*given: Any) -> tuple[int, ...]:
-        cut.append(given)
-        found: tuple[int, ...] = shape(*given)
-        return found
-
-    monkeypatch.setattr(tensor.plan, name, counted)
-    first = scenario(label, 4)
-    model = replace(first.model, layout=replace(first.model.layout))
-    parts = [
-        local_workload(replace(first, model=model, micro_batch_size=size).workload()).layout
-        for size in (1, 2, 4)
-    ]
-    assert len(cut) == len(model.layout.parameters)
-    assert parts[0] is parts[1] is parts[2]
 
 
 VARIANTS: list[dict[str, Any]] = [

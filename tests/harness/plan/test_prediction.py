@@ -49,14 +49,6 @@ def test_states_of_bloom_560m(backend: str, world_size: int, gigabytes: float) -
 
 
 @pytest.mark.parametrize(
-    ("backend", "per_parameter"),
-    [("ddp", 16), ("zero1", 8 + 8 / 8), ("zero2", 4 + 12 / 8), ("zero3", 16 / 8)],
-)
-def test_states_in_fp32(backend: str, per_parameter: float) -> None:
-    assert states(backends=backend).textbook_state_bytes == 559_214_592 * per_parameter
-
-
-@pytest.mark.parametrize(
     ("backend", "settings", "gigabytes"),
     [
         ("ddp", ("training.precision=fp32",), 3.915),
@@ -117,16 +109,6 @@ def test_one_rank_sends_nothing_and_one_node_nothing_to_others() -> None:
     alone, node = (states(backends="fsdp", world_sizes=(size,)) for size in (1, 8))
     assert (alone.traffic, alone.sent_bytes) == ((), 0)
     assert node.between_bytes == 0 < node.sent_bytes
-
-
-def test_accumulation_multiplies_what_is_gathered() -> None:
-    once = states("training.micro_batch_size=1", MIXED, backends="fsdp")
-    twice = states("training.micro_batch_size=1", "training.accumulation_steps=2", MIXED, backends="fsdp")
-    gathered = [
-        sum(line.sent_bytes for line in found.traffic if line.collective.op == "all_gather")
-        for found in (once, twice)
-    ]
-    assert gathered[1] == pytest.approx(2 * gathered[0])
 
 
 def test_zero3_without_a_closed_form_gathers_and_reduces_in_every_micro_step() -> None:
@@ -196,13 +178,6 @@ def test_another_optimizer_has_its_states_and_at_most_so_many_copies(
     assert (least < most) == (found.memory is None)
     ratio = found.speed.step_seconds / adamw.speed.step_seconds
     assert (ratio > 1) == (kind == "adam")
-
-
-def test_a_pipeline_has_the_bounds_of_another_optimizers_update() -> None:
-    pipeline = "pp:schedule=interleaved,stages=2,micro_batches=2"
-    asked = {"backends": pipeline, "gpu": "H200", "model": "llama-3.2-3b"}
-    found = row(*LONG, "optimizer.kind=adamw-8bit", "training.micro_batch_size=2", **asked)
-    assert found.peak_bytes_between is not None or found.memory is not None
 
 
 def test_text_and_document_have_the_bounds_and_how_wrong_their_like_were() -> None:

@@ -228,15 +228,6 @@ def test_weights_and_buffers_are_those_of_the_whole_model(file: Path, precision:
         assert torch.equal(buffers[name], buffer), name
 
 
-@pytest.mark.costly
-def test_a_large_model_is_written_by_another_process(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("harness.rank.initial_weights.SMALL_ELEMENTS", 0)
-    source = source_of(own_job(file, "Plain"), tmp_path)
-    assert_equal(filled(source), source())
-
-
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [

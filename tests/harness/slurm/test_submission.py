@@ -229,13 +229,6 @@ def test_waiting_outlasts_a_silent_controller(tmp_path: Path, slurm: FakeSlurm) 
     assert len(list((tmp_path / "runs").glob("*/record.json"))) == len(matrix.runs)
 
 
-def test_a_pending_job_that_is_cancelled_has_a_record_without_steps(tmp_path: Path, slurm: FakeSlurm) -> None:
-    folder, matrix, _ = submitted(tmp_path, slurm)
-    slurm.answer("squeue", "2|CANCELLED|None|0|0|0:00||\n")
-    record = collect(folder, matrix)[1].record
-    assert (record.error.kind, record.error.message) == ("Cancelled", "cancelled after 0 steps")
-
-
 def test_a_killed_rank_is_named_though_others_complain(tmp_path: Path, slurm: FakeSlurm) -> None:
     _, matrix, run = submitted(tmp_path, slurm)
     directory = matrix.run_directory(run)
@@ -290,15 +283,6 @@ def test_a_requeued_run_starts_clean_and_says_so(
 def test_a_folder_that_nodes_do_not_share_is_said(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match="all nodes share"):
         begin(tmp_path)
-
-
-def test_half_a_result_of_the_network_does_not_cost_the_record(tmp_path: Path, slurm: FakeSlurm) -> None:
-    _, matrix, run = submitted(tmp_path, slurm)
-    directory = matrix.run_directory(run)
-    (directory / "fabric.json").write_text('{"schema_version": 1, "ro')
-    record = finish(directory, ScriptEnd(ended="fabric-failed", exit_code=143, require_busbw="5GB/s"))
-    assert record.error.kind == "FabricFailed"
-    assert "fabric" not in record.environment
 
 
 @pytest.mark.parametrize(
@@ -382,16 +366,6 @@ def test_a_script_that_failed_before_its_step_is_told_in_its_own_words(
     slurm.answer("squeue", "2|FAILED|NonZeroExitCode|256|0|0:01|node1|\n")
     record = collect(folder, matrix)[1].record
     assert (record.error.kind, record.error.log_tail) == ("ScriptLost", "Lmod: unknown module cuda/99")
-
-
-def test_an_event_that_lacks_what_its_kind_has_is_a_broken_line(tmp_path: Path, slurm: FakeSlurm) -> None:
-    folder, matrix, run = submitted(tmp_path, slurm)
-    train(matrix, run)
-    say(matrix, run, 0, "final", weights=None)
-    slurm.answer("squeue", "2|CANCELLED|None|0|0|1:00||\n")
-    record = collect(folder, matrix)[1].record
-    assert record.environment.broken_event_lines == 1
-    assert len(record.steps) == 2
 
 
 GPUS = Site(name="test", gpus_per_node=4, gpu="A100-40")

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import product
-from random import Random
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ from harness.tell.first_page import (
     answers_table,
     check_section,
     completed,
-    facts_line,
     fastest,
     least_memory,
     least_traffic,
@@ -41,7 +39,6 @@ from harness.tell.first_page import (
     title_text,
     words_of,
 )
-from harness.tell.sections.choice import comparison_scope, shortened
 from harness.tell.sections.results import KEY as SURPRISES
 from tests.harness.tell.cells import (
     blocks_in,
@@ -268,29 +265,6 @@ def test_the_fastest_is_named_where_the_rounds_show_it(records: list[Record], te
     assert fastest(stage_of(*records)) == text
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_an_order_is_claimed_only_where_the_comparison_has_one(seed: int) -> None:
-    draw = Random(seed)
-    middles = {label: draw.choice((0.5, 0.52, 0.6, 1.0)) for label in ("ddp", "zero1", "zero3", "fsdp")}
-    spread = draw.choice((0.001, 0.05, 0.4))
-    records = [
-        record
-        for label, middle in middles.items()
-        for record in repeats(label, *(middle * (1 + spread * draw.random()) for _ in range(6)))
-    ]
-    comparison = Comparison(records)
-    where = comparison_scope(comparison)
-    order = comparison.rankings[where.place]
-    parts = dict(part.partition(": ")[::2] for part in fastest(where).split("; ")[1:-1])
-    last = parts.get("slowest, of " + fastest(where).partition(" ")[0] + "'s speed", "")
-    first = fastest(where).partition(" ")[0]
-    tied = [*parts.get("equal within 5 %", "").split(", "), *parts.get("undecided", "").split(", ")]
-    assert {first, *filter(None, tied)} == set(order.leaders)
-    for name in (part.partition(" ")[0] for part in last.split(", ") if part):
-        assert name in order.trailers
-        assert name not in order.leaders
-
-
 def test_the_speed_of_one_process_stands_next_to_that_of_several() -> None:
     alone = make_record(steps=make_steps(seconds=0.25))
     cells = [*repeats("ddp", 0.5), *repeats("fsdp", 0.9)]
@@ -409,15 +383,6 @@ def test_differences_from_the_textbook_are_those_of_the_question_and_the_rest_is
     assert evidence[2].endswith(" more")
 
 
-def test_machine_job_versions_and_runs_are_one_line() -> None:
-    text = facts_line(Comparison([make_record(), *repeats("ddp", 0.5, 0.6, 0.7)]))
-    assert text.startswith(
-        "2 CPU ranks over gloo, threads per rank: 1, model with 0.001 M parameters, fp32, preset like-"
-    )
-    assert text.endswith("torch 2.11.0, deepspeed 0.19.8, runs of each cell: 1 to 3")
-    assert "bf16 without fp32 master weights" in facts_line(Comparison(published("bloom-560m")))
-
-
 def test_what_carries_over_to_gpus_is_said_of_cpu_ranks_alone() -> None:
     here = make_record(label="ddp")
     assert page("all", here)["On GPUs"].startswith("untested; states, bytes and parity should be the same,")
@@ -502,11 +467,6 @@ def test_the_first_short_command_stands_above_the_one_that_verifies_and_others_a
     assert shown("harness compare" + " --set a=b" * MOST_WORDS_CHECK)[0] == [VERIFY]
 
 
-def test_what_is_left_out_of_a_text_is_marked() -> None:
-    assert shortened("one two, three", 2) == "one two ..."
-    assert shortened("one two", 2) == "one two"
-
-
 QUESTIONS: tuple[ReportFocus, ...] = ("all", "speed", "memory", "footprint", "parity", "scaling")
 ASKED = [("full_matrix", "all"), ("many", "all"), ("many", "speed"), ("many", "parity")]
 
@@ -567,14 +527,6 @@ def test_every_line_refers_to_details_that_exist() -> None:
     links = {link.partition(")")[0] for link in markdown_of(made)[0].split("report.details.md#")[1:]}
     assert links
     assert links <= {section.key for section in made.details.sections}
-
-
-def test_a_picture_of_the_short_report_is_not_repeated_in_the_details() -> None:
-    made = page_of(FEW, "all")
-    assert made.details is not None
-    shown = set(own_pictures(made))
-    assert shown
-    assert shown.isdisjoint(picture.key for picture in made.details.pictures())
 
 
 def test_weak_scaling_has_no_section_on_strong_scaling_and_no_alarm_about_jobs() -> None:
@@ -682,10 +634,6 @@ def test_a_speed_has_the_interval_of_its_ratio_and_a_mark_where_it_is_open() -> 
         "zero3": "0.50 (0.50 to 0.50)", "zero1": "~0.71",
     }  # fmt: skip
     assert table.written(str, "**{}**")[3][2] == "**0.50 (0.50 to 0.50)**"
-
-
-def test_without_a_pair_nothing_is_said_of_speeds() -> None:
-    assert "bold: faster, slower, or equal within 5 %" in note(*repeats("ddp", 0.5), *repeats("fsdp", 0.6))
 
 
 def test_cells_that_did_other_work_have_no_speed_and_their_parity_is_told() -> None:

@@ -1,7 +1,5 @@
 """Published reports carry what they were computed from, and this code still computes the same."""
 
-import csv
-import io
 import re
 import shutil
 import subprocess
@@ -20,14 +18,10 @@ from harness.judge.comparison import Comparison
 from harness.judge.facts import OWN_STEP, STEP
 from harness.judge.statistics import NO_FIGURES, Interval, Order, Ratio, interval_runs
 from harness.record.store import ARCHIVE_NAME, RECORD_NAME, read_archive, read_runs
-from harness.tell.document import Document, Section, Table
 from harness.tell.first_page import MOST_PICTURES, MOST_WORDS
 from harness.tell.formats import percent
 from harness.tell.manifest import read_manifest
-from harness.tell.report import details_document
-from harness.tell.tables import LEGEND, SPEEDS, ratio_text, results_table
-from harness.tell.terminal import terminal_table
-from harness.tell.writers.data import render_csv
+from harness.tell.tables import ratio_text
 from tests.gpu_stub.gallery import page as stub_page
 from tests.harness.cli.command_line import harness
 from tests.harness.tell.cells import markdown_of, page_of
@@ -130,30 +124,12 @@ def test_a_report_states_no_speed_unless_it_was_asked_and_no_order_without_enoug
     assert [words for words in excluded if words in text] == []
 
 
-@pytest.mark.parametrize("question", ["parity", "memory"])
-def test_no_line_of_a_report_on_another_question_tells_a_speed(question: ReportFocus) -> None:
-    text = report_text(published_comparison("strong-scaling"), question)
-    assert [words for words in FIGURES_OF_SPEED if words in text] == []
-
-
 def test_repeats_that_the_page_calls_for_are_those_that_an_interval_needs() -> None:
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert f"from {interval_runs()} rounds on" in page
     assert all(order.is_judged for order in published_comparison("default").comparable.rankings.values())
 
 
-def test_a_report_on_parity_has_no_column_of_speed() -> None:
-    document = details_document(published_comparison("explain-clipping"), question="parity")
-    columns = {column.key for table in document.tables() for column in table.columns}
-    assert columns.isdisjoint(SPEEDS)
-    assert not columns & {"samples_per_second", "p95_step_seconds", "step_seconds_least"}
-    assert {section.key for section in document.sections}.isdisjoint({"time", "overlap", "scaling"})
-    asked = details_document(published_comparison("explain-clipping"))
-    assert set(SPEEDS) & {column.key for table in asked.tables() for column in table.columns}
-    assert any(isinstance(block, Table) and block.key == "time" for block in asked.blocks())
-
-
-RANKED = ("default", "explain-zero3-speed")
 KEYS = list(NO_FIGURES)
 
 
@@ -177,49 +153,6 @@ def column(text: str, title: str) -> dict[str, str]:
     cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines()]
     head, _, *lines = cells
     return {line[0]: line[head.index(title)] for line in lines}
-
-
-@pytest.mark.parametrize("name", RANKED)
-def test_csv_holds_what_json_says(name: str) -> None:
-    comparison = published_comparison(name)
-    main, _ = render_csv(Document("", [Section("", "", [results_table(comparison)])]), "")
-    lines = list(csv.DictReader(io.StringIO(main, newline="")))
-    of_cells = {(row["backend"], row["world_size"]): row for row in comparison.as_json()["rows"]}
-    assert len(lines) == len(of_cells)
-    for line in lines:
-        row = of_cells[line["backend"], int(line["world_size"])]
-        assert [line[key] for key in KEYS] == ["" if row[key] is None else str(row[key]) for key in KEYS]
-
-
-@pytest.mark.parametrize("file", ["report.md", "report.details.md"])
-@pytest.mark.parametrize("name", RANKED)
-def test_reports_hold_what_json_says_bold_where_it_is_settled(name: str, file: str) -> None:
-    text = (FOLDER / name / file).read_text(encoding="utf-8")
-    shown, open_ = column(text, "speed / ddp"), "~"
-    for label, ratio in texts(name).items():
-        assert shown[label] == (ratio if ratio == "1" or ratio.startswith(open_) else f"**{ratio}**")
-    assert LEGEND in text.replace("\\", "")
-
-
-def test_the_terminal_and_the_readme_hold_what_json_says() -> None:
-    table = terminal_table(published_comparison("default"), wide=True)
-    in_readme = column((ROOT / "README.md").read_text(encoding="utf-8"), "speed here / ddp")
-    for label, ratio in texts("default").items():
-        assert re.search(rf"^ *{re.escape(label)} .* {re.escape(ratio)} ", table, re.MULTILINE), label
-        assert in_readme.get(label, ratio).replace("**", "") == ratio
-    assert "speed / ddp: in the same round, 95 % interval" in " ".join(table.split())
-
-
-@pytest.mark.parametrize("name", RANKED)
-def test_the_verdict_calls_fastest_what_json_does_not_call_slower(name: str) -> None:
-    text = (FOLDER / name / "report.md").read_text(encoding="utf-8").replace("\\", "")
-    (answer,) = re.findall(r"^\| Fastest \| (.*?) \| \[", text, re.MULTILINE)
-    fastest = answer.partition(" ")[0]
-    orders = {row["backend"]: row["speed_order"] for row in published_comparison(name).as_json()["rows"]}
-    assert fastest in {label for label, order in orders.items() if order in ("open", "equal", "faster", None)}
-    slowest = [one.split(" ")[0] for one in answer.partition("speed: ")[2].split(", ")]
-    assert slowest
-    assert {orders[label] for label in slowest} == {"slower"}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from harness.tell.before_after import before_after
 from harness.tell.document import Document, Folded, Table
 from harness.tell.first_page import rank_words
 from harness.tell.report import LONGEST_OPEN_TABLE, details_document
-from harness.tell.writers.html import render_html
 from harness.tell.writers.markdown import render_markdown
 from tests.harness.tell.cells import blocks_in, lines_of, markdown_of, page_of, repeats, with_world
 from tests.records import make_record, on_stub, published_comparison
@@ -31,13 +30,6 @@ def test_a_long_table_stands_behind_its_name_and_length_the_results_never() -> N
     assert "memory_after_backward" not in open_tables(long)
     titles = [fold.title for part in long.sections for fold in blocks_in(part, Folded)]
     assert "Memory after backward: 31 lines" in titles
-
-
-def test_html_begins_with_a_link_to_each_section() -> None:
-    of = document(2)
-    text = render_html(of, {picture.key: "data:," for picture in of.pictures()}, "manifest")
-    for section in of.sections:
-        assert text.index(f'<a href="#{section.key}">') < text.index(f'<section id="{section.key}">')
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.record import ErrorPart, Record
 from harness.tell import formats
-from harness.tell.formats import WIDTH, fitted, markdown_text, megabytes, milliseconds, number, scientific
+from harness.tell.formats import WIDTH, fitted, megabytes, milliseconds, number, scientific
 from harness.tell.pictures.plots import drawn_name
 from harness.tell.tables import cell_line, results_table, spread_table
 from harness.tell.terminal import terminal_table
@@ -91,19 +91,6 @@ def test_spread_holds_the_range_of_the_runs_and_of_twenty_steps_the_percentile()
     assert (line["steps"], line["step_seconds_p95"]) == (20, pytest.approx(2.0))
 
 
-def test_repeats_with_different_ends_are_counted() -> None:
-    failed = make_record(label="ddp", repeat=1, status="failed", steps=[], ranks=[], comm=[])
-    assert lines(make_record(), make_record(label="ddp"), failed, failed)[1]["status"] == "ok x1, failed x2"
-
-
-def test_run_without_result_shows_not_available() -> None:
-    failed = make_record(label="ddp", status="oom", steps=[], ranks=[], comm=[], windows=None)
-    line = lines(make_record(), failed)[1]
-    assert line.pop("parity") == "unjudged"
-    assert line.pop("textbook_sent_bytes_per_step") == "0.004"  # follows from the strategy
-    assert list(line.values()) == ["ddp", "2", "oom", *["n/a"] * 9]
-
-
 ERROR = ErrorPart(kind="RuntimeError", message="no\nmemory", rank=1)
 UNTIMED = [replace(step, window="warmup") for step in make_steps()]
 
@@ -143,12 +130,6 @@ def test_units_are_megabytes_milliseconds_and_two_places_with_exponent(
     show: Callable[[float | None], str], value: float | None, text: str
 ) -> None:
     assert show(value) == text
-
-
-def test_markdown_is_made_harmless() -> None:
-    assert markdown_text("a|b `c` <d> [e]\n*f* _g_ #h \\") == (
-        "a\\|b \\`c\\` &lt;d&gt; \\[e\\] \\*f\\* \\_g\\_ \\#h \\\\"
-    )
 
 
 LABELS = ("single", "ddp", "fsdp:preset=library-defaults", "zero3:offload=cpu,stage3_prefetch_bucket_size=1")

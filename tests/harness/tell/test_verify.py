@@ -12,7 +12,7 @@ import pytest
 from harness.errors import HarnessError
 from harness.record import Record, store
 from harness.tell.manifest import Manifest, digest
-from harness.tell.report import SUFFIXES, details_name, write_report
+from harness.tell.report import details_name, write_report
 from harness.tell.verify import Verification, pictures_within, verify
 from harness.tell.writers.html import data_address
 from tests.records import LOSSES, make_record, make_steps, make_weights
@@ -341,10 +341,6 @@ def test_report_that_holds_its_list_of_records_needs_no_file_of_it(copy: Path) -
     assert found(verify(copy / "report.md")) == []
 
 
-def test_every_ending_of_a_report_has_a_format() -> None:
-    assert set(SUFFIXES.values()) == {"md", "html", "csv", "json"}
-
-
 @pytest.mark.parametrize("suffix", FORMS)
 def test_report_with_a_baseline_is_verified_too(tmp_path: Path, suffix: str) -> None:
     before, after = write_runs(tmp_path / "before"), write_runs(tmp_path / "after", slower=0.2)
@@ -438,23 +434,6 @@ def test_missing_details_are_named(copy: Path) -> None:
     assert "report.details.md is missing next to the report" in problem
 
 
-def test_removed_finding_is_named(tmp_path: Path) -> None:
-    runs = write_runs(tmp_path)
-    worse = make_record(label="zero1", steps=make_steps([loss + 1 for loss in LOSSES]), run_id="worse")
-    (tmp_path / "runs" / "worse").mkdir()
-    runs.append((store.write_record(tmp_path / "runs" / "worse", worse), worse))
-    report = write_report(runs, tmp_path / "report.md")
-    for name, begin in (
-        ("report.md", "| Warning: diverged | zero1"),
-        ("report.details.md", "- **diverged**: zero1"),
-    ):
-        path = report.with_name(name)
-        (finding,) = lines_of(path, begin)
-        line = edit(path, f"{finding}\n", "")
-        problems = [problem for problem in verify(report).problems if problem.file == path.name]
-        assert any(p.line in (line - 1, line) and "missing" in p.what for p in problems)
-
-
 def test_status_that_only_the_list_of_records_tells_is_checked(copy: Path) -> None:
     """The list and the table that is made of it agree; the record does not."""
     text = (copy / "report.manifest.json").read_text()
@@ -464,13 +443,6 @@ def test_status_that_only_the_list_of_records_tells_is_checked(copy: Path) -> No
     edit(copy / "report.details.md", "| run-ddp-1 | ok |", "| run-ddp-1 | failed |")
     (problem,) = verify(copy / "report.md").problems
     assert "is of run run-ddp-1, ok; listed as run run-ddp-1, failed" in problem.what
-
-
-def test_record_replaced_by_another_under_its_name_is_named(copy: Path) -> None:
-    path = copy / "runs" / "run-ddp-1"
-    better = make_record(label="ddp", run_id="run-ddp-1", repeat=1, steps=make_steps(seconds=0.1))
-    store.write_record(path, better)
-    assert "record runs/run-ddp-1/record.json was changed" in found(verify(copy / "report.md"))[0]
 
 
 @pytest.mark.parametrize("baseline", [False, True])
@@ -548,12 +520,3 @@ def test_archive_that_is_missing_or_damaged_is_one_line(
     with pytest.raises(HarnessError, match=rf"archive '.*{store.ARCHIVE_NAME}' (is|cannot)") as error:
         verify(tmp_path / "report.md")
     assert "\n" not in str(error.value)
-
-
-def test_two_archives_are_compared_before_and_after(tmp_path: Path) -> None:
-    sides = []
-    for side, slower in (("before", 0.0), ("after", 0.2)):
-        made = write_runs(tmp_path / "made" / side, slower=slower)
-        sides.append(store.archive_runs(made, tmp_path / f"{side}.tar.xz"))
-    report = write_report(sides[1], tmp_path / "report.md", baseline=sides[0])
-    assert found(verify(report)) == []

@@ -86,21 +86,9 @@ def test_report_is_the_golden_one(tmp_path: Path, update_golden: bool) -> None:
         hold(re.sub(r"(vl-convert-python )[\w.]+\w", r"\g<1>0.0.0", text), GOLDEN / path.name, update_golden)
 
 
-def test_agreement_is_told() -> None:
-    text = markdown_of(page_of([make_record(), make_record(label="ddp")]))[1]
-    assert "None: every judged run trained the same job as its reference" in text
-
-
 def test_commands_can_be_pasted_into_a_shell() -> None:
     record = make_record(command=["harness", "run", "--set", "model.config={hidden_size: 32}"])
     assert "harness run --set 'model.config={hidden_size: 32}'" in markdown_of(page_of([record]))[1]
-
-
-def test_several_jobs_are_told_apart() -> None:
-    text = "".join(markdown_of(page_of([make_record(), make_record(job_id="b" * 12)])))
-    assert "These records hold 2 jobs" in text
-    assert "Job 0123456789ab," in text
-    assert "Job bbbbbbbbbbbb," in text
 
 
 def test_report_without_any_step_has_no_picture(tmp_path: Path) -> None:

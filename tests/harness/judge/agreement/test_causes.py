@@ -342,19 +342,6 @@ def test_every_hypothesis_has_a_case_and_a_sentence() -> None:
     assert {one.kind for one in HYPOTHESES if one.name not in elsewhere} <= shown
 
 
-def test_ranks_that_cut_layers_clip_each_by_its_own_norm() -> None:
-    """Replicated parameters then end apart, though no gradient was due to be reduced over ranks."""
-    for sizes, norms_of_ranks in (
-        ((("data", 1), ("tensor", 2)), [[1.7], [1.9]]),
-        ((("data", 2), ("tensor", 2)), [[1.7], [1.9]] * 2),
-    ):
-        count = len(norms_of_ranks)
-        parts = make_ranks(count, gradient_norms=norms_of_ranks, final_digest=APART * (count // 2))
-        record = make_record(label="tp", world_size=count, steps=norms(0.85), ranks=parts)
-        found = explained(laid_out(record, *sizes))
-        assert found.kind == "norm-of-shard"
-
-
 @pytest.mark.parametrize(
     ("ratio", "steps", "lost"),
     [
@@ -391,32 +378,6 @@ def test_a_ratio_of_gradients_names_what_multiplied_them(
     ratio: float, size: int, steps: int, told: list[str]
 ) -> None:
     assert name_scale(ratio, Mesh.data_parallel(size), steps) == told
-
-
-def test_a_factor_is_named_only_within_what_rounding_does_to_a_norm() -> None:
-    """A rank that adds no gradient leaves a bit more or less than half of it."""
-    assert explained(make_record(label="ddp", steps=norms(times=0.5))).kind == "gradient-scale"
-    assert explained(make_record(label="ddp", steps=norms(times=0.5005))).kind == "gradient-differs"
-    assert name_scale(0.5005, Mesh.data_parallel(2), 1, rounding=1e-2) == ["divided by the 2 ranks again"]
-
-
-def test_a_loss_that_was_divided_before_it_was_reported() -> None:
-    record = make_record(label="ddp", steps=make_steps([LOSSES[0] / 4, *LOSSES[1:]]))
-    found = explained(laid_out(record, ("data", 2), accumulation_steps=4))
-    assert found.kind == "loss-scale"
-    assert "in the first step: divided by the 4 accumulation steps again" in found.text
-
-
-@pytest.mark.parametrize(
-    ("ratio", "told"),
-    [
-        (1 - 8.6e-4, "the first gradient norm is 0.086 % below the reference's although"),
-        (1 + 2.04e-3, "the first gradient norm is 0.20 % above the reference's although"),
-        (0.7, "the first gradient norm is 0.7 times the reference's although"),
-    ],
-)
-def test_a_gradient_norm_is_told_beside_the_references(ratio: float, told: str) -> None:
-    assert told in explained(make_record(label="ddp", steps=norms(ratio))).text
 
 
 def test_norms_that_part_bit_by_bit_are_an_update() -> None:
@@ -518,17 +479,6 @@ def test_a_block_whose_gradients_stand_out_is_named_after_weights_parted(
     assert found.kind == "gradient-differs"
     assert any(words in found.text for words in ("beside all others", "no gradient reaches")) == bool(named)
     assert named in found.text
-
-
-def test_a_block_stands_for_its_parameters() -> None:
-    names = ["layers.0.w", "layers.1.w", "layers.1.b"]
-    tensors = [TensorPart(name=name, shape=[1], dtype="float32") for name in names]
-    blocks = LayoutPart(parameters=tensors, decaying=names, buffers=[], blocks=["layers.0", "layers.1"])
-    reference = make_record(**weights(**dict.fromkeys(names, 2.0)), layout=blocks)
-    last = weights(**{names[0]: 2.0, **dict.fromkeys(names[1:], 1.0)})
-    assert explained(make_record(label="ddp", **last), reference).text.startswith(
-        "block layers.1 never moved"
-    )
 
 
 def test_steps_of_a_resumed_run_have_their_own_numbers() -> None:
