@@ -320,8 +320,16 @@ def _tables(answer: Answer, compared: Sequence[Prediction] | None) -> list[str]:
     return lines + ([answer.uneven] if answer.uneven else [])
 
 
+WHOLE_SEQUENCES = (
+    "each rank keeps whole sequences between cut layers, and all logits; with sequence and loss parallel "
+    "(Megatron, torchtitan), which this backend lacks, it would hold less"
+)
+
+
 def _unknown(row: Prediction) -> Iterator[str]:
     """Why something is n/a or could be otherwise."""
+    if "tensor" in row.planned.options:
+        yield WHOLE_SEQUENCES
     memory = row.memory_unknown
     if bounds := row.peak_bytes_between:
         yield f"peak {between(bounds)} GB: {memory}"

@@ -149,3 +149,10 @@ def test_each_number_of_ranks_at_which_nothing_fits_has_its_ways_out() -> None:
         (answer,) = (line for line in lines if line.startswith(f"{size},"))
         assert f"; with activation checkpointing: ddp on {size}" in answer
     assert {one["instead_of_ranks"] for one in document(found)["alternatives"]} == {1, 2}
+
+
+def test_ranks_that_cut_layers_are_told_from_those_that_cut_the_sequence_too() -> None:
+    asked = "fsdp fsdp-tp:tensor=2 tp:tensor=8"
+    shown = text(*MIXED, ONE, model="llama-3.1-8b", backends=asked, gpu="A100-80")
+    (line,) = (line for line in shown.splitlines() if "whole sequences" in line)
+    assert line.startswith("fsdp-tp:tensor=2, tp:tensor=8: each rank keeps")
