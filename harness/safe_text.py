@@ -102,9 +102,9 @@ MOST_CONSIDERED = 8 * MOST_MESSAGE_BYTES
 """Characters of an exception's message: half of them its beginning, half its end."""
 MOST_LOG_TAIL_BYTES = 32 * 2**10
 
-# Control characters but tab and newline, marks that reverse text or break lines, lone surrogates.
+# Control characters but tab and newline, marks that reverse text or break lines, what XML excludes.
 _HARMFUL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]"
 )
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 

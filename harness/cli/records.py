@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from textwrap import wrap
@@ -13,15 +15,15 @@ from typing import Any, get_args
 import click
 
 from harness.backends.refusals import suggestion
-from harness.bounds import MOST_REPORT_BYTES
+from harness.bounds import MOST_DOCUMENT_BYTES, MOST_REPORT_BYTES
 from harness.cli.options import common, json_option, runs_option, warn_skipped, wide_option
 from harness.cli.output import echo
 from harness.errors import HarnessError
-from harness.files import read_plain
+from harness.files import read_plain, write_atomically
 from harness.job.experiment import Experiment
 from harness.judge.comparison import Comparison
-from harness.judge.facts import METRICS, SPEED, STEP
-from harness.judge.quantities import between_steps, kinds_at
+from harness.judge.facts import METRICS
+from harness.judge.quantities import Run, between_steps, kinds_at
 from harness.judge.rows import reason
 from harness.judge.run_conditions import began_at, labelled, script_names
 from harness.judge.wording import counted
@@ -29,16 +31,79 @@ from harness.launch.owner import lines_about, without_record
 from harness.nested import leaves, value_at
 from harness.record import ObservationPart, Record
 from harness.record.run import Status
-from harness.record.store import Store, read_runs, record_text
+from harness.record.store import Read, RecordFiles, Store, read_each, read_record, read_runs, record_text
 from harness.tell.formats import fitted, line_width, megabytes, milliseconds, number
 from harness.tell.manifest import read_manifest
 from harness.tell.tables import figure_text
 from harness.tell.terminal import finding_lines
+from harness.version import __version__
 
 LATEST = "latest"
 
 
-def all_runs(folder: Path) -> list[tuple[Path, Record]]:
+@dataclass(frozen=True)
+class Listed:
+    """What a list says of a run."""
+
+    backend: str
+    """Without options."""
+    document: dict[str, Any]
+    record: Record | None = None
+    """Of a script, whose row's name follows from the other scripts too."""
+
+    @property
+    def run_id(self) -> str:
+        return str(self.document["run_id"])
+
+
+INDEX_NAME = ".index.json"
+FEWEST_INDEXED = 100
+"""Runs; fewer are read at once."""
+
+
+class _Index:
+    """What was listed of the runs of a folder, by the state of their files.
+
+    Of a file that changed, and after a change of the harness, it is made again; where it cannot be written
+    there is none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / INDEX_NAME
+        newest = max(file.stat().st_mtime_ns for file in Path(__file__).parents[1].rglob("*.py"))
+        self._made_by = f"{__version__} {newest}"
+        self._found: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}
+        with suppress(OSError, ValueError, RecursionError, LookupError, TypeError):
+            content = json.loads(read_plain(self._path, MOST_DOCUMENT_BYTES))
+            if content["made_by"] == self._made_by:
+                self._found = dict(content["runs"])
+
+    def read(self, path: Path, files: RecordFiles) -> Listed:
+        run, state = path.parent.name, None
+        with suppress(OSError):
+            status = path.stat()
+            # No other file has them: neither a copy that keeps times nor one that came along with an index.
+            state = [status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mtime_ns, status.st_size]
+        match self._found.get(run):
+            case [known, str(backend), dict(document)] if known == state is not None:
+                found = Listed(backend, document)
+            case _:
+                record = read_record(path, files)
+                kept = None if record.observation is None else record
+                found = Listed(record.backend.name, _document(record), kept)
+        if state is not None and found.record is None:
+            self._kept[run] = [state, found.backend, found.document]
+        return found
+
+    def keep(self) -> None:
+        if self._kept != self._found and len(self._kept) >= FEWEST_INDEXED:
+            content = {"made_by": self._made_by, "runs": self._kept}
+            with suppress(OSError):
+                write_atomically(self._path, json.dumps(content))
+
+
+def all_runs(folder: Path) -> list[tuple[Path, Listed]]:
     """The readable runs of a folder or archive, oldest first; the others are named.
 
     Raises HarnessError where there is none.
@@ -46,31 +111,31 @@ def all_runs(folder: Path) -> list[tuple[Path, Record]]:
     if folder.is_dir():
         for line in lines_about(folder):
             echo(line, err=True)
-    found, unreadable = read_runs([folder])
+    index = _Index(folder)
+    found, unreadable = read_each([folder], index.read)
+    index.keep()
     warn_skipped(unreadable)
-    return sorted(found, key=lambda run: (run[1].created_at, run[1].run_id))
+    return sorted(found, key=lambda run: (run[1].document["created_at"], run[1].run_id))
 
 
 def one_run(given: str, folder: Path) -> tuple[Path, Record]:
     """The run that `given` names. Raises HarnessError if there is none, or several."""
     if Path(given).exists():
-        found, _ = read_runs([Path(given)])
-        return _only(given, found)
+        return _only(given, read_runs([Path(given)])[0])
     runs = all_runs(folder)
-    if given == LATEST:
-        return runs[-1]
-    same = [run for run in runs if run[1].run_id == given]
-    found = same or [run for run in runs if given in run[1].run_id]
+    found = runs[-1:] if given == LATEST else [run for run in runs if run[1].run_id == given]
+    found = found or [run for run in runs if given in run[1].run_id]
     if not found:
-        ids = [record.run_id for _, record in runs]
+        ids = [run.run_id for _, run in runs]
         hint = suggestion(given, ids) or "`harness list` shows them"
         raise HarnessError(f"no run in '{folder}' has '{given}' in its name. {hint}")
-    return _only(given, found)
+    path, _ = _only(given, found)
+    return path, read_record(path)
 
 
-def _only(given: str, found: list[tuple[Path, Record]]) -> tuple[Path, Record]:
+def _only(given: str, found: list[tuple[Path, Read]]) -> tuple[Path, Read]:
     if len(found) > 1:
-        first = ", ".join(record.run_id for _, record in found[:3])
+        first = ", ".join(run.run_id for _, run in found[:3])
         raise HarnessError(f"'{given}' names {len(found)} runs ({first}, ...); give more of the name")
     return found[0]
 
@@ -87,15 +152,20 @@ def list_runs(
     runs: Path, backend: str | None, status: str | None, job: str | None, wide: bool, as_json: bool
 ) -> int:
     """List the runs of a folder, oldest first, with status and figures."""
-    records = [
-        record
-        for _, record in all_runs(runs)
-        if (backend is None or backend in (record.backend.label, record.backend.name))
-        and (status is None or record.status == status)
-        and (job is None or record.job_id.startswith(job))
+    listed = [
+        run
+        for _, run in all_runs(runs)
+        if (
+            backend is None or backend in (run.document["backend"], run.document["backend"].partition(":")[0])
+        )
+        and status in (None, run.document["status"])
+        and (job is None or run.document["job_id"].startswith(job))
     ]
-    scripts = script_names(records)
-    documents = [_document(record, scripts.get(id(record), "")) for record in records]
+    scripts = script_names([run.record for run in listed if run.record is not None])
+    documents = [
+        {**run.document, "backend": labelled(run.document["backend"], scripts.get(id(run.record), ""))}
+        for run in listed
+    ]
     if as_json:
         echo(json.dumps({"runs": documents}, indent=1))
         return 0
@@ -110,13 +180,12 @@ def list_runs(
         }  # fmt: skip
     texts = [[_text(key, document[key]) for key in headers] for document in documents]
     echo(fitted(texts, [*headers.values()], wide=wide))
-    echo(f"{len(records)} runs; `harness show RUN` shows one in detail", err=True)
+    echo(f"{len(listed)} runs; `harness show RUN` shows one in detail", err=True)
     return 0
 
 
-def _document(record: Record, script: str) -> dict[str, Any]:
-    rows = Comparison([record]).rows  # none of a repetition of the reference
-    figures = rows[0].figures if rows else {}
+def _document(record: Record) -> dict[str, Any]:
+    run = Run.of(record)
     job, model = record.job, record.job.model.name
     if model is None and record.observation is None and job.model.factory is None:
         model = job.model.config_values().get("model_type")
@@ -125,7 +194,7 @@ def _document(record: Record, script: str) -> dict[str, Any]:
     return {
         "run_id": record.run_id,
         "created_at": record.created_at,
-        "backend": labelled(record.backend.label, script),
+        "backend": record.backend.label,
         "world_size": record.world.world_size,
         "nodes": record.world.nodes,
         "status": record.status,
@@ -135,9 +204,9 @@ def _document(record: Record, script: str) -> dict[str, Any]:
         "precision": job.training.precision,
         "steps": len(record.steps),
         "loss": record.steps[-1].loss if record.steps else None,
-        "tokens_per_second": figures.get(SPEED),
-        "step_seconds": figures.get(STEP),
-        "peak_bytes": figures.get("peak_bytes"),
+        "tokens_per_second": run.tokens_per_second,
+        "step_seconds": run.mean_step_seconds,
+        "peak_bytes": max(run.rank_peaks, default=None),
     }
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from harness.backends.strategy import StrategyKind
 from harness.backends.yaml_values import parse_value
+from harness.safe_text import harmless
 from harness.tell.document import Picture
 
 Spec = dict[str, Any]
@@ -108,13 +109,22 @@ def draw(picture: Picture, form: str = "svg") -> bytes:
     import vl_convert
 
     whole = {"$schema": SCHEMA, "description": picture.alt, "background": None, "padding": 8}
-    svg = _svg(json.dumps({**whole, **picture.chart(), "config": layer("config")}))
+    svg = _svg(json.dumps(_spelled({**whole, **picture.chart(), "config": layer("config")})))
     if form == "svg":
         return f"{svg}\n".encode()
     # Of a PNG without a page vl-convert 1.9 writes half-transparent pixels too dark.
     page = '><rect width="100%" height="100%" fill="white"/>'
     image: bytes = vl_convert.svg_to_png(svg.replace(">", page, 1), scale=PNG_SCALE)
     return image
+
+
+def _spelled(value: Any) -> Any:
+    """The specification with texts that XML can hold: vl-convert ends the process over others."""
+    if isinstance(value, dict):
+        return {key: _spelled(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spelled(inner) for inner in value]
+    return harmless(value) if isinstance(value, str) else value
 
 
 @lru_cache(maxsize=128)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli import records
+from harness.cli.records import all_runs
 from harness.record import ErrorPart
 from harness.tell.formats import WIDTH
 from tests.records import make_effective, make_record, make_steps, saved
@@ -53,6 +55,32 @@ def test_list_is_filtered_by_backend_and_status(folder: Path) -> None:
     assert ids("--backend", "zero3") == ["two"]
     assert ids("--status", "failed") == ["three"]
     assert ids("--job", "nothing") == []
+
+
+@pytest.mark.parametrize("index", ["", "[]", '{"made_by": 1}', "changed", "kept"])
+def test_index_is_used_where_it_fits_and_made_again_where_it_does_not(
+    index: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def statuses() -> list[str]:
+        return [run.document["status"] for _, run in all_runs(folder / "runs")]
+
+    monkeypatch.setattr(records, "FEWEST_INDEXED", 1)
+    first = statuses()
+    kept, record = folder / "runs/.index.json", folder / "runs/one-aaa/record.json"
+    content = json.loads(kept.read_text())
+    if index == "kept":
+        monkeypatch.setattr(records, "read_record", None)
+    elif index == "changed":  # of the same size, with the same time
+        times = record.stat()
+        record.write_text(record.read_text().replace('"status":"ok"', '"status":"oom"').removesuffix("\n"))
+        os.utime(record, ns=(times.st_atime_ns, times.st_mtime_ns))
+        first[0] = "oom"
+    else:
+        kept.write_text(index)
+        content |= {"runs": {"one-aaa": 5, "two-bbb": [None, "ddp", {}]}}
+    assert statuses() == first
+    kept.write_text(json.dumps(content))
+    assert statuses() == first
 
 
 def test_show_finds_a_run_by_a_part_of_its_name(folder: Path) -> None:
