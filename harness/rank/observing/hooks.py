@@ -108,12 +108,13 @@ class Roots:
                     self._adopt(module)
             return self._call(module, *arguments, **named)
 
-        nn.Module.__call__ = called  # type: ignore[method-assign]
+        nn.Module.__call__ = self._called = called  # type: ignore[method-assign]
 
     def end_step(self) -> None:
         """A step has ended: so does the search if it brought nothing."""
         known = len(self.callers) + len(self.resting)
-        if known == self._before_step:
+        # Once: Python forgets what it knows of every class of modules. Nor is what others put there ours.
+        if known == self._before_step and nn.Module.__call__ is self._called:
             nn.Module.__call__ = self._call  # type: ignore[method-assign]
         self._before_step = known
 

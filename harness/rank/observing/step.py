@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -76,6 +77,7 @@ class MicroBatch:
         masked = self.mask is not None and self.mask.shape == self.samples.shape
         return int((self.mask != 0).sum()) if masked and self.mask is not None else self.samples.numel()
 
+    @cached_property
     def targets(self) -> int | None:
         """Tokens whose prediction counts in the loss; None: not known."""
         if self.labels is None or not self.shifts or self.labels.dim() != 2:
@@ -235,7 +237,7 @@ def total_loss(micro: Sequence[MicroLoss], batches: Sequence[MicroBatch]) -> Los
     if not seen or len(seen) < len(micro):
         return None
     values, source = [value for value, _ in seen], seen[0][1]
-    known = [count for batch in batches if (count := batch.targets()) is not None]
+    known = [count for batch in batches if (count := batch.targets) is not None]
     if len(known) == len(batches) == len(micro) and any(known):
         scales = [
             count if loss.items is None else loss.items for loss, count in zip(micro, known, strict=True)
@@ -336,8 +338,10 @@ class Step:
         whole model that train.
         """
         loss = total_loss(self.losses[: self.micro_steps], self.batches)
-        squares, count = applied or (0.0, 0.0)
-        share = AppliedGradients(squares=finite_or_none(squares), share=count / max(1, trained))
+        share = None
+        if applied is not None:
+            squares, count = applied
+            share = AppliedGradients(squares=finite_or_none(squares), share=count / max(1, trained))
         norm, is_partial = (None, False) if self.norm is None else number(self.norm)
         hashes = [batch.hash_sum() for batch in self.batches]
         total = f"{sum(hashes) % 2**64:016x}" if hashes else None
@@ -356,11 +360,11 @@ class Step:
             group_learning_rates=[
                 self.group_rates.get(place) for place in range(max(self.group_rates, default=-1) + 1)
             ],
-            applied=share if applied is not None else None,
+            applied=share,
             global_target_tokens=None,
             samples=sum(batch.count for batch in self.batches) if self.batches else None,
             tokens=_sum([batch.tokens() for batch in self.batches]),
-            target_tokens=_sum([batch.targets() for batch in self.batches]),
+            target_tokens=_sum([batch.targets for batch in self.batches]),
             sample_hashes=total,
             batch_hash_sum=total,
             batch_digests=[digest for batch in self.batches for digest in batch.digests()]

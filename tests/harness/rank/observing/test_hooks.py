@@ -1,0 +1,35 @@
+"""How hooks leave what they are put into."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.rank.observing.hooks import Roots
+
+
+def test_the_search_for_modules_ends_once_and_leaves_what_others_put_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = nn.Module.__call__
+    monkeypatch.setattr(nn.Module, "__call__", before)
+    seen: list[nn.Module] = []
+    nothing: Any = dict.fromkeys(("forward_ends", "module_begins"), lambda *_: None)
+    roots = Roots(SimpleNamespace(**nothing, forward_begins=lambda root, *_: seen.append(root)))  # type: ignore[arg-type]
+    model = nn.Sequential(nn.Linear(2, 2))
+    for _ in range(2):
+        assert nn.Module.__call__ is not before
+        model(torch.ones(1, 2))
+        roots.end_step()
+    assert nn.Module.__call__ is before
+
+    def of_script(module: nn.Module, *arguments: Any) -> Any:
+        return before(module, *arguments)
+
+    monkeypatch.setattr(nn.Module, "__call__", of_script)
+    model(torch.ones(1, 2))
+    roots.end_step()
+    assert nn.Module.__call__ is of_script
+    assert seen == [model] * 3
