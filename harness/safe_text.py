@@ -26,10 +26,12 @@ _NO_SECRET = (
     r"|query|context|completion|instruction|id|name|value|state|dict|json|config|metric|monitor|loss|logits?"
     r"|lr|weight|param|mask|attention|step|epoch|time|rng|prng|random|dropout|object)"
 )
+# Names of options and of values alike, besides those below.
+_MORE = r"(?:pat|jwt|dsn|webhook(?:[-_]?url)?|connection[-_]?string)"
 _OPTION = (
     rf"--(?i:(?!(?:[\w-]*[-_])?{_NO_SECRET}[-_]?keys?\b)"
     r"(?:[\w-]*[-_])?(?:pass(?:w(?:or)?d|phrase)?|pwd?|token|secret(?:[-_]id)?|credentials?|creds|auth"
-    r"|cookies?|session[-_]?id|otp|(?:api|access|auth|secret|private)[-_]?keys?|key))"
+    rf"|{_MORE}|cookies?|session[-_]?id|otp|(?:api|access|auth|secret|private)[-_]?keys?|key))"
 )
 # A value is what stands between quotes, escaped characters in pairs, or one word. Its opening quote stays.
 # Quotes have backslashes before them where text of JSON is a value of JSON.
@@ -55,21 +57,25 @@ _NAME = (
     r"|(?<![A-Za-z])KEY(?![A-Za-z_])|_KEY(?![A-Z])"
     r"|(?:db|user|smtp|ftp|proxy|root|admin|login)_?pass(?![a-z])|_PASS(?![A-Z])"
     r"|[Ss]ecret|SECRET|[Cc]redentials?|CREDENTIALS?|(?<![A-Za-z])[Cc]reds|_CREDS"
-    r"|(?i:(?:api|access|account|auth|app|application|client|service|database|db|priv|private|signing"
-    r"|encryption|license|master|wandb|hf|ssh)[_-]?key)"
+    r"|(?i:(?:api|access|secret|account|auth|app|application|client|service|database|db|priv|private|signing"
+    r"|encryption|license|master|subscription|wandb|hf|ssh)[_-]?key)"
     r"|TOKEN(?![A-Z])|(?i:(?:access|auth|hub|hf|bearer|refresh|session|security|api|private|sas|oauth|git"
-    r"|github|gitlab|wandb|registry|deploy)[_-]?token(?!iz|s))|(?<![A-Za-z_])token(?==))[A-Za-z_]*"
+    r"|github|gitlab|wandb|registry|deploy|vault)[_-]?token(?!iz|s))|(?<![A-Za-z_])token(?==)"
+    rf"|(?i:(?<![A-Za-z]){_MORE}(?![A-Za-z])))[A-Za-z_]*"
 )
 _LONGEST_BEGINNING = 24
 """Characters of a name before the word by which it is found."""
 # What every such name has, up to what separates it from its value. Searching this first is ten times faster.
 _FOUND = re.compile(
-    r"""(?:[Pp](?:ass|ASS|wd?|WD?)|[Aa](?:uth|UTH)|(?i:sess(?:ion)?[_-]?id)|[Ss](?:ecret|ECRET)|[Cc](?:red|RED)|[Kk](?:ey|EY)|[Tt](?:oken|OKEN))"""
+    r"""(?:[Pp](?:ass|ASS|wd?|WD?)|[Aa](?:uth|UTH)|(?i:sess(?:ion)?[_-]?id)|[Ss](?:ecret|ECRET)|[Cc](?:red|RED)|[Kk](?:ey|EY)|[Tt](?:oken|OKEN)|(?i:pat|jwt|dsn|webhook(?:[_-]url)?|connection[_-]?string))"""
     r"""[A-Za-z_]*\\*(["']?)[ \t]*[=:]"""
 )
 _END = r"""\\*["']?[ \t]*[=:]\Z"""
 _NAMED = re.compile(_NAME + _END)
-_NO_SECRETS_KEY = re.compile(rf"(?i:(?<![a-z]){_NO_SECRET}[-_ ]?key){_END}")
+_NO_SECRETS_KEY = re.compile(
+    rf"(?i:(?<![a-z]){_NO_SECRET}[-_ ]?key|secretar(?:y|ies|iat)"
+    rf"|_(?:length|helper|policy|type|method|manager|provider|count)){_END}"
+)
 # Names of other things too: their numbers stay, and what is no mixture of letters and digits after some.
 _PLAIN = re.compile(r"(?:(?i:pw|auth(?==))|(?P<mixed>KEY|(?i:auth)))" + _END)
 _MIXTURE = re.compile(r"(?!(?i:v|oauth)\d)(?=[^A-Za-z]*[A-Za-z])(?=\D*\d)")

@@ -78,7 +78,10 @@ def test_json_keeps_its_meaning() -> None:
         "--AUTH q7Zq7Z", "train.py --Key q7Zq7Z", "--Hub-Token=q7Z", "--PASSWORD q7Z", "KEY=q7Zq7Z",
         "KEY: 'q7Z q7Z'", "auth: q7Zq7Z", '"auth": "me:q7Z"', "HTTP_AUTH: q7Z", "Auth = q7Z", "Pwd: q7Z",
         "TEXT_ACCESS_KEY=q7Z", "AUDIO_SECRET=q7Z", "--data-secret-key q7Z", "LR_API_KEY: q7Z", "pw=3.q7Z",
-        "Pw=q7Z", "pwd=1q7Z", "my_secret_auth=q7Z",
+        "Pw=q7Z", "pwd=1q7Z", "my_secret_auth=q7Z", "401 for token Aq7Zq7Zq7Z", "password is q7Zq7Zq7Z1",
+        "key=SecretStr('q7Z q7Z')", "auth=('me', 'q7Z')", '"token": "q7Zq7Zq7Zq7Z"',
+        "wandb login q7Zq7Zq7Zq7Z",
+        "aws configure set aws_secret_access_key q7Zq7Zq7Zq7Z", "Ocp-Apim-Subscription-Key: q7Z",
     ],
 )  # fmt: skip
 def test_secrets_are_redacted(text: str) -> None:
@@ -88,6 +91,26 @@ def test_secrets_are_redacted(text: str) -> None:
     for document in (json.dumps([text, 1]), json.dumps({"log": json.dumps([text]), "x": 1})):
         assert "q7Z" not in redacted(document)
         json.loads(redacted(document))
+
+
+def test_each_name_is_redacted_in_each_spelling() -> None:
+    names = [
+        "api_key", "access_key", "secret_key", "private_key", "encryption_key", "wandb_key",
+        "password", "passwd", "db_password", "passphrase", "pwd", "hub_token", "auth_token",
+        "access_token", "session_token", "vault_token", "client_secret", "credentials", "creds",
+        "session_id", "pat", "jwt", "dsn", "webhook", "webhook_url", "connection_string",
+    ]  # fmt: skip
+    shown = [
+        form
+        for name in names
+        for form in (
+            f"--{name} q7Z", f"--{name.replace('_', '-')}=q7Z", f"MY_{name.upper()}=q7Z", f"{name}: q7Z",
+            f"https://host/x?{name}=q7Z&a=1", f"{name}='q7Z q7Z'", json.dumps({name: "q7Z"}),
+            f"X-{name.title().replace('_', '-')}: q7Z", f"Error({name}=q7Z)",
+        )
+        if "q7Z" in redacted(form)
+    ]  # fmt: skip
+    assert not shown
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
@@ -136,7 +159,10 @@ def test_numbers_of_a_document_stay() -> None:
         "TEXT_KEY='text'", "OUTPUT_KEY=logits", "LR_KEY=lr", "IMAGE_KEY: pixel_values", "PRIMARY KEY: id2",
         "--train-key input_ids", "--audio-key wav", "--TEXT-KEY text", "--Label_Keys a", "KEY=text",
         "SECTION.KEY=VALUE", "auth: oauth2", "auth: v2", "auth: none", '"auth": "basic"', "oauth: hunter2",
-        "step_auth: 0.3", "PWD=/home/me2", "sort(key=field2)",
+        "step_auth: 0.3", "PWD=/home/me2", "sort(key=field2)", "secretary=jones99", "password_length=12",
+        "credential_helper=store1", "token length 4096", "token 'Hello' is unknown", "path=a1",
+        "--pattern A1b",
+        "dispatch: x1", "key_value_heads=8", "num_key_value_heads: 4", "author: smith1", "secret sauce of T5",
     ],
 )  # fmt: skip
 def test_what_is_no_secret_stays(text: str) -> None:
