@@ -1,13 +1,16 @@
-"""Time and memory of reading a trace: `python benchmarks/trace_reading.py [BYTES]`, 1e9 without an argument.
+"""Reading traces beside `json.load`: `python benchmarks/trace_reading.py [BYTES...]`, 1e9 by default.
 
-Writes a trace of a GPU of that size into a temporary folder, reads it as `harness trace` does, and prints
-seconds and the largest resident set.
+Writes a trace of a GPU of each size into a temporary folder, plain and gzipped, reads it as `harness trace`
+does and by `json.load`, each in a process of its own, and prints processor time and the largest resident set.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import resource
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -72,15 +75,42 @@ def events(number: int) -> list[dict[str, object]]:
     ]
 
 
-if __name__ == "__main__":
+def measured(how: str, file: Path) -> tuple[float, float]:
+    """Seconds of processor time, and bytes resident at most."""
+    done = subprocess.run([sys.executable, __file__, how, file], check=True, capture_output=True, text=True)
+    seconds, resident = done.stdout.split()
+    return float(seconds), float(resident)
+
+
+def read(how: str, file: Path) -> None:
+    begin = time.process_time()
+    if how == "trace":
+        read_trace(file)
+    else:
+        with gzip.open(file, "rt") if file.suffix == ".gz" else file.open(encoding="utf-8") as opened:
+            json.load(opened)
+    seconds = time.process_time() - begin
+    print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def compare(size: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        write(trace, int(float(sys.argv[1])) if len(sys.argv) > 1 else 10**9)
-        begin, cpu = time.perf_counter(), time.process_time()
-        (rank,) = read_trace(trace)
-        seconds, processor = time.perf_counter() - begin, time.process_time() - cpu
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(
-            f"{trace.stat().st_size / 1e9:.2f} GB: {seconds:.1f} s, {processor:.1f} s of processor time, "
-            f"{peak / 1e9:.2f} GB resident, {len(rank.calls):,} collectives"
-        )
+        plain, packed = Path(folder) / "trace.json", Path(folder) / "trace.json.gz"
+        write(plain, size)
+        with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
+            shutil.copyfileobj(source, target)
+        for file in (plain, packed):
+            (ours, held), (theirs, whole) = measured("trace", file), measured("json", file)
+            print(
+                f"{file.name}, {size / 1e6:,.0f} MB: {ours:.1f} s, {held / 1e9:.2f} GB; "
+                f"json.load {theirs:.1f} s, {whole / 1e9:.2f} GB; {ours / theirs:.2f} x, {held / whole:.0%}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] in (["trace"], ["json"]):
+        read(sys.argv[1], Path(sys.argv[2]))
+    else:
+        for argument in sys.argv[1:] or ["1e9"]:
+            compare(int(float(argument)))

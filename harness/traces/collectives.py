@@ -38,6 +38,7 @@ from harness.traces.scanning import (
     PHASE,
     Event,
     Operator,
+    arguments_of,
     collective_of,
     dtype_of,
     element_bytes,
@@ -152,9 +153,9 @@ class Timeline:
     def take(self, event: Event) -> None:
         """One event; what no figure needs is forgotten. Raises nothing for values of odd types."""
         self.events += 1
-        if event.get("ph") != "X":
+        kind, category, name, pid, thread, start, duration, arguments = event
+        if kind != "X":
             return
-        category, name = event.get("cat"), event.get("name")
         try:
             code = self._codes.get((category, name))
         except TypeError:
@@ -163,52 +164,51 @@ class Timeline:
             code = self._codes[category, name] = self._code(str(category or "").lower(), str(name or ""))
         if not code:
             return
-        start, duration = nanoseconds(event.get("ts")), nanoseconds(event.get("dur", 0))
+        start, duration = nanoseconds(start), nanoseconds(duration)
         if start is None or duration is None or not NEVER < start <= start + duration < ALWAYS:
             self.untimed += 1
             return
-        if code <= _ON_DEVICE:
-            self._on_device(event, _ON_DEVICE - code, start, start + duration)
-        elif code & _DEVICE_MARK:
-            self._device(event).marks.append(_host_event(event, str(name), start, start + duration))
-        else:
-            self._on_host(event, code, str(name), start, start + duration)
-
-    def _device(self, event: Event) -> TracedDevice:
-        pid = str(event.get("pid"))
+        end, pid, thread = start + duration, str(pid), str(thread)
+        if code > 0 and not code & _DEVICE_MARK:
+            self._on_host(pid, thread, code, str(name), start, end, arguments)
+            return
         device = self.devices.get(pid)
         if device is None:
             device = self.devices[pid] = TracedDevice(DeviceEvents(self._names))
-        return device
+        if code > 0:
+            device.marks.append(_host_event(thread, str(name), start, end, arguments))
+        else:
+            self._on_device(device, thread, _ON_DEVICE - code, start, end, arguments)
 
-    def _on_device(self, event: Event, index: int, start: int, end: int) -> None:
-        device = self._device(event)
+    def _on_device(
+        self, device: TracedDevice, thread: str, index: int, start: int, end: int, arguments: Any
+    ) -> None:  # fmt: skip
         if start < device.first:
             device.first = start
         if end > device.last:
             device.last = end
-        arguments, events = _arguments(event), device.events
-        correlation = whole(arguments.get("correlation"))
+        correlation, events = _correlation(arguments), device.events
         events.begins.append(start)
         events.ends.append(end)
         events.named.append(index)
         events.correlations.append(-1 if correlation is None else correlation)
         name, kind, code = self._names[index]
         if code & COMMUNICATES:
+            host = _host_event(thread, name, start, end, arguments)
             device.communications.append(
                 DeviceCommunication(
-                    name, str(event.get("tid")), start, end, correlation,
-                    whole(arguments.get("External id", arguments.get("external id"))), _kept(arguments), kind,
+                    name, thread, start, end, correlation, host.external, host.arguments, kind
                 )
             )  # fmt: skip
 
-    def _on_host(self, event: Event, code: int, name: str, start: int, end: int) -> None:
-        pid, thread = str(event.get("pid")), str(event.get("tid"))
+    def _on_host(
+        self, pid: str, thread: str, code: int, name: str, start: int, end: int, arguments: Any
+    ) -> None:
         process = self.processes.get(pid)
         if process is None:
             process = self.processes[pid] = Process()
         if code & _LAUNCH:
-            correlation = whole(_arguments(event).get("correlation"))
+            correlation = _correlation(arguments)
             if correlation is not None:
                 process.launches.correlations.append(correlation)
                 process.launches.begins.append(start)
@@ -219,13 +219,17 @@ class Timeline:
                 process.first = start
             if end > process.last:
                 process.last = end
-            times, kinds = process.threads.setdefault(thread, (array("q"), array("b")))
-            times.extend((start, end))
-            kinds.append((1 if code & _OPERATOR_COMPUTES else 0) | (2 if code & _TRANSPORT else 0))
+            of_thread = process.threads.get(thread)
+            if of_thread is None:
+                of_thread = process.threads[thread] = array("q"), array("b")
+            of_thread[0].extend((start, end))
+            of_thread[1].append((1 if code & _OPERATOR_COMPUTES else 0) | (2 if code & _TRANSPORT else 0))
+            if code & ~(_OPERATOR | _OPERATOR_COMPUTES) == 0:
+                return
         if code & _CALL:
-            process.calls.append(_host_event(event, name, start, end))
+            process.calls.append(_host_event(thread, name, start, end, arguments))
         if code & _TRANSPORT:
-            process.transports.append(_host_event(event, name, start, end))
+            process.transports.append(_host_event(thread, name, start, end, arguments))
         if code & _STEP:
             number = step_number(name)
             process.steps.append((0 if number is None else number, (start, end)))
@@ -256,19 +260,21 @@ class Timeline:
         return code | (_STYLED if name.startswith(tuple(_STYLES)) else 0)
 
 
-def _arguments(event: Event) -> dict[str, Any]:
-    arguments = event.get("args")
-    return arguments if isinstance(arguments, dict) else {}
+_CORRELATION = re.compile(r'"correlation"\s*:\s*"?(\d{1,18})(?!\d)')
 
 
-def _kept(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {key: arguments[key] for key in _KEPT if key in arguments}
+def _correlation(arguments: Any) -> int | None:
+    if isinstance(arguments, str):
+        found = _CORRELATION.search(arguments)
+        return int(found[1]) if found else None
+    return whole(arguments_of(arguments).get("correlation"))
 
 
-def _host_event(event: Event, name: str, start: int, end: int) -> HostEvent:
-    arguments = _arguments(event)
+def _host_event(thread: str, name: str, start: int, end: int, given: Any) -> HostEvent:
+    arguments = arguments_of(given)
     external = whole(arguments.get("External id", arguments.get("external id")))
-    return HostEvent(str(event.get("tid")), start, end, name, external, _kept(arguments))
+    kept = {key: arguments[key] for key in _KEPT if key in arguments}
+    return HostEvent(thread, start, end, name, external, kept)
 
 
 def whole(value: Any) -> int | None:

@@ -11,6 +11,7 @@ import tomllib
 import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -270,7 +271,9 @@ def _clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
     return [(max(a, first), min(b, last)) for a, b in intervals if a < last and b > first]
 
 
-Event = dict[str, Any]
+FIELDS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args")
+Event = tuple[Any, ...]
+"""Values of FIELDS; `args` may be the text between the braces (`arguments_of`)."""
 CHUNK_BYTES = 2**22
 GZIP = b"\x1f\x8b"
 OTHER_FORMATS = {
@@ -284,6 +287,12 @@ _GAP = re.compile(r"[\s,]*")
 _KEY_GAP = re.compile(r"[\s:]*")
 _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{\s*\"(?:ph|name|cat|args|pid|tid|ts)\")|\}\s*(?=\])")
 _BARE = re.compile(r"(:\s*)-?(?:inf|nan|infinity)(?=\s*[,}\]])", re.IGNORECASE)
+_TEXT, _PLACE, _TIME = r'"([^"\\]*+)"', r'"?+(-?\d++|(?<=")[^"\\]*+)"?+', r"(-?\d++(?:\.\d++)?+)"
+_FLAT = r'\{([^{}"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^{}"]*+)*+)\}'
+_VALUES = dict(zip(FIELDS, (_TEXT, _TEXT, _TEXT, _PLACE, _PLACE, _TIME, _TIME, _FLAT), strict=True))
+_OTHER_VALUE = rf'(?:"[^"\\]*+"|[\w.+-]++|{_FLAT.replace("([^", "(?:[^", 1)})'
+_NOTHING, _COMMA = "(?:(?!)())?", r"\s*+,\s*+"
+MOST_SHAPES, MOST_KEYS = 12, 16
 _BACKSLASH = re.compile(r"\\(?![\"\\/bfnrtu])|\\u(?![0-9a-fA-F]{4})")
 
 # Times stay texts: a float has no room for nanoseconds since 1970.
@@ -307,6 +316,10 @@ class TraceFile:
         self._ended = False
         self._read_bytes = 0
         self._count = 0
+        self._shapes: dict[tuple[str, ...], str] = {}
+        self._shaped: re.Pattern[str] | None = None
+        """Events with keys in an order that was seen: what of them is not used is not decoded."""
+        self._groups: list[tuple[int, ...]] = []
 
     def events(self) -> Iterator[Event]:
         """Every event of the file. Raises HarnessError for what is no trace, is cut off or too large."""
@@ -390,9 +403,16 @@ class TraceFile:
         self._at += 1
 
     def _list(self) -> Iterator[Event]:
-        scan, gap = _SCAN, _GAP.match
+        scan, gap, width = _SCAN, _GAP.match, len(FIELDS)
         while True:
             text = self._text
+            if self._shaped is not None:
+                match, at, groups = self._shaped.match, self._at, self._groups
+                while (known := match(text, at)) is not None:
+                    at = known.end()
+                    self._count += 1
+                    yield known.group(*groups[((known.lastindex or 1) - 1) // width])
+                self._at = at
             found = gap(text, self._at)
             self._at = found.end() if found else self._at
             if len(text) - self._at < 2 or text[self._at] != "{":
@@ -428,7 +448,32 @@ class TraceFile:
             except (RecursionError, ValueError) as error:
                 raise self._excessive(error) from error
             self._count += 1
-            yield event
+            if len(self._shapes) < MOST_SHAPES:
+                self._learn(event)
+            arguments = event.get("args")
+            yield (
+                *map(event.get, FIELDS[:-2]), event.get("dur", 0),
+                arguments if isinstance(arguments, dict) else None,
+            )  # fmt: skip
+
+    def _learn(self, event: dict[str, Any]) -> None:
+        """Read events of this kind with these keys in this order by a pattern from now on."""
+        kind = event.get("ph")
+        shape = (str(kind), *event)
+        if shape in self._shapes or not isinstance(kind, str) or len(event) > MOST_KEYS:
+            return
+        used = [key for key in event if key in FIELDS] if kind == "X" else ["ph"]
+        if kind == "X" and not {*used} >= {*FIELDS[:-1]}:
+            return
+        values = dict.fromkeys(event, _OTHER_VALUE) | {key: _VALUES[key] for key in used}
+        values["ph"] = f'"({re.escape(kind)})"'
+        members = _COMMA.join(rf"{re.escape(json.dumps(key))}\s*+:\s*+{values[key]}" for key in event)
+        unused = [key for key in FIELDS if key not in used]
+        pattern = rf"\{{\s*+{members}\s*+\}}{_NOTHING * len(unused)}"
+        first = len(FIELDS) * len(self._shapes) + 1
+        self._groups.append(tuple(first + [*used, *unused].index(key) for key in FIELDS))
+        self._shapes[shape] = pattern
+        self._shaped = re.compile(rf"[\s,]*+(?:{'|'.join(self._shapes.values())})")
 
     def _value(self) -> Any:
         while True:
@@ -464,8 +509,8 @@ class TraceFile:
         unterminated = isinstance(error, json.JSONDecodeError) and error.msg.startswith("Unterminated")
         return unterminated or at is None or at >= len(self._text) - 16
 
-    def _repaired(self) -> Event | None:
-        """The event that is no JSON, with what old versions of Kineto wrote mended; None: it is left out."""
+    def _repaired(self) -> dict[str, Any] | None:
+        """The event that is no JSON, mended; None: it is left out."""
         end = _NEXT_EVENT.search(self._text, self._at)
         while end is None:
             if not self._more():
@@ -473,14 +518,8 @@ class TraceFile:
             end = _NEXT_EVENT.search(self._text, self._at)
         piece = self._text[self._at : end.start() + 1]
         self._at = end.start() + 1
-        mended = _BACKSLASH.sub(r"\\\\", _BARE.sub(r"\1null", piece))
-        try:
-            value = _DECODER.decode(mended)
-        except (RecursionError, ValueError):
-            value = None
-        if not isinstance(value, dict):
-            self.unreadable += 1
-            return None
+        value = _decoded(piece)
+        self.unreadable += value is None
         return value
 
     def _excessive(self, error: Exception) -> HarnessError:
@@ -503,6 +542,22 @@ class TraceFile:
         return HarnessError(
             f"trace '{self.path}' {what}; at most {MOST_TRACE_BYTES:,} bytes are read; profile fewer steps"
         )
+
+
+def _decoded(piece: str) -> dict[str, Any] | None:
+    """An object, with what old versions of Kineto wrote mended if it is no JSON; None: nothing helps."""
+    for text in (piece, _BACKSLASH.sub(r"\\\\", _BARE.sub(r"\1null", piece))):
+        with suppress(RecursionError, ValueError):
+            value = _DECODER.decode(text)
+            return value if isinstance(value, dict) else None
+    return None
+
+
+def arguments_of(arguments: dict[str, Any] | str | None) -> dict[str, Any]:
+    """The `args` of an event; empty if it has none, or none that can be read."""
+    if not isinstance(arguments, str):
+        return arguments or {}
+    return _decoded(f"{{{arguments}}}") or {}
 
 
 def nanoseconds(value: Any) -> int | None:

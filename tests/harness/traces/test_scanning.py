@@ -11,7 +11,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.traces.analysis import RankTrace, read_trace, read_traces
-from harness.traces.scanning import nanoseconds
+from harness.traces.scanning import TraceFile, arguments_of, nanoseconds
 from harness.traces.strategy import likeness_of
 from tests.harness.cli.command_line import harness
 
@@ -50,6 +50,47 @@ def test_times_may_be_texts_and_keep_nanoseconds() -> None:
     assert nanoseconds("1711964646123456.789") == 1711964646123456789
     assert (nanoseconds(12), nanoseconds("12.5"), nanoseconds("1e3")) == (12_000, 12_500, 1_000_000)
     assert nanoseconds("nan") is None
+
+
+HOSTILE = [
+    event("cpu_op", name, start, length, tid=tid, pid=pid, **arguments)
+    for name, tid, pid, start, length, arguments in (
+        ("a", 7, 0, 1, 2, {}),
+        ('","args":{"correlation": 9', "7", "0", "1.0009", 2.5, {"correlation": 4}),
+        ("b", "stream 7", "7 x", -1, -0.25, {"Concrete Inputs": ["{", "}", '"correlation": 5', "\\"]}),
+        ("c\n\t\u2028é", -7, 1.5, 1e-7, 10**25, {"correlation": "8", "of": {"correlation": 9}}),
+        ("d}, {", None, True, "x", None, {"correlation": 10**30, "Input Dims": [[[1], []], []]}),
+        ("e", [], {}, 5, 6, {"External id": 3, "correlation": -1}),
+    )
+]
+HOSTILE += [{"ph": "s", "id": 3, "pid": 1, "tid": 2, "ts": 5, "cat": "ac2g", "name": "ac2g"}, {"ph": "X"}]
+
+
+@pytest.mark.parametrize("layout", ["as written", "compact", "indented", "keys in another order"])
+@pytest.mark.parametrize("file", [None, *sorted(GPU.glob("*.gz"))], ids=lambda file: file and file.stem)
+def test_what_is_read_by_the_order_of_keys_is_what_json_says(
+    file: Path | None, layout: str, tmp_path: Path
+) -> None:
+    text = gzip.decompress(file.read_bytes()).decode() if file else json.dumps(3 * [*HOSTILE, *HOSTILE[::-1]])
+    document = json.loads(text, strict=False, parse_float=str)
+    events = document["traceEvents"] if isinstance(document, dict) else document
+    if layout == "keys in another order":
+        events = [dict(sorted(one.items())) for one in events]
+    if layout != "as written":
+        separators = (",", ":") if layout == "compact" else None
+        text = json.dumps(events, indent=2 if layout == "indented" else None, separators=separators)
+        events = json.loads(text, strict=False, parse_float=str)
+    path = tmp_path / "trace.json"
+    path.write_text(text, encoding="utf-8")
+    for found, one in zip(TraceFile(path).events(), events, strict=True):
+        assert found[0] == one["ph"]
+        if found[0] == "X" and len(one) > 1:
+            *_, start, length, arguments = found
+            assert found[1:3] == (one["cat"], one["name"])
+            assert [*map(str, found[3:5])] == [str(one["pid"]), str(one["tid"])]
+            times = nanoseconds(start), nanoseconds(length)
+            assert times == (nanoseconds(one["ts"]), nanoseconds(one["dur"]))
+            assert arguments_of(arguments) == one.get("args", {})
 
 
 @pytest.mark.parametrize("time", [float("nan"), 1e300, 10**40, True, None, [1], "soon"])
