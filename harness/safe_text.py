@@ -77,7 +77,7 @@ _NO_SECRETS_KEY = re.compile(
     rf"|_(?:length|helper|policy|type|method|manager|provider|count)){_END}"
 )
 # Names of other things too: their numbers stay, and what is no mixture of letters and digits after some.
-_PLAIN = re.compile(r"(?:(?i:pw|auth(?==))|(?P<mixed>KEY|(?i:auth)))" + _END)
+_PLAIN = re.compile(r"(?:(?i:pw|auth(?==))|(?P<mixed>KEY|(?i:auth|pat)))" + _END)
 _MIXTURE = re.compile(r"(?!(?i:v|oauth)\d)(?=[^A-Za-z]*[A-Za-z])(?=\D*\d)")
 _VALUE = re.compile(r"[ \t]*" + OPEN + f"(?P<value>{VALUE})")
 _NUMBER = re.compile(r"""[ \t]*[-+.\d][-+.\deE]*(?:[\s,;)}\]"'\\]|$)""")

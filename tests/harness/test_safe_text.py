@@ -163,6 +163,7 @@ def test_numbers_of_a_document_stay() -> None:
         "credential_helper=store1", "token length 4096", "token 'Hello' is unknown", "path=a1",
         "--pattern A1b",
         "dispatch: x1", "key_value_heads=8", "num_key_value_heads: 4", "author: smith1", "secret sauce of T5",
+        "token Qwen2TokenizerFast is unknown", "pat=value",
     ],
 )  # fmt: skip
 def test_what_is_no_secret_stays(text: str) -> None:
