@@ -245,7 +245,8 @@ def _merged(processes: Iterable[Process]) -> Process:
     )
 
 
-_RANK = r"(?<![a-z])(?<!local[-_.])rank[-_.]?(\d+)"
+_RANK = r"(?<![a-z])(?<!local[-_.])(?<!node[-_.])(?<!group[-_.])(?<![cdempst]p[-_.])rank[-_.]?(\d+)"
+"""Not of a machine, nor within a dimension ('tp_rank_1')."""
 _RANK_IN_FOLDER = re.compile(rf"(?:.*[-_.])?{_RANK}", re.IGNORECASE)
 _RANK_IN_NAME = re.compile(rf"{_RANK}|^(?:trace|profile)?[-_]?r(\d+)$", re.IGNORECASE)
 _OF_HOST = re.compile(r"^(?!rank[-_.]?\d).*(?<!rank)_\d+\.\d+(?:\.\d+)?\.pt\.trace\.", re.IGNORECASE)
