@@ -305,6 +305,7 @@ def compare(
     config: AnyPath | None = None,
     *,
     script: Sequence[str] | Mapping[str, str] | None = None,
+    reference: str | None = None,
     backends: Sequence[str] | None = None,
     nproc: int | Sequence[int] | None = None,
     repeats: int | None = None,
@@ -321,7 +322,8 @@ def compare(
     """Run the missing cells of backends x numbers of ranks x repeats, and compare them all.
 
     `config`: YAML file, or '@default'; `script`: words of a training script of your own, run unchanged under
-    each backend, or whole commands by the name of their row; `within`, `max_minutes`: add rounds until each
+    each backend, or whole commands by the name of their row; `reference`: a command that trains the same as
+    `script` in one process; `within`, `max_minutes`: add rounds until each
     speed is in order and known so well (0.03: within 3 %), but start none after so long; `model`: of the
     catalogue or a folder, with random weights, in place of the job's; `settings`: values by dotted name, such
     as {'training.steps': 40}; `runs`: folder of the records; `fresh`: run every cell, even one with a
@@ -335,7 +337,7 @@ def compare(
     sizes = [nproc] if isinstance(nproc, int) else nproc
     words = ["compare", *_common(config, model, settings, runs, force=force)]
     words += option_words({
-        "--backends": None if backends is None else ",".join(backends),
+        "--reference": reference, "--backends": None if backends is None else ",".join(backends),
         "--nproc": None if sizes is None else ",".join(map(str, sizes)), "--repeats": repeats,
         "--within": None if within is None else f"{100 * within:.12g}%", "--max-minutes": max_minutes,
     })  # fmt: skip

@@ -632,6 +632,7 @@ RECORDS_SUFFIX = ".runs"
 @click.command()
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ...]")
 @click.option("--script", "scripts", multiple=True, metavar="NAME=COMMAND")
+@click.option("--reference", metavar="COMMAND")
 @options.measuring
 @options.job_options
 @options.backends_option
@@ -653,6 +654,7 @@ RECORDS_SUFFIX = ".runs"
 def compare(
     words: tuple[str, ...],
     scripts: tuple[str, ...],
+    reference: str | None,
     experiment: Experiment,
     backends: str | None,
     nproc: str | None,
@@ -693,7 +695,7 @@ def compare(
         from harness.cli.scripts import Scripts, asked_rows, of_script
 
         rows_by_name, files = asked_rows(
-            experiment, words, scripts, given, sizes, backends=backends, nproc=nproc,
+            experiment, words, scripts, given, sizes, backends=backends, nproc=nproc, reference=reference,
             batch=batch != "equal", resume_from=resume, force=force)  # fmt: skip
         options.require_gpus(device, 1 if scripts else max(sizes))
         store, found = _opened(runs, report, fresh, None, dry_run=dry_run)
@@ -707,6 +709,8 @@ def compare(
             script.show(script.plan(count), known, as_json=as_json)
             return 0
         return told(script, script.plan, known, script.records(script.plan(count), known))
+    if reference is not None:
+        raise HarnessError("--reference is for a script, given after `--`; other jobs have a reference")
     asked = options.split_backends(backends) if backends is not None else experiment.compare.backends
     _require_equal_batches(batch, resume is not None, given, adds_rounds=until != Until())
     experiment, rows = given.rows(experiment, view)

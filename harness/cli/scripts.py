@@ -42,6 +42,8 @@ IGNORED = ("threads_per_rank", "memory_limit", "loading")
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 PACKAGES = ("torch", "accelerate", "transformers", "deepspeed")
 BASE = "ddp"
+REFERENCE_ROW = "one-process"
+"""Of the command that is given as reference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,8 @@ class Scripts:
     """The rows of a comparison, and the runs of those that are missing.
 
     rows: by name, the words of the script or of a whole command, the base first: others are compared with it,
-    and given its clipping, precision and batch. is_given: whether Accelerate is told the strategy of a row.
+    and given its clipping, precision and batch. is_given: whether Accelerate is told the strategy of each row
+    but the reference's.
     """
 
     rows: Mapping[str, tuple[str, ...]]
@@ -92,6 +95,9 @@ class Scripts:
         """Of the first row that trained, in their order."""
         return next((self.seen[name] for name in self.rows if name in self.seen), None)
 
+    def _size(self, name: str) -> int:
+        return 1 if name == REFERENCE_ROW else self.world_size
+
     def plan(self, rounds: int) -> list[ScriptCell]:
         """In rounds; every second one has the rows behind the base in reverse, as other comparisons.
 
@@ -109,7 +115,7 @@ class Scripts:
     def _cell(self, name: str, repeat: int, *, is_moved: bool = False) -> ScriptCell:
         words, known = self.rows[name], self.seen.get(name)
         beside = [str(path) for word in words[:1] for path in sorted(Path(word).parent.glob("*.py"))]
-        given = [self.world_size, self.device, self.experiment.runtime.preset]
+        given = [self._size(name), self.device, self.experiment.runtime.preset]
         parts = {
             "row": [name, is_moved],
             "base": next(iter(self.rows)),
@@ -129,7 +135,7 @@ class Scripts:
             backend=name, words=words, repeat=repeat,
             key=cell_key(json.dumps(parts, sort_keys=True)),
             job_id=self.base.job_id if self.base else "",
-            world_size=known.world.world_size if known else self.world_size, is_moved=is_moved,
+            world_size=known.world.world_size if known else self._size(name), is_moved=is_moved,
         )  # fmt: skip
 
     def records(self, cells: Sequence[ScriptCell], known: Mapping[str, Record]) -> list[Record]:
@@ -167,13 +173,14 @@ class Scripts:
             self.seen.setdefault(record.backend.label, record)
 
     def _run(self, cell: ScriptCell) -> Record:
-        base, device, size, runtime = self.base, self.device, self.world_size, self.experiment.runtime
+        base, device, runtime = self.base, self.device, self.experiment.runtime
+        size = self._size(cell.backend)
         row = ScriptRow(
             label=cell.label, key=cell.key, repeat=cell.repeat, job_id=base.job_id if base else None,
             judged_by=next(iter(self.rows)), is_moved=cell.is_moved,
         )  # fmt: skip
         launch = RowLaunch(script=cell.words, world_size=size, device=device, base=base)
-        if self.is_given:
+        if self.is_given and cell.backend != REFERENCE_ROW:
             file = self.given.get(cell.backend)
             label = file.strategy if file else cell.backend
             preset = "library-defaults" if file else preset_of(label, runtime.preset)
@@ -237,41 +244,36 @@ def strategy_rows(
 
 def asked_rows(
     experiment: Experiment, words: Sequence[str], scripts: Sequence[str], given: GivenFiles,
-    sizes: Sequence[int], *, backends: str | None, nproc: str | None, **others: object,
+    sizes: Sequence[int], *, backends: str | None, nproc: str | None, reference: str | None, **others: object,
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, StrategyFile]]:  # fmt: skip
-    """The rows, and by name the file that one is given. Raises HarnessError, also for set `others`."""
-    if scripts or given.mode != MODES[0]:
-        others |= {"from_mode": given.count > 0}
-    require_script_alone(experiment, words, scripts, backends=backends, nproc=nproc, **others)
-    if scripts:
-        return named_rows(scripts), {}
-    files = given_files(given.accelerate, given.deepspeed)
-    names = [file.path.stem for file in files]
-    return strategy_rows(words, backends, sizes, names), dict(zip(names, files, strict=True))
+    """The rows, and by name the file that one is given. others: options by name, with their values.
 
-
-def given_files(accelerate: Sequence[Path], deepspeed: Sequence[Path]) -> list[StrategyFile]:
-    """What rows are given as it is. Raises HarnessError."""
-    return [
-        *(StrategyFile.read(path, "accelerate") for path in accelerate),
-        *(StrategyFile.read(path, "deepspeed") for path in deepspeed),
-    ]
-
-
-def require_script_alone(
-    experiment: Experiment, words: Sequence[str], scripts: Sequence[str], *, backends: str | None,
-    nproc: str | None, **others: object,
-) -> None:  # fmt: skip
-    """Raise HarnessError for what a script decides itself. others: options by name, with their values."""
+    Raises HarnessError, also for set `others`, which the script decides itself.
+    """
     if words and scripts:
         raise HarnessError("`-- SCRIPT` and --script exclude each other; leave one out")
     default, asked = load_experiment(None, ()), experiment
     named = [".".join(k) for k, _, _ in differences(default.job().model_dump(), asked.job().model_dump())]
     named += [f"runtime.{n}" for n in IGNORED if getattr(default.runtime, n) != getattr(asked.runtime, n)]
-    others |= {"backends": backends, "nproc": nproc} if scripts else {}
+    if scripts or given.mode != MODES[0]:
+        others |= {"from_mode": given.count > 0}
+    others |= {"backends": backends, "nproc": nproc, "reference": reference} if scripts else {}
     named += [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
     if named:
         raise HarnessError(f"{a_few(named)} would be ignored: the script decides; leave it out")
+    if scripts:
+        return named_rows(scripts), {}
+    files = [StrategyFile.read(path, "accelerate") for path in given.accelerate]
+    files += [StrategyFile.read(path, "deepspeed") for path in given.deepspeed]
+    names = [file.path.stem for file in files]
+    rows = strategy_rows(words, backends, sizes, names)
+    if reference is not None:
+        rows[REFERENCE_ROW] = _words(reference)
+        if not rows[REFERENCE_ROW]:
+            raise HarnessError(
+                f"--reference was given '{reference}'; give a command, such as 'python train.py --batch 8'"
+            )
+    return rows, dict(zip(names, files, strict=True))
 
 
 def of_script(experiment: Experiment) -> Experiment:
@@ -285,9 +287,7 @@ def named_rows(scripts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     rows: dict[str, tuple[str, ...]] = {}
     for given in scripts:
         name, equals, command = given.partition("=")
-        words: tuple[str, ...] = ()
-        with suppress(ValueError):  # a quotation that does not end
-            words = tuple(shlex.split(command))
+        words = _words(command)
         if not (name.isidentifier() and equals and words) or name in rows:
             raise HarnessError(
                 f"--script was given '{given}'; give NAME=COMMAND with a name of its own "
@@ -295,3 +295,10 @@ def named_rows(scripts: Sequence[str]) -> dict[str, tuple[str, ...]]:
             )
         rows[name] = words
     return rows
+
+
+def _words(command: str) -> tuple[str, ...]:
+    """(): a quotation does not end."""
+    with suppress(ValueError):
+        return tuple(shlex.split(command))
+    return ()

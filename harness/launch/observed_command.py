@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from harness.backends.base import Unsupported
 from harness.bounds import MOST_DOCUMENT_BYTES
@@ -175,7 +175,7 @@ def observe_row(
     if launch.why_not is not None:
         return _kept(directory, untrained("unsupported", reasons=[launch.why_not]))
     log = launcher_log(directory)
-    with leaving_none_behind(), log.open("wb") as output:
+    with leaving_none_behind(), log.open("ab") as output:
         try:
             process = subprocess.Popen(
                 [*launch.launcher(directory), *launch.script], stdin=subprocess.DEVNULL, stdout=output,
@@ -184,7 +184,7 @@ def observe_row(
             )  # fmt: skip
         except (OSError, HarnessError, Unsupported) as error:
             return _kept(directory, _not_started(untrained, error))
-        code, told_at, late = _ended_in_time(process, directory, limits)
+        code, told_at, late = _ended_in_time(process, directory, limits, output)
         with suppress(OSError):
             observed_record.note_end(directory, process.pid, code)
         observed_record.wait_for_processes(directory)
@@ -208,6 +208,8 @@ RAISED = re.compile(r"^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*(?:Error|Exception)\b.*
 OF_LAUNCHERS = ("torch.distributed.elastic", "subprocess.CalledProcessError")
 """Errors that say of a script only that it failed."""
 POLL_SECONDS = 0.5
+MOST_OUTPUT_BYTES = 2**28
+EMPTIED = b"harness: what was printed before filled 256 MB and is deleted\n"
 
 
 def _kept(directory: Path, record: Record) -> Record:
@@ -224,9 +226,12 @@ def _not_started(untrained: Callable[..., Record], error: Exception) -> Record:
 
 
 def _ended_in_time(
-    process: subprocess.Popen[bytes], directory: Path, limits: Limits
+    process: subprocess.Popen[bytes], directory: Path, limits: Limits, output: BinaryIO
 ) -> tuple[int, float | None, str | None]:
-    """The exit code; when it was told to end, by Ctrl-C or since it was late; and why it was late."""
+    """The exit code; when it was told to end, by Ctrl-C or since it was late; and why it was late.
+
+    What it prints may fill the disk: `output` is emptied now and then.
+    """
     began = time.time()
     told_at: float | None = None
     late: str | None = None
@@ -234,6 +239,10 @@ def _ended_in_time(
         try:
             return process.wait(POLL_SECONDS), told_at, late
         except subprocess.TimeoutExpired:
+            if os.fstat(output.fileno()).st_size > MOST_OUTPUT_BYTES:
+                output.truncate(0)
+                output.write(EMPTIED)
+                output.flush()
             if told_at is None and (late := _late(directory, began, limits)) is None:
                 continue
         except KeyboardInterrupt:

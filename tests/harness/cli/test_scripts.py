@@ -55,6 +55,9 @@ def test_the_strategy_of_a_file_is_what_accelerate_makes_of_it(
         ("--script a='x", "give NAME=COMMAND"),
         ("--script a=x --nproc 2", "--nproc would be ignored"),
         ("--script a=x -- train.py", "exclude each other"),
+        ("--script a=x --reference y", "--reference would be ignored"),
+        ("--reference 'x -- train.py", "give a command, such as"),
+        ("--reference x --backends ddp", "--reference is for a script"),
         ("--script zero-3=x", "letters, digits and _"),
         ("--nproc 2,4 -- train.py", "a script takes one number"),
         ("--backends ddp:sync_each_batch=true -- train.py", "its own accumulation decides"),
@@ -127,3 +130,12 @@ def test_without_backends_a_script_runs_under_all_that_accelerate_has(tmp_path: 
     done = harness("compare", "--dry-run", "--json", "--", "train.py", cwd=tmp_path)
     rows = [cell["row"] for cell in json.loads(done.stdout)["cells"]]
     assert rows == ["ddp", "ddp, moved", "zero1", "zero2", "zero3", "fsdp", "fsdp1"]
+
+
+def test_the_reference_of_a_script_is_the_last_row_and_one_process(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    words = ("--backends", "zero2,ddp", "--nproc", "2", "--reference", "python train.py --batch 8")
+    done = harness("compare", "--dry-run", "--json", *words, "--", "train.py", cwd=tmp_path)
+    cells = json.loads(done.stdout)["cells"]
+    assert [cell["row"] for cell in cells] == ["ddp", "ddp, moved", "zero2", "one-process"]
+    assert cells[-1]["command"] == ["python", "train.py", "--batch", "8"]

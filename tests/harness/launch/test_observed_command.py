@@ -1,0 +1,64 @@
+"""One row of a comparison of scripts: however its script misbehaves, it ends, and leaves nothing behind."""
+
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.job.experiment import Limits, MeasureSection
+from harness.launch import observed_command
+from harness.launch.observed_command import RowLaunch, observe_row
+from harness.record import ErrorPart
+from harness.record.store import Store
+from harness.run_directory.observed_record import ScriptRow
+
+FLOODS = "while True: print('x' * 100_000)"
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+FORKS = """
+import os, time
+if not os.fork():
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    open("left", "w").write(str(os.getpid()))
+    time.sleep(600)
+while not os.path.exists("left") or not open("left").read():
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "why"),
+    [
+        (FLOODS, "timeout", "runtime.timeout_seconds=3"),
+        (DEAF, "timeout", "runtime.timeout_seconds=3"),
+        (FORKS, "failed", "no process of the script trained: exit code 0"),
+    ],
+    ids=["floods", "deaf", "forks"],
+)
+def test_a_script_that_misbehaves_ends_and_leaves_nothing(
+    script: str, status: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(observed_command, "MOST_OUTPUT_BYTES", 2**16)
+    monkeypatch.setattr(observed_command, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(observed_command, "INTERRUPT_SECONDS", 0.2)
+    seconds = 3.0 if status == "timeout" else 60.0
+    record = observe_row(
+        ScriptRow(label="a", key="a"),
+        RowLaunch(script=[sys.executable, "-c", script], world_size=1, device="cpu"),
+        Store(tmp_path / "runs"), MeasureSection(), Limits(timeout_seconds=seconds), [],
+    )  # fmt: skip
+    assert (record.status, record.backend.label) == (status, "a")
+    assert isinstance(record.error, ErrorPart)
+    assert why in record.error.message
+    (log,) = (tmp_path / "runs").glob("*/launcher.log")
+    if script == FLOODS:
+        size = log.stat().st_size
+        time.sleep(0.2)
+        assert log.stat().st_size == size
+        assert observed_command.EMPTIED in log.read_bytes()
+    if script == FORKS:
+        assert not psutil.pid_exists(int(Path("left").read_text()))
