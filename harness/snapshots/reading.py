@@ -99,7 +99,7 @@ def read_values(path: Path, what: str, give: str, most_bytes: int) -> Any:
     raise refused("is neither a pickle nor JSON")
 
 
-_BELOW = re.compile(r"/torch/|/harness/rank/observing/")
+_BELOW = re.compile(r"/torch/|/harness/rank/(?:observing|probes)/")
 
 
 def where(frames: Any) -> str:

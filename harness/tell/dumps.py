@@ -73,7 +73,7 @@ def _over_time(key: str, account: DeviceAccount) -> Picture | None:
     return Picture(
         key=key,
         caption="Allocated memory by category; dashed: the peak.",
-        alt=f"Areas of allocated memory over {title}: {peak}.",
+        alt=f"Areas of allocated memory over time, by category: {peak}.",
         chart=lambda: layer(
             "over_time", rows=rows, width=BAR_WIDTH, title=title, names=names, align=align,
             colours=[ALLOCATED[name] for name in names],

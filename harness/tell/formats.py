@@ -91,6 +91,8 @@ def percent(value: float | None) -> str:
     """A ratio as whole percent, below one to its first digit: 98 %, 0.4 %."""
     if value is None:
         return NOT_AVAILABLE
+    if 0 < value < 1e-6:
+        return "< 0.0001 %"
     return f"{value * 100:.1g} %" if 0 < value < 0.01 else f"{value:.0%}".replace("%", " %")
 
 

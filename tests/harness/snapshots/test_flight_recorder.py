@@ -15,6 +15,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.snapshots.flight_recorder import Hang, dump_of, explain, read_dumps
+from harness.snapshots.reading import where
 from tests.harness.cli.command_line import harness
 
 FOLDER = Path(__file__).parent / "flight_recorder"
@@ -177,6 +178,14 @@ HANGS: dict[str, tuple[Hang, str, tuple[int, ...]]] = {
 def test_what_dumps_of_the_format_say(case: str) -> None:
     found, verdict, culprits = HANGS[case]
     assert (found.verdict[: len(verdict)], found.culprits) == (verdict, culprits)
+
+
+def test_a_place_is_in_the_script_where_the_harness_counts_its_collectives() -> None:
+    """`harness observe` stands between torch's call and the script."""
+    files = "torch/_ops.py", "harness/rank/probes/communication.py", "harness/rank/observing/x.py", "eval.py"
+    frames = [{"filename": f"/x/{name}", "line": 3, "name": "f"} for name in files]
+    assert where(frames) == "x/eval.py:3 f"
+    assert where(frames[:3]) == "torch/_ops.py:3 f"
 
 
 def test_groups_of_one_name_and_different_ranks_are_different_groups() -> None:

@@ -9,7 +9,7 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.record import ErrorPart, Record
 from harness.tell import formats
-from harness.tell.formats import WIDTH, fitted, megabytes, milliseconds, number, scientific
+from harness.tell.formats import WIDTH, fitted, megabytes, milliseconds, number, percent, scientific
 from harness.tell.pictures.plots import drawn_name
 from harness.tell.tables import cell_line, results_table, spread_table
 from harness.tell.terminal import terminal_table
@@ -183,3 +183,9 @@ def test_names_of_a_picture_that_would_look_the_same_are_whole() -> None:
         "fsdp1:auto_wrap=none,backward_prefetch=post,forward_prefetch=true",
     ]
     assert [drawn_name(name, alike) for name in alike] == alike
+
+
+def test_shares_need_no_exponents() -> None:
+    assert [percent(share) for share in (0, 9e-9, 4e-6, 0.004, 0.976)] == [
+        "0 %", "< 0.0001 %", "0.0004 %", "0.4 %", "98 %",
+    ]  # fmt: skip
