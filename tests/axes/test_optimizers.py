@@ -262,13 +262,6 @@ def test_trap_30_what_a_rank_updates_is_no_multiple_of_a_block(label: str, matri
     assert set(found) <= {"master-dtype-differs"}
 
 
-@needs_torchao
-def test_parameters_that_end_within_a_block_are_refused_where_deepspeed_cuts_moments(matrix) -> None:
-    record = matrix.record("zero1", 2, [KIND, UNEVEN])
-    assert record.status == "unsupported"
-    assert "a parameter ends within one" in record.reasons[0]
-
-
 @pytest.mark.parametrize(
     ("kind", "precision", "labels"),
     [
@@ -299,12 +292,6 @@ def test_trap_30_a_part_is_too_small_for_bitsandbytes(matrix) -> None:
     assert not found
 
 
-def test_bitsandbytes_takes_no_rows_of_fsdp2(matrix) -> None:
-    record = matrix.record("fsdp", 2, [BNB, EVEN])
-    assert record.status == "unsupported"
-    assert "take no DTensor" in record.reasons[0]
-
-
 MUON = "optimizer.kind=muon"
 ODD_ROWS = (
     "model.config={hidden_size: 32, intermediate_size: 49, num_hidden_layers: 2, num_attention_heads: 2, "
@@ -333,8 +320,17 @@ def test_rows_that_are_orthogonalised_by_themselves_are_named(matrix) -> None:
     assert set(found) <= {"muon-on-parts", "diverged", "update-differs"}
 
 
-@pytest.mark.parametrize("label", ["zero1", "fsdp1"])
-def test_flat_parameters_are_unsupported_by_reason(label: str, matrix) -> None:
-    record = matrix.record(label, 2, [MUON])
+@pytest.mark.parametrize(
+    ("label", "settings", "reason"),
+    [
+        pytest.param("zero1", [KIND, UNEVEN], "a parameter ends within one", marks=needs_torchao),
+        ("fsdp", [BNB, EVEN], "take no DTensor"), ("zero1", [MUON], "muon needs whole matrices"),
+        ("fsdp1", [MUON], "muon needs whole matrices"),
+    ],
+)  # fmt: skip
+def test_what_an_optimizer_cannot_update_is_unsupported(
+    label: str, settings: list[str], reason: str, matrix
+) -> None:
+    record = matrix.record(label, 2, settings)
     assert record.status == "unsupported"
-    assert "muon needs whole matrices" in record.reasons[0]
+    assert reason in record.reasons[0]

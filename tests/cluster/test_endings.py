@@ -174,12 +174,6 @@ def wrote_its_measurements(record: Record) -> None:
     assert any(rank.memory for rank in record.ranks)
 
 
-@EXHAUSTIVE
-def test_the_killed_script_wrote_no_end(killed_too: matrices.RenderedMatrix) -> None:
-    assert not (killed_too.directory("fsdp1") / "slurm-end.json").exists()
-    assert (killed_too.directory("fsdp1-no-shard") / "slurm-end.json").exists()
-
-
 def test_hostile_names_stay_names(killed: matrices.RenderedMatrix) -> None:
     shown = killed.cluster.command(
         "squeue", "--noheader", "--states=all", f"--jobs={killed.job('ddp')}", "--Format=Name:|",

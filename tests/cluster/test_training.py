@@ -9,7 +9,7 @@ from harness.record import Record
 from harness.record.store import read_record
 from tests.cluster.matrices import RenderedMatrix, render
 from tests.cluster.slurm import SlurmCluster
-from tests.representatives import EXHAUSTIVE, first
+from tests.representatives import first
 
 pytestmark = pytest.mark.long(seconds=300)
 
@@ -103,25 +103,3 @@ def test_rendering_again_finds_nothing_missing(
     cells = 1 + len(backends.split(","))
     assert f"{cells} of {cells} cells have a record" in done.stderr
     assert not (matrix.folder / "again").exists()
-
-
-@EXHAUSTIVE
-def test_scaling_over_one_two_and_four_nodes(cluster: SlurmCluster, tmp_path: Path) -> None:
-    matrix = render(cluster, tmp_path, "--backends", "ddp", "--nodes", "1,2,4", "--nproc", "1")
-    matrix.harness("submit", "--wait")
-    cluster.harness("slurm", "collect", "jobs", cwd=tmp_path)
-    records = matrix.records()
-    assert {record.status for record in records} == {"ok"}
-    assert sorted(r.world.nodes for r in records if r.backend.label == "ddp") == [1, 2, 4]
-    reference = next(record for record in records if record.backend.label == "single")
-    for record in records:
-        assert [step.sample_hashes for step in record.steps] == [
-            step.sample_hashes for step in reference.steps
-        ]
-        for step, expected in zip(record.steps, reference.steps, strict=True):
-            assert step.loss == pytest.approx(expected.loss, abs=1e-5)
-    report = (tmp_path / "report.details.md").read_text()
-    assert "## Scaling" in report
-    scaling = report.split("## Scaling")[1].split("\n## ")[0]
-    shown = [line.split("|")[2].strip() for line in scaling.splitlines() if line.startswith("| ddp ")]
-    assert shown[:3] == ["1", "2", "4"]

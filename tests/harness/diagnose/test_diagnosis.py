@@ -12,11 +12,11 @@ from harness.diagnose.rerun import Examined, LoadedRun, TensorComparison, compar
 from harness.judge.agreement.job_equivalence import Difference, from_step
 from harness.judge.agreement.parity import Tolerance
 from harness.judge.distance import distance
-from harness.judge.effective import SettingDifference, setting_differences
+from harness.judge.effective import SettingDifference
 from harness.judge.wording import Digest
-from harness.record import ObservationPart, ObservedPart, Record, ResumedPart
+from harness.record import ObservationPart, Record, ResumedPart
 from harness.record.store import write_record
-from tests.records import LOSSES, NORMS, changed, make_effective, make_ranks, make_record, make_steps
+from tests.records import LOSSES, NORMS, changed, make_ranks, make_record, make_steps
 
 from .test_rerun import LIMITS, SKETCH, noise, scaled
 
@@ -57,17 +57,6 @@ def test_a_setting_that_changes_the_mathematics_is_named_with_both_sides(
 ) -> None:
     found = SettingDifference(setting=setting, effect=effect, reference=reference, given=given)
     assert list(diagnosis.about_settings([found], run(), run(label="ddp"), clean=False)) == said
-
-
-def test_of_optimizer_constants_only_those_that_differ_are_shown() -> None:
-    groups = make_effective().optimizer_groups
-    other = [group | {"betas": [0.9, 0.999]} for group in groups]
-    left = run(observed=ObservedPart(optimizer_groups=groups))
-    right = run(label="ddp", observed=ObservedPart(optimizer_groups=other))
-    (sentence,) = diagnosis.about_settings(
-        setting_differences(left.record, right.record), left, right, clean=False
-    )
-    assert sentence.endswith("betas [0.9, 0.999] in ddp on 2 ranks, betas [0.9, 0.95] in single on 1 rank")
 
 
 def test_ranks_that_end_with_different_weights_are_named() -> None:
@@ -266,10 +255,6 @@ def test_the_first_step_that_parts_is_taken() -> None:
     assert (parted.step, parted.parts, parted.updates.common_factor) == (2, True, pytest.approx(2.0))
     agreed = diagnosis.first_parting_step(run(1, 1), run(1, 1), limits)
     assert (agreed.step, agreed.parts) == (1, False)
-
-
-def test_ratios_are_read_as_numbers() -> None:
-    assert [diagnosis.number(value) for value in (2.0000001, 0.25, 0.3333333)] == ["2.000", "0.25", "0.3333"]
 
 
 def test_all_tensors_zero_is_one_statement() -> None:

@@ -91,13 +91,6 @@ def test_dropout_is_no_obstacle_between_two_jobs(tmp_path: Path, sound: Path) ->
     rerun.read_pair(sound, write(tmp_path / "other-job", job_id="b" * 12, model={"dropout": 0.1}))
 
 
-def test_a_pair_is_read_from_folders_and_files(sound: Path) -> None:
-    first, second = rerun.read_pair(sound, sound / "record.json")
-    assert (first.record, first.name) == (second.record, "ddp on 2 ranks (first)")
-    with pytest.raises(HarnessError, match="there is no"):
-        rerun.read_pair(sound, Path("missing"))
-
-
 def test_a_pair_is_read_from_an_archive(sound: Path, tmp_path: Path) -> None:
     archive = tmp_path / "runs.tar.xz"
     write(sound.parent / "another", label="ddp")
@@ -141,15 +134,6 @@ def test_the_reference_and_its_repetitions_lie_beside_the_pair(tmp_path: Path) -
     runs = rerun.find_noise_runs(pair, fixed, no_run)
     assert runs.reference.backend.label == "single"
     assert [record.backend.label for record in runs.repeats] == ["single:micro_batch_size=4"]
-
-
-def test_an_archive_holds_the_reference_beside_the_pair(tmp_path: Path) -> None:
-    pair = pair_in(tmp_path)
-    stored_runs = [stored(tmp_path, f"stamp-single-n1-r0-{n}", label=label) for n, label in enumerate(LABELS)]
-    packed = archive_runs([(run.path, run.record) for run in (*pair, *stored_runs)], tmp_path / "runs.tar.xz")
-    left, right = (rerun.LoadedRun(path=path, record=record) for path, record in packed[:2])
-    runs = rerun.find_noise_runs((left, right), fixed, no_run)
-    assert (runs.reference, runs.repeats) == (stored_runs[0].record, (stored_runs[1].record,))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from harness.doctor.packing import anonymous, anonymous_document, check_bundle, 
 from harness.errors import HarnessError
 from harness.gpus.found import Gpu
 from harness.record import ArtifactPart, ErrorPart, RankPart, Record
-from harness.record.store import read_runs, write_record
+from harness.record.store import write_record
 from harness.run_directory.request import trace_file
 from tests.harness.cli.command_line import INTERRUPTED, SMALL, harness
 from tests.harness.doctor.gpu_evidence import fabric_of, notes_of, sound
@@ -331,14 +331,6 @@ def test_it_holds_records_logs_answers_and_the_topology(tmp_path: Path) -> None:
     }  # fmt: skip
     assert json.loads(files["doctor/doctor.json"])["failed"] == ["norm"]
     assert files["doctor/doctor.txt"] == "norm  failed\n"
-
-
-def test_its_records_can_be_read(tmp_path: Path) -> None:
-    packed(tmp_path)
-    with tarfile.open(tmp_path / "out.tar.xz") as tar:
-        tar.extractall(tmp_path / "unpacked")
-    ((_, record),), problems = read_runs([tmp_path / "unpacked" / "doctor" / "checks" / "fsdp"])
-    assert (record.backend.label, problems) == ("fsdp", [])
 
 
 def test_it_holds_no_secret(tmp_path: Path) -> None:

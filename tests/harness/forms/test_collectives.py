@@ -30,23 +30,66 @@ def of_kind(backend: str, workload: Workload, phase: str, op: str, **wanted: str
     ]
 
 
-def test_fsdp2_pads_the_first_dimension_of_every_parameter() -> None:
+def test_what_fsdp2_pads_is_told_apart() -> None:
     workload = small_workload((5, 3), (7, 2), world_size=4)
-    # 5 rows become 8, 7 rows become 8.
-    assert payload("fsdp", workload, "forward", "all_gather") == (8 * 3 + 8 * 2) * 4
     assert payload("fsdp", workload, "forward", "all_gather", term="padding") == (3 * 3 + 1 * 2) * 4
 
 
-def test_fsdp1_aligns_parameters_to_16_bytes_and_the_end_to_the_ranks() -> None:
-    workload = small_workload((5, 1), (3, 1), world_size=4)
-    assert payload("fsdp1", workload, "forward", "all_gather") == (8 + 4) * 4
-    # In bf16 16 bytes are 8 elements, which matters between two parameters of one unit.
-    one_unit = small_workload((5, 1), (3, 1), world_size=2, blocks=(), precision="bf16-mixed")
-    assert payload("fsdp1", one_unit, "forward", "all_gather") == padded_to(8 + 3, 2) * 2
+GATHER, SCATTER = "all_gather", "reduce_scatter"
+SMALL, PERSISTING = ((6, 2), (4, 2)), ((6, 1), (20, 1))
+THRESHOLD = {"options": {"stage3_param_persistence_threshold": 10}}
+DEFAULTS: dict[str, Any] = {"preset": "library-defaults"}
+NONE_KEPT = {**DEFAULTS, "options": {"stage3_max_reuse_distance": 0, "stage3_max_live_parameters": 0}}
+IN_BF16 = {"blocks": (), "precision": "bf16-mixed"}
+ELEMENTS = [
+    # FSDP2 pads the first dimension of every parameter: 5 rows and 7 become 8.
+    ("fsdp", ((5, 3), (7, 2)), {"world_size": 4}, "forward", GATHER, 8 * 3 + 8 * 2),
+    # FSDP1 aligns parameters to 16 bytes and the end to the ranks. In bf16 these are 8 elements, which
+    # matters between two parameters of one unit.
+    ("fsdp1", ((5, 1), (3, 1)), {"world_size": 4}, "forward", GATHER, 8 + 4),
+    ("fsdp1", ((5, 1), (3, 1)), IN_BF16, "forward", GATHER, (8 + 4) / 2),
+    # ZeRO-3 cuts every parameter into equal partitions.
+    ("zero3", ((5, 1), (3, 1)), {"world_size": 4}, "forward", GATHER, 8 + 4),
+    ("zero3", ((5, 1), (3, 1)), {"world_size": 4}, "backward", GATHER, 8 + 4),
+    ("zero3", ((5, 1), (3, 1)), {"world_size": 4}, "backward", SCATTER, 8 + 4),
+    # It gathers what persists after the update alone, as what is small does by default.
+    ("zero3", PERSISTING, THRESHOLD, "forward", GATHER, 20),
+    ("zero3", PERSISTING, THRESHOLD, "backward", GATHER, 20),
+    ("zero3", PERSISTING, THRESHOLD, "step", GATHER, 6),
+    ("zero3", ((1000, 200), (10, 10)), DEFAULTS, "forward", GATHER, 200_000),
+    ("zero3", ((1000, 200), (10, 10)), DEFAULTS, "backward", GATHER, 0),
+    ("zero3", ((1000, 200), (10, 10)), DEFAULTS, "step", GATHER, 100),
+    # It gathers once where weights are kept, or the prefetcher holds them; an option goes before the preset.
+    *(
+        ("zero3", PERSISTING, {"options": {name: 52}}, phase, GATHER, elements)
+        for name in ("stage3_max_reuse_distance", "stage3_max_live_parameters")
+        for phase, elements in (("forward", 26), ("backward", 0))
+    ),
+    ("zero3", PERSISTING, NONE_KEPT, "backward", GATHER, 0),  # both persist
+    ("zero3", ((600_000, 1), (20, 1)), NONE_KEPT, "backward", GATHER, 600_000),
+    # The root stays gathered by default.
+    ("fsdp", SMALL, DEFAULTS, "backward", GATHER, 8),
+    ("fsdp1", SMALL, DEFAULTS, "backward", GATHER, 8),
+    ("fsdp", SMALL, {}, "backward", GATHER, 20),
+    # Weights that are kept: FSDP1 gathers them once per step, FSDP2 in every micro-step.
+    ("fsdp1-grad-op", SMALL, {"accumulation_steps": 3}, "forward", GATHER, 20),
+    ("fsdp-grad-op", SMALL, {"accumulation_steps": 3}, "forward", GATHER, 3 * 20),
+    # An evaluation spares what it left gathered.
+    ("fsdp-grad-op", SMALL, {"steps": (4,), "evaluation_every": 4}, "forward", GATHER, 0),
+    ("fsdp", SMALL, {"steps": (4,), "evaluation_every": 4}, "forward", GATHER, 20),
+    # Alone fully_shard gathers nothing.
+    ("fsdp", SMALL, {"world_size": 1}, "forward", GATHER, 0),
+    ("fsdp", SMALL, {"world_size": 1}, "backward", SCATTER, 0),
+]  # fmt: skip
+"""Elements of 4 bytes that a step sends of some shapes."""
 
 
-def padded_to(numel: int, multiple: int) -> int:
-    return -(-numel // multiple) * multiple
+@pytest.mark.parametrize(("backend", "shapes", "changes", "phase", "op", "elements"), ELEMENTS)
+def test_a_step_gathers_and_scatters_these_elements(
+    backend: str, shapes: tuple[tuple[int, int], ...], changes: dict[str, Any], phase: str, op: str,
+    elements: float,
+) -> None:  # fmt: skip
+    assert payload(backend, small_workload(*shapes, **changes), phase, op) == 4 * elements
 
 
 def test_zero_1_pads_each_group_of_the_optimizer_to_two_elements_per_rank() -> None:
@@ -55,33 +98,12 @@ def test_zero_1_pads_each_group_of_the_optimizer_to_two_elements_per_rank() -> N
     assert payload("zero1", workload, "step", "all_reduce", term="gradient norm") == 2 * 4
 
 
-def test_zero_3_cuts_every_parameter_into_equal_partitions() -> None:
-    workload = small_workload((5, 1), (3, 1), world_size=4)
-    for phase in ("forward", "backward"):
-        assert payload("zero3", workload, phase, "all_gather") == (8 + 4) * 4
-    assert payload("zero3", workload, "backward", "reduce_scatter") == (8 + 4) * 4
-
-
 def test_zero_3_gathers_blocks_at_once_where_they_are_its_leaf_modules() -> None:
     """BLOOM: embedding, its norm and the last norm; six modules in each of 24 blocks."""
     for options, units in (({}, 3 + 24 * 6), ({"leaf_module": "blocks"}, 3 + 24)):
         (gathered,) = of_kind("zero3", bloom_workload(options=options), "forward", "all_gather")
         assert gathered.calls == units
         assert gathered.payload_bytes == 559_214_592 * 4
-
-
-def test_zero_3_gathers_what_persists_after_the_update_alone() -> None:
-    workload = small_workload((6, 1), (20, 1), options={"stage3_param_persistence_threshold": 10})
-    for phase in ("forward", "backward"):
-        assert payload("zero3", workload, phase, "all_gather") == 20 * 4
-    assert payload("zero3", workload, "step", "all_gather") == 6 * 4
-
-
-@pytest.mark.parametrize("name", ["stage3_max_reuse_distance", "stage3_max_live_parameters"])
-def test_zero_3_gathers_once_where_weights_are_kept_or_the_prefetcher_holds_them(name: str) -> None:
-    workload = small_workload((6, 1), (20, 1), options={name: 52})
-    assert payload("zero3", workload, "forward", "all_gather") == 26 * 4
-    assert payload("zero3", workload, "backward", "all_gather") == 0
 
 
 @pytest.mark.parametrize(
@@ -102,26 +124,11 @@ def test_zero_3_does_not_guess(shapes: tuple, changes: dict[str, Any], says: str
     assert says in str(volume_of("zero3", small_workload(*shapes, **changes)).unknown)
 
 
-def test_an_option_overrides_what_the_preset_gathers() -> None:
-    options = {"stage3_max_reuse_distance": 0, "stage3_max_live_parameters": 0}
-    workload = small_workload((6, 1), (20, 1), preset="library-defaults", options=options)
-    assert payload("zero3", workload, "backward", "all_gather") == 0  # both persist
-    larger = small_workload((600_000, 1), (20, 1), preset="library-defaults", options=options)
-    assert payload("zero3", larger, "backward", "all_gather") == 600_000 * 4
-
-
 def test_zero_3_gathers_a_tied_weight_at_each_use() -> None:
     tied = {"head.weight": "embedding.weight"}
     workload = small_workload((6, 2), (4, 2), tied=tied)
     assert payload("zero3", workload, "forward", "all_gather") == (2 * 12 + 8) * 4
     assert payload("zero3", workload, "backward", "reduce_scatter") == (12 + 8) * 4
-
-
-def test_zero_3_by_default_gathers_small_parameters_after_the_update_only() -> None:
-    workload = small_workload((1000, 200), (10, 10), preset="library-defaults")
-    assert payload("zero3", workload, "forward", "all_gather") == 200_000 * 4
-    assert payload("zero3", workload, "backward", "all_gather") == 0
-    assert payload("zero3", workload, "step", "all_gather") == 100 * 4
 
 
 @pytest.mark.parametrize(("steps", "accumulation", "checked"), [((1, 2), 1, True), ((1,), 2, False)])
@@ -133,19 +140,6 @@ def test_zero_3_like_for_like_has_a_closed_form_but_for_the_check_of_its_trace(
     assert volume.unknown is None
     assert bool(volume.underived) is checked
     assert payload("zero3", workload, "forward", "all_gather") == len(steps) * accumulation * 20 * 4
-
-
-def test_the_root_stays_gathered_by_default() -> None:
-    workload = small_workload((6, 2), (4, 2), preset="library-defaults")
-    assert payload("fsdp", workload, "backward", "all_gather") == 8 * 4
-    assert payload("fsdp1", workload, "backward", "all_gather") == 8 * 4
-    assert payload("fsdp", small_workload((6, 2), (4, 2)), "backward", "all_gather") == 20 * 4
-
-
-def test_fsdp1_grad_op_gathers_once_per_step_and_fsdp2_in_every_micro_step() -> None:
-    workload = small_workload((6, 2), (4, 2), accumulation_steps=3)
-    assert payload("fsdp1-grad-op", workload, "forward", "all_gather") == 20 * 4
-    assert payload("fsdp-grad-op", workload, "forward", "all_gather") == 3 * 20 * 4
 
 
 def test_the_last_block_is_gathered_once_more_by_each_further_micro_step_that_no_root_follows() -> None:
@@ -171,18 +165,6 @@ def test_ddp_broadcasts_the_bucket_order_once() -> None:
     # Two parameters, the number of buckets, and one bucket's size, as int32.
     sizes = [payload("ddp", at[step], "forward", "broadcast", dtype="int32") for step in (0, 1, 2)]
     assert sizes == [0, 4 * 4, 0]
-
-
-def test_an_evaluation_spares_what_it_left_gathered() -> None:
-    workload = small_workload((6, 2), (4, 2), steps=(4,), evaluation_every=4)
-    assert payload("fsdp-grad-op", workload, "forward", "all_gather") == 0
-    assert payload("fsdp", workload, "forward", "all_gather") == 20 * 4
-
-
-def test_alone_fully_shard_gathers_nothing() -> None:
-    workload = small_workload((6, 2), (4, 2), world_size=1)
-    assert payload("fsdp", workload, "forward", "all_gather") == 0
-    assert payload("fsdp", workload, "backward", "reduce_scatter") == 0
 
 
 @pytest.mark.parametrize(
@@ -219,16 +201,6 @@ def test_ring_factors_of_eight_ranks(op: str, factor: float) -> None:
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "broadcast"])
 def test_alone_nothing_is_sent(op: str) -> None:
     assert ring_sent_bytes(op, 8000, 1) == 0
-
-
-def test_all_reduce_sends_what_reduce_scatter_and_all_gather_send() -> None:
-    parts = ring_sent_bytes("reduce_scatter", 999, 3) + ring_sent_bytes("all_gather", 999, 3)
-    assert ring_sent_bytes("all_reduce", 999, 3) == parts
-
-
-def test_collective_without_a_factor_is_not_guessed() -> None:
-    with pytest.raises(KeyError):
-        ring_sent_bytes("all_hands", 1, 2)
 
 
 @pytest.mark.parametrize("op", sorted(OPERATIONS))

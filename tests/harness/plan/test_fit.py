@@ -58,14 +58,6 @@ def test_guesses_and_estimates_cost_trials_but_no_answer(
     assert len(tried) <= most
 
 
-def test_a_budget_ends_the_search() -> None:
-    def fits(_: int) -> bool:
-        raise fit.OutOfTrials
-
-    with pytest.raises(fit.OutOfTrials):
-        fit.largest_fitting([1, 2], 1, fits)
-
-
 def test_the_largest_that_is_predicted_to_fit() -> None:
     assert fit.largest_predicted(range(1, 100), lambda size: size <= 42) == 42
     assert fit.largest_predicted([2, 4, 8], lambda size: size <= 5) == 4
@@ -75,13 +67,6 @@ def test_the_largest_that_is_predicted_to_fit() -> None:
     sizes = [2**n for n in range(10)]
     assert fit.largest_predicted(sizes, lambda size: asked.append(size) or size <= 40, {32, 64}) == 32  # type: ignore[func-returns-value]
     assert min(asked) == 32
-
-
-def test_smaller_ones_are_a_half_and_a_quarter_or_the_next_below() -> None:
-    assert fit.smaller_ones(range(1, 100), 40) == [20, 10]
-    assert fit.smaller_ones([1, 2, 3, 6, 12], 12) == [6, 3]
-    assert fit.smaller_ones([1, 3], 3) == [1]
-    assert fit.smaller_ones([7], 7) == []
 
 
 def trial(size: int, rate: float | None = 100.0, spread: float = 0.0, **changes) -> fit.Trial:

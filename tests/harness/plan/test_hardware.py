@@ -173,12 +173,6 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, text: str, message:
         load_hardware(tmp_path / "none.yaml")
 
 
-def test_what_ships_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = load_hardware()
-    monkeypatch.setattr("harness.plan.catalogue.parse_value", None)
-    assert load_hardware().devices == first.devices
-
-
 GB = 10**9
 
 

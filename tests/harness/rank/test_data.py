@@ -295,12 +295,6 @@ def test_order_follows_the_seed_alone() -> None:
     assert order[:32] != ids(sampler(32, 8, seed=1), range(4))
 
 
-def test_steps_may_be_asked_in_any_order() -> None:
-    forwards, backwards = sampler(10, 4), sampler(10, 4)
-    expected = {step: forwards.step_ids(step) for step in range(8)}
-    assert {step: backwards.step_ids(step) for step in reversed(range(8))} == expected
-
-
 def test_held_out_samples_are_the_last_and_never_trained_on() -> None:
     source = sampler(12, 4, held_out=4)
     assert source.evaluation_ids == [8, 9, 10, 11]

@@ -1,6 +1,5 @@
 """Records are written and read back; what is no record, or would lead out of its folder, is refused."""
 
-import gc
 import json
 import re
 import shutil
@@ -24,12 +23,11 @@ from harness.record.store import (
     read_record,
     read_runs,
     run_folder,
-    without_collection,
     write_record,
 )
 from harness.slurm.matrix import read_matrix
 from harness.tell.report import details_document
-from tests.harness.cli.command_line import refused, succeeds
+from tests.harness.cli.command_line import refused
 from tests.harness.slurm.test_submission import a_matrix
 from tests.records import make_model, make_record, saved
 
@@ -97,13 +95,6 @@ def test_record_survives_writing_and_reading(tmp_path: Path) -> None:
     assert read_record(write_record(tmp_path, record)) == record
 
 
-def test_writing_leaves_the_record_alone_in_its_folder(tmp_path: Path) -> None:
-    path = saved(tmp_path, "run")
-    write_record(path.parent, make_record(run_id="again"))
-    assert [p.name for p in path.parent.iterdir()] == ["record.json"]
-    assert read_record(path).run_id == "again"
-
-
 def test_failed_write_keeps_the_former_record(tmp_path: Path) -> None:
     path = saved(tmp_path, "run")
     with pytest.raises(OSError, match="directory"):
@@ -135,15 +126,6 @@ def test_runs_are_read_from_files_folders_and_folders_of_runs_once(tmp_path: Pat
     saved(tmp_path, "b")
     for paths in ([first, tmp_path], [first.parent, tmp_path], [first, first.parent, tmp_path]):
         assert [record.run_id for _, record in read_runs(paths)[0]] == ["a", "b"]
-
-
-def test_the_search_for_garbage_goes_on_after_reading(tmp_path: Path) -> None:
-    saved(tmp_path, "a")
-    read_runs([tmp_path])
-    assert gc.isenabled()
-    with without_collection():
-        read_runs([tmp_path])
-        assert not gc.isenabled()
 
 
 @pytest.mark.parametrize("name", ["missing", "empty"])
@@ -284,14 +266,6 @@ def test_a_record_of_which_no_setting_was_seen_is_read_as_it_was_written(tmp_pat
     assert {value for values in sections for value in values.values() if not isinstance(value, dict)} == {
         None
     }
-
-
-@pytest.mark.parametrize("name", ["md", "html", "csv", "json"])
-def test_every_command_shows_a_record_of_which_no_setting_was_seen(tmp_path: Path, name: str) -> None:
-    run = written(tmp_path / "runs" / "one", observed(seen_job({}))).parent
-    report = tmp_path / f"report.{name}"
-    for words in ("list", f"show {run}", f"report runs -o {report}", f"verify {report}"):
-        succeeds(*words.split(), cwd=tmp_path)
 
 
 def test_each_section_reads_a_record_in_which_one_setting_was_not_seen() -> None:

@@ -93,22 +93,25 @@ def test_a_refusal_is_passed_on(slurm: FakeSlurm) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "told"),
     [
-        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
-        "slurm_load_jobs error: Socket timed out on send/recv operation",
+        (
+            "'slurm_load_jobs error: Unable to contact slurm controller (connect failure)'",
+            "refused: slurm",
+        ),
+        (
+            "'slurm_load_jobs error: Socket timed out on send/recv operation'",
+            "refused: slurm_load_jobs error",
+        ),
+        # A busy controller may close the connection under squeue, which then ends by SIGPIPE without a word.
+        ("nothing; kill -PIPE $$", "ended by signal 13"),
     ],
 )
-def test_a_controller_that_does_not_answer_has_not_forgotten_its_jobs(slurm: FakeSlurm, said: str) -> None:
-    slurm.refuse("squeue", f"'{said}'")
-    with pytest.raises(client.SlurmUnavailable, match="refused: slurm_load_jobs error"):
-        client.job_facts(["7"])
-
-
-def test_a_query_that_a_signal_ends_has_forgotten_no_job(slurm: FakeSlurm) -> None:
-    """A busy controller may close the connection under squeue, which then ends by SIGPIPE without a word."""
-    slurm.refuse("squeue", "nothing; kill -PIPE $$")
-    with pytest.raises(client.SlurmUnavailable, match="ended by signal 13"):
+def test_a_controller_that_does_not_answer_has_not_forgotten_its_jobs(
+    slurm: FakeSlurm, said: str, told: str
+) -> None:
+    slurm.refuse("squeue", said)
+    with pytest.raises(client.SlurmUnavailable, match=told):
         client.job_facts(["7"])
 
 

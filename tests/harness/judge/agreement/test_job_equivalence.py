@@ -115,11 +115,16 @@ def reference() -> Record:
     return make_record(ranks=make_ranks(1, batch_digests=[[["a", "b"]]], batch_hash_sums=[["3"]]))
 
 
-def test_peers_with_the_same_samples_are_the_reference_s_job() -> None:
-    record = laid_out(
-        ("data", 2), ("tensor", 2),
-        batch_digests=[[["a"]], [["a"]], [["b"]], [["b"]]], batch_hash_sums=[["1"], ["1"], ["2"], ["2"]],
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("sizes", "digests", "sums"),
+    [
+        ((("data", 2), ("tensor", 2)), [[["a"]], [["a"]], [["b"]], [["b"]]], [["1"], ["1"], ["2"], ["2"]]),
+        # Stages that see no batch are passed over.
+        ((("pipeline", 2), ("data", 2)), [[[]], [[]], [["a"]], [["b"]]], [[None], [None], ["1"], ["2"]]),
+    ],
+)
+def test_peers_with_the_same_samples_are_the_reference_s_job(sizes: Any, digests: Any, sums: Any) -> None:
+    record = laid_out(*sizes, batch_digests=digests, batch_hash_sums=sums)
     assert job_differences(reference(), record) == []
 
 
@@ -131,14 +136,6 @@ def test_peers_with_different_samples_are_found() -> None:
     (difference,) = job_differences(reference(), record)
     assert difference.kind == "peers-fed-differently"
     assert difference.reference == "the same on ranks 0, 1"
-
-
-def test_stages_that_see_no_batch_are_passed_over() -> None:
-    record = laid_out(
-        ("pipeline", 2), ("data", 2),
-        batch_digests=[[[]], [[]], [["a"]], [["b"]]], batch_hash_sums=[[None], [None], ["1"], ["2"]],
-    )  # fmt: skip
-    assert job_differences(reference(), record) == []
 
 
 def test_losses_of_tensor_ranks_count_once_and_parts_add_up() -> None:

@@ -143,12 +143,6 @@ def test_blocks_are_compiled_in_place() -> None:
     assert not is_compiled(built(job_of(SMALL)))
 
 
-def test_a_compiled_job_is_another_job() -> None:
-    ids = {compiled_job(compiled).job_id() for compiled in ("none", "block", "model")}
-    assert len(ids) == 3
-    assert compiled_job("none").job_id() == job_of(SMALL).job_id()
-
-
 @pytest.mark.parametrize("precision", [None, "cast"])
 @pytest.mark.parametrize("compiled", ["none", "block", "model"])
 def test_what_computes_is_compiled(compiled: str, precision: str | None) -> None:

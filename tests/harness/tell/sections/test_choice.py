@@ -154,13 +154,6 @@ def test_what_diverged_failed_or_is_wrong_on_purpose_is_not_compared() -> None:
     assert labels(make_record(), make_record(label="ddp"), wrong, failed, planted) == ["ddp"]
 
 
-def test_nothing_is_compared_where_nothing_succeeded() -> None:
-    assert (
-        choice.comparison_scope(Comparison([make_record(status="failed", steps=[], ranks=[], comm=[])]))
-        is None
-    )
-
-
 def test_a_cell_under_other_conditions_than_all_others_is_alone() -> None:
     other = with_world(make_record(label="fsdp"), micro_batch_size=1)
     assert stage_of(make_record(), make_record(label="ddp"), other).is_alone
@@ -179,10 +172,6 @@ def test_the_frontier_of_bytes_holds_exactly_the_cells_that_no_other_beats(
     assert [m for _, m in front] == sorted({m for _, m in front}, reverse=True), "memory falls"
     for sent, most in figures:
         assert any(s <= sent and m <= most for s, m in front), "nothing is left out that none beats"
-
-
-def test_the_peak_of_a_cell_is_that_of_the_rank_that_needs_most() -> None:
-    assert choice.peak(stage_of(make_record(label="ddp")).groups[0]) == 2_001_000
 
 
 def test_a_backend_that_is_not_installed_has_the_most_moving_parts() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from harness.job.experiment import Price
 from harness.judge.comparison import Comparison
 from harness.record import ArtifactPart, EnergyPart, EvaluationPart, OverlapPart, Record, WaitPart
-from harness.tell.document import Heading, Items, Paragraph, Section, Table
+from harness.tell.document import Items, Paragraph, Section, Table
 from harness.tell.sections.time import energy_section, overlap_section, time_section
 from tests.harness.judge.findings.test_timing import billion, ranks, run
 from tests.harness.tell.cells import blocks_in, lines_of, with_world
@@ -84,10 +84,6 @@ def test_evaluation_has_its_samples_per_second() -> None:
         "backend": "ddp", "world_size": "2", "evaluations": "4", "samples": "6", "evaluation_seconds": "625",
         "evaluation_samples_per_second": "9.47",
     }  # fmt: skip
-
-
-def test_without_an_evaluation_nothing_is_said_of_one() -> None:
-    assert Heading("Evaluation") not in blocks_in(time_section(Comparison([run()])), Heading)
 
 
 def test_a_run_without_timed_steps_has_no_times() -> None:
