@@ -406,6 +406,8 @@ class OddUpdatePart(Part):
     """The same as it is in force."""
     parameters: list[str] = []
     """Parameters of the elements that show it; []: all do, or the backend does not list its pieces."""
+    later: list[int] = Field([], exclude_if=lambda value: not value)
+    """Numbers of the first later steps whose updates are something else, too."""
 
 
 class ReadyRank(Part):

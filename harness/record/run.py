@@ -587,6 +587,14 @@ class ObservationPart(measured.Part):
     """The same, those with gradients that were clipped before a later micro-step added to them."""
     scheduler_calls: int | None = None
     """Calls of a scheduler per update where they are several, and do not end with its schedule."""
+    weights_apart: dict[int, list[str]] = pydantic.Field({}, exclude_if=lambda value: not value)
+    """The first step of those looked at (0 and powers of two) that ranks begin with unlike bits in tensors
+    that train, with these tensors."""
+    stood_still: list[str] = pydantic.Field([], exclude_if=lambda value: not value)
+    """Tensors of low precision whose bits are at the last such step what they were at the first, though an
+    optimizer has moments of them."""
+    states_changed: list[int] = pydantic.Field([], exclude_if=lambda value: not value)
+    """Of the first such, the steps whose update found other moments than the one before left."""
     evaluations_in_training: list[int] = pydantic.Field([], exclude_if=lambda value: not value)
     """Steps before which passes without gradients ran in training mode."""
     evaluating_since: int | None = None

@@ -126,6 +126,9 @@ class StepEvent(record.Part):
     """Calls of the model and backward passes of the loss; None: not known."""
     figures: dict[str, float | None] = {}
     """See `step_figures` of `RankPart`."""
+    weight_bits: dict[str, int] = {}
+    """Of each tensor that trains, as the step begins, the sum of its bits as whole numbers; {}: not looked
+    at."""
 
 
 class ObservationEvent(record.Part):

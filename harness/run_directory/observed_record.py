@@ -194,6 +194,15 @@ def assemble_observed(
     counts = [len(of_rank.steps) for of_rank in events.values()]
     least, most = min(counts), max(counts)  # ranks make unlike numbers of steps under torch's Join
     uneven = [f"ranks made {least} to {most} steps; the first {least} are recorded"] if least < most else []
+    apart = [
+        (bits[0].step, unlike)
+        for bits in zip(*(of_rank.steps for of_rank in events.values()), strict=False)
+        if (
+            unlike := [
+                name for name in bits[0].weight_bits if len({b.weight_bits.get(name) for b in bits}) > 1
+            ]
+        )
+    ]
     rates = [event.group_learning_rates or [] for event in events[min(events)].steps]
     groups = range(max(map(len, rates), default=0))  # an optimizer may first step in a later step
     known = {name: getattr(request, name) for name in ("run_id", "created_at", "command", "measure")}
@@ -232,6 +241,7 @@ def assemble_observed(
                 "notes": [*seen.observation.notes, *(uneven if status == "ok" else [])],
                 "judged_by": row.judged_by,
                 "is_moved": row.is_moved,
+                "weights_apart": dict(apart[:1]),
             }
         ),
     )

@@ -16,6 +16,7 @@ from harness.forms.layout import element_bytes
 from harness.forms.terms import BETWEEN, GATHERING, SCALAR_BYTES, may_reduce
 from harness.forms.textbook import hardware_flops_per_token
 from harness.job.job import CODE_SWITCH
+from harness.judge.agreement.causes import where
 from harness.judge.agreement.job_equivalence import aligned_runs, job_differences
 from harness.judge.agreement.parity import has_dropout
 from harness.judge.distance import step_pairs
@@ -568,6 +569,37 @@ def outside(row: JudgedRun) -> Iterator[Finding]:
         yield found("trained-outside", row.cell, values)
 
 
+def ranks_drift(row: JudgedRun) -> Iterator[Finding]:
+    """Of a script whose ranks reduce gradients over all of them, and hold weights, or scale gradients, of
+    their own."""
+    record, seen, size = row.record, row.record.observation, row.record.world.world_size
+    if seen is None or size == 1:
+        return
+    sums = ([rank.step_figures.get(key, []) for rank in record.ranks] for key in OF_GRADIENT)
+    before, after = ([of for of in zip(*each, strict=False) if None not in of] for each in sums)
+    pairs = [(b, a) for b, a in zip(before, after, strict=True) if all(b)]
+    summed, averaged = (
+        len(pairs) > 1 and all(math.isclose(one, sum(b) / by, rel_tol=SUMMED) for b, a in pairs for one in a)
+        for by in (1, size)
+    )
+    due = 1 / record.world.accumulation_steps
+    taken = [ends for rank in record.ranks for ends in rank.loss_factors]
+    if summed and taken and all(ends == [due, due] for ends in taken):
+        yield found("gradient-scale", row.cell, {"ranks": size}, "script")
+    parts = [part for part in record.comm if part.op in REDUCTIONS and _may_hold_gradients(part)]
+    reduced = bool(parts) and {part.group_size for part in parts} == {size} and record.backend.claim
+    if reduced and not summed and not averaged:
+        factors = [[a / b for b, a in zip(*pair, strict=True)] for pair in pairs]
+        if len(pairs) > 1 and all(max(of) - min(of) > SUMMED * max(map(abs, of)) for of in factors):
+            yield found("clipped-otherwise", row.cell, {"factors": factors[0]}, "by-hand")
+    is_cut = seen.base is not None and seen.base.startswith("fsdp")
+    alike = len({rank.device_name for rank in record.ranks}) == 1  # kernels of others round otherwise
+    if (summed or averaged or (reduced and not is_cut)) and alike and not _share_passes(record):
+        for step, names in seen.weights_apart.items():
+            values = {"step": step, "parameters": names}
+            yield found("replicas-differ", row.cell, values, "script", where=where(record, names))
+
+
 def passes_apart(row: JudgedRun) -> Iterator[Finding]:
     """Of a script under DDP, which reduces in the first backward pass of a forward pass alone."""
     record, seen = row.record, row.record.observation
@@ -581,11 +613,14 @@ def samples_repeated(row: JudgedRun) -> Iterator[Finding]:
     record = row.record
     if record.observation is None or record.observation.base is None or any(ranks_alone(row)):
         return
-    # Ranks that cut layers or samples between them must share these: they talk in the forward pass.
-    shares = any(part.phase == "forward" and part.op not in GATHERING for part in record.comm)
-    if not shares and _on_same_samples(record):
+    if not _share_passes(record) and _on_same_samples(record):
         values = {"ranks": record.world.world_size, "steps": len(record.ranks[0].batch_digests)}
         yield found("samples-repeated", row.cell, values, "script")
+
+
+def _share_passes(record: Record) -> bool:
+    """Whether ranks cut layers or samples between them: they talk in the forward pass."""
+    return any(part.phase == "forward" and part.op not in GATHERING for part in record.comm)
 
 
 def _on_same_samples(record: Record) -> bool:
@@ -593,6 +628,9 @@ def _on_same_samples(record: Record) -> bool:
     return len(fed) > 1 and bool(fed[0]) and all(fed[0]) and all(digests == fed[0] for digests in fed)
 
 
+OF_GRADIENT = ("gradient_of_pass", "gradient_of_update")
+SUMMED = 1e-3
+"""Relative: sums of a gradient, of ranks and of what they add up to."""
 ROUNDING = 2.0**-23
 """Of fp32, in which both are summed."""
 LOW_ROUNDING = 2.0**-8
@@ -648,30 +686,12 @@ def added_loss(record: Record) -> ModelLossPart | None:
 RULES = Rules(
     of_runs=(another_job, dropout, accumulation, batch_norm, split_decides, faulty_version),
     of_cells=(
-        launcher,
-        nothing_updated,
-        empty_group,
-        ranks_alone,
-        samples_repeated,
-        masks_alike,
-        gradients_kept,
-        scheduler_calls,
-        script_modes,
-        loss_divided,
-        losses_apart,
-        twice,
-        padding,
-        epochs_alike,
-        passes_apart,
-        outside,
+        launcher, nothing_updated, empty_group, ranks_alone, samples_repeated, masks_alike,
+        gradients_kept, scheduler_calls, script_modes, loss_divided, losses_apart, twice, padding,
+        epochs_alike, passes_apart, outside, ranks_drift,
     ),
     of_all=(
-        jobs_apart,
-        as_given,
-        batch_split,
-        custom_code,
-        bytes_for_pretrained,
-        labels_and_losses,
+        jobs_apart, as_given, batch_split, custom_code, bytes_for_pretrained, labels_and_losses,
         weak_scaling,
     ),
-)
+)  # fmt: skip

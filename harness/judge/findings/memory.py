@@ -58,7 +58,7 @@ def _least_unlisted(part: RankPart) -> int | None:
 
 
 GROWTH_BYTES = 1024
-"""Per step at every moment; libraries move scalars and events of a few bytes."""
+"""Per step at every moment; libraries move scalars and events of a few bytes, the C library rounds blocks."""
 LEAST_LATER_STEPS = 5
 """After the probed ones; of fewer nothing is said."""
 LEAST_RISES = 3
@@ -126,7 +126,7 @@ def copies_in_other_steps(record: Record, reference: Record | None) -> list[dict
         over: float = at_once.get(step, 0)
         if beyond and record.world.collectives == "gloo":  # it holds no buffer after most steps
             over = max(over, median(beyond.values()))
-        if over > SMALLEST_COPY * weights > 0:
+        if weights and over > max(SMALLEST_COPY * weights, GROWTH_BYTES):
             found.append(
                 {"rank": states.rank, "kind": "unprobed", "step": step,
                  "measured_bytes": usual + beyond[step], "expected_bytes": usual}

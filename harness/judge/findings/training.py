@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 from harness.backends.optimizer.kinds import LOW_BIT
@@ -250,6 +250,9 @@ LOW_BITS = {8.0: "bfloat16", 11.0: "float16"}
 
 def odd_updates(row: JudgedRun) -> Iterator[Finding]:
     """The first update that is not what Adam makes of its gradient, where the reference's are."""
+    seen = row.record.observation
+    if seen is not None and len(seen.states_changed) > 1:
+        yield found("update-altered", row.cell, {"steps": seen.states_changed}, "between")
     odd = causes.altered_updates(row.reference.record, row.record) if row.reference is not None else {}
     if not odd:
         return
@@ -266,8 +269,11 @@ def odd_updates(row: JudgedRun) -> Iterator[Finding]:
     low = LOW_BITS.get(first.given or 0.0)
     rates = {step.step: step.learning_rate for step in row.record.steps}
     used, before = (first.given or 0.0) * rates.get(first.step, 0.0), rates.get(first.step - 1, 0.0)
+    steps = [first.step, *first.later]
+    every = {later - step for step, later in pairwise(steps)}
     yield found(
         "update-altered", row.cell, values, first.kind, alone=alone, low=low,
+        later=every.pop() if len(every) == 1 and steps[1:2] != [first.step + 1] else None,
         places=causes.where(row.record, names),
         late=first.kind == "factor" and math.isclose(used, before, rel_tol=SAME_RATE),
     )  # fmt: skip
@@ -386,7 +392,12 @@ def norms_by_rank(record: Record) -> tuple[int, list[float]] | None:
 
 def lost_updates(row: JudgedRun) -> Iterator[Finding]:
     """Of every run whose optimizer updates weights of low precision, the reference among them."""
-    masters = _masters(row.record)
+    masters, seen = _masters(row.record), row.record.observation
+    rates = [rate for of in seen.learning_rates for rate in of] if seen is not None else []
+    if seen is not None and (still := seen.stood_still) and rates and all(rates):
+        tensors = len(row.record.layout.parameters) if row.record.layout else len(still)
+        values = {"parameters_that_stood_still": still}
+        yield found("lost-updates", row.cell, values, still=still, tensors=tensors, far=False, dtypes=masters)
     if row.reference is None or masters in ([], ["float32"]):
         return
     sizes, there = movement(row.record), movement(row.reference.record)
@@ -464,15 +475,8 @@ def gradient_lost(row: JudgedRun) -> Iterator[Finding]:
 RULES = Rules(
     of_runs=(settings, precisions, replicas, diverged, lost_updates),
     of_cells=(
-        clipped_otherwise,
-        layers,
-        seen,
-        stale_weights,
-        odd_updates,
-        held_out,
-        answers,
-        idle,
+        clipped_otherwise, layers, seen, stale_weights, odd_updates, held_out, answers, idle,
         gradient_lost,
     ),
     of_all=(reductions, cost_settings),
-)
+)  # fmt: skip

@@ -112,10 +112,13 @@ class UpdateAudit:
                 since = 1 if step is None or then is None else step - then
                 used = asked is not None and uses_rate(one.group, asked)
                 before = self._before.get(key)
-                told = None if self.odd else unlike(before, sample, taken, since, in_force=used)
+                told = unlike(before, sample, taken, since, in_force=used)
                 now[key], self._taken[key] = sample, (sample.updates, step)
                 odd += [] if told is None else [(one, sample, told)]
-        if odd and step is not None:
+        if odd and step is not None and self.odd is not None:
+            later = [*self.odd.later, step][:MOST_NAMES]
+            self.odd = self.odd.model_copy(update={"later": later})
+        elif odd and step is not None:
             counts = Counter[OddUpdate]()
             for *_, told in odd:
                 counts[told[0]] += int(told[3].sum())

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from harness.backends.fsdp.fsdp1 import STRATEGIES, Fsdp1Engine, fsdp1_strategy
 from harness.backends.fsdp.fsdp2 import Fsdp2Engine, fsdp2_strategy, of_replicas, parameter_groups
 from harness.backends.model.blocks import parameter_count, transformer_blocks
 from harness.backends.model.precision import dtype_name
+from harness.backends.optimizer.gradients import local_shard
 from harness.backends.optimizer.groups import group_constants, group_rate, held_tensors
 from harness.backends.registry import ENTRIES
 from harness.backends.torch_engine import TorchEngine, TorchStrategy
@@ -273,6 +275,39 @@ def weights_of(root: nn.Module) -> Iterator[Tensor]:
     yield from (tensor for name, tensor in engine.state_tensors() if name in ("weights", "buffers"))
 
 
+WHOLE_NUMBERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+PIECE = 2**22
+"""Elements that are added up at once, where that takes a copy."""
+
+
+def bits_of(root: nn.Module) -> dict[str, int]:
+    """By name, the bits that this rank holds of tensors that train, added up as whole numbers."""
+    found = {}
+    module = root.module if isinstance(root, DistributedDataParallel) else root
+    for name, parameter in module.named_parameters():
+        held = local_shard(parameter.detach())
+        whole = WHOLE_NUMBERS.get(held.element_size())
+        if parameter.requires_grad and held.numel() and whole and type(held) in (Tensor, nn.Parameter):
+            bits = held.view(whole)
+            found[bare_name(name)] = (
+                int(bits.numpy().sum(dtype="int64"))
+                if bits.device.type == "cpu"
+                else sum(int(part.sum(dtype=torch.int64)) for part in bits.flatten().split(PIECE))
+            )
+    return found
+
+
+def stood_still(live: Live, optimizers: Optimizers, names: Iterable[str]) -> list[str]:
+    """Of these, the tensors of a low precision that an optimizer updates and was given gradients for."""
+    held = {bare_name(name): parameter for name, parameter in live.whole.named_parameters()}
+    low = {name: held[name] for name in names if name in held and held[name].element_size() < 4}
+    states = {name: optimizers.state.get(tensor) for name, tensor in low.items()}
+    return [
+        name for name, state in states.items()
+        if isinstance(state, Mapping) and any(t.dim() and bool(t.any()) for _, t in held_tensors([state]))
+    ]  # fmt: skip
+
+
 def asked_options(live: Live | None, frameworks: Iterable[str]) -> dict[str, Any]:
     """Options of the built-in backend `live.base` that the script gave to FSDP or to Accelerate."""
     if live is None or live.base is None or isinstance(live.engine, ZeroEngine):
@@ -368,6 +403,8 @@ class Seen:
 
     autocast: torch.dtype | None = None
     """Dtype that autocast computed in; None: none was at work."""
+    beside_autocast: WeakSet[nn.Module] = field(default_factory=WeakSet)
+    """Layers that multiply in training passes where autocast is switched off."""
     clipping: float | None = None
     """Largest norm that gradients were clipped to; None: they were not."""
     accumulation: int = 1

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.backends.optimizer.gradients import local_shard
+from harness.backends.piece import MOMENTS
 from harness.rank.live.model_watch import depends_on_mode
 
 LOOKED_AT = 5
@@ -23,7 +24,10 @@ LOOKED_AT = 5
 MOST_GAPS = 16
 """Gaps between steps that are."""
 SCALED = 1e-6
-"""Relative: norms of one tensor that nothing changed are equal."""
+"""Relative: figures of one tensor that nothing changed are equal."""
+MOST_ELEMENTS, MOST_STATES = 1024, 32
+BEFORE, AFTER = "gradient_of_pass", "gradient_of_update"
+"""Figures of one gradient of a rank: `_projected` at the end of the backward pass, and before clipping."""
 FACTORS = {"DivBackward0": 1, "MulBackward0": -1}
 NOTHING = {"DivBackward0": math.nan, "MulBackward0": math.inf}
 """The divisor where that number is 0."""
@@ -72,9 +76,15 @@ def _gradients(optimizer: torch.optim.Optimizer, among: Collection[int] | None =
             yield gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
+def _projected(gradient: Tensor) -> float:
+    """A weighted sum of some elements: what ranks add up or scale, this follows."""
+    some = gradient.flatten()[:: 1 + gradient.numel() // MOST_ELEMENTS].double()
+    return float(some @ torch.linspace(1, 2, len(some), dtype=some.dtype, device=some.device))
+
+
 def _has_changed(seen: tuple[Tensor, float] | None) -> bool:
-    """Whether a gradient no longer has its norm."""
-    return seen is not None and abs(float(seen[0].norm()) - seen[1]) > SCALED * seen[1]
+    """Whether a gradient is no longer what it was."""
+    return seen is not None and abs(_projected(seen[0]) - seen[1]) > SCALED * abs(seen[1])
 
 
 @dataclass
@@ -110,6 +120,13 @@ class Habits:
         """Updates with gradients that were in those before, too."""
         self.were_scaled = False
         """Whether gradients changed between the backward pass and clipping or update."""
+        self.figures: dict[str, float] = {}
+        """Of the second and third update, `BEFORE` and `AFTER`."""
+        self.states_changed: list[int] = []
+        """Of the first such, the steps whose update finds other moments than that before it left."""
+        self._versions: WeakKeyDictionary[torch.optim.Optimizer, list[tuple[Tensor, ref[Tensor], int]]] = (
+            WeakKeyDictionary()
+        )
         self.clipped_within = 0
         """Of the first updates, those with gradients that were cut before a micro-step added to them."""
         self.left_in_training: set[int] = set()
@@ -147,18 +164,28 @@ class Habits:
         for optimizer, since in self._since.items():
             first = next(_gradients(optimizer), None) if since.updates <= 2 else None
             if first is not None:
-                self._seen = first, float(first.norm())
+                self._seen = first, _projected(first)
 
     def update_begins(self) -> None:
         """Clipping or an update."""
         is_scaled = _has_changed(self._seen)
+        if self._seen is not None:
+            self.figures |= {BEFORE: self._seen[1], AFTER: _projected(self._seen[0])}
         self.were_scaled |= is_scaled
         self._before, self._seen = None if is_scaled else self._seen, None
 
     def clipped(self) -> None:
         if _has_changed(self._before) and self._before is not None:
             gradient, _ = self._before
-            self._cut = gradient, float(gradient.norm())
+            self._cut = gradient, _projected(gradient)
+
+    def stepping(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """An update begins: moments should be as the one before left them, if they are the same tensors."""
+        for parameter, state, version in self._versions.pop(optimizer, []):
+            held = state()
+            if not optimizer.state.get(parameter) or (held is not None and held._version != version):
+                self.states_changed += [step] if len(self.states_changed) < MOST_GAPS else []
+                break
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         since = self._since.get(optimizer)
@@ -167,6 +194,13 @@ class Habits:
         self.clipped_within += self._is_added_to
         self._cut, self._is_added_to = None, False
         self._since[optimizer] = _Since(1 if since is None else since.updates + 1)
+        states = [(p, s) for p, s in optimizer.state.items() if isinstance(p, Tensor) and isinstance(s, dict)]
+        self._versions[optimizer] = [
+            (parameter, ref(tensor), tensor._version)
+            for parameter, state in states[:: 1 + len(states) // MOST_STATES]
+            for name in (*MOMENTS, "momentum_buffer")
+            if isinstance(tensor := state.get(name), Tensor) and not tensor.is_inference()
+        ]
         for scheduler, calls in self._schedulers.items():
             if _innermost(scheduler.optimizer) is optimizer:
                 if calls.since is not None:

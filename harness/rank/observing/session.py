@@ -31,8 +31,7 @@ from harness.backends.optimizer.groups import group_rate
 from harness.forms.terms import BETWEEN, SCALAR_BYTES, may_reduce
 from harness.rank.live.model_watch import depends_on_mode, in_backward
 from harness.rank.live.observer import DIGESTED_STEPS, OptimizerWatch
-from harness.rank.observing import hooks
-from harness.rank.observing.facts import Seen, is_causal, sharded_by, shifts_labels, weights_of
+from harness.rank.observing import facts, hooks
 from harness.rank.observing.habits import Habits, divisor_of
 from harness.rank.observing.step import TRAINER, MicroBatch, MicroLoss, Step, returned_loss, scalar_of
 from harness.rank.observing.writing import Writing
@@ -47,6 +46,7 @@ from harness.safe_text import described
 RESTS = "which does not train"
 """Ends the name of a model beside the one that trains."""
 _LEFT_OUT = ", and what is measured of passes is left out"
+MULTIPLYING = (nn.Linear, nn.modules.conv._ConvNd)
 ENDLESS = 10**9
 """Steps of a training whose length is not known: all windows but the last are as long as they are set."""
 
@@ -190,7 +190,7 @@ class Session:
         self.roots: hooks.Roots | None = None
         """The modules that the script calls, as a listener is told of them."""
         self.watch = OptimizerWatch(has_hook=False)
-        self.seen, self.habits = Seen(), Habits()
+        self.seen, self.habits = facts.Seen(), Habits()
         self.writing = Writing(run_directory, self.request.observed, self.seen, self.habits)
         self.probing = Probing(self.counter, allocator)
         self._step: Step | None = None
@@ -261,14 +261,20 @@ class Session:
             if last:
                 self.probing.before_forward()
             if id(root) not in self._causal:
-                self._causal[id(root)] = is_causal(root)
+                self._causal[id(root)] = facts.is_causal(root)
                 if self.request.row is not None and self.request.row.is_moved and not self.seen.steps:
                     _move(root)
             batch = MicroBatch.of(arguments, named, causal=self._causal[id(root)])
             if batch is not None:
                 step.batches.append(batch)
-                shifts = self._causal[id(root)] and "shift_labels" not in named
-                step.losses[-1].shifts = shifts and self.seen.steps < DIGESTED_STEPS and shifts_labels(root)
+                shifts = (
+                    self._causal[id(root)] and "shift_labels" not in named and step.number < DIGESTED_STEPS
+                )
+                step.losses[-1].shifts = shifts and facts.shifts_labels(root)
+            number = step.number
+            if not step.micro_steps and not number & (number - 1):  # 0 and powers of two
+                step.bits = step.bits or facts.bits_of(root)
+                step.own_seconds += time.perf_counter() - now
             items = named.get("num_items_in_batch")
             if items is not None:
                 step.losses[-1].items = float(items)
@@ -303,7 +309,7 @@ class Session:
         bare = getattr(module, "module", module)
         self.counter.apart = f"{type(bare).__name__.removeprefix('FSDP')}, {RESTS}"
         has_backward = any(isinstance(one, Tensor) and one.requires_grad for one in arguments)
-        if self.seen.has_form and has_backward and sharded_by(module) is not None:
+        if self.seen.has_form and has_backward and facts.sharded_by(module) is not None:
             self.seen.has_form = False  # its backward pass is one with the model's
             self.writing.note(f"gradients pass through a sharded {self.counter.apart}: bytes are not judged")
 
@@ -317,6 +323,8 @@ class Session:
         kind = "cuda" if torch.cuda.is_initialized() else "cpu"
         if torch.is_autocast_enabled(kind):
             self.seen.autocast = torch.get_autocast_dtype(kind)
+        elif self.seen.autocast and torch.is_grad_enabled() and isinstance(module, MULTIPLYING):
+            self.seen.beside_autocast.add(module)
 
     def scaled(self, outputs: Any, scaled: Any) -> None:
         """A scaler has multiplied what backward() is then called on, or a part of it."""
@@ -481,6 +489,8 @@ class Session:
         self.seen.has_form &= not self._optimizing  # one within another, as ZeroRedundancyOptimizer has it
         self._optimizing += 1
         self.writing.add(optimizer)
+        if "deepspeed" not in self.seen.frameworks:
+            self.habits.stepping(optimizer, self.seen.steps)
         filled = (group for group in optimizer.param_groups if group["params"])
         self._rate = next((rate for group in filled if (rate := group_rate(group)) is not None), None)
 
@@ -571,6 +581,8 @@ class Session:
             torch.cuda.synchronize()
         step.ended = self._last_end = time.perf_counter()
         self.counter.phase = BETWEEN
+        step.figures |= self.habits.figures
+        self.habits.figures = {}
 
     def _finish(self) -> None:
         """Write the step that has ended."""
@@ -599,7 +611,7 @@ class Session:
     def _outside(self) -> Iterator[tuple[str, Tensor]]:
         """Weights of the models that the script calls; those of the described one count as its own before."""
         for module in (*self._called(), *(self.roots.resting if self.roots else ())):
-            for tensor in weights_of(module):
+            for tensor in facts.weights_of(module):
                 yield "other_models", tensor
 
     def _called(self) -> list[nn.Module]:

@@ -280,8 +280,12 @@ class Step:
     rate: float | None = None
     group_rates: dict[int, float | None] = field(default_factory=dict)
     """By group of the optimizers that stepped."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """See `habits.Habits.figures`."""
     in_micro_step: bool = False
     """Whether a forward pass has begun whose backward pass has not ended."""
+    bits: dict[str, int] = field(default_factory=dict)
+    """See `facts.bits_of`: as the step begins; {}: not looked at."""
     goes_on: bool = False
     """Whether this backward pass is another one of the micro-step before."""
 
@@ -374,7 +378,8 @@ class Step:
             data_seconds=min(self.data_seconds, self.seconds),
             phase_seconds=phases,
             loss_factors=self.loss_factors(),
-            figures=dict(padding) if padding[PADDING] else {},
+            weight_bits=self.bits,
+            figures=(dict(padding) if padding[PADDING] else {}) | self.figures,
         )
         return event, loss
 

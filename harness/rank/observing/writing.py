@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep, time
+from typing import Any
 from weakref import ref
 
 import torch
@@ -23,27 +24,12 @@ import torch.distributed as dist
 from torch import nn
 
 from harness.backends.base import Effective, World
-from harness.backends.optimizer.groups import group_rate
+from harness.backends.optimizer.groups import group_constants, group_rate
 from harness.backends.registry import strategy_of
 from harness.rank.accelerator import describe_accelerator, placement
 from harness.rank.events import GuestEventWriter
-from harness.rank.observing.facts import (
-    Live,
-    Optimizers,
-    Seen,
-    added,
-    asked_options,
-    effective_of,
-    left_out,
-    model_part,
-    observed_layout,
-    observed_part,
-    recognise,
-    settings_seen,
-    trained_elements,
-    unwrapped,
-    world_here,
-)
+from harness.rank.live.model_watch import bare_module_name
+from harness.rank.observing import facts
 from harness.rank.observing.habits import Habits
 from harness.rank.observing.step import Step
 from harness.rank.probes.probes import ProbedSteps
@@ -77,6 +63,8 @@ REASONS = {
 PACKAGES = ("torch", "transformers", "accelerate", "lightning", "pytorch_lightning", "deepspeed")
 
 
+UPDATES = 4
+"""Fewest after which a tensor that kept its bits is said to stand still."""
 ALIKE = 0.01
 """Relative, of ratios of losses: rounding in low precision moves them by less."""
 
@@ -91,7 +79,7 @@ def alike(ratios: Sequence[float]) -> float | None:
 class Described:
     """What trains, once the first step has shown it."""
 
-    live: Live
+    live: facts.Live
     effective: Effective
     layout: LayoutPart
     model: ModelPart
@@ -101,7 +89,7 @@ class Described:
 class Writing:
     """The events of one rank."""
 
-    def __init__(self, run_directory: Path, command: Sequence[str], seen: Seen, habits: Habits) -> None:
+    def __init__(self, run_directory: Path, command: Sequence[str], seen: facts.Seen, habits: Habits) -> None:
         self._directory = run_directory
         self._habits = habits
         self._random_state: str | None = None
@@ -111,7 +99,7 @@ class Writing:
         self._events: GuestEventWriter | None = None
         self._world: World | None = None
         self.described: Described | None = None
-        self._optimizers = Optimizers()
+        self._optimizers = facts.Optimizers()
         self._called: Sequence[ref[nn.Module]] = ()
         self._held: Sequence[nn.Module] = ()
         self._loss_source = ""
@@ -123,6 +111,11 @@ class Writing:
         self._has_measured = False
         self._synchronised_at: int | None = None
         self._notes: list[str] = []
+        self._bits: tuple[dict[str, int], ...] = ()
+        self._looked_at = 0
+        self._constants: dict[int, dict[str, Any]] = {}
+        """By group of the optimizers, with what changed of each."""
+        self._changes: dict[tuple[int, str], list[str]] = {}
 
     @property
     def world(self) -> World:
@@ -143,6 +136,12 @@ class Writing:
             for place, group in enumerate(known.param_groups, start=first):
                 if known is optimizer:
                     seen.rates[place] = group_rate(group)
+                    now, before = group_constants(group), self._constants.get(place, {})
+                    for name in now.keys() & before.keys():
+                        if now[name] != before[name]:
+                            change = f"{before[name]} to {now[name]} before step {seen.steps}"
+                            self._changes.setdefault((place, name), []).append(change)
+                    self._constants[place] = now
                     count = sum(1 for _ in group["params"])
                     seen.group_tensors[place] = max(seen.group_tensors.get(place, 0), count)
             first += len(known.param_groups)
@@ -152,7 +151,7 @@ class Writing:
         self._called = [ref(root) for root in roots]
         self._held = roots if self.described is not None else ()
         if self._world is None:
-            self._world = world_here(roots)
+            self._world = facts.world_here(roots)
             path = rank_file(self._directory, self._world.rank)
             attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
             end = rank_ends(self._directory).get(self._world.rank) if attempt and path.exists() else None
@@ -214,6 +213,9 @@ class Writing:
         for name in ("tokens", "target_tokens", "samples", "gradient_norm"):
             self._known[name] = self._known.get(name, True) and getattr(event, name) is not None
         self._events.write(event)
+        if step.bits:
+            self._bits = (*self._bits[:1], step.bits)
+            self._looked_at = step.number
         self._seen.labels_ahead += step.labels_are_ahead()
         self._seen.world_left_out += step.lacks_world()
         if (ratio := step.backward_ratio()) is not None:
@@ -243,7 +245,7 @@ class Writing:
             self.measured(probing)
         self._write_observation()
         if self.described is not None:
-            observed = observed_part(self.described.live, self._optimizers, self._seen)
+            observed = facts.observed_part(self.described.live, self._optimizers, self._seen)
             self._events.write(events.FinalEvent(weights=None, observed=observed, probe_loss=None))
         if failure is None:
             self._events.write(events.DoneEvent())
@@ -266,25 +268,25 @@ class Writing:
             self._write_observation()
 
     def _describe(self, step: Step) -> Described:
-        live = recognise(
+        live = facts.recognise(
             self._roots, self._optimizers, self.world, clipping=self._seen.clipping,
             micro_batch_size=step.batches[0].count if step.batches else 1,
             accumulation_steps=step.micro_steps, autocast=self._seen.autocast,
         )  # fmt: skip
-        effective = effective_of(live, self._optimizers, step.micro_steps, self._seen)
-        layout = observed_layout(live, self._optimizers)
+        effective = facts.effective_of(live, self._optimizers, step.micro_steps, self._seen)
+        layout = facts.observed_layout(live, self._optimizers)
         return Described(
             live=live,
             effective=effective,
             layout=layout,
-            model=model_part(live, layout, effective),
-            trained_elements=trained_elements(live.whole),
+            model=facts.model_part(live, layout, effective),
+            trained_elements=facts.trained_elements(live.whole),
         )
 
     def _setup_event(self, found: Described) -> events.SetupEvent:
         # Closed forms hold of one model, whose optimizer updates all that trains.
         has_form = found.live.has_form and self._seen.has_form and self._seen.updated_tensors != 0
-        if self._others(found.live) or left_out(found.live, self._optimizers):
+        if self._others(found.live) or facts.left_out(found.live, self._optimizers):
             has_form = False
         return events.SetupEvent(
             rank=self.world.rank,
@@ -306,13 +308,13 @@ class Writing:
             random_state=self._random_state,
         )
 
-    def _others(self, live: Live) -> bool:
+    def _others(self, live: facts.Live) -> bool:
         """Whether a module trains parameters that are not of the described one."""
         known = {id(parameter) for parameter in live.bare.parameters()}
         trained = (p for root in self._roots for p in root.parameters() if p.requires_grad)
         return any(id(parameter) not in known for parameter in trained)
 
-    def _remarks(self, live: Live | None, new: Sequence[str], others: int) -> Iterator[str]:
+    def _remarks(self, live: facts.Live | None, new: Sequence[str], others: int) -> Iterator[str]:
         """What a reader must know of the script. new: tensors added after the wrapping; others: steps with a
         batch of another size."""
         if live is not None and live.note and self._synchronised_at is None:
@@ -323,10 +325,18 @@ class Writing:
             yield "several models train; states are those of the largest that the first step called"
         if new:
             yield f"added after the model was wrapped: {', '.join(new)}; bytes and memory are not judged"
-        left = left_out(live, self._optimizers) if live is not None and self._optimizers.each else []
+        left = facts.left_out(live, self._optimizers) if live is not None and self._optimizers.each else []
         if left:
             more = "" if len(left) == 1 else f" and {len(left) - 1} more"
             yield f"no optimizer has {left[0]}{more}, to which gradients are computed: they keep their values"
+        for (group, name), changes in self._changes.items():
+            if len(changes) == 1:  # else it follows a schedule
+                yield f"{name} of group {group} of the optimizers changes from {changes[0]}"
+        names = {one: bare_module_name(n) for n, one in live.bare.named_modules()} if live is not None else {}
+        apart = sorted(names[one] for one in self._seen.beside_autocast if one in names)
+        if apart:
+            more = "" if len(apart) == 1 else f" and {len(apart) - 1} more"
+            yield f"where others compute in {self._seen.autocast}, autocast is off: {apart[0]}{more}"
         if len(self._optimizers.each) > 1:
             count = len(self._optimizers.each)
             yield f"{count} optimizers step: a step ends with each that follows a backward pass"
@@ -354,10 +364,14 @@ class Writing:
                 if micro_steps > 1
                 else "no loss was seen"
             )
-        seen = settings_seen(live, found.effective, found.model, self._optimizers) if found and live else {}
+        seen = (
+            facts.settings_seen(live, found.effective, found.model, self._optimizers)
+            if found and live
+            else {}
+        )
         ((samples, size), usual), *_ = self._sizes.most_common(1) or [((None, None), 0)]
         length = next(iter(self._lengths)) if len(self._lengths) == 1 else None
-        new = added(live) if live else []
+        new = facts.added(live) if live else []
         notes = [*self._notes, *self._remarks(live, new, self._sizes.total() - usual)]
         ratios: dict[int, list[float]] = {}
         for number, ratio in self._seen.backward_ratios:
@@ -370,7 +384,7 @@ class Writing:
             unknown=unknown,
             synchronised_at=self._synchronised_at,
             has_form=self._seen.has_form and self._synchronised_at is None and not new,
-            unwrapped=unwrapped(self._roots, live) if live and live.base != "single" else {},
+            unwrapped=facts.unwrapped(self._roots, live) if live and live.base != "single" else {},
             has_loader=self._seen.has_loader,
             parts=self._seen.parts,
             labels_ahead=self._seen.labels_ahead,
@@ -386,6 +400,14 @@ class Writing:
             kept_gradients=self._habits.kept_gradients,
             clipped_within=self._habits.clipped_within,
             scheduler_calls=self._habits.scheduler_calls,
+            stood_still=facts.stood_still(
+                live,
+                self._optimizers,
+                (n for n, bits in self._bits[-1].items() if self._bits[0].get(n) == bits),
+            )
+            if live and self._looked_at >= UPDATES
+            else [],
+            states_changed=self._habits.states_changed,
             evaluations_in_training=sorted(self._habits.left_in_training),
             evaluating_since=self._seen.evaluating_since,
             added=new,
@@ -407,6 +429,6 @@ class Writing:
             threads=torch.get_num_threads(),
             micro_batch_size=size,
             accumulation_steps=micro_steps,
-            options=asked_options(live, self._seen.frameworks),
+            options=facts.asked_options(live, self._seen.frameworks),
         )
         self._events.write(event)

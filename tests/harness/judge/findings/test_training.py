@@ -307,6 +307,12 @@ def test_a_rate_that_is_a_step_late_is_named(factor: float, late: bool) -> None:
     assert ("as with the rate of the step before" in message) is late
 
 
+@pytest.mark.parametrize(("later", "again"), [([4, 6], True), ([3, 4], False), ([4, 7], False), ([], False)])
+def test_updates_that_are_odd_every_few_steps_are_named(later: list[int], again: bool) -> None:
+    (message,) = altered(updating(odd("first-moments-lost", later=later)))
+    assert ("and every 2 steps after it" in message) is again
+
+
 def test_what_the_reference_does_too_is_no_finding() -> None:
     both = odd("weights")
     assert altered(updating(both), updating(both, label="single")) == []
@@ -316,7 +322,7 @@ def test_updates_outside_of_their_step_are_not_judged() -> None:
     assert altered(updating(odd("weights"), phases={"step": 1, "forward": 1})) == []
 
 
-@pytest.mark.parametrize("kind", entries()["update-altered"]["text"])
+@pytest.mark.parametrize("kind", sorted(entries()["update-altered"]["text"].keys() - {"between"}))
 def test_every_kind_has_words(kind: OddUpdate) -> None:
     (message,) = altered(updating(odd(kind, given=8.0, due=4.0)))
     assert "{" not in message

@@ -20,10 +20,11 @@ def audited(
     spoil: Spoil | None = None,
     *,
     late: int = 0,
+    every: int = STEPS,
 ) -> OddUpdatePart | None:
     """Of a training of two matrices of which `spoil` changes something after a step.
 
-    late: by how many steps the rate that updates use is behind the one asked.
+    late: by how many steps the rate that updates use is behind the one asked. every: of that many again.
     """
     generator = torch.Generator().manual_seed(0)
     weights = [nn.Parameter(torch.randn(20, 30, generator=generator)) for _ in range(2)]
@@ -42,7 +43,7 @@ def audited(
         optimizer.param_groups[0]["lr"] = 1e-2 / (1 + max(0, step - late))
         optimizer.step()
         optimizer.param_groups[0]["lr"] = 1e-2 / (1 + step)
-        if spoil is not None and step == ODD_STEP:
+        if spoil is not None and step in range(ODD_STEP, STEPS, every):
             spoil(optimizer)
         held = [
             HeldTensor(tensor=w, state=optimizer.state[w], group=optimizer.param_groups[0]) for w in weights
@@ -141,6 +142,11 @@ def test_another_formula_or_constant_is_named(
 def test_what_else_changes_states_is_named(spoil: Spoil | None, late: int, named: tuple[object, ...]) -> None:
     found = audited(spoil=spoil, late=late)
     assert (found.kind, found.step, found.given, found.due) == named
+
+
+def test_updates_that_are_odd_again_are_counted() -> None:
+    assert audited(spoil=_lose_first).later == []
+    assert audited(spoil=_lose_first, every=2).later == [ODD_STEP + 2]
 
 
 def test_the_first_update_behind_a_checkpoint_is_the_next_one() -> None:

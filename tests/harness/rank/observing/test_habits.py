@@ -152,6 +152,14 @@ def trained(loss: str, *, average: bool = True) -> str:
 
 HEAD_OF = "(model.module if hasattr(model, 'module') else model)[2] = nn.Linear(16, 1)"
 BY_HAND = "[(dist.all_reduce(p.grad), p.grad.div_(2)) for p in model[2].parameters()]"
+SUMMED_BY_HAND = "[dist.all_reduce(p.grad) for p in model.parameters()]"
+AVERAGED = "[(dist.all_reduce(p.grad), p.grad.div_(2)) for p in model{}.parameters()]"
+NORM = "norm = sum(p.grad{}.square().sum() for p in model.parameters()).sqrt()"
+FULL, SHARD = ".full_tensor()", "._local_tensor"
+CUT = f"; [p.grad{SHARD}.mul_(0.01 / norm) for p in model.parameters()]"
+LOST = "optimizer.state and step % 3 == 0 and [s['exp_avg'].zero_() for s in optimizer.state.values()]"
+LOADED = "step == 4 and optimizer.load_state_dict(optimizer.state_dict())"
+NARROW = "model.bfloat16(); loss_of = lambda m: m(torch.randn(4, 8).bfloat16()).square().mean()"
 SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
     "sound": (loop(), 1, set()),
     "never-zeroed": (loop(after="scheduler.step()"), 1, {"gradients-kept"}),
@@ -227,6 +235,22 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
     "a share of the tokens of all ranks, times the ranks": (trained(f"{SUMMED} * ranks"), 2, set()),
     "a share of the tokens of a rank": (trained(SUMMED, average=False), 2, set()),
     "the Trainer's own share": (trained(INHERITED), 2, set()),
+    "averaged by hand": (wrapped(seed="0", by="", reduced=AVERAGED.format("")), 2, set()),
+    "averaged by hand, begun apart": (wrapped(by="", reduced=AVERAGED.format("")), 2, {"replicas-differ"}),
+    "averaged by hand but for a layer": (
+        wrapped(seed="0", by="", reduced=AVERAGED.format("[0]")), 2, {"replicas-differ"}),
+    "added up by hand": (wrapped(seed="0", by="", reduced=SUMMED_BY_HAND), 2, {"gradient-scale"}),
+    "added up by hand, each a share": (
+        wrapped(seed="0", by="", reduced=SUMMED_BY_HAND, times=" / 2"), 2, set()),
+    "a rank that moves its weights": (
+        wrapped(reduced="step == 2 and dist.get_rank() and model.module[0].weight.data.mul_(2)"), 2,
+        {"replicas-differ"}),
+    "cut by the norm of a shard": (
+        wrapped(by=IN_FSDP, reduced=NORM.format(SHARD) + CUT), 2, {"clipped-otherwise"}),
+    "cut by the norm of all": (wrapped(by=IN_FSDP, reduced=NORM.format(FULL) + CUT), 2, set()),
+    "moments that are zeroed": (loop(each=f"micro and {LOST}"), 1, {"update-altered"}),
+    "states that are loaded": (loop(each=f"micro and {LOADED}"), 1, set()),
+    "weights of low precision": (f"{NARROW}; nn.init.ones_(model[0].bias){loop()}", 1, {"lost-updates"}),
     "ranks that drop alike": (wrapped(seed="0", p=0.1), 2, {"masks-alike"}),
     "ranks that drop otherwise": (wrapped(p=0.1), 2, set()),
     "ranks seeded alike without dropout": (wrapped(seed="0"), 2, set()),
