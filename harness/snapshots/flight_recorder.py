@@ -38,6 +38,7 @@ MOST_SIDES = 64
 SLOW_SECONDS = 0.5
 """Less cannot be told: a watchdog looks every 0.1 s whether a collective has ended."""
 SLOW_SHARE, SLOW_CALLS = 0.8, 5
+MOST_PLACES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,11 @@ class Entry:
     def size(self) -> str:
         """What the rank gives, or gets where it gives nothing: '2x4 Float'."""
         return self.sizes[0] or self.sizes[1]
+
+    @property
+    def items(self) -> int:
+        """Elements that the rank gives, or gets where it gives nothing."""
+        return sum(self.elements[0] or self.elements[1])
 
     @property
     def words(self) -> str:
@@ -307,20 +313,21 @@ class _Ranks:
         return sorted(late)
 
     def _peer(self, rank: int, entry: Entry) -> list[int]:
+        peer, other = self.other_end(entry)
+        return [] if peer in (None, rank) or other else [peer]  # type: ignore[list-item]
+
+    def other_end(self, entry: Entry) -> tuple[int | None, Entry | None]:
+        """The rank that a message is for, or from, and what it has open there."""
         pair = _PAIR.search(entry.operation)
         members = sorted(self.members[entry.group])
         if pair is None or max(int(pair[2]), int(pair[3])) >= len(members):
-            return []
+            return None, None
         peer = members[int(pair[3])]  # 'send ME->PEER', 'recv ME<-PEER'
-        mirrored = f"{'recv' if pair[1] == 'send' else 'send'} {pair[3]}"
-        if peer in self.dumps and any(
-            (found := _PAIR.search(e.operation))
-            and f"{found[1]} {found[2]}" == mirrored
-            and found[3] == pair[2]
-            for e in self.dumps[peer].open
-        ):
-            return []
-        return [peer] if peer != rank else []
+        wanted = "recv" if pair[1] == "send" else "send", pair[3], pair[2]
+        for other in self.dumps[peer].open if peer in self.dumps else ():
+            if (found := _PAIR.search(other.operation)) and found.groups() == wanted:
+                return peer, other
+        return peer, None
 
 
 def explain(dumps: Sequence[Dump]) -> Hang:
@@ -349,7 +356,8 @@ def _standing(ranks: _Ranks, edges: Mapping[int, Sequence[int]]) -> tuple[str, t
         return "no rank waits: every collective recorded has ended", ()
     by_key: dict[Any, list[int]] = defaultdict(list)
     for rank in sorted(waiting, key=lambda rank: waiting[rank].created):
-        by_key[waiting[rank].key].append(rank)
+        entry = waiting[rank]
+        by_key[entry.key, entry.is_p2p and entry.operation].append(rank)
     most = max(by_key.values(), key=len)
     in_it = f"rank {named(sorted(most))} wait{'s' * (len(most) == 1)} in {_place(waiting[most[0]])}"
     waited_for = sorted({late for of in edges.values() for late in of})
@@ -362,7 +370,11 @@ def _standing(ranks: _Ranks, edges: Mapping[int, Sequence[int]]) -> tuple[str, t
         after = f", after {_place(last)}" if last else ""
         return f"rank {named(roots)} {_are(roots)} in no collective{after}; {in_it}", tuple(roots)
     if roots := [rank for rank in waited_for if rank not in ranks.dumps]:
-        return f"rank {named(roots)} has not come, or its dump is missing; {in_it}", ()
+        have = "has not come, or its dump is" if len(roots) == 1 else "have not come, or their dumps are"
+        return f"rank {named(roots)} {have} missing; {in_it}", ()
+    if waited_for and all(waiting[rank].is_p2p for rank in waited_for):
+        places = "; ".join(f"rank {rank} in {_place(waiting[rank])}" for rank in waited_for[:MOST_PLACES])
+        return f"rank {named(waited_for)} wait for one another: {places}", ()
     if waited_for:
         odd = [rank for rank in waited_for if rank not in most]
         decided = odd if 2 * len(most) > len(waiting) else []
@@ -372,6 +384,10 @@ def _standing(ranks: _Ranks, edges: Mapping[int, Sequence[int]]) -> tuple[str, t
         )
     if len(ranks.dumps) == 1:
         return f"{in_it}; give the dumps of the other ranks", ()
+    for rank, entry in waiting.items():
+        peer, other = ranks.other_end(entry) if entry.is_p2p else (None, None)
+        if other and entry.items != other.items:
+            return f"rank {rank} and {peer} differ in size: {_place(entry)}; {_place(other)}", ()
     if len(by_key) > 1:
         return f"every rank has come to where the others wait; {in_it}", ()
     return f"no rank is behind and sizes agree: a broken network or device, or it still runs; {in_it}", ()

@@ -120,6 +120,10 @@ def queued(group: str, number: int, at: float) -> dict[str, Any]:
     return call(number, process_group=[group, ""], at=at)
 
 
+def message(name: str, **more: Any) -> dict[str, Any]:
+    return call(0, name, is_p2p=True, p2p_seq_id=4, **more)
+
+
 UNEVEN = {"input_sizes": [[3]], "output_sizes": [[5]]}
 HANGS: dict[str, tuple[Hang, str, tuple[int, ...]]] = {
     "another data type": (
@@ -159,17 +163,26 @@ HANGS: dict[str, tuple[Hang, str, tuple[int, ...]]] = {
         "rank 3 is in no collective", (3,),
     ),
     "the receiver of a message never comes": (
-        told([call(0, "send 0->1", is_p2p=True, p2p_seq_id=4)], *3 * [[call(1, at=0)]]),
+        told([message("send 0->1")], *3 * [[call(1, at=0)]]),
         "rank 0 is in another collective, nccl send 0->1 number 4 of group 0, default_pg", (0,),
     ),
     "nobody receives": (
-        told([call(0, "send 0->1", is_p2p=True, p2p_seq_id=4)], *3 * [[call(1, ended=True)]]),
+        told([message("send 0->1")], *3 * [[call(1, ended=True)]]),
         "rank 1 is in no collective", (1,),
     ),
     "both ends of a message": (
-        told([call(0, "send 0->1", is_p2p=True, p2p_seq_id=4)],
-             [call(0, "recv 1<-0", is_p2p=True, p2p_seq_id=1)]),
-        "every rank has come to where the others wait", (),
+        told([message("send 0->1")], [message("recv 1<-0")]), "every rank has come to where the others", (),
+    ),
+    "both ends of a message of two sizes": (
+        told([message("send 0->1")], [message("recv 1<-0", shape=[4])]),
+        "rank 0 and 1 differ in size: nccl send 0->1 number 4 of group 0, default_pg (8 Float); ", (),
+    ),
+    "a circle of messages": (
+        told(*[[message(f"send {n}->{(n + 1) % 4}")] for n in range(4)]),
+        "rank 0, 1, 2, 3 wait for one another: rank 0 in nccl send 0->1 number 4", (),
+    ),
+    "two dumps are missing": (
+        told([call(1)], None, None, [call(1)]), "rank 1, 2 have not come, or their dumps are missing", (),
     ),
 }  # fmt: skip
 
