@@ -9,14 +9,14 @@ class HarnessError(Exception):
     """Shown as one line; the command line exits with 1. What is too long loses its middle."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(_shortened(" ".join(message.split()) if "\n" in message else message))
+        super().__init__(shortened(" ".join(message.split()) if "\n" in message else message))
 
 
 class JobError(HarnessError):
     """The job itself is at fault, so no backend could run it."""
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
     """The begin, which says what was given, and the end, which says what to do."""
     left_out = len(text) - MOST_MESSAGE_CHARACTERS
     if left_out <= 0:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.cli.output import View, echo
-from harness.errors import HarnessError
+from harness.errors import HarnessError, shortened
 from harness.files import STANDARD_OUTPUT
 from harness.gpus.found import ON_THE_CPU, choose_device, find_gpus
 from harness.job.experiment import Experiment, Price, read_price
@@ -82,7 +82,10 @@ def common(command: Callable[..., int], interrupted: str = "interrupted") -> Cal
             if isinstance(error, HarnessError):
                 notes = getattr(error, "__notes__", ())
             elif isinstance(error, OSError) and error.strerror:
-                text = f"'{error.filename}': {error.strerror}" if error.filename else error.strerror
+                place = f"'{error.filename}': " if error.filename else ""
+                text = shortened(place + error.strerror)
+            elif isinstance(error, MemoryError):
+                text = "there is too little memory: raise the limit of this process (ulimit -v), or free some"
             else:
                 text = f"unexpected {type(error).__name__}: {text} (`harness --debug` shows the traceback)"
             if command.__name__ not in RANK_COMMANDS or speaks_for_ranks():

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, reduce
-from itertools import combinations, count
+from itertools import accumulate, combinations, count
 from math import comb, exp, inf, log, prod
 from statistics import median, quantiles
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -68,10 +68,15 @@ def median_interval(values: Sequence[float]) -> Interval | None:
 
 @lru_cache(maxsize=1024)
 def _bounds(values: tuple[float, ...]) -> Interval:
-    from scipy.stats import quantile_test  # a second to import: only if there are enough runs
+    out = _left_out(len(values))
+    return Interval(values[out], values[-1 - out])
 
-    bounds = quantile_test(values, p=0.5).confidence_interval(LEVEL)
-    return Interval(float(bounds.low), float(bounds.high))
+
+@lru_cache
+def _left_out(runs: int) -> int:
+    """How many values at each end lie outside of the interval; scipy.stats takes a second to import."""
+    chances = accumulate(comb(runs, heads) / 2**runs for heads in range(runs))
+    return next(out for out, chance in enumerate(chances) if chance > (1 - LEVEL) / 2) - 1
 
 
 @lru_cache

@@ -102,6 +102,7 @@ def test_show_json_is_the_record(folder: Path) -> None:
 def test_show_of_no_run_and_of_several(folder: Path) -> None:
     assert "has 'two-bbc' in its name. Did you mean 'two-bbb'?" in refused(folder, "show", "two-bbc")
     assert "'e-' names 2 runs (one-aaa, three-" in refused(folder, "show", "e-")
+    assert "characters left out" in refused(folder, "show", "e" * 5000)
 
 
 def test_clean_lists_what_it_would_remove_and_removes_nothing(folder: Path) -> None:

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from harness import cli
 from harness.cli import COMMANDS, EXAMPLES, INSTEAD
+from harness.cli.options import common
 from tests.built_in import HYBRID
 from tests.docs.markdown import ROOT
 
@@ -150,6 +151,22 @@ def test_an_error_is_shown_whatever_rank_the_environment_names(
 ) -> None:
     monkeypatch.setattr(command_line, "environment", lambda: {**environment(), **variables})
     assert "nosuch" in refused(tmp_path, *words.split())
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(36, "File name too long", "x" * 5000), OSError(28, "No space left")]
+)
+def test_what_the_machine_refuses_is_one_short_line(error: Exception) -> None:
+    @click.command()
+    @common
+    def refused() -> int:
+        raise error
+
+    done = CliRunner().invoke(refused)
+    assert done.exit_code == 1
+    assert done.output.count("\n") == 1
+    assert len(done.output) < 3200
+    assert "unexpected" not in done.output
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
