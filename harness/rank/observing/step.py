@@ -71,9 +71,9 @@ class MicroBatch:
         return self.samples.shape[1] if self._is_text else None
 
     def tokens(self) -> int | None:
-        """Tokens that are not masked; None: the samples are no tokens."""
+        """Tokens that are not masked; samples that are no text count as one. None: those are embeddings."""
         if not self._is_text:
-            return None
+            return None if self.shifts else self.count
         masked = self.mask is not None and self.mask.shape == self.samples.shape
         return int((self.mask != 0).sum()) if masked and self.mask is not None else self.samples.numel()
 

@@ -53,7 +53,7 @@ ALWAYS = {
     "job.training.seed": "the script's seed is not seen",
 }
 REASONS = {
-    "tokens": "the model was given no matrix of token ids",
+    "tokens": "the model was given no tensor, or embeddings of tokens",
     "target_tokens": "the model was given no labels, or is not a causal language model of transformers",
     "samples": "the model was given no tensor",
     "gradient_norm": "nothing computed the norm of the gradients in some step",

@@ -30,6 +30,12 @@ def test_a_loss_that_the_model_divided_by_given_items_is_summed_again() -> None:
     assert (total.value, total.weight) == (4.0, 4.0)
 
 
+def test_a_sample_that_is_no_text_counts_as_one_token() -> None:
+    images = MicroBatch.of((torch.ones(3, 5),), {}, causal=False)
+    embeddings = MicroBatch.of((), {"inputs_embeds": torch.ones(3, 5, 2)}, causal=True)
+    assert (images and images.tokens(), embeddings and embeddings.tokens()) == (3, None)
+
+
 def test_scalars_of_several_micro_steps_are_not_guessed_at() -> None:
     scalars = [MicroLoss(scalar=torch.tensor(1.0)), MicroLoss(scalar=torch.tensor(1.0))]
     assert total_loss(scalars, []) is None
