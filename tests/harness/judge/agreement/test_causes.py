@@ -144,6 +144,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "another first loss": (
         {"steps": make_steps([LOSSES[0] + 0.01, *LOSSES[1:]])}, {}, "diverged",
         "cause not found: the forward pass"),
+    "another first loss from weights that are not known": (
+        {"steps": make_steps([LOSSES[0] + 0.01, *LOSSES[1:]]), "initial_weights": None},
+        {"initial_weights": None}, "diverged", "from equal samples; cause not found: initial weights, which"),
     "another first loss than zero": (
         {"steps": make_steps([0.25, *LOSSES[1:]])}, {"steps": make_steps([0.0, *LOSSES[1:]])},
         "diverged", "differs (0.25 against 0)"),
