@@ -9,8 +9,9 @@ import os
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +21,6 @@ from harness.bounds import MOST_RANKS
 from harness.errors import HarnessError
 from harness.traces.collectives import Call, GroupsOfJob, Process, Timeline, TracedDevice, calls_of, whole
 from harness.traces.device import (
-    COMPUTES,
-    COPIES_DATA,
     IDLE_REASONS,
     NEVER,
     OTHER,
@@ -279,16 +278,15 @@ def _rank(
     backend = distributed.get("backend")
     if device is not None:
         window = device.first, device.last
-        talking = union((c.start, c.end) for c in device.communications)
-        computing, copies = (device.events.union(code) for code in (COMPUTES, COPIES_DATA))
-        work = Stretches(computing, talking, copies)
+        work: Work = device.events.division()
     else:
         # From the first to the last event of the host.
         begin = min([process.first, *(call.start for call in calls)])
         end = max([process.last, *(call.end for call in calls)])
         window = (begin, end) if end >= begin else (0, 0)
         talking = union((t.start, t.end) for t in process.transports)
-        work = Stretches(computing_stretches(process.operators()), talking)
+        stretches = Stretches(computing_stretches(process.operators()), talking)
+        work = partial(seconds_within, stretches=stretches)
     known = device is not None or bool(process.transports)
     properties = file.settings.get("deviceProperties")
     names = [p.get("name") for p in properties if isinstance(p, dict)] if isinstance(properties, list) else []
@@ -322,6 +320,8 @@ def _joined(devices: list[TracedDevice]) -> TracedDevice | None:
 
 
 Idle = dict[str, Integers] | None
+Work = Callable[[Interval], Mapping[str, float | None]]
+"""Figures of a window."""
 
 
 def _idle(device: TracedDevice, process: Process) -> Idle:
@@ -337,8 +337,8 @@ def _idle(device: TracedDevice, process: Process) -> Idle:
     return found
 
 
-def _division(window: Interval, work: Stretches, idle: Idle, *, known: bool) -> Division:
-    row: dict[str, Any] = seconds_within(window, work)
+def _division(window: Interval, work: Work, idle: Idle, *, known: bool) -> Division:
+    row: dict[str, Any] = dict(work(window))
     if idle is not None:
         row["idle_reasons"] = {name: seconds_of(of, window) for name, of in idle.items()}
     unknown = () if known else ("communication_seconds", "exposed_seconds", "idle_seconds")
@@ -346,7 +346,7 @@ def _division(window: Interval, work: Stretches, idle: Idle, *, known: bool) -> 
 
 
 def _steps(
-    process: Process, device: TracedDevice | None, work: Stretches, idle: Idle, *, known: bool
+    process: Process, device: TracedDevice | None, work: Work, idle: Idle, *, known: bool
 ) -> list[StepDivision]:
     """Each annotated step, from its begin to its end on the host."""
     found = []

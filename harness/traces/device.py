@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
@@ -65,6 +66,7 @@ def is_computing(category: str, name: str) -> bool:
 Interval = tuple[int, int]
 Integers = npt.NDArray[np.int64]
 COMPUTES, COPIES_DATA, COMMUNICATES = 1, 2, 4
+PARTS = ("", "compute_", "communication_", "exposed_", "copy_", "idle_")
 
 
 class Named(NamedTuple):
@@ -116,8 +118,8 @@ class DeviceEvents:
         ):  # fmt: skip
             mine.extend(theirs)
 
-    def union(self, code: int) -> list[Interval]:
-        """When any event that does this runs, as `scanning.union` gives it."""
+    def union(self, code: int) -> Integers:
+        """When any event that does this runs: begins and ends of disjoint stretches in order."""
         chosen = np.array([one.code & code for one in self.names], dtype=bool)[np.asarray(self.named)]
         begins, ends = np.asarray(self.begins)[chosen], np.asarray(self.ends)[chosen]
         lasts = ends > begins
@@ -126,7 +128,20 @@ class DeviceEvents:
         new = np.flatnonzero(begins[1:] > reached[:-1]) + 1
         firsts = np.concatenate(([0], new)) if len(begins) else new
         until = reached[np.concatenate((new, [len(begins)])) - 1] if len(begins) else begins
-        return list(zip(begins[firsts].tolist(), until.tolist(), strict=True))
+        return np.stack([begins[firsts], until], axis=1)
+
+    def division(self) -> Callable[[Interval], dict[str, float]]:
+        """The figures of `scanning.seconds_within`, of any window."""
+        codes = COMPUTES, COMMUNICATES, COMPUTES | COMMUNICATES, COPIES_DATA
+        unions = [self.union(code) for code in (*codes, COMPUTES | COMMUNICATES | COPIES_DATA)]
+
+        def within(window: Interval) -> dict[str, float]:
+            span = window[1] - window[0]
+            computes, talks, either, copies, busy = (_length(union, window) for union in unions)
+            parts = span, computes, talks, either - computes, copies, span - busy
+            return {f"{name}seconds": part / 1e9 for name, part in zip(PARTS, parts, strict=True)}
+
+        return within
 
     def kernels(self) -> list[KernelTime]:
         """Kernels and copies by name, those with most time first."""
@@ -210,7 +225,11 @@ def gaps(events: DeviceEvents, launches: Launches) -> dict[str, Integers]:
 
 def seconds_of(gaps: Integers, window: Interval) -> float:
     """What of disjoint gaps in order lies in a window."""
+    return _length(gaps, window) / 1e9
+
+
+def _length(stretches: Integers, window: Interval) -> int:
     begin, end = window
-    first, last = np.searchsorted(gaps[:, 1], begin), np.searchsorted(gaps[:, 0], end)
-    clipped = np.clip(gaps[first:last], begin, end)
-    return int((clipped[:, 1] - clipped[:, 0]).sum()) / 1e9
+    first, last = np.searchsorted(stretches[:, 1], begin), np.searchsorted(stretches[:, 0], end)
+    clipped = np.clip(stretches[first:last], begin, end)
+    return int((clipped[:, 1] - clipped[:, 0]).sum())
