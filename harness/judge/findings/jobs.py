@@ -26,16 +26,8 @@ from harness.judge.quantities import REDUCTIONS, geometry, recomputation, volume
 from harness.judge.rows import JudgedRun, Runs
 from harness.judge.wording import both, sentence
 from harness.nested import differences, value_at
-from harness.record import CommunicationPart, LayoutPart, ModelLossPart, RankPart, Record
+from harness.record import CommunicationPart, LayoutPart, ModelLossPart, RankPart, Record, workload
 from harness.record.run import LABELLED, PADDING
-from harness.record.workload import (
-    batch_statistics,
-    closed_form_layout,
-    depends_on_split,
-    is_another_computation,
-    known_strategy,
-    samples_at_once,
-)
 
 CUT = {("training", name) for name in ("global_batch_size", "micro_batch_size", "accumulation_steps")}
 """Settings that weak scaling changes with the number of ranks."""
@@ -267,7 +259,7 @@ def _number(text: str) -> str | float:
 def faulty_version(row: JudgedRun) -> Iterator[Finding]:
     """One finding per fact about a library of the run's version that makes it train something else."""
     record = row.record
-    strategy = known_strategy(record)
+    strategy = workload.known_strategy(record)
     for fact in FACTS if strategy is not None and strategy.zero_stage is not None else ():
         version = record.backend.versions.get(fact.library)
         if fact.effect != "wrong" or version is None or strategy is None or strategy.zero_stage is None:
@@ -291,18 +283,18 @@ def custom_code(runs: Runs) -> list[Finding]:
 
 
 def batch_norm(row: JudgedRun) -> Iterator[Finding]:
-    layers, record = batch_statistics(row.record), row.record
+    layers, record = workload.batch_statistics(row.record), row.record
     if not layers or record.status not in ("ok", "diverged") or record.backend.name == REFERENCE:
         return
     reference = row.reference.record if row.reference else None
-    if reference is not None and not depends_on_split(reference):
+    if reference is not None and not workload.depends_on_split(reference):
         return  # as measured: these layers keep statistics and do not use the batch's
     values = {
         "layers": len(layers),
         "micro_batch_size": record.world.micro_batch_size,
         "reference_micro_batch_size": reference.world.micro_batch_size if reference else None,
     }
-    another = reference is not None and is_another_computation(record, reference)
+    another = reference is not None and workload.is_another_computation(record, reference)
     yield found("batch-norm", row.cell, values, another=another, ranks=record.world.world_size)
 
 
@@ -313,13 +305,13 @@ def split_decides(row: JudgedRun) -> Iterator[Finding]:
     whole_batch, record = aligned_runs(row.whole.record, row.record)
     pairs = step_pairs(whole_batch, record)
     beyond = np.nan_to_num(pairs.loss_differences)
-    if batch_statistics(row.record) or not any(beyond > row.noise.widest(record).loss):
+    if workload.batch_statistics(row.record) or not any(beyond > row.noise.widest(record).loss):
         return
     index = int(beyond.argmax())
     whole, loss = (float(losses[index]) for losses in pairs.losses)
     values = {
         "step": record.steps[index].step, "loss": loss, "whole_batch_loss": whole,
-        "samples_at_once": row.at_once, "whole_batch": samples_at_once(row.whole.record),
+        "samples_at_once": row.at_once, "whole_batch": workload.samples_at_once(row.whole.record),
     }  # fmt: skip
     yield found("loss-depends-on-split", row.cell, values)
 
@@ -557,7 +549,7 @@ def outside(row: JudgedRun) -> Iterator[Finding]:
         for part in record.comm
         if part.phase in (BETWEEN, "forward")
     )
-    trained = closed_form_layout(record.layout).trained_count - own if record.layout else 0
+    trained = workload.closed_form_layout(record.layout).trained_count - own if record.layout else 0
     sizes = (part.payload_bytes / (element_bytes(part.dtype) or 4) for part in record.comm
              if part.rank == 0 and part.phase in ("backward", "step") and part.op in REDUCTIONS)  # fmt: skip
     reduced = sum(sizes) / max(1, probed)
