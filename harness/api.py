@@ -146,7 +146,7 @@ class Results:
         pictures = {picture.key: picture for page in pages for picture in page.pictures()}
         if name not in pictures:
             raise HarnessError(f"picture '{name}': these runs have none. {available(name, pictures)}")
-        return Plot(draw(pictures[name]).decode())
+        return Plot(draw(pictures[name], heading=pages[0].heading).decode())
 
     def __str__(self) -> str:
         from harness.tell.terminal import finding_lines, terminal_table

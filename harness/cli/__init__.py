@@ -80,9 +80,17 @@ def _advice(error: click.NoSuchOption) -> str | None:
         return f"use {instead}"
     if option in RANKS and (ranks := own.intersection(RANKS)):
         return f"the number of ranks is {' or '.join(sorted(ranks))}"
+    near = [n for n in own if n.startswith("--") and (n.startswith(option) or option == f"{n}s")]
+    if near:
+        return f"use {' or '.join(sorted(near))}"
+    if "--set" in own:
+        from harness.job.config import settings_by_name
+
+        if meant := settings_by_name().get(option.removeprefix("--").replace("-", "_").lower()):
+            return f"use --set {' or --set '.join(one if '=' in one else f'{one}=VALUE' for one in meant)}"
     commands = {name: harness.get_command(click.Context(harness), name) for name in COMMANDS}
     others = [n for n, c in commands.items() if c and any(option in one.opts for one in c.params)]
-    return f"it is one of {', '.join(others)}" if others else None
+    return f"it is an option of {', '.join(others)}" if others else None
 
 
 class CommandLine(Group):

@@ -420,9 +420,10 @@ def calibrated_constants(
 
 def ranks_options(command: Callable[..., Any], *, default: str | None = None) -> Callable[..., int]:
     """Add the numbers of ranks and how many a node has, and pass them as `world_size`, `gpus_per_node`."""
-    is_required, sizes = default is None, ("--world-size", "--gpus")
+    # A default of None would be a value to click 8.3.
+    given: dict[str, Any] = {"required": True} if default is None else {"default": default}
     of_node = click.option("--gpus-per-node", type=click.IntRange(1))
-    return click.option(*sizes, metavar="N[,N...]", required=is_required, default=default)(of_node(command))
+    return click.option("--world-size", "--gpus", metavar="N[,N...]", **given)(of_node(command))
 
 
 @dataclass(frozen=True, kw_only=True)

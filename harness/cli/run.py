@@ -168,9 +168,10 @@ def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int
     if not as_json:
         from harness.judge.comparison import Comparison
         from harness.judge.findings.jobs import overridden_text
-        from harness.tell.terminal import terminal_table
+        from harness.tell.terminal import finding_lines, terminal_table
 
-        echo(terminal_table(Comparison([record])))
+        comparison = Comparison([record])
+        echo("\n".join([terminal_table(comparison), *finding_lines(comparison)]))
         if (text := overridden_text(record)) is not None:
             view.say(text)
     view.say(f"record: {path}")

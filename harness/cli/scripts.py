@@ -227,7 +227,8 @@ def strategy_rows(
         )
     if not Path(words[0]).is_file():
         raise HarnessError(
-            f"script '{words[0]}' does not exist; `--` is followed by a Python file and its arguments"
+            f"script '{words[0]}' does not exist; `--` is followed by a Python file and its "
+            "arguments, and names of backends are separated by commas"
         )
     if len(sizes) > 1:
         raise HarnessError(

@@ -86,9 +86,8 @@ def read_file(path: Path, what: str, *, suffix: str = ".json", has_comments: boo
     except ValueError as error:
         raise HarnessError(f"{what} {path} {error}") from error
     if not isinstance(document, dict):
-        raise HarnessError(
-            f"{what} {path} holds a {type(document).__name__}; it must be a mapping of settings"
-        )
+        holds = "is empty" if document is None else f"holds a {type(document).__name__}"
+        raise HarnessError(f"{what} {path} {holds}; it must be a mapping of settings")
     return GivenFile(path=path, document=document, sha256=hashlib.sha256(text.encode()).hexdigest())
 
 

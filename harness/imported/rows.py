@@ -443,14 +443,16 @@ class _Resolver:
             return _pinned(key, None, f"training.precision is {training.precision}")
         section, name = setting.split(".")
         used = getattr(getattr(self.job, section), name)
+        open_batch = "follows from the rest of the batch" if used is None and setting in CUT else None
         if key.value == reading.AUTO:
+            used = open_batch or used
             return _taken(key, used, "left to the job", setting=setting)
         if used == key.value:
             return _taken(key, used, ABSENT if key.is_absent else key.rule.reason, setting=setting)
         if key.is_absent:
             return _pinned(key, used, f"{ABSENT}, {key.value}; the job decides it", setting=setting)
         if used is None:
-            used = "follows from the rest of the batch" if setting in CUT else "none"
+            used = open_batch or "none"
         return _pinned(key, used, "the job of all rows decides it", setting=setting)
 
     def _option(self, key: reading.KeyResolution) -> GivenSettingPart:

@@ -52,9 +52,9 @@ class Price(Stored):
 
 def read_price(value: Any) -> Any:
     """The price that a text such as '2.5 USD' means. Raises ValueError."""
-    if not isinstance(value, str):
+    if not isinstance(value, str | int | float):
         return value
-    found = _TEXT.fullmatch(value.strip())
+    found = _TEXT.fullmatch(str(value).strip())
     if found is None:
         raise ValueError("give an amount and a currency of three letters, such as '2.5 USD'")
     return {"amount": float(found[1]), "currency": found[2]}

@@ -297,7 +297,11 @@ def commands(question: Question, chosen: Sequence[Scenario], typed: Typed) -> Co
     for nth, group in enumerate(groups.values(), start=1):
         # Repetitions of a reference that one GPU cannot hold tell nothing.
         decided = {**planned_settings(group[0]), "compare.noise_runs": False}
-        given = [word for text in typed.without(decided).assignments for word in ("--set", text)]
+        given = [
+            word
+            for text in typed.without([*decided, "training.steps"]).assignments
+            for word in ("--set", text)
+        ]
         shared = [*typed.named, "--backends", ",".join(one.label for one in group)]
         settings = [*given, *set_words(decided)]
         compare.append(shlex.join(["harness", "compare", *shared, "--nproc", str(question.gpus), *settings]))
@@ -340,15 +344,15 @@ class Answer:
 
     @property
     def whole(self) -> dict[str, float] | None:
-        """Of all steps, where the job says how many: their tokens, hours, GPU hours and price by
-        `compare.price_per_gpu_hour`."""
-        experiment = self.question.experiment
+        """Tokens, hours, GPU hours and price of all steps; of 1e9 tokens where the job has a price alone."""
+        experiment, tokens = self.question.experiment, self.question.tokens_per_step
         steps, price = experiment.training.steps, experiment.compare.price_per_gpu_hour
         speed = self.best[0].speed if self.best else None
-        if speed is None or steps is None:
+        if speed is None or (steps is None and price is None):
             return None
-        hours = steps * speed.step_seconds / SECONDS_PER_HOUR
-        found = {"tokens": steps * self.question.tokens_per_step, "hours": hours}
+        count = 1e9 / tokens if steps is None else steps
+        hours = count * speed.step_seconds / SECONDS_PER_HOUR
+        found = {"tokens": round(count * tokens), "hours": hours}
         found["gpu_hours"] = hours * self.question.gpus
         return found if price is None else {**found, "price": found["gpu_hours"] * price.amount}
 

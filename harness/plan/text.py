@@ -129,10 +129,10 @@ def _use(answer: Answer, several: bool) -> Iterator[str]:
         yield from reaches_more(answer.instead, first.tokens_per_second_per_gpu)
         yield f"Runner-up: {_split(others[0])}" if others else alone
         if whole := answer.whole:
-            price = question.experiment.compare.price_per_gpu_hour
+            steps, price = question.experiment.training.steps, question.experiment.compare.price_per_gpu_hour
             cost = f", {whole['price']:,.0f} {price.currency}" if price else ""
             yield (
-                f"All {question.experiment.training.steps:,} steps: {whole['tokens']:,} tokens in "
+                f"{f'All {steps:,} steps: ' if steps else ''}{whole['tokens']:,} tokens in "
                 f"{_figure(whole['hours'])} hours, {_figure(whole['gpu_hours'])} GPU hours{cost}"
             )
         if first.planned.options.get(OPTION) and first.planned.accumulation_steps > 1:

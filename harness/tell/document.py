@@ -206,6 +206,8 @@ class Document:
     title: str
     sections: Sequence[Section]
     details: Document | None = None
+    heading: str = ""
+    """Of each picture: models, ranks and batch."""
 
     def section_titles(self) -> dict[str, str]:
         """Title of every section by its key, those of the details included."""

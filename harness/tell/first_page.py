@@ -5,8 +5,10 @@ What it says stands in `tables.toml`: `answers`, `phrases` and `titles`; what pi
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from harness.backends.registry import PLANTED
@@ -19,9 +21,10 @@ from harness.judge.library_notes import library_notes
 from harness.judge.quantities import rank_states, unjudged_amounts, volume_differences
 from harness.judge.rows import BASE, CellRuns, job_marks, rank_speeds
 from harness.judge.run_conditions import is_deterministic, shares_cores
-from harness.judge.statistics import EQUAL, Ranking, interval_runs
+from harness.judge.statistics import EQUAL, Ranking
 from harness.judge.wording import entries, listed, name_cells, ranks, words
 from harness.record.workload import closed_form_layout
+from harness.safe_text import by_name
 from harness.tell.document import (
     Block,
     Code,
@@ -49,6 +52,7 @@ from harness.tell.sections.choice import (
     bytes_frontier,
     comparison_scope,
     explain_slowest,
+    held_with,
     levels,
     memory_to_state,
     names,
@@ -75,6 +79,7 @@ from harness.tell.tables import (
     ratio_text,
     shown_ratio,
     title_text,
+    unranked_words,
 )
 from harness.tell.writers.markdown import render_markdown
 
@@ -128,6 +133,13 @@ def job_words(comparison: Comparison) -> str:
             words += f" (LoRA of rank {record.job.adapter.rank}{share})"
         found[words] = None
     return listed(list(found), 2) or "One job"
+
+
+def picture_heading(comparison: Comparison) -> str:
+    """'LlamaForCausalLM with 0.87 M parameters on 2 CPU ranks, global batch 8'."""
+    sizes = {row.record.job.training.global_batch_size for row in comparison.rows} - {None}
+    batch = f", global batch {words(sorted(sizes))}" if sizes else ""
+    return f"{job_words(comparison)} on {rank_words(comparison)}{batch}"
 
 
 def rank_words(comparison: Comparison) -> str:
@@ -364,7 +376,7 @@ def _order(order: Ranking, timed: Mapping[str, CellRuns]) -> list[str]:
     if not order.is_judged:
         medians = sorted(timed[name].median(SPEED) or 0.0 for name in order.names)
         ends = {"least": number(medians[0]), "most": number(medians[-1])}
-        return [phrase("fastest_unranked", rounds=order.rounds, needed=interval_runs(), **ends)]
+        return [phrase("fastest_unranked", why=unranked_words(order), **ends)]
     first = order.base if order.base in order.leaders else order.names[0]
     others = [name for name in order.leaders if name != first]
     equal = [name for name in others if order.ratio(name, first).order == "equal"]
@@ -399,7 +411,8 @@ def one_process(scope: ComparisonScope) -> str:
     if len(speeds) > 1:
         extent = phrase("reference_extent", least=number(min(speeds)), most=number(max(speeds)))
     if others != [threads]:
-        cut = phrase("reference_threads", threads=threads, others=words(others))
+        kind = "reference_same" if [threads] == [n * scope.size for n in others] else "reference_threads"
+        cut = phrase(kind, threads=threads, others=words(others), size=scope.size)
     found = phrase("reference_rate", rate=number(timed[0].median(SPEED)), extent=extent, threads=cut)
     return found + (phrase("sessions") if scope.comparison.sessions == 1 else "")
 
@@ -440,12 +453,31 @@ def scaled(comparison: Comparison, kind: str) -> str:
 def on_gpus(comparison: Comparison) -> str:
     """What carries over to GPUs, and the command that predicts the rest; empty of runs on GPUs."""
     records = [row.record for row in comparison.rows]
-    commands = [record.command for record in records if "--config" in record.command[:-1]]
-    file = commands[0][commands[0].index("--config") + 1] if commands else None
-    plan = phrase("plan", config=file) if file else ""
+    commands = [by_name(record.command) for record in records]
+    jobs = [job for words in commands if (job := _words_of_job(words)) is not None]
+    plan = phrase("plan", job=shlex.join([*jobs[0], "--gpu", "H100-80", "--gpus", "8"])) if jobs else ""
     if any(record.on_stub for record in records):
         return phrase("on_stub", plan=plan)
     return phrase("on_cpu", plan=plan) if any(r.world.device == "cpu" for r in records) else ""
+
+
+NO_PART_OF_A_PLAN = ("measure.", "runtime.", "compare.", "evaluation.", "training.steps=")
+
+
+def _words_of_job(command: Sequence[str]) -> list[str] | None:
+    """What a command says of its job; None: it trains a script, or no command asked for the run."""
+    if (
+        command[:1] != ["harness"]
+        or command[1:2] not in (["compare"], ["run"])
+        or {"--", "--script"} & {*command}
+    ):
+        return None
+    return [
+        word
+        for name, value in pairwise(command)
+        if name in ("--config", "--model") or (name == "--set" and not value.startswith(NO_PART_OF_A_PLAN))
+        for word in (name, value)
+    ]
 
 
 def warnings(comparison: Comparison) -> str:
@@ -465,12 +497,27 @@ def what_to_use(scope: ComparisonScope) -> str:
     )
 
 
+PLANNED_RANKS = 8
+"""Those of one node with GPUs."""
+
+
+def on_more_ranks(scope: ComparisonScope) -> str:
+    """'fsdp 1,300 MB; ddp 5,592 (memory without activations)'; empty where so many ran, or none is known."""
+    if scope.size >= PLANNED_RANKS or not scope.on_cpu:
+        return ""
+    steps = scope.groups[0].record.world.accumulation_steps
+    found = levels(scope.figures(lambda group: held_with(group.record, steps, PLANNED_RANKS)), megabytes)
+    shown = [f"{names(labels)} {megabytes(held)} MB" for labels, held in found]
+    return phrase("planned", cells="; ".join(shown)) if len(found) > 1 else ""
+
+
 OF_SCOPE: dict[str, Callable[[ComparisonScope], str]] = {
     "memory": least_memory,
     "traffic": least_traffic,
     "fastest": fastest,
     "reference": one_process,
     "use": what_to_use,
+    "planned": on_more_ranks,
 }
 OF_COMPARISON: dict[str, Callable[[Comparison], str]] = {
     "same": same_training,
@@ -487,7 +534,7 @@ TRUST = ("amounts", "completed", "warnings")
 ROWS: dict[ReportFocus, tuple[str, ...]] = {
     "all": ("same", "memory", "traffic", "fastest", "slowest", "reference", "use", "gpus", *TRUST),
     "speed": ("fastest", "slowest", "reference", "same", "use", "gpus", *TRUST),
-    "memory": ("memory", "same", "gpus", *TRUST),
+    "memory": ("memory", "same", "use", "planned", "gpus", *TRUST),
     "footprint": ("memory", "traffic", "same", "use", "gpus", *TRUST),
     "parity": ("same", "cause", *TRUST),
     "scaling": ("strong", "weak", "same", *TRUST),
@@ -738,7 +785,7 @@ def short_document(
     table = answers_table(comparison, question, kept.section_titles())
     answers = Section("verdict", "Answers", [*facts, table, *pictures[:1]])
     check = [check_section(comparison)] if comparison.rows else []
-    page = Document(title(comparison, question, subject), [], kept)
+    page = Document(title(comparison, question, subject), [], kept, heading=picture_heading(comparison))
     for most in range(MOST_ROWS, 3, -1):
         results = summary_section(comparison, question, most)
         more = [replace(results, blocks=[*results.blocks, *pictures[1:]])] if results is not None else []

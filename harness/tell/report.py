@@ -237,7 +237,8 @@ def make_document(manifest: Manifest, records: Mapping[str, Record]) -> Document
 
 def draw_all(document: Document, form: Format) -> dict[str, bytes]:
     """Every picture by its key, as a report of this format needs it."""
-    return {picture.key: draw(picture) for picture in document.pictures()} if form in WITH_PICTURES else {}
+    drawn = document.pictures() if form in WITH_PICTURES else []
+    return {picture.key: draw(picture, heading=document.heading) for picture in drawn}
 
 
 def picture_names(keys: Iterable[str], output: Path) -> dict[str, str]:

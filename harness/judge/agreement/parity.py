@@ -432,7 +432,7 @@ def _described(
     if repeats:
         source = f"{factor:g} times how far {', '.join(labels)} lies from the reference, at least"
     else:
-        source = "not measured, as no reference ran with another split of the batch:"
+        source = "assumed, as no reference ran with another split of the batch:"
     samples = (reference.steps[0].samples if reference.steps else None) or 0
     hidden = math.floor(samples * (1.0 - (1.0 - min(limits.norm, 1.0)) ** 2))
     sentence = (

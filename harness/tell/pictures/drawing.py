@@ -104,11 +104,12 @@ def channel(name: str, **named: Any) -> Spec:
     return {"field": name, "type": "quantitative", **named}
 
 
-def draw(picture: Picture, form: str = "svg") -> bytes:
-    """The picture as SVG, or as PNG on a white page."""
+def draw(picture: Picture, form: str = "svg", *, heading: str = "") -> bytes:
+    """The picture as SVG, or as PNG on a white page, below a heading."""
     import vl_convert
 
-    whole = {"$schema": SCHEMA, "description": picture.alt, "background": None, "padding": 8}
+    whole: Spec = {"$schema": SCHEMA, "description": picture.alt, "background": None, "padding": 8}
+    whole |= {"title": heading} if heading else {}
     svg = _svg(json.dumps(_spelled({**whole, **picture.chart(), "config": layer("config")})))
     if form == "svg":
         return f"{svg}\n".encode()

@@ -302,9 +302,15 @@ def _bubbles(where: ComparisonScope) -> dict[str, float]:
     return {label: use.expected_bubble for label, use in uses.items() if use is not None}
 
 
-def held_with(record: Record, accumulation_steps: int) -> int | None:
-    """Bytes that the strategy needs on a GPU besides activations; None: no closed form."""
+def held_with(record: Record, accumulation_steps: int, size: int | None = None) -> int | None:
+    """Bytes that the strategy needs on a GPU besides activations, on as many ranks as the run or on `size`;
+    None: no closed form, or on another number of ranks not data parallel over all of them."""
     workload = _what_if(record, accumulation_steps)
+    if workload is not None and size is not None:
+        of_mesh = workload.mesh is not None and workload.mesh.shares_samples
+        if of_mesh or workload.second_copy_ranks or workload.shards != workload.world_size:
+            return None
+        workload = replace(workload, mesh=None, world_size=size, shard_size=size, ranks_per_node=None)
     return None if workload is None else without_activations(workload)
 
 

@@ -60,9 +60,14 @@ def given_lines(label: str, part: GivenPart) -> list[str]:
     for reason, settings in _by_reason(pinned).items():
         keys = ", ".join(f"{s.key} {text(s.used)} instead of {text(s.given)}" for s in settings)
         lines += _wrapped(f"differs ({reason}): {keys}")
-    rows = [[s.key, text(s.given), text(s.used)] for s in part.settings if s.handling == "taken"]
-    if rows:
-        lines.append(fitted(rows, ["key", "given", "used"]))
+    used: dict[tuple[str, str], list[str]] = {}
+    for s in part.settings:
+        if s.handling == "taken":
+            used.setdefault((s.key, text(s.given)), []).append(text(s.used))
+    if used:
+        lines.append(
+            fitted([[*key, ", ".join(values)] for key, values in used.items()], ["key", "given", "used"])
+        )
     for reason, settings in _by_reason([setting for setting in idle if setting.given is not None]).items():
         keys = ", ".join(f"{s.key}={text(s.given)}" for s in settings)
         lines += _wrapped(f"without effect ({reason}): {keys}")

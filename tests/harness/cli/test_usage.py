@@ -230,10 +230,18 @@ def test_what_is_gone_has_one_line_that_says_what_to_use(gone: str) -> None:
     assert line.endswith(f": use {INSTEAD[gone]}.")
 
 
-def test_an_option_of_another_command_is_named() -> None:
+def test_an_option_of_another_command_or_tool_is_named() -> None:
     for words, said in {
         "run --gpus 2": "the number of ranks is --nproc",
-        "compare --bundle x": "it is one of doctor",
+        "compare --bundle x": "it is an option of doctor",
+        "compare --backend ddp": "use --backends",
+        "run --backends ddp": "use --backend",
+        "recommend --tokens 1B": "use --tokens-per-step",
+        "recommend --seq-len 4096": "use --set data.sequence_length=VALUE",
+        "compare --lr 1e-3": "use --set optimizer.learning_rate=VALUE",
+        "compare --batch-size 8": "use --set training.global_batch_size=VALUE or ",
+        "estimate --precision bf16": "use --set training.precision=VALUE",
+        "recommend --model llama-3.1-8b --gpu A100-40": "Missing option '--world-size' / '--gpus'",
         "fabric --world-size 2": "the number of ranks is --nproc",
     }.items():
         assert said in CliRunner().invoke(cli.harness, words.split(), prog_name="harness").stderr

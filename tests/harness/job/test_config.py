@@ -364,6 +364,8 @@ def test_a_price_is_an_amount_and_a_currency() -> None:
 
 
 def test_the_option_of_report_is_such_a_price() -> None:
+    with pytest.raises(HarnessError, match="was given 2: give an amount and a currency"):
+        load_experiment(None, ["compare.price_per_gpu_hour=2"])
     assert given_price("2.5 USD") == Price(amount=2.5, currency="USD")
     with pytest.raises(HarnessError, match=r"^--price-per-gpu-hour 'cheap' is not a price"):
         given_price("cheap")

@@ -139,6 +139,10 @@ def test_all_steps_of_the_job_have_tokens_hours_and_a_price() -> None:
     )
     assert any(line.startswith("All 1,000 steps: 3,200,000 tokens in ") for line in text_of(answer))
     assert recommend(question(), predictors()).whole is None
+    assert "training.steps" not in " ".join(answer.commands.compare)  # which measure, not train
+    priced = recommend(question("compare.price_per_gpu_hour=2 USD"), predictors())
+    assert priced.whole["price"] == pytest.approx(priced.whole["gpu_hours"] * 2)
+    assert any(line.startswith("1,000,000,000 tokens in ") for line in text_of(priced))
 
 
 def test_what_is_tight_names_the_fastest_that_is_not() -> None:

@@ -57,6 +57,10 @@ def test_an_svg_has_no_background_and_a_png_a_white_one() -> None:
         assert image.convert("RGBA").getpixel((0, 0)) == (255, 255, 255, 255)
 
 
+def test_a_heading_is_drawn() -> None:
+    assert b">of 2 ranks<" in draw(a_picture(), heading="of 2 ranks")
+
+
 def test_nothing_is_fetched() -> None:
     chart = {"data": {"url": "https://example.com/data.csv"}, "mark": "bar"}
     with pytest.raises(ValueError, match=r"Access denied|not allowed|base_urls"):
