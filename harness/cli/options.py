@@ -48,7 +48,7 @@ class _Path(click.Path):
     ) -> Path:
         text = os.fspath(value)
         if "\0" in text or encodable(text) != text:
-            self.fail(f"{text!r} holds a character that no path can have", parameter, context)
+            self.fail(f"{text!r} holds a zero byte, or bytes that are not UTF-8", parameter, context)
         if text == "-" and not self._stream:
             self.fail("'-' cannot be a standard stream here; give a path (a file of that name: './-')")
         return STANDARD_OUTPUT if text == "-" else Path(text)

@@ -34,7 +34,7 @@ from harness.launch.owner import forget_owner, keep_outcome, note_owner
 from harness.launch.rank_main import enter_question, enter_rank
 from harness.launch.watch import Watch, ask_where
 from harness.record import PredictionPart, Record
-from harness.record.provenance import load_average
+from harness.record.provenance import has_changed, load_average
 from harness.record.store import Store, keep_record
 from harness.run_directory import assemble
 from harness.run_directory.events import Event, Tail, TurnEvent, has_ended_well
@@ -389,6 +389,9 @@ def run_cell(
     return record
 
 
+CODE_CHANGED = "the harness's own files changed while ranks ran"
+
+
 def running_cell(
     cell: RunRequest,
     store: Store,
@@ -420,6 +423,8 @@ def running_cell(
                 launcher.ask(builder, extension, f"compiling the extension {extension}")
             outcome = yield from launcher.running(directory, request, on_event, takes_turns=takes_turns)
             require_folder(directory)
+            if has_changed():
+                _say(f"{CODE_CHANGED}: run {request.run_id} may mix old and new code; run it again")
             record = assemble.assemble(directory, request, outcome)
     except Exception as error:  # whatever it is, this cell failed, and the others go on
         record = assemble.record_of_fault(directory, request, error)

@@ -80,6 +80,11 @@ def code_fingerprint() -> str:
     return _digest((str(file.relative_to(ROOT)), file) for file in measuring_files())
 
 
+def has_changed() -> bool:
+    """Whether these sources are others than when this process first read them: a run may mix both."""
+    return code_fingerprint.__wrapped__() != code_fingerprint()
+
+
 def measuring_files() -> list[Path]:
     """What runs inside a cell, and the tables that it reads."""
     files = (file for name in MEASURING_SOURCES for file in sorted((ROOT / name).rglob("*")))

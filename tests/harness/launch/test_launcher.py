@@ -30,7 +30,7 @@ from harness.launch.launcher import (
     running_cell,
     take_turns,
 )
-from harness.record import PredictionPart, Record
+from harness.record import PredictionPart, Record, provenance
 from harness.record.measured import TurnsPart
 from harness.record.store import Store, read_record
 from harness.run_directory.assemble import Outcome
@@ -133,6 +133,18 @@ def test_a_rank_that_ends_takes_no_other_cell_with_it(tmp_path: Path, behaviour:
     assert error.rank == 1
     assert records["fsdp"].status == "ok"
     assert len(records["fsdp"].steps) == STEPS * TURNS
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_run_during_which_our_files_changed_says_so(
+    changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    provenance.code_fingerprint()
+    if changed:
+        monkeypatch.setattr(provenance, "measuring_files", list)
+    records = run(tmp_path, {"ddp": in_turns()})
+    assert records["ddp"].status == "ok"
+    assert (module.CODE_CHANGED in capsys.readouterr().err) is changed
 
 
 def test_an_interruption_keeps_the_steps_of_all(tmp_path: Path) -> None:
