@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import util
 from pathlib import Path
+from typing import Annotated
 
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from harness.bounds import MOST_CONFIGURATION_BYTES, MOST_SPARSE_BYTES
 from harness.errors import HarnessError
@@ -30,12 +31,44 @@ class Stored(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+LONGEST_NAME = 200
+"""Bytes; file systems allow 255, of which temporary names need some."""
+ALLOWED = (
+    f"the name of one folder or file: at most {LONGEST_NAME} bytes, without slashes, backslashes and "
+    "control characters, and without a dot in front"
+)
+
+
+def plain_name(name: str) -> str:
+    """The name itself. Raises ValueError if it could lead out of the folder in which it stands."""
+    size = len(name.encode(errors="replace"))  # of lone surrogates too, which are not printable
+    if not 0 < size <= LONGEST_NAME or name[0] == "." or not name.isprintable() or {*name} & {*"/\\"}:
+        raise ValueError(f"it must be {ALLOWED}")
+    return name
+
+
+PlainName = Annotated[str, AfterValidator(plain_name)]
+
+
 def stream_number(path: Path) -> int | None:
     """The file descriptor that /dev/stdout and its like name; None: another path."""
     text = str(path)
     if text in STREAMS:
         return STREAMS[text]
     return int(path.name) if str(path.parent) in STREAM_FOLDERS and path.name.isdecimal() else None
+
+
+def try_writing(path: Path) -> None:
+    """Open a file for writing and leave it as it was. Raises OSError where that cannot be done.
+
+    A stream of the shell is open already.
+    """
+    if stream_number(path) is not None:
+        return
+    is_new = not path.exists()
+    path.open("ab").close()
+    if is_new:
+        path.unlink()
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -15,13 +15,12 @@ import psutil
 from harness.job.experiment import Limits, MeasureSection
 from harness.job.job import Job, TrainingSection
 from harness.launch.launcher import LocalLauncher, whole
-from harness.rank.events import EventWriter
 from harness.rank.process.start import SignalThread, dump_stacks_when_asked
 from harness.record import ErrorPart, Record
 from harness.run_directory.assemble import assemble
-from harness.run_directory.events import DoneEvent, FailureEvent, StepEvent, StoppedEvent
+from harness.run_directory.events import DoneEvent, EventWriter, FailureEvent, StepEvent, StoppedEvent
 from harness.run_directory.rank_state import PositionWriter
-from harness.run_directory.request import RunRequest, rank_file, rank_log
+from harness.run_directory.request import RunRequest, rank_file, rank_log, rank_state
 
 STEP = {
     "window": "timed", "loss_sum": 80.0, "gradient_norm": 1.0, "learning_rate": 0.1, "tokens": 8,
@@ -38,7 +37,7 @@ class Rank:
         self.turns = turns
         self._peers = peers
         self.folder = folder
-        dump_stacks_when_asked(folder, rank)
+        dump_stacks_when_asked(rank_state(folder, rank))
         signals = SignalThread()
         self.log = rank_log(folder, rank)
         self.events = EventWriter(rank_file(folder, rank))

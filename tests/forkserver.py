@@ -22,7 +22,7 @@ from harness.job.config import load_experiment
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 
 NEEDED_BY_TESTS = (
-    "harness.rank.models.peft_preload", "tests.contract.deeds",
+    "peft", "peft.tuners.lora.bnb", "tests.contract.deeds",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.bloom.modeling_bloom", "transformers.models.mistral.modeling_mistral",
     "transformers.models.qwen2.modeling_qwen2", "transformers.models.resnet.modeling_resnet",

@@ -13,7 +13,7 @@ from benchmarks.published.mapping import Mapped
 from benchmarks.published.reserved import reserved_bytes, reserving
 from benchmarks.published.rows import Row
 from harness.errors import HarnessError
-from harness.plan.limits import MemoryVerdict
+from harness.plan.hardware import MemoryVerdict
 from harness.plan.prediction import MemoryPrediction, predict_memory
 from harness.plan.scenario import Scenario
 from harness.plan.step_time import predict_speed

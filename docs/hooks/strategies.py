@@ -13,8 +13,7 @@ from docs.hooks import sweep_tables, sweeps
 from docs.hooks.tables import table
 from harness.job.config import load_experiment
 from harness.plan.answer import estimate
-from harness.plan.hardware import PRESET, load_hardware
-from harness.plan.limits import TIGHT_SHARE
+from harness.plan.hardware import PRESET, TIGHT_SHARE, load_hardware
 from harness.plan.models import load_model
 from harness.plan.prediction import Prediction
 from harness.plan.question import ask

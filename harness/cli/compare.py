@@ -61,7 +61,7 @@ def predict_cells(
 
     `facts`: by job id, what the check of the job returned; empty: configurations are all that is known.
     """
-    from harness.plan.limits import limits_here
+    from harness.plan.hardware import limits_here
     from harness.plan.preflight import of_cells, predict_runs
 
     limits = limits_here(device, memory_limit)
@@ -87,7 +87,7 @@ def refuse_as_rank(request: RunRequest, *, force: bool) -> None:
 
     One rank of a node asks, before it meets the others: they wait for it and hold nothing yet.
     """
-    from harness.plan.limits import limits_here
+    from harness.plan.hardware import limits_here
     from harness.plan.preflight import of_cells, predict_runs
 
     limits = limits_here(request.device, request.memory_limit_bytes)
@@ -185,7 +185,7 @@ class MissingCells:
             preload = modules_to_preload(self.experiment, [cell.backend for cell in cells])
             self._launcher = LocalLauncher(self.device, preload)
             # What would otherwise be done between two runs is done while the fork server imports.
-            for name in ("harness.plan.limits", "harness.judge.comparison", "harness.tell.terminal"):
+            for name in ("harness.plan.hardware", "harness.judge.comparison", "harness.tell.terminal"):
                 import_module(name)
             environment()
         launcher = self._launcher
@@ -270,7 +270,7 @@ def largest_batches(cells: Sequence[RunRequest], experiment: Experiment, device:
     Raises HarnessError where ranks have no limit of memory.
     """
     from harness.plan.fit import LargestBatches, require_limit
-    from harness.plan.limits import limits_here
+    from harness.plan.hardware import limits_here
     from harness.plan.prediction import Predictors
 
     limits = limits_here(device, experiment.runtime.memory_limit)
@@ -689,7 +689,7 @@ def compare(
     view.begin("checking the job, its data and this machine")
     device = options.resolve_device(experiment.runtime.device)
     sizes = experiment.compare.world_sizes if nproc is None else options.numbers(nproc, "--nproc", "ranks")
-    count = repeats or experiment.compare.repeats
+    count, job = repeats or experiment.compare.repeats, requeued_job()
     told = partial(_finish, until, report, experiment.compare, as_json, strict, view)
     if words or scripts:
         from harness.cli.scripts import Scripts, asked_rows, of_script
@@ -717,7 +717,7 @@ def compare(
     planned = partial(_planned_cells, experiment, asked, sizes, device, resume, rows)
     cells = planned(count)
     options.require_gpus(device, max(sizes))
-    store, found = _opened(runs, report, fresh, job := requeued_job(), dry_run=dry_run)
+    store, found = _opened(runs, report, fresh, job, dry_run=dry_run)
     known = reusable([record for _, record in found], lambda _: True)
     batches = largest_batches(cells, experiment, device) if batch == "largest" else None
     if batches is not None:
@@ -747,11 +747,11 @@ def _opened(
     runs: Path, report: Path | None, fresh: bool, requeued: str | None, *, dry_run: bool
 ) -> tuple[Store, list[tuple[Path, Record]]]:
     """The folder of runs, and the records there that may stand for cells."""
-    store = Store(runs) if dry_run else open_store(runs)
     if report is not None and not dry_run:
         from harness.tell.report import require_writable
 
         require_writable(report)
+    store = Store(runs) if dry_run else open_store(runs)
     return store, _takeable_runs(store, fresh, requeued)
 
 
@@ -873,8 +873,6 @@ def _texts(runs: Sequence[tuple[Path, Record]], view: View) -> tuple[Comparison,
     from harness.tell.terminal import finding_lines, terminal_table
 
     comparison = Comparison(record for _, record in runs)
-    table = "\n".join(
-        [terminal_table(comparison, wide=view.wide), *finding_lines(comparison, wide=view.wide)]
-    )
     document = comparison.as_json() | {"records": [str(path) for path, _ in runs]}
-    return comparison, table, json.dumps(document, indent=1)
+    table = [terminal_table(comparison, wide=view.wide), *finding_lines(comparison, wide=view.wide)]
+    return comparison, "\n".join(table), json.dumps(document, indent=1)

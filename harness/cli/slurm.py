@@ -21,7 +21,7 @@ from harness.job.config import only_elsewhere
 from harness.job.experiment import Experiment
 from harness.judge.wording import counted
 from harness.launch.cells import BOTH_KERNELS, canonical_label, have_both_kernels, reusable
-from harness.plan.limits import MemoryLimits
+from harness.plan.hardware import MemoryLimits
 from harness.plan.preflight import CellPredictions
 from harness.record.store import Store
 from harness.shipped import resolve

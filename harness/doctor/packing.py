@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from harness.errors import HarnessError
-from harness.files import refusing
+from harness.files import refusing, try_writing
 from harness.judge.comparison import Comparison
 from harness.judge.quantities import Run, predicted_peak_bytes
 from harness.record import Record
@@ -34,7 +34,6 @@ from harness.record.store import (
     as_name,
     read_runs,
     record_text,
-    try_writing,
     write_archive,
 )
 from harness.run_directory.rank_state import read_log, shown_text

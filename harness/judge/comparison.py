@@ -11,7 +11,7 @@ from typing import Any, Self
 from harness.judge.agreement.parity import Noise, is_variant
 from harness.judge.effective import SETTINGS, Effect, Setting
 from harness.judge.facts import STEP
-from harness.judge.findings import communication, execution, jobs, memory, timing, training
+from harness.judge.findings import amounts, execution, jobs, timing, training
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.rows import (
     CellRuns,
@@ -186,7 +186,7 @@ class Comparison(Runs):
     def findings(self) -> list[Finding]:
         """Every finding, in the order of the catalogue."""
         told: list[Finding] = []
-        for rules in (one.RULES for one in (jobs, execution, training, communication, memory, timing)):
+        for rules in (one.RULES for one in (jobs, execution, training, amounts, timing)):
             told += [finding for rule in rules.of_runs for row in self.rows for finding in rule(row)]
             told += [finding for rule in rules.of_cells for finding in of_cells(self, rule)]
             told += [finding for look in rules.of_all for finding in look(self)]
@@ -203,7 +203,7 @@ class Comparison(Runs):
         return repeat_spreads(self.groups)
 
     def as_json(self) -> dict[str, Any]:
-        ids = list(self.by_job)
+        ids, findings = list(self.by_job), [finding.as_json() for finding in self.findings]
         return {
             "job_id": ids[0] if len(ids) == 1 else None,
             "job_ids": ids,
@@ -224,7 +224,7 @@ class Comparison(Runs):
             "noise": {job_id: noise.as_json() for job_id, noise in self.noises.items()},
             "repeat_spreads": self.repeat_spreads,
             "settings": [setting.as_json() for setting in self.settings],
-            "findings": [finding.as_json() for finding in self.findings],
+            "findings": findings,
         }
 
     @cached_property

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from harness.launch import external_rank
 from harness.launch.external import supervise
-from harness.run_directory.request import RunRequest
+from harness.run_directory.request import RunRequest, rank_state
 
 
 def train(run_directory: Path, request: RunRequest, tell: Callable[[str], object]) -> int:
     """This rank's part; imports torch only here, in the watched child."""
     from harness.rank.process.start import dump_stacks_when_asked
 
-    dump_stacks_when_asked(run_directory, external_rank())
+    dump_stacks_when_asked(rank_state(run_directory, external_rank()))
     tell(request.run_id)
     if request.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would prefer a GPU that they see

@@ -102,8 +102,8 @@ def plan(
     for job, asked in ((experiment, [*backends, *like]), *own_jobs):
         if asked == ["all"]:
             asked = [name for name in registry.entries() if name != registry.REFERENCE]
+        batch.require_plannable(len(asked), sizes, repeats)
         labels = [canonical_label(name) for name in asked]
-        batch.require_plannable(len(labels), sizes, repeats)
         for world_size in sizes:
             layout = batch.job_layout(labels, world_size, job.training)
             one_process = batch.reference_layout(layout, job.training)

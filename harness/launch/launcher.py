@@ -38,7 +38,7 @@ from harness.record.provenance import has_changed, load_average
 from harness.record.store import Store, keep_record
 from harness.run_directory import assemble
 from harness.run_directory.events import Event, Tail, TurnEvent, has_ended_well
-from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest, rank_file, rank_log
+from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest, rank_file, rank_log, rank_state
 from harness.safe_text import harmless, redacted
 
 EVERY_RANK = ("torch", "transformers")
@@ -235,8 +235,9 @@ class LocalLauncher:
     def _start(
         self, run_directory: Path, request: RunRequest, rank: int, port: int, turns: Connection | None
     ) -> Any:
-        log, variables = str(rank_log(run_directory, rank)), self._variables(request, rank, port)
-        return self._begin(enter_rank, str(run_directory), log, variables, turns)
+        variables = self._variables(request, rank, port)
+        state, log = (str(file(run_directory, rank)) for file in (rank_state, rank_log))
+        return self._begin(enter_rank, str(run_directory), state, log, variables, turns)
 
     def _begin(self, target: Callable[..., None], *arguments: Any) -> Any:
         """A new process. Raises ForkServerLost."""
@@ -475,7 +476,7 @@ def modules_to_preload(experiment: Experiment, backends: Iterable[str]) -> list[
     if "deepspeed" in needed:
         modules.append("harness.backends.zero.preload")
     if experiment.adapter.is_present:
-        modules.append("harness.rank.models.peft_preload")
+        modules += ["peft", "peft.tuners.lora.bnb"]
     if experiment.model.compile != "none":
         modules.append("torch._inductor.compile_fx")
     if experiment.model.name is None:

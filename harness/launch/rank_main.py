@@ -12,17 +12,18 @@ from pkgutil import resolve_name
 
 
 def enter_rank(
-    run_directory: str, log: str, variables: dict[str, str], turns: Connection | None = None
+    run_directory: str, state: str, log: str, variables: dict[str, str], turns: Connection | None = None
 ) -> None:
     """Run one rank in this fresh process and leave with its exit code.
 
-    `turns`: through which it is given turns; None: it takes none.
+    `state`: the file in which it shows where it is. `turns`: through which it is given turns; None: it
+    takes none.
     """
     from harness.rank.process.start import dump_stacks_when_asked
 
     _detach(log)
-    dump_stacks_when_asked(Path(run_directory), int(variables["RANK"]))
     _follow_the_launcher()
+    dump_stacks_when_asked(Path(state))
     os.environ.update(variables)
     from harness.rank.process.start import Turns, leave
     from harness.rank.rank import run_rank
@@ -35,8 +36,8 @@ def enter_question(function: str, argument: str, log: str, launcher: Connection)
     _detach(log)
     _follow_the_launcher()
     from harness.errors import HarnessError
-    from harness.rank.events import tell_through
     from harness.rank.process.start import keep_lock_of_bars, leave
+    from harness.run_directory.events import tell_through
     from harness.safe_text import described
 
     tell_through(launcher.send)

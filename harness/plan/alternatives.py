@@ -13,8 +13,8 @@ from harness.backends.base import World
 from harness.errors import HarnessError
 from harness.judge.wording import listed
 from harness.plan import search
-from harness.plan.architectures import mixture_of_experts
 from harness.plan.hardware import joined_by, ranks_per_node
+from harness.plan.model import mixture_of_experts
 from harness.plan.prediction import Prediction, Predictors, predict, with_speed
 from harness.plan.scenario import Scenario, why_memory_unknown, why_not_planned, with_settings
 from harness.tell.formats import gigabytes

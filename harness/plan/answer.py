@@ -30,9 +30,8 @@ from harness.plan.alternatives import (
     least_change,
     logits_bytes,
 )
-from harness.plan.architectures import mixture_of_experts
-from harness.plan.hardware import Device, load_hardware
-from harness.plan.limits import TIGHT_SHARE
+from harness.plan.hardware import TIGHT_SHARE, Device, load_hardware
+from harness.plan.model import mixture_of_experts
 from harness.plan.models import why_uneven
 from harness.plan.prediction import Prediction, Predictors, predict, with_traffic
 from harness.plan.question import BATCH, Question

@@ -23,8 +23,7 @@ from harness.judge.wording import counted, listed, percent, ranks
 from harness.launch.cells import make_cell, reusable
 from harness.launch.launcher import EventHandler, LocalLauncher, run_cell
 from harness.plan.alternatives import Alternative, alternatives
-from harness.plan.hardware import load_hardware
-from harness.plan.limits import MemoryLimits
+from harness.plan.hardware import MemoryLimits, load_hardware
 from harness.plan.model import PlannedModel
 from harness.plan.prediction import MemoryPrediction, Predictors, predict
 from harness.plan.preflight import DOES_NOT_FIT, UNKNOWN_STRATEGY, is_reference, judged

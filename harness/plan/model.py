@@ -17,6 +17,14 @@ from harness.forms.tensor import local_workload, ranks_of
 from harness.forms.workload import Workload
 from harness.job.job import ADAPTER_NAME, ALL_LINEAR, AdapterSection, Job
 
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""Keys under which configurations of transformers give a number of experts."""
+
+
+def mixture_of_experts(config: Mapping[str, Any]) -> bool:
+    """Whether tokens pass only some of the parameters, so that activations and speed are not predicted."""
+    return any((config.get(key) or 0) > 1 for key in EXPERTS)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedModel:

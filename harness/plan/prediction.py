@@ -25,8 +25,8 @@ from harness.forms.textbook import gathers_updated, textbook_sent_bytes, textboo
 from harness.forms.workload import Role, Workload
 from harness.forms.zero3 import own_settings
 from harness.judge.wording import CellName
-from harness.plan.architectures import mixture_of_experts
-from harness.plan.limits import STATES_SHARE, MemoryVerdict
+from harness.plan.hardware import STATES_SHARE, MemoryVerdict
+from harness.plan.model import mixture_of_experts
 from harness.plan.profiles import Trace, activation_profile, trace_scenarios
 from harness.plan.scenario import (
     Scenario,

@@ -14,7 +14,7 @@ from harness.errors import HarnessError
 from harness.forms.layout import COMPUTE, DTYPE_BYTES
 from harness.job.job import Job
 from harness.judge.wording import CellName, name_cells
-from harness.plan.limits import Answer, MemoryLimits, MemoryVerdict
+from harness.plan.hardware import Answer, MemoryLimits, MemoryVerdict
 from harness.plan.prediction import MemoryPrediction, Prediction, Predictors, loading_bytes, predict
 from harness.plan.profiles import Trace
 from harness.plan.scenario import (

@@ -18,8 +18,7 @@ from harness.job.job import Job
 from harness.judge.wording import counted
 from harness.launch.cells import canonical_label
 from harness.plan import hardware
-from harness.plan.architectures import mixture_of_experts
-from harness.plan.model import PlannedModel
+from harness.plan.model import PlannedModel, mixture_of_experts
 from harness.plan.scenario import Scenario, job_model
 
 MOST_SHARING = 16

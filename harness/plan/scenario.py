@@ -36,10 +36,9 @@ from harness.job.pairs import why_refused as why_pair_refused
 from harness.judge.wording import listed
 from harness.launch.launcher import require_libraries
 from harness.nested import put
-from harness.plan.architectures import ARCHITECTURES, mixture_of_experts
 from harness.plan.hardware import Device, Fabric, TimeConstants
-from harness.plan.model import PlannedModel, heads_of, why_refused, with_adapters
-from harness.plan.models import from_config, load_model
+from harness.plan.model import PlannedModel, heads_of, mixture_of_experts, why_refused, with_adapters
+from harness.plan.models import ARCHITECTURES, from_config, load_model
 from harness.record import DataPart, LayoutPart, ModelPart
 from harness.record.workload import closed_form_layout
 from harness.run_directory.request import RunRequest

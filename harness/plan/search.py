@@ -21,8 +21,7 @@ from harness.errors import HarnessError
 from harness.forms.families import collectives
 from harness.job.job import Job
 from harness.judge.wording import percent
-from harness.plan.hardware import joined_by
-from harness.plan.limits import STATES_SHARE
+from harness.plan.hardware import STATES_SHARE, joined_by
 from harness.plan.prediction import P, Prediction, Predictors, predict, with_speed
 from harness.plan.question import Question
 from harness.plan.scenario import Scenario, why_not_planned

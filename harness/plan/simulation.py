@@ -256,7 +256,7 @@ def _state_rows(result: SimulatedRank, workload: Workload | None) -> list[BytesR
     ]
 
 
-SIMULATOR = "harness.rank.simulation.simulated_rank"
+SIMULATOR = "harness.rank.simulation"
 LOOKING_SECONDS = 0.1
 
 

@@ -22,7 +22,7 @@ from harness.plan.alternatives import (
 )
 from harness.plan.answer import Answer, leading, set_words, trust_in_answers
 from harness.plan.document import formulae
-from harness.plan.limits import STATES_SHARE, TIGHT_SHARE, VERDICT_LEGEND
+from harness.plan.hardware import STATES_SHARE, TIGHT_SHARE, VERDICT_LEGEND
 from harness.plan.prediction import Prediction
 from harness.plan.question import Question
 from harness.plan.search import (

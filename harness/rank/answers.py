@@ -37,15 +37,12 @@ class NextTokens:
 
 
 @torch.no_grad()
-def answer_questions(loop: Loop) -> RankAnswers | None:
-    """This rank's answers to its share of the held-out questions; None if none were asked for.
+def answer_questions(loop: Loop, most: int) -> RankAnswers:
+    """This rank's answers, of at most so many tokens, to its share of the held-out questions.
 
     A collective: every rank runs the same number of forward passes. It leaves the engine in evaluation mode.
     Raises JobError where questions cannot be told apart.
     """
-    most = loop.job.evaluation.answer_tokens
-    if most is None:
-        return None
     tokenizer = tokenizer_of(loop.job)
     known = list(islice(read_documents(loop.job.data), len(loop.samples)))
     if len(known) < len(loop.samples):

@@ -15,12 +15,11 @@ import torch.distributed as dist
 from harness.backends.base import Engine, Unsupported, World
 from harness.backends.checkpoints.tensor_files import load_portable, save_portable
 from harness.backends.checkpoints.torch_pieces import moments_checksum
-from harness.rank.events import EventWriter
 from harness.rank.probes.memory import HostPeak
 from harness.rank.probes.probes import Probes
 from harness.rank.probes.weights import digest_weights
 from harness.record.measured import CheckpointPart, SavedFormat
-from harness.run_directory.events import CheckpointEvent
+from harness.run_directory.events import CheckpointEvent, EventWriter
 from harness.run_directory.request import RunRequest, SavedCheckpoint
 
 T = TypeVar("T")

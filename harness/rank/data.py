@@ -27,8 +27,8 @@ from harness.backends.base import Batch
 from harness.errors import JobError
 from harness.job.batch import BatchLayout
 from harness.job.job import DEFAULT_CLASSES, IMAGES, DataSection, Job, Targets
-from harness.rank.events import tell
 from harness.rank.factories import call_factory, one_at_a_time, why_refused
+from harness.run_directory.events import tell
 from harness.safe_text import encodable
 
 SECONDS = 5.0

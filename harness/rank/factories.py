@@ -18,8 +18,8 @@ from harness.errors import HarnessError, JobError
 from harness.files import locked
 from harness.import_path import put_before_packages, put_last
 from harness.job.job import CODE_SWITCH, Job, split_factory
-from harness.rank.events import doing
 from harness.record.provenance import package_root
+from harness.run_directory.events import doing
 from harness.safe_text import described
 
 

@@ -30,13 +30,16 @@ from harness.files import locked, refusing, write_atomically
 from harness.import_path import ask_module
 from harness.job.job import AdapterSection, Job
 from harness.rank.data import DataFacts
-from harness.rank.models.adapter import add_adapters, bare_name, initial_values, is_adapter
 from harness.rank.models.model import (
+    add_adapters,
+    bare_name,
     build_model,
     build_own_model,
     draw_model,
     facts_in,
     finish_model,
+    initial_values,
+    is_adapter,
     model_config,
 )
 

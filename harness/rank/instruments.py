@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from harness.backends import registry
 from harness.backends.base import Engine, World
-from harness.rank.events import EventWriter
 from harness.rank.factories import brought_packages
 from harness.rank.live.observer import Audit, Observer
 from harness.rank.probes.communication import CommunicationCounter
@@ -25,6 +24,7 @@ from harness.rank.process.environment import keep_freed_memory
 from harness.rank.process.start import Turns
 from harness.rank.shells import Instrument, Shells, Step
 from harness.record import OUTSIDE, OverlapPart
+from harness.run_directory.events import EventWriter
 from harness.run_directory.rank_state import TURN, ModuleWriter, PositionWriter
 from harness.run_directory.request import RunRequest, snapshot_file, trace_file
 

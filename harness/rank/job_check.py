@@ -15,7 +15,6 @@ from harness.job.job import CODE_SWITCH, Job, OptimizerSection
 from harness.rank.data import Sampler, Samples, load_samples
 from harness.rank.initial_weights import why_whole
 from harness.rank.loop import describe_data, training_steps
-from harness.rank.models.adapter import add_adapters, hold_frozen
 from harness.rank.models.changes import enable_checkpointing
 from harness.rank.models.description import (
     describe_geometry,
@@ -24,7 +23,15 @@ from harness.rank.models.description import (
     find_module_uses,
 )
 from harness.rank.models.losses import loss_function
-from harness.rank.models.model import build_own_model, declare_blocks, from_config, in_fp32, model_config
+from harness.rank.models.model import (
+    add_adapters,
+    build_own_model,
+    declare_blocks,
+    from_config,
+    hold_frozen,
+    in_fp32,
+    model_config,
+)
 from harness.rank.models.optimizer import (
     FOREACH_AND_FUSED,
     build_optimizer,

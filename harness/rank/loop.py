@@ -18,14 +18,13 @@ from harness.job.batch import BatchLayout
 from harness.job.job import DEFAULT_STEPS, Job
 from harness.rank.checkpoint import CheckpointProbe
 from harness.rank.data import IGNORED, LABELS, Sampler, Samples, to_device
-from harness.rank.events import EventWriter
 from harness.rank.live.observer import Observer
 from harness.rank.models.optimizer import learning_rate
 from harness.rank.probes.probes import Probes
 from harness.rank.probes.time import Clock
 from harness.rank.shells import Shells, Step
 from harness.record import OUTSIDE, DataPart, Window
-from harness.run_directory.events import EvaluationEvent, StepEvent
+from harness.run_directory.events import EvaluationEvent, EventWriter, StepEvent
 from harness.run_directory.rank_state import EVALUATION, PositionWriter
 from harness.run_directory.request import RunRequest
 

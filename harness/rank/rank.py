@@ -7,37 +7,45 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 from pydantic import ValidationError
+from torch import nn
 
 from harness.backends import registry
-from harness.backends.base import Backend, Engine, Unsupported, World
+from harness.backends.base import Backend, Batch, Engine, LossScale, SetupContext, Unsupported, World
 from harness.backends.checkpoints.torch_pieces import moments_checksum
 from harness.backends.libraries.facts import installed_version
 from harness.backends.model.precision import compute_dtype
+from harness.backends.model_source import AskedLoading
 from harness.backends.refusals import explain_refusal
+from harness.backends.registry import strategy_of
 from harness.errors import HarnessError
+from harness.forms.optimizers import why_not
 from harness.forms.terms import OwnForms
+from harness.job.job import OptimizerSection, UpdateGroup
 from harness.job.pairs import why_refused
 from harness.rank.accelerator import describe_accelerator, measured_peaks, placement
 from harness.rank.answers import answer_questions
 from harness.rank.checkpoint import LOADING_PHASE, CheckpointProbe, if_supported, load
-from harness.rank.data import Sampler, Samples, load_samples
-from harness.rank.events import EventWriter, tell_through
-from harness.rank.failure_words import failure_message
+from harness.rank.data import DataFacts, Sampler, Samples, load_samples
+from harness.rank.failure_words import failure_message, note_parameters
+from harness.rank.initial_weights import JobModelSource, why_whole
 from harness.rank.instruments import Instruments
+from harness.rank.live.observer import Observer
 from harness.rank.loop import Loop, describe_data, training_steps
-from harness.rank.models.changes import while_compiling
-from harness.rank.models.description import BATCHES, Built
+from harness.rank.models.changes import narrow_products, while_compiling
+from harness.rank.models.description import BATCHES, Built, find_module_uses, split_dependence
+from harness.rank.models.losses import divide_sequence, loss_function, returns_loss, targets_of
 from harness.rank.models.model import model_config
-from harness.rank.preparation import prepare_engine
+from harness.rank.models.optimizer import frozen_names, try_own, update_groups
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.device_watch import watch_device
 from harness.rank.probes.memory import HostPeak
@@ -51,12 +59,14 @@ from harness.record.workload import NOT_CLAIMED, of_job
 from harness.run_directory.assemble import EVENTS_LOST
 from harness.run_directory.events import (
     DoneEvent,
+    EventWriter,
     FailureEvent,
     FinalEvent,
     SetupEvent,
     StoppedEvent,
     UnsupportedEvent,
     is_out_of_memory,
+    tell_through,
 )
 from harness.run_directory.rank_state import PositionWriter
 from harness.run_directory.request import (
@@ -68,6 +78,85 @@ from harness.run_directory.request import (
     weights_folder,
 )
 from harness.safe_text import described, encodable
+
+
+def prepare_engine(
+    request: RunRequest,
+    world: World,
+    backend: Backend,
+    facts: DataFacts,
+    observer: Observer,
+    weights_folder: Path,
+    example: Batch | None = None,
+    first_batches: tuple[Callable[[Sequence[int]], Batch], Sequence[Sequence[int]]] | None = None,
+) -> tuple[Engine, Built]:
+    """The engine, and what the record says of the bare model that it was given.
+
+    weights_folder: for files of initial weights, shared by the ranks of a machine. example: two samples.
+    first_batches: of the reference, what makes a batch of samples, and those of its first steps.
+    """
+    built = Built()
+    job = request.job
+    config = model_config(job, facts)
+    updated: list[tuple[UpdateGroup, ...]] = []
+
+    def note(model: nn.Module) -> None:
+        note_parameters(model)
+        updated.append(update_groups(model, job.optimizer))
+        traced = find_module_uses(job, model, config, example)
+        built.describe(model, updated[-1], traced, whole)
+        if first_batches is not None:
+            built.split = split_dependence(job, model, *first_batches)
+        whole_loss = loss_function(job, model)
+        loss = divide_sequence(job, model, world, whole_loss)
+        # The reference widens products to measure what fp8 changes.
+        if job.training.precision == "fp8" and getattr(backend.options, "precision", None) != "fp32":
+            narrow_products(model)
+        in_one_piece = loss is whole_loss and job.model.compile == "none" and world.mesh.model_parts == 1
+        beside = partial(targets_of, job=job) if in_one_piece and returns_loss(job, model) else None
+        observer.built(model, loss, frozen_names(model), targets_of_model_loss=beside)
+
+    whole = why_whole(job, request.loading)
+    loading: AskedLoading = "full" if whole else request.loading
+    source = JobModelSource(job, config, world, loading=loading, folder=weights_folder, on_built=note)
+    optimizer, built.update_of_part = _optimizer(request, backend)
+    context = SetupContext(
+        world=world,
+        precision=job.training.held_precision,
+        gradient_clipping=job.training.gradient_clipping,
+        micro_batch_size=request.micro_batch_size,
+        accumulation_steps=request.accumulation_steps,
+        preset=request.preset,  # type: ignore[arg-type]
+        compute_loss=observer.compute_loss,
+        loss_scale=LossScale(
+            initial=job.training.initial_loss_scale,
+            growth_interval=job.training.loss_scale_growth_interval,
+        ),
+        optimizer=optimizer.kind,
+        compile=job.model.compile,
+    )
+    engine = backend.prepare(
+        source, lambda named: observer.build_optimizer(named, optimizer, updated[-1]), context
+    )
+    return engine, built
+
+
+def _optimizer(request: RunRequest, backend: Backend) -> tuple[OptimizerSection, float | None]:
+    """The optimizer that runs, and what `OwnUpdate.of_part` says of the user's own.
+
+    Raises Unsupported where the strategy cannot have it.
+    """
+    optimizer = request.job.optimizer
+    strategy = strategy_of(request.backend)
+    precision = request.job.training.precision
+    if strategy is not None and (reason := why_not(optimizer.kind, strategy, precision)) is not None:
+        raise Unsupported(reason)
+    own = try_own(optimizer)
+    if own is not None and (reason := own.why_not(strategy)) is not None:
+        raise Unsupported(reason)
+    at_full_width = getattr(backend.options, "states", None) == "fp32"
+    of_part = own.of_part if own is not None else None
+    return optimizer.at_full_width() if at_full_width else optimizer, of_part
 
 
 def begin_training(loop: Loop, resume: Resume | None) -> None:
@@ -194,7 +283,7 @@ def run_rank(
     measurements. `turns`: those in which it takes its timed steps.
     """
     request = RunRequest.read(run_directory)
-    world = registry.placed(request.backend, environment.world_of(request.device, request.ranks_per_node))
+    world = environment.world_of(request.device, request.ranks_per_node)
     try:
         telling = _Telling(
             started=time.perf_counter(),
@@ -210,6 +299,7 @@ def run_rank(
     telling.signals.on_state_asked(run_directory, world.rank)
     tell_through(telling.position.hear)
     try:
+        world = registry.placed(request.backend, world)
         environment.prepare_process(request, world)
         _train(request, run_directory, world, telling)
     except Unsupported as reason:
@@ -316,7 +406,7 @@ def _finish(
         observed=ObservedPart(**observer.report()),
         probe_loss=probe_loss,
         loss_scale=progress.loss_scale if progress else None,
-        answers=answer_questions(loop),
+        answers=answer_questions(loop, most) if (most := loop.job.evaluation.answer_tokens) else None,
         in_force={name: getattr(in_force, name) for name in UNCHANGED},
         moment_sums=moments,
         **observer.audited(),

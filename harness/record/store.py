@@ -14,37 +14,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
-from pydantic import AfterValidator, ValidationError
+from pydantic import ValidationError
 from pydantic_core import to_json
 
 from harness.backends.refusals import explain_refusal
 from harness.bounds import MOST_RECORD_BYTES
 from harness.errors import HarnessError
-from harness.files import make_atomically, read_plain, refusing, stream_number, write_atomically
+from harness.files import (
+    LONGEST_NAME,
+    make_atomically,
+    plain_name,
+    read_plain,
+    refusing,
+    write_atomically,
+)
 from harness.nested import mapping
 from harness.record import SCHEMA_VERSION
 from harness.record.run import Record
 from harness.safe_text import redacted
-
-LONGEST_NAME = 200
-"""Bytes; file systems allow 255, of which temporary names need some."""
-ALLOWED = (
-    f"the name of one folder or file: at most {LONGEST_NAME} bytes, without slashes, backslashes and "
-    "control characters, and without a dot in front"
-)
-
-
-def plain_name(name: str) -> str:
-    """The name itself. Raises ValueError if it could lead out of the folder in which it stands."""
-    size = len(name.encode(errors="replace"))  # of lone surrogates too, which are not printable
-    if not 0 < size <= LONGEST_NAME or name[0] == "." or not name.isprintable() or {*name} & {*"/\\"}:
-        raise ValueError(f"it must be {ALLOWED}")
-    return name
-
-
-PlainName = Annotated[str, AfterValidator(plain_name)]
 
 
 def run_folder(root: Path, run_id: str) -> Path:
@@ -322,19 +311,6 @@ class Store:
             except HarnessError as error:
                 problems.append(str(error))
         return sorted(found, key=lambda run: (run[1].created_at, run[1].run_id)), problems
-
-
-def try_writing(path: Path) -> None:
-    """Open a file for writing and leave it as it was. Raises OSError where that cannot be done.
-
-    A stream of the shell is open already.
-    """
-    if stream_number(path) is not None:
-        return
-    is_new = not path.exists()
-    path.open("ab").close()
-    if is_new:
-        path.unlink()
 
 
 def write_record(directory: Path, record: Record) -> Path:

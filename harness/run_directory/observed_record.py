@@ -16,12 +16,11 @@ from pydantic import ValidationError
 
 from harness.backends import registry
 from harness.bounds import MOST_DOCUMENT_BYTES
-from harness.files import Stored, read_plain, write_atomically
+from harness.files import PlainName, Stored, read_plain, write_atomically
 from harness.job.experiment import MeasureSection
 from harness.record import BackendPart, ErrorPart, Record, Status, StepPart, WorldPart
 from harness.record.provenance import environment
 from harness.record.run import ObservationPart, seen_job
-from harness.record.store import PlainName
 from harness.run_directory import assemble
 from harness.run_directory.events import ObservationEvent, RankEvents, SetupEvent, read_events, steps_of
 from harness.run_directory.rank_state import Owner, read_log

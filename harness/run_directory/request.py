@@ -22,14 +22,13 @@ from harness.backends.model_source import AskedLoading
 from harness.backends.refusals import explain_refusal
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
-from harness.files import Stored, read_plain, refusing, write_atomically
+from harness.files import PlainName, Stored, read_plain, refusing, write_atomically
 from harness.job.batch import BatchLayout, data_size
 from harness.job.experiment import Limits, MeasureSection, Price, ReportFocus
 from harness.job.job import DEFAULT_STEPS, Job
 from harness.nested import differences
 from harness.record import CommunicationPart, GivenPart, LayoutPart, MemoryPart, ModelPart, PredictionPart
 from harness.record.measured import ResumedPart, SavedFormat
-from harness.record.store import PlainName
 from harness.safe_text import KeptCommand
 
 DESCRIPTION = "checkpoint.json"

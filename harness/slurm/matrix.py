@@ -16,11 +16,11 @@ from harness.backends.refusals import choices, explain_refusal
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.fabric.result import parse_rate
-from harness.files import Stored, read_plain, refusing, write_atomically
+from harness.files import PlainName, Stored, read_plain, refusing, write_atomically
 from harness.job.config import read_yaml_file
 from harness.job.experiment import Experiment
 from harness.launch.cells import begin_run, plan
-from harness.record.store import PlainName, as_name, run_folder
+from harness.record.store import as_name, run_folder
 from harness.run_directory.request import RunRequest
 from harness.slurm.client import time_seconds
 

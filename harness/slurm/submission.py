@@ -24,8 +24,7 @@ from harness.files import Stored, read_plain, refusing, write_atomically
 from harness.gpus.found import read_wheel, unfit_wheel
 from harness.launch.cells import is_refused
 from harness.launch.external import claimed
-from harness.plan.hardware import load_hardware
-from harness.plan.limits import MemoryLimits
+from harness.plan.hardware import MemoryLimits, load_hardware
 from harness.plan.preflight import CellPredictions, of_cells, predict_runs
 from harness.record import Record, SlurmPart
 from harness.record.store import RECORD_NAME, read_record, write_record

@@ -1,19 +1,38 @@
-"""The report of the same job before and after a change of versions, machine or options."""
+"""Reports of the same job before and after a change of versions, machine or options, and over time."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import PurePosixPath
+from shlex import join
+from typing import Any, TypeAlias
 
-from harness.judge.changes import Change, changes, pairs, settings, shares_sessions
+from harness.judge.changes import (
+    Change,
+    changes,
+    named_cells,
+    paired,
+    pairs,
+    settings,
+    shares_sessions,
+    versions,
+    versions_of,
+)
 from harness.judge.comparison import Comparison
-from harness.judge.facts import metrics_in
+from harness.judge.facts import Metric, metrics_in
+from harness.judge.rows import CellRuns
 from harness.judge.statistics import LEVEL, runs_to_judge
 from harness.judge.wording import CellName, counted, listed
+from harness.record import Record
+from harness.record.workload import known_strategy
 from harness.tell import document
+from harness.tell.document import Column, Document, Picture, Section, Shown
 from harness.tell.formats import percent, signed_percent
+from harness.tell.pictures.drawing import Panel, Row, Spec, look_of
+from harness.tell.pictures.plots import MOST_NAMED, cell_row
 from harness.tell.tables import (
     LABELS,
     blocks_of,
@@ -22,6 +41,7 @@ from harness.tell.tables import (
     section,
     table,
     table_columns,
+    title_text,
 )
 
 TITLE = "Comparison with a baseline"
@@ -186,3 +206,174 @@ def _reading(cells: int, *, by_round: bool) -> document.Section:
     texts = [prose("before_after", **noise)]
     texts += [prose("before_after_by_round", level=percent(LEVEL))] if by_round else []
     return document.Section("reading", "How to read the numbers", blocks_of(" ".join(texts)))
+
+
+WIDTH, HEIGHT = 460, 240
+BEYOND = "beyond noise"
+Cell: TypeAlias = tuple[str, int]
+"""Label and number of ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One figure of one cell over the versions, which are numbered from 0."""
+
+    cell: CellName
+    metric: Metric
+    groups: Mapping[int, CellRuns]
+    """Its runs of each version that has the cell: two or more."""
+    steps: Mapping[int, Change]
+    """Of each of these versions but the first, against the one before it."""
+    whole: Change
+    """Of the last against the first."""
+
+    def differs(self) -> bool:
+        return any(step.judgement not in ("equal", "n/a") for step in self.steps.values())
+
+    def text(self, number: int) -> Shown:
+        value = self.groups[number].median(self.metric.key) if number in self.groups else None
+        return Shown(value, figure_text(self.metric, value))
+
+    def moves(self) -> Iterator[tuple[int, int, Change]]:
+        """What changed beyond noise: between which versions; all of them where no single one did."""
+        numbers = list(self.groups)
+        found = [(a, b, self.steps[b]) for a, b in pairwise(numbers) if self.steps[b].judgement == BEYOND]
+        if not found and self.whole.judgement == BEYOND:
+            found = [(numbers[0], numbers[-1], self.whole)]
+        yield from found
+
+
+def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Document:
+    """The report over the values of a fact; `records` by their paths from the report.
+
+    Raises HarnessError where the records do not differ in it.
+    """
+    whole = versions(list(records.values()), by)
+    found = {name: side.comparable for name, side in whole.items()}
+    names, sides = list(found), list(found.values())
+    named = named_cells(*sides)
+    series = _series(named, sides)
+    folders = {record.run_id: str(PurePosixPath(path).parent) for path, record in records.items()}
+    changed = table("changed", [row for one in series for row in _changed(one, names, folders)], "over_time")
+    jobs = {job for side in sides for job in side.by_job}
+    untested = [one for one in series if one.whole.judgement == "not judged"]
+    once = [
+        f"{CellName(*cell)} in {names[number]}"
+        for number, cells in enumerate(named)
+        for cell, group in cells.items()
+        if group.has_result and len(_with_result(cell, named)) == 1
+    ]
+    without = sum(by not in versions_of(record) for record in records.values())
+    failed = [
+        f"{group.cell} in {name} ({group.status})"
+        for name, side in found.items()
+        for group in side.groups
+        if not group.succeeded
+    ]
+    notes = (
+        prose("over_time_failed", cells=listed(failed)) if failed else "",
+        prose("over_time_left_out", records=counted(without, "record"), by=by) if without else "",
+        *left_out({f"in {name}": side for name, side in whole.items()}),
+        prose("over_time_once", cells=listed(once, MOST_NAMED)) if once else "",
+        "" if changed or not series else prose("over_time_none", first=names[0], last=names[-1]),
+        prose(
+            "over_time_untested",
+            figures=listed([f"{u.metric.title} of {u.cell}" for u in untested], MOST_NAMED),
+        )
+        if untested
+        else "",
+        prose("over_time_jobs", jobs=listed(sorted(jobs))) if len(jobs) > 1 else "",
+    )
+    columns = [*LABELS, Column("measure", "measure", align="left"), *(Column(name, name) for name in names)]
+    values = [
+        [*one.cell, Shown(one.metric.key, one.metric.title), *map(one.text, range(len(names)))]
+        for one in series
+    ]
+    by_metric = [list(of) for _, of in groupby(series, key=lambda one: one.metric.key)]
+    pictures = [_picture(of, names, by) for of in by_metric if any(map(Series.differs, of))]
+    sections = [
+        Section("verdict", "Verdict", blocks_of(changed, *notes)),
+        Section("over_time", "Figures over versions", blocks_of(*pictures, table("values", values, columns))),
+        settings_section(found),
+        Section("reading", "How to read the numbers", blocks_of(prose("over_time"))),
+        *last,
+    ]
+    return Document(title_text("over_time", by=by, first=names[0], last=names[-1]), sections)
+
+
+def _series(named: Sequence[Mapping[Cell, CellRuns]], sides: Sequence[Comparison]) -> list[Series]:
+    """Of every figure of every cell that two versions or more have, figure by figure."""
+    several = {
+        cell: of
+        for cell in dict.fromkeys(cell for cells in named for cell in cells)
+        if len(of := _with_result(cell, named)) > 1
+    }
+    wanted = {two for of in several.values() for two in (*pairwise(of), (min(of), max(of)))}
+    compared = {
+        (first, second): {
+            (c.backend, c.world_size, c.key): c
+            for c in changes(sides[first], sides[second], paired(named[first], named[second]), len(wanted))
+        }
+        for first, second in wanted
+    }
+    return [
+        Series(
+            cell=CellName(*cell), metric=metric, groups=of,
+            steps={b: compared[a, b][*cell, metric.key] for a, b in pairwise(of)},
+            whole=whole,
+        )
+        for metric in metrics_in("changes")
+        if metric.follows is None
+        for cell, of in several.items()
+        if (whole := compared[min(of), max(of)][*cell, metric.key]).judgement != "n/a"
+    ]  # fmt: skip
+
+
+def _with_result(cell: Cell, named: Sequence[Mapping[Cell, CellRuns]]) -> dict[int, CellRuns]:
+    """A cell's runs of each version that has a result of it."""
+    return {n: cells[cell] for n, cells in enumerate(named) if cell in cells and cells[cell].has_result}
+
+
+def _changed(one: Series, names: Sequence[str], folders: Mapping[str, str]) -> Iterator[list[object]]:
+    """Rows of `over_time`, with the command that shows both runs."""
+    for before, after, change in one.moves():
+        runs = [folders[one.groups[number].record.run_id] for number in (before, after)]
+        command = f"harness diagnose {join(runs)}"
+        extent = change.extent
+        yield [
+            *one.cell, Shown(one.metric.key, one.metric.title), names[before], names[after],
+            one.text(before), one.text(after), change.relative, extent.low - 1 if extent else None,
+            extent.high - 1 if extent else None, command,
+        ]  # fmt: skip
+
+
+def _picture(series: Sequence[Series], names: Sequence[str], by: str) -> Picture:
+    """One figure of every cell over the versions."""
+    metric = series[0].metric
+    ends = [f"{one.cell} {signed_percent(one.whole.relative)}" for one in series]
+    return Picture(
+        key=f"over-{metric.key.replace('_', '-')}", caption=prose("over_time_picture", figure=metric.title),
+        alt=f"{metric.title} over {by}, {names[0]} to {names[-1]}: {listed(ends, MOST_NAMED)}.",
+        chart=lambda: _chart(series, names, by),
+    )  # fmt: skip
+
+
+def _chart(series: Sequence[Series], names: Sequence[str], by: str) -> Spec:
+    """Each cell over its first version, in percent, so that cells of all sizes share one axis."""
+    every = [one.groups[max(one.groups)] for one in series]
+    rows: list[Row] = []
+    for index, (one, group) in enumerate(zip(series, every, strict=True)):
+        base = one.groups[min(one.groups)].median(one.metric.key)
+        for number, of in one.groups.items():
+            value = of.median(one.metric.key)
+            if not base or value is None:
+                continue
+            label = f"{one.cell} {one.text(number).text}" if of is group else None
+            row = cell_row(group, every, curve=index, x=number + 1, value=100 * value / base, label=label)
+            rows.append(row | look_of(known_strategy(group.record)))
+    shares = [row["value"] for row in rows] or [100.0]
+    panel = Panel(
+        across=by, up=f"{series[0].metric.title}, % of {names[0]}", domain=(0, 1.08 * max(shares)),
+        is_log=False, width=WIDTH, height=HEIGHT, places=tuple(names),
+    )  # fmt: skip
+    return panel.chart(rows, range(1, len(names) + 1))

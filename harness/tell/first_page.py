@@ -81,7 +81,7 @@ from harness.tell.tables import (
     title_text,
     unranked_words,
 )
-from harness.tell.writers.markdown import render_markdown
+from harness.tell.writers.text import render_markdown
 
 MOST_NAMES = 6
 """Of cells in an answer."""
@@ -771,9 +771,9 @@ PICTURES: dict[ReportFocus, tuple[Callable[[Comparison], Picture | None], ...]] 
 
 
 def short_document(
-    comparison: Comparison, question: ReportFocus, details: Document, *, subject: str = ""
+    comparison: Comparison, question: ReportFocus, details: Document, *, named: str | None = None
 ) -> Document:
-    """The first page that answers `question`, in front of its details.
+    """The first page that answers `question`, in front of its details; named: other than by its `title`.
 
     As many rows of the results as `MOST_WORDS` leave room for.
     """
@@ -785,7 +785,7 @@ def short_document(
     table = answers_table(comparison, question, kept.section_titles())
     answers = Section("verdict", "Answers", [*facts, table, *pictures[:1]])
     check = [check_section(comparison)] if comparison.rows else []
-    page = Document(title(comparison, question, subject), [], kept, heading=picture_heading(comparison))
+    page = Document(named or title(comparison, question), [], kept, heading=picture_heading(comparison))
     for most in range(MOST_ROWS, 3, -1):
         results = summary_section(comparison, question, most)
         more = [replace(results, blocks=[*results.blocks, *pictures[1:]])] if results is not None else []

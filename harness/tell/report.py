@@ -12,22 +12,28 @@ from typing import Any, NamedTuple, Unpack
 
 from harness.bounds import MOST_REPORT_BYTES
 from harness.errors import HarnessError
-from harness.files import read_plain, refusing, require_plain_output, stream_number, write_all_atomically
+from harness.files import (
+    read_plain,
+    refusing,
+    require_plain_output,
+    stream_number,
+    try_writing,
+    write_all_atomically,
+)
 from harness.job.experiment import ReportFocus, speeds_are_asked
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.record.store import RECORD_NAME, try_writing
+from harness.record.store import RECORD_NAME
 from harness.safe_text import described
 from harness.tell.document import Block, Document, Folded, Picture, Section, Table
-from harness.tell.first_page import short_document
+from harness.tell.first_page import short_document, title
 from harness.tell.manifest import Asked, Format, Manifest, digest, make_manifest, manifest_name, read_manifest
 from harness.tell.pictures.drawing import draw
 from harness.tell.pictures.plots import memory_picture, volume_picture
-from harness.tell.sections import amounts, choice, job, parity, results, time
+from harness.tell.sections import amounts, choice, job, results, time
 from harness.tell.tables import blocks_of
-from harness.tell.writers.data import render_csv, render_json
 from harness.tell.writers.html import data_address, render_html
-from harness.tell.writers.markdown import render_details, render_markdown
+from harness.tell.writers.text import render_csv, render_details, render_json, render_markdown
 
 Maker = Callable[..., Section | None]
 """Of a comparison, and of what the question asks for where that matters."""
@@ -38,8 +44,8 @@ SECTIONS: tuple[Maker, ...] = (
     results.results_section,
     choice.choice_section,
     job.not_comparable_section,
-    parity.loss_section,
-    parity.levels_section,
+    results.loss_section,
+    results.levels_section,
     amounts.memory_section,
     amounts.prediction_section,
     amounts.states_section,
@@ -59,7 +65,7 @@ SECTIONS: tuple[Maker, ...] = (
     job.observed_section,
     job.presets_section,
     job.settings_section,
-    parity.library_alone_section,
+    results.library_alone_section,
     results.reading_section,
     job.reproduce_section,
     job.configuration_section,
@@ -224,15 +230,16 @@ def make_document(manifest: Manifest, records: Mapping[str, Record]) -> Document
         before = [records[entry.path] for entry in manifest.records if entry.before]
         return before_after(Comparison(before), Comparison(after), last)
     if manifest.over:
-        from harness.tell.over_time import over_time
+        from harness.tell.before_after import over_time
 
         return over_time(records, manifest.over, last)
     if manifest.price_per_gpu_hour is not None:
         price = {"price_per_gpu_hour": manifest.price_per_gpu_hour}
         after = [record.model_copy(update=price) for record in after]
     comparison = Comparison(after)
+    named = title(comparison, manifest.question, manifest.subject)
     details = details_document(comparison, last, question=manifest.question)
-    return short_document(comparison, manifest.question, details, subject=manifest.subject)
+    return short_document(comparison, manifest.question, details, named=named)
 
 
 def draw_all(document: Document, form: Format) -> dict[str, bytes]:

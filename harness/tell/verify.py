@@ -33,8 +33,8 @@ from harness.tell.report import (
     picture_names,
     render,
 )
-from harness.tell.writers.data import MANIFEST
 from harness.tell.writers.html import DATA_ADDRESS, data_address
+from harness.tell.writers.text import MANIFEST
 from harness.version import __version__
 
 

@@ -204,7 +204,9 @@ class Observer(Instrument):
         self._kind: OptimizerKind = "adamw"
         self._targets_of_model_loss: Callable[[Batch], Tensor | int] | None = None
         self._model_loss: ModelLossPart | None = None
-        self._audit: UpdateAudit | None = None
+        self._audit = UpdateAudit()
+        self.audits = False
+        """Whether the job's optimizer is one whose updates can be computed again."""
         self._step = Step(number=0)
         self._share = 0.0
         self._rates: list[list[float | None]] = []
@@ -249,8 +251,8 @@ class Observer(Instrument):
         optimizer = build_optimizer(pairs, section, updated, self._frozen, self._matrices)
         names = {id(parameter): name for name, parameter in pairs}
         self._kind = section.kind
-        if section.factory is None and section.kind in OF_ADAM:
-            self._audit = UpdateAudit(decoupled=section.kind == "adamw")
+        self._audit.decoupled = section.kind == "adamw"
+        self.audits = section.factory is None and section.kind in OF_ADAM
         self._given = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
         self._whole = {key: self._elements[name] for key, name in names.items() if name in self._elements}
         self._optimizer = optimizer
@@ -313,7 +315,7 @@ class Observer(Instrument):
             self._passes.begin_step()
         if is_first and self._model is not None:
             self._buffers = dict(_buffer_digests(self._model))
-        if is_first and self._audit is not None and self._optimizer is not None and self._optimizer.state:
+        if is_first and self.audits and self._optimizer is not None and self._optimizer.state:
             # It continues: what its states were decides its first update.
             self._watch.note_groups(self._optimizer)
             self._audit.look(self._watch.held(self._optimizer), None, tuple)
@@ -361,17 +363,12 @@ class Observer(Instrument):
                 seen["applied"] = {"squares": squares, "share": self._share}
         return seen
 
-    @property
-    def audits(self) -> bool:
-        """Whether the job's optimizer is one whose updates can be computed again."""
-        return self._audit is not None
-
     def audit(self, engine: Engine, step: int) -> dict[str, Any]:
         """Look whether its update is what its optimizer should make of the gradient.
 
         Returns what is known of that, in the form of `StepEvent`.
         """
-        if self._audit is None:
+        if not self.audits:
             return {}
 
         def pieces() -> Iterator[Piece]:
@@ -387,7 +384,7 @@ class Observer(Instrument):
 
     def audited(self) -> dict[str, Any]:
         """What that found, in the form of `record.RankPart`."""
-        if self._audit is None:
+        if not self.audits:
             return {}
         return {"audited_updates": self._audit.updates, "odd_update": self._audit.odd}
 

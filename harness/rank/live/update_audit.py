@@ -79,9 +79,9 @@ class HeldTensor:
 class UpdateAudit:
     """Of the optimizer of one rank; `look` stands behind each step."""
 
-    def __init__(self, *, decoupled: bool) -> None:
-        """decoupled: whether weight decay leaves the gradient alone, as in AdamW."""
-        self._decoupled = decoupled
+    def __init__(self, *, decoupled: bool = True) -> None:
+        self.decoupled = decoupled
+        """Whether weight decay leaves the gradient alone, as in AdamW."""
         self._before: dict[int, Sample] = {}
         self._taken: dict[int, tuple[int, int | None]] = {}
         self._sums: dict[int, _Sum] = {}
@@ -106,7 +106,7 @@ class UpdateAudit:
         now: dict[int, Sample] = {}
         odd: list[tuple[HeldTensor, Sample, Told]] = []
         for one in tensors[:: 1 + len(tensors) // MOST_TENSORS]:
-            if (sample := _sample(one, decoupled=self._decoupled)) is not None:
+            if (sample := _sample(one, decoupled=self.decoupled)) is not None:
                 key = id(one.tensor)
                 taken, then = self._taken.get(key, (0, step))
                 since = 1 if step is None or then is None else step - then
@@ -138,7 +138,7 @@ class UpdateAudit:
         """
         tensors = list(held)
         count = sum(local_shard(one.tensor.detach()).numel() for one in tensors)
-        if not self._decoupled or not tensors or count > MOST_SUMMED:
+        if not self.decoupled or not tensors or count > MOST_SUMMED:
             return None
         before, self._sums = self._sums, {}
         states = [one.state.get(MOMENTS[1]) for one in tensors]

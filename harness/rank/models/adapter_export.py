@@ -18,8 +18,7 @@ from harness.backends.checkpoints.tensor_files import WEIGHTS, TensorFiles
 from harness.errors import HarnessError
 from harness.job.job import ADAPTER_NAME, Job
 from harness.rank.factories import one_at_a_time
-from harness.rank.models.adapter import add_adapters, is_adapter, peft_config
-from harness.rank.models.model import from_config
+from harness.rank.models.model import add_adapters, from_config, is_adapter, peft_config
 from harness.run_directory.request import SavedCheckpoint
 
 PEFT_PREFIX = "base_model.model."

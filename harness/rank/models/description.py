@@ -28,10 +28,9 @@ from harness.errors import JobError
 from harness.forms.layout import READ_ELSEWHERE, RETURNED, UnitCall, Use
 from harness.job.job import DEFAULT_TASK, Job, UpdateGroup
 from harness.rank.factories import configuration, described_error
-from harness.rank.models.adapter import add_adapters
 from harness.rank.models.changes import uses_checkpointing
 from harness.rank.models.losses import ComputeLoss, loss_function
-from harness.rank.models.model import from_config
+from harness.rank.models.model import add_adapters, from_config
 from harness.rank.models.optimizer import frozen_names
 from harness.record import AttentionPart, GeometryPart, LayoutPart, ModelPart, SplitPart, TensorPart
 

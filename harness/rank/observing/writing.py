@@ -27,7 +27,6 @@ from harness.backends.base import Effective, World
 from harness.backends.optimizer.groups import group_constants, group_rate
 from harness.backends.registry import strategy_of
 from harness.rank.accelerator import describe_accelerator, placement
-from harness.rank.events import GuestEventWriter
 from harness.rank.live.model_watch import bare_module_name
 from harness.rank.observing import facts
 from harness.rank.observing.habits import Habits
@@ -37,6 +36,7 @@ from harness.rank.process.environment import device_name, random_state
 from harness.rank.process.start import write_collectives
 from harness.record import LayoutPart, ModelPart, ObservationPart
 from harness.run_directory import events
+from harness.run_directory.events import GuestEventWriter
 from harness.run_directory.observed_record import LOSS, note_start, rank_ends
 from harness.run_directory.rank_state import STILL_SECONDS, PositionWriter
 from harness.run_directory.request import rank_file, rank_state

@@ -29,10 +29,9 @@ from harness.backends.model.precision import cast_parameters
 from harness.errors import HarnessError
 from harness.forms import activations
 from harness.job.job import ADAPTER_NAME, AdapterSection
-from harness.rank.models.adapter import BASE_DTYPES, is_adapter, peft_config
 from harness.rank.models.changes import enable_checkpointing
 from harness.rank.models.losses import summed_cross_entropy, unpacked_samples
-from harness.rank.models.model import in_fp32, set_dropout
+from harness.rank.models.model import BASE_DTYPES, in_fp32, is_adapter, peft_config, set_dropout
 
 _aten = torch.ops.aten
 PRODUCTS = {_aten.mm.default, _aten.addmm.default}
@@ -349,7 +348,7 @@ def _model(config: Mapping[str, Any], variant: Variant) -> nn.Module:
 
 
 def _adapt(model: nn.Module, adapter: AdapterSection, compute: torch.dtype) -> None:
-    """Freeze the model and put peft's layers in, as `models.adapter.add_adapters` does."""
+    """Freeze the model and put peft's layers in, as `models.model.add_adapters` does."""
     from peft import inject_adapter_in_model
 
     if adapter.is_quantised:

@@ -18,11 +18,10 @@ from harness.backends.optimizer.gradients import real_numbers
 from harness.backends.piece import MOMENTS, Piece
 from harness.backends.refusals import Unsupported
 from harness.errors import HarnessError
-from harness.rank.events import EventWriter
 from harness.rank.shells import Instrument, Step
 from harness.record import OUTSIDE, WeightsPart
 from harness.record.run import DIGEST_KIND
-from harness.run_directory.events import ExaminedEvent
+from harness.run_directory.events import EventWriter, ExaminedEvent
 from harness.run_directory.rank_state import PositionWriter
 
 PROJECTIONS = 8

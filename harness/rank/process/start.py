@@ -55,14 +55,14 @@ RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")
 MOST_STACKS = 50
 
 
-def dump_stacks_when_asked(run_directory: Path, rank: int, *, chain: bool = False) -> None:
-    """On STATE_SIGNAL write the Python stacks of all threads behind the rank's position.
+def dump_stacks_when_asked(state: Path, *, chain: bool = False) -> None:
+    """On STATE_SIGNAL write the Python stacks of all threads behind the rank's position, in that file.
 
     The C handler of `faulthandler` does it, whatever the main thread is blocked in. `chain`: then call the
     handler that is there already.
     """
     try:
-        file = rank_state(run_directory, rank).open("ab", buffering=0)
+        file = state.open("ab", buffering=0)
     except OSError:
         signal.signal(STATE_SIGNAL, signal.SIG_IGN)  # by default it would end the rank
         return
@@ -103,7 +103,7 @@ class SignalThread:
         """Add the collectives to the stacks that `dump_stacks_when_asked` writes."""
         faulthandler.unregister(STATE_SIGNAL)
         self.on(STATE_SIGNAL, lambda: write_collectives(run_directory, rank))
-        dump_stacks_when_asked(run_directory, rank, chain=True)
+        dump_stacks_when_asked(rank_state(run_directory, rank), chain=True)
 
     def note_collectives(self) -> None:
         """Write what this rank waits in without being asked."""

@@ -188,7 +188,7 @@ def test_a_file_that_cannot_be_written_is_told_before_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "nowhere/x"
-    monkeypatch.setattr("harness.cli.fabric.start_ranks", lambda nproc, arguments: pytest.fail("began"))
+    monkeypatch.setattr("harness.cli.doctor.start_ranks", lambda nproc, arguments: pytest.fail("began"))
     done = CliRunner().invoke(cli.harness, ["fabric", "--device", "cpu", "--output", str(output)])
     assert done.exit_code == 1
     assert done.stderr.startswith(f"harness: --output was given '{output}'")

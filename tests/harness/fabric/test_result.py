@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from pydantic import ValidationError
 
 from harness.cli import harness
-from harness.cli.fabric import present, split_operations
+from harness.cli.doctor import present, split_operations
 from harness.errors import HarnessError
 from harness.fabric.result import (
     FabricResult,

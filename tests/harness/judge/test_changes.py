@@ -9,7 +9,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.statistics import Ranking
 from harness.record import Record
 from harness.tell.before_after import before_after
-from harness.tell.writers.markdown import render_markdown
+from harness.tell.writers.text import render_markdown
 from tests.records import (
     ENVIRONMENT,
     make_communication,

@@ -14,7 +14,7 @@ from harness.tell.report import details_document
 from harness.tell.sections.job import settings_section
 from harness.tell.tables import main_table
 from harness.tell.terminal import where_to_read
-from harness.tell.writers.markdown import render_details, render_markdown
+from harness.tell.writers.text import render_details, render_markdown
 from tests.records import changed, make_record, make_steps, make_weights
 
 

@@ -18,7 +18,7 @@ from harness.tell.first_page import same_training, short_document
 from harness.tell.report import details_document
 from harness.tell.tables import at_once_meaning, parity_cell
 from harness.tell.terminal import terminal_table
-from harness.tell.writers.markdown import render_details, render_markdown
+from harness.tell.writers.text import render_details, render_markdown
 from tests.harness.tell.cells import markdown_of, page_of, repeats
 from tests.records import LOSSES, changed, make_ranks, make_record, make_steps, make_weights, published
 

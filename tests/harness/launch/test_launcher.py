@@ -349,7 +349,7 @@ def test_the_fork_server_imports_peft_where_a_job_has_adapters_and_nowhere_else(
         modules_to_preload(load_experiment(None, settings), ["ddp"])
         for settings in ([], ["adapter.kind=lora"])
     )
-    assert [name for name in adapted if name not in plain] == ["harness.rank.models.peft_preload"]
+    assert [name for name in adapted if name not in plain] == ["peft", "peft.tuners.lora.bnb"]
 
 
 def test_a_forked_process_traces_a_model_or_says_why_not() -> None:

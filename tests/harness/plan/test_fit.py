@@ -10,8 +10,7 @@ from harness.gpus.found import Gpus
 from harness.job.config import load_experiment
 from harness.launch.cells import plan
 from harness.plan import fit
-from harness.plan.hardware import load_hardware
-from harness.plan.limits import MemoryLimits
+from harness.plan.hardware import MemoryLimits, load_hardware
 from harness.plan.prediction import MemoryPrediction, Predictors
 from harness.plan.scenario import Scenario
 from harness.rank.job_check import check_job

@@ -8,8 +8,15 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.forms.textbook import find_peak
-from harness.plan.hardware import Hardware, joined_by, load_hardware, ranks_per_node
-from harness.plan.limits import MemoryVerdict, control_group_headroom, limits_here
+from harness.plan.hardware import (
+    Hardware,
+    MemoryVerdict,
+    control_group_headroom,
+    joined_by,
+    limits_here,
+    load_hardware,
+    ranks_per_node,
+)
 from tests.gpus import gpus_of
 
 
@@ -232,5 +239,5 @@ def test_ranks_on_the_cpu_have_no_device_of_their_own_and_the_smallest_gpu_limit
     limits = limits_here("cpu", imposed_bytes=5)
     assert (limits.device_bytes, limits.imposed_bytes) == (None, 5)
     assert 0 < limits.host_bytes <= psutil.virtual_memory().total
-    monkeypatch.setattr("harness.plan.limits.find_gpus", lambda: gpus_of(81559 * 2**20, 40960 * 2**20))
+    monkeypatch.setattr("harness.plan.hardware.find_gpus", lambda: gpus_of(81559 * 2**20, 40960 * 2**20))
     assert limits_here("cuda").device_bytes == 40960 * 2**20

@@ -15,10 +15,17 @@ from harness.errors import HarnessError
 from harness.forms.pipeline import bubble_share
 from harness.job.config import load_experiment
 from harness.job.job import Job, OptimizerSection
-from harness.plan.architectures import ARCHITECTURES, as_known_type
 from harness.plan.catalogue import read_entries
 from harness.plan.model import PlannedModel, decoder, local_config, part_of
-from harness.plan.models import catalogue_names, find_entry, from_config, load_model, model_settings
+from harness.plan.models import (
+    ARCHITECTURES,
+    as_known_type,
+    catalogue_names,
+    find_entry,
+    from_config,
+    load_model,
+    model_settings,
+)
 from harness.plan.prediction import predict_memory
 from harness.plan.scenario import job_model
 from harness.plan.step_time import predict_speed

@@ -13,7 +13,7 @@ from harness.errors import HarnessError
 from harness.job.batch import batch_layout
 from harness.job.config import load_experiment
 from harness.launch.cells import make_cell
-from harness.plan.limits import MemoryLimits
+from harness.plan.hardware import MemoryLimits
 from harness.plan.models import load_model
 from harness.plan.prediction import MemoryPrediction, Moment, host_bytes, loading_bytes, memory_bounds
 from harness.plan.preflight import (

@@ -21,8 +21,7 @@ from harness.job.pairs import why_refused
 from harness.launch.cells import make_cell
 from harness.plan.alternatives import MORE_GPUS, OFFLOAD
 from harness.plan.answer import Answer, answers
-from harness.plan.hardware import load_hardware
-from harness.plan.limits import MemoryLimits
+from harness.plan.hardware import MemoryLimits, load_hardware
 from harness.plan.models import from_config, load_model, why_uneven
 from harness.plan.prediction import Prediction, loading_bytes, predict_memory
 from harness.plan.preflight import at_least

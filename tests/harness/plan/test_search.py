@@ -10,7 +10,7 @@ from harness.backends.registry import moving_parts
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.plan.answer import estimate, memory_groups
-from harness.plan.limits import MemoryVerdict
+from harness.plan.hardware import MemoryVerdict
 from harness.plan.prediction import MemoryPrediction, Prediction, Predictors
 from harness.plan.scenario import Scenario
 from harness.plan.search import (

@@ -24,9 +24,8 @@ from harness.forms.layout import DTYPE_BYTES
 from harness.forms.tensor import LOGITS
 from harness.job.job import Job, ModelSection
 from harness.plan import step_time
-from harness.plan.architectures import ARCHITECTURES
 from harness.plan.hardware import Device, default_constants
-from harness.plan.models import load_model
+from harness.plan.models import ARCHITECTURES, load_model
 from tests.harness.plan.plans import A100, INFINIBAND, llama, scenario
 
 

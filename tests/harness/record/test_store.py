@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.errors import HarnessError
+from harness.files import plain_name
 from harness.job.job import Job
 from harness.judge.comparison import Comparison
 from harness.nested import put
@@ -19,7 +20,6 @@ from harness.record.store import (
     as_name,
     keep_runs,
     parse_record,
-    plain_name,
     read_record,
     read_runs,
     run_folder,

@@ -10,10 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from harness.backends.base import Effective
-from harness.rank.events import EventWriter
 from harness.run_directory.events import (
     DoneEvent,
     EvaluationEvent,
+    EventWriter,
     FailureEvent,
     SetupEvent,
     Tail,

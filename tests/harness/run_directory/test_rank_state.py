@@ -6,10 +6,9 @@ import traceback
 from pathlib import Path
 
 import harness
-from harness.rank.events import EventWriter
 from harness.record.store import keep_record, read_record, write_record
 from harness.run_directory.assemble import Outcome, assemble
-from harness.run_directory.events import FailureEvent
+from harness.run_directory.events import EventWriter, FailureEvent
 from harness.run_directory.rank_state import LOG_TAIL_LINES, log_tail
 from harness.run_directory.request import rank_file, rank_log
 from harness.safe_text import described

@@ -12,7 +12,7 @@ from harness.tell.first_page import short_document
 from harness.tell.pictures.drawing import draw
 from harness.tell.report import details_document
 from harness.tell.sections.choice import ComparisonScope, comparison_scope
-from harness.tell.writers.markdown import render_details, render_markdown
+from harness.tell.writers.text import render_details, render_markdown
 from tests.records import make_communication, make_ranks, make_record, make_steps
 
 

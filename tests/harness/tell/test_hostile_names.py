@@ -25,9 +25,8 @@ from harness.tell.pictures.drawing import draw
 from harness.tell.report import SECTIONS, Run, details_document, without_odd_runs, write_report
 from harness.tell.sections.amounts import pipeline_section
 from harness.tell.verify import verify
-from harness.tell.writers.data import render_csv, render_json
 from harness.tell.writers.html import render_html
-from harness.tell.writers.markdown import render_details, render_markdown
+from harness.tell.writers.text import render_csv, render_details, render_json, render_markdown
 from tests.harness.tell.hostile import NAMES, hostile_records
 from tests.pipelines import make_pipeline
 from tests.records import ENVIRONMENT, make_record

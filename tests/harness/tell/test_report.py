@@ -10,7 +10,7 @@ from harness.tell.before_after import before_after
 from harness.tell.document import Document, Folded, Table
 from harness.tell.first_page import rank_words
 from harness.tell.report import LONGEST_OPEN_TABLE, details_document
-from harness.tell.writers.markdown import render_markdown
+from harness.tell.writers.text import render_markdown
 from tests.harness.tell.cells import blocks_in, lines_of, markdown_of, page_of, repeats, with_world
 from tests.records import make_record, on_stub, published_comparison
 

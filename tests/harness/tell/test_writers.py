@@ -12,8 +12,8 @@ from harness.record import BackendPart, ErrorPart, Record
 from harness.record.store import write_record
 from harness.tell.document import Column, Document, Shown, Table
 from harness.tell.report import details_document, details_name, write_report
-from harness.tell.writers.data import MANIFEST, render_csv
 from harness.tell.writers.html import render_html, table_html
+from harness.tell.writers.text import MANIFEST, render_csv
 from tests.harness.tell.cells import markdown_of, page_of
 from tests.records import (
     LOSSES,

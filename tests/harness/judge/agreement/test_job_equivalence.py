@@ -10,7 +10,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.rows import place_to_compare
 from harness.record import DimensionPart, ObservedPart, Record
 from harness.tell.document import Items
-from harness.tell.sections.parity import levels_section
+from harness.tell.sections.results import levels_section
 from tests.records import make_ranks, make_record, make_steps, make_weights
 
 

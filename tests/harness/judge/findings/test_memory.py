@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from harness.job.job import OptimizerSection
-from harness.judge.findings.memory import _gap
+from harness.judge.findings.amounts import _gap
 from harness.judge.quantities import STEP_MOMENTS, derived_states
 from harness.judge.wording import sentence
 from harness.record import CommunicationPart, LayoutPart, MemoryPart, Record, TensorPart

@@ -11,10 +11,9 @@ from harness.cli.export import export_adapter
 from harness.errors import HarnessError, JobError
 from harness.job.job import AdapterSection, Job
 from harness.rank.data import DataFacts
-from harness.rank.models.adapter import initial_values, is_adapter
 from harness.rank.models.adapter_export import export_adapters
 from harness.rank.models.description import find_module_uses
-from harness.rank.models.model import model_config
+from harness.rank.models.model import initial_values, is_adapter, model_config
 from harness.run_directory.request import SavedCheckpoint
 from tests.harness.rank import small_models
 

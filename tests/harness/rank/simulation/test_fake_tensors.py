@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 
-from harness.rank.simulation.fake_tensors import Chunks, CountingMode, FakeAllocatorProbe, resizes_noted
+from harness.rank.simulation import Chunks, CountingMode, FakeAllocatorProbe, resizes_noted
 
 ROW = 1000 * 4
 

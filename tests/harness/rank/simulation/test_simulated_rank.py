@@ -10,8 +10,7 @@ from harness.plan.simulation import (
     run_simulations,
     simulated_peaks,
 )
-from harness.rank.simulation.fake_tensors import FEW
-from harness.rank.simulation.simulated_rank import in_words
+from harness.rank.simulation import FEW, in_words
 from tests.representatives import first
 
 pytestmark = pytest.mark.long(seconds=25)

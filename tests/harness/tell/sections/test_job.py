@@ -12,7 +12,7 @@ from harness.record import ObservationPart, Record
 from harness.safe_text import by_name, inside, without_passwords
 from harness.tell.document import Code, Folded, Items, Paragraph, Table
 from harness.tell.sections import job
-from harness.tell.sections.parity import library_alone_section
+from harness.tell.sections.results import library_alone_section
 from tests.harness.tell.cells import blocks_in, lines_of, with_world
 from tests.records import ENVIRONMENT, changed, make_record, published_comparison
 from tests.timed_records import processors, ranks, run

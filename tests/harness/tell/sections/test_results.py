@@ -8,8 +8,8 @@ from harness.tell.document import Folded, Items, Paragraph, Table
 from harness.tell.manifest import Manifest, RecordEntry
 from harness.tell.report import details_document
 from harness.tell.sections import results
-from harness.tell.sections.parity import levels_section
-from harness.tell.writers.markdown import render_markdown
+from harness.tell.sections.results import levels_section
+from harness.tell.writers.text import render_markdown
 from tests.harness.tell.cells import blocks_in
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 

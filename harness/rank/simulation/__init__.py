@@ -1,1 +1,0 @@
-"""One rank of a large world alone: the adapters' code on a process group that moves nothing."""
