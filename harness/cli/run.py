@@ -168,10 +168,9 @@ def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int
     if not as_json:
         from harness.judge.comparison import Comparison
         from harness.judge.findings.jobs import overridden_text
-        from harness.tell.terminal import finding_lines, terminal_table
+        from harness.tell.terminal import terminal_table
 
-        comparison = Comparison([record])
-        echo("\n".join([terminal_table(comparison), *finding_lines(comparison)]))
+        echo(terminal_table(Comparison([record])))
         if (text := overridden_text(record)) is not None:
             view.say(text)
     view.say(f"record: {path}")
@@ -229,9 +228,10 @@ def _present(record: Record, store: Store, as_json: bool, view: View) -> None:
         echo(record.model_dump_json(indent=1))
     elif record.steps:
         from harness.judge.comparison import Comparison
-        from harness.tell.terminal import terminal_table
+        from harness.tell.terminal import finding_lines, terminal_table
 
-        echo(terminal_table(Comparison([record])))
+        comparison = Comparison([record])
+        echo("\n".join([terminal_table(comparison), *finding_lines(comparison)]))
     if record.error is not None:
         whose = "" if record.error.rank is None else f"rank {record.error.rank}: "
         echo(f"harness: run {record.status}: {whose}{record.error.message}", err=True)

@@ -13,9 +13,13 @@ from click.testing import CliRunner, Result
 
 from harness.api import load
 from harness.cli import harness as command
+from harness.cli.output import View
+from harness.cli.run import _present
 from harness.errors import HarnessError
 from harness.record import Record, provenance
+from harness.record.store import Store
 from tests.patience import SECONDS
+from tests.records import published
 from tests.representatives import first
 
 from .command_line import HARNESS, SHORT, environment, harness_process, records, refused, succeeds
@@ -177,6 +181,14 @@ def test_no_file_of_a_run_has_a_secret_and_the_exit_code_is_the_scripts(tmp_path
         assert "(first)" in harness_process(*words, cwd=tmp_path).stdout
     (row,) = load(tmp_path / "runs").to_frame().to_dict("records")
     assert row["backend"] == "observed-single (first)"
+
+
+def test_findings_of_an_observed_script_are_printed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    record = next(one for one in published("bloom-560m") if one.backend.name == "ddp")
+    _present(record, Store(tmp_path), False, View())
+    assert "\nfinding busy-machine: ddp on 2 ranks: " in capsys.readouterr().out
 
 
 @pytest.mark.exhaustive
