@@ -85,6 +85,15 @@ def test_what_torch_does_not_schedule_is_known_before(schedule: str, ranks: int)
     assert bool(refused) == (schedule != "gpipe")
 
 
+def test_what_is_not_scheduled_says_what_would_be() -> None:
+    few, uneven = (
+        why_not_scheduled(schedule, micro_batches=count, ranks=2)
+        for schedule, count in (("1f1b", 1), ("interleaved", 5))
+    )
+    assert "1F1B over 2 stages needs at least 2 micro-batches" in str(few)
+    assert "choose a multiple of 2" in str(uneven)
+
+
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2,
     "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 64, "pad_token_id": 0,

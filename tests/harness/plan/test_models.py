@@ -12,11 +12,12 @@ from torch import nn
 
 from harness.cli.options import load_job
 from harness.errors import HarnessError
+from harness.forms.layout import Attention
 from harness.forms.pipeline import bubble_share
 from harness.job.config import load_experiment
 from harness.job.job import Job, OptimizerSection
 from harness.plan.catalogue import read_entries
-from harness.plan.model import PlannedModel, decoder, local_config, part_of
+from harness.plan.model import PlannedModel, decoder, heads_of, local_config, part_of
 from harness.plan.models import (
     ARCHITECTURES,
     as_known_type,
@@ -517,3 +518,11 @@ def test_variants_have_the_tensors_that_transformers_builds(config: dict[str, An
 def test_defaults_are_those_of_transformers(model_type: str) -> None:
     config = {"model_type": model_type}
     assert_equal(from_config(config, name="default", source="default", given_whole=False), built(config))
+
+
+def test_heads_are_read_from_a_configuration() -> None:
+    config = {"num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}
+    assert heads_of(config) == Attention(layers=3, heads=8, key_value_heads=2, head_size=8)
+    equal = Attention(layers=2, heads=4, key_value_heads=4, head_size=8)
+    assert heads_of({"n_layer": 2, "n_head": 4, "n_embd": 32}) == equal
+    assert heads_of({"n_layer": 2}) is None

@@ -11,7 +11,7 @@ from harness.judge.facts import SENT, TEXTBOOK_SENT
 from harness.record import MemoryPart, RankPart, Record
 from harness.tell.document import Picture
 from harness.tell.pictures import plots
-from harness.tell.pictures.drawing import LINE, beside, draw, spread
+from harness.tell.pictures.drawing import LINE, along, beside, draw, spread
 from tests.harness.tell.cells import compared, made, of_size, rows_of, texts, timed, with_world
 from tests.records import LOSSES, make_communication, make_ranks, make_record, make_steps
 
@@ -326,3 +326,51 @@ def test_lines_are_the_interval_of_the_ratio_in_the_same_round() -> None:
 
 def test_one_backend_alone_is_compared_with_nothing() -> None:
     assert plots.throughput_picture(compared(timed("ddp", 0.5))) is None
+
+
+def test_the_ratio_is_written_only_where_it_is_not_one() -> None:
+    assert "0.004 MB" in texts(plots.volume_picture(comparison()))
+    assert "0.006 MB = 1.5 x textbook" in texts(plots.volume_picture(comparison(6000)))
+    assert "ddp 0.006 MB = 1.5 x textbook" in made(plots.volume_picture(comparison(6000))).alt
+
+
+def test_jobs_are_named_only_where_one_number_of_ranks_has_several() -> None:
+    groups = compared(timed("ddp", 0.5), timed("fsdp", 0.5, job_id="f" * 12)).groups
+    places = [plots.cell_row(group, groups)["place"] for group in groups]
+    assert places == ["1 rank", "2 ranks, job 012345", "2 ranks, job ffffff"]
+
+
+def test_of_many_cells_those_of_one_world_size_are_drawn_and_the_caption_says_so() -> None:
+    labels = [f"zero3:reduce_bucket_size={n}" for n in range(1, plots.MOST_CELLS)]
+    groups = compared(*(timed(label, 0.5, size) for label in labels for size in (2, 4))).groups
+    drawn = plots.drawable(groups)
+    assert {group.world_size for group in drawn} == {4}
+    assert "Drawn: 23 of 47 cells, on 4 ranks" in plots.caption("", drawn, groups)
+
+
+def test_names_stay_within_the_panel() -> None:
+    (box,) = beside([(590.0, 5.0)], ["a long name at the edge"], 600, 360)
+    assert box.left + box.width <= 600
+
+
+def test_a_name_leaves_a_line_free() -> None:
+    line = along([(0.0, 100.0), (600.0, 100.0)])
+    (box,) = beside([(300.0, 100.0)], ["zero3"], 600, 360, line)
+    assert not any(box.holds(point) for point in line)
+
+
+def test_without_outliers_the_limit_is_drawn_around_the_band() -> None:
+    picture = made(plots.loss_picture(compared(make_record(label="fsdp", steps=make_steps(NEAR)))))
+    limits = {row["limit"] for row in rows_of(picture)} - {None}
+    (limit,) = limits
+    assert any(text.startswith("limit ") for text in texts(picture))
+    assert f"limit {limit:.1e}" in picture.caption
+
+
+@pytest.mark.parametrize(
+    ("make", "field"), [(plots.trade_off_picture, "rate"), (plots.throughput_picture, "value")]
+)
+def test_without_ddp_the_first_that_is_listed_is_the_base(make, field: str) -> None:  # type: ignore[no-untyped-def]
+    picture = make(compared(timed("fsdp", 0.5), timed("zero3", 1.0)))
+    assert {row["name"]: row[field] for row in rows_of(picture)} == {"fsdp": 200, "zero3": 100}
+    assert "throughput, % of zero3 on the same ranks" in texts(picture)
