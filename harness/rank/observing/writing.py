@@ -376,43 +376,34 @@ class Writing:
         ratios: dict[int, list[float]] = {}
         for number, ratio in self._seen.backward_ratios:
             ratios.setdefault(number, []).append(ratio)
-        observation = ObservationPart(
-            command=list(self._command),
-            frameworks=list(self._seen.frameworks),
-            base=live.base if live else None,
-            loss=self._loss_source if LOSS not in unknown else "",
-            unknown=unknown,
-            synchronised_at=self._synchronised_at,
-            has_form=self._seen.has_form and self._synchronised_at is None and not new,
-            unwrapped=facts.unwrapped(self._roots, live) if live and live.base != "single" else {},
-            has_loader=self._seen.has_loader,
-            parts=self._seen.parts,
-            labels_ahead=self._seen.labels_ahead,
-            world_left_out=self._seen.world_left_out,
-            repeated_epochs=self._seen.repeated_epochs,
-            further_passes=self._seen.further_passes,
-            backward_ratio=None
+        known = ObservationPart.shared(self._seen) | ObservationPart.shared(self._habits)
+        known |= {
+            "command": list(self._command),
+            "frameworks": list(self._seen.frameworks),
+            "base": live.base if live else None,
+            "loss": self._loss_source if LOSS not in unknown else "",
+            "unknown": unknown,
+            "synchronised_at": self._synchronised_at,
+            "has_form": self._seen.has_form and self._synchronised_at is None and not new,
+            "unwrapped": facts.unwrapped(self._roots, live) if live and live.base != "single" else {},
+            "backward_ratio": None
             if self._habits.were_scaled or micro_steps == 1
             else alike(ratios.get(micro_steps, [])),
-            shorter_ratios={}
+            "shorter_ratios": {}
             if self._habits.were_scaled
             else {n: r for n, of in ratios.items() if n < micro_steps and (r := alike(of)) is not None},
-            kept_gradients=self._habits.kept_gradients,
-            clipped_within=self._habits.clipped_within,
-            scheduler_calls=self._habits.scheduler_calls,
-            stood_still=facts.stood_still(
+            "stood_still": facts.stood_still(
                 live,
                 self._optimizers,
                 (n for n, bits in self._bits[-1].items() if self._bits[0].get(n) == bits),
             )
             if live and self._looked_at >= UPDATES
             else [],
-            states_changed=self._habits.states_changed,
-            evaluations_in_training=sorted(self._habits.left_in_training),
-            evaluating_since=self._seen.evaluating_since,
-            added=new,
-            notes=notes,
-        )
+            "evaluations_in_training": sorted(self._habits.left_in_training),
+            "added": new,
+            "notes": notes,
+        }
+        observation = ObservationPart(**known)
         event = events.ObservationEvent(
             observation=observation,
             seen=seen
