@@ -59,9 +59,9 @@ def events(number: int) -> list[dict[str, object]]:
         "block": [128, 1, 1],
     }
     return [
-        host | {"cat": "cpu_op", "name": operator, "ts": start, "dur": 15.5, "args": {**shapes, **told}},
+        host | {"cat": "cpu_op", "name": operator, "ts": start, "dur": 15.625, "args": {**shapes, **told}},
         host
-        | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": start + 2, "dur": 4.25, "args": launch},
+        | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": start + 2, "dur": 4.375, "args": launch},
         {
             "ph": "X",
             "cat": "kernel",
@@ -69,7 +69,7 @@ def events(number: int) -> list[dict[str, object]]:
             "pid": 0,
             "tid": 7,
             "ts": start + 9,
-            "dur": 12.75,
+            "dur": 12.875,
             "args": kernel,
         },
     ]

@@ -288,9 +288,10 @@ _KEY_GAP = re.compile(r"[\s:]*")
 _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{\s*\"(?:ph|name|cat|args|pid|tid|ts)\")|\}\s*(?=\])")
 _BARE = re.compile(r"(:\s*)-?(?:inf|nan|infinity)(?=\s*[,}\]])", re.IGNORECASE)
 _TEXT, _PLACE, _TIME = r'"([^"\\]*+)"', r'"?+(-?\d++|(?<=")[^"\\]*+)"?+', r"(-?\d++(?:\.\d++)?+)"
-_FLAT = r'\{([^{}"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^{}"]*+)*+)\}'
+_FLAT = r"\{([^{}\\]*+)\}"
+"""An object without another in it; its texts have no braces if their quotes are paired."""
 _VALUES = dict(zip(FIELDS, (_TEXT, _TEXT, _TEXT, _PLACE, _PLACE, _TIME, _TIME, _FLAT), strict=True))
-_OTHER_VALUE = rf'(?:"[^"\\]*+"|[\w.+-]++|{_FLAT.replace("([^", "(?:[^", 1)})'
+_OTHER_VALUE = r'(?:"[^"\\]*+"|[\w.+-]++)'
 _NOTHING, _COMMA = "(?:(?!)())?", r"\s*+,\s*+"
 MOST_SHAPES, MOST_KEYS = 12, 16
 _BACKSLASH = re.compile(r"\\(?![\"\\/bfnrtu])|\\u(?![0-9a-fA-F]{4})")
@@ -409,12 +410,15 @@ class TraceFile:
             if self._shaped is not None:
                 match, at, groups = self._shaped.match, self._at, self._groups
                 while (known := match(text, at)) is not None:
+                    found = known.group(*groups[((known.lastindex or 1) - 1) // width])
+                    if found[-1] is not None and found[-1].count('"') % 2:
+                        break
                     at = known.end()
                     self._count += 1
-                    yield known.group(*groups[((known.lastindex or 1) - 1) // width])
+                    yield found
                 self._at = at
-            found = gap(text, self._at)
-            self._at = found.end() if found else self._at
+            space = gap(text, self._at)
+            self._at = space.end() if space else self._at
             if len(text) - self._at < 2 or text[self._at] != "{":
                 character = self._next(_GAP)
                 if character == "]":
@@ -462,7 +466,7 @@ class TraceFile:
         shape = (str(kind), *event)
         if shape in self._shapes or not isinstance(kind, str) or len(event) > MOST_KEYS:
             return
-        used = [key for key in event if key in FIELDS] if kind == "X" else ["ph"]
+        used = [key for key in event if key in (FIELDS if kind == "X" else ("ph", "args"))]
         if kind == "X" and not {*used} >= {*FIELDS[:-1]}:
             return
         values = dict.fromkeys(event, _OTHER_VALUE) | {key: _VALUES[key] for key in used}

@@ -60,10 +60,13 @@ HOSTILE = [
         ("b", "stream 7", "7 x", -1, -0.25, {"Concrete Inputs": ["{", "}", '"correlation": 5', "\\"]}),
         ("c\n\t\u2028é", -7, 1.5, 1e-7, 10**25, {"correlation": "8", "of": {"correlation": 9}}),
         ("d}, {", None, True, "x", None, {"correlation": 10**30, "Input Dims": [[[1], []], []]}),
+        ("f", 7, 0, 2, 3, {"a": "}}, ", "correlation": 11}),
+        ("g", 7, 0, 2, 3, {"a": "}}, {", "b": "}},"}),
         ("e", [], {}, 5, 6, {"External id": 3, "correlation": -1}),
     )
 ]
 HOSTILE += [{"ph": "s", "id": 3, "pid": 1, "tid": 2, "ts": 5, "cat": "ac2g", "name": "ac2g"}, {"ph": "X"}]
+HOSTILE += [{"ph": "i", "name": "[memory]", "args": {"Device": text}} for text in ("a", "}}, ", '"}')]
 
 
 @pytest.mark.parametrize("layout", ["as written", "compact", "indented", "keys in another order"])
