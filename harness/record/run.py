@@ -239,6 +239,13 @@ OUTSIDE = "outside"
 """Between the end of a step's clock and the begin of the next one's."""
 
 
+def _with_names(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for names in (group.get("parameters", []) for group in groups):
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError("parameters of a group must be a list of names")
+    return groups
+
+
 class ObservedPart(measured.Part):
     """What the harness saw of a run without asking the backend; None: it could not see."""
 
@@ -248,7 +255,7 @@ class ObservedPart(measured.Part):
     """Whether the optimizer that the job built is among those that train."""
     optimizer_steps: int | None = None
     """Updates that the optimizers made."""
-    optimizer_groups: list[dict[str, Any]] = []
+    optimizer_groups: Annotated[list[dict[str, Any]], pydantic.AfterValidator(_with_names)] = []
     """Constants of each group of the optimizers that train, whoever built them, and the names of its
     parameters where they can be known; of an observed script also its last rate, its dtypes and the number
     of its tensors."""

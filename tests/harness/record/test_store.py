@@ -53,6 +53,8 @@ def edited(tmp_path: Path, key: str, value: object) -> Path:
         ("status", "splendid", "not valid: 'status' was given 'splendid'"),
         ("job.training.momentum", 0.9, "setting 'momentum' is unknown"),
         ("job.training.steps", {"a": 1}, "setting 'steps' has another type"),
+        *(("observed", {"optimizer_groups": [{"parameters": names}]}, "must be a list of names")
+          for names in (5, [["a"]], {"a": 1})),
     ],
 )  # fmt: skip
 def test_a_value_that_no_record_has_is_refused_by_name(
