@@ -1,14 +1,21 @@
 """One script of the user's own under each strategy, from the comparison to a verified report."""
 
 import json
+import subprocess
 import sys
+import time
+from contextlib import suppress
+from itertools import chain
 
+import psutil
 import pytest
 
+from tests.harness.cli.command_line import HARNESS, environment
 from tests.harness.rank.observing.test_scripts import ARGUMENTS, EXAMPLES, make_job
 from tests.journeys.conftest import PLAIN, VARIABLES, WINDOWS
 from tests.journeys.journey import Journey
 from tests.journeys.test_observe import BUILD
+from tests.patience import SECONDS
 from tests.representatives import cheap
 
 OF_THE_MACHINE = {
@@ -99,3 +106,55 @@ def test_a_script_that_hangs_and_ignores_signals_ends_its_row(journey: Journey) 
     (row,) = json.loads(journey.harness("compare", "--json", *words, **VARIABLES).stdout)["rows"]
     assert (row["status"], row["backend"]) == ("timeout", "a")
     assert "runtime.timeout_seconds=2" in row["reason"]
+
+
+STEPS = """
+import os, sys, time
+from torch import nn, ones, optim
+
+model = nn.Linear(4, 4)
+optimizer = optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(6):
+    model(ones(2, 4) * step).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 3 and sys.argv[1] == "b":
+        open("waits", "w").write(str(os.getpid()))
+        while not os.path.exists("goes-on"):
+            time.sleep(0.01)
+"""
+
+
+def test_a_killed_comparison_that_is_called_again_loses_and_repeats_nothing(journey: Journey) -> None:
+    (journey.folder / "steps.py").write_text(STEPS)
+    rows = [("--script", f"{name}={sys.executable} steps.py {name}") for name in "ab"]
+    words = ["compare", "--json", "--set", "compare.noise_runs=false", *chain.from_iterable(rows)]
+    killed = subprocess.Popen(
+        [*HARNESS, *words], cwd=journey.folder, env=environment(**VARIABLES),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    waits, deadline = journey.folder / "waits", time.monotonic() + SECONDS
+    while not (waits.exists() and waits.read_text()):
+        assert killed.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    script = psutil.Process(int(waits.read_text()))
+    killed.kill()
+    killed.wait()
+    with suppress(psutil.NoSuchProcess):  # it is told to end as its parent is gone
+        while script.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    (first,) = (path for path in (journey.folder / "runs").glob("*/record.json"))
+    before = first.read_bytes()
+    (journey.folder / "goes-on").touch()
+    document = json.loads(journey.harness(*words, **VARIABLES).stdout)
+    assert [(row["backend"], row["status"], row["repeat"]) for row in document["rows"]] == [
+        (name, "ok", 0) for name in "ab"
+    ]
+    assert str(first.relative_to(journey.folder)) in document["records"]
+    assert first.read_bytes() == before
+    made = {record.backend.label: record for record in journey.records() if record.status == "ok"}
+    assert sorted(made) == ["a", "b"]
+    again = json.loads(journey.harness(*words, **VARIABLES).stdout)
+    assert again["records"] == document["records"]
