@@ -344,13 +344,15 @@ class Answer:
     @property
     def whole(self) -> dict[str, float] | None:
         """Tokens, hours, GPU hours and price of all steps; of 1e9 tokens where the job has a price alone."""
-        experiment, tokens = self.question.experiment, self.question.tokens_per_step
+        experiment, best = self.question.experiment, next(iter(self.best), None)
         steps, price = experiment.training.steps, experiment.compare.price_per_gpu_hour
-        speed = self.best[0].speed if self.best else None
-        if speed is None or (steps is None and price is None):
+        if best is None or best.speed is None or (steps is None and price is None):
             return None
+        # Of the scenario: where the batch is given, the question has no tokens of a step.
+        samples = best.planned.samples * best.planned.mesh.data_size
+        tokens = samples * self.question.sequence_length
         count = 1e9 / tokens if steps is None else steps
-        hours = count * speed.step_seconds / SECONDS_PER_HOUR
+        hours = count * best.speed.step_seconds / SECONDS_PER_HOUR
         found = {"tokens": round(count * tokens), "hours": hours}
         found["gpu_hours"] = hours * self.question.gpus
         return found if price is None else {**found, "price": found["gpu_hours"] * price.amount}
