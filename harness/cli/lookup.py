@@ -169,7 +169,7 @@ def settings(section: str | None, schema: bool, write: Path | None, as_json: boo
     if section is not None and (schema or write):
         raise HarnessError(f"--schema and --write are of the whole file; leave '{section}' out")
     if write is not None:
-        beside = write.with_suffix(".schema.json")
+        beside = write.parent / f"{write.stem}.schema.json"
         contents = {write: commented_file(beside.name if schema else None)}
         if schema:
             contents[beside] = json.dumps(json_schema(), indent=1) + "\n"

@@ -101,6 +101,7 @@ FIT = "fit --backend ddp --limit"
         ("estimate --model gpt2 --backends fsdp-hybrid:shard_size=3", "harness: fsdp-hybrid:shard_size=3 "
          "cannot run on 8 ranks: shard_size 3 does not divide the world size 8"),
         ("estimate --set model.name=none/such", "harness: model 'none/such' is neither in the catalogue"),
+        ("settings --write .", "harness: '.': Is a directory"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, words: str, said: str) -> None:
