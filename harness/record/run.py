@@ -597,6 +597,8 @@ class ObservationPart(measured.Part):
     weights_apart: dict[int, list[str]] = pydantic.Field({}, exclude_if=lambda value: not value)
     """The first step of those looked at (0 and powers of two) that ranks begin with unlike bits in tensors
     that train, with these tensors."""
+    discarded: int = pydantic.Field(0, exclude_if=lambda value: not value)
+    """Micro-steps whose gradients were zeroed before an update."""
     stood_still: list[str] = pydantic.Field([], exclude_if=lambda value: not value)
     """Tensors of low precision whose bits are at the last such step what they were at the first, though an
     optimizer has moments of them."""

@@ -586,8 +586,9 @@ def ranks_drift(row: JudgedRun) -> Iterator[Finding]:
             yield found("clipped-otherwise", row.cell, {"factors": factors[0]}, "by-hand")
     is_cut = seen.base is not None and seen.base.startswith("fsdp")
     alike = len({rank.device_name for rank in record.ranks}) == 1  # kernels of others round otherwise
+    # Weights that each rank moves by gradients of its own and moves back, as SAM does, differ by roundings.
     if (summed or averaged or (reduced and not is_cut)) and alike and not _share_passes(record):
-        for step, names in seen.weights_apart.items():
+        for step, names in seen.weights_apart.items() if not seen.discarded else ():
             values = {"step": step, "parameters": names}
             yield found("replicas-differ", row.cell, values, "script", where=where(record, names))
 

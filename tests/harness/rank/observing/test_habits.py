@@ -155,6 +155,9 @@ BY_HAND = "[(dist.all_reduce(p.grad), p.grad.div_(2)) for p in model[2].paramete
 SUMMED_BY_HAND = "[dist.all_reduce(p.grad) for p in model.parameters()]"
 AVERAGED = "[(dist.all_reduce(p.grad), p.grad.div_(2)) for p in model{}.parameters()]"
 NORM = "norm = sum(p.grad{}.square().sum() for p in model.parameters()).sqrt()"
+AND_BACK = """[p.data.add_(p.grad).sub_(p.grad) for p in model.parameters()]
+    optimizer.zero_grad()
+    model(torch.randn(4, 8, generator=order)).square().mean().backward()"""
 FULL, SHARD = ".full_tensor()", "._local_tensor"
 CUT = f"; [p.grad{SHARD}.mul_(0.01 / norm) for p in model.parameters()]"
 LOST = "optimizer.state and step % 3 == 0 and [s['exp_avg'].zero_() for s in optimizer.state.values()]"
@@ -245,6 +248,8 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
     "a rank that moves its weights": (
         wrapped(reduced="step == 2 and dist.get_rank() and model.module[0].weight.data.mul_(2)"), 2,
         {"replicas-differ"}),
+    "ranks that move their weights, and back": (
+        wrapped(reduced=AND_BACK).replace("    (model(", "    with model.no_sync(): (model(", 1), 2, set()),
     "cut by the norm of a shard": (
         wrapped(by=IN_FSDP, reduced=NORM.format(SHARD) + CUT), 2, {"clipped-otherwise"}),
     "cut by the norm of all": (wrapped(by=IN_FSDP, reduced=NORM.format(FULL) + CUT), 2, set()),
