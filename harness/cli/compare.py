@@ -339,6 +339,14 @@ class Until:
     deadline: float | None = None
     """By the monotonic clock; None: none."""
 
+    @classmethod
+    def asked(cls, within: str | None, max_minutes: float | None) -> Until:
+        """By what was typed. Raises HarnessError."""
+        return cls(
+            precision=None if within is None else parse_within(within),
+            deadline=None if max_minutes is None else time.monotonic() + 60 * max_minutes,
+        )
+
     def rounds(self, asked: int) -> int | None:
         """How many there will be; None: as many as it takes."""
         return asked if self == Until() else None
@@ -682,10 +690,7 @@ def compare(
             "compare starts its own ranks: run it without torchrun, or "
             "start `harness run` under torchrun for each backend"
         )
-    until = Until(
-        precision=parse_within(within) if within is not None else None,
-        deadline=time.monotonic() + 60 * max_minutes if max_minutes is not None else None,
-    )
+    until = Until.asked(within, max_minutes)
     view.begin("checking the job, its data and this machine")
     device = options.resolve_device(experiment.runtime.device)
     sizes = experiment.compare.world_sizes if nproc is None else options.numbers(nproc, "--nproc", "ranks")

@@ -30,7 +30,6 @@ from harness.job.config import load_experiment
 from harness.launch import started_as_rank
 from harness.launch.cells import canonical_label
 from harness.launch.launcher import EventHandler, LocalLauncher, modules_to_preload
-from harness.plan import fit as fitting
 from harness.plan import simulation
 from harness.plan.alternatives import Alternative, alternative_lines
 from harness.plan.answer import option_words, set_words
@@ -41,6 +40,7 @@ from harness.record.store import Store
 from harness.run_directory.request import RunRequest, Tensors
 
 if TYPE_CHECKING:
+    from harness.plan import fit as fitting
     from harness.plan.answer import Answer
 
 tokens_option = click.option("--tokens-per-step", metavar="T")
@@ -269,6 +269,8 @@ def fit(
     if started_as_rank():
         raise HarnessError("fit starts its own ranks: run it without torchrun")
     begin("checking the job, its data and this machine")
+    from harness.plan import fit as fitting
+
     job = given.planned(options.load_job(config, assignments, model), assignments)
     experiment, backend = job.experiment, backend or next(iter(job.backends), None)
     if backend is None:
@@ -326,6 +328,7 @@ def fit(
 
 def _followed_by(count: PredictionCount) -> dict[str, Any]:
     """What a `Runner` calls: predictions are counted, runs show themselves."""
+    from harness.plan.fit import trial_line
 
     def on_event(cell: RunRequest) -> EventHandler:
         count.doing = ""
@@ -334,7 +337,7 @@ def _followed_by(count: PredictionCount) -> dict[str, Any]:
 
     def on_trial(trial: fitting.Trial) -> None:
         count.doing = PREDICTING
-        echo(fitting.trial_line(trial), err=True)
+        echo(trial_line(trial), err=True)
 
     def on_prediction() -> None:
         count.doing = PREDICTING

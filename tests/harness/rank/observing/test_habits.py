@@ -259,7 +259,8 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
     "ranks that drop alike": (wrapped(seed="0", p=0.1), 2, {"masks-alike"}),
     "ranks that drop otherwise": (wrapped(p=0.1), 2, set()),
     "ranks seeded alike without dropout": (wrapped(seed="0"), 2, set()),
-    "a head added to what DDP wraps": (wrapped(by=UNUSED, changed=HEAD_OF), 2, {"trained-outside"}),
+    "a head added to what DDP wraps": (
+        wrapped(by=UNUSED, changed=HEAD_OF), 2, {"trained-outside", "replicas-differ"}),
     "a head added to what FSDP wraps": (wrapped(by=IN_FSDP, changed=HEAD_OF), 2, {"trained-outside"}),
     "an added head that is reduced by hand": (
         wrapped(by=IN_FSDP, changed=HEAD_OF, reduced=BY_HAND), 2, set()),
