@@ -74,6 +74,23 @@ def test_a_trace_without_events_of_the_gpu_is_not_idle(machine: Machine) -> None
     }
 
 
+STRATEGIES = {
+    "fsdp": "FSDP2 full shard", "ddp": "DDP", "fsdp1": "FSDP1 full shard",
+    "zero1": "ZeRO-1 or ZeRO-2 as DeepSpeed does them", "zero2": "ZeRO-1 or ZeRO-2 as DeepSpeed does them",
+    "zero3": "ZeRO-3 or FSDP full shard",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("label", first(["fsdp"], STRATEGIES))
+def test_a_trace_says_which_strategy_its_collectives_suggest(label: str, machine: Machine) -> None:
+    record = machine.run(label, settings=[*TRACED, "measure.trace=true"])
+    traces = sorted((machine.store.root / record.run_id).glob("trace-*.json.gz"))
+    assert len(traces) == 2
+    done = machine.harness("trace", *map(str, traces))
+    (line,) = (line for line in done.stdout.splitlines() if "looks like" in line)
+    assert f"looks like {STRATEGIES[label]} " in line.replace(":", " ")
+
+
 def test_gradients_and_updates_of_an_offloading_run_can_be_examined(machine: Machine) -> None:
     record = machine.run("fsdp:offload=cpu")
     assert record.status == "ok", record.error
