@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, get_args
@@ -71,14 +72,18 @@ class _Index:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / INDEX_NAME
-        newest = max(file.stat().st_mtime_ns for file in Path(__file__).parents[1].rglob("*.py"))
-        self._made_by = f"{__version__} {newest}"
         self._found: dict[str, Any] = {}
         self._kept: dict[str, Any] = {}
         with suppress(OSError, ValueError, RecursionError, LookupError, TypeError):
             content = json.loads(read_plain(self._path, MOST_DOCUMENT_BYTES))
             if content["made_by"] == self._made_by:
                 self._found = dict(content["runs"])
+
+    @cached_property
+    def _made_by(self) -> str:
+        """Version and time of the newest source: what judges decides what a list says, not ranks alone."""
+        newest = max(file.stat().st_mtime_ns for file in Path(__file__).parents[1].rglob("*.py"))
+        return f"{__version__} {newest}"
 
     def read(self, path: Path, files: RecordFiles) -> Listed:
         run, state = path.parent.name, None
@@ -156,9 +161,7 @@ def list_runs(
     listed = [
         run
         for _, run in all_runs(runs)
-        if (
-            backend is None or backend in (run.document["backend"], run.document["backend"].partition(":")[0])
-        )
+        if backend in (None, run.backend, run.document["backend"])
         and status in (None, run.document["status"])
         and (job is None or run.document["job_id"].startswith(job))
     ]

@@ -27,7 +27,7 @@ from harness.judge.rows import JudgedRun, Runs
 from harness.judge.wording import both, sentence
 from harness.nested import differences, value_at
 from harness.record import CommunicationPart, LayoutPart, ModelLossPart, RankPart, Record, workload
-from harness.record.run import LABELLED, PADDING
+from harness.record.run import LABELLED, OF_PASS, OF_UPDATE, PADDING
 
 CUT = {("training", name) for name in ("global_batch_size", "micro_batch_size", "accumulation_steps")}
 """Settings that weak scaling changes with the number of ranks."""
@@ -567,7 +567,7 @@ def ranks_drift(row: JudgedRun) -> Iterator[Finding]:
     record, seen, size = row.record, row.record.observation, row.record.world.world_size
     if seen is None or size == 1:
         return
-    sums = ([rank.step_figures.get(key, []) for rank in record.ranks] for key in OF_GRADIENT)
+    sums = ([rank.step_figures.get(key, []) for rank in record.ranks] for key in (OF_PASS, OF_UPDATE))
     before, after = ([of for of in zip(*each, strict=False) if None not in of] for each in sums)
     pairs = [(b, a) for b, a in zip(before, after, strict=True) if all(b)]
     summed, averaged = (
@@ -621,7 +621,6 @@ def _on_same_samples(record: Record) -> bool:
     return len(fed) > 1 and bool(fed[0]) and all(fed[0]) and all(digests == fed[0] for digests in fed)
 
 
-OF_GRADIENT = ("gradient_of_pass", "gradient_of_update")
 SUMMED = 1e-3
 """Relative: sums of a gradient, of ranks and of what they add up to."""
 ROUNDING = 2.0**-23

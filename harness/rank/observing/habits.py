@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from harness.backends.optimizer.gradients import local_shard
 from harness.backends.piece import MOMENTS
 from harness.rank.live.model_watch import depends_on_mode
+from harness.record.run import OF_PASS, OF_UPDATE
 
 LOOKED_AT = 5
 """First updates whose gradients are looked at: each look may wait for a device."""
@@ -26,8 +27,6 @@ MOST_GAPS = 16
 SCALED = 1e-6
 """Relative: figures of one tensor that nothing changed are equal."""
 MOST_ELEMENTS, MOST_STATES = 1024, 32
-BEFORE, AFTER = "gradient_of_pass", "gradient_of_update"
-"""Figures of one gradient of a rank: `_projected` at the end of the backward pass, and before clipping."""
 FACTORS = {"DivBackward0": 1, "MulBackward0": -1}
 NOTHING = {"DivBackward0": math.nan, "MulBackward0": math.inf}
 """The divisor where that number is 0."""
@@ -121,7 +120,7 @@ class Habits:
         self.were_scaled = False
         """Whether gradients changed between the backward pass and clipping or update."""
         self.figures: dict[str, float] = {}
-        """Of the second and third update, `BEFORE` and `AFTER`."""
+        """Of the second and third update, `OF_PASS` and `OF_UPDATE`."""
         self.states_changed: list[int] = []
         """Of the first such, the steps whose update finds other moments than that before it left."""
         self._versions: WeakKeyDictionary[torch.optim.Optimizer, list[tuple[Tensor, ref[Tensor], int]]] = (
@@ -170,7 +169,7 @@ class Habits:
         """Clipping or an update."""
         is_scaled = _has_changed(self._seen)
         if self._seen is not None:
-            self.figures |= {BEFORE: self._seen[1], AFTER: _projected(self._seen[0])}
+            self.figures |= {OF_PASS: self._seen[1], OF_UPDATE: _projected(self._seen[0])}
         self.were_scaled |= is_scaled
         self._before, self._seen = None if is_scaled else self._seen, None
 
