@@ -168,6 +168,7 @@ _FIELDS: dict[str, Callable[[str, BaseException], Fields | None]] = {
     "mixed-gradients": lambda _, error: _mixed_gradients(error),
     "wider": lambda _, error: {"layer": _layer(error)},
     "complex": lambda *_: _of([name for name, dtype in _noted.dtypes.items() if dtype.startswith("complex")]),
+    "complex-scaled": lambda *given: _FIELDS["complex"](*given),
     "unused": lambda text, _: _unused(text),
     "twice": lambda text, _: _twice(text),
     # Where it trains, the loss hangs on nothing that does.

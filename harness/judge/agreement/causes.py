@@ -201,7 +201,8 @@ class Pair:
 
     @property
     def since(self) -> str:
-        """Whether it lasts: 'from step 3 on', or 'in step 3' where the next step agrees or there is none."""
+        """Whether it lasts: 'from step 3 on', or 'in step 3' where the next step agrees or there is none; of a
+        factor of norms all steps that have it."""
         if self.at == 0 and self.record.resumed is not None:
             return f"from step {self.number} on, the first after its checkpoint"
         after = self.at + 1
@@ -209,7 +210,11 @@ class Pair:
         lasts = after < common and (self.loss_apart(after) or self.norm_apart(after))
         if self.at == 0:
             return "from the first step on" if lasts or after == common else "in the first step"
-        return f"from step {self.number} on" if lasts else f"in step {self.number}"
+        if lasts:
+            return f"from step {self.number} on"
+        alike = (n for n in range(self.at, common) if abs(self.norm_ratio(n) / self.ratio - 1) <= SUDDEN)
+        steps = [self.record.steps[n].step for n in alike if abs(self.ratio - 1) > 2 * SUDDEN]
+        return f"in {'steps' if len(steps) > 1 else 'step'} {', '.join(map(str, steps or [self.number]))}"
 
     @property
     def expected_loss(self) -> float | None:
@@ -284,6 +289,13 @@ class Pair:
 
     # Of gradients.
 
+    @property
+    def within_steps(self) -> bool:
+        """Whether some rank's factor is not that of all its micro-steps."""
+        at, factors = self.loss_factors or (0, {})
+        ends = self._loss_gradients(at)
+        return any(max(ends[r]) - min(ends[r]) > SCALE_TOLERANCE * max(map(abs, ends[r])) for r in factors)
+
     @cached_property
     def rank_norms(self) -> list[float | None]:
         ranks = self.record.ranks
@@ -311,11 +323,9 @@ class Pair:
             known = [one for of in ends.values() for one in of]
             if not known or max(known) - min(known) <= SCALE_TOLERANCE * max(map(abs, known)):
                 continue
-            counted = sorted(known, key=lambda one: (-known.count(one), one if self.ratio >= 1 else -one))
-            base = counted[0]
-            factors = {
-                rank: max(of, key=lambda one: abs(one - base)) / base for rank, of in ends.items() if base
-            }
+            up = 1 if self.ratio >= 1 else -1
+            base = min((one for one in known if one), key=lambda one: (-known.count(one), up * one))
+            factors = {rank: max(of, key=lambda one: abs(one - base)) / base for rank, of in ends.items()}
             return at, {rank: f for rank, f in factors.items() if abs(f - 1) > SCALE_TOLERANCE}
         return None
 

@@ -260,7 +260,8 @@ def odd_updates(row: JudgedRun) -> Iterator[Finding]:
     ranks = [rank for rank, part in odd.items() if part.step == first.step]
     if len({odd[rank].kind for rank in ranks}) > 1:
         first = OddUpdatePart(step=first.step, kind="weights")
-    names = list(dict.fromkeys(name for rank in ranks for name in odd[rank].parameters))
+    named = [odd[rank].parameters for rank in ranks]
+    names = list(dict.fromkeys(name for of in named for name in of)) if all(named) else []
     values = {
         "step": first.step, "ranks": ranks, "kind": first.kind, "given": first.given, "due": first.due,
         "parameters": names,
@@ -270,10 +271,12 @@ def odd_updates(row: JudgedRun) -> Iterator[Finding]:
     rates = {step.step: step.learning_rate for step in row.record.steps}
     used, before = (first.given or 0.0) * rates.get(first.step, 0.0), rates.get(first.step - 1, 0.0)
     steps = [first.step, *first.later]
-    every = {later - step for step, later in pairwise(steps)}
+    gaps = [later - step for step, later in pairwise(steps)]
+    regular = len(set(gaps)) == 1 and gaps[0] > 1
     yield found(
         "update-altered", row.cell, values, first.kind, alone=alone, low=low,
-        later=every.pop() if len(every) == 1 and steps[1:2] != [first.step + 1] else None,
+        later=gaps[0] if regular and len(gaps) > 1 else None,
+        again=steps[1] if regular and len(gaps) == 1 else None,
         places=causes.where(row.record, names),
         late=first.kind == "factor" and math.isclose(used, before, rel_tol=SAME_RATE),
     )  # fmt: skip

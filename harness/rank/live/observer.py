@@ -372,8 +372,10 @@ class Observer(Instrument):
             return {}
 
         def pieces() -> Iterator[Piece]:
-            with suppress(Unsupported):
-                yield from engine.weight_pieces()
+            for listed in (engine.weight_pieces, engine.pieces):
+                with suppress(Unsupported):
+                    yield from listed()
+                    return
 
         held = list(self._watch.held())
         self._audit.look(held, step, pieces, self._step.rate)

@@ -123,10 +123,9 @@ class UpdateAudit:
             for *_, told in odd:
                 counts[told[0]] += int(told[3].sum())
             kind, _ = counts.most_common(1)[0]
-            alike = [one for one in odd if one[2][0] == kind]
-            _, given, due, _ = alike[0][2]
-            everywhere = len(alike) == len(now) and all(told[3].all() for *_, told in alike)
-            names = [] if everywhere else list(_names(alike, pieces()))[:MOST_NAMES]
+            _, given, due, _ = next(told for *_, told in odd if told[0] == kind)
+            everywhere = len(odd) == len(now) and all(told[3].all() for *_, told in odd)
+            names = [] if everywhere else list(_names(odd, pieces()))[:MOST_NAMES]
             self.odd = OddUpdatePart(step=step, kind=kind, given=given, due=due, parameters=names)
         self.updates += bool(self._before.keys() & now.keys())
         self._before = now

@@ -170,6 +170,11 @@ LINEAR = "mat2 must be a matrix, got 1-D tensor"
             "parameter 'turns' is complex, which FSDP and ZeRO cannot hold together with real ones; keep",
         ),
         (
+            Turned, "ddp",
+            "\"_amp_foreach_non_finite_check_and_unscale_cpu\" not implemented for 'ComplexFloat'",
+            "parameter 'turns' is complex, whose gradients torch's loss scaler cannot unscale on the CPU; keep",
+        ),
+        (
             Turned, "fsdp",
             "FSDP expects uniform original parameter dtype but got {torch.float32, torch.complex64}",
             "parameter 'turns' is complex",

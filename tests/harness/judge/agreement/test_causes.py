@@ -135,8 +135,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a micro-step that adds nothing": (
         {"steps": norms(1.0, 1.0, 1.0, 0.8),
          "ranks": ranks(loss_gradients=[[[2.0, 2.0]] * 3 + [[0.0, 2.0]]] * 2)},
-        {}, "gradient-differs", "gradients of ranks 0, 1 have a factor, first in step 3: the backward pass "
-        "begins with 0 times"),
+        {}, "gradient-differs", "gradients of ranks 0, 1 have a factor in some micro-step, first in step 3: "
+        "the backward pass begins with 0 times"),
+    "a micro-step that counts twice, for another": (
+        {"steps": norms(times=1.15), "ranks": ranks(loss_gradients=[[[0.0, 2.0]] * 4] * 2)}, {},
+        "gradient-differs", "ranks 0, 1 have a factor in some micro-step, first in step 0: the backward "
+        "pass begins with 0 times"),
     "ranks that divide by their own tokens": (
         {"steps": norms(1.04),
          "ranks": ranks(loss_gradients=[[[1 / 216] * 2] * 4, [[1 / 800] * 2] * 4], **UNEVEN)},
@@ -166,6 +170,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         {"steps": norms(1, 1, 2, 2)}, {}, "gradient-scale", "from step 2 on: summed over 2 ranks"),
     "gradients that are summed in one step": (
         {"steps": norms(1, 1, 2, 1)}, {}, "gradient-scale", "in step 2: summed over 2 ranks"),
+    "gradients that are summed in every second step": (
+        {"steps": norms(1, 2, 1, 1.99)}, {}, "gradient-scale", "in steps 1, 3: summed over 2 ranks"),
     "a parameter's gradient whose size a factor fits": (
         {"steps": norms(times=2), "moment_norms": dict.fromkeys("adef", (1.0, 2.0)) | {"c": (1.0, 9.0)}},
         {"moment_norms": dict.fromkeys("acdef", (1.0, 2.0))}, "gradient-differs",

@@ -307,10 +307,13 @@ def test_a_rate_that_is_a_step_late_is_named(factor: float, late: bool) -> None:
     assert ("as with the rate of the step before" in message) is late
 
 
-@pytest.mark.parametrize(("later", "again"), [([4, 6], True), ([3, 4], False), ([4, 7], False), ([], False)])
-def test_updates_that_are_odd_every_few_steps_are_named(later: list[int], again: bool) -> None:
+@pytest.mark.parametrize(
+    ("later", "again"),
+    [([4, 6], ", and every 2 steps after it,"), ([4], ", and that of step 4,"), ([3, 4], ""), ([4, 7], "")],
+)
+def test_updates_that_are_odd_every_few_steps_are_named(later: list[int], again: str) -> None:
     (message,) = altered(updating(odd("first-moments-lost", later=later)))
-    assert ("and every 2 steps after it" in message) is again
+    assert f"the update of step 2{again} (ranks: 0) is not what" in message
 
 
 def test_what_the_reference_does_too_is_no_finding() -> None:
