@@ -201,8 +201,8 @@ class Pair:
 
     @property
     def since(self) -> str:
-        """Whether it lasts: 'from step 3 on', or 'in step 3' where the next step agrees or there is none; of a
-        factor of norms all steps that have it."""
+        """Whether it lasts: 'from step 3 on', or 'in step 3' where the next step agrees or there is none; all
+        steps whose norms have one factor."""
         if self.at == 0 and self.record.resumed is not None:
             return f"from step {self.number} on, the first after its checkpoint"
         after = self.at + 1

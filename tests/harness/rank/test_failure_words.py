@@ -172,7 +172,7 @@ LINEAR = "mat2 must be a matrix, got 1-D tensor"
         (
             Turned, "ddp",
             "\"_amp_foreach_non_finite_check_and_unscale_cpu\" not implemented for 'ComplexFloat'",
-            "parameter 'turns' is complex, whose gradients torch's loss scaler cannot unscale on the CPU; keep",
+            "parameter 'turns' is complex, whose gradients torch's loss scaler cannot unscale on the CPU",
         ),
         (
             Turned, "fsdp",
