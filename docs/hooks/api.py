@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from docs.hooks.records import meaning, record_fields
+from docs.hooks.tables import code, table
+from harness.job.reference import unit
+from harness.judge.facts import METRICS, Fact
+from harness.record import EvaluationPart, StepPart
+
 TITLE = "Python API"
 TOPICS = {
     "What `import harness` offers": ("harness.api", "harness.api"),
@@ -49,4 +55,47 @@ def api_page() -> str:
     parts = [HEAD]
     for topic, modules in TOPICS.items():
         parts += [f"## {topic}", *(f"### `{module}`\n\n::: {module}" for module in modules)]
+    parts += [
+        "## Columns of frames",
+        *(f'### `to_frame("{kind}")`\n\n{text}' for kind, text in columns().items()),
+    ]
     return "\n\n".join(parts) + "\n"
+
+
+OF_A_RUN = {
+    "backend": "label of the cell",
+    "ranks": "number of ranks",
+    "repeat": "number of the repeat, from 0",
+    "job_id": "digest of the job: only runs of one job are compared",
+    "status": "how the run ended",
+    "reason": "why it has no whole result",
+    "run_id": "name of its folder",
+    "parity": "level of its training, see the glossary",
+    "parity_reason": "why the level is this one",
+    "not_judged": "amounts without a closed form",
+    "same_job": "whether the run may be compared",
+}
+"""Columns of a run beside its figures."""
+OF_OTHERS = {
+    "steps": StepPart,
+    "evaluations": EvaluationPart,
+    "facts": Fact,
+}
+OF_FINDINGS = {
+    "id": "`harness explain ID` has cause and fix",
+    "backends": "labels of the cells concerned",
+    "message": "the finding in a sentence",
+    "values": "the figures behind it",
+}
+
+
+def columns() -> dict[str, str]:
+    """A table of columns for each kind of frame."""
+    figures = [[code(one.key), one.unit, one.meaning] for one in METRICS]
+    found = {"runs": [*([code(name), "", meant] for name, meant in OF_A_RUN.items()), *figures]}
+    first = [[code(name), "", OF_A_RUN[name]] for name in ("run_id", "backend", "ranks", "repeat")]
+    for kind, model in OF_OTHERS.items():
+        fields = record_fields(model)
+        found[kind] = [*first, *([code(n), unit(n), meaning(model, n, of)] for n, of, _ in fields)]
+    found["findings"] = [[code(name), "", meant] for name, meant in OF_FINDINGS.items()]
+    return {kind: table(["column", "unit", "meaning"], rows) for kind, rows in found.items()}

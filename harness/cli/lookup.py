@@ -99,9 +99,16 @@ def glossary() -> dict[str, str]:
     }
 
 
+def meanings() -> dict[str, str]:
+    """Those of the glossary and of the columns of frames and files."""
+    from harness.judge.facts import METRICS
+
+    return glossary() | {metric.key: f"{metric.meaning} ({metric.unit})" for metric in METRICS}
+
+
 def word_of(text: str) -> str | None:
-    """The glossary's word that was meant, in any case, with hyphens or spaces."""
-    return next((word for word in glossary() if _bare(word) == _bare(text)), None)
+    """The word that was meant, in any case, with hyphens or spaces."""
+    return next((word for word in meanings() if _bare(word) == _bare(text)), None)
 
 
 def _bare(word: str) -> str:
@@ -111,7 +118,7 @@ def _bare(word: str) -> str:
 def unknown(word: str, findings: Collection[str]) -> str:
     """What to say of a word that nothing explains, with the findings and words that it may mean."""
     small = word.lower()
-    known = [*findings, *glossary()]
+    known = [*findings, *meanings()]
     close = [one for one in known if small in one][:MOST] or difflib.get_close_matches(small, known, n=MOST)
     hint = f"{did_you_mean(close)} " if close else ""
     return f"'{word}' is unknown. {hint}`harness explain` lists all {len(findings)} findings"
@@ -124,15 +131,15 @@ def unknown(word: str, findings: Collection[str]) -> str:
 def explain(word: str | None, as_json: bool) -> int:
     """Explain a finding (cause, confirmation, fix) or a word of tables.
 
-    WORD is the id that `compare` and reports show, or a word such as `band` or `payload`; without it all
-    findings are listed.
+    WORD is the id that `compare` and reports show, a word such as `band`, or a column such as `peak_bytes`;
+    without it all findings are listed.
     """
     known = entries()
     if word is not None and word not in known:
         meant = word_of(word)
         if meant is None:
             raise HarnessError(unknown(word, known))
-        meaning = glossary()[meant]
+        meaning = meanings()[meant]
         if as_json:
             echo(json.dumps({"word": meant, "meaning": meaning}, indent=1))
         else:

@@ -166,15 +166,17 @@ def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int
 
         raise HarnessError(f"run {record.status}: {reason(record)} (record and logs: {path.parent})")
     if not as_json:
-        from harness.judge.comparison import Comparison
-        from harness.judge.findings.jobs import overridden_text
-        from harness.tell.terminal import terminal_table
-
-        echo(terminal_table(Comparison([record])))
-        if (text := overridden_text(record)) is not None:
-            view.say(text)
+        _show(record)
     view.say(f"record: {path}")
     return 0
+
+
+def _show(record: Record) -> None:
+    from harness.judge.comparison import Comparison
+    from harness.tell.terminal import finding_lines, terminal_table
+
+    comparison = Comparison([record])
+    echo("\n".join([terminal_table(comparison), *finding_lines(comparison)]))
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -227,11 +229,7 @@ def _present(record: Record, store: Store, as_json: bool, view: View) -> None:
     if as_json:
         echo(record.model_dump_json(indent=1))
     elif record.steps:
-        from harness.judge.comparison import Comparison
-        from harness.tell.terminal import finding_lines, terminal_table
-
-        comparison = Comparison([record])
-        echo("\n".join([terminal_table(comparison), *finding_lines(comparison)]))
+        _show(record)
     if record.error is not None:
         whose = "" if record.error.rank is None else f"rank {record.error.rank}: "
         echo(f"harness: run {record.status}: {whose}{record.error.message}", err=True)

@@ -163,7 +163,6 @@ def submit(folder: Path, wait: bool, force: bool, as_json: bool) -> int:
         if not force:
             raise HarnessError(f"{unfit}; --force submits anyway")
         echo(unfit, err=True)
-    echo(f"{folder}: {counted(len(matrix.runs), 'run')}, {matrix.most_asked}", err=True)
     judge = _Judge(matrix, submission.site_limits(matrix.site), force)
     pause = 0.5
     while True:
@@ -240,10 +239,15 @@ class _Judge:
 
     def accept(self, runs: Sequence[matrices.PlannedRun]) -> list[matrices.PlannedRun]:
         """Runs that may be submitted; the others get their records."""
+        is_first = self._predicted is None
         if self._predicted is None:
             self._predicted = submission.predict_matrix(runs, self._limits, force=self._force)
             show(self._predicted)
-        return submission.record_refused(self._matrix, runs, self._predicted)
+        kept = submission.record_refused(self._matrix, runs, self._predicted)
+        if is_first:
+            asked = self._matrix.model_copy(update={"runs": kept}).most_asked
+            echo(f"to submit: {counted(len(kept), 'run')}, {asked}", err=True)
+        return kept
 
 
 def _submit_some(

@@ -142,6 +142,18 @@ def about_norms(left: Record, right: Record, names: Sequence[str]) -> Iterator[s
             yield f"if {name} is right: {told}" if name else told
 
 
+def about_updated(left: Record, right: Record, other: LoadedRun) -> Iterator[str]:
+    """How many tensors two scripts of one strategy update, where that differs."""
+    if (left.backend.label, left.world.world_size) != (right.backend.label, right.world.world_size):
+        return  # flat parameters and shards are other tensors
+    here, there = (r.observed.updated_tensors if r.observed else None for r in (left, right))
+    if here is not None and there is not None and here != there:
+        yield (
+            f"the optimizer gets gradients of {there} tensors in {other.name}, {here} in the baseline: "
+            "hooks, frozen or unused weights?"
+        )
+
+
 def _values(difference: SettingDifference) -> tuple[str, str]:
     """The run's value and the reference's; of two lists only what the other does not hold."""
     given, reference = difference.given, difference.reference
@@ -369,7 +381,7 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
         if not clean:
             kinds = () if continued and beyond else (*REPORTED, "gradient-scale")
             explanation += [*replicas, *about_reports(left, right, limits, names=names, kinds=kinds)]
-            explanation += about_norms(left, right, names) if script else []
+            explanation += [*about_updated(left, right, other), *about_norms(left, right, names)] * script
             explanation += [NOT_RERUN if script else NOT_CONTINUED]
     elif clean:
         explanation += causes

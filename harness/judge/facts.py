@@ -46,6 +46,8 @@ class Metric:
     unit: Unit
     read: Read
     """The value of one run; None if it was not measured."""
+    meaning: str = ""
+    """For `harness explain KEY` and the page of columns."""
     name: str = ""
     """Label of an axis, without the unit."""
     pool: Callable[[Run], Sequence[float]] | None = None
@@ -100,89 +102,112 @@ def _largest(pool: Callable[[Run], Sequence[float]]) -> Read:
 
 METRICS = (
     Metric(
-        key=SPEED, title="tokens/s", unit="tokens/s", better="higher", name="throughput",
+        key=SPEED, title="tokens/s", unit="tokens/s",
+        meaning="tokens of timed steps over their seconds, of all ranks together",
+        better="higher", name="throughput",
         read=lambda run, _: run.tokens_per_second, aggregate=rate_median,
         shown=("results", "changes", "tracking"),
     ),
     Metric(
-        key="samples_per_second", title="samples/s", unit="samples/s", better="higher",
+        key="samples_per_second", title="samples/s", unit="samples/s",
+        meaning="samples of timed steps over their seconds, of all ranks together", better="higher",
         follows=SPEED, read=lambda run, _: run.samples_per_second, aggregate=rate_median,
         shown=("changes", "tracking"),
     ),
     Metric(
-        key="evaluation_samples_per_second", title="held-out samples/s", unit="samples/s", better="higher",
+        key="evaluation_samples_per_second", title="held-out samples/s", unit="samples/s",
+        meaning="samples of an evaluation over its seconds, median of the timed ones", better="higher",
         read=_of_record(quantities.evaluation_rate), aggregate=rate_median, shown=("tracking",),
     ),
     Metric(
-        key=STEP, title="step ms", unit="seconds", follows=SPEED, read=lambda run, _: run.mean_step_seconds,
+        key=STEP, title="step ms", unit="seconds",
+        meaning="mean timed step, each as long as that of its slowest rank",
+        follows=SPEED, read=lambda run, _: run.mean_step_seconds,
         shown=("results", "changes", "tracking"),
     ),
     Metric(
-        key=OWN_STEP, title="step ms without others", unit="seconds", follows=SPEED,
+        key=OWN_STEP, title="step ms without others", unit="seconds",
+        meaning="mean timed step without what other programs took from the processors", follows=SPEED,
         read=lambda run, _: run.own_step_seconds, shown=("data",),
     ),
     Metric(
-        key="peak_bytes", title="peak MB/rank", unit="bytes", name="peak memory of a rank",
+        key="peak_bytes", title="peak MB/rank", unit="bytes",
+        meaning="most memory that the allocator served on a rank in any step", name="peak memory of a rank",
         read=_largest(lambda run: run.rank_peaks), pool=lambda run: run.rank_peaks, aggregate=max,
         shown=("results", "changes", "tracking"),
     ),
     Metric(
-        key="model_state_bytes", title="states MB", unit="bytes", is_count=True,
+        key="model_state_bytes", title="states MB", unit="bytes",
+        meaning="weights, gradients and optimizer states after the backward pass, largest rank",
+        is_count=True,
         read=_of_record(quantities.model_state_bytes), shown=("results", "changes", "tracking"),
     ),
     Metric(
-        key="expected_model_state_bytes", title="expected states MB", unit="bytes", better=None,
+        key="expected_model_state_bytes", title="expected states MB", unit="bytes",
+        meaning="weights, gradients and optimizer states by the closed form, largest rank", better=None,
         read=_of_record(expected_model_state_bytes), shown=(),
     ),
     Metric(
-        key=SENT, title="sent MB/step", unit="bytes", is_count=True,
+        key=SENT, title="sent MB/step", unit="bytes",
+        meaning="counted collectives of a step, sent on a ring, mean of the ranks", is_count=True,
         name="sent by a rank per step", read=_of_record(quantities.sent_bytes_per_step),
         shown=("results", "changes", "tracking", "volume"),
     ),
     Metric(
-        key=EXPECTED_SENT, title="expected", unit="bytes", better=None,
+        key=EXPECTED_SENT, title="expected", unit="bytes",
+        meaning="bytes sent per step by the library's closed form", better=None,
         read=_of_record(expected_sent_bytes_per_step), shown=("results", "volume"),
     ),
     Metric(
-        key=TEXTBOOK_SENT, title="textbook", unit="bytes", better=None,
+        key=TEXTBOOK_SENT, title="textbook", unit="bytes",
+        meaning="bytes sent per step as the papers count them", better=None,
         read=_of_record(quantities.textbook_bytes_per_step), shown=("results", "volume"),
     ),
     Metric(
         key=TRANSPORT_SENT, title="on the transport", unit="bytes",
+        meaning="bytes sent per step as the transport does it: gloo replaces some collectives by others",
         read=_of_record(quantities.transport_bytes_per_step), shown=("volume",),
     ),
     Metric(
-        key="max_loss_difference", title="loss diff", unit="nats/token", aggregate=max,
+        key="max_loss_difference", title="loss diff", unit="nats/token",
+        meaning="largest difference of a step's loss to the reference's", aggregate=max,
         read=lambda _, judgement: judgement.loss_difference,
         shown=("results", "changes", "tracking", "parity"),
     ),
     Metric(
-        key="max_grad_norm_difference", title="norm diff", unit="relative", aggregate=max,
+        key="max_grad_norm_difference", title="norm diff", unit="relative",
+        meaning="largest difference of a step's gradient norm, over the reference's", aggregate=max,
         read=lambda _, judgement: judgement.norm_difference,
         shown=("results", "changes", "tracking", "parity"),
     ),
     Metric(
-        key="final_weights_difference", title="final weights", unit="relative", aggregate=max,
+        key="final_weights_difference", title="final weights", unit="relative",
+        meaning="distance of the final weights, over how far the reference moved", aggregate=max,
         read=lambda _, judgement: judgement.weights_difference, shown=("parity",),
     ),
     Metric(
-        key="update_difference", title="distance moved", unit="relative", aggregate=max,
+        key="update_difference", title="distance moved", unit="relative",
+        meaning="difference of how far the weights moved, over the reference's", aggregate=max,
         read=lambda _, judgement: judgement.update_difference, shown=("parity",),
     ),
     Metric(
-        key="first_divergent_step", title="first step beyond", unit="step", better="higher",
+        key="first_divergent_step", title="first step beyond", unit="step",
+        meaning="first step whose loss or norm lies beyond the limit", better="higher",
         read=lambda _, judgement: judgement.first_divergent_step, aggregate=min, shown=("parity",),
     ),
     Metric(
-        key="predicted_peak_bytes", title="predicted peak MB/rank", unit="bytes", better=None, aggregate=max,
+        key="predicted_peak_bytes", title="predicted peak MB/rank", unit="bytes",
+        meaning="`peak_bytes` as predicted before the run", better=None, aggregate=max,
         read=_of_record(quantities.predicted_peak_bytes), shown=(),
     ),
     Metric(
-        key="reserved_bytes", title="reserved MB/rank", unit="bytes", aggregate=max,
+        key="reserved_bytes", title="reserved MB/rank", unit="bytes",
+        meaning="most memory that torch's allocator took from the GPU, largest rank", aggregate=max,
         read=_largest(lambda run: [r.reserved_bytes for r in run.record.ranks if r.reserved_bytes]),
     ),
     Metric(
-        key="host_peak_bytes", title="host peak MB/rank", unit="bytes", aggregate=max,
+        key="host_peak_bytes", title="host peak MB/rank", unit="bytes",
+        meaning="most RAM of a process, libraries included, largest rank", aggregate=max,
         read=_of_record(quantities.host_peak_bytes),
     ),
 )  # fmt: skip
@@ -204,6 +229,7 @@ class Fact:
     quantity: str
     """Name of the field, with its unit."""
     value: float | str | None
+    """In the unit that the quantity names; None: not known."""
     unknown: str | None = None
     """Why there is no value."""
     source: Source = "measured"
@@ -211,6 +237,7 @@ class Fact:
     rank: int | None = None
     """None: over all ranks."""
     step: int | None = None
+    """None: over all steps."""
     subject: str = ""
     """A kind or moment of memory, a phase, a collective; empty: the quantity says all."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tabulate import tabulate
@@ -133,6 +133,9 @@ class LabRow:
     base: CellRuns
     """What factors are of: the first cell, of its strategy where the rows are curves."""
 
+    ddp: CellRuns | None
+    """On as many ranks and nodes."""
+
     is_alone: bool = False
     """Whether its strategy ran on this number of ranks only, and not on one."""
 
@@ -146,7 +149,7 @@ class LabRow:
         return OWN[key](self) if key in OWN else self.cell.figures[key]
 
     def base_value(self, figure: Figure) -> Any:
-        return None if self.is_alone else LabRow(name="", cell=self.base, base=self.base).value(figure)
+        return None if self.is_alone else replace(self, cell=self.base).value(figure)
 
 
 def text_of(figure: Figure | None, value: Callable[[Figure], Any], base: Callable[[Figure], Any]) -> str:
@@ -208,6 +211,7 @@ OWN: dict[str, Callable[[LabRow], Any]] = {
     "nodes": lambda row: str(row.cell.record.world.nodes),
     "micro_batch_size": lambda row: str(row.cell.record.world.micro_batch_size),
     "runtime_seconds": lambda row: runtime_seconds(row.cell),
+    "speed_up": lambda row: ratio(runtime_seconds(row.ddp), runtime_seconds(row.cell)) if row.ddp else None,
     "train_loss": lambda row: mean_loss(row.cell.record.steps),
     "last_epoch_loss": lambda row: mean_loss(row.cell.record.steps[-(steps_per_epoch(row.cell) or 1) :]),
     "steps_per_epoch": lambda row: steps_per_epoch(row.cell),
@@ -253,11 +257,13 @@ def _rows(kind: str, found: Sequence[CellRuns]) -> list[LabRow]:
             named = [(cell.label, cell) for cell in (rest if kind == "strategies" else found)]
     bases = dict(reversed(named)) if kind == "curves" else {}
     names = [name for name, _ in named]
+    ddp = {_place(cell): cell for cell in found if cell.label == "ddp"}
     return [
         LabRow(
             name=name,
             cell=cell,
             base=bases.get(name, named[0][1]),
+            ddp=ddp.get(_place(cell)),
             is_alone=name in bases and names.count(name) == 1 and cell.record.world.world_size > 1,
         )
         for name, cell in named

@@ -430,8 +430,9 @@ def scaled(comparison: Comparison, kind: str) -> str:
 
     def value(point: ScalingPoint) -> str:
         shown = ratio_text(point.ratio, show) if point.ratio.extent else show(point.speed_up)
-        cost = times(1 / point.strong_efficiency) if is_strong else ""
-        return phrase(f"{kind}_point", cell=point.curve, value=shown, cost=cost)
+        share = point.strong_efficiency
+        more = {"cost": times(1 / share), "efficiency": percent(share)} if is_strong else {}
+        return phrase(f"{kind}_point", cell=point.curve, value=shown, **more)
 
     parts = ", ".join(map(value, last))
     if len(last) > 2:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import unquote, urlsplit
 
 import click
@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
 from docs.hooks import api
-from docs.hooks.api import TOPICS, api_page
+from docs.hooks.api import TOPICS, api_page, columns
 from docs.hooks.backends import backends_page
 from docs.hooks.commands import commands, commands_page
 from docs.hooks.hooks import FOLDED, GENERATED
@@ -23,6 +23,7 @@ from docs.hooks.records import meaning, models, record_fields, records_page
 from docs.hooks.settings import settings, settings_page
 from docs.hooks.site_file import site_table
 from docs.hooks.tree import report_nav, site_files
+from harness.api import Kind, load
 from harness.backends import registry
 from harness.backends.registry import BUILT_IN
 from harness.cli import COMMANDS
@@ -260,6 +261,14 @@ def test_the_api_page_names_modules_that_exist() -> None:
     for module in (name for modules in TOPICS.values() for name in modules):
         assert find_spec(module), module
         assert f"::: {module}\n" in api_page()
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_every_column_of_a_frame_has_a_meaning(kind: Kind) -> None:
+    frame = load(ROOT / "reports" / "explain-clipping").to_frame(kind)
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]* \| (.*) \|$", columns()[kind], re.MULTILINE))
+    assert set(frame.columns) <= rows.keys()
+    assert all(rows.values())
 
 
 def test_every_backend_has_its_options_with_a_meaning() -> None:

@@ -24,7 +24,7 @@ from harness.judge.findings.execution import layer_names
 from harness.judge.findings.finding import Finding, Rules, found, labels, of_cells
 from harness.judge.quantities import REDUCTIONS, geometry, recomputation, volume_differences
 from harness.judge.rows import JudgedRun, Runs
-from harness.judge.wording import both, sentence
+from harness.judge.wording import both
 from harness.nested import differences, value_at
 from harness.record import CommunicationPart, LayoutPart, ModelLossPart, RankPart, Record, workload
 from harness.record.run import LABELLED, OF_PASS, OF_UPDATE, PADDING
@@ -241,12 +241,6 @@ def overridden(record: Record) -> dict[str, str | None]:
         elif value.lower() not in NEUTRAL and name not in (*SWITCHES, on_cpu):
             unlike[f"{name}={value}"] = None
     return unlike
-
-
-def overridden_text(record: Record) -> str | None:
-    """The same in one clause; None: nothing was overridden."""
-    unlike = overridden(record)
-    return sentence(OVERRIDDEN, settings=unlike) if unlike else None
 
 
 def _number(text: str) -> str | float:

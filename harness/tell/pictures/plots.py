@@ -62,11 +62,16 @@ def cell_row(group: CellRuns, groups: Sequence[CellRuns], **fields: Any) -> Row:
         "cell": one_line(group.cell.key),
         "backend": one_line(group.label),
         "ranks": group.world_size,
-        "name": drawn_name(group.backend, [one.backend for one in groups]),
+        "name": drawn_name(_name(group), [*map(_name, groups)]),
         "place": place_name(group, groups),
         **look_of(known_strategy(record)),
         **fields,
     }
+
+
+def _name(group: CellRuns) -> str:
+    """Scripts of one strategy are told apart by name, all others by place."""
+    return group.label if group.record.observation is not None else group.backend
 
 
 def drawn_name(name: str, names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from harness.judge.agreement.parity import Tolerance
 from harness.judge.distance import distance
 from harness.judge.effective import SettingDifference
 from harness.judge.wording import Digest
-from harness.record import ObservationPart, Record, ResumedPart
+from harness.record import ObservationPart, ObservedPart, Record, ResumedPart
 from harness.record.store import write_record
 from tests.records import LOSSES, NORMS, changed, make_ranks, make_record, make_steps
 
@@ -190,6 +190,17 @@ def test_of_two_scripts_neither_is_said_to_be_wrong(losses: bool) -> None:
         again, never = "divided by the 4 accumulation steps again", "not divided by the 4 accumulation steps"
         assert re.search(f"if {re.escape(right.name)} is right: {what} x 0.25.*: {again}", said), said
         assert re.search(f"if {re.escape(wrong.name)} is right: {what} x 4.*: {never}", said), said
+
+
+@pytest.mark.parametrize(("label", "told"), [("observed-ddp", True), ("observed-fsdp", False)])
+def test_a_tensor_without_gradient_in_one_script_is_told_by_their_number(label: str, told: bool) -> None:
+    one, two = (
+        changed(make_record(label=name), observed=ObservedPart(updated_tensors=count))
+        for name, count in (("observed-ddp", 5), (label, 4))
+    )
+    other = LoadedRun(path=Path("b.json"), record=two, place="second")
+    said = " ".join(diagnosis.about_updated(one, two, other))
+    assert (f"gradients of 4 tensors in {other.name}, 5 in the baseline" in said) is told
 
 
 def test_a_factor_over_updates_is_not_taken_for_one_of_gradients() -> None:

@@ -116,12 +116,15 @@ def test_the_public_speed_up_of_cinecas_deck_is_the_quotient_of_its_times() -> N
         make_record(label="fsdp1", world_size=ranks, steps=make_steps(seconds=seconds / 4))
         for ranks, seconds in ((1, 3670), (2, 1821))
     ]
-    records.append(make_record(label="zero3", world_size=2, steps=make_steps(seconds=1000)))
+    for label, seconds in (("ddp", 500), ("zero3", 1000)):
+        records.append(make_record(label=label, world_size=2, steps=make_steps(seconds=seconds)))
     (table,) = fill(find_lab("llama-finetuning"), records)
-    assert [(row["Training time (s)"], row["Speed-up"]) for row in columns(table)] == [
-        ("3,670.00", "1.00"),
-        ("1,821.00", "2.02"),
-        ("4,000.00", "n/a"),  # it is no speed-up over itself
+    rows = [(row["Training time (s)"], row["Scaling"], row["Speed-up"]) for row in columns(table)]
+    assert sorted(rows) == [
+        ("1,821.00", "2.02", "1.10"),
+        ("2,000.00", "n/a", "1.00"),
+        ("3,670.00", "1.00", "n/a"),  # there is no ddp on one rank
+        ("4,000.00", "n/a", "0.50"),  # it is no scaling over itself
     ]
     assert any("fewest GPUs" in note for note in table.notes)
 

@@ -391,6 +391,8 @@ def test_what_cannot_fit_is_recorded_and_the_rest_submitted(tmp_path: Path, slur
     assert done.exit_code == 0, done.output
     assert "predicted memory: ddp on 16 ranks: cannot fit: " in done.output
     assert "predicted memory: zero3 on 16 ranks: fits: " in done.output
+    of_zero3 = matrix.model_copy(update={"runs": matrix.runs[1:]}).most_asked
+    assert f"to submit: 1 run, {of_zero3}" in done.output
     assert len(slurm.calls("sbatch")) == 1
     refused, submitted = matrix.runs
     record = read_record(matrix.run_directory(refused) / "record.json")

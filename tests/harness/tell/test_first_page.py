@@ -298,7 +298,7 @@ def curves(**seconds: Sequence[float]) -> list[Record]:
         (
             "strong",
             [*repeats("ddp", 0.8, world_size=1), *repeats("ddp", 0.5, world_size=2)],
-            "speed-up: ddp 1.60 for 1.25 x the cost; not tested: rounds 1",
+            "speed-up: ddp 1.60 for 1.25 x the cost (efficiency 80 %); not tested: rounds 1",
         ),
         (
             "weak",
@@ -310,8 +310,9 @@ def curves(**seconds: Sequence[float]) -> list[Record]:
         (
             "strong",
             curves(ddp=(0.8, 0.5), zero2=(0.8, 0.8), fsdp=(0.8, 1.0)),
-            "speed-up: most ddp 1.60 (1.60 to 1.60) for 1.25 x the cost, least fsdp 0.80 (0.80 to 0.80) "
-            "for 2.50 x the cost; faster: ddp; equal within 5 %: zero2; slower: fsdp",
+            "speed-up: most ddp 1.60 (1.60 to 1.60) for 1.25 x the cost (efficiency 80 %), "
+            "least fsdp 0.80 (0.80 to 0.80) for 2.50 x the cost (efficiency 40 %); "
+            "faster: ddp; equal within 5 %: zero2; slower: fsdp",
         ),
         (
             "strong",
@@ -319,7 +320,7 @@ def curves(**seconds: Sequence[float]) -> list[Record]:
                 *repeats("ddp", *[0.8] * 7, world_size=1),
                 *repeats("ddp", 0.4, 1.6, 0.5, 1.2, 0.6, 1.0, 0.8, world_size=2),
             ],
-            "speed-up: ddp 1.02 (0.63 to 1.63) for 1.97 x the cost; undecided: ddp",
+            "speed-up: ddp 1.02 (0.63 to 1.63) for 1.97 x the cost (efficiency 51 %); undecided: ddp",
         ),
     ],
 )
