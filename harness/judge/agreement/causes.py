@@ -922,9 +922,14 @@ class Pair:
         return (since - 1 if since == self.record.steps[0].step + 1 else since) < self.number
 
 
+def unlimited(reference: Record, record: Record) -> Pair:
+    """The two, whatever they differ by."""
+    return Pair(reference, record, Tolerance(loss=math.inf, norm=math.inf, update=math.inf, weights=math.inf))
+
+
 def moved_alone(reference: Record, record: Record) -> Explanation | None:
     """Parameters that the reference leaves where they are, and this run moves, however little."""
-    pair = Pair(reference, record, Tolerance(loss=math.inf, norm=math.inf, update=math.inf, weights=math.inf))
+    pair = unlimited(reference, record)
     named = (one for one in HYPOTHESES if one.kind in ("frozen-weights-moved", "decay-without-gradient"))
     found = (one for one in named if one.name != "skipped" and one.support(pair) is not None)
     return next((one.told(pair) for one in found), None)

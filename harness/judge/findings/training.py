@@ -59,7 +59,15 @@ def settings(row: JudgedRun) -> Iterator[Finding]:
         yield found("strategy-differs", row.cell, values)
     if record.skipped_steps:
         values = {"skipped": record.skipped_steps, "steps": len(record.steps)}
-        yield found("skipped-steps", row.cell, values, "skipped")
+        reference = row.reference.record if row.reference is not None else record
+        own, others = sorted(parity.skipped(record)), sorted(parity.skipped(reference))
+        alone = next((step for step in record.steps if step.step in own and step.step not in others), None)
+        yield found(
+            "skipped-steps", row.cell, values, "skipped", own=own, others=others, alone=alone,
+            pair=causes.unlimited(reference, record),
+            low=None if effective is None else effective.gradient_dtype == "float16",
+            reduced_low=effective is not None and effective.reduce_dtype == "float16",
+        )  # fmt: skip
     seen, scaled = record.observation, effective is not None and effective.loss_scale is not None
     if scaled and seen is not None and seen.base == "ddp":
         apart = (

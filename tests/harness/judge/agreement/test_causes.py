@@ -255,6 +255,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "gradients that differ too little for a norm": (
         {"steps": norms(1, 1, 1.01, 1.02), "ranks": ranks(**AUDITED)}, {}, "gradient-differs",
         "every update that was looked at is what Adam makes of its gradient"),
+    "a parameter whose gradients are turned": (
+        {"steps": norms(1, 1, 1.01, 1.02), "ranks": ranks(**AUDITED)} | weights(a=2.1, b=0.0), {},
+        "gradient-differs", "b ends farthest from the reference's, by 200 % of its movement, as one that "
+        "moves the other way, any other by 10 % at most"),
     "what a run restored": (
         weights(a=2.0, b=2.5) | {"resumed": RESUMED}, {}, "update-differs", "from its checkpoint of step 5"),
     "weights that passes change": (

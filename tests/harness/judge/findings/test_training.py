@@ -545,6 +545,32 @@ def test_a_script_whose_clipping_leaves_what_it_asks_for_has_no_finding() -> Non
     assert clipped([0.5, 0.4, 0.3, 0.2], [0.5, 0.4, 0.3, 0.2]) == []
 
 
+@pytest.mark.parametrize(
+    ("lossless", "factor", "dtypes", "words"),
+    [
+        ([], 3.0, {}, "gradients of rank 1 have a factor, first in step 2: the backward pass begins with 3 "),
+        ([2], 1.0, {}, "its loss of step 2 is not finite"),
+        ([], 1.0, {"gradient_dtype": "float16"}, "its gradients are float16, which ends at 65,504"),
+        ([], 1.0, {"reduce_dtype": "float16"}, "its gradients are added up over ranks in float16"),
+        ([], 1.0, {}, "no record says which gradient of step 2 was not finite"),
+    ],
+)
+def test_a_step_that_the_scaler_skips_alone_is_named_and_why(
+    lossless: list[int], factor: float, dtypes: dict[str, Any], words: str
+) -> None:
+    losses = [None if at in lossless else loss for at, loss in enumerate(LOSSES)]
+    ends = [[[2.0, 2.0]] * 4, [[2.0, 2.0]] * 2 + [[2.0 * factor] * 2] + [[2.0, 2.0]]]
+    run = make_record(
+        label="ddp", steps=make_steps(losses, norms=[*NORMS[:2], None, NORMS[3]]), skipped_steps=1,
+        ranks=make_ranks(2, loss_gradients=ends), effective=dtypes,
+    )  # fmt: skip
+    skipped = "the loss scaler skipped 1 of 4 optimizer steps"
+    (alone,) = told([make_record(), run], "skipped-steps")
+    assert alone.text.startswith(f"{skipped} (2; the reference's: none); {words}")
+    both = told([changed(run, backend={"name": "single", "label": "single"}), run], "skipped-steps")
+    assert {one.text for one in both} == {skipped}
+
+
 def test_ranks_of_a_script_that_skip_an_update_alone_are_named() -> None:
     seen = ObservationPart(command=["torchrun", "t.py"], frameworks=[], base="ddp")
 
