@@ -323,7 +323,7 @@ class Pair:
             known = [one for of in ends.values() for one in of]
             if not known or max(known) - min(known) <= SCALE_TOLERANCE * max(map(abs, known)):
                 continue
-            up = 1 if self.ratio >= 1 else -1
+            up = 1 if self.norm_ratio(at) >= 1 else -1
             base = min((one for one in known if one), key=lambda one: (-known.count(one), up * one))
             factors = {rank: max(of, key=lambda one: abs(one - base)) / base for rank, of in ends.items()}
             return at, {rank: f for rank, f in factors.items() if abs(f - 1) > SCALE_TOLERANCE}
