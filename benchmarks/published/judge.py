@@ -36,6 +36,8 @@ class Judged:
     device_bytes: float | None = None
     fits: bool | None = None
     tokens_per_second: float | None = None
+    least_tokens_per_second: float | None = None
+    """Where it may hide nothing of its communication: of replicas that reach it the answer prefers one."""
     memory_reason: str | None = None
     """Why there is no memory, or a range."""
     speed_reason: str | None = None
@@ -85,7 +87,11 @@ def judge(mapped: Mapped) -> Judged:
         try:
             speed = predict_speed(scenario, mapped.constants)
             assert speed is not None
-            found = replace(found, tokens_per_second=speed.tokens_per_second_per_gpu)
+            between = speed.tokens_per_second_between if speed.loses_with_scale else None
+            found = replace(
+                found, tokens_per_second=speed.tokens_per_second_per_gpu,
+                least_tokens_per_second=between[0] if between else None,
+            )  # fmt: skip
         except ASKED_WRONG as error:
             found = replace(found, speed_reason=_first_line(error))
     if mapped.memory_not_covered is not None:
@@ -183,9 +189,6 @@ def stated_errors(one: Judged, without: str | None = None) -> tuple[float | None
     scenario = one.mapped.scenario
     if scenario is None:
         return None, None
-    if one.row.compile.lower() == "true":
-        model = scenario.job.model.model_copy(update={"compile": "block"})
-        scenario = replace(scenario, job=scenario.job.model_copy(update={"model": model}))
     trust = trust_in(scenario, without=without)
     has_memory = one.memory_bytes is not None and one.least_bytes is None
     memory = trust.memory.typical if trust.memory and has_memory else None
@@ -287,16 +290,17 @@ class Pair:
 
 def pairs(judged: Iterable[Judged], quantity: Quantity = "speed") -> list[Pair]:
     """What `order` counts."""
-    groups: dict[tuple[str, ...], list[tuple[Judged, float, float]]] = {}
+    groups: dict[tuple[str, ...], list[tuple[Judged, float]]] = {}
     for one in judged:
-        figures = _figures(one, quantity)
-        if figures is not None:
-            groups.setdefault(_setting(one.row), []).append((one, *figures))
+        published = one.row.rate if quantity == "speed" else one.row.memory_bytes
+        if published is not None and (one.tokens_per_second if quantity == "speed" else one.memory_bytes):
+            groups.setdefault(_setting(one.row), []).append((one, published))
     found = []
     for runs in groups.values():
         for two in combinations(runs, 2):
-            (one, most, predicted), (other, least, rival) = sorted(two, key=lambda run: -run[1])
-            if one.row.strategy != other.row.strategy and most > (1 + CLEARLY) * least:
+            (one, most), (other, least) = sorted(two, key=lambda run: -run[1])
+            if _asked(one) != _asked(other) and most > (1 + CLEARLY) * least:
+                predicted, rival = _beside(one, other, quantity), _beside(other, one, quantity)
                 found.append(
                     Pair(
                         larger=one.row,
@@ -308,14 +312,22 @@ def pairs(judged: Iterable[Judged], quantity: Quantity = "speed") -> list[Pair]:
     return found
 
 
-def _figures(judged: Judged, quantity: Quantity) -> tuple[float, float] | None:
-    """Published and predicted; None: one of them is missing."""
-    row = judged.row
-    if quantity == "speed":
-        published, predicted = row.rate, judged.tokens_per_second
-    else:
-        published, predicted = row.memory_bytes, judged.memory_bytes
-    return None if published is None or predicted is None else (published, predicted)
+def _asked(one: Judged) -> tuple[str, Mapping[str, Any]] | None:
+    """The strategy of ours that a row's is, with its options: two rows with one are no pair."""
+    scenario = one.mapped.scenario
+    return None if scenario is None else (scenario.label, scenario.options)
+
+
+def _beside(one: Judged, other: Judged, quantity: Quantity) -> float:
+    """Predicted; beside replicas the least that full sharding may reach, as in the order of an answer
+    (`harness.plan.search.close_to_first`)."""
+    if quantity == "memory":
+        assert one.memory_bytes is not None
+        return one.memory_bytes
+    scenario = other.mapped.scenario
+    has_replicas = scenario is not None and scenario.strategy.facts.has_replicas
+    assert one.tokens_per_second is not None
+    return (one.least_tokens_per_second if has_replicas else None) or one.tokens_per_second
 
 
 def _setting(row: Row) -> tuple[str, ...]:

@@ -51,6 +51,10 @@ class Run:
         return "lora" in self.mapped.row.method.lower()
 
     @property
+    def is_compiled(self) -> bool:
+        return self._scenario.job.model.compile != "none"
+
+    @property
     def chip(self) -> str:
         return chip_of(self._scenario)
 
@@ -98,6 +102,8 @@ class LeftOut:
     source: str
     own: float
     """The share that it sustains itself."""
+    codes: str
+    """The same of its eager and of its compiled runs: '0.72, 0.77'."""
     others: float
     """The middle of the shares of all other sources on that chip, each counted once, or where there are none
     on all chips."""
@@ -123,12 +129,17 @@ def left_out(runs: Sequence[Run], beside: Sequence[Run] = ()) -> list[LeftOut]:
             )
             found.append(
                 LeftOut(
-                    chip=chip, source=source, own=own[chip, source], others=share,
+                    chip=chip, source=source, own=own[chip, source], others=share, codes=_codes(of_source),
                     shipped=tuple(run.error() for run in of_source),
                     errors={run.mapped.row.id: run.error(share) for run in of_source},
                 )
             )  # fmt: skip
     return found
+
+
+def _codes(runs: Sequence[Run]) -> str:
+    each = [[run for run in runs if run.is_compiled == code] for code in (False, True)]
+    return ", ".join(f"{fitted_share(some):.2f}" if some else "-" for some in each)
 
 
 HERE = Path(__file__).parent
@@ -139,7 +150,8 @@ INTRODUCTION = """\
 What training sustains of the best matrix rate is the constant of the time model that published runs decide.
 Here it is fitted to each source's runs on a chip, so that half of them are predicted too fast, and each
 source is predicted by the middle of the shares of all other sources on its chip, each counted once (on all
-chips where it is the only one there). Runs on samples of 1,024 tokens and more whose settings are all said.
+chips where it is the only one there). Runs on samples of 1,024 tokens and more whose settings are all said;
+eager are those whose page does not say that they were compiled.
 `python -m benchmarks.published.left_out` writes this page again.
 
 ## Full training
@@ -160,17 +172,17 @@ def text(full: Sequence[LeftOut], adapted: Sequence[LeftOut]) -> str:
 def _table(found: Sequence[LeftOut]) -> str:
     rows = [
         [
-            one.chip, one.source, len(one.errors), f"{one.own:.2f}", f"{one.others:.2f}",
+            one.chip, one.source, len(one.errors), f"{one.own:.2f}", one.codes, f"{one.others:.2f}",
             *_error(one.shipped), *_error([*one.errors.values()]),
         ]
         for one in found
     ]  # fmt: skip
     shipped = [error for one in found for error in one.shipped]
     errors = [error for one in found for error in one.errors.values()]
-    rows.append(["all", "", len(errors), "", "", *_error(shipped), *_error(errors)])
+    rows.append(["all", "", len(errors), "", "", "", *_error(shipped), *_error(errors)])
     heads = [
-        "chip", "source", "runs", "its share", "share of the others", "shipped: median error", "bias",
-        "left out: median error", "bias",
+        "chip", "source", "runs", "its share", "eager, compiled", "share of the others",
+        "shipped: median error", "bias", "left out: median error", "bias",
     ]  # fmt: skip
     return tabulate(rows, heads, tablefmt="github", disable_numparse=True) + "\n"
 

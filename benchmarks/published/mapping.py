@@ -81,16 +81,18 @@ class Mapped:
 
     @property
     def memory_scenario(self) -> Scenario | None:
-        """The scenario whose memory is that of the run."""
-        if self.scenario is not None and self.own_state_bytes is not None:
-            label = "zero1" if self.scenario.strategy.stage == 1 else "zero0"
-            return replace(self.scenario, label=label, strategy=_strategy(label))
+        """The scenario whose memory is that of the run, were it eager."""
+        if self.scenario is None:
+            return None
+        model = self.scenario.job.model.model_copy(update={"compile": "none"})
+        eager = replace(self.scenario, job=self.scenario.job.model_copy(update={"model": model}))
+        if self.own_state_bytes is not None:
+            label = "zero1" if eager.strategy.stage == 1 else "zero0"
+            return replace(eager, label=label, strategy=_strategy(label))
         own = program(self.row)
-        if self.scenario is not None and "divides_sequence" in own and self.row.tp not in ("", "0", "1"):
-            return self._divided_sequence(self.scenario)
-        if self.scenario is None or "reduces_each" not in own:
-            return self.scenario
-        return replace(self.scenario, accumulation_steps=1)
+        if "divides_sequence" in own and self.row.tp not in ("", "0", "1"):
+            return self._divided_sequence(eager)
+        return replace(eager, accumulation_steps=1) if "reduces_each" in own else eager
 
     def _divided_sequence(self, scenario: Scenario) -> Scenario:
         """Sharding over all ranks, each with its part of every sample: what sequence and loss parallelism
@@ -278,7 +280,10 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
     attention = _required("attention", "model.attention", row.attention)
     job = Job.model_validate(
         {
-            "model": {"attention": "sdpa" if attention == "old flash" else attention},
+            "model": {
+                "attention": "sdpa" if attention == "old flash" else attention,
+                "compile": "block" if row.compile.lower() == "true" else "none",
+            },
             **({"adapter": adapter} if adapter else {}),
             "data": {"sequence_length": sequence},
             "loss": {"chunk_tokens": _chunk_tokens(row, model, micro_batch * sequence)},
@@ -288,6 +293,7 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
                     checkpointing, "true" if checkpointing == "every-1" else checkpointing
                 ),
                 "gradient_clipping": 1.0,
+                "deterministic": False,  # as nobody trains who publishes a speed
             },
         }
     )

@@ -66,9 +66,13 @@ Runs that no constant was estimated from, except in the first line and in the or
 ten runs or more of one GPU, strategy, length, or of compiled or eager code. Causes of what is missed stand
 under "Missed".
 """
+ORDER = """\
+As `recommend` orders them: beside hybrid sharding, full sharding over nodes counts by the least that it may
+reach. Two rows that are one strategy of ours (InternEvo's ZeRO-1 within groups, and its ZeRO-1) are no pair.
+"""
 COLLECTIVES = """\
 Times of nccl-tests (`benchmarks/published/nccl_tests.csv`) on H100, H200, A100, B200 and GH200; networks are
-InfiniBand, EFA and Slingshot.
+InfiniBand, RoCE, EFA and Slingshot. One source measured 1 MiB over Slingshot at 2.6 times what another did.
 """
 SOURCES_TITLE = "## By source"
 
@@ -98,6 +102,7 @@ def render(
         "Error: predicted over published, less one; bias: its median. Groups of ten rows and more.\n",
         _groups(judged),
         "## Order of strategies\n",
+        ORDER,
         _order([*judged, *ordered]),
         "## Collectives\n",
         COLLECTIVES,

@@ -110,6 +110,7 @@ class Decoder:
     last: tuple[Weight, ...]
     """The last of each block, whose product recomputation leaves out."""
     traffic: Traffic
+    compiled_traffic: Traffic
 
 
 def decoder(model: PlannedModel) -> Decoder:
@@ -121,6 +122,7 @@ def decoder(model: PlannedModel) -> Decoder:
     every = Counter(shape for shapes in by_block for shape in shapes)
     hidden = _first(model.config, HIDDEN_KEYS) or min((min(shape) for shape in every), default=1)
     others = model.multiplying_parameters - sum(t.numel for t in inside)
+    eager, compiled = _traffic(model, hidden, [t.name for t in inside])
     return Decoder(
         hidden=hidden,
         layers=model.layers,
@@ -129,7 +131,8 @@ def decoder(model: PlannedModel) -> Decoder:
         head_rows=max(0, round(others / hidden)),
         matrices=_matrices(every),
         last=_matrices(Counter(shapes[-1] for shapes in by_block)),
-        traffic=_traffic(model, hidden, [t.name for t in inside]),
+        traffic=eager,
+        compiled_traffic=compiled,
     )
 
 
@@ -142,14 +145,18 @@ def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
     return next((int(value) for value in values if value), None)
 
 
-def _traffic(model: PlannedModel, hidden: int, names: list[str]) -> Traffic:
-    """Count the elementwise kernels of one layer, as transformers 5 runs them without compilation.
+def _traffic(model: PlannedModel, hidden: int, names: list[str]) -> tuple[Traffic, Traffic]:
+    """Count the elementwise kernels of one layer, as transformers 5 runs them eagerly and compiled.
 
     Per token, with h the hidden size, f the width between the MLP's matrices and a the attention's width:
     residual sums 6 h forward, 6 h backward; the sum of what the projections of attention and MLP give back
     to one input 9 h; RMSNorm in six kernels with fp32 between 18 h forward and 40 h backward, each twice,
     LayerNorm in one 2 h and 5 h; rotary embedding 10 a and 12 a, for queries and keys; gated MLP 5 f and 9 f,
     a plain one 2 f and 3 f.
+
+    Compiled, one kernel stands between two products: a norm with the sum before it 4 h forward and 4 h
+    backward, each twice, and what the projections give back to one input 3 h, or 2 h; queries and keys 2 a
+    each way; gated MLP 3 f and 5 f, a plain one 2 f and 3 f.
     """
     config, every = model.config, [t.name for t in model.layout.parameters]
     inner = _first(config, INTERMEDIATE_KEYS) or 4 * hidden
@@ -167,13 +174,19 @@ def _traffic(model: PlannedModel, hidden: int, names: list[str]) -> Traffic:
     heads, keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
     queries_and_keys = width * (1 + (keys / heads if heads and keys else 1.0)) if rotary else 0.0
     activation = (5, 9) if gated else UNFUSED_GELU if unfused else (2, 3)
-    return Traffic(
+    eager = Traffic(
         forward=(6.0 + (36 if rms else 4)) * hidden + 10 * queries_and_keys + activation[0] * inner,
         backward=((15.0 if gated else 12.0) + (80 if rms else 10)) * hidden
         + 12 * queries_and_keys
         + activation[1] * inner,
         forward_kernels=12 + (12 if rms else 2) + 10 * rotary,
         backward_kernels=20 + (20 if rms else 4) + 12 * rotary,
+    )
+    return eager, Traffic(
+        forward=8 * hidden + 2 * queries_and_keys + (3 if gated else 2) * inner,
+        backward=(11 if gated else 10) * hidden + 2 * queries_and_keys + (5 if gated else 3) * inner,
+        forward_kernels=12,
+        backward_kernels=20,
     )
 
 

@@ -47,7 +47,7 @@ from harness.forms.workload import Workload
 from harness.forms.zero3 import fetching
 from harness.job.job import ModelSection
 from harness.plan.hardware import Device, TimeConstants, TimeTerm, default_constants, is_sustained_rate_known
-from harness.plan.model import Decoder, PlannedModel, Weight, decoder, part_of
+from harness.plan.model import Decoder, PlannedModel, Traffic, Weight, decoder, part_of
 from harness.plan.profiles import AUTOCAST
 from harness.plan.scenario import COMPILED, OPTIMIZER, Scenario, require_speed
 
@@ -75,6 +75,12 @@ class Work:
     def decoder(self) -> Decoder:
         """Geometry of that part."""
         return decoder(self.part)
+
+    @property
+    def traffic(self) -> Traffic:
+        """Of elementwise kernels, which compilation fuses."""
+        is_eager = self.scenario.job.model.compile == "none"
+        return self.decoder.traffic if is_eager else self.decoder.compiled_traffic
 
     @property
     def is_adapted(self) -> bool:
@@ -447,9 +453,9 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
     products = _all_products(work, rates, constants)
     attended, returned = attention_seconds(work, rates, constants)
     elementwise = tokens * model.layers * rates.width / rates.bytes
-    between = elementwise * model.traffic.forward + products.beside[0]
+    between = elementwise * work.traffic.forward + products.beside[0]
     forward = products.forward + attended + between
-    backward = products.backward + returned + elementwise * model.traffic.backward + products.beside[1]
+    backward = products.backward + returned + elementwise * work.traffic.backward + products.beside[1]
     launch = constants.dispatch_seconds * constants.host_factor
     launches = host_launches(work)
     waited = max(0.0, launches[0] * launch - forward), max(0.0, launches[1] * launch - backward)
@@ -524,7 +530,7 @@ adapted layer, in launches of one elementwise kernel: `python -m benchmarks.host
 
 def host_launches(work: Work) -> tuple[float, float]:
     """What the host starts in one pass forward and backward, in launches of a kernel."""
-    traffic, workload = work.decoder.traffic, work.workload
+    traffic, workload = work.traffic, work.workload
     forward = float(work.decoder.layers * traffic.forward_kernels)
     backward = float(work.decoder.layers * traffic.backward_kernels)
     if workload.device == "cpu":  # a host that computes itself: calibrated as a whole
@@ -723,11 +729,13 @@ def nccl_seconds(op: str, size: int, calls: int, path: Path, constants: TimeCons
     """Seconds of each of `calls` and of their `size` bytes together, by the fastest of NCCL's ways."""
     if path.ranks == 1:
         return 0.0, 0.0
-    ring = ring_sent_bytes(op, size, path.ranks) / path.bandwidth
+    sent = ring_sent_bytes(op, size, path.ranks)
+    ring = sent / path.bandwidth
     within = min(ring, _wire_in_node(op, size, path)) if path.nodes == 1 else ring
     if constants.fitted:
         return call_latency(op, path, constants), min(within, _wire_of_tree(op, size, path))
-    ways = [(_ring_latency(op, path, constants), ring), (low_latency(op, path), ring / LOW_LATENCY_SHARE)]
+    low = min(path.bandwidth * LOW_LATENCY_SHARE, LOW_LATENCY_MOST[min(path.nodes, 3) - 1])
+    ways = [(_ring_latency(op, path, constants), ring), (low_latency(op, path), sent / low)]
     if path.nodes == 1:
         ways.append((call_latency(op, path, constants), within))
     elif op == "all_reduce" and calls:
@@ -829,6 +837,8 @@ def _tree_latency(path: Path, constants: TimeConstants) -> float:
 
 LOW_LATENCY_SHARE = 1 / 4
 """Of a ring's bandwidth, that NCCL's protocol for small messages reaches (LL: every 4 bytes with a flag)."""
+LOW_LATENCY_MOST = (87.7e9, 39e9, 20.4e9)
+"""Bytes per second of it at most, on a node, two and more (the same file, llMaxBws)."""
 NETWORK_SECONDS = 14e-6
 """Of a step between nodes by NCCL's own table; what a network takes more, it takes by every protocol
 (src/graph/tuning.cc, latencyInter)."""

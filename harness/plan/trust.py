@@ -270,7 +270,7 @@ def largest_assumption(
             "node leave a fraction"
         )
     if scenario.job.model.compile != "none":
-        return "compiled code is as fast as eager code, which is the least: fused kernels read and write less"
+        return "compiled code has one kernel between two products, which reads and writes what it must"
     kept = f"{100 * default_constants(device).sustained_share:.0f} %"
     waits = (
         scenario.job.data.sequence_length < SHORT_TOKENS if host_share is None else host_share > HOST_SHARE

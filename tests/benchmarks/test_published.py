@@ -493,7 +493,7 @@ def test_what_misses_an_aim_is_named() -> None:
     reached = dict(AIM.findall(page))
     assert len(reached) == 10
     assert {name for name, is_reached in reached.items() if is_reached == "no"} == {
-        "memory, mean", "memory, worst", "order in speed",
+        "memory, mean", "memory, worst",
     }  # fmt: skip
     missed = page.partition("## Missed")[2].partition("## By source")[0]
     for source in ("torchao-e2e, memory", "minitrainbench, speed"):
@@ -515,7 +515,11 @@ def test_an_aim_is_a_bound_from_below_or_above() -> None:
 
 def test_the_page_s_collectives_are_those_of_this_code() -> None:
     measured = read_measured()
-    assert len(measured) == 37
+    assert len(measured) == 63
+    small = [
+        one for one in measured if one.bytes == 2**20 and one.nodes > 1 and not one.source.startswith("boe")
+    ]
+    assert collectives.median_error(small) < 0.2  # of seven sources, none of which suggested a constant
     assert collectives.table(measured) in (REPORT / "README.md").read_text()
     told = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
     assert f"the median error is {100 * collectives.median_error(measured):.0f} %" in told

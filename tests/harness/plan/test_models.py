@@ -287,6 +287,14 @@ def test_rms_norms_move_more_than_layer_norms_and_a_gelu_in_several_kernels_more
     assert difference == (19 - 2) * 4 * 768
 
 
+def test_compiled_code_reads_and_writes_between_products_what_it_must() -> None:
+    fused = decoder(llama(4096, 2, 11008)).compiled_traffic
+    assert fused.forward == 8 * 4096 + 2 * (2 * 4096) + 3 * 11008
+    assert fused.backward == 11 * 4096 + 2 * (2 * 4096) + 5 * 11008
+    plain = decoder(load_model("opt-1.3b")).compiled_traffic
+    assert plain.forward == (8 + 2 * 4) * 2048
+
+
 def test_a_run_takes_a_configuration_without_the_hub_or_a_folder_with_random_weights(tmp_path: Path) -> None:
     named = load_experiment(None, model_settings("llama-3.1-8b")).model
     assert named.name is None

@@ -191,13 +191,18 @@ def test_text_and_document_have_the_bounds_and_how_wrong_their_like_were() -> No
     assert "fsdp fits, between " in text
     assert "typical error, full training under fsdp: speed of runs on A100 ±" in text
     assert "memory is a range" in text
-    assert "compiled code is as fast as eager code, which is the least" in text
+    assert "compiled code has one kernel between two products" in text
 
 
-def test_compiled_code_is_predicted_as_fast_as_eager_code() -> None:
-    eager = row(*LONG, **FSDP).tokens_per_second_per_gpu
+def test_compiled_code_is_faster_than_eager_code_by_what_its_kernels_do_not_move() -> None:
+    eager = row(*LONG, **FSDP)
     for kind in ("block", "model"):
-        assert row(*LONG, f"model.compile={kind}", **FSDP).tokens_per_second_per_gpu == eager > 0
+        found = row(*LONG, f"model.compile={kind}", **FSDP)
+        assert 1.05 < found.tokens_per_second_per_gpu / eager.tokens_per_second_per_gpu < 1.3
+        products = [
+            {t.name: t.seconds for t in one.speed.computing}["matrix products"] for one in (found, eager)
+        ]
+        assert products[0] == products[1]
 
 
 def test_emulated_fp8_needs_what_fp32_does_and_operands_beside_it() -> None:

@@ -184,7 +184,7 @@ def test_the_largest_assumption_is_the_one_of_the_question() -> None:
         "short": replace(plain, job=plain.job.model_copy(update={"data": short})),
         "no run on L40S": replace(plain, device=replace(plain.device, name="L40S")),
         "PCIe gives each GPU 25 GB/s": replace(plain, device=pcie),
-        "as fast as eager code": replace(plain, job=job(model={"compile": "block"})),
+        "one kernel between two products": replace(plain, job=job(model={"compile": "block"})),
         "4 bits": replace(plain, job=job(adapter={"kind": "lora", "base_dtype": "nf4"})),
         "my runs": replace(plain, constants=own),
     }
