@@ -44,11 +44,6 @@ def _offloads(label: str) -> bool:
     return registry.moving_parts(label)[0]
 
 
-def _has_replicas(label: str) -> bool:
-    strategy = registry.strategy_of(label)
-    return strategy is not None and strategy.facts.has_replicas
-
-
 def _shares_samples(label: str) -> bool:
     options = registry.parse(label)[1].model_dump()
     return any(name in options for name in ("sequence", "tensor", "stages"))
@@ -67,12 +62,13 @@ def close_to_first(ranked: Sequence[P]) -> list[P]:
     first = ranked[0]
     least = first.tokens_per_second_per_gpu * (1 - CLOSE_SHARE)
     between = first.speed.tokens_per_second_between if first.speed and first.speed.loses_with_scale else None
-    same = (one for one in ranked if one.barely_fits == first.barely_fits)
-    return [
-        one
-        for one in same
-        if one.tokens_per_second_per_gpu >= (between[0] if between and _has_replicas(one.label) else least)
-    ]
+    found = []
+    for one in (one for one in ranked if one.barely_fits == first.barely_fits):
+        strategy = registry.strategy_of(one.label)
+        has_replicas = strategy is not None and strategy.facts.has_replicas
+        if one.tokens_per_second_per_gpu >= (between[0] if between and has_replicas else least):
+            found.append(one)
+    return found
 
 
 def simplest_close(ranked: Sequence[P]) -> P | None:

@@ -470,7 +470,10 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
     copied = {phase: seconds / work.passes for phase, seconds in _copies(work, rates).items()}
     steps, multiplied = work.passes, products.forward + products.backward + products.again
     updating = device_terms(work, rates.bytes, constants)
-    once = max(0.0, _host_once(work, constants) - ahead - sum(term.seconds for term in updating))
+    of_tensors = 0.0  # gradients cleared and clipped, the update; on a CPU calibrated as a whole
+    if work.workload.device != "cpu" and not work.is_adapted:
+        of_tensors = len(work.workload.layout.trained) * ONCE_SECONDS * constants.host_factor
+    once = max(0.0, of_tensors - ahead - sum(term.seconds for term in updating))
     terms = (
         TimeTerm("matrix products", steps * (multiplied + products.head_passes * head),
               f"{'2 passes and adapters' if work.is_adapted else '3 passes'}, and recomputation, of "
@@ -509,13 +512,6 @@ HOST_TERM = "waiting for the host"
 ONCE_SECONDS = 280e-6
 """Of the host per trained tensor and step, beside its launches: the least of what half of the short steps of
 three sources leave unexplained (280, 410 and 570 us). Those of adapters leave nothing (qwen)."""
-
-
-def _host_once(work: Work, constants: TimeConstants) -> float:
-    """Of the host, once a step: gradients cleared and clipped, the update, what a loop reads back."""
-    if work.workload.device == "cpu" or work.is_adapted:  # calibrated as a whole
-        return 0.0
-    return len(work.workload.layout.trained) * ONCE_SECONDS * constants.host_factor
 
 
 ADAPTER_LAUNCHES = (27, 33)

@@ -79,16 +79,14 @@ class KnownErrors:
         parts = [counted(len(self.sources), "source"), counted_runs] if self.sources else [counted_runs]
         if self.typical is None:
             return f"not stated: {listed(parts)} lie up to {_percent(self.worst)} off{beyond}"
-        direction = [f"on the whole {_signed(self.bias)}"] if abs(self.bias) >= WORTH_SAYING else []
+        direction = [] if abs(self.bias) < WORTH_SAYING else [
+            f"on the whole {_percent(abs(self.bias))} too {'low' if self.bias < 0 else 'high'}"
+        ]  # fmt: skip
         return f"±{_percent(self.typical)} ({', '.join([*parts, *direction])}{beyond})"
 
 
 def _percent(size: float) -> str:
     return (f"{size:.0%}" if size >= SMALL else f"{100 * size:.1g}%").replace("%", " %")
-
-
-def _signed(error: float) -> str:
-    return f"{_percent(abs(error))} too {'low' if error < 0 else 'high'}" if error else "right"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,20 +284,13 @@ def largest_assumption(
         )
     if scenario.job.adapter.is_quantised:
         return "weights of 4 bits are unpacked at the speed of the memory"
-    if _is_unseen(scenario):
+    if not is_sustained_rate_known(device):
         return f"training sustains {kept} of the best matmul rate, though no run on {device.name} shows it"
     if scenario.nodes > 1 and scenario.fabric is not None:
         joined = f"nodes are joined by {scenario.fabric.name}, which" if scenario.fabric.assumed else None
         line_rate = f"its line rate, {scenario.fabric.bandwidth_per_gpu / 1e9:.3g} GB/s for each GPU,"
         return f"{joined or scenario.fabric.name} gives {line_rate} to every node at once"
     return f"training sustains {kept} of the best matmul rate of {device.name}"
-
-
-def _is_unseen(scenario: Scenario) -> bool:
-    """Whether no run shows which share of its rates a GPU sustains."""
-    is_fitted = scenario.constants is not None and scenario.constants.fitted
-    device = scenario.device
-    return device is not None and not is_fitted and not is_sustained_rate_known(device)
 
 
 @cache
