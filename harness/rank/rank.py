@@ -483,7 +483,7 @@ def _fail(
     error: BaseException,
     status: Literal["oom", "failed"],
 ) -> int:
-    telling.signals.note_collectives()
+    telling.signals.note_collectives(error)
     failure = FailureEvent(
         status=status,
         error_kind=encodable(type(error).__name__),

@@ -38,6 +38,7 @@ from harness.run_directory.events import (
     evaluations_of,
     has_ended_well,
     has_said_its_end,
+    is_of_lost_peer,
     line_of_out_of_memory,
     read_events,
     steps_of,
@@ -97,12 +98,6 @@ def signal_name(code: int) -> str:
 
 UNNOTICED_SECONDS = 1.0
 """So long may a launcher take to see that a process is gone; its peers may fail earlier."""
-LOST_PEER = re.compile(
-    r"connection (?:reset|closed|refused|was likely closed)|broken pipe|closed by peer|remote peer|peer"
-    r"|socket (?:timeout|closed)|timed out|timeout|DistNetworkError|DistStoreError|NCCL|store->get|recvvalue",
-    re.IGNORECASE,
-)
-"""What libraries say when a rank that they wait for is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +124,9 @@ def cause_of(events: Mapping[int, RankEvents], outcome: Outcome) -> Cause | None
         if outcome.stopped is not None and code is None:
             continue  # it still ran when the launcher ended it
         if failure is not None:
-            said = f"{failure.error_kind} {failure.message}"
-            misses_a_peer = failure.status == "failed" and LOST_PEER.search(said)
+            misses_a_peer = failure.status == "failed" and is_of_lost_peer(
+                failure.error_kind, failure.message
+            )
             order = (1 if misses_a_peer else 0), failure.at
         elif stopped is not None or (code in TERMINATED and not of_rank.done):
             if code not in TERMINATED and outcome.stopped is not None:
@@ -213,7 +209,10 @@ def status_of(
         and (cause.failure or (note and cause.rank in note.gone_ranks))
     )
     if cause is not None and (note is None or own):
-        return (cause.failure.status if cause.failure else "failed"), _error(run_directory, cause)
+        error = _error(run_directory, cause)
+        if misses_a_peer:
+            error = _with_waits(run_directory, len(events), outcome, error)
+        return (cause.failure.status if cause.failure else "failed"), error
     if outcome.stopped == "interrupted":
         return "failed", interrupted_error(run_directory, len(events), len(steps))
     if note is not None or outcome.stopped == "timeout":
@@ -276,6 +275,12 @@ def _silent_out_of_memory(
     return None
 
 
+_KILLERS = {
+    signal.SIGKILL: " (the kernel's out-of-memory killer ends processes so)",
+    signal.SIGABRT: " (libraries abort so; gloo where ranks give a collective other sizes)",
+}
+
+
 def _error(run_directory: Path, cause: Cause) -> record.ErrorPart:
     """What a record says of the rank that a run is blamed on."""
     rank, failure, code = cause.rank, cause.failure, cause.exit_code
@@ -290,7 +295,7 @@ def _error(run_directory: Path, cause: Cause) -> record.ErrorPart:
     elif code in TERMINATED:
         message = f"the rank was terminated{within} by SIGTERM, which its launcher had not sent"
     elif code < 0:
-        hint = " (the kernel's out-of-memory killer ends processes so)" if code == -9 else ""
+        hint = _KILLERS.get(-code, "")
         message = f"the rank was killed{within} by {signal_name(code)}{hint}"
     elif code == EVENTS_LOST:
         why = "is the disk full, or the folder read-only?"
@@ -300,6 +305,26 @@ def _error(run_directory: Path, cause: Cause) -> record.ErrorPart:
     else:
         message = f"the rank ended with exit code {code} before it finished"
     return record.ErrorPart(kind="Exit", message=message, **record.ErrorPart.shared(position), **own)
+
+
+def _with_waits(
+    run_directory: Path, world_size: int, outcome: Outcome, error: record.ErrorPart
+) -> record.ErrorPart:
+    """Of a rank that gave a peer up: where ranks stood as far as they noted it, and whom they waited for."""
+    ranks = rank_state.rank_states(run_directory, world_size)
+    if rank_state.still_note(run_directory, world_size) is None:
+        waits = [f"rank {rank.rank} waits in {rank.collective}" for rank in ranks if rank.collective]
+        said = "; ".join([error.message, *waits[:2]])
+        return error.model_copy(update={"message": said, "ranks": ranks if waits else []})
+    stuck = rank_state.stuck_error(run_directory, world_size, rank_state.StuckNote(reason=""))
+    return stuck.model_copy(
+        update={
+            "kind": error.kind,
+            "message": f"{stuck.message}; rank {error.rank}: {error.message}",
+            "exit_code": None if stuck.rank is None else outcome.exit_codes.get(stuck.rank),
+            "log_tail": error.log_tail,
+        }
+    )
 
 
 def _log_tail(run_directory: Path, rank: int) -> str:

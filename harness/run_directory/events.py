@@ -587,6 +587,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
+_LOST_PEER = re.compile(
+    r"connection (?:reset|closed|refused|was likely closed)|broken pipe|closed by peer|remote peer|peer"
+    r"|socket (?:timeout|closed)|timed out|timeout|DistNetworkError|DistStoreError|NCCL|store->get|recvvalue",
+    re.IGNORECASE,
+)
+
+
+def is_of_lost_peer(kind: str, message: str) -> bool:
+    """Whether a library says so of a rank that it waits for: it is gone, or did not come in time."""
+    return _LOST_PEER.search(f"{kind} {message}") is not None
+
+
 def line_of_out_of_memory(log: str) -> str | None:
     """The first line of a log by which memory ran out; None: no line says so.
 

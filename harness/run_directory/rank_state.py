@@ -396,7 +396,7 @@ def stuck_error(run_directory: Path, world_size: int, note: StuckNote) -> ErrorP
     rank = late.ranks[0] if late is not None else None
     at_fault = states[rank].position if rank is not None else None
     order = sorted(states, key=lambda r: (late is None or r not in late.ranks, r))
-    said = [note.reason, *filter(None, [parted]), *_sentences(late, seen, note.unseen_ranks, hang)]
+    said = [*filter(None, [note.reason, parted]), *_sentences(late, seen, note.unseen_ranks, hang)]
     return ErrorPart(
         kind=note.kind,
         message="; ".join(said),

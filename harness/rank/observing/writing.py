@@ -38,7 +38,7 @@ from harness.record import LayoutPart, ModelPart, ObservationPart
 from harness.run_directory import events
 from harness.run_directory.events import GuestEventWriter
 from harness.run_directory.observed_record import LOSS, note_start, rank_ends
-from harness.run_directory.rank_state import STILL_SECONDS, PositionWriter
+from harness.run_directory.rank_state import STILL_SECONDS, PositionWriter, read_state
 from harness.run_directory.request import rank_file, rank_state
 from harness.safe_text import described, encodable
 
@@ -113,6 +113,7 @@ class Writing:
         self._notes: list[str] = []
         self._bits: tuple[dict[str, int], ...] = ()
         self._looked_at = 0
+        self._is_over = False
         self._constants: dict[int, dict[str, Any]] = {}
         """By group of the optimizers, with what changed of each."""
         self._changes: dict[tuple[int, str], list[str]] = {}
@@ -171,16 +172,19 @@ class Writing:
         """Note where this rank stands while it ends no step: what ends its script may leave it no time to."""
         rank, ended = self.world.rank, -1
         state = rank_state(self._directory, rank)
-        while True:
+        while not self._is_over:
             before, ended = ended, self._micro_steps.total()
             with suppress(OSError):
                 state.unlink(missing_ok=True)
                 if ended == before:
-                    PositionWriter(self._directory, rank).enter("standing still")
+                    self._stand_still()
                     with state.open("ab", buffering=0) as file:
                         faulthandler.dump_traceback(file)
                     write_collectives(self._directory, rank)
             sleep(STILL_SECONDS)
+
+    def _stand_still(self) -> None:
+        PositionWriter(self._directory, self.world.rank).enter("standing still")
 
     def draws_from_here(self) -> None:
         """The first training pass begins: what dropout draws follows from this state."""
@@ -239,8 +243,13 @@ class Writing:
 
     def end(self, failure: BaseException | None, under_way: Step | None, probing: ProbedSteps) -> None:
         """The process ends: everything that is known by now."""
+        self._is_over = True
         if self._events is None:
             return
+        gives_up = failure and events.is_of_lost_peer(type(failure).__name__, str(failure))
+        if gives_up and not read_state(self._directory, self.world.rank).has_answered:
+            self._stand_still()
+            write_collectives(self._directory, self.world.rank, failure)
         if not self._has_measured:
             self.measured(probing)
         self._write_observation()

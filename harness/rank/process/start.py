@@ -14,13 +14,14 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.run_directory.events import TurnEvent
+from harness.run_directory.events import TurnEvent, is_of_lost_peer
 from harness.run_directory.rank_state import COLLECTIVES_PREFIX, HEAD_BYTES
 from harness.run_directory.request import rank_state
 from harness.snapshots.flight_recorder import KEPT, dump_of
@@ -78,6 +79,7 @@ class SignalThread:
 
     def __init__(self) -> None:
         self._actions: dict[int, Callable[[], None]] = {}
+        self._rank: tuple[Path, int] | None = None
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -102,12 +104,14 @@ class SignalThread:
     def on_state_asked(self, run_directory: Path, rank: int) -> None:
         """Add the collectives to the stacks that `dump_stacks_when_asked` writes."""
         faulthandler.unregister(STATE_SIGNAL)
+        self._rank = run_directory, rank
         self.on(STATE_SIGNAL, lambda: write_collectives(run_directory, rank))
         dump_stacks_when_asked(rank_state(run_directory, rank), chain=True)
 
-    def note_collectives(self) -> None:
-        """Write what this rank waits in without being asked."""
-        self._actions.get(STATE_SIGNAL, lambda: None)()
+    def note_collectives(self, failure: BaseException) -> None:
+        """Write what this rank, which it ends, waits in without being asked."""
+        if self._rank is not None:
+            write_collectives(*self._rank, failure)
 
     def answer_signals(self, reader: int) -> None:
         while True:
@@ -117,10 +121,11 @@ class SignalThread:
                     action()
 
 
-def write_collectives(run_directory: Path, rank: int) -> None:
+def write_collectives(run_directory: Path, rank: int, failure: BaseException | None = None) -> None:
     """Keep what torch's flight recorders know, and append the oldest collective that has not ended.
 
     They have the latest collectives of gloo and NCCL; nothing before torch is loaded.
+    failure: what ends the rank.
     """
     documents = []
     for name in RECORDERS if "torch.distributed" in sys.modules else ():
@@ -128,20 +133,30 @@ def write_collectives(run_directory: Path, rank: int) -> None:
             documents.append(pickle.loads(getattr(sys.modules["torch"]._C._distributed_c10d, name)()))
         except (AttributeError, RuntimeError, ValueError, pickle.UnpicklingError):  # a build without it
             continue
-    document = merged(documents)
+    gives_up = failure is not None and is_of_lost_peer(type(failure).__name__, str(failure))
+    document = merged(documents, gives_up=gives_up)
     waits = dump_of(document, rank).open
     line = COLLECTIVES_PREFIX + json.dumps({"pending": waits[0].words if waits else None}) + "\n"
     with suppress(OSError):
         if document["entries"]:
             (run_directory / KEPT.replace("*", f"{rank:05d}")).write_text(json.dumps(document))
         with rank_state(run_directory, rank).open("ab", buffering=0) as file:
+            for frame in reversed(traceback.extract_tb(failure.__traceback__) if failure else []):
+                file.write(f'  File "{frame.filename}", line {frame.lineno} in {frame.name}\n'.encode())
             file.write(line.encode())
 
 
-def merged(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The collectives of all transports; of those long over without their stacks."""
+def merged(documents: Sequence[dict[str, Any]], *, gives_up: bool = False) -> dict[str, Any]:
+    """The collectives of all transports; of those long over without their stacks.
+
+    gives_up: whether the rank ends for a peer that did not come. Where all its collectives seem to have ended
+    it waited in the last: gloo marks one that timed out as it does one that ended (torch 2.13).
+    """
     entries = [entry for document in documents for entry in document.get("entries") or []]
     groups = {name: of for d in documents for name, of in (d.get("pg_config") or {}).items() if name}
+    if gives_up and all(entry.get("retired") for entry in entries):
+        for entry in entries[-1:]:
+            entry["retired"] = False
     for entry in entries[:-MOST_STACKS]:
         if entry.get("retired"):
             entry.pop("frames", None)

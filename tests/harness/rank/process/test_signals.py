@@ -45,6 +45,17 @@ def test_of_two_transports_the_oldest_collective_that_waits_is_told() -> None:
     assert str(oldest(gloo, over)).startswith("gloo barrier number 3")
 
 
+def test_who_gives_a_peer_up_waited_in_the_last_collective_where_none_is_open() -> None:
+    """gloo retires one that timed out."""
+    calls = [entry("gloo", op, n, ended=True) for n, op in enumerate(("all_reduce", "barrier"), start=1)]
+    assert oldest(recorded(*calls)) is None
+    (wait,) = dump_of(merged([EMPTY, recorded(*calls)], gives_up=True), 0).open
+    assert wait.operation == "gloo barrier"
+    calls = [entry("gloo", "all_reduce", 3, ended=False), entry("gloo", "barrier", 4, ended=True)]
+    assert not merged([], gives_up=True)["entries"]
+    assert [e["retired"] for e in merged([recorded(*calls)], gives_up=True)["entries"]] == [False, True]
+
+
 def test_stacks_are_kept_of_what_waits_and_of_the_latest() -> None:
     calls = [entry("gloo", "barrier", n, ended=n > 1) | {"frames": [{"name": "f"}]} for n in range(1, 99)]
     with_stack = [e["collective_seq_id"] for e in merged([recorded(*calls)])["entries"] if "frames" in e]
