@@ -114,6 +114,10 @@ def versions(records: Sequence[Record], by: str) -> dict[str, Comparison]:
     """
     dates = sorted(records, key=lambda record: began_at(record) or 0.0)
     known = [versions_of(record) for record in dates]
+    if len({of["date"] for of in known}) == 1:  # of one day its sessions
+        begun: dict[int, str] = {}
+        for of, record, number in zip(known, dates, sessions(dates), strict=True):
+            of["date"] = begun.setdefault(number, _began(record)[:16].replace("T", " "))
     differ = [
         name for name in dict.fromkeys(chain(*known)) if len({of.get(name) for of in known} - {None}) > 1
     ]
@@ -130,13 +134,16 @@ def versions(records: Sequence[Record], by: str) -> dict[str, Comparison]:
     return {name: Comparison(of) for name, of in found.items()}
 
 
+def _began(record: Record) -> str:
+    return record.environment.started_at or record.created_at
+
+
 def versions_of(record: Record) -> dict[str, str]:
     git = record.environment.git
     own = {"commit": git.commit[:12] + ("*" if git.modified else "")} if git else {}
-    began = record.environment.started_at or record.created_at
     return (
         own
-        | {"date": began[:10]}
+        | {"date": _began(record)[:10]}
         | {name: text.removeprefix(f"{name} ") for name, text in facts(record).items()}
     )
 

@@ -213,7 +213,7 @@ CHANGES_TRAINING = math.inf
 """Effect of what trains something else than the job asks for: before every difference of cost."""
 WOULD_CHANGE_TRAINING = 0.4
 """Effect of a default that would do so without this harness's setting: ranked as 40 % of bytes."""
-CLIPPING_KEY = "gradient_clipping"
+CLIPPING_KEY, DEFAULT_CLIPPING = "gradient_clipping", 1.0
 WAITS_EFFECT = 0.05
 """Bytes do not show a wait for the device: ranked as 5 % of bytes."""
 
@@ -271,6 +271,8 @@ def _clipping(record: Record) -> list[CellNote]:
         return []
     if CLIPPING_KEY in config:
         figure = float(config[CLIPPING_KEY])
+        if figure == DEFAULT_CLIPPING:
+            return []
         return [noted("clipping-set-by-harness", figure=figure, effect=WOULD_CHANGE_TRAINING)]
     if in_force == "none" or asked == float(in_force):
         return []

@@ -490,12 +490,19 @@ def warnings(comparison: Comparison) -> str:
 
 
 def what_to_use(scope: ComparisonScope) -> str:
-    """'ddp from 13.9 MB (memory without activations); fsdp from 10.0'; empty where there is no choice."""
+    """'fewest bytes sent first: ddp from 13.9 MB (...); fsdp from 10.0'; empty: no choice."""
     what, taken = use_here(scope)
-    return "; ".join(
+    parts = [
         phrase("use_next" if place else "use_first", cell=cell, value=megabytes(held), what=what)
         for place, (cell, held) in enumerate(taken)
-    )
+    ]
+    order, first = scope.order, taken[0][0] if taken else ""
+    if order is not None and first in order.names:
+        faster = [
+            name for name in order.names if name != first and order.ratio(name, first).order == "faster"
+        ]
+        parts += [phrase("use_faster", cells=names(faster), first=first)] if faster else []
+    return "; ".join(parts)
 
 
 PLANNED_RANKS = 8
@@ -571,6 +578,10 @@ def answers_table(comparison: Comparison, question: ReportFocus, titles: Mapping
     if scope is not None and question != "scaling" and jobs > 1:
         job = phrase("several_jobs", job=scope.place[0], jobs=jobs)
         rows.append([ANSWERS["job"]["question"], job, evidence("results")])
+    sizes = sorted({g.world_size for g in comparison.groups if not g.is_reference and g.has_result})
+    if scope is not None and question not in ("scaling", "parity") and len(sizes) > 1:
+        size = phrase("several_sizes", size=scope.size, sizes=words(sizes))
+        rows.append([ANSWERS["size"]["question"], size, evidence("results")])
     # By kind of finding its first statement, and how many others there are.
     found: dict[str, list[Statement]] = {}
     for statement in statements(comparison.findings):

@@ -54,11 +54,14 @@ def test_clipping_that_nobody_asked_for_is_the_default_since_0_19_3() -> None:
     assert "0.19.2" in note.library_note.since
 
 
-@pytest.mark.parametrize(("version", "pinned"), [("0.19.2", False), ("0.19.3", True), ("0.20.0+cu1", True)])
-def test_a_clipping_that_the_harness_sets_is_told_where_the_default_would_clip(
-    version: str, pinned: bool
+@pytest.mark.parametrize(
+    ("version", "set_to", "pinned"),
+    [("0.19.2", 0.0, False), ("0.19.3", 0.0, True), ("0.20.0+cu1", 0.5, True), ("0.19.8", 1.0, False)],
+)
+def test_a_clipping_that_the_harness_sets_is_told_where_the_default_would_clip_otherwise(
+    version: str, set_to: float, pinned: bool
 ) -> None:
-    found = of_training(clipped(version, config={"gradient_clipping": 0.0}, asked=None, in_force=None))
+    found = of_training(clipped(version, config={"gradient_clipping": set_to}, asked=None, in_force=None))
     assert ("clipping-set-by-harness" in found) is pinned
     assert "clipped-by-default" not in found
 
@@ -268,7 +271,7 @@ def test_what_stays_gathered_is_told_by_its_own_size_besides_the_states() -> Non
         (
             "default",
             {
-                "gradients-all-reduced", "transport-emulates", "clipping-set-by-harness", "gathers-by-module",
+                "gradients-all-reduced", "transport-emulates", "gathers-by-module",
                 "second-fp32-copy", "root-not-resharded", "weights-cut-between-steps",
                 "gradients-cut-at-stage-1", "persistent-reduction-bucket",
             },

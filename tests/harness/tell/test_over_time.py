@@ -115,3 +115,14 @@ def test_versions_are_in_their_order_and_days_in_that_of_time() -> None:
     assert list(versions(records, "date")) == ["2026-03-01", "2026-03-02", "2026-03-03"]
     with pytest.raises(HarnessError, match=r"'torch', which does not differ .* deepspeed"):
         versions(records, "torch")
+
+
+def test_of_one_day_its_sessions_are_compared() -> None:
+    def at(time: str) -> Record:
+        environment = ENVIRONMENT | {"started_at": f"2026-03-01T{time}:00+00:00"}
+        return make_record(run_id=time.replace(":", "-"), environment=environment)
+
+    records = [at(time) for time in ("09:00", "09:10", "15:30")]
+    assert list(versions(records, "date")) == ["2026-03-01 09:00", "2026-03-01 15:30"]
+    with pytest.raises(HarnessError, match="'date', which does not differ"):
+        versions(records[:2], "date")
