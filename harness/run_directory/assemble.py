@@ -275,7 +275,7 @@ def _silent_out_of_memory(
     return None
 
 
-_KILLERS = {
+_KILLERS: dict[int, str] = {
     signal.SIGKILL: " (the kernel's out-of-memory killer ends processes so)",
     signal.SIGABRT: " (libraries abort so; gloo where ranks give a collective other sizes)",
 }
