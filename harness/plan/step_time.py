@@ -470,9 +470,8 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
     copied = {phase: seconds / work.passes for phase, seconds in _copies(work, rates).items()}
     steps, multiplied = work.passes, products.forward + products.backward + products.again
     updating = device_terms(work, rates.bytes, constants)
-    of_tensors = 0.0  # gradients cleared and clipped, the update; on a CPU calibrated as a whole
-    if work.workload.device != "cpu" and not work.is_adapted:
-        of_tensors = len(work.workload.layout.trained) * ONCE_SECONDS * constants.host_factor
+    by_tensor = work.workload.device != "cpu" and not work.is_adapted  # else calibrated as a whole
+    of_tensors = len(work.workload.layout.trained) * ONCE_SECONDS * constants.host_factor * by_tensor
     once = max(0.0, of_tensors - ahead - sum(term.seconds for term in updating))
     terms = (
         TimeTerm("matrix products", steps * (multiplied + products.head_passes * head),
@@ -725,8 +724,7 @@ def nccl_seconds(op: str, size: int, calls: int, path: Path, constants: TimeCons
     """Seconds of each of `calls` and of their `size` bytes together, by the fastest of NCCL's ways."""
     if path.ranks == 1:
         return 0.0, 0.0
-    sent = ring_sent_bytes(op, size, path.ranks)
-    ring = sent / path.bandwidth
+    ring = (sent := ring_sent_bytes(op, size, path.ranks)) / path.bandwidth
     within = min(ring, _wire_in_node(op, size, path)) if path.nodes == 1 else ring
     if constants.fitted:
         return call_latency(op, path, constants), min(within, _wire_of_tree(op, size, path))
