@@ -277,7 +277,7 @@ class Engine(Portable, ABC):
         return iter(())
 
     def gathered_tensors(self) -> Iterator[torch.Tensor]:
-        """Those of kind "gathered" alone: asked for after every module of a probed step."""
+        """State tensors of kind "gathered": asked for after every module of a probed step."""
         return (tensor for kind, tensor in self.state_tensors() if kind == "gathered")
 
     def hidden_bytes(self) -> dict[TensorKind, int]:

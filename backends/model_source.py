@@ -40,7 +40,7 @@ class ModelSource(ABC):
     # Where `loading` is 'full' nobody asks for these: a function that returns a module does not say where a
     # part of one parameter would come from.
     def skeleton(self) -> nn.Module:
-        """The same model with its parameters on the meta device; buffers hold their values on the CPU.
+        """The model with its parameters on the meta device; buffers hold their values on the CPU.
 
         A collective where `loading` is not 'full'.
         """

@@ -56,7 +56,7 @@ _ROWS = tomllib.loads(files(__package__).joinpath("presets.toml").read_text(enco
 
 
 def _changes(of: str, preset: Preset, precision: Precision = "fp32", stage: int = 0) -> list[PresetChange]:
-    """Of `presets.toml`, by its rows' conditions; none of another preset."""
+    """Changes in `presets.toml` whose conditions hold; none unless the preset is 'like-for-like'."""
     return [
         PresetChange(**{key: deepcopy(row[key]) for key in ("setting", "value", "default", "reason")})
         for row in _ROWS[of]

@@ -131,7 +131,7 @@ def _meant(
 
 
 def _texts(annotation: object) -> Iterator[str]:
-    """Those among the values that a type lists."""
+    """Strings among the values that a type lists."""
     for part in get_args(annotation):
         if isinstance(part, str):
             yield part

@@ -81,7 +81,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def write_all_atomically(contents: Mapping[Path, str | bytes]) -> None:
-    """The same for files that belong together: none is replaced before all of them are on the disk (fsync).
+    """Replace files that belong together: none before all of them are on the disk (fsync).
 
     Raises OSError with the name of the file that could not be written.
     """
@@ -113,7 +113,7 @@ def write_all_atomically(contents: Mapping[Path, str | bytes]) -> None:
 
 
 def make_atomically(path: Path, make: Callable[[Path], object]) -> None:
-    """The same for a file that `make` makes under the temporary name that it is given. Raises OSError."""
+    """Replace a file by what `make` writes under the temporary name that it is given. Raises OSError."""
     temporary = _temporary(path)
     temporary.unlink(missing_ok=True)
     try:
@@ -262,7 +262,7 @@ def process_namespace() -> str:
 
 
 def scratch_prefix(purpose: str) -> str:
-    """Of the name of a folder that belongs to this process."""
+    """Prefix of the names of folders that belong to this process."""
     return f"{PREFIX}{purpose}-{process_namespace()}-{os.getpid()}-"
 
 

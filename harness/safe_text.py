@@ -150,7 +150,7 @@ def redacted(text: str) -> str:
 
 @cache
 def _is_secret(name: str, value: str) -> bool:
-    """Of a variable."""
+    """Whether a variable's name marks its value as secret."""
     quoted = json.dumps(value)
     return quoted not in without_named_secrets(f"{name}={quoted}")
 

@@ -116,7 +116,7 @@ class TensorFiles:
         self._stack.close()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of each whole tensor."""
+        """Shape of each whole tensor, by name."""
         return {name: tuple(file.get_slice(name).get_shape()) for name, file in self._files.items()}
 
     def read(self, name: str, start: int, count: int, columns: Columns | None = None) -> Tensor:
@@ -249,7 +249,7 @@ def read_progress(path: Path) -> OptimizerProgress:
 
 
 def _with_states(pieces: Sequence[Piece], stem: str) -> Sequence[Piece]:
-    """Those that have what a file holds: all have weights, frozen parameters have no moments."""
+    """Pieces that have what a file holds: all have weights, frozen parameters have no moments."""
     return pieces if stem == WEIGHTS else [piece for piece in pieces if stem in piece.moments]
 
 

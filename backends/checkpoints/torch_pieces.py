@@ -106,7 +106,7 @@ def moments_checksum(engine: Engine) -> str:
 
 
 def _weighted_sum(values: Tensor, piece: Piece, start: int) -> int:
-    """Of a 1-D tensor whose first element is number `start` of what the piece is a range of."""
+    """Sum of the bits of a 1-D tensor times odd numbers of their places; `start`: the first element's."""
     if values.is_complex():
         values, start = real_numbers(values).reshape(-1), 2 * start
     total = 0

@@ -183,7 +183,7 @@ class Fsdp2Backend(Backend):
         return mesh
 
     def _norm(self, strategy: TorchStrategy, mesh: DeviceMesh) -> TorchStrategy:
-        """The same with the ranks that hold disjoint parts of the gradient."""
+        """Tell the gradient norm which ranks hold disjoint parts of the gradient."""
         return strategy
 
     def _mesh(self, world: World) -> DeviceMesh:

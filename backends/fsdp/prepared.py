@@ -80,7 +80,7 @@ class PreparedFsdpBackend(base.Backend):
             )
 
     def _common_settings(self, model: nn.Module, **words: str) -> dict[str, Any]:
-        """Those that Accelerate's plugin and Trainer's `fsdp_config` share; `words`: their other names."""
+        """Settings that Accelerate's plugin and Trainer's `fsdp_config` share; `words`: their other names."""
         classes = sorted({type(block).__name__ for block in transformer_blocks(model).values()})
         settings: dict[str, Any] = {
             words["version"]: self.version,

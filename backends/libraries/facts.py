@@ -21,13 +21,13 @@ from harness.backends.refusals import Unsupported
 
 
 def absent(packages: Collection[str]) -> list[str]:
-    """Those of these distributions that are not installed."""
+    """Distributions, among these, that are not installed."""
     return [name for name in packages if installed_version(name) is None]
 
 
 @lru_cache
 def installed_version(library: str) -> str | None:
-    """Of a distribution; None: it is not installed. Asked once: its whole description is parsed."""
+    """Version of a distribution; None: it is not installed. Asked once: its whole description is parsed."""
     try:
         return version(library)
     except PackageNotFoundError:

@@ -54,7 +54,7 @@ def transformer_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def needed_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """The same, for what is done to blocks alone. Raises Unsupported where there are none."""
+    """Blocks of a model that must have some. Raises Unsupported where there are none."""
     if blocks := transformer_blocks(model):
         return blocks
     raise Unsupported(

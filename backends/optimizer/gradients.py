@@ -59,18 +59,18 @@ def _squares(shards: Sequence[Tensor]) -> Tensor:
 
 
 def fp32_norm(gradients: Sequence[Tensor]) -> float:
-    """The same norm in fp32 throughout, by tensor, as `torch.nn.utils.clip_grad_norm_` adds it."""
+    """Norm of gradients in fp32 throughout, by tensor, as `torch.nn.utils.clip_grad_norm_` adds it."""
     norms = [torch.linalg.vector_norm(real_numbers(gradient), dtype=torch.float32) for gradient in gradients]
     return float(torch.linalg.vector_norm(torch.stack(norms)))
 
 
 def real_numbers(tensor: Tensor) -> Tensor:
-    """Of a complex tensor its real and imaginary parts, with a last dimension of 2; any other as it is."""
+    """View a complex tensor as real and imaginary parts, in a last dimension of 2; any other as it is."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _sum_of_squares(tensor: Tensor) -> Tensor:
-    """Of a CPU tensor as an fp64 scalar, within 1e-7 of exact; fp32 without a copy of the tensor.
+    """Sum of squares of a CPU tensor, an fp64 scalar within 1e-7 of exact; fp32 without a copy of the tensor.
 
     On the CPU an fp64 `vector_norm` takes ten times as long as fp32 dot products of short pieces, which
     lose next to nothing.
@@ -83,7 +83,7 @@ def _sum_of_squares(tensor: Tensor) -> Tensor:
 
 
 def _sums_of_squares(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Of an accelerator's tensors: fp64 scalars, one for each call, without a copy of a tensor.
+    """Sums of squares of an accelerator's tensors: fp64 scalars, one per call, without a copy of a tensor.
 
     `vector_norm(dtype=float64)` casts its input first: 8 bytes per element. `_foreach_norm` adds up in fp64
     as it reads, if the tensors of a call have one dtype (torch 2.13, ATen/native/cuda/ForeachReduceOp.cu).

@@ -59,7 +59,7 @@ def uses_rate(group: Mapping[str, Any], asked: float) -> bool:
 
 
 def rate_in_force(optimizers: Iterable[Any], asked: float) -> float | None:
-    """Of the rates of all groups, over their share, the one farthest from what was asked; None: none."""
+    """Learning rate, over its group's share, that is farthest from what was asked; None: no group has one."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     rates = [
         asked if uses_rate(group, asked) else rate / float(group.get(LR_SCALE, 1.0))
@@ -88,7 +88,7 @@ def held_tensors(states: Iterable[Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Those in nested lists and mappings."""
+    """Tensors in nested lists and mappings."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):

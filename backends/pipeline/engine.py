@@ -139,7 +139,7 @@ class Shape:
         return torch.empty(*size, dtype=self.dtype, device="meta", requires_grad=True)
 
     def tokens(self) -> Tensor:
-        """The same of what the first stage is given."""
+        """An example without memory of what the first stage is given: (samples, length)."""
         return torch.empty(self.samples, self.length, dtype=torch.int64, device="meta")
 
 
@@ -354,7 +354,7 @@ class PipelineEngine(TorchEngine):
         )
 
     def _loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Of one micro-batch: what `backward` was given of it."""
+        """Scaled loss of one micro-batch, from which `backward` starts."""
         self.enter_phase("forward")
         loss = self._summed_loss(logits, {"tokens": target[:, 0], "labels": target[:, 1]})
         self._losses.append(loss.detach())

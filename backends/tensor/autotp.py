@@ -78,7 +78,7 @@ class AutoTpEngine(ZeroEngine):
 
     @property
     def _place(self) -> int:
-        """Of this rank among those that cut its layers."""
+        """This rank's number among those that cut its layers."""
         world = self.context.world
         return world.mesh.coordinates(world.rank)["tensor"]
 
@@ -101,7 +101,7 @@ class AutoTpEngine(ZeroEngine):
         return torch.cat(rows).movedim(0, dimension).contiguous().cpu()
 
     def _size_of(self, name: str, dimension: int) -> int:
-        """Of a whole parameter along a dimension, as AutoTP notes it on what it cuts."""
+        """Size of a whole parameter along a dimension, as AutoTP notes it on what it cuts."""
         from deepspeed.checkpoint.constants import DS_AUTOTP_UC_META
 
         notes = getattr(self.engine.module.get_parameter(name), DS_AUTOTP_UC_META)

@@ -86,7 +86,7 @@ def loss_scale(engine: Any) -> float | None:
 
 
 def forgotten_loss_scale(engine: Any) -> float:
-    """Of stage 0: what it divides gradients by without having scaled the loss; 1 outside of fp16.
+    """What stage 0 divides gradients by without having scaled the loss; 1 outside of fp16.
 
     `DeepSpeedEngine.backward` (DeepSpeed 0.19) scales for optimizers of ZeRO alone, although
     `FP16_UnfusedOptimizer.step` unscales. Library defaults keep it so: the gradient norm shows it.
@@ -389,7 +389,7 @@ class ZeroEngine(Engine):
 
 
 def _device(setting: Any) -> str:
-    """Of one of DeepSpeed's settings of offload."""
+    """Device in one of DeepSpeed's settings of offload; 'none' without it."""
     return "none" if setting is None else str(getattr(setting.device, "value", setting.device))
 
 

@@ -72,7 +72,7 @@ def predict_one(
     cell: RunRequest, facts: dict[str, Any], experiment: Experiment, launcher: LocalLauncher, *, force: bool,
     shows: bool = True,
 ) -> PredictionPart | None:  # fmt: skip
-    """The same for one cell, and show it if `shows`. Raises HarnessError if it cannot fit."""
+    """Predict one cell, and show it if `shows`. Raises HarnessError if it cannot fit."""
     by_job, limit = {cell.job_id: facts}, experiment.runtime.memory_limit
     predicted = predict_cells([cell], by_job, launcher.device, limit, force=force, trace=launcher.trace)
     if (refusal := predicted.refusal(cell.key)) is not None:
@@ -283,7 +283,7 @@ def largest_batches(cells: Sequence[RunRequest], experiment: Experiment, device:
 
 
 def checked_jobs(launcher: LocalLauncher, cells: Sequence[RunRequest]) -> dict[str, dict[str, Any]]:
-    """By job id, what the check of a job returned."""
+    """What the check of each job returned, by job id."""
     jobs = {cell.job_id: cell.job for cell in cells}
     return {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
 
@@ -341,7 +341,7 @@ class Until:
 
     @classmethod
     def asked(cls, within: str | None, max_minutes: float | None) -> Until:
-        """By what was typed. Raises HarnessError."""
+        """Limits from --within and --max-minutes. Raises HarnessError."""
         return cls(
             precision=None if within is None else parse_within(within),
             deadline=None if max_minutes is None else time.monotonic() + 60 * max_minutes,

@@ -134,7 +134,7 @@ class _Found:
         self._pack()
 
     def document(self) -> dict[str, Any]:
-        """Of `doctor --gpu --json`."""
+        """What `doctor --gpu --json` prints."""
         gpus, answers = self._evidence.gpus, self.answers
         document: dict[str, Any] = {
             "devices": [gpu.name for gpu in gpus.devices],

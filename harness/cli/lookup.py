@@ -100,7 +100,7 @@ def glossary() -> dict[str, str]:
 
 
 def meanings() -> dict[str, str]:
-    """Those of the glossary and of the columns of frames and files."""
+    """Meanings of the words of the glossary and of the columns of frames and files."""
     from harness.judge.facts import METRICS
 
     return glossary() | {metric.key: f"{metric.meaning} ({metric.unit})" for metric in METRICS}

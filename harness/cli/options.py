@@ -98,7 +98,7 @@ def common(command: Callable[..., int], interrupted: str = "interrupted") -> Cal
 
 
 def measuring(command: Callable[..., int]) -> Callable[..., None]:
-    """The same for a command that records each run as it ends."""
+    """Wrap a command that records each run as it ends, as `common` does."""
     return common(command, "interrupted; what was measured so far is kept")
 
 

@@ -179,7 +179,7 @@ def _read(paths: Sequence[Path], *, strict: bool = False) -> list[Run]:
 
 
 def _showable(found: Sequence[Run], output: Path, form: Format) -> list[Run]:
-    """Those that a report can show; the others are named."""
+    """Runs that a report can show; the others are named in warnings."""
     sound, odd = without_odd_runs(found, lambda some: prepare_report(some, output, form=form))
     warn_skipped(odd)
     return sound

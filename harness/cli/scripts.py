@@ -92,7 +92,7 @@ class Scripts:
 
     @property
     def base(self) -> Record | None:
-        """Of the first row that trained, in their order."""
+        """Record of the first row that trained, in the order of the rows."""
         return next((self.seen[name] for name in self.rows if name in self.seen), None)
 
     def _size(self, name: str) -> int:
@@ -216,7 +216,7 @@ class Scripts:
 def strategy_rows(
     script: Sequence[str], backends: str | None, sizes: Sequence[int], files: Sequence[str] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """The same script under each strategy, the base first, and under `files`. Raises HarnessError."""
+    """Commands of a script under each strategy, the base first, and under `files`. Raises HarnessError."""
     words = tuple(script)
     if Path(words[0]).resolve() == Path(sys.executable).resolve() or words[0] in ("python", "python3"):
         words = words[1:]
@@ -278,7 +278,7 @@ def asked_rows(
 
 
 def of_script(experiment: Experiment) -> Experiment:
-    """Of a script, which is not traced and whose weights are not gathered."""
+    """Experiment of a script, which is not traced and whose weights are not gathered."""
     measure = experiment.measure.model_copy(update={"traced_steps": 0, "weight_digests": False})
     return experiment.model_copy(update={"measure": measure})
 

@@ -448,7 +448,7 @@ def _rerun_all(
 
 
 def _noise(reruns: Sequence[Rerun], baseline: LoadedRun, noise_runs: NoiseRuns) -> dict[int, TensorNoise]:
-    """By step, what the reference's repetitions make of noise; without a reference, the lower bounds."""
+    """Noise among the reference's repetitions, by step; without a reference, the lower bounds."""
     is_reference = baseline.record.backend.label == noise_runs.label
     made = [reruns[0], *reruns[2:]] if is_reference else reruns[2:]
     by_label = {run.record.backend.label: run for run in made}

@@ -114,7 +114,7 @@ class Parting:
         return self.between("in the baseline", "in the other")
 
     def between(self, first: str, second: str) -> str:
-        """The same with other words for the two sides."""
+        """Describe the difference with these words for the two sides."""
         known = self.baseline is not None and self.other is not None
         # With as many digits as tell them apart, six at least.
         shown = [[_number(value, digits) for value in (self.baseline, self.other)] for digits in (6, 9, 17)]
@@ -354,7 +354,7 @@ def changed_settings(baseline: Record, other: Record) -> Iterator[Changed]:
 
 
 def find_partings(baseline: Record, other: Record, limits: Tolerance) -> list[Parting]:
-    """Of each figure the first step in which it differs beyond rounding, or is not finite in one alone.
+    """First step in which each figure differs beyond rounding, or is not finite in one run alone.
 
     In order of steps, and of a step: weights, samples, loss, gradient norm, learning rate. A run that
     continued a checkpoint is compared from its first step on.

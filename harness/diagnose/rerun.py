@@ -263,7 +263,7 @@ def _common_factor(first: Sketches, second: Sketches, limits: Mapping[str, float
 
 
 def _distances(first: Sketches, second: Sketches) -> dict[str, float]:
-    """Of each tensor, relative to its size in the first, or to that of all where it is zero there."""
+    """Distance of each tensor, relative to its size in the first, or to that of all if it is zero there."""
     overall = _norm(first.values())
     return {
         name: estimate(sketch, second.get(name, [0.0] * len(sketch))) / (sketch[0] or overall or 1.0)
@@ -460,7 +460,7 @@ class NoiseRuns:
 
     @property
     def label(self) -> str:
-        """Of the run that others are held to."""
+        """Label of the run that others are compared with."""
         return self.reference.backend.label if self.reference is not None else REFERENCE
 
     def noise(self, fallback: Record) -> parity.Noise:

@@ -637,7 +637,7 @@ def read_kernels(record: Record, folder: Path) -> Kernels:
 
 
 def count_kernels(trace: dict[str, Any]) -> dict[int, int]:
-    """By step; a kernel belongs to the step in which it begins, since a step ends when the device is done."""
+    """Kernels by the step in which they begin, since a step ends when the device is done."""
     events = trace.get("traceEvents", ())
     steps = {
         int(event["name"].removeprefix(STEP)): (event["ts"], event["ts"] + event["dur"])

@@ -76,7 +76,7 @@ def anonymous_document(value: Any) -> Any:
 
 
 def nameless_document(value: Any) -> Any:
-    """The same where secrets are gone already, or there is no place for them: megabytes take a second."""
+    """The document without names and folders alone, where it holds no secrets: megabytes take a second."""
     if isinstance(value, str):
         return _nameless(value)
     if isinstance(value, dict):

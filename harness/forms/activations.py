@@ -129,7 +129,7 @@ class Segment(Derivations):
     def sized(
         self, saved: ChangeSize, forward: ChangeSize, backward: ChangeSize, beside: ChangeSize | None = None
     ) -> Segment:
-        """The same with other sizes of what is saved and of what each moment holds.
+        """Copy with other sizes of what is saved and of what each moment holds.
 
         beside: also of gradients (with `backward`), growth and what is held; None: these stay.
         """
@@ -174,7 +174,7 @@ class ActivationProfile:
         return self.block if self.recomputed is None or index % self.between else self.recomputed
 
     def with_loss_in_chunks(self, tokens: int, vocabulary: int) -> ActivationProfile:
-        """The same with the logits of `tokens` tokens at a time, computed again in the backward pass.
+        """Profile with the logits of `tokens` tokens at a time, computed again in the backward pass.
 
         What each token holds per entry of the vocabulary is there for one chunk only, and nothing of it stays
         between the passes.
@@ -194,7 +194,7 @@ class ActivationProfile:
         return replace(self, head=head, loss=loss)
 
     def with_block(self, more: tuple[Saved, ...], *, until_backward: bool = True) -> ActivationProfile:
-        """The same with more that a block keeps.
+        """Profile whose blocks keep `more`.
 
         until_backward: whether a block keeps anything from its forward pass; otherwise what is kept more lies
         there while the block is recomputed.
@@ -211,7 +211,7 @@ class ActivationProfile:
         return replace(self, block=block)
 
     def beside_blocks(self, beside: Size) -> ActivationProfile:
-        """The same where so much more lies there at every moment within a block, and is gone after it."""
+        """Profile with `beside` more at every moment within a block, and gone after it."""
         more = partial(add, beside)
         wider = partial(Segment.sized, saved=_same, forward=more, backward=more)
         again, blocks = self.recomputed and wider(self.recomputed), tuple(map(wider, self.blocks))
@@ -230,7 +230,7 @@ class ActivationProfile:
         return most
 
     def with_frozen(self, layout: Layout, *, least: bool, recomputes: bool) -> ActivationProfile:
-        """The same of a model of which `layout` freezes parameters, at least or at most.
+        """Profile of a model of which `layout` freezes parameters, at least or at most.
 
         Nothing before the first trained parameter is kept, since no gradient goes there. Behind it frozen
         layers keep what trained ones do at most, and at least nothing. recomputes: blocks do, so that this

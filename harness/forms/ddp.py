@@ -106,7 +106,7 @@ def _searches(workload: Workload) -> bool:
 
 
 def _reductions(workload: Workload) -> int:
-    """Of a step: one rank under Trainer reduces in every micro-step, if only to itself.
+    """Reductions per step: one rank under Trainer reduces in every micro-step, if only to itself.
 
     `Accelerator.no_sync` (accelerate 1.15) does nothing for one process, though on the CPU DDP wraps it.
     """

@@ -173,7 +173,7 @@ class Layout(Derivations):
         return [list(group) for group in self._groups]
 
     def reached_groups(self) -> list[list[Tensor]]:
-        """The same, of the parameters that get a gradient."""
+        """Parameters that get a gradient, by optimizer group."""
         return [list(filter(self.is_reached, group)) for group in self._groups]
 
     def units(self) -> list[tuple[str, list[Tensor]]]:

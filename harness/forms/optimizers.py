@@ -61,7 +61,7 @@ def implementation(workload: Workload) -> Implementation:
 
 
 def update_copies(workload: Workload) -> int:
-    """Of a flat tensor that is updated at once, the copies that AdamW makes."""
+    """Copies that AdamW makes of a flat tensor that is updated at once."""
     said: int | None = workload.options.get("update_copies")
     return {"for-loop": 2, "foreach": 1, "fused": 0}[implementation(workload)] if said is None else said
 
@@ -138,7 +138,7 @@ GATHERED_IN = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def with_optimizer(workload: Workload, expected: ModelStates) -> ModelStates:
-    """The same states with the moments of the optimizer that the job has."""
+    """Model states with the moments of the job's optimizer."""
     if workload.optimizer == "muon":
         return _with_muon(workload, expected)
     if workload.optimizer == "own":

@@ -35,7 +35,7 @@ def whole_frozen(workload: Workload) -> Term:
 
 
 def cut_frozen(workload: Workload, share_of: Callable[[list[Tensor]], Share], *, host: bool) -> list[Term]:
-    """The same where ranks hold parts, cut as those of other weights are, in their own dtypes."""
+    """Weights that are not trained, where ranks hold parts, cut as other weights are, in their own dtypes."""
     found: list[Term] = []
     for parameter in workload.layout.frozen_parameters:
         width = workload.held_bytes(parameter)

@@ -166,7 +166,7 @@ class CutForms:
     inner: ModuleType
 
     def model_states(self, workload: Workload) -> ModelStates:
-        """Those of the family with the model that one rank along 'tensor' holds."""
+        """Model states of the family for the model that one rank along 'tensor' holds."""
         found: ModelStates = self.inner.model_states(self._part(workload))
         return found
 
@@ -347,7 +347,7 @@ class _Exchange:
 
     @property
     def _tokens(self) -> int:
-        """Of a micro-batch, on one rank."""
+        """Tokens of a micro-batch on one rank."""
         assert self.workload.part_length is not None
         return self.workload.micro_batch_size * self.workload.part_length
 

@@ -144,7 +144,7 @@ class Share:
         ]
 
     def unpadded(self) -> Share:
-        """The same without padding."""
+        """Share without padding."""
         return replace(self, padding=0)
 
 
@@ -275,7 +275,7 @@ Sizes = Sequence[tuple[int, int]]
 
 
 def whole_sizes(tensors: Iterable[Tensor]) -> Sizes:
-    """Of tensors that cross the wire one by one and without padding."""
+    """Sizes of tensors that cross the wire one by one and without padding."""
     return [(tensor.numel, tensor.numel) for tensor in tensors]
 
 

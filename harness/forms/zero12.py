@@ -74,7 +74,7 @@ class Place:
 
 
 def places(layout: Layout, ranks: int, rank: int) -> list[tuple[int, list[Place]]]:
-    """Of each flat group: elements of a partition, and its parameters."""
+    """Elements of a partition of each flat group, and the group's parameters."""
 
     def derive() -> list[tuple[int, list[Place]]]:
         found = []

@@ -260,7 +260,7 @@ def stays_gathered(layout: Layout, tensor: Tensor) -> bool:
 def shared_gathers(
     workload: Workload, phase: str, fetched: Sequence[Tensor], passes: int, *, first: Role = "world"
 ) -> list[Collective]:
-    """Of parameters with uses of their own, in one pass of a phase; `first`: the group of their first use."""
+    """Gathers in one pass of a phase of parameters with uses of their own; `first`: first use's group."""
     layout, found = workload.layout, []
     counted: set[str] = set()
     for tensor in fetched:

@@ -174,7 +174,7 @@ class Sign:
 
 
 def signs_of_gpus(root: Path = Path("/")) -> list[Sign]:
-    """Of this machine; `root`: where its files are."""
+    """Signs of GPUs on this machine; `root`: where its files are."""
     found = [(vendor, f"/{name}") for name, vendor in DEVICE_FILES.items() if (root / name).exists()]
     found += [(vendor, name) for name, vendor in TOOLS.items() if shutil.which(name) is not None]
     found += [("NVIDIA", place) for place in _library(root)]

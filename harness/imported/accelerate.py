@@ -124,7 +124,7 @@ def read_accelerate(
 
 
 def _default(key: str, value: Any) -> reading.KeyResolution:
-    """Of a key that the file does not give."""
+    """Resolution of a key that the file does not give."""
     return reading.KeyResolution(name=key, given=None, rule=KEYS[key], value=value, is_absent=True)
 
 

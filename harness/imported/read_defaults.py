@@ -133,7 +133,7 @@ def _parameters(made: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Of objects that JSON has not: an enumeration's name, else None."""
+    """What JSON gets for objects it has not: a list for a set, an enumeration's name, else None."""
     if isinstance(value, Enum):
         return value.name
     return list(value) if isinstance(value, set | frozenset) else None

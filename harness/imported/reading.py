@@ -262,7 +262,7 @@ class Rule:
         return self.at is None or at in self.at
 
     def without_effect(self, what: str) -> Rule:
-        """Of a key that the library does not read at this stage or version."""
+        """Rule of a key that the library does not read at this stage or version."""
         assert self.at is not None
         where = ", ".join(map(str, self.at))
         reads = f"the library reads it at {what} {where} only" if self.at else "the library does not read it"

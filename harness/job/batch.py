@@ -47,12 +47,12 @@ def batch_layout(training: TrainingSection, world_size: int) -> BatchLayout:
 
 
 def reference_layout(layout: BatchLayout, training: TrainingSection) -> BatchLayout:
-    """The same global batch on one rank: same micro-batch if one was given, else same accumulation."""
+    """Put the global batch on one rank: same micro-batch if one was given, else same accumulation."""
     return layout_over(1, layout, training)
 
 
 def layout_over(data_ranks: int, layout: BatchLayout, training: TrainingSection) -> BatchLayout:
-    """The same global batch over another number of data ranks.
+    """Divide the global batch over another number of data ranks.
 
     Same micro-batch if one was given, else same accumulation. A layout of that many is returned as it is.
     Raises JobError where the global batch does not divide.
@@ -75,7 +75,7 @@ def layout_over(data_ranks: int, layout: BatchLayout, training: TrainingSection)
 
 
 def another_split(layout: BatchLayout) -> BatchLayout | None:
-    """The same global batch on one rank in smaller micro-batches, else in larger; None: one sample."""
+    """Split the global batch on one rank into smaller micro-batches, else larger; None: one sample."""
     micro = layout.micro_batch_size
     if micro > 1:
         return with_micro_batch(layout, micro // _smallest_factor(micro))
@@ -89,7 +89,7 @@ def _smallest_factor(number: int) -> int:
 
 
 def with_micro_batch(layout: BatchLayout, micro_batch_size: int) -> BatchLayout:
-    """The same global batch on one rank in micro-batches of a given size. Raises JobError."""
+    """Split the global batch on one rank into micro-batches of a given size. Raises JobError."""
     total = layout.global_batch_size
     if total % micro_batch_size:
         raise JobError(

@@ -442,7 +442,7 @@ class OptimizerSection(SettingsSection):
         return self.kind in LOW_BIT or self.newton_schulz == "bf16"
 
     def at_full_width(self) -> OptimizerSection:
-        """The same without that rounding."""
+        """Copy whose update does not round to fewer bits than the weights have."""
         kind: OptimizerKind = "adamw" if self.kind in LOW_BIT else self.kind
         return self.model_copy(update={"kind": kind, "newton_schulz": "fp32"})
 
@@ -548,7 +548,7 @@ class TrainingSection(SettingsSection):
 
     @property
     def held_precision(self) -> Precision:
-        """Of everything but products in fp8, which leave weights, states and traffic as fp32 has them."""
+        """Precision of all but products in fp8, which leave weights, states and traffic as fp32 has them."""
         return "fp32" if self.precision == "fp8" else self.precision
 
 

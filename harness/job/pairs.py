@@ -55,7 +55,7 @@ def why_refused(label: str, world_size: int, job: Job) -> str | None:
 
 
 def why_refused_along(dimension: Dimension, job: Job, family: str | None = None) -> str | None:
-    """The same of ranks along a dimension, for strategies of a family."""
+    """Why strategies of a family refuse a setting of the job along a dimension; None: they do not."""
     for refusal in REFUSALS:
         if dimension not in refusal["dimensions"] or family not in refusal.get("families", [family]):
             continue

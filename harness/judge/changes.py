@@ -356,7 +356,7 @@ def _shared(record: Record) -> dict[str, Any]:
 
 
 def _own(repeats: CellRuns) -> list[dict[str, Any]]:
-    """Of the runs that came as far as to have a configuration."""
+    """Configurations of the runs that came as far as to have one."""
     return [
         {
             "effective": row.record.backend.in_force(),

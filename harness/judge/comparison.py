@@ -71,7 +71,7 @@ class DifferingSetting:
 
 
 def differing_settings(rows: Sequence[JudgedRun]) -> list[DifferingSetting]:
-    """Of each job of comparable rows, what changes the mathematics first."""
+    """Settings that differ between comparable rows of a job, those that change the mathematics first."""
     runs = [row for row in rows if row.record.status in ("ok", "diverged")]
     by_job: dict[str, list[JudgedRun]] = {}
     for row in runs:
@@ -229,7 +229,7 @@ class Comparison(Runs):
 
     @cached_property
     def _proofs(self) -> dict[tuple[str, str, int], str]:
-        """By job, backend and ranks, the first deterministic run that trains as the reference does."""
+        """First deterministic run that trains as the reference does, by job, backend and ranks."""
         found: dict[tuple[str, str, int], str] = {}
         for row in self.comparable.rows:
             if is_deterministic(row.record) and row.judgement.parity in SHOWN:

@@ -99,7 +99,7 @@ def distance(reference: Record, record: Record, both: StepPairs | None = None) -
 
 
 def norms_by_step(record: Record) -> Norms:
-    """Of the steps that have one."""
+    """Gradient norms of the steps that have one."""
     return {step.step: step.gradient_norm for step in record.steps if step.gradient_norm is not None}
 
 
@@ -110,7 +110,7 @@ def norm_changes(reference: Norms, given: Norms) -> Series:
 
 
 def standard_error(values: Series) -> float:
-    """Of the mean of at least two values."""
+    """Standard error of the mean of at least two values."""
     return float(values.std(ddof=1)) / math.sqrt(values.size)
 
 

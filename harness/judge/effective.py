@@ -42,7 +42,7 @@ def _kinds(groups: Sequence[dict[str, Any]]) -> Kinds:
 
 
 def _kinds_by_step(record: Record) -> list[Kinds]:
-    """Of each step; those at the end where nothing else is known of it."""
+    """Constants of the groups in each step; those at the end where nothing else is known."""
     changes = record.observed.constants_by_step if record.observed else {}
     known = {first: _kinds(groups) for first, groups in changes.items()}
     at_end = _kinds_of_group(record)
@@ -306,7 +306,7 @@ def synchronisation(record: Record) -> str | None:
 
 
 def counted_synchronisation(record: Record) -> str | None:
-    """The same as collectives show it; None: nothing was counted, or a step has one micro-step."""
+    """Micro-steps in which collectives show reductions; None: nothing was counted, or there is but one."""
     early = [rank.early_reduced_bytes for rank in record.ranks if rank.early_reduced_bytes is not None]
     if not early or record.world.world_size == 1:
         return None
@@ -377,7 +377,7 @@ OWN: dict[str, Callable[[Record], Any]] = {
 
 
 def _settings() -> Iterator[Setting]:
-    """Of `settings.toml`."""
+    """Settings of `settings.toml`."""
     text = files(__package__).joinpath("settings.toml").read_text(encoding="utf-8")
     found = tomllib.loads(text)
     for effect in get_args(Effect):
@@ -436,7 +436,7 @@ def _apart(reference: Record, record: Record) -> list[int]:
 
 
 def _passing_difference(reference: Record, record: Record) -> list[SettingDifference]:
-    """The same constants after the training, but not in every step of it."""
+    """Constants that are the same after the training, but not in every step of it."""
     steps = _apart(reference, record)
     if not steps:
         return []
@@ -457,7 +457,7 @@ def _passing_difference(reference: Record, record: Record) -> list[SettingDiffer
 
 
 def _group_differences(reference: Record, record: Record) -> list[SettingDifference]:
-    """The same constants, but of other parameters: each side has those that differ, by name."""
+    """Parameters whose constants differ, though the groups have the same ones: each side's, by name."""
     left, right = optimizer_groups(reference) or {}, optimizer_groups(record) or {}
     names = sorted(name for name in left.keys() & right.keys() if left[name] != right[name])
     mine, theirs = ({name: side[name] for name in names} for side in (right, left))

@@ -169,7 +169,7 @@ Seen = list[tuple[CellRuns, CellNote]]
 
 
 def merged(cell_notes: Iterable[tuple[CellRuns, CellNote]]) -> list[ReportNote]:
-    """The same notes of cells, under the same versions, as one: what costs most first, savings last."""
+    """Merge equal notes of cells under the same versions: what costs most first, savings last."""
     alike: dict[tuple[LibraryNote, str, str], Seen] = {}
     for group, cell_note in cell_notes:
         versions = versions_of(group.record, cell_note.library_note.packages)
@@ -439,7 +439,7 @@ RULES: tuple[Callable[[CellRuns], list[CellNote]], ...] = (find_in_training, fin
 
 
 def library_notes(comparison: Comparison, question: ReportFocus = "all") -> list[ReportNote]:
-    """Those that bear on the question, costs first and savings last; only of built-in backends.
+    """Notes that bear on the question, costs first and savings last; only of built-in backends.
 
     What a third party's backend does differently is not a library's: it is a finding or its own matter.
     """

@@ -74,7 +74,7 @@ def expected_states(record: Record, rank: int) -> terms.ModelStates | None:
 
 
 def derived_states(record: Record, rank: int) -> terms.ModelStates | None:
-    """The same, also where the optimizer's states are not known: then without them."""
+    """The closed form for one rank, without the optimizer's states where these are not known."""
     if record.backend.own_forms is not None:
         return record.backend.own_forms.states[rank]
     workload = of_record(record, rank)
@@ -315,7 +315,7 @@ def held_by_transport(record: Record, step: int | None = None) -> int:
 
 
 def memory_at(record: Record, moment: str) -> list[MemoryPart]:
-    """Of each rank the last reading at a moment; ranks that have none are left out."""
+    """Last reading of each rank at a moment; ranks that have none are left out."""
     of_ranks = ([part for part in rank.memory if part.moment == moment] for rank in record.ranks)
     return [parts[-1] for parts in of_ranks if parts]
 
@@ -342,7 +342,7 @@ def sent_bytes_per_step(record: Record, rows: Sequence[CommunicationPart] | None
 
 
 def transport_bytes_per_step(record: Record) -> float | None:
-    """The same as the transport really moves it, where it emulates a collective by another."""
+    """Bytes sent per probed step as the transport moves them, where it emulates a collective by another."""
     transport = record.world.collectives
     return _per_step(
         record, lambda row: transport_sent_bytes(transport, row.op, row.payload_bytes, row.group_size)
@@ -370,7 +370,7 @@ def all_ranks_counted(record: Record) -> bool:
 
 
 def loss_unit(record: Record) -> str:
-    """Of its losses; '' where a script's is not per token."""
+    """Unit of a record's losses; '' where a script's is not per token."""
     seen = record.observation
     return "nats per token" if seen is None or seen.loss.endswith(PER_TOKEN) else ""
 
@@ -456,7 +456,7 @@ class WithoutGradient:
 
 
 def idle_on_some_ranks(record: Record) -> list[WithoutGradient]:
-    """By the first step in which a parameter got a gradient on one rank and none on these.
+    """Parameters that got a gradient on one rank and none on others, by the first step of that.
 
     Where all ranks hold the same parameters.
     """
@@ -705,7 +705,7 @@ def _volume_by_rank(record: Record, of_first: terms.Volume, ranks: Iterable[int]
 
 
 def _leeway(record: Record, volume: terms.Volume, key: Key) -> tuple[int, int]:
-    """By how much less and more payload of a kind is as expected: nothing, unless the strategy is claimed."""
+    """Payload bytes of a kind that may be missing, or extra: none, unless the strategy is claimed."""
     if record.backend.claim is None or record.backend.own_forms is not None:
         return 0, 0
     buffers = expected_payload(
@@ -788,7 +788,7 @@ def _held_up_seconds(part: ProcessorPart) -> float:
 
 
 def _lost_seconds(part: ProcessorPart, parts: Sequence[ProcessorPart]) -> float:
-    """By one rank's threads: their waiting for other programs, and their share of what was stolen."""
+    """Seconds that one rank's threads lost: waiting for other programs, and their share of stolen time."""
     busy = sum(part.machine_busy_seconds for part in parts) / len(parts)
     stolen = sum(part.machine_stolen_seconds for part in parts) / len(parts)
     ranks = sum(part.process_seconds for part in parts)
@@ -1000,7 +1000,7 @@ class Run:
 
     @cached_property
     def rank_peaks(self) -> list[int]:
-        """Of each rank the largest allocator peak of any step; empty where no step was probed."""
+        """Largest allocator peak of any step on each rank, in bytes; empty where no step was probed."""
         peaks = (run_peak(self.record, part) for part in self.record.ranks)
         return [peak for peak in peaks if peak is not None]
 
@@ -1072,11 +1072,11 @@ class Run:
         return [] if self.timings is None else self.timings.medians.get(part, [])
 
     def largest_median(self, part: str) -> float | None:
-        """Of the rank on which it is largest; None where that was not timed."""
+        """Seconds of a part on the rank where they are most (median); None where it was not timed."""
         return max(self.rank_medians(part), default=None)
 
     def least_median(self, part: str) -> float | None:
-        """Of the rank on which it is smallest; None where that was not timed."""
+        """Seconds of a part on the rank where they are least (median); None where it was not timed."""
         return min(self.rank_medians(part), default=None)
 
 
@@ -1100,7 +1100,7 @@ def rank_spread_seconds(run: Run) -> float | None:
 
 
 def median_step(parts: Sequence[OverlapPart]) -> OverlapPart:
-    """Of traced steps the one of median duration, of two in the middle the shorter: a whole step adds up."""
+    """Traced step of median duration, of two in the middle the shorter: a whole step adds up."""
     return sorted(parts, key=lambda part: part.seconds)[(len(parts) - 1) // 2]
 
 

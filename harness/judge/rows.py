@@ -197,7 +197,7 @@ class JudgedRun:
 
     @cached_property
     def figures(self) -> Mapping[str, Any]:
-        """The same, not to be changed: computed once for every section of a report."""
+        """`as_json`, not to be changed: computed once for every section of a report."""
         record = self.record
         return {
             "backend": self.label,
@@ -339,7 +339,7 @@ class CellRuns:
 
     @cached_property
     def counted(self) -> Sequence[JudgedRun]:
-        """Those that its figures are made of: without runs that came to no result, where others did."""
+        """Runs that the cell's figures are made of: not those without a result, where others have one."""
         return [row for row in self.rows if row.record.status == "ok"] if self.has_result else self.rows
 
     @property
@@ -529,7 +529,7 @@ def group_repeats(rows: Sequence[JudgedRun]) -> list[CellRuns]:
 
 
 def rivals(groups: Sequence[CellRuns]) -> dict[Place, list[CellRuns]]:
-    """By place, those whose throughputs may be compared: successful, timed, and not the reference.
+    """Cells of each place whose throughputs may be compared: successful, timed, and not the reference.
 
     Those that diverged do other work; the reference is one process on the whole batch. A round in which a
     cell failed is none of that cell's; the others count.
@@ -546,7 +546,7 @@ BASE = "ddp"
 
 
 def rankings(groups: Sequence[CellRuns], key: str = SPEED) -> dict[Place, Ranking]:
-    """Of each place the order of its rivals by seconds per token, which step times and rates share."""
+    """Order of each place's rivals by seconds per token, which step times and rates share."""
     return {place: rank_speeds(compared, key) for place, compared in rivals(groups).items()}
 
 

@@ -94,7 +94,7 @@ def varying(records: Iterable[Record]) -> list[str]:
 
 
 def script_names(records: Sequence[Record]) -> dict[int, str]:
-    """By id of the record what tells observed scripts of one strategy and size apart; '' where nothing must.
+    """What tells observed scripts of one strategy and size apart, by id of the record; '' where nothing must.
 
     The names that they were given, or the words of their commands, else their files, what they update, their
     rates or samples. Records that are alike in all are repeats.

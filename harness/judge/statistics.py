@@ -391,12 +391,12 @@ class Ranking:
 
     @cached_property
     def leaders(self) -> tuple[str, ...]:
-        """Those that none is ahead of: the best is among them."""
+        """Names that none is ahead of: the best is among them."""
         return tuple(n for n in self.names if not any(self.is_ahead(other, n) for other in self.names))
 
     @cached_property
     def trailers(self) -> tuple[str, ...]:
-        """Those that are ahead of none: the last is among them."""
+        """Names that are ahead of none: the last is among them."""
         return tuple(n for n in self.names if not any(self.is_ahead(n, other) for other in self.names))
 
     def _family(self, pairs: Sequence[Pair]) -> dict[Pair, Ratio]:
@@ -422,7 +422,7 @@ class Ranking:
 
 
 def made_in_one_go(rounds: Iterable[Round], ours: ByRound, theirs: ByRound) -> list[Round]:
-    """Those between whose two runs none of another lies, by when they began; one of unknown time stays.
+    """Rounds whose two runs have no run of another round begin between them; one of unknown time stays.
 
     Of rounds that overlap the one that was complete first stays.
     """
@@ -457,7 +457,7 @@ def ratios(asked: Mapping[Key, Logs]) -> dict[Key, Ratio]:
 
 
 def log_ratios(ours: ByRound, theirs: ByRound) -> Logs:
-    """Of the speed of the first over that of the second in the rounds that both have."""
+    """Logarithms of the first's speed over the second's in the rounds that both have."""
     both = [key for key in ours if 0 < ours[key] < inf and 0 < theirs.get(key, 0.0) < inf]
     return {key: log(theirs[key] / ours[key]) for key in both}
 

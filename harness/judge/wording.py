@@ -173,7 +173,7 @@ def _read() -> dict[str, Any]:
 
 
 def _text(name: str) -> str:
-    """Of a template such as 'shared/settings', 'slow-data/' or 'gradient-differs/idle'."""
+    """Text of a template such as 'shared/settings', 'slow-data/' or 'gradient-differs/idle'."""
     kind, _, case = name.partition("/")
     text = _read()[kind] if kind == SHARED else _read()[kind]["text"]
     return str(text[case] if case else text)

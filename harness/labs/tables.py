@@ -45,7 +45,7 @@ def steps_per_epoch(cell: CellRuns) -> int | None:
 
 
 def evaluation_loss(cell: CellRuns, epoch: int) -> float | None:
-    """Of the last evaluation up to the end of an epoch, counted from 1; None if none was in it."""
+    """Loss of the last evaluation up to the end of an epoch, counted from 1; None if none was in it."""
     each = steps_per_epoch(cell)
     if not each:
         return None
@@ -105,7 +105,7 @@ class LabTable:
         )
 
     def text(self) -> str:
-        """The same for a terminal: no line is longer than it is wide."""
+        """The table and its notes for a terminal: no line is longer than it is wide."""
         head = [self.title, ""] if self.title else []
         notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
         return folded("\n".join([*head, fitted(self.rows, self.headers), *notes]))
@@ -163,7 +163,7 @@ def text_of(figure: Figure | None, value: Callable[[Figure], Any], base: Callabl
 
 
 def _of_step(name: str) -> Callable[[LabRow], Any]:
-    """Of the traced step of median duration."""
+    """Reader of a figure of the traced step of median duration."""
     return lambda row: getattr(median_step(found), name) if (found := traced(row.cell)) else None
 
 

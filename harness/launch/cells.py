@@ -244,7 +244,7 @@ def make_cell(
 
 
 def cell_key(text: str) -> str:
-    """Of what makes a cell: equal for equal texts."""
+    """Key of what makes a cell: equal for equal texts."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -134,5 +134,5 @@ def requeued_job() -> str | None:
 
 
 def made_in_job(records: Iterable[Record], job: str) -> list[Record]:
-    """Those of the records that an attempt of this job made."""
+    """Records that an attempt of this job made."""
     return [r for r in records if r.environment.variables.get("SLURM_JOB_ID") == job]

@@ -175,7 +175,7 @@ def alternatives(
 
 
 def bases(scenarios: Sequence[Scenario]) -> list[Scenario]:
-    """Those from which ways are tried: the usual strategies, or else the first few."""
+    """Scenarios from which ways are tried: the usual strategies, or else the first few."""
     usual = [scenario for scenario in scenarios if scenario.label in (registry.REFERENCE, *search.USUAL)]
     return usual or list(scenarios[: len(search.USUAL)])
 
@@ -183,7 +183,7 @@ def bases(scenarios: Sequence[Scenario]) -> list[Scenario]:
 def alternative_lines(
     found: Sequence[Alternative], command: Callable[[Alternative], str] | None = None
 ) -> Iterator[str]:
-    """Those that fit, each with its command in a line of its own; where none does, what each needs."""
+    """Alternatives that fit, each with its command in a line of its own; where none does, what each needs."""
     fitting = [one for one in found if one.is_roomy]
     if found:
         yield "What fits instead" if fitting else "None of the usual alternatives fits either"
@@ -194,7 +194,7 @@ def alternative_lines(
 
 
 def least_change(found: Sequence[Alternative]) -> Alternative | None:
-    """Of those that fit the one that changes least; None: none fits."""
+    """The alternative that fits and changes least; None: none fits."""
     return next((one for one in found if one.is_roomy), None)
 
 
@@ -235,7 +235,7 @@ def _change(one: Alternative) -> int:
 
 
 def _changes(scenario: Scenario, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the settings that the job does not have."""
+    """Settings, among these, that the job does not have."""
     return {
         key: value
         for key, value in settings.items()
@@ -244,7 +244,7 @@ def _changes(scenario: Scenario, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sharing(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
-    """The same steps with each sample divided over groups of ranks, of each size that divides a node."""
+    """Scenarios with each sample divided over groups of ranks, of each size that divides a node."""
     for one in scenarios:
         name, inside = SHARING.get(one.label), one.ranks_of_node
         if name is None or one.job.data.sequence_length < LONG_TOKENS:
@@ -255,7 +255,7 @@ def _sharing(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
 
 
 def _offloaded(scenario: Scenario) -> Iterator[Scenario]:
-    """The same with each offload of its strategy, unless it has one."""
+    """Scenarios with each offload of their strategy, unless it has one."""
     entry, own = registry.parse(scenario.label)
     for each in search.offloads(entry, scenario.job):
         added = {key: value for key, value in each.items() if key not in own.model_fields_set}
@@ -264,8 +264,8 @@ def _offloaded(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def each_reduced(scenario: Scenario) -> Scenario | None:
-    """The same step with its gradients reduced in every micro-step; None: FSDP has no such option there, it
-    is taken already, or there is a single micro-step."""
+    """Scenario with gradients reduced in every micro-step; None: FSDP has no such option there, it is taken
+    already, or there is a single micro-step."""
     label = search.reducing_each(scenario.label) if scenario.accumulation_steps > 1 else None
     if label is None:
         return None
@@ -329,7 +329,7 @@ def _changed(scenario: Scenario, reliefs: Sequence[str], given: Mapping[str, Any
 
 
 def _worthwhile(found: Sequence[Alternative]) -> list[Alternative]:
-    """Those that fit and gain over each before them; all, if none fits."""
+    """Alternatives that fit and gain over each before them; all, if none fits."""
     kept: list[Alternative] = []
     for one in found:
         if one.is_roomy and all(_gains(one, over) for over in kept):

@@ -130,7 +130,7 @@ def _ways_to_share(shared: Sequence[Prediction]) -> tuple[Prediction, ...]:
 
 
 def _gain(shared: Prediction, plain: Prediction) -> float:
-    """By what share of its own rate one is faster than a data-parallel one."""
+    """Share of its own rate by which one is faster than a data-parallel one."""
     own = shared.tokens_per_second_per_gpu
     return 1 - plain.tokens_per_second_per_gpu / own if own and plain.speed else 0.0
 
@@ -202,7 +202,7 @@ class Typed:
 
     @property
     def job(self) -> list[str]:
-        """Of the model and of the job."""
+        """Words that name the model and the job."""
         return [*self.named, *(word for text in self.assignments for word in ("--set", text))]
 
     def without(self, settings: Mapping[str, Any] | Sequence[str]) -> Typed:
@@ -359,7 +359,7 @@ class Answer:
 
     @cached_property
     def uneven(self) -> str | None:
-        """Of a mixture of experts, why strategies that shard alike hold unlike states."""
+        """Why strategies that shard alike hold different states; None: the model is no mixture of experts."""
         if not self.question.is_mixture:
             return None
         known = (*self.rows, *(self.found.too_large if self.found else ()))
@@ -512,7 +512,7 @@ def candidates(question: Question) -> Iterator[Prediction]:
 
 
 def _labels(question: Question, world_size: int) -> list[str]:
-    """Those to predict; of every strategy also one process, and a pipeline of no more stages than blocks."""
+    """Labels to predict; of every strategy also one process, and a pipeline of no more stages than blocks."""
     if not question.names_all:
         return list(question.labels)
     most = min(MOST_STAGES, len(question.model.layout.blocks))
@@ -613,7 +613,7 @@ def trust_of(rows: Sequence[Prediction], answer: Prediction | None = None) -> Tr
 
 
 def trust_in_answers(found: Sequence[Answer], shown: Sequence[Prediction]) -> Trust | None:
-    """The same of what is shown; of a search, of what it takes."""
+    """How wrong predictions such as those shown have been; after a search, such as what it takes."""
     best = [one for answer in found if answer.question.is_open for one in answer.best[:1]]
     ways = (least_change(answer.instead) for answer in found if answer.instead)
     return trust_of(best or shown, None if best else next((one for one in ways if one), None))

@@ -383,7 +383,7 @@ class Runner:
 
     @cached_property
     def _smallest(self) -> Scenario | None:
-        """Of one sample; None: nothing is known of the backend's strategy."""
+        """Scenario of one sample; None: nothing is known of the backend's strategy."""
         return scenario_of(self._cell(1), self.model)
 
     def run(self, micro_batch_size: int) -> Trial:

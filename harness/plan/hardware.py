@@ -521,7 +521,7 @@ class MemoryLimits:
 
 
 def limits_here(torch_device: str, imposed_bytes: int | None = None) -> MemoryLimits:
-    """Of this machine: its smallest GPU, and what the host has left."""
+    """Memory limits of this machine: its smallest GPU, and what the host has left."""
     host = available_host_bytes()
     if torch_device != "cuda":
         return MemoryLimits(host_bytes=host, imposed_bytes=imposed_bytes)
@@ -637,5 +637,5 @@ class MemoryVerdict:
 
     @property
     def word(self) -> str:
-        """The same for a table: 'fits', 'close', 'barely' or 'no'."""
+        """The answer for a table: 'fits', 'close', 'barely' or 'no'."""
         return {"does not fit": "no", "barely fits": "barely"}.get(self.said, self.said)

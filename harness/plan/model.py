@@ -55,7 +55,7 @@ class PlannedModel:
 
     @property
     def active_parameters(self) -> int:
-        """Those that a token passes."""
+        """Parameters that a token passes."""
         return self.parameters - self.idle_parameters
 
     @property
@@ -250,7 +250,7 @@ def local_config(config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
 
 
 def local_profile(profile: ActivationProfile, workload: Workload) -> ActivationProfile:
-    """The same profile with embedding and head cut by tokens: their weights, not what they compute.
+    """Profile with embedding and head cut by tokens: their weights, not what they compute.
 
     Logits are gathered, so that every rank has all of them (`backends/tensor/backend.py`). AutoTP cuts no
     embedding, nor a head that is tied to one.
@@ -371,7 +371,7 @@ def with_adapters(
 
 
 def _scales(tensor: Tensor, *, nested: bool) -> list[Tensor]:
-    """Of a packed weight, whole on every rank: one per 64 values, in 8 bits, with a scale per 256 of them.
+    """Scales of a packed weight, whole on every rank: 8 bits per 64 values, and one per 256 of those.
 
     bitsandbytes 0.50, functional.py: quantize_4bit with compress_statistics; without (not nested), in fp32.
     """
@@ -397,8 +397,8 @@ OF_ATTENTION = ("o_proj", "out_proj", "self_attention.dense", "attention.dense",
 def packed_inputs(
     layout: Layout, adapter: AdapterSection, model_type: str, *, alone: bool = True
 ) -> dict[str, int]:
-    """Of each tensor that feeds packed layers of a block, and (alone) that nothing else keeps: its layer and
-    width.
+    """Layer and width of each tensor that feeds packed layers of a block, and (alone) that nothing else
+    keeps.
 
     An adapter without dropout keeps it too; with dropout it keeps its own copy.
     """

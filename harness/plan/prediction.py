@@ -45,7 +45,7 @@ OTHER_CHANNELS = 4
 
 
 def nccl_bytes(scenario: Scenario) -> int:
-    """Of one communicator: on each channel a ring, and a chain within the node, which its trees are.
+    """Bytes of one communicator: on each channel a ring, and a chain within the node, which its trees are.
 
     On average over the channels a rank has 2 (n - 1) / n neighbours in a chain of n. Published: 544 MiB on 2
     A100 and 688 on 4 (NVIDIA/nccl issue 964; 576 and 720 by this), about 1 GB on 8 H100, 4.3 GB after an
@@ -207,7 +207,7 @@ def memory_bounds(
 
 
 def host_bytes(scenario: Scenario) -> int:
-    """Of all ranks of a node: states that lie in host memory."""
+    """Bytes of states in host memory, over all ranks of a node."""
     if scenario.torch_device == "cpu":
         return 0
     per_rank = sum(term.bytes for term in scenario.states.terms if term.host)
@@ -446,7 +446,7 @@ class Prediction:
 
     @property
     def is_roomy(self) -> bool:
-        """The same, and not barely."""
+        """Whether it is predicted to fit, and not barely."""
         return self.fits and not self.barely_fits
 
     @property
@@ -520,7 +520,7 @@ class Prediction:
 
     @property
     def states_leave_room(self) -> bool:
-        """Of a mixture of experts, of which no more is known, whether `held_beside_activations` is little."""
+        """Whether states of a mixture of experts, of which no more is known, leave room on the device."""
         if self.scenario is None or self.memory or self.memory_bounds or not self.scenario.device:
             return False
         is_mixture = mixture_of_experts(self.scenario.model.config) and self.scenario.states.unknown is None
@@ -551,7 +551,7 @@ class Prediction:
 
     @property
     def peak_bytes_between(self) -> tuple[int, int] | None:
-        """Of a peak that is not predicted itself, in bytes."""
+        """Bounds, in bytes, of a peak that is not predicted itself."""
         if self.near_bounds is None:
             return None
         least, most = self.near_bounds
@@ -575,7 +575,7 @@ class Prediction:
 
     @property
     def between_bytes(self) -> float | None:
-        """Of these, to other nodes; None: not known."""
+        """Part of `sent_bytes` that goes to other nodes; None: not known."""
         return None if self.traffic_unknown else sum(line.between_bytes for line in self.traffic)
 
     @property
@@ -648,7 +648,7 @@ def predict(
 
 
 def with_speed(found: P, by: Predictors) -> P:
-    """The same with its speed, or why there is none."""
+    """The prediction with its speed, or why there is none."""
     scenario = found.planned
     speed, unknown = tried(lambda: by.speed(scenario), None if scenario.device else NO_DEVICE)
     return replace(found, speed=speed, speed_unknown=unknown)
@@ -665,6 +665,6 @@ def tried(prediction: Callable[[], T], unknown: str | None = None) -> tuple[T | 
 
 
 def with_traffic(found: P) -> P:
-    """The same with what its collectives send, or why that is not known."""
+    """The prediction with what its collectives send, or why that is not known."""
     lines, unknown = tried(lambda: tuple(step_traffic(found.planned)))
     return replace(found, traffic=lines or (), traffic_unknown=unknown)

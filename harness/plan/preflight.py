@@ -44,7 +44,7 @@ class Demand(MemoryVerdict):
 
     @property
     def share(self) -> float:
-        """Of what there is."""
+        """Needed memory over what is available."""
         return self.needed_bytes / max(1, self.device_bytes)
 
     def __str__(self) -> str:
@@ -90,8 +90,8 @@ def _part(limits: MemoryLimits, ranks_per_node: int, **values: Any) -> Predictio
 
 
 def at_least(found: Prediction, limits: MemoryLimits) -> PredictionPart:
-    """Of a job whose peak is not predicted: what its model states need, or the least of its bounds if the
-    states alone would fit.
+    """Demand of a job whose peak is not predicted: what its model states need, or the least of its bounds if
+    the states alone would fit.
     """
     scenario = found.scenario
     assert scenario is not None

@@ -297,7 +297,7 @@ def workload_profile(
     chunk_tokens: int | None = None,
     widens_outputs: bool = True,
 ) -> ActivationProfile:
-    """The same for a workload of a Hugging Face configuration, with the job's settings of the model.
+    """Activation profile for a workload of a Hugging Face configuration, with the job's model settings.
 
     widens_outputs: False where a model computes its loss itself, before Accelerate widens its outputs.
     """
@@ -371,7 +371,7 @@ def precision_route(workload: Workload) -> str:
 def find_profile(
     config: Mapping[str, Any], *, trace: Trace | None = None, **variant: Any
 ) -> ActivationProfile:
-    """The same for a Hugging Face configuration."""
+    """Activation profile for a Hugging Face configuration."""
     found = _shipped_or_request(config, variant)
     return traced(found, trace) if isinstance(found, str) else found
 

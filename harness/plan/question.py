@@ -91,7 +91,7 @@ class Question:
         return mixture_of_experts(self.model.config)
 
     def of(self, section: str, **values: Any) -> Question:
-        """The same with other values in a section of the job."""
+        """Question with other values in a section of the job."""
         changed = getattr(self.experiment, section).model_copy(update=values)
         return replace(self, experiment=self.experiment.model_copy(update={section: changed}))
 
@@ -321,7 +321,7 @@ FINE_TUNING_SAMPLES = 64
 def default_tokens(
     model: PlannedModel, gpus: int, sequence: int, *, adapted: bool = False
 ) -> tuple[int, str]:
-    """Of a step where nobody says, and why so many: at least one sample for each GPU.
+    """Tokens of a step where nobody says, and why so many: at least one sample for each GPU.
 
     Adapters, and a model on one GPU, as in fine-tuning; others as GPT-3's models of that size had.
     """
@@ -335,7 +335,7 @@ def default_tokens(
 
 
 def _given_tokens(experiment: Experiment, gpus: int) -> tuple[int, str] | None:
-    """Of a step, from the batch that the job names, and how; None: it names none."""
+    """Tokens of a step, from the batch that the job names, and how; None: it names none."""
     training, sequence = experiment.training, experiment.data.sequence_length
     samples, steps = training.global_batch_size, training.accumulation_steps
     if samples is not None:

@@ -152,7 +152,7 @@ class Scenario(Derivations):
         )
 
     def under(self, label: str, **changes: Any) -> Scenario:
-        """The same job under another built-in backend, or elsewhere; `changes` as of `of`."""
+        """Scenario of the same job under another built-in backend, or elsewhere; `changes` as of `of`."""
         same = (
             "world_size", "ranks_per_node", "preset", "micro_batch_size", "accumulation_steps", "loading",
             "torch_device", "device", "fabric", "constants",
@@ -165,7 +165,7 @@ class Scenario(Derivations):
 
     @property
     def samples(self) -> int:
-        """Of a step, of each rank or group of ranks that has samples of its own."""
+        """Samples per step of each rank, or group of ranks, that has its own."""
         return self.micro_batch_size * self.accumulation_steps
 
     @property
@@ -195,7 +195,7 @@ class Scenario(Derivations):
         return tuple(self.mesh.group("pipeline", 0))
 
     def workload(self, rank: int | None = None) -> Workload:
-        """The same, as closed forms of one rank take it; None: the rank that holds most."""
+        """Workload of one rank, as closed forms take it; None: the rank that holds most."""
         rank = self.peak_rank if rank is None else rank
         return self.once(("workload", rank), lambda: self._workload(rank))
 
@@ -581,7 +581,7 @@ def why_between(scenario: Scenario) -> str:
 
 
 def _most_copies(scenario: Scenario) -> int | None:
-    """Of what the update works on; None: the optimizer is AdamW, or nothing is known of it."""
+    """Most copies of what the update works on; None: the optimizer is AdamW, or nothing is known of it."""
     optimizer = scenario.job.optimizer
     copies = None if scenario.other.update_copies is not None else MOST_COPIES.get(optimizer.kind)
     one_by_one = implementation(scenario.workload()) == "for-loop"

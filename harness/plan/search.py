@@ -56,7 +56,7 @@ def by_speed(one: Prediction) -> tuple[bool, float, int]:
 
 
 def close_to_first(ranked: Sequence[P]) -> list[P]:
-    """Those that predictions cannot tell from the first, which is among them. `ranked`: `by_speed`."""
+    """Predictions too close to the first to tell apart, itself included. `ranked`: `by_speed`."""
     if not ranked:
         return []
     first = ranked[0]
@@ -72,7 +72,7 @@ def close_to_first(ranked: Sequence[P]) -> list[P]:
 
 
 def simplest_close(ranked: Sequence[P]) -> P | None:
-    """Of those that predictions cannot tell from the fastest, the one to prefer (`preference`).
+    """The one to prefer (`preference`) of those that predictions cannot tell from the fastest.
 
     `ranked`: `by_speed`; of equal ones the first. None: there are none.
     """
@@ -723,7 +723,7 @@ def why_too_large(one: Prediction) -> str:
 
 
 def why_slower(one: Prediction, best: Prediction) -> str:
-    """By how much it is slower than the best, and what of the step explains most of that."""
+    """How much slower it is than the best, and what of the step explains most of that."""
     if one.most_memory is None:
         return "has more moving parts"
     if one.speed is None or best.speed is None:

@@ -37,7 +37,7 @@ from harness.tell.formats import NOT_AVAILABLE, fitted, megabytes
 
 
 def with_model(experiment: Experiment, config: Mapping[str, Any]) -> Experiment:
-    """The same job for another model, given as values of its Hugging Face configuration."""
+    """The job for another model, given as values of its Hugging Face configuration."""
     given = experiment.model
     section = ModelSection(config=dict(config), attention=given.attention, dropout=given.dropout)
     return experiment.model_copy(update={"model": section})

@@ -120,14 +120,14 @@ class Work:
 
     @cached_property
     def tokens_per_gpu(self) -> float:
-        """Of a step: those of ranks that share samples count once."""
+        """Tokens of a step per GPU: those of ranks that share samples count once."""
         scenario = self.scenario
         samples = scenario.samples * scenario.mesh.data_size
         return samples * scenario.job.data.sequence_length / scenario.world_size
 
     @cached_property
     def _adam_states(self) -> ModelStates:
-        """Of AdamW, two moments for each element that is updated, whatever the job's optimizer keeps."""
+        """Model states under AdamW, two moments for each updated element, whatever the job's optimizer."""
         workload = self.scenario.workload()
         if workload.optimizer in ("adamw", "adam"):
             return self.scenario.states
@@ -752,8 +752,8 @@ def _wire_in_node(op: str, size: int, path: Path) -> float:
 
 
 def _wire_of_tree(op: str, size: int, path: Path) -> float:
-    """Of an all-reduce between nodes: up and down the tree; over two nodes each byte crosses once (the same
-    file: bwIntra up to two nodes)."""
+    """Wire seconds of an all-reduce between nodes: up and down the tree; over two nodes each byte crosses
+    once (the same file: bwIntra up to two nodes)."""
     if op != "all_reduce" or path.nodes == 1:
         return math.inf
     if path.nodes == 2:
@@ -1054,12 +1054,12 @@ class SpeedPrediction:
 
     @property
     def host_share(self) -> float:
-        """Of the step, in which the device waits for the host to start operators."""
+        """Share of the step in which the device waits for the host to start operators."""
         return sum(term.seconds for term in self.computing if term.name == HOST_TERM) / self.step_seconds
 
     @property
     def host_update_share(self) -> float:
-        """Of the step, in which the host updates what is offloaded."""
+        """Share of the step in which the host updates what is offloaded."""
         update = sum(term.seconds for term in self.computing if term.name == UPDATE_ON_HOST)
         return update / self.step_seconds
 
@@ -1085,7 +1085,7 @@ def predict_speed(scenario: Scenario, constants: TimeConstants | None = None) ->
 
 
 def predict_work(work: Work, device: Device, constants: TimeConstants) -> SpeedPrediction:
-    """The same for a step whose closed forms are there already."""
+    """Predict a step whose closed forms are there already."""
     scenario = work.scenario
     computing, found, exposed = _parts(work, device, constants)
     terms = computing.terms
@@ -1184,7 +1184,7 @@ def kilowatt_hours_per_billion_tokens(speed: SpeedPrediction, world_size: int) -
 
 
 def _geometry(work: Work) -> ModelGeometry:
-    """Of the whole model, with adapters beside their frozen base."""
+    """Geometry of the whole model, with adapters beside their frozen base."""
     scenario, model = work.scenario, work.scenario.model
     base = model.multiplying_parameters
     adapters = scenario.workload().layout.trained_count if work.is_adapted else 0

@@ -111,7 +111,7 @@ def answer_lines(
 
 
 def _compared(answer: Answer, whole: bool) -> list[Prediction] | None:
-    """Those of which the first few are shown; None: all are."""
+    """Predictions of which the first few are shown; None: all are."""
     if answer.question.is_open:
         return None if whole else list(answer.rows)
     return leading(answer.rows) if answer.question.names_all and not whole else None
@@ -378,7 +378,7 @@ def _memory_table(question: Question, rows: Sequence[Prediction]) -> list[str]:
 
 
 def _memory_cells(row: Prediction, unit: float, judged: bool) -> list[str]:
-    """By kind, then the allocator's peak, or `judged` what the GPU must have; and when."""
+    """Cells of memory by kind, then the allocator's peak, or `judged` what the GPU must have; and when."""
     if row.memory is None:
         kinds = ("weights", "gathered", "gradients", "masters", "optimizer")
         needed = [bound.device_bytes if judged else bound.peak_bytes for bound in row.near_bounds or ()]
@@ -444,7 +444,7 @@ def _speed_cells(row: Prediction) -> list[str]:
 
 
 def _reasons_and_next_steps(answer: Answer) -> Iterator[str]:
-    """Of a search: why the others lose, what was not tried, what else is called for, and what to type."""
+    """After a search: why the others lose, what was not tried, what else is called for, and what to type."""
     found, advice = answer.found, answer.advice
     assert found is not None
     rejected = [[one.label, why] for one, why in found.rejected(answer.best)]

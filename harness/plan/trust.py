@@ -123,7 +123,6 @@ class Trust:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The same as numbers."""
         known = {"memory": self.memory, "speed": self.speed}
         return {name: one.as_json() if one else None for name, one in known.items()} | {
             "runs": self.runs, "bounded": self.bounded, "assumption": self.assumption,
@@ -138,8 +137,8 @@ def trust_in(
     update_share: float | None = None,
     without: str | None = None,
 ) -> Trust:
-    """Of the most like runs that enough sources measured: under the same families of strategies, else under
-    those that divide as much, else all of the kind of training.
+    """Errors of the most similar runs that enough sources measured: under the same families of strategies,
+    else under those that divide as much, else all of the kind of training.
 
     On one GPU every family counts that runs on one. `scenarios`: of one job on one kind of device. `speed`:
     whether the answer predicts any. `bounded`: whether its memory is a range. `host_share`: of a step that
@@ -314,7 +313,7 @@ def _known(
     levels: Sequence[tuple[str, Callable[[dict[str, Any]], bool]]],
     asked: Scenario,
 ) -> KnownErrors | None:
-    """Of the first level that enough sources have measured, else of the one with most."""
+    """Errors of the first level that enough sources have measured, else of the one with most."""
     having = [run for run in runs if run[figure] is not None]
     pools = [(name, [run for run in having if is_like(run)]) for name, is_like in levels]
     pools = [(name, pool) for name, pool in pools if pool]

@@ -21,7 +21,7 @@ TF32_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 
 
 def describe_accelerator(device: str) -> AcceleratorPart | None:
-    """Of this rank, once its device is in use; None on the CPU."""
+    """Accelerator of this rank, once its device is in use; None on the CPU."""
     if device != "cuda":
         return None
     newest = driver_cuda()
@@ -142,7 +142,7 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 def placement(device: str) -> PlacementPart | None:
-    """Of this process; None where the system does not tell (not Linux)."""
+    """Placement of this process; None where the system does not tell (not Linux)."""
     processors = status_value("Cpus_allowed_list")
     return None if processors is None else placed(processors, _address() if device == "cuda" else None)
 

@@ -419,7 +419,7 @@ def one_per_sample(count: int) -> Tensor:
 
 
 def labels_that_count(labels: Tensor) -> Tensor:
-    """Of each sample; labels: (samples, ...)."""
+    """Number of labels that count in each sample; labels: (samples, ...)."""
     return (labels != IGNORED).reshape(len(labels), -1).sum(dim=1)
 
 

@@ -113,7 +113,7 @@ def _mixed() -> Fields | None:
 
 
 def _mixed_gradients(error: BaseException) -> Fields:
-    """Of the call of FSDP2 that reduces the gradients of a unit (torch 2.13: `foreach_reduce`)."""
+    """Gradients of mixed dtypes in FSDP2's call that reduces a unit's (torch 2.13: `foreach_reduce`)."""
     dtypes: dict[str, str] = {}
     for frame, _ in traceback.walk_tb(error.__traceback__):
         held = frame.f_locals
@@ -152,7 +152,7 @@ def _tables() -> Fields | None:
 
 
 def _live_modules() -> list[tuple[str, nn.Module]]:
-    """Of the model as it is now, by bare name."""
+    """Modules of the model as it is now, by bare name."""
     model = _noted.live()
     return [(bare_module_name(name), m) for name, m in model.named_modules()] if model is not None else []
 

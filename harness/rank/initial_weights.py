@@ -339,7 +339,7 @@ FLOATING = ("F64", "F32", "F16", "BF16")
 
 
 def checkpoint_tensors(job: Job, config: Any, skeleton: nn.Module) -> dict[str, StoredTensor] | None:
-    """By parameter; None where a plain read needs more than slices: see `_plain_place`, or no safetensors.
+    """Stored tensors by parameter; None where a plain read needs more than slices, or no safetensors.
 
     Files keep their dtype. A hub's are downloaded to its cache. Raises JobError for files that are missing or
     damaged, and where parameters that the model ties differ in them.

@@ -59,7 +59,7 @@ def check_text(job: str) -> dict[str, Any]:
 
 
 def model_facts(job: Job, samples: Samples | None = None) -> dict[str, Any]:
-    """Those about the model, which `plan.scenario.planned_model` reads. Raises JobError.
+    """Facts about the model, which `plan.scenario.planned_model` reads. Raises JobError.
 
     samples: None: they are read; the batch may be open.
     """

@@ -82,7 +82,7 @@ class Shells(Instrument):
             end()
 
     def facts(self) -> dict[str, Any]:
-        """Of all; the inner one counts where two know the same."""
+        """Facts of all shells; the inner one counts where two know the same."""
         found: dict[str, Any] = {}
         for facts in self._facts:
             found = {**facts(), **found}

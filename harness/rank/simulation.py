@@ -490,7 +490,7 @@ def without_other_ranks(packages: Collection[str]) -> Iterator[None]:
         layer = import_module("deepspeed.sequence.layer")
 
         def exchange(tensor: Tensor, group_name: str) -> Tensor:
-            """Of Ulysses, whose own operator has the shape alone of tensors without data."""
+            """Ulysses' all-to-all, whose own operator has the shape alone of tensors without data."""
             result = torch.empty_like(tensor)
             dist.all_to_all_single(result, tensor, group=layer._all_to_all_groups[group_name])
             return result

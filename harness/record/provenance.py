@@ -93,7 +93,7 @@ def measuring_files() -> list[Path]:
 
 @lru_cache
 def module_fingerprint(target: str) -> str:
-    """The same of the top-level package or module that a third party's 'module:Class' lies in."""
+    """Fingerprint of the top-level package or module that a third party's 'module:Class' lies in."""
     spec = find_spec(target.partition(":")[0].partition(".")[0])
     if spec is None:
         return _digest(())
@@ -127,7 +127,7 @@ def package_root(file: Path) -> Path | None:
 
 
 def _digest(files: Iterable[tuple[str, Path]]) -> str:
-    """Of named files; one that is not there counts by its name."""
+    """Digest of named files; one that is not there counts by its name."""
     digest = hashlib.sha256()
     for name, file in files:
         digest.update(name.encode() + b"\0" + (file.read_bytes() if file.is_file() else b""))

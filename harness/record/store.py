@@ -303,7 +303,7 @@ class Store:
         return [record for _, record in found], problems
 
     def runs(self) -> tuple[list[tuple[Path, Record]], list[str]]:
-        """The same with the file of each record: a person may have renamed its folder."""
+        """As `records`, with the file of each record: a person may have renamed its folder."""
         found, problems = [], []
         for path in sorted(p for p in self.root.glob(f"*/{RECORD_NAME}") if not p.is_dir()):
             try:
@@ -411,7 +411,7 @@ def read_runs(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[st
 def read_each(
     paths: Iterable[Path], read: Callable[[Path, RecordFiles], Read]
 ) -> tuple[list[tuple[Path, Read]], list[str]]:
-    """The same with what `read` makes of each file; it raises HarnessError like `read_record`."""
+    """As `read_runs`, with what `read` makes of each file; it raises HarnessError like `read_record`."""
     files = RecordFiles()
     seen: dict[Path, Read] = {}
     runs: dict[str, Path] = {}

@@ -257,7 +257,7 @@ def _finished(steps: list[record.StepPart], events: Events) -> tuple[record.Stat
 def _silent_out_of_memory(
     run_directory: Path, events: Events, cause: Cause | None
 ) -> record.ErrorPart | None:
-    """Of a rank that ran out of memory and was ended before it could say so; None: there is none.
+    """Error of a rank that ran out of memory and was ended before it could say so; None: there is none.
 
     NCCL's watchdog aborts the process, or a synchronisation of the exception's way out never returns. What a
     rank said itself counts more, unless it only misses a peer.
@@ -539,7 +539,7 @@ def rank_part(rank: int, events: RankEvents) -> record.RankPart | None:
 
 
 def _without_gradient(steps: Sequence[StepEvent]) -> dict[int, list[str] | None]:
-    """By the first step of which it holds."""
+    """Parameters without a gradient, by the first step of which that list holds."""
     known = takewhile(lambda row: not row.gradients_unknown, steps)
     found: dict[int, list[str] | None] = {
         row.step: row.without_gradient for row in known if row.without_gradient is not None
@@ -551,7 +551,7 @@ def _without_gradient(steps: Sequence[StepEvent]) -> dict[int, list[str] | None]
 
 
 def _passes(steps: Sequence[StepEvent]) -> dict[int, tuple[int, int] | None]:
-    """By the first step of which they hold; empty where no step's are known."""
+    """Passes of a step, by the first step of which they hold; empty where no step's are known."""
     found: dict[int, tuple[int, int] | None] = {}
     last: tuple[int, int] | None = None
     for row in steps:
@@ -561,7 +561,7 @@ def _passes(steps: Sequence[StepEvent]) -> dict[int, tuple[int, int] | None]:
 
 
 def _answers(events: Events, mesh: Mesh) -> record.AnswersPart | None:
-    """Those of every data rank; None where one of them gave none."""
+    """Answers of every data rank; None where one of them gave none."""
     counted = [of_rank for rank, of_rank in events.items() if mesh.counts_samples(rank)]
     parts = [of_rank.final.answers if of_rank.final else None for of_rank in counted]
     known = [part for part in parts if part is not None]
@@ -674,7 +674,7 @@ Changes = Mapping[int, list[dict[str, Any]]]
 
 
 def otherwise(rank: RankEvents, first: RankEvents, *, whole_model: bool) -> dict[str, list[Any]]:
-    """By name, this rank's value and rank 0's; what one of them does not know is passed over.
+    """Values that this rank and rank 0 have unlike, by name; what one of them does not know is passed over.
 
     whole_model: False: ranks hold different layers.
     """
@@ -810,7 +810,7 @@ def has_gone(run_directory: Path, rank: int) -> bool:
 
 
 def exits_before_stuck(run_directory: Path, note: rank_state.StuckNote) -> Outcome:
-    """Of a run whose ranks had to be ended: the exits of those that had ended by themselves before."""
+    """Exits of ranks that had ended by themselves before the others had to be ended."""
     return _as_noted(noted_exits(run_directory, note.gone_ranks), stopped="stuck")
 
 

@@ -79,7 +79,7 @@ def note_end(run_directory: Path, process: int, exit_code: int) -> None:
 
 
 def rank_ends(run_directory: Path) -> dict[int, RankEnd]:
-    """By rank, the end of the process that trained, the last one where ranks were restarted.
+    """End of the process that trained on each rank, the last one where ranks were restarted.
 
     Of a rank that never trained, of the first process: workers that it starts have its variables too.
     """

@@ -374,7 +374,7 @@ STILL_SECONDS = 5.0
 
 
 def still_note(run_directory: Path, world_size: int) -> StuckNote | None:
-    """Of ranks that all wrote by themselves where they stand; None: one moved on."""
+    """Note that every rank wrote by itself where it stands; None: one moved on."""
     if all(read_state(run_directory, rank).has_answered for rank in range(world_size)):
         return StuckNote(reason=f"no rank ended a step for {STILL_SECONDS:g} s")
     return None

@@ -32,7 +32,7 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def _checked(path: Path, found: Any) -> Snapshot:
-    """The same value, if it has the form of a snapshot."""
+    """The value, if it has the form of a snapshot. Raises HarnessError."""
     if isinstance(found, list) and all(
         isinstance(segment, dict) and "blocks" in segment for segment in found
     ):

@@ -116,7 +116,7 @@ class Dump:
 
     @cached_property
     def open(self) -> list[Entry]:
-        """Those that have not ended, oldest first.
+        """Entries that have not ended, oldest first.
 
         ProcessGroupNCCL notes the operations of a coalesced batch without work that could end them; the batch
         itself ends (torch 2.13, ProcessGroupNCCL.cpp, endCoalescing). Operations of a group end in order, so

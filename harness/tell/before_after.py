@@ -302,7 +302,7 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
 
 
 def _series(named: Sequence[Mapping[Cell, CellRuns]], sides: Sequence[Comparison]) -> list[Series]:
-    """Of every figure of every cell that two versions or more have, figure by figure."""
+    """Series of every figure of every cell that two versions or more have, figure by figure."""
     several = {
         cell: of
         for cell in dict.fromkeys(cell for cells in named for cell in cells)

@@ -83,8 +83,8 @@ class Table:
         ]
 
     def written(self, escape: Callable[[str], str], strong: str, link: str = "{}") -> list[list[str]]:
-        """The same for a format: `strong` holds a text that is emphasised there, as '**{}**', `link` one that
-        leads to a section, as '[{}](#{})'; {2} is the entry in it."""
+        """Cells of the rows in a format: `strong` holds a text that is emphasised there, as '**{}**', `link`
+        one that leads to a section, as '[{}](#{})'; {2} is the entry in it."""
 
         def text_of(cell: Any, text: str) -> str:
             if isinstance(cell, Shown) and cell.section:

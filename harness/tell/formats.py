@@ -114,7 +114,7 @@ def exact(value: float | None) -> str:
 
 
 def signed(value: float | None) -> str:
-    """The same with its sign."""
+    """Bytes with thousands separated, and their sign."""
     if value is None:
         return NOT_AVAILABLE
     return ("+" if value > 0 else "") + exact(value)

@@ -67,7 +67,7 @@ class Manifest(Stored):
         return _hidden(self._values())
 
     def file(self) -> str:
-        """The same for a file next to the report, which `pointer` names."""
+        """A file next to the report, which `pointer` names."""
         return json.dumps(self._values(), indent=1) + "\n"
 
     def pointer(self) -> str:

@@ -136,7 +136,7 @@ LABELS = (Column("backend", "backend", align="left"), Column("world_size", "rank
 
 
 def table_columns(name: str) -> tuple[Column, ...]:
-    """Those of a table of `tables.toml`; the name of another table stands for its columns."""
+    """Columns of a table of `tables.toml`; the name of another table stands for its columns."""
     found: list[Column] = []
     for row in _FILE["columns"][name]:
         if isinstance(row, str):
@@ -328,7 +328,7 @@ def cell_line(row: JudgedRun) -> str:
 
 
 def _columns(comparison: Comparison) -> list[Column]:
-    """Of the results: the metrics of the main table, then those for programs only."""
+    """Columns of the results: the metrics of the main table, then those for programs only."""
     columns = [*LABELS, Column("status", "status", align="left")]
     for metric in RESULTS:
         title = f"{metric.title} (spread)" if _has_spread(metric) else metric.title

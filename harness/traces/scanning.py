@@ -183,7 +183,7 @@ def unhidden(
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same points as disjoint intervals in order."""
+    """Points of all intervals, as disjoint intervals in order."""
     merged: list[Interval] = []
     for start, end in sorted(interval for interval in intervals if interval[1] > interval[0]):
         if merged and start <= merged[-1][1]:

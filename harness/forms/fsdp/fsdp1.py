@@ -192,7 +192,7 @@ def _flat_units(workload: Workload) -> list[FlatUnit]:
 
 
 def _reduced_units(workload: Workload) -> list[FlatUnit]:
-    """Those that have a gradient: at least one parameter of them is trained."""
+    """Units that have a gradient: at least one parameter of them is trained."""
     return [flat for flat in _flat_units(workload) if _is_reduced(workload, flat.parameters)]
 
 

@@ -782,7 +782,7 @@ def pipeline_moments(
 
 
 def _unlike_passes(workload: Workload, kept: Sequence[int]) -> Iterator[tuple[Pass, int, bool]]:
-    """Of passes that find the same gradients, the first with most micro-batches in flight.
+    """One pass for each set of gradients that passes find: the first with most micro-batches in flight.
 
     Each with the bytes of those and whether its stage has no gradients yet. `kept`: bytes that a micro-batch
     in flight keeps on each stage of the rank.
@@ -881,7 +881,7 @@ def peak_moments(
 
 
 def _timeline(workload: Workload, ledger: Ledger) -> tuple[StepTimeline, int, int]:
-    """Of one rank, before its step begins; with its samples and their tokens."""
+    """Timeline of one rank before its step begins, its samples, and the tokens of each."""
     length = workload.part_length
     assert length is not None
     local = local_workload(workload)
@@ -907,8 +907,8 @@ def without_activations(workload: Workload) -> int | None:
 
 
 def kinds_without_activations(workload: Workload) -> dict[str, int] | None:
-    """By kind, what the strategy itself needs at the fullest moment in which a rank computes on a GPU: model
-    states, weights gathered at once, gradients before they are divided, and buffers; None: no timeline.
+    """Bytes by kind that the strategy itself needs at the fullest moment in which a rank computes on a GPU:
+    model states, weights gathered at once, gradients before they are divided, and buffers; None: no timeline.
 
     Activations come on top. What an update needs for itself is left out: by then they are gone.
     """
@@ -965,8 +965,8 @@ def _largest_straddling(workload: Workload) -> int:
 
 
 def _most_straddling(layout: Layout, ranks: int) -> int:
-    """By partition of each group, as `zero12` lays them out, all parameters that reach into it and its
-    padding."""
+    """Rank into whose partitions, as `zero12` lays them out, most elements reach, with whole parameters and
+    padding counted."""
     touched = [0] * ranks
     for piece, placed in places(layout, ranks, 0):
         for place in placed:

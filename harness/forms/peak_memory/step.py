@@ -148,7 +148,7 @@ class Unit:
         return elements(self.parameters)
 
     def trained(self, layout: Layout) -> tuple[Tensor, ...]:
-        """Those that get gradients."""
+        """Parameters that get gradients."""
         return tuple(tensor for tensor in self.parameters if not layout.is_frozen(tensor))
 
 

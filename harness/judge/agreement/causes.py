@@ -168,7 +168,7 @@ class Pair:
 
     @cached_property
     def index(self) -> int | None:
-        """Of the first step whose loss is missing, or whose loss or norm lies beyond the limits."""
+        """Index of the first step whose loss is missing, or whose loss or norm lies beyond the limits."""
         common = range(min(len(self.reference.steps), len(self.record.steps)))
         return next((n for n in common if self.loss_apart(n) or self.norm_apart(n)), None)
 
@@ -186,12 +186,12 @@ class Pair:
 
     @cached_property
     def at(self) -> int:
-        """The same; the last step where none differs."""
+        """`index`, or that of the last step where none differs."""
         return len(self.record.steps) - 1 if self.index is None else self.index
 
     @property
     def number(self) -> int:
-        """Of that step in the training."""
+        """Number, in the training, of the step at `at`."""
         return self.record.steps[self.at].step
 
     @property
@@ -269,7 +269,7 @@ class Pair:
         return [rank.target_tokens[index] for rank in counted if len(rank.target_tokens) > index]
 
     def unevenness(self, index: int) -> float:
-        """By how much equal weights of ranks are wrong: the sum over ranks of what each gets too much."""
+        """Error of weighting ranks equally: how far each rank's weight is from its due, summed."""
         targets = self.targets(index)
         total = sum(targets)
         return sum(abs(1 / len(targets) - own / total) for own in targets) if total else 0.0
@@ -330,7 +330,7 @@ class Pair:
         return None
 
     def _loss_gradients(self, at: int) -> dict[int, list[float]]:
-        """By rank that counts its loss; {}: not all are known."""
+        """Ends of the loss gradients in a step, by rank that counts its loss; {}: not all are known."""
         mesh, found = self.record.world.mesh, dict[int, list[float]]()
         for rank in self.record.ranks:
             if mesh.counts_loss(rank.rank):
@@ -343,7 +343,8 @@ class Pair:
 
     @cached_property
     def _known_loss_gradients(self) -> dict[int, list[list[float] | None]]:
-        """By rank, of every step: what is empty in a record is as in the step before."""
+        """Gradients of the loss in every step, by rank; what a record leaves empty is as in the step
+        before."""
 
         def carried(last: list[float] | None, ends: list[float] | None) -> list[float] | None:
             return last if ends == [] else ends
@@ -392,8 +393,8 @@ class Pair:
 
     @cached_property
     def factors(self) -> dict[str, float]:
-        """Of each parameter's gradients over the last steps, by second moments, over what most have in
-        common: clipping passes one parameter's on to all."""
+        """Each parameter's gradients in the last steps over the reference's (second moments), over the median
+        ratio: clipping passes one parameter's on to all."""
         mine, others = self.record.moment_norms, self.reference.moment_norms
         ratios = {n: mine[n][1] / others[n][1] for n in mine.keys() & others.keys() if others[n][1] > 0}
         common = median(ratios.values()) if ratios else 0.0
@@ -525,7 +526,7 @@ class Pair:
         return where(self.reference, names)
 
     def moved_of(self, names: Iterable[str]) -> list[str]:
-        """Those of these parameters that moved here, however little, and not in the reference."""
+        """Parameters among these that moved here, however little, and not in the reference."""
         left, right = self.moved
         sketch = _sketch(self.record.initial_weights)
         return sorted(
@@ -606,7 +607,7 @@ class Pair:
 
     @property
     def skipped(self) -> list[str]:
-        """Those of them that end elsewhere."""
+        """Parameters in `idle_there` that end elsewhere."""
         return [name for name in self.beyond if name in self.idle_there]
 
     @property
@@ -694,7 +695,7 @@ class Pair:
 
     @property
     def norm_differs_at_once(self) -> Fact:
-        """By more than weights can explain that agreed in the step before."""
+        """Whether the norm differs by more than weights can explain that agreed in the step before."""
         if not self.norm_differs:
             return False
         return self.at == 0 or abs(self.ratio / self.norm_ratio(self.at - 1) - 1) >= SUDDEN
@@ -750,7 +751,7 @@ class Pair:
 
     @property
     def data_ranks_see_other_norms(self) -> Fact:
-        """Of ranks that have the same place in all other dimensions."""
+        """Whether norms differ among ranks that have the same place in all other dimensions."""
         ranks, norms, mesh = self.record.ranks, self.rank_norms, self.record.world.mesh
         if len(norms) < len(ranks) or mesh.data_size == 1:
             return None
@@ -901,7 +902,7 @@ class Pair:
 
     @property
     def updates_are_adams(self) -> Fact:
-        """Those of all steps but the first were computed again on every rank, with the same result."""
+        """Whether every rank computed all updates but the first again, with the same result."""
         due, ranks = len(self.record.steps) - 1, self.record.ranks
         if any(rank.odd_update is not None for rank in ranks):
             return False
@@ -1021,7 +1022,7 @@ def read_outside(record: Record) -> list[str]:
 
 
 def altered_updates(reference: Record, record: Record) -> dict[int, OddUpdatePart]:
-    """By rank, its first update that is not what Adam makes of its gradient.
+    """First update of each rank that is not what Adam makes of its gradient.
 
     None where the reference has some too, as of weights that passes change, and where updates were made
     outside of their step, whose samples are of other moments.

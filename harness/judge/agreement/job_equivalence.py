@@ -206,7 +206,7 @@ def _batch_digests(record: Record) -> list[Counter[str]]:
 
 
 def _data_ranks(record: Record) -> list[RankPart]:
-    """Of the ranks that share samples the first that saw any, by data rank."""
+    """The first rank that saw samples in each group that shares them, by data rank."""
     parts = {rank.rank: rank for rank in record.ranks}
     groups = ([parts[rank] for rank in group if rank in parts] for group in record.world.mesh.sample_groups())
     return [next((part for part in group if any(part.batch_digests)), group[0]) for group in groups if group]
@@ -257,7 +257,7 @@ def _applied_rates(record: Record) -> list[float | None]:
 
 
 def _rates_by_parameter(record: Record) -> dict[str, tuple[float | None, ...]]:
-    """Of each parameter its rate in every step; {}: it is not known which parameters a group holds."""
+    """Learning rate of each parameter in every step; {}: it is not known which parameters a group holds."""
     if record.observed is None or any("parameters" not in g for g in record.observed.optimizer_groups):
         return {}
     rates = record.observation.learning_rates if record.observation else record.observed.learning_rates

@@ -58,7 +58,7 @@ def volumes(row: JudgedRun) -> Iterator[Finding]:
 
 
 def early(row: JudgedRun) -> Iterator[Finding]:
-    """Of a backend without a closed form; one that shards gradients may reduce early, if it declares so.
+    """Find early reductions without a closed form; who shards gradients may reduce early, if it declares so.
 
     A script declares nothing: what it is said to do was counted. Without the last micro-step nobody may.
     """
@@ -127,7 +127,7 @@ def frozen_reduced(row: JudgedRun) -> Iterator[Finding]:
 
 
 def _reduced_elements(record: Record) -> int:
-    """Of the largest kind of reduction in the backward pass, on the rank where they are most.
+    """Elements of the largest kind of reduction in the backward pass, on the rank where they are most.
 
     Per probed step, or micro-step where the library reduces in each.
     """
@@ -352,7 +352,7 @@ def _left_by_probed(part: RankPart) -> list[int]:
 
 
 def _left_beyond_probed(record: Record, part: RankPart) -> dict[int, int]:
-    """By other step, how many bytes more than any probed one it leaves; {}: not counted."""
+    """Bytes that each other step leaves beyond any probed one; {}: not counted."""
     usual = max(_left_by_probed(part), default=None)
     if usual is None:
         return {}
@@ -403,13 +403,13 @@ def growth_bytes(record: Record, part: RankPart) -> int:
 
 
 def _median_slope(series: Sequence[tuple[int, int]]) -> int:
-    """Of (step, bytes), per step, over all pairs (Theil-Sen), or those of some steps of many."""
+    """Median slope of (step, bytes) in bytes per step, over all pairs (Theil-Sen), or some steps of many."""
     some = series[:: 1 + len(series) // MOST_COMPARED_STEPS]
     return int(median((b - a) / (later - earlier) for (earlier, a), (later, b) in combinations(some, 2)))
 
 
 def later_growth_bytes(record: Record, part: RankPart) -> int:
-    """The same of what steps after the probed ones end with: 0 unless it rises again and again.
+    """Bytes per step by which steps after the probed ones leave more: 0 unless it rises again and again.
 
     Where data decide which parameters get a gradient, states are made as they come.
     """
@@ -537,7 +537,7 @@ def _gap(what: str, held: dict[int, int], expected: dict[int, int], by_chance: i
 
 
 def _lasting_peaks(record: Record) -> dict[int, int]:
-    """By rank, the peak of the probed step in which it was least.
+    """Peak of each rank in the probed step in which it was least.
 
     What a rank holds it holds in every step; gloo's threads give buffers back when they come to it, so
     that the peak of a single step differs between ranks by chance.

@@ -87,7 +87,7 @@ def dropout(row: JudgedRun) -> Iterator[Finding]:
 
 
 def _random_states(record: Record) -> dict[int, set[str]]:
-    """By data rank, those in which its ranks begin to train; {}: not all are known."""
+    """Random states in which the ranks of each data rank begin to train; {}: not all are known."""
     peers = dict[int, set[str]]()
     for rank in record.ranks if len(record.ranks) > 1 else ():
         if rank.random_state is None:
@@ -102,7 +102,7 @@ def _draw_alike(record: Record) -> bool:
 
 
 def masks_alike(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script that seeds its ranks alike; the Trainer does so itself."""
+    """Find a script that seeds its ranks alike; the Trainer does so itself."""
     seen = row.record.observation
     if seen is not None and TRAINER not in seen.frameworks and has_dropout(row.record):
         if _draw_alike(row.record) and not _on_same_samples(row.record):
@@ -369,7 +369,7 @@ def scheduler_calls(row: JudgedRun) -> Iterator[Finding]:
 
 
 def script_modes(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script that evaluates in training mode, or trains in the mode of its evaluations."""
+    """Find a script that evaluates in training mode, or trains in the mode of its evaluations."""
     seen, count = row.record.observation, len(row.record.steps)
     if seen is None:
         return
@@ -393,7 +393,7 @@ def empty_group(row: JudgedRun) -> Iterator[Finding]:
 
 
 def _may_hold_gradients(part: CommunicationPart, *, least: int = SCALAR_BYTES) -> bool:
-    """Of a collective: whether it took place where gradients are exchanged, on more than `least` bytes."""
+    """Whether a collective took place where gradients are exchanged, on more than `least` bytes."""
     return may_reduce(part.phase, part.op) and (part.largest_bytes or part.payload_bytes) > least
 
 
@@ -422,7 +422,7 @@ SAME_RATIO = 0.02
 
 
 def loss_divided(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script whose gradients are not those of the mean over its micro-steps."""
+    """Find a script whose gradients are not those of the mean over its micro-steps."""
     seen, count = row.record.observation, row.record.world.accumulation_steps
     ratio = seen.backward_ratio if seen is not None else None
     if seen is None or ratio is None or count < 2:
@@ -439,7 +439,7 @@ def loss_divided(row: JudgedRun) -> Iterator[Finding]:
 
 
 def losses_apart(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script that multiplies losses unlike by rank, or that of a micro-step by 0, in every step.
+    """Find a script that multiplies losses differently by rank, or a micro-step's by 0, in every step.
 
     Means over unlike numbers of samples or targets are weighted by these.
     """
@@ -484,7 +484,7 @@ def _is_weighted(first: RankPart, rank: RankPart, factors: Mapping[int, Sequence
 
 
 def twice(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script that does what its library does, too, or leaves what it leaves."""
+    """Find a script that repeats what its library does, or leaves out what the library leaves to it."""
     seen, size = row.record.observation, row.record.world.world_size
     if seen is None:
         return
@@ -497,7 +497,7 @@ def twice(row: JudgedRun) -> Iterator[Finding]:
 
 
 def padding(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script that trains on all padding of some ranks and on none of the others."""
+    """Find a script that trains on all padding of some ranks and on none of the others."""
     steps = {
         rank.rank: [
             (own, of)
@@ -518,7 +518,7 @@ def padding(row: JudgedRun) -> Iterator[Finding]:
 
 
 def epochs_alike(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script whose sampler shuffles every epoch alike, so that its batches come again in their order."""
+    """Find a script whose sampler shuffles every epoch alike, so that its batches come again in order."""
     seen, hashes = row.record.observation, [step.sample_hashes for step in row.record.steps]
     if seen is None or not seen.repeated_epochs or None in hashes:
         return
@@ -529,7 +529,7 @@ def epochs_alike(row: JudgedRun) -> Iterator[Finding]:
 
 
 def outside(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script that wraps one module and trains another, or what it adds to it, without exchanging its
+    """Find a script that wraps one module and trains another, or what it adds to it, without exchanging its
     gradients."""
     record, seen = row.record, row.record.observation
     sizes_of = {p.name: math.prod(p.shape) for p in record.layout.parameters} if record.layout else {}
@@ -556,7 +556,7 @@ def outside(row: JudgedRun) -> Iterator[Finding]:
 
 
 def ranks_drift(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script whose ranks reduce gradients over all of them, and hold weights, or scale gradients, of
+    """Find a script whose ranks reduce gradients over all of them, and hold weights, or scale gradients, of
     their own."""
     record, seen, size = row.record, row.record.observation, row.record.world.world_size
     if seen is None or size == 1:
@@ -588,7 +588,7 @@ def ranks_drift(row: JudgedRun) -> Iterator[Finding]:
 
 
 def passes_apart(row: JudgedRun) -> Iterator[Finding]:
-    """Of a script under DDP, which reduces in the first backward pass of a forward pass alone."""
+    """Find further backward passes of a forward pass under DDP, which reduces in the first one alone."""
     record, seen = row.record, row.record.observation
     if seen is None or not seen.further_passes or seen.base != "ddp" or record.world.world_size == 1:
         return
@@ -626,7 +626,7 @@ OF_A_TERM = 8
 
 
 def labels_and_losses(runs: Runs) -> list[Finding]:
-    """Of each kind one finding per job, about the backends that trained it."""
+    """One finding of each kind per job, about the backends that trained it."""
     told = []
     for job_id in dict.fromkeys(row.record.job_id for row in runs.rows):
         rows = [row for row in runs.rows if row.record.job_id == job_id]

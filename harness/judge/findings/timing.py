@@ -257,7 +257,7 @@ SAMPLES_MARGIN = 0.25
 
 
 def energy(row: JudgedRun) -> Iterator[Finding]:
-    """Of the first rank whose energy cannot be right: above its limit, or not what samples of power say."""
+    """Find the first rank whose energy cannot be right: above its limit, or not what samples of power say."""
     for rank in row.record.ranks:
         part = rank.energy
         watts = mean_watts(part.device_joules, part.seconds) if part is not None else None
@@ -321,7 +321,7 @@ def find_slow_ranks(runs: Runs) -> list[Finding]:
 
 
 def _persistent(of_cell: Sequence[list[SlowRank]], of_place: Sequence[list[SlowRank]]) -> list[SlowRank]:
-    """Of each run of a cell how slow the rank is that is slow in all of them; none if there is none."""
+    """How slow, in each run of a cell, the rank is that is slow in all of them; empty if there is none."""
     for first in of_cell[0] if of_cell else []:
         if len(own := _same(first, of_cell)) < len(of_cell):
             continue
@@ -332,7 +332,7 @@ def _persistent(of_cell: Sequence[list[SlowRank]], of_place: Sequence[list[SlowR
 
 
 def _same(first: SlowRank, runs: Sequence[list[SlowRank]]) -> list[SlowRank]:
-    """The same rank in the same part of the step, of those runs in which it is slow."""
+    """Entries of these runs with the same rank, slow in the same part of the step, as `first`."""
     return [slow for of_run in runs for slow in of_run if (slow.rank, slow.what) == (first.rank, first.what)]
 
 

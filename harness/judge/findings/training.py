@@ -115,7 +115,7 @@ def replicas(row: JudgedRun) -> Iterator[Finding]:
 
 
 def _probe_losses(record: Record) -> dict[int, float]:
-    """By data rank, the loss of one batch that is the same for all of them; parts of it added up."""
+    """Loss of one batch that is the same for all data ranks, by data rank; parts of it added up."""
     mesh, losses = record.world.mesh, dict[int, float]()
     for rank in record.ranks:
         if rank.probe_loss is not None and mesh.counts_loss(rank.rank):
@@ -402,7 +402,7 @@ def norms_by_rank(record: Record) -> tuple[int, list[float]] | None:
 
 
 def lost_updates(row: JudgedRun) -> Iterator[Finding]:
-    """Of every run whose optimizer updates weights of low precision, the reference among them."""
+    """Find lost updates in any run whose optimizer updates weights of low precision, the reference too."""
     masters, seen = _masters(row.record), row.record.observation
     rates = [rate for of in seen.learning_rates for rate in of] if seen is not None else []
     if seen is not None and (still := seen.stood_still) and rates and all(rates):

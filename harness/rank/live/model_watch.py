@@ -49,7 +49,7 @@ def bare_name(name: str) -> str:
 
 
 def bare_module_name(name: str) -> str:
-    """The same of a module's name, which may be a wrapper itself."""
+    """A module's name without what wrapping modules put into it, which may be a wrapper itself."""
     return bare_name(f"{name}.").removesuffix(".")
 
 
@@ -200,12 +200,12 @@ class ModuleWatch:
 
     @property
     def compute_dtype(self) -> str | None:
-        """Of most outputs of linear layers and convolutions; None: none ran."""
+        """Dtype of most outputs of linear layers and convolutions; None: none ran."""
         return self._dtypes.most_common(1)[0][0] if self._dtypes else None
 
     @property
     def products_otherwise(self) -> dict[str, list[str]]:
-        """Of other dtypes than that, the layers whose outputs had them, by dtype."""
+        """Layers whose outputs had another dtype than `compute_dtype`, by that dtype."""
         found: dict[str, list[str]] = {}
         for module, dtype in self._dtype_of.items():
             if dtype != self.compute_dtype:

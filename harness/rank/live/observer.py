@@ -544,7 +544,7 @@ class Audit(Instrument):
 
 
 def _buffer_digests(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Of values, whatever dtype holds them, so that only what rounding took away differs."""
+    """Digests of buffers' values, whatever dtype holds them, so that only what rounding took away differs."""
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point() and not buffer.is_meta:
             values = local_shard(buffer.detach()).double().cpu().contiguous().numpy().tobytes()

@@ -202,7 +202,7 @@ def _plain(tensor: Tensor) -> bool:
 
 
 def _names(odd: Iterable[tuple[HeldTensor, Sample, Told]], pieces: Iterable[Piece]) -> Iterator[str]:
-    """Of the parameters that the odd elements of what an optimizer holds belong to."""
+    """Names of the parameters that the odd elements of what an optimizer holds belong to."""
     addresses = [
         local_shard(one.tensor.detach()).data_ptr() + 4 * sample.places[int(place)]
         for one, sample, told in odd
@@ -351,7 +351,7 @@ OTHERWISE: dict[OddUpdate, Move] = {
 
 
 def _distance(before: Sample, after: Sample, constants: Constants, move: Move) -> tuple[Values, Values]:
-    """Of the weights from what they should be, and how far they may lie from that."""
+    """Distance of the weights from what they should be, and how far they may lie from that."""
     step = constants.rate * move(after, constants)
     due = before.weight * (1.0 - constants.rate * constants.decay) + step
     bound = UNIT * (abs(before.weight) + abs(after.weight)) + 16 * UNIT * abs(step)

@@ -348,8 +348,8 @@ def _without_backward(calls: Sequence[ModuleCall]) -> list[str]:
 
 
 def _irregular_uses(model: nn.Module, calls: Sequence[ModuleCall], names: Mapping[int, str]) -> Uses:
-    """Of each parameter that several modules share, that one returns, or whose module does not run exactly
-    once: its uses in the order of a forward pass."""
+    """Uses, in the order of a forward pass, of each parameter that several modules share, that one returns,
+    or whose module does not run exactly once."""
     every = [names[id(p)] for module in model.modules() for p in module.parameters(recurse=False)]
     owners, runs = Counter(every), Counter(id(call.module) for call in calls)
     returned = {key for call in calls for key in call.returned if key in names}
@@ -623,7 +623,7 @@ def _loss(model: nn.Module, compute: ComputeLoss, batches: Sequence[Batch]) -> T
 
 
 def _gradient(model: nn.Module, compute: ComputeLoss, batches: Sequence[Batch]) -> Tensor:
-    """Of the summed losses, with respect to all that trains."""
+    """Gradient of the summed losses with respect to all that trains, as one vector."""
     model.zero_grad(set_to_none=True)
     for batch in batches:
         compute(model, batch).sum().backward()  # type: ignore[no-untyped-call]

@@ -37,7 +37,7 @@ OWN_CLASSES = {
 
 
 def in_fp32() -> dict[str, Any]:
-    """By what argument transformers builds a model in fp32, whatever its configuration says."""
+    """Argument by which transformers builds a model in fp32, whatever its configuration says."""
     from packaging.version import Version
     from transformers import __version__
 

@@ -72,7 +72,7 @@ def fsdp1(
 
 
 def fsdp2(root: nn.Module, optimizers: Any, context: SetupContext) -> tuple[Engine, str | None, bool]:
-    """The same, and whether some units keep their weights, as the tail does that Accelerate 1.15 wraps.
+    """As `fsdp1`, and whether some units keep their weights, as the tail does that Accelerate 1.15 wraps.
 
     `root` contains or is what `fully_shard` was called on.
     """
@@ -281,7 +281,7 @@ PIECE = 2**22
 
 
 def bits_of(root: nn.Module) -> dict[str, int]:
-    """By name, the bits that this rank holds of tensors that train, added up as whole numbers."""
+    """Sum, as whole numbers, of the bits that this rank holds of each tensor that trains."""
     found = {}
     module = root.module if isinstance(root, DistributedDataParallel) else root
     for name, parameter in module.named_parameters():
@@ -298,7 +298,7 @@ def bits_of(root: nn.Module) -> dict[str, int]:
 
 
 def stood_still(live: Live, optimizers: Optimizers, names: Iterable[str]) -> list[str]:
-    """Of these, the tensors of a low precision that an optimizer updates and was given gradients for."""
+    """Tensors of a low precision, among these, that an optimizer updates and was given gradients for."""
     held = {bare_name(name): parameter for name, parameter in live.whole.named_parameters()}
     low = {name: held[name] for name in names if name in held and held[name].element_size() < 4}
     states = {name: optimizers.state.get(tensor) for name, tensor in low.items()}
@@ -585,7 +585,7 @@ def observed_part(live: Live, optimizers: Optimizers, seen: Seen) -> ObservedPar
 
 
 def members(live: Live, optimizers: Optimizers) -> list[list[Tensor]]:
-    """Of each group of the optimizers the parameters that it updates: of ZeRO those behind flat masters."""
+    """Parameters that each group of the optimizers updates; under ZeRO those behind flat masters."""
     groups = [list(group["params"]) for group in optimizers.param_groups]
     owner = live.engine.engine.optimizer if isinstance(live.engine, ZeroEngine) else None
     low = getattr(owner, "bit16_groups", None)

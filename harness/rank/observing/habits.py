@@ -36,7 +36,7 @@ ENDS = (("MeanBackward0", 1), ("SumBackward0", 2))
 
 
 def divisor_of(loss: Any, *, of_sum: bool = False) -> float | None:
-    """By what plain numbers a mean of torch's was divided to make this loss; None: it ends in no such mean.
+    """What plain numbers a mean of torch's was divided by for this loss; None: it ends in no such mean.
 
     Reads the graph alone, and waits for no device. of_sum: a sum's instead, whose numbers a device may hold.
     """
@@ -227,7 +227,7 @@ class Habits:
 
     @property
     def scheduler_calls(self) -> int | None:
-        """Of one scheduler per update, if they are several in most; None: there is no such."""
+        """Calls of one scheduler per update, if most updates have several; None: there is none such."""
         known = [one for one in self._calls if one.per_update and not one.are_due]
         usual = [calls.per_update.most_common(1)[0] for calls in known]
         return max((calls for calls, times in usual if calls > 1 and times > 1), default=None)

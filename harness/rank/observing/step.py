@@ -126,7 +126,7 @@ class MicroBatch:
 
 
 def _positional(arguments: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    """By name; a batch that is handed over as one mapping or sequence is looked into."""
+    """Positional arguments by name; a batch that is handed over as one mapping or sequence is looked into."""
     for position, value in enumerate(arguments):
         if isinstance(value, Mapping):
             yield from ((str(key), item) for key, item in value.items())

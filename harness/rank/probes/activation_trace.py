@@ -124,7 +124,7 @@ class Storages(TorchDispatchMode):
         return result
 
     def number(self, tensor: Tensor) -> int:
-        """Of the storage of a tensor; 0: it is not watched."""
+        """Number of a tensor's storage; 0: it is not watched."""
         return self._numbers.get(tensor.untyped_storage()._cdata, 0)
 
     def stop_watching(self) -> None:
@@ -196,7 +196,7 @@ class Replay:
         """Live as the backward pass of each segment ends."""
 
     def profile(self) -> activations.ActivationProfile:
-        """Of all that was told."""
+        """Activation profile of all that was told."""
         self._settle()
         self._ends[0] = self._live
         middle, head = self._blocks // 2, self._blocks + 1

@@ -60,7 +60,7 @@ def partial_sketch(name: str, part: Tensor, start: int) -> list[float]:
 
 
 def content_sum(name: str, part: Tensor, start: int) -> int:
-    """Of the bits, in fp32, of elements `start` and on of a flattened tensor; from 0 to 2^64 - 1.
+    """Checksum of the bits, in fp32, of elements `start` and on of a flattened tensor; from 0 to 2^64 - 1.
 
     Sums of parts that together are the tensor add up to its own, modulo 2^64.
     """
@@ -77,7 +77,7 @@ def content_sum(name: str, part: Tensor, start: int) -> int:
 
 
 def _chunks(part: Tensor, start: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
-    """Of the flattened tensor, those that a part meets: number, rows; zero where the part has no elements.
+    """Chunks of the flattened tensor that a part meets: number, rows; zero where the part has no elements.
 
     A chunk's tensor is overwritten by the next: fresh memory costs more than the sums.
     """
@@ -149,7 +149,7 @@ Ranges = Mapping[tuple[int, int], Sequence[int]]
 
 
 def digest_share(engine: Engine) -> Share:
-    """By parameter, what this rank finds of the master weights that it holds.
+    """What this rank finds of the master weights that it holds, by parameter.
 
     Nothing is gathered; an engine that does not list its pieces gathers tensor by tensor: a collective.
     """
@@ -210,7 +210,7 @@ def digest_weights(engine: Engine) -> WeightsPart:
 
 
 def moment_sums(engine: Engine) -> Mapping[str, tuple[float, float]] | None:
-    """By parameter, of what this rank holds of Adam's moments: sums of the squared first and of the second.
+    """Sums of the squares of Adam's first and of its second moments that this rank holds, by parameter.
 
     Those of all ranks add up to the parameter's: ranks that hold the same divide it. None: the engine does
     not list its pieces. What is not finite is left out. Nothing is communicated;
@@ -234,7 +234,7 @@ def moment_sums(engine: Engine) -> Mapping[str, tuple[float, float]] | None:
 
 
 def _pieces(engine: Engine) -> Iterator[Piece]:
-    """Of the master weights; all of them on every rank where the engine cannot list its pieces."""
+    """Pieces of the master weights; all of them on every rank where the engine cannot list its pieces."""
     try:
         pieces = engine.weight_pieces()
     except Unsupported:
@@ -277,7 +277,7 @@ def _copy_of(rank: int, ranges: Ranges) -> list[int]:
 def _own_sketches(
     engine: Engine, ranges: Mapping[str, Ranges], *, divided: bool
 ) -> Iterator[tuple[str, list[float]]]:
-    """Of what this rank holds. divided: ranks that hold the same divide it."""
+    """Sketches of what this rank holds. divided: ranks that hold the same divide it."""
     rank = dist.get_rank()
     for piece in _pieces(engine):
         elements = piece.weight.numel()

@@ -97,7 +97,7 @@ def cut_at(values: Sequence[float]) -> float | None:
 
 
 def drawable(groups: Sequence[CellRuns]) -> list[CellRuns]:
-    """Those that are drawn: all, or the first of the world size at which the verdict compares."""
+    """Cells that are drawn: all, or the first of the world size at which the verdict compares."""
     if len(groups) <= MOST_CELLS:
         return list(groups)
     place = place_to_compare(groups)
@@ -351,7 +351,7 @@ class LossLine:
 
 
 def loss_lines(comparison: Comparison) -> list[LossLine]:
-    """Of every cell with a finite loss, in their order."""
+    """Line of every cell with a finite loss, in their order."""
     groups = comparison.groups
     references = {
         group.record.job_id: _loss_curve(row.record for row in group.rows)
@@ -533,7 +533,7 @@ def loss_picture(comparison: Comparison) -> Picture | None:
 
 
 def _drawn_lines(lines: Sequence[LossLine]) -> list[LossLine]:
-    """Those of the first jobs, and of what diverged the furthest, in their order."""
+    """Lines of the first jobs, of diverged ones those that diverged the furthest, in their order."""
     jobs = list(dict.fromkeys(line.group.record.job_id for line in lines))[:MOST_JOBS]
     of_jobs = [line for line in lines if line.group.record.job_id in jobs]
     outliers = [line for line in of_jobs if line.verdict == "diverged"]

@@ -86,7 +86,7 @@ class ComparisonScope:
 
     @cached_property
     def groups(self) -> list[CellRuns]:
-        """Those that agree with the reference, or cannot be judged; never one that is wrong on purpose."""
+        """Cells that agree with the reference, or cannot be judged; never one that is wrong on purpose."""
         found = [
             group
             for group in self.comparison.groups
@@ -177,7 +177,7 @@ def bytes_frontier(where: ComparisonScope) -> list[CellRuns]:
 
 
 def falling(cells: Iterable[tuple[T, float]], least_step: float = 0.0) -> list[T]:
-    """Those that need less than each before them, by this share at least; `cells`: with their memory."""
+    """Cells that need less than each before them, by this share at least; `cells`: with their memory."""
     found: list[T] = []
     least: float | None = None
     for cell, most in cells:
@@ -214,7 +214,7 @@ def _sent(where: ComparisonScope, steps: int) -> dict[str, float]:
 
 
 def use_here(where: ComparisonScope) -> tuple[str, list[tuple[str, float]]]:
-    """The same as the runs accumulated, and which memory that is; none where nothing is sent."""
+    """Name of the memory, and `thresholds` as the runs accumulated; none where nothing is sent."""
     if where.size == 1 or len(where.groups) < 2 or not min(where.figures(sent_once).values(), default=0.0):
         return "", []
     as_run = where.groups[0].record.world.accumulation_steps
@@ -258,7 +258,7 @@ def _thresholds(where: ComparisonScope) -> list[Block]:
 
 
 def memory_to_take(where: ComparisonScope, as_run: int) -> tuple[dict[int, dict[str, float]], str, str]:
-    """By micro-steps and label the memory of a rank, its name, and how it is known."""
+    """Memory of a rank by micro-steps and label, its name, and how it is known."""
 
     def calculated(steps: int) -> dict[str, float]:
         return where.figures(lambda group: held_with(group.record, steps))
@@ -297,7 +297,7 @@ def worth_taking(where: ComparisonScope, sent: Mapping[str, float], held: Mappin
 
 
 def _bubbles(where: ComparisonScope) -> dict[str, float]:
-    """Of the pipelines among the cells the share in which their ranks wait, by the schedule alone."""
+    """Share in which the ranks of each pipeline wait, by label, from the schedule alone."""
     uses = {group.label: pipeline_use(group.record) for group in where.groups}
     return {label: use.expected_bubble for label, use in uses.items() if use is not None}
 
