@@ -310,7 +310,7 @@ def _error(run_directory: Path, cause: Cause) -> record.ErrorPart:
 def _with_waits(
     run_directory: Path, world_size: int, outcome: Outcome, error: record.ErrorPart
 ) -> record.ErrorPart:
-    """Of a rank that gave a peer up: where ranks stood as far as they noted it, and whom they waited for."""
+    """Add to the error of a rank that gave a peer up where ranks stood, as far as they noted it."""
     ranks = rank_state.rank_states(run_directory, world_size)
     if rank_state.still_note(run_directory, world_size) is None:
         waits = [f"rank {rank.rank} waits in {rank.collective}" for rank in ranks if rank.collective]
