@@ -154,5 +154,12 @@ def estimate(left: Sketch, right: Sketch) -> float:
     return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
 
 
+def standing_out(values: Mapping[str, float], times: float) -> list[str]:
+    """Names of those, half of all at most, that are so many times as large as any other, largest first."""
+    ranked = sorted(values, key=lambda name: -values[name])
+    halves = range(1, len(ranked) // 2 + 1)
+    return next((ranked[:n] for n in halves if values[ranked[n - 1]] > times * values[ranked[n]]), [])
+
+
 def _root_sum(values: object) -> float:
     return math.sqrt(sum(value * value for value in values))  # type: ignore[attr-defined]

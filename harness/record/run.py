@@ -186,6 +186,8 @@ class WeightsPart(measured.Part):
     the backend does not show them, or the record is older."""
     stale_elements: int | None = None
     """Those of them that are not their master, rounded to their dtype."""
+    apart: dict[str, float] = pydantic.Field({}, exclude_if=lambda value: not value)
+    """Of parameters of which ranks hold different copies, the largest estimated L2 distance of two."""
 
 
 class SplitPart(measured.Part):

@@ -201,6 +201,15 @@ class NeverReduced(Defect):
         engine.module.require_backward_grad_sync = False
 
 
+class BlockNeverReduced(Rebuilt, DdpBackend):
+    """DDP is told to leave a block alone."""
+
+    def rebuilt(self, model: Any, context: SetupContext) -> nn.Module:
+        names = [name for name, _ in model.named_parameters() if "layers.1." in name]
+        model._ddp_params_and_buffers_to_ignore = names
+        return model
+
+
 class NormOfTheShard(Spoiled, Fsdp2Backend):
     def spoil(self, engine: Any, context: SetupContext) -> None:
         engine.strategy = replace(engine.strategy, norm_group=None)

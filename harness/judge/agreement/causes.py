@@ -23,7 +23,7 @@ import numpy
 
 from harness.backends.mesh import SPLITTING, Mesh
 from harness.judge.agreement.parity import NormShift, Tolerance, least_loss
-from harness.judge.distance import movement, relative, sketch_distances
+from harness.judge.distance import movement, relative, sketch_distances, standing_out
 from harness.judge.effective import (
     ALL_BUT_THE_LAST,
     ONE_NORM,
@@ -38,7 +38,7 @@ from harness.judge.effective import (
     own_norms,
 )
 from harness.judge.quantities import WithoutGradient, idle_on_some_ranks
-from harness.judge.wording import a_few, sentence
+from harness.judge.wording import a_few, numbered, sentence
 from harness.record import OddUpdatePart, Record, WeightsPart
 from harness.record.workload import known_strategy, micro_batches
 
@@ -214,7 +214,7 @@ class Pair:
             return f"from step {self.number} on"
         alike = (n for n in range(self.at, common) if abs(self.norm_ratio(n) / self.ratio - 1) <= SUDDEN)
         steps = [self.record.steps[n].step for n in alike if abs(self.ratio - 1) > 2 * SUDDEN]
-        return f"in {'steps' if len(steps) > 1 else 'step'} {', '.join(map(str, steps or [self.number]))}"
+        return f"in {numbered('step', steps or [self.number])}"
 
     @property
     def expected_loss(self) -> float | None:
@@ -762,6 +762,10 @@ class Pair:
         return any(len(of_place) > 1 for of_place in places.values())
 
     @property
+    def unlike_copies(self) -> list[str]:
+        return unlike_copies(self.record)
+
+    @property
     def reduces_all_but_the_last(self) -> bool:
         return counted_synchronisation(self.record) == ALL_BUT_THE_LAST
 
@@ -1032,6 +1036,13 @@ def altered_updates(reference: Record, record: Record) -> dict[int, OddUpdatePar
     if elsewhere or any(part.odd_update for part in reference.ranks):
         return {}
     return {part.rank: part.odd_update for part in record.ranks if part.odd_update is not None}
+
+
+def unlike_copies(record: Record) -> list[str]:
+    """Parameters whose copies on ranks lie far farther apart than those of others; []: none do."""
+    apart = record.final_weights.apart if record.final_weights else {}
+    shares = {name: apart.get(name, 0.0) / moved for name, moved in movement(record).items() if moved}
+    return standing_out(shares, FAR)
 
 
 def where(reference: Record, names: Sequence[str]) -> str:

@@ -103,7 +103,13 @@ def replicas(row: JudgedRun) -> Iterator[Finding]:
         if rank.final_digest is not None:
             groups.setdefault(rank.final_digest, []).append(rank.rank)
     if len(groups) > 1:
-        yield found("replicas-differ", row.cell, {"groups": list(groups.values())}, "weights")
+        apart = record.final_weights.apart if record.final_weights else {}
+        names = causes.unlike_copies(record)
+        values = {"groups": list(groups.values())} | ({"parameters": names} if names else {})
+        yield found(
+            "replicas-differ", row.cell, values, "weights", where=causes.where(record, names),
+            alone=len(names) == len(apart),
+        )  # fmt: skip
         return
     losses = _probe_losses(record)
     if record.status not in TRAINED or batch_statistics(record) or causes.read_outside(record):

@@ -201,7 +201,19 @@ def combined(share: Share, engine: Engine) -> WeightsPart:
         sketch=whole if finite else None,
         copied_elements=sum(of_rank.elements for of_rank in copies) or None,
         stale_elements=sum(of_rank.stale for of_rank in copies) if any(c.elements for c in copies) else None,
+        apart={} if agree or not finite else dict(_apart(ranges, shares, sketches)),
     )
+
+
+def _apart(
+    ranges: Mapping[str, Ranges], shares: Sequence[Share], sketches: Sequence[Mapping[str, list[float]]]
+) -> Iterator[tuple[str, float]]:
+    for name, of_name in ranges.items():
+        pairs = ((holders[0], other) for holders in of_name.values() for other in holders[1:])
+        unlike = [(a, b) for a, b in pairs if shares[a][name].content != shares[b][name].content]
+        if unlike:
+            far = max(math.dist(sketches[a][name][1:], sketches[b][name][1:]) for a, b in unlike)
+            yield name, far / math.sqrt(PROJECTIONS)
 
 
 def digest_weights(engine: Engine) -> WeightsPart:

@@ -171,7 +171,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "gradients that are summed in one step": (
         {"steps": norms(1, 1, 2, 1)}, {}, "gradient-scale", "in step 2: summed over 2 ranks"),
     "gradients that are summed in every second step": (
-        {"steps": norms(1, 2, 1, 1.99)}, {}, "gradient-scale", "in steps 1, 3: summed over 2 ranks"),
+        {"steps": norms(1, 2, 1, 1.99)}, {}, "gradient-scale", "in steps 1 and 3: summed over 2 ranks"),
     "a parameter's gradient whose size a factor fits": (
         {"steps": norms(times=2), "moment_norms": dict.fromkeys("adef", (1.0, 2.0)) | {"c": (1.0, 9.0)}},
         {"moment_norms": dict.fromkeys("acdef", (1.0, 2.0))}, "gradient-differs",
@@ -185,6 +185,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "gradients that are never reduced": (
         {"steps": norms(1.2), "ranks": ranks(gradient_norms=[[2.4], [2.5]], final_digest=APART)},
         {}, "diverged", "gradients are not reduced over ranks"),
+    "gradients of a parameter that are never reduced": (
+        MOVED | {"steps": norms(1.2), "ranks": ranks(gradient_norms=[[2.4], [2.5]], final_digest=APART),
+         "final_weights": MOVED["final_weights"].model_copy(update={"apart": {"a": 0.01, "b": 0.5}})},
+        {}, "diverged", "gradients of b are not reduced over ranks"),
     "gradients that are never reduced, weights that are averaged": (
         {"steps": norms(1.2), "ranks": ranks(gradient_norms=[[2.4], [2.5]], final_digest="b" * 64)}, {},
         "gradient-differs", "not reduced over ranks in the first step, although weights end equal"),
