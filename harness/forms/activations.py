@@ -11,7 +11,7 @@ from itertools import accumulate
 from operator import add
 from typing import Any
 
-from harness.forms.layout import Derivations, Layout
+from harness.forms.layout import Derivations, Layout, derived
 
 MONOMIALS = ("1", "b", "s", "b s", "s²", "b s²")
 """b: samples of a micro-batch, s: tokens of a sample."""
@@ -108,23 +108,21 @@ class Segment(Derivations):
     held: Size
     """Held as the backward pass of the next segment ends, beyond what is as this one's does."""
 
+    @derived
     def in_bytes(self, micro_batch: int, sequence: int) -> SegmentBytes:
         """At one shape."""
 
-        def sized() -> SegmentBytes:
-            def of(size: Size) -> int:
-                return size.bytes(micro_batch, sequence)
+        def of(size: Size) -> int:
+            return size.bytes(micro_batch, sequence)
 
-            backward: list[tuple[Passage | None, list[Passage]]] = [(None, [])]
-            backward += [((each.parameter, of(each.live)), []) for each in self.gradients]
-            for point in self.backward:
-                backward[point.ready][1].append((point.module, of(point.live)))
-            return SegmentBytes(
-                forward=[(point.module, of(point.live)) for point in self.forward],
-                backward=backward, forward_growth=of(self.forward_growth), held=of(self.held),
-            )  # fmt: skip
-
-        return self.once(("bytes", micro_batch, sequence), sized)
+        backward: list[tuple[Passage | None, list[Passage]]] = [(None, [])]
+        backward += [((each.parameter, of(each.live)), []) for each in self.gradients]
+        for point in self.backward:
+            backward[point.ready][1].append((point.module, of(point.live)))
+        return SegmentBytes(
+            forward=[(point.module, of(point.live)) for point in self.forward],
+            backward=backward, forward_growth=of(self.forward_growth), held=of(self.held),
+        )  # fmt: skip
 
     def sized(
         self, saved: ChangeSize, forward: ChangeSize, backward: ChangeSize, beside: ChangeSize | None = None

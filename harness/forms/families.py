@@ -7,6 +7,7 @@ from typing import Protocol
 
 from harness.forms import ddp, pipeline, single, tensor, zero0, zero3, zero12
 from harness.forms.fsdp import fsdp1, fsdp2
+from harness.forms.layout import derived
 from harness.forms.optimizers import with_optimizer, with_whole_matrices
 from harness.forms.tensor import fsdp2_tensor, with_attention, zero3_tensor, zero12_tensor
 from harness.forms.terms import Collective, ModelStates, Volume
@@ -68,18 +69,15 @@ EVALUATES_OTHERWISE = (
 )
 
 
+@derived
 def model_states(workload: Workload) -> ModelStates:
     """The model states of the workload's family."""
-    family = FAMILIES[workload.strategy.family]
-    return workload.once("states", lambda: with_optimizer(workload, family.model_states(workload)))
+    return with_optimizer(workload, FAMILIES[workload.strategy.family].model_states(workload))
 
 
+@derived
 def collectives(workload: Workload) -> Volume:
     """The collectives of the workload's family, of attention where ranks divide samples, and of Muon."""
-    return workload.once("collectives", lambda: _collectives(workload))
-
-
-def _collectives(workload: Workload) -> Volume:
     of_family = FAMILIES[workload.strategy.family].collectives(workload)
     volume = with_attention(workload, with_whole_matrices(workload, of_family))
     follows = any(map(workload.follows_evaluation, workload.steps))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from math import prod
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, cast
 
 from harness.backends.base import Precision
 
@@ -29,6 +29,7 @@ COMPUTE: dict[Precision, str] = {
 
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 READ_ELSEWHERE: Final = "read by another module"
 RETURNED: Final = "returned by its module"
 Use = Literal[
@@ -93,6 +94,17 @@ class Derivations:
             self._derived[key] = derive()
         found: T = self._derived[key]
         return found
+
+
+def derived(derive: F) -> F:
+    """`derive`, whose first argument has Derivations, worked out once for that object and the others."""
+    name = f"{derive.__module__}.{derive.__qualname__}"
+
+    @wraps(derive)
+    def once(of: Derivations, *others: Hashable) -> Any:
+        return of.once((name, *others), lambda: derive(of, *others))
+
+    return cast("F", once)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from harness.errors import HarnessError
 from harness.forms import pipeline, tensor, zero3, zero12
 from harness.forms.fsdp import fsdp1, fsdp2
 from harness.forms.fsdp.units import shard_role
-from harness.forms.layout import Tensor, ceil_to
+from harness.forms.layout import Tensor, ceil_to, derived
 from harness.forms.single import ADAM_MOMENTS, replica_tensors, step_counters
 from harness.forms.tensor import fsdp2_tensor, zero3_tensor, zero12_tensor
 from harness.forms.terms import Collective, ModelStates, Term, Volume, gathered, over_steps, states
@@ -100,10 +100,10 @@ def step_temporary(workload: Workload) -> StepTemporary:
     )
 
 
+@derived
 def updated_tensors(workload: Workload) -> list[list[int]]:
     """Elements of each tensor that this rank's optimizer updates, by call of torch's update."""
-    found = UPDATED.get(workload.strategy.family, replica_tensors)
-    return workload.once("updated", lambda: found(workload))
+    return UPDATED.get(workload.strategy.family, replica_tensors)(workload)
 
 
 UPDATED: dict[str, Callable[[Workload], list[list[int]]]] = {

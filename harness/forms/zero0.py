@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.backends.presets import COMMUNICATION_DTYPE, DATA_TYPES, ZERO_BUCKET_DEFAULT, zero_changes
-from harness.forms.layout import DTYPE_BYTES
+from harness.forms.layout import DTYPE_BYTES, derived
 from harness.forms.single import ADAM_MOMENTS, buffer_terms, step_counters, whole_frozen
 from harness.forms.terms import GRADIENTS, NORM, Collective, ModelStates, Term, Volume, over_steps, states
 from harness.forms.workload import Workload
@@ -18,15 +18,12 @@ SECOND_FP32_COPY = "second fp32 copy"
 """Of weights that are fp32 already: DeepSpeed clones them for the optimizer as it does low-precision ones."""
 
 
+@derived
 def preset_values(workload: Workload) -> dict[str, Any]:
     """What the preset sets in DeepSpeed's configuration."""
     stage, count = workload.strategy.stage, workload.layout.parameter_count
-
-    def values() -> dict[str, Any]:
-        changes = zero_changes(stage, workload.precision, workload.preset, count)
-        return {change.setting: change.value for change in changes}
-
-    return workload.once("preset", values)
+    changes = zero_changes(stage, workload.precision, workload.preset, count)
+    return {change.setting: change.value for change in changes}
 
 
 def bucket_elements(workload: Workload) -> int:

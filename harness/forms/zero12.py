@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from harness.backends.presets import MULTI_RANK_BUCKET
 from harness.forms import terms
-from harness.forms.layout import DTYPE_BYTES, Layout, Tensor, ceil_to, elements
+from harness.forms.layout import DTYPE_BYTES, Layout, Tensor, ceil_to, derived, elements
 from harness.forms.single import ADAM_MOMENTS, buffer_terms, step_counters, whole_frozen
 from harness.forms.workload import Workload
 from harness.forms.zero0 import (
@@ -73,21 +73,18 @@ class Place:
     """Elements in the rank's partition."""
 
 
+@derived
 def places(layout: Layout, ranks: int, rank: int) -> list[tuple[int, list[Place]]]:
     """Elements of a partition of each flat group, and the group's parameters."""
-
-    def derive() -> list[tuple[int, list[Place]]]:
-        found = []
-        for index, group in enumerate(layout.groups()):
-            piece, end, placed = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * ranks) // ranks, 0, []
-            for tensor in group:
-                begin, end = end, end + tensor.numel
-                own = max(0, min(end, piece * (rank + 1)) - max(begin, piece * rank))
-                placed.append(Place(tensor, index, begin // piece, (end - 1) // piece, own))
-            found.append((piece, placed))
-        return found
-
-    return layout.once(("places", ranks, rank), derive)
+    found = []
+    for index, group in enumerate(layout.groups()):
+        piece, end, placed = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * ranks) // ranks, 0, []
+        for tensor in group:
+            begin, end = end, end + tensor.numel
+            own = max(0, min(end, piece * (rank + 1)) - max(begin, piece * rank))
+            placed.append(Place(tensor, index, begin // piece, (end - 1) // piece, own))
+        found.append((piece, placed))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

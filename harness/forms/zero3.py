@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from harness.backends.options import SUB_GROUP_ELEMENTS
 from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
 from harness.forms.activations import SELECTIVE, blocks_between
-from harness.forms.layout import DTYPE_BYTES, READ_ELSEWHERE, RETURNED, Layout, Tensor, Use, ceil_to
+from harness.forms.layout import DTYPE_BYTES, READ_ELSEWHERE, RETURNED, Layout, Tensor, Use, ceil_to, derived
 from harness.forms.single import ADAM_MOMENTS, buffer_terms, cut_frozen, step_counters
 from harness.forms.terms import (
     BACKWARD,
@@ -89,6 +89,7 @@ class GatherLimits:
         return block or tensor.name.rpartition(".")[0]
 
 
+@derived
 def fetching(workload: Workload) -> GatherLimits:
     """Options as typed, else the preset's values, else the library's."""
     defaults = {**ZERO3_DEFAULTS, "stage3_prefetch_bucket_size": ZERO3_PREFETCH_ELEMENTS}
@@ -97,17 +98,14 @@ def fetching(workload: Workload) -> GatherLimits:
         given = workload.options.get(name)
         return int(preset_values(workload).get(name, defaults[name]) if given is None else given)
 
-    def limits() -> GatherLimits:
-        return GatherLimits(
-            persistence=value("stage3_param_persistence_threshold"),
-            live=value("stage3_max_live_parameters"),
-            reuse=value("stage3_max_reuse_distance"),
-            ahead=value("stage3_prefetch_bucket_size"),
-            parameters=workload.layout.parameter_count,
-            blocks=tuple(workload.layout.blocks) if workload.options.get("leaf_module") == "blocks" else (),
-        )
-
-    return workload.once("fetching", limits)
+    return GatherLimits(
+        persistence=value("stage3_param_persistence_threshold"),
+        live=value("stage3_max_live_parameters"),
+        reuse=value("stage3_max_reuse_distance"),
+        ahead=value("stage3_prefetch_bucket_size"),
+        parameters=workload.layout.parameter_count,
+        blocks=tuple(workload.layout.blocks) if workload.options.get("leaf_module") == "blocks" else (),
+    )
 
 
 def own_settings(workload: Workload) -> list[str]:

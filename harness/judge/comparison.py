@@ -108,7 +108,7 @@ def _known_of_pair(row: JudgedRun) -> list[DifferingSetting]:
 def _values(setting: Setting, runs: Sequence[JudgedRun]) -> tuple[SettingValue, ...]:
     known: dict[str, tuple[Any, list[JudgedRun]]] = {}
     for row in runs:
-        value = setting.read(row.record)
+        value = setting.of(row.record)
         if value is not None:
             known.setdefault(repr(value), (value, []))[1].append(row)
     values = [

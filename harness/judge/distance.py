@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from harness.forms.layout import derived
 from harness.record import Record, WeightsPart
 
 Sketch = list[float]
@@ -126,6 +127,7 @@ def relative(reference: float | None, given: float | None) -> float | None:
     return abs(given - reference) / reference
 
 
+@derived
 def movement(record: Record) -> dict[str, float]:
     """Estimated L2 distance of each parameter from its initial to its final value."""
     return sketch_distances(record.initial_weights, record.final_weights)

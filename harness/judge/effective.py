@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any, Literal, get_args
 
+from harness.forms.layout import derived
 from harness.judge.quantities import reduced_bytes, reduced_dtypes
 from harness.judge.wording import both, differs, words
 from harness.record import Record
@@ -53,12 +54,14 @@ def _kinds_by_step(record: Record) -> list[Kinds]:
     return found
 
 
+@derived
 def optimizer_groups(record: Record) -> dict[str, str] | None:
     """Constants by parameter; None where it is not known which parameters a group holds."""
     groups = record.observed.optimizer_groups if record.observed else []
     if not groups or any("parameters" not in group for group in groups):
         return None
-    return {name: _joined(_constants(group)) for group in groups for name in map(str, group["parameters"])}
+    texts = [(_joined(_constants(group)), group["parameters"]) for group in groups]
+    return {str(name): text for text, names in texts for name in names}
 
 
 def _constants(group: dict[str, Any]) -> dict[str, str]:
@@ -101,6 +104,10 @@ class Setting:
     """Whether the name is a plural."""
     finding: str | None = None
     """Id of the finding that reports a difference."""
+
+    def of(self, record: Record) -> Any:
+        """The same, read once: a reference is compared with every run."""
+        return record.once(("setting", self.name), lambda: self.read(record))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +269,7 @@ def altered_gradients(record: Record) -> tuple[int, float, float] | None:
     return next((step, after, _left(before, limit)) for step, before, after in unlike)
 
 
+@derived
 def norms_of_update(record: Record) -> list[tuple[int, float, float]]:
     """Number and gradient norms of steps, before clipping and as the optimizer was given them.
 
@@ -394,7 +402,7 @@ def setting_differences(reference: Record, record: Record) -> list[SettingDiffer
     """Settings that both know and that differ; what only one of them knows is passed over."""
     found = []
     for setting in SETTINGS:
-        left, right = setting.read(reference), setting.read(record)
+        left, right = setting.of(reference), setting.of(record)
         if left is not None and right is not None and left != right:
             found.append(
                 SettingDifference(

@@ -969,7 +969,7 @@ class Run:
         """The label without the brackets."""
         return self.record.backend.label
 
-    @property
+    @cached_property
     def cell(self) -> CellName:
         return CellName(self.label, self.record.world.world_size)
 

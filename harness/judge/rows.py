@@ -258,10 +258,10 @@ def make_rows(records: Iterable[Record]) -> list[JudgedRun]:
         id(r): Run(record=r, label=labelled(labels[id(r)], suffixes.get(id(r), "")), session=session)
         for r, session in zip(records, sessions(records), strict=True)
     }
-    known = {
-        job_id: References.of(runs[id(reference)], (runs[id(r)] for r in records if r.job_id == job_id))
-        for job_id, reference in references.items()
-    }
+    by_job: dict[str, list[Run]] = {}
+    for record in records:
+        by_job.setdefault(record.job_id, []).append(runs[id(record)])
+    known = {job_id: References.of(runs[id(of)], by_job[job_id]) for job_id, of in references.items()}
     rows = []
     for record in listed:
         run, of_job = runs[id(record)], known.get(record.job_id)
@@ -492,11 +492,12 @@ class CellRuns:
 
     def _rounds(self, key: str) -> dict[Round, tuple[float, Run]]:
         found: dict[Round, tuple[float, Run]] = {}
+        seen: Counter[tuple[int, int]] = Counter()
         for row in self.counted:
             if (value := row.figures[key]) is not None:
                 number = row.run.session, row.record.repeat
-                nth = sum(known[:2] == number for known in found)
-                found[*number, nth] = value, row.run
+                found[*number, seen[number]] = value, row.run
+                seen[number] += 1
         return found
 
     @cached_property

@@ -15,7 +15,7 @@ from harness.backends.base import Effective
 from harness.backends.mesh import Dimension, Mesh
 from harness.backends.strategy import StrategyKind
 from harness.bounds import LARGEST_NUMBER, MOST_RANKS
-from harness.forms.layout import UnitCall, Use
+from harness.forms.layout import Derivations, UnitCall, Use
 from harness.forms.terms import OwnForms
 from harness.forms.textbook import is_stub
 from harness.job.experiment import MeasureSection, Price, ReportFocus
@@ -735,7 +735,7 @@ class BackendPart(measured.Part):
         return document
 
 
-class Record(measured.Part):
+class Record(Derivations, measured.Part):
     """One run, self-contained."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
@@ -806,6 +806,12 @@ class Record(measured.Part):
     skipped_steps: int = 0
     """Updates that a loss scaler skipped."""
     artifacts: list[ArtifactPart] = []
+
+    def model_copy(self, **changes: Any) -> Record:
+        """The record with other values, from which nothing was derived yet."""
+        copied = super().model_copy(**changes)
+        copied.__dict__.pop("_derived", None)
+        return copied
 
     @property
     def was_interrupted(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from harness.backends.registry import strategy_of
 from harness.backends.strategy import StrategyKind
 from harness.forms.activations import recomputed_until
-from harness.forms.layout import DTYPE_BYTES, Attention, Layout, Tensor
+from harness.forms.layout import DTYPE_BYTES, Attention, Layout, Tensor, derived
 from harness.forms.workload import Workload
 from harness.job.job import Job
 from harness.record.run import LayoutPart, Record, TensorPart
@@ -25,6 +25,7 @@ def complex_parameters(layout: LayoutPart) -> list[str]:
     return [tensor.name for tensor in layout.parameters if tensor.dtype.startswith("complex")]
 
 
+@derived
 def of_record(record: Record, rank: int = 0) -> Workload | None:
     """The workload of one rank of a run.
 

@@ -17,7 +17,7 @@ from harness.forms.ddp import wraps
 from harness.forms.fsdp.fsdp1 import ALIGNMENT_BYTES, flat_unit, is_sharded
 from harness.forms.fsdp.fsdp2 import reshards_root
 from harness.forms.fsdp.units import reduce_dtype
-from harness.forms.layout import DTYPE_BYTES, Layout, Tensor, ceil_to, elements
+from harness.forms.layout import DTYPE_BYTES, Layout, Tensor, ceil_to, derived, elements
 from harness.forms.optimizers import updated_tensors
 from harness.forms.peak_memory.step import (
     GRADIENTS,
@@ -953,17 +953,14 @@ def peak_rank(workload: Workload) -> int:
         return max(places, key=lambda rank: (elements(held(replace(workload, rank=rank))), -rank))
     if family == "zero12-tensor":
         assert workload.mesh is not None
-        return workload.mesh.group("data", 0)[_largest_straddling(local_workload(workload))]
+        local = local_workload(workload)
+        return workload.mesh.group("data", 0)[_most_straddling(local.layout, local.world_size)]
     if family == "zero12":
-        return _largest_straddling(workload)
+        return _most_straddling(workload.layout, workload.world_size)
     return 0
 
 
-def _largest_straddling(workload: Workload) -> int:
-    layout, ranks = workload.layout, workload.world_size
-    return layout.once(("most straddling", ranks), lambda: _most_straddling(layout, ranks))
-
-
+@derived
 def _most_straddling(layout: Layout, ranks: int) -> int:
     """Rank into whose partitions, as `zero12` lays them out, most elements reach, with whole parameters and
     padding counted."""

@@ -240,12 +240,13 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
     """
     made = [r for r in repeats if not is_another_computation(r, reference)]
     ran = [r for r in made if r.status == "ok"]
-    repeats = [r for r in ran if skipped(r) == skipped(reference)]
+    same_steps = skipped(reference)
+    repeats = [r for r in ran if skipped(r) == same_steps]
     # What a repetition would have shown that failed or skipped other steps, the precision bounds.
-    is_complete = all(r in repeats for r in made if _other_precision(r))
-    in_parts = [r for r in repeats if r.backend.options.get("partial_sums") is not None]
-    others = [r for r in repeats if _other_precision(r) and r not in in_parts]
-    splits = [r for r in repeats if r not in in_parts and r not in others]
+    is_complete = sum(map(_other_precision, repeats)) == sum(map(_other_precision, made))
+    in_parts = [r for r in repeats if _in_parts(r)]
+    others = [r for r in repeats if _other_precision(r) and not _in_parts(r)]
+    splits = [r for r in repeats if not (_other_precision(r) or _in_parts(r))]
     given = reference.job.training.precision
     # A record from elsewhere may name one that nobody knows: it gets the tightest limits.
     precision = next((known for known in UNIT_ROUNDOFF if known == given), "fp32")
@@ -268,6 +269,10 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
         measured = [distance(reference, record) for record in in_parts]
         cut_band = _larger(_limits(reference, measured, BAND_FACTOR, UNIT_ROUNDOFF["fp32"]), band)
         levels.append(_described(reference, CUT_BAND, cut_band, BAND_FACTOR, in_parts, measured, "fp32"))
+    distinct: dict[tuple[Any, ...], tuple[str, Norms]] = {}  # a run is held to each, be there thousands alike
+    for record in (reference, *repeats):
+        of_record = norms_by_step(record)
+        distinct.setdefault(tuple(of_record.items()), (record.backend.label, of_record))
     norms = [norms_by_step(record) for record in (reference, *splits)]
     shifts = [c for other in norms[1:] if len(c := norm_changes(norms[0], other)) >= LEAST_STEPS]
     means = [(abs(float(c.mean())) + (error := standard_error(c)), error) for c in shifts]
@@ -276,8 +281,8 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
         tight=tight, band=band, cut_band=cut_band, derivation=tuple(sentence for sentence, _ in levels),
         levels=tuple(level for _, level in levels),
         answers=max(answers, default=None),
-        no_yardstick=tuple(dict.fromkeys(r.backend.label for r in ran if r not in repeats)),
-        norms=tuple((r.backend.label, norms_by_step(r)) for r in (reference, *repeats)) if shifts else (),
+        no_yardstick=tuple(dict.fromkeys(r.backend.label for r in ran if skipped(r) != same_steps)),
+        norms=tuple(distinct.values()) if shifts else (),
         mean_norm=max(means, default=(0.0, 0.0))[0],
         error_norm=max(means, default=(0.0, 0.0))[1],
     )  # fmt: skip
@@ -359,6 +364,10 @@ def _other_sign(reference: Record) -> float:
         return 0.0
     scales = [g.learning_rate / optimizer.learning_rate for g in optimizer.groups or () if g.learning_rate]
     return 2.0 * max([1.0, *scales]) * max((step.learning_rate for step in reference.steps), default=0.0)
+
+
+def _in_parts(record: Record) -> bool:
+    return record.backend.options.get("partial_sums") is not None
 
 
 def _other_precision(record: Record) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from typing import Any
 
 from harness.backends.optimizer.kinds import LOW_BIT
@@ -132,7 +132,7 @@ def _probe_losses(record: Record) -> dict[int, float]:
 
 def cost_settings(runs: Runs) -> list[Finding]:
     """One per pair of cells that differ in settings of cost alone and lie further apart than rounding."""
-    alike: dict[tuple[Any, ...], list[JudgedRun]] = {}
+    alike: dict[tuple[Any, ...], dict[str, list[JudgedRun]]] = {}
     for row in runs.rows:
         record = row.record
         if record.status != "ok" or record.resumed is not None:
@@ -141,9 +141,11 @@ def cost_settings(runs: Runs) -> list[Finding]:
         rest = {k: v for k, v in options.items() if k not in {*COST_ALONE, "row"} and v is not None}
         world = record.world
         place = (record.job_id, record.backend.name, world.world_size, world.nodes, world.preset)
-        alike.setdefault((*place, repr(sorted(rest.items(), key=str))), []).append(row)
+        by_setting = alike.setdefault((*place, repr(sorted(rest.items(), key=str))), {})
+        by_setting.setdefault(repr(settings_of(row)), []).append(row)
     told: dict[tuple[str, str], Finding] = {}
-    for left, right in (pair for rows in alike.values() for pair in combinations(rows, 2)):
+    sides = (pair for by_setting in alike.values() for pair in combinations(by_setting.values(), 2))
+    for left, right in (pair for rows in sides for pair in product(*rows)):
         labels = left.label, right.label
         if labels not in told and (finding := _costs(left, right)) is not None:
             told[labels] = finding
@@ -159,7 +161,7 @@ def settings_of(row: JudgedRun) -> dict[str, Any]:
 def _costs(left: JudgedRun, right: JudgedRun) -> Finding | None:
     sides = [settings_of(row) for row in (left, right)]
     chance = parity.has_dropout(left.record) or parity.has_dropout(right.record)
-    if sides[0] == sides[1] or chance or right.judgement.not_same_job:
+    if chance or right.judgement.not_same_job:
         return None
     noise = left.noise or parity.measure_noise(left.record, ())
     beyond = (noise.band or noise.tight).exceeded(distance(left.record, right.record))
