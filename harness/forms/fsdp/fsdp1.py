@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness.forms import terms
@@ -15,6 +15,7 @@ from harness.forms.fsdp.units import (
     irregular_units,
     norm,
     overflow,
+    reduce_dtype,
     reduced_sizes,
     reduction_remarks,
 )
@@ -140,19 +141,30 @@ def collectives(workload: Workload) -> terms.Volume:
     remarks += [(terms.BACKWARD, ROOT_KEPT)] if reshards else []
     if workload.evaluation_every:
         remarks.append((terms.FORWARD, KEPT_BY_EVALUATION))
-    unknown = irregular_units(workload) or blocks_without_gradient(workload) or _normalised_apart(workload)
+    unknown = irregular_units(workload) or blocks_without_gradient(workload)
+    if normalised_apart(workload) and reduce_dtype(workload) != "float32":
+        unknown = unknown or "FSDP1 reduces gradients of BatchNorm in fp32 apart; that was not derived"
     return terms.Volume(collectives=tuple(found), remarks=tuple(remarks), unknown=unknown)
 
 
-def _normalised_apart(workload: Workload) -> str | None:
-    """`_auto_wrap` (torch 2.13) wraps BatchNorm as units of their own, without mixed precision."""
-    statistics = any(buffer.name.endswith("running_mean") for buffer in workload.layout.buffers)
-    if not (workload.mixed and statistics):
-        return None
-    return (
-        "at mixed precision FSDP1 wraps each BatchNorm layer as a unit of its own in fp32; its traffic was "
-        "not derived"
-    )
+def normalised_apart(workload: Workload) -> set[str]:
+    """Modules that `_auto_wrap` (torch 2.13, _wrap_utils.py) makes units of their own, in fp32: BatchNorm at
+    mixed precision."""
+    named = [buffer.name.partition(".running_mean") for buffer in workload.layout.buffers]
+    cast = workload.mixed and workload.options.get("auto_wrap") != "none"
+    return {module for module, statistics, _ in named if statistics and cast}
+
+
+def _wrapped(workload: Workload) -> Iterator[tuple[str, list[Tensor], str]]:
+    """Units and the dtypes that they are gathered in."""
+    apart = normalised_apart(workload)
+    for unit, tensors in workload.units():
+        inside: dict[str, list[Tensor]] = {}
+        for tensor in tensors:
+            module = tensor.name.rpartition(".")[0]
+            inside.setdefault(module if module in apart else "", []).append(tensor)
+        for module, held in inside.items():
+            yield module or unit, held, "float32" if module else workload.compute_dtype
 
 
 def _pieces(workload: Workload) -> int:
@@ -187,8 +199,8 @@ def _piece(workload: Workload, units: Sequence[FlatUnit]) -> terms.Share:
 def _flat_units(workload: Workload) -> list[FlatUnit]:
     """NO_SHARD pads the end of a unit to the ranks of the world all the same."""
     ranks = workload.shards if is_sharded(workload) else workload.world_size
-    dtype, original = workload.compute_dtype, workload.original_parameters
-    return [flat_unit(tensors, dtype, ranks, original=original) for _, tensors in workload.units()]
+    original = workload.original_parameters
+    return [flat_unit(tensors, dtype, ranks, original=original) for _, tensors, dtype in _wrapped(workload)]
 
 
 def _reduced_units(workload: Workload) -> list[FlatUnit]:
@@ -202,11 +214,11 @@ def _is_reduced(workload: Workload, tensors: Sequence[Tensor]) -> bool:
 
 def _units(workload: Workload, *, reshards: bool) -> list[GatherUnit]:
     """The root keeps its weights whatever the strategy."""
-    named = zip(workload.units(), _flat_units(workload), strict=True)
+    named = zip(_wrapped(workload), _flat_units(workload), strict=True)
     return [
         GatherUnit(
             elements=elements(tensors), padded=flat.length, kept=not (reshards and name),
-            reduced=None if _is_reduced(workload, tensors) else (0, 0),
+            reduced=None if _is_reduced(workload, tensors) else (0, 0), dtype=dtype,
         )
-        for (name, tensors), flat in named
+        for (name, tensors, dtype), flat in named
     ]  # fmt: skip

@@ -228,8 +228,9 @@ def collectives(workload: Workload) -> terms.Volume:
     named = dict(zip(names, units, strict=False)) if irregular else {}
 
     def step(workload: Workload, index: int) -> list[terms.Collective]:
-        # The flag by the operator's DTensor rule (`torch/distributed/tensor/_ops`), as the norm.
-        found = [norm(workload), *overflow(workload, shard_role(workload))]
+        # The flag by the operator's DTensor rule (`torch/distributed/tensor/_ops`): not in a group of one.
+        flag = overflow(workload, shard_role(workload)) if workload.shards > 1 else []
+        found = [norm(workload), *flag]
         if workload.world_size == 1:
             return found
         if irregular:

@@ -14,7 +14,7 @@ from harness.backends.tensor.plan import autotp_cut_dimension
 from harness.forms import zero0
 from harness.forms.activations import ActivationProfile, Gradient, Segment, Size, no_activations
 from harness.forms.ddp import wraps
-from harness.forms.fsdp.fsdp1 import ALIGNMENT_BYTES, flat_unit, is_sharded
+from harness.forms.fsdp.fsdp1 import ALIGNMENT_BYTES, flat_unit, is_sharded, normalised_apart
 from harness.forms.fsdp.fsdp2 import reshards_root
 from harness.forms.fsdp.units import reduce_dtype
 from harness.forms.layout import DTYPE_BYTES, Layout, Tensor, ceil_to, derived, elements
@@ -982,15 +982,14 @@ def most_gathered_bytes(workload: Workload, width: int, blocks_at_once: int) -> 
     `distributed/fsdp/_fully_shard`, `_fsdp_state.py`, and FSDP1's `_runtime_utils.py`). An upper bound: each
     parameter has the larger of FSDP2's padding of its rows and FSDP1's alignment, each unit FSDP1's padding.
     """
-    ranks, sizes = workload.shards, {}
-    for name, unit in workload.layout.units():
-        padded = (
-            max(
-                ceil_to(tensor.rows[0], ranks) * tensor.rows[1],
-                ceil_to(tensor.numel, ALIGNMENT_BYTES // width),
-            )
-            for tensor in unit
-        )
-        sizes[name] = (sum(padded) + ranks) * width
+    ranks, apart = workload.shards, normalised_apart(workload)
+
+    def gathered(tensor: Tensor) -> int:
+        own = 4 if tensor.name.rpartition(".")[0] in apart else width
+        rows, size = tensor.rows
+        return own * max(ceil_to(rows, ranks) * size, ceil_to(tensor.numel, ALIGNMENT_BYTES // own))
+
+    units = workload.layout.units()
+    sizes = {name: sum(map(gathered, unit)) + ranks * width for name, unit in units}
     root = sizes.pop("", 0)
     return root + sum(sorted(sizes.values(), reverse=True)[:blocks_at_once])

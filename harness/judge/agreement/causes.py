@@ -895,7 +895,8 @@ class Pair:
 
     @property
     def changed_ones_end_apart(self) -> Fact:
-        return bool(set(self.changed_in_passes) & set(self.beyond)) if self.beyond else None
+        ends = self.beyond or sorted(self.distances, key=lambda name: -self.distances[name])[:1]
+        return bool(set(self.changed_in_passes) & set(ends)) if ends else None
 
     @property
     def changes_show_then(self) -> Fact:

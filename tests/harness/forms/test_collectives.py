@@ -80,6 +80,8 @@ ELEMENTS = [
     # Alone fully_shard gathers nothing.
     ("fsdp", SMALL, {"world_size": 1}, "forward", GATHER, 0),
     ("fsdp", SMALL, {"world_size": 1}, "backward", SCATTER, 0),
+    # The norm in fp64, and no flag of an overflow, which DTensors reduce in groups of several.
+    ("fsdp", SMALL, {"world_size": 1, "precision": "fp16-mixed"}, "step", "all_reduce", 2),
 ]  # fmt: skip
 """Elements of 4 bytes that a step sends of some shapes."""
 

@@ -268,6 +268,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "weights that passes change": (
         {"label": "zero3", "steps": make_steps(LATE), "layout": layout(changed_in_passes=["b"])}
         | weights(a=2.0, b=2.5), {}, "weights-changed-in-passes", "forward passes change b in place"),
+    "weights that passes change, within the limits of weights": (
+        {"label": "zero3", "steps": norms(1.1), "layout": layout(changed_in_passes=["b"])}
+        | weights(a=2.0, b=2.0005) | {"moment_norms": dict.fromkeys("acdef", (1.0, 2.0)) | {"b": (1.0, 3.0)}},
+        {"moment_norms": dict.fromkeys("abcdef", (1.0, 2.0))}, "weights-changed-in-passes",
+        "forward passes change b in place"),
     "a run that parts later": (
         {"steps": make_steps(LATE)} | weights(a=2.0, b=2.5), {}, "update-differs",
         "losses first differ at step 2 (apart in the end: b), although losses and gradient norms agree "
