@@ -5,6 +5,7 @@ Also what a process that answers a question says meanwhile.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
@@ -26,7 +27,7 @@ from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
 from harness.forms.terms import OwnForms
 from harness.record.measured import EndedRank, ProbedRank, ReadyRank
-from harness.record.run import with_details
+from harness.record.run import DIGEST_KIND, with_details
 from harness.run_directory.request import rank_file
 from harness.safe_text import described, redacted, said
 
@@ -58,6 +59,21 @@ class FailureEvent(record.Part):
     phase: str | None = None
 
 
+class Held(record.Part):
+    """One rank's range of one parameter."""
+
+    shape: tuple[int, ...]
+    start: int
+    elements: int
+    content: int
+    """See `rank.probes.weights.content_sum`; those of ranges that do not overlap add up."""
+
+
+Share = Mapping[str, Held]
+Ranges = Mapping[tuple[int, int], Sequence[int]]
+"""Of one parameter: the ranks that hold the same elements, by start and number."""
+
+
 class SetupEvent(ReadyRank):
     """The rank is ready to train."""
 
@@ -66,6 +82,8 @@ class SetupEvent(ReadyRank):
     native_config: dict[str, Any]
     versions: dict[str, str]
     initial_weights: record.WeightsPart | None
+    share: dict[str, Held] = {}
+    """Of an observed script: what this rank held of the weights before the first step."""
     collectives: str
     claim: StrategyKind | None = None
     own_forms: OwnForms | None = None
@@ -487,6 +505,51 @@ def _step(rows: Sequence[StepEvent], mesh: Mesh) -> record.StepPart:
         seconds=max(row.seconds for row in rows),
         sample_hashes=None if hashes is None else f"{sum(int(h, 16) for h in hashes) % 2**64:016x}",
     )
+
+
+def whole_weights(shares: Sequence[Share], rank: int) -> tuple[dict[str, Ranges], str, int]:
+    """The ranges of each parameter; of the copy that this rank has a part of the digest, and the elements.
+
+    SHA-256 over the sorted (name, shape, sum of the contents). Raises HarnessError where the ranges are not
+    the whole.
+    """
+    ranges = {name: _ranges(name, shares) for name in dict.fromkeys(name for one in shares for name in one)}
+    lines, count = [], 0
+    for name, of_name in ranges.items():
+        parts = [shares[holder][name] for holder in copy_of(rank, of_name)]
+        lines.append(f"{name} {parts[0].shape} {sum(part.content for part in parts) % 2**64:016x}")
+        count += math.prod(parts[0].shape)
+    return ranges, hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest() + DIGEST_KIND, count
+
+
+def _ranges(name: str, shares: Sequence[Share]) -> Ranges:
+    """Raises HarnessError unless the ranges of all ranks are the parameter, each element in one of them."""
+    found: dict[tuple[int, int], list[int]] = {}
+    shape: tuple[int, ...] = ()
+    for rank, share in enumerate(shares):
+        if name in share:
+            held = share[name]
+            shape = held.shape
+            if held.elements or not math.prod(shape):
+                found.setdefault((held.start, held.elements), []).append(rank)
+    position = 0
+    for start, elements in sorted(found):
+        if start != position:
+            break
+        position += elements
+    if position != math.prod(shape) or sum(elements for _, elements in found) != position:
+        raise HarnessError(
+            f"the ranks' ranges of {name} are not its {math.prod(shape)} elements: "
+            f"{', '.join(f'{start} to {start + elements}' for start, elements in sorted(found))}; "
+            "`Engine.weight_pieces` of this backend leaves some out, or cuts them in two ways"
+        )
+    return found
+
+
+def copy_of(rank: int, ranges: Ranges) -> list[int]:
+    """The ranks that together hold one copy: the n-th of each range, as this one is of its own."""
+    place = next((holders.index(rank) for holders in ranges.values() if rank in holders), 0)
+    return [holders[min(place, len(holders) - 1)] for holders in ranges.values()]
 
 
 def _known(values: Sequence[Value | None]) -> list[Value] | None:

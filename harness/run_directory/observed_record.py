@@ -16,13 +16,21 @@ from pydantic import ValidationError
 
 from harness.backends import registry
 from harness.bounds import MOST_DOCUMENT_BYTES
+from harness.errors import HarnessError
 from harness.files import PlainName, Stored, read_plain, write_atomically
 from harness.job.experiment import MeasureSection
-from harness.record import BackendPart, ErrorPart, Record, Status, StepPart, WorldPart
+from harness.record import BackendPart, ErrorPart, Record, Status, StepPart, WeightsPart, WorldPart
 from harness.record.provenance import environment
 from harness.record.run import ObservationPart, seen_job
 from harness.run_directory import assemble
-from harness.run_directory.events import ObservationEvent, RankEvents, SetupEvent, read_events, steps_of
+from harness.run_directory.events import (
+    ObservationEvent,
+    RankEvents,
+    SetupEvent,
+    read_events,
+    steps_of,
+    whole_weights,
+)
 from harness.run_directory.rank_state import Owner, read_log
 from harness.run_directory.request import RankExit
 from harness.safe_text import KeptCommand, redacted
@@ -119,8 +127,8 @@ MOVED = ", moved"
 REQUEST_NAME = "observe.json"
 PREFIX = "observed-"
 """Of the backend's name in a record: 'observed-fsdp'."""
-LOSS = "steps[].loss"
-"""Name of the loss among the fields that may be unknown."""
+LOSS, INITIAL = "steps[].loss", "initial_weights"
+"""Names of the loss and of the weights before the first step among the fields that may be unknown."""
 
 
 class ScriptRow(Stored):
@@ -205,6 +213,8 @@ def assemble_observed(
     rates = [event.group_learning_rates or [] for event in events[min(events)].steps]
     groups = range(max(map(len, rates), default=0))  # an optimizer may first step in a later step
     known = {name: getattr(request, name) for name in ("run_id", "created_at", "command", "measure")}
+    weights = _initial_weights(events)
+    known |= {"initial_weights": weights}
     return Record(
         **Record.shared(setup) | known | assemble.measured_parts(events, steps),
         status=status,
@@ -232,6 +242,9 @@ def assemble_observed(
         observation=seen.observation.model_copy(
             update={
                 "files": request.files,
+                "unknown": {
+                    k: v for k, v in seen.observation.unknown.items() if not (weights and k == INITIAL)
+                },
                 "label": request.label,
                 "learning_rates": [
                     [of_step[group] if group < len(of_step) else None for of_step in rates]
@@ -244,6 +257,20 @@ def assemble_observed(
             }
         ),
     )
+
+
+def _initial_weights(events: Mapping[int, RankEvents]) -> WeightsPart | None:
+    """Of rank 0's copy; None: what ranks had noted is not the whole of the model that trains."""
+    setup = events[0].setup
+    shares = [of_rank.setup.share if of_rank.setup else {} for of_rank in events.values()]
+    if setup is None or setup.layout is None or not shares[0]:
+        return None
+    if {bare.name for bare in setup.layout.parameters} - {*setup.layout.tied} != shares[0].keys():
+        return None
+    with suppress(HarnessError):
+        _, digest, count = whole_weights(shares, 0)
+        return WeightsPart(digest=digest, l2_norm=None, parameter_count=count)
+    return None
 
 
 def told_apart(record: Record, row: ScriptRow) -> Record:

@@ -734,7 +734,16 @@ class Pair:
     @property
     def weights_in_use_stale(self) -> Fact:
         weights = self.record.initial_weights
-        return None if weights is None else bool(weights.stale_elements)
+        is_known = weights is not None and self.record.observation is None
+        return bool(weights.stale_elements) if is_known and weights else None
+
+    @property
+    def begin_alike(self) -> bool:
+        """Whether both are known to begin with the same weights."""
+        digests = [
+            run.initial_weights and run.initial_weights.digest for run in (self.reference, self.record)
+        ]
+        return digests[0] is not None and digests[0] == digests[1]
 
     @property
     def read_outside(self) -> list[str]:

@@ -262,6 +262,7 @@ class Session:
                 self.probing.before_forward()
             if id(root) not in self._causal:
                 self._causal[id(root)] = facts.is_causal(root)
+                self.writing.begins_with(root)
                 if self.request.row is not None and self.request.row.is_moved and not self.seen.steps:
                     _move(root)
             batch = MicroBatch.of(arguments, named, causal=self._causal[id(root)])

@@ -32,6 +32,7 @@ from harness.rank.observing import facts
 from harness.rank.observing.habits import Habits
 from harness.rank.observing.step import Step
 from harness.rank.probes.probes import ProbedSteps
+from harness.rank.probes.weights import digest_share
 from harness.rank.process.environment import device_name, random_state
 from harness.rank.process.start import write_collectives
 from harness.record import LayoutPart, ModelPart, ObservationPart
@@ -43,7 +44,7 @@ from harness.run_directory.request import rank_file, rank_state
 from harness.safe_text import described, encodable
 
 ALWAYS = {
-    "initial_weights": "weights are not gathered: that would add collectives to the script",
+    "initial_weights": "the ranks' parts of the weights are not one whole of the model that trains",
     "final_weights": "weights are not gathered: that would add collectives to the script",
     "ranks[].overlap": "no step is traced",
     "ranks[].probe_loss": "no batch of the harness runs through the script's model",
@@ -93,6 +94,7 @@ class Writing:
         self._directory = run_directory
         self._habits = habits
         self._random_state: str | None = None
+        self._share: dict[str, events.Held] = {}
         self._command = command
         self._seen = seen
         self._started = perf_counter()
@@ -191,6 +193,14 @@ class Writing:
         if self._random_state is None:
             self._random_state = random_state(self.world.device)
 
+    def begins_with(self, root: nn.Module) -> None:
+        """The first training pass of a module begins: note what this rank holds of the weights."""
+        if not self._share and self._seen.steps == 0:
+            try:
+                self._share = dict(digest_share(self._recognise([root], 1, 1).engine))
+            except Exception as error:  # of tensors that a library keeps in another way: the script goes on
+                self.note(f"initial weights are not read: {described(error)}")
+
     def are_gradients_gone(self) -> bool:
         """Whether no tensor of the optimizers that step has a gradient; ZeRO keeps its own elsewhere."""
         given = [p for group in self._optimizers.param_groups for p in group["params"]]
@@ -276,12 +286,15 @@ class Writing:
         if self._events is not None:
             self._write_observation()
 
-    def _describe(self, step: Step) -> Described:
-        live = facts.recognise(
-            self._roots, self._optimizers, self.world, clipping=self._seen.clipping,
-            micro_batch_size=step.batches[0].count if step.batches else 1,
-            accumulation_steps=step.micro_steps, autocast=self._seen.autocast,
+    def _recognise(self, roots: Sequence[nn.Module], size: int, micro_steps: int) -> facts.Live:
+        return facts.recognise(
+            roots, self._optimizers, self.world, clipping=self._seen.clipping, micro_batch_size=size,
+            accumulation_steps=micro_steps, autocast=self._seen.autocast,
         )  # fmt: skip
+
+    def _describe(self, step: Step) -> Described:
+        size = step.batches[0].count if step.batches else 1
+        live = self._recognise(self._roots, size, step.micro_steps)
         effective = facts.effective_of(live, self._optimizers, step.micro_steps, self._seen)
         layout = facts.observed_layout(live, self._optimizers)
         return Described(
@@ -303,6 +316,7 @@ class Writing:
             native_config=found.live.engine.native_config(),
             versions={name: version(name) for name in PACKAGES if name in sys.modules},
             initial_weights=None,
+            share=self._share,
             collectives=dist.get_backend() if dist.is_initialized() else "none",
             claim=strategy_of(found.live.base) if found.live.base and has_form else None,
             host=socket.gethostname(),

@@ -17,11 +17,17 @@ from harness.backends.base import Engine
 from harness.backends.optimizer.gradients import real_numbers
 from harness.backends.piece import MOMENTS, Piece
 from harness.backends.refusals import Unsupported
-from harness.errors import HarnessError
 from harness.rank.shells import Instrument, Step
 from harness.record import OUTSIDE, WeightsPart
-from harness.record.run import DIGEST_KIND
-from harness.run_directory.events import EventWriter, ExaminedEvent
+from harness.run_directory.events import (
+    EventWriter,
+    ExaminedEvent,
+    Held,
+    Ranges,
+    Share,
+    copy_of,
+    whole_weights,
+)
 from harness.run_directory.rank_state import PositionWriter
 
 PROJECTIONS = 8
@@ -131,21 +137,7 @@ def count_copies(engine: Engine) -> Copies:
     return Copies(elements=elements, stale=stale)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Held:
-    """One rank's range of one parameter."""
-
-    shape: tuple[int, ...]
-    start: int
-    elements: int
-    content: int
-    """See `sketch.content_sum`; those of ranges that do not overlap add up."""
-
-
 T = TypeVar("T")
-Share = Mapping[str, Held]
-Ranges = Mapping[tuple[int, int], Sequence[int]]
-"""Of one parameter: the ranks that hold the same elements, by start and number."""
 
 
 def digest_share(engine: Engine) -> Share:
@@ -173,7 +165,7 @@ def combined(share: Share, engine: Engine) -> WeightsPart:
     whole.
     """
     rank, shares = dist.get_rank(), _from_all(share)
-    ranges = {name: _ranges(name, shares) for name in dict.fromkeys(name for one in shares for name in one)}
+    ranges, digest, count = whole_weights(shares, rank)
     agree = all(
         len({shares[holder][name].content for holder in holders}) == 1
         for name, of_name in ranges.items()
@@ -181,21 +173,15 @@ def combined(share: Share, engine: Engine) -> WeightsPart:
     )
     told = _from_all((dict(_own_sketches(engine, ranges, divided=agree)), count_copies(engine)))
     sketches, copies = [one for one, _ in told], [of_rank for _, of_rank in told]
-    lines: list[str] = []
     whole: dict[str, list[float]] = {}
-    count = 0
     for name, of_name in ranges.items():
-        copy = _copy_of(rank, of_name)
-        shape = shares[copy[0]][name].shape
-        content = sum(shares[holder][name].content for holder in copy) % 2**64
-        lines.append(f"{name} {shape} {content:016x}")
+        copy = copy_of(rank, of_name)
         parts = [one[name] for n, one in enumerate(sketches) if name in one and (agree or n in copy)]
         square, *projections = (sum(values) for values in zip(*parts, strict=True))
         whole[name] = [square**0.5, *projections]
-        count += math.prod(shape)
     finite = all(math.isfinite(value) for values in whole.values() for value in values)
     return WeightsPart(
-        digest=hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest() + DIGEST_KIND,
+        digest=digest,
         l2_norm=math.fsum(values[0] ** 2 for values in whole.values()) ** 0.5,
         parameter_count=count,
         sketch=whole if finite else None,
@@ -254,36 +240,6 @@ def _pieces(engine: Engine) -> Iterator[Piece]:
             yield Piece(name=name, shape=tuple(tensor.shape), start=0, weight=tensor.reshape(-1), moments={})
         return
     yield from pieces
-
-
-def _ranges(name: str, shares: Sequence[Share]) -> Ranges:
-    """Raises HarnessError unless the ranges of all ranks are the parameter, each element in one of them."""
-    found: dict[tuple[int, int], list[int]] = {}
-    shape: tuple[int, ...] = ()
-    for rank, share in enumerate(shares):
-        if name in share:
-            held = share[name]
-            shape = held.shape
-            if held.elements or not math.prod(shape):
-                found.setdefault((held.start, held.elements), []).append(rank)
-    position = 0
-    for start, elements in sorted(found):
-        if start != position:
-            break
-        position += elements
-    if position != math.prod(shape) or sum(elements for _, elements in found) != position:
-        raise HarnessError(
-            f"the ranks' ranges of {name} are not its {math.prod(shape)} elements: "
-            f"{', '.join(f'{start} to {start + elements}' for start, elements in sorted(found))}; "
-            "`Engine.weight_pieces` of this backend leaves some out, or cuts them in two ways"
-        )
-    return found
-
-
-def _copy_of(rank: int, ranges: Ranges) -> list[int]:
-    """The ranks that together hold one copy: the n-th of each range, as this one is of its own."""
-    place = next((holders.index(rank) for holders in ranges.values() if rank in holders), 0)
-    return [holders[min(place, len(holders) - 1)] for holders in ranges.values()]
 
 
 def _own_sketches(

@@ -21,7 +21,7 @@ JOB = {
     "optimizer.decay": "all", "schedule.kind": "constant", "schedule.warmup_steps": "0",
     "training.steps": str(STEPS),
     "training.global_batch_size": "8", "training.micro_batch_size": "4", "training.deterministic": "false",
-    "measure.traced_steps": "0", "measure.weight_digests": "false", "runtime.preset": "library-defaults",
+    "measure.traced_steps": "0", "runtime.preset": "library-defaults",
     "runtime.threads_per_rank": "1", "runtime.loading": "full",
 }  # fmt: skip
 """What the examples train with these arguments, as a job of the harness."""
@@ -187,6 +187,10 @@ def test_figures_of_a_script_equal_those_of_the_harness(runs: Runs, case: str) -
     assert [step.tokens for step in seen.steps] == [step.tokens for step in own.steps]
     assert [step.target_tokens for step in seen.steps] == [step.target_tokens for step in own.steps]
     assert sample_sums(seen) == sample_sums(own)
+    begun = [record.initial_weights for record in (seen, own)]
+    assert begun[0].parameter_count == begun[1].parameter_count
+    # Lightning's module gives its parameters other names.
+    assert (begun[0].digest == begun[1].digest) == (case != "Lightning")
     if left_over is None:
         assert peaks(seen) == pytest.approx(peaks(own), abs=LOSS_BYTES)
 
