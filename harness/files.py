@@ -13,7 +13,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Annotated
 
-from filelock import FileLock
+from filelock import BaseFileLock, FileLock, Timeout
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from harness.bounds import MOST_CONFIGURATION_BYTES, MOST_SPARSE_BYTES
@@ -219,16 +219,23 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock where the file system has locks."""
+def locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[BaseFileLock]:
+    """Hold a lock where the file system has locks; `on_wait` is called once if another process holds it.
+
+    Raises OSError where the file cannot be written.
+    """
     lock = FileLock(path, fallback_to_soft=False)
     try:
-        lock.acquire()
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            on_wait()
+            lock.acquire()
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
     try:
-        yield
+        yield lock
     finally:
         with suppress(OSError):
             lock.release()

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from harness.errors import HarnessError
-from harness.files import NO_LOCKS, write_atomically
+from harness.files import locked, refusing, write_atomically
 from harness.launch.ending import adopt_orphans, die_with, kill_descendants
 from harness.launch.watch import ANSWER_SECONDS, STATE_SIGNAL, Watch, is_stopped
 from harness.record import Record
@@ -29,14 +29,11 @@ from harness.record.store import RECORD_NAME, read_record, run_folder, write_rec
 from harness.run_directory import assemble
 from harness.run_directory.events import FailureEvent, Tail, is_out_of_memory
 from harness.run_directory.rank_state import STUCK_NAME, Owner, StuckNote, read_note, read_part, read_state
-from harness.run_directory.request import RankExit, RunRequest, rank_exit, rank_file, rank_owner
+from harness.run_directory.request import RankExit, RunRequest, rank_exit, rank_file, rank_owner, stopped_file
 from harness.safe_text import capped, described, encodable
 
 MOST_MESSAGE_BYTES = 2048
 """Fits with its names into one write of a pipe, which is then whole."""
-
-
-POLL_SECONDS_CLAIM = 0.5
 
 
 @contextmanager
@@ -47,23 +44,17 @@ def claimed(runs: Path, cell: str, on_wait: Callable[[], None]) -> Iterator[None
     out. Raises HarnessError where the folder cannot be written.
     """
     path = runs / f".{cell}.lock"
-    lock = FileLock(path, fallback_to_soft=False)
-    try:
+    with ExitStack() as stack:
+        with refusing(f"{path} cannot be written"):
+            lock = stack.enter_context(locked(path, on_wait))
         try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            on_wait()
-            lock.acquire(poll_interval=POLL_SECONDS_CLAIM)
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise HarnessError(f"{path} cannot be written: {error.strerror}") from error
-    try:
-        yield
-    finally:
-        if lock.is_locked:
-            with suppress(OSError):
-                os.unlink(path)  # while it is held: who waits for it sees that it is gone, and makes its own
-        lock.release()
+            yield
+        finally:
+            if lock.is_locked:
+                with suppress(OSError):
+                    os.unlink(
+                        path
+                    )  # while it is held: who waits for it sees that it is gone, and makes its own
 
 
 def forget_dead_claims(runs: Path) -> None:
@@ -283,7 +274,7 @@ class Supervisor:
             os.kill(self.child, STATE_SIGNAL)
             return
         with suppress(OSError):  # a full disk: the rank is ended all the same
-            write_atomically(_stopped_file(directory, self.rank), "")
+            write_atomically(stopped_file(directory, self.rank), "")
 
     def _end_stuck(self, directory: Path, note: StuckNote) -> None:
         """Have every monitor ask its rank where it is, note the answers, and end the own rank."""
@@ -295,10 +286,10 @@ class Supervisor:
         deadline = time.monotonic() + ANSWER_SECONDS
         awaited = [r for r in range(self.world_size) if r not in gone]
         while time.monotonic() < deadline and not all(
-            read_state(directory, r).has_answered or _stopped_file(directory, r).exists() for r in awaited
+            read_state(directory, r).has_answered or stopped_file(directory, r).exists() for r in awaited
         ):
             time.sleep(POLL_SECONDS)
-        stopped = [r for r in range(self.world_size) if _stopped_file(directory, r).exists()]
+        stopped = [r for r in range(self.world_size) if stopped_file(directory, r).exists()]
         unseen = [r for r in range(self.world_size) if not self._sees(r)]
         with suppress(OSError):
             note.model_copy(
@@ -338,7 +329,3 @@ class Supervisor:
             with suppress(psutil.Error, IndexError):
                 found[rank] = psutil.Process(owner.process).children()[0].pid
         return found if len(found) == self.world_size else None
-
-
-def _stopped_file(directory: Path, rank: int) -> Path:
-    return directory / f"rank-{rank:05d}.stopped"

@@ -580,7 +580,9 @@ def groups(
     took_turns = {record.repeat for record in timed if record.turns is not None}
     ran_whole = {record.repeat for record in timed} - took_turns
     whole_before = {(r.job_id, r.world.world_size, r.repeat) for r in timed if r.turns is None}
-    if len(whole_before.intersection((c.job_id, c.world_size, c.repeat) for c in cells if _is_timed(c))) > 1:
+    now = {(c.job_id, c.world_size, c.repeat) for c in cells
+           if c.measure.timed and c.backend != registry.REFERENCE}  # fmt: skip
+    if len(whole_before & now) > 1:
         say(f"{OTHERS_RAN}; --fresh runs all again")
     rounds: dict[object, list[RunRequest]] = {}
     told: dict[str, None] = {}
@@ -597,16 +599,15 @@ def groups(
             told["cells do not take turns: the memory of none is known"] = None
     divided: list[list[RunRequest]] = []
     for together in rounds.values():
-        if _why_whole(together, device, needs, limit, ran_whole) is None:
-            divided.append(together)
-            continue
         of_size: dict[int, list[RunRequest]] = {}
         for cell in together:
             of_size.setdefault(cell.world_size, []).append(cell)
-        for size, group in of_size.items():
-            why = _why_whole(group, device, needs, limit, ran_whole)
+        fit = _why_whole(together, device, needs, limit, ran_whole) is None
+        for group in [together] if fit else of_size.values():
+            why = None if fit else _why_whole(group, device, needs, limit, ran_whole)
             divided += [group] if why is None else [[cell] for cell in group]
             if why is not None:
+                size = group[0].world_size
                 ranks = "1 rank" if size == 1 else f"{size} ranks"
                 told[f"cells on {ranks} do not take turns: {why}"] = None
     for text in told:
@@ -632,10 +633,6 @@ def _needs(
 
 OTHERS_TOOK_TURNS = "earlier cells took turns and are not compared in speed with those that run now"
 OTHERS_RAN = "cells that run now are compared in speed in one of the earlier rounds only"
-
-
-def _is_timed(cell: RunRequest) -> bool:
-    return cell.measure.timed and cell.backend != registry.REFERENCE
 
 
 def _why_whole(

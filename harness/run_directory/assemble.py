@@ -48,6 +48,7 @@ from harness.run_directory.request import (
     RunRequest,
     checkpoint_folder,
     launcher_log,
+    numbered_file,
     rank_exit,
     rank_log,
     rank_owner,
@@ -584,11 +585,8 @@ def clean_up(run_directory: Path, request: RunRequest) -> None:
 
 
 NETWORK = Path("/sys/class/net")
-
-
-def node_file(run_directory: Path, node: int) -> Path:
-    """Where the first rank of a node describes it."""
-    return run_directory / f"node-{node:05d}.json"
+node_file = numbered_file("node-{:05d}.json")
+"""Where the first rank of a node describes it."""
 
 
 def write_node(run_directory: Path, node: int) -> None:

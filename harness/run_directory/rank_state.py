@@ -25,7 +25,7 @@ from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.files import read_plain, write_atomically
 from harness.record import ErrorPart, Part, RankStatePart
-from harness.run_directory.request import modules_file, rank_state
+from harness.run_directory.request import modules_file, numbered_file, rank_state
 from harness.safe_text import MOST_LOG_TAIL_BYTES, capped_tail, redacted
 from harness.snapshots.flight_recorder import KEPT, Hang, explain, read_dumps
 
@@ -315,11 +315,8 @@ class DeviceNote(Part):
     """The most that the allocator served while it was taken, beyond those gradients."""
 
 
-def device_note(run_directory: Path, rank: int) -> Path:
-    """Where a rank's note is."""
-    return run_directory / f"rank-{rank:05d}.device.json"
-
-
+device_note = numbered_file("rank-{:05d}.device.json")
+"""Where a rank's note is."""
 STUCK_NAME = "stuck.json"
 REMEDY = (
     "have every rank run it, on zero rows where it has none, or run ddp:find_unused_parameters=true; with "

@@ -10,7 +10,7 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -301,52 +301,35 @@ class RankExit(Stored):
     max_resident_bytes: int | None = None
 
 
-def rank_file(run_directory: Path, rank: int) -> Path:
-    """Where a rank appends its events, one JSON object a line."""
-    return run_directory / f"rank-{rank:05d}.jsonl"
+def numbered_file(name: str) -> Callable[[Path, int], Path]:
+    """Gives the path of a rank's, or a node's, file of this name in the folder of a run."""
+    return lambda run_directory, number: run_directory / name.format(number)
 
 
-def rank_log(run_directory: Path, rank: int) -> Path:
-    """Where a rank's standard output and error go."""
-    return run_directory / f"rank-{rank:05d}.log"
-
-
-def rank_state(run_directory: Path, rank: int) -> Path:
-    """Where a rank notes what it is doing, and its stacks when it is asked."""
-    return run_directory / f"rank-{rank:05d}.state"
-
-
-def modules_file(run_directory: Path, rank: int) -> Path:
-    """Where a rank notes the modules that it runs in its first steps."""
-    return run_directory / f"rank-{rank:05d}.modules"
-
-
-def trace_file(run_directory: Path, rank: int) -> Path:
-    """Where a rank leaves the profiler's trace, if one is asked for."""
-    return run_directory / f"trace-{rank:05d}.json.gz"
-
-
-def snapshot_file(run_directory: Path, rank: int) -> Path:
-    """Where a rank leaves the snapshot of its CUDA memory, if one is asked for."""
-    return run_directory / f"memory-snapshot-{rank:05d}.pickle"
+rank_file = numbered_file("rank-{:05d}.jsonl")
+"""Where a rank appends its events, one JSON object a line."""
+rank_log = numbered_file("rank-{:05d}.log")
+"""Where a rank's standard output and error go."""
+rank_state = numbered_file("rank-{:05d}.state")
+"""Where a rank notes what it is doing, and its stacks when it is asked."""
+modules_file = numbered_file("rank-{:05d}.modules")
+"""Where a rank notes the modules that it runs in its first steps."""
+trace_file = numbered_file("trace-{:05d}.json.gz")
+"""Where a rank leaves the profiler's trace, if one is asked for."""
+snapshot_file = numbered_file("memory-snapshot-{:05d}.pickle")
+"""Where a rank leaves the snapshot of its CUDA memory, if one is asked for."""
+RANK_OWNERS = "rank-*.owner.json"
+rank_owner = numbered_file("rank-{:05d}.owner.json")
+"""Where the monitor of a rank says which process it is."""
+rank_exit = numbered_file("rank-{:05d}.exit.json")
+"""Where the monitor of a rank notes how it ended."""
+stopped_file = numbered_file("rank-{:05d}.stopped")
+"""There while the monitor of a rank sees that it is stopped."""
 
 
 def weights_folder(run_directory: Path) -> Path:
     """Where the initial weights lie while ranks read them; removed before the training."""
     return run_directory / "initial-weights"
-
-
-RANK_OWNERS = "rank-*.owner.json"
-
-
-def rank_owner(run_directory: Path, rank: int) -> Path:
-    """Where the monitor of a rank says which process it is."""
-    return run_directory / f"rank-{rank:05d}.owner.json"
-
-
-def rank_exit(run_directory: Path, rank: int) -> Path:
-    """Where the monitor of a rank notes how it ended."""
-    return run_directory / f"rank-{rank:05d}.exit.json"
 
 
 def launcher_log(run_directory: Path) -> Path:
