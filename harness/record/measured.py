@@ -386,9 +386,9 @@ class ProcessorPart(Part):
 
 
 OddUpdate = Literal[
-    "stood-still", "begun-anew", "moments-lost", "first-moments-lost", "moments", "weights", "beta2", "decay",
-    "factor", "eps", "eps-in-root", "nesterov", "bias-uncorrected", "first-uncorrected", "second-uncorrected",
-    "moments-rounded", "weights-rounded",
+    "stood-still", "begun-anew", "moments-lost", "first-moments-lost", "moments", "weights", "beta1", "beta2",
+    "betas", "decay", "factor", "eps", "eps-in-root", "nesterov", "bias-uncorrected", "first-uncorrected",
+    "second-uncorrected", "moments-rounded", "weights-rounded",
 ]  # fmt: skip
 """What an update did that Adam does not: see `update-altered` in `judge/findings.toml`."""
 

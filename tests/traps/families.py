@@ -407,8 +407,6 @@ class HandWritten(torch.optim.AdamW):
 
     eps_in_root = False
     corrects = (True, True)
-    decays = 1.0
-    beta2: float | None = None
     moves = True
     forgets = False
     ahead = False
@@ -420,7 +418,7 @@ class HandWritten(torch.optim.AdamW):
                 self._update(parameter, group)
 
     def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        betas, state = (group["betas"][0], self.beta2 or group["betas"][1]), self.state[parameter]
+        betas, state = group["betas"], self.state[parameter]
         if "exp_avg" not in state:
             state |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
             state["step"] = torch.zeros(())
@@ -435,7 +433,7 @@ class HandWritten(torch.optim.AdamW):
         )
         if self.moves:
             size = (second + group["eps"]).sqrt() if self.eps_in_root else second.sqrt() + group["eps"]
-            parameter.mul_(1 - group["lr"] * group["weight_decay"] * self.decays)
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.sub_(group["lr"] * first / size)
 
 

@@ -274,8 +274,11 @@ def odd_updates(row: JudgedRun) -> Iterator[Finding]:
         return
     first = min(odd.values(), key=lambda part: part.step)
     ranks = [rank for rank, part in odd.items() if part.step == first.step]
-    if len({odd[rank].kind for rank in ranks}) > 1:
-        first = OddUpdatePart(step=first.step, kind="weights")
+    kinds = {odd[rank].kind for rank in ranks}
+    if len(kinds) > 1:
+        telling = [odd[rank] for rank in ranks if odd[rank].kind not in ("betas", "moments", "weights")]
+        one = telling and len({part.kind for part in telling}) == 1
+        first = telling[0] if one else OddUpdatePart(step=first.step, kind="weights")
     named = [odd[rank].parameters for rank in ranks]
     names = list(dict.fromkeys(name for of in named for name in of)) if all(named) else []
     values = {

@@ -115,15 +115,18 @@ class UpdateAudit:
                 told = unlike(before, sample, taken, since, in_force=used)
                 now[key], self._taken[key] = sample, (sample.updates, step)
                 odd += [] if told is None else [(one, sample, told)]
-        if odd and step is not None and self.odd is not None:
-            later = [*self.odd.later, step][:MOST_NAMES]
-            self.odd = self.odd.model_copy(update={"later": later})
-        elif odd and step is not None:
+        if odd and step is not None:
             counts = Counter[OddUpdate]()
             for *_, told in odd:
                 counts[told[0]] += int(told[3].sum())
             kind, _ = counts.most_common(1)[0]
             _, given, due, _ = next(told for *_, told in odd if told[0] == kind)
+        if odd and step is not None and self.odd is not None:
+            later = {"later": [*self.odd.later, step][:MOST_NAMES]}
+            tells = self.odd.kind == "betas" and kind in ("beta1", "beta2")
+            told_later = {"kind": kind, "given": given, "due": due} if tells else {}
+            self.odd = self.odd.model_copy(update=later | told_later)
+        elif odd and step is not None:
             everywhere = len(odd) == len(now) and all(told[3].all() for *_, told in odd)
             names = [] if everywhere else list(_names(odd, pieces()))[:MOST_NAMES]
             self.odd = OddUpdatePart(step=step, kind=kind, given=given, due=due, parameters=names)
@@ -277,21 +280,36 @@ def _why_moments(first: Values, second: Values, after: Sample, odd: Odd) -> Told
     low = _low_precision(after.first[odd], after.second[odd])
     if low is not None:
         return "moments-rounded", low, None, odd
-    zeros, beta2 = numpy.zeros_like(first), after.constants.beta2
-    due, allowed = _second_moments(*_gradient(zeros, after), zeros, beta2)
-    if first.any() and _fits(odd, abs(after.second - due), allowed):
+    zeros, constants = numpy.zeros_like(first), after.constants
+
+    def fits(first: Values, second: Values, times: float = 1.0, **altered: float) -> bool:
+        sample = replace(after, constants=replace(constants, **altered))
+        due, allowed = _second_moments(*_gradient(first, sample), second, sample.constants.beta2)
+        return _fits(odd, abs(after.second - due), times * allowed)
+
+    if first.any() and fits(zeros, zeros):
         return "moments-lost", None, None, odd
-    due, allowed = _second_moments(*_gradient(zeros, after), second, beta2)
-    if not after.first[odd].any() or (first.any() and _fits(odd, abs(after.second - due), allowed)):
+    if not after.first[odd].any() or (first.any() and fits(zeros, second)):
         return "first-moments-lost", None, None, odd
-    gradient, error = _gradient(first, after)
+    gradient, beta2 = _gradient(first, after)[0], constants.beta2
     with numpy.errstate(all="ignore"):
+        size = numpy.sqrt((after.second - beta2 * second) / (1.0 - beta2))  # the gradient's, whatever beta1
+        either = [((after.first - g) / (first - g))[odd] for g in (size, -size)]
         other = _median((after.second - gradient**2) / (second - gradient**2), odd)
-    if other is not None and 0 <= other <= 1:
-        due, allowed = _second_moments(gradient, error, second, other)
-        if _fits(odd, abs(after.second - due), 2 * allowed):
-            return "beta2", other, beta2, odd
-    return "moments", None, None, odd
+    shown: dict[OddUpdate, float | None] = {"beta1": _commonest(numpy.concatenate(either)), "beta2": other}
+    known = {name: one for name, one in shown.items() if one is not None and 0 <= one <= 1}
+    fitting = [name for name, one in known.items() if fits(first, second, 2.0, **{name: one})]
+    if len(fitting) == 1:
+        return fitting[0], known[fitting[0]], getattr(constants, fitting[0]), odd
+    return "betas" if fitting else "moments", None, None, odd
+
+
+def _commonest(values: Values) -> float | None:
+    """Of those from 0 to below 1, the middle of the narrowest range that holds a quarter."""
+    known = numpy.sort(values[(values >= 0) & (values < 1)])
+    count = known.size // 4
+    begin = int(numpy.argmin(known[count:] - known[:-count])) if count else 0
+    return float(numpy.median(known[begin : begin + count + 1])) if count else None
 
 
 def _median(values: Values, odd: Odd) -> float | None:

@@ -1,6 +1,6 @@
 """Updates are computed again from weights and moments, and what else happened is named by what they show."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -21,10 +21,12 @@ def audited(
     *,
     late: int = 0,
     every: int = STEPS,
+    wrong: tuple[dict[str, object], Sequence[int]] = ({}, ()),
 ) -> OddUpdatePart | None:
     """Of a training of two matrices of which `spoil` changes something after a step.
 
     late: by how many steps the rate that updates use is behind the one asked. every: of that many again.
+    wrong: constants while the updates of these steps are made.
     """
     generator = torch.Generator().manual_seed(0)
     weights = [nn.Parameter(torch.randn(20, 30, generator=generator)) for _ in range(2)]
@@ -41,8 +43,10 @@ def audited(
         for weight in weights:
             weight.grad = torch.randn(20, 30, generator=generator) * 10.0 ** -(3 + step % 3)
         optimizer.param_groups[0]["lr"] = 1e-2 / (1 + max(0, step - late))
+        group, constants = optimizer.param_groups[0], dict(optimizer.param_groups[0])
+        group |= wrong[0] if step in wrong[1] else {}
         optimizer.step()
-        optimizer.param_groups[0]["lr"] = 1e-2 / (1 + step)
+        group |= constants | {"lr": 1e-2 / (1 + step)}
         if spoil is not None and step in range(ODD_STEP, STEPS, every):
             spoil(optimizer)
         held = [
@@ -114,8 +118,6 @@ def _remove(optimizer: torch.optim.Optimizer) -> None:
         ({"ahead": True}, ("nesterov", 1, None, None)),
         ({"forgets": True}, ("first-moments-lost", 1, None, None)),
         ({"moves": False}, ("stood-still", 1, None, None)),
-        ({"decays": 0.0}, ("decay", 1, pytest.approx(0.0, abs=1e-3), 0.1)),
-        ({"beta2": 0.999}, ("beta2", 0, pytest.approx(0.999, abs=1e-4), 0.95)),
     ],
 )
 def test_another_formula_or_constant_is_named(
@@ -142,6 +144,29 @@ def test_another_formula_or_constant_is_named(
 def test_what_else_changes_states_is_named(spoil: Spoil | None, late: int, named: tuple[object, ...]) -> None:
     found = audited(spoil=spoil, late=late)
     assert (found.kind, found.step, found.given, found.due) == named
+
+
+@pytest.mark.parametrize(
+    ("wrong", "steps", "named"),
+    [
+        ({"betas": (0.5, 0.95)}, [3], ("beta1", 3, pytest.approx(0.5), 0.9)),
+        ({"betas": (0.0, 0.95)}, [2, 3, 4, 5], ("beta1", 2, pytest.approx(0.0, abs=1e-5), 0.9)),
+        ({"betas": (0.5, 0.95)}, [0], ("betas", 0, None, None)),
+        ({"betas": (0.5, 0.95)}, range(STEPS), ("beta1", 0, pytest.approx(0.5), 0.9)),
+        ({"betas": (0.9, 0.999)}, [3], ("beta2", 3, pytest.approx(0.999, abs=1e-4), 0.95)),
+        ({"betas": (0.9, 0.999)}, range(STEPS), ("beta2", 0, pytest.approx(0.999, abs=1e-4), 0.95)),
+        ({"betas": (0.5, 0.999)}, [3], ("moments", 3, None, None)),
+        ({"eps": 1e-4}, [3], ("eps", 3, pytest.approx(1e-4, rel=1e-2), 1e-8)),
+        ({"weight_decay": 0.3}, [3], ("decay", 3, pytest.approx(0.3, rel=1e-2), 0.1)),
+        ({"decoupled_weight_decay": False}, [3], ("decay", 3, pytest.approx(0.0, abs=1e-3), 0.1)),
+    ],
+)
+def test_a_constant_that_is_wrong_while_updates_are_made_is_named(
+    wrong: dict[str, object], steps: Sequence[int], named: tuple[object, ...]
+) -> None:
+    found = audited(wrong=(wrong, steps))
+    assert (found.kind, found.step, found.given, found.due) == named
+    assert found.later == [step for step in steps if step > found.step]
 
 
 def test_updates_that_are_odd_again_are_counted() -> None:
