@@ -8,7 +8,7 @@ from harness.bounds import LARGEST_NUMBER, MOST_DEPTH, MOST_VALUES
 
 MERGE = "tag:yaml.org,2002:merge"
 """Of the key `<<`, which copies the pairs of other mappings before any value is built."""
-_TOO_MANY = f"holds more than {MOST_VALUES:,} values, or an alias that contains itself"
+_TOO_MANY = f"holds more than {MOST_VALUES:,} values"
 
 
 class InvalidYaml(ValueError):
@@ -80,16 +80,18 @@ def _bounded_yaml() -> Any:
 
 
 def require_bounded(value: Any) -> None:
-    """Raise InvalidYaml for aliases that contain themselves or multiply, and for integers beyond 64 bits."""
-    waiting, seen = [value], 0
+    """Raise InvalidYaml for depth, aliases that contain themselves or multiply, integers beyond 64 bits."""
+    waiting, seen = [(value, 1)], 0
     while waiting:
-        item = waiting.pop()
+        item, depth = waiting.pop()
         seen += 1
         if seen > MOST_VALUES:
             raise InvalidYaml(_TOO_MANY)
+        if depth > MOST_DEPTH:
+            raise InvalidYaml("is nested too deeply, or holds an alias that contains itself")
         if isinstance(item, int) and abs(item) > LARGEST_NUMBER:
             raise InvalidYaml(f"holds a number that is too large; at most {LARGEST_NUMBER} is read")
         if isinstance(item, dict):
-            waiting += [*item.keys(), *item.values()]
-        elif isinstance(item, list | tuple | set):
-            waiting += item
+            item = [*item.keys(), *item.values()]
+        if isinstance(item, list | tuple | set):
+            waiting += [(inner, depth + 1) for inner in item]

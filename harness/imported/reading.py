@@ -73,7 +73,7 @@ def read_file(path: Path, what: str, *, suffix: str = ".json", has_comments: boo
                     raise
                 bare = _COMMENT.sub(lambda found: found[1] or "\n" * found[0].count("\n"), text)
                 document = read(_LAST_COMMA.sub(lambda found: found[1] or "", bare))
-            require_bounded(document)
+        require_bounded(document)
     except tomllib.TOMLDecodeError as error:
         raise HarnessError(f"{what} {path} is not valid TOML: {error}") from error
     except json.JSONDecodeError as error:

@@ -13,6 +13,8 @@ from pydantic_core import PydanticCustomError
 
 from harness.backends.base import Effective
 from harness.backends.mesh import Dimension, Mesh
+from harness.backends.refusals import explain_refusal
+from harness.backends.registry import BUILT_IN
 from harness.backends.strategy import StrategyKind
 from harness.bounds import LARGEST_NUMBER, MOST_RANKS
 from harness.forms.layout import Derivations, UnitCall, Use
@@ -713,6 +715,21 @@ class BackendPart(measured.Part):
     changed: dict[str, list[Any]] = {}
     """Fields of `effective` that the backend read back otherwise after the training: that value; and that
     before."""
+
+    @pydantic.field_validator("options")
+    @classmethod
+    def _can_be_computed_with(cls, options: dict[str, Any], info: pydantic.ValidationInfo) -> dict[str, Any]:
+        """Those of built-in backends; words of a later version are let through."""
+        if options and (entry := BUILT_IN.get(info.data.get("name", ""))) is not None:
+            known = entry.options_class()
+            try:
+                known.model_validate({key: options[key] for key in options.keys() & known.model_fields})
+            except pydantic.ValidationError as error:
+                if any(
+                    e["type"] != "literal_error" or not isinstance(e["input"], str) for e in error.errors()
+                ):
+                    raise ValueError(explain_refusal(error, known)) from error
+        return options
 
     @property
     def own_preset(self) -> str | None:

@@ -437,6 +437,7 @@ def test_a_value_that_the_job_does_not_allow_names_the_file(tmp_path: Path) -> N
     [
         ('{"a": 1, "a": 2}', "gives 'a' twice"), ('{"a": NaN}', "NaN"), ('{"a": 1} / why', "not valid JSON"),
         ("[1]", "must be a mapping"), ("[" * 100_000, "nested too deeply"),
+        ('{"zero_optimization": ' * 300 + "1" + "}" * 300, "nested too deeply"),
         ('{"a": "' + "x" * 2**20 + '"}', "at most"), ("!!python/object/apply:os.system [id]", ""),
         ("a: &a [*a, *a]", ""), ("- 1", ""),
     ],

@@ -55,6 +55,8 @@ def edited(tmp_path: Path, key: str, value: object) -> Path:
         ("job.training.steps", {"a": 1}, "setting 'steps' has another type"),
         *(("observed", {"optimizer_groups": [{"parameters": names}]}, "must be a list of names")
           for names in (5, [["a"]], {"a": 1})),
+        *(("backend", {"label": "zero3", "name": "zero3", "options": {"hpz": value}}, "'hpz' was given")
+          for value in ([2], "abc", -2)),
     ],
 )  # fmt: skip
 def test_a_value_that_no_record_has_is_refused_by_name(
