@@ -50,6 +50,12 @@ def all_removed(rank: Rank) -> None:
     time.sleep(60)
 
 
+def closed(rank: Rank) -> None:
+    rank.train(4)
+    rank.log.parent.chmod(0o555)
+    rank.done()
+
+
 def replaced(rank: Rank) -> None:
     rank.train(4)
     with suppress(OSError):
@@ -60,7 +66,7 @@ def replaced(rank: Rank) -> None:
 
 KINDS = {
     "sound": sound, "slow": slow, "endless": endless, "removed": removed, "all_removed": all_removed,
-    "replaced": replaced,
+    "closed": closed, "replaced": replaced,
 }  # fmt: skip
 
 

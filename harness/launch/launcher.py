@@ -443,8 +443,11 @@ def running_cell(
                 request = request.model_copy(
                     update={"run_id": f"{request.run_id[:-6]}{secrets.token_hex(3)}"}
                 )
-            directory = _new_folder(store, request)
+            lost, directory = directory, _new_folder(store, request)
             record = keep_record(directory, record.model_copy(update={"run_id": request.run_id}))
+            if lost != directory:
+                forget_owner(lost)
+                _say(f"run '{lost}' cannot be written: {error.strerror}; its record is in {directory}")
     except OSError as error:
         if outcome is not None:
             keep_outcome(directory, outcome)

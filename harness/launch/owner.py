@@ -46,9 +46,13 @@ def keep_outcome(run_directory: Path, outcome: Outcome) -> None:
 
 
 def forget_owner(run_directory: Path) -> None:
-    """The run has its record."""
+    """The run has its record. A note that cannot be removed is emptied: it would be recorded again."""
+    note = run_directory / OWNER_NAME
     with suppress(OSError):
-        (run_directory / OWNER_NAME).unlink()
+        try:
+            note.unlink()
+        except PermissionError:
+            os.truncate(note, 0)
 
 
 def without_record(runs: Path) -> Iterator[tuple[Path, Launcher]]:

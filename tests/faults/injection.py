@@ -51,7 +51,7 @@ KINDS = (
     Kind(name="extra-collective", what="a rank calls a collective too many", phases=WITH_GROUP),
     Kind(name="other-collective", what="a rank calls another collective than the others", phases=WITH_GROUP),
     Kind(name="full-disk", what="the disk of the runs is full", scope="files"),
-    Kind(name="read-only", what="the run's folder becomes read-only", scope="files"),
+    Kind(name="read-only", what="the run's folder becomes read-only"),
     Kind(name="network", what="the link between two nodes goes down", scope="network", phases=WITH_GROUP),
     Kind(name="ctrl-c", what="the comparison receives SIGINT (Ctrl-C)", scope="launcher"),
     Kind(name="launcher-terminated", what="the comparison receives SIGTERM", scope="launcher"),

@@ -103,5 +103,5 @@ def _ports() -> list[str]:
 
 def _files(runs: Path) -> list[str]:
     hidden = list(runs.rglob(".*"))
-    unfinished = [path for path in runs.glob("*/*") if path.name in OF_A_RUN]
+    unfinished = [path for path in runs.glob("*/*") if path.name in OF_A_RUN and path.stat().st_size]
     return [f"file {path.relative_to(runs)}" for path in [*hidden, *unfinished]]

@@ -23,6 +23,7 @@ from harness.record import Record
 from harness.record.store import read_record
 from harness.run_directory.rank_state import Owner
 from tests.events import steps_taken
+from tests.faults.scene import WITHOUT_OVERRIDE
 from tests.forkserver import launcher
 from tests.patience import SECONDS
 from tests.representatives import first
@@ -269,8 +270,9 @@ def start_compare(
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
+    program = [*WITHOUT_OVERRIDE, sys.executable] if os.geteuid() == 0 else [sys.executable]
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.fake_compare", kind, "--runs", str(folder / "runs"), *arguments],
+        [*program, "-m", "tests.fake_compare", kind, "--runs", str(folder / "runs"), *arguments],
         cwd=folder, env=environment(PYTHONPATH=str(ROOT), PYTHONFAULTHANDLER=""), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=fill,
     )  # fmt: skip
@@ -309,6 +311,19 @@ def test_a_lost_folder_fails_its_cell_alone(tmp_path: Path, kind: str) -> None:
         assert (record.status, record.error.kind) == ("failed", "FolderLost")
     others = [record.status for record in found if record not in lost]
     assert (len(lost), others) == ((1, []) if kind == "all_removed" else (2, ["ok"] * 3))
+
+
+def test_a_closed_folder_has_its_record_in_another_once(tmp_path: Path) -> None:
+    done = compare(tmp_path, "closed")
+    assert done.returncode == 0, done.stderr
+    (closed,) = [path for path in tmp_path.glob("runs/*") if not (path / "record.json").exists()]
+    assert (
+        f"run '{closed}' cannot be written: Permission denied; its record is in {closed}"[:-6] in done.stderr
+    )
+    closed.chmod(0o755)  # the next command finds nothing to record there
+    compare(tmp_path, "sound")
+    found = [read_record(path) for path in tmp_path.glob("runs/*/record.json")]
+    assert sorted(record.backend.name for record in found) == ["ddp", "single", "single"]
 
 
 @pytest.mark.costly
