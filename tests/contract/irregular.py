@@ -16,133 +16,86 @@ from harness.rank.models.optimizer import build_optimizer, frozen_names, update_
 from harness.rank.probes.communication import CommunicationCounter
 from tests.contract.cases import GLOBAL_BATCH, PROBED_STEP, shared_folder
 from tests.contract.deeds import Counted, held_kinds
-from tests.sweep.models import Block, through
+from tests.sweep.models import Block, frozen, kind, sharing, through
 
 WIDTH = 32
 
 
-class FrozenEncoder(nn.Module):
+# fmt: off
+@kind(lambda: {
+    "first": nn.Linear(8, WIDTH), "blocks": [Block(WIDTH) for _ in range(3)], "last": nn.Linear(WIDTH, 1),
+})
+def plain(self: Any, features: Tensor) -> Tensor:
+    return self.last(through(self.blocks, self.first(features))).squeeze(-1)
+
+
+@kind(lambda: {
+    "vision": frozen(nn.Sequential(nn.Linear(8, WIDTH), Block(WIDTH), Block(WIDTH))),
+    "connector": nn.Linear(WIDTH, WIDTH), "blocks": [Block(WIDTH) for _ in range(3)],
+    "head": nn.Linear(WIDTH, 1),
+})
+def frozen_encoder(self: Any, features: Tensor) -> Tensor:
     """The backward pass ends at the connector."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.vision = nn.Sequential(nn.Linear(8, WIDTH), Block(WIDTH), Block(WIDTH))
-        self.connector = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(Block(WIDTH) for _ in range(3))
-        self.head = nn.Linear(WIDTH, 1)
-        self.vision.requires_grad_(False)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.head(through(self.blocks, self.connector(self.vision(features)))).squeeze(-1)
+    return self.head(through(self.blocks, self.connector(self.vision(features)))).squeeze(-1)
 
 
-class SharedBlock(nn.Module):
+@kind(lambda: {
+    "first": nn.Linear(8, WIDTH), "blocks": [*[Block(WIDTH)] * 3, Block(WIDTH)],
+    "encoder": (encoder := nn.Linear(WIDTH, WIDTH, bias=False)),
+    "decoder": sharing(encoder, nn.Linear(WIDTH, WIDTH, bias=False)), "last": nn.Linear(WIDTH, 1),
+})
+def shared_block(self: Any, features: Tensor) -> Tensor:
     """One block stands in the list three times; two layers share a weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, block = nn.Linear(8, WIDTH), Block(WIDTH)
-        self.blocks = nn.ModuleList([block, block, block, Block(WIDTH)])
-        self.encoder = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.decoder = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.decoder.weight = self.encoder.weight
-        self.last = nn.Linear(WIDTH, 1)
-
-    def forward(self, features: Tensor) -> Tensor:
-        hidden = through(self.blocks, self.first(features))
-        return self.last(self.decoder(torch.tanh(self.encoder(hidden)))).squeeze(-1)
+    hidden = through(self.blocks, self.first(features))
+    return self.last(self.decoder(torch.tanh(self.encoder(hidden)))).squeeze(-1)
 
 
-class Plain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, WIDTH)
-        self.blocks = nn.ModuleList(Block(WIDTH) for _ in range(3))
-        self.last = nn.Linear(WIDTH, 1)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.last(through(self.blocks, self.first(features))).squeeze(-1)
-
-
-class UnusedHead(Plain):
+@kind(lambda: {"pooler": nn.Linear(WIDTH, WIDTH), "dropped": nn.Linear(8, 3)}, plain)
+def unused_head(self: Any, features: Tensor) -> Tensor:
     """A head that does not run, and one whose output is dropped."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pooler, self.dropped = nn.Linear(WIDTH, WIDTH), nn.Linear(8, 3)
-
-    def forward(self, features: Tensor) -> Tensor:
-        self.dropped(features)
-        return super().forward(features)
+    self.dropped(features)
+    return plain.forward(self, features)
 
 
-class Parameters(Plain):
+@kind(lambda: {"scales": nn.ParameterDict({"in": torch.ones(8), "out": torch.ones(1)})}, plain)
+def parameters(self: Any, features: Tensor) -> Tensor:
     """Parameters in containers that never run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scales = nn.ParameterDict(
-            {"in": nn.Parameter(torch.ones(8)), "out": nn.Parameter(torch.ones(1))}
-        )
-
-    def forward(self, features: Tensor) -> Tensor:
-        return super().forward(features * self.scales["in"]) * self.scales["out"]
+    return plain.forward(self, features * self.scales["in"]) * self.scales["out"]
 
 
-class IdleExpert(Plain):
+@kind(lambda: {"experts": [nn.Linear(8, 8) for _ in range(2)]}, plain)
+def idle_expert(self: Any, features: Tensor) -> Tensor:
     """Routing reads values; in every batch of every rank the second expert is idle."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
-
-    def forward(self, features: Tensor) -> Tensor:
-        chosen = 0 if features.abs().sum().item() >= 0 else 1
-        return super().forward(self.experts[chosen](features))
+    chosen = 0 if features.abs().sum().item() >= 0 else 1
+    return plain.forward(self, self.experts[chosen](features))
 
 
-class Returned(Plain):
+@kind(lambda: {"weight": nn.Parameter(torch.ones(9)), "bias": nn.Parameter(torch.zeros(8))})
+def scale(self: Any, features: Tensor) -> tuple[Tensor, Tensor]:
+    return features * self.weight[:8] + self.bias, self.weight
+
+
+@kind(lambda: {"scale": scale(), "log_variance": nn.Parameter(torch.zeros(3))}, plain)
+def returned(self: Any, features: Tensor) -> tuple[Tensor, Tensor]:
     """Modules return weights of theirs, to the model and to the loss."""
-
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.bias = nn.Parameter(torch.ones(9)), nn.Parameter(torch.zeros(8))
-
-        def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-            return features * self.weight[:8] + self.bias, self.weight
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.log_variance = self.Scale(), nn.Parameter(torch.zeros(3))
-
-    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        scaled, weight = self.scale(features)
-        return super().forward(scaled) * weight[8], self.log_variance
+    scaled, weight = self.scale(features)
+    return plain.forward(self, scaled) * weight[8], self.log_variance
 
 
-class Recurrent(nn.Module):
+@kind(lambda: {"layers": nn.LSTM(1, 5, num_layers=2, batch_first=True), "head": nn.Linear(5, 1)})
+def recurrent(self: Any, features: Tensor) -> Tensor:
     """No list of equal modules: one unit of FSDP."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.LSTM(1, 5, num_layers=2, batch_first=True)
-        self.head = nn.Linear(5, 1)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.head(self.layers(features[..., None])[0][:, -1]).squeeze(-1)
+    return self.head(self.layers(features[..., None])[0][:, -1]).squeeze(-1)
 
 
-class Convolutions(nn.Module):
+@kind(lambda: {
+    "layers": nn.Sequential(nn.Conv1d(1, 5, 3), nn.Tanh(), nn.Conv1d(5, 3, 3), nn.GroupNorm(1, 3)),
+    "head": nn.Linear(3, 1),
+})
+def convolutions(self: Any, features: Tensor) -> Tensor:
     """The same of layers of two kinds in a row, one of them without parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Conv1d(1, 5, 3), nn.Tanh(), nn.Conv1d(5, 3, 3), nn.GroupNorm(1, 3))
-        self.head = nn.Linear(3, 1)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.head(self.layers(features[:, None]).mean(-1)).squeeze(-1)
+    return self.head(self.layers(features[:, None]).mean(-1)).squeeze(-1)
+# fmt: on
 
 
 def mean_square(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -184,19 +137,19 @@ class Irregular:
 
 
 IRREGULAR = {
-    "frozen encoder": Irregular(FrozenEncoder),
-    "frozen encoder, accumulated": Irregular(FrozenEncoder, accumulation_steps=2),
-    "shared block": Irregular(SharedBlock),
-    "shared block, accumulated": Irregular(SharedBlock, accumulation_steps=2),
-    "unused head": Irregular(UnusedHead),
-    "parameters": Irregular(Parameters),
-    "returned weights": Irregular(Returned, loss="weighed"),
-    "returned weights, accumulated": Irregular(Returned, loss="weighed", accumulation_steps=2),
-    "four passes": Irregular(Plain, loss="preference"),
-    "idle expert": Irregular(IdleExpert),
-    "recurrent": Irregular(Recurrent, accumulation_steps=2),
-    "convolutions": Irregular(Convolutions),
-    "one unit, four passes": Irregular(Convolutions, loss="preference"),
+    "frozen encoder": Irregular(frozen_encoder),
+    "frozen encoder, accumulated": Irregular(frozen_encoder, accumulation_steps=2),
+    "shared block": Irregular(shared_block),
+    "shared block, accumulated": Irregular(shared_block, accumulation_steps=2),
+    "unused head": Irregular(unused_head),
+    "parameters": Irregular(parameters),
+    "returned weights": Irregular(returned, loss="weighed"),
+    "returned weights, accumulated": Irregular(returned, loss="weighed", accumulation_steps=2),
+    "four passes": Irregular(plain, loss="preference"),
+    "idle expert": Irregular(idle_expert),
+    "recurrent": Irregular(recurrent, accumulation_steps=2),
+    "convolutions": Irregular(convolutions),
+    "one unit, four passes": Irregular(convolutions, loss="preference"),
 }
 RETURNED = {"returned weights", "returned weights, accumulated"}
 REFUSED = {

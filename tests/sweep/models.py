@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -64,196 +64,188 @@ class Mlp(nn.Module):
         return logits if self.temperature is None else logits * self.temperature
 
 
-class Convolutions(nn.Module):
+def kind(
+    parts: Callable[..., dict[str, Any]] = dict, of: type[nn.Module] = nn.Module
+) -> Callable[[Callable[..., Any]], type[nn.Module]]:
+    """Makes a forward pass a kind of model: of these parts, by name, beside those of `of`."""
+
+    def model_of(forward: Callable[..., Any]) -> type[nn.Module]:
+        def construct(self: nn.Module, **arguments: Any) -> None:
+            of.__init__(self)
+            for name, part in parts(**arguments).items():
+                setattr(self, name, nn.ModuleList(part) if isinstance(part, list) else part)
+
+        made = {"__init__": construct, "forward": forward, "__module__": forward.__module__}
+        return type(forward.__name__, (of,), made)
+
+    return model_of
+
+
+def frozen(module: nn.Module) -> nn.Module:
+    return module.requires_grad_(False)
+
+
+def at_rest(module: nn.Module) -> nn.Module:
+    """Stays in evaluation mode whatever mode is asked for, as frozen encoders keep their normalisation."""
+    module.eval().train = lambda mode=True: module
+    return module
+
+
+def sharing(owner: nn.Module, other: nn.Module) -> nn.Module:
+    other.weight = owner.weight
+    return other
+
+
+# fmt: off
+def of_images(fixed: bool = False, groups: int = 0) -> dict[str, Any]:
+    norm = nn.GroupNorm(groups, 6) if groups else nn.BatchNorm2d(6)
+    stem, inner = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
+    blocks = [nn.Sequential(inner, at_rest(norm) if fixed else norm, nn.ReLU())]
+    return {"stem": stem, "blocks": blocks, "head": nn.Linear(6, CLASSES)}
+
+
+@kind(of_images)
+def convolutions(self: Any, points: Tensor) -> Tensor:
     """fixed: BatchNorm keeps the statistics that it has, as in detectors."""
-
-    def __init__(self, groups: int = 0, fixed: bool = False) -> None:
-        super().__init__()
-        self.fixed = fixed
-        norm = nn.GroupNorm(groups, 6) if groups else nn.BatchNorm2d(6)
-        self.stem = nn.Conv2d(1, 6, 3, padding=1)
-        self.blocks = nn.ModuleList([nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), norm, nn.ReLU())])
-        self.head = nn.Linear(6, CLASSES)
-
-    def forward(self, points: Tensor) -> Tensor:
-        hidden = self.stem(points.unflatten(-1, (1, FEATURES, 1)).expand(-1, -1, -1, 3))
-        for block in self.blocks:
-            hidden = hidden + block(hidden)
-        return self.head(hidden.mean((2, 3)))
-
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)
-        for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d) and self.fixed:
-                module.eval()
-        return self
+    hidden = self.stem(points.unflatten(-1, (1, FEATURES, 1)).expand(-1, -1, -1, 3))
+    for block in self.blocks:
+        hidden = hidden + block(hidden)
+    return self.head(hidden.mean((2, 3)))
 
 
-class Recurrent(nn.Module):
-    def __init__(self, kind: str = "LSTM", sparse: bool = False, vocabulary: int = WORDS) -> None:
-        super().__init__()
-        self.words = nn.Embedding(vocabulary, 10, padding_idx=0, sparse=sparse)
-        self.layers = getattr(nn, kind)(10, 11, num_layers=2, batch_first=True)
-        self.head = nn.Linear(11, WORDS)
-
-    def forward(self, words: Tensor) -> Tensor:
-        return self.head(self.layers(self.words(words))[0])
+@kind(lambda kind="LSTM", sparse=False, vocabulary=WORDS: {
+    "words": nn.Embedding(vocabulary, 10, padding_idx=0, sparse=sparse),
+    "layers": getattr(nn, kind)(10, 11, num_layers=2, batch_first=True), "head": nn.Linear(11, WORDS),
+})
+def recurrent(self: Any, words: Tensor) -> Tensor:
+    return self.head(self.layers(self.words(words))[0])
 
 
-class Encoder(nn.Module):
+def of_sentences(tied: bool = True, layers: int = 2) -> dict[str, Any]:
+    words, positions = nn.Embedding(WORDS, 12), nn.Parameter(torch.randn(LENGTH, 12) * 0.1)
+    made = [nn.TransformerEncoderLayer(12, 2, 20, dropout=0.0, batch_first=True) for _ in range(layers)]
+    head = nn.Linear(12, WORDS, bias=False)
+    head = sharing(words, head) if tied else head
+    return {"words": words, "positions": positions, "layers": made, "head": head}
+
+
+@kind(of_sentences)
+def encoder(self: Any, words: Tensor) -> Tensor:
     """torch's own transformer layers, with positions as a parameter of the root and a tied output."""
-
-    def __init__(self, tied: bool = True, layers: int = 2) -> None:
-        super().__init__()
-        self.words = nn.Embedding(WORDS, 12)
-        self.positions = nn.Parameter(torch.randn(LENGTH, 12) * 0.1)
-        self.layers = nn.ModuleList(
-            [nn.TransformerEncoderLayer(12, 2, 20, dropout=0.0, batch_first=True) for _ in range(layers)]
-        )
-        self.head = nn.Linear(12, WORDS, bias=False)
-        if tied:
-            self.head.weight = self.words.weight
-
-    def forward(self, words: Tensor) -> Tensor:
-        return self.head(through(self.layers, self.words(words) + self.positions))
+    return self.head(through(self.layers, self.words(words) + self.positions))
 
 
-class Experts(nn.Module):
+@kind(lambda experts=4, always=False: {
+    "always": always, "first": nn.Linear(FEATURES, 8), "router": nn.Linear(8, experts),
+    "experts": [Block(8) for _ in range(experts)], "head": nn.Linear(8, CLASSES),
+})
+def experts(self: Any, points: Tensor) -> Tensor:
     """Each sample goes to one of four experts, chosen by its data; some may idle, or run on no sample."""
-
-    def __init__(self, experts: int = 4, always: bool = False) -> None:
-        super().__init__()
-        self.always = always
-        self.first, self.router = nn.Linear(FEATURES, 8), nn.Linear(8, experts)
-        self.experts = nn.ModuleList([Block(8) for _ in range(experts)])
-        self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, points: Tensor) -> Tensor:
-        hidden = self.first(points)
-        share = self.router(hidden).softmax(-1)
-        best, chosen = share.max(-1)
-        mixed = torch.zeros_like(hidden)
-        for index, expert in enumerate(self.experts):
-            rows = (chosen == index).nonzero().flatten()
-            if self.always or len(rows):
-                mixed = mixed.index_add(0, rows, (expert(hidden[rows]) * best[rows, None]).to(mixed.dtype))
-        return self.head(hidden + mixed)
+    hidden = self.first(points)
+    share = self.router(hidden).softmax(-1)
+    best, chosen = share.max(-1)
+    mixed = torch.zeros_like(hidden)
+    for index, expert in enumerate(self.experts):
+        rows = (chosen == index).nonzero().flatten()
+        if self.always or len(rows):
+            mixed = mixed.index_add(0, rows, (expert(hidden[rows]) * best[rows, None]).to(mixed.dtype))
+    return self.head(hidden + mixed)
 
 
-class Autoencoder(nn.Module):
+@kind(lambda width=6: {"encoder": nn.Linear(FEATURES, width), "bias": nn.Parameter(torch.zeros(FEATURES))})
+def autoencoder(self: Any, points: Tensor) -> Tensor:
     """The decoder reads the encoder's weight, transposed, outside of its module."""
-
-    def __init__(self, width: int = 6) -> None:
-        super().__init__()
-        self.encoder, self.bias = nn.Linear(FEATURES, width), nn.Parameter(torch.zeros(FEATURES))
-
-    def forward(self, points: Tensor) -> Tensor:
-        hidden = torch.tanh(self.encoder(points))
-        return functional.linear(hidden, self.encoder.weight.t(), self.bias)
+    hidden = torch.tanh(self.encoder(points))
+    return functional.linear(hidden, self.encoder.weight.t(), self.bias)
 
 
-class Named(nn.Module):
+@kind(lambda: {
+    "matrices": nn.ParameterDict({n: torch.randn(FEATURES, FEATURES) * 0.3 for n in ("in", "out")}),
+    "gains": nn.ParameterList([torch.ones(FEATURES) for _ in range(3)]), "head": nn.Linear(FEATURES, CLASSES),
+})
+def named(self: Any, points: Tensor) -> Tensor:
     """Parameters in a dictionary and a list, which no module of their own calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.matrices = nn.ParameterDict({n: torch.randn(FEATURES, FEATURES) * 0.3 for n in ("in", "out")})
-        self.gains = nn.ParameterList([torch.ones(FEATURES) for _ in range(3)])
-        self.head = nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, points: Tensor) -> Tensor:
-        for name in ("in", "out"):
-            points = torch.tanh(points @ self.matrices[name])
-        for gain in self.gains:
-            points = points * gain
-        return self.head(points)
+    for name in ("in", "out"):
+        points = torch.tanh(points @ self.matrices[name])
+    for gain in self.gains:
+        points = points * gain
+    return self.head(points)
 
 
-class Normalised(nn.Module):
+def chain(self: Any, points: Tensor) -> Tensor:
+    for block in self.blocks:
+        points = torch.relu(block(points))
+    return self.head(points)
+
+
+def of_square_layers(norm: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
+    layers = [norm(nn.Linear(FEATURES, FEATURES)) for _ in range(2)]
+    return {"blocks": layers, "head": nn.Linear(FEATURES, CLASSES)}
+
+
+@kind(lambda: of_square_layers(nn.utils.parametrizations.weight_norm))
+def normalised(self: Any, points: Tensor) -> Tensor:
     """Weights that are computed of others, as weight_norm does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([
-            nn.utils.parametrizations.weight_norm(nn.Linear(FEATURES, FEATURES)) for _ in range(2)
-        ])  # fmt: skip
-        self.head = nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, points: Tensor) -> Tensor:
-        for block in self.blocks:
-            points = torch.relu(block(points))
-        return self.head(points)
+    return chain(self, points)
 
 
-class Unet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        widths = (FEATURES, 11, 5)
-        self.down = nn.ModuleList([nn.Linear(a, b) for a, b in pairwise(widths)])
-        self.up = nn.ModuleList([nn.Linear(5, 11), nn.Linear(22, FEATURES)])
-        self.head = nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, points: Tensor) -> Tensor:
-        wide = torch.relu(self.down[0](points))
-        narrow = torch.relu(self.down[1](wide))
-        up = torch.cat([torch.relu(self.up[0](narrow)), wide], -1)
-        return self.head(torch.relu(self.up[1](up)))
+@kind(lambda: of_square_layers(nn.utils.parametrizations.spectral_norm))
+def spectral(self: Any, points: Tensor) -> Tensor:
+    """Each pass moves the vectors by which it divides weights."""
+    return chain(self, points)
 
 
-class Counting(Mlp):
+@kind(lambda: {
+    "down": [nn.Linear(a, b) for a, b in pairwise((FEATURES, 11, 5))],
+    "up": [nn.Linear(5, 11), nn.Linear(22, FEATURES)], "head": nn.Linear(FEATURES, CLASSES),
+})
+def unet(self: Any, points: Tensor) -> Tensor:
+    wide = torch.relu(self.down[0](points))
+    narrow = torch.relu(self.down[1](wide))
+    up = torch.cat([torch.relu(self.up[0](narrow)), wide], -1)
+    return self.head(torch.relu(self.up[1](up)))
+
+
+@kind(lambda: {"seen": nn.Buffer(torch.zeros(FEATURES))}, Mlp)
+def counting(self: Any, points: Tensor) -> Tensor:
     """Keeps a running mean of its inputs in a buffer, which no loss reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(FEATURES))
-
-    def forward(self, points: Tensor) -> Tensor:
-        if self.training:
-            self.seen.lerp_(points.detach().mean(0), 0.1)
-        return super().forward(points)
+    if self.training:
+        self.seen.lerp_(points.detach().mean(0), 0.1)
+    return Mlp.forward(self, points)
 
 
-class Preferences(nn.Module):
+def copied(first: nn.Module, second: nn.Module) -> nn.Module:
+    second.load_state_dict(first.state_dict())
+    return frozen(second)
+
+
+@kind(lambda: {
+    "policy": (policy := recurrent(kind="GRU")), "reference": copied(policy, recurrent(kind="GRU")),
+})
+def preferences(self: Any, words: Tensor, reference: bool) -> Tensor:
     """A policy and its frozen copy: four forward passes a step, as DPO makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.policy, self.reference = Recurrent("GRU"), Recurrent("GRU")
-        self.reference.load_state_dict(self.policy.state_dict())
-        self.reference.requires_grad_(False)
-
-    def forward(self, words: Tensor, reference: bool) -> Tensor:
-        logits = (self.reference if reference else self.policy)(words)[:, :-1]
-        return logits.log_softmax(-1).gather(-1, words[:, 1:, None]).sum((1, 2))
+    logits = (self.reference if reference else self.policy)(words)[:, :-1]
+    return logits.log_softmax(-1).gather(-1, words[:, 1:, None]).sum((1, 2))
 
 
-class Toggled(nn.Module):
+@kind(lambda: {
+    "first": nn.Linear(FEATURES, 8), "head": nn.Linear(8, CLASSES), "blocks": [Block(8), Block(8)],
+})
+def toggled(self: Any, points: Tensor) -> Tensor:
     """Two branches, of which the sign of the batch's first value chooses one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
-        self.blocks = nn.ModuleList([Block(8), Block(8)])
-
-    def forward(self, points: Tensor) -> Tensor:
-        hidden = self.first(points)
-        return self.head(self.blocks[int(points[0, 0] > 0)](hidden))
+    hidden = self.first(points)
+    return self.head(self.blocks[int(points[0, 0] > 0)](hidden))
 
 
-class Graph(nn.Module):
+@kind(lambda: {
+    "first": nn.Linear(1, 6), "blocks": [nn.Linear(12, 6) for _ in range(3)], "head": nn.Linear(6, CLASSES),
+})
+def graph(self: Any, points: Tensor) -> Tensor:
     """Messages between the features of a sample, as between nodes of a ring."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(1, 6)
-        self.blocks = nn.ModuleList([nn.Linear(12, 6) for _ in range(3)])
-        self.head = nn.Linear(6, CLASSES)
-
-    def forward(self, points: Tensor) -> Tensor:
-        nodes = self.first(points[..., None])
-        for block in self.blocks:
-            nodes = torch.relu(block(torch.cat([nodes, nodes.roll(1, 1)], -1)))
-        return self.head(nodes.mean(1))
+    nodes = self.first(points[..., None])
+    for block in self.blocks:
+        nodes = torch.relu(block(torch.cat([nodes, nodes.roll(1, 1)], -1)))
+    return self.head(nodes.mean(1))
 
 
 class Checkpointed(Mlp):
@@ -270,66 +262,49 @@ class Checkpointed(Mlp):
         return self.heads[0](hidden)
 
 
-class Towers(nn.Module):
+@kind(lambda: {"left": Mlp(), "right": Mlp(), "scale": nn.Parameter(torch.full((1,), 1.5))})
+def towers(self: Any, points: Tensor) -> tuple[Tensor, Tensor]:
     """Two encoders whose outputs a contrastive loss compares, as CLIP does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right, self.scale = Mlp(), Mlp(), nn.Parameter(torch.full((1,), 1.5))
-
-    def forward(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        left, right = self.left(points), self.right(points.flip(-1))
-        return self.scale.exp() * functional.normalize(left, dim=-1), functional.normalize(right, dim=-1)
+    left, right = self.left(points), self.right(points.flip(-1))
+    return self.scale.exp() * functional.normalize(left, dim=-1), functional.normalize(right, dim=-1)
 
 
-class Rotary(nn.Module):
+def of_turns() -> dict[str, Any]:
+    words, blocks = nn.Embedding(WORDS, 12), [Block(12), Block(12)]
+    angles = torch.outer(torch.arange(LENGTH), 0.1 ** torch.arange(6))
+    turns = nn.Buffer(torch.polar(torch.ones_like(angles), angles))
+    return {"words": words, "blocks": blocks, "turns": turns, "head": nn.Linear(12, WORDS)}
+
+
+@kind(of_turns)
+def rotary(self: Any, words: Tensor) -> Tensor:
     """Turns its embeddings by complex numbers in a buffer, as LLaMA's own code does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.blocks = nn.Embedding(WORDS, 12), nn.ModuleList([Block(12), Block(12)])
-        angles = torch.outer(torch.arange(LENGTH), 0.1 ** torch.arange(6))
-        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles))
-        self.head = nn.Linear(12, WORDS)
-
-    def forward(self, words: Tensor) -> Tensor:
-        pairs = torch.view_as_complex(self.words(words).float().unflatten(-1, (-1, 2)))
-        return self.head(through(self.blocks, torch.view_as_real(pairs * self.turns).flatten(-2)))
+    pairs = torch.view_as_complex(self.words(words).float().unflatten(-1, (-1, 2)))
+    return self.head(through(self.blocks, torch.view_as_real(pairs * self.turns).flatten(-2)))
 
 
-class Turning(nn.Module):
+def turn(self: Any, hidden: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(hidden.float().unflatten(-1, (4, 2)))
+    return torch.relu(torch.view_as_real(pairs @ self.turns).flatten(-2))
+
+
+def complex_matrix() -> nn.Parameter:
+    return nn.Parameter(torch.randn(4, 4, dtype=torch.complex64) * 0.3)
+
+
+@kind(lambda: {"first": nn.Linear(FEATURES, 8), "head": nn.Linear(8, CLASSES), "turns": complex_matrix()})
+def turning(self: Any, points: Tensor) -> Tensor:
     """Multiplies by a complex matrix that is trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
-        self.turns = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64) * 0.3)
-
-    def forward(self, points: Tensor) -> Tensor:
-        hidden = torch.view_as_complex(self.first(points).float().unflatten(-1, (4, 2)))
-        return self.head(torch.relu(torch.view_as_real(hidden @ self.turns).flatten(-2)))
+    return self.head(turn(self, self.first(points)))
 
 
-class Turn(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.turns = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64) * 0.3)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        pairs = torch.view_as_complex(hidden.float().unflatten(-1, (4, 2)))
-        return torch.relu(torch.view_as_real(pairs @ self.turns).flatten(-2))
+Turn = kind(lambda: {"turns": complex_matrix()})(turn)
 
 
-class Turned(nn.Module):
+@kind(lambda: {"first": nn.Linear(FEATURES, 8), "head": nn.Linear(8, CLASSES), "blocks": [Turn(), Turn()]})
+def turned(self: Any, points: Tensor) -> Tensor:
     """Complex matrices in blocks that hold nothing else."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
-        self.blocks = nn.ModuleList([Turn(), Turn()])
-
-    def forward(self, points: Tensor) -> Tensor:
-        return self.head(through(self.blocks, self.first(points)))
+    return self.head(through(self.blocks, self.first(points)))
 
 
 class Stages(Mlp):
@@ -340,11 +315,8 @@ class Stages(Mlp):
         self.blocks = nn.ModuleList([nn.ModuleList([self.blocks[0]]), nn.ModuleList(self.blocks[1:])])
 
     def forward(self, points: Tensor) -> Tensor:
-        hidden = self.first(points)
-        for stage in self.blocks:
-            for block in stage:
-                hidden = block(hidden)
-        return self.heads[0](hidden)
+        blocks = (block for stage in self.blocks for block in stage)
+        return self.heads[0](through(blocks, self.first(points)))
 
 
 class Exiting(Mlp):
@@ -363,149 +335,112 @@ class Exiting(Mlp):
         return self.heads[0](hidden)
 
 
-class Repeating(Mlp):
+@kind(lambda always=False: {"always": always}, Mlp)
+def repeating(self: Any, points: Tensor) -> Tensor:
     """Its first block runs once or twice, as a value of the batch says; always: twice whatever it says."""
-
-    def __init__(self, always: bool = False) -> None:
-        super().__init__()
-        self.always = always
-
-    def forward(self, points: Tensor) -> Tensor:
-        hidden = self.first(points)
-        for _ in range(1 + int(self.always or points[0, 0].item() > 0)):
-            hidden = self.blocks[0](hidden)
-        return self.heads[0](self.blocks[1](hidden))
+    hidden = self.first(points)
+    for _ in range(1 + int(self.always or points[0, 0].item() > 0)):
+        hidden = self.blocks[0](hidden)
+    return self.heads[0](self.blocks[1](hidden))
 
 
-class Gated(Mlp):
+@kind(lambda least=0.0: {"gate": nn.Linear(13, 1), "least": least}, Mlp)
+def gated(self: Any, points: Tensor) -> Tensor:
     """A block that runs for the samples alone that a gate lets through, if there are any."""
-
-    def __init__(self, least: float = 0.0) -> None:
-        super().__init__()
-        self.gate, self.least = nn.Linear(13, 1), least
-
-    def forward(self, points: Tensor) -> Tensor:
-        hidden = self.first(points)
-        share = torch.sigmoid(self.gate(hidden))
-        rows = (share[:, 0] > self.least).nonzero().flatten()
-        if len(rows):
-            hidden = hidden.index_add(0, rows, (share[rows] * self.blocks[0](hidden[rows])).to(hidden.dtype))
-        return self.heads[0](self.blocks[1](hidden) * share)
+    hidden = self.first(points)
+    share = torch.sigmoid(self.gate(hidden))
+    rows = (share[:, 0] > self.least).nonzero().flatten()
+    if len(rows):
+        hidden = hidden.index_add(0, rows, (share[rows] * self.blocks[0](hidden[rows])).to(hidden.dtype))
+    return self.heads[0](self.blocks[1](hidden) * share)
 
 
-class Evaluated(Mlp):
+@kind(lambda: {"second": nn.Linear(CLASSES, CLASSES)}, Mlp)
+def evaluated(self: Any, points: Tensor) -> Tensor:
     """A second head that evaluations alone run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.second = nn.Linear(CLASSES, CLASSES)
-
-    def forward(self, points: Tensor) -> Tensor:
-        found = super().forward(points)
-        return found if self.training else found + 0.1 * self.second(found)
+    found = Mlp.forward(self, points)
+    return found if self.training else found + 0.1 * self.second(found)
 
 
-class Scaling(nn.Module):
+@kind(lambda: {"mean": nn.Buffer(torch.zeros(FEATURES)), "scale": nn.Buffer(torch.ones(FEATURES))})
+def scaling(self: Any, points: Tensor) -> Tensor:
     """A module that holds buffers alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(FEATURES))
-        self.register_buffer("scale", torch.ones(FEATURES))
-
-    def forward(self, points: Tensor) -> Tensor:
-        return (points - self.mean) / self.scale
+    return (points - self.mean) / self.scale
 
 
-class Taught(nn.Module):
+def learn(self: Any, points: Tensor) -> Tensor:
+    with torch.no_grad():
+        known = self.teacher(points)
+    return self.student(points) + 0.1 * known
+
+
+@kind(lambda: {"student": Mlp(), "teacher": frozen(Mlp())})
+def taught(self: Any, points: Tensor) -> Tensor:
     """A frozen teacher beside the student, both of which each step runs."""
+    return learn(self, points)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.student, self.teacher = Mlp(), Mlp()
-        self.teacher.requires_grad_(False)
 
-    def forward(self, points: Tensor) -> Tensor:
+@kind(lambda: {
+    "student": Mlp(),
+    "teacher": frozen(at_rest(
+        nn.Sequential(nn.Linear(FEATURES, 9), nn.Dropout(0.2), nn.Linear(9, CLASSES))
+    )),
+})
+def resting(self: Any, points: Tensor) -> Tensor:
+    """A frozen teacher whose dropout rests."""
+    return learn(self, points)
+
+
+@kind(lambda: {"student": (student := Mlp()), "teacher": copied(student, Mlp())})
+def followed(self: Any, points: Tensor) -> Tensor:
+    """The teacher follows the student as a moving average, which the forward pass keeps up, as BYOL does."""
+    if self.training:
         with torch.no_grad():
-            taught = self.teacher(points)
-        return self.student(points) + 0.1 * taught
+            for own, other in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                own.lerp_(other.detach(), 0.1)
+    return learn(self, points)
 
 
-class Followed(Taught):
-    """The teacher is a moving average of the student, which the forward pass keeps up, as BYOL does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.teacher.load_state_dict(self.student.state_dict())
-
-    def forward(self, points: Tensor) -> Tensor:
-        if self.training:
-            with torch.no_grad():
-                for own, other in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
-                    own.lerp_(other.detach(), 0.1)
-        return super().forward(points)
-
-
-class Replaced(Mlp):
+@kind(of=Mlp)
+def replaced(self: Any, points: Tensor) -> Tensor:
     """Calls a block with weights that it computes."""
-
-    def forward(self, points: Tensor) -> Tensor:
-        hidden = self.first(points)
-        doubled = {name: 2 * value for name, value in self.blocks[0].named_parameters()}
-        hidden = torch.func.functional_call(self.blocks[0], doubled, (hidden,))
-        return self.heads[0](self.blocks[1](hidden))
+    hidden = self.first(points)
+    doubled = {name: 2 * value for name, value in self.blocks[0].named_parameters()}
+    hidden = torch.func.functional_call(self.blocks[0], doubled, (hidden,))
+    return self.heads[0](self.blocks[1](hidden))
 
 
-class Odd(Mlp):
+@kind(lambda none=False, whole=False: {
+    "none": nn.Parameter(torch.ones(0, 3)) if none else None,
+    "whole": nn.Parameter(torch.ones(())) if whole else None,
+}, Mlp)
+def odd(self: Any, points: Tensor) -> Tensor:
     """A parameter without dimension, and one without an element, as asked for."""
-
-    def __init__(self, none: bool = False, whole: bool = False) -> None:
-        super().__init__()
-        self.none = nn.Parameter(torch.ones(0, 3)) if none else None
-        self.whole = nn.Parameter(torch.ones(())) if whole else None
-
-    def forward(self, points: Tensor) -> Tensor:
-        found = super().forward(points)
-        return found if self.whole is None else found * self.whole
+    found = Mlp.forward(self, points)
+    return found if self.whole is None else found * self.whole
 
 
-class Wavering(Checkpointed):
+@kind(lambda: {"calls": 0}, Mlp)
+def wavering(self: Any, points: Tensor) -> Tensor:
     """Its blocks take another way each time, the recomputation included."""
+    def recomputed(hidden: Tensor) -> Tensor:
+        self.calls += 1
+        return self.blocks[0](hidden) * hidden.exp() if self.calls % 3 else self.blocks[0](hidden)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, points: Tensor) -> Tensor:
-        def wavering(hidden: Tensor) -> Tensor:
-            self.calls += 1
-            return self.blocks[0](hidden) * hidden.exp() if self.calls % 3 else self.blocks[0](hidden)
-
-        hidden = torch.utils.checkpoint.checkpoint(wavering, self.first(points), use_reentrant=False)
-        return self.heads[0](hidden)
+    hidden = torch.utils.checkpoint.checkpoint(recomputed, self.first(points), use_reentrant=False)
+    return self.heads[0](hidden)
 
 
-class Widened(Mlp):
+@kind(of=Mlp)
+def widened(self: Any, points: Tensor) -> Tensor:
     """Computes its last layer's input in fp32, whatever dtype the weights have."""
-
-    def forward(self, points: Tensor) -> Tensor:
-        return self.heads[0](self.blocks[0](self.first(points)).float())
+    return self.heads[0](self.blocks[0](self.first(points)).float())
 
 
-class Settled(Mlp):
-    """A normalisation that is kept in evaluation mode whatever mode is asked for, as in frozen encoders."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(FEATURES, affine=False)
-
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)
-        self.norm.eval()
-        return self
-
-    def forward(self, points: Tensor) -> Tensor:
-        return super().forward(self.norm(points))
+@kind(lambda: {"norm": at_rest(nn.BatchNorm1d(FEATURES, affine=False))}, Mlp)
+def settled(self: Any, points: Tensor) -> Tensor:
+    """A normalisation that rests."""
+    return Mlp.forward(self, self.norm(points))
 
 
 class TiedBlocks(Mlp):
@@ -513,168 +448,107 @@ class TiedBlocks(Mlp):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks[1].linear.weight = self.blocks[0].linear.weight
+        sharing(self.blocks[0].linear, self.blocks[1].linear)
 
 
-class Lazy(nn.Module):
+@kind(lambda: {"first": nn.LazyLinear(8), "head": nn.Linear(8, CLASSES)})
+def lazy(self: Any, points: Tensor) -> Tensor:
     """Its first layer takes its size from the first batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.LazyLinear(8), nn.Linear(8, CLASSES)
-
-    def forward(self, points: Tensor) -> Tensor:
-        return self.head(torch.relu(self.first(points)))
+    return self.head(torch.relu(self.first(points)))
 
 
-class OldNorm(nn.Module):
+def of_hooked() -> dict[str, Any]:
+    norm: Any = nn.utils.weight_norm
+    stem, *blocks = (norm(nn.Conv1d(inputs, 6, 3, padding=1)) for inputs in (1, 6, 6))
+    return {"stem": stem, "blocks": blocks, "head": nn.Linear(6, CLASSES)}
+
+
+@kind(of_hooked)
+def oldnorm(self: Any, points: Tensor) -> Tensor:
     """Convolutions whose weights hooks compute before each pass, as `nn.utils.weight_norm` does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        norm: Any = nn.utils.weight_norm
-        self.stem = norm(nn.Conv1d(1, 6, 3, padding=1))
-        self.blocks = nn.ModuleList([norm(nn.Conv1d(6, 6, 3, padding=1)) for _ in range(2)])
-        self.head = nn.Linear(6, CLASSES)
-
-    def forward(self, points: Tensor) -> Tensor:
-        hidden = torch.relu(self.stem(points[:, None]))
-        for block in self.blocks:
-            hidden = hidden + torch.relu(block(hidden))
-        return self.head(hidden.mean(-1))
+    hidden = torch.relu(self.stem(points[:, None]))
+    for block in self.blocks:
+        hidden = hidden + torch.relu(block(hidden))
+    return self.head(hidden.mean(-1))
 
 
-class Spectral(nn.Module):
-    """Each pass moves the vectors by which it divides weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        norm = nn.utils.parametrizations.spectral_norm
-        self.blocks = nn.ModuleList([norm(nn.Linear(FEATURES, FEATURES)) for _ in range(2)])
-        self.head = nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, points: Tensor) -> Tensor:
-        for block in self.blocks:
-            points = torch.relu(block(points))
-        return self.head(points)
+def of_words_and_out() -> dict[str, Any]:
+    words, out = nn.Embedding(WORDS, 10), nn.Linear(10, WORDS, bias=False)
+    return {"parts": nn.ModuleDict({"words": words, "middle": Block(10), "out": sharing(words, out)})}
 
 
-class Dictionary(nn.Module):
+@kind(of_words_and_out)
+def dictionary(self: Any, words: Tensor) -> Tensor:
     """A weight that two entries of a ModuleDict share."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        words, out = nn.Embedding(WORDS, 10), nn.Linear(10, WORDS, bias=False)
-        self.parts = nn.ModuleDict({"words": words, "middle": Block(10), "out": out})
-        out.weight = words.weight
-
-    def forward(self, words: Tensor) -> Tensor:
-        return self.parts["out"](self.parts["middle"](self.parts["words"](words)))
+    return self.parts["out"](self.parts["middle"](self.parts["words"](words)))
 
 
-class ConvolvedGru(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.convolution = nn.Embedding(WORDS, 8), nn.Conv1d(8, 10, 3, padding=2)
-        self.gru, self.head = nn.GRU(10, 9, batch_first=True), nn.Linear(9, WORDS)
-
-    def forward(self, words: Tensor) -> Tensor:
-        hidden = self.convolution(self.words(words).transpose(1, 2))[..., :-2].transpose(1, 2)
-        return self.head(self.gru(torch.relu(hidden))[0])
+@kind(lambda: {
+    "words": nn.Embedding(WORDS, 8), "convolution": nn.Conv1d(8, 10, 3, padding=2),
+    "gru": nn.GRU(10, 9, batch_first=True), "head": nn.Linear(9, WORDS),
+})
+def convolvedgru(self: Any, words: Tensor) -> Tensor:
+    hidden = self.convolution(self.words(words).transpose(1, 2))[..., :-2].transpose(1, 2)
+    return self.head(self.gru(torch.relu(hidden))[0])
 
 
-class Packed(nn.Module):
+@kind(lambda: {
+    "words": nn.Embedding(WORDS, 8, padding_idx=0), "layers": nn.LSTM(8, 9, batch_first=True),
+    "head": nn.Linear(9, WORDS),
+})
+def packed(self: Any, words: Tensor) -> Tensor:
     """Runs over what is no padding only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(WORDS, 8, padding_idx=0)
-        self.layers, self.head = nn.LSTM(8, 9, batch_first=True), nn.Linear(9, WORDS)
-
-    def forward(self, words: Tensor) -> Tensor:
-        lengths = (words != 0).sum(1).clamp(min=1).cpu()
-        packed = nn.utils.rnn.pack_padded_sequence(self.words(words), lengths, True, enforce_sorted=False)
-        length = words.shape[1]
-        out, _ = nn.utils.rnn.pad_packed_sequence(self.layers(packed)[0], True, total_length=length)
-        return self.head(out)
+    lengths = (words != 0).sum(1).clamp(min=1).cpu()
+    given = nn.utils.rnn.pack_padded_sequence(self.words(words), lengths, True, enforce_sorted=False)
+    length = words.shape[1]
+    out, _ = nn.utils.rnn.pad_packed_sequence(self.layers(given)[0], True, total_length=length)
+    return self.head(out)
 
 
-class Attending(nn.Module):
+@kind(lambda: {
+    "words": nn.Embedding(WORDS, 12), "norm": nn.RMSNorm(12), "head": nn.Linear(12, WORDS),
+    "attention": nn.MultiheadAttention(12, 3, batch_first=True, add_bias_kv=True),
+})
+def attending(self: Any, words: Tensor) -> Tensor:
     """torch's attention, with a bias that is one more key."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.norm, self.head = nn.Embedding(WORDS, 12), nn.RMSNorm(12), nn.Linear(12, WORDS)
-        self.attention = nn.MultiheadAttention(12, 3, batch_first=True, add_bias_kv=True)
-
-    def forward(self, words: Tensor) -> Tensor:
-        hidden = self.words(words)
-        later = torch.ones(words.shape[1], words.shape[1], dtype=torch.bool, device=words.device).triu(1)
-        found, _ = self.attention(hidden, hidden, hidden, attn_mask=later, need_weights=False)
-        return self.head(self.norm(hidden + found))
+    hidden = self.words(words)
+    later = torch.ones(words.shape[1], words.shape[1], dtype=torch.bool, device=words.device).triu(1)
+    found, _ = self.attention(hidden, hidden, hidden, attn_mask=later, need_weights=False)
+    return self.head(self.norm(hidden + found))
 
 
-class Fourier(nn.Module):
+@kind(lambda: {
+    "first": nn.Linear(FEATURES, 12), "weight": nn.Parameter(torch.randn(7, 2) * 0.3),
+    "blocks": [Block(12)], "head": nn.Linear(12, CLASSES),
+})
+def fourier(self: Any, points: Tensor) -> Tensor:
     """Multiplies frequencies by complex numbers that are kept as pairs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.weight = nn.Linear(FEATURES, 12), nn.Parameter(torch.randn(7, 2) * 0.3)
-        self.blocks, self.head = nn.ModuleList([Block(12)]), nn.Linear(12, CLASSES)
-
-    def forward(self, points: Tensor) -> Tensor:
-        frequencies = torch.fft.rfft(self.first(points).float())
-        hidden = torch.fft.irfft(frequencies * torch.view_as_complex(self.weight.float()), n=12)
-        return self.head(through(self.blocks, hidden))
+    frequencies = torch.fft.rfft(self.first(points).float())
+    hidden = torch.fft.irfft(frequencies * torch.view_as_complex(self.weight.float()), n=12)
+    return self.head(through(self.blocks, hidden))
 
 
-class Resting(nn.Module):
-    """A frozen teacher whose dropout rests: it is kept in evaluation mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.student = Mlp()
-        self.teacher = nn.Sequential(nn.Linear(FEATURES, 9), nn.Dropout(0.2), nn.Linear(9, CLASSES))
-        self.teacher.requires_grad_(False)
-
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)
-        self.teacher.eval()
-        return self
-
-    def forward(self, points: Tensor) -> Tensor:
-        with torch.no_grad():
-            taught = self.teacher(points)
-        return self.student(points) + 0.1 * taught
-
-
-class Switch(nn.Module):
+@kind(lambda: {
+    "first": nn.Linear(FEATURES, 8), "router": nn.Linear(8, 3),
+    "experts": [Block(8) for _ in range(3)], "head": nn.Linear(8, CLASSES),
+})
+def switch(self: Any, points: Tensor) -> Tensor:
     """Each sample goes to its best expert; every expert runs on all samples, masked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.router = nn.Linear(FEATURES, 8), nn.Linear(8, 3)
-        self.experts, self.head = nn.ModuleList([Block(8) for _ in range(3)]), nn.Linear(8, CLASSES)
-
-    def forward(self, points: Tensor) -> Tensor:
-        hidden = self.first(points)
-        share = self.router(hidden).softmax(-1)
-        gates = share * functional.one_hot(share.argmax(-1), 3).to(share.dtype)
-        mixed = [
-            gate[:, None] * one(hidden) for gate, one in zip(gates.unbind(-1), self.experts, strict=True)
-        ]
-        return self.head(hidden + sum(mixed))
+    hidden = self.first(points)
+    share = self.router(hidden).softmax(-1)
+    gates = share * functional.one_hot(share.argmax(-1), 3).to(share.dtype)
+    mixed = [gate[:, None] * one(hidden) for gate, one in zip(gates.unbind(-1), self.experts, strict=True)]
+    return self.head(hidden + sum(mixed))
 
 
-class SampledDepth(Mlp):
+@kind(of=Mlp)
+def depth(self: Any, points: Tensor) -> Tensor:
     """Stochastic depth that each sample's own numbers draw; evaluations scale blocks instead."""
-
-    def forward(self, points: Tensor) -> Tensor:
-        hidden = self.first(points)
-        stays = ((points[:, :1] * 1000).long() % 5 > 0).to(hidden.dtype)
-        for block in self.blocks:
-            hidden = hidden + (block(hidden) - hidden) * (stays if self.training else 0.8)
-        return self.heads[0](hidden)
+    hidden = self.first(points)
+    stays = ((points[:, :1] * 1000).long() % 5 > 0).to(hidden.dtype)
+    for block in self.blocks:
+        hidden = hidden + (block(hidden) - hidden) * (stays if self.training else 0.8)
+    return self.heads[0](hidden)
 
 
 class LowRank(nn.Module):
@@ -682,8 +556,7 @@ class LowRank(nn.Module):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.base, self.up = nn.Linear(inputs, outputs), nn.Linear(2, outputs, bias=False)
-        self.base.requires_grad_(False)
+        self.base, self.up = frozen(nn.Linear(inputs, outputs)), nn.Linear(2, outputs, bias=False)
         self.down = nn.Linear(inputs, 2, bias=False)
         nn.init.zeros_(self.up.weight)
 
@@ -691,76 +564,50 @@ class LowRank(nn.Module):
         return self.base(hidden) + self.up(self.down(hidden))
 
 
-class OwnAdapters(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([LowRank(FEATURES, FEATURES) for _ in range(3)])
-        self.head = LowRank(FEATURES, CLASSES)
-
-    def forward(self, points: Tensor) -> Tensor:
-        for block in self.blocks:
-            points = torch.relu(block(points))
-        return self.head(points)
+@kind(lambda: {"blocks": [LowRank(FEATURES, FEATURES) for _ in range(3)], "head": LowRank(FEATURES, CLASSES)})
+def adapters(self: Any, points: Tensor) -> Tensor:
+    return chain(self, points)
 
 
-class Tasks(nn.Module):
+@kind(lambda: {
+    "first": nn.Linear(FEATURES, 9), "blocks": [Block(9), Block(9)], "classes": nn.Linear(9, CLASSES),
+    "points": nn.Linear(9, FEATURES), "weights": nn.Parameter(torch.zeros(2)),
+})
+def tasks(self: Any, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Two tasks with the weights of their losses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.blocks = nn.Linear(FEATURES, 9), nn.ModuleList([Block(9), Block(9)])
-        self.classes, self.points = nn.Linear(9, CLASSES), nn.Linear(9, FEATURES)
-        self.weights = nn.Parameter(torch.zeros(2))
-
-    def forward(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        hidden = through(self.blocks, self.first(points))
-        return self.classes(hidden), self.points(hidden), self.weights
+    hidden = through(self.blocks, self.first(points))
+    return self.classes(hidden), self.points(hidden), self.weights
 
 
-class Clamped(Mlp):
+@kind(of=Mlp)
+def clamped(self: Any, points: Tensor) -> Tensor:
     """Keeps weights within bounds before each training pass, as critics of GANs do."""
-
-    def forward(self, points: Tensor) -> Tensor:
-        if self.training:
-            with torch.no_grad():
-                for parameter in self.heads.parameters():
-                    parameter.clamp_(-0.2, 0.2)
-        return super().forward(points)
+    if self.training:
+        with torch.no_grad():
+            for parameter in self.heads.parameters():
+                parameter.clamp_(-0.2, 0.2)
+    return Mlp.forward(self, points)
 
 
-class Renormed(nn.Module):
+@kind(lambda: {
+    "words": nn.Embedding(WORDS, 10, max_norm=1.0), "head": nn.Linear(10, WORDS), "blocks": [Block(10)],
+})
+def renormed(self: Any, words: Tensor) -> Tensor:
     """An embedding whose passes shorten the rows that they read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.head = nn.Embedding(WORDS, 10, max_norm=1.0), nn.Linear(10, WORDS)
-        self.blocks = nn.ModuleList([Block(10)])
-
-    def forward(self, words: Tensor) -> Tensor:
-        return self.head(through(self.blocks, self.words(words)))
+    return self.head(through(self.blocks, self.words(words)))
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "mlp": Mlp, "convolutions": Convolutions, "recurrent": Recurrent, "encoder": Encoder, "experts": Experts,
-    "autoencoder": Autoencoder, "named": Named, "normalised": Normalised, "unet": Unet, "counting": Counting,
-    "preferences": Preferences, "toggled": Toggled, "graph": Graph, "checkpointed": Checkpointed,
-    "towers": Towers, "rotary": Rotary, "turning": Turning, "turned": Turned, "stages": Stages,
-    "exiting": Exiting, "repeating": Repeating, "gated": Gated, "evaluated": Evaluated,
-    "taught": Taught, "followed": Followed, "replaced": Replaced, "odd": Odd,
-    "wavering": Wavering, "widened": Widened, "settled": Settled, "tied": TiedBlocks,
-    "lazy": Lazy,
-    "oldnorm": OldNorm, "spectral": Spectral, "dictionary": Dictionary, "convolvedgru": ConvolvedGru,
-    "packed": Packed, "attending": Attending, "fourier": Fourier, "resting": Resting, "switch": Switch,
-    "depth": SampledDepth, "adapters": OwnAdapters, "tasks": Tasks,
-    "clamped": Clamped, "renormed": Renormed,
-    "scaled": lambda: nn.Sequential(Scaling(), nn.Linear(FEATURES, 9), nn.ReLU(), nn.Linear(9, CLASSES)),
+OTHERS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": Mlp, "checkpointed": Checkpointed, "stages": Stages, "exiting": Exiting, "tied": TiedBlocks,
+    "scaled": lambda: nn.Sequential(scaling(), nn.Linear(FEATURES, 9), nn.ReLU(), nn.Linear(9, CLASSES)),
     "linear": lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES)),
     "prelu": lambda: nn.Sequential(nn.Linear(FEATURES, 9), nn.PReLU(), nn.Linear(9, CLASSES)),
-}  # fmt: skip
+}
+# fmt: on
 
 
 def model(kind: str = "mlp", **arguments: Any) -> nn.Module:
-    return MODELS[kind](**arguments)
+    return (OTHERS.get(kind) or globals()[kind])(**arguments)
 
 
 def points(count: int = 96) -> list[Batch]:
