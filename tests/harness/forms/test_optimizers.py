@@ -23,16 +23,22 @@ def temporary(backend: str, name: str, **changes: Any) -> int:
     ).bytes
 
 
-def test_foreach_holds_the_roots_of_a_group() -> None:
-    assert temporary("ddp", "foreach") == 4 * (40 + 24 + 32)
+ROOTS, LOOP = 4 * (40 + 24 + 32), 4 * max(2 * 40, 2 * 24 + 40, 2 * 32 + 24)
+"""Of the whole group; of the loop two of a tensor and the last quotient."""
 
 
-def test_the_loop_holds_two_of_a_tensor_and_the_last_quotient() -> None:
-    assert temporary("ddp", "for-loop") == 4 * max(2 * 40, 2 * 24 + 40, 2 * 32 + 24)
-
-
-def test_fused_holds_nothing() -> None:
-    assert temporary("ddp", "fused") == 0
+@pytest.mark.parametrize(
+    ("backend", "name", "changes", "held"),
+    [
+        ("ddp", "foreach", {}, ROOTS), ("ddp", "for-loop", {}, LOOP), ("ddp", "fused", {}, 0),
+        ("ddp", "foreach", {"precision": "bf16"}, ROOTS / 2),
+        # Of flat partitions the loop takes twice of foreach.
+        *((stage, "foreach", {}, ROOTS / 2) for stage in ("zero1", "zero2", "zero3")),
+        *((stage, "for-loop", {}, ROOTS) for stage in ("zero1", "zero2", "zero3")),
+    ],
+)  # fmt: skip
+def test_an_update_holds(backend: str, name: str, changes: dict[str, Any], held: float) -> None:
+    assert temporary(backend, name, **changes) == held
 
 
 def test_groups_are_updated_one_after_the_other() -> None:
@@ -40,12 +46,6 @@ def test_groups_are_updated_one_after_the_other() -> None:
     matrices, rest = (sum(t.numel for t in group) for group in bloom.layout.groups())
     assert matrices + rest == 559_214_592
     assert step_temporary(bloom).bytes == 4 * matrices
-
-
-@pytest.mark.parametrize("backend", ["zero1", "zero2", "zero3"])
-def test_the_loop_takes_twice_of_foreach_on_flat_partitions(backend: str) -> None:
-    assert temporary(backend, "foreach") == 4 * (40 + 24 + 32) // 2
-    assert temporary(backend, "for-loop") == 2 * temporary(backend, "foreach")
 
 
 @pytest.mark.parametrize("backend", ["fsdp", "fsdp1", "zero1", "zero3"])
@@ -68,10 +68,6 @@ def test_offloaded_states_are_updated_on_the_host() -> None:
     workload = under("fsdp", bloom_workload(device="cuda", options={"offload": "cpu"}))
     assert implementation(workload) == "for-loop"
     assert step_temporary(workload).host
-
-
-def test_bf16_states_have_bf16_roots() -> None:
-    assert 2 * temporary("ddp", "foreach", precision="bf16") == temporary("ddp", "foreach")
 
 
 def test_each_implementation_names_its_source() -> None:
@@ -107,33 +103,32 @@ def eight_bit(elements: int) -> int:
     return 2 * (elements + 4 * (elements // 256) + 1024)
 
 
-@pytest.mark.parametrize("family", ["single", "ddp"])
-def test_whole_tensors_one_by_one(family: str) -> None:
-    found = moments(family, [(LARGE,), (ODD,), (SMALL,)], 1 if family == "single" else 2)
-    assert found == eight_bit(LARGE) + 8 * (ODD + SMALL)
-
-
-def test_rows_under_fsdp2() -> None:
-    shapes = [(2 * LARGE // 32, 32), (LARGE // 32, 32)]
-    found = moments("fsdp2", shapes, 2, sharding="full-shard")
-    assert found == eight_bit(LARGE) + 8 * LARGE // 2  # half of the second is below 4096
-
-
-@pytest.mark.parametrize("stage", [1, 2])
-def test_a_flat_partition_is_quantised_or_not_by_the_number_of_ranks(stage: int) -> None:
-    shapes = [(3 * 4096,), (3 * 4096,)]
-    assert moments("zero12", shapes, 2, zero_stage=stage) == eight_bit(3 * 4096)
-    assert moments("zero12", shapes, 5, zero_stage=stage) == 8 * 4916  # 24,576 aligned to 10, of 5 ranks
-
-
-def test_bitsandbytes_shares_its_tables_and_fills_the_last_block_in_part() -> None:
-    found = moments("ddp", [(LARGE,), (ODD,), (SMALL,)], 2, "adamw-8bit-bnb")
-    assert found == 2 * (LARGE + ODD + 4 * (LARGE // 256 + 17) + 1024) + 8 * SMALL
+@pytest.mark.parametrize(
+    ("family", "shapes", "ranks", "kind", "expected"),
+    [
+        # Whole tensors one by one; under FSDP2 rows, of which half of the second are below 4096.
+        ("single", [(LARGE,), (ODD,), (SMALL,)], 1, {}, eight_bit(LARGE) + 8 * (ODD + SMALL)),
+        ("ddp", [(LARGE,), (ODD,), (SMALL,)], 2, {}, eight_bit(LARGE) + 8 * (ODD + SMALL)),
+        ("fsdp2", [(2 * LARGE // 32, 32), (LARGE // 32, 32)], 2, {"sharding": "full-shard"},
+         eight_bit(LARGE) + 8 * LARGE // 2),
+        # A flat partition is quantised or not by the number of ranks: 24,576 aligned to 10, of 5 ranks.
+        *(
+            ("zero12", [(3 * 4096,), (3 * 4096,)], ranks, {"zero_stage": stage}, expected)
+            for stage in (1, 2) for ranks, expected in ((2, eight_bit(3 * 4096)), (5, 8 * 4916))
+        ),
+        # bitsandbytes shares its tables and fills the last block in part.
+        ("ddp", [(LARGE,), (ODD,), (SMALL,)], 2, {"optimizer": "adamw-8bit-bnb"},
+         2 * (LARGE + ODD + 4 * (LARGE // 256 + 17) + 1024) + 8 * SMALL),
+    ],
+)  # fmt: skip
+def test_moments_in_8_bits(
+    family: str, shapes: list[tuple[int, ...]], ranks: int, kind: dict[str, Any], expected: int
+) -> None:
+    assert moments(family, shapes, ranks, **kind) == expected
 
 
 def test_bitsandbytes_counts_steps_outside_of_tensors() -> None:
-    parameters = (Tensor("p", (LARGE,), "float32"),)
-    layout = Layout(parameters=parameters, decaying=frozenset("p"))
+    layout = Layout(parameters=(Tensor("p", (LARGE,), "float32"),), decaying=frozenset("p"))
     workload = Workload(
         layout=layout, strategy=StrategyKind(family="ddp"), world_size=2, optimizer="adamw-8bit-bnb"
     )

@@ -100,16 +100,34 @@ def test_ddp_holds_its_buckets_in_the_forward_pass_too() -> None:
     assert held(defaults["step"], "gradients") + held(defaults["step"], "communication") == 2 * 4 * 4 * BLOCK
 
 
-def test_fsdp2_gathers_the_next_unit_of_the_backward_pass_ahead() -> None:
-    found = moments("fsdp", MODEL, 2)
-    assert held(found["backward"], "gathered") == 2 * 4 * BLOCK
-    three = moments("fsdp", MODEL, 2, options={"prefetch": 3})
-    assert held(three["forward"], "gathered") == (3 + 2) * 4 * BLOCK
+THREE, EACH = {"accumulation_steps": 3}, {"accumulation_steps": 3, "options": {"sync_each_batch": True}}
+BF16 = {"precision": "bf16", "preset": "library-defaults", "accumulation_steps": 2}
 
 
-def test_fsdp_without_resharding_holds_all_units_until_the_backward_pass() -> None:
-    found = moments("fsdp-grad-op", MODEL, 2)
-    assert held(found["forward"], "gathered") == (4 + 1) * 4 * BLOCK
+@pytest.mark.parametrize(
+    ("label", "ranks", "settings", "phase", "what", "blocks"),
+    [
+        # The next unit of the backward pass is gathered ahead; without resharding all are held until then.
+        ("fsdp", 2, {}, "backward", "gathered", 2),
+        ("fsdp", 2, {"options": {"prefetch": 3}}, "forward", "gathered", 3 + 2),
+        ("fsdp-grad-op", 2, {}, "forward", "gathered", 4 + 1),
+        # Further micro-steps keep whole gradients, in the dtype in which they are reduced.
+        ("fsdp", 2, THREE, "forward", "gradients", 4), ("ddp", 2, EACH, "backward", "gradients", 4),
+        ("fsdp", 4, BF16, "forward", "unsharded gradients of micro-steps", 4 * 2 // 4),
+        ("fsdp", 4, BF16 | {"options": {"reduce_dtype": "fp32"}}, "forward",
+         "unsharded gradients of micro-steps", 4),
+        ("zero3", 4, {"options": {"reduce_bucket_size": 2 * BLOCK}}, "reduction",
+         "bucket ordered by rank", 2),
+        *((f"zero{stage}", 2, {}, "step", "flat gradients", 2) for stage in (1, 2, 3)),
+    ],
+)  # fmt: skip
+def test_a_phase_holds_so_many_blocks(
+    label: str, ranks: int, settings: dict[str, Any], phase: Phase, what: str, blocks: int
+) -> None:
+    """Of fp32; what: a kind, or part of a name."""
+    peak = moments(label, MODEL, ranks, **settings)[phase]
+    named = sum(count for holding, count in peak.held.items() if what in holding.name)
+    assert (held(peak, what) if what in ("gathered", "gradients") else named) == blocks * 4 * BLOCK
 
 
 def test_fsdp1_joins_the_gradients_of_a_unit() -> None:
@@ -143,19 +161,6 @@ def test_without_contiguous_gradients_overlap_allocates_the_only_buffer() -> Non
     assert held(offloaded, "communication") - held(two, "communication") >= 4 * 8 * BLOCK
 
 
-def test_zero3_reduces_by_bucket() -> None:
-    found = moments("zero3", MODEL, 4, options={"reduce_bucket_size": 2 * BLOCK})
-    ordered = sum(c for h, c in found["reduction"].held.items() if h.name == "bucket ordered by rank")
-    assert ordered == 2 * 4 * BLOCK
-
-
-@pytest.mark.parametrize("backend", ["zero1", "zero2", "zero3"])
-def test_zero_flattens_the_gradients_of_its_partition_for_the_update(backend: str) -> None:
-    found = moments(backend, MODEL, 2)
-    flat = sum(count for holding, count in found["step"].held.items() if "flat gradients" in holding.name)
-    assert flat == 2 * 4 * BLOCK
-
-
 @pytest.mark.parametrize("backend", ["fsdp", "fsdp1", "zero3"])
 def test_gloo_copies_what_it_gathers(backend: str) -> None:
     on_gpu = moments(backend, equal_blocks(4, BLOCK, root=8 * BLOCK), 2)
@@ -168,11 +173,6 @@ def test_gloo_copies_what_it_gathers(backend: str) -> None:
     assert not copies(on_gpu)
 
 
-def test_further_micro_steps_keep_whole_gradients_under_fsdp() -> None:
-    found = moments("fsdp", MODEL, 2, accumulation_steps=3)
-    assert held(found["forward"], "gradients") == 4 * 4 * BLOCK
-
-
 @pytest.mark.parametrize("backend", ["fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op"])
 def test_fsdp_that_reduces_in_every_micro_step_holds_no_whole_gradients(backend: str) -> None:
     found = moments(backend, MODEL, 2, accumulation_steps=3, options={"sync_each_batch": True})
@@ -181,20 +181,6 @@ def test_fsdp_that_reduces_in_every_micro_step_holds_no_whole_gradients(backend:
     assert held(found["forward"], "gradients") == held(found["step"], "gradients") == shards
     assert held(one["forward"], "gradients") == 0
     assert found["step"].bytes - one["step"].bytes <= 16  # a batch more
-
-
-def test_buckets_of_ddp_that_reduces_in_every_micro_step_are_all_its_gradients() -> None:
-    found = moments("ddp", MODEL, 2, accumulation_steps=3, options={"sync_each_batch": True})
-    assert held(found["backward"], "gradients") == 4 * 4 * BLOCK
-
-
-@pytest.mark.parametrize(("options", "width"), [({}, 2), ({"reduce_dtype": "fp32"}, 4)])
-def test_micro_steps_add_up_in_the_dtype_in_which_gradients_are_reduced(
-    options: dict[str, str], width: int
-) -> None:
-    arguments = {"precision": "bf16", "preset": "library-defaults", "accumulation_steps": 2}
-    found = moments("fsdp", MODEL, 4, options=options, **arguments)["forward"].held
-    assert {h.name: c for h, c in found.items()}["unsharded gradients of micro-steps"] == 4 * BLOCK * width
 
 
 @pytest.mark.parametrize(("options", "gathered"), [({}, 8), ({"reshards_root": True}, 0)])

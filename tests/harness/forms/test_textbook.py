@@ -21,7 +21,7 @@ from harness.forms.textbook import (
 from harness.forms.workload import Workload
 from harness.job.job import OptimizerSection
 from tests.built_in import DATA_PARALLEL, strategy
-from tests.geometries import bloom_560m, bloom_workload, under, volume_of
+from tests.geometries import bloom_workload, under, volume_of
 
 BLOOM_560M = 559_214_592
 
@@ -34,17 +34,6 @@ def sent(backend: str, workload: Workload) -> float:
 def textbook_of(backend: str, workload: Workload, weight_dtype: str = "float32") -> list[Collective]:
     given = under(backend, workload)
     return textbook_collectives(given, weight_dtype=weight_dtype, reduce_dtype="float32")
-
-
-def test_the_geometry_has_the_published_number_of_parameters() -> None:
-    assert sum(t.numel for t in bloom_560m()) == BLOOM_560M
-
-
-def test_zero_1_sends_one_and_a_half_times_the_textbook() -> None:
-    workload = bloom_workload(world_size=8)
-    textbook = textbook_sent_bytes("grad-op", BLOOM_560M, 8, weight_bytes=4, reduce_bytes=4)
-    assert textbook is not None
-    assert sent("zero1", workload) / textbook == pytest.approx(1.5, rel=1e-6)
 
 
 def test_zero_2_reduces_in_every_micro_step_and_zero_1_does_not() -> None:
@@ -138,31 +127,29 @@ def test_bloom_560m_on_eight_ranks(
     assert round(sent / 1e9, 3) == gigabytes
 
 
-def hybrid(world_size: int, shard_size: int | None) -> float | None:
-    return textbook_sent_bytes(
-        "hybrid", 1000, world_size, weight_bytes=2, reduce_bytes=4, shard_size=shard_size
+@pytest.mark.parametrize(
+    ("sharding", "ranks", "shards", "sent"),
+    [
+        # Within 4 ranks: 3/4 x 1000 x (2 x 2 + 4); across 2 replicas: 2 x 1/2 x 1000/4 x 4.
+        ("hybrid", 8, 4, 6000 + 1000),
+        # Over all ranks it is full-shard; of single ranks DDP.
+        ("hybrid", 8, 8, 7000), ("full-shard", 8, None, 7000),
+        ("hybrid", 8, 1, 7000), ("none", 8, None, 7000),
+        ("hybrid", 8, None, None), ("tensor-parallel", 8, None, None),
+    ],
+)  # fmt: skip
+def test_hybrid_adds_an_all_reduce_across_the_replicas(
+    sharding: str, ranks: int, shards: int | None, sent: float | None
+) -> None:
+    assert sent == textbook_sent_bytes(
+        sharding, 1000, ranks, weight_bytes=2, reduce_bytes=4, shard_size=shards
     )
-
-
-def test_hybrid_adds_an_all_reduce_across_the_replicas() -> None:
-    # Within 4 ranks: 3/4 x 1000 x (2 x 2 + 4); across 2 replicas: 2 x 1/2 x 1000/4 x 4.
-    assert hybrid(8, 4) == 6000 + 1000
 
 
 def test_a_second_copy_is_gathered_within_its_group_in_the_backward_pass() -> None:
     # 7/8 x 1000 x (2 + 4) over all ranks, 1/2 x 1000 x 2 within 2.
     sent = textbook_sent_bytes("full-shard", 1000, 8, weight_bytes=2, reduce_bytes=4, second_copy_ranks=2)
     assert sent == 5250 + 1000
-
-
-@pytest.mark.parametrize(("shards", "sharding"), [(8, "full-shard"), (1, "none")])
-def test_hybrid_over_all_ranks_is_full_shard_and_of_single_ranks_ddp(shards: int, sharding: str) -> None:
-    assert hybrid(8, shards) == textbook_sent_bytes(sharding, 1000, 8, weight_bytes=2, reduce_bytes=4)
-
-
-def test_hybrid_of_unknown_size_and_an_unknown_strategy_have_no_closed_form() -> None:
-    assert hybrid(8, None) is None
-    assert textbook_sent_bytes("tensor-parallel", 1, 2, weight_bytes=4, reduce_bytes=4) is None
 
 
 def test_every_built_in_backend_has_a_textbook_strategy() -> None:
@@ -190,24 +177,19 @@ def test_palm_540b_is_the_figure_of_the_paper() -> None:
     assert 238.3e3 * 6 * palm.multiplying_parameters / peak == pytest.approx(0.457, abs=5e-4)
 
 
-def test_model_flops_are_six_per_parameter_and_twelve_per_attended_position() -> None:
-    assert model_flops_per_token(GEOMETRY) == 6 * 1000 + 12 * 2 * 8 * 16
+def test_flops_are_six_per_parameter_and_twelve_per_attended_position() -> None:
+    """Recomputation adds a forward pass of the blocks; the least skips the masked half of attention."""
+    plain = model_flops_per_token(GEOMETRY)
+    assert plain == hardware_flops_per_token(GEOMETRY, recomputation=False) == 6 * 1000 + 12 * 2 * 8 * 16
+    recomputed = hardware_flops_per_token(GEOMETRY, recomputation=True)
+    assert recomputed - plain == 2 * 600 + 4 * 2 * 8 * 16
+    assert plain - least_flops_per_token(GEOMETRY) == 6 * 2 * 8 * 16
 
 
 def test_a_frozen_weight_has_no_gradient_of_its_own() -> None:
     """Forward and the gradient of its input, 2 each; the 50 of adapters beside 950 frozen ones have three."""
     adapted = replace(GEOMETRY, frozen_parameters=950)
     assert model_flops_per_token(adapted) == 4 * 950 + 6 * 50 + 12 * 2 * 8 * 16
-
-
-def test_recomputation_adds_one_forward_pass_of_the_blocks() -> None:
-    assert hardware_flops_per_token(GEOMETRY, recomputation=False) == model_flops_per_token(GEOMETRY)
-    added = hardware_flops_per_token(GEOMETRY, recomputation=True) - model_flops_per_token(GEOMETRY)
-    assert added == 2 * 600 + 4 * 2 * 8 * 16
-
-
-def test_the_least_skips_the_masked_half_of_attention() -> None:
-    assert model_flops_per_token(GEOMETRY) - least_flops_per_token(GEOMETRY) == 6 * 2 * 8 * 16
 
 
 @pytest.mark.parametrize(

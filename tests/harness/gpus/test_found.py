@@ -244,38 +244,31 @@ def test_kernels_run_on_later_minors_and_intermediate_code_on_all_later(
     assert runs_on(capability, architectures) is runs
 
 
-CUDA_13 = Wheel(version="2.13.0+cu130", cuda="13.0")
 CUDA_12_6 = Wheel(version="2.13.0+cu126", cuda="12.6")
 
 
-def test_a_v100_needs_the_wheel_for_cuda_12_6() -> None:
-    refusal = unfit_wheel(CUDA_13, (7, 0))
-    assert refusal == (
-        "torch 2.13.0+cu130 (CUDA 13.0) has no kernels for sm_70; install torch's wheel for CUDA 12.6 "
-        "(https://download.pytorch.org/whl/cu126)"
-    )
-    assert unfit_wheel(CUDA_12_6, (7, 0)) is None
+OLD = (
+    "torch 2.13.0+cu130 (CUDA 13.0) has no kernels for sm_70; install torch's wheel for CUDA 12.6 "
+    "(https://download.pytorch.org/whl/cu126)"
+)
 
 
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0)])
-def test_what_came_later_runs_on_cuda_13(capability: tuple[int, int]) -> None:
-    assert unfit_wheel(CUDA_13, capability) is None
-
-
-def test_a_b200_needs_a_later_wheel_than_12_6() -> None:
-    assert "CUDA 13 (https://download.pytorch.org/whl/cu130)" in str(unfit_wheel(CUDA_12_6, (10, 0)))
-
-
-def test_a_wheel_for_the_cpu_is_named() -> None:
-    refusal = unfit_wheel(Wheel(version="2.13.0+cpu"), (8, 0))
-    assert str(refusal).startswith(
-        "torch 2.13.0+cpu is not built for CUDA; install torch's wheel for CUDA 13"
-    )
-
-
-def test_a_build_that_the_table_does_not_have_is_not_judged() -> None:
-    assert unfit_wheel(Wheel(version="2.13.0+own", cuda="12.4"), (7, 0)) is None
-    assert unfit_wheel(Wheel(is_known=False), (7, 0)) is None
+@pytest.mark.parametrize(
+    ("wheel", "capability", "refusal"),
+    [
+        (CUDA, (7, 0), OLD), (CUDA_12_6, (7, 0), None), *((CUDA, (n, 0), None) for n in (8, 9, 10)),
+        (CUDA, (7, 5), None), (CUDA, (8, 9), None),
+        (CUDA_12_6, (10, 0), "CUDA 13 (https://download.pytorch.org/whl/cu130)"),
+        (CPU, (8, 0), "torch 2.13.0+cpu is not built for CUDA; install torch's wheel for CUDA 13"),
+        # A build that the table does not have is not judged.
+        (Wheel(version="2.13.0+own", cuda="12.4"), (7, 0), None), (Wheel(is_known=False), (7, 0), None),
+    ],
+)  # fmt: skip
+def test_a_gpu_needs_a_wheel_with_kernels_for_it(
+    wheel: Wheel, capability: tuple[int, int], refusal: str | None
+) -> None:
+    found = unfit_wheel(wheel, capability)
+    assert found is None if refusal is None else refusal in str(found)
 
 
 NONE = Gpus(why_none="the driver is too old", signs=(Sign(vendor="NVIDIA", what="/dev/nvidiactl"),))
@@ -285,30 +278,22 @@ def having(monkeypatch: pytest.MonkeyPatch, gpus: Gpus) -> None:
     monkeypatch.setattr("harness.gpus.found.find_gpus", lambda: gpus)
 
 
-def test_gpus_are_used_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_used_where_there_are_some_unless_the_cpu_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     having(monkeypatch, gpus_of(1, 2))
     chosen = choose_device("auto")
     assert (chosen.name, chosen.why) == ("cuda", "2 x NVIDIA A100-SXM4-80GB")
     assert choose_device("cpu").name == "cpu"
-
-
-def test_the_cpu_in_place_of_gpus_is_surprising(monkeypatch: pytest.MonkeyPatch) -> None:
     having(monkeypatch, NONE)
     chosen = choose_device("auto")
     assert (chosen.name, chosen.why, chosen.is_surprising) == ("cpu", "the driver is too old", True)
-    having(monkeypatch, Gpus(why_none="this machine shows no GPU"))
-    assert not choose_device("auto").is_surprising
-
-
-def test_gpus_that_were_asked_for_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    having(monkeypatch, NONE)
     with pytest.raises(
         HarnessError, match=r"^no GPU can be used: the driver is too old; --set runtime\.device"
     ):
         choose_device("cuda")
-
-
-def test_a_refusal_holds_unless_the_cpu_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    having(monkeypatch, Gpus(why_none="this machine shows no GPU"))
+    assert not choose_device("auto").is_surprising
     having(monkeypatch, Gpus(refusal="found 4 XPU devices"))
     with pytest.raises(HarnessError, match="found 4 XPU devices; --set runtime"):
         choose_device("auto")
@@ -324,35 +309,25 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_machine_without_gpus_shows_none(bare: Path) -> None:
-    assert signs_of_gpus(bare) == []
-
-
 @pytest.mark.parametrize(
-    ("name", "vendor"),
+    ("name", "content", "vendors", "what"),
     [
-        ("dev/nvidiactl", "NVIDIA"), ("dev/dxg", "NVIDIA"), ("dev/kfd", "AMD"),
-        ("usr/lib64/libcuda.so.1", "NVIDIA"),
+        ("dev/null", "", [], ""), ("dev/nvidiactl", "", ["NVIDIA"], ""), ("dev/dxg", "", ["NVIDIA"], ""),
+        ("dev/kfd", "", ["AMD"], ""), ("usr/lib64/libcuda.so.1", "", ["NVIDIA"], ""),
+        ("etc/ld.so.cache", "\0libc.so.6\0libcuda.so.1\0/opt/driver/libcuda.so.1\0", ["NVIDIA"],
+         "libcuda.so.1"),
+        ("bin/nvidia-smi", "", ["NVIDIA"], "nvidia-smi"), ("bin/rocm-smi", "", ["AMD"], "rocm-smi"),
     ],
 )  # fmt: skip
-def test_a_device_or_driver_is_a_sign(bare: Path, name: str, vendor: str) -> None:
+def test_a_device_a_driver_and_a_tool_are_signs(
+    bare: Path, name: str, content: str, vendors: list[str], what: str
+) -> None:
     file = bare / name
     file.parent.mkdir(parents=True)
-    file.touch()
-    assert [sign.vendor for sign in signs_of_gpus(bare)] == [vendor]
-
-
-def test_a_driver_that_the_loader_knows_is_a_sign(bare: Path) -> None:
-    (bare / "etc").mkdir()
-    (bare / "etc/ld.so.cache").write_bytes(b"\0libc.so.6\0libcuda.so.1\0/opt/driver/libcuda.so.1\0")
-    assert [sign.what for sign in signs_of_gpus(bare)] == ["libcuda.so.1"]
-
-
-@pytest.mark.parametrize("tool", ["nvidia-smi", "rocm-smi"])
-def test_a_tool_is_a_sign(bare: Path, tool: str) -> None:
-    (bare / "bin").mkdir()
-    (bare / "bin" / tool).touch(mode=0o755)
-    assert [sign.what for sign in signs_of_gpus(bare)] == [tool]
+    file.write_text(content)
+    file.chmod(0o755)
+    assert [sign.vendor for sign in signs_of_gpus(bare)] == vendors
+    assert not what or [sign.what for sign in signs_of_gpus(bare)] == [what]
 
 
 @pytest.mark.parametrize(("text", "signs"), [("0", 2), ("MIG-1", 2), ("", 0), ("-1", 0)])

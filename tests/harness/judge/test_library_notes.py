@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from harness.backends.base import Effective, Preset
+from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
 from harness.judge.library_notes import ReportNote, library_notes
 from harness.judge.quantities import expected_states
@@ -148,20 +149,6 @@ def test_gradients_that_are_reduced_to_their_owners_surprise_nobody() -> None:
     assert "gradients-all-reduced" not in of_traffic(owned)
 
 
-def test_stage_2_reduces_in_every_micro_step_and_stage_1_does_not() -> None:
-    stage_1, stage_2 = (moving(label, accumulation_steps=3) for label in ("zero1", "zero2"))
-    assert "reduced-every-micro-step" not in of_traffic(stage_1)
-    # Two more all-reduces of 2 f P bytes on 2 f P of the textbook.
-    assert of_traffic(stage_2)["reduced-every-micro-step"].figure == "3"
-    assert "reduced-every-micro-step" not in of_traffic(moving("zero2"))
-
-
-def test_fsdp1_sends_less_than_the_textbook_by_its_root() -> None:
-    note = of_traffic(moving("fsdp1"))["root-not-resharded"]
-    assert note.figures[0] < 1
-    assert "root-not-resharded" not in of_traffic(moving("fsdp"))
-
-
 def test_gloo_emulates_a_reduce_scatter_and_nccl_does_not() -> None:
     note = of_traffic(moving("fsdp"))["transport-emulates"]
     assert note.library_note.cause == "transport"
@@ -207,36 +194,41 @@ def holding(
     return changed(record, ranks=make_ranks(len(memory), memory=memory))
 
 
-def test_fp32_stages_hold_a_second_copy_a_quarter_more_at_stage_3() -> None:
-    note = of_memory(holding("zero3"))["second-fp32-copy"]
-    assert 1.25 <= note.figures[0] < 1.27  # pieces are padded
-    assert note.origin == "DeepSpeed 0.19.8"
-    assert "second-fp32-copy" not in of_memory(holding("zero3", precision="bf16-mixed"))
-    assert "second-fp32-copy" not in of_memory(holding("fsdp"))
+MIXED, DEFAULTS = {"precision": "bf16-mixed"}, {"preset": "library-defaults"}
+DEEPSPEED, PRESET = "DeepSpeed 0.19.8", "The harness's preset"
 
 
-def test_a_cause_is_named_only_where_its_kind_is_as_expected() -> None:
-    found = of_memory(holding("zero1", more=40))
-    assert "second-fp32-copy" not in found
-    assert "gradients-cut-at-stage-1" not in found
+@pytest.mark.parametrize(
+    ("question", "name", "shown", "others", "origin", "figures"),
+    [
+        # Two more all-reduces of 2 f P bytes on 2 f P of the textbook.
+        ("speed", "reduced-every-micro-step", ("zero2", {"accumulation_steps": 3}),
+         [("zero1", {"accumulation_steps": 3}), ("zero2", {})], DEEPSPEED, (3, 3)),
+        ("speed", "root-not-resharded", ("fsdp1", {}), [("fsdp", {})], "torch", (0.5, 0.999)),
+        # Pieces are padded. A cause is named only where its kind is as expected.
+        ("memory", "second-fp32-copy", ("zero3", {}),
+         [("zero3", MIXED), ("fsdp", {}), ("zero1", {"more": 40})], DEEPSPEED, (1.25, 1.27)),
+        ("memory", "gradients-cut-at-stage-1", ("zero1", {}), [("zero2", {}), ("zero1", {"more": 40})],
+         DEEPSPEED, (0, 0.999)),
+        ("memory", "weights-cut-between-steps", ("fsdp-grad-op", {}), [("fsdp", {})], "torch", (0, 0.999)),
+        ("memory", "gradients-add-up-in-fp32", ("zero3", MIXED), [("zero3", MIXED | DEFAULTS)], PRESET,
+         (1, 9)),
+        ("memory", "gradients-twice", ("ddp", DEFAULTS), [("ddp", {})], "torch", (0.25, 1)),
+    ],
+)  # fmt: skip
+def test_a_note_stands_where_it_holds_alone(
+    question: ReportFocus, name: str, shown: tuple[str, dict[str, Any]],
+    others: list[tuple[str, dict[str, Any]]], origin: str, figures: tuple[float, float],
+) -> None:  # fmt: skip
+    def of(label: str, changes: dict[str, Any]) -> dict[str, ReportNote]:
+        made = moving(label, **changes) if question == "speed" else holding(label, **changes)
+        return {note.library_note.id: note for note in library_notes(Comparison([made]), question)}
 
-
-def test_stage_1_leaves_its_part_of_the_gradients_and_stage_2_is_what_the_textbook_says() -> None:
-    assert of_memory(holding("zero1"))["gradients-cut-at-stage-1"].saves
-    assert "gradients-cut-at-stage-1" not in of_memory(holding("zero2"))
-
-
-def test_fsdp_shards_weights_between_steps_though_its_stage_keeps_them() -> None:
-    note = of_memory(holding("fsdp-grad-op"))["weights-cut-between-steps"]
-    assert note.saves
-    assert "weights-cut-between-steps" not in of_memory(holding("fsdp"))
-
-
-def test_gradients_in_fp32_are_the_presets() -> None:
-    note = of_memory(holding("zero3", precision="bf16-mixed"))["gradients-add-up-in-fp32"]
-    assert note.origin == "The harness's preset"
-    defaults = holding("zero3", precision="bf16-mixed", preset="library-defaults")
-    assert "gradients-add-up-in-fp32" not in of_memory(defaults)
+    note = of(*shown)[name]
+    assert note.origin.startswith(origin)
+    assert figures[0] <= note.figures[0] <= figures[1]
+    assert note.saves is (figures[1] < 1)
+    assert not any(name in of(*other) for other in others)
 
 
 def test_the_default_bucket_comes_first_and_the_presets_after_what_grows_with_the_model() -> None:
@@ -251,11 +243,6 @@ def test_figures_ten_times_apart_share_no_line() -> None:
     large, small = sorted((one.figures for one in buckets), reverse=True)
     assert (len(large), len(small)) == (1, 2)
     assert min(large) > 10 * max(small)
-
-
-def test_ddp_holds_gradients_twice_by_default() -> None:
-    assert "gradients-twice" in of_memory(holding("ddp", preset="library-defaults"))
-    assert "gradients-twice" not in of_memory(holding("ddp"))
 
 
 def test_what_stays_gathered_is_told_by_its_own_size_besides_the_states() -> None:

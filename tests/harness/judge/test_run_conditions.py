@@ -128,41 +128,30 @@ def at(time: str, label: str = "ddp", *, seconds: float = 0.5, host: str = "host
     )  # fmt: skip
 
 
-def test_a_pause_of_more_than_an_hour_begins_a_session() -> None:
-    runs = [at("2T09:30"), at("1T10:00"), at("1T10:59"), at("1T11:59"), at("1T13:01")]
-    assert sessions(runs) == [2, 0, 0, 0, 1]
+SLURM = {"slurm": SlurmPart(job="1").model_dump()}
+UNKNOWN = at("1T10:00").model_copy(update={"created_at": "yesterday"})
 
 
-def test_a_run_that_lasts_for_hours_is_no_pause() -> None:
-    assert sessions([at("1T10:00", seconds=1800.0), at("1T12:30")]) == [0, 0]
-    assert sessions([at("1T10:00"), at("1T12:30")]) == [0, 1]
-
-
-def test_what_a_scheduler_began_later_counts_from_then() -> None:
-    begun = {"started_at": "2026-01-01T18:00:00+00:00"}
-    assert sessions([at("1T10:00"), at("1T10:00", **begun)]) == [0, 1]
-
-
-def test_hosts_that_ran_several_cells_are_sessions_of_their_own() -> None:
-    runs = [at(f"1T10:0{n}", label, host=host) for n, (label, host) in enumerate(
-        [("ddp", "a"), ("ddp", "b"), ("fsdp", "a"), ("fsdp", "b")]
-    )]  # fmt: skip
-    assert sessions(runs) == [0, 1, 0, 1]
-
-
-def test_hosts_that_tell_nothing_about_cells_are_one_session() -> None:
-    """A container for each run has a name of its own; a scheduler places runs where it likes."""
-    assert sessions([at("1T10:00", label, host=label) for label in ("ddp", "fsdp", "zero1")]) == [0, 0, 0]
-    slurm = {"slurm": SlurmPart(job="1").model_dump()}
-    placed = [at("1T10:00", label, host=host, **slurm) for label in ("ddp", "fsdp") for host in "ab"]
-    assert sessions(placed) == [0, 0, 0, 0]
-
-
-def test_a_record_without_a_time_belongs_to_the_first_session() -> None:
-    unknown = at("1T10:00").model_copy(update={"created_at": "yesterday"})
-    assert sessions([at("2T10:00"), unknown, at("1T10:00")]) == [1, 0, 0]
-    assert sessions([unknown]) == [0]
-    assert sessions([]) == []
+@pytest.mark.parametrize(
+    ("records", "found"),
+    [
+        # A pause of more than an hour begins one; that a run lasts for hours is none.
+        ([at("2T09:30"), at("1T10:00"), at("1T10:59"), at("1T11:59"), at("1T13:01")], [2, 0, 0, 0, 1]),
+        ([at("1T10:00", seconds=1800.0), at("1T12:30")], [0, 0]),
+        ([at("1T10:00"), at("1T12:30")], [0, 1]),
+        # What a scheduler began later counts from then.
+        ([at("1T10:00"), at("1T10:00", started_at="2026-01-01T18:00:00+00:00")], [0, 1]),
+        # Hosts that ran several cells have their own, not those that ran one each, as containers do,
+        ([at("1T10:00", label, host=host) for label in ("ddp", "fsdp") for host in "ab"], [0, 1, 0, 1]),
+        ([at("1T10:00", label, host=label) for label in ("ddp", "fsdp", "zero1")], [0, 0, 0]),
+        # nor those on which a scheduler placed runs as it liked.
+        ([at("1T10:00", label, host=host, **SLURM) for label in ("ddp", "fsdp") for host in "ab"], [0] * 4),
+        # Without a time it is the first.
+        ([at("2T10:00"), UNKNOWN, at("1T10:00")], [1, 0, 0]), ([UNKNOWN], [0]), ([], []),
+    ],
+)  # fmt: skip
+def test_sessions_begin_where_time_or_host_says(records: list[Record], found: list[int]) -> None:
+    assert sessions(records) == found
 
 
 def test_spread_between_sessions_stands_beside_that_within_one() -> None:
