@@ -79,7 +79,7 @@ def _problem(found: Any, model: type[BaseModel], place: str, elsewhere: Elsewher
         allowed = _fields_at(model, location[:-1])
         names = _meant(location, found["input"], model, elsewhere)
         return f"{shown} is unknown. {available(location[-1], allowed, f'Allowed{section}', names)}"
-    message = found["msg"].removeprefix("Value error, ")
+    message = found["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
     if not location:
         return message
     given = _shown(found["input"])
@@ -87,7 +87,9 @@ def _problem(found: Any, model: type[BaseModel], place: str, elsewhere: Elsewher
     if contradiction or found["type"] == "missing" or len(given) > LONGEST_INPUT:
         return f"{shown}: {message}"
     if found["type"] == "model_type":
-        return f"{shown} was given {given}; it is a section with {choices('', _fields_at(model, location))}"
+        hint = did_you_mean(meant) if (meant := elsewhere.get(location[-1], ())) else ""
+        section = choices("", _fields_at(model, location))
+        return f"{shown} was given {given}; it is a section with {section}{f'. {hint}' if hint else ''}"
     if found["type"] == "literal_error" and isinstance(found["input"], str):
         meant = [name for name in elsewhere.get(_plain(found["input"]), ()) if "=" in name]
         close = suggestion(found["input"], _QUOTED.findall(found["ctx"]["expected"]))

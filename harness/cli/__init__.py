@@ -35,7 +35,7 @@ INSTEAD: dict[str, str] = _TABLE["instead"]
 """What to use in place of commands and options that were removed, of one command or of all."""
 OPTIONS: dict[str, str] = _TABLE["options"]
 """Help of each option, of one command or of all."""
-EXTRA_ARGUMENT = "Got unexpected extra argument"
+EXTRA_ARGUMENT, MISSING = "Got unexpected extra argument", ("Missing ", "No such command")
 """Of click."""
 RANKS = ("--nproc", "--world-size", "--gpus", "--ranks", "--num-processes", "--nproc-per-node")
 """Names of the number of ranks, here and in other tools."""
@@ -60,10 +60,15 @@ class Group(click.Group):
                 raise
             raise click.UsageError(f"No such option '{error.option_name}': {advice}.", error.ctx) from None
         except click.UsageError as error:
-            instead = INSTEAD.get(f"{_words(error.ctx)} DIR") if error.ctx is not None else None
-            if instead is None or not error.message.startswith(EXTRA_ARGUMENT):
+            words = _words(error.ctx) if error.ctx is not None else ""
+            said = error.format_message().removesuffix(".")
+            if (instead := INSTEAD.get(f"{words} WORD")) and said.startswith(EXTRA_ARGUMENT):
+                advice = f"use {instead.replace('WORD', said.rpartition('(')[2].split()[0].rstrip(')'))}"
+            elif said.startswith(MISSING) and said.endswith("'") and words in EXAMPLES:
+                advice = f"for example {EXAMPLES[words]}"
+            else:
                 raise
-            raise click.UsageError(f"{error.message}: use {instead}.", error.ctx) from None
+            raise click.UsageError(f"{said}: {advice}.", error.ctx) from None
 
 
 def _words(context: click.Context) -> str:
@@ -88,9 +93,20 @@ def _advice(error: click.NoSuchOption) -> str | None:
 
         if meant := settings_by_name().get(option.removeprefix("--").replace("-", "_").lower()):
             return f"use --set {' or --set '.join(one if '=' in one else f'{one}=VALUE' for one in meant)}"
-    commands = {name: harness.get_command(click.Context(harness), name) for name in COMMANDS}
-    others = [n for n, c in commands.items() if c and any(option in one.opts for one in c.params)]
-    return f"it is an option of {', '.join(others)}" if others else None
+    others = list(_with(option, harness))
+    group = _words(context).rpartition(" ")[0]
+    near = [words for words in others if group and words.startswith(f"{group} ")] or others
+    return f"it is an option of {', '.join(near)}" if near else None
+
+
+def _with(option: str, group: click.Group, before: str = "") -> Iterator[str]:
+    """The commands that have an option."""
+    for name in group.commands:
+        command = group.get_command(click.Context(group), name)
+        if isinstance(command, click.Group):
+            yield from _with(option, command, f"{name} ")
+        elif command is not None and any(option in one.opts for one in command.params):
+            yield before + name
 
 
 class CommandLine(Group):

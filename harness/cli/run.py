@@ -216,10 +216,14 @@ def observe(
     elif done.problem:
         echo(f"harness: the run has no record: {done.problem}", err=True)
     else:
+        why = (
+            "it failed before; what it printed says why"
+            if done.exit_code
+            else "nothing called backward() and stepped a torch optimizer, or Python ran with -E, -I or -S, "
+            "or lacks the packages of the harness"
+        )
         echo(
-            f"harness: no process of '{redacted(observed[0])}' trained (exit code {done.exit_code}): nothing "
-            "called backward() and stepped a torch optimizer, or Python ran with -E, -I or -S, or lacks the "
-            "packages of the harness",
+            f"harness: no process of '{redacted(observed[0])}' trained (exit code {done.exit_code}): {why}",
             err=True,
         )
     return done.exit_code if done.record is not None else done.exit_code or 1

@@ -419,9 +419,9 @@ def read_each(
     for path in paths:
         found = files.find(place_of_runs(path))
         if not found:
+            why = "holds no record" if archive_of(path) or path.exists() else "does not exist"
             raise HarnessError(
-                f"'{path}' holds no record: give a record.json, a run folder, a folder of runs or a "
-                "runs.tar.xz"
+                f"'{path}' {why}: give a record.json, a run folder, a folder of runs or a runs.tar.xz"
             )
         for file in found:
             try:

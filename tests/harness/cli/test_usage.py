@@ -52,6 +52,10 @@ FIT = "fit --backend ddp --limit"
         ("run --backend single --nproc 2", "'single' is one process"),
         *((f"run --backend {name}:shard_size=3 --nproc 2", "shard_size") for name in HYBRID),
         (f"{RUN} --set training.step=3", "Did you mean 'steps'?"),
+        (f"{RUN} --set model.hidden_size=32", "Did you mean 'model.config.hidden_size'?"),
+        (f"{RUN} --set data=x.jsonl", "Did you mean 'data.source' or 'data.path'?"),
+        (f"{RUN} --set training.steps=0", "was given 0: it must be greater than 0"),
+        ("observe -- train.py", "put python or torchrun in front of it"),
         (f"{RUN} --config none.yaml", "none.yaml cannot be read"),
         (f"{RUN} --nproc 3 --set training.global_batch_size=8", "leaves no whole micro_batch_size"),
         (f"{RUN} --set data.source=text --set data.path=none.txt",
@@ -131,7 +135,7 @@ def test_runs_folder_below_a_file(tmp_path: Path, command: str) -> None:
             "not a causal",
             marks=pytest.mark.exhaustive,
         ),
-        ("report none -o report.md", "holds no record"),
+        ("report none -o report.md", "'none' does not exist"),
     ],
 )
 def test_a_process_of_its_own_writes_one_line_too(tmp_path: Path, arguments: str, said: str) -> None:
@@ -242,7 +246,11 @@ def test_an_option_of_another_command_or_tool_is_named() -> None:
         "compare --lr 1e-3": "use --set optimizer.learning_rate=VALUE",
         "compare --batch-size 8": "use --set training.global_batch_size=VALUE or ",
         "estimate --precision bf16": "use --set training.precision=VALUE",
-        "recommend --model llama-3.1-8b --gpu A100-40": "Missing option '--world-size' / '--gpus'",
+        "recommend --model llama-3.1-8b --gpu A100-40": "Missing option '--world-size' / '--gpus': for ",
+        "diagnose r2": "Missing argument 'SECOND': for example harness diagnose runs/RUN_A runs/RUN_B.",
+        "export r2": "No such command 'r2': for example harness export program",
+        "run ddp": "use --backend ddp.",
+        "slurm submit jobs --qos high": "it is an option of slurm render.",
         "fabric --world-size 2": "the number of ranks is --nproc",
     }.items():
         assert said in CliRunner().invoke(cli.harness, words.split(), prog_name="harness").stderr

@@ -300,7 +300,7 @@ TURNS = "give the steps of a turn, auto: the harness decides, or null: each cell
         ("compare.repeats=1000000", "less than or equal to 1000"),
         ("optimizer.implementation=fuse", "'optimizer.implementation' was given 'fuse'"),
         ("optimizer.implementation=fuse", "'for-loop', 'foreach' or 'fused'"),
-        ("adapter.kind=lorra", "'lorra': Input should be 'none' or 'lora'. Did you mean 'lora'?"),
+        ("adapter.kind=lorra", "'lorra': it must be 'none' or 'lora'. Did you mean 'lora'?"),
         # together
         ("training.steps=3 training.epochs=1", "give either `steps` or `epochs`, not both"),
         ("model.name=gpt2 model.config={n_layer:~1}", "give either `name` or `config`, not both"),
@@ -344,7 +344,7 @@ def test_names_of_other_tools_stand_for_settings_that_exist() -> None:
         for settings in meant:
             for setting in settings.split(", "):
                 name, value = setting.partition("=")[::2]
-                section, key = name.split(".")
+                section, key = name.split(".")[:2]
                 assert key in sections[section], setting
                 if value:
                     load_experiment(None, tuple(settings.split(", ")))

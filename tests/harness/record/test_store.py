@@ -132,10 +132,10 @@ def test_runs_are_read_from_files_folders_and_folders_of_runs_once(tmp_path: Pat
         assert [record.run_id for _, record in read_runs(paths)[0]] == ["a", "b"]
 
 
-@pytest.mark.parametrize("name", ["missing", "empty"])
-def test_a_folder_without_records_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "why"), [("missing", "does not exist"), ("empty", "holds no record")])
+def test_a_folder_without_records_is_refused(tmp_path: Path, name: str, why: str) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(HarnessError, match=f"{name}' holds no record"):
+    with pytest.raises(HarnessError, match=f"{name}' {why}"):
         read_runs([tmp_path / name])
 
 
