@@ -154,31 +154,39 @@ _DEEPSPEED = re.compile(r"Detected a disagreement on list (?:length|contents) be
 """DeepSpeed 0.19.8, runtime/zero/utils.py, in the first two steps of stage 3."""
 
 
-def mismatch_error(run_directory: Path, events: Mapping[int, RankEvents]) -> record.ErrorPart | None:
+def mismatch_error(
+    run_directory: Path, events: Mapping[int, RankEvents], *, misses_a_peer: bool
+) -> record.ErrorPart | None:
     """What a record says of ranks that disagree on a collective; None: no rank noticed that they do.
 
-    Whoever received the wrong number of bytes noticed it; which rank is at fault cannot be told.
+    Whoever received the wrong number of bytes noticed it; which rank is at fault only recorders can tell.
+    These are believed where a rank noticed it or lost a peer.
     """
+    noticed = {}
     for rank, of_rank in events.items():
         said = "\n".join(failure.message for failure in of_rank.failures)
         log = "" if of_rank.has_ended else rank_state.read_log(rank_log(run_directory, rank))
         if (found := _GLOO.search(f"{said}\n{log}")) is not None:
-            seen = f"rank {rank} received {found[1]} bytes where it waited for {found[2]}"
+            noticed[rank] = f"rank {rank} received {found[1]} bytes where it waited for {found[2]}"
         elif _DEEPSPEED.search(said) is not None:
-            seen = f"rank {rank} gathers the weights of other modules than rank 0"
-        else:
-            continue
-        position = rank_state.read_position(run_directory, rank)
-        said = "; ".join(filter(None, [rank_state.parting(run_directory, len(events)), seen]))
-        return record.ErrorPart(
-            kind=KIND,
-            message=f"the ranks disagree on a collective: {said}; `ranks` and the logs show where each rank "
-            "was",
-            **record.ErrorPart.shared(position),
-            log_tail=rank_state.log_tail(rank_log(run_directory, rank)),
-            ranks=rank_state.rank_states(run_directory, len(events)),
-        )
-    return None
+            noticed[rank] = f"rank {rank} gathers the weights of other modules than rank 0"
+    hang = rank_state.hang_of(run_directory, events.keys()) if noticed or misses_a_peer else None
+    recorded = hang if hang is not None and hang.is_mismatch else None
+    if not noticed and recorded is None:
+        return None
+    blamed = next(iter(recorded.culprits), None) if recorded else None
+    shown = next(iter(noticed), blamed or 0)
+    verdict = recorded.verdict if recorded else None
+    parted = rank_state.parting(run_directory, len(events))
+    said = "; ".join(filter(None, [parted, verdict, noticed.get(shown)]))
+    return record.ErrorPart(
+        kind=KIND,
+        message=f"the ranks disagree on a collective: {said}; `ranks` and the logs show where each rank was",
+        rank=blamed,
+        **record.ErrorPart.shared(rank_state.read_position(run_directory, shown)),
+        log_tail=_log_tail(run_directory, shown),
+        ranks=rank_state.rank_states(run_directory, len(events)),
+    )
 
 
 def status_of(
@@ -197,9 +205,9 @@ def status_of(
     cause = cause_of(events, outcome)
     if (error := _silent_out_of_memory(run_directory, events, cause)) is not None:
         return "oom", error
-    if cause is not None and (error := mismatch_error(run_directory, events)) is not None:
-        return "failed", error
     misses_a_peer = cause is not None and cause.order[0] > 0
+    if cause is not None and (error := mismatch_error(run_directory, events, misses_a_peer=misses_a_peer)):
+        return "failed", error
     if any(of_rank.reasons for of_rank in events.values()) and (cause is None or misses_a_peer):
         return "unsupported", None
     note = rank_state.read_note(run_directory)

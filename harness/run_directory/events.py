@@ -651,7 +651,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 _LOST_PEER = re.compile(
-    r"connection (?:reset|closed|refused|was likely closed)|broken pipe|closed by peer|remote peer|peer"
+    r"connection (?:reset|closed|refused|was likely closed)|broken pipe|\bpeer\b"
     r"|socket (?:timeout|closed)|timed out|timeout|DistNetworkError|DistStoreError|NCCL|store->get|recvvalue",
     re.IGNORECASE,
 )

@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,7 +37,7 @@ TURN = "turn"
 EVALUATION = "evaluation"
 """Begins the phases of an evaluation, one per batch."""
 COLLECTIVES_PREFIX = "collectives: "
-HELPER_THREADS = ("in answer_signals", "in wait_and_leave", "in _tell_when_still")
+HELPER_THREADS = ("in answer_signals", "in wait_and_leave", "in _tell_when_still", "in write_where")
 """In the stacks of threads that only wait for signals or for the launcher's end."""
 MOST_STACK_BYTES = 16 * 2**10
 
@@ -387,7 +387,7 @@ def stuck_error(run_directory: Path, world_size: int, note: StuckNote) -> ErrorP
     """What a record says of ranks that had to be ended."""
     states = {rank: read_state(run_directory, rank) for rank in range(world_size)}
     seen = {rank: state for rank, state in states.items() if rank not in note.unseen_ranks}
-    hang = _hang(run_directory, seen)
+    hang = hang_of(run_directory, seen)
     late = late_ranks(seen, note.stopped_ranks, note.gone_ranks, hang)
     parted = parting(run_directory, world_size)
     rank = late.ranks[0] if late is not None else None
@@ -403,11 +403,11 @@ def stuck_error(run_directory: Path, world_size: int, note: StuckNote) -> ErrorP
     )
 
 
-def _hang(run_directory: Path, states: Mapping[int, RankState]) -> Hang | None:
+def hang_of(run_directory: Path, ranks: Collection[int]) -> Hang | None:
     """What the ranks' flight recorders say together; None where one is missing: nothing was begun then."""
     with suppress(HarnessError):
         dumps = read_dumps(sorted(run_directory.glob(KEPT)))
-        return explain(dumps) if {dump.rank for dump in dumps} == states.keys() else None
+        return explain(dumps) if {dump.rank for dump in dumps} == {*ranks} else None
     return None
 
 

@@ -78,7 +78,8 @@ class Entry:
     @property
     def words(self) -> str:
         """'nccl all_reduce number 4 of group 0, default_pg (8 Float)'."""
-        return f"{self.operation} number {self.number} of group {self.group} ({self.size})"
+        size = f" ({self.size})" if self.size else ""
+        return f"{self.operation} number {self.number} of group {self.group}{size}"
 
     @property
     def where(self) -> str:
@@ -262,6 +263,8 @@ class Hang:
     missing: tuple[int, ...]
     """Ranks of which no dump was given."""
     remarks: tuple[str, ...] = ()
+    is_mismatch: bool = False
+    """Whether ranks do, give or expect in one collective what does not fit together."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self, dict_factory=_written)
@@ -347,7 +350,10 @@ def explain(dumps: Sequence[Dump]) -> Hang:
         verdict, culprits = f"{slow[1]}; {verdict}", (slow[0],)
     elif slow:
         remarks.append(slow[1])
-    return Hang(verdict=verdict, culprits=culprits, waits=waits, missing=missing, remarks=tuple(remarks))
+    return Hang(
+        verdict=verdict, culprits=culprits, waits=waits, missing=missing, remarks=tuple(remarks),
+        is_mismatch=mismatch is not None,
+    )  # fmt: skip
 
 
 def _standing(ranks: _Ranks, edges: Mapping[int, Sequence[int]]) -> tuple[str, tuple[int, ...]]:
@@ -412,13 +418,15 @@ def _mismatch(ranks: _Ranks) -> tuple[str, tuple[int, ...]] | None:
             counts = Counter(seen.values()).most_common()
             if len(counts) == 1 or any(fact is None for fact in seen.values() for fact in fact):
                 continue
-            decided = counts[0][1] > counts[1][1]
             usual = [rank for rank, fact in seen.items() if fact == counts[0][0]]
             odd = [rank for rank in of if rank not in usual]
+            if counts[0][1] == counts[1][1]:
+                each = "; ".join(f"rank {named(r)} in {_place(of[r[0]][0])}" for r in (usual, odd))
+                return f"rank {named(sorted(of))} differ in {what}: {each}", ()
             verb = _are(odd) if what == "collective" else "has" if len(odd) == 1 else "have"
             says = f"rank {named(odd)} {verb} {'in ' * (what == 'collective')}another {what}"
             places = f"{_place(of[odd[0]][0])}; rank {named(usual)} in {_place(of[usual[0]][0])}"
-            return f"{says}, in {places}", tuple(odd) if decided else ()
+            return f"{says}, in {places}", tuple(odd)
     return None
 
 

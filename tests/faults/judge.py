@@ -103,8 +103,9 @@ def _shows_the_disagreement(seen: Seen, record: Record, error: ErrorPart) -> Ite
         yield "no stacks"
     if error.kind == STUCK and not any(part.collective for part in error.ranks):
         yield "no collective"
-    if error.kind == MISMATCH and "Received data size doesn't match" not in error.log_tail:
-        yield "the log does not show the mismatch"
+    is_told = "Received data size doesn't match" in error.log_tail or " differ in " in error.message
+    if error.kind == MISMATCH and not is_told:
+        yield "neither the log nor the recorders show the mismatch"
 
 
 def _rank(kind: str | tuple[str, ...], message: str = "", **more: object) -> Expected:

@@ -312,7 +312,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("recorded-variables", "provenance:environment", becomes("name.startswith(PREFIXES)", "name"),
      "Only allow-listed variables of the environment are recorded",
      "test_no_other_variable_of_the_environment_is_recorded"),
-    ("late-by-place", "_hang", returns("None"),
+    ("late-by-place", "hang_of", returns("None"),
      "Of ranks that all wait, the one that the recorders show elsewhere is late",
      "test_ranks_in_different_collectives_are_told_apart_by_their_recorders"),
     ("late-by-collective", "late_ranks",

@@ -219,7 +219,7 @@ class Session:
         take turns.
         """
         thread = current_thread()
-        if name in ("finish", "note") or thread is self._thread or in_backward():
+        if name in ("fails", "finish", "note") or thread is self._thread or in_backward():
             return False
         is_under_way = self._step is not None and self._step.ended is None
         if name not in ("forward_begins", "backward_begins") or not torch.is_grad_enabled():
@@ -527,6 +527,10 @@ class Session:
             self.seen.discarded += step.micro_steps  # such as a batch whose loss is not finite
             step.begin_again()
 
+    def fails(self, failure: BaseException) -> None:
+        """An exception ends the process, which has not been printed yet."""
+        self.writing.fails(failure)
+
     def finish(self, failure: BaseException | None = None) -> None:
         """The process ends; `failure` is the exception that ends it. The first call counts."""
         if not self._is_finished:
@@ -658,6 +662,7 @@ def _hook_end(guarded: hooks.Guarded, run_directory: Path, apart: hooks.Apart) -
 
     def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         failures.append(error)
+        guarded.fails(error)
         shown(kind, error, trace)
 
     def failure() -> BaseException | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import socket
 import sys
@@ -34,7 +33,7 @@ from harness.rank.observing.step import Step
 from harness.rank.probes.probes import ProbedSteps
 from harness.rank.probes.weights import digest_share
 from harness.rank.process.environment import device_name, random_state
-from harness.rank.process.start import write_collectives
+from harness.rank.process.start import Crash, write_collectives, write_where
 from harness.record import LayoutPart, ModelPart, ObservationPart
 from harness.run_directory import events
 from harness.run_directory.events import GuestEventWriter
@@ -116,6 +115,7 @@ class Writing:
         self._bits: tuple[dict[str, int], ...] = ()
         self._looked_at = 0
         self._is_over = False
+        self._crash: Crash | None = None
         self._constants: dict[int, dict[str, Any]] = {}
         """By group of the optimizers, with what changed of each."""
         self._changes: dict[tuple[int, str], list[str]] = {}
@@ -169,6 +169,8 @@ class Writing:
             self._events = GuestEventWriter(path)
             if is_first:
                 threading.Thread(target=self._tell_when_still, daemon=True).start()
+                if dist.is_initialized() and dist.get_backend() == "gloo":
+                    self._crash = Crash(self._directory, self.world.rank, self._stand_still)
 
     def _tell_when_still(self) -> None:
         """Note where this rank stands while it ends no step: what ends its script may leave it no time to."""
@@ -180,9 +182,7 @@ class Writing:
                 state.unlink(missing_ok=True)
                 if ended == before:
                     self._stand_still()
-                    with state.open("ab", buffering=0) as file:
-                        faulthandler.dump_traceback(file)
-                    write_collectives(self._directory, rank)
+                    write_where(self._directory, rank)
             sleep(STILL_SECONDS)
 
     def _stand_still(self) -> None:
@@ -254,12 +254,12 @@ class Writing:
     def end(self, failure: BaseException | None, under_way: Step | None, probing: ProbedSteps) -> None:
         """The process ends: everything that is known by now."""
         self._is_over = True
+        if self._crash is not None:
+            self._crash.forget()
         if self._events is None:
             return
-        gives_up = failure and events.is_of_lost_peer(type(failure).__name__, str(failure))
-        if gives_up and not read_state(self._directory, self.world.rank).has_answered:
-            self._stand_still()
-            write_collectives(self._directory, self.world.rank, failure)
+        if failure is not None:
+            self.fails(failure)
         if not self._has_measured:
             self.measured(probing)
         self._write_observation()
@@ -279,6 +279,13 @@ class Writing:
             phase=None,
         )
         self._events.write(event)
+
+    def fails(self, failure: BaseException) -> None:
+        """Note where this rank stands if it lost a peer: torchrun leaves it a tenth of a second."""
+        gives_up = self._events and events.is_of_lost_peer(type(failure).__name__, str(failure))
+        if gives_up and not read_state(self._directory, self.world.rank).has_answered:
+            self._stand_still()
+            write_collectives(self._directory, self.world.rank, failure)
 
     def note(self, text: str) -> None:
         """Have the record say what a reader must know of the figures."""

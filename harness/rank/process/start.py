@@ -6,6 +6,7 @@ peer is gone; the interpreter's own C handler writes to a pipe that another thre
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import json
 import os
@@ -80,6 +81,7 @@ class SignalThread:
     def __init__(self) -> None:
         self._actions: dict[int, Callable[[], None]] = {}
         self._rank: tuple[Path, int] | None = None
+        self._crash: Crash | None = None
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -105,6 +107,7 @@ class SignalThread:
         """Add the collectives to the stacks that `dump_stacks_when_asked` writes."""
         faulthandler.unregister(STATE_SIGNAL)
         self._rank = run_directory, rank
+        self._crash = Crash(run_directory, rank)
         self.on(STATE_SIGNAL, lambda: write_collectives(run_directory, rank))
         dump_stacks_when_asked(rank_state(run_directory, rank), chain=True)
 
@@ -119,6 +122,42 @@ class SignalThread:
                 action = self._actions.get(number)
                 if action is not None:
                     action()
+
+
+class Crash:
+    """Has C++ that ends this process write first where the rank stands: gloo does so on a thread of its own
+    where ranks give other sizes, and no signal leaves the time for it."""
+
+    def __init__(self, run_directory: Path, rank: int, first: Callable[[], None] = lambda: None) -> None:
+        """first: makes the file of the rank's state, where there may be none."""
+        process = os.getpid()
+
+        def tell_and_end() -> None:
+            self.forget()
+            if os.getpid() == process:
+                first()
+                write_where(run_directory, rank)
+            if self._before:
+                ctypes.CFUNCTYPE(None)(self._before)()
+
+        self._before: int | None = None
+        self._tell = ctypes.CFUNCTYPE(None)(tell_and_end)
+        with suppress(OSError, AttributeError):  # another C++ library
+            self._set_terminate = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
+            self._set_terminate.restype, self._set_terminate.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+            self._before = self._set_terminate(self._tell)
+
+    def forget(self) -> None:
+        """Python's end comes before that of C++."""
+        if self._before:
+            self._set_terminate(self._before)
+
+
+def write_where(run_directory: Path, rank: int) -> None:
+    """Append what all threads do and what this rank waits in to its state."""
+    with suppress(OSError), rank_state(run_directory, rank).open("ab", buffering=0) as file:
+        faulthandler.dump_traceback(file)
+    write_collectives(run_directory, rank)
 
 
 def write_collectives(run_directory: Path, rank: int, failure: BaseException | None = None) -> None:

@@ -22,7 +22,7 @@ from tests.patience import SECONDS
 from tests.records import published
 from tests.representatives import first
 
-from .command_line import HARNESS, SHORT, environment, harness_process, records, refused, succeeds
+from .command_line import HARNESS, SHORT, environment, harness, harness_process, records, refused, succeeds
 
 pytestmark = pytest.mark.long(seconds=65)
 
@@ -264,3 +264,47 @@ def test_a_command_that_trains_nothing_keeps_its_exit_code(tmp_path: Path) -> No
 def test_a_label_is_a_name_of_one_line(label: str, tmp_path: Path) -> None:
     done = harness_process("observe", "--label", label, "--", "none.py", cwd=tmp_path)
     assert (done.returncode, "give a name of one line" in done.stderr) == (1, True)
+
+
+UNEQUAL = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.passes = nn.Linear(4, 1), 0
+
+    def forward(self, x):
+        self.passes += self.training
+        if self.passes == 3 and dist.is_initialized():
+            dist.all_reduce(torch.ones(3 if dist.get_rank() else 3000))
+        return self.layer(x)
+
+def rows():
+    return [{"x": torch.ones(4), "labels": torch.ones(1)} for _ in range(64)]
+
+def loss():
+    return lambda model, batch: (model(batch["x"]) - batch["labels"]).square().mean()
+"""
+OWN = {"model": "Model", "data": "rows", "loss": "loss"}
+
+
+def test_ranks_that_gloo_ends_for_another_size_are_told_with_both_sizes(tmp_path: Path) -> None:
+    """Two ranks: neither is blamed, though gloo ends rank 1 and rank 0 only loses its peer."""
+    (tmp_path / "own.py").write_text(UNEQUAL)
+    own = [f"{part}.factory=own.py:{name}" for part, name in OWN.items()]
+    settings = ["task=custom", *own, "loss.reduction=mean", "loss.targets=samples"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert harness("run", "--backend", "ddp", "--nproc", "2", *SHORT[4:], *words, cwd=tmp_path).returncode
+    (error,) = [record.error for record in records(tmp_path / "runs")]
+    assert (error.kind, error.rank, error.step, error.phase) == ("CollectiveMismatch", None, 2, "forward")
+    call, place = (
+        "in gloo all_reduce number 13 of group 0, default_pg",
+        f"at {tmp_path.name}/own.py:14 forward",
+    )
+    assert (
+        f"rank 0, 1 differ in size: rank 0 {call} (3000 Float) {place}; rank 1 {call} (3 Float) {place}; "
+        "rank 1 received 3000 bytes where it waited for 4" in error.message
+    )

@@ -130,6 +130,11 @@ HANGS: dict[str, tuple[Hang, str, tuple[int, ...]]] = {
         told(*3 * [[call(1)]], [call(1, input_dtypes=["Half"], output_dtypes=["Half"])]),
         "rank 3 has another data type, in nccl all_reduce number 1 of group 0, default_pg (8 Half)", (3,),
     ),
+    "as many have another size": (
+        told(*2 * [[call(1)]], *2 * [[call(1, shape=[4])]]),
+        "rank 0, 1, 2, 3 differ in size: rank 0, 1 in nccl all_reduce number 1 of group 0, default_pg "
+        "(8 Float); rank 2, 3 in nccl all_reduce number 1 of group 0, default_pg (4 Float)", (),
+    ),
     "a dump is missing": (
         told([call(1)], [call(1)], None, [call(1)]), "rank 2 has not come, or its dump is missing", (),
     ),

@@ -24,6 +24,7 @@ def test_a_model_that_trains_may_have_a_wrapper_that_does_not() -> None:
 
 HEAD = """
 import os, signal, sys, threading
+from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -82,6 +83,29 @@ def test_the_rank_that_ended_first_is_blamed_with_its_own_exit_code(tmp_path: Pa
     assert (error.rank, error.kind, error.exit_code, error.step) == (1, kind, code, 7)
     assert error.message.startswith(message)
     assert len(record.steps) == 7
+
+
+NUMBER = "number 13 of group 0, default_pg"
+DISAGREE = {
+    # gloo ends rank 1, which gets more than it waits for, and rank 0 loses its peer.
+    "dist.all_reduce(torch.ones(3 if rank else 3000))": (
+        f"differ in size: rank 0 in gloo all_reduce {NUMBER} (3000 Float) at AT:19 <module>; rank 1 in gloo "
+        f"all_reduce {NUMBER} (3 Float) at AT:19 <module>;"
+    ),
+    # Rank 0 alone evaluates; gloo's own time limit ends both.
+    "rank or (dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), None), dist.barrier())": (
+        f"differ in collective: rank 0 in gloo barrier {NUMBER} at AT:19 <module>; rank 1 in gloo all_reduce "
+        f"{NUMBER} (4160 Float) at AT:20 <module>;"
+    ),
+}
+
+
+@pytest.mark.parametrize("end", DISAGREE, ids=["size", "collective"])
+def test_of_two_ranks_that_disagree_on_a_collective_of_gloo_none_is_blamed(tmp_path: Path, end: str) -> None:
+    error = observed(tmp_path, ENDING.format(end=end)).error
+    assert isinstance(error, ErrorPart)
+    assert (error.kind, error.rank) == ("CollectiveMismatch", None)
+    assert f"rank 0, 1 {DISAGREE[end]}".replace("AT", f"{tmp_path.name}/train.py") in error.message
 
 
 def test_an_exception_in_a_thread_is_a_note_of_a_run_that_succeeded(tmp_path: Path) -> None:
