@@ -414,15 +414,16 @@ def _mismatch(ranks: _Ranks) -> tuple[str, tuple[int, ...]] | None:
     differ = [of for of in shared if len({tuple(map(_sent, entries)) for entries in of.values()}) > 1]
     for of in sorted(differ, key=lambda of: min(entries[0].created for entries in of.values())):
         for what, facts in _FACTS.items():
-            seen = {rank: tuple(facts(entry) for entry in entries) for rank, entries in of.items()}
-            counts = Counter(seen.values()).most_common()
-            if len(counts) == 1 or any(fact is None for fact in seen.values() for fact in fact):
+            alike: dict[Any, list[int]] = defaultdict(list)
+            for rank in sorted(of):
+                alike[tuple(facts(entry) for entry in of[rank])].append(rank)
+            if len(alike) == 1 or any(fact is None for seen in alike for fact in seen):
                 continue
-            usual = [rank for rank, fact in seen.items() if fact == counts[0][0]]
-            odd = [rank for rank in of if rank not in usual]
-            if counts[0][1] == counts[1][1]:
-                each = "; ".join(f"rank {named(r)} in {_place(of[r[0]][0])}" for r in (usual, odd))
-                return f"rank {named(sorted(of))} differ in {what}: {each}", ()
+            usual, *others = sorted(alike.values(), key=len, reverse=True)
+            odd = sorted(rank for ranks in others for rank in ranks)
+            if len(usual) == len(others[0]):
+                each = [f"rank {named(r)} in {_place(of[r[0]][0])}" for r in (usual, *others)[:MOST_PLACES]]
+                return f"rank {named(sorted(of))} differ in {what}: {'; '.join(each)}", ()
             verb = _are(odd) if what == "collective" else "has" if len(odd) == 1 else "have"
             says = f"rank {named(odd)} {verb} {'in ' * (what == 'collective')}another {what}"
             places = f"{_place(of[odd[0]][0])}; rank {named(usual)} in {_place(of[usual[0]][0])}"

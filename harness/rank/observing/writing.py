@@ -41,6 +41,7 @@ from harness.run_directory.observed_record import LOSS, note_start, rank_ends
 from harness.run_directory.rank_state import STILL_SECONDS, PositionWriter, read_state
 from harness.run_directory.request import rank_file, rank_state
 from harness.safe_text import described, encodable
+from harness.snapshots.flight_recorder import KEPT
 
 ALWAYS = {
     "initial_weights": "the ranks' parts of the weights are not one whole of the model that trains",
@@ -63,6 +64,8 @@ REASONS = {
 PACKAGES = ("torch", "transformers", "accelerate", "lightning", "pytorch_lightning", "deepspeed")
 
 
+CRASHING, CRASH_LOOKS = "crashing", 20
+"""File while C++ ends a rank, and how often it looks whether the others have noted where they stand."""
 UPDATES = 4
 """Fewest after which a tensor that kept its bits is said to stand still."""
 ALIKE = 0.01
@@ -170,20 +173,37 @@ class Writing:
             if is_first:
                 threading.Thread(target=self._tell_when_still, daemon=True).start()
                 if dist.is_initialized() and dist.get_backend() == "gloo":
-                    self._crash = Crash(self._directory, self.world.rank, self._stand_still)
+                    self._crash = Crash(self._crashes)
 
     def _tell_when_still(self) -> None:
         """Note where this rank stands while it ends no step: what ends its script may leave it no time to."""
-        rank, ended = self.world.rank, -1
-        state = rank_state(self._directory, rank)
+        ended, seconds = -1, 0
         while not self._is_over:
-            before, ended = ended, self._micro_steps.total()
             with suppress(OSError):
-                state.unlink(missing_ok=True)
-                if ended == before:
-                    self._stand_still()
-                    write_where(self._directory, rank)
-            sleep(STILL_SECONDS)
+                if (self._directory / CRASHING).exists():
+                    self._note_place()
+                    return
+                if seconds % STILL_SECONDS == 0:
+                    before, ended = ended, self._micro_steps.total()
+                    rank_state(self._directory, self.world.rank).unlink(missing_ok=True)
+                    if ended == before:
+                        self._note_place()
+            seconds += 1
+            sleep(1.0)
+
+    def _crashes(self) -> None:
+        """C++ ends this rank: leave the others time to note where they stand, before torchrun ends them."""
+        mark, seen = self._directory / CRASHING, 0
+        self._note_place()
+        mark.touch()
+        while len([*self._directory.glob(KEPT)]) < self.world.world_size and seen < CRASH_LOOKS:
+            seen += 1
+            sleep(0.1)
+        mark.unlink()
+
+    def _note_place(self) -> None:
+        self._stand_still()
+        write_where(self._directory, self.world.rank)
 
     def _stand_still(self) -> None:
         PositionWriter(self._directory, self.world.rank).enter("standing still")

@@ -107,7 +107,7 @@ class SignalThread:
         """Add the collectives to the stacks that `dump_stacks_when_asked` writes."""
         faulthandler.unregister(STATE_SIGNAL)
         self._rank = run_directory, rank
-        self._crash = Crash(run_directory, rank)
+        self._crash = Crash(lambda: write_where(run_directory, rank))
         self.on(STATE_SIGNAL, lambda: write_collectives(run_directory, rank))
         dump_stacks_when_asked(rank_state(run_directory, rank), chain=True)
 
@@ -125,18 +125,16 @@ class SignalThread:
 
 
 class Crash:
-    """Has C++ that ends this process write first where the rank stands: gloo does so on a thread of its own
-    where ranks give other sizes, and no signal leaves the time for it."""
+    """Has C++ that ends this process call a function first: gloo does so on a thread of its own where ranks
+    give other sizes, and no signal leaves the time for it."""
 
-    def __init__(self, run_directory: Path, rank: int, first: Callable[[], None] = lambda: None) -> None:
-        """first: makes the file of the rank's state, where there may be none."""
+    def __init__(self, tell: Callable[[], None]) -> None:
         process = os.getpid()
 
         def tell_and_end() -> None:
             self.forget()
             if os.getpid() == process:
-                first()
-                write_where(run_directory, rank)
+                tell()
             if self._before:
                 ctypes.CFUNCTYPE(None)(self._before)()
 

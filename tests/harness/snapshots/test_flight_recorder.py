@@ -135,6 +135,11 @@ HANGS: dict[str, tuple[Hang, str, tuple[int, ...]]] = {
         "rank 0, 1, 2, 3 differ in size: rank 0, 1 in nccl all_reduce number 1 of group 0, default_pg "
         "(8 Float); rank 2, 3 in nccl all_reduce number 1 of group 0, default_pg (4 Float)", (),
     ),
+    "each has another size": (
+        told([call(1)], [call(1, shape=[4])], [call(1, shape=[2])], None),
+        "rank 0, 1, 2 differ in size: rank 0 in nccl all_reduce number 1 of group 0, default_pg (8 Float); "
+        "rank 1 in nccl all_reduce number 1 of group 0, default_pg (4 Float); rank 2 in", (),
+    ),
     "a dump is missing": (
         told([call(1)], [call(1)], None, [call(1)]), "rank 2 has not come, or its dump is missing", (),
     ),
