@@ -71,27 +71,11 @@ def forget_second_copies(model: nn.Module) -> None:
             setattr(parameter, SECOND_PIECE, None)
 
 
-def forget_group() -> None:
-    """Let the next engine of this process have groups of its own: DeepSpeed refuses to make them twice."""
-    from deepspeed.utils import groups
-
-    groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
-
-
 def loss_scale(engine: Any) -> float | None:
     """The one in force; None outside of fp16."""
     if not engine.fp16_enabled():
         return None
     return float(getattr(engine.optimizer, "cur_scale", engine.optimizer.loss_scale))
-
-
-def forgotten_loss_scale(engine: Any) -> float:
-    """What stage 0 divides gradients by without having scaled the loss; 1 outside of fp16.
-
-    `DeepSpeedEngine.backward` (DeepSpeed 0.19) scales for optimizers of ZeRO alone, although
-    `FP16_UnfusedOptimizer.step` unscales. Library defaults keep it so: the gradient norm shows it.
-    """
-    return loss_scale(engine) or 1.0
 
 
 def forget_dummy_step(optimizer: torch.optim.Optimizer) -> None:
@@ -140,8 +124,10 @@ class ZeroEngine(Engine):
 
     def backward(self, loss: Tensor, *, last_micro_step: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last_micro_step)
+        # `DeepSpeedEngine.backward` (DeepSpeed 0.19) scales the loss for optimizers of ZeRO alone, although
+        # `FP16_UnfusedOptimizer.step` unscales. Library defaults keep it so: the gradient norm shows it.
         if self.stage == 0 and self.context.preset == "like-for-like":
-            loss = loss * forgotten_loss_scale(self.engine)
+            loss = loss * (loss_scale(self.engine) or 1.0)
         self.engine.backward(loss, scale_wrt_gas=False)
         if not last_micro_step:
             self.engine.step()  # between boundaries it only counts
@@ -162,17 +148,21 @@ class ZeroEngine(Engine):
         return norm
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        from deepspeed.utils import safe_get_full_fp32_param
+        import deepspeed
 
         # Stage 0 in low precision keeps fp32 masters in lists parallel to the model's parameters.
         pairs = zero_masters(self.engine) if self.stage == 0 else ()
         masters = {id(parameter): master for parameter, master in pairs if master is not parameter}
         for name, parameter in self.engine.module.named_parameters():
             if not parameter.requires_grad:
-                yield name, frozen_values(parameter)
+                with deepspeed.zero.GatheredParameters([parameter]):
+                    full = parameter.detach().to(device="cpu", dtype=torch.float32, copy=True)
+                yield name, full
+                del full
                 continue
             held = masters.get(id(parameter))
-            full = safe_get_full_fp32_param(parameter) if held is None else None  # a tensor of its own
+            # A tensor of its own.
+            full = deepspeed.utils.safe_get_full_fp32_param(parameter) if held is None else None
             live = full is None
             full = (parameter if held is None else held) if full is None else full
             yield name, full.detach().to(device="cpu", dtype=torch.float32, copy=live)
@@ -329,8 +319,11 @@ class ZeroEngine(Engine):
         self.engine.train(mode)
 
     def close(self) -> None:
+        from deepspeed.utils import groups
+
         self.engine.destroy()
-        forget_group()
+        # The next engine of this process has groups of its own: DeepSpeed refuses to make them twice.
+        groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
 
     def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
         optimizer = self.engine.optimizer
@@ -508,14 +501,6 @@ def _scattered_pieces(engine: Any, kept: Sequence[str]) -> Iterator[Piece]:
             weight=own.of(partition),
             moments={moment: own.of(state[moment]) for moment in kept},
         )
-
-
-def frozen_values(parameter: Any) -> Tensor:
-    """A parameter that no optimizer updates, whole, fp32 on the CPU; a collective at stage 3."""
-    import deepspeed
-
-    with deepspeed.zero.GatheredParameters([parameter]):
-        return parameter.detach().to(device="cpu", dtype=torch.float32, copy=True)  # type: ignore[no-any-return]
 
 
 def _nothing_of(name: str, shape: tuple[int, ...], like: Tensor, kept: Sequence[str]) -> Piece:

@@ -44,7 +44,6 @@ from harness.tell.formats import fitted
 
 if TYPE_CHECKING:
     from harness.cli.scripts import Scripts
-    from harness.imported.rows import GivenRow
     from harness.judge.comparison import Comparison
     from harness.judge.statistics import Ratio
     from harness.plan.fit import LargestBatches
@@ -719,7 +718,10 @@ def compare(
     asked = options.split_backends(backends) if backends is not None else experiment.compare.backends
     _require_equal_batches(batch, resume is not None, given, adds_rounds=until != Until())
     experiment, rows = given.rows(experiment, view)
-    planned = partial(_planned_cells, experiment, asked, sizes, device, resume, rows)
+
+    def planned(rounds: int) -> list[RunRequest]:
+        return plan(experiment, asked, sizes, rounds, device, resume=resume, rows=rows)
+
     cells = planned(count)
     options.require_gpus(device, max(sizes))
     store, found = _opened(runs, report, fresh, job, dry_run=dry_run)
@@ -739,13 +741,6 @@ def compare(
         fresh=fresh and job is None, force=force, view=view,
     )  # fmt: skip
     return told(made, planned, known, made.records(cells, known, batches))
-
-
-def _planned_cells(
-    experiment: Experiment, asked: Sequence[str], sizes: Sequence[int], device: str, resume: Resume | None,
-    rows: Sequence[GivenRow], rounds: int,
-) -> list[RunRequest]:  # fmt: skip
-    return plan(experiment, asked, sizes, rounds, device, resume=resume, rows=rows)
 
 
 def _opened(

@@ -6,10 +6,11 @@ Expressions are given as Python writes them. What an operation looks for stands 
 import ast
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import Concatenate, NamedTuple, ParamSpec
 
 Fault = Callable[[ast.AST], None]
 """Changes the syntax tree of its place."""
+P = ParamSpec("P")
 
 
 class StaleError(ValueError):
@@ -32,45 +33,51 @@ class Slot(NamedTuple):
             getattr(self.parent, self.field)[self.index : self.index + 1] = [] if node is None else [node]
 
 
-def constant(value: str) -> Fault:
+def _fault(change: Callable[Concatenate[ast.AST, P], None]) -> Callable[P, Fault]:
+    """What is given besides the place first, and makes a fault."""
+    return lambda *given, **named: lambda place: change(place, *given, **named)
+
+
+@_fault
+def constant(place: ast.AST, value: str) -> None:
     """The constant has this value."""
-
-    def change(place: ast.AST) -> None:
-        if not isinstance(place, ast.Assign | ast.AnnAssign):
-            raise StaleError("it is no constant")
-        place.value = _expression(value)
-
-    return change
+    if not isinstance(place, ast.Assign | ast.AnnAssign):
+        raise StaleError("it is no constant")
+    place.value = _expression(value)
 
 
-def returns(value: str) -> Fault:
+@_fault
+def returns(place: ast.AST, value: str) -> None:
     """The function returns this wherever it returns something; `result` stands for what it would return."""
-
-    def change(place: ast.AST) -> None:
-        given = [node for node in ast.walk(place) if isinstance(node, ast.Return) and node.value is not None]
-        if not given:
-            raise StaleError("it returns nothing")
-        for node in given:
-            holder = ast.Expr(_expression(value))
-            for slot in list(_slots(holder)):
-                if isinstance(slot.node, ast.Name) and slot.node.id == "result":
-                    slot.put(node.value)
-            node.value = holder.value
-
-    return change
+    given = [node for node in ast.walk(place) if isinstance(node, ast.Return) and node.value is not None]
+    if not given:
+        raise StaleError("it returns nothing")
+    for node in given:
+        holder = ast.Expr(_expression(value))
+        for slot in list(_slots(holder)):
+            if isinstance(slot.node, ast.Name) and slot.node.id == "result":
+                slot.put(node.value)
+        node.value = holder.value
 
 
-def becomes(before: str, after: str) -> Fault:
+@_fault
+def becomes(place: ast.AST, before: str, after: str) -> None:
     """An expression or statement becomes another; '' removes a statement."""
+    wanted = ast.parse(before).body[0]
+    new = ast.parse(after).body[0] if after else ast.Pass()
+    if isinstance(wanted, ast.Expr) and isinstance(new, ast.Expr):
+        wanted, new = wanted.value, new.value  # type: ignore[assignment]
+    _only(before, _like(place, wanted)).put(new)
 
-    def change(place: ast.AST) -> None:
-        wanted = ast.parse(before).body[0]
-        new = ast.parse(after).body[0] if after else ast.Pass()
-        if isinstance(wanted, ast.Expr) and isinstance(new, ast.Expr):
-            wanted, new = wanted.value, new.value  # type: ignore[assignment]
-        _only(before, _like(place, wanted)).put(new)
 
-    return change
+@_fault
+def _decided(place: ast.AST, condition: str, outcome: bool) -> None:
+    found = _like(place, _expression(condition))
+    for kinds in (ast.If, ast.IfExp | ast.BoolOp | ast.comprehension):
+        if conditions := [slot for slot in found if isinstance(slot.parent, kinds)]:
+            found = conditions
+            break
+    _only(condition, found).put(ast.Constant(outcome))
 
 
 def always(condition: str) -> Fault:
@@ -83,64 +90,49 @@ def never(condition: str) -> Fault:
     return _decided(condition, False)
 
 
-def swaps(before: str, after: str) -> Fault:
+@_fault
+def swaps(place: ast.AST, before: str, after: str) -> None:
     """An operator becomes another: `swaps('<', '<=')`."""
-
-    def change(place: ast.AST) -> None:
-        kind, new = type(_operator(before)), _operator(after)
-        _only(before, (slot for slot in _slots(place) if type(slot.node) is kind)).put(new)
-
-    return change
+    kind, new = type(_operator(before)), _operator(after)
+    _only(before, (slot for slot in _slots(place) if type(slot.node) is kind)).put(new)
 
 
-def gives(key: str, value: str) -> Fault:
+@_fault
+def gives(place: ast.AST, key: str, value: str) -> None:
     """An argument of this name, or the entry of a dictionary under this key, has another value."""
-
-    def change(place: ast.AST) -> None:
-        slot, number = _entry(place, key)
-        if isinstance(slot.node, ast.Dict):
-            slot.node.values[number] = _expression(value)
-        elif isinstance(slot.node, ast.Call):
-            slot.node.keywords[number].value = _expression(value)
-
-    return change
+    slot, number = _entry(place, key)
+    if isinstance(slot.node, ast.Dict):
+        slot.node.values[number] = _expression(value)
+    elif isinstance(slot.node, ast.Call):
+        slot.node.keywords[number].value = _expression(value)
 
 
-def omits(key: str) -> Fault:
+@_fault
+def omits(place: ast.AST, key: str) -> None:
     """An argument of this name, or the entry of a dictionary under this key, is left out."""
-
-    def change(place: ast.AST) -> None:
-        slot, number = _entry(place, key)
-        if isinstance(slot.node, ast.Dict):
-            del slot.node.keys[number], slot.node.values[number]
-        elif isinstance(slot.node, ast.Call):
-            del slot.node.keywords[number]
-
-    return change
+    slot, number = _entry(place, key)
+    if isinstance(slot.node, ast.Dict):
+        del slot.node.keys[number], slot.node.values[number]
+    elif isinstance(slot.node, ast.Call):
+        del slot.node.keywords[number]
 
 
-def drops(function: str) -> Fault:
+@_fault
+def drops(place: ast.AST, function: str) -> None:
     """A statement that calls this function or method and does no more is left out."""
-
-    def change(place: ast.AST) -> None:
-        _only(f"a statement {function}(...)", (s for s in _slots(place) if _calls(s.node, function))).put(
-            ast.Pass()
-        )
-
-    return change
+    _only(f"a statement {function}(...)", (s for s in _slots(place) if _calls(s.node, function))).put(
+        ast.Pass()
+    )
 
 
-def text(before: str, after: str) -> Fault:
+@_fault
+def text(place: ast.AST, before: str, after: str) -> None:
     """A text of a file of data becomes another."""
-
-    def change(place: ast.AST) -> None:
-        assert isinstance(place, ast.Constant)
-        given = str(place.value)
-        if given.count(before) != 1:
-            raise StaleError(f"{before} stands there {given.count(before)} times")
-        place.value = given.replace(before, after)
-
-    return change
+    assert isinstance(place, ast.Constant)
+    given = str(place.value)
+    if given.count(before) != 1:
+        raise StaleError(f"{before} stands there {given.count(before)} times")
+    place.value = given.replace(before, after)
 
 
 def planted(given: str, name: str, fault: Fault) -> str:
@@ -205,18 +197,6 @@ def _only(wanted: str, slots: Iterable[Slot]) -> Slot:
 def _like(place: ast.AST, wanted: ast.AST) -> list[Slot]:
     text = ast.unparse(wanted)
     return [s for s in _slots(place) if type(s.node) is type(wanted) and ast.unparse(s.node) == text]
-
-
-def _decided(condition: str, outcome: bool) -> Fault:
-    def change(place: ast.AST) -> None:
-        found = _like(place, _expression(condition))
-        for kinds in (ast.If, ast.IfExp | ast.BoolOp | ast.comprehension):
-            if conditions := [slot for slot in found if isinstance(slot.parent, kinds)]:
-                found = conditions
-                break
-        _only(condition, found).put(ast.Constant(outcome))
-
-    return change
 
 
 def _expression(text: str) -> ast.expr:

@@ -68,6 +68,24 @@ class HoardingRank(Hoarding):
     pass
 
 
+FAMILIES = {
+    "OfDdp": DdpBackend, "OfFsdp": Fsdp2Backend, "OfFsdp1": Fsdp1Backend, "OfHybrid": Hybrid,
+    "AtStage1": Stage1, "AtStage2": Stage2, "AtStage3": Stage3,
+}  # fmt: skip
+"""By the ends of their backends' names."""
+
+
+def planted(name: str, *ends: str, made: Callable[..., list[Any]] = spoiled) -> Callable[[Spoil], Spoil]:
+    """Adds backends with a defect to this module: `name` with each end, of the families of these ends."""
+
+    def plant(spoil: Spoil) -> Spoil:
+        names = (name + end for end in ends)
+        globals().update(zip(names, made(spoil, *(FAMILIES[end] for end in ends)), strict=True))
+        return spoil
+
+    return plant
+
+
 def live_groups(engine: Any) -> list[dict[str, Any]]:
     """Groups of the optimizer that trains; a DeepSpeed engine holds its own."""
     return list(getattr(engine, "engine", engine).optimizer.param_groups)
@@ -136,17 +154,11 @@ class RateOfOneRank(Spoiled, Stage1):
         engine.step = lambda lr: original(lr / 2 if context.world.rank == 1 else lr)
 
 
-ForwardTwiceAtStage3, ForwardTwiceOfHybrid = spoiled(ForwardTwice.spoil, Stage3, Hybrid)
-(BackwardInHalvesOfHybrid,) = spoiled(BackwardInHalves.spoil, Hybrid)
-
-
-TrainsInEvaluationModeAtStage3, TrainsInEvaluationModeOfHybrid = spoiled(
-    TrainsInEvaluationMode.spoil, Stage3, Hybrid
-)
-(EvaluatesInTrainingModeAtStage3,) = spoiled(EvaluatesInTrainingMode.spoil, Stage3)
-
-
-DecayOfOneRankAtStage3, DecayOfOneRankOfHybrid = spoiled(DecayOfOneRank.spoil, Stage3, Hybrid)
+planted("ForwardTwice", "AtStage3", "OfHybrid")(ForwardTwice.spoil)
+planted("BackwardInHalves", "OfHybrid")(BackwardInHalves.spoil)
+planted("TrainsInEvaluationMode", "AtStage3", "OfHybrid")(TrainsInEvaluationMode.spoil)
+planted("EvaluatesInTrainingMode", "AtStage3")(EvaluatesInTrainingMode.spoil)
+planted("DecayOfOneRank", "AtStage3", "OfHybrid")(DecayOfOneRank.spoil)
 
 
 class RotaryInBf16(Spoiled, Fsdp2Backend):
@@ -169,11 +181,13 @@ class WeightsRounded(Spoiled, Fsdp1Backend):
         after_each_step(engine, change)
 
 
+@planted("LateBeta", "OfDdp", "AtStage3", "OfFsdp", made=late)
 def _lower_beta(_: Any, engine: Any, __: SetupContext) -> None:
     for group in live_groups(engine):
         group["betas"] = (group["betas"][0], 0.5)
 
 
+@planted("LateClipping", "OfDdp", "AtStage3", "OfFsdp", made=late)
 def _clip_lower(_: Any, engine: Any, __: SetupContext) -> None:
     if (library := getattr(engine, "engine", None)) is not None:
         library.optimizer.clip_grad = 0.01
@@ -181,12 +195,14 @@ def _clip_lower(_: Any, engine: Any, __: SetupContext) -> None:
         engine.context = replace(engine.context, gradient_clipping=0.01)
 
 
+@planted("RateKeptOnOneRank", "OfDdp", "AtStage3", "OfFsdp", made=late)
 def _keep_rate_of_one_rank(_: Any, engine: Any, context: SetupContext) -> None:
     if context.world.rank == 1:
         original, kept = engine.step, live_groups(engine)[0]["lr"]
         engine.step = lambda lr: original(kept)
 
 
+@planted("DecayForAStep", "OfDdp", "AtStage3", "OfFsdp", made=late)
 def _decay_for_a_step(_: Any, engine: Any, __: SetupContext) -> None:
     before, original = [group["weight_decay"] for group in live_groups(engine)], engine.step
 
@@ -205,23 +221,12 @@ def _decay_for_a_step(_: Any, engine: Any, __: SetupContext) -> None:
     engine.step = step
 
 
-LateBetaOfDdp, LateBetaAtStage3, LateBetaOfFsdp = late(_lower_beta, DdpBackend, Stage3, Fsdp2Backend)
-LateClippingOfDdp, LateClippingAtStage3, LateClippingOfFsdp = late(
-    _clip_lower, DdpBackend, Stage3, Fsdp2Backend
-)
-RateKeptOnOneRankOfDdp, RateKeptOnOneRankAtStage3, RateKeptOnOneRankOfFsdp = late(
-    _keep_rate_of_one_rank, DdpBackend, Stage3, Fsdp2Backend
-)
-DecayForAStepOfDdp, DecayForAStepAtStage3, DecayForAStepOfFsdp = late(
-    _decay_for_a_step, DdpBackend, Stage3, Fsdp2Backend
-)
-
-
 def bare(engine: Any) -> nn.Module:
     module = getattr(engine, "engine", engine).module
     return getattr(module, "module", module)
 
 
+@planted("DecayAdded", "OfDdp", "OfFsdp", "OfFsdp1", "AtStage1", "AtStage3")
 def _add_decay(_: Any, engine: Any, __: SetupContext) -> None:
     """As Adam has it: weight decay in the gradient, after it was clipped."""
 
@@ -237,11 +242,7 @@ def _add_decay(_: Any, engine: Any, __: SetupContext) -> None:
     optimizer.register_step_pre_hook(add)
 
 
-DecayAddedOfDdp, DecayAddedOfFsdp, DecayAddedOfFsdp1, DecayAddedAtStage1, DecayAddedAtStage3 = spoiled(
-    _add_decay, DdpBackend, Fsdp2Backend, Fsdp1Backend, Stage1, Stage3
-)
-
-
+@planted("ClippedEachMicroStep", "OfDdp", "OfFsdp")
 def _clip_each_micro_step(_: Any, engine: Any, __: SetupContext) -> None:
     @instead(engine)
     def backward(original: Any, loss: Tensor, *, last_micro_step: bool) -> None:
@@ -249,27 +250,16 @@ def _clip_each_micro_step(_: Any, engine: Any, __: SetupContext) -> None:
         nn.utils.clip_grad_norm_(engine.module.parameters(), 0.3)
 
 
-ClippedEachMicroStepOfDdp, ClippedEachMicroStepOfFsdp = spoiled(
-    _clip_each_micro_step, DdpBackend, Fsdp2Backend
-)
-
-
+@planted("EmbeddingScaled", "OfDdp", "OfFsdp", "AtStage1", "AtStage3")
 def _scale_by_frequency(_: Any, engine: Any, __: SetupContext) -> None:
     for module in bare(engine).modules():
         if isinstance(module, nn.Embedding):
             module.scale_grad_by_freq = True
 
 
-EmbeddingScaledOfDdp, EmbeddingScaledOfFsdp, EmbeddingScaledAtStage1, EmbeddingScaledAtStage3 = spoiled(
-    _scale_by_frequency, DdpBackend, Fsdp2Backend, Stage1, Stage3
-)
-
-
+@planted("NormOfTheShard", "OfFsdp1", "OfHybrid")
 def _forget_other_shards(_: Any, engine: Any, __: SetupContext) -> None:
     engine.strategy = replace(engine.strategy, norm_group=None)
-
-
-NormOfTheShardOfFsdp1, NormOfTheShardOfHybrid = spoiled(_forget_other_shards, Fsdp1Backend, Hybrid)
 
 
 class NormOfTheShardAtStage1(Spoiled, Stage1):
@@ -300,15 +290,11 @@ class NoDropoutOnOneRank(Spoiled, Fsdp2Backend):
                 layer.self_attn.attention_dropout = 0.0
 
 
+@planted("StatisticsKept", "OfDdp", "OfFsdp", "AtStage2")
 def _keep_statistics(_: Any, engine: Any, __: SetupContext) -> None:
     for module in bare(engine).modules():
         if isinstance(module, nn.BatchNorm1d):
             module.momentum = 0.0
-
-
-StatisticsKeptOfDdp, StatisticsKeptOfFsdp, StatisticsKeptAtStage2 = spoiled(
-    _keep_statistics, DdpBackend, Fsdp2Backend, Stage2
-)
 
 
 class StatisticsKeptOnOneRank(Spoiled, Fsdp1Backend):
@@ -340,6 +326,7 @@ class WeightsOneStepBehind(Spoiled, DdpBackend):
             return float(original(lr))
 
 
+@planted("ClippedByParameter", "OfDdp", "OfFsdp")
 def _clip_each_parameter(_: Any, engine: Any, __: SetupContext) -> None:
     @instead(engine)
     def _update(original: Any) -> None:
@@ -348,17 +335,10 @@ def _clip_each_parameter(_: Any, engine: Any, __: SetupContext) -> None:
         original()
 
 
-ClippedByParameterOfDdp, ClippedByParameterOfFsdp = spoiled(_clip_each_parameter, DdpBackend, Fsdp2Backend)
-
-
+@planted("NotUnscaled", "OfDdp", "AtStage2", "OfFsdp1")
 def _scale_the_loss(_: Any, engine: Any, __: SetupContext) -> None:
     """As a loss scaler whose gradients nobody unscales."""
     scale_loss(engine, 128)
-
-
-NotUnscaledOfDdp, NotUnscaledAtStage2, NotUnscaledOfFsdp1 = spoiled(
-    _scale_the_loss, DdpBackend, Stage2, Fsdp1Backend
-)
 
 
 def optimizer_of(engine: Any) -> torch.optim.Optimizer:
@@ -372,34 +352,24 @@ def _moments(engine: Any) -> list[Tensor]:
     return [state[name] for state in states for name in ("exp_avg", "exp_avg_sq") if name in state]
 
 
+@planted("MomentsLost", "OfDdp", "AtStage2", "OfFsdp1", made=late)
 def _lose_moments(_: Any, engine: Any, __: SetupContext) -> None:
     for moment in _moments(engine):
         moment.zero_()
 
 
-MomentsLostOfDdp, MomentsLostAtStage2, MomentsLostOfFsdp1 = late(
-    _lose_moments, DdpBackend, Stage2, Fsdp1Backend
-)
-
-
+@planted("StatesAnew", "AtStage1", "OfFsdp", made=late)
 def _begin_anew(_: Any, engine: Any, __: SetupContext) -> None:
     optimizer_of(engine).state.clear()
 
 
-StatesAnewAtStage1, StatesAnewOfFsdp = late(_begin_anew, Stage1, Fsdp2Backend)
-
-
+@planted("MomentsRounded", "OfDdp", "AtStage3", "OfFsdp")
 def _round_moments(_: Any, engine: Any, __: SetupContext) -> None:
     def change(taken: int) -> None:
         for moment in _moments(engine):
             moment.copy_(moment.bfloat16())
 
     after_each_step(engine, change)
-
-
-MomentsRoundedOfDdp, MomentsRoundedAtStage3, MomentsRoundedOfFsdp = spoiled(
-    _round_moments, DdpBackend, Stage3, Fsdp2Backend
-)
 
 
 class HandWritten(torch.optim.AdamW):
@@ -437,29 +407,21 @@ class HandWritten(torch.optim.AdamW):
             parameter.sub_(group["lr"] * first / size)
 
 
-class EpsInRoot(HandWritten):
-    eps_in_root = True
-
-
-class BiasUncorrected(HandWritten):
-    corrects = (False, False)
-
-
-def _becoming(kind: type[HandWritten]) -> Spoil:
+def _becoming(**wrong: Any) -> Spoil:
     """As where a library patches torch's own: class and constants look the same."""
 
     def spoil(_: Any, engine: Any, __: SetupContext) -> None:
         optimizer: Any = optimizer_of(engine)
-        optimizer.__class__ = type("AdamW", (kind,), {"__module__": torch.optim.AdamW.__module__})
+        optimizer.__class__ = type(
+            "AdamW", (HandWritten,), {"__module__": torch.optim.AdamW.__module__, **wrong}
+        )
         optimizer._patch_step_function()
 
     return spoil
 
 
-EpsInRootOfDdp, EpsInRootAtStage1, EpsInRootAtStage3, EpsInRootOfFsdp = spoiled(
-    _becoming(EpsInRoot), DdpBackend, Stage1, Stage3, Fsdp2Backend
-)
-BiasUncorrectedAtStage2, BiasUncorrectedOfFsdp1 = spoiled(_becoming(BiasUncorrected), Stage2, Fsdp1Backend)
+planted("EpsInRoot", "OfDdp", "AtStage1", "AtStage3", "OfFsdp")(_becoming(eps_in_root=True))
+planted("BiasUncorrected", "AtStage2", "OfFsdp1")(_becoming(corrects=(False, False)))
 
 
 Changing = Callable[[nn.Parameter, Tensor, dict[str, Any]], object]
@@ -481,16 +443,13 @@ def _within_update(engine: Any, change: Changing) -> None:
     optimizer_of(engine).register_step_post_hook(spoil)
 
 
+@planted("PartLeft", "AtStage1", "AtStage2", "AtStage3", "OfFsdp", "OfFsdp1")
 def _leave_part_of_one_rank(_: Any, engine: Any, context: SetupContext) -> None:
     if context.world.rank == 1:
         _within_update(engine, lambda parameter, before, _: parameter.copy_(before))
 
 
-PartLeftAtStage1, PartLeftAtStage2, PartLeftAtStage3, PartLeftOfFsdp, PartLeftOfFsdp1 = spoiled(
-    _leave_part_of_one_rank, Stage1, Stage2, Stage3, Fsdp2Backend, Fsdp1Backend
-)
-
-
+@planted("DecayUndone", "AtStage3", "OfFsdp")
 def _undo_decay_of_one_rank(_: Any, engine: Any, context: SetupContext) -> None:
     if context.world.rank == 1:
         _within_update(
@@ -501,9 +460,7 @@ def _undo_decay_of_one_rank(_: Any, engine: Any, context: SetupContext) -> None:
         )
 
 
-DecayUndoneAtStage3, DecayUndoneOfFsdp = spoiled(_undo_decay_of_one_rank, Stage3, Fsdp2Backend)
-
-
+@planted("RateDoubledOnce", "AtStage1", "OfFsdp1")
 def _double_one_rate(_: Any, engine: Any, __: SetupContext) -> None:
     """One update moves weights twice as far; the learning rate is back when it is over.
 
@@ -525,9 +482,7 @@ def _double_one_rate(_: Any, engine: Any, __: SetupContext) -> None:
     optimizer_of(engine).register_step_post_hook(halve)
 
 
-RateDoubledOnceAtStage1, RateDoubledOnceOfFsdp1 = spoiled(_double_one_rate, Stage1, Fsdp1Backend)
-
-
+@planted("PulledBack", "OfDdp", "OfFsdp")
 def _pull_back(_: Any, engine: Any, __: SetupContext) -> None:
     """Each update is averaged with the weights of the beginning, as where an average lies in the weights."""
     first: dict[int, Tensor] = {}
@@ -536,9 +491,6 @@ def _pull_back(_: Any, engine: Any, __: SetupContext) -> None:
         parameter.lerp_(first.setdefault(id(parameter), before), 0.05)
 
     _within_update(engine, pull)
-
-
-PulledBackOfDdp, PulledBackOfFsdp = spoiled(_pull_back, DdpBackend, Fsdp2Backend)
 
 
 class NotGathered(Spoiled, Stage3):
