@@ -57,12 +57,8 @@ def test_reference_is_the_base_of_a_backend_without_a_run_on_one_rank() -> None:
     assert [point.base.label for point in curve] == ["single"] * 3
     assert [point.speed_up for point in curve] == pytest.approx([1.0, 1 / 0.6, 2.5])
     assert curve[-1].strong_efficiency == pytest.approx(2.5 / 4)
-
-
-def test_own_run_on_one_rank_goes_before_the_reference() -> None:
-    (curve,) = strong_scaling(rows(run("single", 1, 1.0), run("ddp", 1, 2.0), run("ddp", 2, 1.0)))
-    assert curve[-1].base.label == "ddp"
-    assert curve[-1].speed_up == pytest.approx(2.0)
+    (own,) = strong_scaling(rows(run("single", 1, 1.0), run("ddp", 1, 2.0), run("ddp", 2, 1.0)))
+    assert (own[-1].base.label, own[-1].speed_up) == ("ddp", pytest.approx(2.0))
 
 
 def test_without_a_smaller_run_that_succeeded_there_is_no_scaling() -> None:
@@ -76,48 +72,45 @@ def laid_out(nodes: int, ranks_per_node: int, seconds: float, threads: int = 1) 
     return run("fsdp", nodes * ranks_per_node, seconds, world=layout)
 
 
-def names_and_speed_ups(*records: Record) -> dict[str, list[tuple[int, float]]]:
-    return {
+MIXED = [run("ddp", 1, 1.0), run("ddp", 2, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("records", "curves"),
+    [
+        # 4 ranks on one node and 2 x 2 are two measurements, not a step down of one curve.
+        ([laid_out(1, 1, 1.0), laid_out(1, 2, 0.5), laid_out(1, 4, 0.25), laid_out(2, 2, 0.5),
+          laid_out(2, 4, 0.2)],
+         {"fsdp (1 node)": [(1, 1.0), (2, 2.0), (4, 4.0)], "fsdp (2 nodes)": [(1, 1.0), (4, 2.0), (8, 5.0)]}),
+        # Those of the fewest ranks are measured by the one on fewest nodes.
+        ([laid_out(2, 1, 1.25), laid_out(1, 2, 1.0), laid_out(2, 2, 0.5), laid_out(1, 4, 0.5)],
+         {"fsdp (1 node)": [(2, 1.0), (4, 2.0)], "fsdp (2 nodes)": [(2, 0.8), (4, 2.0)]}),
+        # Nodes that grow with the ranks make one curve.
+        ([laid_out(1, 4, 1.0), laid_out(2, 4, 0.5), laid_out(4, 4, 0.25)],
+         {"fsdp": [(4, 1.0), (8, 2.0), (16, 4.0)]}),
+        # Two ranks of one thread have no more processors than one rank of two; on GPUs that does not matter.
+        ([laid_out(1, 1, 1.0, 2), laid_out(1, 2, 1.0), laid_out(1, 4, 0.5)],
+         {"fsdp (1 thread)": [(2, 1.0), (4, 2.0)]}),
+        ([changed(one, world={"device": "cuda"}) for one in (laid_out(1, 1, 1.0, 2), laid_out(1, 2, 0.5))],
+         {"fsdp": [(1, 1.0), (2, 2.0)]}),
+        # Curves of other circumstances are named by them.
+        ([*MIXED, *(changed(one, world={"preset": "library-defaults"}) for one in MIXED)],
+         {f"ddp ({preset})": [(1, 1.0), (2, 2.0)] for preset in ("like-for-like", "library-defaults")}),
+        ([laid_out(1, 1, 1.0), laid_out(1, 2, 0.5),
+          changed(laid_out(1, 2, 0.7), world={"micro_batch_size": 1})],
+         {"fsdp (micro-batch 4)": [(1, 1.0), (2, 2.0)],
+          "fsdp (micro-batch 1)": [(1, 1.0), (2, round(1 / 0.7, 9))]}),
+    ],
+    ids=["layouts", "fewest", "nodes", "threads", "gpus", "presets", "micro-batches"],
+)  # fmt: skip
+def test_curves_join_what_can_be_compared(
+    records: list[Record], curves: dict[str, list[tuple[int, float]]]
+) -> None:
+    found = strong_scaling(rows(*records))
+    assert curves == {
         curve[0].curve: [(point.group.world_size, round(point.speed_up, 9)) for point in curve]
-        for curve in strong_scaling(rows(*records))
+        for curve in found
     }
-
-
-def test_each_layout_of_one_number_of_ranks_has_a_curve_of_its_own() -> None:
-    """4 ranks on one node and 2 x 2 are two measurements, not a step down of one curve."""
-    whole = [laid_out(1, 1, 1.0), laid_out(1, 2, 0.5), laid_out(1, 4, 0.25)]
-    assert names_and_speed_ups(*whole, laid_out(2, 2, 0.5), laid_out(2, 4, 0.2)) == {
-        "fsdp (1 node)": [(1, 1.0), (2, 2.0), (4, 4.0)],
-        "fsdp (2 nodes)": [(1, 1.0), (4, 2.0), (8, 5.0)],
-    }
-
-
-def test_layouts_of_the_fewest_ranks_are_measured_by_the_one_on_fewest_nodes() -> None:
-    fewest = [laid_out(2, 1, 1.25), laid_out(1, 2, 1.0)]
-    assert names_and_speed_ups(*fewest, laid_out(2, 2, 0.5), laid_out(1, 4, 0.5)) == {
-        "fsdp (1 node)": [(2, 1.0), (4, 2.0)],
-        "fsdp (2 nodes)": [(2, 0.8), (4, 2.0)],
-    }
-
-
-def test_nodes_that_grow_with_the_ranks_make_one_curve() -> None:
-    assert list(names_and_speed_ups(laid_out(1, 4, 1.0), laid_out(2, 4, 0.5), laid_out(4, 4, 0.25))) == [
-        "fsdp"
-    ]
-
-
-def test_a_rank_of_more_threads_is_no_base_on_a_cpu() -> None:
-    """Two ranks of one thread have no more processors than one rank of two."""
-    assert names_and_speed_ups(laid_out(1, 1, 1.0, 2), laid_out(1, 2, 1.0), laid_out(1, 4, 0.5)) == {
-        "fsdp (1 thread)": [(2, 1.0), (4, 2.0)]
-    }
-
-
-def test_threads_of_the_host_do_not_matter_on_gpus() -> None:
-    on_gpus = [
-        changed(record, world={"device": "cuda"}) for record in (laid_out(1, 1, 1.0, 2), laid_out(1, 2, 0.5))
-    ]
-    assert names_and_speed_ups(*on_gpus) == {"fsdp": [(1, 1.0), (2, 2.0)]}
 
 
 def test_speed_up_is_that_of_the_throughput() -> None:
@@ -154,13 +147,6 @@ def test_a_run_that_left_the_reference_is_no_point() -> None:
     assert [point.group.world_size for point in curve] == [1, 2]
 
 
-def test_curves_of_other_circumstances_are_named_by_them() -> None:
-    other = {"preset": "library-defaults"}
-    mixed = [run("ddp", 1, 1.0), run("ddp", 2, 0.5)]
-    mixed += [changed(r, world=other) for r in mixed]
-    assert list(names_and_speed_ups(*mixed)) == ["ddp (like-for-like)", "ddp (library-defaults)"]
-
-
 def test_twice_the_time_for_twice_the_ranks_is_half_the_weak_efficiency() -> None:
     (curve,) = weak_scaling(rows(growing(2, 1.0), growing(4, 2.0)))
     assert [point.weak_efficiency for point in curve] == [1.0, 0.5]
@@ -185,14 +171,6 @@ def test_one_job_and_jobs_that_differ_in_more_than_size_are_no_weak_scaling() ->
     assert weak_scaling(rows(run("ddp", 2, 1.0), run("ddp", 4, 1.0))) == []
     other = changed(growing(4, 1.0), job={"optimizer": OptimizerSection(learning_rate=1.0)})
     assert weak_scaling(rows(growing(2, 1.0), other)) == []
-
-
-def test_micro_batches_of_one_number_of_ranks_have_curves_of_their_own() -> None:
-    cut = changed(laid_out(1, 2, 0.7), world={"micro_batch_size": 1})
-    assert names_and_speed_ups(laid_out(1, 1, 1.0), laid_out(1, 2, 0.5), cut) == {
-        "fsdp (micro-batch 4)": [(1, 1.0), (2, 2.0)],
-        "fsdp (micro-batch 1)": [(1, 1.0), (2, round(1 / 0.7, 9))],
-    }
 
 
 OTHER_WEIGHTS = {"initial_weights": make_weights("d" * 64)}
@@ -263,10 +241,13 @@ def test_a_job_without_reference_beside_one_that_has_it_stands_apart() -> None:
     assert [finding.id for finding in comparison.findings] == ["several-jobs"]
 
 
-def test_two_jobs_with_a_reference_each_are_both_judged() -> None:
+def test_two_jobs_with_a_reference_each_are_both_judged_and_so_is_one_with_dropout() -> None:
     second = {"job_id": "b" * 12}
     comparison = Comparison([make_record(), make_record(**second), make_record(label="ddp", **second)])
     assert comparison.not_comparable.rows == []
+    dropout = {"model": {"dropout": 0.1}}
+    apart = Comparison([make_record(**dropout), odd(**dropout)]).not_comparable.rows
+    assert [row.record.backend.label for row in apart] == ["zero1"]
 
 
 def test_without_a_reference_the_run_that_most_agree_with_stands_in() -> None:
@@ -277,12 +258,6 @@ def test_without_a_reference_the_run_that_most_agree_with_stands_in() -> None:
     assert "ddp has" in (apart.judgement.reason or "")
     (finding,) = (f for f in comparison.findings if f.id == "initial-weights-differ")
     assert "from ddp, as the reference has no result" in finding.message
-
-
-def test_a_job_with_dropout_is_still_held_against_its_reference() -> None:
-    dropout = {"model": {"dropout": 0.1}}
-    comparison = Comparison([make_record(**dropout), odd(**dropout)])
-    assert [row.record.backend.label for row in comparison.not_comparable.rows] == ["zero1"]
 
 
 def test_strong_scaling_leaves_it_out() -> None:
@@ -339,11 +314,11 @@ def test_each_value_comes_with_its_cells_and_the_reference_first() -> None:
 
 
 def test_what_changes_the_mathematics_comes_first() -> None:
-    found = differing(running("ddp", prefetch="all", gradient_clipping=None))
+    own = {"prefetch": "all", "gradient_clipping": None, "optimizer_implementation": "foreach"}
+    found = differing(running("ddp", **own), running("zero3", optimizer_implementation="for-loop"))
     assert [(s.setting, s.effect) for s in found] == [
-        ("gradient clipping", "mathematics"),
-        ("prefetch", "cost"),
-    ]
+        ("gradient clipping", "mathematics"), ("optimizer implementation", "cost"), ("prefetch", "cost"),
+    ]  # fmt: skip
     assert [value.value for value in found[0].values] == ["1", "none"]
 
 
@@ -351,20 +326,9 @@ def test_backends_are_held_against_each_other_where_the_reference_does_not_know(
     (setting,) = differing(running("ddp", gather_dtype="float32"), running("zero3", gather_dtype="bfloat16"))
     assert setting.setting == "dtype of gathering"
     assert not any(value.is_of_reference for value in setting.values)
-
-
-def test_equal_and_unknown_settings_are_left_out() -> None:
+    # Equal and unknown ones are left out, and those of another job.
     assert differing(running("ddp", prefetch="none"), running("zero1", prefetch=None)) == []
-
-
-def test_a_run_of_another_job_is_left_out() -> None:
     assert differing(changed(running("ddp", prefetch="all"), **OTHER_WEIGHTS)) == []
-
-
-def test_another_implementation_of_the_optimizer_changes_the_cost_only() -> None:
-    offloaded = running("zero3:offload=cpu", optimizer_implementation="for-loop")
-    (setting,) = differing(running("ddp", optimizer_implementation="foreach"), offloaded)
-    assert (setting.setting, setting.effect) == ("optimizer implementation", "cost")
 
 
 def test_the_report_has_a_line_for_each_value() -> None:

@@ -60,11 +60,8 @@ def test_rates_take_timed_steps_only() -> None:
     assert quantities.rate(record, "tokens") == 1024.0
     assert quantities.rate(record, "samples") == 8.0
     assert Run.of(record).median_step_seconds == 1.0
-
-
-def test_run_without_timed_steps_has_no_rate() -> None:
-    run = Run.of(make_record(steps=make_steps()[:2]))
-    assert (run.tokens_per_second, run.median_step_seconds, run.step_seconds) == (None, None, [])
+    untimed = Run.of(make_record(steps=make_steps()[:2]))
+    assert (untimed.tokens_per_second, untimed.median_step_seconds, untimed.step_seconds) == (None, None, [])
 
 
 def test_evaluations_are_timed_once_steps_are() -> None:
@@ -135,11 +132,6 @@ def test_gloo_sends_a_reduce_scatter_as_an_all_reduce() -> None:
     assert quantities.transport_bytes_per_step(changed(record, world={"collectives": "nccl"})) == 1200
 
 
-def test_run_without_probed_steps_has_no_volume() -> None:
-    record = make_record(label="ddp", windows=WindowsPart(warmup=1, probed=0, timed=3))
-    assert quantities.sent_bytes_per_step(record) is None
-
-
 @pytest.mark.parametrize(
     ("label", "ranks", "effective", "sent"),
     [
@@ -169,16 +161,17 @@ def test_host_peak_is_that_of_the_largest_process() -> None:
 
 
 @pytest.mark.parametrize("reporting", [[], [0], [1]])
-def test_bytes_of_a_killed_run_are_unknown_unless_every_rank_reported(reporting: list[int]) -> None:
+def test_bytes_are_unknown_where_no_step_was_probed_or_a_killed_rank_did_not_report(
+    reporting: list[int],
+) -> None:
     rows = [row for row in make_communication(2) if row.rank in reporting]
     killed = make_record(label="ddp", status="failed", comm=rows)
     assert quantities.sent_bytes_per_step(killed) is None
     assert quantities.transport_bytes_per_step(killed) is None
     assert quantities.sent_bytes_per_step(make_record(label="ddp", status="failed")) is not None
-
-
-def test_bytes_of_a_killed_run_on_one_rank_are_unknown() -> None:
-    assert quantities.sent_bytes_per_step(make_record(status="failed")) is None
+    assert quantities.sent_bytes_per_step(make_record(status="failed")) is None  # on one rank
+    unprobed = make_record(label="ddp", windows=WindowsPart(warmup=1, probed=0, timed=3))
+    assert quantities.sent_bytes_per_step(unprobed) is None
 
 
 @pytest.mark.parametrize("label", ["ddp", "zero1", "zero3", "fsdp", "fsdp1", "fsdp-hybrid"])
@@ -186,7 +179,7 @@ def test_what_is_expected_differs_nowhere(label: str) -> None:
     assert volume_differences(make_volume_record(label)) == []
 
 
-def test_one_byte_is_a_difference() -> None:
+def test_one_byte_is_a_difference_and_so_is_a_rank_that_counted_nothing() -> None:
     record = with_rows(
         make_volume_record("ddp"),
         lambda row: (
@@ -197,11 +190,8 @@ def test_one_byte_is_a_difference() -> None:
     )
     (found,) = volume_differences(record) or []
     assert (found.rank, found.measured_bytes, found.expected_bytes) == (1, 4 * ELEMENTS + 1, 4 * ELEMENTS)
-
-
-def test_a_rank_that_counted_nothing_is_a_difference() -> None:
-    record = with_rows(make_volume_record("fsdp"), lambda row: row if row.rank == 0 else None)
-    assert {d.measured_bytes for d in volume_differences(record) or []} == {0}
+    silent = with_rows(make_volume_record("fsdp"), lambda row: row if row.rank == 0 else None)
+    assert {one.measured_bytes for one in volume_differences(silent) or []} == {0}
 
 
 def test_sent_bytes_follow_from_the_job_alone() -> None:
@@ -286,38 +276,32 @@ def taken_from(*accounts: ProcessorPart | None) -> Disturbance | None:
     return Run.of(make_record(label="ddp", world_size=len(accounts), ranks=ranks)).disturbance
 
 
-def test_what_no_rank_used_went_to_others() -> None:
-    found = taken_from(processors(machine_busy_seconds=10.0), processors(machine_busy_seconds=10.0))
-    assert found.other_cores == pytest.approx(0.5)
-    assert (found.lost_seconds, found.lost_by_rank) == (0.0, [0.0, 0.0])
+BUSY = {"machine_busy_seconds": 10.0}
+STOLEN = {"machine_busy_seconds": 7.0, "machine_stolen_seconds": 1.0, "process_seconds": 3.5}
 
 
-def test_a_rank_loses_no_more_than_it_waited_nor_than_others_used() -> None:
-    used = {"machine_busy_seconds": 10.0}
-    found = taken_from(processors(waiting_seconds=0.5, **used), processors(waiting_seconds=3.0, **used))
-    assert found.lost_by_rank == [0.5, 2.0]
-    assert (found.lost_share, found.lost_seconds) == (0.5, 2.0)
-
-
-def test_what_a_hypervisor_took_is_lost_without_waiting() -> None:
-    stolen = processors(machine_busy_seconds=7.0, machine_stolen_seconds=1.0, process_seconds=3.5)
-    found = taken_from(stolen, stolen)
-    assert found.lost_by_rank == [1.0, 1.0]
-    assert found.lost_share == 0.125  # each rank did half of the work, so half of a second
-    assert found.other_cores == pytest.approx(0.25)
-
-
-def test_a_rank_that_waits_for_the_other_lost_nothing() -> None:
-    found = taken_from(processors(waiting_seconds=2.0), processors(waiting_seconds=2.0))
-    assert found.lost_share == 0.0
-
-
-def test_machines_are_counted_one_by_one_and_the_busiest_is_told() -> None:
-    quiet = processors(boot="a", machine_busy_seconds=4.0)
-    busy = processors(boot="b", machine_busy_seconds=6.0, waiting_seconds=1.0)
-    found = taken_from(quiet, busy)
-    assert found.other_cores == pytest.approx(0.5)
-    assert (found.lost_by_rank, found.lost_seconds) == ([0.0, 1.0], 1.0)
+@pytest.mark.parametrize(
+    ("ranks", "other_cores", "lost"),
+    [
+        ([BUSY, BUSY], 0.5, [0.0, 0.0]),
+        # No more than a rank waited, nor than others used.
+        ([BUSY | {"waiting_seconds": 0.5}, BUSY | {"waiting_seconds": 3.0}], 0.5, [0.5, 2.0]),
+        ([STOLEN, STOLEN], 0.25, [1.0, 1.0]),  # by a hypervisor, without waiting
+        ([{"waiting_seconds": 2.0}, {"waiting_seconds": 2.0}], 0.0, [0.0, 0.0]),  # for each other
+        # Machines are counted one by one; the busiest is told.
+        ([{"boot": "a", "machine_busy_seconds": 4.0},
+          {"boot": "b", "machine_busy_seconds": 6.0, "waiting_seconds": 1.0}], 0.5, [0.0, 1.0]),
+    ],
+    ids=["others", "waiting", "stolen", "each-other", "machines"],
+)  # fmt: skip
+def test_what_no_rank_used_went_to_others(
+    ranks: list[dict[str, Any]], other_cores: float, lost: list[float]
+) -> None:
+    found = taken_from(*(processors(**rank) for rank in ranks))
+    assert found.other_cores == pytest.approx(other_cores)
+    assert (found.lost_by_rank, found.lost_seconds) == (lost, max(lost))
+    # Of the work that a rank did: each of two did half of it, so lost half of a second to the hypervisor.
+    assert found.lost_share == (0.125 if ranks[0] is STOLEN else max(lost) / 4)
 
 
 def test_a_rank_without_an_account_leaves_the_others_in_doubt() -> None:
@@ -344,37 +328,36 @@ def measured(*parts: dict[str, Any] | None, device: str = "cuda", price: Price |
     )  # fmt: skip
 
 
-def test_energy_per_token_times_tokens_is_power_times_time() -> None:
-    found = usage(measured({"device_joules": 300.0}, {"device_joules": 500.0}))
-    assert (found.device_watts, found.host_watts) == (800.0, None)
-    joules = (found.kilowatt_hours or 0) * JOULES_PER_KILOWATT_HOUR
-    assert joules == pytest.approx(800.0 * BILLION / TOKENS_PER_SECOND)
+HOST = {"host_joules": 90.0, "boot": "a"}
+HOURS = 2 * BILLION / TOKENS_PER_SECOND / SECONDS_PER_HOUR
+"""Of two GPUs."""
 
 
-def test_ranks_on_one_machine_count_its_processors_once() -> None:
-    one = {"host_joules": 90.0, "boot": "a"}
-    assert getattr(usage(measured(one, one, device="cpu")), "host_watts", None) == 90.0
-    two = usage(measured(one, {"host_joules": 60.0, "boot": "b"}, device="cpu"))
-    assert getattr(two, "host_watts", None) == 150.0
-
-
-def test_cost_is_the_price_of_the_hours_of_all_gpus() -> None:
-    found = usage(measured({}, {}, price=Price(amount=2.5, currency="USD")))
-    assert found is not None
-    hours = 2 * BILLION / TOKENS_PER_SECOND / SECONDS_PER_HOUR
-    assert found.gpu_hours == pytest.approx(hours)
-    assert found.cost == pytest.approx(2.5 * hours)
-    assert found.kilowatt_hours is None
-
-
-def test_a_rank_without_a_figure_leaves_the_run_without_one() -> None:
-    found = usage(measured({"device_joules": 300.0}, {"device_unknown": "Not Supported"}))
-    assert found.device_watts is None
-
-
-def test_runs_on_processors_have_no_gpu_hours() -> None:
-    found = usage(measured({}, {}, device="cpu", price=Price(amount=1, currency="EUR")))
-    assert (found.gpu_hours, found.cost) == (None, None)
+@pytest.mark.parametrize(
+    ("parts", "changes", "expected"),
+    [
+        ([{"device_joules": 300.0}, {"device_joules": 500.0}], {},
+         {"device_watts": 800.0, "host_watts": None,
+          "kilowatt_hours": 800.0 * BILLION / TOKENS_PER_SECOND / JOULES_PER_KILOWATT_HOUR}),
+        # Ranks on one machine count its processors once.
+        ([HOST, HOST], {"device": "cpu"}, {"host_watts": 90.0}),
+        ([HOST, {"host_joules": 60.0, "boot": "b"}], {"device": "cpu"}, {"host_watts": 150.0}),
+        ([{}, {}], {"price": Price(amount=2.5, currency="USD")},
+         {"gpu_hours": HOURS, "cost": 2.5 * HOURS, "kilowatt_hours": None}),
+        ([{}, {}], {"price": Price(amount=1, currency="EUR"), "device": "cpu"},
+         {"gpu_hours": None, "cost": None}),
+        # A rank without a figure leaves the run without one.
+        ([{"device_joules": 300.0}, {"device_unknown": "Not Supported"}], {}, {"device_watts": None}),
+    ],
+    ids=["power", "one-machine", "two-machines", "price", "processors", "unknown"],
+)  # fmt: skip
+def test_energy_and_cost_of_a_run(
+    parts: list[dict[str, Any]], changes: dict[str, Any], expected: dict[str, float | None]
+) -> None:
+    found = usage(measured(*parts, **changes))
+    assert {name: getattr(found, name) for name in expected} == {
+        name: None if value is None else pytest.approx(value) for name, value in expected.items()
+    }
 
 
 def test_a_run_on_a_stub_used_nothing() -> None:
@@ -468,12 +451,8 @@ def test_messages_are_told_apart_by_what_they_carry() -> None:
     assert [stage.blocks for stage in use.by_rank] == [1, 1]
 
 
-def test_other_strategies_have_no_stages() -> None:
-    assert pipeline_use(make_record(label="ddp")) is None
-    assert pipeline_section(Comparison([make_record(label="ddp")])) is None
-
-
-def test_the_section_has_a_line_per_pipeline_and_per_rank() -> None:
+def test_the_section_of_a_pipeline_alone_has_a_line_for_it_and_for_each_rank() -> None:
+    assert pipeline_use(make_record(label="ddp")) is pipeline_section(Comparison([make_record()])) is None
     section = pipeline_section(Comparison([make_pipeline()]))
     tables = {block.key: block for block in section.blocks if isinstance(block, Table)}
     assert [len(tables[key].rows) for key in ("pipelines", "pipeline_stages")] == [1, 2]

@@ -46,10 +46,8 @@ def planned(label: str, loading: AskedLoading = "slices", *, ranks: int = 8, **c
 def test_which_ranks_build_the_whole_model(label: str, slices: Loading) -> None:
     full = "broadcast" if "efficient" in label else "full"
     assert [loading_of(planned(label, asked)) for asked in LOADINGS] == [slices, full]
-
-
-def test_one_rank_of_fsdp1_shards_nothing() -> None:
-    assert [loading_of(planned(label, ranks=1)) for label in ("fsdp1", "fsdp")] == ["full", "slices"]
+    if label in ("fsdp1", "fsdp"):  # whose single rank shards nothing under FSDP1
+        assert loading_of(planned(label, ranks=1)) == ("full" if label == "fsdp1" else "slices")
 
 
 @pytest.mark.parametrize(
@@ -73,46 +71,41 @@ def test_some_jobs_have_every_rank_build_the_whole_model(
     assert found == [slices, "full"]
 
 
-@pytest.mark.parametrize("label", ["ddp", "zero2", "accelerate-zero3"])
-def test_every_rank_of_a_node_builds_the_whole_model(label: str) -> None:
-    assert loading_bytes(planned(label, ranks=64)) == 8 * WHOLE
-    assert loading_bytes(planned(label, ranks=2)) == 2 * WHOLE
+OWN, READ = {"model": {"factory": "own:build"}}, {"model": {"name": "somewhere"}}
+CPU = {"torch_device": "cpu"}
 
 
-@pytest.mark.parametrize("label", ["fsdp", "fsdp1", "zero3", "tp", "pp"])
-def test_ranks_that_draw_for_their_devices_hold_one_unit(label: str) -> None:
-    assert loading_bytes(planned(label)) == 8 * BLOCK
-    assert loading_bytes(planned(label, model=llama(vocabulary=256_000))) == 8 * 4 * 256_000 * 4096
+@pytest.mark.parametrize(
+    ("label", "ranks", "changes", "held"),
+    [
+        # Every rank of a node builds the whole model,
+        *((label, 64, {}, 8 * WHOLE) for label in ("ddp", "zero2", "accelerate-zero3")),
+        *((label, 2, {}, 2 * WHOLE) for label in ("ddp", "zero2", "accelerate-zero3")),
+        # or holds one unit where it draws for its device,
+        *((label, 8, {}, 8 * BLOCK) for label in ("fsdp", "fsdp1", "zero3", "tp", "pp")),
+        *((label, 8, {"model": llama(vocabulary=256_000)}, 8 * 4 * 256_000 * 4096)
+          for label in ("fsdp", "fsdp1", "zero3", "tp", "pp")),
+        ("zero3:offload=optimizer", 8, {}, 8 * BLOCK),
+        # with its shard on the CPU, or where weights are offloaded,
+        *((label, 8, CPU, float(WHOLE + 8 * BLOCK)) for label in ("fsdp", "zero3")),
+        ("fsdp-hybrid:shard_size=2", 8, CPU | {"shard_size": 2}, 8 * (WHOLE / 2 + BLOCK)),
+        *((f"{label}:offload=cpu", 8, {}, float(WHOLE + 8 * BLOCK)) for label in ("fsdp", "zero3")),
+        # or a piece of a file.
+        ("fsdp", 8, {"job": Job.model_validate(READ)}, 8 * 2**22 * (4 + 4)),
+        # A model of one's own is built once on a node, if it can be without memory.
+        ("fsdp", 64, {"job": Job.model_validate(OWN)}, WHOLE),
+        ("fsdp", 64, {"job": Job.model_validate(OWN), "model": replace(llama(), whole_because="it is odd")},
+         8 * WHOLE),
+        ("accelerate-fsdp:cpu_ram_efficient_loading=true", 64, {}, WHOLE),
+    ],
+)  # fmt: skip
+def test_the_host_of_a_node_holds(label: str, ranks: int, changes: dict[str, Any], held: float) -> None:
+    made = {name: value for name, value in changes.items() if name != "job"}
+    plan = replace(planned(label, ranks=ranks, **made), **{k: v for k, v in changes.items() if k == "job"})
+    assert loading_bytes(plan) == pytest.approx(held, rel=0 if isinstance(held, int) else 1e-3)
 
 
-@pytest.mark.parametrize(("label", "shards"), [("fsdp", 8), ("fsdp-hybrid:shard_size=2", 2), ("zero3", 8)])
-def test_ranks_on_the_cpu_hold_their_shards_too(label: str, shards: int) -> None:
-    options = registry.parse(label)[1]
-    plan = planned(label, torch_device="cpu", shard_size=getattr(options, "shard_size", None))
-    assert loading_bytes(plan) == pytest.approx(8 * (WHOLE / shards + BLOCK), rel=1e-3)
-
-
-def test_so_do_ranks_that_offload_their_weights_but_not_optimizer_states() -> None:
-    for label in ("fsdp:offload=cpu", "zero3:offload=cpu"):
-        assert loading_bytes(planned(label)) == pytest.approx(WHOLE + 8 * BLOCK, rel=1e-3)
-    assert loading_bytes(planned("zero3:offload=optimizer")) == 8 * BLOCK
-
-
-def test_ranks_that_read_files_hold_a_piece() -> None:
-    piece = 2**22 * (4 + 4)
-    read = Job.model_validate({"model": {"name": "somewhere"}})
-    assert loading_bytes(replace(planned("fsdp"), job=read)) == 8 * piece
-
-
-def test_a_model_of_ones_own_is_built_once_on_a_node() -> None:
-    own = replace(planned("fsdp", ranks=64), job=Job.model_validate({"model": {"factory": "own:build"}}))
-    assert loading_bytes(own) == WHOLE
-    cannot = replace(own, model=replace(own.model, whole_because="it has no skeleton"))
-    assert loading_bytes(cannot) == 8 * WHOLE
-
-
-def test_efficient_loading_holds_the_model_once_and_rounding_the_largest_parameter_twice() -> None:
-    assert loading_bytes(planned("accelerate-fsdp:cpu_ram_efficient_loading=true", ranks=64)) == WHOLE
+def test_rounding_holds_the_largest_parameter_twice() -> None:
     assert whole_bytes(planned("ddp", precision="bf16-mixed")) == WHOLE + (2 + 4) * EMBEDDING
 
 

@@ -220,20 +220,36 @@ def test_every_built_in_backend_is_looked_at_or_named_with_the_reason() -> None:
     assert {"ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp-hybrid"} <= names
 
 
-def test_offload_is_tried_where_it_differs() -> None:
-    assert labels("ddp", 8) == ["ddp"]
-    assert labels("zero2", 8) == ["zero2", "zero2:adam=deepspeed,offload=optimizer"]
-    own = "zero3:adam=deepspeed,offload"
-    assert labels("zero3", 8) == ["zero3", f"{own}=optimizer", f"{own}=cpu"]
+OFFLOAD = "zero3:adam=deepspeed,offload"
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "gpus_per_node", "tried"),
+    [
+        # Offload where it differs,
+        ("ddp", 8, 8, ["ddp"]), ("zero2", 8, 8, ["zero2", "zero2:adam=deepspeed,offload=optimizer"]),
+        ("zero3", 8, 8, ["zero3", f"{OFFLOAD}=optimizer", f"{OFFLOAD}=cpu"]),
+        ("fsdp", 8, 8, ["fsdp", "fsdp:offload=cpu"]), ("fsdp", 12, 8, ["fsdp", "fsdp:offload=cpu"]),
+        # a second copy within a node on several nodes,
+        ("zero3", 16, 8, ["zero3", f"{OFFLOAD}=optimizer", f"{OFFLOAD}=cpu", "zero3:hpz=8"]),
+        ("fsdp", 16, 8, ["fsdp", "fsdp:offload=cpu", "fsdp:reshard=8"]),
+        ("fsdp", 64, 8, ["fsdp", "fsdp:offload=cpu", "fsdp:reshard=8"]),
+        # degrees that divide a node,
+        ("tp", 64, 8, ["tp:tensor=2", "tp:tensor=4", "tp:tensor=8"]),
+        ("tp", 6, 6, ["tp:tensor=2", "tp:tensor=3", "tp:tensor=6"]),
+        # and of pipelines few and many micro-batches, and stages in turn.
+        ("pp", 2, 8, ["pp:micro_batches=2,stages=2", "pp:micro_batches=8,stages=2",
+                      "pp:micro_batches=2,schedule=interleaved,stages=2"]),
+    ],
+)  # fmt: skip
+def test_these_variants_are_tried(name: str, gpus: int, gpus_per_node: int, tried: list[str]) -> None:
+    assert labels(name, gpus, gpus_per_node) == tried
+
+
+def test_variants_follow_the_optimizer_and_ranks_that_share_samples_keep_no_second_copy() -> None:
     sgd = load_experiment(None, ["optimizer.kind=sgd"]).job()
     assert list(variants(registry.BUILT_IN["zero2"], 8, 8, sgd)) == ["zero2", "zero2:offload=optimizer"]
-    assert labels("fsdp", 8) == ["fsdp", "fsdp:offload=cpu"]
-
-
-def test_a_second_copy_within_a_node_is_tried_on_several_nodes() -> None:
-    assert labels("zero3", 16)[-1] == "zero3:hpz=8"
-    assert labels("fsdp", 16)[-1] == "fsdp:reshard=8"
-    assert labels("fsdp", 12)[-1] == "fsdp:offload=cpu"
+    assert labels("fsdp-cp", 16, 4)[:2] == ["fsdp-cp:sequence=2", "fsdp-cp:sequence=4"]
     for name in ("ulysses-zero3", "fsdp-tp", "fsdp-cp", "autotp-zero3"):
         assert not [label for label in labels(name, 16) if "hpz" in label or "reshard" in label]
 
@@ -246,21 +262,6 @@ def test_shard_groups_are_nodes_with_at_least_two_replicas(gpus: int, sizes: lis
     options = [registry.parse(label)[1] for label in found]
     without_offload = [o for o in options if getattr(o, "offload", None) == "none"]
     assert [getattr(o, "shard_size", None) for o in without_offload] == sizes
-
-
-def test_degrees_divide_a_node() -> None:
-    assert labels("tp", 64) == ["tp:tensor=2", "tp:tensor=4", "tp:tensor=8"]
-    assert labels("tp", 6, 6) == ["tp:tensor=2", "tp:tensor=3", "tp:tensor=6"]
-    assert labels("fsdp-cp", 16, 4)[:2] == ["fsdp-cp:sequence=2", "fsdp-cp:sequence=4"]
-    assert labels("fsdp", 64) == ["fsdp", "fsdp:offload=cpu", "fsdp:reshard=8"]
-
-
-def test_pipelines_have_few_and_many_micro_batches_and_stages_in_turn() -> None:
-    assert labels("pp", 2) == [
-        "pp:micro_batches=2,stages=2",
-        "pp:micro_batches=8,stages=2",
-        "pp:micro_batches=2,schedule=interleaved,stages=2",
-    ]
 
 
 def split(label: str = "zero3", *, samples: int = 4, checkpointing: bool = False, **by: Any) -> Prediction:
@@ -382,14 +383,6 @@ def order(*rows: Row) -> list[str]:
     return [row.label for row in in_order(rows)]
 
 
-def test_of_equal_speed_room_leads_before_fewer_moving_parts() -> None:
-    fuller, roomier = Row("fsdp-grad-op", 1000, 95), Row("fsdp", 960, 80)
-    assert order(fuller, roomier) == ["fsdp", "fsdp-grad-op"]
-    assert order(fuller, replace(roomier, used=91)) == ["fsdp-grad-op", "fsdp"]
-    assert order(replace(fuller, used=89), roomier) == ["fsdp-grad-op", "fsdp"]
-    assert order(fuller, replace(roomier, tokens_per_second_per_gpu=940)) == ["fsdp-grad-op", "fsdp"]
-
-
 def test_what_may_lose_with_scale_comes_behind_a_hybrid_within_its_range() -> None:
     ranged = predict_speed(scenario("fsdp", 64))
     least = ranged.tokens_per_second_between[0] / ranged.tokens_per_second_per_gpu * 1000
@@ -417,34 +410,37 @@ def test_a_search_of_named_strategies_tries_those_alone() -> None:
     }  # fmt: skip
 
 
-def test_room_alone_calls_neither_for_offload_nor_for_ranks_that_share_samples() -> None:
-    tight = Row("fsdp", 1000, 95)
-    for label in ("zero2:offload=optimizer", "tp:tensor=2"):
-        assert order(Row(label, 1000, 50), tight) == ["fsdp", label]
+OFFLOADED, SHARING = "zero2:offload=optimizer", "tp:tensor=2"
 
 
-def test_offload_does_not_lead_where_anything_else_fits() -> None:
-    label = "zero2:offload=optimizer"
-    fast, slow = Row(label, 2000, 50), Row("fsdp", 1000, 95)
-    assert order(fast, slow) == ["fsdp", label]
-    assert order(fast, replace(slow, used=99)) == [label, "fsdp"]  # which barely fits
-
-
-def test_ranks_that_share_samples_lead_what_is_close_to_its_limit_if_faster_and_with_room() -> None:
-    fast, full = Row("tp:tensor=2", 2000, 50), Row("fsdp", 1000, 95)
-    assert order(fast, full) == ["tp:tensor=2", "fsdp"]
-    assert order(replace(fast, tokens_per_second_per_gpu=1040), full) == ["fsdp", "tp:tensor=2"]
-    assert order(replace(fast, used=95), full) == ["fsdp", "tp:tensor=2"]
-    assert order(fast, replace(full, used=80)) == ["fsdp", "tp:tensor=2"]
-    assert order(fast, replace(full, used=99)) == ["tp:tensor=2", "fsdp"]  # which barely fits
-
-
-def test_where_a_rank_with_samples_of_its_own_leaves_room_none_are_shared() -> None:
-    fast, full, roomy = Row("tp:tensor=2", 2000, 50), Row("fsdp-grad-op", 1000, 95), Row("fsdp", 900, 80)
-    assert order(fast, full, roomy)[0] == "fsdp-grad-op"
-    offload = Row("zero2:offload=optimizer", 3000, 50)
-    assert order(fast, full, offload)[0] == "tp:tensor=2"
-    assert order(fast, offload)[0] == "zero2:offload=optimizer"  # of those that share or offload the fastest
+@pytest.mark.parametrize(
+    ("rows", "first"),
+    [
+        # Of equal speed room leads before fewer moving parts.
+        ([("fsdp-grad-op", 1000, 95), ("fsdp", 960, 80)], "fsdp"),
+        ([("fsdp-grad-op", 1000, 95), ("fsdp", 960, 91)], "fsdp-grad-op"),
+        ([("fsdp-grad-op", 1000, 89), ("fsdp", 960, 80)], "fsdp-grad-op"),
+        ([("fsdp-grad-op", 1000, 95), ("fsdp", 940, 80)], "fsdp-grad-op"),
+        # Room alone calls neither for offload nor for ranks that share samples.
+        ([(OFFLOADED, 1000, 50), ("fsdp", 1000, 95)], "fsdp"),
+        ([(SHARING, 1000, 50), ("fsdp", 1000, 95)], "fsdp"),
+        # Offload leads where all else barely fits.
+        ([(OFFLOADED, 2000, 50), ("fsdp", 1000, 95)], "fsdp"),
+        ([(OFFLOADED, 2000, 50), ("fsdp", 1000, 99)], OFFLOADED),
+        # Ranks that share samples lead what is close to its limit, if faster and with room,
+        ([(SHARING, 2000, 50), ("fsdp", 1000, 95)], SHARING),
+        ([(SHARING, 1040, 50), ("fsdp", 1000, 95)], "fsdp"),
+        ([(SHARING, 2000, 95), ("fsdp", 1000, 95)], "fsdp"),
+        ([(SHARING, 2000, 50), ("fsdp", 1000, 80)], "fsdp"),
+        ([(SHARING, 2000, 50), ("fsdp", 1000, 99)], SHARING),
+        # and where no rank with samples of its own leaves room.
+        ([(SHARING, 2000, 50), ("fsdp-grad-op", 1000, 95), ("fsdp", 900, 80)], "fsdp-grad-op"),
+        ([(SHARING, 2000, 50), ("fsdp-grad-op", 1000, 95), (OFFLOADED, 3000, 50)], SHARING),
+        ([(SHARING, 2000, 50), (OFFLOADED, 3000, 50)], OFFLOADED),
+    ],
+)
+def test_room_and_sharing_decide_the_order(rows: list[tuple[str, float, float]], first: str) -> None:
+    assert order(*(Row(*row) for row in rows))[0] == first
 
 
 SETTINGS = ("training.micro_batch_size=1", "training.accumulation_steps=16", "training.precision=bf16-mixed")

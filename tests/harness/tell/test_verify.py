@@ -62,10 +62,10 @@ def found(result: Verification) -> list[str]:
 
 
 def line_of_picture(folder: Path, key: str) -> str:
-    """Where a report shows a picture: 'report.md, line 7'."""
-    lines = (folder / "report.md").read_text(encoding="utf-8").split("\n")
+    """Where a report shows a picture: 'README.md, line 7'."""
+    lines = (folder / "README.md").read_text(encoding="utf-8").split("\n")
     (number,) = [number for number, line in enumerate(lines, 1) if f"](report.{key}.svg)" in line]
-    return f"report.md, line {number}"
+    return f"README.md, line {number}"
 
 
 FORMS = ("md", "html", "csv", "json")
@@ -129,11 +129,8 @@ def test_report_that_moved_with_its_records_holds(stored: Stored, form: str) -> 
     assert "7 records unchanged" in result.summary
 
 
-def test_records_that_are_stored_again_hold(stored: Stored) -> None:
+def test_records_that_are_stored_again_hold_and_space_in_one_is_an_edit(stored: Stored) -> None:
     assert found(stored.found()) == []
-
-
-def test_space_in_a_record_is_an_edit(stored: Stored) -> None:
     stored.records[RUN] += b"\n"
     (problem,) = stored.found().problems
     assert f"record {stored.name}/{RUN} was changed" in problem.what
@@ -175,11 +172,6 @@ def test_record_taken_out_of_report_and_list_alike_is_still_beside(stored: Store
     assert any(f"{stored.name}/{RUN} lies next to" in problem for problem in found(stored.found()))
 
 
-def test_renamed_report_holds(copy: Path) -> None:
-    (copy / "report.md").rename(copy / "README.md")
-    assert found(verify(copy / "README.md")) == []
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_one_digit_in_a_table_is_named_by_its_line(copy: Path, form: str) -> None:
     report = copy / f"report.{form}"
@@ -190,20 +182,22 @@ def test_one_digit_in_a_table_is_named_by_its_line(copy: Path, form: str) -> Non
     assert "the records give" in problem.what
 
 
-def test_added_row_is_named(copy: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "place", "says"),
+    [
+        (lambda row: row + row.replace("fsdp", "best"), 1, "does not follow from the records"),
+        (lambda row: "", -1, "missing"),
+    ],
+    ids=["added", "removed"],
+)
+def test_added_and_removed_rows_are_named(
+    change: Callable[[str], str], place: int, says: str, copy: Path
+) -> None:
     (row,) = lines_of(copy / "report.md", "| fsdp ")
-    line = edit(copy / "report.md", row, f"{row}\n{row.replace('fsdp', 'best')}")
+    line = edit(copy / "report.md", f"{row}\n", change(f"{row}\n"))
     (problem,) = verify(copy / "report.md").problems
-    assert problem.line == line + 1
-    assert "does not follow from the records" in problem.what
-
-
-def test_removed_row_is_named(copy: Path) -> None:
-    (row,) = lines_of(copy / "report.md", "| fsdp ")
-    line = edit(copy / "report.md", f"{row}\n", "")
-    (problem,) = verify(copy / "report.md").problems
-    assert problem.line == line - 1
-    assert "missing" in problem.what
+    assert problem.line == line + place
+    assert says in problem.what
 
 
 def test_other_job_beside_chosen_records_is_a_note_and_the_same_job_a_problem(tmp_path: Path) -> None:
@@ -226,12 +220,19 @@ def test_record_that_was_left_out_when_the_report_was_written_is_stated_in_it(tm
     assert any("1 record in the same folder: not part of the report" in note for note in result.notes)
 
 
-def test_replaced_picture_is_named(copy: Path) -> None:
+def test_a_picture_and_details_that_are_missing_or_replaced_are_named(copy: Path) -> None:
+    """Of a report that was renamed, which holds."""
+    report, picture = copy / "README.md", copy / "report.loss.svg"
+    (copy / "report.md").rename(report)
+    assert found(verify(report)) == []
+    place = line_of_picture(copy, "loss")
+    picture.unlink()
+    assert found(verify(report)) == [f"{place}: report.loss.svg is missing next to the report"]
     run = (copy / "runs" / "run-single-n1" / "record.json", make_record())
-    other = write_report([run], copy / "other.md")
-    shutil.copy(other.with_suffix(".loss.svg"), copy / "report.loss.svg")
-    what = f"{line_of_picture(copy, 'loss')}: report.loss.svg is not the picture that the records give"
-    assert found(verify(copy / "report.md")) == [what]
+    shutil.copy(write_report([run], copy / "other.md").with_suffix(".loss.svg"), picture)
+    assert found(verify(report)) == [f"{place}: report.loss.svg is not the picture that the records give"]
+    (copy / "report.details.md").unlink()
+    assert any("report.details.md is missing next to the report" in one for one in found(verify(report)))
 
 
 def test_edited_picture_within_html_is_named(copy: Path) -> None:
@@ -240,12 +241,6 @@ def test_edited_picture_within_html_is_named(copy: Path) -> None:
     assert code
     line = edit(copy / "report.html", code[1], code[1][:-1] + ("A" if code[1][-1] != "A" else "B"))
     assert [problem.line for problem in verify(copy / "report.html").problems] == [line]
-
-
-def test_missing_picture_is_named(copy: Path) -> None:
-    (copy / "report.loss.svg").unlink()
-    what = f"{line_of_picture(copy, 'loss')}: report.loss.svg is missing next to the report"
-    assert found(verify(copy / "report.md")) == [what]
 
 
 @pytest.mark.parametrize(("pixels", "holds"), [(1, True), (3, False)])
@@ -306,6 +301,13 @@ def test_pictures_of_another_renderer_are_compared_by_what_they_show(copy: Path,
     text = (copy / "report.html").read_text()
     (copy / "report.html").write_text(re.sub(r"(base64,)[A-Za-z0-9+/=]+", r"\1PHN2Zy8+", text))
     assert found(verify(copy / name))
+
+
+def test_what_is_no_report_is_said_to_be_so(copy: Path) -> None:
+    with pytest.raises(HarnessError, match=r"checked with the report it belongs to; verify .*report\.md"):
+        verify(copy / "report.details.md")
+    with pytest.raises(HarnessError, match=r"is a folder; give the report in it, such as .*report\.md"):
+        verify(copy)
 
 
 @pytest.mark.parametrize("change", [lambda text: "", lambda text: re.sub("harness-report.*", "", text)])
@@ -423,17 +425,6 @@ def test_every_other_edit_is_named(suffix: str, edits: dict[str, str], copy: Pat
     assert {(problem.file, problem.line) for problem in verify(report).problems} == lines
 
 
-def test_details_are_checked_with_their_report(copy: Path) -> None:
-    with pytest.raises(HarnessError, match=r"checked with the report it belongs to; verify .*report\.md"):
-        verify(copy / "report.details.md")
-
-
-def test_missing_details_are_named(copy: Path) -> None:
-    (copy / "report.details.md").unlink()
-    (problem,) = found(verify(copy / "report.md"))
-    assert "report.details.md is missing next to the report" in problem
-
-
 def test_status_that_only_the_list_of_records_tells_is_checked(copy: Path) -> None:
     """The list and the table that is made of it agree; the record does not."""
     text = (copy / "report.manifest.json").read_text()
@@ -482,11 +473,6 @@ def test_converted_line_ends_are_one_problem(copy: Path) -> None:
         path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
         (problem,) = found(verify(path))
         assert problem.startswith(f"{name}, line 1: lines end in CRLF")
-
-
-def test_a_folder_is_told_from_a_report(copy: Path) -> None:
-    with pytest.raises(HarnessError, match=r"is a folder; give the report in it, such as .*report\.md"):
-        verify(copy)
 
 
 def test_a_picture_that_the_report_does_not_show_is_named(copy: Path) -> None:

@@ -115,20 +115,30 @@ def test_with_one_cell_or_one_rank_nothing_is_to_be_chosen() -> None:
 FIGURES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=7)
 
 
-def labels(*records: Record) -> list[str]:
-    return [group.label for group in stage_of(*records).groups]
+DOUBLED = make_steps(norms=[norm * 2 for norm in NORMS])
+DDP, FSDP = make_record(label="ddp"), make_record(label="fsdp")
 
 
-def test_the_reference_does_not_make_one_rank_the_place_to_compare() -> None:
-    alone = [make_record(label=label, world_size=1) for label in ("ddp", "fsdp")]
-    two = [make_record(label=label) for label in ("ddp", "fsdp")]
-    found = stage_of(make_record(), *alone, *two)
-    assert (found.size, [g.label for g in found.groups]) == (2, ["ddp", "fsdp"])
-
-
-def test_ranks_with_cores_of_their_own_are_compared_before_those_that_take_turns() -> None:
-    wide = [make_record(label=label, world_size=16) for label in ("ddp", "fsdp", "zero1")]
-    assert stage_of(make_record(), *wide, make_record(label="ddp"), make_record(label="fsdp")).size == 2
+@pytest.mark.parametrize(
+    ("records", "size", "labels"),
+    [
+        # The reference, compared only where it ran alone, does not make one rank the place to compare.
+        ([make_record(), *(make_record(label=n, world_size=1) for n in ("ddp", "fsdp")), DDP, FSDP], 2,
+         ["ddp", "fsdp"]),
+        ([make_record(), make_record(label="ddp", world_size=1)], 1, ["ddp"]),
+        ([make_record()], 1, ["single"]),
+        # Ranks with cores of their own are compared before those that take turns.
+        ([make_record(), *(make_record(label=n, world_size=16) for n in ("ddp", "fsdp", "zero1")), DDP, FSDP],
+         2, ["ddp", "fsdp"]),
+        # What diverged, failed or is wrong on purpose is not compared.
+        ([make_record(), DDP, make_record(label="zero2", status="failed"),
+          make_record(label="zero1", steps=DOUBLED, final_weights=make_weights("c" * 64)),
+          make_record(label="planted-wrong-beta2")], 2, ["ddp"]),
+    ],
+)  # fmt: skip
+def test_where_cells_are_compared_and_which(records: list[Record], size: int, labels: list[str]) -> None:
+    found = stage_of(*records)
+    assert (found.size, [group.label for group in found.groups]) == (size, labels)
 
 
 def test_ddp_is_the_base_whatever_marks_all_labels_of_its_place() -> None:
@@ -141,23 +151,9 @@ def test_ddp_is_the_base_whatever_marks_all_labels_of_its_place() -> None:
     assert base.label == "ddp (not deterministic)"
 
 
-def test_the_reference_is_compared_only_where_it_ran_alone() -> None:
-    assert labels(make_record(), make_record(label="ddp", world_size=1)) == ["ddp"]
-    assert labels(make_record()) == ["single"]
-
-
-def test_what_diverged_failed_or_is_wrong_on_purpose_is_not_compared() -> None:
-    doubled = make_steps(norms=[norm * 2 for norm in NORMS])
-    wrong = make_record(label="zero1", steps=doubled, final_weights=make_weights("c" * 64))
-    failed = make_record(label="zero2", status="failed")
-    planted = make_record(label="planted-wrong-beta2")
-    assert labels(make_record(), make_record(label="ddp"), wrong, failed, planted) == ["ddp"]
-
-
 def test_a_cell_under_other_conditions_than_all_others_is_alone() -> None:
-    other = with_world(make_record(label="fsdp"), micro_batch_size=1)
-    assert stage_of(make_record(), make_record(label="ddp"), other).is_alone
-    assert not stage_of(make_record(), make_record(label="ddp")).is_alone
+    assert stage_of(make_record(), DDP, with_world(FSDP, micro_batch_size=1)).is_alone
+    assert not stage_of(make_record(), DDP).is_alone
 
 
 @given(FIGURES)
@@ -330,11 +326,6 @@ def test_a_preset_is_said_to_change_several_settings() -> None:
     assert closed(found)["zero3:preset=library-defaults"] == "50 %"
 
 
-def test_a_variant_is_no_candidate_for_the_slowest() -> None:
-    found = explained([*base(), *runs("zero3:stage3_max_reuse_distance=1000", 9.0)])
-    assert found.slowest.label == "zero3"
-
-
 def test_a_tie_is_no_gap() -> None:
     level = [*runs("single", 1.0, 1), *runs("fsdp", 1.0), *runs("zero3", 1.0001)]
     found = explained([*level, *runs("zero3:leaf_module=blocks", 0.5)])
@@ -356,10 +347,12 @@ def test_the_slowest_alone_in_what_it_shards_has_nothing_to_be_compared_with() -
     )
 
 
-def test_a_diverged_cell_is_not_explained() -> None:
+def test_neither_a_variant_nor_a_diverged_cell_is_a_candidate_for_the_slowest() -> None:
     steps = make_steps(seconds=9.0, losses=[9.0] * 4)
-    found = explained([*base(), *(changed(record, steps=steps) for record in runs("fsdp1", 9.0))])
-    assert found.slowest.label == "zero3"
+    diverged = [changed(record, steps=steps) for record in runs("fsdp1", 9.0)]
+    variant = runs("zero3:stage3_max_reuse_distance=1000", 9.0)
+    for others in (diverged, variant):
+        assert explained([*base(), *others]).slowest.label == "zero3"
 
 
 SHARDED = ("zero1", "zero2", "zero3", "fsdp", "fsdp1")
