@@ -7,16 +7,15 @@ from harness.errors import HarnessError
 from harness.judge.changes import Change, changes, failures, parse_conditions, settings, shares_sessions
 from harness.judge.comparison import Comparison
 from harness.judge.statistics import Ranking
-from harness.record import Record
 from harness.tell.before_after import before_after
 from harness.tell.writers.text import render_markdown
+from tests.harness.tell.cells import repeats
 from tests.records import (
     ENVIRONMENT,
     make_communication,
     make_effective,
     make_ranks,
     make_record,
-    make_steps,
     make_weights,
     published,
 )
@@ -25,11 +24,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def side(*seconds: float, label: str = "ddp", **changes: object) -> Comparison:
-    records: list[Record] = [
-        make_record(label=label, repeat=n, run_id=f"{label}-{n}", steps=make_steps(seconds=s), **changes)
-        for n, s in enumerate(seconds)
-    ]
-    return Comparison(records)
+    return Comparison(repeats(label, *seconds, **changes))
 
 
 def change(before: Comparison, after: Comparison, measure: str) -> Change:

@@ -16,12 +16,12 @@ from harness.tell.writers.text import render_details, render_markdown
 from tests.records import make_communication, make_ranks, make_record, make_steps
 
 
-def repeats(label: str, *seconds: float, world_size: int = 2) -> list[Record]:
+def repeats(label: str, *seconds: float, world_size: int = 2, **changes: Any) -> list[Record]:
     """A run of the cell for each time of a step."""
     return [
         make_record(
             label=label, repeat=n, run_id=f"{label}-{world_size}-{n}", world_size=world_size,
-            steps=make_steps(seconds=s),
+            steps=make_steps(seconds=s), **changes,
         )
         for n, s in enumerate(seconds)
     ]  # fmt: skip

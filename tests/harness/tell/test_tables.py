@@ -13,7 +13,7 @@ from harness.tell.formats import WIDTH, fitted, megabytes, milliseconds, number,
 from harness.tell.pictures.plots import drawn_name
 from harness.tell.tables import cell_line, results_table, spread_table
 from harness.tell.terminal import terminal_table
-from tests.harness.tell.cells import lines_of
+from tests.harness.tell.cells import lines_of, repeats
 from tests.records import LOSSES, make_record, make_steps, make_weights
 
 
@@ -24,10 +24,7 @@ def lines(*records: Record) -> list[dict[str, str]]:
 
 def timed(label: str, *rates: float) -> list[Record]:
     """Repeats that train so many tokens per second."""
-    return [
-        make_record(label=label, repeat=n, run_id=f"{label}-{n}", steps=make_steps(seconds=1024 / rate))
-        for n, rate in enumerate(rates)
-    ]
+    return repeats(label, *(1024 / rate for rate in rates))
 
 
 def test_figures_of_a_run_are_in_their_columns() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.observed_scripts.figures import collectives, sample_sums, states
 from harness.cli import harness
 from harness.record import Record
 from harness.record.store import read_record
@@ -94,40 +95,6 @@ class Runs:
             (path,) = folder.glob("*/record.json")
             self._known[key] = read_record(path)
         return self._known[key]
-
-
-def collectives(record: Record) -> dict[Any, tuple[int, int]]:
-    """Of the steps, without norms of gradients, which harness and torch reduce each in their own way."""
-    return {
-        (row.rank, row.phase, row.op, row.dtype, row.group_size): (row.calls, row.payload_bytes)
-        for row in record.comm
-        if row.phase in ("forward", "backward", "step") and row.largest_bytes and row.largest_bytes > 1000
-    }
-
-
-def states(record: Record, left_over: str | None) -> dict[Any, dict[str, int]]:
-    """Model states by rank, step and moment, wherever the bytes lie.
-
-    `left_over`: a kind that is not looked at after the update.
-    """
-    kinds = ("weights", "gathered", "gradients", "masters", "optimizer", "buffers", "communication")
-    return {
-        (rank.rank, part.step, part.moment): {
-            kind: size
-            for kind in kinds
-            if (size := ((part.kinds or {}).get(kind, 0) + (part.outside_kinds or {}).get(kind, 0)))
-            and not (kind == left_over and part.moment != "after_backward")
-        }
-        for rank in record.ranks
-        for part in rank.memory
-        if part.moment != "after_setup"
-    }
-
-
-def sample_sums(record: Record) -> list[int]:
-    """Of each step, the sum of the hashes of the samples that reached the model on any rank."""
-    per_rank = [rank.batch_hash_sums for rank in record.ranks]
-    return [sum(int(value or "0", 16) for value in values) % 2**64 for values in zip(*per_rank, strict=True)]
 
 
 def peaks(record: Record) -> list[int]:
