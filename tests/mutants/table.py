@@ -294,7 +294,7 @@ MUTANTS = [Mutant(*row) for row in (
      "test_a_record_of_an_earlier_commit_keeps_its_job_and_is_written_as_it_was"),
     ("job-id-optimizer", "Job.job_id", drops("pop"),
      "Another implementation of the same update is the same job",
-     "test_another_implementation_of_the_optimizer_is_the_same_job_in_another_cell"),
+     "test_measuring_otherwise_is_another_cell_of_the_same_job"),
     ("reference-split", "reference_layout", becomes("1", "2"),
      "The reference trains the whole global batch on one rank", "test_reference_keeps_a_given_micro_batch"),
     ("decay", "OptimizerSection.update_groups", becomes("count >= 2", "count >= 1"), "Vectors do not decay",

@@ -49,11 +49,6 @@ def test_every_second_round_runs_in_reverse_after_the_reference() -> None:
     assert in_rounds(cells) == cells
 
 
-def test_the_same_backend_twice_is_one_cell() -> None:
-    cells = planned(["ddp", " ddp", "single"])
-    assert [c.backend for c in cells] == ["single", "ddp"]
-
-
 @pytest.mark.parametrize(
     ("settings", "cut"),
     [(["training.global_batch_size=16"], (8, 1)), (["training.micro_batch_size=2"], (2, 2))],
@@ -66,11 +61,6 @@ def test_ranks_that_share_samples_divide_the_same_global_batch(
     assert ddp.layout.global_batch_size == tp.layout.global_batch_size
     assert (tp.layout.micro_batch_size, tp.layout.accumulation_steps) == cut
     assert (ddp.data_size, tp.data_size) == (4, 2)
-
-
-def test_dimensions_that_do_not_fit_leave_the_cell_to_say_so() -> None:
-    _, cell = planned(["tp:tensor=3"])
-    assert cell.data_size == 2
 
 
 @pytest.mark.parametrize(
@@ -92,11 +82,6 @@ def test_the_reference_is_repeated_to_measure_rounding(assignments: list, repeti
     assert [c.backend for c in cells if not c.measure.timed] == repetitions
 
 
-def test_a_split_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(HarnessError, match="does not divide"):
-        planned(["single:micro_batch_size=3"])
-
-
 def test_all_means_every_backend_but_the_reference_once_more() -> None:
     labels = [c.backend for c in planned(["all"])]
     assert labels[0] == "single"
@@ -105,12 +90,20 @@ def test_all_means_every_backend_but_the_reference_once_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "assignment", ["measure.probed_steps=1", "runtime.threads_per_rank=1", "runtime.preset=library-defaults"]
-)
-def test_measuring_otherwise_is_another_cell_of_the_same_job(assignment: str) -> None:
+    ("assignment", "is_another"),
+    [
+        *((text, True) for text in (
+            "measure.probed_steps=1", "runtime.threads_per_rank=1", "runtime.preset=library-defaults",
+            "optimizer.implementation=foreach",
+        )),
+        ("runtime.timeout_seconds=9", False),
+    ],
+)  # fmt: skip
+def test_measuring_otherwise_is_another_cell_of_the_same_job(assignment: str, is_another: bool) -> None:
     before, after = planned(["ddp"]), planned(["ddp"], assignment)
     assert {c.job_id for c in before} == {c.job_id for c in after}
-    assert not {c.key for c in before} & {c.key for c in after}
+    assert {c.key for c in before}.isdisjoint(c.key for c in after) is is_another
+    assert is_another or [c.key for c in before] == [c.key for c in after]
 
 
 def test_a_preset_after_the_backend_holds_for_that_cell_alone_and_overrides_the_experiment_s() -> None:
@@ -133,11 +126,6 @@ def test_the_default_comparison_runs_zero3_and_fsdp_under_the_libraries_defaults
     assert {"zero3:preset=library-defaults", "fsdp:preset=library-defaults"} < set(backends)
 
 
-def test_a_longer_timeout_is_the_same_cell() -> None:
-    after = planned(["ddp"], "runtime.timeout_seconds=9")
-    assert [c.key for c in planned(["ddp"])] == [c.key for c in after]
-
-
 @pytest.mark.parametrize(
     ("status", "kept"),
     [("ok", True), ("oom", True), ("diverged", True), ("unsupported", True), ("failed", False),
@@ -152,6 +140,15 @@ def test_the_newest_record_of_a_wanted_cell_is_reused() -> None:
     old, new = make_record(run_id="old"), make_record(run_id="new")
     assert reusable([old, new], lambda _: True)[old.cell].run_id == "new"
     assert reusable([new], lambda _: False) == {}
+
+
+def test_what_no_cell_can_be_is_refused_or_left_to_the_cell_to_say() -> None:
+    assert [cell.backend for cell in planned(["ddp", " ddp", "single"])] == ["single", "ddp"]
+    assert planned(["tp:tensor=3"])[1].data_size == 2
+    with pytest.raises(HarnessError, match="does not divide"):
+        planned(["single:micro_batch_size=3"])
+    with pytest.raises(HarnessError, match="cannot be read: File name too long"):
+        planned(["ddp"], f"model.name={'a' * 500}")
 
 
 def test_a_memory_snapshot_needs_cuda() -> None:
@@ -169,12 +166,6 @@ def test_a_limit_of_memory_makes_another_cell_and_reaches_the_ranks_that_count()
     limits = {cell.backend: begin_run(cell, []).memory_limit_bytes for cell in of_limited}
     assert limits == {"single": 2_000_000, OTHER_ORDER: None, "ddp": 2_000_000}
     assert begin_run(of_free[0], []).memory_limit_bytes is None
-
-
-def test_another_implementation_of_the_optimizer_is_the_same_job_in_another_cell() -> None:
-    plain, foreach = planned(["ddp"]), planned(["ddp"], "optimizer.implementation=foreach")
-    assert {c.job_id for c in plain} == {c.job_id for c in foreach}
-    assert not {c.key for c in plain} & {c.key for c in foreach}
 
 
 @pytest.mark.parametrize(
@@ -197,11 +188,6 @@ def test_a_path_that_leads_nowhere_is_named(assignment: str, setting: str) -> No
 @pytest.mark.parametrize("name", ["gpt2", "bigscience/bloom-560m", "meta-llama/Llama-3.1-8B", "_a/b"])
 def test_names_of_the_hub_are_not_looked_for_here(name: str) -> None:
     assert planned(["ddp"], f"model.name={name}")
-
-
-def test_name_longer_than_a_path_is_refused_in_one_line() -> None:
-    with pytest.raises(HarnessError, match="cannot be read: File name too long"):
-        planned(["ddp"], f"model.name={'a' * 500}")
 
 
 @pytest.mark.parametrize("question", ["all", "speed", "scaling"])

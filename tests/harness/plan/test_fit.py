@@ -280,12 +280,10 @@ def test_a_typed_limit_goes_before_a_configured_one() -> None:
     assert fit.find_limit(None, 5, "cpu", 1) == fit.Limit(
         limit_bytes=5, origin="runtime.memory_limit", imposed=True
     )
-
-
-def test_a_gpu_stands_for_what_its_allocator_can_serve() -> None:
-    device = load_hardware().device("A100-40")
-    limit = fit.find_limit("a100-40", None, "cuda", 8)
-    assert limit == fit.Limit(limit_bytes=device.usable_bytes, origin="A100-40", imposed=True)
+    # A GPU stands for what its allocator can serve.
+    usable = load_hardware().device("A100-40").usable_bytes
+    limit = fit.Limit(limit_bytes=usable, origin="A100-40", imposed=True)
+    assert fit.find_limit("a100-40", None, "cuda", 8) == limit
 
 
 @pytest.mark.parametrize(
@@ -354,7 +352,20 @@ def test_each_backend_gets_the_largest_micro_batch_that_divides_and_fits(facts: 
     assert (after["ddp"], after["zero3"]) == ((4, 6), (12, 2))
     assert after["single"] == before["single"]
     assert after["planted-wrong-beta2"] == before["planted-wrong-beta2"]
-    assert cuts(batches(facts).enlarged(CELLS), repeat=1)["zero3"] == (12, 2)
+    enlarged = batches(facts).enlarged(CELLS)
+    assert cuts(enlarged, repeat=1)["zero3"] == (12, 2)
+    # The job stays the same, the reference has no limit, and what was chosen is shown once.
+    assert {cell.job_id for cell in enlarged} == {CELLS[0].job_id}
+    assert len({cell.key for cell in enlarged}) == len(CELLS)
+    noise = "single:micro_batch_size=24,norm=fp32,backward=reordered"
+    assert {cell.backend: cell.memory_limit_bytes for cell in enlarged} == {
+        "single": None, noise: None, "ddp": 10**7, "zero3": 10**7, "planted-wrong-beta2": 10**7,
+    }  # fmt: skip
+    lines = fit.cut_lines(enlarged)
+    assert (lines[0], len(lines)) == ("ddp on 2 ranks: micro-batch 4, accumulation 6", 3)
+    fit.require_limit(MemoryLimits(device_bytes=1))
+    with pytest.raises(HarnessError, match=r"--set runtime\.memory_limit=2GB"):
+        fit.require_limit(MemoryLimits(host_bytes=1))
 
 
 def test_both_kinds_of_kernels_get_the_micro_batch_and_stay_what_they_are(facts: dict[str, Any]) -> None:
@@ -365,18 +376,6 @@ def test_both_kinds_of_kernels_get_the_micro_batch_and_stay_what_they_are(facts:
     assert [cell.job.training.deterministic for cell in made] == kinds
     assert {cell.layout.micro_batch_size for cell in made if cell.backend == "ddp"} == {4}
     assert len({cell.key for cell in made}) == len(made)
-
-
-def test_the_reference_is_not_limited(facts: dict[str, Any]) -> None:
-    limits = {cell.backend: cell.memory_limit_bytes for cell in batches(facts).enlarged(CELLS)}
-    noise = "single:micro_batch_size=24,norm=fp32,backward=reordered"
-    assert limits == {"single": None, noise: None, "ddp": 10**7, "zero3": 10**7, "planted-wrong-beta2": 10**7}
-
-
-def test_the_job_stays_the_same(facts: dict[str, Any]) -> None:
-    enlarged = batches(facts).enlarged(CELLS)
-    assert {cell.job_id for cell in enlarged} == {CELLS[0].job_id}
-    assert len({cell.key for cell in enlarged}) == len(CELLS)
 
 
 def test_a_run_out_of_memory_is_tried_again_with_the_next_smaller(facts: dict[str, Any]) -> None:
@@ -392,15 +391,3 @@ def test_a_run_out_of_memory_is_tried_again_with_the_next_smaller(facts: dict[st
     assert cuts(smallest)["ddp"] == (1, 24)
     all_oom = {cell.key: make_record(label="ddp", status="oom") for cell in smallest}
     assert cuts(largest.after(smallest, all_oom))["ddp"] == (1, 24)
-
-
-def test_what_was_chosen_is_shown_once(facts: dict[str, Any]) -> None:
-    lines = fit.cut_lines(batches(facts).enlarged(CELLS))
-    assert lines[0] == "ddp on 2 ranks: micro-batch 4, accumulation 6"
-    assert len(lines) == 3
-
-
-def test_a_limit_is_needed() -> None:
-    fit.require_limit(MemoryLimits(device_bytes=1))
-    with pytest.raises(HarnessError, match=r"--set runtime\.memory_limit=2GB"):
-        fit.require_limit(MemoryLimits(host_bytes=1))

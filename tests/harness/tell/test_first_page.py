@@ -478,14 +478,10 @@ def test_the_title_names_job_question_and_what_is_varied(
     question: ReportFocus, records: list[Record], mark: str
 ) -> None:
     assert title(Comparison(records), question) == JOB + title_text(question) + mark
-
-
-def test_the_title_names_the_kind_of_scaling() -> None:
     one_job = [r for size in (1, 2) for r in repeats("ddp", 0.5, world_size=size)]
-    assert title(Comparison(one_job), "scaling").endswith(title_text("strong"))
     jobs = [growing("ddp", size, 0.5) for size in (1, 2)]
-    assert title(Comparison(jobs), "scaling").endswith(title_text("weak"))
-    assert title(Comparison([make_record(label="ddp")]), "scaling").endswith(title_text("scaling"))
+    for kind, of in (("strong", one_job), ("weak", jobs), ("scaling", [make_record(label="ddp")])):
+        assert title(Comparison(of), "scaling").endswith(title_text(kind))
 
 
 def test_the_title_names_architecture_nodes_and_devices() -> None:
@@ -560,9 +556,6 @@ def test_whatever_the_number_of_cells_the_report_is_short(
     made = page_of(request.getfixturevalue(of), question)
     assert words_of(made) <= MOST_WORDS
     assert len(own_pictures(made)) <= MOST_PICTURES
-
-
-def test_no_question_has_too_many_pictures() -> None:
     assert set(PICTURES) == set(QUESTIONS)
     assert all(len(makers) <= MOST_PICTURES for makers in PICTURES.values())
 
@@ -620,13 +613,23 @@ def test_no_question_has_more_than_eight_columns() -> None:
             assert len(table.for_people().columns) <= MOST_COLUMNS, question
 
 
-def test_ratios_are_to_ddp_on_the_same_ranks() -> None:
+def test_ratios_are_to_ddp_on_the_same_ranks_and_from_ten_on_multiples() -> None:
     records = [
         make_record(label=label, world_size=size, comm=make_communication(size, payload_bytes=sent))
         for size, base in ((2, 1000), (4, 8000))
         for label, sent in (("ddp", base), ("fsdp", base * 3 // 2))
     ]
     assert sent_ratios(*records) == [{"ddp": "100 %", "fsdp": "150 %"}] * 2
+    more = [
+        make_record(label=label, comm=make_communication(2, payload_bytes=sent))
+        for label, sent in (("ddp", 1000), ("fsdp", 9900), ("zero3", 52_900))
+    ]
+    assert sent_ratios(*more) == [{"ddp": "100 %", "fsdp": "990 %", "zero3": "53 x"}]
+    # The reference is no row next to others; without DDP there are no ratios.
+    (table,) = tables("all", make_record(), *more[1:])
+    assert set(shown(table)) == {"fsdp", "zero3"}
+    assert not any(column.key.endswith("_of_ddp") for column in table.columns)
+    assert [list(shown(one)) for one in tables("all", make_record())] == [["single"]]
 
 
 def test_of_both_kinds_of_kernels_the_cells_that_are_timed_are_shown_next_to_their_base() -> None:
@@ -643,26 +646,6 @@ def test_of_both_kinds_of_kernels_the_cells_that_are_timed_are_shown_next_to_the
         {"ddp (not deterministic)": "100 %", "fsdp (not deterministic)": "150 %"}
     ]
     assert "Cells not shown: 2." in note(make_record(), *records)
-
-
-def test_a_ratio_of_ten_and_more_is_a_multiple() -> None:
-    records = [
-        make_record(label=label, comm=make_communication(2, payload_bytes=sent))
-        for label, sent in (("ddp", 1000), ("fsdp", 9900), ("zero3", 52_900))
-    ]
-    assert sent_ratios(*records) == [{"ddp": "100 %", "fsdp": "990 %", "zero3": "53 x"}]
-
-
-def test_without_ddp_there_are_no_ratios() -> None:
-    (table,) = tables("all", make_record(), make_record(label="fsdp"), make_record(label="zero3"))
-    assert not any(column.key.endswith("_of_ddp") for column in table.columns)
-
-
-def test_the_reference_is_no_row_next_to_others() -> None:
-    (table,) = tables("all", make_record(), make_record(label="ddp"))
-    assert list(shown(table)) == ["ddp"]
-    (table,) = tables("all", make_record())
-    assert list(shown(table)) == ["single"]
 
 
 def test_a_speed_has_the_interval_of_its_ratio_and_a_mark_where_it_is_open() -> None:
