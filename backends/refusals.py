@@ -26,7 +26,7 @@ def available(given: str, allowed: Iterable[str], label: str = "Available", mean
     """The name closest to what was given, or those that are `meant`, then what is allowed."""
     names = list(allowed)
     hint = did_you_mean(meant) if meant else suggestion(given, names)
-    return f"{hint} {label}: {', '.join(names)}".strip()
+    return f"{hint} {label}: {', '.join(names) or 'none'}".strip()
 
 
 def choices(given: str, allowed: Iterable[str]) -> str:
@@ -158,13 +158,13 @@ def _fields_at(model: type[BaseModel], location: Sequence[str]) -> list[str]:
 
 
 def _section_at(model: type[BaseModel], location: Sequence[str]) -> type[BaseModel] | None:
-    for part in location:
+    for part in (part for part in location if not part.isdecimal()):  # a place in a list
         field = model.model_fields.get(part)
-        if field is None or not (
-            isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        ):
+        kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
+        found = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not found:
             return None
-        model = field.annotation
+        model = found[0]
     return model
 
 

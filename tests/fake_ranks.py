@@ -98,7 +98,7 @@ class FakeLauncher(LocalLauncher):
         self._held: dict[int, int] = {}
         """The other ends, until their ranks have them alone."""
 
-    def _start(self, run_directory: Path, request: RunRequest, rank: int, port: int, turns: Any) -> Any:
+    def _start(self, run_directory: Path, request: RunRequest, rank: int, store: Any, turns: Any) -> Any:
         def live() -> None:
             os.setpgid(0, 0)
             signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -189,7 +189,6 @@ class LocalLauncher:
 
         What ranks leave behind is ended by who drives it: `whole`, or `take_turns`.
         """
-        port = free_port()
         started = time.time()
         processes: dict[int, Any] = {}
         running = _Running(
@@ -203,12 +202,14 @@ class LocalLauncher:
         stopped: Stopped = None
         server: int | None = None
         try:
-            for rank in range(request.world_size):
-                ours, theirs = multiprocessing.Pipe() if takes_turns else (None, None)
-                processes[rank] = self._start(run_directory, request, rank, port, theirs)
-                if ours is not None and theirs is not None:
-                    running.calls[rank] = ours
-                    theirs.close()
+            # A port that was only looked up may be another program's when rank 0 listens.
+            with socket.create_server(("127.0.0.1", 0), backlog=4096) as store:
+                for rank in range(request.world_size):
+                    ours, theirs = multiprocessing.Pipe() if takes_turns else (None, None)
+                    processes[rank] = self._start(run_directory, request, rank, store, theirs)
+                    if ours is not None and theirs is not None:
+                        running.calls[rank] = ours
+                        theirs.close()
             server = ending.fork_server()
             stopped = yield from running.follow()
         except KeyboardInterrupt:
@@ -233,11 +234,18 @@ class LocalLauncher:
         return assemble.Outcome(exit_codes=codes, ended_at=running.ended_at, stopped=stopped, verdict=verdict)
 
     def _start(
-        self, run_directory: Path, request: RunRequest, rank: int, port: int, turns: Connection | None
+        self,
+        run_directory: Path,
+        request: RunRequest,
+        rank: int,
+        store: socket.socket,
+        turns: Connection | None,
     ) -> Any:
-        variables = self._variables(request, rank, port)
+        variables = self._variables(request, rank, store.getsockname()[1])
         state, log = (str(file(run_directory, rank)) for file in (rank_state, rank_log))
-        return self._begin(enter_rank, str(run_directory), state, log, variables, turns)
+        return self._begin(
+            enter_rank, str(run_directory), state, log, variables, turns, None if rank else store
+        )
 
     def _begin(self, target: Callable[..., None], *arguments: Any) -> Any:
         """A new process. Raises ForkServerLost."""
@@ -353,13 +361,6 @@ def _living(processes: Mapping[int, Any]) -> dict[int, int]:
     return {rank: process.pid for rank, process in processes.items() if process.exitcode is None}
 
 
-def free_port() -> int:
-    """A port that nothing listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 """`accelerate/utils/launch.py`, accelerate 1.15."""
 OF_THE_PROCESS = ("ACCELERATE_CPU_AFFINITY", "ACCELERATE_DEBUG_MODE")
@@ -388,9 +389,6 @@ def run_cell(
     if record.was_interrupted:
         raise KeyboardInterrupt
     return record
-
-
-CODE_CHANGED = "the harness's own files changed while ranks ran"
 
 
 def running_cell(
@@ -424,15 +422,13 @@ def running_cell(
                 launcher.ask(builder, extension, f"compiling the extension {extension}")
             outcome = yield from launcher.running(directory, request, on_event, takes_turns=takes_turns)
             require_folder(directory)
-            if has_changed():
-                _say(f"{CODE_CHANGED}: run {request.run_id} may mix old and new code; run it again")
             record = assemble.assemble(directory, request, outcome)
     except Exception as error:  # whatever it is, this cell failed, and the others go on
         record = assemble.record_of_fault(directory, request, error)
     assemble.clean_up(directory, request)
     # What the run found, not what it left.
-    found = record.environment.model_copy(update={"load_average": load})
-    record = record.model_copy(update={"environment": found})
+    seen = {"load_average": load, "code_changed": refusal is None and has_changed()}
+    record = record.model_copy(update={"environment": record.environment.model_copy(update=seen)})
     try:
         try:
             record = keep_record(directory, record)

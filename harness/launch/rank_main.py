@@ -9,15 +9,17 @@ import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 from pkgutil import resolve_name
+from socket import socket
 
 
 def enter_rank(
-    run_directory: str, state: str, log: str, variables: dict[str, str], turns: Connection | None = None
-) -> None:
+    run_directory: str, state: str, log: str, variables: dict[str, str], turns: Connection | None,
+    store: socket | None,
+) -> None:  # fmt: skip
     """Run one rank in this fresh process and leave with its exit code.
 
     `state`: the file in which it shows where it is. `turns`: through which it is given turns; None: it
-    takes none.
+    takes none. `store`: of rank 0, which listens there for all.
     """
     from harness.rank.process.start import dump_stacks_when_asked
 
@@ -27,7 +29,10 @@ def enter_rank(
     os.environ.update(variables)
     from harness.rank.process.start import Turns, leave
     from harness.rank.rank import run_rank
+    from harness.run_directory.request import LOCAL_RENDEZVOUS
 
+    if store is not None:
+        os.environ[LOCAL_RENDEZVOUS] = str(store.detach())
     leave(run_rank(Path(run_directory), turns=Turns(turns) if turns is not None else None))
 
 

@@ -167,6 +167,8 @@ class EnvironmentPart(Part):
     """Versions of the libraries."""
     code: str
     """Digest of the sources that run inside a cell."""
+    code_changed: bool = Field(False, exclude_if=lambda value: not value)
+    """Whether those sources were others when the run had ended: it may mix both."""
     git: GitPart | None = None
     """None outside of a checkout."""
     variables: dict[str, str]
@@ -619,7 +621,7 @@ class StepPart:
     """Tokens whose prediction counts in the loss, over all ranks; None: not known of an observed script."""
     samples: int | None
     """Samples of the global batch; None: not known of an observed script."""
-    seconds: float
+    seconds: Annotated[float, Field(ge=0)]
     """The slowest rank's."""
     sample_hashes: HashSum | None
     """Sum modulo 2^64 of a hash of each sample consumed, over all ranks: equal for equal samples; None: not

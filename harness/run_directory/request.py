@@ -211,7 +211,7 @@ def require_steps_left(saved: SavedCheckpoint, steps: int) -> None:
 
 REQUEST_NAME = "request.json"
 LOCAL_RENDEZVOUS = "HARNESS_LOCAL_RENDEZVOUS"
-"""Set in ranks that all run on this machine, so that their store listens there only."""
+"""In ranks that all run on this machine: for rank 0 the socket of their store, which only listens there."""
 
 
 class RunRequest(Stored):

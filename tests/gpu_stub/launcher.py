@@ -43,10 +43,10 @@ class ForkingLauncher(LocalLauncher):
         finally:
             self._more, self._logs = {}, False
 
-    def _start(self, run_directory: Path, request: RunRequest, rank: int, port: int, turns: Any) -> Any:
+    def _start(self, run_directory: Path, request: RunRequest, rank: int, store: Any, turns: Any) -> Any:
         if self._logs:
             self._more = {**self._more, "CUDA_STUB_LOG": str(run_directory)}
-        return super()._start(run_directory, request, rank, port, turns)
+        return super()._start(run_directory, request, rank, store, turns)
 
     def _variables(self, request: RunRequest, rank: int, port: int) -> dict[str, str]:
         return super()._variables(request, rank, port) | dict(self._more)

@@ -267,6 +267,15 @@ def faulty_version(row: JudgedRun) -> Iterator[Finding]:
             yield found("faulty-version", row.cell, values, library=fact.library, what=fact.what)
 
 
+def code_changed(runs: Runs) -> list[Finding]:
+    mixed = [row for row in runs.rows if row.record.environment.code_changed]
+    return (
+        [found("code-changed", labels(mixed), {"runs": [row.record.run_id for row in mixed]})]
+        if mixed
+        else []
+    )
+
+
 def custom_code(runs: Runs) -> list[Finding]:
     ran = [row for row in runs.rows if row.record.job.model.trust_remote_code]
     if not ran:
@@ -677,7 +686,7 @@ RULES = Rules(
         epochs_alike, passes_apart, outside, ranks_drift,
     ),
     of_all=(
-        jobs_apart, as_given, batch_split, custom_code, bytes_for_pretrained, labels_and_losses,
+        jobs_apart, as_given, batch_split, code_changed, custom_code, bytes_for_pretrained, labels_and_losses,
         weak_scaling,
     ),
 )  # fmt: skip

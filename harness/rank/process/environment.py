@@ -68,7 +68,6 @@ def shared_device(names: Sequence[str]) -> str | None:
     return None
 
 
-LOOPBACK = "127.0.0.1"
 # Parameters of glibc's mallopt(3), and the largest MMAP_THRESHOLD that it takes on 64 bits.
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
@@ -206,23 +205,15 @@ def join_process_group(world: World, timeout_seconds: float) -> str:
 
 def _local_store(world: World, timeout_seconds: float) -> Any:
     """The store of ranks that all run on this machine: torch's own listens on every interface."""
-    port = int(os.environ["MASTER_PORT"])
-    listening = None
-    if world.rank == 0:
-        server = socket.socket()
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind((LOOPBACK, port))
-        server.listen(4096)
-        listening = server.detach()
     store = partial(
         dist.TCPStore,  # type: ignore[attr-defined]
-        LOOPBACK,
-        port,
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
         world.world_size,
         world.rank == 0,
         timeout=timedelta(seconds=timeout_seconds),
         wait_for_workers=False,
-        master_listen_fd=listening,
+        master_listen_fd=None if world.rank else int(os.environ[LOCAL_RENDEZVOUS]),
     )
     try:
         return store()

@@ -18,6 +18,7 @@ import pytest
 from harness.errors import HarnessError
 from harness.forms.activations import from_json
 from harness.job.config import load_experiment
+from harness.judge.comparison import Comparison
 from harness.launch import launcher as module
 from harness.launch.cells import plan
 from harness.launch.launcher import (
@@ -137,14 +138,16 @@ def test_a_rank_that_ends_takes_no_other_cell_with_it(tmp_path: Path, behaviour:
 
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_run_during_which_our_files_changed_says_so(
-    changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provenance.code_fingerprint()
     if changed:
         monkeypatch.setattr(provenance, "measuring_files", list)
     records = run(tmp_path, {"ddp": in_turns()})
     assert records["ddp"].status == "ok"
-    assert (module.CODE_CHANGED in capsys.readouterr().err) is changed
+    assert records["ddp"].environment.code_changed is changed
+    told = [finding.id for finding in Comparison(records.values()).findings]
+    assert ("code-changed" in told) is changed
 
 
 def test_an_interruption_keeps_the_steps_of_all(tmp_path: Path) -> None:

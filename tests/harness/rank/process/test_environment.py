@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from socket import create_server, socket
 from typing import Any
 
 import psutil
@@ -13,7 +14,7 @@ import transformers
 
 from harness.rank.process.environment import is_deterministic, pin_determinism, shared_device
 from harness.run_directory.request import LOCAL_RENDEZVOUS
-from tests.forkserver import context, held_port
+from tests.forkserver import context
 from tests.patience import SECONDS
 
 pytestmark = pytest.mark.long(seconds=10)
@@ -24,12 +25,14 @@ TINY = {
 }  # fmt: skip
 
 
-def listening(port: int, parent: Connection) -> None:
+def listening(store: socket, parent: Connection) -> None:
     """A lone rank: which addresses it listens on."""
     from harness.backends.base import World
     from harness.rank.process.environment import join_process_group
 
-    os.environ |= {"MASTER_PORT": str(port), LOCAL_RENDEZVOUS: "1", "GLOO_SOCKET_IFNAME": "lo"}
+    address, port = store.getsockname()
+    os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ[LOCAL_RENDEZVOUS] = str(store.detach())
     join_process_group(World(rank=0, world_size=1, local_rank=0, ranks_per_node=1, device="cpu"), 30.0)
     found = psutil.Process().net_connections("tcp")
     parent.send([(part.laddr.ip, part.laddr.port) for part in found if part.status == psutil.CONN_LISTEN])
@@ -38,8 +41,9 @@ def listening(port: int, parent: Connection) -> None:
 def test_store_and_gloo_of_a_local_run_listen_on_loopback_only() -> None:
     processes: Any = context()
     ours, theirs = processes.Pipe(duplex=False)
-    with held_port() as port:
-        process = processes.Process(target=listening, args=(port, theirs))
+    with create_server(("127.0.0.1", 0)) as store:
+        port = store.getsockname()[1]
+        process = processes.Process(target=listening, args=(store, theirs))
         process.start()
         assert ours.poll(SECONDS)
         found = ours.recv()
