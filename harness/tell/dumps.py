@@ -15,6 +15,8 @@ from harness.tell.tables import blocks_of, prose, row_of, table_columns
 FIGURES, CATEGORIES = table_columns("snapshot_figures"), table_columns("snapshot_categories")
 BLOCKS = table_columns("snapshot_blocks")
 
+MOST_SHARES = 3
+"""Of a peak's categories in the first line."""
 NO_HISTORY = "no history was recorded: the figures are of the moment of the snapshot (_record_memory_history)"
 NO_STACKS = "no block has a stack: record with stacks='python' or 'all' to see whose they are"
 
@@ -25,7 +27,26 @@ def snapshot_document(files: Sequence[tuple[str, Sequence[DeviceAccount]]]) -> D
         _section(f"snapshot{index}" if index else "snapshot", f"{name}, device {account.device}", account)
         for index, (name, account) in enumerate((n, a) for n, of in files for a in of)
     ]
-    return Document("Memory snapshot", sections)
+    return Document(_answer([account for _, of in files for account in of]), sections)
+
+
+def _answer(accounts: Sequence[DeviceAccount]) -> str:
+    """'Peak 55,080 MB allocated: optimizer 50 %, gradients 25 %', of the device that ran out of memory or had
+    most."""
+    if not accounts:
+        return "No device holds memory"
+    most = max(accounts, key=lambda account: (bool(account.out_of_memory), account.peak_allocated_bytes))
+    peak = most.peak_allocated_bytes
+    said = f"{'Peak' if most.has_history else 'At the snapshot'} {megabytes(peak)} MB allocated"
+    if most.out_of_memory:
+        said = (
+            f"Out of memory for {megabytes(most.out_of_memory[0]['bytes'])} MB; {said[0].lower()}{said[1:]}"
+        )
+    if len(accounts) > 1:
+        said += f" on device {most.device} of {len(accounts)}"
+    by_size = sorted(most.at_peak.items(), key=lambda one: -one[1])[:MOST_SHARES] if peak else []
+    shares = ", ".join(f"{name} {percent(size / peak)}" for name, size in by_size)
+    return f"{said}: {shares}" if shares else said
 
 
 def _section(key: str, title: str, account: DeviceAccount) -> Section:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -27,6 +28,7 @@ COLLECTIVES = table_columns("traces_collectives")
 WAITS, SKEW = table_columns("traces_waits"), table_columns("traces_skew")
 CHANGES, CHANGED_KERNELS = table_columns("traces_changes"), table_columns("traces_changed_kernels")
 KERNELS, IDLE = table_columns("traces_kernels"), table_columns("traces_idle")
+IDLE_WORDS = {column.key: column.title.removesuffix(" ms") for column in IDLE}
 COLLECTIVE_CHANGES = table_columns("traces_collective_changes")
 
 
@@ -47,11 +49,47 @@ def trace_document(
         _strategy(ranks, likeness),
         _changes(changes),
     ]
-    world = {rank.world_size for rank in ranks} - {None}
-    names = ", ".join(sorted({rank.device_name for rank in ranks if rank.device_name}))
-    of = f" of {next(iter(world))}" if len(world) == 1 else ""
-    title = f"Trace of {len(ranks)}{of} rank{'s' if len(ranks) > 1 or of not in ('', ' of 1') else ''}"
-    return Document(f"{title}, {names}" if names else title, [*filter(None, sections)])
+    return Document(_answer(ranks, likeness, changes), [*filter(None, sections)])
+
+
+def _answer(ranks: Sequence[RankTrace], likeness: Sequence[Likeness], changes: dict[str, Any] | None) -> str:
+    """'8 of 16 ranks, NVIDIA H100, FSDP2 full shard: computing 62 % of the steps; communication ...'"""
+    world = {rank.world_size for rank in ranks if rank.world_size}
+    of = f" of {max(world)}" if max(world, default=1) > 1 else ""
+    whose = [f"{len(ranks)}{of} rank{'s' if max(len(ranks), *world) > 1 else ''}"]
+    whose += sorted({rank.device_name for rank in ranks if rank.device_name})
+    strategies = {re.sub(r" of [\d,]+ bytes per \w+", "", like.strategy or "") for like in likeness}
+    whose += [name for name in strategies if name and len(strategies) == 1]
+    of_steps = [s.division for rank in ranks for s in rank.steps if s.division and s.is_complete]
+    divided = of_steps or [rank.division for rank in ranks]
+    span = sum(one.seconds for one in divided)
+
+    def total(figure: str) -> float | None:
+        values = [getattr(one, figure) for one in divided]
+        return None if None in values else sum(values)
+
+    computing, talking, exposed, idle = (
+        total(f"{name}_seconds") for name in ("compute", "communication", "exposed", "idle")
+    )
+    says = [f"computing {percent(computing / span if computing is not None and span else None)} of the"]
+    says[0] += " steps" if of_steps else " trace"
+    if talking and span:
+        hidden = 1 - (exposed or 0.0) / talking
+        says.append(f"communication {percent(talking / span)}, {percent(hidden)} of it hidden")
+    elif talking is not None:
+        says.append("no communication found")
+    if idle is not None and span:
+        reasons = Counter[str]()
+        for one in divided:
+            reasons.update(one.idle_reasons or {})
+        mostly = [name for name, seconds in reasons.items() if seconds > idle / 2]
+        says.append(
+            f"idle {percent(idle / span)}" + "".join(f", mostly {IDLE_WORDS[name]}" for name in mostly)
+        )
+    times = changes["step_seconds"] if changes else {"before": None, "after": None}
+    if None not in (times["before"], times["after"]):
+        says.append(f"median step {milliseconds(times['before'])} -> {milliseconds(times['after'])} ms")
+    return f"{', '.join(whose)}: {'; '.join(says)}"
 
 
 def terminal_lines(document: Document) -> list[str]:

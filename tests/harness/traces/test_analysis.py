@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.tell.traces import trace_document
 from harness.traces.analysis import RankTrace, read_traces, skew_of
 from harness.traces.document import changes_of, collective_rows
 from harness.traces.strategy import likeness_of
@@ -72,8 +73,30 @@ def test_ranks_that_come_late_are_found_without_clocks() -> None:
     assert skew.ranks[0].waited_seconds == pytest.approx(0.02568, abs=1e-5)
 
 
+NOT = "that it does not explain"
+ANSWERS = {
+    "h200-single": "1 rank, NVIDIA H200: computing 5 % of the steps; no communication found; idle 95 %, "
+    "mostly host late",
+    "a100-resnet50-ddp-2ranks": "1 of 2 ranks, NVIDIA A100-PG509-200, DDP: computing 17 % of the steps; "
+    "communication 7 %, 16 % of it hidden; idle 76 %, mostly unknown",
+    "128ranks-rank1": f"1 of 128 ranks, DDP, and all-gather and all-to-all {NOT}: computing 22 % of the "
+    "steps; communication 31 %, 20 % of it hidden; idle 53 %, mostly unknown",
+    "a100-16ranks-rank0": "1 of 16 ranks, NVIDIA A100-SXM4-80GB, DDP, and reduce-scatter and all-gather "
+    f"{NOT}: computing 17 % of the steps; communication 15 %, 1 % of it hidden; idle 64 %, mostly unknown",
+}
+"""Their copies here have no launches, but the first's."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_first_line_is_the_answer(name: str) -> None:
+    ranks = [read(name)]
+    assert trace_document(ranks, None, [likeness_of(ranks[0])]).title == ANSWERS[name]
+
+
 def test_a_trace_compared_with_itself_does_not_change() -> None:
     ranks = [read("a100-8ranks")]
     changes = changes_of(ranks, ranks)
     assert {figure["change"] for figure in changes["figures"]} == {0.0}
     assert changes["kernels"] == []
+    said = trace_document(ranks, None, [likeness_of(ranks[0])], changes).title
+    assert said.endswith("; median step 76.8 -> 76.8 ms")
