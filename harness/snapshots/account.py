@@ -170,14 +170,12 @@ def _account(device: int, segments: list[dict[str, Any]], trace: list[dict[str, 
         has_history=bool(trace), reserved_bytes=reserved, allocated_bytes=now, active_bytes=now + held,
         reserved_at_peak_bytes=reserved, held_for_streams_bytes=held, most_held_for_streams_bytes=held,
     )  # fmt: skip
-    for event in trace:
-        if event["action"] == "oom":
-            left = event.get("device_free")
-            failed = {
-                "bytes": whole(event.get("size")),
-                "device_free_bytes": left if is_size(left) else None,
-            }
-            account.out_of_memory.append(failed)
+    account.out_of_memory = [
+        {"bytes": whole(e.get("size")), "device_free_bytes": left if is_size(left) else None}
+        for e in trace
+        if e["action"] == "oom"
+        for left in [e.get("device_free")]
+    ]
     used = [s for s in segments if any(b["state"] != "inactive" for b in s["blocks"])]
     free = [b["size"] for s in used for b in s["blocks"] if b["state"] == "inactive"]
     account.free_in_used_segments_bytes = sum(free)
@@ -186,21 +184,15 @@ def _account(device: int, segments: list[dict[str, Any]], trace: list[dict[str, 
         (b["size"] for s in segments for b in s["blocks"] if b["state"] == "inactive"), default=0
     )
     history = _History(trace, allocated)
-    groups: dict[tuple[str, str], BlockGroup] = {}
+    groups: dict[tuple[str, str], list[int]] = {}
     peak = history.find_peaks(account)
     account.over_time = history.over_time(peak) if trace else []
     for block in history.alive_after(peak):
-        category = history.category(block)
-        place = where(block.frames)
-        group = groups.setdefault(
-            (category, place), BlockGroup(category=category, bytes=0, blocks=0, where=place)
-        )
-        group.bytes += block.size
-        group.blocks += 1
-        account.at_peak[category] = account.at_peak.get(category, 0) + block.size
-    order = {name: place for place, name in enumerate(CATEGORIES)}
-    account.at_peak = dict(sorted(account.at_peak.items(), key=lambda item: order[item[0]]))
-    account.groups = sorted(groups.values(), key=lambda group: (-group.bytes, group.where))[:MOST_GROUPS]
+        groups.setdefault((history.category(block), where(block.frames)), []).append(block.size)
+    found = [BlockGroup(category=c, bytes=sum(of), blocks=len(of), where=w) for (c, w), of in groups.items()]
+    for group in sorted(found, key=lambda group: CATEGORIES.index(group.category)):
+        account.at_peak[group.category] = account.at_peak.get(group.category, 0) + group.bytes
+    account.groups = sorted(found, key=lambda group: (-group.bytes, group.where))[:MOST_GROUPS]
     return account
 
 

@@ -306,7 +306,8 @@ class _Ranks:
     def waits_for(self, rank: int, entry: Entry) -> list[int]:
         """Ranks that have not come to what a rank is in, or whose dumps are missing."""
         if entry.is_p2p:
-            return self._peer(rank, entry)
+            peer, open_there = self.other_end(entry)
+            return [] if peer is None or peer == rank or open_there else [peer]
         come = self._come(entry)
         late = self.members[entry.group] - come
         for other in come & self.members[entry.group]:
@@ -314,10 +315,6 @@ class _Ranks:
             if same and current and current.key != entry.key and current.created < same[0].created:
                 late.add(other)
         return sorted(late)
-
-    def _peer(self, rank: int, entry: Entry) -> list[int]:
-        peer, other = self.other_end(entry)
-        return [] if peer in (None, rank) or other else [peer]  # type: ignore[list-item]
 
     def other_end(self, entry: Entry) -> tuple[int | None, Entry | None]:
         """The rank that a message is for, or from, and what it has open there."""

@@ -28,6 +28,7 @@ COLLECTIVES = table_columns("traces_collectives")
 WAITS, SKEW = table_columns("traces_waits"), table_columns("traces_skew")
 CHANGES, CHANGED_KERNELS = table_columns("traces_changes"), table_columns("traces_changed_kernels")
 KERNELS, IDLE = table_columns("traces_kernels"), table_columns("traces_idle")
+PARTS = ("compute", "communication", "exposed", "idle")
 IDLE_WORDS = {column.key: column.title.removesuffix(" ms") for column in IDLE}
 COLLECTIVE_CHANGES = table_columns("traces_collective_changes")
 
@@ -56,36 +57,29 @@ def _answer(ranks: Sequence[RankTrace], likeness: Sequence[Likeness], changes: d
     """'8 of 16 ranks, NVIDIA H100, FSDP2 full shard: computing 62 % of the steps; communication ...'"""
     world = {rank.world_size for rank in ranks if rank.world_size}
     of = f" of {max(world)}" if max(world, default=1) > 1 else ""
-    whose = [f"{len(ranks)}{of} rank{'s' if max(len(ranks), *world) > 1 else ''}"]
+    whose = [f"{len(ranks)}{of} rank{'s' if max([len(ranks), *world]) > 1 else ''}"]
     whose += sorted({rank.device_name for rank in ranks if rank.device_name})
     strategies = {re.sub(r" of [\d,]+ bytes per \w+", "", like.strategy or "") for like in likeness}
     whose += [name for name in strategies if name and len(strategies) == 1]
     of_steps = [s.division for rank in ranks for s in rank.steps if s.division and s.is_complete]
     divided = of_steps or [rank.division for rank in ranks]
-    span = sum(one.seconds for one in divided)
-
-    def total(figure: str) -> float | None:
-        values = [getattr(one, figure) for one in divided]
-        return None if None in values else sum(values)
-
+    span = sum(one.seconds for one in divided) or 1.0
     computing, talking, exposed, idle = (
-        total(f"{name}_seconds") for name in ("compute", "communication", "exposed", "idle")
+        None if None in of else sum(of) / span
+        for of in zip(*([getattr(one, f"{name}_seconds") for name in PARTS] for one in divided), strict=True)
     )
-    says = [f"computing {percent(computing / span if computing is not None and span else None)} of the"]
-    says[0] += " steps" if of_steps else " trace"
-    if talking and span:
-        hidden = 1 - (exposed or 0.0) / talking
-        says.append(f"communication {percent(talking / span)}, {percent(hidden)} of it hidden")
+    says = [f"computing {percent(computing)} of the {'steps' if of_steps else 'trace'}"]
+    if talking:
+        hidden = percent(1 - (exposed or 0.0) / talking)
+        says.append(f"communication {percent(talking)}, {hidden} of it hidden")
     elif talking is not None:
         says.append("no communication found")
-    if idle is not None and span:
-        reasons = Counter[str]()
+    if idle is not None:
+        seconds = Counter[str]()
         for one in divided:
-            reasons.update(one.idle_reasons or {})
-        mostly = [name for name, seconds in reasons.items() if seconds > idle / 2]
-        says.append(
-            f"idle {percent(idle / span)}" + "".join(f", mostly {IDLE_WORDS[name]}" for name in mostly)
-        )
+            seconds.update(one.idle_reasons or {})
+        mostly = [f", mostly {IDLE_WORDS[name]}" for name in seconds if seconds[name] > idle * span / 2]
+        says.append(f"idle {percent(idle)}{''.join(mostly)}")
     times = changes["step_seconds"] if changes else {"before": None, "after": None}
     if None not in (times["before"], times["after"]):
         says.append(f"median step {milliseconds(times['before'])} -> {milliseconds(times['after'])} ms")
@@ -397,10 +391,8 @@ def _changes(changes: dict[str, Any] | None) -> Section | None:
     collectives = [row_of(COLLECTIVE_CHANGES, c) for c in changes["collectives"]]
     names = told_apart([c["kernel"] for c in changes["kernels"]], LONGEST_KERNEL)
     kernels = [
-        [name, before, after, after - before]
-        for name, (_, before, after) in zip(
-            names, (row_of(CHANGED_KERNELS[:-1], c) for c in changes["kernels"]), strict=True
-        )
+        [name, before := c["before_seconds"], after := c["after_seconds"], after - before]
+        for name, c in zip(names, changes["kernels"], strict=True)
     ]
     blocks = blocks_of(
         Table(key="trace_changes", columns=CHANGES, rows=figures),

@@ -9,7 +9,7 @@ import os
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -203,14 +203,13 @@ def _participants(timeline: Timeline, distributed: dict[str, Any]) -> list[Parti
             for number, pids in enumerate(shares.values())
         ]  # fmt: skip
     if devices or len(busy) <= 1:
-        process = next(iter(busy.values())) if len(busy) == 1 else _merged(hosts.values())
+        # Of several processes of one rank the first that communicates, or the one with most operators.
+        process = max(hosts.values(), key=_work, default=Process())
+        process = next(iter(busy.values())) if len(busy) == 1 else process
         for other in hosts.values():
             if other is not process and not process.launches.begins:
-                process.launches, process.launchers, process.names = (
-                    other.launches,
-                    other.launchers,
-                    other.names,
-                )
+                for name in ("launches", "launchers", "names"):
+                    setattr(process, name, getattr(other, name))
         return [Participant(process, list(devices.values()))]
     order = sorted(busy, key=_in_order)
     return [Participant(busy[pid], [], None, f", process {pid}") for pid in order]
@@ -233,15 +232,9 @@ def _owner(device: TracedDevice, hosts: dict[str, Process]) -> str | None:
     return max(fits, key=lambda pid: fits[pid]) if fits else None
 
 
-def _merged(processes: Iterable[Process]) -> Process:
-    """Several processes of one rank as one: the first that communicates, or the one with most operators."""
-    every = list(processes)
-    if not every:
-        return Process()
-    return max(
-        every,
-        key=lambda p: (len(p.calls), len(p.launches.begins), sum(len(k) for _, k in p.threads.values())),
-    )
+def _work(process: Process) -> tuple[int, int, int]:
+    operators = sum(len(kinds) for _, kinds in process.threads.values())
+    return len(process.calls), len(process.launches.begins), operators
 
 
 _RANK = r"(?<![a-z])(?<!local[-_.])(?<!node[-_.])(?<!group[-_.])(?<![cdempst]p[-_.])rank[-_.]?(\d+)"
@@ -380,13 +373,8 @@ def _remarks(trace: RankTrace, file: TraceFile, *, known: bool) -> list[str]:
         found.append(f"{unnamed:,} kernels communicate and no launch says for which collective")
     sizes = [trace.world_size or 0, *(call.group.size or 0 for call in trace.calls)]
     several = f"{max(sizes)} ranks" if max(sizes) > 1 else "several ranks" if trace.styles else None
-    if (
-        trace.on_device
-        and known
-        and several
-        and trace.world_size != 1
-        and not any(c.runs for c in trace.calls)
-    ):
+    is_silent = trace.world_size != 1 and not any(call.runs for call in trace.calls)
+    if trace.on_device and known and several and is_silent:
         bare = (
             re.split("[<(]", one.name.removeprefix("void ").replace("(anonymous namespace)::", ""))[0]
             for one in trace.kernels

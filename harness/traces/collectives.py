@@ -291,8 +291,7 @@ RECORD = "record_param_comms"
 _RANKS = re.compile(r"\[\s*\d+(?:\s*,\s*\d+)*\s*\]")
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """A process group, as far as the trace tells."""
 
     name: str | None = None
@@ -494,19 +493,13 @@ def _shaped(event: HostEvent, operation: str, groups: GroupsOfJob) -> Call:
 
 def _joined(first: Call, second: Call) -> Call:
     """One call of what two events say of it; the first is believed."""
-    first.operation = first.operation or second.operation
-    first.dtype = first.dtype or second.dtype
-    first.own_elements = second.own_elements if first.own_elements is None else first.own_elements
-    known = first.group
-    group = Group(
-        known.name or second.group.name, known.size or second.group.size, known.ranks or second.group.ranks
-    )
-    if first.elements is None:
-        first.elements = second.elements
-        if first.elements is None and first.operation in ("all_gather", "gather", "scatter"):
-            first.elements = _times(first.own_elements, group.size)
-    first.group = group
-    first.thread = first.thread or second.thread
+    for name in ("operation", "dtype", "elements", "own_elements", "thread"):
+        known = getattr(first, name)
+        setattr(first, name, getattr(second, name) if known in (None, "") else known)
+    own, other = first.group, second.group
+    first.group = Group(own.name or other.name, own.size or other.size, own.ranks or other.ranks)
+    if first.elements is None and first.operation in ("all_gather", "gather", "scatter"):
+        first.elements = _times(first.own_elements, first.group.size)
     first.end = max(first.end, second.end)
     first.externals |= second.externals
     return first
@@ -549,9 +542,7 @@ def _match_kernels(
 ) -> list[Call]:
     """Give each kernel to the call that launched it; returns calls that only kernels tell of."""
     names, wanted = list(process.names), {c.correlation for c in device.communications}
-    launched = zip(
-        process.launches.correlations, process.launches.begins, process.launchers, strict=True
-    )  # fmt: skip
+    launched = zip(process.launches.correlations, process.launches.begins, process.launchers, strict=True)
     launches: dict[int | None, tuple[str, int]] = {
         one: (names[thread], start) for one, start, thread in launched if one in wanted
     }
@@ -636,8 +627,9 @@ def _match_transports(calls: Sequence[Call], transports: Sequence[HostEvent]) ->
         for index, call in enumerate(waiting):
             if call.start > event.start:
                 break
-            alike = call.operation == operation or (
-                operation == "all_reduce" and call.operation == "reduce_scatter"
+            alike = call.operation in (
+                operation,
+                "reduce_scatter" if operation == "all_reduce" else operation,
             )
             sizes = {elements, call.own_elements, call.elements}
             if alike and (None in sizes or elements in (call.own_elements, call.elements)):

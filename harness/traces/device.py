@@ -112,11 +112,8 @@ class DeviceEvents:
 
     def extend(self, other: DeviceEvents) -> None:
         """Take another device's events, too."""
-        for mine, theirs in (
-            (self.begins, other.begins), (self.ends, other.ends), (self.named, other.named),
-            (self.correlations, other.correlations),
-        ):  # fmt: skip
-            mine.extend(theirs)
+        for name in ("begins", "ends", "named", "correlations"):
+            getattr(self, name).extend(getattr(other, name))
 
     def union(self, code: int) -> Integers:
         """When any event that does this runs: begins and ends of disjoint stretches in order."""

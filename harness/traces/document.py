@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -63,8 +64,7 @@ def collective_rows(rank: RankTrace) -> list[CollectiveRow]:
                 group_ranks=None if first.group.ranks is None else list(first.group.ranks),
                 calls=len(calls), seconds=_mean([call.seconds for call in calls], 1),
                 bus_bytes_per_second=median(rates) if rates else None,
-                bus_calls=len(rates), kernel=first.kernel,
-                kind=first.kind,
+                bus_calls=len(rates), kernel=first.kernel, kind=first.kind,
             )
         )  # fmt: skip
     return sorted(rows, key=lambda row: (-(row.seconds or 0.0), -(row.total_bytes or 0), str(row.operation)))
@@ -191,16 +191,13 @@ def _by_operation(ranks: Sequence[RankTrace]) -> dict[tuple[str | None, str | No
 
 def _kernel_changes(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace]) -> list[dict[str, Any]]:
     """Seconds per rank in kernels and copies by name; those that changed most."""
-    found: dict[str, dict[str, float]] = {}
-    for side, of_side in (("before_seconds", baseline), ("after_seconds", ranks)):
-        for rank in of_side:
-            for one in rank.kernels:
-                if one.kind.what != COMMUNICATION:
-                    totals = found.setdefault(one.name, {"before_seconds": 0.0, "after_seconds": 0.0})
-                    totals[side] += one.seconds / len(of_side)
-    changed = {name: t for name, t in found.items() if t["before_seconds"] != t["after_seconds"]}
-    order = sorted(
-        changed.items(),
-        key=lambda one: (-abs(one[1]["after_seconds"] - one[1]["before_seconds"]), one[0]),
-    )
-    return [{"kernel": name, **totals} for name, totals in order[:MOST_KERNELS]]
+    before, after = defaultdict[str, float](float), defaultdict[str, float](float)
+    for seconds, side in ((before, baseline), (after, ranks)):
+        for one in (kernel for rank in side for kernel in rank.kernels):
+            seconds[one.name] += one.seconds / len(side) if one.kind.what != COMMUNICATION else 0
+    changed = [name for name in {**before, **after} if before[name] != after[name]]
+    changed.sort(key=lambda name: (-abs(after[name] - before[name]), name))
+    return [
+        {"kernel": name, "before_seconds": before[name], "after_seconds": after[name]}
+        for name in changed[:MOST_KERNELS]
+    ]
