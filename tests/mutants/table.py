@@ -594,7 +594,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("block-that-explains-nothing", "Pair._explains", returns("True"),
      "Tensors are named only if their factor explains the norm",
      "test_a_block_whose_gradients_stand_out_is_named_after_weights_parted"),
-    ("other-steps-skipped", "measure_noise", becomes("skipped(r) == skipped(reference)", "True"),
+    ("other-steps-skipped", "measure_noise", becomes("skipped(r) == same_steps", "True"),
      "A repetition that skipped other steps is no yardstick",
      "test_a_repetition_that_skipped_other_steps_is_no_yardstick"),
     ("rate-of-before", "unlike", becomes("[] if in_force else [before.constants]", "[before.constants]"),
