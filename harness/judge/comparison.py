@@ -291,10 +291,6 @@ class ScalingPoint:
         return self.step_seconds * len(self.group.record.steps)
 
     @property
-    def ranks_ratio(self) -> float:
-        return self.group.world_size / self.base.world_size
-
-    @property
     def speed_up(self) -> float:
         """T(N0) / T(N) of a step in the same rounds; of runs that share none, of their medians.
 
@@ -305,7 +301,7 @@ class ScalingPoint:
     @property
     def strong_efficiency(self) -> float:
         """Speed-up over the ratio of ranks: 1 is ideal."""
-        return self.speed_up / self.ranks_ratio
+        return self.speed_up / (self.group.world_size / self.base.world_size)
 
     @property
     def weak_efficiency(self) -> float:

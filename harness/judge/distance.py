@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -156,11 +157,12 @@ def estimate(left: Sketch, right: Sketch) -> float:
     return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
 
 
-def standing_out(values: Mapping[str, float], times: float) -> list[str]:
-    """Names of those, half of all at most, that are so many times as large as any other, largest first."""
+def standing_out(values: Mapping[str, float], times: float, least: float = 0.0) -> list[str]:
+    """Names of the fewest that are larger than `least`, and so many times as large as any other; largest
+    first; []: none are."""
     ranked = sorted(values, key=lambda name: -values[name])
-    halves = range(1, len(ranked) // 2 + 1)
-    return next((ranked[:n] for n in halves if values[ranked[n - 1]] > times * values[ranked[n]]), [])
+    pairs = enumerate(pairwise(ranked), 1)
+    return next((ranked[:n] for n, (a, b) in pairs if values[a] > max(least, times * values[b])), [])
 
 
 def _root_sum(values: object) -> float:

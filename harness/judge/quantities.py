@@ -1075,10 +1075,6 @@ class Run:
         """Seconds of a part on the rank where they are most (median); None where it was not timed."""
         return max(self.rank_medians(part), default=None)
 
-    def least_median(self, part: str) -> float | None:
-        """Seconds of a part on the rank where they are least (median); None where it was not timed."""
-        return min(self.rank_medians(part), default=None)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:

@@ -413,11 +413,10 @@ class Ranking:
         turns = [self.turns.get(name, {}) for name in (left, right)]
         whole = [number for number in both if not any(number in of for of in turns)]
         alike = made_in_one_go(whole, *(self.began.get(name, {}) for name in (left, right)))
-        alike += [
-            number
-            for number in turns[0].keys() & turns[1].keys()
-            if _are_together(*(of[number] for of in turns))
-        ]
+        for number in turns[0].keys() & turns[1].keys():
+            ours, theirs = (of[number] for of in turns)
+            if theirs.run_id in ours.beside and ours.run_id in theirs.beside:
+                alike.append(number)
         return {number: both[number] for number in both if number in alike}
 
 
@@ -440,10 +439,6 @@ def made_in_one_go(rounds: Iterable[Round], ours: ByRound, theirs: ByRound) -> l
             found.append(number)
             ended = last
     return found
-
-
-def _are_together(ours: InTurns, theirs: InTurns) -> bool:
-    return theirs.run_id in ours.beside and ours.run_id in theirs.beside
 
 
 def ratios(asked: Mapping[Key, Logs]) -> dict[Key, Ratio]:

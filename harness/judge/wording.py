@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -187,17 +187,9 @@ def _environment() -> jinja2.Environment:
     found.filters |= {
         "percent": percent,
         "words": words,
-        "few": _few,
+        "few": lambda names, *form: a_few(list(names), *form),
         "numbers": lambda numbers: ", ".join(map(str, numbers)),
         "bytes": lambda size: f"{size:,}",
-        "figure": _figure,
+        "figure": lambda value, digits=4: f"{value:.{digits}g}",
     }
     return found
-
-
-def _few(names: Iterable[str], most: int = 3, mark: str = ", ") -> str:
-    return a_few(list(names), most, mark)
-
-
-def _figure(value: float, digits: int = 4) -> str:
-    return f"{value:.{digits}g}"

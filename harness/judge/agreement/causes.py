@@ -440,19 +440,15 @@ class Pair:
         """Factors of the groups that lie far beyond the others, or of the others beside them: whichever
         explains the norm; {}: none do."""
         away = {group: abs(median(self.factors[n] for n in names) - 1) for group, names in groups.items()}
-        ranked = sorted(away, key=lambda group: -away[group])
-        for count in range(1, len(ranked)):
-            if away[ranked[count - 1]] > max(APART, FAR * away[ranked[count]]):
-                far = {name: self.factors[name] for group in ranked[:count] for name in sorted(groups[group])}
-                sides = [far] if 2 * len(far) <= len(self.factors) else []
-                if base := median(far.values()):  # 0: these have no gradient
-                    others = {name: f / base for name, f in self.factors.items() if name not in far}
-                    spread, gap = (
-                        max(abs(f / base - 1) for f in far.values()), min(abs(f - 1) for f in others.values())
-                    )  # fmt: skip
-                    sides += [others] if gap > max(APART, FAR * spread) else []
-                return next((named for named in sides if self._explains(named)), {})
-        return {}
+        beyond = standing_out(away, FAR, APART)
+        far = {name: self.factors[name] for group in beyond for name in sorted(groups[group])}
+        sides = [far] if 2 * len(far) <= len(self.factors) else []
+        if far and (base := median(far.values())):  # 0: these have no gradient
+            others = {name: f / base for name, f in self.factors.items() if name not in far}
+            spread = max(abs(f / base - 1) for f in far.values())
+            gap = min(abs(f - 1) for f in others.values())
+            sides += [others] if gap > max(APART, FAR * spread) else []
+        return next((named for named in sides if named and self._explains(named)), {})
 
     def _explains(self, named: dict[str, float]) -> bool:
         """Whether these factors, of the last steps, change a norm about as the first that differs is."""
@@ -1052,7 +1048,8 @@ def unlike_copies(record: Record) -> list[str]:
     """Parameters whose copies on ranks lie far farther apart than those of others; []: none do."""
     apart = record.final_weights.apart if record.final_weights else {}
     shares = {name: apart.get(name, 0.0) / moved for name, moved in movement(record).items() if moved}
-    return standing_out(shares, FAR)
+    found = standing_out(shares, FAR)
+    return found if 2 * len(found) <= len(shares) else []
 
 
 def where(reference: Record, names: Sequence[str]) -> str:

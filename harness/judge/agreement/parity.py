@@ -319,12 +319,6 @@ def skipped(record: Record) -> set[int]:
     return without if record.skipped_steps else set()
 
 
-def _until(record: Record, step: int) -> Record:
-    """The record of a run that ended with this step, before its update."""
-    steps = [one for one in record.steps if one.step <= step]
-    return record.model_copy(update={"steps": steps, "final_weights": None})
-
-
 def least_loss(record: Record) -> Tolerance | None:
     """What a run would differ by if a rank, or a micro-step, added no gradient; None: it has one of each.
 
@@ -528,7 +522,12 @@ def judge(
     both = step_pairs(expected, record) if run.record.resumed else aligned(reference.series, run.series)
     other_steps = skipped(expected) ^ skipped(record)
     if other_steps:  # later weights differ for that
-        expected, record = (_until(one, min(other_steps)) for one in (expected, record))
+        expected, record = (
+            one.model_copy(
+                update={"steps": [s for s in one.steps if s.step <= min(other_steps)], "final_weights": None}
+            )
+            for one in (expected, record)
+        )
         both = step_pairs(expected, record)
     found = distance(expected, record, both)
     widest = noise.widest(record)
@@ -603,9 +602,10 @@ def _excludes(least: Tolerance, found: Distance, noise: Noise, record: Record) -
 def _own_sums(expected: Record, record: Record, both: StepPairs, limits: Tolerance) -> str:
     """Why what a job's own code sends in a step leaves a run unjudged; '': it sends nothing, or computes the
     reference's first loss, but not its gradient."""
-    own = _communicates_itself(record)
-    if not own:
+    sent = {(r.op, r.phase) for r in record.comm if r.of_job and r.group_size > 1 and r.phase in STEP_PHASES}
+    if not sent:
         return ""
+    own = ", ".join(f"{op} in {phase}" for op, phase in sorted(sent))
     sends = f"the job's own code communicates between ranks ({own})"
     if not any(both.loss_differences[:1] <= limits.loss):
         return (
@@ -616,12 +616,6 @@ def _own_sums(expected: Record, record: Record, both: StepPairs, limits: Toleran
         agree = "loss and gradient norm agree" if all(both.norm_differences[:1] >= 0) else "loss agrees"
         return f"{sends}: the first {agree}, but no repetition measures its later rounding"
     return ""
-
-
-def _communicates_itself(record: Record) -> str:
-    """What the job's own loss or model sends in a step; '': nothing."""
-    own = {(row.op, row.phase) for row in record.comm if row.of_job and row.group_size > 1}
-    return ", ".join(f"{op} in {phase}" for op, phase in sorted(own) if phase in STEP_PHASES)
 
 
 def _first(record: Record) -> str:

@@ -323,7 +323,9 @@ def copies_in_other_steps(record: Record, reference: Record | None) -> list[dict
     for states in rank_states(record):
         part = parts[states.rank]
         form = states.expected.kinds() if states.expected is not None else {}
-        if (not theirs and (not form or _data_decide(record))) or _grown(record, part) > GROWTH_BYTES:
+        if (not theirs and (not form or _data_decide(record))) or (
+            (growth_bytes(record, part) or later_growth_bytes(record, part)) > GROWTH_BYTES
+        ):
             continue
         to_come = max(0, form.get("optimizer", 0) - states.measured.get("optimizer", 0))
         weights = form.get("weights", states.measured.get("weights", 0))
@@ -368,10 +370,6 @@ def grows(row: JudgedRun) -> Iterator[Finding]:
     if growth:
         values = {"bytes_per_step_by_rank": {str(rank): grown for rank, grown in growth.items()}}
         yield found("memory-grows", row.cell, values, largest=max(growth.values()), later=later)
-
-
-def _grown(record: Record, part: RankPart) -> int:
-    return growth_bytes(record, part) or later_growth_bytes(record, part)
 
 
 def growth_bytes(record: Record, part: RankPart) -> int:

@@ -75,7 +75,7 @@ def _times(cell: CellRuns) -> list[object]:
 
 
 def _waiting(cell: CellRuns) -> float | None:
-    return _middle(cell.runs, lambda run: run.least_median(WAITING))
+    return _middle(cell.runs, lambda run: min(run.rank_medians(WAITING), default=None))
 
 
 def _utilisations(cell: CellRuns) -> list[object]:
