@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 Keys: TypeAlias = tuple[str, ...]
@@ -73,12 +73,15 @@ def removed(document: dict[str, Any], keys: Keys) -> bool:
     return True
 
 
+def mapped(value: Any, leaf: Callable[[Any], Any], key: Callable[[Any], Any] = lambda name: name) -> Any:
+    """A document with `leaf` of what holds no values, under `key` of its keys; tuples become lists."""
+    if isinstance(value, dict):
+        return {key(name): mapped(inner, leaf, key) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [mapped(inner, leaf, key) for inner in value]
+    return leaf(value)
+
+
 def finite(value: Any) -> Any:
     """Replace floats that are not finite by None, within dicts, lists and tuples."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value
+    return mapped(value, lambda leaf: None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf)

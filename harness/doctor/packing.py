@@ -25,6 +25,7 @@ from harness.errors import HarnessError
 from harness.files import refusing, try_writing
 from harness.judge.comparison import Comparison
 from harness.judge.quantities import Run, predicted_peak_bytes
+from harness.nested import mapped
 from harness.record import Record
 from harness.record.store import (
     ARCHIVE_NAME,
@@ -77,13 +78,11 @@ def anonymous_document(value: Any) -> Any:
 
 def nameless_document(value: Any) -> Any:
     """The document without names and folders alone, where it holds no secrets: megabytes take a second."""
-    if isinstance(value, str):
-        return _nameless(value)
-    if isinstance(value, dict):
-        return {_FOLDERS.sub("", str(key)): nameless_document(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [nameless_document(inner) for inner in value]
-    return value
+    return mapped(
+        value,
+        leaf=lambda leaf: _nameless(leaf) if isinstance(leaf, str) else leaf,
+        key=lambda name: _FOLDERS.sub("", str(name)),
+    )
 
 
 @lru_cache(maxsize=10_000)

@@ -19,6 +19,7 @@ from typing import Any
 
 from harness.backends.strategy import StrategyKind
 from harness.backends.yaml_values import parse_value
+from harness.nested import mapped
 from harness.safe_text import harmless
 from harness.tell.document import Picture
 
@@ -32,16 +33,12 @@ def _data(name: str) -> Spec:
 
 
 def _filled(part: Any, given: Spec) -> Any:
-    match part:
-        case dict():
-            return {key: _filled(inner, given) for key, inner in part.items()}
-        case list():
-            return [_filled(inner, given) for inner in part]
-        case str() if part[:1] == "$" and part[1:] in given:
-            return given[part[1:]]
-        case str():
-            return Template(part).safe_substitute(given)
-    return part
+    def filled(text: Any) -> Any:
+        if isinstance(text, str) and text[:1] == "$" and text[1:] in given:
+            return given[text[1:]]
+        return Template(text).safe_substitute(given) if isinstance(text, str) else text
+
+    return mapped(part, filled)
 
 
 _LOOKS = _filled(looks := _data("looks.yaml"), looks)
@@ -110,22 +107,16 @@ def draw(picture: Picture, form: str = "svg", *, heading: str = "") -> bytes:
 
     whole: Spec = {"$schema": SCHEMA, "description": picture.alt, "background": None, "padding": 8}
     whole |= {"title": heading} if heading else {}
-    svg = _svg(json.dumps(_spelled({**whole, **picture.chart(), "config": layer("config")})))
+    whole |= {**picture.chart(), "config": layer("config")}
+    # Texts that XML can hold: vl-convert ends the process over others.
+    whole = mapped(whole, lambda leaf: harmless(leaf) if isinstance(leaf, str) else leaf)
+    svg = _svg(json.dumps(whole))
     if form == "svg":
         return f"{svg}\n".encode()
     # Of a PNG without a page vl-convert 1.9 writes half-transparent pixels too dark.
     page = '><rect width="100%" height="100%" fill="white"/>'
     image: bytes = vl_convert.svg_to_png(svg.replace(">", page, 1), scale=PNG_SCALE)
     return image
-
-
-def _spelled(value: Any) -> Any:
-    """The specification with texts that XML can hold: vl-convert ends the process over others."""
-    if isinstance(value, dict):
-        return {key: _spelled(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_spelled(inner) for inner in value]
-    return harmless(value) if isinstance(value, str) else value
 
 
 @lru_cache(maxsize=128)
