@@ -39,15 +39,15 @@ def predicted(file: Path) -> list[Judged]:
 def answer(judged: Judged) -> dict[str, Any]:
     """What a row asked for and the answer says, with the errors that it states of itself."""
     memory = judged.memory_bytes if judged.least_bytes is None else None
+    speed = None if judged.has_no_rate else judged.tokens_per_second
     memory_error, speed_error = stated_errors(judged)
     reasons = (
-        judged.memory_reason if memory is None else None,
-        judged.speed_reason if judged.tokens_per_second is None else None,
-    )
+        judged.memory_reason if memory is None else None, judged.speed_reason if speed is None else None,
+    )  # fmt: skip
     return {
         "id": judged.row.id,
         "memory_bytes": memory,
-        "tokens_per_second": judged.tokens_per_second,
+        "tokens_per_second": speed,
         "fits": judged.fits,
         "memory_error": memory_error,
         "speed_error": speed_error,

@@ -38,11 +38,13 @@ class Judged:
     tokens_per_second: float | None = None
     least_tokens_per_second: float | None = None
     """Where it may hide nothing of its communication: of replicas that reach it the answer prefers one."""
+    has_no_rate: bool = False
+    """Whether the answer is a range of speeds, since too few sources ran on the GPU."""
     memory_reason: str | None = None
     """Why there is no memory, or a range."""
     speed_reason: str | None = None
     least_bytes: float | None = None
-    """Where what is recomputed is not said: the peak if every block is, `memory_bytes` if none is."""
+    """Where something that decides it is not said (`Mapped.least`); `memory_bytes` is the most."""
 
     @property
     def row(self) -> Row:
@@ -57,6 +59,11 @@ class Judged:
 
     @property
     def speed_error(self) -> float | None:
+        return None if self.has_no_rate else self.error_of_figure
+
+    @property
+    def error_of_figure(self) -> float | None:
+        """Of the speed, whether or not the answer gives a range in its place."""
         published = self.row.tokens_per_second
         if published is None or self.tokens_per_second is None:
             return None
@@ -87,10 +94,13 @@ def judge(mapped: Mapped) -> Judged:
         try:
             speed = predict_speed(scenario, mapped.constants)
             assert speed is not None
-            between = speed.tokens_per_second_between if speed.loses_with_scale else None
+            least, most = speed.tokens_per_second_between or (None, None)
+            is_range = least is not None and not speed.loses_with_scale
             found = replace(
-                found, tokens_per_second=speed.tokens_per_second_per_gpu,
-                least_tokens_per_second=between[0] if between else None,
+                found, tokens_per_second=speed.tokens_per_second_per_gpu, has_no_rate=is_range,
+                least_tokens_per_second=None if is_range else least,
+                speed_reason=f"{speed.between_because}: between {least:,.0f} and {most:,.0f} tokens/s"
+                if is_range else None,
             )  # fmt: skip
         except ASKED_WRONG as error:
             found = replace(found, speed_reason=_first_line(error))
@@ -103,7 +113,7 @@ def judge(mapped: Mapped) -> Judged:
         return replace(found, memory_reason=_first_line(error))
     peak, overhead = memory.figure, memory.overhead
     if least is not None and peak > MOST_APART * least:
-        return replace(found, memory_reason=f"{UNSAID_CHECKPOINTING}, and the bounds lie a factor of 3 apart")
+        return replace(found, memory_reason=f"{mapped.unsaid}, and the bounds lie a factor of 3 apart")
     assert scenario.device is not None
     needed = memory.needed + overhead
     verdict = MemoryVerdict(needed_bytes=needed, device_bytes=scenario.device.memory_bytes)
@@ -115,7 +125,7 @@ def judge(mapped: Mapped) -> Judged:
         memory_bytes=peak + overhead if row.statistic == "device" else peak,
         device_bytes=needed,
         least_bytes=least,
-        memory_reason=f"{UNSAID_CHECKPOINTING}: between {least / 1e9:.1f} and {peak / 1e9:.1f} GB"
+        memory_reason=f"{mapped.unsaid}: between {least / 1e9:.1f} and {peak / 1e9:.1f} GB"
         if least
         else None,
         fits=verdict.fits if verdict.fits == at_least.fits else None,
@@ -124,7 +134,6 @@ def judge(mapped: Mapped) -> Judged:
 
 ASKED_WRONG = (HarnessError, ValueError, ArithmeticError, LookupError)
 """What a row of a stranger may raise."""
-UNSAID_CHECKPOINTING = "training.activation_checkpointing is not said"
 
 
 def _first_line(error: Exception) -> str:
@@ -176,7 +185,7 @@ def errors_of(judged: Iterable[Judged], left_out: Mapping[str, float]) -> list[d
             "gpu": chip_of(scenario), "gpus": scenario.world_size, "parameters": scenario.model.parameters,
             "tokens": int(one.row.seq_len), "compiled": one.row.compile.lower() == "true",
             "pcie": crosses_pcie(scenario), "memory": _rounded(one.memory_error),
-            "speed": _rounded(left_out.get(one.row.id) if one.used_for_constants else one.speed_error),
+            "speed": _rounded(left_out.get(one.row.id) if one.used_for_constants else one.error_of_figure),
         }
         for one in judged
         if (scenario := one.mapped.scenario) is not None and not one.row.tier.startswith(OPEN)
@@ -192,7 +201,8 @@ def stated_errors(one: Judged, without: str | None = None) -> tuple[float | None
     trust = trust_in(scenario, without=without)
     has_memory = one.memory_bytes is not None and one.least_bytes is None
     memory = trust.memory.typical if trust.memory and has_memory else None
-    speed = trust.speed.typical if trust.speed and one.tokens_per_second is not None else None
+    has_speed = one.tokens_per_second is not None and not one.has_no_rate
+    speed = trust.speed.typical if trust.speed and has_speed else None
     return memory, speed
 
 

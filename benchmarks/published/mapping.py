@@ -39,6 +39,7 @@ bytes, masters and moments, 12 bytes, divided by ZeRO-1."""
 OWN_STATES = (
     "states as the source states them, activations of our job under DeepSpeed, which casts weights as it does"
 )
+UNDIVIDED = "whether tensor parallelism divides norms, residuals and the loss by tokens"
 OLD_ATTENTION_SHARE = 0.33
 """FlashAttention 1 and its triton version: 25 to 40 % of the peak (T. Dao, arXiv 2307.08691, section 1)."""
 LONGEST = {"n_positions": 65536, "max_position_embeddings": 65536}
@@ -71,11 +72,21 @@ class Mapped:
         return (8 + 12 / pieces) * self.scenario.model.parameters
 
     @property
+    def unsaid(self) -> str | None:
+        """What of the memory's settings a page leaves open; None: nothing."""
+        if self.bounded:
+            return "training.activation_checkpointing is not said"
+        is_cut = self.scenario is not None and self.scenario.options.get("tensor", 1) > 1
+        return f"{UNDIVIDED} is not said" if is_cut and not program(self.row) else None
+
+    @property
     def least(self) -> Scenario | None:
-        """Of a bounded run the scenario that recomputes every block."""
+        """Where something is left open the scenario that recomputes every block, or divides every sample."""
         whole = self.memory_scenario
-        if whole is None or not self.bounded:
+        if whole is None or self.unsaid is None:
             return None
+        if not self.bounded:
+            return self._divided_sequence(whole)
         training = whole.job.training.model_copy(update={"activation_checkpointing": True})
         return replace(whole, job=whole.job.model_copy(update={"training": training}))
 
@@ -90,7 +101,7 @@ class Mapped:
             label = "zero1" if eager.strategy.stage == 1 else "zero0"
             return replace(eager, label=label, strategy=_strategy(label))
         own = program(self.row)
-        if "divides_sequence" in own and self.row.tp not in ("", "0", "1"):
+        if "divides_sequence" in own and _tensor(self.row) > 1:
             return self._divided_sequence(eager)
         return replace(eager, accumulation_steps=1) if "reduces_each" in own else eager
 
@@ -99,7 +110,7 @@ class Mapped:
         leave of activations and logits. A rank gathers a part of each block, and of the samples' hidden
         states whole ones: the block whole and the part of the samples here stand for both."""
         data = scenario.job.data
-        shorter = data.model_copy(update={"sequence_length": data.sequence_length // int(self.row.tp)})
+        shorter = data.model_copy(update={"sequence_length": data.sequence_length // _tensor(self.row)})
         return replace(
             scenario, label="fsdp", strategy=_strategy("fsdp"), options={},
             job=scenario.job.model_copy(update={"data": shorter}),
@@ -139,6 +150,11 @@ def said(column: str, text: str) -> str | None:
     return None
 
 
+def _tensor(row: Row) -> int:
+    """Ranks that divide each layer."""
+    return _whole(row.tp if row.tp not in ("", "0") else "1", "the number of ranks that divide layers")
+
+
 def _required(column: str, setting: str, text: str) -> str:
     found = said(column, text)
     if found is None:
@@ -147,12 +163,10 @@ def _required(column: str, setting: str, text: str) -> str:
 
 
 def _whole(text: str, setting: str) -> int:
-    """Of '2' or '16.0'."""
-    number = re.fullmatch(r"(\d+)(?:\.0*)?", text.strip())
-    if not number or not int(number[1]):
+    if not text.isdecimal() or not int(text):
         reason = f"'{text}', which is not one number" if text else "not said"
         raise HarnessError(f"{setting} is {reason}")
-    return int(number[1])
+    return int(text)
 
 
 def completed(row: Row) -> Row:
@@ -233,7 +247,7 @@ def _backend(row: Row) -> str:
     found = _required("strategy", "the strategy", name)
     if found not in BUILT_IN:
         raise HarnessError(f"strategy '{row.strategy}' is none of ours")
-    if row.tp not in ("", "0", "1") and found not in TENSOR:
+    if _tensor(row) > 1 and found not in TENSOR:
         raise HarnessError(f"tensor parallelism under '{name}' is no setting")
     return found
 
@@ -250,7 +264,7 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
             (row.seq_len, "data.sequence_length"), (row.micro_batch, "training.micro_batch_size"),
         )
     )  # fmt: skip
-    gpus, tensor = _whole(row.n_gpus or "1", "the number of GPUs"), int(row.tp or 1)
+    gpus, tensor = _whole(row.n_gpus or "1", "the number of GPUs"), _tensor(row)
     accumulation = _whole(row.grad_accum or "1", "the number of micro-steps")
     base = _required("adapter", "adapter.kind", f"{row.method} {row.precision}")
     precision = _precision(own.get("precision", row.precision), strategy)
@@ -344,7 +358,7 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
     )
 
 
-TENSOR = ("tp", "fsdp-tp")
+TENSOR = ("tp", "fsdp-tp", "autotp-zero1", "autotp-zero2", "autotp-zero3")
 
 
 def _gpu(text: str) -> str:
@@ -390,7 +404,7 @@ def _options(row: Row, backend: str, model: PlannedModel) -> dict[str, Any]:
 
 def _said_options(row: Row, backend: str) -> dict[str, Any]:
     if backend in TENSOR:
-        return {"tensor": int(row.tp)}
+        return {"tensor": _tensor(row)}
     offload = _required("offload", "the offload", row.offload)
     if offload == "none":
         return {}

@@ -115,6 +115,11 @@ class Row:
         return False if status == "oom" or "memory at its limit" in status else None
 
 
+def _plain(text: str) -> str:
+    """A whole number is one however it is written: '16.0'."""
+    return re.sub(r"^(\d+)\.0*$", r"\1", text.strip())
+
+
 COLUMNS = tuple(field.name for field in fields(Row))
 
 
@@ -126,6 +131,6 @@ def read_rows(path: Path) -> list[Row]:
             missing = [c for c in COLUMNS if c not in (reader.fieldnames or ()) and c not in OPTIONAL]
             if missing:
                 raise HarnessError(f"{path} lacks the columns {', '.join(missing)}")
-            return [Row(**{c: (line.get(c) or "").strip() for c in COLUMNS}) for line in reader]
+            return [Row(**{c: _plain(line.get(c) or "") for c in COLUMNS}) for line in reader]
     except OSError as error:
         raise HarnessError(f"published runs {path} cannot be read: {error.strerror}") from error

@@ -417,29 +417,19 @@ def smallest_need(found: Iterable[Prediction]) -> Prediction:
     return min(found, key=lambda one: one.needed_bytes)
 
 
-def best_split(
-    question: Question, label: str, by: Predictors, *, checkpointing: bool | str, timed: bool = True
-) -> Prediction:
-    """The fastest split of the global batch that fits; what needs least, if none does."""
-    found = near_largest(question, label, by, checkpointing=checkpointing, timed=timed)
-    fitting = [one for one in found if one.fits]
-    return max(fitting, key=lambda one: one.tokens_per_second_per_gpu) if fitting else smallest_need(found)
-
-
 def near_largest(
     question: Question,
     label: str,
     by: Predictors,
     *,
     checkpointing: bool | str,
-    timed: bool = True,
     likely: Collection[int] = (),
 ) -> list[Prediction]:
     """Splits of the global batch that fit, from the largest micro-batch down; if none does, what needs least.
 
     The largest micro-batch by halving, since memory grows with it, from `likely` on; then the speed of it,
-    of the next smaller ones that fit, and of the largest that leaves room. Not `timed`: the largest. Raises
-    HarnessError where neither the memory nor bounds of it are known.
+    of the next smaller ones that fit, and of the largest that leaves room. Raises HarnessError where neither
+    the memory nor bounds of it are known.
     """
     assert question.device is not None
     sizes, there = micro_batch_sizes(question, label), question.device.memory_bytes
@@ -465,8 +455,6 @@ def near_largest(
         if least(sizes[-1]) >= smallest.needed_bytes:
             return [smallest]
         return [smallest_need((smallest, predicted(sizes[-1])))]
-    if not timed:
-        return [predicted(largest)]
     smaller = [size for size in reversed(sizes) if size <= largest]
     roomy = next((size for size in smaller if predicted(size).leaves_room), largest)
     near = [predicted(size) for size in dict.fromkeys((*smaller[:SPEEDS], roomy))]

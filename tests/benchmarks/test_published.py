@@ -202,6 +202,15 @@ def test_what_is_not_said_of_checkpointing_becomes_bounds() -> None:
     assert map_row(ROW).least is None
 
 
+def test_tensor_parallelism_of_an_unknown_program_becomes_bounds() -> None:
+    """Whether it divides norms, residuals and the loss by tokens."""
+    row = replace(ROW, strategy="fsdp2+tp", tp="2", repo="somebody/trainer")
+    mapped = map_row(row)
+    assert "is not said" in str(mapped.unsaid)
+    assert mapped.least.job.data.sequence_length == int(row.seq_len) // 2
+    assert map_row(replace(row, repo="pytorch/torchtitan")).unsaid is None
+
+
 def test_a_micro_batch_follows_from_the_global_one_where_accumulation_is_said() -> None:
     row = replace(ROW, micro_batch="", global_batch_seqs="64", grad_accum="2")
     assert completed(row).micro_batch == "4"
@@ -223,12 +232,14 @@ def test_a_micro_batch_follows_from_the_global_one_where_accumulation_is_said() 
         ("activation_ckpt", "full (reentrant)", "true"),
         ("activation_ckpt", "every block", "true"),
         ("activation_ckpt", "as the recipe", "not said"),
+        ("activation_ckpt", "every 0 layers", None),
         ("adapter", "finetune, qlora (gptq int4) r=16 on q_proj", "nf4"),
         ("adapter", "finetune, lora", "bf16"),
         ("adapter", "pretrain, full", "none"),
         ("strategy", "accelerate-zero2", "accelerate-zero2"),
         ("strategy", "zero2 on one GPU", "zero2"),
         ("strategy", "own zero3", "zero3"),
+        ("strategy", "zero2+tp", "autotp-zero2"),
         ("strategy", "fsdp2-hybrid", "fsdp-hybrid"),
         ("attention", "flash (triton or FA2)", "old flash"),
         ("offload", "cpu (parameters and optimizer)", "cpu"),
@@ -274,14 +285,18 @@ def test_no_value_of_a_column_is_an_error_of_the_program(text: str) -> None:
 
 
 def test_every_row_of_a_file_is_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [ROW, replace(ROW, id="run-2", n_gpus="128 to 512"), replace(ROW, id="run-3", activation_ckpt="")]
+    rows = [
+        replace(ROW, n_gpus="8.0"), replace(ROW, id="run-2", n_gpus="128 to 512"),
+        replace(ROW, id="run-3", activation_ckpt=""),
+        *(replace(ROW, id=gpu, gpu=gpu) for gpu in ("MI300X", "MI355X", "B200")),
+    ]  # fmt: skip
     path = tmp_path / "rows.csv"
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(map(asdict, rows))
     main([str(path), "--json"])
-    known, unasked, ranged = json.loads(capsys.readouterr().out)["rows"]
+    known, unasked, ranged, *unrated = json.loads(capsys.readouterr().out)["rows"]
     assert list(known) == [
         "id", "memory_bytes", "tokens_per_second", "fits", "memory_error", "speed_error", "reason",
     ]  # fmt: skip
@@ -292,6 +307,9 @@ def test_every_row_of_a_file_is_answered(tmp_path: Path, capsys: pytest.CaptureF
     }  # fmt: skip
     assert ranged["memory_bytes"] is None
     assert ranged["reason"].startswith("training.activation_checkpointing is not said")
+    for one in unrated:
+        assert (one["tokens_per_second"], one["speed_error"]) == (None, None)
+        assert re.fullmatch(r"too few sources .* between [\d,]+ and [\d,]+ tokens/s", one["reason"])
 
 
 def test_inputs_of_blocks_live_on_under_fsdp1_where_frozen_and_checkpointed() -> None:
