@@ -12,7 +12,7 @@ import sys
 import time
 from _thread import RLock
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -118,7 +118,8 @@ def observe() -> None:
 
 
 def _start_observing(on_import: OnImport) -> None:
-    apart = Apart()
+    found = Apart()
+    apart = found if found.has_two else nullcontext
     with apart():
         from harness.rank.observing.session import start_observing
 
@@ -144,6 +145,7 @@ class Apart:
         self._names = {
             name for folder in self._folders for name in _modules_in(folder) if self._are_two(name)
         }
+        self.has_two = bool(self._names)
         self._held: dict[str, ModuleType] = {}
         self._known: set[str] = set()
         self._size = 0
@@ -151,9 +153,6 @@ class Apart:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        if not self._names:
-            yield
-            return
         with self._lock:
             path, theirs = list(sys.path), self._take()
             sys.path[:] = self._without_folders()

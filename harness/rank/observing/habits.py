@@ -7,7 +7,7 @@ import dis
 import inspect
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -143,14 +143,14 @@ class Habits:
         self._evaluated: ref[Tensor] | None = None
         self._sampled_at: set[int] = set()
 
-    def backward_begins(self, roots: Sequence[nn.Module]) -> None:
+    def backward_begins(self, roots: Callable[[], Sequence[nn.Module]]) -> None:
         """Gradients of the updates before should be gone; masters' beside the model are overwritten."""
         if self._cut is not None and not bool(self._cut[0].any()):
             self._cut = None  # zeroed in place
         for optimizer, since in self._since.items():
             since.passes += 1
             if since.updates <= LOOKED_AT and not since.were_gone:
-                own = {id(parameter) for root in roots for parameter in root.parameters()}
+                own = {id(parameter) for root in roots() for parameter in root.parameters()}
                 since.were_gone = not any(bool(gradient.any()) for gradient in _gradients(optimizer, own))
 
     def backward_ends(self, *, goes_on: bool = False) -> None:

@@ -293,7 +293,9 @@ def hook_frameworks(session: Guarded, on_import: OnImport) -> None:
         replace(engine, "step", lambda run: _updating(session, run))
 
     if os.environ.get(GLOO):
-        on_import("accelerate.state", lambda module: replace(module.PartialState, "__init__", _with_gloo))
+        on_import(
+            "accelerate.state", lambda module: replace(module.PartialState, "__init__", _with_gloo(session))
+        )
     on_import("accelerate.data_loader", lambda module: _loaders(session, module.BatchSamplerShard))
     accelerate = given_loss("accelerate", "Accelerator.backward")
     on_import("accelerate.accelerator", lambda module: replace(module.Accelerator, "backward", accelerate))
@@ -321,13 +323,20 @@ def _loaders(session: Guarded, kind: Any) -> None:
     replace(kind, "__iter__", told(begins))
 
 
-def _with_gloo(run: Callable[..., None]) -> Callable[..., None]:
+def _with_gloo(session: Guarded) -> Wrapper:
     """Accelerate 1.15 takes a CPU process under DeepSpeed for the only one unless it is given a transport."""
 
-    def init(self: Any, cpu: bool = False, **named: Any) -> None:
-        run(self, cpu, **named | {"backend": named.get("backend") or "gloo"})
+    def wrapper(run: Callable[..., None]) -> Callable[..., None]:
+        def init(self: Any, cpu: bool = False, **named: Any) -> None:
+            if not (cpu or named.get("backend") or self._shared_state):
+                session.note(
+                    "Accelerate was given gloo: it takes a CPU process under DeepSpeed for the only one"
+                )
+            run(self, cpu, **named | {"backend": named.get("backend") or "gloo"})
 
-    return init
+        return init
+
+    return wrapper
 
 
 SHARE = "num_items_in_batch"

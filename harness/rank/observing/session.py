@@ -338,7 +338,7 @@ class Session:
     def backward_begins(self, tensors: Any) -> None:
         step, scalar, divisor = self._open(), scalar_of(tensors), divisor_of(_alone(tensors))
         if "deepspeed" not in self.seen.frameworks:  # which keeps gradients elsewhere
-            self.habits.backward_begins(self._called())
+            self.habits.backward_begins(self._called)
         root = self._evaluating() if self._evaluating is not None else None
         self._evaluating = None
         if root is not None and not self._told_of_mode and any(map(depends_on_mode, root.modules())):

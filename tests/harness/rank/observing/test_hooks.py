@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.rank.observing.hooks import Roots
+from harness.rank.observing.hooks import Roots, _with_gloo, replace
 
 
 def test_the_search_for_modules_ends_once_and_leaves_what_others_put_there(
@@ -33,3 +33,24 @@ def test_the_search_for_modules_ends_once_and_leaves_what_others_put_there(
     roots.end_step()
     assert nn.Module.__call__ is of_script
     assert seen == [model] * 3
+
+
+@pytest.mark.parametrize(
+    ("given", "backend", "notes"),
+    [({}, "gloo", 1), ({"backend": "mpi"}, "mpi", 0), ({"cpu": True}, "gloo", 0)],
+)
+def test_a_loop_is_given_gloo_unless_it_names_a_transport_and_a_note_says_so(
+    given: dict[str, Any], backend: str, notes: int
+) -> None:
+    class State:
+        """As Accelerate's `PartialState`."""
+
+        _shared_state: dict[str, str] = {}
+
+        def __init__(self, cpu: bool = False, **named: Any) -> None:
+            self.backend = named["backend"]
+
+    told: list[str] = []
+    replace(State, "__init__", _with_gloo(SimpleNamespace(note=told.append)))  # type: ignore[arg-type]
+    assert State(**given).backend == backend
+    assert len(told) == notes
