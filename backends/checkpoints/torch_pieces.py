@@ -129,6 +129,7 @@ def whole_pieces(
     Without an optimizer, here and below: weights alone.
     """
     optimizer = _with_states(optimizer)
+    copies, copy = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
     for name, parameter in named:
         yield Piece(
             name=name,
@@ -136,8 +137,8 @@ def whole_pieces(
             start=0,
             weight=flat(parameter),
             moments=_moments(optimizer, parameter),
-            copies=dist.get_world_size(),
-            copy=dist.get_rank(),
+            copies=copies,
+            copy=copy,
         )
 
 
