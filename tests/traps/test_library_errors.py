@@ -70,7 +70,7 @@ CASES = {
         "a weight is used after its unit has given its memory back",
     ),
     "shapes of the first batch": ("ddp", own("lazy"), "takes its shape from the first batch"),
-    "wider": ("zero2", (*own("widened"), BF16), "the forward pass gives a layer another dtype"),
+    "wider": ("zero2", (*own("widened"), BF16), "the forward pass gives module 'heads.0' another dtype"),
     "beyond the table": (
         "fsdp",
         own("recurrent", *WORDS, vocabulary=3),
