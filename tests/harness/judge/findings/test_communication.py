@@ -58,6 +58,18 @@ def test_replicas_that_never_reduce_are_named() -> None:
     assert "never reduces across replicas" in found.message
 
 
+@pytest.mark.parametrize(
+    ("change", "is_named"), [({"phase": "between"}, False), ({"payload_bytes": 0}, True)]
+)
+def test_what_passes_between_steps_gathered_is_not_gathered_again(
+    change: dict[str, Any], is_named: bool
+) -> None:
+    def altered(row: Any) -> Any:
+        return row.model_copy(update=change) if (row.phase, row.op) == ("forward", "all_gather") else row
+
+    assert (finding_of(with_rows(make_volume_record("fsdp1-grad-op"), altered)) is not None) is is_named
+
+
 def test_a_run_that_failed_is_not_judged() -> None:
     record = make_volume_record("ddp").model_copy(update={"comm": [], "status": "failed"})
     assert finding_of(record) is None
