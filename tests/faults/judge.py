@@ -116,7 +116,7 @@ def _rank(kind: str | tuple[str, ...], message: str = "", **more: object) -> Exp
 _ENDED_OUTSIDE = {"names_rank": False, "names_place": False, "check": _shows_all_ranks}
 _DISAGREE = Expected(
     status=("failed", "timeout"), kinds=(MISMATCH, STUCK), names_rank=False, names_place=False,
-    message="ranks disagree|waits in|is in another collective", check=_shows_the_disagreement,
+    message="ranks disagree|waits in|(is in another|differ in) collective", check=_shows_the_disagreement,
 )  # fmt: skip
 _NO_ROOM = "could not write its events|No space left"
 _NOT_FINITE = Expected(status=("diverged",), kinds=("NotFinite",), message="not finite from step")
