@@ -220,7 +220,7 @@ def main() -> None:
 @click.version_option(__version__)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error: harness --debug COMMAND.")
 def harness(debug: bool) -> None:
-    """Run one fine-tuning job under every data-parallel sharding strategy and compare what happened."""
+    """Run one training job under DDP, ZeRO and FSDP, and compare memory, traffic, speed and loss."""
 
 
 give_help(harness, "harness")

@@ -254,7 +254,7 @@ def diagnose(first: Path, second: Path, strict: bool, reruns: bool, as_json: boo
         elif diagnosis.verdict.parts:
             echo(f"{names} diverge in step {diagnosis.verdict.step}")
         else:
-            where = "no examined step does" if diagnosis.is_reproduced else "not when run again here"
+            where = "in no examined step" if diagnosis.is_reproduced else "not when run again here"
             echo(f"{names} differ, but {where}")
         lines = [f"- {sentence}" for sentence in diagnosis.explanation]
         for line in [*lines, "noise:", *(f"- {sentence}" for sentence in diagnosis.derivation)]:

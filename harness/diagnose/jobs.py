@@ -106,7 +106,7 @@ class Parting:
     baseline: float | str | None
     other: float | str | None
     difference: float | None
-    """In nats of a loss, relative of others; None: of what is no number."""
+    """Absolute for a loss (nats), else relative; None where a value is no number."""
     noise: float | None
 
     def __str__(self) -> str:

@@ -18,11 +18,11 @@ from harness.gpus.found import find_gpus
 from harness.job.batch import BatchLayout, reference_layout
 from harness.job.experiment import Experiment, MeasureSection, RuntimeSection
 from harness.judge.agreement import parity
-from harness.judge.agreement.job_equivalence import first_step
+from harness.judge.agreement.job_equivalence import first_step, job_differences
 from harness.judge.distance import Sketch, estimate
 from harness.judge.quantities import Run as JudgedRun
 from harness.judge.rows import reason
-from harness.judge.wording import CellName
+from harness.judge.wording import CellName, a_few
 from harness.launch.cells import canonical_label, make_cell, noise_labels, same_split_labels, samples_of_cuts
 from harness.launch.launcher import LocalLauncher, run_cell, whole
 from harness.record import Record
@@ -82,9 +82,12 @@ def read_pair(first: Path, second: Path) -> tuple[LoadedRun, LoadedRun]:
         if not run.is_script:
             canonical_label(run.record.backend.label)
         if parity.has_dropout(run.record) and one_job(*pair):
+            apart = job_differences(*(each.record for each in pair))
+            known = [f"{d.field} {d.reference} against {d.given}" for d in apart if d.field != "job_id"]
             raise HarnessError(
-                f"{run.record.run_id} trained with dropout, so two runs differ by chance; repeat both with "
-                "--set model.dropout=0"
+                f"{run.record.run_id} trained with dropout, so two runs differ by chance"
+                f"{'; what else differs: ' if known else ''}{a_few(known)}; repeat both with dropout 0 "
+                f"({'in the script' if run.is_script else '--set model.dropout=0'})"
             )
     left, right = (run.record for run in pair)
     shapes = [sorted(p.shape for p in r.layout.parameters) for r in (left, right) if r.layout is not None]
@@ -397,8 +400,8 @@ def reference_labels(reference: Record | None, records: Sequence[Record]) -> lis
     if len(samples) > 1:
         taken = " and ".join(f"{samples_at_once(r)} in {r.run_id}" for r in records)
         raise HarnessError(
-            f"the loss depends on how the batch is split, and these runs take other numbers of samples at "
-            f"once: {taken}; give two runs with one"
+            f"the loss depends on how the batch is split, and these runs take different numbers of samples "
+            f"at once: {taken}; give two runs that take the same"
         )
     if reference.split is not None and reference.split.varies:
         raise HarnessError(
@@ -555,9 +558,9 @@ def find_noise_runs(
 
 
 def recorded_noise(pair: tuple[LoadedRun, LoadedRun]) -> NoiseRuns:
-    """The reference of the first run's job and its repetitions, as far as they lie beside the pair.
+    """The reference of the first run's job, and its repeats, where they lie next to the pair.
 
-    Raises HarnessError for two runs that a loss which hangs on the split of a batch makes two computations.
+    Raises HarnessError if the loss depends on the split of the batch and the runs split it differently.
     """
 
     def labels(plain: Record | None) -> Sequence[str]:

@@ -487,11 +487,11 @@ SECONDS = 300.0
 @cache
 def library_defaults(kind: FileKind) -> dict[str, Any]:
     """What `read_defaults` prints. Raises HarnessError where the library is missing or fails."""
-    reads = f"a configuration of {kind} is read with the defaults of the installed {kind}"
+    reads = f"to read a configuration of {kind}, the defaults of the installed {kind} are needed"
     try:
         versions = [version(kind), version("torch"), str(find_spec(kind)), sys.version]
     except PackageNotFoundError as error:
-        raise HarnessError(f"{reads}: install '{error.name}', on which its rows run too") from error
+        raise HarnessError(f"{reads}: install '{error.name}', which its rows need too") from error
     code = Path(__file__).with_name("read_defaults.py").read_bytes()
     key = hashlib.sha256(code + " ".join(versions).encode()).hexdigest()[:24]
     cache_folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))

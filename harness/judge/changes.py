@@ -123,7 +123,7 @@ def versions(records: Sequence[Record], by: str) -> dict[str, Comparison]:
     ]
     if by not in differ:
         raise HarnessError(
-            f"--over was given '{by}', which does not differ between these records; {available(by, differ)}"
+            f"--over was given '{by}', which does not differ between these records. {available(by, differ)}"
         )
     found: dict[str, list[Record]] = {}
     for record, of in zip(dates, known, strict=True):

@@ -185,7 +185,7 @@ LEAST_STEPS = 8
 SAME_SHARE = 0.05
 """Steps within this share of the steady median are no warm-up, however quiet the rest is."""
 NOISE_WIDTHS = 3.0
-"""Nor are steps within so many standard deviations."""
+"""Steps within this many standard deviations are no warm-up either."""
 DEVIATION_SCALE = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 SETTLED_STEPS = 5

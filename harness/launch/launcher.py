@@ -631,7 +631,7 @@ def _needs(
 
 
 OTHERS_TOOK_TURNS = "earlier cells took turns and are not compared in speed with those that run now"
-OTHERS_RAN = "cells that run now are compared in speed in one of the earlier rounds only"
+OTHERS_RAN = "cells missing from earlier rounds are compared in speed in one of these rounds only"
 
 
 def _why_whole(

@@ -75,10 +75,8 @@ def observe_command(
         process = subprocess.Popen(observed, env=observed_environment(directory), stdout=output)
     except OSError as error:
         store.discard(request.run_id)
-        advice = "; put python or torchrun in front of it" if observed[0].endswith(".py") else ""
-        raise HarnessError(
-            f"'{redacted(observed[0])}' cannot be started: {error.strerror}{advice}"
-        ) from error
+        how = "; put python or torchrun in front of it" if observed[0].endswith(".py") else ""
+        raise HarnessError(f"'{redacted(observed[0])}' cannot be started: {error.strerror}{how}") from error
     code, told, told_at = _followed_to_its_end(process)
     with suppress(OSError):
         observed_record.note_end(directory, process.pid, code)

@@ -445,10 +445,9 @@ def planned_model(facts: Mapping[str, Any], job: Job) -> PlannedModel:
 
 
 def data_bytes(facts: Mapping[str, Any], job: Job, torch_device: str) -> int:
-    """What the samples of a job keep where its ranks have their tensors: two numbers each, and their order of
-    this epoch; 0 beside GPUs.
+    """Bytes that samples keep on the device of a rank: two int64 each and the epoch's order; 0 on GPUs.
 
-    `rank.data`: lengths, targets and the permutation, int64; tokens lie outside of the allocator.
+    `rank.data`: lengths, targets and the permutation; tokens lie outside of the allocator.
     """
     if torch_device != "cpu":
         return 0

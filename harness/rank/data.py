@@ -233,8 +233,8 @@ def _document(data: DataSection, row: Mapping[str, Any], where: str) -> TextSamp
         value = row.get(field)
         if not isinstance(value, str):
             raise JobError(
-                f"data.{name} is '{field}', but {where} of '{data.path}' has no text there; its "
-                f"fields: {', '.join(map(str, row)) or 'none'}"
+                f"data.{name} is '{field}', but {where} of '{data.path}' has no text there; give "
+                f"one of its fields: {', '.join(map(str, row)) or 'none'}"
             )
         values.append(_text(value, data.path, where))
     return TextSample(text=values[0], prompt=values[1])
@@ -554,7 +554,7 @@ def load_classified(job: Job) -> Samples:
         if row.get(data.label_field) is None:
             raise JobError(
                 f"data.label_field is '{data.label_field}', but {where} of '{data.path}' has no value there; "
-                f"its fields: {', '.join(map(str, row)) or 'none'}"
+                f"give one of its fields: {', '.join(map(str, row)) or 'none'}"
             )
         document = _document(data, row, where)
         if data.limit is None or len(inputs) < data.limit:

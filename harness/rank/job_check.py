@@ -136,7 +136,7 @@ def describe_on_meta(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     geometry = describe_geometry(model)
     if geometry is None:
         raise HarnessError(
-            f"{source} is not covered: no dense decoder whose layers, heads and hidden size are known"
+            f"{source} is not covered: it is no dense decoder with known layers, heads and hidden size"
         )
     return {
         "architecture": type(model).__name__,

@@ -577,7 +577,7 @@ class CommunicationPart(Part):
     payload_bytes: int
     """Size of the whole tensors that these calls work on."""
     largest_bytes: int | None = None
-    """The same of the largest call; None in records from before it was kept."""
+    """Size of the tensor of the largest call; None in older records."""
     of_job: bool = Field(False, exclude_if=lambda value: not value)
     """Whether code of the job's own, its loss or its model, made the calls: no backend is held to them."""
     by: str = Field("", exclude_if=lambda value: not value)

@@ -30,6 +30,7 @@ from harness.record import Record
 from harness.record.workload import known_strategy
 from harness.tell import document
 from harness.tell.document import Column, Document, Picture, Section, Shown
+from harness.tell.first_page import picture_heading
 from harness.tell.formats import percent, signed_percent
 from harness.tell.pictures.drawing import Panel, Row, Spec, look_of
 from harness.tell.pictures.plots import MOST_NAMED, cell_row
@@ -298,7 +299,8 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
         Section("reading", "How to read the numbers", blocks_of(prose("over_time"))),
         *last,
     ]
-    return Document(title_text("over_time", by=by, first=names[0], last=names[-1]), sections)
+    named_as = title_text("over_time", by=by, first=names[0], last=names[-1])
+    return Document(named_as, sections, heading=picture_heading(sides[-1]))
 
 
 def _series(named: Sequence[Mapping[Cell, CellRuns]], sides: Sequence[Comparison]) -> list[Series]:

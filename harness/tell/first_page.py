@@ -74,6 +74,7 @@ from harness.tell.tables import (
     figure_column,
     parity_cell,
     phrase,
+    rate_text,
     ratio_cell,
     ratio_column,
     ratio_text,
@@ -196,8 +197,10 @@ def same_training(comparison: Comparison) -> str:
         refused = next((group for group in every if group.is_reference and group.record.reasons), None)
         why = f": {refused.cell}: {refused.record.reasons[0]}" if refused is not None else ""
         return phrase("no_reference", why=why) if others else ""
-    agree = [group for group in judged if group.parity != "diverged"]
+    sound = [group for group in judged if group.record.backend.name not in PLANTED] or judged
+    agree = [group for group in sound if group.parity != "diverged"]
     off = [group for group in judged if group.parity == "diverged"]
+    is_off = any(group in sound for group in off)
     largest = max((group.figures["max_loss_difference"] or 0.0 for group in agree), default=0.0)
     held = [(limits, group) for group in agree if (limits := group.limits) is not None]
     tested = [(w, g) for w, g in held if g.parity != "exact" and g.figures[WEIGHTS] is not None]
@@ -212,13 +215,13 @@ def same_training(comparison: Comparison) -> str:
         name, source = ("same_assumed_limit", group.assumed) if group.assumed else ("same_limit", "")
         facts.insert(1, phrase(name, value=scientific(limits.loss), source=source))
     is_assumed = largest > 0 and any(group.assumed for _, group in held)
-    answer = "same_no" if off else "same_not_shown" if widest >= 1 else None
+    answer = "same_no" if is_off else "same_not_shown" if widest >= 1 else None
     head = phrase(answer or ("same_assumed" if is_assumed else "same_yes"))
     if cut := [group for group in agree if group.at_once]:
         samples = " or ".join(map(str, sorted({group.at_once or 0 for group in cut})))
         which = phrase("same_at_once_of", cells=_cells(cut)) if len(cut) < len(agree) else ""
         head = phrase("same_at_once", answer=head, samples=samples, which=which)
-    of = {"agree": len(agree), "judged": len(judged), "facts": ", ".join(facts)}
+    of = {"agree": len(agree), "judged": len(sound), "facts": ", ".join(facts)}
     parts = [phrase("same_of", answer=head, **of) if agree else head]
     if off:
         measures = (("loss", "max_loss_difference", scientific), ("gradient norm", NORM, percent))
@@ -228,7 +231,7 @@ def same_training(comparison: Comparison) -> str:
             if (found := [value for group in off if (value := group.figures[key])])
         ]
         extent = f" ({', '.join(beyond)})" if beyond else ""
-        parts.append(phrase("same_diverged", cells=_cells(off), extent=extent))
+        parts.append(phrase("same_diverged" if is_off else "same_planted", cells=_cells(off), extent=extent))
     parts += [phrase("same_weights", times=times(widest))] if widest >= 1 else []
     unjudged = [group for group in others if group.parity == "unjudged" and group.has_result]
     parts += [phrase("same_unjudged", cells=_cells(unjudged))] if unjudged else []
@@ -369,13 +372,13 @@ def fastest(scope: ComparisonScope) -> str:
 
 def _order(order: Ranking, timed: Mapping[str, CellRuns]) -> list[str]:
     def rate(label: str) -> str:
-        return number(timed[label].median(SPEED))
+        return rate_text(timed[label].record, timed[label].median(SPEED))
 
     if len(order.names) == 1:
         return [phrase("fastest_alone", cell=order.names[0], rate=rate(order.names[0]))]
     if not order.is_judged:
-        medians = sorted(timed[name].median(SPEED) or 0.0 for name in order.names)
-        ends = {"least": number(medians[0]), "most": number(medians[-1])}
+        slow, *_, fast = sorted(order.names, key=lambda name: timed[name].median(SPEED) or 0.0)
+        ends = {"least": number(timed[slow].median(SPEED)), "most": rate(fast)}
         return [phrase("fastest_unranked", why=unranked_words(order), **ends)]
     first = order.base if order.base in order.leaders else order.names[0]
     others = [name for name in order.leaders if name != first]
@@ -413,7 +416,9 @@ def one_process(scope: ComparisonScope) -> str:
     if others != [threads]:
         kind = "reference_same" if [threads] == [n * scope.size for n in others] else "reference_threads"
         cut = phrase(kind, threads=threads, others=words(others), size=scope.size)
-    found = phrase("reference_rate", rate=number(timed[0].median(SPEED)), extent=extent, threads=cut)
+    found = phrase(
+        "reference_rate", rate=rate_text(timed[0].record, timed[0].median(SPEED)), extent=extent, threads=cut
+    )
     return found + (phrase("sessions") if scope.comparison.sessions == 1 else "")
 
 
@@ -490,7 +495,7 @@ def warnings(comparison: Comparison) -> str:
 
 
 def what_to_use(scope: ComparisonScope) -> str:
-    """'fewest bytes sent first: ddp from 13.9 MB (...); fsdp from 10.0'; empty: no choice."""
+    """'ddp from 13.9 MB (...); below that fsdp from 10.0', fewest bytes sent first; empty: no choice."""
     what, taken = use_here(scope)
     parts = [
         phrase("use_next" if place else "use_first", cell=cell, value=megabytes(held), what=what)
@@ -614,7 +619,7 @@ AMOUNTS = (PEAK, STATES, SENT)
 """What closed forms judge."""
 OF_SPEED = (SPEED, STEP, SENT, PEAK, "parity")
 FIGURES: dict[ReportFocus, tuple[str, ...]] = {
-    "all": (STATES, SENT, SENT_RATIO, "parity", PEAK, PEAK_RATIO, "speed_ratio"),
+    "all": (STATES, SENT, "parity", PEAK, "speed_ratio"),
     "speed": ("speed_ratio", SENT_RATIO, *OF_SPEED),
     "memory": (PEAK_RATIO, STATES_RATIO, PEAK, STATES, "expected_model_state_bytes", "parity"),
     "footprint": (STATES, STATES_RATIO, SENT, SENT_RATIO, "parity", PEAK, PEAK_RATIO),
@@ -661,6 +666,9 @@ def summary_cells(comparison: Comparison, most: int) -> list[CellRuns]:
     """
     groups = comparison.comparable.groups
     groups = [group for group in groups if not group.is_reference] or groups
+    groups = [
+        group for group in groups if group.record.status != "unsupported"
+    ] or groups  # `completed` has them
     timed = {_kernels_aside(g) for g in groups if g.step_seconds and not is_deterministic(g.record)}
     groups = [g for g in groups if not is_deterministic(g.record) or _kernels_aside(g) not in timed]
     where = comparison_scope(comparison)
@@ -750,7 +758,7 @@ def _legend(tables: Sequence[Table], left: int) -> str:
     return " ".join(note for note, applies in notes.items() if applies)
 
 
-VERIFY = "harness verify FILE  # this report, in any format"
+VERIFY = "harness verify FILE  # this report"
 MOST_WORDS_CHECK = 30
 """Of a command that is shown here."""
 

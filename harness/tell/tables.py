@@ -28,6 +28,7 @@ from harness.judge.statistics import (
     value_range,
 )
 from harness.judge.wording import both, counted
+from harness.record import Record
 from harness.tell import formats
 from harness.tell.document import Block, Column, Paragraph, Section, Shown, Table, plain
 from harness.tell.formats import (
@@ -45,8 +46,8 @@ from harness.tell.formats import (
 ONE_SESSION = "one session: day-to-day variation is not included"
 OPEN = "~"
 LEGEND = (
-    f"ratio to the base within rounds of runs, {percent(LEVEL)} interval; bold: faster, slower, or equal "
-    f"within {percent(EQUAL)}; {OPEN}: undecided"
+    f"ratio to the base within rounds, {percent(LEVEL)} interval; bold: faster, slower, or equal within "
+    f"{percent(EQUAL)}; {OPEN}: undecided"
 )
 
 
@@ -318,7 +319,7 @@ def cell_line(row: JudgedRun) -> str:
     if values[STEP] is None:
         parts.append("not timed")
     else:
-        parts.append(f"{number(values[SPEED])} {'samples' if counts_samples(record) else 'tokens'}/s")
+        parts.append(rate_text(record, values[SPEED]))
         parts.append(f"step {milliseconds(values[STEP])} ms")
     if values["peak_bytes"] is not None:
         parts.append(f"peak {megabytes(values['peak_bytes'])} MB")
@@ -327,11 +328,19 @@ def cell_line(row: JudgedRun) -> str:
     return ", ".join(parts)
 
 
+def rate_text(record: Record, rate: float | None) -> str:
+    """'1,724 tokens/s'; samples/s where the data is no text."""
+    return f"{number(rate)} {'samples' if counts_samples(record) else 'tokens'}/s"
+
+
 def _columns(comparison: Comparison) -> list[Column]:
     """Columns of the results: the metrics of the main table, then those for programs only."""
     columns = [*LABELS, Column("status", "status", align="left")]
+    ran = [row.record for row in comparison.rows if row.record.steps]
     for metric in RESULTS:
         title = f"{metric.title} (spread)" if _has_spread(metric) else metric.title
+        if metric.key == SPEED and ran and all(map(counts_samples, ran)):
+            title = "samples/s"
         columns.append(figure_column(metric.key, title, only_values="results" not in metric.shown))
         if metric.key == SPEED:
             base, _, *more = (Column(key, key, only_values=True) for key in NO_FIGURES)
@@ -372,12 +381,3 @@ def at_once_meaning(groups: Iterable[CellRuns]) -> str:
 def _has_spread(metric: Metric) -> bool:
     """Whether a cell shows the largest of many values, which says nothing about the others."""
     return metric.pool is not None and metric.aggregate is max
-
-
-NO_TEXT = "tokens/s: samples/s, since samples that are no text count as one token"
-
-
-def of_no_text(comparison: Comparison) -> bool:
-    """Whether what is called tokens are samples."""
-    records = [row.record for row in comparison.rows if row.record.steps]
-    return bool(records) and all(map(counts_samples, records))

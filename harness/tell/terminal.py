@@ -31,8 +31,7 @@ def terminal_table(comparison: Comparison, *, wide: bool = False) -> str:
             shown += f"\n\n{tables.NOT_COMPARABLE}\n{_narrow(excluded.for_people())}"
     rows = table.texts()
     more = [] if wide else ["--wide: all columns"]
-    marks = [tables.NO_TEXT if tables.of_no_text(comparison) else "", *_legend(table, rows)]
-    marks.append(tables.at_once_meaning(comparison.comparable.groups))
+    marks = [*_legend(table, rows), tables.at_once_meaning(comparison.comparable.groups)]
     found = "; ".join([*filter(None, marks), *more])
     return "\n".join([shown, *(textwrap.wrap(found, line_width()) if rows else [])])
 

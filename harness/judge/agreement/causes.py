@@ -881,7 +881,7 @@ class Pair:
 
     @property
     def first_norm_denies_a_missing_gradient(self) -> Fact:
-        """One parameter's gradient may be too small to show in the norm, several hardly are."""
+        """The norm may miss the gradient of one parameter, hardly those of several."""
         return len(self.still) > 1 and self.index != 0 and self.record.steps[0].gradient_norm is not None
 
     @property
@@ -890,7 +890,7 @@ class Pair:
 
     @property
     def optimizer_depends_on_parts(self) -> Fact:
-        """Whether it updates a part of a parameter in another way, and is handed flat parts."""
+        """Whether it is given flat parts of parameters, and updates a part differently from the whole."""
         record = self.record
         strategy, apart = known_strategy(record), record.update_of_part
         if strategy is None or apart is None or apart <= PARTS_ROUNDING:

@@ -185,7 +185,7 @@ def as_given(runs: Runs) -> list[Finding]:
 
     def rule(row: JudgedRun) -> Iterator[Finding]:
         part = row.record.backend.given
-        if part is None or part.mode != AS_GIVEN:
+        if part is None or part.mode != AS_GIVEN or len({other.cell for other in runs.rows}) == 1:
             return
         pinned = {s.key: {"given": s.given, "used": s.used} for s in part.pinned if s.used is not None}
         unfair = {name: list(pair) for name, pair in _unfair(row.record, others).items()}

@@ -134,9 +134,9 @@ class UpdateAudit:
         self._before = now
 
     def squares(self, held: Iterable[HeldTensor]) -> float | None:
-        """Sum of the squared gradients of the update that was just made; None: not known.
+        """Sum of the squared gradients of the update just made; None: not known.
 
-        That of the second moments moves towards it: in each update by one minus beta2 of the way.
+        Each update moves the sum of second moments towards it by 1 - beta2 of the way.
         """
         tensors = list(held)
         count = sum(local_shard(one.tensor.detach()).numel() for one in tensors)
@@ -154,7 +154,7 @@ class UpdateAudit:
         return total if len(known) == len(parts) and 0 <= total < math.inf else None
 
     def _added(self, one: HeldTensor, total: float, before: Mapping[int, _Sum]) -> float | None:
-        """What one tensor adds to that sum."""
+        """The part of that sum that comes from one tensor."""
         updates, betas = one.state.get("step"), one.group.get("betas")
         if one.share is None or updates is None or betas is None or one.group.get("amsgrad"):
             return None

@@ -1,4 +1,4 @@
-"""Memory and communication of the probed steps; silent in every other step.
+"""Measures memory and communication in probed steps, and nothing in the others.
 
 What the probes cost is measured by their own clock.
 """

@@ -41,12 +41,12 @@ from harness.tell.pictures.drawing import (
     look_of,
     spread,
 )
-from harness.tell.tables import bases_words, prose, unranked_words
+from harness.tell.tables import bases_words, prose, rate_text, unranked_words
 
 MOST_CELLS = 24
 """More would make the picture longer than a screen; then only one world size is drawn."""
 MOST_NAMED = 12
-MOST_TOLD = 6
+MOST_TOLD = 4
 """Cells in an alternative text."""
 LONGEST_LABEL = 34
 FARTHEST = 4.0
@@ -187,7 +187,7 @@ def memory_picture(comparison: Comparison) -> Picture | None:
     ends = [row for row in rows if row["kind"] == LABELS[REST]]
     text = prose("memory_picture")
     if any(row["expected"] is not None for row in ends):
-        text += " Vertical marks: model states expected in closed form."
+        text += " Marks: states expected in closed form."
     if limit is not None:
         text += f" Device limit: {number(limit)} MB."
     if cut is not None:
@@ -265,7 +265,7 @@ def volume_picture(comparison: Comparison) -> Picture | None:
         return None
     rows = [_volume_row(group, known) for group in drawn]
     title = "sent by a rank per step, MB (ring algorithm)"
-    text = "Vertical marks: the textbook (ZeRO paper)."
+    text = "Marks: the textbook (ZeRO paper)."
     judged = [row for row in rows if row["expected"] is not None]
     if any(row["unexpected"] is not None for row in rows):
         text += " Red: bytes expected of the implementation, where it sent others."
@@ -832,7 +832,7 @@ def _throughput_row(group: CellRuns, groups: Sequence[CellRuns], order: Ranking)
     low, high = (100 * extent.low, 100 * extent.high) if extent else (None, None)
     text = f"{value:.0f} %"
     if group.label == order.base:
-        text = f"{text} = {number(rate)} tokens/s"
+        text = f"{text} = {rate_text(group.record, rate)}"
     return cell_row(
         group, groups, tokens_per_second=rate, value=value, low=low, high=high,
         end=max(value, high or 0.0), text=text, runs=len(group.values(SPEED)),

@@ -395,7 +395,7 @@ class SlowestExplanation:
 
     @property
     def answer(self) -> str:
-        """'zero3: 1.99 (1.94 to 2.04) x the time of fsdp1, which shards the same; cause: not measured'."""
+        """'zero3: 1.99 (1.94 to 2.04) x the time of fsdp1, which shards the same tensors; cause: ...'."""
         cells = {"slow": self.slowest.label, "fast": self.fastest.label}
         if self.gap.order in ("equal", "slower") or (self.gap.extent and self.gap.order == "open"):
             return prose("slowest_not_shown", **cells)

@@ -268,9 +268,8 @@ def records_section(manifest: Manifest) -> Section:
 
 def reading_section(comparison: Comparison, *, speeds: bool = True) -> Section:
     """Definitions and formulae of the columns."""
-    unit = [f"{tables.NO_TEXT}."] if tables.of_no_text(comparison) else []
     turns = [tables.prose("records_by_turn")] if any(row.record.turns for row in comparison.rows) else []
-    of_speeds = [*unit, *_SPEEDS, *turns] if speeds else []
+    of_speeds = [*_SPEEDS, *turns] if speeds else []
     return Section("reading", "How to read the numbers", [Items([*_COMMON[:1], *of_speeds, *_COMMON[1:]])])
 
 

@@ -77,7 +77,9 @@ def test_a_damaged_record(sound: Path, tmp_path: Path) -> None:
          "other is failed (Exit: gone): only finished runs"),
         ({"status": "unsupported", "reasons": ["needs a GPU"], "steps": []},
          "other is unsupported (needs a GPU)"),
-        ({"model": {"dropout": 0.1}}, "dropout"),
+        ({"model": {"dropout": 0.1}}, "by chance; repeat both with dropout 0 (--set model.dropout=0)"),
+        ({"model": {"dropout": 0.1}, "steps": make_steps(changes={0: {"learning_rate": 0.5}})},
+         "by chance; what else differs: learning rate of step 0 0.001 against 0.5; repeat both"),
         ({"label": "theirs"}, "backend 'theirs' is unknown"),
         ({"world": make_record(label="ddp").world.model_copy(update={"device": "cuda"})},
          "these runs were on cpu and cuda"),
@@ -209,7 +211,7 @@ def test_two_splits_and_random_parts_are_refused() -> None:
     plain = make_record(split=DEPENDS)
     two, four = make_record(label="ddp"), make_record(label="ddp", world_size=4, run_id="run-four")
     with pytest.raises(
-        HarnessError, match="other numbers of samples at once: 4 in run-ddp-n2 and 2 in run-f"
+        HarnessError, match="different numbers of samples at once: 4 in run-ddp-n2 and 2 in run-f"
     ):
         rerun.reference_labels(plain, [two, four])
     random = make_record(split=DEPENDS.model_copy(update={"repetition": 0.1}))

@@ -406,7 +406,7 @@ def test_classes_are_numbers_or_names(tmp_path: Path) -> None:
 
 
 def test_rows_without_a_class_and_mixed_ones_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"data.label_field is 'label', but line 1 .* its fields: text"):
+    with pytest.raises(JobError, match=r"data.label_field is 'label', but line 1 .* one of its fields: text"):
         load_samples(classification(write_lines(tmp_path, {"text": "a"})))
     path = write_lines(tmp_path, {"text": "a", "label": 1}, {"text": "b", "label": "x"})
     with pytest.raises(JobError, match="all numbers from 0 or all names"):

@@ -70,6 +70,9 @@ FEW = [make_record(), *repeats("ddp", 0.5), *repeats("fsdp", 0.6)]
 WRONG = make_record(
     label="zero1", steps=make_steps(norms=[2 * norm for norm in NORMS]), final_weights=make_weights("c" * 64)
 )
+PLANTED_WRONG = make_record(label="planted-wrong-beta2", steps=WRONG.steps, final_weights=WRONG.final_weights)
+PICTURES_ONLY = make_record(label="ddp", steps=make_steps(changes={step: {"tokens": 8} for step in range(4)}))
+"""A classifier, whose samples count as a token each."""
 NEAR = make_steps([loss + 1e-5 for loss in LOSSES])
 FAILED = make_record(label="ddp", status="failed", steps=[], ranks=[], comm=[], windows=None)
 OF_OTHER_JOB = make_record(label="fsdp", initial_weights=make_weights("d" * 64))
@@ -106,6 +109,11 @@ def page(question: ReportFocus, *records: Record) -> dict[str, str]:
             "no: 1 of 2 (bit for bit, steps: 4); diverged: zero1 on 2 ranks (gradient norm 100 %)",
         ),
         ([make_record(), WRONG], "no; diverged: zero1 on 2 ranks (gradient norm 100 %)"),
+        (
+            [make_record(), make_record(label="ddp"), PLANTED_WRONG],
+            "yes: 1 of 1 (bit for bit, steps: 4); diverged, faulty on purpose: planted-wrong-beta2 on 2 "
+            "ranks (gradient norm 100 %)",
+        ),
         ([make_record(label="ddp")], "not judged: no reference"),
         (
             [make_record(status="unsupported", reasons=["cannot fit: 131 GB"]), make_record(label="ddp")],
@@ -237,15 +245,15 @@ ROUGH = "; rough: timed steps per run: 2"
 @pytest.mark.parametrize(
     ("records", "text"),
     [
-        ([*DDP, *SLOW], f"ddp (2,028 tokens/s); slowest, in units of ddp's speed: zero3 0.48{ROUGH}"),
+        ([*DDP, *SLOW], f"ddp (2,028 tokens/s); slowest: zero3 0.48 of ddp's speed{ROUGH}"),
         (
             [*DDP, *repeats("fsdp", *[0.505, 0.515] * 3), *SLOW],
             "ddp (2,028 tokens/s); equal within 5 %: fsdp; "
-            f"slowest, in units of ddp's speed: zero3 0.48{ROUGH}",
+            f"slowest: zero3 0.48 of ddp's speed{ROUGH}",
         ),
         (
             [*DDP, *repeats("fsdp", *[0.4, 0.8] * 3), *SLOW],
-            f"ddp (2,028 tokens/s); undecided: fsdp; slowest, in units of ddp's speed: zero3 0.48{ROUGH}",
+            f"ddp (2,028 tokens/s); undecided: fsdp; slowest: zero3 0.48 of ddp's speed{ROUGH}",
         ),
         (
             [*repeats("ddp", 0.5), *repeats("fsdp", 0.9), *repeats("zero3", 1.0)],
@@ -253,6 +261,7 @@ ROUGH = "; rough: timed steps per run: 2"
         ),
         ([make_record(label="ddp")], f"ddp (the only one timed): 2,048 tokens/s{ROUGH}"),
         ([make_record()], f"single (the only one timed): 2,048 tokens/s{ROUGH}"),
+        ([PICTURES_ONLY], f"ddp (the only one timed): 16.0 samples/s{ROUGH}"),
         ([make_record(), WRONG], "not compared: nothing that trains the same model was timed"),
         (
             [*FEW[:2], with_world(make_record(label="fsdp"), micro_batch_size=1)],
@@ -390,7 +399,7 @@ def test_differences_from_the_textbook_are_those_of_the_question_and_the_rest_is
 
 def test_what_to_use_by_traffic_says_what_is_faster_here() -> None:
     told = page("all", *published("shaped-links/200mbit"))["Use, by memory of a rank"]
-    assert told.startswith("fewest bytes sent first: ddp from ")
+    assert told.startswith("ddp from ")
     assert told.endswith("; faster here than ddp: fsdp-hybrid")
     assert "faster here" not in page("all", *published("default"))["Use, by memory of a rank"]
 
@@ -406,7 +415,7 @@ def test_a_question_of_memory_is_answered_for_the_ranks_of_a_node_too() -> None:
     assert told["On 8 ranks"].startswith("calculated: zero3 1,746 MB; fsdp 2,591 MB; ")
     assert told["On 8 ranks"].endswith("; ddp 5,592 MB (memory without activations)")
     assert told["Use, by memory of a rank"].startswith(
-        "fewest bytes sent first: ddp from 5,592 MB (memory without activations); "
+        "ddp from 5,592 MB (memory without activations); below "
     )
     assert "On 8 ranks" not in page("all", *published("default"))
     more = [with_world(record, world_size=8) for record in published("bloom-560m")]
@@ -503,7 +512,7 @@ def test_the_first_short_command_stands_above_the_one_that_verifies_and_others_a
         return code.text.splitlines(), again.text  # type: ignore[union-attr]
 
     compare = "harness compare --backends ddp"
-    assert shown(compare, compare) == ([compare, VERIFY], "Commit, versions and configuration:")
+    assert shown(compare, compare) == ([compare, VERIFY], "Commit, versions, configuration:")
     lines, again = shown("harness compare", "harness compare --resume")
     assert (lines, "(commands: 1 more)" in again) == (["harness compare", VERIFY], True)
     assert shown("harness compare" + " --set a=b" * MOST_WORDS_CHECK)[0] == [VERIFY]
@@ -603,7 +612,7 @@ def sent_ratios(*records: Record) -> list[dict[str, str]]:
     """What cells of each table send, related to DDP."""
     return [
         {name: row["sent_bytes_per_step_of_ddp"] for name, row in shown(table).items()}
-        for table in tables("all", make_record(), *records)
+        for table in tables("footprint", make_record(), *records)
     ]
 
 
@@ -626,7 +635,7 @@ def test_ratios_are_to_ddp_on_the_same_ranks_and_from_ten_on_multiples() -> None
     ]
     assert sent_ratios(*more) == [{"ddp": "100 %", "fsdp": "990 %", "zero3": "53 x"}]
     # The reference is no row next to others; without DDP there are no ratios.
-    (table,) = tables("all", make_record(), *more[1:])
+    (table,) = tables("footprint", make_record(), *more[1:])
     assert set(shown(table)) == {"fsdp", "zero3"}
     assert not any(column.key.endswith("_of_ddp") for column in table.columns)
     assert [list(shown(one)) for one in tables("all", make_record())] == [["single"]]

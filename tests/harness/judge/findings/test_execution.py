@@ -92,8 +92,7 @@ def test_buffers_that_only_the_reference_moves_are_named() -> None:
 
     reference = of("single", "rope")
     assert found("buffers-not-updated", reference, of("ddp", "mean", "rope")) == [
-        "ddp on 2 ranks: buffers kept the values of before the training, which changes them in the "
-        "reference: mean"
+        "ddp on 2 ranks: buffers never changed, though training changes them in the reference: mean"
     ]
     (several,) = found("buffers-not-updated", reference, of("ddp", "mean", "var"))
     assert "in the reference: mean, var" in several

@@ -96,9 +96,10 @@ def test_a_row_exactly_as_given_names_what_makes_it_unfair() -> None:
     assert found.message.endswith("Not as given: fp16.hysteresis")
 
 
-def test_a_row_like_for_like_is_no_finding() -> None:
+def test_a_row_like_for_like_or_alone_is_no_finding() -> None:
     records = [make_record(), make_record(label="ddp"), given_row("zero2:row=ds", "like-for-like")]
     assert told(records, "exactly-as-given") == []
+    assert told([given_row("zero2:row=ds", "exactly-as-given")], "exactly-as-given") == []
 
 
 QUIET = {

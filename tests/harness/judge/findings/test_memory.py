@@ -178,7 +178,7 @@ def test_a_step_that_needs_far_more_than_the_others_is_found() -> None:
     assert ids(later([], [*USUAL, 21_500])) == []
     assert ids(later([], [30_000] * 4 + [20_000])) == []  # data may differ from step to step
     (finding,) = told([later([], [30_000, 32_000, *[30_000] * 3])], "memory-")
-    assert finding.message.endswith("32,000 bytes in step 2, 20,000 in the probed ones")
+    assert finding.message.endswith("32,000 bytes in step 2, 20,000 in probed steps")
     assert ids(later([], [*USUAL[1:], 30_000])) == []  # too few steps
 
 
