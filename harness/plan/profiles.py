@@ -32,7 +32,7 @@ from harness.forms.activations import (
     from_json,
 )
 from harness.forms.pipeline import samples_at_once
-from harness.forms.tensor import local_workload, ranks_of
+from harness.forms.tensor import EXCHANGED, local_workload, ranks_of
 from harness.forms.workload import Workload
 from harness.import_path import ask_module, module_command, safe_environment
 from harness.job.job import AdapterSection, ModelSection
@@ -311,6 +311,11 @@ def workload_profile(
     if chunk_tokens is not None:
         tokens = min(chunk_tokens, samples_at_once(workload) * (workload.part_length or 0))
         profile = profile.with_loss_in_chunks(tokens, int(config["vocab_size"]))
+    attention = workload.layout.attention
+    if workload.strategy.sequence == "exchange" and attention and model.attention_kernel != "eager":
+        # Results come back in a tensor of their own; a fused kernel's is the next layer's input else.
+        own = saved_by_token({EXCHANGED: attention.heads * attention.head_size}, workload.compute_bytes)
+        profile = profile.with_block(own, until_backward=workload.activation_checkpointing is not True)
     return local_profile(profile, workload)
 
 

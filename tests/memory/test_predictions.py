@@ -20,7 +20,7 @@ PUBLISHED = Path(__file__).parents[2] / "reports" / "predictions" / "cpu" / "run
 DIVIDED = PUBLISHED.parents[1] / "divided" / "runs.tar.xz"
 QUICK_DIVIDED = (
     "tp:tensor=2", "fsdp-tp:tensor=2", "pp:schedule=gpipe", "pp", "pp:micro_batches=4,stages=2",
-    "pp:schedule=interleaved", "autotp-zero2", "autotp-zero3",
+    "pp:schedule=interleaved", "autotp-zero2", "autotp-zero3", "ulysses-zero2",
 )  # fmt: skip
 QUICK = (
     "ddp", "zero1", "zero3", "fsdp1-grad-op", "fsdp-hybrid", "fsdp:prefetch=2", "zero2:offload=optimizer",
@@ -95,7 +95,10 @@ def test_the_predicted_peak_of_the_update_is_the_measured_one(found: list[Outcom
 @COSTLY
 def test_predicted_peaks_of_cut_layers_and_stages_are_the_measured_ones() -> None:
     records = [record for _, record in read_runs([DIVIDED])[0] if record.backend.label in QUICK_DIVIDED]
-    errors = [abs(outcome.error) for outcome in outcomes(records, divided_cases())]
+    found = list(outcomes(records, divided_cases()))
+    errors = [abs(outcome.error) for outcome in found]
+    # Without what an exchange brings back, 0.02 and more.
+    assert max(abs(one.error) for one in found if one.case.backend == "ulysses-zero2") <= 0.002
     assert len(errors) == 2 * len(QUICK_DIVIDED)
     assert max(errors) <= WORST
     assert sum(errors) / len(errors) <= MEAN
