@@ -273,15 +273,18 @@ class _History:
     def alive_after(self, count: int) -> list[_Live]:
         alive = dict(self._end)
         for index in range(len(self._trace) - 1, count - 1, -1):
-            event = self._trace[index]
-            address = whole(event.get("addr"))
-            if event["action"] == "alloc":
+            address = whole(self._trace[index].get("addr"))
+            if self._trace[index]["action"] == "alloc":
                 alive.pop(address, None)
-            elif event["action"] == "free_requested":
-                born = self._births.get(index, -1)
-                frames = self._trace[born].get("frames") or () if born >= 0 else ()
-                alive[address] = _Live(self._size(index, whole(event.get("size"))), frames, born)
+            elif self._trace[index]["action"] == "free_requested":
+                alive[address] = self._block(index)
         return list(alive.values())
+
+    def _block(self, index: int) -> _Live:
+        """What an event allocates or frees."""
+        born = index if self._trace[index]["action"] == "alloc" else self._births.get(index, -1)
+        frames = self._trace[born].get("frames") or () if born >= 0 else ()
+        return _Live(self._size(index, whole(self._trace[index].get("size"))), frames, born)
 
     def over_time(self, peak: int) -> list[dict[str, Any]]:
         """What is allocated after every so many events, and after those to the peak."""
@@ -298,12 +301,8 @@ class _History:
                 kinds = {kind: allocated[kind] for kind in CATEGORIES if allocated[kind]}
                 found.append({"event": index, "seconds": seconds, "is_peak": index == peak, "bytes": kinds})
             if index < len(times) and (action := self._trace[index]["action"]) in ("alloc", "free_requested"):
-                born = index if action == "alloc" else self._births.get(index, -1)
-                frames = self._trace[born].get("frames") or () if born >= 0 else ()
-                at = index if born < 0 else born
-                size = self._size(at, whole(self._trace[at].get("size")))
-                kind = self.category(_Live(size, frames, born))
-                allocated[kind] += size if action == "alloc" else -size
+                block = self._block(index)
+                allocated[self.category(block)] += block.size if action == "alloc" else -block.size
         return found
 
     def category(self, block: _Live) -> str:

@@ -16,6 +16,7 @@ from math import prod
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from harness.bounds import MOST_RANKS
+from harness.forms.layout import element_bytes
 from harness.forms.terms import RING_PASSES
 from harness.traces.device import (
     ALWAYS,
@@ -36,13 +37,12 @@ from harness.traces.scanning import (
     OPERATORS,
     OTHER_ACTIVITIES,
     PHASE,
+    TRANSPORTS,
     Event,
     Operator,
     arguments_of,
     collective_of,
     dtype_of,
-    element_bytes,
-    is_transport,
     length,
     nanoseconds,
     operator_computes,
@@ -253,7 +253,7 @@ class Timeline:
             return 0
         code = _OPERATOR
         code |= _OPERATOR_COMPUTES if operator_computes(name) else 0
-        code |= _TRANSPORT if is_transport(name) else 0
+        code |= _TRANSPORT if name.startswith(TRANSPORTS) else 0
         code |= _CALL if name == "record_param_comms" or name.startswith(_CALLS) else 0
         code |= _STEP if step_number(name) is not None else 0
         code |= _PHASE if name.startswith(PHASE) else 0

@@ -42,11 +42,6 @@ def operator_computes(name: str) -> bool:
     return "::" in name and not name.startswith((*NOT_COMPUTING, STEP, PHASE))
 
 
-def is_transport(name: str) -> bool:
-    """Whether a host event is a transport's own work on a collective."""
-    return name.startswith(TRANSPORTS)
-
-
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
 
 
@@ -92,13 +87,6 @@ def dtype_of(text: str) -> str | None:
     """A dtype by torch's name, from NCCL's arguments ('Float') or shapes ('c10::BFloat16'); None: unknown."""
     bare = text.strip().rpartition("::")[2].lower()
     return bare if bare.startswith("float8") else _FILE["dtypes"].get(bare)
-
-
-def element_bytes(dtype: str) -> int | None:
-    """Bytes of an element of a dtype by torch's name."""
-    from harness.forms import layout
-
-    return layout.element_bytes(dtype)
 
 
 LONGEST_WAITS = 10

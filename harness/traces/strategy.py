@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from harness.forms.layout import element_bytes
 from harness.forms.terms import ring_sent_bytes
 from harness.forms.textbook import textbook_sent_bytes
 from harness.traces.analysis import RankTrace
 from harness.traces.collectives import Call
-from harness.traces.scanning import element_bytes
 
 LEAST_SHARE = 0.04
 """Of all bytes, for an operation to count: norms, losses and indices stay below."""

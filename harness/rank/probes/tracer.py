@@ -24,12 +24,12 @@ from harness.traces.device import COPIES, DEVICE_ACTIVITIES, Interval, is_commun
 from harness.traces.scanning import (
     PHASE,
     STEP,
+    TRANSPORTS,
     Communication,
     Operator,
     RankActivity,
     computing_stretches,
     divide,
-    is_transport,
     length,
     operator_computes,
     unhidden,
@@ -215,7 +215,7 @@ Phases = list[tuple[str, Interval]]
 def _host_work(named: list[tuple[str, Any]], phases: Phases) -> RankActivity:
     operators, communications = [], []
     for name, e in named:
-        begin, end, transports = e.start_ns(), e.end_ns(), is_transport(name)
+        begin, end, transports = e.start_ns(), e.end_ns(), name.startswith(TRANSPORTS)
         if transports or not e.is_async():
             operators.append(Operator(e.start_thread_id(), begin, end, operator_computes(name), transports))
         if transports:
