@@ -183,6 +183,9 @@ def _text(name: str) -> str:
 def _environment() -> jinja2.Environment:
     import jinja2
 
+    def figure(value: float, digits: int = 4) -> str:
+        return f"{value:.{digits}g}"
+
     found = jinja2.Environment(loader=jinja2.FunctionLoader(_text), undefined=jinja2.StrictUndefined)
     found.filters |= {
         "percent": percent,
@@ -190,6 +193,6 @@ def _environment() -> jinja2.Environment:
         "few": lambda names, *form: a_few(list(names), *form),
         "numbers": lambda numbers: ", ".join(map(str, numbers)),
         "bytes": lambda size: f"{size:,}",
-        "figure": lambda value, digits=4: f"{value:.{digits}g}",
+        "figure": figure,
     }
     return found
