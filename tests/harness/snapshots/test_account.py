@@ -99,6 +99,15 @@ def test_what_an_update_allocates_is_the_optimizer_s_if_it_lives_on(
     assert of_steps(*made, freed=(3,)) == {"weights": 100, "optimizer": 200, "temporary": 300}
 
 
+def test_what_zero_allocates_has_its_category() -> None:
+    """Places of snapshots that DeepSpeed 0.19.8 left on torch's own allocator, under stages 2 and 3."""
+    stage2 = ("setup_buckets", "copy_grads_in_partition", "__init__", "flatten_dense_tensors_aligned")
+    places = [("zero/stage_1_and_2.py", name) for name in stage2]
+    places += [("zero/stage3.py", "_create_fp32_partitions"), ("zero/utils.py", "defragment")]
+    found = of_steps(*((10**n, (place,)) for n, place in enumerate(places)))
+    assert found == {"weights": 111100, "gradients": 10, "communication": 1}
+
+
 @pytest.mark.parametrize("thread", [(), (("??", "at::detail::empty_cuda(...)"), ENGINE), (FORWARD, BACKWARD)])
 def test_what_outlives_a_backward_pass_is_a_gradient_however_stacks_were_recorded(
     thread: tuple[tuple[str, str], ...],
