@@ -101,7 +101,7 @@ def test_what_an_update_allocates_is_the_optimizer_s_if_it_lives_on(
 
 def test_what_zero_allocates_has_its_category() -> None:
     """Places of snapshots that DeepSpeed 0.19.8 left on torch's own allocator, under stages 2 and 3."""
-    stage2 = ("setup_buckets", "copy_grads_in_partition", "__init__", "flatten_dense_tensors_aligned")
+    stage2 = ("allreduce_bucket", "copy_grads_in_partition", "__init__", "flatten_dense_tensors_aligned")
     places = [("zero/stage_1_and_2.py", name) for name in stage2]
     places += [("zero/stage3.py", "_create_fp32_partitions"), ("zero/utils.py", "defragment")]
     found = of_steps(*((10**n, (place,)) for n, place in enumerate(places)))
