@@ -44,7 +44,6 @@ NOT_RUN = {
     "harness fit --backend zero3 --set training.global_batch_size=64": "needs a GPU, whose memory limits it",
     "harness compare --batch largest --set": "needs a GPU, whose memory limits it",
     "harness compare --batch largest --backends": "needs a GPU, whose memory limits it",
-    "harness compare --set data.source=squad": "needs a data set that is not in the repository",
     "harness compare --set model.name=": "needs a model that is not in the repository",
     "harness recommend --model /models/mine": "needs a model that is not in the repository",
     "harness compare --backends ddp,all-reduce": "needs the package: tests/backends/test_own_backend.py",
