@@ -107,7 +107,8 @@ def test_divided_strategies_pay_where_the_page_says_and_not_before() -> None:
         pays = staged.pays(fabric)
         assert pays == list(sweeps.PIPELINED[: len(pays)])
     for few in batches.pays("fsdp-tp"):
-        assert batches.ratio("fsdp-tp", few) < batches.ratio("fsdp-cp", few)
+        is_slower = batches.ratio("fsdp-tp", few) < batches.ratio("fsdp-cp", few)
+        assert is_slower == (sweeps.GPUS // few < 8)
     for label in ("fsdp:reshard=8", "zero3:hpz=8"):
         pays = sweeps.copies_pay(label)
         assert pays == list(FABRICS[FABRICS.index(pays[0]) :])
