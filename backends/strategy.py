@@ -69,21 +69,44 @@ class FamilyFacts:
     """Whether its ranks build the model without weights and fill the parts that they keep."""
     replicates_alone: bool = False
     """Whether each rank is a shard group of its own: whatever is cut over one, nothing is."""
+    gathers_as_it_runs: bool = False
+    """Whether weights are gathered as modules run."""
+    reduces_buckets: bool = False
+    """Whether gradients are reduced by buckets of what is ready, whatever module holds them."""
+    holds_dtensors: bool = False
+    """Whether parameters are DTensors."""
+    has_matrices: bool = False
+    """Whether the optimizer is given each parameter by itself, whole or as rows that it can gather."""
+    flat_gradients: bool = False
+    """Whether gradients lie in one buffer: a parameter without a gradient has zeros there."""
+    flat_states: bool = False
+    """Whether the optimizer is given flat parts. Stage 0 keeps parameters whole (DeepSpeed 0.19): it flattens
+    those of its own fused Adam alone."""
+    autocasts: bool = False
+    """Whether mixed precision is torch's autocast on weights that stay in the dtype that trains."""
+    underneath: str | None = None
+    """If ranks cut layers: the family of those that hold the same part of them."""
 
 
 _FSDP = FamilyFacts(has_reduce_dtype=True, overlaps_on_streams=True, fills_parts=True)
-_FSDP2 = replace(_FSDP, has_root_reshard=True)
+_FSDP2 = replace(_FSDP, has_root_reshard=True, holds_dtensors=True)
+_ZERO12 = FamilyFacts(reduces_buckets=True, flat_gradients=True, flat_states=True)
 FAMILIES: dict[str, FamilyFacts] = {
-    "ddp": FamilyFacts(has_buckets=True),
-    "zero3": FamilyFacts(fills_parts=True),
-    "fsdp1": replace(_FSDP, shards_one_rank=False),
-    "fsdp2": _FSDP2,
-    "replicate": replace(_FSDP, replicates_alone=True),
-    "fsdp2-tensor": _FSDP2,
-    "tensor": FamilyFacts(fills_parts=True),
-    "pipeline": FamilyFacts(fills_parts=True),
+    "single": FamilyFacts(has_matrices=True, autocasts=True),
+    "ddp": FamilyFacts(has_buckets=True, reduces_buckets=True, has_matrices=True, autocasts=True),
+    "zero0": replace(_ZERO12, flat_states=False),
+    "zero12": _ZERO12,
+    "zero3": FamilyFacts(fills_parts=True, gathers_as_it_runs=True, flat_gradients=True, flat_states=True),
+    "fsdp1": replace(_FSDP, shards_one_rank=False, gathers_as_it_runs=True, flat_gradients=True),
+    "fsdp2": replace(_FSDP2, gathers_as_it_runs=True, has_matrices=True),
+    "replicate": replace(_FSDP, replicates_alone=True, holds_dtensors=True),
+    "pipeline": FamilyFacts(fills_parts=True, autocasts=True),
+    "tensor": FamilyFacts(fills_parts=True, holds_dtensors=True, underneath="single"),
+    "fsdp2-tensor": replace(_FSDP2, underneath="fsdp2"),
+    "zero12-tensor": FamilyFacts(underneath="zero12"),
+    "zero3-tensor": FamilyFacts(underneath="zero3"),
 }
-"""Those that are not the default."""
+"""One of a third party has no row: nothing is known of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +157,16 @@ class StrategyKind:
     def multiplies_gradients(self) -> bool:
         """Whether the library leaves gradients too large by the ranks that share samples."""
         return self.sequence == "exchange" and self.stage < 3
+
+    @property
+    def cuts_model(self) -> bool:
+        """Whether ranks hold different layers, or parts of them."""
+        return self.facts.cuts_layers or self.of_family.underneath is not None
+
+    @property
+    def underneath(self) -> StrategyKind:
+        """The strategy of ranks that hold the same part of each layer."""
+        return replace(self, family=self.of_family.underneath or self.family)
 
     @property
     def of_family(self) -> FamilyFacts:

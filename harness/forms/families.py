@@ -24,7 +24,7 @@ class ClosedForms(Protocol):
         """What each rank hands to collectives in the phases 'forward', 'backward' and 'step' of the steps."""
 
 
-FAMILIES: dict[str, ClosedForms] = {
+CLOSED_FORMS: dict[str, ClosedForms] = {
     "single": single,
     "ddp": ddp,
     "zero0": zero0,
@@ -41,13 +41,9 @@ FAMILIES: dict[str, ClosedForms] = {
 }
 
 
-PARTLY_REACHED = frozenset({"single", "ddp", "zero0", "zero12", "zero3", "fsdp1", "fsdp2", "replicate"})
-"""Families whose forms know of trained parameters that no gradient reaches."""
-
-
 def underived(workload: Workload) -> str | None:
     """Why gradients have no closed form; None: they have."""
-    layout, family = workload.layout, workload.strategy.family
+    layout, strategy = workload.layout, workload.strategy
     if layout.unreached is None:
         return (
             "which parameters get a gradient could not be determined: the loss does not run on tensors "
@@ -56,13 +52,11 @@ def underived(workload: Workload) -> str | None:
     if not layout.unreached:
         return None
     first = min(layout.unreached)
-    if family not in PARTLY_REACHED or (family == "zero12" and not zero12.keeps_plain_gradients(workload)):
+    if strategy.cuts_model or (strategy.family == "zero12" and not zero12.keeps_plain_gradients(workload)):
         return f"no gradient reaches '{first}'; what is kept and sent for it is not modelled"
     return None
 
 
-FOLLOWING = frozenset({"zero3", "fsdp1", "fsdp2"})
-"""Families that gather weights as modules run."""
 EVALUATES_OTHERWISE = (
     "an evaluation runs other modules than training, or in another order; what a step after it finds "
     "gathered is not modelled"
@@ -72,17 +66,17 @@ EVALUATES_OTHERWISE = (
 @derived
 def model_states(workload: Workload) -> ModelStates:
     """The model states of the workload's family."""
-    return with_optimizer(workload, FAMILIES[workload.strategy.family].model_states(workload))
+    return with_optimizer(workload, CLOSED_FORMS[workload.strategy.family].model_states(workload))
 
 
 @derived
 def collectives(workload: Workload) -> Volume:
     """The collectives of the workload's family, of attention where ranks divide samples, and of Muon."""
-    of_family = FAMILIES[workload.strategy.family].collectives(workload)
+    of_family = CLOSED_FORMS[workload.strategy.family].collectives(workload)
     volume = with_attention(workload, with_whole_matrices(workload, of_family))
     follows = any(map(workload.follows_evaluation, workload.steps))
-    other = follows and workload.strategy.family in FOLLOWING and not workload.layout.evaluates_alike
-    unknown = EVALUATES_OTHERWISE if other else underived(workload)
+    follows &= workload.strategy.of_family.gathers_as_it_runs and not workload.layout.evaluates_alike
+    unknown = EVALUATES_OTHERWISE if follows else underived(workload)
     return replace(volume, unknown=volume.unknown or unknown)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from harness.backends.base import OptimizerKind
 from harness.backends.optimizer.kinds import BLOCK_ELEMENTS, LOW_BIT, is_quantised
-from harness.backends.strategy import StrategyKind
+from harness.backends.strategy import FAMILIES, StrategyKind
 from harness.errors import HarnessError
 from harness.forms import pipeline, tensor, zero3, zero12
 from harness.forms.fsdp import fsdp1, fsdp2
@@ -128,11 +128,7 @@ TABLE_BYTES = 256 * 4
 FP32_BYTES = 4
 WIDE = "Adam's moments of tensors that are not quantised"
 COUNTERS = "step counters"
-WITH_MATRICES = ("single", "ddp", "fsdp2")
-"""Families whose optimizer is given each parameter by itself, whole or as rows that it can gather."""
 MUON = "Muon's updates gathered"
-WITH_DTENSORS = ("fsdp2", "fsdp2-tensor", "tensor", "replicate")
-"""Families whose parameters are DTensors."""
 OWN_STATES = "what the optimizer of optimizer.factory keeps is counted in a run, not predicted"
 GATHERED_IN = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -198,22 +194,22 @@ def why_not(optimizer: OptimizerKind, strategy: StrategyKind, precision: str = "
     if shares_samples and (precision == "fp8" or optimizer in ("muon", *others)):
         setting = "training.precision=fp8" if precision == "fp8" else f"optimizer.kind={optimizer}"
         return f"{setting} was not validated against the reference where ranks divide samples or layers"
-    if precision == "fp8" and strategy.family.endswith("tensor"):
+    if precision == "fp8" and strategy.of_family.underneath:
         return (
             "training.precision=fp8: torchao scales rows, and ranks of tensor parallelism hold parts of rows"
         )
-    if optimizer == "adamw-8bit-bnb" and strategy.family in WITH_DTENSORS:
+    if optimizer == "adamw-8bit-bnb" and strategy.of_family.holds_dtensors:
         return (
             "optimizer.kind=adamw-8bit-bnb: the kernels of bitsandbytes (0.50) take no DTensor, which is "
             "what FSDP2 and tensor parallelism hand to the optimizer; adamw-8bit (torchao) runs there"
         )
-    if optimizer in others and strategy.family.endswith("tensor"):
+    if optimizer in others and strategy.of_family.underneath:
         return f"optimizer.kind={optimizer} was not validated against the reference where ranks cut layers"
     return _why_no_muon(strategy) if optimizer == "muon" else None
 
 
 def _why_no_muon(strategy: StrategyKind) -> str | None:
-    if strategy.family in WITH_MATRICES and strategy.route != "trainer":
+    if strategy.of_family.has_matrices and strategy.route != "trainer":
         return None
     if strategy.zero_stage is not None:
         return (
@@ -222,9 +218,10 @@ def _why_no_muon(strategy: StrategyKind) -> str | None:
         )
     if strategy.family == "fsdp1":
         return "optimizer.kind=muon needs whole matrices, and FSDP1 hands the optimizer flat parameters"
+    names = ", ".join(name for name, facts in FAMILIES.items() if facts.has_matrices)
     return (
         "optimizer.kind=muon is only run where parameters are whole or cut by rows: under "
-        f"{', '.join(WITH_MATRICES)}, natively or through Accelerate"
+        f"{names}, natively or through Accelerate"
     )
 
 

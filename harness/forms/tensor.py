@@ -33,8 +33,6 @@ FORWARD = "activations added up in the forward pass"
 BACKWARD = "gradients of activations added up in the backward pass"
 AGAIN = "activations added up to recompute blocks"
 LOGITS = "logits gathered"
-UNDERNEATH = {"tensor": "single", "fsdp2-tensor": "fsdp2", "zero12-tensor": "zero12", "zero3-tensor": "zero3"}
-"""Family of ranks that cut layers -> that of the ranks which hold the same part of them."""
 LENGTH_UNKNOWN = "the length of samples is not known, and so the size of activations"
 FSDP2 = "fsdp2-tensor"
 """The family of FSDP2 around layers that are cut."""
@@ -216,7 +214,7 @@ def zero_workload(workload: Workload) -> Workload:
         layout=layout.once(
             ("autotp", ranks, place), lambda: replace(layout, parameters=tuple(map(local, layout.parameters)))
         ),
-        strategy=replace(workload.strategy, family=UNDERNEATH[workload.strategy.family]),
+        strategy=workload.strategy.underneath,
         # By the preset no larger than the model before it is cut.
         options={**workload.options, "reduce_bucket_size": bucket_elements(workload)},
         world_size=mesh.size("data"),
@@ -263,13 +261,12 @@ def local_workload(workload: Workload) -> Workload:
     mesh = workload.mesh
     if mesh is None or mesh.size("tensor") == 1:
         return workload
-    family = workload.strategy.family
-    if family.startswith("zero"):
+    if workload.strategy.zero_stage is not None:
         return zero_workload(workload)
     return replace(
         workload,
         layout=cut(workload),
-        strategy=replace(workload.strategy, family=UNDERNEATH.get(family, family)),
+        strategy=workload.strategy.underneath,
         world_size=mesh.data_size,
         shard_size=mesh.size("shard") if mesh.size("shard") > 1 else None,
         rank=mesh.data_rank(workload.rank),

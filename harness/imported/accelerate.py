@@ -55,7 +55,7 @@ COMPILE_KEYS = (
     "dynamo_config.dynamo_backend",
     "dynamo_config.dynamo_use_regional_compilation",
 )
-FAMILIES = {
+GROUPED = {
     "dp_replicate_size": ("{backend}-hybrid", "shard_size"), "tp_size": ("{backend}-tp", "tensor"),
     "cp_size": ("{backend}-cp", "sequence"), "sp_size": ("ulysses-{backend}", "sequence"),
 }  # fmt: skip
@@ -153,10 +153,10 @@ def _parallel(
     if not others:
         return backend, options
     (name, size), *more = others.items()
-    family, option = FAMILIES[name]
+    family, option = GROUPED[name]
     wanted = family.format(backend=backend)
     if more or wanted not in registry.entries():
-        near = sorted({found for known, _ in FAMILIES.values() for found in registry.entries()
+        near = sorted({found for known, _ in GROUPED.values() for found in registry.entries()
                        if fnmatch(found, known.format(backend="*"))})  # fmt: skip
         refusals.add(
             "parallelism_config", {f"parallelism_config_{name}": size for name, size in others.items()},

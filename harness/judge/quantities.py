@@ -62,7 +62,7 @@ def unjudged_amounts(record: Record) -> tuple[str, ...]:
     A third party's backend that claims no strategy and brings no form, or a script whose strategy is unknown.
     """
     strategy = known_strategy(record)
-    known = strategy is not None and strategy.family in families.FAMILIES
+    known = strategy is not None and strategy.family in families.CLOSED_FORMS
     unjudged = record.status == "ok" and not known and record.backend.own_forms is None
     return ("bytes", "memory") if unjudged else ()
 
@@ -78,7 +78,7 @@ def derived_states(record: Record, rank: int) -> terms.ModelStates | None:
     if record.backend.own_forms is not None:
         return record.backend.own_forms.states[rank]
     workload = of_record(record, rank)
-    if workload is None or workload.strategy.family not in families.FAMILIES:
+    if workload is None or workload.strategy.family not in families.CLOSED_FORMS:
         return None
     if families.underived(workload) is not None:
         return None
@@ -102,7 +102,7 @@ def expected_volume(record: Record, workload: Workload) -> terms.Volume | None:
     into_probed_steps = resumed is not None and min(workload.steps, default=0) - resumed.step < ORDINARY_STEP
     if own is not None:
         return own.volume if own.steps == workload.steps else None
-    if workload.strategy.family not in families.FAMILIES or into_probed_steps:
+    if workload.strategy.family not in families.CLOSED_FORMS or into_probed_steps:
         return None
     return families.collectives(workload)
 

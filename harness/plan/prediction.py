@@ -532,7 +532,7 @@ class Prediction:
         gradients between micro-steps, of these too, whole."""
         states, strategy = self.planned.held_states, self.planned.strategy
         held = self.state_bytes(*STATE_KINDS) or 0
-        if strategy.family not in ("fsdp1", "fsdp2"):
+        if strategy.zero_stage is not None or not strategy.of_family.gathers_as_it_runs:
             return held
         workload, whole = self.planned.workload(), 0
         if strategy.sharding in ("grad-op", "hybrid-grad-op"):
@@ -605,7 +605,7 @@ class Prediction:
             return None
         workload = self.scenario.workload()
         weights = reduced = workload.master_dtype  # DDP and a bare replica reduce in the dtype that trains
-        if workload.strategy.family not in ("single", "ddp", "pipeline"):
+        if not workload.strategy.of_family.autocasts:
             library = fsdp if workload.strategy.zero_stage is None else zero0
             weights, reduced = workload.compute_dtype, library.reduce_dtype(workload)
         return textbook_sent_bytes(

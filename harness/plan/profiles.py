@@ -218,7 +218,6 @@ NOT_IN_A_PROFILE = frozenset({
 """Keys of a configuration that change neither the shapes in a block nor those around the blocks."""
 OUTPUTS = "+outputs"
 """Of a route on which Accelerate widens the model's outputs."""
-AUTOCAST = ("single", "ddp", "pipeline")
 """Families that compute in low precision under torch's autocast."""
 
 
@@ -364,7 +363,7 @@ def precision_route(workload: Workload) -> str:
     if not workload.mixed or asked == "cast" or strategy.zero_stage is not None:
         return "cast"
     outputs = OUTPUTS if strategy.through_accelerate else ""
-    if local_workload(workload).strategy.family in AUTOCAST:
+    if local_workload(workload).strategy.of_family.autocasts:
         return f"autocast{outputs}"
     count = workload.layout.parameter_count
     changes = preset_changes(strategy, workload.precision, workload.preset, count)

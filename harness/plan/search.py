@@ -200,8 +200,6 @@ def if_joined(scenario: Scenario | None) -> str:
     return f", if nodes are joined by {scenario.fabric.name} (--fabric)"
 
 
-WHOLE_FAMILIES = ("ddp", "replicate", "zero0")
-SHARDING_FAMILIES = ("zero12", "zero3", "fsdp1", "fsdp2")
 NOT_TRIED = {
     "pp:schedule=gpipe": "the bubble of 1f1b, with the activations of all micro-batches",
     "tensor and sequence across nodes": "they communicate in every layer",
@@ -273,15 +271,14 @@ def offloads(entry: Entry, job: Job) -> list[dict[str, str]]:
 
 def _kind(strategy: StrategyKind) -> object:
     """Equal for backends of which one is enough."""
-    if strategy.sequence is not None or strategy.family not in (*WHOLE_FAMILIES, *SHARDING_FAMILIES):
+    if strategy.sequence is not None or strategy.cuts_model:
         return (strategy.family, strategy.sequence, strategy.zero_stage)
     return strategy.sharding if strategy.stage == 0 else (strategy.sharding, strategy.zero_stage)
 
 
-REDUCING = ("fsdp1", "fsdp2", "fsdp2-tensor")
-"""Families whose programs may reduce in every micro-step: a loop without `no_sync()` or, of FSDP2,
-`set_requires_gradient_sync(False)`; sync_each_batch=True of Accelerate's GradientAccumulationPlugin."""
 OPTION = "sync_each_batch"
+"""A loop without `no_sync()` or, of FSDP2, `set_requires_gradient_sync(False)`; sync_each_batch=True of
+Accelerate's GradientAccumulationPlugin."""
 
 
 def reducing_each(label: str) -> str | None:
@@ -289,12 +286,7 @@ def reducing_each(label: str) -> str | None:
     None: FSDP has no such option there, or takes it already."""
     entry, options = registry.parse(label)
     strategy, given = entry.strategy, options.model_dump()
-    if (
-        strategy is None
-        or strategy.family not in REDUCING
-        or strategy.stage < 2
-        or given.get(OPTION) is not False
-    ):
+    if strategy is None or strategy.stage < 2 or given.get(OPTION) is not False:
         return None
     return registry.label_with(label, **{OPTION: "true"})
 

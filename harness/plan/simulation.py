@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.errors import HarnessError
 from harness.files import scratch_folder
-from harness.forms.families import FAMILIES, collectives, model_states
+from harness.forms.families import CLOSED_FORMS, collectives, model_states
 from harness.forms.network import NodeTraffic, node_traffic
 from harness.forms.terms import STATE_KINDS, STEP_PHASES, ring_sent_bytes
 from harness.forms.workload import Role, Workload
@@ -139,7 +139,7 @@ def compare_with_closed_forms(asked: SimulationRequest, result: SimulatedRank) -
         return SimulatedRow(asked=asked, result=result)
     scenario = _scenario(asked, result)
     workload = scenario.workload(asked.rank) if scenario else None
-    if workload is not None and workload.strategy.family not in FAMILIES:
+    if workload is not None and workload.strategy.family not in CLOSED_FORMS:
         workload = None
     of_rank = Predictors(memory=partial(predict_memory, rank=asked.rank))
     prediction = predict(scenario, of_rank, timed=False).memory if scenario else None

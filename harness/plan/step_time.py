@@ -48,7 +48,6 @@ from harness.forms.zero3 import fetching
 from harness.job.job import ModelSection
 from harness.plan.hardware import Device, TimeConstants, TimeTerm, default_constants, is_sustained_rate_known
 from harness.plan.model import Decoder, PlannedModel, Traffic, Weight, decoder, part_of
-from harness.plan.profiles import AUTOCAST
 from harness.plan.scenario import COMPILED, OPTIMIZER, Scenario, require_speed
 
 FURTHER = {FORWARD: FURTHER_FORWARD, BACKWARD: FURTHER_BACKWARD, GRADIENTS: FURTHER_GRADIENTS}
@@ -150,7 +149,7 @@ class Work:
     def updated_tensors(self) -> int:
         """Tensors that the optimizer of a rank updates one by one: ZeRO lays each group into a flat one."""
         layout = self.part.layout
-        if local_workload(self.workload).strategy.family in ("zero12", "zero3"):
+        if local_workload(self.workload).strategy.of_family.flat_states:
             return len(layout.groups())
         return len(self.workload.layout.trained if self.is_adapted else layout.parameters)
 
@@ -308,7 +307,6 @@ UPDATE_SECONDS = {
 }  # fmt: skip
 """Per updated tensor, that the host takes in AdamW whatever its size: torch 2.13, 40 tensors of 16 x 16 on a
 CPU, least of four runs; fused was not measured. FSDP2 holds its shards as DTensors."""
-DTENSORS = ("fsdp2", "fsdp2-tensor", "tensor", "replicate")
 CLIPPING_BYTES = 12
 """Per fp32 gradient: read for the norm, read and written for the factor."""
 COPY_BYTES = 12
@@ -326,7 +324,7 @@ def device_terms(work: Work, bytes_per_second: float, constants: TimeConstants) 
     copies = COPY_BYTES if workload.strategy.zero_stage and workload.compute_bytes < 4 else 0
     width = per_element * workload.master_bytes / 4 + copies
     moving = count * width / bytes_per_second
-    tensor = "DTensor" if workload.strategy.family in DTENSORS else "tensor"
+    tensor = "DTensor" if workload.strategy.of_family.holds_dtensors else "tensor"
     starting = work.updated_tensors * UPDATE_SECONDS[tensor, kind] * constants.host_factor if count else 0.0
     together = max(moving, starting) if workload.device == "cuda" else moving + starting
     how = "or" if workload.device == "cuda" else "and"
@@ -569,7 +567,7 @@ def _beside_adapters(work: Work, rates: Rates) -> tuple[float, float]:
     inputs = sum(m.count * m.columns for m in matrices[::2])
     outputs = sum(m.count * m.rows for m in matrices[1::2])
     own, casts, wide = rates.width, 0, workload.master_bytes
-    if local_workload(workload).strategy.family in AUTOCAST and workload.compute_bytes < wide:
+    if local_workload(workload).strategy.of_family.autocasts and workload.compute_bytes < wide:
         own, casts = wide, 2 * (rates.width + wide)
     dropped = DROPOUT_ACCESSES * own + MASK_BYTES if work.scenario.job.adapter.dropout else 0
     forward, backward = (
@@ -647,7 +645,7 @@ def _gradients_and_casts(work: Work, rates: Rates) -> float:
     count = workload.layout.trained_count if work.is_adapted else work.part.parameters
     master = workload.master_bytes
     moved = 0
-    if local_workload(workload).strategy.family in AUTOCAST and workload.compute_bytes < master:
+    if local_workload(workload).strategy.of_family.autocasts and workload.compute_bytes < master:
         moved += 2 * (workload.compute_bytes + master)
     if work.passes > 1:
         sums = 3 * master * (work.passes - 1) // work.passes
@@ -1000,7 +998,7 @@ def _stages(
     of FSDP and ZeRO-3 that holds both is reduced last.
     """
     root, blocks, behind = work.unit_shares
-    early = behind if local_workload(work.workload).strategy.family in ("ddp", "zero0", "zero12") else 0.0
+    early = behind if local_workload(work.workload).strategy.of_family.reduces_buckets else 0.0
     count = max(1, len(blocks))
     each = [UnitPass(compute=computing.block_forward / count, gather=share * forward) for share in blocks]
     found = [UnitPass(compute=0.0, gather=root * forward), *each, UnitPass(compute=computing.head_forward)]

@@ -218,7 +218,7 @@ def collectives(workload: Workload) -> terms.Volume:
     (`set_requires_gradient_sync`), or in each. In a group of one rank nothing is gathered or reduced
     (`FSDPParamGroup.unshard`); the norm is.
     """
-    if workload.strategy.family == "replicate":
+    if workload.strategy.of_family.replicates_alone:
         return _replicated(workload)
     reshards = workload.strategy.facts.reshards
     resharded_root = reshards_root(workload)

@@ -71,11 +71,6 @@ SKETCH_ROUNDING = 2.0**-20
 """Relative to a parameter's norm: sums of fp32 weights, taken at two moments, agree far better."""
 DECAY_TOLERANCE = 0.01
 """Relative to how far decay alone moves a weight; rounding of fp32 weights is far below it."""
-FLAT_GRADIENTS = ("fsdp1", "zero0", "zero12", "zero3")
-"""Families whose gradients lie in one buffer: a parameter without a gradient has zeros there."""
-FLAT_STATES = ("zero12", "zero3")
-"""Families that hand the optimizer flat parts. Stage 0 keeps parameters whole (DeepSpeed 0.19): it flattens
-those of its own fused Adam alone."""
 PARTS_ROUNDING = 1e-4
 """Of `update_of_part`: an optimizer that updates each element on its own may round to fp32 in every step."""
 OF_GRADIENTS = (
@@ -592,7 +587,7 @@ class Pair:
         """Parameters without a gradient in the reference, by name the first such step, which flat parts move
         here."""
         strategy = known_strategy(self.record)
-        if strategy is None or strategy.family not in FLAT_GRADIENTS:
+        if strategy is None or not strategy.of_family.flat_gradients:
             return {}
         return {
             name: step
@@ -896,7 +891,7 @@ class Pair:
         if strategy is None or apart is None or apart <= PARTS_ROUNDING:
             return False
         cut = strategy.family == "fsdp1" and strategy.sharding != "none" and record.world.world_size > 1
-        return cut or strategy.family in FLAT_STATES
+        return cut or strategy.of_family.flat_states
 
     @property
     def changed_ones_end_apart(self) -> Fact:

@@ -42,7 +42,7 @@ def _filled(part: Any, given: Spec) -> Any:
 
 
 _LOOKS = _filled(looks := _data("looks.yaml"), looks)
-GREY, LIMIT, FAMILIES, KINDS = (_LOOKS[name] for name in ("GREY", "LIMIT", "families", "kinds"))
+GREY, LIMIT, FAMILY_COLOURS, KINDS = (_LOOKS[name] for name in ("GREY", "LIMIT", "families", "kinds"))
 ACTIVITIES, ALLOCATED, VERDICTS = (_LOOKS[name] for name in ("activities", "allocated", "verdicts"))
 EXPOSED, COPIES_ALONE = "exposed communication", "copies alone"
 NATIVE_OPACITY, WRAPPED_OPACITY = 0.62, 0.14
@@ -57,7 +57,7 @@ def look_of(strategy: StrategyKind | None) -> Row:
     if strategy is not None:
         key = strategy.family if strategy.zero_stage is None else f"zero{strategy.zero_stage}"
         is_wrapped, sharding = strategy.through_accelerate, strategy.sharding
-    family, colour = FAMILIES.get(key, FAMILIES["other"])
+    family, colour = FAMILY_COLOURS.get(key, FAMILY_COLOURS["other"])
     return {
         "family": family,
         "colour": colour,

@@ -24,7 +24,7 @@ from harness.record.workload import known_strategy
 from harness.tell.document import Picture
 from harness.tell.formats import number, one_line, percent, scientific, short, shortened, times
 from harness.tell.pictures.drawing import (
-    FAMILIES,
+    FAMILY_COLOURS,
     GREY,
     KINDS,
     LIMIT,
@@ -567,7 +567,7 @@ MOST_IN_ONE = 8
 COLUMNS = 2
 BESIDE = 0.012
 """Of the way across, between the intervals of two curves at one point."""
-PANELS = list(dict.fromkeys(name.partition("-")[0] for name, _ in FAMILIES.values()))
+PANELS = list(dict.fromkeys(name.partition("-")[0] for name, _ in FAMILY_COLOURS.values()))
 """The stages of ZeRO share one."""
 Curves = Sequence[Sequence[ScalingPoint]]
 

@@ -333,7 +333,7 @@ def _what_if(record: Record, accumulation_steps: int) -> Workload | None:
     if record.backend.own_forms is not None or record.backend.effective is None:
         return None
     workload = of_record(record)
-    if workload is None or workload.strategy.family not in families.FAMILIES:
+    if workload is None or workload.strategy.family not in families.CLOSED_FORMS:
         return None
     return replace(
         workload, accumulation_steps=accumulation_steps, steps=(ORDINARY_STEP,), evaluation_every=None

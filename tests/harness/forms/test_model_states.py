@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from harness.backends.registry import BUILT_IN, mesh_of
-from harness.forms.families import FAMILIES, collectives, model_states
+from harness.forms.families import CLOSED_FORMS, collectives, model_states
 from harness.forms.fsdp.fsdp1 import flat_unit
 from harness.forms.layout import Attention, Layout, Tensor
 from harness.forms.terms import STEP_PHASES, ModelStates
@@ -58,7 +58,7 @@ def test_closed_forms_need_no_record(backend: str) -> None:
 
 
 def test_every_family_of_the_registry_has_closed_forms() -> None:
-    assert {entry.strategy.family for entry in BUILT_IN.values() if entry.strategy} == set(FAMILIES)
+    assert {entry.strategy.family for entry in BUILT_IN.values() if entry.strategy} == set(CLOSED_FORMS)
 
 
 GEOMETRIES = {"bloom": BLOOM_560M, "bloom-small": BLOOM_SMALL, "llama-small": LLAMA_SMALL}
