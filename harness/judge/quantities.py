@@ -1124,7 +1124,11 @@ def geometry(record: Record) -> ModelGeometry | None:
 def model_flops_per_second(run: Run) -> float | None:
     """Model FLOPs of the tokens trained on, over the duration of the timed steps, all ranks together."""
     shape, tokens = geometry(run.record), run.tokens_per_second
-    return None if shape is None or tokens is None else model_flops_per_token(shape) * tokens
+    if shape is None or tokens is None:
+        return None
+    return (
+        model_flops_per_token(shape) * tokens * (shape.sequence_length if counts_samples(run.record) else 1)
+    )
 
 
 def hardware_flops_per_second(run: Run) -> float | None:

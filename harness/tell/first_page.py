@@ -79,6 +79,7 @@ from harness.tell.tables import (
     ratio_column,
     ratio_text,
     shown_ratio,
+    speed_title,
     title_text,
     unranked_words,
 )
@@ -243,15 +244,17 @@ def _cells(groups: Sequence[CellRuns]) -> str:
 
 
 def cause(comparison: Comparison) -> str:
-    """The finding that explains why losses differ, that of a run that diverged first; empty if none does."""
-    merged = statements(comparison.findings)
-    diverged = {cell for found in merged if found.id == "diverged" for cell in found.cells}
-    causes = [found for found in merged if found.role == "cause"]
-    if not causes:
-        return phrase("no_cause") if diverged else ""
-    first = min(causes, key=lambda found: diverged.isdisjoint(found.cells))
+    """What says most of why a run, a diverged one first, left the reference; empty if none did."""
+    parity = {group.cell: group.parity for group in comparison.groups if not group.judges_others}
+    left = {"diverged", "unjudged"}.intersection
+    told = [s for s in statements(comparison.findings) if left(parity.get(cell, "") for cell in s.cells)]
+    told = [s for s in told if s.id != "diverged" and s.role != "figures"]
+    if not told:
+        return phrase("no_cause") if "diverged" in parity.values() else ""
+    first = min(told, key=lambda one: "diverged" not in {parity.get(cell) for cell in one.cells})
     finding = shortened(first.sentence.removesuffix("."), MOST_WORDS_FINDING)
-    return phrase("cause", finding=finding, cause=entries()[first.id]["cause"])
+    means = phrase(f"{first.role}_means", cause=entries()[first.id]["cause"])
+    return f"{finding}; {means}"
 
 
 def amounts(comparison: Comparison) -> str:
@@ -702,6 +705,7 @@ def _summary(key: str, comparison: Comparison, groups: Sequence[CellRuns], wante
     others = {
         "speed_ratio": ratio_column([order for order in orders if order]),
         "speed_up": Column("speed_up", "speed-up" if strong else "efficiency"),
+        SPEED: figure_column(SPEED, speed_title(comparison)),
         "parity": Column("parity", "parity", align="left"),
         "first_divergent_step": replace(figure_column("first_divergent_step"), show=dash),
     }

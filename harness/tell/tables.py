@@ -333,14 +333,18 @@ def rate_text(record: Record, rate: float | None) -> str:
     return f"{number(rate)} {'samples' if counts_samples(record) else 'tokens'}/s"
 
 
+def speed_title(comparison: Comparison) -> str:
+    ran = [row.record for row in comparison.rows if row.record.steps]
+    return "samples/s" if ran and all(map(counts_samples, ran)) else "tokens/s"
+
+
 def _columns(comparison: Comparison) -> list[Column]:
     """Columns of the results: the metrics of the main table, then those for programs only."""
     columns = [*LABELS, Column("status", "status", align="left")]
-    ran = [row.record for row in comparison.rows if row.record.steps]
     for metric in RESULTS:
         title = f"{metric.title} (spread)" if _has_spread(metric) else metric.title
-        if metric.key == SPEED and ran and all(map(counts_samples, ran)):
-            title = "samples/s"
+        if metric.key == SPEED:
+            title = speed_title(comparison)
         columns.append(figure_column(metric.key, title, only_values="results" not in metric.shown))
         if metric.key == SPEED:
             base, _, *more = (Column(key, key, only_values=True) for key in NO_FIGURES)

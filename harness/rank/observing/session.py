@@ -287,6 +287,7 @@ class Session:
         loss = returned_loss(output)
         if loss is not None:
             self._step.losses[-1].returns(loss)
+        self._step.batches[-1:] = [batch.answered(output) for batch in self._step.batches[-1:]]
 
     def _fetching(self, waited: float) -> float:
         """Seconds of the time before a forward pass that went into its batch: those of data loaders, else

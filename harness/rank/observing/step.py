@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -40,6 +40,8 @@ class MicroBatch:
     mask: Tensor | None
     shifts: bool
     """Whether the model predicts each label from the tokens before it, so that the first counts nowhere."""
+    of_samples: bool = False
+    """Whether the model says one thing of each sample, however many tokens that has."""
 
     @classmethod
     def of(cls, arguments: tuple[Any, ...], named: Mapping[str, Any], *, causal: bool) -> MicroBatch | None:
@@ -60,6 +62,15 @@ class MicroBatch:
         labels = next((found[target] for target in TARGETS if target in found and target != name), None)
         return cls(samples=found[name], labels=labels, mask=found.get("attention_mask"), shifts=causal)
 
+    def answered(self, output: Any) -> MicroBatch:
+        """The batch as what the model said of it tells; a loss alone is of tokens unless labels are not."""
+        values = output.values() if isinstance(output, Mapping) else output
+        values = values if isinstance(output, (Mapping, list, tuple)) else [output]
+        told = [one.shape for one in (*values, self.labels) if isinstance(one, Tensor)]
+        first = next((shape for shape in told if shape not in ((), (1,))), ())
+        is_whole = len(first) < 3 and first[:1] == (self.count,) and first[1:] != (self.length,)
+        return replace(self, of_samples=is_whole)
+
     @property
     def count(self) -> int:
         """Samples."""
@@ -71,8 +82,11 @@ class MicroBatch:
         return self.samples.shape[1] if self._is_text else None
 
     def tokens(self) -> int | None:
-        """Tokens that are not masked; samples that are no text count as one. None: those are embeddings."""
-        if not self._is_text:
+        """Tokens that are not masked; a sample that is no text, or of which one thing is said, counts as one.
+
+        None: embeddings.
+        """
+        if self.of_samples or not self._is_text:
             return None if self.shifts else self.count
         masked = self.mask is not None and self.mask.shape == self.samples.shape
         return int((self.mask != 0).sum()) if masked and self.mask is not None else self.samples.numel()

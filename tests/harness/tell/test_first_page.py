@@ -350,11 +350,23 @@ def test_each_report_opens_with_the_answer_to_its_question_and_answers_no_other(
         assert not any(words in text for words in ("tokens/s", "Fastest", " ms", "traffic")), question
 
 
-def test_a_report_on_parity_names_the_cause_by_which_a_run_left_the_reference() -> None:
-    other = make_record(label="ddp", effective={"gradient_clipping": None})
-    text = page("parity", make_record(), other, WRONG)["Cause of the difference"]
-    assert text.startswith("zero1 on 2 ranks: all gradients x 2")
-    assert "; cause: " in text
+UNCLIPPED = make_record(label="ddp", effective={"gradient_clipping": None})
+
+
+@pytest.mark.parametrize(
+    ("records", "begin", "end"),
+    [
+        ([UNCLIPPED, WRONG], "zero1 on 2 ranks: all gradients x 2", "; cause: Gradients are summed"),
+        ([make_record(label="ddp", steps=make_steps(norms=[1.3 * norm for norm in NORMS]))],
+         "ddp on 2 ranks: the first gradient norm is 1.3 times", "; possible causes: Gradients of a rank"),
+        ([make_record(label="ddp", steps=make_steps([*LOSSES[:2], *(loss + 0.1 for loss in LOSSES[2:])]))],
+         "ddp on 2 ranks: losses first differ at step 2", "; possible causes: Clipping, optimizer"),
+        ([UNCLIPPED], "", ""),
+    ],
+)  # fmt: skip
+def test_the_cause_is_of_a_run_that_left_the_reference(records: list[Record], begin: str, end: str) -> None:
+    text = page("parity", make_record(), *records).get("Cause of the difference", "")
+    assert (text.startswith(begin), end in text, bool(text)) == (True, True, bool(begin))
 
 
 def test_a_report_says_what_did_not_run_or_was_not_judged() -> None:

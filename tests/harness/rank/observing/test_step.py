@@ -36,6 +36,23 @@ def test_a_sample_that_is_no_text_counts_as_one_token() -> None:
     assert (images and images.tokens(), embeddings and embeddings.tokens()) == (3, None)
 
 
+@pytest.mark.parametrize(
+    ("output", "labels", "tokens"),
+    [
+        (torch.ones(16, 10), None, 16), (torch.ones(16), None, 16), ((torch.ones(16, 1),), None, 16),
+        ({"loss": torch.tensor(1.0), "logits": torch.ones(16, 2)}, torch.ones(16), 16),
+        (torch.tensor(1.0), torch.ones(16), 16), (torch.tensor(1.0), None, 128),
+        (torch.ones(16, 8, 64), None, 128), ({"logits": torch.ones(16, 8)}, None, 128),
+        (torch.ones(128, 64), None, 128), (torch.tensor(1.0), torch.ones(16, 8), 128),
+    ],
+)  # fmt: skip
+def test_tokens_count_where_the_model_answers_for_each(
+    output: object, labels: torch.Tensor | None, tokens: int
+) -> None:
+    found = MicroBatch.of((), {"x": torch.ones(16, 8, dtype=torch.long), "labels": labels}, causal=False)
+    assert (found and found.answered(output).tokens()) == tokens
+
+
 def test_scalars_of_several_micro_steps_are_not_guessed_at() -> None:
     scalars = [MicroLoss(scalar=torch.tensor(1.0)), MicroLoss(scalar=torch.tensor(1.0))]
     assert total_loss(scalars, []) is None
