@@ -256,7 +256,7 @@ def diagnose(first: Path, second: Path, strict: bool, reruns: bool, as_json: boo
         else:
             where = "in no examined step" if diagnosis.is_reproduced else "not when run again here"
             echo(f"{names} differ, but {where}")
-        lines = [f"- {sentence}" for sentence in diagnosis.explanation]
+        lines = [*(f"- {sentence}" for sentence in diagnosis.explanation), *diagnosis.table()]
         for line in [*lines, "noise:", *(f"- {sentence}" for sentence in diagnosis.derivation)]:
             echo(line)
     return EXIT_STRICT if strict and not diagnosis.clean else 0

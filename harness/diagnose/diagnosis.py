@@ -26,7 +26,7 @@ from harness.diagnose.rerun import (
     rerun,
     run_references,
 )
-from harness.judge.agreement.causes import Pair, explain_divergence, name_scale, shifted
+from harness.judge.agreement.causes import Pair, explain_divergence, name_scale, shifted, weighed
 from harness.judge.agreement.job_equivalence import Difference, aligned_runs, job_differences
 from harness.judge.agreement.parity import MEAN_NORM, Tolerance, first_step_beyond
 from harness.judge.distance import Distance, distance, step_pairs
@@ -280,11 +280,18 @@ def number(ratio: float) -> str:
     return f"{ratio:.3f}" if ratio >= 1 else f"{ratio:.4g}"
 
 
+SHOWN_HYPOTHESES = 8
 CLEAN = "no difference beyond noise"
 PARTED = "the runs differ beyond noise"
 OTHER_TRAINING = "not the same training, though no figure differs beyond noise"
 NOT_RERUN = "an observed script is not run again, so no tensors were compared"
 NOT_CONTINUED = "a run that continued a checkpoint is not run again, so no tensors were compared"
+
+
+def _fact(name: str, value: bool | float | list[str] | None) -> str:
+    texts = {None: "not seen", False: "no", True: "yes"}
+    told = words(value) if isinstance(value, (float, list)) else texts[value]
+    return f"{name.removeprefix('record.').replace('_', ' ')} = {told}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,6 +316,17 @@ class Diagnosis:
     is_reproduced: bool
     """Whether reruns here gave what the records hold."""
     explanation: list[str]
+    hypotheses: dict[str, dict[str, Any]]
+    """Name to what speaks against it; empty for runs that agree, and where the records show one cause."""
+
+    def table(self) -> list[str]:
+        """The nearest hypotheses beside what speaks against them."""
+        rows = [
+            f"{name} | {', '.join(_fact(*one) for one in against.items()) or 'nothing'}"
+            for name, against in self.hypotheses.items()
+        ]
+        head = f"hypothesis of {self.other.name} | what the records show against it"
+        return [head, *rows[:SHOWN_HYPOTHESES]] if rows else []
 
     @property
     def outcome(self) -> str:
@@ -323,6 +341,7 @@ class Diagnosis:
         return {
             "step": self.verdict.step if self.verdict else None,
             "said": self.explanation,
+            "hypotheses": self.hypotheses,
             "verdict": self.outcome,
             "baseline": self.baseline.record.run_id,
             "parting_step": self.parting_step,
@@ -411,6 +430,8 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
         derivation=noise_runs.derivation(baseline.record), same_job=same_job, settings=settings,
         beyond=beyond, clean=clean, parting_step=parting, verdict=verdict, explanation=explanation,
         is_reproduced=is_reproduced,
+        hypotheses={} if clean else weighed(Pair(
+            left, right, limits, [one.setting for one in settings if one.effect == "mathematics"], shift)),
     )  # fmt: skip
 
 

@@ -102,6 +102,17 @@ def standing(pair: Pair) -> list[Hypothesis]:
     return [found for found, _ in sorted(left, key=lambda one: (-one[0].specific, -one[1]))]
 
 
+def weighed(pair: Pair) -> dict[str, dict[str, Any]]:
+    """What speaks against each hypothesis, by name; those that stand first, then those with the fewest facts
+    against them; {}: one stands, or is more specific than the others that do."""
+    stand = [one for one in standing(pair) if one.specific]
+    if [one.specific == stand[0].specific for one in stand].count(True) == 1:
+        return {}
+    held = [(one, one.against(pair)) for one in HYPOTHESES if one.specific]
+    held.sort(key=lambda row: (len(row[1]), row[0].specific if row[1] else stand.index(row[0])))
+    return {f"{one.kind}/{one.name}": against for one, against in held}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
     """A mistake, and what the records show if it was made: facts by the names of properties of `Pair`."""
@@ -118,14 +129,19 @@ class Hypothesis:
 
     def support(self, pair: Pair) -> int | None:
         """How many facts support it; None: one contradicts it, or a sign is missing."""
-        signs = [pair.fact(name) for name in self.signs]
-        if not all(signs):
+        if not all(pair.fact(name) for name in self.signs) or self.against(pair):
             return None
-        wanted = [pair.fact(name) for name in self.predicts]
-        unwanted = [pair.fact(name) for name in self.refuted_by]
-        if False in wanted or True in unwanted:
-            return None
-        return len(signs) + wanted.count(True)
+        return len(self.signs) + sum(pair.fact(name) is True for name in self.predicts)
+
+    def against(self, pair: Pair) -> dict[str, Any]:
+        """Signs that are missing and facts that contradict it, as true, false, a number or names; None: not
+        seen."""
+        found = {name: pair.fact(name) for name in (*self.signs, *self.predicts, *self.refuted_by)}
+        wrong = [name for name in self.signs if not found[name]]
+        wrong += [name for name in self.predicts if found[name] is False]
+        wrong += [name for name in self.refuted_by if found[name]]
+        values = {name: attrgetter(name)(pair) for name in wrong}
+        return {k: v if isinstance(v, (float, list)) else found[k] for k, v in values.items()}
 
     def told(self, pair: Pair) -> Explanation:
         named = [(value.split(" = ")[0], value.split(" = ")[-1]) for value in self.values]

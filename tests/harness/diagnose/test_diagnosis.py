@@ -94,6 +94,11 @@ def test_a_script_is_compared_by_its_record_alone() -> None:
     assert (parted.clean, parted.parting_step, parted.verdict) == (False, 2, None)
     assert any(said.startswith("loss differs first, in step 2: ") for said in parted.explanation)
     assert diagnosis.NOT_RERUN in parted.explanation
+    assert parted.table()[1::3] == [
+        "update-differs/restored | resumed = not seen",
+        "update-differs/buffers | buffers = none",
+        "loss-normalisation/mean-of-means | means undone = not seen",
+    ]
     assert said == []
 
 

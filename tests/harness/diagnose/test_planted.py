@@ -90,6 +90,7 @@ def test_gradients_summed_over_ranks(matrix) -> None:
     said = beside_reference(matrix, "planted-GradientsSummed")
     assert said["step"] == 0
     assert "all gradients x 2.000: summed over 2 ranks instead of averaged" in text(said)
+    assert said["hypotheses"] == {}
 
 
 @pytest.mark.costly
@@ -119,6 +120,8 @@ def test_another_beta2_is_named_as_a_setting_and_parts_in_the_second_update(matr
 def test_the_loss_of_rank_0_is_wrong_while_the_training_is_right(matrix) -> None:
     said = beside_reference(matrix, "planted-LossOfRankZero")
     assert "the loss is that of rank 0 only" in text(said)
+    assert list(said["hypotheses"])[:2] == ["loss-of-one-rank/one-rank", "loss-altered/altered"]  # both stand
+    assert said["hypotheses"]["loss-scale/factor"] == {"loss_scales": []}
     assert said["said"][-1] == "so both train equally, but one of them reports a wrong loss"
 
 
