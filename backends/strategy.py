@@ -84,19 +84,29 @@ class FamilyFacts:
     those of its own fused Adam alone."""
     autocasts: bool = False
     """Whether mixed precision is torch's autocast on weights that stay in the dtype that trains."""
+    copies: tuple[int, int] = (0, 0)
+    """How often what is gathered, and what is reduced, is read and written besides.
+
+    DDP fills buckets and empties them (reducer.cpp, `mark_variable_ready_dense`, `finalize_bucket_dense`).
+    FSDP1 joins the gradients of a unit (the backward pass of its views) and divides them (`_reduce_grad`);
+    FSDP2 copies out what it gathered and gradients in (_fsdp_collectives.py). DeepSpeed fills a bucket, lays
+    it out anew and divides it (stage_1_and_2.py, `allreduce_bucket`; coalesced_collectives.py), and ZeRO-3
+    joins pieces (`AllGatherCoalescedHandle.wait`)."""
     underneath: str | None = None
     """If ranks cut layers: the family of those that hold the same part of them."""
 
 
-_FSDP = FamilyFacts(has_reduce_dtype=True, overlaps_on_streams=True, fills_parts=True)
-_FSDP2 = replace(_FSDP, has_root_reshard=True, holds_dtensors=True)
-_ZERO12 = FamilyFacts(reduces_buckets=True, flat_gradients=True, flat_states=True)
+_FSDP = FamilyFacts(has_reduce_dtype=True, overlaps_on_streams=True, fills_parts=True, copies=(0, 4))
+_FSDP2 = replace(_FSDP, has_root_reshard=True, holds_dtensors=True, copies=(2, 2))
+_ZERO = FamilyFacts(flat_gradients=True, flat_states=True, copies=(0, 6))
+_ZERO12 = replace(_ZERO, reduces_buckets=True)
+_WHOLE = FamilyFacts(has_matrices=True, autocasts=True)
 FAMILIES: dict[str, FamilyFacts] = {
-    "single": FamilyFacts(has_matrices=True, autocasts=True),
-    "ddp": FamilyFacts(has_buckets=True, reduces_buckets=True, has_matrices=True, autocasts=True),
+    "single": _WHOLE,
+    "ddp": replace(_WHOLE, has_buckets=True, reduces_buckets=True, copies=(0, 4)),
     "zero0": replace(_ZERO12, flat_states=False),
     "zero12": _ZERO12,
-    "zero3": FamilyFacts(fills_parts=True, gathers_as_it_runs=True, flat_gradients=True, flat_states=True),
+    "zero3": replace(_ZERO, fills_parts=True, gathers_as_it_runs=True, copies=(2, 6)),
     "fsdp1": replace(_FSDP, shards_one_rank=False, gathers_as_it_runs=True, flat_gradients=True),
     "fsdp2": replace(_FSDP2, gathers_as_it_runs=True, has_matrices=True),
     "replicate": replace(_FSDP, replicates_alone=True, holds_dtensors=True),

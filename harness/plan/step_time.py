@@ -601,23 +601,6 @@ def _products(matrices: tuple[Weight, ...], tokens: int, rates: Rates, constants
     return sum(m.count * _product(tokens, m.columns, m.rows, rates, constants) for m in matrices)
 
 
-COPIES = {
-    "ddp": (0, 4),
-    "zero0": (0, 6),
-    "zero12": (0, 6),
-    "zero3": (2, 6),
-    "fsdp1": (0, 4),
-    "fsdp2": (2, 2),
-    "replicate": (0, 4),
-}
-"""By family: how often what is gathered, and what is reduced, is read and written besides.
-
-DDP fills buckets and empties them (reducer.cpp, `mark_variable_ready_dense`, `finalize_bucket_dense`). FSDP1
-joins the gradients of a unit (the backward pass of its views) and divides them (`_reduce_grad`); FSDP2 copies
-out what it gathered and gradients in (_fsdp_collectives.py). DeepSpeed fills a bucket, lays it out anew and
-divides it (stage_1_and_2.py, `allreduce_bucket`; coalesced_collectives.py), and ZeRO-3 joins pieces
-(`AllGatherCoalescedHandle.wait`).
-"""
 COPIES_SOURCE = "torch's DDP and FSDP and DeepSpeed, passes counted"
 VIEWED = 2
 """Of DDP whose gradients are views of its buckets: they are divided in place."""
@@ -626,7 +609,7 @@ VIEWED = 2
 def _copies(work: Work, rates: Rates) -> dict[str, float]:
     """Seconds of a step, by phase; a CPU's constants, which are calibrated as a whole, hold it."""
     workload = local_workload(work.workload)
-    gathered, reduced = COPIES.get(workload.strategy.family, (0, 0))
+    gathered, reduced = workload.strategy.of_family.copies
     found = {"forward": 0.0, "backward": 0.0}
     if workload.device == "cpu":
         return found

@@ -200,7 +200,7 @@ def norm(workload: Workload) -> terms.Collective:
     """
     dtype, numbers = "float64", 1
     if workload.strategy.route == "trainer":
-        dtype = "float32" if workload.strategy.family == "fsdp1" else workload.master_dtype
-        numbers = 1 if workload.strategy.family == "fsdp1" else len(workload.layout.trained)
+        is_flat, layout = workload.strategy.of_family.flat_gradients, workload.layout
+        dtype, numbers = ("float32", 1) if is_flat else (workload.master_dtype, len(layout.trained))
     size = numbers * DTYPE_BYTES[dtype]
     return terms.Collective("step", "all_reduce", dtype, terms.NORM, size, role=shard_role(workload))
