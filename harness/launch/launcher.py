@@ -308,6 +308,7 @@ class _Running:
                 deadline = time.monotonic() + GRACE_SECONDS
             if deadline is not None:
                 if time.monotonic() + POLL_SECONDS >= deadline:
+                    ask_where(self.run_directory, _living(self.processes))
                     return None
             elif (note := self.watch.must_end()) is not None:
                 ask_where(self.run_directory, _living(self.processes), note)

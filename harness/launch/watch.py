@@ -283,7 +283,7 @@ class Watch:
         )
 
 
-def ask_where(run_directory: Path, processes: Mapping[int, int], note: StuckNote) -> None:
+def ask_where(run_directory: Path, processes: Mapping[int, int], note: StuckNote | None = None) -> None:
     """Have each rank in `processes` (who live) write its stacks and collectives; note who could not."""
     stopped = [rank for rank, process in processes.items() if is_stopped(process)]
     asked = [rank for rank in processes if rank not in stopped]
@@ -295,8 +295,9 @@ def ask_where(run_directory: Path, processes: Mapping[int, int], note: StuckNote
         if all(read_state(run_directory, rank).has_answered for rank in asked):
             break
         time.sleep(0.05)
-    with suppress(OSError):  # a full disk: the record still says so much as the launcher knows
-        note.model_copy(update={"stopped_ranks": stopped}).write(run_directory)
+    if note is not None:
+        with suppress(OSError):  # a full disk: the record still says so much as the launcher knows
+            note.model_copy(update={"stopped_ranks": stopped}).write(run_directory)
 
 
 def is_stopped(process: int) -> bool:

@@ -16,7 +16,7 @@ from harness.cli import harness as command
 from harness.cli.output import View
 from harness.cli.run import _present
 from harness.errors import HarnessError
-from harness.record import Record, provenance
+from harness.record import ErrorPart, Record, provenance
 from harness.record.store import Store
 from tests.patience import SECONDS
 from tests.records import published
@@ -266,7 +266,8 @@ def test_a_label_is_a_name_of_one_line(label: str, tmp_path: Path) -> None:
     assert (done.returncode, "give a name of one line" in done.stderr) == (1, True)
 
 
-UNEQUAL = """
+MODEL = """
+import datetime, time
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -279,7 +280,7 @@ class Model(nn.Module):
     def forward(self, x):
         self.passes += self.training
         if self.passes == 3 and dist.is_initialized():
-            dist.all_reduce(torch.ones(3 if dist.get_rank() else 3000))
+            CALL
         return self.layer(x)
 
 def rows():
@@ -288,23 +289,48 @@ def rows():
 def loss():
     return lambda model, batch: (model(batch["x"]) - batch["labels"]).square().mean()
 """
-OWN = {"model": "Model", "data": "rows", "loss": "loss"}
+OWN = ("task=custom", "model.factory=own.py:Model", "data.factory=own.py:rows", "loss.factory=own.py:loss")
+
+
+def error_of(tmp_path: Path, call: str) -> ErrorPart:
+    """Why a run of two ranks failed that call this in the third forward pass."""
+    (tmp_path / "own.py").write_text(MODEL.replace("CALL", call))
+    settings = (*OWN, "loss.reduction=mean", "loss.targets=samples")
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert harness("run", "--backend", "ddp", "--nproc", "2", *SHORT[4:], *words, cwd=tmp_path).returncode
+    (record,) = records(tmp_path / "runs")
+    assert record.error is not None
+    return record.error
 
 
 def test_ranks_that_gloo_ends_for_another_size_are_told_with_both_sizes(tmp_path: Path) -> None:
     """Two ranks: neither is blamed, though gloo ends rank 1 and rank 0 only loses its peer."""
-    (tmp_path / "own.py").write_text(UNEQUAL)
-    own = [f"{part}.factory=own.py:{name}" for part, name in OWN.items()]
-    settings = ["task=custom", *own, "loss.reduction=mean", "loss.targets=samples"]
-    words = [word for setting in settings for word in ("--set", setting)]
-    assert harness("run", "--backend", "ddp", "--nproc", "2", *SHORT[4:], *words, cwd=tmp_path).returncode
-    (error,) = [record.error for record in records(tmp_path / "runs")]
+    error = error_of(tmp_path, "dist.all_reduce(torch.ones(3 if dist.get_rank() else 3000))")
     assert (error.kind, error.rank, error.step, error.phase) == ("CollectiveMismatch", None, 2, "forward")
     call, place = (
         "in gloo all_reduce number 13 of group 0, default_pg",
-        f"at {tmp_path.name}/own.py:14 forward",
+        f"at {tmp_path.name}/own.py:15 forward",
     )
     assert (
         f"rank 0, 1 differ in size: rank 0 {call} (3000 Float) {place}; rank 1 {call} (3 Float) {place}; "
         "rank 1 received 3000 bytes where it waited for 4" in error.message
     )
+
+
+ABSENT = """dist.barrier()
+            dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=2))
+            time.sleep(600) if dist.get_rank() else dist.all_reduce(torch.ones(3))"""
+
+
+def test_gloo_s_own_timeout_names_who_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.launch.launcher.GRACE_SECONDS", 1.0)
+    error = error_of(tmp_path, ABSENT)
+    waits = "gloo all_reduce number 14 of group 0, default_pg (3 Float)"
+    assert (error.kind, error.rank, error.exit_code, error.step) == ("RuntimeError", 1, None, 2)
+    assert error.message.startswith(
+        "rank 1 is in no collective, while others wait in one (step 2, forward); "
+        f"rank 0 waits in {waits}; rank 0: "
+    )
+    assert error.message.endswith("Timed out waiting 2000ms for recv operation to complete")
+    assert [rank.collective for rank in error.ranks] == [waits, None]
+    assert 'own.py", line 17 in forward' in error.ranks[1].stack
