@@ -234,6 +234,7 @@ class _History:
         ]  # fmt: skip
         """Allocations by which a backward pass that had begun before is over."""
         self._after_update = [index for index in self._after_backward if "update" not in self._stacks[index]]
+        self._last_bucket = max((n for n, found in enumerate(self._stacks) if "bucket" in found), default=-1)
         self._weight_sizes = {
             self._size(index, whole(event.get("size")))
             for index, (event, found) in enumerate(zip(trace, self._stacks, strict=True))
@@ -310,19 +311,18 @@ class _History:
         found = _stack(block.frames)
         category = found[0] if found else UNKNOWN
         death = self._deaths.get(block.born)
+        has_size = block.size in self._weight_sizes
+        if category == "bucket":
+            return "gradients" if has_size and block.born == self._last_bucket else "communication"
         if category == "update":
-            return (
-                "temporary"
-                if block.born >= 0 and self._ends_before(self._after_update, block.born)
-                else "optimizer"
-            )
+            is_over = block.born >= 0 and self._ends_before(self._after_update, block.born)
+            return "temporary" if is_over else "optimizer"
         if category == "temporary" and block.born >= 0 and death is None:
             return UNKNOWN
         if block.born < 0:
             return OLDER if self._trace and not block.frames else category
         # A gradient outlives its backward pass. Threads of autograd have no Python stack: a stack of a pass,
         # or a size that a weight has, tells them from others.
-        has_size = block.size in self._weight_sizes
         is_bare = not block.frames and (self._has_passes or has_size)
         if not is_bare and (category not in ("backward", "communication") or "backward" not in found):
             return category
@@ -351,20 +351,15 @@ _PASS = {"backward", "communication", "recomputed"}
 
 def _stack(frames: Any) -> tuple[str, ...]:
     """Categories of a stack's frames, innermost first."""
-    return tuple(chain.from_iterable(_fitting(text) for text in _texts(frames)))
+    shown = frames if isinstance(frames, list | tuple) else ()
+    texts = (f"{f.get('filename', '')}:{f.get('name', '')}" for f in shown if isinstance(f, dict))
+    return tuple(chain.from_iterable(map(_fitting, texts)))
 
 
 @lru_cache(maxsize=2**16)
 def _fitting(text: str) -> tuple[str, ...]:
-    """Categories whose rules a frame meets."""
+    """Categories whose rules a frame, 'file:function', meets."""
     return tuple(category for category, pattern in _RULES if pattern.search(text))
-
-
-def _texts(frames: Any) -> Iterator[str]:
-    """'file:function' of each frame, innermost first."""
-    for frame in frames if isinstance(frames, list | tuple) else ():
-        if isinstance(frame, dict):
-            yield f"{frame.get('filename', '')}:{frame.get('name', '')}"
 
 
 def _addressed(segment: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -106,6 +106,10 @@ def test_what_zero_allocates_has_its_category() -> None:
     places += [("zero/stage3.py", "_create_fp32_partitions"), ("zero/utils.py", "defragment")]
     found = of_steps(*((10**n, (place,)) for n, place in enumerate(places)))
     assert found == {"weights": 111100, "gradients": 10, "communication": 1}
+    both = ("zero/stage3.py", "_setup_for_real_optimizer")
+    made = ((20, (places[5],)), (20, (both,)), (30, (both,)), (20, (both,)))
+    assert of_steps(*made) == {"weights": 20, "gradients": 20, "communication": 50}
+    assert of_steps(*made[:1], made[2]) == {"weights": 20, "communication": 30}  # gradients on the host
 
 
 @pytest.mark.parametrize("thread", [(), (("??", "at::detail::empty_cuda(...)"), ENGINE), (FORWARD, BACKWARD)])
