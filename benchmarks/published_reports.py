@@ -45,6 +45,10 @@ PUBLISHED = (
     Published(name="strong-scaling", question="scaling", command=_make("strong-scaling", 7)),
     Published(name="weak-scaling", question="scaling", command=_make("weak-scaling", 7)),
     Published(
+        name="over-deepspeed", question="all",
+        command="harness report ds-0.17.6 ds-0.18.9 ds-0.19.8 --over deepspeed -o FILE --archive",
+    ),
+    Published(
         name="same-job-on-nodes", question="parity", page="README.md",
         command=CLUSTER.format("node_scaling", "same-job-on-nodes"),
     ),

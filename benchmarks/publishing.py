@@ -51,10 +51,10 @@ def render_again(reports: Path, folder: Path | None = None) -> list[str]:
         for report in (archive.with_name(name) for name in REPORTS):
             if report.exists():
                 name = archive.parent.relative_to(reports).as_posix()
-                asked = read_manifest(report.read_text(encoding="utf-8"), report).manifest.question
+                asked = read_manifest(report.read_text(encoding="utf-8"), report).manifest
                 written = write_report(
-                    runs, report, question=question_of(name) or asked, subject=SUBJECTS.get(name, ""),
-                    folders=[archive],
+                    runs, report, question=question_of(name) or asked.question,
+                    subject=SUBJECTS.get(name, ""), folders=[archive], over=asked.over,
                 )  # fmt: skip
                 result = verify(written)
                 problems += [f"{report.parent}: {problem}" for problem in result.problems]

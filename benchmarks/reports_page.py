@@ -89,7 +89,7 @@ def _answer(lines: list[str], path: Path) -> str:
         first = list(found.items())[:MOST_ANSWERS]
         return f"{'; '.join(f'{question} {answer}' for question, answer in first).rstrip('.')}."
     for number, line in enumerate(lines[1:], 1):
-        if line:
+        if line and line[0] not in "#|":
             end = lines.index("", number) if "" in lines[number:] else len(lines)
             return " ".join(lines[number:end])
     raise HarnessError(f"{path} has neither answers nor a first paragraph")
