@@ -150,12 +150,13 @@ class Hypothesis:
         return Explanation(kind=self.kind, text=text, values=values)
 
 
+_TABLE = tomllib.loads(files(__package__).joinpath("causes.toml").read_text(encoding="utf-8"))
+_USUAL = _TABLE.pop("usual")
 HYPOTHESES = [
-    Hypothesis(kind=kind, name=name, **entry)
-    for place, entry in tomllib.loads(
-        files(__package__).joinpath("causes.toml").read_text(encoding="utf-8")
-    ).items()
+    Hypothesis(kind=kind, name=name, **entry | {"values": values})
+    for place, entry in _TABLE.items()
     for kind, _, name in [place.partition("/")]
+    for values in [[*_USUAL.get((*entry.get("signs", ()), "")[0], ()), *entry.get("values", ())]]
 ]
 
 
