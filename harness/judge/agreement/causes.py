@@ -383,7 +383,7 @@ class Pair:
         return self.record.backend.name if fits else None
 
     @property
-    def low_reductions(self) -> list[str]:
+    def wire_rounds_as_much(self) -> list[str]:
         return low_reductions(self.record, self.ratio)
 
     @cached_property
@@ -823,10 +823,6 @@ class Pair:
         """Whether all second moments have one factor: a norm that is computed otherwise leaves them."""
         away = [abs(factor - 1) for factor in self.factors.values()]
         return max(away) <= SUDDEN if away else None
-
-    @property
-    def wire_rounds_as_much(self) -> Fact:
-        return bool(self.low_reductions)
 
     @property
     def norm_of_the_step_before(self) -> Fact:
