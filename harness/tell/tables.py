@@ -342,9 +342,8 @@ def _columns(comparison: Comparison) -> list[Column]:
     """Columns of the results: the metrics of the main table, then those for programs only."""
     columns = [*LABELS, Column("status", "status", align="left")]
     for metric in RESULTS:
-        title = f"{metric.title} (spread)" if _has_spread(metric) else metric.title
-        if metric.key == SPEED:
-            title = speed_title(comparison)
+        title = speed_title(comparison) if metric.key == SPEED else metric.title
+        title += " (spread)" if _has_spread(metric) else ""
         columns.append(figure_column(metric.key, title, only_values="results" not in metric.shown))
         if metric.key == SPEED:
             base, _, *more = (Column(key, key, only_values=True) for key in NO_FIGURES)
