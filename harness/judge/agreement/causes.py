@@ -249,13 +249,9 @@ class Pair:
         return self.norm_ratio(self.at)
 
     @property
-    def agreed(self) -> int:
-        """Steps before the first that differs."""
-        return len(self.record.steps) if self.index is None else self.index
-
-    @property
     def norms_compared(self) -> bool:
-        pairs = zip(self.reference.steps[: self.agreed], self.record.steps[: self.agreed], strict=False)
+        """Of steps before the first that differs."""
+        pairs = zip(self.reference.steps[: self.index], self.record.steps[: self.index], strict=False)
         return any(a.gradient_norm is not None and b.gradient_norm is not None for a, b in pairs)
 
     # Of losses.
