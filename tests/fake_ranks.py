@@ -121,7 +121,7 @@ class FakeLauncher(LocalLauncher):
 def a_request(world_size: int = 2, **limits: float | None) -> RunRequest:
     return RunRequest(
         run_id="run", created_at="2026-01-02T03:04:05.678+00:00", command=["harness"], backend="ddp",
-        job=Job(training=TrainingSection(steps=4, global_batch_size=8)), job_id="0123456789ab", cell="c",
+        job=Job(training=TrainingSection(steps=4, global_batch_size=8)), job_id="0123456789ab", key="c",
         repeat=0, measure=MeasureSection(), preset="like-for-like", device="cpu", world_size=world_size,
         ranks_per_node=world_size, threads_per_rank=1, micro_batch_size=4, accumulation_steps=1,
         limits=Limits(**limits),

@@ -339,7 +339,7 @@ def rerun(record: Record, steps: Sequence[int], launcher: LocalLauncher, say: Sa
         request = RunRequest(
             run_id=record.run_id, created_at=record.created_at, command=record.command,
             backend=label_on_one_machine(record), job=record.job, job_id=record.job_id,
-            cell=record.cell, repeat=record.repeat,
+            key=record.cell, repeat=record.repeat,
             measure=NOTHING_MEASURED.model_copy(update={"weight_digests": False}),
             preset=world.preset, device=world.device, world_size=world.world_size,
             ranks_per_node=world.world_size, threads_per_rank=world.threads_per_rank,

@@ -232,7 +232,7 @@ def make_cell(
     runtime, per_node = experiment.runtime, ranks_per_node or max(1, world_size // nodes)
     return RunRequest(
         backend=label, job=job, job_id=job_id, repeat=repeat, measure=measure, preset=preset, device=device,
-        cell=key if given is None else cell_key(key + given.model_dump_json()), given=given, resume=resume,
+        key=key if given is None else cell_key(key + given.model_dump_json()), given=given, resume=resume,
         question=experiment.compare.question, price_per_gpu_hour=experiment.compare.price_per_gpu_hour,
         world_size=world_size, ranks_per_node=per_node,
         threads_per_rank=runtime.threads_per_rank or max(1, (os.cpu_count() or 1) // per_node),

@@ -387,6 +387,7 @@ def _record(
         | {
             "status": status,
             "error": error,
+            "cell": request.key,
             "reasons": list(dict.fromkeys(r for of_rank in events.values() for r in of_rank.reasons)),
             "resumed": request.resume.saved.resumed() if request.resume else None,
             "backend": _backend(request, setup, events[0].final),

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
 from harness.backends.base import Effective, Preset
 from harness.backends.model_source import AskedLoading
@@ -227,8 +227,8 @@ class RunRequest(Stored):
     """Canonical label: name and options."""
     job: Job
     job_id: str
-    cell: str
-    """Key: equal keys mean equal job, world, measurement, code and versions."""
+    key: str = Field(validation_alias=AliasChoices("key", "cell"))
+    """Of the cell: equal keys mean equal job, world, measurement, code and versions."""
     repeat: int
     measure: MeasureSection
     preset: Preset
@@ -260,10 +260,6 @@ class RunRequest(Stored):
     """Variables of the launcher that the ranks drop, since the job decides."""
     limits: Limits = Limits()
     """How long it may take, and its ranks may stand still."""
-
-    @property
-    def key(self) -> str:
-        return self.cell
 
     @property
     def layout(self) -> BatchLayout:

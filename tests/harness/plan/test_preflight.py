@@ -149,7 +149,7 @@ def candidate(
 ) -> PlannedCell:  # fmt: skip
     experiment = load_experiment(None, [f"training.global_batch_size={world_size}"])
     layout = batch_layout(experiment.training, world_size)
-    cell = make_cell(experiment, label, world_size, layout, 0, device).model_copy(update={"cell": key})
+    cell = make_cell(experiment, label, world_size, layout, 0, device).model_copy(update={"key": key})
     facts = None if parameters is None else {"parameters": parameters}
     return PlannedCell(cell=cell, scenario=scenario, facts=facts)
 
