@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
@@ -129,19 +129,20 @@ class Hypothesis:
 
     def support(self, pair: Pair) -> int | None:
         """How many facts support it; None: one contradicts it, or a sign is missing."""
-        if not all(pair.fact(name) for name in self.signs) or self.against(pair):
+        if any(self._wrong(pair)):
             return None
         return len(self.signs) + sum(pair.fact(name) is True for name in self.predicts)
 
+    def _wrong(self, pair: Pair) -> Iterator[str]:
+        """Signs that are missing, then facts that contradict it."""
+        yield from (name for name in self.signs if not pair.fact(name))
+        yield from (name for name in self.predicts if pair.fact(name) is False)
+        yield from (name for name in self.refuted_by if pair.fact(name))
+
     def against(self, pair: Pair) -> dict[str, Any]:
-        """Signs that are missing and facts that contradict it, as true, false, a number or names; None: not
-        seen."""
-        found = {name: pair.fact(name) for name in (*self.signs, *self.predicts, *self.refuted_by)}
-        wrong = [name for name in self.signs if not found[name]]
-        wrong += [name for name in self.predicts if found[name] is False]
-        wrong += [name for name in self.refuted_by if found[name]]
-        values = {name: attrgetter(name)(pair) for name in wrong}
-        return {k: v if isinstance(v, (float, list)) else found[k] for k, v in values.items()}
+        """What is wrong with it, as true, false, a number or names; None: not seen."""
+        values = {name: attrgetter(name)(pair) for name in self._wrong(pair)}
+        return {k: v if isinstance(v, (float, list)) else pair.fact(k) for k, v in values.items()}
 
     def told(self, pair: Pair) -> Explanation:
         named = [(value.split(" = ")[0], value.split(" = ")[-1]) for value in self.values]
