@@ -127,6 +127,14 @@ class CommandLine(Group):
         give_help(command, cmd_name)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an interrupt while it is imported ends it as a later one does."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(128 + signal.SIGINT)
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Offer the commands with their lines; click would import each of them."""
         offered = [

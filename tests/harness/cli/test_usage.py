@@ -174,6 +174,15 @@ def test_what_the_machine_refuses_is_one_short_line(error: Exception) -> None:
     assert "unexpected" not in done.output
 
 
+def test_an_interrupt_while_a_command_is_imported_ends_it_as_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "import_module", interrupted)
+    done = CliRunner().invoke(cli.harness, ["list"])
+    assert (done.exit_code, done.stderr) == (130, "interrupted\n")
+
+
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     done = harness_process("--debug", "run", "--backend", "zerro3", cwd=tmp_path)
     assert done.returncode == 1
