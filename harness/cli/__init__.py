@@ -55,20 +55,28 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except click.NoSuchOption as error:
-            if (advice := _advice(error)) is None:
-                raise
-            raise click.UsageError(f"No such option '{error.option_name}': {advice}.", error.ctx) from None
+        except KeyboardInterrupt:  # while it is imported
+            click.echo("interrupted", err=True)
+            ctx.exit(128 + signal.SIGINT)
         except click.UsageError as error:
-            words = _words(error.ctx) if error.ctx is not None else ""
-            said = error.format_message().removesuffix(".")
-            if (instead := INSTEAD.get(f"{words} WORD")) and said.startswith(EXTRA_ARGUMENT):
-                advice = f"use {instead.replace('WORD', said.rpartition('(')[2].split()[0].rstrip(')'))}"
-            elif said.startswith(MISSING) and said.endswith("'") and words in EXAMPLES:
-                advice = f"for example {EXAMPLES[words]}"
-            else:
-                raise
-            raise click.UsageError(f"{said}: {advice}.", error.ctx) from None
+            from harness.errors import shortened
+
+            raise click.UsageError(shortened(_said(error)), error.ctx) from None
+
+
+def _said(error: click.UsageError) -> str:
+    """What click says of a wrong word, and what to use instead."""
+    said = error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        advice = _advice(error)
+        return f"No such option '{error.option_name}': {advice}." if advice else said
+    words = _words(error.ctx) if error.ctx is not None else ""
+    told = said.removesuffix(".")
+    if (instead := INSTEAD.get(f"{words} WORD")) and told.startswith(EXTRA_ARGUMENT):
+        return f"{told}: use {instead.replace('WORD', told.rpartition('(')[2].split()[0].rstrip(')'))}."
+    if told.startswith(MISSING) and told.endswith("'") and words in EXAMPLES:
+        return f"{told}: for example {EXAMPLES[words]}."
+    return said
 
 
 def _words(context: click.Context) -> str:
@@ -126,14 +134,6 @@ class CommandLine(Group):
         assert isinstance(command, click.Command)
         give_help(command, cmd_name)
         return command
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an interrupt while it is imported ends it as a later one does."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            ctx.exit(128 + signal.SIGINT)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Offer the commands with their lines; click would import each of them."""

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness import cli
+from harness.bounds import MOST_MESSAGE_CHARACTERS
 from harness.cli import COMMANDS, EXAMPLES, INSTEAD
 from harness.cli.options import common
 from tests.built_in import HYBRID
@@ -181,6 +182,16 @@ def test_an_interrupt_while_a_command_is_imported_ends_it_as_later(monkeypatch: 
     monkeypatch.setattr(cli, "import_module", interrupted)
     done = CliRunner().invoke(cli.harness, ["list"])
     assert (done.exit_code, done.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "words", ["list RUNS EXTRA", "list --EXTRA", "EXTRA", "show run EXTRA", "slurm EXTRA"]
+)
+def test_long_words_are_quoted_in_part(words: str) -> None:
+    done = CliRunner().invoke(cli.harness, words.replace("EXTRA", "x" * 5000).split())
+    assert done.exit_code == 2
+    assert "characters left out" in done.stderr
+    assert max(map(len, done.stderr.splitlines())) < MOST_MESSAGE_CHARACTERS + 100
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
