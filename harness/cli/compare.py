@@ -702,13 +702,12 @@ def compare(
             experiment, words, scripts, given, sizes, backends=backends, nproc=nproc, reference=reference,
             batch=batch != "equal", resume_from=resume, force=force)  # fmt: skip
         options.require_gpus(device, 1 if scripts else max(sizes))
-        store, found = _opened(runs, report, fresh, None, dry_run=dry_run)
+        store, found, known = _opened(runs, report, fresh, None, dry_run=dry_run)
         script = Scripts(
             rows=rows_by_name, is_given=not scripts, world_size=sizes[0], device=device, store=store,
             view=view, experiment=of_script(experiment), given=files,
             files={id(record): path for path, record in found},
         )  # fmt: skip
-        known = reusable([record for _, record in found], lambda _: True)
         if dry_run:
             script.show(script.plan(count), known, as_json=as_json)
             return 0
@@ -724,14 +723,11 @@ def compare(
 
     cells = planned(count)
     options.require_gpus(device, max(sizes))
-    store, found = _opened(runs, report, fresh, job, dry_run=dry_run)
-    known = reusable([record for _, record in found], lambda _: True)
+    store, found, known = _opened(runs, report, fresh, job, dry_run=dry_run)
     batches = largest_batches(cells, experiment, device) if batch == "largest" else None
     if batches is not None:
-        from harness.plan.fit import cut_lines
-
         cells = batches.enlarged(cells)
-        for line in cut_lines(cells):
+        for line in batches.lines(cells):
             echo(line, err=True)
     if dry_run:
         return show_plan(cells, known, found, device, experiment, force=force, as_json=as_json, view=view)
@@ -745,14 +741,15 @@ def compare(
 
 def _opened(
     runs: Path, report: Path | None, fresh: bool, requeued: str | None, *, dry_run: bool
-) -> tuple[Store, list[tuple[Path, Record]]]:
-    """The folder of runs, and the records there that may stand for cells."""
+) -> tuple[Store, list[tuple[Path, Record]], dict[str, Record]]:
+    """The folder of runs, the records there that may stand for cells, and those that do, by key."""
     if report is not None and not dry_run:
         from harness.tell.report import require_writable
 
         require_writable(report)
     store = Store(runs) if dry_run else open_store(runs)
-    return store, _takeable_runs(store, fresh, requeued)
+    found = _takeable_runs(store, fresh, requeued)
+    return store, found, reusable([record for _, record in found], lambda _: True)
 
 
 def _finish(

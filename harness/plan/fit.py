@@ -696,6 +696,16 @@ class LargestBatches:
             found.append(self._cut(cell, below[-1]) if is_oom and below and not is_reference(cell) else cell)
         return found
 
+    def lines(self, cells: Iterable[RunRequest]) -> list[str]:
+        """What was chosen, a line for each backend and world."""
+        chosen = {
+            f"{cell.backend} on {cell.world_size} ranks: micro-batch {cell.layout.micro_batch_size}, "
+            f"accumulation {cell.layout.accumulation_steps}"
+            for cell in cells
+            if not is_reference(cell)
+        }
+        return sorted(chosen)
+
     def _largest(self, cell: RunRequest) -> int:
         if self._fits(cell, cell.layout.micro_batch_size) is None:
             return cell.layout.micro_batch_size
@@ -735,17 +745,6 @@ class LargestBatches:
             own, cell.backend, cell.world_size, layout, cell.repeat, cell.device,
             nodes=cell.nodes, measure=cell.measure, limited=limited,
         )  # fmt: skip
-
-
-def cut_lines(cells: Iterable[RunRequest]) -> list[str]:
-    """What was chosen, a line for each backend and world."""
-    chosen = {
-        f"{cell.backend} on {cell.world_size} ranks: micro-batch {cell.layout.micro_batch_size}, "
-        f"accumulation {cell.layout.accumulation_steps}"
-        for cell in cells
-        if not is_reference(cell)
-    }
-    return sorted(chosen)
 
 
 def require_limit(limits: MemoryLimits) -> None:

@@ -204,17 +204,12 @@ def assemble_observed(
     apart = [
         (bits[0].step, unlike)
         for bits in zip(*(of_rank.steps for of_rank in events.values()), strict=False)
-        if (
-            unlike := [
-                name for name in bits[0].weight_bits if len({b.weight_bits.get(name) for b in bits}) > 1
-            ]
-        )
+        if (unlike := [n for n in bits[0].weight_bits if len({b.weight_bits.get(n) for b in bits}) > 1])
     ]
     rates = [event.group_learning_rates or [] for event in events[min(events)].steps]
     groups = range(max(map(len, rates), default=0))  # an optimizer may first step in a later step
     known = {name: getattr(request, name) for name in ("run_id", "created_at", "command", "measure")}
-    weights = _initial_weights(events)
-    known |= {"initial_weights": weights}
+    known["initial_weights"] = weights = _initial_weights(events)
     return Record(
         **Record.shared(setup) | known | assemble.measured_parts(events, steps),
         status=status,

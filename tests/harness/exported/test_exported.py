@@ -119,9 +119,9 @@ def test_options_that_a_program_cannot_have_are_refused() -> None:
 
 
 def test_the_program_of_a_run_has_its_job_backend_ranks_and_batch() -> None:
-    run = make_record(label="fsdp:reshard=always", world_size=4)
+    run = make_record(label="fsdp:reshard=2", world_size=4)
     experiment, label, ranks, layout = program_of_run(run)
-    assert (label, ranks) == ("fsdp:reshard=always", 4)
+    assert (label, ranks) == ("fsdp:reshard=2", 4)
     assert experiment.job() == run.job
     assert experiment.runtime.preset == run.world.preset
     assert (layout.micro_batch_size, layout.accumulation_steps) == (

@@ -361,7 +361,7 @@ def test_each_backend_gets_the_largest_micro_batch_that_divides_and_fits(facts: 
     assert {cell.backend: cell.memory_limit_bytes for cell in enlarged} == {
         "single": None, noise: None, "ddp": 10**7, "zero3": 10**7, "planted-wrong-beta2": 10**7,
     }  # fmt: skip
-    lines = fit.cut_lines(enlarged)
+    lines = batches(facts).lines(enlarged)
     assert (lines[0], len(lines)) == ("ddp on 2 ranks: micro-batch 4, accumulation 6", 3)
     fit.require_limit(MemoryLimits(device_bytes=1))
     with pytest.raises(HarnessError, match=r"--set runtime\.memory_limit=2GB"):

@@ -11,7 +11,7 @@ import pytest
 from harness.backends.registry import BUILT_IN
 from harness.judge.comparison import Comparison
 from harness.tell.document import Picture
-from harness.tell.pictures.drawing import FAMILIES, GREY, LIMIT, draw, look_of
+from harness.tell.pictures.drawing import FAMILY_COLOURS, GREY, LIMIT, draw, look_of
 from harness.tell.pictures.plots import (
     loss_picture,
     memory_picture,
@@ -88,7 +88,7 @@ def test_accelerate_has_the_colour_of_what_it_wraps_and_is_outlined() -> None:
 
 
 def test_families_have_distinct_colours_that_show_on_white_and_on_dark() -> None:
-    colours = [colour for _, colour in FAMILIES.values()]
+    colours = [colour for _, colour in FAMILY_COLOURS.values()]
     assert len(set(colours)) == len(colours)
     for colour in colours:
         for page in ("#ffffff", "#0d1117"):
