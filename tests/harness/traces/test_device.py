@@ -86,6 +86,17 @@ def test_kernels_of_every_library_communicate_and_say_what_they_do(name: str) ->
     assert kind.library
 
 
+@pytest.mark.parametrize(("name", "library"), [
+    ("void tensorrt_llm::kernels::oneShotAllReduceKernel<half, 8>(Params)", "TensorRT-LLM, FlashInfer"),
+    ("void aiter::allreduce_fusion_kernel_1stage<half, 8>(Params)", "vLLM, SGLang, AITER"),
+    ("void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_twoshot_sync<half>(Params)",
+     "TensorRT-LLM, FlashInfer"),
+    ("one_shot_all_reduce_kernel", "torch symmetric memory"),
+])  # fmt: skip
+def test_of_equal_names_the_namespace_tells_the_library(name: str, library: str) -> None:
+    assert kind_of("kernel", name) == ("communication", "all_reduce", library)
+
+
 @pytest.mark.parametrize("name", COMPUTE)
 def test_kernels_that_only_look_like_communication_compute(name: str) -> None:
     assert kind_of("kernel", name) == (COMPUTE[name], None, None)
@@ -99,6 +110,7 @@ def test_names_of_any_length_are_read_at_once() -> None:
         "_ZN4dpsk2ep1",
         "moeA2A",
         "mixed_comm::",
+        "tensorrt_llm::",
         "userbuffers_",
         "triton_red_",
     ):
