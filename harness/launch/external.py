@@ -51,10 +51,9 @@ def claimed(runs: Path, cell: str, on_wait: Callable[[], None]) -> Iterator[None
             yield
         finally:
             if lock.is_locked:
+                # While it is held: who waits for it sees that it is gone, and makes its own.
                 with suppress(OSError):
-                    os.unlink(
-                        path
-                    )  # while it is held: who waits for it sees that it is gone, and makes its own
+                    os.unlink(path)
 
 
 def forget_dead_claims(runs: Path) -> None:

@@ -669,9 +669,8 @@ def summary_cells(comparison: Comparison, most: int) -> list[CellRuns]:
     """
     groups = comparison.comparable.groups
     groups = [group for group in groups if not group.is_reference] or groups
-    groups = [
-        group for group in groups if group.record.status != "unsupported"
-    ] or groups  # `completed` has them
+    # `completed` has those that are unsupported.
+    groups = [group for group in groups if group.record.status != "unsupported"] or groups
     timed = {_kernels_aside(g) for g in groups if g.step_seconds and not is_deterministic(g.record)}
     groups = [g for g in groups if not is_deterministic(g.record) or _kernels_aside(g) not in timed]
     where = comparison_scope(comparison)
