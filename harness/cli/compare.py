@@ -61,10 +61,9 @@ def predict_cells(
     `facts`: by job id, what the check of the job returned; empty: configurations are all that is known.
     """
     from harness.plan.hardware import limits_here
-    from harness.plan.preflight import of_cells, predict_runs
+    from harness.plan.preflight import predict_runs
 
-    limits = limits_here(device, memory_limit)
-    return predict_runs(of_cells(cells, limits, facts), limits, force=force, trace=trace)
+    return predict_runs(cells, limits_here(device, memory_limit), facts, force=force, trace=trace)
 
 
 def predict_one(
@@ -87,10 +86,10 @@ def refuse_as_rank(request: RunRequest, *, force: bool) -> None:
     One rank of a node asks, before it meets the others: they wait for it and hold nothing yet.
     """
     from harness.plan.hardware import limits_here
-    from harness.plan.preflight import of_cells, predict_runs
+    from harness.plan.preflight import predict_runs
 
     limits = limits_here(request.device, request.memory_limit_bytes)
-    refusal = predict_runs(of_cells([request], limits), limits, force=force).refusal(request.key)
+    refusal = predict_runs([request], limits, force=force).refusal(request.key)
     if refusal is not None:
         problem = f"{request.backend} on {ranks(request.world_size)}: {refusal}"
         if external_rank() != 0:  # the first rank of all shows its own error

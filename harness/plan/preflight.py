@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
 from typing import Any
 
 from harness.backends import registry
@@ -12,9 +11,9 @@ from harness.backends.base import World
 from harness.backends.registry import REFERENCE
 from harness.errors import HarnessError
 from harness.forms.layout import COMPUTE, DTYPE_BYTES
-from harness.job.job import Job
 from harness.judge.wording import CellName, name_cells
 from harness.plan.hardware import Answer, MemoryLimits, MemoryVerdict
+from harness.plan.model import PlannedModel
 from harness.plan.prediction import MemoryPrediction, Prediction, Predictors, loading_bytes, predict
 from harness.plan.profiles import Trace
 from harness.plan.scenario import (
@@ -147,46 +146,14 @@ OTHER = "compare with training.micro_batch_size=1, a smaller model, or more memo
 UNKNOWN_STRATEGY = "the strategy of a third party's backend is not known"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedCell:
-    """A run that may start."""
-
-    cell: RunRequest
-    scenario: Callable[[], Scenario | None]
-    """None: nothing is known of the strategy. May raise."""
-    facts: Mapping[str, Any] | None = None
-    """What the check of the job returned (`rank.job_check`); None: it was not checked."""
-
-    @property
-    def named(self) -> CellName:
-        return CellName(self.cell.backend, self.cell.world_size)
-
-    @property
-    def alike(self) -> Hashable:
-        """Equal for runs that have one prediction."""
-        cell = self.cell
-        return (
-            cell.job_id, cell.backend, cell.world_size, cell.ranks_per_node, cell.micro_batch_size,
-            cell.accumulation_steps, cell.loading,
-        )  # fmt: skip
-
-    @property
-    def ranks_of_node(self) -> int:
-        return min(self.cell.ranks_per_node, self.cell.world_size)
-
-    def held_to(self, limits: MemoryLimits) -> MemoryLimits:
-        """The limits that hold for it: `runtime.memory_limit` does not for the reference."""
-        return limits if self.cell.memory_limit_bytes is not None else replace(limits, imposed_bytes=None)
-
-
 @dataclass(kw_only=True)
 class CellPredictions:
     """Of each candidate, by its key."""
 
     parts: dict[str, PredictionPart] = field(default_factory=dict)
-    unknown: dict[str, list[PlannedCell]] = field(default_factory=dict)
+    unknown: dict[str, list[RunRequest]] = field(default_factory=dict)
     """Why there is no prediction -> candidates."""
-    candidates: dict[str, PlannedCell] = field(default_factory=dict)
+    candidates: dict[str, RunRequest] = field(default_factory=dict)
     scenarios: list[Scenario] = field(default_factory=list)
     """Of those whose peak is predicted."""
 
@@ -199,8 +166,7 @@ class CellPredictions:
 
     def reason(self, key: str) -> str | None:
         """Why a run has no prediction; None: it has one, or was not asked about."""
-        named = ((why, run.cell.key) for why, runs in self.unknown.items() for run in runs)
-        return next((why for why, other in named if other == key), None)
+        return next((why for why, runs in self.unknown.items() if key in (run.key for run in runs)), None)
 
     def lines(self) -> list[str]:
         """Runs that fit in one line, then each that is close or cannot fit, what follows where that is the
@@ -209,54 +175,34 @@ class CellPredictions:
         Repetitions of a reference that is refused are left out.
         """
         judged = [(self.candidates[key], part) for key, part in self.parts.items()]
-        refused = next((run for run, part in judged if run.cell.backend == REFERENCE and part.refused), None)
+        refused = next((run for run, part in judged if run.backend == REFERENCE and part.refused), None)
         distinct = {
-            run.named: (run, part)
+            named(run): (run, part)
             for run, part in judged
             # The reference with an option, which shows how much rounding changes.
-            if not (refused and part.refused and run.named.label != REFERENCE and is_reference(run.cell))
+            if not (refused and part.refused and run.backend != REFERENCE and is_reference(run))
         }.values()
         fitting = [(run, part) for run, part in distinct if part.verdict == "fits"]
         found = []
         if fitting:
             run, part = max(fitting, key=lambda pair: pair[1].peak_bytes)
-            names = name_cells([run.named for run, _ in fitting])
+            names = name_cells([named(run) for run, _ in fitting])
             found.append(f"predicted memory: {names}: {words(part, run, most=len(fitting) > 1)}")
         found += [
-            f"predicted memory: {run.named}: {words(part, run)}"
+            f"predicted memory: {named(run)}: {words(part, run)}"
             for run, part in distinct
             if part.verdict != "fits"
         ]
         if refused is not None:
-            found.append(f"parity cannot be judged: the reference, {refused.named}, cannot fit; {OTHER}")
+            found.append(f"parity cannot be judged: the reference, {named(refused)}, cannot fit; {OTHER}")
         if self.scenarios:
             found.append("; ".join(trust_in(*self.scenarios, speed=False).lines()))
-        unknown = ((name_cells([run.named for run in runs]), why) for why, runs in self.unknown.items())
+        unknown = ((name_cells([named(run) for run in runs]), why) for why, runs in self.unknown.items())
         return found + [f"no prediction for {names}: {why}" for names, why in unknown]
 
 
-def of_cells(
-    cells: Iterable[RunRequest], limits: MemoryLimits, facts: Mapping[str, Mapping[str, Any]] | None = None
-) -> list[PlannedCell]:
-    """Cells of this machine, or runs of others. `facts`: by job id, what the check of the job returned.
-
-    Of a job that was not checked its configuration says what the model is, and its samples do not count.
-    """
-    checked = facts or {}
-    jobs: dict[str, Job] = {}
-    unchecked = cache(lambda job_id: job_model(jobs[job_id]))
-
-    def scenario(cell: RunRequest) -> Scenario | None:
-        known = checked.get(cell.job_id)
-        model = unchecked(cell.job_id) if known is None else planned_model(known, cell.job)
-        return scenario_of(cell, model, device=limits.device)
-
-    found = []
-    for cell in cells:
-        jobs[cell.job_id] = cell.job
-        one = PlannedCell(cell=cell, scenario=partial(scenario, cell), facts=checked.get(cell.job_id))
-        found.append(one)
-    return found
+def named(cell: RunRequest) -> CellName:
+    return CellName(cell.backend, cell.world_size)
 
 
 def is_reference(cell: RunRequest) -> bool:
@@ -264,82 +210,119 @@ def is_reference(cell: RunRequest) -> bool:
     return registry.parse(cell.backend)[0].name == REFERENCE
 
 
+Facts = Mapping[str, Any]
+"""What the check of a job returned (`rank.job_check`)."""
+OfCell = Callable[[RunRequest], Scenario | None]
+"""The scenario of a run; None: nothing is known of its strategy. May raise."""
+
+
+def of_cell(limits: MemoryLimits, facts: Mapping[str, Facts]) -> OfCell:
+    """Scenarios of runs. Of a job that was not checked its configuration says what the model is."""
+    models: dict[str, PlannedModel] = {}
+
+    def scenario(cell: RunRequest) -> Scenario | None:
+        if cell.job_id not in models:
+            known = facts.get(cell.job_id)
+            models[cell.job_id] = planned_model(known, cell.job) if known else job_model(cell.job)
+        return scenario_of(cell, models[cell.job_id], device=limits.device)
+
+    return scenario
+
+
 def predict_runs(
-    candidates: Iterable[PlannedCell],
+    candidates: Iterable[RunRequest],
     limits: MemoryLimits,
+    facts: Mapping[str, Facts] | None = None,
     *,
     force: bool = False,
     trace: Trace | None = None,
+    scenario: OfCell | None = None,
 ) -> CellPredictions:
-    """Predict each run. One that cannot fit is refused unless `force`."""
-    found, by = CellPredictions(), Predictors.traced_by(trace)
+    """Predict each run. One that cannot fit is refused unless `force`.
+
+    `facts`: by job id; the samples of a job that was not checked do not count. `scenario`: others in tests.
+    """
+    checked = facts or {}
+    found, by, scenario = CellPredictions(), Predictors.traced_by(trace), scenario or of_cell(limits, checked)
     known: dict[Hashable, PredictionPart | str | None] = {}
-    for run in candidates:
-        found.candidates[run.cell.key] = run
-        if run.alike not in known:
-            known[run.alike] = _predict(run, limits, force, by, found.scenarios)
-        outcome = known[run.alike]
+    for cell in candidates:
+        found.candidates[cell.key] = cell
+        alike = (
+            cell.job_id, cell.backend, cell.world_size, cell.ranks_per_node, cell.micro_batch_size,
+            cell.accumulation_steps, cell.loading,
+        )  # fmt: skip
+        if alike not in known:
+            # `runtime.memory_limit` does not hold for the reference.
+            own = limits if cell.memory_limit_bytes is not None else replace(limits, imposed_bytes=None)
+            known[alike] = _predict(cell, own, checked.get(cell.job_id), scenario, by, found.scenarios)
+        outcome = known[alike]
         if isinstance(outcome, str):
-            found.unknown.setdefault(outcome, []).append(run)
+            found.unknown.setdefault(outcome, []).append(cell)
         elif outcome is not None:
-            found.parts[run.cell.key] = outcome
+            refused = outcome.verdict == DOES_NOT_FIT and not force
+            found.parts[cell.key] = outcome.model_copy(update={"refused": refused})
     return found
 
 
 def _predict(
-    run: PlannedCell, limits: MemoryLimits, force: bool, by: Predictors, predicted: list[Scenario]
+    cell: RunRequest,
+    limits: MemoryLimits,
+    facts: Facts | None,
+    scenario_of: OfCell,
+    by: Predictors,
+    predicted: list[Scenario],
 ) -> PredictionPart | str | None:
     """The prediction, or why there is none; None: the backend will refuse by itself.
 
     `predicted`: gets the scenario of one that is made. Errors of any kind are reasons, since no run may
     depend on its prediction.
     """
-    cell = run.cell
     try:
         entry, options = registry.parse(cell.backend)
         world = World.planned(cell.world_size, cell.ranks_per_node, cell.device)
         precision = cell.job.training.held_precision
         if entry.strategy and why_unsupported(entry.strategy, options, precision, world):
             return None
-        scenario = run.scenario()
-        if scenario is None:
-            return _at_least(run, limits, force) or UNKNOWN_STRATEGY
-        own = run.held_to(limits)
+        if (scenario := scenario_of(cell)) is None:
+            raise HarnessError(UNKNOWN_STRATEGY)
         found = predict(scenario, by, timed=False)
         if found.memory is not None:
-            samples = data_bytes(run.facts, cell.job, cell.device) if run.facts else 0
-            part = judged(scenario, found.memory, own, samples)
             predicted.append(scenario)
-        elif (part := at_least(found, own)).verdict != DOES_NOT_FIT:
-            return _at_least(run, limits, force) or str(found.memory_unknown)
-    except HarnessError as error:
-        return _at_least(run, limits, force) or str(error)
+            samples = data_bytes(facts, cell.job, cell.device) if facts else 0
+            return judged(scenario, found.memory, limits, samples)
+        if (part := at_least(found, limits)).verdict == DOES_NOT_FIT:
+            return part
+        unknown = str(found.memory_unknown)
     except Exception as error:
-        return _at_least(run, limits, force) or f"{type(error).__name__}: {error}"
-    return part.model_copy(update={"refused": part.verdict == DOES_NOT_FIT and not force})
+        unknown = str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
+    return _at_least_of_all(cell, limits, facts or {}) or unknown
 
 
-def _at_least(run: PlannedCell, limits: MemoryLimits, force: bool) -> PredictionPart | None:
+def _at_least_of_all(cell: RunRequest, limits: MemoryLimits, facts: Facts) -> PredictionPart | None:
     """Where nothing better is known, as of a third party's backend: what ranks on the CPU hold under any
     strategy, each weight and its optimizer states once among all; None: it may fit."""
-    cell, facts = run.cell, run.facts or {}
     if (parameters := facts.get("parameters")) is None or cell.device != "cpu":
         return None
     trained = facts.get("trained_parameters")
     kinds = {"weights": parameters, "optimizer": 2 * (parameters if trained is None else trained)}
     width = DTYPE_BYTES[COMPUTE["bf16" if cell.job.training.held_precision == "bf16" else "fp32"]]
     shares = {kind: count * width // cell.world_size for kind, count in kinds.items()}
-    held = sum(shares.values())
+    held, ranks = sum(shares.values()), ranks_of_node(cell)
     part = _part(
-        limits, run.ranks_of_node, peak_bytes=held, moment=AT_LEAST, kinds=shares, device_bytes=held,
-        host_bytes=held * run.ranks_of_node,
+        limits, ranks, peak_bytes=held, moment=AT_LEAST, kinds=shares, device_bytes=held,
+        host_bytes=held * ranks,
     )  # fmt: skip
-    return part.model_copy(update={"refused": not force}) if part.verdict == DOES_NOT_FIT else None
+    return part if part.verdict == DOES_NOT_FIT else None
 
 
-def words(part: PredictionPart, run: PlannedCell, *, most: bool = False) -> str:
+def ranks_of_node(cell: RunRequest) -> int:
+    """Ranks on a full node."""
+    return min(cell.ranks_per_node, cell.world_size)
+
+
+def words(part: PredictionPart, cell: RunRequest, *, most: bool = False) -> str:
     """'fits: 1.2 MB of 3.9 GB per rank', 'cannot fit: 131 GB of 80 GB per rank'."""
-    demand = telling_demand(part, run.ranks_of_node, run.cell.device)
+    demand = telling_demand(part, ranks_of_node(cell), cell.device)
     if demand is None:
         return f"{size(part.peak_bytes)} per rank; the memory of the device is not known"
     verdict = "cannot fit" if part.verdict == DOES_NOT_FIT else part.verdict

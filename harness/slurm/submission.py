@@ -25,7 +25,7 @@ from harness.gpus.found import read_wheel, unfit_wheel
 from harness.launch.cells import is_refused
 from harness.launch.external import claimed
 from harness.plan.hardware import MemoryLimits, load_hardware
-from harness.plan.preflight import CellPredictions, of_cells, predict_runs
+from harness.plan.preflight import CellPredictions, predict_runs
 from harness.record import Record, SlurmPart
 from harness.record.store import RECORD_NAME, read_record, write_record
 from harness.run_directory.assemble import Outcome, Verdict, assemble, assemble_refused, noted_exits
@@ -383,7 +383,7 @@ def memory_bytes(text: str | None) -> int | None:
 
 def predict_matrix(runs: Sequence[PlannedRun], limits: MemoryLimits, *, force: bool) -> CellPredictions:
     """Predict runs that are about to be submitted, by the keys of their cells."""
-    return predict_runs(of_cells([run.request for run in runs], limits), limits, force=force)
+    return predict_runs([run.request for run in runs], limits, force=force)
 
 
 def record_refused(

@@ -20,7 +20,6 @@ from harness.plan.preflight import (
     FORCE,
     OTHER,
     CellPredictions,
-    PlannedCell,
     judged,
     predict_runs,
     size,
@@ -30,6 +29,7 @@ from harness.plan.preflight import (
 from harness.plan.scenario import Scenario, with_settings
 from harness.plan.trust import trust_in
 from harness.record import PredictionPart
+from harness.run_directory.request import RunRequest
 from tests.harness.plan.plans import llama, scenario, term
 from tests.records import make_prediction
 
@@ -143,15 +143,15 @@ def test_sizes_are_short(count: float, text: str) -> None:
     assert size(count) == text
 
 
-def candidate(
-    key: str, label: str = "ddp", *, scenario: Any = lambda: None, parameters: int | None = None,
-    world_size: int = 2, device: str = "cuda",
-) -> PlannedCell:  # fmt: skip
+def candidate(key: str, label: str = "ddp", *, world_size: int = 2, device: str = "cuda") -> RunRequest:
     experiment = load_experiment(None, [f"training.global_batch_size={world_size}"])
     layout = batch_layout(experiment.training, world_size)
-    cell = make_cell(experiment, label, world_size, layout, 0, device).model_copy(update={"key": key})
-    facts = None if parameters is None else {"parameters": parameters}
-    return PlannedCell(cell=cell, scenario=scenario, facts=facts)
+    cell = make_cell(experiment, label, world_size, layout, 0, device)
+    return cell.model_copy(update={"key": key})
+
+
+def parameters(of: RunRequest, count: int) -> dict[str, dict[str, Any]]:
+    return {of.job_id: {"parameters": count}}
 
 
 def outcomes(*cases: tuple[str, str, int]) -> CellPredictions:
@@ -187,8 +187,9 @@ def test_how_wrong_such_predictions_were_is_said_once() -> None:
     planned = {
         label: scenario(label, 2, model=model, activation_checkpointing=True) for label in ("fsdp1", "fsdp")
     }
-    runs = [candidate(label, label, scenario=partial(planned.get, label)) for label in planned]
-    found = predict_runs(runs, MemoryLimits(device_bytes=80 * GB))
+    runs = [candidate(label, label) for label in planned]
+    limits = MemoryLimits(device_bytes=80 * GB)
+    found = predict_runs(runs, limits, scenario=lambda cell: planned[cell.backend])
     alone = trust_in(planned["fsdp1"], speed=False)
     part = found.parts["fsdp1"]
     assert (part.typical_error, part.error_runs) == (alone.memory.typical, alone.memory.runs)
@@ -202,38 +203,39 @@ def test_how_wrong_such_predictions_were_is_said_once() -> None:
     [(HarnessError("gpt5 is not covered"), "gpt5 is not covered"), (KeyError("depth"), "KeyError: 'depth'")],
 )
 def test_why_there_is_no_prediction_is_shown_once(error: Exception, words: str) -> None:
-    runs = [candidate(label, label, scenario=raising(error)) for label in ("ddp", "fsdp")]
-    found = predict_runs(runs, MemoryLimits())
+    runs = [candidate(label, label) for label in ("ddp", "fsdp")]
+    found = predict_runs(runs, MemoryLimits(), scenario=raising(error))
     assert found.parts == {}
     assert found.lines() == [f"no prediction for ddp and fsdp on 2 ranks: {words}"]
 
 
 def test_nothing_is_said_of_what_the_backend_will_refuse() -> None:
-    run = candidate("a", "fsdp-hybrid:shard_size=3", scenario=raising(ZeroDivisionError()))
-    assert predict_runs([run], MemoryLimits()).lines() == []
+    run = candidate("a", "fsdp-hybrid:shard_size=3")
+    assert predict_runs([run], MemoryLimits(), scenario=raising(ZeroDivisionError())).lines() == []
 
 
 def test_equal_runs_are_predicted_once() -> None:
-    asked: list[str] = []
-    runs = [candidate(str(repeat), scenario=lambda: asked.append("ddp")) for repeat in range(3)]
-    predict_runs(runs, MemoryLimits())
-    assert asked == ["ddp"]
+    asked = Mock(return_value=None)
+    predict_runs(map(candidate, "012"), MemoryLimits(), scenario=asked)
+    asked.assert_called_once()
 
 
-@pytest.mark.parametrize("scenario", [lambda: None, raising(ValueError("no closed form"))])
+@pytest.mark.parametrize("scenario", [lambda _: None, raising(ValueError("no closed form"))])
 def test_what_no_strategy_could_fit_is_refused_without_a_prediction(scenario: Any) -> None:
-    run = candidate("big", scenario=scenario, device="cpu", world_size=16, parameters=70 * GB)
-    found = predict_runs([run], MemoryLimits(host_bytes=24 * GB))
+    run, limits = candidate("big", device="cpu", world_size=16), MemoryLimits(host_bytes=24 * GB)
+    ask = partial(predict_runs, [run], limits, parameters(run, 70 * GB), scenario=scenario)
+    found = ask()
     assert found.refusal("big") == f"cannot fit: at least 52.5 GB of 1.5 GB host memory per rank; {FORCE}"
     assert found.lines() == [
         "predicted memory: ddp on 16 ranks: cannot fit: at least 52.5 GB of 1.5 GB host memory per rank"
     ]
-    assert predict_runs([run], MemoryLimits(host_bytes=24 * GB), force=True).refusal("big") is None
+    assert ask(force=True).refusal("big") is None
 
 
 def test_what_some_strategy_could_fit_stays_unknown() -> None:
-    run = candidate("small", device="cpu", parameters=GB)
-    found = predict_runs([run], MemoryLimits(host_bytes=24 * GB))
+    run = candidate("small", device="cpu")
+    limits, facts = MemoryLimits(host_bytes=24 * GB), parameters(run, GB)
+    found = predict_runs([run], limits, facts, scenario=lambda _: None)
     assert found.refusal("small") is None
     assert found.lines() == [
         "no prediction for ddp on 2 ranks: the strategy of a third party's backend is not known"
@@ -245,19 +247,18 @@ def test_what_not_even_the_least_of_its_bounds_fits_is_refused() -> None:
     compiled = with_settings(scenario("fsdp", 2, **job), {"model.compile": "block"})
     bounds = memory_bounds(compiled)
     least, most = (bound.device_bytes for bound in bounds)
-    run = candidate("compiled", "fsdp", scenario=lambda: compiled)
-    assert predict_runs([run], MemoryLimits(device_bytes=(least + most) // 2)).parts == {}
-    refused = predict_runs([run], MemoryLimits(device_bytes=least * 9 // 10)).refusal("compiled")
+    ask = partial(predict_runs, [candidate("compiled", "fsdp")], scenario=lambda _: compiled)
+    assert ask(MemoryLimits(device_bytes=(least + most) // 2)).parts == {}
+    refused = ask(MemoryLimits(device_bytes=least * 9 // 10)).refusal("compiled")
     assert str(refused).startswith("cannot fit: at least ")
 
 
 def test_what_is_not_modelled_is_refused_where_its_states_do_not_fit() -> None:
     own = scenario("zero3", 2, options={"stage3_max_live_parameters": 1})
     states, why = sum(own.held_states.values()), "stage3_max_live_parameters is not modelled"
-    run = candidate("own", "zero3", scenario=lambda: own)
-    found = predict_runs([run], MemoryLimits(device_bytes=2 * states))
-    assert why in str(found.reason("own"))
-    refused = predict_runs([run], MemoryLimits(device_bytes=states // 2)).refusal("own")
+    ask = partial(predict_runs, [candidate("own", "zero3")], scenario=lambda _: own)
+    assert why in str(ask(MemoryLimits(device_bytes=2 * states)).reason("own"))
+    refused = ask(MemoryLimits(device_bytes=states // 2)).refusal("own")
     assert str(refused).startswith("cannot fit: at least ")
 
 
@@ -267,16 +268,15 @@ def test_a_reference_that_cannot_fit_is_named_once_with_a_remedy() -> None:
     plan = scenario("single", 1, model=model, micro_batch_size=64, activation_checkpointing=True)
     alone = with_settings(plan, {"model.config": dict(model.config)})
     cast = replace(alone, label="single:precision=cast", options={"precision": "cast"})
-    plans = (alone, cast, scenario("fsdp", 64, model=model, micro_batch_size=1))
-    runs = [
-        candidate(one.label, one.label, scenario=lambda one=one: one, world_size=one.world_size)
-        for one in plans
-    ]
-    found = predict_runs(runs, MemoryLimits(device_bytes=device_gb * GB))
+    sharded = scenario("fsdp", 64, model=model, micro_batch_size=1)
+    plans = {one.label: one for one in (alone, cast, sharded)}
+    runs = [candidate(label, label, world_size=one.world_size) for label, one in plans.items()]
+    limits, ask = MemoryLimits(device_bytes=device_gb * GB), lambda cell: plans[cell.backend]
+    found = predict_runs(runs, limits, scenario=ask)
     assert found.refusal("single:precision=cast") is not None
     of_reference = [line for line in found.lines() if "single" in line and "typical error" not in line]
     assert of_reference[0].startswith("predicted memory: single on 1 rank: cannot fit: ")
     parity = f"parity cannot be judged: the reference, single on 1 rank, cannot fit; {OTHER}"
     assert of_reference[1:] == [parity]
-    forced = predict_runs(runs, MemoryLimits(device_bytes=device_gb * GB), force=True)
+    forced = predict_runs(runs, limits, force=True, scenario=ask)
     assert not any("parity" in line for line in forced.lines())
