@@ -12,7 +12,7 @@ from harness.backends.tensor import plan
 from harness.forms import zero3, zero12
 from harness.forms.activations import SELECTIVE, blocks_between, recomputed_share
 from harness.forms.fsdp import fsdp2
-from harness.forms.layout import DTYPE_BYTES, Attention, Layout, Tensor
+from harness.forms.layout import DTYPE_BYTES, Layout, Tensor
 from harness.forms.single import replica_tensors, replica_terms
 from harness.forms.terms import (
     GRADIENTS,
@@ -26,7 +26,7 @@ from harness.forms.terms import (
     states,
     whole_sizes,
 )
-from harness.forms.workload import Role, Workload
+from harness.forms.workload import Workload
 from harness.forms.zero0 import bucket_elements
 
 FORWARD = "activations added up in the forward pass"
@@ -294,84 +294,37 @@ def with_attention(workload: Workload, volume: Volume) -> Volume:
         return replace(volume, unknown=FROZEN if attention else UNKNOWN_HEADS)
     if workload.activation_checkpointing == SELECTIVE:
         return replace(volume, unknown=KEPT)
-    exchange = _Exchange(workload, attention)
-    share = recomputed_share(workload.activation_checkpointing, attention.layers)
-    again = replace(exchange, attention=replace(attention, layers=int(share * attention.layers)))
+    ranks, micro, dtype = workload.ranks_per_sample, workload.micro_batch_size, workload.compute_dtype
+    assert workload.part_length is not None
+    tokens, width = micro * workload.part_length, DTYPE_BYTES[dtype]
+    # Of each block and pass: operation, dtype, term, bytes and calls.
+    if workload.strategy.sequence == "exchange":
+        # Queries, keys, values, results; fewer heads of keys than ranks are repeated first. It is its own
+        # backward pass. `UlyssesSPAttentionHF.forward`: int64 positions of one sample, which all share.
+        heads = attention.heads + max(attention.key_value_heads, ranks)
+        exchanged = "all_to_all", dtype, EXCHANGED, 2 * heads * tokens * attention.head_size * width, 4
+        positions = DTYPE_BYTES["int64"] * tokens // micro * ranks
+        forward, backward = [("all_gather", "int64", POSITIONS, positions, 1), exchanged], [exchanged]
+    else:
+        # Heads of keys are not repeated for queries that share them. `_templated_ring_attention`: gathered
+        # in one call, or passed on until all ranks had them. They come round once more in the backward pass;
+        # their gradients, in fp32, come round and go home (`_templated_ring_attention_backward`).
+        keys_and_values = 2 * tokens * attention.key_value_heads * attention.head_size
+        around = "all_gather", dtype, KEYS, keys_and_values * width * ranks, 1
+        if workload.options.get("rotation") == "all-to-all":
+            around = "permute", dtype, ROTATED, keys_and_values * width * (ranks - 1), ranks - 1
+        home = "permute", "float32", GRADIENTS_OF_KEYS, 4 * keys_and_values * ranks, ranks
+        forward, backward = [around], [around, home]
+    role = "world" if ranks == workload.world_size else MESH_AXIS
     passes = len(workload.steps) * workload.accumulation_steps
+    recomputed = int(recomputed_share(workload.activation_checkpointing, attention.layers) * attention.layers)
+    blocks = attention.layers
     found = [
-        *exchange.forward("forward", passes),
-        *again.forward("backward", passes),
-        *exchange.backward(passes),
-    ]
-    return replace(volume, collectives=(*volume.collectives, *found))
-
-
-@dataclass(frozen=True)
-class _Exchange:
-    """Attention of one rank's micro-batch, in all blocks."""
-
-    workload: Workload
-    attention: Attention
-
-    @property
-    def ranks(self) -> int:
-        """Ranks that share samples."""
-        return self.workload.ranks_per_sample
-
-    @property
-    def role(self) -> Role:
-        return "world" if self.ranks == self.workload.world_size else MESH_AXIS
-
-    def forward(self, phase: str, passes: int) -> list[Collective]:
-        """`passes` forward passes."""
-        if self.workload.strategy.sequence == "exchange":
-            # `UlyssesSPAttentionHF.forward`: int64 positions of one sample, which all share, by block.
-            size = DTYPE_BYTES["int64"] * self._tokens // self.workload.micro_batch_size * self.ranks
-            gathered = self._calls(phase, "all_gather", "int64", POSITIONS, size, 1, passes)
-            return [*gathered, *self._exchanged(phase, passes)]
-        return self._around(phase, passes)
-
-    def backward(self, passes: int) -> list[Collective]:
-        """Keys and values come round once more; their gradients, in fp32, come round and go home
-        (`_templated_ring_attention_backward`). An exchange is its own backward pass."""
-        if self.workload.strategy.sequence == "exchange":
-            return self._exchanged("backward", passes)
-        size = self._keys_and_values * DTYPE_BYTES["float32"]
-        home = self._calls(
-            "backward", "permute", "float32", GRADIENTS_OF_KEYS, size * self.ranks, self.ranks, passes
+        Collective(phase, op, of, term, size * times * passes, calls * times * passes, role)
+        for phase, each, times in (
+            ("forward", forward, blocks), ("backward", forward, recomputed), ("backward", backward, blocks),
         )
-        return [*self._around("backward", passes), *home]
-
-    @property
-    def _tokens(self) -> int:
-        """Tokens of a micro-batch on one rank."""
-        assert self.workload.part_length is not None
-        return self.workload.micro_batch_size * self.workload.part_length
-
-    @property
-    def _keys_and_values(self) -> int:
-        """Elements of one rank's tokens: heads of keys are not repeated for the queries that share them."""
-        return 2 * self._tokens * self.attention.key_value_heads * self.attention.head_size
-
-    def _around(self, phase: str, passes: int) -> list[Collective]:
-        """`_templated_ring_attention`: gathered in one call, or passed on until all ranks had them."""
-        dtype = self.workload.compute_dtype
-        size = self._keys_and_values * DTYPE_BYTES[dtype]
-        if self.workload.options.get("rotation") == "all-to-all":
-            further = self.ranks - 1
-            return self._calls(phase, "permute", dtype, ROTATED, size * further, further, passes)
-        return self._calls(phase, "all_gather", dtype, KEYS, size * self.ranks, 1, passes)
-
-    def _exchanged(self, phase: str, passes: int) -> list[Collective]:
-        """Four calls: queries, keys, values, results. Fewer heads of keys than ranks are repeated first."""
-        dtype, heads = self.workload.compute_dtype, self.attention.heads
-        keys = max(self.attention.key_value_heads, self.ranks)
-        elements = 2 * (heads + keys) * self._tokens * self.attention.head_size
-        return self._calls(phase, "all_to_all", dtype, EXCHANGED, elements * DTYPE_BYTES[dtype], 4, passes)
-
-    def _calls(
-        self, phase: str, op: str, dtype: str, term: str, size: int, calls: int, passes: int
-    ) -> list[Collective]:
-        """`size` bytes in `calls` calls, in each block of each pass."""
-        times = self.attention.layers * passes
-        return [Collective(phase, op, dtype, term, size * times, calls * times, self.role)] if times else []
+        for op, of, term, size, calls in each
+        if times * passes
+    ]  # fmt: skip
+    return replace(volume, collectives=(*volume.collectives, *found))

@@ -317,7 +317,7 @@ def as_known_type(config: Values) -> dict[str, Any] | None:
     has_heads = size is None or not isinstance(heads, int) or size * heads == config.get("hidden_size")
     if own is None or not has_heads or any(given(*asked) != is_so for *asked, is_so in own.get("needs", ())):
         return None
-    found = {key: config.get(key) for key in KEPT}
+    found: dict[str, Any] = {key: config.get(key) for key in KEPT}
     for name, key, *others in own.get("take", ()):
         key, _, flag = key.partition("?")
         if not flag or config.get(flag):
