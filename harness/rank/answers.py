@@ -51,14 +51,14 @@ def answer_questions(loop: Loop, most: int) -> RankAnswers:
             "set evaluation.answer_tokens=null"
         )
     questions = [(sample, known[sample]) for sample in loop.sampler.evaluation_ids]
-    mine = questions[loop.world.data_rank :: loop.world.data_size]
+    mine = questions[loop.rank.world.data_rank :: loop.rank.world.data_size]
     size = loop.layout.micro_batch_size
-    batches = -(-len(questions) // (size * loop.world.data_size))
+    batches = -(-len(questions) // (size * loop.rank.world.data_size))
     loop.engine.train(False)
     began = time.perf_counter()
     given = []
     for number in range(batches):
-        loop.position.enter(f"answers, batch {number} of {batches}")
+        loop.rank.position.enter(f"answers, batch {number} of {batches}")
         part = mine[number * size :][:size]
         documents = [document for _, document in part] or [questions[0][1]]
         texts = _generate(loop, documents, tokenizer, most)
@@ -83,7 +83,7 @@ def _generate(loop: Loop, documents: Sequence[TextSample], tokenizer: Tokenizer,
             if not ended[place]:
                 written[place].append(token)
         # All ranks must run the same number of forward passes.
-        go_on = torch.tensor([int(not all(ended))], device=loop.world.device)
+        go_on = torch.tensor([int(not all(ended))], device=loop.rank.world.device)
         dist.all_reduce(go_on, op=dist.ReduceOp.MAX)
         if not go_on.item():
             break
@@ -96,8 +96,8 @@ def _next_tokens(loop: Loop, texts: Sequence[list[int]], padding: int) -> list[i
     tokens = torch.tensor([text + [padding] * (longest - len(text)) for text in texts], dtype=torch.int64)
     last = torch.tensor([len(text) - 1 for text in texts])
     predictor = NextTokens()
-    with loop.observer.computing(predictor):
-        loop.engine.forward(to_device({"tokens": tokens, "last": last}, loop.world.device))
+    with loop.instruments.observer.computing(predictor):
+        loop.engine.forward(to_device({"tokens": tokens, "last": last}, loop.rank.world.device))
     assert predictor.found is not None
     found: list[int] = predictor.found.tolist()
     return found

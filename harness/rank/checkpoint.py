@@ -12,15 +12,16 @@ from typing import Any, Literal, TypeVar
 
 import torch.distributed as dist
 
-from harness.backends.base import Engine, Unsupported, World
+from harness.backends.base import Engine, Unsupported
 from harness.backends.checkpoints.tensor_files import load_portable, save_portable
 from harness.backends.checkpoints.torch_pieces import moments_checksum
+from harness.rank.instruments import RankContext
 from harness.rank.probes.memory import HostPeak
 from harness.rank.probes.probes import Probes
 from harness.rank.probes.weights import digest_weights
 from harness.record.measured import CheckpointPart, SavedFormat
-from harness.run_directory.events import CheckpointEvent, EventWriter
-from harness.run_directory.request import RunRequest, SavedCheckpoint
+from harness.run_directory.events import CheckpointEvent
+from harness.run_directory.request import SavedCheckpoint, checkpoint_folder
 
 T = TypeVar("T")
 LOADING_PHASE = "checkpoint_load"
@@ -30,11 +31,7 @@ LOADING_PHASE = "checkpoint_load"
 class CheckpointProbe:
     """Called once, between two steps, while the allocator still counts."""
 
-    folder: Path
-    """Where the files go; the same path on every rank."""
-    request: RunRequest
-    world: World
-    events: EventWriter
+    rank: RankContext
     config: Any
     """The model's, which Hugging Face needs to read the weights; None: a model of the user's own."""
 
@@ -43,56 +40,52 @@ class CheckpointProbe:
 
         Raises what the library raises where it cannot save.
         """
-        form: SavedFormat = self.request.measure.checkpoint  # type: ignore[assignment]
+        rank, folder = self.rank, checkpoint_folder(self.rank.run_directory)  # the same path on every rank
+        form: SavedFormat = rank.request.measure.checkpoint  # type: ignore[assignment]
         with (
             probes.memory_of("during_checkpoint", steps_taken),
-            _measured("save", form, steps_taken, self.folder, self.world, self.events),
+            _measured("save", form, steps_taken, folder, rank),
             probes.counting("checkpoint"),
         ):
             if form == "native":
-                engine.save(self.folder)
+                engine.save(folder)
             else:
-                save_portable(engine, self.folder, form)
-        self._describe(engine, form, steps_taken)
+                save_portable(engine, folder, form)
+        self._describe(engine, folder, form, steps_taken)
         with probes.memory_of("during_checkpoint_load", steps_taken):
-            load(engine, self.folder, form, steps_taken, self.world, self.events, probes)
+            load(engine, folder, form, steps_taken, rank, probes)
         dist.barrier()  # no rank deletes what another still reads
-        if not self.request.measure.keep_checkpoint and self.world.local_rank == 0:
+        if not rank.request.measure.keep_checkpoint and rank.world.local_rank == 0:
             # Nodes that share the folder delete it side by side.
-            shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
-    def _describe(self, engine: Engine, form: SavedFormat, steps_taken: int) -> None:
+    def _describe(self, engine: Engine, folder: Path, form: SavedFormat, steps_taken: int) -> None:
         """Note next to the files what was saved; a collective where digests are asked for."""
-        request = self.request
+        request, world = self.rank.request, self.rank.world
         digests = request.measure.keep_checkpoint and request.measure.weight_digests
         weights = digest_weights(engine) if digests else None
         moments = (
             if_supported(lambda: moments_checksum(engine)) if digests and form != "consolidated" else None
         )
-        if self.world.rank == 0:
+        if world.rank == 0:
             progress = if_supported(engine.progress)
             saved = SavedCheckpoint(
                 format=form, native_format=engine.native_format(), run_id=request.run_id,
-                backend=request.backend, world_size=self.world.world_size, job_id=request.job_id,
+                backend=request.backend, world_size=world.world_size, job_id=request.job_id,
                 job=request.job, step=steps_taken, updates=progress.updates if progress else None,
                 loss_scale=progress.loss_scale if progress else None,
                 weights_digest=weights.digest if weights else None, moments_checksum=moments,
             )  # fmt: skip
             if request.measure.keep_checkpoint and form == "native":
-                saved = saved.sealed(self.folder)
-            saved.write(self.folder)
+                saved = saved.sealed(folder)
+            saved.write(folder)
             if form != "native" and self.config is not None:
-                self.config.save_pretrained(self.folder)
+                self.config.save_pretrained(folder)
 
 
 @contextmanager
 def _measured(
-    operation: Literal["save", "load"],
-    form: SavedFormat,
-    step: int,
-    folder: Path,
-    world: World,
-    events: EventWriter,
+    operation: Literal["save", "load"], form: SavedFormat, step: int, folder: Path, rank: RankContext
 ) -> Iterator[None]:
     """Write one event of what happens inside: its time, the memory of the host, the size of the files."""
     dist.barrier()
@@ -106,19 +99,18 @@ def _measured(
         format=form,
         step=step,
         seconds=time.perf_counter() - begin,
-        file_bytes=sum(path.stat().st_size for path in files) if world.rank == 0 else None,
+        file_bytes=sum(path.stat().st_size for path in files) if rank.world.rank == 0 else None,
         host_before_bytes=host.before_bytes,
         host_peak_bytes=host.peak_bytes,
     )
-    events.write(CheckpointEvent(part=part))
+    rank.events.write(CheckpointEvent(part=part))
 
 
 def load(
-    engine: Engine, folder: Path, form: SavedFormat, step: int, world: World, events: EventWriter,
-    probes: Probes,
-) -> None:  # fmt: skip
+    engine: Engine, folder: Path, form: SavedFormat, step: int, rank: RankContext, probes: Probes
+) -> None:
     """Load what was saved after so many steps, measured and counted; a collective."""
-    with _measured("load", form, step, folder, world, events), probes.counting(LOADING_PHASE):
+    with _measured("load", form, step, folder, rank), probes.counting(LOADING_PHASE):
         if form == "native":
             engine.load(folder)
         else:

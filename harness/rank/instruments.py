@@ -1,8 +1,8 @@
-"""Everything that measures and observes a rank while it trains, and how it lies around a step."""
+"""A rank of a run, all that measures and observes it while it trains, and how that lies around a step."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,8 @@ from harness.rank.probes.time import Clock
 from harness.rank.probes.tracer import Tracer
 from harness.rank.probes.weights import Examination
 from harness.rank.process.environment import keep_freed_memory
-from harness.rank.process.start import Turns
-from harness.rank.shells import Instrument, Shells, Step
+from harness.rank.process.start import SignalThread, Turns
+from harness.rank.step_hooks import Step, StepHook, StepHooks
 from harness.record import OUTSIDE, OverlapPart
 from harness.run_directory.events import EventWriter
 from harness.run_directory.rank_state import TURN, ModuleWriter, PositionWriter
@@ -30,10 +30,27 @@ from harness.run_directory.request import RunRequest, snapshot_file, trace_file
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankContext:
+    """What this rank is asked for, and through what it tells how far it is."""
+
+    request: RunRequest
+    run_directory: Path
+    world: World
+    started: float
+    """By `time.perf_counter`."""
+    events: EventWriter
+    position: PositionWriter
+    signals: SignalThread
+    on_termination: Callable[[], None] | None
+    """Called when the rank is asked to terminate while it trains, after it wrote its measurements."""
+    turns: Turns | None
+    """In which it takes its timed steps; None: it waits for nobody."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Instruments:
     """What measures and observes a rank while it trains."""
 
-    rank: int
     allocator: AllocatorProbe
     counter: CommunicationCounter
     tracer: Tracer
@@ -41,8 +58,9 @@ class Instruments:
     probes: Probes
 
     @classmethod
-    def install(cls, request: RunRequest, run_directory: Path, world: World) -> Instruments:
+    def install(cls, rank: RankContext) -> Instruments:
         """Install them; call this before the first tensor whose memory counts."""
+        request, run_directory, world = rank.request, rank.run_directory, rank.world
         measure = request.measure
         allocator = allocator_probe(world.device) if measure.probed_steps else AllocatorProbe()
         if request.memory_limit_bytes is not None and world.device == "cuda":
@@ -58,29 +76,25 @@ class Instruments:
             allocator, counter, tracer, observer, EnergyMeter(world.device),
             probed_steps=measure.probed_steps, snapshot=snapshot,
         )  # fmt: skip
-        return cls(
-            rank=world.rank, allocator=allocator, counter=counter, tracer=tracer, observer=observer,
-            probes=probes,
-        )  # fmt: skip
+        return cls(allocator=allocator, counter=counter, tracer=tracer, observer=observer, probes=probes)
 
-    def around(
-        self, engine: Engine, clock: Clock, position: PositionWriter, events: EventWriter,
-        *, examined: Collection[int], turns: Turns | None,
-    ) -> Shells:  # fmt: skip
+    def around(self, engine: Engine, rank: RankContext) -> StepHooks:
         """All of them as the loop tells them: who works within the step lies inside."""
-        shells = [
-            Whereabouts(position),
-            *([Examination(engine, examined, position, events)] if examined else []),
+        clock, examined = Clock(rank.world.device), rank.request.examine_steps
+        engine.enter_phase = clock.timer.enter
+        hooks = [
+            Whereabouts(rank.position),
+            *([Examination(engine, examined, rank.position, rank.events)] if examined else []),
             Audit(self.observer, engine),
             StepMemory(self.allocator),
             self.observer,
-            Tracing(self.tracer, position),
-            *([] if turns is None else [TakesTurns(turns, self.probes, position, events)]),
+            Tracing(self.tracer, rank.position),
+            *([] if rank.turns is None else [TakesTurns(rank.turns, self.probes, rank)]),
             self.probes,
             self.tracer,
             clock,
         ]
-        return Shells(shells)
+        return StepHooks(hooks)
 
     def before_training(self, request: RunRequest) -> None:
         """Have freed memory kept from now on, and put the limit of memory into force.
@@ -92,21 +106,21 @@ class Instruments:
         if request.memory_limit_bytes is not None:
             self.allocator.limit(request.memory_limit_bytes)
 
-    def write(self, events: EventWriter) -> None:
+    def write(self, rank: RankContext) -> None:
         """Write all that was measured so far."""
         rows, processors, energy = self.tracer.rows, self.probes.processors, self.probes.energy
         measured = self.probes.measured(
-            self.rank,
+            rank.world.rank,
             seconds={"tracer": self.tracer.seconds / len(rows)} if rows else {},
             overlap=[OverlapPart(**row) for row in rows],
             overlap_missing=self.tracer.missing,
             processors=processors.end(),
             energy=energy.end() if energy else None,
         )
-        events.write(measured)
+        rank.events.write(measured)
 
 
-class Whereabouts(Instrument):
+class Whereabouts(StepHook):
     """Notes the step and phase that the rank is in, for who finds it stuck."""
 
     def __init__(self, position: PositionWriter) -> None:
@@ -121,7 +135,7 @@ class Whereabouts(Instrument):
         self._position.enter("step" if phase == OUTSIDE else phase)
 
 
-class Tracing(Instrument):
+class Tracing(StepHook):
     """Turns the profiler on and off; the ranks meet, so that no step waits for another's profiler."""
 
     def __init__(self, tracer: Tracer, position: PositionWriter) -> None:
@@ -143,11 +157,11 @@ class Tracing(Instrument):
             dist.barrier()
 
 
-class TakesTurns(Instrument):
+class TakesTurns(StepHook):
     """Waits before a timed step that begins another turn; the ranks then begin together."""
 
-    def __init__(self, turns: Turns, probes: Probes, position: PositionWriter, events: EventWriter) -> None:
-        self._turns, self._probes, self._position, self._events = turns, probes, position, events
+    def __init__(self, turns: Turns, probes: Probes, rank: RankContext) -> None:
+        self._turns, self._probes, self._position, self._events = turns, probes, rank.position, rank.events
 
     def prepare(self, step: Step) -> None:
         if step.window != "timed":

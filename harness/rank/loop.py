@@ -13,20 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.backends.base import Batch, Engine, World
+from harness.backends.base import Batch, Engine
 from harness.job.batch import BatchLayout
 from harness.job.job import DEFAULT_STEPS, Job
 from harness.rank.checkpoint import CheckpointProbe
 from harness.rank.data import IGNORED, LABELS, Sampler, Samples, to_device
-from harness.rank.live.observer import Observer
+from harness.rank.instruments import Instruments, RankContext
 from harness.rank.models.optimizer import learning_rate
-from harness.rank.probes.probes import Probes
-from harness.rank.probes.time import Clock
-from harness.rank.shells import Shells, Step
+from harness.rank.step_hooks import Step, StepHooks
 from harness.record import OUTSIDE, DataPart, Window
-from harness.run_directory.events import EvaluationEvent, EventWriter, StepEvent
-from harness.run_directory.rank_state import EVALUATION, PositionWriter
-from harness.run_directory.request import RunRequest
+from harness.run_directory.events import EvaluationEvent, StepEvent
+from harness.run_directory.rank_state import EVALUATION
 
 HASH_MODULUS = 2**64
 
@@ -57,34 +54,27 @@ def sample_hash(sample_id: int, values: Iterable[Tensor]) -> int:
 class Loop:
     """Everything that one rank needs to train; `run` does it."""
 
-    request: RunRequest
-    world: World
+    rank: RankContext
     samples: Samples
     sampler: Sampler
     engine: Engine
-    instruments: Shells
-    probes: Probes
-    observer: Observer
-    clock: Clock
-    discarded_steps: int
-    """First steps under the profiler that count for nothing."""
-    events: EventWriter
-    position: PositionWriter
+    instruments: Instruments
     checkpoint: CheckpointProbe | None = None
     """Saves a checkpoint after the probed steps; None: no checkpoint."""
 
     @property
     def job(self) -> Job:
-        return self.request.job
+        return self.rank.request.job
 
     @cached_property
     def layout(self) -> BatchLayout:
-        return self.request.layout
+        return self.rank.request.layout
 
     @property
     def first_step(self) -> int:
         """Steps that the checkpoint which the run continues had taken."""
-        return self.request.resume.saved.step if self.request.resume else 0
+        resume = self.rank.request.resume
+        return resume.saved.step if resume else 0
 
     @property
     def steps(self) -> int:
@@ -92,87 +82,89 @@ class Loop:
 
     def window(self, step: int) -> Window:
         """Windows are counted from the first step that the run takes."""
-        return self.request.measure.window(
-            step - self.first_step, self.steps - self.first_step, discarded=self.discarded_steps
+        return self.rank.request.measure.window(
+            step - self.first_step,
+            self.steps - self.first_step,
+            discarded=self.instruments.tracer.discarded_steps,
         )
 
     def run(self) -> None:
         """Train, writing one event per step and evaluation as they end."""
-        self.engine.enter_phase = self.clock.timer.enter
-        every = self.job.evaluation.every_steps
+        hooks = self.instruments.around(self.engine, self.rank)
+        every, examined = self.job.evaluation.every_steps, self.rank.request.examine_steps
         for step in range(self.first_step, self.steps):
-            self._train_step(step)
-            if self.probes.was_last_probed:
+            self._train_step(step, hooks)
+            if self.instruments.probes.was_last_probed:
                 self._after_probed_steps(step + 1)
-            if self.request.examine_steps and step == max(self.request.examine_steps):
+            if examined and step == max(examined):
                 break
             if every and (step + 1) % every == 0:
                 self._evaluate(step + 1)
-        self.instruments.finish()
+        hooks.finish()
 
-    def _train_step(self, step: int) -> None:
+    def _train_step(self, step: int, hooks: StepHooks) -> None:
         """One optimizer step, and its event with the facts of the instruments."""
-        engine, instruments, fed = self.engine, self.instruments, list[int]()
+        engine, world, fed = self.engine, self.rank.world, list[int]()
         rate = learning_rate(step, self.steps, self.job.optimizer, self.job.schedule)
         targets = int(self.samples.targets[self.sampler.step_ids(step)].sum())  # of all ranks
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
         window = self.window(step)
-        instruments.prepare(Step(number=step, since_first=step - self.first_step, window=window, rate=rate))
+        hooks.prepare(Step(number=step, since_first=step - self.first_step, window=window, rate=rate))
         self._synchronise()
-        instruments.begin()
+        hooks.begin()
         for micro_step in range(self.layout.accumulation_steps):
             last = micro_step == self.layout.accumulation_steps - 1
-            instruments.enter("data", last=last)
+            hooks.enter("data", last=last)
             ids = self.sampler.micro_batch_ids(
-                step, micro_step, self.world.data_rank, self.world.data_size, self.layout
+                step, micro_step, world.data_rank, world.data_size, self.layout
             )
-            batch = to_device(self.samples.batch(ids), self.world.device)
-            instruments.enter("forward", last=last)
+            batch = to_device(self.samples.batch(ids), world.device)
+            hooks.enter("forward", last=last)
             loss = engine.forward(batch)
-            instruments.enter("backward", last=last)
+            hooks.enter("backward", last=last)
             # Engines average over data ranks, so this makes the gradient that of the mean per target.
-            engine.backward(loss * (self.world.data_size / targets), last_micro_step=last)
+            engine.backward(loss * (world.data_size / targets), last_micro_step=last)
             loss_sum += loss.detach().double()
             fed += ids
         del batch, loss  # memory is read from here on
-        instruments.enter("step")
+        hooks.enter("step")
         norm = engine.step(rate)  # clips, then updates
-        instruments.enter(OUTSIDE)
+        hooks.enter(OUTSIDE)
         self._synchronise()
-        instruments.end()
-        facts = instruments.facts()
+        hooks.end()
+        facts = hooks.facts()
         taken = StepEvent(
             step=step, window=window, loss_sum=float(loss_sum), gradient_norm=norm, learning_rate=rate,
             global_target_tokens=targets, **sample_facts(self.samples, fed), **facts,
         )  # fmt: skip
-        self.events.write(taken)
+        self.rank.events.write(taken)
 
     def _after_probed_steps(self, steps_taken: int) -> None:
         """What is measured once, when the last probed step is over."""
         if self.job.evaluation.every_steps:
-            self.position.enter(EVALUATION)
+            self.rank.position.enter(EVALUATION)
             self._evaluation_memory(steps_taken)
         if self.checkpoint is not None:
-            self.position.enter("checkpoint")
-            self.checkpoint.save(self.engine, self.probes, steps_taken)
+            self.rank.position.enter("checkpoint")
+            self.checkpoint.save(self.engine, self.instruments.probes, steps_taken)
 
     def probe_batch(self) -> Batch:
         """The first micro-batch that rank 0 trained on: the same on every rank."""
         ids = self.sampler.step_ids(0)[: self.layout.micro_batch_size]
-        return to_device(self.samples.batch(ids), self.world.device)
+        return to_device(self.samples.batch(ids), self.rank.world.device)
 
     @torch.no_grad()
     def _evaluate(self, steps_taken: int) -> None:
         """Every rank runs the same number of batches; a rank without samples masks what it runs."""
         self.engine.train(False)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.rank.world.device)
         samples, targets = len(self.sampler.evaluation_ids), 0
         self._synchronise()
         begin = time.perf_counter()
-        for start in range(0, samples, self.layout.micro_batch_size * self.world.data_size):
-            self.position.enter(f"{EVALUATION}, sample {start}")
+        for start in range(0, samples, self.layout.micro_batch_size * self.rank.world.data_size):
+            self.rank.position.enter(f"{EVALUATION}, sample {start}")
             batch, own_targets = self._evaluation_batch(start)
-            with self.probes.counting("evaluation"):
+            with self.instruments.probes.counting("evaluation"):
                 loss = self.engine.forward(batch).double()
             if own_targets:
                 loss_sum += loss
@@ -187,15 +179,15 @@ class Loop:
             samples=samples,
             seconds=seconds,
         )
-        self.events.write(evaluated)
+        self.rank.events.write(evaluated)
 
     @torch.no_grad()
     def _evaluation_memory(self, steps_taken: int) -> None:
         """One batch of an evaluation while memory is counted; later ones are as large and are not."""
         self.engine.train(False)
-        with self.probes.memory_of("during_evaluation", steps_taken):
+        with self.instruments.probes.memory_of("during_evaluation", steps_taken):
             batch, _ = self._evaluation_batch(0)
-            with self.probes.counting("evaluation"):
+            with self.instruments.probes.counting("evaluation"):
                 self.engine.forward(batch)
             del batch
         self.engine.train(True)
@@ -204,17 +196,17 @@ class Loop:
         """This rank's part of the held-out samples from `start` on, and its target tokens."""
         size = self.layout.micro_batch_size
         ids = self.sampler.evaluation_ids
-        mine = ids[start + self.world.data_rank * size :][:size]
+        mine = ids[start + self.rank.world.data_rank * size :][:size]
         if self.job.task == "custom" or self.job.loss.factory is not None:
             # Nothing tells a loss of the user's own to leave samples out.
             batch = self.samples.batch(mine or ids[:1])
         else:
             batch = self.samples.batch((mine + ids[:1] * size)[:size])
             batch[LABELS][len(mine) :] = IGNORED
-        return to_device(batch, self.world.device), int(self.samples.targets[mine].sum())
+        return to_device(batch, self.rank.world.device), int(self.samples.targets[mine].sum())
 
     def _synchronise(self) -> None:
-        if self.world.device == "cuda":
+        if self.rank.world.device == "cuda":
             torch.cuda.synchronize()
 
 

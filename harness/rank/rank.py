@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -38,7 +38,7 @@ from harness.rank.checkpoint import LOADING_PHASE, CheckpointProbe, if_supported
 from harness.rank.data import DataFacts, Sampler, Samples, load_samples
 from harness.rank.failure_words import failure_message, note_parameters
 from harness.rank.initial_weights import JobModelSource, why_whole
-from harness.rank.instruments import Instruments
+from harness.rank.instruments import Instruments, RankContext
 from harness.rank.live.observer import Observer
 from harness.rank.loop import Loop, describe_data, training_steps
 from harness.rank.models.changes import narrow_products, while_compiling
@@ -49,7 +49,6 @@ from harness.rank.models.optimizer import frozen_names, try_own, update_groups
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.device_watch import watch_device
 from harness.rank.probes.memory import HostPeak
-from harness.rank.probes.time import Clock
 from harness.rank.probes.weights import combined, digest_share, digest_weights, moment_sums
 from harness.rank.process import environment
 from harness.rank.process.start import SignalThread, Turns
@@ -72,7 +71,6 @@ from harness.run_directory.rank_state import PositionWriter
 from harness.run_directory.request import (
     Resume,
     RunRequest,
-    checkpoint_folder,
     rank_file,
     require_steps_left,
     weights_folder,
@@ -166,24 +164,24 @@ def begin_training(loop: Loop, resume: Resume | None) -> None:
     """
     loop.engine.train(True)
     if resume is not None:
-        loop.position.enter("load checkpoint")
+        loop.rank.position.enter("load checkpoint")
         _load(loop, resume)
-        loop.position.enter("setup")
-    loop.probes.attach(loop.engine, loop.sampler.held_tensors)
+        loop.rank.position.enter("setup")
+    loop.instruments.probes.attach(loop.engine, loop.sampler.held_tensors)
 
 
 def _load(loop: Loop, resume: Resume) -> None:
     """Raises Unsupported where the backend cannot read the format, and HarnessError if no step is left, or if
     the moments, the step count or the loss scale are not what was saved.
     """
-    saved, engine, probes = resume.saved, loop.engine, loop.probes
+    saved, engine, probes = resume.saved, loop.engine, loop.instruments.probes
     require_steps_left(saved, loop.steps)
     if saved.format == "native" and saved.native_format != engine.native_format():
         raise Unsupported(
             f"the checkpoint of run {saved.run_id} is native to {saved.native_format}, which "
             f"{engine.native_format()} does not read; save it with measure.checkpoint=neutral"
         )
-    load(engine, resume.folder, saved.format, saved.step, loop.world, loop.events, probes)
+    load(engine, resume.folder, saved.format, saved.step, loop.rank, probes)
     if saved.moments_checksum is not None and moments_checksum(engine) != saved.moments_checksum:
         raise HarnessError(
             f"the moments of Adam after loading are not those that run {saved.run_id} saved: the checkpoint "
@@ -234,14 +232,13 @@ def digest_initial_weights(
     )
 
 
-def own_forms(
-    backend: Backend, request: RunRequest, world: World, loop: Loop, built: Built, transport: str
-) -> OwnForms | None:
+def own_forms(backend: Backend, loop: Loop, built: Built, transport: str) -> OwnForms | None:
     """Model states of every rank and the collectives of the run, from rank 0.
 
     None on other ranks, and where the backend brings no closed forms.
     `built` has the layout and the description of the bare model.
     """
+    request, world = loop.rank.request, loop.rank.world
     forms = backend.closed_form() if world.rank == 0 else None
     if forms is None:
         return None
@@ -285,7 +282,10 @@ def run_rank(
     request = RunRequest.read(run_directory)
     world = environment.world_of(request.device, request.ranks_per_node)
     try:
-        telling = _Telling(
+        rank = RankContext(
+            request=request,
+            run_directory=run_directory,
+            world=world,
             started=time.perf_counter(),
             events=EventWriter(rank_file(run_directory, world.rank)),
             position=PositionWriter(run_directory, world.rank),
@@ -296,46 +296,33 @@ def run_rank(
     except OSError as error:
         sys.stderr.write(f"events cannot be written: {error}\n")
         return EVENTS_LOST
-    telling.signals.on_state_asked(run_directory, world.rank)
-    tell_through(telling.position.hear)
+    rank.signals.on_state_asked(run_directory, world.rank)
+    tell_through(rank.position.hear)
     try:
-        world = registry.placed(request.backend, world)
-        environment.prepare_process(request, world)
-        _train(request, run_directory, world, telling)
+        rank = replace(rank, world=registry.placed(request.backend, world))
+        environment.prepare_process(request, rank.world)
+        _train(rank)
     except Unsupported as reason:
-        telling.events.write(UnsupportedEvent(reasons=[described(reason)]))
+        rank.events.write(UnsupportedEvent(reasons=[described(reason)]))
     except HarnessError as error:
-        return _fail(telling, run_directory, request.backend, error, "failed")
+        return _fail(rank, error, "failed")
     except BaseException as error:
         if not isinstance(error, torch.OutOfMemoryError | MemoryError):
             with suppress(Exception):  # of an exception that cannot be shown
                 traceback.print_exc()
-        return _fail(
-            telling, run_directory, request.backend, error, "oom" if is_out_of_memory(error) else "failed"
-        )
+        return _fail(rank, error, "oom" if is_out_of_memory(error) else "failed")
     return 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Telling:
-    """Through what this rank tells how far it is."""
-
-    started: float
-    events: EventWriter
-    position: PositionWriter
-    signals: SignalThread
-    on_termination: Callable[[], None] | None
-    turns: Turns | None
-
-
-def _train(request: RunRequest, run_directory: Path, world: World, telling: _Telling) -> None:
-    events, position, weights = telling.events, telling.position, weights_folder(run_directory)
+def _train(rank: RankContext) -> None:
+    request, world, events, position = rank.request, rank.world, rank.events, rank.position
+    weights = weights_folder(rank.run_directory)
     backend = registry.create(request.backend)
     refused = why_refused(request.backend, world.world_size, request.job)
     if reasons := [*registry.unmet_requirements(backend, world), *filter(None, [refused])]:
         events.write(UnsupportedEvent(reasons=reasons))
         return
-    instruments = Instruments.install(request, run_directory, world)
+    instruments = Instruments.install(rank)
     counter, observer = instruments.counter, instruments.observer
     position.enter("rendezvous")
     with counter.counting("setup"):
@@ -352,16 +339,16 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
             first = samples.batch, [sampler.step_ids(step) for step in steps]
         engine, built = prepare_engine(request, world, backend, facts, observer, weights, example, first)
     while_compiling(lambda: position.within("compile"))
-    loop = _loop(request, run_directory, world, samples, sampler, engine, instruments, telling)
+    loop = _loop(rank, samples, sampler, engine, instruments)
     begin_training(loop, request.resume)
     initial, host_memory = digest_initial_weights(request, engine, counter, of_engine)
-    forms = own_forms(backend, request, world, loop, built, collectives)
+    forms = own_forms(backend, loop, built, collectives)
     dist.barrier()
     shutil.rmtree(weights, ignore_errors=True)
     with _explaining(request.backend):
         ready = SetupEvent(
             rank=world.rank,
-            setup_seconds=time.perf_counter() - telling.started - not_setup,
+            setup_seconds=time.perf_counter() - rank.started - not_setup,
             effective=engine.effective(),
             native_config=engine.native_config(),
             versions={name: installed_version(name) or "unknown" for name in backend.packages},
@@ -381,23 +368,22 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
             random_state=environment.random_state(world.device),
         )
         events.write(ready)
-        telling.signals.on_termination(lambda: _write_before_ending(instruments, telling))
-        if telling.turns is not None:
-            telling.turns.before_first = lambda: instruments.write(events)
+        rank.signals.on_termination(lambda: _write_before_ending(instruments, rank))
+        if rank.turns is not None:
+            rank.turns.before_first = lambda: instruments.write(rank)
         instruments.before_training(request)
         loop.run()
-    _finish(engine, instruments, loop, telling, digests=request.measure.weight_digests)
+    _finish(loop)
 
 
-def _finish(
-    engine: Engine, instruments: Instruments, loop: Loop, telling: _Telling, *, digests: bool
-) -> None:
-    telling.position.begin_step(None)
-    telling.position.enter("measurements")
-    instruments.write(telling.events)
-    observer = instruments.observer
+def _finish(loop: Loop) -> None:
+    rank, engine, observer = loop.rank, loop.engine, loop.instruments.observer
+    digests = rank.request.measure.weight_digests
+    rank.position.begin_step(None)
+    rank.position.enter("measurements")
+    loop.instruments.write(rank)
     weights = digest_weights(engine) if digests else None
-    moments = moment_sums(engine) if digests and loop.observer.audits else None
+    moments = moment_sums(engine) if digests and observer.audits else None
     probe_loss = observer.probe_loss(engine, loop.probe_batch())
     progress = if_supported(engine.progress) if loop.job.training.precision == "fp16-mixed" else None
     in_force = engine.effective()
@@ -411,89 +397,55 @@ def _finish(
         moment_sums=moments,
         **observer.audited(),
     )
-    telling.events.write(final)
+    rank.events.write(final)
     dist.barrier()
-    telling.position.enter("close")
+    rank.position.enter("close")
     engine.close()
-    telling.events.write(DoneEvent())
-    telling.events.close()
+    rank.events.write(DoneEvent())
+    rank.events.close()
 
 
 UNCHANGED = ("gradient_clipping", "optimizer")
 """Fields of `Effective` that a training leaves as they are, and that decide what is trained."""
 
 
-def _write_before_ending(instruments: Instruments, telling: _Telling) -> None:
+def _write_before_ending(instruments: Instruments, rank: RankContext) -> None:
     # A step that was counted in part would pass for a complete one.
     if instruments.probes.memory and not instruments.probes.within_probed_step:
-        instruments.write(telling.events)
-    telling.events.write(StoppedEvent(at=time.time()))
-    if telling.on_termination is not None:
-        telling.on_termination()
+        instruments.write(rank)
+    rank.events.write(StoppedEvent(at=time.time()))
+    if rank.on_termination is not None:
+        rank.on_termination()
 
 
 def _loop(
-    request: RunRequest,
-    run_directory: Path,
-    world: World,
-    samples: Samples,
-    sampler: Sampler,
-    engine: Engine,
-    instruments: Instruments,
-    telling: _Telling,
+    rank: RankContext, samples: Samples, sampler: Sampler, engine: Engine, instruments: Instruments
 ) -> Loop:
-    watch_device(world, engine, run_directory)
+    watch_device(rank.world, engine, rank.run_directory)
     instruments.tracer.every_thread = engine.own_thread
-    clock = Clock(world.device)
-    checkpoint = CheckpointProbe(
-        folder=checkpoint_folder(run_directory),
-        request=request,
-        world=world,
-        events=telling.events,
-        config=model_config(request.job, samples.facts),
-    )
+    checkpoint = CheckpointProbe(rank=rank, config=model_config(rank.request.job, samples.facts))
     return Loop(
-        request=request,
-        world=world,
+        rank=rank,
         samples=samples,
         sampler=sampler,
         engine=engine,
-        instruments=instruments.around(
-            engine,
-            clock,
-            telling.position,
-            telling.events,
-            examined=request.examine_steps,
-            turns=telling.turns,
-        ),
-        probes=instruments.probes,
-        observer=instruments.observer,
-        clock=clock,
-        discarded_steps=instruments.tracer.discarded_steps,
-        events=telling.events,
-        position=telling.position,
-        checkpoint=checkpoint if request.measure.saves_checkpoint else None,
+        instruments=instruments,
+        checkpoint=checkpoint if rank.request.measure.saves_checkpoint else None,
     )
 
 
-def _fail(
-    telling: _Telling,
-    run_directory: Path,
-    backend: str,
-    error: BaseException,
-    status: Literal["oom", "failed"],
-) -> int:
-    telling.signals.note_collectives(error)
+def _fail(rank: RankContext, error: BaseException, status: Literal["oom", "failed"]) -> int:
+    rank.signals.note_collectives(error)
     failure = FailureEvent(
         status=status,
         error_kind=encodable(type(error).__name__),
-        message=failure_message(error, run_directory, backend),
+        message=failure_message(error, rank.run_directory, rank.request.backend),
         at=time.time(),
-        step=telling.position.position.step,
-        phase=telling.position.position.phase,
+        step=rank.position.position.step,
+        phase=rank.position.position.phase,
     )
     try:
-        telling.events.write(failure)
+        rank.events.write(failure)
     except OSError as full:
         with suppress(OSError):
             sys.stderr.write(f"events cannot be written ({full}); this one is lost: {failure.message}\n")

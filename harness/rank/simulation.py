@@ -52,7 +52,7 @@ from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.memory import AllocatorProbe, MemoryProbe, allocator_probe, host_peak_bytes
 from harness.rank.process.environment import prepare_process
 from harness.rank.rank import prepare_engine
-from harness.rank.shells import Step
+from harness.rank.step_hooks import Step
 from harness.record import CommunicationPart, MemoryPart
 from harness.record.provenance import package_versions
 from harness.run_directory.request import (

@@ -393,7 +393,7 @@ MUTANTS = [Mutant(*row) for row in (
      "test_each_storage_counts_once_and_whole_under_its_first_kind"),
     ("batch-order", "_row_hashes", becomes("values + position * _TOKEN", "values"),
      "The digest of a batch knows the order of its tokens", "test_content_sums_tell_other_samples"),
-    ("gradient-mean", "Loop._train_step", becomes("self.world.data_size / targets", "1 / targets"),
+    ("gradient-mean", "Loop._train_step", becomes("world.data_size / targets", "1 / targets"),
      "Gradients are those of the mean over the global batch, whatever the number of ranks",
      "test_it_is_the_same_training"),
     ("counter-wrapped", "RaplMeter.poll",

@@ -42,7 +42,7 @@ from harness.rank.models.optimizer import (
     wide_bytes,
 )
 from harness.rank.process.environment import is_deterministic
-from harness.rank.shells import Instrument, Step
+from harness.rank.step_hooks import Step, StepHook
 from harness.record.run import ModelLossPart
 from harness.run_directory.rank_state import ModuleWriter
 
@@ -175,7 +175,7 @@ DIGESTED_STEPS = 2
 step. Later ones only note what is read after them."""
 
 
-class Observer(Instrument):
+class Observer(StepHook):
     """Stands between the harness and one engine; its methods are what the engine is given."""
 
     def __init__(self, modules: ModuleWriter | None = None) -> None:
@@ -529,7 +529,7 @@ class Observer(Instrument):
         }
 
 
-class Audit(Instrument):
+class Audit(StepHook):
     """Computes the update of each step again, which takes memory: outside of what reads it."""
 
     def __init__(self, observer: Observer, engine: Engine) -> None:

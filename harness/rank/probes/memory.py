@@ -33,7 +33,7 @@ from harness.backends.base import Engine
 from harness.errors import HarnessError
 from harness.rank.accelerator import status_value
 from harness.rank.live.model_watch import in_backward
-from harness.rank.shells import Instrument, Step
+from harness.rank.step_hooks import Step, StepHook
 from harness.record import Moment
 
 READING_INTERVAL_SECONDS = 0.001
@@ -522,7 +522,7 @@ def _rest(allocated: int | None, live: LiveBytes) -> int | None:
     return None if allocated is None or live.inside is None else allocated - sum(live.inside.values())
 
 
-class StepMemory(Instrument):
+class StepMemory(StepHook):
     """What is allocated at the end of each step that is not probed, and its peak.
 
     Outside of the observer, whose batches are gone when this is read.

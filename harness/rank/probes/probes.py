@@ -24,7 +24,7 @@ from harness.rank.probes.memory import (
 )
 from harness.rank.probes.time import PHASES, ProcessorAccount
 from harness.rank.probes.tracer import Tracer
-from harness.rank.shells import Instrument, Step
+from harness.rank.step_hooks import Step, StepHook
 from harness.record import CommunicationPart, MemoryPart, Moment
 from harness.run_directory.events import MeasuredEvent
 
@@ -94,7 +94,7 @@ class ProbedSteps:
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
 
-class Probes(ProbedSteps, Instrument):
+class Probes(ProbedSteps, StepHook):
     """Of the harness's own loop."""
 
     def __init__(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from harness.rank.shells import Instrument
+from harness.rank.step_hooks import StepHook
 from harness.record import ProcessorPart
 
 PHASES = ("forward", "backward", "step")
@@ -71,7 +71,7 @@ def phase_timer(device: str) -> PhaseTimer:
     return CudaPhaseTimer() if device == "cuda" else HostPhaseTimer()
 
 
-class Clock(Instrument):
+class Clock(StepHook):
     """Seconds of a step, of its phases, and of fetching its batches."""
 
     def __init__(self, device: str) -> None:

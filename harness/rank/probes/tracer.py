@@ -19,7 +19,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from harness.rank.probes.time import PHASES, accounted_seconds
-from harness.rank.shells import Instrument, Step
+from harness.rank.step_hooks import Step, StepHook
 from harness.traces.device import COPIES, DEVICE_ACTIVITIES, Interval, is_communication, is_computing
 from harness.traces.scanning import (
     PHASE,
@@ -43,7 +43,7 @@ NOTHING_SEEN = (
 )
 
 
-class Tracer(Instrument):
+class Tracer(StepHook):
     """Off until `start`; the loop says which step and phase it is in."""
 
     def __init__(self, device: str, trace_file: Path | None) -> None:

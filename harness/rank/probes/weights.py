@@ -17,7 +17,7 @@ from harness.backends.base import Engine
 from harness.backends.optimizer.gradients import real_numbers
 from harness.backends.piece import MOMENTS, Piece
 from harness.backends.refusals import Unsupported
-from harness.rank.shells import Instrument, Step
+from harness.rank.step_hooks import Step, StepHook
 from harness.record import OUTSIDE, WeightsPart
 from harness.run_directory.events import (
     EventWriter,
@@ -266,7 +266,7 @@ def _from_all(of_this_rank: T) -> Sequence[T]:
 Sketches = dict[str, list[float]]
 
 
-class Examination(Instrument):
+class Examination(StepHook):
     """Of the steps that were asked for; gathering for it is a collective."""
 
     def __init__(

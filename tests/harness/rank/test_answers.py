@@ -71,8 +71,8 @@ def one_rank(model: torch.nn.Module) -> Any:
     job = SimpleNamespace(data=SimpleNamespace(sequence_length=LENGTH))
     engine = SimpleNamespace(forward=lambda batch: current[0](model, batch))
     return SimpleNamespace(
-        job=job, engine=engine, observer=SimpleNamespace(computing=computing),
-        world=SimpleNamespace(device="cpu"),
+        job=job, engine=engine, instruments=SimpleNamespace(observer=SimpleNamespace(computing=computing)),
+        rank=SimpleNamespace(world=SimpleNamespace(device="cpu")),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from harness.rank.data import SeenBatch, batch_hash_sum, content_digests, conten
 from harness.rank.live.observer import DIGESTED_STEPS, Observer, OptimizerWatch
 from harness.rank.models.losses import returns_loss, summed_cross_entropy, targets_of
 from harness.rank.models.optimizer import update_groups
-from harness.rank.shells import Step
+from harness.rank.step_hooks import Step
 from harness.record import ObservedPart
 
 

@@ -11,7 +11,7 @@ from harness.rank.probes import communication
 from harness.rank.probes.memory import AllocatorProbe, allocator_probe
 from harness.rank.probes.probes import Probes
 from harness.rank.probes.tracer import Tracer
-from harness.rank.shells import Instrument, Shells, Step
+from harness.rank.step_hooks import Step, StepHook, StepHooks
 
 TENSOR = torch.ones(10)
 
@@ -140,7 +140,7 @@ def test_a_timed_step_that_is_looked_at_more_closely_is_told(step: int, told: se
     assert probes.timed_probes == told
 
 
-class Noting(Instrument):
+class Noting(StepHook):
     def __init__(self, name: str, told: list[str]) -> None:
         self.name, self.told = name, told
 
@@ -156,7 +156,7 @@ class Noting(Instrument):
 
 def test_shells_are_prepared_from_without_and_told_from_within() -> None:
     told: list[str] = []
-    shells = Shells([Noting("outer", told), Noting("inner", told)])
+    shells = StepHooks([Noting("outer", told), Noting("inner", told)])
     shells.prepare(Step(number=0))
     shells.enter("forward")
     assert told == ["prepare outer", "prepare inner", "forward inner", "forward outer"]

@@ -1,6 +1,6 @@
-"""What the training loop tells an instrument: the borders of a step and of its phases.
+"""What the training loop tells what measures and observes it: the borders of a step and of its phases.
 
-Instruments lie around the step like shells. `prepare` and `begin` go from the outermost to the innermost one,
+Hooks lie around the step like shells. `prepare` and `begin` go from the outermost to the innermost one,
 `enter`, `end` and `facts` the other way.
 """
 
@@ -26,7 +26,7 @@ class Step:
     """The job's learning rate."""
 
 
-class Instrument:
+class StepHook:
     """Hears of a step and returns facts about it; each method does nothing by default."""
 
     def prepare(self, step: Step) -> None:
@@ -52,13 +52,13 @@ class Instrument:
         """No step follows."""
 
 
-class Shells(Instrument):
-    """Several instruments as one, from the outermost to the innermost; calls only what does something."""
+class StepHooks(StepHook):
+    """Several as one, from the outermost to the innermost; calls only what does something."""
 
-    def __init__(self, shells: Sequence[Instrument]) -> None:
+    def __init__(self, hooks: Sequence[StepHook]) -> None:
         def own(name: str) -> list[Any]:
-            plain = getattr(Instrument, name)
-            return [getattr(one, name) for one in shells if getattr(type(one), name) is not plain]
+            plain = getattr(StepHook, name)
+            return [getattr(one, name) for one in hooks if getattr(type(one), name) is not plain]
 
         self._prepare, self._begin = own("prepare"), own("begin")
         self._enter, self._end, self._facts, self._finish = (
@@ -82,7 +82,7 @@ class Shells(Instrument):
             end()
 
     def facts(self) -> dict[str, Any]:
-        """Facts of all shells; the inner one counts where two know the same."""
+        """Facts of all; the inner one counts where two know the same."""
         found: dict[str, Any] = {}
         for facts in self._facts:
             found = {**facts(), **found}
