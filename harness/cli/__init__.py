@@ -37,6 +37,7 @@ OPTIONS: dict[str, str] = _TABLE["options"]
 """Help of each option, of one command or of all."""
 EXTRA_ARGUMENT, MISSING = "Got unexpected extra argument", ("Missing ", "No such command")
 """Of click."""
+NUMBERS = (click.IntRange, click.FloatRange)
 RANKS = ("--nproc", "--world-size", "--gpus", "--ranks", "--num-processes", "--nproc-per-node")
 """Names of the number of ranks, here and in other tools."""
 
@@ -70,6 +71,10 @@ def _said(error: click.UsageError) -> str:
     if isinstance(error, click.NoSuchOption):
         advice = _advice(error)
         return f"No such option '{error.option_name}': {advice}." if advice else said
+    if isinstance(error, click.BadParameter) and isinstance(
+        kind := getattr(error.param, "type", None), NUMBERS
+    ):
+        return f"{said.rpartition(' is not ')[0]}; give {_allowed(kind)}."
     words = _words(error.ctx) if error.ctx is not None else ""
     told = said.removesuffix(".")
     if (instead := INSTEAD.get(f"{words} WORD")) and told.startswith(EXTRA_ARGUMENT):
@@ -77,6 +82,14 @@ def _said(error: click.UsageError) -> str:
     if told.startswith(MISSING) and told.endswith("'") and words in EXAMPLES:
         return f"{told}: for example {EXAMPLES[words]}."
     return said
+
+
+def _allowed(kind: click.IntRange | click.FloatRange) -> str:
+    """'a whole number, 1 or more', 'a number above 0', 'a number from 0 to 100'."""
+    number = "a whole number" if isinstance(kind, click.IntRange) else "a number"
+    if kind.max is not None:
+        return f"{number} from {kind.min:g} to {kind.max:g}"
+    return f"{number} above {kind.min:g}" if kind.min_open else f"{number}, {kind.min:g} or more"
 
 
 def _words(context: click.Context) -> str:

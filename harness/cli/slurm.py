@@ -144,9 +144,10 @@ def render(
     )  # fmt: skip
     matrices.write_matrix(output, matrix, scripts)
     on_cpu = "" if where.gpus_per_node else f" for CPU ranks: gpus_per_node of site '{where.name}' is 0"
-    echo(
-        f"{output}: {len(matrix.runs)} runs in {len(scripts)} scripts, {matrix.most_asked}{on_cpu}", err=True
-    )
+    said = f"{output}: {len(matrix.runs)} runs in {len(scripts)} scripts, {matrix.most_asked}{on_cpu}"
+    if not all("#SBATCH --mem" in script for script in scripts.values()):
+        said += "; memory: Slurm's default, often little: `memory_per_node` in the site file asks for more"
+    echo(said, err=True)
     return 0
 
 

@@ -103,7 +103,8 @@ class Site(Stored):
     cpus_per_rank: PositiveInt = Field(1, description="CPU cores of a rank")
     memory_per_node: Annotated[Word, AfterValidator(_memory)] | None = Field(
         None,
-        description="sbatch's --mem, such as 120G; 0: all of the node. Runs that need more are not queued",
+        description="sbatch's --mem, such as 120G; 0: all of the node, by default where a run has its nodes "
+        "alone. Runs that need more are not queued",
     )
     exclusive: bool = Field(False, description="sbatch's --exclusive: use the nodes alone")
     requeue: bool = Field(True, description="Slurm may start a job anew after a node failed or was preempted")
@@ -171,6 +172,12 @@ class Site(Stored):
     def time_limit_of(self, world_size: int) -> str:
         """Time limit of a cell of so many ranks."""
         return (self.one_rank_time_limit if world_size == 1 else None) or self.time_limit
+
+    def memory_of(self, ranks_per_node: int) -> str | None:
+        """sbatch's --mem; with the whole node and no --mem Slurm gives its default, often too little."""
+        if self.memory_per_node or any(name.startswith("mem-") for name in self.options):
+            return self.memory_per_node
+        return "0" if self.exclusive or 0 < self.gpus_per_node == ranks_per_node else None
 
     @property
     def device(self) -> str:
@@ -267,7 +274,7 @@ def render_script(
         "ntasks-per-node": 1,
         "cpus-per-task": site.cpus_per_rank * ranks_per_node,
         **gpus,
-        "mem": site.memory_per_node,
+        "mem": site.memory_of(ranks_per_node),
         "time": site.time_limit_of(nodes * ranks_per_node),
         "signal": f"B:USR1@{site.notice_seconds}",
         "output": f"{logs}/{'%A_%a' if array else '%j'}.log",

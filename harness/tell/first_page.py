@@ -22,7 +22,7 @@ from harness.judge.quantities import rank_states, unjudged_amounts, volume_diffe
 from harness.judge.rows import BASE, CellRuns, job_marks, rank_speeds
 from harness.judge.run_conditions import is_deterministic, shares_cores
 from harness.judge.statistics import EQUAL, Ranking
-from harness.judge.wording import entries, listed, name_cells, ranks, words
+from harness.judge.wording import a_few, entries, listed, name_cells, ranks, words
 from harness.record.workload import closed_form_layout
 from harness.safe_text import by_name
 from harness.tell.document import (
@@ -64,6 +64,7 @@ from harness.tell.sections.choice import (
 )
 from harness.tell.sections.job import commands_of
 from harness.tell.sections.results import KEY as SURPRISES
+from harness.tell.sections.time import used
 from harness.tell.tables import (
     ANSWERS,
     LABELS,
@@ -398,6 +399,23 @@ def _order(order: Ranking, timed: Mapping[str, CellRuns]) -> list[str]:
     return parts
 
 
+MOST_PRICES = 4
+
+
+def price(scope: ComparisonScope) -> str:
+    """GPU-hours and price of 1e9 tokens, the cheapest first; empty where no price is given."""
+    prices = {group.label: given for group in scope.groups if (given := group.record.price_per_gpu_hour)}
+    if not prices or scope.on_cpu:
+        return phrase("price_on_cpu") if prices else ""
+    costs = {g.label: cost for g in scope.timed.values() if (cost := used(g, "cost")) is not None}
+    cells = [
+        phrase("price_of", cell=label, hours=number(costs[label] / prices[label].amount),
+               price=number(costs[label]), currency=prices[label].currency)
+        for label in sorted(costs, key=lambda label: costs[label])
+    ]  # fmt: skip
+    return phrase("price", cells=a_few(cells, MOST_PRICES, "; ")) if cells else phrase("not_measured")
+
+
 def slowest(comparison: Comparison) -> str:
     """How far the slowest is behind the fastest that shards the same; empty where it is not shown to be."""
     found = explain_slowest(comparison)
@@ -464,7 +482,13 @@ def on_gpus(comparison: Comparison) -> str:
     records = [row.record for row in comparison.rows]
     commands = [by_name(record.command) for record in records]
     jobs = [job for words in commands if (job := _words_of_job(words)) is not None]
-    plan = phrase("plan", job=shlex.join([*jobs[0], "--gpu", "H100-80", "--gpus", "8"])) if jobs else ""
+    priced = dict.fromkeys(
+        f"compare.price_per_gpu_hour={r.price_per_gpu_hour}" for r in records if r.price_per_gpu_hour
+    )
+    words = [word for one in priced for word in ("--set", one)]
+    plan = (
+        phrase("plan", job=shlex.join([*jobs[0], *words, "--gpu", "H100-80", "--gpus", "8"])) if jobs else ""
+    )
     if any(record.on_stub for record in records):
         return phrase("on_stub", plan=plan)
     return phrase("on_cpu", plan=plan) if any(r.world.device == "cpu" for r in records) else ""
@@ -532,6 +556,7 @@ OF_SCOPE: dict[str, Callable[[ComparisonScope], str]] = {
     "traffic": least_traffic,
     "fastest": fastest,
     "reference": one_process,
+    "price": price,
     "use": what_to_use,
     "planned": on_more_ranks,
 }
@@ -548,8 +573,8 @@ OF_COMPARISON: dict[str, Callable[[Comparison], str]] = {
 }
 TRUST = ("amounts", "completed", "warnings")
 ROWS: dict[ReportFocus, tuple[str, ...]] = {
-    "all": ("same", "memory", "traffic", "fastest", "slowest", "reference", "use", "gpus", *TRUST),
-    "speed": ("fastest", "slowest", "reference", "same", "use", "gpus", *TRUST),
+    "all": ("same", "memory", "traffic", "fastest", "slowest", "reference", "price", "use", "gpus", *TRUST),
+    "speed": ("fastest", "slowest", "reference", "price", "same", "use", "gpus", *TRUST),
     "memory": ("memory", "same", "use", "planned", "gpus", *TRUST),
     "footprint": ("memory", "traffic", "same", "use", "gpus", *TRUST),
     "parity": ("same", "cause", *TRUST),

@@ -129,15 +129,19 @@ def _middle(runs: Sequence[Run], measure: Callable[[Run], float | None]) -> floa
     return median_known(map(measure, runs))
 
 
+def used(group: CellRuns, name: str) -> float | None:
+    """Median of a figure of `Usage` over the runs that were timed; None where one of them lacks it."""
+    found = [getattr(of_run, name) for row in group.rows if (of_run := usage(row.record)) is not None]
+    return median(found) if found and None not in found else None
+
+
 def energy_section(comparison: Comparison) -> Section | None:
     """Medians over the repeats; None where no energy is known and no cost can be stated."""
     columns, body = table_columns("energy"), []
     names = [column.key.removesuffix("_per_billion_tokens") for column in columns]
     for group in comparison.groups:
-        found = [of_run for row in group.rows if (of_run := usage(row.record)) is not None]
-        if any(one.kilowatt_hours is not None or one.cost is not None for one in found):
-            figures = [[getattr(one, name) for one in found] for name in names]
-            body.append([*group.cell, *(None if None in of else median(of) for of in figures)])
+        if used(group, "kilowatt_hours") is not None or used(group, "cost") is not None:
+            body.append([*group.cell, *(used(group, name) for name in names)])
     texts = [prose("energy")]
     prices = {row.record.price_per_gpu_hour for row in comparison.rows} - {None}
     if prices:

@@ -272,6 +272,10 @@ def test_an_option_of_another_command_or_tool_is_named() -> None:
         "run ddp": "use --backend ddp.",
         "slurm submit jobs --qos high": "it is an option of slurm render.",
         "fabric --world-size 2": "the number of ranks is --nproc",
+        "run --nproc two": "Invalid value for '--nproc': 'two'; give a whole number, 1 or more.",
+        "fabric --nproc 1": "1; give a whole number, 2 or more.",
+        "compare --max-minutes 0": "0.0; give a number above 0.",
+        "clean --older-than week": "'week'; give a number from 0 to 36500.",
     }.items():
         assert said in CliRunner().invoke(cli.harness, words.split(), prog_name="harness").stderr
 

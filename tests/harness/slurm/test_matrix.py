@@ -2,10 +2,12 @@
 
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -211,6 +213,24 @@ def test_one_rank_has_a_time_limit_of_its_own() -> None:
     longer = Site(name="a", time_limit="10:00", one_rank_time_limit="40:00")
     assert [limit(longer, ranks) for ranks in (1, 2)] == ["#SBATCH --time=40:00", "#SBATCH --time=10:00"]
     assert limit(Site(name="a", time_limit="10:00"), 1) == "#SBATCH --time=10:00"
+
+
+@pytest.mark.parametrize(
+    ("memory", "settings", "ranks"),
+    [
+        ("0", {"exclusive": True}, 2),
+        ("0", {"gpus_per_node": 4}, 4),
+        ("120G", {"gpus_per_node": 4, "memory_per_node": "120G"}, 4),
+        (None, {"gpus_per_node": 4}, 2),
+        (None, {}, 4),
+        (None, {"exclusive": True, "options": {"mem-per-cpu": "4G"}}, 4),
+    ],
+)
+def test_a_run_that_has_nodes_to_itself_has_their_memory(
+    memory: str | None, settings: dict[str, Any], ranks: int
+) -> None:
+    text = script(Site(name="a", **settings), ranks=ranks)
+    assert re.findall("#SBATCH --mem=(.*)", text) == ([memory] if memory else [])
 
 
 @pytest.mark.parametrize(("name", "array"), SCRIPTS)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.job.experiment import ReportFocus
+from harness.job.experiment import Price, ReportFocus, read_price
 from harness.job.job import AdapterSection
 from harness.judge.comparison import Comparison
 from harness.record import ErrorPart, Record
@@ -276,6 +276,24 @@ ROUGH = "; rough: timed steps per run: 2"
 )  # fmt: skip
 def test_the_fastest_is_named_where_the_rounds_show_it(records: list[Record], text: str) -> None:
     assert fastest(stage_of(*records)) == text
+
+
+def test_a_price_says_what_each_strategy_costs_on_gpus_and_is_part_of_the_plan_of_cpu_ranks() -> None:
+    def priced(label: str, seconds: float, device: str, price: str | None = "2 USD") -> Record:
+        one = make_record(label=label, steps=make_steps(seconds=seconds))
+        one = one.model_copy(update={"price_per_gpu_hour": price and Price.model_validate(read_price(price))})
+        return with_world(one, device=device)
+
+    on_gpus = [priced("fsdp", 0.9, "cuda"), priced("ddp", 0.5, "cuda")]
+    cells = "ddp 271 GPU-hours, 543 USD; fsdp 488 GPU-hours, 977 USD"
+    assert page("all", *on_gpus)["Price"] == f"per 1e9 tokens, by median speed: {cells}"
+    assert "Price" not in page("all", priced("ddp", 0.5, "cuda", None))
+    assert "Price" not in page("memory", *on_gpus)
+    one = priced("ddp", 0.5, "cpu").model_copy(update={"command": ["harness", "compare", "--model", "gpt2"]})
+    here = page("all", one)
+    assert here["Price"] == "n/a: CPU ranks use no GPU-hours"
+    plan = "--model gpt2 --set 'compare.price_per_gpu_hour=2 USD' --gpu H100-80 --gpus 8"
+    assert here["On GPUs"].endswith(plan)
 
 
 def test_the_speed_of_one_process_stands_next_to_that_of_several() -> None:
