@@ -73,8 +73,8 @@ def predict_one(
     """Predict one cell, and show it if `shows`. Raises HarnessError if it cannot fit."""
     by_job, limit = {cell.job_id: facts}, experiment.runtime.memory_limit
     predicted = predict_cells([cell], by_job, launcher.device, limit, force=force, trace=launcher.trace)
-    if (refusal := predicted.refusal(cell.key)) is not None:
-        raise HarnessError(f"{cell.backend} on {ranks(cell.world_size)}: {refusal}")
+    if problem := _refused(cell, predicted):
+        raise HarnessError(problem)
     if shows:
         say_before([cell], [facts], predicted, experiment)
     return predicted.parts.get(cell.key)
@@ -85,16 +85,17 @@ def refuse_as_rank(request: RunRequest, *, force: bool) -> None:
 
     One rank of a node asks, before it meets the others: they wait for it and hold nothing yet.
     """
-    from harness.plan.hardware import limits_here
-    from harness.plan.preflight import predict_runs
-
-    limits = limits_here(request.device, request.memory_limit_bytes)
-    refusal = predict_runs([request], limits, force=force).refusal(request.key)
-    if refusal is not None:
-        problem = f"{request.backend} on {ranks(request.world_size)}: {refusal}"
+    predicted = predict_cells([request], {}, request.device, request.memory_limit_bytes, force=force)
+    if problem := _refused(request, predicted):
         if external_rank() != 0:  # the first rank of all shows its own error
             echo(f"harness: {problem}", err=True)
         raise HarnessError(problem)
+
+
+def _refused(cell: RunRequest, predicted: CellPredictions) -> str:
+    """Why a cell is not started; empty: it is."""
+    refusal = predicted.refusal(cell.key)
+    return "" if refusal is None else f"{cell.backend} on {ranks(cell.world_size)}: {refusal}"
 
 
 def say_before(
@@ -148,8 +149,7 @@ class MissingCells:
     def __post_init__(self) -> None:
         self._said: set[str] = set()
         self._foretold: set[tuple[str, int, str, BatchLayout]] = set()
-        self.files = {id(record): path for path, record in self.found}
-        """The file of each record by the id of the object."""
+        self._others = OthersRecords(self.store.root, [path for path, _ in self.found])
         self.interrupted = False
         self._launcher: LocalLauncher | None = None
 
@@ -197,7 +197,6 @@ class MissingCells:
             self._foretold |= names
             say_before(cells, facts.values(), predicted, self.experiment)
         forget_refused(self.store, [record for _, record in self.found], cells)
-        others = OthersRecords(self.store.root, self.files.values())
 
         def say_once(text: str) -> None:
             if text not in self._said:
@@ -208,7 +207,7 @@ class MissingCells:
         unknown = {run.cell.key for runs in predicted.unknown.values() for run in runs}
         try:
             for group in groups(cells, self._turns, self.device, predicted.parts, unknown, known, say_once):
-                with closing(self._records(launcher, group, others, predicted, progress)) as ends:
+                with closing(self._records(launcher, group, predicted, progress)) as ends:
                     for key, record in ends:
                         done[key] = record
                         progress.end(key, _line(record))
@@ -230,8 +229,8 @@ class MissingCells:
         return AUTO if self.rounds is None or self.rounds >= interval_runs() else None
 
     def _records(
-        self, launcher: LocalLauncher, group: Sequence[RunRequest], others: OthersRecords,
-        predicted: CellPredictions, progress: MatrixProgress,
+        self, launcher: LocalLauncher, group: Sequence[RunRequest], predicted: CellPredictions,
+        progress: MatrixProgress,
     ) -> Generator[tuple[str, Record]]:  # fmt: skip
         """Each cell of a group with its record, as they end."""
         with ExitStack() as claims:
@@ -241,11 +240,10 @@ class MissingCells:
                 name = CellName(cell.backend, cell.world_size)
                 waiting = f"{name}: another comparison on this folder runs it; waiting for its record"
                 claims.enter_context(claimed(self.store.root, cell.key, partial(progress.say, waiting)))
-                if self.fresh or (found := others.of_cell(cell.key)) is None:
+                if self.fresh or (found := self._others.of_cell(cell.key)) is None:
                     missing.add(cell.key)
                 else:
-                    self.files[id(found[1])] = found[0]
-                    yield cell.key, found[1]
+                    yield cell.key, found
             by_key = {cell.key: cell for cell in group if cell.key in missing}
             runs = {
                 key: running_cell(
@@ -257,8 +255,7 @@ class MissingCells:
             }  # fmt: skip
             with closing(take_turns(runs, self._turns or 1, lambda key: progress.begin(by_key[key]))) as ends:
                 for key, record in ends:
-                    path = self.files[id(record)] = self.store.record_path(record)
-                    others.is_own(path)
+                    self._others.is_own(self.store.record_path(record))
                     yield key, record
 
 
@@ -693,7 +690,9 @@ def compare(
     device = options.resolve_device(experiment.runtime.device)
     sizes = experiment.compare.world_sizes if nproc is None else options.numbers(nproc, "--nproc", "ranks")
     count, job = repeats or experiment.compare.repeats, requeued_job()
-    told = partial(_finish, until, report, experiment.compare, as_json, strict, view)
+    output = Output(
+        until=until, report=report, asked=experiment.compare, as_json=as_json, strict=strict, view=view
+    )
     if words or scripts:
         from harness.cli.scripts import Scripts, asked_rows, of_script
 
@@ -704,13 +703,12 @@ def compare(
         store, found, known = _opened(runs, report, fresh, None, dry_run=dry_run)
         script = Scripts(
             rows=rows_by_name, is_given=not scripts, world_size=sizes[0], device=device, store=store,
-            view=view, experiment=of_script(experiment), given=files,
-            files={id(record): path for path, record in found},
+            view=view, experiment=of_script(experiment), given=files, found=found,
         )  # fmt: skip
         if dry_run:
             script.show(script.plan(count), known, as_json=as_json)
             return 0
-        return told(script, script.plan, known, script.records(script.plan(count), known))
+        return output.finish(script, script.plan, known, script.records(script.plan(count), known))
     if reference is not None:
         raise HarnessError("--reference is for a script, given after `--`; other jobs have a reference")
     asked = options.split_backends(backends) if backends is not None else experiment.compare.backends
@@ -730,45 +728,38 @@ def compare(
             echo(line, err=True)
     if dry_run:
         return show_plan(cells, known, found, device, experiment, force=force, as_json=as_json, view=view)
-    _tell_known(cells, known, job, view)
+    if have_both_kernels(cells):
+        view.say(BOTH_KERNELS)
+    if have_record := sum(cell.key in known for cell in cells):
+        again = f"job {job} was started again: " if job is not None else ""
+        view.say(f"{again}{have_record} of {len(cells)} cells have a record")
     made = MissingCells(
         store=store, experiment=experiment, device=device, found=found, rounds=until.rounds(count),
         fresh=fresh and job is None, force=force, view=view,
     )  # fmt: skip
-    return told(made, planned, known, made.records(cells, known, batches))
+    return output.finish(made, planned, known, made.records(cells, known, batches))
 
 
 def _opened(
     runs: Path, report: Path | None, fresh: bool, requeued: str | None, *, dry_run: bool
-) -> tuple[Store, list[tuple[Path, Record]], dict[str, Record]]:
-    """The folder of runs, the records there that may stand for cells, and those that do, by key."""
+) -> tuple[Store, Runs, dict[str, Record]]:
+    """The folder of runs, the records there that may stand for cells, and those that do, by key.
+
+    Fresh means none, but for those that earlier attempts of the same requeued job made. One that cannot be
+    read is named and skipped.
+    """
     if report is not None and not dry_run:
         from harness.tell.report import require_writable
 
         require_writable(report)
     store = Store(runs) if dry_run else open_store(runs)
-    found = _takeable_runs(store, fresh, requeued)
+    found: Runs = []
+    if not fresh or requeued is not None:
+        found, unreadable = store.runs()
+        options.warn_skipped(unreadable)
+    if fresh and requeued is not None:
+        found = [run for run in found if made_in_job(run[1], requeued)]
     return store, found, reusable([record for _, record in found], lambda _: True)
-
-
-def _finish(
-    until: Until, report: Path | None, asked: CompareSection, as_json: bool, strict: bool, view: View,
-    made: MissingCells | Scripts, planned: Callable[[int], Sequence[Any]], known: Mapping[str, Record],
-    records: Sequence[Record],
-) -> int:  # fmt: skip
-    """Add rounds, show all; the exit code."""
-    if until != Until():
-        records = add_rounds(planned, made, known, records, until, view)
-    comparison = _show([(made.files[id(r)], r) for r in records], report, asked, as_json, view)
-    if made.interrupted:
-        return options.EXIT_INTERRUPTED
-    is_bad = any(
-        row.record.status not in ("ok", "unsupported")
-        or row.judgement.parity == "diverged"
-        or row.judgement.not_same_job
-        for row in comparison.rows
-    )
-    return options.EXIT_STRICT if strict and is_bad else 0
 
 
 def _require_equal_batches(
@@ -781,94 +772,84 @@ def _require_equal_batches(
         raise HarnessError(f"--batch largest and {other} exclude each other; leave one out")
 
 
-def _tell_known(
-    cells: Sequence[RunRequest], known: Mapping[str, Record], job: str | None, view: View
-) -> None:
-    count = sum(cell.key in known for cell in cells)
-    if have_both_kernels(cells):
-        view.say(BOTH_KERNELS)
-    if count:
-        again = f"job {job} was started again: " if job is not None else ""
-        view.say(f"{again}{count} of {len(cells)} cells have a record")
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What a comparison adds, shows and writes when its cells have run."""
 
+    until: Until
+    report: Path | None
+    asked: CompareSection
+    as_json: bool
+    strict: bool
+    view: View
 
-def _write_report(runs: Sequence[tuple[Path, Record]], report: Path | None, asked: CompareSection) -> None:
-    """Write the report with a folder of its own records next to it: later runs do not concern it."""
-    if report is None:
-        return
-    from harness.tell.report import write_report
+    def finish(
+        self, made: MissingCells | Scripts, planned: Callable[[int], Sequence[Any]],
+        known: Mapping[str, Record], records: Sequence[Record],
+    ) -> int:  # fmt: skip
+        """Add rounds, show all; the exit code."""
+        if self.until != Until():
+            records = add_rounds(planned, made, known, records, self.until, self.view)
+        files = {id(record): path for path, record in made.found}
+        runs = [(files.get(id(record), made.store.record_path(record)), record) for record in records]
+        try:
+            comparison = self._show(runs)
+        except (HarnessError, OSError):
+            raise
+        except Exception:  # a record of which nothing can be shown is passed over by name
+            from harness.tell.report import without_odd_runs
 
-    if stream_number(report) is not None:
-        write_report(runs, report, question=asked.question, price=asked.price_per_gpu_hour)
-        return
-    folder = report.with_name(report.name + RECORDS_SUFFIX)
-    write_report(
-        keep_runs(runs, folder),
-        report,
-        question=asked.question,
-        price=asked.price_per_gpu_hour,
-        folders=[folder],
-    )
+            sound, odd = without_odd_runs(runs, self._trial)
+            options.warn_skipped(odd)
+            comparison = self._show(sound)
+        if made.interrupted:
+            return options.EXIT_INTERRUPTED
+        is_bad = any(
+            row.record.status not in ("ok", "unsupported")
+            or row.judgement.parity == "diverged"
+            or row.judgement.not_same_job
+            for row in comparison.rows
+        )
+        return options.EXIT_STRICT if self.strict and is_bad else 0
 
+    def _show(self, runs: Runs) -> Comparison:
+        from harness.tell.terminal import where_to_read
 
-def _takeable_runs(store: Store, fresh: bool, requeued: str | None) -> list[tuple[Path, Record]]:
-    """Records to take over with their files; one that cannot be read is named and skipped.
+        comparison, table, document = self._texts(runs)
+        if self.report is not None:
+            self._write(runs, self.report)
+        # With --json a person reads the table, a program the document.
+        echo(table, err=self.as_json)
+        if self.as_json:
+            echo(document)
+        for line in where_to_read(comparison):
+            self.view.say(line)
+        if self.report is not None:
+            self.view.say(f"report: {self.report}")
+        return comparison
 
-    Fresh means none, but for those that earlier attempts of the same requeued job made.
-    """
-    if fresh and requeued is None:
-        return []
-    found, unreadable = store.runs()
-    options.warn_skipped(unreadable)
-    if not fresh or requeued is None:
-        return found
-    of_job = set(map(id, made_in_job([record for _, record in found], requeued)))
-    return [run for run in found if id(run[1]) in of_job]
+    def _texts(self, runs: Runs) -> tuple[Comparison, str, str]:
+        """The comparison, its table and its document."""
+        from harness.judge.comparison import Comparison
+        from harness.tell.terminal import finding_lines, terminal_table
 
+        comparison = Comparison(record for _, record in runs)
+        document = comparison.as_json() | {"records": [str(path) for path, _ in runs]}
+        wide = self.view.wide
+        table = [terminal_table(comparison, wide=wide), *finding_lines(comparison, wide=wide)]
+        return comparison, "\n".join(table), json.dumps(document, indent=1)
 
-def _show(
-    runs: Sequence[tuple[Path, Record]], report: Path | None, asked: CompareSection, as_json: bool, view: View
-) -> Comparison:
-    """Write the report and print the table; a record of which nothing can be shown is passed over by name."""
-    try:
-        return _present(runs, report, asked, as_json, view)
-    except (HarnessError, OSError):
-        raise
-    except Exception:
-        from harness.tell.report import prepare_report, without_odd_runs
+    def _trial(self, runs: Runs) -> object:
+        from harness.tell.report import prepare_report
 
-        def trial(some: Sequence[tuple[Path, Record]]) -> object:
-            return _texts(some, view), prepare_report(some, report) if report is not None else None
+        return self._texts(runs), self.report and prepare_report(runs, self.report)
 
-        sound, odd = without_odd_runs(runs, trial)
-        options.warn_skipped(odd)
-        return _present(sound, report, asked, as_json, view)
+    def _write(self, runs: Runs, report: Path) -> None:
+        """Write the report with a folder of its own records next to it: later runs do not concern it."""
+        from harness.tell.report import Asked, write_report
 
-
-def _present(
-    runs: Sequence[tuple[Path, Record]], report: Path | None, asked: CompareSection, as_json: bool, view: View
-) -> Comparison:
-    from harness.tell.terminal import where_to_read
-
-    comparison, table, document = _texts(runs, view)
-    _write_report(runs, report, asked)
-    # With --json a person reads the table, a program the document.
-    echo(table, err=as_json)
-    if as_json:
-        echo(document)
-    for line in where_to_read(comparison):
-        view.say(line)
-    if report is not None:
-        view.say(f"report: {report}")
-    return comparison
-
-
-def _texts(runs: Sequence[tuple[Path, Record]], view: View) -> tuple[Comparison, str, str]:
-    """The comparison, its table and its document."""
-    from harness.judge.comparison import Comparison
-    from harness.tell.terminal import finding_lines, terminal_table
-
-    comparison = Comparison(record for _, record in runs)
-    document = comparison.as_json() | {"records": [str(path) for path, _ in runs]}
-    table = [terminal_table(comparison, wide=view.wide), *finding_lines(comparison, wide=view.wide)]
-    return comparison, "\n".join(table), json.dumps(document, indent=1)
+        asked: Asked = {"question": self.asked.question, "price": self.asked.price_per_gpu_hour}
+        if stream_number(report) is None:
+            folder = report.with_name(report.name + RECORDS_SUFFIX)
+            runs, asked = keep_runs(runs, folder), {**asked, "folders": [folder]}
+        write_report(runs, report, **asked)

@@ -25,7 +25,7 @@ from harness.files import read_plain, write_atomically
 from harness.job.experiment import Experiment
 from harness.judge.comparison import Comparison
 from harness.judge.facts import METRICS
-from harness.judge.quantities import Run, between_steps, kinds_at
+from harness.judge.quantities import Run, between_steps, kinds_at, loss_unit
 from harness.judge.rows import reason
 from harness.judge.run_conditions import began_at, labelled, script_names
 from harness.judge.wording import counted
@@ -292,7 +292,7 @@ def _figures(record: Record, comparison: Comparison) -> Iterator[tuple[str, str]
     if record.steps:
         yield "steps", str(len(record.steps))
         loss = record.steps[-1].loss
-        yield "last loss", "n/a" if loss is None else f"{loss}"
+        yield "last loss", "n/a" if loss is None else f"{loss} {loss_unit(record)}".rstrip()
     for row in comparison.rows:
         for metric in METRICS:
             value = row.figures.get(metric.key)

@@ -82,8 +82,7 @@ class Scripts:
     experiment: Experiment
     store: Store
     view: View
-    files: dict[int, Path]
-    """The file of each record by the id of the object."""
+    found: Sequence[tuple[Path, Record]]
     given: Mapping[str, StrategyFile] = field(default_factory=dict)
     """By row, the file that it is given as it is."""
     interrupted: bool = False
@@ -158,7 +157,6 @@ class Scripts:
             what = "weights moved by a unit" if cell.is_moved else f"round {cell.repeat + 1}"
             self.view.say(f"{number} of {len(cells)}: {cell.backend}, {what}")
             record = done[cell.key] = self._run(cell)
-            self.files[id(record)] = self.store.record_path(record)
             self._note(record)
             why = record.error.message if record.error else "; ".join(record.reasons)
             steps = counted(len(record.steps), "step")

@@ -154,17 +154,17 @@ METRICS = (
         shown=("results", "changes", "tracking", "volume"),
     ),
     Metric(
-        key=EXPECTED_SENT, title="expected", unit="bytes",
+        key=EXPECTED_SENT, title="expected MB/step", unit="bytes",
         meaning="bytes sent per step by the library's closed form", better=None,
         read=_of_record(expected_sent_bytes_per_step), shown=("results", "volume"),
     ),
     Metric(
-        key=TEXTBOOK_SENT, title="textbook", unit="bytes",
+        key=TEXTBOOK_SENT, title="textbook MB/step", unit="bytes",
         meaning="bytes sent per step as the papers count them", better=None,
         read=_of_record(quantities.textbook_bytes_per_step), shown=("results", "volume"),
     ),
     Metric(
-        key=TRANSPORT_SENT, title="on the transport", unit="bytes",
+        key=TRANSPORT_SENT, title="on the transport MB/step", unit="bytes",
         meaning="bytes sent per step as the transport does it: gloo replaces some collectives by others",
         read=_of_record(quantities.transport_bytes_per_step), shown=("volume",),
     ),

@@ -74,17 +74,17 @@ class OthersRecords:
         """`read`: the files of the records that the comparison knows."""
         self._runs = runs
         self._known = set(read)
-        self.found: dict[str, tuple[Path, Record]] = {}
+        self.found: dict[str, Record] = {}
         """By cell."""
 
-    def of_cell(self, cell: str) -> tuple[Path, Record] | None:
+    def of_cell(self, cell: str) -> Record | None:
         """The record of a cell that another comparison wrote meanwhile, unless that was interrupted."""
         for path in sorted({*self._runs.glob(f"*/{RECORD_NAME}")} - self._known):
             self._known.add(path)
             with suppress(HarnessError):
                 record = read_record(path)
                 if record.error is None or record.error.kind != "Interrupted":
-                    self.found[record.cell] = path, record
+                    self.found[record.cell] = record
         return self.found.get(cell)
 
     def is_own(self, path: Path) -> None:

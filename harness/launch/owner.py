@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -137,6 +137,6 @@ def requeued_job() -> str | None:
     return os.environ.get("SLURM_JOB_ID") if os.environ.get("SLURM_RESTART_COUNT", "0") != "0" else None
 
 
-def made_in_job(records: Iterable[Record], job: str) -> list[Record]:
-    """Records that an attempt of this job made."""
-    return [r for r in records if r.environment.variables.get("SLURM_JOB_ID") == job]
+def made_in_job(record: Record, job: str) -> bool:
+    """Whether an attempt of this job made the record."""
+    return record.environment.variables.get("SLURM_JOB_ID") == job

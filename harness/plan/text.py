@@ -63,7 +63,7 @@ BATCH_LEGEND = "batch: micro-batch; acc.: accumulation; ckpt: activation checkpo
 TOTAL = "total: with {} outside of torch's allocator (CUDA context, NCCL)"
 ABSENT = "-"
 STEP_LEGEND = (
-    "nodes: GB of it to other nodes; exposed: seconds of communication that nothing hides; "
+    "nodes: of it to other nodes; exposed: seconds of communication that nothing hides; "
     "tok/s: per GPU; MFU: attention in full, its masked half too; GPU h and kWh: for 1e9 tokens, at the "
     "power limit of the boards"
 )
@@ -397,7 +397,7 @@ def _step_table(question: Question, rows: Sequence[Prediction]) -> list[str]:
     most = max((row.sent_bytes or 0.0 for row in rows), default=0.0)
     unit, name = (MEGA, "MB") if most < GIGA else (GIGA, "GB")
     timed = question.device is not None
-    headers = ["per step", f"sent {name}", "nodes"]
+    headers = ["per step", f"sent {name}", f"nodes {name}"]
     if timed:
         headers += ["comp. s", "comm. s", "exposed", "step s", "tok/s", "MFU %", "GPU h", "kWh"]
     table = [

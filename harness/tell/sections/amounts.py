@@ -242,7 +242,7 @@ def _expected(record: Record) -> Callable[[Key], int | None]:
 VOLUME = metrics_in("volume")
 COLUMNS_VOLUME = (
     *tables.LABELS,
-    *(Column(metric.key, "measured" if metric.key == SENT else metric.title, exact) for metric in VOLUME),
+    *(Column(one.key, one.title.replace("sent", "measured").replace("MB", "bytes"), exact) for one in VOLUME),
     Column("payload", "payload as expected", align="left"),
 )
 

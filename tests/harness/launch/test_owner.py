@@ -89,4 +89,4 @@ def test_records_of_other_jobs_are_not_taken_over() -> None:
             ("own", {"SLURM_JOB_ID": "7"}), ("another", {"SLURM_JOB_ID": "8"}), ("none", {})
         )
     ]  # fmt: skip
-    assert [record.run_id for record in made_in_job(records, "7")] == ["own"]
+    assert [record.run_id for record in records if made_in_job(record, "7")] == ["own"]
