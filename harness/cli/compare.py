@@ -204,7 +204,7 @@ class MissingCells:
                 self.view.say(text)
 
         progress = MatrixProgress(len(cells), sys.stderr, self.view)
-        unknown = {run.cell.key for runs in predicted.unknown.values() for run in runs}
+        unknown = {run.key for runs in predicted.unknown.values() for run in runs}
         try:
             for group in groups(cells, self._turns, self.device, predicted.parts, unknown, known, say_once):
                 with closing(self._records(launcher, group, predicted, progress)) as ends:
@@ -846,7 +846,8 @@ class Output:
 
     def _write(self, runs: Runs, report: Path) -> None:
         """Write the report with a folder of its own records next to it: later runs do not concern it."""
-        from harness.tell.report import Asked, write_report
+        from harness.tell.manifest import Asked
+        from harness.tell.report import write_report
 
         asked: Asked = {"question": self.asked.question, "price": self.asked.price_per_gpu_hour}
         if stream_number(report) is None:
