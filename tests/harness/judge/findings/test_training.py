@@ -249,12 +249,17 @@ def test_copies_that_are_their_masters_are_no_finding(count: int | None) -> None
     assert stale(before=count, end=count) == []
 
 
-def test_it_says_how_many_and_when() -> None:
-    (finding,) = stale(before=0, end=1)
-    assert finding.message.endswith("rounded to their dtype: 1 of 1,000 at the end")
-    assert finding.values == {"at the end": {"stale": 1, "copied": 1000}}
-    (finding,) = stale(before=900, end=2)
-    assert finding.message.endswith("900 of 1,000 before the first step and 2 of 1,000 at the end")
+@pytest.mark.parametrize(
+    ("before", "end", "words", "values"),
+    [
+        (0, 1, "1 of 1,000 at the end", {"at the end": {"stale": 1, "copied": 1000}}),
+        (900, 2, "900 of 1,000 before the first step and 2 of 1,000 at the end", None),
+    ],
+)
+def test_it_says_how_many_and_when(before: int, end: int, words: str, values: dict[str, Any] | None) -> None:
+    (finding,) = stale(before=before, end=end)
+    assert finding.message.endswith(f"rounded to their dtype: {words}")
+    assert values in (None, finding.values)
 
 
 def test_a_first_loss_that_differs_is_explained_by_them() -> None:
@@ -278,27 +283,29 @@ def odd(kind: OddUpdate, step: int = 2, **values: object) -> OddUpdatePart:
     return OddUpdatePart(step=step, kind=kind, **values)  # type: ignore[arg-type]
 
 
-def test_one_rank_is_named_with_its_step_and_its_parameters() -> None:
-    still = odd("stood-still", parameters=["a", "b", "c", "d"])
-    assert altered(updating(None, still)) == [
-        "ddp on 2 ranks: the update of step 2 (ranks: 1) is not what Adam makes of its gradient: weights "
-        "stay as they were, in a, b, c and 1 more"
-    ]
+WEIGHTS, BETA = odd("weights"), odd("beta2", given=0.999, due=0.95)
+STILL = odd("stood-still", parameters=["a", "b", "c", "d"])
 
 
-def test_what_all_ranks_do_is_said_once_and_of_the_first_step() -> None:
-    first, later = odd("beta2", given=0.999, due=0.95), odd("weights", step=3)
-    assert altered(updating(first, first)) == [
-        "ddp on 2 ranks: the update of step 2 is not what Adam makes of its gradient: second moments follow "
-        "beta2 0.999 and not 0.95"
-    ]
-    (message,) = altered(updating(later, first))
-    assert "of step 2 (ranks: 1)" in message
-
-
-def test_a_dtype_is_named_by_its_bits() -> None:
-    (message,) = altered(updating(odd("moments-rounded", given=8.0)))
-    assert message.endswith("moments are rounded to bfloat16")
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([None, STILL], "the update of step 2 (ranks: 1) is not what Adam makes of its gradient: weights "
+                        "stay as they were, in a, b, c and 1 more"),
+        ([BETA, BETA], "the update of step 2 is not what Adam makes of its gradient: second moments follow "
+                       "beta2 0.999 and not 0.95"),
+        ([odd("weights", step=3), BETA], "of step 2 (ranks: 1)"),
+        ([odd("moments-rounded", given=8.0)], "moments are rounded to bfloat16"),
+        *(([odd("first-moments-lost", later=later)], f"the update of step 2{again} (ranks: 0) is not what")
+          for later, again in (([4, 6], ", and every 2 steps after it,"), ([4], ", and that of step 4,"),
+                               ([3, 4], ""), ([4, 7], ""))),
+    ],
+)  # fmt: skip
+def test_an_odd_update_is_told_once_with_its_steps_ranks_and_parameters(
+    given: list[OddUpdatePart | None], words: str
+) -> None:
+    (message,) = altered(updating(*given))
+    assert words in message
 
 
 @pytest.mark.parametrize(("factor", "late"), [(1.5, True), (1.51, False), (0.5, False)])
@@ -307,22 +314,9 @@ def test_a_rate_that_is_a_step_late_is_named(factor: float, late: bool) -> None:
     assert ("as with the rate of the step before" in message) is late
 
 
-@pytest.mark.parametrize(
-    ("later", "again"),
-    [([4, 6], ", and every 2 steps after it,"), ([4], ", and that of step 4,"), ([3, 4], ""), ([4, 7], "")],
-)
-def test_updates_that_are_odd_every_few_steps_are_named(later: list[int], again: str) -> None:
-    (message,) = altered(updating(odd("first-moments-lost", later=later)))
-    assert f"the update of step 2{again} (ranks: 0) is not what" in message
-
-
-def test_what_the_reference_does_too_is_no_finding() -> None:
-    both = odd("weights")
-    assert altered(updating(both), updating(both, label="single")) == []
-
-
-def test_updates_outside_of_their_step_are_not_judged() -> None:
-    assert altered(updating(odd("weights"), phases={"step": 1, "forward": 1})) == []
+def test_what_the_reference_does_too_or_runs_outside_of_its_step_is_no_finding() -> None:
+    assert altered(updating(WEIGHTS), updating(WEIGHTS, label="single")) == []
+    assert altered(updating(WEIGHTS, phases={"step": 1, "forward": 1})) == []
 
 
 @pytest.mark.parametrize("kind", sorted(entries()["update-altered"]["text"].keys() - {"between"}))
@@ -341,85 +335,63 @@ def held_out(*losses: float | None, **changes: Any) -> list[Finding]:
     return told([make_record(eval=evaluated(5.0, 4.0)), record], "held-out-loss-differs")
 
 
-def test_equal_losses_and_rounding_are_no_finding() -> None:
-    assert held_out(5.0, 4.0) == held_out(5.0, 4.0 + 1e-6) == []
+RUNNING = LayoutPart(
+    parameters=[], decaying=[], blocks=[],
+    buffers=[TensorPart(name="norm.running_mean", shape=[4], dtype="float32")],
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("second", [3.0, None])
-def test_the_first_step_that_differs_is_named(second: float | None) -> None:
-    (finding,) = held_out(5.0, second)
-    assert "after 4 steps" in finding.text
-    assert (finding.values["given"], finding.values["reference"]) == (second, 4.0)
-
-
-def test_of_another_training_and_of_running_statistics_nothing_is_said() -> None:
-    assert held_out(5.0, 3.0, steps=make_steps([loss + 1 for loss in LOSSES])) == []
-    buffer = TensorPart(name="norm.running_mean", shape=[4], dtype="float32")
-    layout = LayoutPart(parameters=[], decaying=[], buffers=[buffer], blocks=[])
-    assert held_out(5.0, 3.0, layout=layout) == []
+@pytest.mark.parametrize(
+    ("second", "changes", "named"),
+    [
+        (4.0, {}, False), (4.0 + 1e-6, {}, False), (3.0, {}, True), (None, {}, True),
+        # Of another training and of running statistics nothing is said.
+        (3.0, {"steps": make_steps([loss + 1 for loss in LOSSES])}, False), (3.0, {"layout": RUNNING}, False),
+    ],
+)  # fmt: skip
+def test_the_first_held_out_loss_that_differs_is_named(
+    second: float | None, changes: dict[str, Any], named: bool
+) -> None:
+    told = [
+        ("after 4 steps" in one.text, one.values["given"], one.values["reference"])
+        for one in held_out(5.0, second, **changes)
+    ]
+    assert told == [(True, second, 4.0)] * named
 
 
 def run(label: str, precision: str = "fp32", **effective: Any) -> Record:
     return make_record(label=label, effective=effective, training={"precision": precision})
 
 
-def against(precision: str = "fp32", *, reference: dict[str, Any], given: dict[str, Any]) -> list[Finding]:
-    return Comparison([run("single", precision, **reference), run("ddp", precision, **given)]).findings
-
-
-def test_matrix_products_in_another_dtype() -> None:
-    (finding,) = against(reference={"autocast_dtype": None}, given={"autocast_dtype": "bfloat16"})
-    assert finding.id == "compute-dtype-differs"
-    assert finding.message == (
-        "ddp on 2 ranks: dtype of computation differs: bfloat16 against float32 in the reference"
-    )
-
-
-def test_autocast_and_cast_weights_compute_in_the_same_dtype() -> None:
-    reference = {"autocast_dtype": "bfloat16"}
-    given = {"autocast_dtype": None, "parameter_dtype": "bfloat16"}
-    assert against("bf16-mixed", reference=reference, given=given) == []
-
-
-@pytest.mark.parametrize("key", ["gradient_dtype", "accumulation_dtype"])
-@pytest.mark.parametrize(
-    ("precision", "given", "ids"),
-    [
-        ("fp32", "bfloat16", ["gradient-dtype-differs"]),
-        ("bf16-mixed", "bfloat16", []),
-        ("bf16-mixed", "float16", ["gradient-dtype-differs"]),
-        ("fp32", "float32", []),
-    ],
-)
-def test_gradients_in_a_dtype_that_the_job_does_not_call_for(
-    key: str, precision: str, given: str, ids: list[str]
-) -> None:
-    found = against(precision, reference={key: "float32"}, given={key: given})
-    assert [finding.id for finding in found] == ids
+BF16, FLOAT16 = {"autocast_dtype": "bfloat16"}, ("gradient-dtype-differs", "")
 
 
 @pytest.mark.parametrize(
-    ("reference", "given", "ids"),
+    ("precision", "reference", "given", "told"),
     [
-        (65536.0, None, ["loss-scaling-differs"]), (None, 1024.0, ["loss-scaling-differs"]),
-        (65536.0, 32768.0, []), (None, None, []),
+        ("fp32", {"autocast_dtype": None}, BF16,
+         ("compute-dtype-differs", "dtype of computation differs: bfloat16 against float32 in the ref")),
+        ("bf16-mixed", BF16, {"autocast_dtype": None, "parameter_dtype": "bfloat16"}, None),
+        *((precision, {key: "float32"}, {key: given}, told)
+          for key in ("gradient_dtype", "accumulation_dtype")
+          for precision, given, told in (("fp32", "bfloat16", FLOAT16), ("bf16-mixed", "bfloat16", None),
+                                         ("bf16-mixed", "float16", FLOAT16), ("fp32", "float32", None))),
+        *(("fp16-mixed", {"loss_scale": reference}, {"loss_scale": given}, told)
+          for reference, given, told in ((65536.0, None, ("loss-scaling-differs", "")), (None, None, None),
+                                         (None, 1024.0, ("loss-scaling-differs", "")),
+                                         (65536.0, 32768.0, None))),
+        ("fp32", {"optimizer": "torch.AdamW"}, {"optimizer": "torch.SGD"},
+         ("optimizer-differs", "optimizer differs: torch.SGD against torch.AdamW")),
+        ("fp32", {}, {"accumulation_steps": 4}, ("accumulation-differs", "")),
     ],
 )  # fmt: skip
-def test_a_scaler_in_one_of_them_only(reference: float | None, given: float | None, ids: list[str]) -> None:
-    found = against("fp16-mixed", reference={"loss_scale": reference}, given={"loss_scale": given})
-    assert [finding.id for finding in found] == ids
-
-
-def test_another_optimizer() -> None:
-    (finding,) = against(reference={"optimizer": "torch.AdamW"}, given={"optimizer": "torch.SGD"})
-    assert finding.id == "optimizer-differs"
-    assert "optimizer differs: torch.SGD against torch.AdamW" in finding.message
-
-
-def test_accumulation_that_the_library_does_not_share_with_the_loop() -> None:
-    (finding,) = Comparison([make_record(), run("ddp", accumulation_steps=4)]).findings
-    assert finding.id == "accumulation-differs"
-    assert finding.values == {"asked": 1, "given": 4}
+def test_settings_in_force_that_the_job_does_not_call_for_are_named(
+    precision: str, reference: dict[str, Any], given: dict[str, Any], told: tuple[str, str] | None
+) -> None:
+    found = Comparison([run("single", precision, **reference), run("ddp", precision, **given)]).findings
+    assert [one.id for one in found] == ([told[0]] if told else [])
+    assert all(told[1] in one.message for one in found if told)
+    assert all(one.values == {"asked": 1, "given": 4} for one in found if "accumulation_steps" in given)
 
 
 def layers(label: str, precision: str, most: str, **otherwise: list[str]) -> Record:
@@ -458,27 +430,24 @@ def costs(*records: Record) -> list[str]:
     return [f.message for f in told([make_record(), *records], "cost-setting-changes-training")]
 
 
-def test_overlap_that_changes_the_loss_is_named() -> None:
-    (message,) = costs(with_options({}), with_options({"overlap_comm": True}, loss=4.1))
-    assert message.startswith(
-        "overlap_comm default against on: should change only the cost, but loss differs"
-    )
+OVERLAP, CLIPPED = {"overlap_comm": True}, {"gradient_clipping": 0.5}
 
 
-def test_overlap_that_leaves_the_loss_alone_is_not() -> None:
-    assert costs(with_options({}), with_options({"overlap_comm": True})) == []
-
-
-def test_settings_that_may_change_the_loss_are_not_judged() -> None:
-    assert costs(with_options({}), with_options({"gradient_clipping": 0.5}, loss=4.1)) == []
-    assert (
-        costs(with_options({}), with_options({"overlap_comm": True, "gradient_clipping": 0.5}, loss=4.1))
-        == []
-    )
-
-
-def test_another_backend_is_not_judged() -> None:
-    assert costs(with_options({}, name="zero1"), with_options({"overlap_comm": True}, loss=4.1)) == []
+@pytest.mark.parametrize(
+    ("options", "loss", "base", "told"),
+    [
+        (OVERLAP, 4.1, "zero2", ["overlap_comm default against on: should change only the cost, but loss"]),
+        (OVERLAP, 4.0, "zero2", []),
+        (CLIPPED, 4.1, "zero2", []),  # which may change the loss
+        (OVERLAP | CLIPPED, 4.1, "zero2", []),
+        (OVERLAP, 4.1, "zero1", []),
+    ],
+)  # fmt: skip
+def test_a_setting_that_should_change_the_cost_alone_is_named_where_the_loss_differs(
+    options: dict[str, Any], loss: float, base: str, told: list[str]
+) -> None:
+    found = costs(with_options({}, name=base), with_options(options, loss=loss))
+    assert [message.partition(" differs by")[0] for message in found] == told
 
 
 @pytest.mark.parametrize("option", sorted(COST_ALONE))
