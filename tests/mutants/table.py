@@ -232,7 +232,7 @@ MUTANTS = [Mutant(*row) for row in (
      "test_a_rank_that_lost_its_core_to_another_program_is_not_slow"),
     ("accumulation-finding", "findings:accumulation", swaps("!=", "=="),
      "A library that accumulates over other micro-steps than the loop is a finding",
-     "test_accumulation_that_the_library_does_not_share_with_the_loop"),
+     "test_settings_in_force_that_the_job_does_not_call_for_are_named"),
     ("lost-to-others", "Run.disturbance",
      becomes("min(_held_up_seconds(part), taken[part.boot])", "_held_up_seconds(part)"),
      "A rank that waits for its peers' cores has not lost them to other programs",

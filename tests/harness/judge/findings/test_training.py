@@ -314,7 +314,7 @@ def test_a_rate_that_is_a_step_late_is_named(factor: float, late: bool) -> None:
     assert ("as with the rate of the step before" in message) is late
 
 
-def test_what_the_reference_does_too_or_runs_outside_of_its_step_is_no_finding() -> None:
+def test_what_the_reference_does_too_is_no_finding() -> None:
     assert altered(updating(WEIGHTS), updating(WEIGHTS, label="single")) == []
     assert altered(updating(WEIGHTS, phases={"step": 1, "forward": 1})) == []
 
