@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from math import comb
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ from harness.judge.statistics import (
 )
 from harness.record import ErrorPart, Record, TurnsPart
 from harness.tell.tables import ratio_cell, unranked_words
-from tests.records import make_record, make_steps
+from tests.records import changed, make_record, make_steps
 from tests.representatives import first
 
 Floats: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -63,17 +63,12 @@ def chances(values: ArrayLike, base: ArrayLike) -> Floats:
     return np.asarray(test.pvalue)
 
 
-def test_fewer_than_six_runs_have_a_range_and_no_interval() -> None:
-    assert median_interval([3.0, 1.0, 2.0, 5.0, 4.0]) is None
-    assert value_range([3.0, 1.0, 2.0]) == Interval(1.0, 3.0)
-    assert value_range([]) is None
-
-
-def test_interval_of_the_median_is_that_of_published_tables() -> None:
+def test_an_interval_of_the_median_is_that_of_published_tables_and_begins_at_six_runs() -> None:
     """Conover, Practical Nonparametric Statistics: of 10 values the 2nd and 9th, of 20 the 6th and 15th."""
-    assert median_interval(range(1, 7)) == Interval(1, 6)
-    assert median_interval(range(1, 11)) == Interval(2, 9)
-    assert median_interval(range(1, 21)) == Interval(6, 15)
+    assert [median_interval(range(1, last)) for last in (6, 7, 11, 21)] == [
+        None, Interval(1, 6), Interval(2, 9), Interval(6, 15),
+    ]  # fmt: skip
+    assert (value_range([3.0, 1.0, 2.0]), value_range([])) == (Interval(1.0, 3.0), None)
 
 
 @pytest.mark.parametrize(("cells", "runs"), [(2, 4), (2, 6), (3, 5), (5, 6), (5, 7)])
@@ -272,24 +267,24 @@ def test_cells_are_compared_within_rounds() -> None:
     assert (order.leaders, order.trailers) == (("ddp",), ("fsdp",))
 
 
-def test_cells_whose_interval_lies_close_to_one_are_equal() -> None:
-    order = order_of(ddp=rounds(1.0), zero0=rounds(1.001, shift=3), zero3=rounds(4.0, shift=1))
-    assert order.ratio("zero0", "ddp").order == "equal"
-    assert (order.leaders, order.trailers) == (("ddp", "zero0"), ("zero3",))
+@pytest.mark.parametrize(
+    ("second", "third", "order", "ends", "cells"),
+    [
+        (rounds(1.001, shift=3), rounds(4.0, shift=1), "equal", (("ddp", "fsdp"), ("zero3",)), None),
+        (rounds(1.3, UNLIKE), rounds(9.0), "open", None, [("1", False), ("~", False), ("0", True)]),
+        (rounds(3.0, UNLIKE), rounds(3.5), "slower", (("ddp",), ("fsdp", "zero3")), None),
+    ],
+    ids=["close to one", "not settled", "several are slowest"],
+)
+def test_cells_that_the_rounds_do_not_tell_apart(
+    second: ByRound, third: ByRound, order: str, ends: Any, cells: Any
+) -> None:
+    found = order_of(ddp=rounds(1.0), fsdp=second, zero3=third)
+    assert found.ratio("fsdp", "ddp").order == order
+    assert ends in (None, (found.leaders, found.trailers))
+    shown = [ratio_cell(found, name) for name in ("ddp", "fsdp", "zero3")]
+    assert cells in (None, [(cell.text[0], cell.is_strong) for cell in shown if cell])
     assert EQUAL == 0.05
-
-
-def test_a_difference_that_the_rounds_do_not_settle_is_open() -> None:
-    order = order_of(ddp=rounds(1.0), fsdp=rounds(1.3, UNLIKE), zero3=rounds(9.0))
-    assert order.ratio("fsdp", "ddp").order == "open"
-    cells = [ratio_cell(order, name) for name in ("ddp", "fsdp", "zero3")]
-    assert [cell.text[0] for cell in cells if cell] == ["1", "~", "0"]
-    assert [cell.is_strong for cell in cells if cell] == [False, False, True]
-
-
-def test_several_may_be_slowest() -> None:
-    order = order_of(ddp=rounds(1.0), fsdp=rounds(3.0, UNLIKE), zero3=rounds(3.5))
-    assert order.trailers == ("fsdp", "zero3")
 
 
 def test_fewer_than_six_rounds_have_a_ratio_and_no_interval() -> None:
@@ -308,16 +303,12 @@ def test_a_round_in_which_a_cell_has_no_figure_is_left_out_for_it_alone() -> Non
     assert [order.to_base[name].order for name in ("fsdp", "zero3")] == ["slower", "slower"]
 
 
-def test_cells_that_share_no_round_are_compared_with_nothing() -> None:
-    order = order_of(ddp=rounds(1.0), fsdp={(1, *key[1:]): value for key, value in rounds(2.0).items()})
-    assert order.ratio("fsdp", "ddp").middle is None
-    assert ratio_cell(order, "fsdp") is None
+def test_a_cell_without_a_round_in_common_is_compared_with_nothing_and_not_called_slowest() -> None:
+    apart = {(1, *key[1:]): value for key, value in rounds(9.0).items()}
+    order = order_of(ddp=rounds(1.0), fsdp=apart)
+    assert (order.ratio("fsdp", "ddp").middle, ratio_cell(order, "fsdp")) == (None, None)
     assert not order.is_judged
     assert order.figures("fsdp")["speed_base"] is None
-
-
-def test_a_cell_without_a_round_in_common_is_not_called_slowest() -> None:
-    apart = {(1, *key[1:]): value for key, value in rounds(9.0).items()}
     order = order_of(ddp=rounds(1.0), fsdp=apart, zero3=rounds(2.0))
     assert (order.names[-1], order.trailers) == ("zero3", ("zero3",))
 
@@ -438,22 +429,18 @@ def test_a_cell_that_joins_later_shares_no_rounds_with_those_that_ran_before() -
     assert replace(joined, began={}).to_base["fsdp"].order == "slower"
 
 
-def test_a_run_that_is_repeated_later_is_compared_in_no_round() -> None:
+@pytest.mark.parametrize(
+    ("late", "compared"),
+    [([5], [n for n in range(7) if n != 2]), (range(5, 14), [*range(7)])],
+    ids=["a run that is repeated later", "a round that is completed later"],
+)
+def test_a_round_counts_whose_runs_are_neighbours(late: Sequence[int], compared: list[int]) -> None:
     made = in_stretches(["ddp", "fsdp"])
-    late = made[5].model_copy(update={"created_at": "2026-01-02T03:40:00.000+00:00"})
-    order = rank_speeds(Comparison([*made[:5], *made[6:], late]).groups)
-    assert (late.backend.label, late.repeat) == ("fsdp", 2)
-    assert set(order.by_round("fsdp", "ddp")) == {(0, n, 0) for n in range(7) if n != 2}
-
-
-def test_a_round_that_was_interrupted_counts_when_it_is_complete() -> None:
-    made = in_stretches(["ddp", "fsdp"])
-    late = [
-        record.model_copy(update={"created_at": f"2026-01-02T03:{40 + n}:00.000+00:00"})
-        for n, record in enumerate(made[5:])
-    ]
-    order = rank_speeds(Comparison([*made[:5], *late]).groups)
-    assert set(order.by_round("fsdp", "ddp")) == {(0, n, 0) for n in range(7)}
+    assert (made[5].backend.label, made[5].repeat) == ("fsdp", 2)
+    again = [changed(made[n], created_at=f"2026-01-02T03:{35 + n}:00.000+00:00") for n in late]
+    kept = [record for n, record in enumerate(made) if n not in late]
+    order = rank_speeds(Comparison([*kept, *again]).groups)
+    assert order.by_round("fsdp", "ddp").keys() == {(0, n, 0) for n in compared}
 
 
 def test_a_round_that_the_user_ended_takes_no_order_away() -> None:
