@@ -28,12 +28,9 @@ from .command_line import SHORT, harness, records, refused, succeeds
 from .conftest import Compared
 
 
-def test_compare_succeeds(comparison: Compared) -> None:
+def test_compare_prints_one_document_of_runs_that_train_as_the_reference_does(comparison: Compared) -> None:
     assert comparison.done.returncode == 0, comparison.done.stderr
     assert [r.status for r in records(comparison.runs)] == ["ok"] * 4
-
-
-def test_compare_prints_one_document_and_nothing_else(comparison: Compared) -> None:
     document = json.loads(comparison.done.stdout)
     assert set(document) == {
         "job_id", "job_ids", "rows", "not_comparable", "noise", "repeat_spreads", "settings", "findings",
@@ -43,27 +40,23 @@ def test_compare_prints_one_document_and_nothing_else(comparison: Compared) -> N
         ("single", 1), ("ddp", 2), ("zero1", 2)
     ]  # fmt: skip
     assert all(set(row) == COMPARED_KEYS for row in document["rows"])
-
-
-def test_compared_backends_train_as_the_reference_does(comparison: Compared) -> None:
-    document = json.loads(comparison.done.stdout)
     assert {row["parity"] for row in document["rows"]} <= {"exact", "tight"}
     assert [f for f in document["findings"] if f["id"] not in ABOUT_TIME] == []
 
 
 def test_compared_backends_measure_speed_memory_and_communication(comparison: Compared) -> None:
     rows = {row["backend"]: row for row in json.loads(comparison.done.stdout)["rows"]}
-    for row in rows.values():
-        assert row["tokens_per_second"] > 0
-        assert row["model_state_bytes"] > 0
+    assert all(min(row["tokens_per_second"], row["model_state_bytes"]) > 0 for row in rows.values())
     assert rows["single"]["sent_bytes_per_step"] == 0
     assert rows["ddp"]["sent_bytes_per_step"] >= rows["ddp"]["textbook_sent_bytes_per_step"] > 0
     assert rows["zero1"]["model_state_bytes"] < rows["ddp"]["model_state_bytes"]
 
 
-def test_compare_shows_the_table_to_the_person_who_waits(comparison: Compared) -> None:
+def test_the_person_who_waits_sees_the_table_and_has_the_report(comparison: Compared) -> None:
     assert "[4/4] zero1 on 2 ranks: ok" in comparison.done.stderr
     assert re.search(r"^backend +ranks +status", comparison.done.stderr, flags=re.MULTILINE)
+    assert "| zero1" in (comparison.folder / "report.md").read_text()
+    assert (comparison.folder / "report.loss.svg").exists()
 
 
 def test_the_repetition_that_measures_rounding_is_not_timed(comparison: Compared) -> None:
@@ -74,43 +67,32 @@ def test_the_repetition_that_measures_rounding_is_not_timed(comparison: Compared
     assert {step.window for step in repetition.steps} == {"warmup"}
 
 
-def test_compare_writes_the_report_it_was_asked_for(comparison: Compared) -> None:
-    text = (comparison.folder / "report.md").read_text()
-    assert "| zero1" in text
-    assert (comparison.folder / "report.loss.svg").exists()
-
-
-def test_second_compare_runs_nothing(comparison: Compared) -> None:
+def test_second_compare_runs_nothing_and_prints_the_table_without_json(comparison: Compared) -> None:
     before = sorted(comparison.runs.iterdir())
     done = succeeds(*comparison.arguments, "--json", cwd=comparison.folder)
     assert "4 of 4 cells have a record" in done.stderr
     assert sorted(comparison.runs.iterdir()) == before
     assert json.loads(done.stdout) == json.loads(comparison.done.stdout)
-
-
-def test_compare_without_json_prints_the_table(comparison: Compared) -> None:
-    done = succeeds(*comparison.arguments, cwd=comparison.folder)
-    assert [line.split()[:2] for line in done.stdout.splitlines()[2:5]] == [
+    plain = succeeds(*comparison.arguments, cwd=comparison.folder)
+    assert [line.split()[:2] for line in plain.stdout.splitlines()[2:5]] == [
         ["single", "1"], ["ddp", "2"], ["zero1", "2"]
     ]  # fmt: skip
 
 
-def test_compare_runs_only_what_is_missing(comparison: Compared) -> None:
+@pytest.mark.parametrize(
+    ("backends", "words", "ran"),
+    [
+        ("ddp,accelerate-ddp,zero1", [], ["accelerate-ddp"]),
+        ("ddp", ["--fresh", "--strict"], ["ddp", "single", "single"]),
+    ],
+    ids=["what is missing", "every cell again"],
+)
+def test_which_cells_run_again(comparison: Compared, backends: str, words: list[str], ran: list[str]) -> None:
     before = set(comparison.runs.iterdir())
-    succeeds(
-        "compare", "--backends", "ddp,accelerate-ddp,zero1", *comparison.arguments[3:], "--json",
-        cwd=comparison.folder,
-    )  # fmt: skip
+    arguments = ["compare", "--backends", backends, *comparison.arguments[3:]]
+    succeeds(*arguments, *words, "--json", cwd=comparison.folder)
     new = set(comparison.runs.iterdir()) - before
-    assert [read_record(folder / "record.json").backend.name for folder in new] == ["accelerate-ddp"]
-
-
-def test_fresh_runs_every_cell_again(comparison: Compared) -> None:
-    before = set(comparison.runs.iterdir())
-    arguments = ["compare", "--backends", "ddp", *comparison.arguments[3:]]
-    succeeds(*arguments, "--fresh", "--strict", "--json", cwd=comparison.folder)
-    new = set(comparison.runs.iterdir()) - before
-    assert sorted(read_record(f / "record.json").backend.name for f in new) == ["ddp", "single", "single"]
+    assert sorted(read_record(folder / "record.json").backend.name for folder in new) == ran
 
 
 def test_runs_of_one_cell_give_the_same_losses(comparison: Compared) -> None:
@@ -213,18 +195,24 @@ def test_a_precision_takes_more_rounds_than_an_order() -> None:
     assert fine.rounds_of("fsdp") > coarse.rounds_of("fsdp")
 
 
-def test_no_round_begins_after_the_time_and_what_is_open_is_told() -> None:
-    machine, said = Machine(), list[str]()
-    added(machine, Until(deadline=0.0), said)
-    assert machine.ran == []
-    assert said == ["no further round after 1 round; open: zero0 on 2, zero3 on 2 and fsdp on 2"]
+UP = Until(deadline=0.0)
 
 
-def test_what_the_report_shows_in_order_is_not_told_as_open_when_time_is_up() -> None:
+@pytest.mark.parametrize(
+    ("until", "begin", "told"),
+    [
+        (UP, [], "no further round after 1 round; open: zero0 on 2, zero3 on 2 and fsdp on 2"),
+        # What the report shows in order is not open.
+        (UP, [(label, n) for n in range(7) for label in ("single", "ddp", "zero3")],
+         "no further round after 7 rounds; open: none"),
+        (Until(precision=0.03), [("ddp", 0)], "no round is added: no two cells are compared in speed"),
+    ],
+    ids=["time is up", "all in order", "nothing to compare"],
+)  # fmt: skip
+def test_why_no_round_is_added_is_told(until: Until, begin: list[tuple[str, int]], told: str) -> None:
     machine, said = Machine(), list[str]()
-    begin = [machine.record(label, n) for n in range(7) for label in ("single", "ddp", "zero3")]
-    added(machine, Until(deadline=0.0), said, begin)
-    assert said == ["no further round after 7 rounds; open: none"]
+    added(machine, until, said, [machine.record(*run) for run in begin])
+    assert (machine.ran, said) == ([], [told])
 
 
 class Failing(Machine):
@@ -254,21 +242,21 @@ def test_a_round_in_which_a_cell_failed_is_left_out_and_the_others_settle_it(lab
     assert order.to_base["zero3"].rounds == machine.rounds_of("zero3") - (2 if label == "ddp" else 0)
 
 
-def test_a_cell_that_fails_from_some_round_on_is_run_no_more() -> None:
-    machine, said = Failing("fsdp", lambda repeat: repeat >= 3), list[str]()
+@pytest.mark.parametrize(
+    ("label", "rounds", "told"),
+    [
+        ("fsdp", {"fsdp": 5, "zero3": FIRST_LOOK}, "no further round of fsdp on 2: failed or diverged"),
+        ("ddp", dict.fromkeys(SECONDS, 5),
+         "no further round of ddp on 2: failed or diverged; nor of cells that are compared with it"),
+    ],
+)  # fmt: skip
+def test_a_cell_that_fails_from_some_round_on_is_run_no_more(
+    label: str, rounds: dict[str, int], told: str
+) -> None:
+    machine, said = Failing(label, lambda repeat: repeat >= 3), list[str]()
     added(machine, Until(), said)
-    assert machine.rounds_of("fsdp") == 5
-    assert machine.rounds_of("zero3") == FIRST_LOOK
-    assert "no further round of fsdp on 2: failed or diverged" in said
-
-
-def test_where_the_base_fails_from_some_round_on_it_ends() -> None:
-    machine, said = Failing("ddp", lambda repeat: repeat >= 3), list[str]()
-    added(machine, Until(), said)
-    assert {machine.rounds_of(name) for name in SECONDS} == {5}
-    assert said[-1] == (
-        "no further round of ddp on 2: failed or diverged; nor of cells that are compared with it"
-    )
+    assert {name: machine.rounds_of(name) for name in rounds} == rounds
+    assert told in said
 
 
 def test_a_base_that_diverges_gives_its_place_to_the_next_one() -> None:
@@ -303,13 +291,6 @@ def test_a_round_that_was_interrupted_is_completed() -> None:
     added(machine, Until(), [], earlier=earlier)
     assert ("fsdp", 2) in machine.ran
     assert ("ddp", 2) not in machine.ran
-
-
-def test_that_there_is_nothing_to_compare_is_told() -> None:
-    machine, said = Machine(), list[str]()
-    added(machine, Until(precision=0.03), said, [machine.record("ddp", 0)])
-    assert machine.ran == []
-    assert said == ["no round is added: no two cells are compared in speed"]
 
 
 def test_an_interruption_ends_it() -> None:
@@ -410,19 +391,13 @@ def test_why_a_record_does_not_count_is_said(
 
 
 def test_cells_with_a_record_are_named_and_the_others_have_a_reason(tmp_path: Path, cells: dict) -> None:
-    found = dry_run(tmp_path, recorded(cells["ddp"]))
-    assert (found["ddp"]["run_id"], found["ddp"]["why"]) == ("run-ddp", None)
-    assert (found["zero3"]["run_id"], found["zero3"]["why"]) == (None, "never ran in this folder")
-
-
-def test_an_empty_folder_is_not_created_and_no_time_is_claimed(tmp_path: Path) -> None:
+    """And no time is claimed but that of like runs; no folder is made."""
     found = dry_run(tmp_path)
     assert {(cell["seconds"], cell["seconds_from"]) for cell in found.values()} == {(None, None)}
     assert not (tmp_path / "runs").exists()
-
-
-def test_like_runs_give_the_estimate_where_there_are_some(tmp_path: Path, cells: dict) -> None:
     found = dry_run(tmp_path, recorded(cells["ddp"], created_at=datetime.now(UTC).isoformat()))
+    assert (found["ddp"]["run_id"], found["ddp"]["why"]) == ("run-ddp", None)
+    assert (found["zero3"]["run_id"], found["zero3"]["why"]) == (None, "never ran in this folder")
     assert found["zero3"]["seconds_from"] == "runs"
 
 
@@ -447,17 +422,29 @@ def between(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, di
     return *compare(folder, LIMIT_BYTES), folder
 
 
-def test_a_run_that_cannot_fit_is_one_line(tmp_path: Path) -> None:
-    line = refused(tmp_path, "run", "--backend", "ddp", "--nproc", "2", *SHORT, "--set", f"{LIMIT}=10kB")
+TORCHRUN = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "9",
+}  # fmt: skip
+TWO = ("--nproc", "2")
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "told"),
+    [
+        ((*TWO, *SHORT), {}, "of 0.01 MB per rank; --force starts it anyway"),
+        ((*TWO, "--config", "@own-model", "--set", "compare.backends=[ddp]"), {}, "at least "),
+        # Before the rank meets the others.
+        pytest.param(SHORT, TORCHRUN, "", marks=pytest.mark.costly),
+    ],
+    ids=["a run", "a model of one's own", "a rank of torchrun"],
+)
+def test_a_run_that_cannot_fit_is_one_line(
+    tmp_path: Path, words: tuple[str, ...], variables: dict[str, str], told: str
+) -> None:
+    line = refused(tmp_path, "run", "--backend", "ddp", *words, "--set", f"{LIMIT}=10kB", **variables)
     assert "ddp on 2 ranks: cannot fit: " in line
-    assert "of 0.01 MB per rank; --force starts it anyway" in line
-    assert list((tmp_path / "runs").iterdir()) == []
-
-
-def test_a_model_of_ones_own_whose_states_cannot_fit_is_refused(tmp_path: Path) -> None:
-    words = ("--set", f"{LIMIT}=10kB", "--set", "compare.backends=[ddp]")
-    line = refused(tmp_path, "run", "--backend", "ddp", "--nproc", "2", "--config", "@own-model", *words)
-    assert "ddp on 2 ranks: cannot fit: at least " in line
+    assert told in line
     assert list((tmp_path / "runs").iterdir()) == []
 
 
@@ -489,16 +476,6 @@ def test_refused_cells_are_judged_again_and_have_one_record(between) -> None:
     assert again["ddp"]["run_id"] != rows["ddp"]["run_id"]
 
 
-@pytest.mark.costly
-def test_a_rank_of_torchrun_that_cannot_fit_refuses_before_it_meets_the_others(tmp_path: Path) -> None:
-    line = refused(
-        tmp_path, "run", "--backend", "ddp", *SHORT, "--set", f"{LIMIT}=10kB", RANK="0", LOCAL_RANK="0",
-        WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="9",
-    )  # fmt: skip
-    assert "ddp on 2 ranks: cannot fit: " in line
-    assert list((tmp_path / "runs").iterdir()) == []
-
-
 DEEPSPEED = {
     "zero_optimization": {"stage": 1, "overlap_comm": True, "reduce_bucket_size": 1000},
     "gradient_clipping": 0.25, "bf16": {"enabled": False}, "steps_per_print": 5,
@@ -525,17 +502,19 @@ def labels(folder: Path, *words: str) -> list[str]:
     return [cell["backend"] for cell in json.loads(done.stdout)["cells"]]
 
 
-def test_files_are_more_rows_of_a_comparison(folder: Path) -> None:
-    words = ["--from-deepspeed", "ds.json", "--from-accelerate", "fsdp.yaml"]
-    assert labels(folder, *words, "--from-mode", "like-for-like") == [
-        "single", "ddp", "fsdp:row=fsdp", "zero1:overlap_comm=True,row=ds",
-    ]  # fmt: skip
-
-
-def test_both_modes_bring_the_reference_of_the_job_as_given(folder: Path) -> None:
-    words = ["--from-deepspeed", "ds.json", "--from-mode", "both", "--set", "training.gradient_clipping=1"]
-    exact = "zero1:overlap_comm=True,preset=library-defaults,reduce_bucket_size=1000,row=ds-as-given"
-    assert labels(folder, *words) == ["single", "ddp", "zero1:overlap_comm=True,row=ds", "single", exact]
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        (["--from-accelerate", "fsdp.yaml", "--from-mode", "like-for-like"],
+         ["fsdp:row=fsdp", "zero1:overlap_comm=True,row=ds"]),
+        # Both bring the reference of the job as given, too.
+        (["--from-mode", "both", "--set", "training.gradient_clipping=1"],
+         ["zero1:overlap_comm=True,row=ds", "single",
+          "zero1:overlap_comm=True,preset=library-defaults,reduce_bucket_size=1000,row=ds-as-given"]),
+    ],
+)  # fmt: skip
+def test_files_are_more_rows_of_a_comparison(folder: Path, words: list[str], rows: list[str]) -> None:
+    assert labels(folder, "--from-deepspeed", "ds.json", *words) == ["single", "ddp", *rows]
 
 
 def test_run_takes_one_row(folder: Path) -> None:

@@ -51,21 +51,15 @@ def test_parameters_are_as_many_as_published(name: str) -> None:
         assert round(count / UNITS[published[-1]], digits) == float(published[:-1])
 
 
-def test_every_model_names_the_source_of_its_size() -> None:
+def test_every_model_names_the_source_of_its_size_and_no_spelling_stands_for_two() -> None:
     assert len(catalogue_names()) >= 40
     assert all(find_entry(name)[1]["source"] for name in catalogue_names())
-
-
-def test_no_spelling_stands_for_two_models() -> None:
     spellings = [
         spelling
         for name, entry in read_entries("models").items()
         for spelling in {one.lower() for one in (name, *entry.get("aliases", ()), entry.get("hub", name))}
     ]
     assert len(spellings) == len(set(spellings))
-
-
-def test_a_model_has_its_name_parameters_and_configuration() -> None:
     model = load_model(" Llama-3.1-8B ")
     assert (model.name, model.parameters) == ("Llama-3.1-8B", 8_030_261_248)
     assert model.config["num_key_value_heads"] == 8
@@ -77,11 +71,6 @@ def test_settings_of_its_configuration_change_a_named_model_as_they_change_that_
     assert load_model("llama-3.1-8b", assignments=given).layout == job_model(run).layout
     assert load_model("llama-3.1-8b", assignments=given).layers == 4
     assert load_model("llama-3.1-8b", assignments=given[1:]) == load_model("llama-3.1-8b")
-
-
-def test_unknown_name_shows_the_closest() -> None:
-    with pytest.raises(HarnessError, match=r"model 'llama-3\.1-80b' is neither .* 'llama-3\.1-8b'"):
-        load_model("llama-3.1-80b")
 
 
 @pytest.mark.parametrize(
@@ -97,16 +86,6 @@ def test_a_token_passes_few_of_a_mixture_s_parameters(text: str, parameters: int
     assert (model.parameters, model.active_parameters) == (parameters, active)
     assert model.counted == f"{parameters:,} parameters, {active:,} of them active"
     assert load_model("gpt2").counted == "124,439,808 parameters"
-
-
-def test_other_mixtures_of_experts_are_not_covered(tmp_path: Path) -> None:
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({"model_type": "deepseek_v3", "n_routed_experts": 256}))
-    with pytest.raises(HarnessError, match="of type deepseek_v3; of mixtures, types mixtral and qwen3_moe"):
-        load_model(str(file))
-    some = {"model_type": "qwen3_moe", "decoder_sparse_step": 2}
-    with pytest.raises(HarnessError, match="blocks without experts among those with experts"):
-        from_config(some, name="some", source="some", given_whole=False)
 
 
 def small_llama() -> dict[str, object]:
@@ -176,41 +155,43 @@ def test_own_code_without_a_counterpart_is_not_guessed(config: dict[str, object]
     assert as_known_type(config) is None
 
 
-def test_a_path_that_is_not_there_is_shown_with_the_folder_it_was_looked_up_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("llama-3.1-80b", r"model 'llama-3\.1-80b' is neither .* 'llama-3\.1-8b'"),
+        ("models/mine", "nor a folder or file in HERE"), ("/models/mine", r"nor a folder or file\. "),
+        ("lama", r"nor a folder or file\. "), (".", r"has no config\.json"),
+        ("mixture.json", "of type deepseek_v3; of mixtures, types mixtral and qwen3_moe"),
+        ("cut.json", "is not valid JSON, line 1"), ("list.json", "holds no mapping"),
+    ],
+)  # fmt: skip
+def test_what_is_no_model_is_refused_with_what_is_near_or_wrong(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(HarnessError, match=f"nor a folder or file in {tmp_path}"):
-        load_model("models/mine")
-    for text in ("/models/mine", "lama"):
-        with pytest.raises(HarnessError, match=r"nor a folder or file\. "):
-            load_model(text)
+    mixture = json.dumps({"model_type": "deepseek_v3", "n_routed_experts": 256})
+    for name, content in (("mixture", mixture), ("cut", "{"), ("list", "[1]")):
+        Path(f"{name}.json").write_text(content)
+    with pytest.raises(HarnessError, match=message.replace("HERE", str(tmp_path))):
+        load_model(text)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("config", "message"),
     [
-        ({"hidden_size": None}, "lacks 'hidden_size', which a llama needs"),
-        ({"model_type": None}, "lacks 'model_type'"),
-        ({"num_hidden_layers": 0}, "'num_hidden_layers' was given 0; it must be a whole number"),
-        ({"vocab_size": "many"}, "'vocab_size' was given 'many'; it must be a whole number"),
+        (small_llama() | {"hidden_size": None}, "lacks 'hidden_size', which a llama needs"),
+        (small_llama() | {"model_type": None}, "lacks 'model_type'"),
+        (small_llama() | {"num_hidden_layers": 0}, "'num_hidden_layers' was given 0; it must be a whole"),
+        (small_llama() | {"vocab_size": "many"}, "'vocab_size' was given 'many'; it must be a whole number"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2, "num_experts": 4},
+         "blocks without experts among those with experts"),
+        ({"model_type": "lama"}, r"'lama' is unknown to transformers\. Did you mean 'llama'"),
     ],
-)
-def test_a_configuration_without_a_needed_value_is_refused(change: dict[str, object], message: str) -> None:
+)  # fmt: skip
+def test_a_configuration_that_is_none_is_refused(config: dict[str, object], message: str) -> None:
+    whole = config.get("model_type") != "qwen3_moe"
     with pytest.raises(HarnessError, match=message):
-        from_config(small_llama() | change, name="mine", source="config.json")
-
-
-def test_a_folder_or_text_that_is_no_configuration_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match=r"has no config\.json"):
-        load_model(str(tmp_path))
-    file = tmp_path / "config.json"
-    file.write_text("{")
-    with pytest.raises(HarnessError, match=r"is not valid JSON, line 1"):
-        load_model(str(file))
-    file.write_text("[1]")
-    with pytest.raises(HarnessError, match="holds no mapping"):
-        load_model(str(file))
+        from_config(config, name="mine", source="config.json", given_whole=whole)
 
 
 def test_a_type_without_a_closed_form_is_built_on_the_meta_device() -> None:
@@ -223,18 +204,10 @@ def test_a_type_without_a_closed_form_is_built_on_the_meta_device() -> None:
     assert model.parameters == sum(t.numel for t in model.layout.parameters) > 0
 
 
-def test_a_type_that_transformers_does_not_know_is_named() -> None:
-    with pytest.raises(HarnessError, match=r"'lama' is unknown to transformers\. Did you mean 'llama'"):
-        from_config({"model_type": "lama"}, name="mine", source="config.json")
-
-
-def test_the_default_job_has_its_small_llama() -> None:
+def test_the_default_job_has_its_small_llama_and_an_own_tokenizer_needs_a_vocabulary() -> None:
     rows = ByteTokenizer.vocabulary_size
     model = job_model(Job.model_validate({"model": {"config": {"num_hidden_layers": 2}}}))
     assert model.parameters == 2 * rows * 128 + 2 * (4 * 128**2 + 3 * 128 * 352 + 256) + 128
-
-
-def test_a_tokenizer_whose_vocabulary_is_not_known_needs_one() -> None:
     with pytest.raises(HarnessError, match=r"needs vocab_size: only the tokenizer 'mine' knows it"):
         job_model(Job.model_validate({"data": {"tokenizer": "mine"}}))
 
@@ -242,23 +215,22 @@ def test_a_tokenizer_whose_vocabulary_is_not_known_needs_one() -> None:
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("meta-llama/Llama-2-7B", "llama-2-7b"),
-        ("LLAMA-3.1-8b", "llama-3.1-8b"),
-        ("llama3.1-8b", "llama-3.1-8b"),
-        ("NousResearch/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("meta-llama/Llama-2-7B", "llama-2-7b"), ("LLAMA-3.1-8b", "llama-3.1-8b"),
+        ("llama3.1-8b", "llama-3.1-8b"), ("NousResearch/Llama-2-7b-chat-hf", "llama-2-7b"),
         ("unsloth/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
         ("META-LLAMA/LLAMA-3.1-405B-INSTRUCT", "llama-3.1-405b"),
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        # What decides shapes is no other spelling.
+        ("meta-llama/Llama-2-8b", None), ("mistralai/Mistral-7B-v9.9", None),
+        ("meta-llama/Llama-Guard-3-8B", None),
     ],
-)
-def test_a_model_is_found_by_the_spellings_of_the_hub(text: str, name: str) -> None:
-    assert find_entry(text)[0].lower() == name
-
-
-def test_what_decides_shapes_is_no_other_spelling() -> None:
-    for text in ("meta-llama/Llama-2-8b", "mistralai/Mistral-7B-v9.9", "meta-llama/Llama-Guard-3-8B"):
+)  # fmt: skip
+def test_a_model_is_found_by_the_spellings_of_the_hub(text: str, name: str | None) -> None:
+    if name is None:
         with pytest.raises(HarnessError, match="neither in the catalogue"):
             find_entry(text)
+    else:
+        assert find_entry(text)[0].lower() == name
 
 
 def test_every_weight_of_the_blocks_is_a_product() -> None:
