@@ -97,15 +97,11 @@ def test_a_matrix_is_read_back_as_written(tmp_path: Path) -> None:
         write_matrix(tmp_path / "jobs", matrix, scripts)
 
 
-def test_a_folder_without_a_matrix_is_said(tmp_path: Path) -> None:
+def test_a_folder_without_a_matrix_and_more_ranks_than_gpus_are_refused(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match="harness slurm render"):
         read_matrix(tmp_path)
-
-
-def test_more_ranks_than_gpus_are_refused() -> None:
-    site = Site(name="x", gpus_per_node=4)
     with pytest.raises(HarnessError, match="gpus_per_node 4; lower --nproc"):
-        plan_nodes(EXPERIMENT, site, ["ddp"], [1], 8, 1)
+        plan_nodes(EXPERIMENT, Site(name="x", gpus_per_node=4), ["ddp"], [1], 8, 1)
 
 
 def test_turns_are_refused_since_a_job_runs_one_cell(tmp_path: Path) -> None:
@@ -295,10 +291,6 @@ def ended_at_the_gate(folder: Path, *, judged: int, test: str = "exit 0") -> tup
     return done.returncode, (folder / "finish").read_text().split()
 
 
-def test_an_open_gate_lets_the_run_begin(tmp_path: Path) -> None:
-    assert ended_at_the_gate(tmp_path, judged=0) == (0, ["--exit-code", "0"])
-
-
 @pytest.mark.parametrize(
     ("judged", "test", "ended"),
     [
@@ -307,26 +299,32 @@ def test_an_open_gate_lets_the_run_begin(tmp_path: Path) -> None:
         (1, "kill -USR1 $PPID; sleep 0.5; exit 5", ["5", "time-limit"]),
         (1, "kill -TERM $PPID; sleep 0.5; exit 143", ["143", "terminated"]),
         (0, "kill -TERM $PPID; sleep 0.5; exit 0", ["0", "terminated"]),
+        (0, "exit 0", None),
     ],
 )
-def test_a_run_that_is_not_begun_says_why(judged: int, test: str, ended: list[str], tmp_path: Path) -> None:
-    code, words = ended_at_the_gate(tmp_path, judged=judged, test=test)
-    assert code == 3
-    assert words == ["--exit-code", ended[0], "--ended", ended[1], "--require-busbw", "5GB/s"]
+def test_a_run_that_is_not_begun_says_why(
+    judged: int, test: str, ended: list[str] | None, tmp_path: Path
+) -> None:
+    begun = (0, ["--exit-code", "0"])
+    why = ended and ["--exit-code", ended[0], "--ended", ended[1], "--require-busbw", "5GB/s"]
+    assert ended_at_the_gate(tmp_path, judged=judged, test=test) == ((3, why) if why else begun)
 
 
-def test_a_module_that_is_not_there_ends_the_script(tmp_path: Path) -> None:
-    text = script(Site(name="x", modules=["missing"]), runs=[str(tmp_path)])
-    fake = f'module() {{ [ "$1" = purge ]; }}\n{text}'
-    done = subprocess.run(["bash", "-c", fake], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "")
-
-
-def test_a_virtual_environment_that_is_not_there_ends_the_script(tmp_path: Path) -> None:
-    text = script(Site(name="x", virtual_environment=f"{tmp_path}/it's gone"), runs=[str(tmp_path)])
+@pytest.mark.parametrize(
+    ("site", "before", "said"),
+    [
+        ({"modules": ["missing"]}, 'module() { [ "$1" = purge ]; }', []),
+        ({"virtual_environment": "/no/it's gone"}, "",
+         ["virtual environment /no/it's gone cannot be activated"]),
+    ],
+    ids=["module", "virtual environment"],
+)  # fmt: skip
+def test_what_a_site_names_and_is_not_there_ends_the_script(
+    site: dict[str, Any], before: str, said: list[str], tmp_path: Path
+) -> None:
+    text = f"{before}\n{script(Site(name='x', **site), runs=[str(tmp_path)])}"
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"virtual environment {tmp_path}/it's gone cannot be activated"
+    assert (done.returncode, done.stderr.splitlines()[-1:]) == (1, said)
 
 
 @pytest.mark.parametrize(
@@ -412,17 +410,14 @@ def test_a_lone_rank_needs_no_launcher_but_torchrun() -> None:
     assert "torch.distributed.run" in text
 
 
-@pytest.mark.parametrize("character", ["\n", "\r", "\0", "\x1b", "\u2028"])
-def test_a_directive_refuses_what_ends_its_line(character: str) -> None:
-    with pytest.raises(HarnessError, match="control character"):
-        directive("job-name", f"a{character}touch PWNED")
-
-
-def test_a_directive_is_one_comment_of_the_shell() -> None:
+def test_a_directive_is_one_comment_of_the_shell_and_refuses_what_ends_its_line() -> None:
     for value in HOSTILE:
         line = directive("job-name", value)
         assert line.startswith("#SBATCH --job-name=")
         assert "\n" not in line
+    for character in ("\n", "\r", "\0", "\x1b", "\u2028"):
+        with pytest.raises(HarnessError, match="control character"):
+            directive("job-name", f"a{character}touch PWNED")
 
 
 @pytest.mark.parametrize(
@@ -442,42 +437,22 @@ def test_gpus_are_asked_for_as_the_site_takes_them(values: dict[str, str], line:
 SITES = Path(__file__).resolve().parents[3] / "slurm" / "sites"
 
 
-def refused(tmp_path: Path, text: str) -> str:
-    path = tmp_path / "site.yaml"
-    path.write_text(text)
-    with pytest.raises(HarnessError) as caught:
-        load_site(path)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize("path", sorted(SITES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_example_sites_load(path: Path) -> None:
     assert load_site(path).name == path.stem
 
 
-def test_leonardo_has_four_gpus_per_node() -> None:
+def test_leonardo_has_four_gpus_per_node_and_partitions_are_other_machines() -> None:
     site = load_site(SITES / "leonardo.yaml")
     assert (site.gpus_per_node, site.device, site.cpus_per_rank) == (4, "cuda", 8)
-
-
-def test_unknown_key_is_refused_with_the_closest_one(tmp_path: Path) -> None:
-    said = refused(tmp_path, "name: a\npartiton: b\n")
-    assert "'partiton' is unknown" in said
-    assert "Did you mean 'partition'?" in said
-
-
-def test_missing_name_is_said(tmp_path: Path) -> None:
-    assert "'name': Field required" in refused(tmp_path, "partition: b\n")
-
-
-def test_missing_file_is_said(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match="cannot be read"):
-        load_site(tmp_path / "none.yaml")
+    assert site.machine != site.model_copy(update={"partition": "other"}).machine
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("partiton: b", "'partiton' is unknown"), ("partiton: b", "Did you mean 'partition'?"),
+        ("name: null", "'name' was given None"),
         ('partition: "a\\nb"', "one line"),
         ('constraint: "a\\u2028b"', "one line"),
         ("time_limit: tomorrow", "must be a time"),
@@ -506,13 +481,14 @@ def test_missing_file_is_said(tmp_path: Path) -> None:
         ("launcher: mpirun", "torchrun"),
         ("require_busbw: fast", "is not a rate"),
     ],
-)
+)  # fmt: skip
 def test_what_no_script_could_hold_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    assert said in refused(tmp_path, f"name: a\n{text}\n")
-
-
-def test_machine_differs_between_partitions() -> None:
-    assert Site(name="a", partition="x").machine != Site(name="a", partition="y").machine
+    path = tmp_path / "site.yaml"
+    with pytest.raises(HarnessError, match="cannot be read"):
+        load_site(path)
+    path.write_text(text if text.startswith("name: ") else f"name: a\n{text}\n")
+    with pytest.raises(HarnessError, match=re.escape(said)):
+        load_site(path)
 
 
 @pytest.mark.parametrize(
