@@ -11,16 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.backends.base import Backend, Engine, SetupContext, World
-from harness.job.job import UpdateGroup
-from harness.rank.data import DataFacts
-from harness.rank.models.losses import summed_cross_entropy
-from harness.rank.models.model import build_model, model_config
-from harness.rank.models.optimizer import build_optimizer, update_groups
+from harness.backends.base import Backend, Engine, World
 from harness.rank.probes.memory import MemoryProbe, allocator_probe, live_bytes_by_kind
-from tests.contract.cases import LEARNING_RATE, VOCABULARY, Case, contract_job, global_batches
+from tests.contract.cases import LEARNING_RATE, Case, global_batches, prepare
 
-CASE = Case(accumulation_steps=1, clipping=None, tied=False)
+CASE = Case(tied=False)
 FIRST_MEASURED = 2
 PASSES = 5
 """Over the batches, so that some step meets gloo's threads when they have let go of their buffers."""
@@ -32,7 +27,7 @@ def counted_peaks(
 ) -> list[tuple[int, int]]:
     """By the counting allocator: the bytes served as each measured step begins, and the most within it."""
     allocator = allocator_probe("cpu")
-    engine = _engine(backend, world)
+    engine = prepare(backend, world, CASE)[0]
     peaks = []
     for batch in _batches(world, passes):
         _meet()
@@ -47,7 +42,7 @@ def counted_peaks(
 def watched_peaks(backend: Backend, world: World) -> list[int]:
     """The same while the memory probe watches: the peaks that it recorded."""
     allocator = allocator_probe("cpu")
-    engine = _engine(backend, world)
+    engine = prepare(backend, world, CASE)[0]
     probe = MemoryProbe(allocator, engine)
     peaks = []
     for step, batch in enumerate(_batches(world)):
@@ -75,7 +70,7 @@ def profiled_peaks(backend: Backend, world: World) -> list[tuple[int, int]]:
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profiler:
-        engine = _engine(backend, world)
+        engine = prepare(backend, world, CASE)[0]
         for step, batch in enumerate(_batches(world, passes=1)):
             _meet()
             with torch.profiler.record_function(f"{MARK} {step}"):
@@ -117,7 +112,7 @@ def tracked_peak(backend: Backend, world: World) -> tuple[int, int]:
 def activations(backend: Backend, world: World) -> tuple[int, int]:
     """What the probe calls activations, and the storages that autograd saved, walked one by one."""
     allocator = allocator_probe("cpu")
-    engine = _engine(backend, world)
+    engine = prepare(backend, world, CASE)[0]
     batches = _batches(world)
     _step(engine, next(batches))
     batch = next(batches)
@@ -149,24 +144,6 @@ def _saved(node: Any) -> Iterator[Tensor]:
                 values = value if isinstance(value, (list, tuple)) else [value]
                 yield from (one for one in values if isinstance(one, Tensor))
         waiting += [following for following, _ in node.next_functions]
-
-
-def _engine(backend: Backend, world: World) -> Engine:
-    context = SetupContext(
-        world=world, precision="fp32", gradient_clipping=None, micro_batch_size=4, accumulation_steps=1,
-        preset="like-for-like", compute_loss=summed_cross_entropy,
-    )  # fmt: skip
-    job = contract_job(CASE)
-    updated: list[tuple[UpdateGroup, ...]] = []
-
-    def build() -> torch.nn.Module:
-        model = build_model(job, model_config(job, DataFacts(vocabulary_size=VOCABULARY)))
-        updated.append(update_groups(model, job.optimizer))
-        return model
-
-    engine = backend.prepare(build, lambda named: build_optimizer(named, job.optimizer, updated[-1]), context)
-    engine.train(True)
-    return engine
 
 
 def _batches(world: World, passes: int = PASSES) -> Iterator[dict[str, Tensor]]:

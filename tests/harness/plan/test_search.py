@@ -275,25 +275,36 @@ def fastest(asked: Question, label: str, by: Predictors, *, checkpointing: bool)
     return max(found, key=lambda one: one.tokens_per_second_per_gpu)
 
 
-def test_the_largest_micro_batch_that_fits_and_divides_is_the_fastest_here() -> None:
-    # 16 MB of states on 8 ranks leave 8 MB; 100 tokens of 20 kB are 2 MB a sample.
-    found = split(per_token=20_000)
-    assert (found.planned.micro_batch_size, found.planned.accumulation_steps) == (4, 1)
-    assert (found.needed_bytes, found.margin_bytes, found.fits) == (10_000_000, 0, True)
-    assert found.speed is not None
-    # 5 samples fit; 4 is the largest of them that divides 12.
-    found = split(per_token=15_000, samples=12)
-    assert (found.planned.micro_batch_size, found.planned.accumulation_steps) == (4, 3)
+def slow_when_large(scenario: Scenario) -> SpeedPrediction:
+    predicted = speed()(scenario)
+    large = scenario.micro_batch_size > 2
+    return replace(predicted, tokens_per_second_per_gpu=1.0) if large else predicted
 
 
-def test_a_smaller_micro_batch_wins_where_it_is_faster() -> None:
-    def slow_when_large(scenario: Scenario):
-        predicted = speed()(scenario)
-        large = scenario.micro_batch_size > 2
-        return replace(predicted, tokens_per_second_per_gpu=1.0) if large else predicted
+def small_in_one_step(scenario: Scenario) -> MemoryPrediction:
+    return needing(gradients=20_000_000 if scenario.accumulation_steps > 1 else 0, data=1)
 
-    found = split("fsdp", memory=memory(), speed=slow_when_large)
-    assert (found.planned.micro_batch_size, found.planned.accumulation_steps) == (2, 2)
+
+@pytest.mark.parametrize(
+    ("label", "given", "cut"),
+    [
+        # 16 MB of states on 8 ranks leave 8 MB; 100 tokens of 20 kB are 2 MB a sample.
+        ("zero3", {"per_token": 20_000}, (4, 1)),
+        # 5 samples fit; 4 is the largest of them that divides 12.
+        ("zero3", {"per_token": 15_000, "samples": 12}, (4, 3)),
+        ("fsdp", {"memory": memory(), "speed": slow_when_large}, (2, 2)),
+        # Without accumulation it fits where smaller ones do not.
+        ("fsdp", {"memory": small_in_one_step, "speed": speed()}, (4, 1)),
+    ],
+)
+def test_the_micro_batch_is_the_fastest_of_those_that_fit_and_divide(
+    label: str, given: dict[str, Any], cut: tuple[int, int]
+) -> None:
+    found = split(label, **given)
+    assert (found.planned.micro_batch_size, found.planned.accumulation_steps) == cut
+    assert (found.fits, found.speed is not None) == (True, True)
+    if given.get("per_token") == 20_000:
+        assert (found.needed_bytes, found.margin_bytes) == (10_000_000, 0)
 
 
 def test_what_does_not_fit_shows_what_needs_least() -> None:
@@ -301,14 +312,6 @@ def test_what_does_not_fit_shows_what_needs_least() -> None:
     assert not found.fits
     assert found.speed is None
     assert (found.planned.micro_batch_size, found.needed_bytes) == (1, 16_000_000 + 100 * 100)
-
-
-def test_a_batch_without_accumulation_fits_where_smaller_ones_do_not() -> None:
-    def accumulating(scenario: Scenario) -> MemoryPrediction:
-        return needing(gradients=20_000_000 if scenario.accumulation_steps > 1 else 0, data=1)
-
-    found = split("fsdp", memory=accumulating, speed=speed())
-    assert (found.planned.micro_batch_size, found.planned.accumulation_steps, found.fits) == (4, 1, True)
 
 
 @pytest.mark.parametrize("per_token", [1000, 20_000, 200_000])
@@ -454,16 +457,12 @@ SETTINGS = ("training.micro_batch_size=1", "training.accumulation_steps=16", "tr
 @pytest.mark.parametrize(
     ("label", "each"),
     [
-        ("fsdp", "fsdp:sync_each_batch=True"),
-        ("fsdp:reshard=2", "fsdp:reshard=2,sync_each_batch=True"),
+        ("fsdp", "fsdp:sync_each_batch=True"), ("fsdp:reshard=2", "fsdp:reshard=2,sync_each_batch=True"),
         ("fsdp1-hybrid:shard_size=4", "fsdp1-hybrid:shard_size=4,sync_each_batch=True"),
-        ("fsdp:sync_each_batch=true", None),
         ("fsdp-tp:tensor=2", "fsdp-tp:sync_each_batch=True,tensor=2"),
-        ("fsdp1-no-shard", None),
-        ("ddp", None),
-        ("zero3", None),
+        *((label, None) for label in ("fsdp:sync_each_batch=true", "fsdp1-no-shard", "ddp", "zero3")),
     ],
-)
+)  # fmt: skip
 def test_fsdp_alone_can_shard_what_adds_up(label: str, each: str | None) -> None:
     assert reducing_each(label) == each
 
