@@ -238,7 +238,7 @@ def test_targets_never_include_the_prompt_and_documents_without_one_are_left_out
 
 def test_data_without_a_whole_sample_is_refused(tmp_path: Path) -> None:
     for job in (text_job(tmp_path, ""), text_job(tmp_path, "short"), rows_job(tmp_path)):
-        with pytest.raises(JobError, match="gives no sample( of 8 tokens)?;"):
+        with pytest.raises(JobError, match=r"gives no sample( of 8 tokens)?;"):
             load_samples(job)
 
 
