@@ -24,13 +24,16 @@ from harness.judge.findings.execution import layer_names
 from harness.judge.findings.finding import Finding, Rules, found, labels, of_cells
 from harness.judge.quantities import REDUCTIONS, geometry, recomputation, volume_differences
 from harness.judge.rows import JudgedRun, Runs
-from harness.judge.wording import both
+from harness.judge.wording import both, words
 from harness.nested import differences, value_at
 from harness.record import CommunicationPart, LayoutPart, ModelLossPart, RankPart, Record, workload
 from harness.record.run import LABELLED, OF_PASS, OF_UPDATE, PADDING
 
 CUT = {("training", name) for name in ("global_batch_size", "micro_batch_size", "accumulation_steps")}
 """Settings that weak scaling changes with the number of ranks."""
+
+DRAWN = ("initial weights", "samples of step")
+"""What a seed decides."""
 
 OWN = {"learning-rate-differs": "that of rank 0", "optimizer-steps-differ": "the updates that were made"}
 """What the figures of a run differ from if no other run has any."""
@@ -52,7 +55,10 @@ def jobs_apart(runs: Runs) -> list[Finding]:
     for other in scripts[1:] if not values else ():  # their rates and samples are part of their jobs
         values |= {d.field: [d.reference, d.given] for d in job_differences(scripts[0], other)}
     values.pop("job_id", None)
-    return [found("several-jobs", labels(runs.rows), values, jobs=len(jobs), differing=values)]
+    started = {str((r.observation.command, r.observation.files)) for r in scripts if r.observation}
+    seeds = len(started) == 1 and bool(values) and all(path.startswith(DRAWN) for path in values)
+    shown = {path: list(map(words, given)) for path, given in values.items()}
+    return [found("several-jobs", labels(runs.rows), values, jobs=len(jobs), differing=shown, seeds=seeds)]
 
 
 def another_job(row: JudgedRun) -> Iterator[Finding]:

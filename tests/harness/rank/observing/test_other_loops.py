@@ -566,6 +566,25 @@ def test_another_rate_makes_another_job(tmp_path: Path) -> None:
     assert jobs[0] == jobs[1] != jobs[2]
 
 
+def test_a_script_without_a_seed_is_told_apart_from_another_one(tmp_path: Path) -> None:
+    body = "optimizer = torch.optim.AdamW(model.parameters())\ntorch.seed()\n"
+    records = []
+    for _ in range(2):
+        records.append(
+            observed(tmp_path, body + "[nn.init.normal_(p) for p in model.parameters()]\ntrain(4)")[0]
+        )
+        (tmp_path / "run").rename(tmp_path / f"run-{len(records)}")
+
+    def told() -> bool:
+        (found,) = (one for one in Comparison(records).findings if one.id == "several-jobs")
+        return "files are the same, the seed is not, or none is set" in found.message
+
+    assert told()
+    assert records[1].observation is not None
+    records[1].observation.files["train.py"] = "edited"
+    assert not told()
+
+
 TEACHER = """
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
