@@ -244,20 +244,25 @@ class _ReadsOutside(TorchFunctionMode):
 
 
 class _Writes(TorchDispatchMode):
-    """Notes which parameters something writes to, by itself or through their `data`."""
+    """Notes which parameters something writes to, by itself or through their `data`, and counted places."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._of_storage = {_storage(parameter): name for name, parameter in model.named_parameters()}
         self._model = model
         self._written: set[str] = set()
+        self.places: dict[int, Tensor] = {}
+        """Results of `torch.arange` by their storage, which stays theirs as long as they live."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 found = (self._of_storage.get(_storage(tensor)) for tensor in tensors_in(value))
                 self._written.update(filter(None, found))
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket is torch.ops.aten.arange:
+            self.places[_storage(result)] = result
+        return result
 
     @property
     def names(self) -> list[str]:
@@ -281,10 +286,17 @@ def _on_meta(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _within_tables(model: nn.Module, batch: Batch, largest: Mapping[str, int]) -> None:
-    """Have embeddings raise JobError where the data has a number beyond their rows."""
+def _within_tables(model: nn.Module, batch: Batch, largest: Mapping[str, int], writes: _Writes) -> None:
+    """Have embeddings raise JobError where the data has a number, or more places, beyond their rows."""
 
     def hook(name: str, module: nn.Embedding, inputs: tuple[Tensor, ...]) -> None:
+        for index in inputs[:1]:
+            count = index.shape[-1] if index.dim() and index.stride(-1) else 0
+            if _storage(index) in writes.places and count > module.num_embeddings:
+                raise JobError(
+                    f"a sample has {count} places, so '{name}' needs {count} rows and has "
+                    f"{module.num_embeddings}; build the model with so many, or shorten the samples"
+                )
         field = next((field for field, value in batch.items() if inputs and value is inputs[0]), "")
         if largest.get(field, -1) >= module.num_embeddings:
             raise JobError(
@@ -301,10 +313,10 @@ def _trace(
     job: Job, model: nn.Module, example: Batch, largest: Mapping[str, int] = MappingProxyType({})
 ) -> ModuleUses:
     batch = {name: value.to(META) for name, value in example.items()}
-    if largest:
-        _within_tables(model, batch, largest)
     with AnswersForMeta(trusts_yes=job.model.factory is None and job.loss.factory is None) as answers:
         with _Calls(model) as calls, _ReadsOutside(model, calls) as outside, _Writes(model) as writes:
+            if largest:
+                _within_tables(model, batch, largest, writes)
             loss = loss_function(job, model)(model, batch)
         if answers.has_guessed:
             raise ValueError("what runs hangs on values, which tensors on the meta device lack")

@@ -76,6 +76,26 @@ def test_a_table_with_too_few_rows_for_the_data_is_refused(largest: int, refused
         find_module_uses(job, Shared(), None, IDS, given)
 
 
+class Placed(Shared):
+    """Adds what a table of two rows has for three places, or for those that `most` lets through."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.table, self.most = nn.Embedding(2, 4), most
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        places = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        inside = places if self.most > 1 else places.clamp(max=self.most)
+        return super().forward(input_ids) + self.table(inside)[:, 0]
+
+
+def test_places_beyond_a_table_are_refused_unless_the_model_keeps_them_within() -> None:
+    job, given = own_job(), {"input_ids": 3, "labels": 9}
+    assert find_module_uses(job, Placed(1), None, IDS, given) == traced(Placed(1)) != DEPENDS_ON_DATA
+    with pytest.raises(JobError, match="3 places, so 'table' needs 3 rows and has 2"):
+        find_module_uses(job, Placed(2), None, IDS, given)
+
+
 def test_uses_are_in_the_order_of_the_forward_pass_with_what_the_backward_pass_sees() -> None:
     model = Shared()
     twice = ["earlier run of its module", "inputs with gradient"]
