@@ -126,23 +126,30 @@ class Results:
         """The document of `compare --json`."""
         return self.comparison.as_json()
 
-    def report(self, path: str | PathLike[str]) -> Path:
-        """Write a report; its format follows from the extension (.md, .html, .csv, .json)."""
+    def report(self, path: str | PathLike[str], *, over: str = "") -> Path:
+        """Write a report; its format follows from the extension (.md, .html, .csv, .json).
+
+        `over`: a fact, over whose values it is (`--over`).
+        """
         from harness.tell.report import write_report
 
-        return write_report(self.runs, Path(path))
+        return write_report(self.runs, Path(path), over=over)
 
-    def plot(self, name: str) -> Plot:
+    def plot(self, name: str, *, over: str = "") -> Plot:
         """A picture of the report, such as 'loss', 'memory', 'communication', 'throughput' or 'time'.
 
-        Raises HarnessError for one that these runs do not have.
+        `over`: as of `report`. Raises HarnessError for one that these runs do not have.
         """
+        from harness.tell.before_after import over_time
         from harness.tell.first_page import short_document
         from harness.tell.pictures.drawing import draw
         from harness.tell.report import details_document
 
-        details = details_document(self.comparison)
-        pages = short_document(self.comparison, "all", details), details
+        if over:
+            pages = [over_time({f"{record.run_id}/record.json": record for record in self.records}, over)]
+        else:
+            details = details_document(self.comparison)
+            pages = [short_document(self.comparison, "all", details), details]
         pictures = {picture.key: picture for page in pages for picture in page.pictures()}
         if name not in pictures:
             raise HarnessError(f"picture '{name}': these runs have none. {available(name, pictures)}")

@@ -402,7 +402,7 @@ def loss_chart(lines: Sequence[LossLine]) -> Spec:
         losses = _losses(rows, x_channel(steps, titled=not judged), unit)
         panels = [{"width": width, "height": UPPER, "layer": losses}]
         if judged:
-            differences = _differences(judged, x_channel(steps, titled=True))
+            differences = _differences(judged, x_channel(steps, titled=True), unit)
             panels.append({"width": width, "height": LOWER, "layer": differences})
         chart: Spec = {"vconcat": panels, "spacing": 10}
         if len(jobs) > 1:
@@ -457,7 +457,7 @@ def _losses(rows: Sequence[Row], x: Spec, unit: str) -> list[Spec]:
     return [*band_of(x, y, "losses"), layer("band_name")]
 
 
-def _differences(rows: Sequence[Row], x: Spec) -> list[Spec]:
+def _differences(rows: Sequence[Row], x: Spec, unit: str) -> list[Spec]:
     """Linear while all is within the limit; else linear within it and logarithmic beyond."""
     found = [abs(value) for row in rows for value in row["differences"] if value is not None]
     limit = max((row["limit"] for row in rows if row["limit"]), default=0.0)
@@ -468,13 +468,19 @@ def _differences(rows: Sequence[Row], x: Spec) -> list[Spec]:
     if limit and max(found) > limit:
         scale |= {"type": "symlog", "constant": limit}
         axis["values"] = _ticks(limit, top)
+    said = (unit, "log beyond limit" if "type" in scale else "")
 
     def height(value: float) -> float:
         share = _symlog(value, limit) / _symlog(top, limit) if "type" in scale else value / top
         return LOWER / 2 * (1 - share)
 
     _place_names(rows, "differences", height, LOWER)
-    y = partial(channel, title="minus reference", scale=scale, axis=axis)
+    y = partial(
+        channel,
+        title=[*filter(None, ("minus reference", ", ".join(filter(None, said))))],
+        scale=scale,
+        axis=axis,
+    )
     limits: list[Spec] = layer("limit_band", limit=y("limit"), lower=y("lower"))
     return [*limits, *band_of(x, y, "differences")]
 

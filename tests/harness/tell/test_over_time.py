@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.api import Results
 from harness.errors import HarnessError
 from harness.judge.changes import changes, versions
 from harness.record import Record
@@ -51,7 +52,11 @@ def test_the_version_that_changed_a_figure_is_named_with_the_command_that_shows_
     assert ["tokens/s" in rows[0], "sent MB/step" in rows[1], len(rows)] == [True, True, 2]
     assert all("| 0.18.9 | 0.19.8 |" in row for row in rows)
     assert "harness diagnose runs/zero2-0.18.9-0 runs/zero2-0.19.8-0" in rows[0]
-    assert {path.name for path in tmp_path.glob("*.svg")} >= {"report.over-tokens-per-second.svg"}
+    picture = tmp_path / "report.over-tokens-per-second.svg"
+    assert (
+        Results([(tmp_path, one) for one in records]).plot("over-tokens-per-second", over="deepspeed")
+        == picture.read_text()
+    )
 
 
 def test_a_change_by_chance_is_as_unlikely_over_many_versions_as_over_two() -> None:

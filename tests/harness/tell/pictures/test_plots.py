@@ -151,6 +151,7 @@ def test_cells_that_agree_are_counted_and_those_that_diverged_are_named() -> Non
     assert [text for text in shown if text in "123"] == [*"123", *"123"], "each tick stands once"
     assert "1 cell agrees" in shown
     assert shown.count("ddp on 2 diverged") == 2
+    assert "'nats per token, log beyond limit'" in str(picture.chart())
     assert "Diverged, with the largest difference of their loss: ddp on 2 ranks (2.5e-01)." in picture.alt
     assert "1 cell within the limit, at most 1.0e-07 from the reference" in picture.alt
 
