@@ -73,7 +73,7 @@ def test_every_setting_of_the_written_file_can_be_taken_in(tmp_path: Path) -> No
     assert read.training.model_fields_set == set(type(read.training).model_fields)
 
 
-def test_explain_has_cause_and_fix(tmp_path: Path) -> None:
+def test_explain_has_cause_and_fix_and_hints_at_what_an_unknown_word_may_mean(tmp_path: Path) -> None:
     shown = harness("explain", "gradient-scale", cwd=tmp_path).stdout
     assert shown.startswith("gradient-scale: Gradients are scaled by a constant factor.\n  Cause: ")
     assert "\n  Fix: " in shown
@@ -81,14 +81,12 @@ def test_explain_has_cause_and_fix(tmp_path: Path) -> None:
     assert "\n  Reported: if the same rank" in harness("explain", "slow-rank", cwd=tmp_path).stdout
     assert max(map(len, shown.splitlines())) <= WIDTH
     assert "Did you mean 'gradient-scale'" in refused(tmp_path, "explain", "gradient-scal")
-
-
-def test_explain_hints_at_what_an_unknown_word_may_mean() -> None:
-    known = entries()
-    listed = f"`harness explain` lists all {len(known)} findings"
-    assert unknown("clipping", known) == f"'clipping' is unknown. Did you mean 'clipping-differs'? {listed}"
-    assert unknown("payloads", known) == f"'payloads' is unknown. Did you mean 'payload'? {listed}"
-    assert unknown("xyzzy", known) == f"'xyzzy' is unknown. {listed}"
+    every = [line.split()[0] for line in harness("explain", cwd=tmp_path).stdout.splitlines()]
+    assert every == [*entries()]
+    for given, meant in (("clipping", "clipping-differs"), ("payloads", "payload"), ("xyzzy", "")):
+        hint = f" Did you mean '{meant}'?" * bool(meant)
+        listed = f"`harness explain` lists all {len(every)} findings"
+        assert unknown(given, entries()) == f"'{given}' is unknown.{hint} {listed}"
 
 
 def test_explain_has_the_words_of_the_glossary(tmp_path: Path) -> None:
@@ -104,19 +102,12 @@ def test_explain_has_the_words_of_the_glossary(tmp_path: Path) -> None:
         assert word_of(verdict) == verdict
 
 
-def test_explain_lists_every_finding(tmp_path: Path) -> None:
-    lines = harness("explain", cwd=tmp_path).stdout.splitlines()
-    assert [line.split()[0] for line in lines] == [*entries()]
-
-
-@pytest.mark.parametrize("name", names("configs"))
-def test_shipped_configurations_are_read(name: str) -> None:
-    assert load_experiment(resolve(Path(name), "configs"))
-
-
-@pytest.mark.parametrize("name", names("sites"))
-def test_shipped_sites_are_read(name: str) -> None:
-    assert load_site(resolve(Path(name), "sites"))
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in ("configs", "sites") for name in names(kind)]
+)
+def test_shipped_files_are_read(kind: str, name: str) -> None:
+    read = {"configs": load_experiment, "sites": load_site}[kind]
+    assert read(resolve(Path(name), kind))
 
 
 def test_shipped_files_are_found_by_name_and_others_by_path(tmp_path: Path) -> None:
@@ -130,13 +121,6 @@ def test_shipped_files_are_found_by_name_and_others_by_path(tmp_path: Path) -> N
     assert "Did you mean '@default'?" in done.stderr
 
 
-def test_backends_are_listed_as_one_document(tmp_path: Path) -> None:
-    done = harness("backends", "--json", cwd=tmp_path)
-    listed = {backend["name"]: backend for backend in json.loads(done.stdout)["backends"]}
-    assert {"single", "ddp", "zero3", "fsdp"} <= set(listed)
-    assert "offload" in listed["zero3"]["options"]
-
-
 @pytest.mark.parametrize("target", first(["json:dumps"], ["no_such_module:Mine", "json:dumps"]))
 def test_a_broken_third_party_does_not_hide_the_others(tmp_path: Path, target: str) -> None:
     register(tmp_path, {"broken": target})
@@ -146,9 +130,12 @@ def test_a_broken_third_party_does_not_hide_the_others(tmp_path: Path, target: s
     assert "broken" in done.stdout + done.stderr
 
 
-def test_what_is_not_run_is_listed_with_its_reason(tmp_path: Path) -> None:
-    listed = json.loads(harness("backends", "--json", cwd=tmp_path).stdout)["not_run"]
-    reasons = {feature["name"]: feature["reason"] for feature in listed}
+def test_backends_and_what_is_not_run_are_listed_as_one_document(tmp_path: Path) -> None:
+    document = json.loads(harness("backends", "--json", cwd=tmp_path).stdout)
+    listed = {backend["name"]: backend for backend in document["backends"]}
+    assert {"single", "ddp", "zero3", "fsdp"} <= set(listed)
+    assert "offload" in listed["zero3"]["options"]
+    reasons = {feature["name"]: feature["reason"] for feature in document["not_run"]}
     assert "scrambles the model" in reasons["ZenFlow"]
     assert "removed from DeepSpeed" in reasons["MiCS"]
     shown = harness("backends", cwd=tmp_path).stdout

@@ -16,7 +16,6 @@ from harness.tell.formats import WIDTH
 from tests.records import make_effective, make_record, make_steps, saved
 
 from .command_line import harness, harness_process, refused, succeeds
-from .conftest import Compared
 
 LONG_LABEL = "zero3:offload=cpu,stage3_prefetch_bucket_size=1000000"
 
@@ -83,23 +82,14 @@ def test_index_is_used_where_it_fits_and_made_again_where_it_does_not(
     assert statuses() == first
 
 
-def test_show_finds_a_run_by_a_part_of_its_name(folder: Path) -> None:
+def test_show_finds_a_run_by_a_part_of_its_name_and_says_why_one_failed(folder: Path) -> None:
     done = succeeds("show", "bbb", cwd=folder)
     assert done.stdout.startswith("two-bbb\n")
     assert "backend  zero3:offload=cpu" in done.stdout
     assert "Non-default settings" in done.stdout
-
-
-def test_show_says_why_a_run_failed(folder: Path) -> None:
     assert "why      ValueError (rank 1): it broke" in harness("show", "three", cwd=folder).stdout
-
-
-def test_show_json_is_the_record(folder: Path) -> None:
-    done = harness("show", "runs/one-aaa", "--json", cwd=folder)
-    assert json.loads(done.stdout) == json.loads((folder / "runs/one-aaa/record.json").read_text())
-
-
-def test_show_of_no_run_and_of_several(folder: Path) -> None:
+    document = json.loads(harness("show", "runs/one-aaa", "--json", cwd=folder).stdout)
+    assert document == json.loads((folder / "runs/one-aaa/record.json").read_text())
     assert "has 'two-bbc' in its name. Did you mean 'two-bbb'?" in refused(folder, "show", "two-bbc")
     assert "'e-' names 2 runs (one-aaa, three-" in refused(folder, "show", "e-")
     assert "characters left out" in refused(folder, "show", "e" * 5000)
@@ -249,12 +239,6 @@ def test_report_with_an_archive_holds_without_the_folder_of_runs(two: Path) -> N
     assert "runs logged for tensorboard" in done.stderr
 
 
-def test_report_of_a_folder_of_real_runs(comparison: Compared, tmp_path: Path) -> None:
-    done = succeeds(*f"report {comparison.runs} -o out/report.md".split(), cwd=tmp_path)
-    assert done.stdout == ""
-    assert "## Results" in (tmp_path / "out" / "report.md").read_text()
-
-
 def test_report_without_the_reference_but_with_its_noise_run(tmp_path: Path) -> None:
     saved(tmp_path / "runs", "noise", label="single:micro_batch_size=4,norm=fp32")
     saved(tmp_path / "runs", "ddp", label="ddp")
@@ -286,14 +270,11 @@ def test_report_that_does_not_fit_on_the_disk_leaves_the_old_one(two: Path) -> N
     assert not list(two.glob(".report*"))
 
 
-def test_pipe_among_the_records_is_passed_over(two: Path) -> None:
+def test_a_pipe_among_the_records_is_passed_over_and_two_formats_keep_their_pictures(two: Path) -> None:
     (two / "runs" / "three").mkdir()
     os.mkfifo(two / "runs" / "three" / "record.json")
-    assert "2 records" in succeeds("report", "runs", "-o", "report.md", cwd=two).stderr
-
-
-def test_reports_of_two_formats_keep_their_pictures(two: Path) -> None:
-    for words in ("report runs -o x.md", "report runs -o x.html", "verify x.md", "verify x.html"):
+    assert "2 records" in succeeds("report", "runs", "-o", "x.md", cwd=two).stderr
+    for words in ("report runs -o x.html", "verify x.md", "verify x.html"):
         succeeds(*words.split(), cwd=two)
 
 

@@ -34,20 +34,17 @@ def experiments(lab: Lab, scale: Scale) -> list[Experiment]:
 
 @pytest.mark.parametrize("scale", ["full", "tiny"])
 @pytest.mark.parametrize("lab", RUN, ids=lambda lab: lab.name)
-def test_every_configuration_loads_and_names_backends_that_exist(lab: Lab, scale: Scale) -> None:
+def test_every_configuration_loads_and_the_tiny_scale_needs_no_network_and_two_ranks(
+    lab: Lab, scale: Scale
+) -> None:
     for experiment in experiments(lab, scale):
         for label in experiment.compare.backends:
             registry.parse(label)
+        if scale == "tiny":
+            assert (experiment.model.name, experiment.data.tokenizer) == (None, "bytes")
+            assert max(experiment.compare.world_sizes) <= 2
+            assert experiment.data.path is None or experiment.data.path.startswith("/")
     assert lab.table in LAYOUTS
-
-
-@pytest.mark.parametrize("lab", RUN, ids=lambda lab: lab.name)
-def test_the_tiny_scale_needs_no_network_and_two_ranks_at_most(lab: Lab) -> None:
-    for experiment in experiments(lab, "tiny"):
-        assert experiment.model.name is None
-        assert experiment.data.tokenizer == "bytes"
-        assert max(experiment.compare.world_sizes) <= 2
-        assert experiment.data.path is None or experiment.data.path.startswith("/")
 
 
 def test_a_lab_or_variant_that_does_not_exist_is_refused() -> None:
@@ -215,11 +212,8 @@ BETWEEN_VARIANTS = {
 """Faults that make another job: the setting that a report of both variants names."""
 
 
-def test_the_published_page_follows_from_its_records() -> None:
+def test_the_published_page_follows_from_its_records_of_runs_within_the_processor_time_of_a_lab() -> None:
     assert (TINY / "README.md").read_text(encoding="utf-8") == page(TINY)
-
-
-def test_every_run_succeeded_or_cannot_run_here_within_the_processor_time_of_a_lab() -> None:
     assert len(PUBLISHED) > 5
     for lab, variant in PUBLISHED:
         records = records_of(TINY, lab, variant)

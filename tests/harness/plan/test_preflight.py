@@ -122,16 +122,12 @@ def test_ranks_on_the_cpu_share_the_memory_of_the_host() -> None:
 
 
 def test_the_host_holds_what_all_ranks_of_its_node_offload() -> None:
-    plans = (scenario("zero3", world_size=size, options={"offload": "cpu"}) for size in (1, 8, 16))
+    plans = [scenario("zero3", world_size=size, options={"offload": "cpu"}) for size in (1, 8, 16)]
     alone, node, nodes = map(host_bytes, plans)
     assert alone > 12 * llama().parameters
     assert node == pytest.approx(alone, rel=1e-3)
     assert nodes == pytest.approx(node / 2, rel=1e-3)
-
-
-def test_offloaded_states_count_on_the_host() -> None:
-    plan = scenario("zero3", world_size=8, options={"offload": "cpu"})
-    part = judged(plan, prediction(2 * GB, host_bytes=900 * GB), MemoryLimits(host_bytes=1000 * GB))
+    part = judged(plans[1], prediction(2 * GB, host_bytes=900 * GB), MemoryLimits(host_bytes=1000 * GB))
     assert (part.host_bytes, part.verdict) == (900 * GB, "fits")
 
 
@@ -209,12 +205,9 @@ def test_why_there_is_no_prediction_is_shown_once(error: Exception, words: str) 
     assert found.lines() == [f"no prediction for ddp and fsdp on 2 ranks: {words}"]
 
 
-def test_nothing_is_said_of_what_the_backend_will_refuse() -> None:
+def test_nothing_is_said_of_what_the_backend_will_refuse_and_equal_runs_are_predicted_once() -> None:
     run = candidate("a", "fsdp-hybrid:shard_size=3")
     assert predict_runs([run], MemoryLimits(), scenario=raising(ZeroDivisionError())).lines() == []
-
-
-def test_equal_runs_are_predicted_once() -> None:
     asked = Mock(return_value=None)
     predict_runs(map(candidate, "012"), MemoryLimits(), scenario=asked)
     asked.assert_called_once()
@@ -223,23 +216,15 @@ def test_equal_runs_are_predicted_once() -> None:
 @pytest.mark.parametrize("scenario", [lambda _: None, raising(ValueError("no closed form"))])
 def test_what_no_strategy_could_fit_is_refused_without_a_prediction(scenario: Any) -> None:
     run, limits = candidate("big", device="cpu", world_size=16), MemoryLimits(host_bytes=24 * GB)
-    ask = partial(predict_runs, [run], limits, parameters(run, 70 * GB), scenario=scenario)
-    found = ask()
-    assert found.refusal("big") == f"cannot fit: at least 52.5 GB of 1.5 GB host memory per rank; {FORCE}"
-    assert found.lines() == [
-        "predicted memory: ddp on 16 ranks: cannot fit: at least 52.5 GB of 1.5 GB host memory per rank"
-    ]
-    assert ask(force=True).refusal("big") is None
-
-
-def test_what_some_strategy_could_fit_stays_unknown() -> None:
-    run = candidate("small", device="cpu")
-    limits, facts = MemoryLimits(host_bytes=24 * GB), parameters(run, GB)
-    found = predict_runs([run], limits, facts, scenario=lambda _: None)
-    assert found.refusal("small") is None
-    assert found.lines() == [
-        "no prediction for ddp on 2 ranks: the strategy of a third party's backend is not known"
-    ]
+    ask = partial(predict_runs, [run], limits, scenario=scenario)
+    found, large = ask(parameters(run, 70 * GB)), "at least 52.5 GB of 1.5 GB host memory per rank"
+    assert found.refusal("big") == f"cannot fit: {large}; {FORCE}"
+    assert found.lines() == [f"predicted memory: ddp on 16 ranks: cannot fit: {large}"]
+    assert ask(parameters(run, 70 * GB), force=True).refusal("big") is None
+    # What some strategy could fit stays unknown.
+    small = ask(parameters(run, GB))
+    assert small.refusal("big") is None
+    assert small.lines()[0].startswith("no prediction for ddp on 16 ranks: ")
 
 
 def test_what_not_even_the_least_of_its_bounds_fits_is_refused() -> None:

@@ -1,4 +1,4 @@
-""" """
+"""Tables of time, overlap and energy."""
 
 from typing import Any
 
@@ -36,30 +36,25 @@ def test_what_a_pipeline_waits_has_a_column_that_others_lack() -> None:
     assert "waiting_seconds" not in line(time_section(Comparison([run()])), "time")
 
 
-def test_utilisation_is_model_flops_over_the_sheet_of_all_devices() -> None:
+def test_utilisation_is_model_flops_over_the_sheet_of_all_devices_or_the_measured_peak_of_cpus() -> None:
     # 1024 tokens of 6e9 FLOPs each and 12 x 128 for attention, in 0.2 s, on two of 19.5 TFLOP/s.
-    found = line(time_section(Comparison([billion(0.2)])), "utilisation")
-    assert (found["model_flops_per_second"], found["peak_flops_per_second"]) == ("30.7", "39.0")
-    assert found["model_utilisation"] == f"{1024 * (6e9 + 12 * 128) / 0.2 / 39e12 * 100:.1f} %"
-    assert "A100" in found["peak_source"]
-    assert not {"model_utilisation_of_measured", "hardware_utilisation_of_measured"} & set(found)
-
-
-def test_on_a_cpu_utilisation_is_of_the_measured_peak_alone() -> None:
-    record = billion(0.2, device_name="cpu", matmul_flops_per_second={"float32": 40e12})
-    found = line(time_section(Comparison([record])), "utilisation")
-    assert not {"model_utilisation", "peak_source"} & set(found)
-    share = f"{1024 * (6e9 + 12 * 128) / 0.2 / 80e12 * 100:.1f} %"
-    assert found["model_utilisation_of_measured"] == found["hardware_utilisation_of_measured"] == share
-
-
-def test_recomputation_raises_hardware_utilisation_only() -> None:
-    plain = billion(0.2)
+    plain, flops = billion(0.2), 1024 * (6e9 + 12 * 128) / 0.2
     again = changed(plain, model={"activation_checkpointing": True})
-    without, recomputed = (line(time_section(Comparison([r])), "utilisation") for r in (plain, again))
-    assert without["model_utilisation"] == recomputed["model_utilisation"]
-    assert without["hardware_flops_per_second"] == without["model_flops_per_second"]
-    assert float(recomputed["hardware_flops_per_second"]) > float(without["hardware_flops_per_second"])
+    cpu = billion(0.2, device_name="cpu", matmul_flops_per_second={"float32": 40e12})
+    found, recomputed, of_cpu = (
+        line(time_section(Comparison([r])), "utilisation") for r in (plain, again, cpu)
+    )
+    assert (found["model_flops_per_second"], found["peak_flops_per_second"]) == ("30.7", "39.0")
+    assert found["model_utilisation"] == f"{flops / 39e12 * 100:.1f} %"
+    assert "A100" in found["peak_source"]
+    measured = {"model_utilisation_of_measured", "hardware_utilisation_of_measured"}
+    assert not measured & set(found)
+    assert not {"model_utilisation", "peak_source"} & set(of_cpu)
+    assert {of_cpu[name] for name in measured} == {f"{flops / 80e12 * 100:.1f} %"}
+    # Recomputation raises hardware utilisation only.
+    assert found["model_utilisation"] == recomputed["model_utilisation"]
+    assert found["hardware_flops_per_second"] == found["model_flops_per_second"]
+    assert float(recomputed["hardware_flops_per_second"]) > float(found["hardware_flops_per_second"])
 
 
 def test_the_cost_of_each_probe_is_that_of_the_rank_where_it_took_most() -> None:
@@ -84,10 +79,6 @@ def test_evaluation_has_its_samples_per_second() -> None:
         "backend": "ddp", "world_size": "2", "evaluations": "4", "samples": "6", "evaluation_seconds": "625",
         "evaluation_samples_per_second": "9.47",
     }  # fmt: skip
-
-
-def test_a_run_without_timed_steps_has_no_times() -> None:
-    assert time_section(Comparison([run(steps=[])])) is None
 
 
 def traced(exposed: float, label: str = "ddp", device: str = "cpu", **details: Any) -> Record:
@@ -116,15 +107,12 @@ def test_cells_of_which_the_same_is_said_stand_together() -> None:
     assert [item.split(":")[0] for item in found] == ["ddp and zero1 on 2 ranks", "zero2 on 2 ranks"]
 
 
-def test_a_trace_without_the_gpu_is_not_available_and_says_why() -> None:
+def test_a_trace_without_the_gpu_is_not_available_and_says_why_and_one_rank_waits_for_nobody() -> None:
     changes = {"overlap": [], "overlap_missing": "no kernel was seen"}
     record = traced(0.1)
     record = record.model_copy(update={"ranks": [r.model_copy(update=changes) for r in record.ranks]})
     section = overlap_section(Comparison([record]))
     assert section.blocks == [Items(["ddp on 2 ranks: n/a: no kernel was seen."])]
-
-
-def test_one_rank_waits_for_nobody() -> None:
     assert not overlap(with_world(traced(0.1), world_size=1))
 
 
@@ -170,24 +158,18 @@ def parts(one: Record) -> tuple[Table, str]:
     return table, text.text
 
 
-def test_without_energy_and_price_there_is_no_section() -> None:
+def test_without_timed_steps_energy_or_price_there_is_no_section() -> None:
+    assert time_section(Comparison([run(steps=[])])) is None
     assert energy_section(Comparison([record(device_unknown="Not Supported")])) is None
 
 
-def test_columns_without_a_figure_are_left_out_and_reasons_are_told() -> None:
-    table, text = parts(record(device_joules=800.0, host_unknown="no RAPL here"))
-    assert [column.key for column in table.columns] == [
-        "backend", "world_size", "device_watts", "kilowatt_hours_per_billion_tokens",
-        "gpu_hours_per_billion_tokens",
-    ]  # fmt: skip
-    assert table.rows[0][2] == 800.0
-    assert "n/a: no RAPL here." in text
-
-
-def test_a_price_alone_gives_hours_and_cost() -> None:
-    table, text = parts(record(USD))
-    assert [column.key for column in table.columns][2:] == [
-        "gpu_hours_per_billion_tokens", "cost_per_billion_tokens",
-    ]  # fmt: skip
-    assert table.rows[0][3] == 2.5 * table.rows[0][2]
-    assert "at 2.5 USD per hour of one GPU" in text
+def test_columns_without_a_figure_are_left_out_and_reasons_and_prices_are_told() -> None:
+    of_energy, of_price = parts(record(device_joules=800.0, host_unknown="no RAPL here")), parts(record(USD))
+    assert [[column.key for column in table.columns[2:]] for table, _ in (of_energy, of_price)] == [
+        ["device_watts", "kilowatt_hours_per_billion_tokens", "gpu_hours_per_billion_tokens"],
+        ["gpu_hours_per_billion_tokens", "cost_per_billion_tokens"],
+    ]
+    assert of_energy[0].rows[0][2] == 800.0
+    assert "n/a: no RAPL here." in of_energy[1]
+    assert of_price[0].rows[0][3] == 2.5 * of_price[0].rows[0][2]
+    assert "at 2.5 USD per hour of one GPU" in of_price[1]
