@@ -62,24 +62,18 @@ def refused(path: Path, data: bytes) -> str:
     return message
 
 
-def test_files_come_back_byte_by_byte(tmp_path: Path) -> None:
-    write_archive(tmp_path / "a.tar.xz", FILES, folder="runs")
-    assert read_archive(tmp_path / "a.tar.xz", named=NAME) == IN_RUNS
-    assert [path.name for path in tmp_path.iterdir()] == ["a.tar.xz"]
-
-
-def test_equal_files_give_equal_bytes_in_any_order(tmp_path: Path) -> None:
-    write_archive(tmp_path / "a.tar.xz", FILES, folder="runs")
-    write_archive(tmp_path / "b.tar.xz", dict(reversed(FILES.items())), folder="runs")
-    assert (tmp_path / "a.tar.xz").read_bytes() == (tmp_path / "b.tar.xz").read_bytes()
-
-
-def test_no_time_and_no_owner_is_kept(tmp_path: Path) -> None:
-    write_archive(tmp_path / "a.tar.xz", FILES, folder="runs")
-    with tarfile.open(tmp_path / "a.tar.xz") as tar:
-        found = {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode) for m in tar}
+def test_files_come_back_byte_by_byte_and_equal_ones_give_equal_bytes_without_time_or_owner(
+    tmp_path: Path,
+) -> None:
+    one, other = tmp_path / "a.tar.xz", tmp_path / "b.tar.xz"
+    write_archive(one, FILES, folder="runs")
+    write_archive(other, dict(reversed(FILES.items())), folder="runs")
+    assert read_archive(one, named=NAME) == IN_RUNS
+    assert sorted(tmp_path.iterdir()) == [one, other]
+    assert one.read_bytes() == other.read_bytes()
+    with tarfile.open(one) as tar:
+        assert {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode) for m in tar} == {(0, 0, 0, "", "", 0o644)}
         assert [m.name for m in tar] == sorted(IN_RUNS)
-    assert found == {(0, 0, 0, "", "", 0o644)}
 
 
 def test_tar_unpacks_an_archive_and_one_that_it_packed_is_read(tmp_path: Path) -> None:
@@ -158,11 +152,6 @@ def test_damaged_archive_is_one_line(damage: Callable[[bytes], bytes], says: str
     assert says in refused(tmp_path / "a.tar.xz", damage(whole))
 
 
-def test_archive_that_is_missing_or_no_file_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match=r"a\.tar\.xz' is missing or no file"):
-        read_archive(tmp_path / "a.tar.xz", named=NAME)
-
-
 @settings(max_examples=300)
 @given(place=st.integers(0, 4 * 512), value=st.binary(min_size=1, max_size=12), fix=st.booleans())
 def test_any_header_gives_files_or_a_refusal(
@@ -195,17 +184,16 @@ def archive(folder: Path) -> Path:
     return folder.parent / ARCHIVE_NAME
 
 
-def test_archive_gives_the_records_of_its_folder_in_the_same_order(folder: Path, archive: Path) -> None:
+def test_archive_gives_the_records_of_its_folder_in_the_same_order_and_each_by_its_name(
+    folder: Path, archive: Path
+) -> None:
     of_folder, of_archive = (read_runs([path])[0] for path in (folder, archive))
     assert [record for _, record in of_archive] == [record for _, record in of_folder]
     assert [path for path, _ in of_archive] == [archive / p.relative_to(folder) for p, _ in of_folder]
-
-
-@pytest.mark.parametrize("name", ["b", f"b/{RECORD_NAME}"])
-def test_one_run_of_an_archive_is_named_like_one_of_a_folder(name: str, archive: Path) -> None:
-    ((path, record),), _ = read_runs([archive / name])
-    assert (path, record.run_id) == (archive / "b" / RECORD_NAME, "b")
-    assert read_record(path) == record
+    for name in ("b", f"b/{RECORD_NAME}"):
+        ((path, record),), _ = read_runs([archive / name])
+        assert (path, record.run_id) == (archive / "b" / RECORD_NAME, "b")
+        assert read_record(path) == record
 
 
 def test_archives_of_one_folder_or_of_runs_side_by_side_are_read(folder: Path) -> None:
@@ -230,18 +218,19 @@ def test_damaged_record_of_an_archive_is_passed_over_by_name(folder: Path) -> No
     assert "x.tar.xz/a/record.json cannot be read" in problems[0]
 
 
-@pytest.mark.parametrize("name", ["missing", "a/other.json"])
-def test_what_an_archive_lacks_is_refused(name: str, archive: Path) -> None:
-    with pytest.raises(HarnessError, match="holds no record"):
-        read_runs([archive / name])
-    with pytest.raises(HarnessError, match="cannot be read: no"):
-        read_record(archive / name)
-
-
-def test_archive_without_records_is_refused(tmp_path: Path) -> None:
-    write_archive(tmp_path / "x.tar.xz", {"a/notes": b""}, folder="runs")
-    with pytest.raises(HarnessError, match="holds no record"):
-        read_runs([tmp_path / "x.tar.xz"])
+def test_what_an_archive_lacks_is_refused_and_so_is_one_without_records_or_that_is_missing(
+    archive: Path, tmp_path: Path
+) -> None:
+    empty = tmp_path / "x.tar.xz"
+    write_archive(empty, {"a/notes": b""}, folder="runs")
+    for path in (archive / "missing", archive / "a/other.json", empty):
+        with pytest.raises(HarnessError, match="holds no record"):
+            read_runs([path])
+    for name in ("missing", "a/other.json"):
+        with pytest.raises(HarnessError, match="cannot be read: no"):
+            read_record(archive / name)
+    with pytest.raises(HarnessError, match=r"none\.tar\.xz' is missing or no file"):
+        read_archive(tmp_path / "none.tar.xz", named=NAME)
 
 
 def test_folder_that_is_named_like_an_archive_is_a_folder(folder: Path) -> None:
@@ -258,16 +247,14 @@ def test_records_are_packed_byte_by_byte_whatever_their_form(folder: Path) -> No
     subprocess.run(["diff", "-r", "runs", "before"], cwd=folder.parent, check=True)
 
 
-def test_archive_of_the_same_records_stays_as_it_is(folder: Path, archive: Path) -> None:
+def test_archive_of_the_same_records_stays_as_it_is_and_of_others_is_not_replaced(
+    folder: Path, archive: Path
+) -> None:
     subprocess.run(["tar", "-cJf", ARCHIVE_NAME, "runs"], cwd=folder.parent, check=True)
     before = archive.read_bytes()
     for runs in (folder, archive):
         archive_runs(read_runs([runs])[0], archive)
         assert archive.read_bytes() == before
-
-
-def test_archive_of_other_records_is_not_replaced(folder: Path, archive: Path) -> None:
-    before = archive.read_bytes()
     with pytest.raises(HarnessError, match="holds other records, perhaps of another report; remove it"):
         archive_runs(read_runs([folder / "a"])[0], archive)
     assert archive.read_bytes() == before

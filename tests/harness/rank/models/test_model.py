@@ -81,12 +81,9 @@ def test_mixed_precision_starts_from_fp32_masters_that_the_compute_dtype_holds(p
         assert torch.equal(parameter, parameter.to(compute).to(weights))
 
 
-def test_vocabulary_is_that_of_the_tokenizer_unless_given() -> None:
+def test_vocabulary_is_that_of_the_tokenizer_unless_given_and_dropout_is_off_unless_left_alone() -> None:
     assert model_config(job_of(SMALL), FACTS).vocab_size == 257
     assert model_config(job_of(SMALL | {"vocab_size": 300}), FACTS).vocab_size == 300
-
-
-def test_dropout_is_off_by_default_and_left_alone_by_null() -> None:
     off = model_config(job_of(SMALL_GPT2), FACTS)
     assert (off.attn_pdrop, off.embd_pdrop, off.resid_pdrop) == (0.0, 0.0, 0.0)
     asked = Job(model=ModelSection(config=SMALL_GPT2, dropout=None), data=DataSection(sequence_length=32))
@@ -112,14 +109,11 @@ def test_a_configuration_that_cannot_be_is_refused(config: dict[str, object], sa
     assert all(words in message for words in said), message
 
 
-@pytest.mark.parametrize("config", [{"hidden_size": "big"}, {"hidden_size": 33}], ids=str)
-def test_impossible_value_of_the_model_is_refused(config: dict[str, object]) -> None:
-    asked = job_of(SMALL | config)
-    with pytest.raises(JobError):
-        build_model(asked, model_config(asked, FACTS))
-
-
-def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+def test_impossible_values_of_a_model_and_a_folder_without_one_are_refused(tmp_path: Path) -> None:
+    for width in ("big", 33):
+        asked = job_of(SMALL | {"hidden_size": width})
+        with pytest.raises(JobError):
+            build_model(asked, model_config(asked, FACTS))
     with pytest.raises(JobError, match="cannot be loaded"):
         model_config(Job(model=ModelSection(name=str(tmp_path))), FACTS)
 
@@ -189,15 +183,12 @@ class Rotary(nn.Linear):
         self.mix = nn.Parameter(torch.arange(6.0).view(2, 3).t())
 
 
-def test_own_models_are_cast_to_fp32_made_contiguous_and_keep_complex_buffers_whole() -> None:
+def test_own_models_are_cast_to_fp32_made_contiguous_and_keep_complex_buffers_or_are_refused() -> None:
     model = build_own_model(Job(model=ModelSection(factory=f"{__name__}:Rotary")))
     assert model.weight.dtype == torch.float32
     assert torch.equal(model.rotary, torch.polar(torch.ones(2), torch.ones(2)))
     assert model.mix.is_contiguous()
     assert model.mix.tolist() == [[0, 3], [1, 4], [2, 5]]
-
-
-def test_a_float64_model_is_refused_as_what_it_is() -> None:
     section = ModelSection(factory=f"{__name__}:Rotary", arguments={"dtype": "float64"})
     with pytest.raises(JobError, match="parameter 'weight' is float64, which no strategy is compared in"):
         build_own_model(Job(model=section))
@@ -303,20 +294,20 @@ def code_job(folder: Path, *, weights: str = "random", **model: object) -> Job:
     return Job(model=section, data=DataSection(tokenizer="bytes", sequence_length=16))
 
 
-def test_without_the_switch_one_line_names_it_and_no_code_runs(folder: Path, tmp_path: Path) -> None:
+def test_without_the_switch_one_line_names_it_and_with_it_alone_the_folders_code_runs(
+    folder: Path, tmp_path: Path
+) -> None:
     with pytest.raises(JobError) as caught:
         model_config(code_job(folder), FACTS)
     assert "\n" not in str(caught.value)
     assert "contains custom code" in str(caught.value)
     assert "model.trust_remote_code: true" in str(caught.value)
     assert not (tmp_path / RAN).exists()
-
-
-def test_with_the_switch_the_folder_builds_its_model(folder: Path, tmp_path: Path) -> None:
     asked = code_job(folder, trust_remote_code=True)
-    model = build_model(asked, model_config(asked, FACTS))
-    assert type(model).__name__ == "ToyForCausalLM"
+    assert type(build_model(asked, model_config(asked, FACTS))).__name__ == "ToyForCausalLM"
     assert (tmp_path / RAN).exists()
+    with pytest.raises(JobError, match="no encoder and decoder"):
+        model_config(asked.model_copy(update={"task": "seq2seq"}), FACTS)
 
 
 def test_weights_of_the_folder_are_read_by_its_own_class(folder: Path) -> None:
@@ -326,12 +317,6 @@ def test_weights_of_the_folder_are_read_by_its_own_class(folder: Path) -> None:
     asked = code_job(folder, weights="pretrained", trust_remote_code=True)
     read = draw_model(asked, model_config(asked, FACTS)).state_dict()
     assert all(bool((read[name] == expected[name] * 2).all()) for name in expected)
-
-
-def test_a_class_only_of_the_folder_is_refused_for_another_task(folder: Path) -> None:
-    asked = code_job(folder, trust_remote_code=True).model_copy(update={"task": "seq2seq"})
-    with pytest.raises(JobError, match="no encoder and decoder"):
-        model_config(asked, FACTS)
 
 
 def test_estimates_obey_the_switch(folder: Path, tmp_path: Path) -> None:
@@ -347,14 +332,11 @@ def test_estimates_obey_the_switch(folder: Path, tmp_path: Path) -> None:
     assert planned.layout.parameter_count == 257 * 16 * 2 + 2 * (2 * 16 * 32 + 48)
 
 
-def test_the_switch_is_part_of_the_job_only_where_it_is_on(folder: Path) -> None:
+def test_the_switch_is_part_of_the_job_only_where_it_is_on_and_needs_a_name(folder: Path) -> None:
     off, on = code_job(folder), code_job(folder, trust_remote_code=True)
     assert off.job_id() != on.job_id()
     assert "trust_remote_code" not in off.model_dump_json()
     assert Job.model_validate_json(on.model_dump_json()).model.trust_remote_code
-
-
-def test_the_switch_without_a_name_is_an_error() -> None:
     with pytest.raises(ValueError, match="needs a `name`"):
         ModelSection(trust_remote_code=True)
 

@@ -89,12 +89,9 @@ def test_of_pipelines_the_bubble_is_named_which_neither_memory_nor_traffic_shows
     assert "bubble" not in notes("all", *CELLS)
 
 
-def test_a_question_on_memory_is_not_answered_with_speed_or_traffic() -> None:
+def test_a_question_on_memory_or_what_ranks_hold_and_send_is_not_answered_with_speed() -> None:
     records = published("bloom-560m")
     assert all(blocks(question, *records) == [] for question in ("memory", "parity", "scaling"))
-
-
-def test_what_ranks_hold_and_send_is_answered_without_speed() -> None:
     assert "decision" in tables("footprint", *published("default"))
     assert advice("footprint", *CELLS) == {}
 
@@ -113,7 +110,6 @@ def test_with_one_cell_or_one_rank_nothing_is_to_be_chosen() -> None:
 
 
 FIGURES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=7)
-
 
 DOUBLED = make_steps(norms=[norm * 2 for norm in NORMS])
 DDP, FSDP = make_record(label="ddp"), make_record(label="fsdp")
@@ -141,17 +137,13 @@ def test_where_cells_are_compared_and_which(records: list[Record], size: int, la
     assert (found.size, [group.label for group in found.groups]) == (size, labels)
 
 
-def test_ddp_is_the_base_whatever_marks_all_labels_of_its_place() -> None:
+def test_ddp_is_the_base_whatever_marks_its_place_and_a_cell_under_other_conditions_is_alone() -> None:
     kinds = [
         make_record(label=label, training={"deterministic": asked})
         for label in ("fsdp", "ddp")
         for asked in (True, False)
     ]
-    base = stage_of(make_record(), *kinds).base
-    assert base.label == "ddp (not deterministic)"
-
-
-def test_a_cell_under_other_conditions_than_all_others_is_alone() -> None:
+    assert stage_of(make_record(), *kinds).base.label == "ddp (not deterministic)"
     assert stage_of(make_record(), DDP, with_world(FSDP, micro_batch_size=1)).is_alone
     assert not stage_of(make_record(), DDP).is_alone
 
@@ -301,10 +293,20 @@ def test_the_share_of_the_gap_follows_from_the_same_rounds_as_the_times_beside_i
     ]  # fmt: skip
 
 
-def test_settings_that_change_nothing_leave_the_gap_unexplained() -> None:
-    found = explained([*base(), *runs("zero3:stage3_max_live_parameters=1000", 2.0)])
-    assert found.answer.endswith("; cause: none of the settings that were varied")
-    assert closed(found)["zero3:stage3_max_live_parameters=1000"] == "no change shown"
+@pytest.mark.parametrize(
+    ("variant", "seconds", "said", "share"),
+    [
+        ("stage3_max_live_parameters=1000", 2.0, "; cause: none of the settings that were varied",
+         "no change shown"),
+        # A preset changes several settings.
+        ("preset=library-defaults", 1.5, "; cause: not measured; compare zero3 with", "50 %"),
+    ],
+)  # fmt: skip
+def test_what_a_variant_says_of_the_cause(variant: str, seconds: float, said: str, share: str) -> None:
+    found = explained([*base(), *runs(f"zero3:{variant}", seconds)])
+    assert said in found.answer
+    assert closed(found)[f"zero3:{variant}"] == share
+    assert found.effects[0].is_preset == variant.startswith("preset")
 
 
 def test_too_few_runs_show_no_cause_however_large_the_difference() -> None:
@@ -315,15 +317,6 @@ def test_too_few_runs_show_no_cause_however_large_the_difference() -> None:
     assert " (not tested) x the time of " in found.answer
     assert found.answer.endswith("; cause: not shown; settings were varied in fewer than 6 rounds")
     assert closed(found)["zero3:leaf_module=blocks"] == "no change shown"
-
-
-def test_a_preset_is_said_to_change_several_settings() -> None:
-    found = explained([*base(), *runs("zero3:preset=library-defaults", 1.5)])
-    (effect,) = found.effects
-    assert effect.is_preset
-    assert effect.closed == pytest.approx(0.5)
-    assert "; cause: not measured; compare zero3 with" in found.answer
-    assert closed(found)["zero3:preset=library-defaults"] == "50 %"
 
 
 def test_a_tie_is_no_gap() -> None:
@@ -340,14 +333,10 @@ def test_of_twins_through_accelerate_the_one_with_variants_is_explained() -> Non
     assert [effect.changed for effect in found.effects] == ["leaf_module=blocks"]
 
 
-def test_the_slowest_alone_in_what_it_shards_has_nothing_to_be_compared_with() -> None:
-    assert (
-        choice.explain_slowest(Comparison([*runs("single", 1.0, 1), *runs("ddp", 1.0), *runs("zero3", 2.0)]))
-        is None
-    )
-
-
-def test_neither_a_variant_nor_a_diverged_cell_is_a_candidate_for_the_slowest() -> None:
+def test_neither_a_variant_nor_a_diverged_cell_is_a_candidate_for_the_slowest_nor_one_alone() -> None:
+    """In what it shards, so that it has nothing to be compared with."""
+    alone = Comparison([*runs("single", 1.0, 1), *runs("ddp", 1.0), *runs("zero3", 2.0)])
+    assert choice.explain_slowest(alone) is None
     steps = make_steps(seconds=9.0, losses=[9.0] * 4)
     diverged = [changed(record, steps=steps) for record in runs("fsdp1", 9.0)]
     variant = runs("zero3:stage3_max_reuse_distance=1000", 9.0)
