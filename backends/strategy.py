@@ -113,8 +113,8 @@ FAMILIES: dict[str, FamilyFacts] = {
     "pipeline": FamilyFacts(fills_parts=True, autocasts=True),
     "tensor": FamilyFacts(fills_parts=True, holds_dtensors=True, underneath="single"),
     "fsdp2-tensor": replace(_FSDP2, underneath="fsdp2"),
-    "zero12-tensor": FamilyFacts(underneath="zero12"),
-    "zero3-tensor": FamilyFacts(underneath="zero3"),
+    "zero12-tensor": FamilyFacts(flat_gradients=True, flat_states=True, underneath="zero12"),
+    "zero3-tensor": FamilyFacts(flat_gradients=True, flat_states=True, underneath="zero3"),
 }
 """One of a third party has no row: nothing is known of it."""
 

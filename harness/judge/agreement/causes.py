@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.resources import files
 from itertools import accumulate
 from operator import attrgetter
@@ -20,10 +20,11 @@ from statistics import median
 from typing import Any, Literal
 
 import numpy
+from numpy.typing import NDArray
 
 from harness.backends.mesh import SPLITTING, Mesh
 from harness.judge.agreement.parity import NormShift, Tolerance, least_loss
-from harness.judge.distance import movement, relative, sketch_distances, standing_out
+from harness.judge.distance import Series, StepPairs, movement, sketch_distances, standing_out, step_pairs
 from harness.judge.effective import (
     ALL_BUT_THE_LAST,
     ONE_NORM,
@@ -43,6 +44,7 @@ from harness.record import OddUpdatePart, Record, WeightsPart
 from harness.record.workload import known_strategy, micro_batches
 
 Fact = bool | None
+PARTS = ("signs", "predicts", "refuted_by", "values")
 
 UNDIVIDED = ("eager",)
 """Kernels that neither torch's `context_parallel` nor DeepSpeed's Ulysses divides among ranks."""
@@ -115,7 +117,7 @@ def weighed(pair: Pair) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """A mistake, and what the records show if it was made: facts by the names of properties of `Pair`."""
+    """A mistake, and what the records show if it was made: facts by their names in `FACTS` or `Pair`."""
 
     kind: str
     """Id of the finding that reports it."""
@@ -141,24 +143,27 @@ class Hypothesis:
 
     def against(self, pair: Pair) -> dict[str, Any]:
         """What is wrong with it, as true, false, a number or names; None: not seen."""
-        values = {name: attrgetter(name)(pair) for name in self._wrong(pair)}
+        values = {name: pair.look(name) for name in self._wrong(pair)}
         return {k: v if isinstance(v, (float, list)) else pair.fact(k) for k, v in values.items()}
 
     def told(self, pair: Pair) -> Explanation:
         named = [(value.split(" = ")[0], value.split(" = ")[-1]) for value in self.values]
-        values = {key: value for key, name in named if (value := attrgetter(name)(pair)) is not None}
-        text = sentence(self.kind, self.name, **{"pair": pair, "shift": pair.shift, **values})
+        values = {key: value for key, name in named if (value := pair.look(name)) is not None}
+        about = {"pair": pair, "shift": pair.shift, "where": partial(where, pair.reference)}
+        text = sentence(self.kind, self.name, **about | values)
         return Explanation(kind=self.kind, text=text, values=values)
 
 
 _TABLE = tomllib.loads(files(__package__).joinpath("causes.toml").read_text(encoding="utf-8"))
-_USUAL = _TABLE.pop("usual")
 HYPOTHESES = [
-    Hypothesis(kind=kind, name=name, **entry | {"values": values})
-    for place, entry in _TABLE.items()
+    Hypothesis(
+        kind=kind, name=name, specific=(group | entry)["specific"],
+        **{part: [*group.get(part, ()), *entry.get(part, ())] for part in PARTS},
+    )
+    for group in _TABLE.values()
+    for place, entry in group["hypotheses"].items()
     for kind, _, name in [place.partition("/")]
-    for values in [[*_USUAL.get((*entry.get("signs", ()), "")[0], ()), *entry.get("values", ())]]
-]
+]  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -177,25 +182,34 @@ class Pair:
         if (least := least_loss(self.record)) is not None:
             self.limits = replace(self.limits, norm=min(self.limits.norm, least.norm))
 
+    def look(self, name: str) -> Any:
+        """What `FACTS` or this class has under a name."""
+        return FACTS[name](self) if name in FACTS else attrgetter(name)(self)
+
+    def fact(self, name: str) -> Fact:
+        found = self.look(name)
+        return None if found is None else bool(found)
+
     # The first step that differs.
 
     @cached_property
+    def both(self) -> StepPairs:
+        return step_pairs(self.reference, self.record)
+
+    @cached_property
+    def loss_apart(self) -> NDArray[numpy.bool_]:
+        """Of each step, whether its loss is missing or lies beyond the limit."""
+        return ~(self.both.loss_differences <= self.limits.loss)
+
+    @cached_property
+    def differs(self) -> NDArray[numpy.bool_]:
+        """Of each step, whether its loss or its norm does."""
+        return self.loss_apart | (self.both.norm_differences > self.limits.norm)
+
+    @cached_property
     def index(self) -> int | None:
-        """Index of the first step whose loss is missing, or whose loss or norm lies beyond the limits."""
-        common = range(min(len(self.reference.steps), len(self.record.steps)))
-        return next((n for n in common if self.loss_apart(n) or self.norm_apart(n)), None)
-
-    def loss_apart(self, index: int) -> bool:
-        left, right = self.reference.steps[index].loss, self.record.steps[index].loss
-        return left is None or right is None or abs(left - right) > self.limits.loss
-
-    def norm_apart(self, index: int) -> bool:
-        norm = relative(self.reference.steps[index].gradient_norm, self.record.steps[index].gradient_norm)
-        return norm is not None and norm > self.limits.norm
-
-    def fact(self, name: str) -> Fact:
-        found = attrgetter(name)(self)
-        return None if found is None else bool(found)
+        """Index of the first step that differs."""
+        return next(map(int, numpy.flatnonzero(self.differs)), None)
 
     @cached_property
     def at(self) -> int:
@@ -218,15 +232,15 @@ class Pair:
         steps whose norms have one factor."""
         if self.at == 0 and self.record.resumed is not None:
             return f"from step {self.number} on, the first after its checkpoint"
-        after = self.at + 1
-        common = min(len(self.reference.steps), len(self.record.steps))
-        lasts = after < common and (self.loss_apart(after) or self.norm_apart(after))
+        after, common = self.at + 1, len(self.differs)
+        lasts = after < common and self.differs[after]
         if self.at == 0:
             return "from the first step on" if lasts or after == common else "in the first step"
         if lasts:
             return f"from step {self.number} on"
-        alike = (n for n in range(self.at, common) if abs(self.norm_ratio(n) / self.ratio - 1) <= SUDDEN)
-        steps = [self.record.steps[n].step for n in alike if abs(self.ratio - 1) > 2 * SUDDEN]
+        alike = numpy.abs(self.ratios / self.ratio - 1) <= SUDDEN
+        steps = [self.record.steps[n].step for n in numpy.flatnonzero(alike[self.at :]) + self.at]
+        steps = steps if abs(self.ratio - 1) > 2 * SUDDEN else []
         return f"in {numbered('step', steps or [self.number])}"
 
     @property
@@ -237,23 +251,21 @@ class Pair:
     def given_loss(self) -> float | None:
         return self.record.steps[self.at].loss
 
-    def norm_ratio(self, index: int) -> float:
-        """The gradient norm of a step over the reference's; 1 where one of them is missing."""
-        expected, given = self.reference.steps[index].gradient_norm, self.record.steps[index].gradient_norm
-        return given / expected if given is not None and expected else 1.0
-
-    def norms_known(self, index: int) -> bool:
-        return bool(self.reference.steps[index].gradient_norm and self.record.steps[index].gradient_norm)
+    @cached_property
+    def ratios(self) -> Series:
+        """Gradient norms over the reference's; 1 where one of them is missing."""
+        expected, given = self.both.norms
+        ratios = given / numpy.where(expected == 0, numpy.nan, expected)
+        return numpy.where(numpy.isnan(ratios), 1.0, ratios)
 
     @property
     def ratio(self) -> float:
-        return self.norm_ratio(self.at)
+        return float(self.ratios[self.at])
 
     @property
     def norms_compared(self) -> bool:
         """Of steps before the first that differs."""
-        pairs = zip(self.reference.steps[: self.index], self.record.steps[: self.index], strict=False)
-        return any(a.gradient_norm is not None and b.gradient_norm is not None for a, b in pairs)
+        return not bool(numpy.isnan(numpy.add(*self.both.norms)[: self.index]).all())
 
     # Of losses.
 
@@ -267,10 +279,6 @@ class Pair:
         sums = sums_of_step(self.record, self.at, "computed_loss_sums")
         targets = self.record.steps[self.at].target_tokens
         return sum(sums) / targets if sums and targets else None
-
-    @property
-    def target_tokens(self) -> list[int]:
-        return self.targets(self.at)
 
     def targets(self, index: int) -> list[int]:
         """Target tokens of each data rank in a step, as far as it wrote them."""
@@ -302,8 +310,8 @@ class Pair:
     def within_steps(self) -> bool:
         """Whether some rank's factor is not that of all its micro-steps."""
         at, factors = self.loss_factors or (0, {})
-        ends = self._loss_gradients(at)
-        return any(max(ends[r]) - min(ends[r]) > SCALE_TOLERANCE * max(map(abs, ends[r])) for r in factors)
+        ends = [self.loss_gradients[at][rank] for rank in factors]
+        return any(max(of) - min(of) > SCALE_TOLERANCE * max(map(abs, of)) for of in ends)
 
     @cached_property
     def rank_norms(self) -> list[float | None]:
@@ -325,47 +333,37 @@ class Pair:
         """
         job = self.record.job
         sums = job.task == "causal-lm" or job.loss.reduction == "sum"
-        for at in range(self.at + 1):
+        for at, ends in enumerate(self.loss_gradients[: self.at + 1]):
             if not sums and (self.unevenness(at) or self.record.world.accumulation_steps > 1):
                 continue  # means are weighted by what they are of
-            ends = self._loss_gradients(at)
             known = [one for of in ends.values() for one in of]
             if not known or max(known) - min(known) <= SCALE_TOLERANCE * max(map(abs, known)):
                 continue
-            up = 1 if self.norm_ratio(at) >= 1 else -1
+            up = 1 if self.ratios[at] >= 1 else -1
             base = min((one for one in known if one), key=lambda one: (-known.count(one), up * one))
             factors = {rank: max(of, key=lambda one: abs(one - base)) / base for rank, of in ends.items()}
             return at, {rank: f for rank, f in factors.items() if abs(f - 1) > SCALE_TOLERANCE}
         return None
 
-    def _loss_gradients(self, at: int) -> dict[int, list[float]]:
-        """Ends of the loss gradients in a step, by rank that counts its loss; {}: not all are known."""
-        mesh, found = self.record.world.mesh, dict[int, list[float]]()
-        for rank in self.record.ranks:
-            if mesh.counts_loss(rank.rank):
-                known = self._known_loss_gradients[rank.rank]
-                ends = known[at] if len(known) > at else None
-                if not ends:
-                    return {}
-                found[rank.rank] = ends
-        return found
-
     @cached_property
-    def _known_loss_gradients(self) -> dict[int, list[list[float] | None]]:
-        """Gradients of the loss in every step, by rank; what a record leaves empty is as in the step
-        before."""
+    def loss_gradients(self) -> list[dict[int, list[float]]]:
+        """Ends of the loss gradients in every step, by rank that counts its loss; {}: not all are known."""
 
         def carried(last: list[float] | None, ends: list[float] | None) -> list[float] | None:
-            return last if ends == [] else ends
+            return last if ends == [] else ends  # what a record leaves empty is as in the step before
 
-        return {rank.rank: list(accumulate(rank.loss_gradients, carried)) for rank in self.record.ranks}
+        counted = [r for r in self.record.ranks if self.record.world.mesh.counts_loss(r.rank)]
+        steps = zip(*(accumulate(rank.loss_gradients, carried) for rank in counted), strict=False)
+        known = [[ends for ends in of if ends] for of in steps]
+        ranks = [rank.rank for rank in counted]
+        return [dict(zip(ranks, of, strict=True)) if len(of) == len(ranks) else {} for of in known]
 
     @property
     def divided_per_rank(self) -> Fact:
         if self.loss_factors is None:
             return False
         at = self.loss_factors[0]
-        ends, targets = [*self._loss_gradients(at).values()], self.targets(at)
+        ends, targets = [*self.loss_gradients[at].values()], self.targets(at)
         if len(ends) != len(targets) or len(set(targets)) == 1 or self.record.world.accumulation_steps > 1:
             return False
         whole = [of[1] * count for of, count in zip(ends, targets, strict=True)]
@@ -405,7 +403,7 @@ class Pair:
         """Each parameter's gradients in the last steps over the reference's (second moments), over the median
         ratio: clipping passes one parameter's on to all."""
         mine, others = self.record.moment_norms, self.reference.moment_norms
-        ratios = {n: mine[n][1] / others[n][1] for n in mine.keys() & others.keys() if others[n][1] > 0}
+        ratios = {n: mine[n][1] / others[n][1] for n in mine if n in others and others[n][1] > 0}
         common = median(ratios.values()) if ratios else 0.0
         return {name: ratio / common for name, ratio in ratios.items()} if common else {}
 
@@ -414,9 +412,8 @@ class Pair:
         """The farthest that a norm lies from the reference's, where norms of steps and second moments of
         tensors scatter about them on either side, as bfloat16 at most scatters; None: they do not."""
         mine, others = self.record.moment_norms, self.reference.moment_norms
-        steps = range(min(len(self.reference.steps), len(self.record.steps)))
         tensors = [mine[n][1] / others[n][1] - 1 for n in mine.keys() & others.keys() if others[n][1] > 0]
-        norms = [self.norm_ratio(step) - 1 for step in steps]
+        norms = [float(ratio) - 1 for ratio in self.ratios]
         scatter = all(
             len(of) >= LEAST_SCATTERED
             and max(map(abs, of)) <= LOW_SPACING
@@ -527,9 +524,6 @@ class Pair:
         moved, other = self.moved
         return sorted(name for name, size in moved.items() if size > 0 and other.get(name) == 0)
 
-    def where(self, names: Sequence[str]) -> str:
-        return where(self.reference, names)
-
     def moved_of(self, names: Iterable[str]) -> list[str]:
         """Parameters among these that moved here, however little, and not in the reference."""
         left, right = self.moved
@@ -552,26 +546,18 @@ class Pair:
     @property
     def shrunk(self) -> float | None:
         """How far weight decay alone shrinks these, where that is all that moved them."""
-        found, due = self.kept(self.unreached[0]), 1.0
+        (found, *_), due = self.kept(self.unreached).values(), 1.0
         for step in self.record.steps:
             due *= 1.0 - step.learning_rate * self.record.job.optimizer.weight_decay
         if found is None or due >= 1.0 or abs(found - due) > DECAY_TOLERANCE * (1.0 - due):
             return None
         return 1.0 - due
 
-    def kept(self, name: str) -> float | None:
-        """The norm of a parameter at the end over that at the beginning; None: not known, or it was zero."""
+    def kept(self, names: Iterable[str]) -> dict[str, float | None]:
+        """Norms of parameters at the end over those at the beginning; None: not known, or it was zero."""
         first, last = _sketch(self.record.initial_weights), _sketch(self.record.final_weights)
-        known = name in last and first.get(name) and first[name][0]
-        return last[name][0] / first[name][0] if known else None
-
-    @property
-    def kept_unreached(self) -> dict[str, float | None]:
-        return {name: self.kept(name) for name in self.unreached}
-
-    @property
-    def kept_skipped(self) -> dict[str, float | None]:
-        return {name: self.kept(name) for name in self.skipped}
+        known = {name for name in first.keys() & last.keys() if first[name][0]}
+        return {name: last[name][0] / first[name][0] if name in known else None for name in names}
 
     @cached_property
     def distances(self) -> dict[str, float]:
@@ -594,7 +580,7 @@ class Pair:
             return f"all {len(beyond)} parameters"
         if len(beyond) > 1 and layout is not None and set(beyond) == set(layout.decaying):
             return f"the {len(beyond)} parameters with weight decay, and no others"
-        return self.where(beyond)
+        return where(self.reference, beyond)
 
     @cached_property
     def idle_there(self) -> dict[str, int]:
@@ -609,15 +595,6 @@ class Pair:
             for step, missing in sorted(rank.without_gradient.items(), reverse=True)
             for name in missing or ()
         }
-
-    @property
-    def skipped(self) -> list[str]:
-        """Parameters in `idle_there` that end elsewhere."""
-        return [name for name in self.beyond if name in self.idle_there]
-
-    @property
-    def skipped_in_step(self) -> int:
-        return self.idle_there[self.skipped[0]]
 
     @cached_property
     def changed_in_passes(self) -> list[str]:
@@ -653,18 +630,6 @@ class Pair:
         return decay_norm(self.record) if decay_explains(self.record, self.limit) else None
 
     @property
-    def clipped_norm(self) -> float:
-        return max(step.applied_gradient_norm or 0.0 for step in self.record.steps)
-
-    @cached_property
-    def odd_updates(self) -> dict[int, OddUpdatePart]:
-        return altered_updates(self.reference, self.record)
-
-    @property
-    def shifted_ratio(self) -> float | None:
-        return 1 + self.shift.mean if self.shift else None
-
-    @property
     def optimizer(self) -> str:
         effective = self.record.backend.effective
         return effective.optimizer.rpartition(".")[2] if effective else ""
@@ -672,51 +637,21 @@ class Pair:
     # What hypotheses ask.
 
     @property
-    def in_the_first_step(self) -> Fact:
-        return self.index == 0
-
-    @property
-    def first_of_all(self) -> Fact:
-        """No update came before it, not even in the run that this one continues."""
-        return self.index == 0 and self.record.resumed is None
-
-    @property
-    def loss_lost(self) -> Fact:
-        return self.index is not None and None in (self.expected_loss, self.given_loss)
-
-    @property
-    def loss_differs(self) -> Fact:
-        return self.index is not None and not self.loss_lost and self.loss_apart(self.index)
-
-    @property
-    def first_loss_differs(self) -> Fact:
-        """Before any update."""
-        return self.index == 0 and self.loss_apart(0)
-
-    @property
     def norm_differs(self) -> Fact:
         """Although the loss of its step agrees."""
-        return self.index is not None and not self.loss_apart(self.index)
+        return self.index is not None and not self.loss_apart[self.index]
 
     @property
     def norm_differs_at_once(self) -> Fact:
         """Whether the norm differs by more than weights can explain that agreed in the step before."""
         if not self.norm_differs:
             return False
-        return self.at == 0 or abs(self.ratio / self.norm_ratio(self.at - 1) - 1) >= SUDDEN
-
-    @property
-    def norm_falls_at_once(self) -> Fact:
-        return self.norm_differs_at_once and self.ratio < 1.0
-
-    @property
-    def loss_of_rank_0(self) -> Fact:
-        return of_one_rank(self.record, self.at)
+        return self.at == 0 or abs(self.ratio / self.ratios[self.at - 1] - 1) >= SUDDEN
 
     @property
     def means_undone(self) -> Fact:
         """If each rank divided by its own targets, undoing that gives the reference's loss."""
-        targets, sums, expected = self.target_tokens, self.sums, self.expected_loss
+        targets, sums, expected = self.targets(self.at), self.sums, self.expected_loss
         if not len(sums) == len(targets) > 1 or len(set(targets)) == 1 or expected is None:
             return None
         total = sum(targets)
@@ -727,14 +662,6 @@ class Pair:
     def computed_loss_agrees(self) -> Fact:
         computed, expected = self.computed_loss, self.expected_loss
         return None if computed is None or expected is None else abs(computed - expected) <= self.limits.loss
-
-    @property
-    def attention(self) -> str | None:
-        return self.record.observed.attention if self.record.observed else None
-
-    @property
-    def attention_undivided(self) -> Fact:
-        return self.record.world.mesh.size("sequence") > 1 and self.attention in UNDIVIDED
 
     @property
     def weights_in_use_stale(self) -> Fact:
@@ -749,19 +676,6 @@ class Pair:
             run.initial_weights and run.initial_weights.digest for run in (self.reference, self.record)
         ]
         return digests[0] is not None and digests[0] == digests[1]
-
-    @property
-    def read_outside(self) -> list[str]:
-        return read_outside(self.record)
-
-    @property
-    def rank_norms_differ(self) -> Fact:
-        return bool(own_norms(self.record, self.at))
-
-    @property
-    def gradients_reduced_over_ranks(self) -> Fact:
-        """Whether the mesh has ranks with samples of their own, so that gradients must be added up."""
-        return self.record.world.mesh.data_size > 1
 
     @property
     def data_ranks_see_other_norms(self) -> Fact:
@@ -827,17 +741,16 @@ class Pair:
         given = self.record.steps[self.at].gradient_norm
         return bool(before) and given is not None and abs(given / (before or 1.0) - 1) <= TOLERANCE
 
-    @property
-    def ranks_hold_uneven_targets(self) -> Fact:
-        return len(set(self.target_tokens)) > 1
+    def _shows_before(self, due: Callable[[int], float]) -> Fact:
+        """False: a step before, whose norm is due to differ by so much, agrees far better; None: none is."""
+        known = self.both.norms[0] * self.both.norms[1] > 0
+        before = [i for i in range(self.at) if known[i] and due(i)]
+        return all(abs(self.ratios[i] - 1) >= UNSEEN * due(i) for i in before) if before else None
 
     @property
     def every_uneven_step_differs(self) -> Fact:
-        """False: a step before was as uneven, and its norm agrees far better."""
         effect = abs(self.ratio - 1) / (self.unevenness(self.at) or math.inf)
-        before = [index for index in range(self.at) if self.unevenness(index) and self.norms_known(index)]
-        unseen = [i for i in before if abs(self.norm_ratio(i) - 1) < UNSEEN * effect * self.unevenness(i)]
-        return None if not before else not unseen
+        return self._shows_before(lambda index: effect * self.unevenness(index))
 
     @property
     def size_fits_uneven_targets(self) -> Fact:
@@ -846,20 +759,10 @@ class Pair:
         return abs(self.ratio - 1) <= MOST_BY_WEIGHTS * self.unevenness(self.at)
 
     @property
-    def some_ranks_idle(self) -> Fact:
-        return self.idle is not None and self.ratio < 1
-
-    @property
     def every_idle_step_differs(self) -> Fact:
         """False: the same ranks lacked this gradient in a step whose norm agrees far better."""
-        if self.idle is None:
-            return None
-        before = [
-            index for index in range(self.at)
-            if self.record.steps[index].step >= self.idle.step and self.norms_known(index)
-        ]  # fmt: skip
-        unseen = [i for i in before if abs(self.norm_ratio(i) - 1) < UNSEEN * abs(self.ratio - 1)]
-        return None if not before else not unseen
+        since, effect = self.idle.step if self.idle else math.inf, abs(self.ratio - 1)
+        return self._shows_before(lambda index: effect * (self.record.steps[index].step >= since))
 
     @property
     def final_weights_agree(self) -> Fact:
@@ -874,24 +777,6 @@ class Pair:
         if set(self.settings) - set(OF_GRADIENTS):
             return True
         return False if self.updates_are_adams else None
-
-    @property
-    def nothing_moved(self) -> Fact:
-        return bool(self.still) and not any(self.moved[1].values())
-
-    @property
-    def still_ones_are_in_the_optimizer(self) -> Fact:
-        held = optimizer_groups(self.record)
-        return None if held is None else all(name in held for name in self.still)
-
-    @property
-    def first_norm_denies_a_missing_gradient(self) -> Fact:
-        """The norm may miss the gradient of one parameter, hardly those of several."""
-        return len(self.still) > 1 and self.index != 0 and self.record.steps[0].gradient_norm is not None
-
-    @property
-    def clipped_by_part(self) -> Fact:
-        return self.limit is not None and self.altered is not None and clips_by_part(self.record, self.limit)
 
     @property
     def optimizer_depends_on_parts(self) -> Fact:
@@ -913,7 +798,7 @@ class Pair:
         """In the first step passes change both alike, but for a backward pass that gathers weights again."""
         strategy = known_strategy(self.record)
         again = strategy is not None and strategy.facts.reshards
-        return not self.in_the_first_step or (again and bool(self.norm_differs))
+        return self.index != 0 or (again and bool(self.norm_differs))
 
     @property
     def updates_are_adams(self) -> Fact:
@@ -931,11 +816,63 @@ class Pair:
 
         The very first is not computed again: one that is seen in the next may have begun there.
         """
-        steps = [part.step for part in self.odd_updates.values()]
+        steps = [part.step for part in altered_updates(self.reference, self.record).values()]
         if self.index is None or not steps:
             return None
         since = min(steps)
         return (since - 1 if since == self.record.steps[0].step + 1 else since) < self.number
+
+
+def _seen_attention(pair: Pair) -> str | None:
+    return pair.record.observed.attention if pair.record.observed else None
+
+
+FACTS: dict[str, Callable[[Pair], Any]] = {
+    # Which step differs first.
+    "in_the_first_step": lambda pair: pair.index == 0,
+    # No update came before it, not even in the run that this one continues.
+    "first_of_all": lambda pair: pair.index == 0 and pair.record.resumed is None,
+    # Losses.
+    "loss_lost": lambda pair: pair.index is not None and None in (pair.expected_loss, pair.given_loss),
+    "loss_differs": lambda pair: (
+        pair.index is not None and not pair.norm_differs and not pair.fact("loss_lost")
+    ),
+    "first_loss_differs": lambda pair: pair.index == 0 and not pair.norm_differs,
+    "loss_of_rank_0": lambda pair: of_one_rank(pair.record, pair.at),
+    "target_tokens": lambda pair: pair.targets(pair.at),
+    "attention": _seen_attention,
+    "attention_undivided": lambda pair: (
+        pair.record.world.mesh.size("sequence") > 1 and _seen_attention(pair) in UNDIVIDED
+    ),
+    "read_outside": lambda pair: read_outside(pair.record),
+    # Gradients.
+    "norm_falls": lambda pair: pair.ratio < 1.0,
+    "rank_norms_differ": lambda pair: bool(own_norms(pair.record, pair.at)),
+    # Whether the mesh has ranks with samples of their own.
+    "gradients_reduced_over_ranks": lambda pair: pair.record.world.mesh.data_size > 1,
+    "ranks_hold_uneven_targets": lambda pair: len(set(pair.targets(pair.at))) > 1,
+    "some_ranks_idle": lambda pair: pair.idle is not None and pair.ratio < 1,
+    # Weights.
+    "nothing_moved": lambda pair: bool(pair.still) and not any(pair.moved[1].values()),
+    "still_ones_are_in_the_optimizer": lambda pair: (
+        (held := optimizer_groups(pair.record)) and set(pair.still) <= held.keys()
+    ),
+    # The norm may miss the gradient of one parameter, hardly those of several.
+    "first_norm_denies_a_missing_gradient": lambda pair: (
+        len(pair.still) > 1 and pair.index != 0 and pair.record.steps[0].gradient_norm is not None
+    ),
+    "kept_unreached": lambda pair: pair.kept(pair.unreached),
+    # Parameters that end elsewhere, and have no gradient in some step of the reference.
+    "skipped": lambda pair: [name for name in pair.beyond if name in pair.idle_there],
+    "skipped_in_step": lambda pair: pair.idle_there[pair.look("skipped")[0]],
+    "kept_skipped": lambda pair: pair.kept(pair.look("skipped")),
+    # Updates.
+    "clipped_by_part": lambda pair: bool(pair.altered) and clips_by_part(pair.record, pair.limit),
+    "clipped_norm": lambda pair: max(step.applied_gradient_norm or 0.0 for step in pair.record.steps),
+    "odd_updates": lambda pair: altered_updates(pair.reference, pair.record),
+    "shifted_ratio": lambda pair: 1 + pair.shift.mean if pair.shift else None,
+}
+"""What hypotheses ask in a line each; what takes more is a property of `Pair`."""
 
 
 def unlimited(reference: Record, record: Record) -> Pair:

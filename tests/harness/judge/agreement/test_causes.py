@@ -426,7 +426,10 @@ def test_parameters_that_end_elsewhere_come_farthest_first() -> None:
 @pytest.mark.parametrize(
     ("label", "apart", "kind"),
     [
-        *((label, 0.5, "update-of-parts") for label in ("zero1", "zero3", "fsdp1")),
+        *(
+            (label, 0.5, "update-of-parts")
+            for label in ("zero1", "zero3", "fsdp1", "autotp-zero1", "autotp-zero3")
+        ),
         *((label, 0.5, "update-differs") for label in ("fsdp1-no-shard", "ddp", "fsdp", "zero0")),
         *(("zero3", apart, "update-differs") for apart in (1e-6, None)),
     ],
@@ -454,7 +457,7 @@ def test_an_expert_that_idles_in_a_step_of_the_reference_is_named_where_gradient
     idle = make_ranks(1, without_gradient={0: [], 2: ["b"], 3: []})
     reference = make_record(ranks=idle, **MOVED)
     for label, kind in (
-        ("fsdp1", "decay-without-gradient"), ("zero2", "decay-without-gradient"),
+        *((label, "decay-without-gradient") for label in ("fsdp1", "zero2", "autotp-zero2", "autotp-zero3")),
         ("fsdp", "update-differs"), ("ddp", "update-differs"),
     ):  # fmt: skip
         assert explained(make_record(label=label, **weights(a=2.0, b=2.5)), reference).kind == kind
