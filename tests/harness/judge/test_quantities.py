@@ -106,25 +106,17 @@ def test_peaks_are_each_ranks_and_states_the_largest(
     assert quantities.model_state_bytes(record) == states
 
 
-def test_sent_bytes_are_ring_bytes_per_probed_step_and_rank() -> None:
+def test_sent_bytes_are_ring_bytes_of_the_steps_per_probed_step_and_rank() -> None:
+    """gloo sends a reduce-scatter as an all-reduce."""
     communication = make_communication(4, "all_reduce", 4000) + make_communication(4, "all_gather", 800)
-    record = make_record(
-        label="ddp", world_size=4, comm=communication, windows=WindowsPart(warmup=1, probed=2, timed=1)
-    )
-    assert quantities.sent_bytes_per_step(record) == (1.5 * 4000 + 0.75 * 800) / 2
-
-
-def test_only_the_steps_are_sent_per_step() -> None:
     outside = [
         row.model_copy(update={"phase": phase})
         for phase in ("setup", "digest", "evaluation", "checkpoint")
-        for row in make_communication(2)
+        for row in make_communication(4)
     ]
-    record = make_record(label="ddp", comm=[*make_communication(2), *outside])
-    assert quantities.sent_bytes_per_step(record) == 4000
-
-
-def test_gloo_sends_a_reduce_scatter_as_an_all_reduce() -> None:
+    windows = WindowsPart(warmup=1, probed=2, timed=1)
+    record = make_record(label="ddp", world_size=4, comm=[*communication, *outside], windows=windows)
+    assert quantities.sent_bytes_per_step(record) == (1.5 * 4000 + 0.75 * 800) / 2
     communication = make_communication(4, "reduce_scatter", 800) + make_communication(4, "all_gather", 800)
     record = make_record(label="fsdp", world_size=4, comm=communication)
     assert quantities.sent_bytes_per_step(record) == 600 + 600
@@ -194,20 +186,27 @@ def test_one_byte_is_a_difference_and_so_is_a_rank_that_counted_nothing() -> Non
     assert {one.measured_bytes for one in volume_differences(silent) or []} == {0}
 
 
-def test_sent_bytes_follow_from_the_job_alone() -> None:
-    record = make_volume_record("ddp")
-    assert expected_sent_bytes_per_step(record.model_copy(update={"comm": []})) == 4 * ELEMENTS
-
-
-@pytest.mark.parametrize(("ranks", "differing"), [([0], 0), ([0, 1], 1)])
-def test_a_collective_of_one_rank_alone_sends_nothing(ranks: list[int], differing: int) -> None:
+@pytest.mark.parametrize(
+    ("phase", "ranks", "differing"),
+    [
+        ("forward", [0], 0),  # of one rank alone
+        ("forward", [0, 1], 1),
+        # Outside of steps nothing is judged.
+        *((phase, [0, 1], 0) for phase in ("setup", "digest", "evaluation", "checkpoint", "checkpoint_load")),
+    ],
+)
+def test_a_collective_more_is_a_difference_in_a_step_among_several(
+    phase: str, ranks: list[int], differing: int
+) -> None:
     record = make_volume_record("ddp")
     own = CommunicationPart(
-        rank=0, phase="forward", op="all_reduce", dtype="float64", group="7", group_ranks=ranks,
+        rank=0, phase=phase, op="all_reduce", dtype="float64", group="7", group_ranks=ranks,
         group_size=len(ranks), calls=1, payload_bytes=8,
     )  # fmt: skip
     found = volume_differences(record.model_copy(update={"comm": [*record.comm, own]})) or []
     assert [(d.op, d.dtype) for d in found] == [("all_reduce", "float64")] * differing
+    # What is expected follows from the job alone.
+    assert expected_sent_bytes_per_step(record.model_copy(update={"comm": []})) == 4 * ELEMENTS
 
 
 def test_a_group_of_the_right_size_and_other_ranks_is_a_difference() -> None:
@@ -251,16 +250,6 @@ def test_of_complex_parameters_nothing_is_expected() -> None:
     record = changed(record, layout={"parameters": turned})
     assert volume_differences(record) is None
     assert str(why_unknown(record)).startswith(f"{first.name} is complex, which")
-
-
-@pytest.mark.parametrize("phase", ["setup", "digest", "evaluation", "checkpoint", "checkpoint_load"])
-def test_what_is_sent_outside_of_steps_is_not_judged(phase: str) -> None:
-    record = make_volume_record("ddp")
-    sent = CommunicationPart(
-        rank=0, phase=phase, op="all_reduce", dtype="uint8", group="0", group_ranks=[0, 1], group_size=2,
-        calls=2, payload_bytes=41,
-    )  # fmt: skip
-    assert volume_differences(record.model_copy(update={"comm": [*record.comm, sent]})) == []
 
 
 def test_of_unknown_steps_nothing_is_judged() -> None:
@@ -355,13 +344,10 @@ def test_energy_and_cost_of_a_run(
     parts: list[dict[str, Any]], changes: dict[str, Any], expected: dict[str, float | None]
 ) -> None:
     found = usage(measured(*parts, **changes))
+    assert usage(on_stub(measured({"host_joules": 9.0}, {"host_joules": 9.0}))) is None
     assert {name: getattr(found, name) for name in expected} == {
         name: None if value is None else pytest.approx(value) for name, value in expected.items()
     }
-
-
-def test_a_run_on_a_stub_used_nothing() -> None:
-    assert usage(on_stub(measured({"host_joules": 9.0}, {"host_joules": 9.0}))) is None
 
 
 @pytest.mark.parametrize(
@@ -380,55 +366,31 @@ def test_energy_that_cannot_be_right_is_named(part: dict[str, Any], says: str) -
     assert told([make_record(), measured(sound, sound)], "implausible-energy") == []
 
 
-def test_arrays_hold_the_timed_steps_of_each_rank() -> None:
+def test_arrays_hold_the_timed_steps_of_each_rank_up_to_where_one_died() -> None:
     record = make_record(label="ddp")
     found = Run.of(record).timings
-    assert found is not None
     timed = [step.step for step in record.steps if step.window == "timed"]
     assert found.steps.tolist() == [[rank.step_seconds[step] for step in timed] for rank in record.ranks]
     assert found.data.tolist() == [[rank.data_seconds[step] for step in timed] for rank in record.ranks]
+    shorter = record.ranks[-1].model_copy(update={"step_seconds": record.ranks[-1].step_seconds[:-1]})
+    cut = Run.of(record.model_copy(update={"ranks": [*record.ranks[:-1], shorter]})).timings
+    assert cut.steps.shape == (found.steps.shape[0], found.steps.shape[1] - 1)
+    for nothing in ({"ranks": []}, {"steps": []}):
+        empty = Run.of(record.model_copy(update=nothing))
+        assert (empty.timings, empty.rank_medians(WHOLE), empty.largest_median(DATA)) == (None, [], None)
 
 
-def test_phases_are_added_up_only_where_every_rank_timed_all() -> None:
-    record = make_record(label="ddp")
-    steps = len(record.steps)
-    phases = {"forward": [0.2] * steps, "backward": [0.3] * steps, "step": [0.1] * steps}
+def test_phases_are_added_up_only_where_every_rank_timed_all_and_waiting_is_part_of_a_step() -> None:
+    phases = {"forward": [0.2] * 4, "backward": [0.3] * 4, "step": [0.1] * 4}
     whole = Run.of(make_record(label="ddp", ranks=make_ranks(2, phase_seconds=phases))).timings
-    assert whole.phases is not None
     assert whole.phases == pytest.approx(0.6)
     del phases["step"]
     part = Run.of(make_record(label="ddp", ranks=make_ranks(2, phase_seconds=phases))).timings
     assert part.phases is None
-    assert part.medians["backward"] == pytest.approx([0.3] * len(record.ranks))
-
-
-def test_what_a_pipeline_waits_is_part_of_its_step() -> None:
-    found = Run.of(make_pipeline()).timings
-    assert found.phases is not None
-    assert found.phases == pytest.approx(4.1)
-    assert found.medians[WAITING] == [1.0, 2.0]
-
-
-def test_a_rank_that_died_ends_the_comparison_of_ranks_where_it_did() -> None:
-    record = make_record(label="ddp")
-    shorter = record.ranks[-1].model_copy(update={"step_seconds": record.ranks[-1].step_seconds[:-1]})
-    whole = Run.of(record).timings
-    cut = Run.of(record.model_copy(update={"ranks": [*record.ranks[:-1], shorter]})).timings
-    assert cut.steps.shape == (whole.steps.shape[0], whole.steps.shape[1] - 1)
-
-
-@pytest.mark.parametrize("changes", [{"ranks": []}, {"steps": []}])
-def test_without_ranks_or_steps_there_are_none(changes: dict[str, object]) -> None:
-    record = make_record(label="ddp").model_copy(update=changes)
-    assert Run.of(record).timings is None
-    assert Run.of(record).rank_medians(WHOLE) == []
-    assert Run.of(record).largest_median(DATA) is None
-
-
-def test_bubble_is_predicted_from_the_schedule_and_measured_from_waiting() -> None:
-    use = pipeline_use(make_pipeline())
-    assert use.expected_bubble == pytest.approx(1 / 5)
-    assert use.measured_bubble == pytest.approx((1 / 4 + 2 / 4) / 2)
+    assert part.medians["backward"] == pytest.approx([0.3] * 2)
+    pipeline = Run.of(make_pipeline()).timings
+    assert pipeline.phases == pytest.approx(4.1)
+    assert pipeline.medians[WAITING] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("micro_batches", [2, 4, 8])
@@ -445,8 +407,10 @@ def test_pipelines_do_not_wait_for_each_other_in_their_passes() -> None:
     assert idle_share(computing, until_last, [0, 0, 1, 1]) == pytest.approx((1 / 2 + 1 / 2 + 0 + 0) / 4)
 
 
-def test_messages_are_told_apart_by_what_they_carry() -> None:
+def test_messages_are_told_apart_by_what_they_carry_and_the_bubble_is_predicted_and_measured() -> None:
     use = pipeline_use(make_pipeline())
+    assert use.expected_bubble == pytest.approx(1 / 5)
+    assert use.measured_bubble == pytest.approx((1 / 4 + 2 / 4) / 2)
     assert [(stage.activation_bytes, stage.gradient_bytes) for stage in use.by_rank] == [(4096, 0), (0, 4096)]
     assert [stage.blocks for stage in use.by_rank] == [1, 1]
 

@@ -20,15 +20,12 @@ from tests.records import changed, make_model, make_ranks, make_record, make_ste
 from tests.timed_records import COUNT, found, phases, processors, ranks, repeats, run, steps
 
 
-def test_a_timer_that_stops_before_the_device_has_finished_is_found() -> None:
+def test_a_timer_that_stops_too_early_is_found_and_fetching_overlaps_on_cuda_alone() -> None:
     # The host's clock saw 20 ms, the device's events half a second.
     record = run(ranks=ranks(of_all={"step_seconds": [0.02] * COUNT}), world={"device": "cuda"})
     (finding,) = [f for f in found(record) if f.id != "slow-data"]
     assert (finding.id, finding.values["step_seconds"]) == ("inconsistent-timing", 0.02)
     assert finding.values["phase_seconds"] == pytest.approx(0.45)
-
-
-def test_fetching_counts_on_the_cpu_and_overlaps_on_cuda() -> None:
     parts = ranks(of_all={"data_seconds": [0.09] * COUNT})
     assert [f.id for f in found(run(ranks=parts))] == ["inconsistent-timing"]
     assert found(run(ranks=parts, world={"device": "cuda"})) == []
@@ -192,30 +189,34 @@ def lasting(count: int, seconds: Sequence[float], **changes: Any) -> list[Record
     return repeats(count, steps=steps(seconds), **changes)
 
 
-def test_timing_that_begins_before_the_steady_state_is_found() -> None:
-    (finding,) = early(*lasting(3, LONGER))
-    assert finding.values["first_steady_step"] == 6
-    (finding,) = early(run(steps=steps(LONG)))
-    assert finding.values == {"first_timed_step": 4, "first_steady_step": 6, "warmup_steps": 1}
-    assert finding.clause == "timing begins at step 4, steps are steady from step 6"
+TIMED = {"first_timed_step": 4, "first_steady_step": 6, "warmup_steps": 1}
+SOONER = (3.0, 3.0, 9.0, 9.0, 2.5, *[0.5] * 7)
+NEVER = (4.0, 4.0, 9.0, 9.0, 4.0, 3.0, 3.0, 2.0, 2.0, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("records", "first_steady", "clause"),
+    [
+        (lasting(3, LONGER), 6, "timing begins at step 4, steps are steady from step 6"),
+        (lasting(1, LONG), 6, "timing begins at step 4, steps are steady from step 6"),
+        # The latest steady step of the repeats is told.
+        ([*lasting(2, SOONER), run(repeat=2, run_id="r2", steps=steps(LONG))], 6, "from step 6"),
+        (lasting(3, NEVER), None, "do not become steady"),
+    ],
+    ids=["three runs", "one run", "the latest", "never"],
+)  # fmt: skip
+def test_timing_that_begins_before_the_steady_state_is_found(
+    records: list[Record], first_steady: int | None, clause: str
+) -> None:
+    (finding,) = early(*records)
+    assert finding.values == TIMED | {"first_steady_step": first_steady}
+    assert clause in finding.clause
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_few_runs_must_show_more_than_a_host_that_changes_its_speed(count: int) -> None:
     assert early(*lasting(count, LONGER)) == []
     assert len(early(*lasting(count, LONG))) == 1
-
-
-def test_the_latest_steady_step_of_the_repeats_is_told() -> None:
-    sooner = (3.0, 3.0, 9.0, 9.0, 2.5, *[0.5] * 7)
-    (finding,) = early(*lasting(2, sooner), run(repeat=2, run_id="r2", steps=steps(LONG)))
-    assert finding.values["first_steady_step"] == 6
-
-
-def test_steps_that_never_become_steady_are_found() -> None:
-    (finding,) = early(*lasting(3, (4.0, 4.0, 9.0, 9.0, 4.0, 3.0, 3.0, 2.0, 2.0, 1.0, 1.0, 1.0)))
-    assert finding.values["first_steady_step"] is None
-    assert "do not become steady" in finding.clause
 
 
 # Sound backends that were once accused, as the machine was busy or shared. Where a record did not say who
@@ -264,39 +265,34 @@ def loaded(load: float | None) -> Comparison:
     return Comparison([quiet, make_record(label="ddp", environment={"load_average": load})])
 
 
-def test_a_load_that_no_run_before_it_leaves_is_told() -> None:
+def test_a_load_that_no_run_before_it_leaves_is_told_of_what_ran() -> None:
     (finding,) = (f for f in loaded(10.5).findings if f.id == "busy-machine")
     assert finding.backends == ("ddp",)
     assert finding.values == {"load_average": 10.5, "cores": 8, "threads_of_largest_run": 2}
     assert role_of("busy-machine") == "figures"
-
-
-def test_only_what_was_seen_is_told_and_of_cells_alike_once() -> None:
-    records = [
-        make_record(label=label, environment={"load_average": load})
-        for label, load in (("ddp", 10.5), ("zero1", 12.25))
-    ]
-    (one,) = statements(told(records, "busy-machine"))
-    assert one.sentence == (
-        "ddp and zero1 on 2 ranks: the load average at the start exceeded cores and threads of the largest "
-        "run combined: other programs, or processes of an earlier run, were running"
-    )
-
-
-def test_ranks_that_take_turns_on_cores_are_told() -> None:
-    records = [make_record(label=label, world_size=16) for label in ("ddp", "fsdp")]
-    (one,) = statements(told(records, "cores-shared"))
-    assert one.sentence == (
-        "ddp and fsdp on 16 ranks: 16 threads per node share 8 cores: speed and scaling say little about the "
-        "strategies"
-    )
-    assert one.role == "figures"
-
-
-def test_a_cell_that_never_ran_met_no_load() -> None:
     busy = make_record(environment={"load_average": 30.0})
     assert len(told([busy], "busy-machine")) == 1
     assert told([changed(busy, status="unsupported")], "busy-machine") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "records", "sentence"),
+    [
+        ("busy-machine", [make_record(label=label, environment={"load_average": load})
+                          for label, load in (("ddp", 10.5), ("zero1", 12.25))],
+         "ddp and zero1 on 2 ranks: the load average at the start exceeded cores and threads of the largest "
+         "run combined: other programs, or processes of an earlier run, were running"),
+        ("cores-shared", [make_record(label=label, world_size=16) for label in ("ddp", "fsdp")],
+         "ddp and fsdp on 16 ranks: 16 threads per node share 8 cores: speed and scaling say little about "
+         "the strategies"),
+    ],
+    ids=["load", "cores"],
+)  # fmt: skip
+def test_only_what_was_seen_is_told_and_of_cells_alike_once(
+    kind: str, records: list[Record], sentence: str
+) -> None:
+    (one,) = statements(told(records, kind))
+    assert (one.sentence, one.role) == (sentence, "figures")
 
 
 def beside(other_seconds: float, *, cores: int = 2, **changes: Any) -> set[str]:
