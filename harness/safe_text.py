@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -205,14 +206,10 @@ PARTITION = ("srun", "sbatch", "salloc")
 def without_passwords(words: Sequence[str]) -> list[str]:
     """The words without those after -p, which is a password of many programs."""
     kept = list(words)
-    for index in range(1, len(kept)):
-        is_of_slurm = any(Path(word).name in PARTITION for word in words[: index - 1])
-        if (
-            words[index - 1] == PASSWORD_OPTION
-            and not is_of_slurm
-            and not NO_PASSWORD.fullmatch(words[index])
-        ):
-            kept[index] = REDACTED
+    for index, (option, word) in enumerate(pairwise(words), 1):
+        if option == PASSWORD_OPTION and not NO_PASSWORD.fullmatch(word):
+            is_of_slurm = any(Path(earlier).name in PARTITION for earlier in words[: index - 1])
+            kept[index] = word if is_of_slurm else REDACTED
     return kept
 
 

@@ -102,7 +102,10 @@ def derived(derive: F) -> F:
 
     @wraps(derive)
     def once(of: Derivations, *others: Hashable) -> Any:
-        return of.once((name, *others), lambda: derive(of, *others))
+        known, key = of._derived, (name, *others)
+        if key not in known:
+            known[key] = derive(of, *others)
+        return known[key]
 
     return cast("F", once)
 

@@ -266,9 +266,9 @@ def _json(value: Any) -> str:
 
 _LONG_NUMBER = re.compile(rb"\d{309,}")
 """An integer beyond every float: no figure can be computed with it."""
-_LONG_STRIDE = 30
-_LONG_SAMPLED = re.compile(rb"\d{10}")
-"""What every 30th byte of such a number has in any case: looking for it first is thirty times faster."""
+_LONG_STRIDE = 15
+_LONG_SAMPLED = re.compile(rb"\d{20}")
+"""What every 15th byte of such a number has in any case: looking for it first is fifteen times faster."""
 
 
 class Store:
