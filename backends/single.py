@@ -24,7 +24,7 @@ from .base import (
     World,
 )
 from .model.blocks import first_trained, parameter_count
-from .model.precision import cast_parameters, compute_dtype, grad_scaler
+from .model.precision import compute_dtype, grad_scaler
 from .options import SingleOptions
 from .piece import OptimizerProgress
 from .tensor.backend import require_plan
@@ -38,7 +38,14 @@ class CastEngine(TorchEngine):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._low = copy.deepcopy(self.module)
-        cast_parameters(self._low, compute_dtype(self.context.precision))
+        dtype = compute_dtype(self.context.precision)
+        for module in self._low.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):  # as FSDP1 runs it (_common_utils.py)
+                module.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
+                module.register_forward_hook(lambda *given: given[-1].to(dtype))
+            else:
+                for parameter in module.parameters(recurse=False):
+                    parameter.data = parameter.data.to(dtype)
         # A copy of a module is not compiled.
         for low, master in zip(self._low.modules(), self.module.modules(), strict=True):
             if getattr(master, "_compiled_call_impl", None) is not None:

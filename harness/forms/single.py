@@ -77,11 +77,21 @@ def replica_tensors(workload: Workload) -> list[list[int]]:
     return [[parameter.numel for parameter in group] for group in workload.layout.reached_groups()]
 
 
+def normalised_apart(workload: Workload) -> set[str]:
+    """Modules that FSDP1's `_auto_wrap` (torch 2.13, _wrap_utils.py) makes units of their own, and the
+    cast copy keeps, in fp32: BatchNorm at mixed precision."""
+    named = [buffer.name.partition(".running_mean") for buffer in workload.layout.buffers]
+    cast = workload.mixed and workload.options.get("auto_wrap") != "none"
+    return {module for module, statistics, _ in named if statistics and cast}
+
+
 def model_states(workload: Workload) -> ModelStates:
     """A whole replica; `single:precision=cast` computes with a copy of it (`backends/single.py`)."""
     terms = replica_terms(workload)
     if workload.options.get("precision") == "cast" and workload.compute_bytes < workload.master_bytes:
-        copy = workload.layout.parameter_count * workload.compute_bytes
+        apart, low = normalised_apart(workload), workload.compute_bytes
+        parameters = workload.layout.parameters
+        copy = sum(t.numel * (4 if t.name.rpartition(".")[0] in apart else low) for t in parameters)
         terms += [
             Term(kind="gathered", name="low-precision copy of the weights", bytes=copy, extra=True),
             *buffer_terms(workload),

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.backends.base import SetupContext, World
 from harness.backends.optimizer.gradients import fp32_norm
 from harness.backends.refusals import Unsupported
-from harness.backends.single import add_up_parts, reorder_backward
+from harness.backends.single import SingleBackend, SingleOptions, add_up_parts, reorder_backward
 from harness.rank.data import DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config
@@ -70,3 +71,25 @@ def test_another_order_changes_only_the_rounding_of_gradients() -> None:
 
 def test_the_norm_of_a_complex_gradient_counts_both_of_its_parts() -> None:
     assert fp32_norm([torch.tensor([3 + 4j]), torch.tensor([12.0])]) == 13.0
+
+
+def test_cast_weights_leave_batch_norm_in_fp32_as_fsdp1_does() -> None:
+    seen: list[torch.dtype] = []
+
+    def compute_loss(model: nn.Module, _: object) -> Tensor:
+        output = model(torch.ones(4, 2, dtype=torch.bfloat16))
+        seen.extend((output.dtype, *(parameter.dtype for parameter in model.parameters())))
+        return output.sum()
+
+    engine = SingleBackend(SingleOptions(precision="cast")).prepare(
+        lambda: nn.Sequential(nn.Linear(2, 3, bias=False), nn.BatchNorm1d(3), nn.Linear(3, 2, bias=False)),
+        lambda named: torch.optim.AdamW([parameter for _, parameter in named]),
+        SetupContext(
+            world=World(rank=0, world_size=1, local_rank=0, ranks_per_node=1, device="cpu"), preset="default",
+            precision="bf16-mixed", gradient_clipping=None, micro_batch_size=4, accumulation_steps=1,
+            compute_loss=compute_loss,
+        ),
+    )  # fmt: skip
+    engine.backward(engine.forward({}), last_micro_step=True)
+    low = torch.bfloat16
+    assert seen == [low, low, torch.float32, torch.float32, low]

@@ -20,7 +20,7 @@ from harness.forms.fsdp.units import (
     reduction_remarks,
 )
 from harness.forms.layout import DTYPE_BYTES, Tensor, ceil_to, elements
-from harness.forms.single import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
+from harness.forms.single import ADAM_MOMENTS, FROZEN, buffer_terms, normalised_apart, step_counters
 from harness.forms.workload import Workload
 
 ALIGNMENT_BYTES = 16
@@ -145,14 +145,6 @@ def collectives(workload: Workload) -> terms.Volume:
     if normalised_apart(workload) and reduce_dtype(workload) != "float32":
         unknown = unknown or "FSDP1 reduces gradients of BatchNorm in fp32 apart; that was not derived"
     return terms.Volume(collectives=tuple(found), remarks=tuple(remarks), unknown=unknown)
-
-
-def normalised_apart(workload: Workload) -> set[str]:
-    """Modules that `_auto_wrap` (torch 2.13, _wrap_utils.py) makes units of their own, in fp32: BatchNorm at
-    mixed precision."""
-    named = [buffer.name.partition(".running_mean") for buffer in workload.layout.buffers]
-    cast = workload.mixed and workload.options.get("auto_wrap") != "none"
-    return {module for module, statistics, _ in named if statistics and cast}
 
 
 def _wrapped(workload: Workload) -> Iterator[tuple[str, list[Tensor], str]]:

@@ -14,7 +14,7 @@ from harness.backends.tensor.plan import autotp_cut_dimension
 from harness.forms import zero0
 from harness.forms.activations import ActivationProfile, Gradient, Segment, Size, no_activations
 from harness.forms.ddp import wraps
-from harness.forms.fsdp.fsdp1 import ALIGNMENT_BYTES, flat_unit, is_sharded, normalised_apart
+from harness.forms.fsdp.fsdp1 import ALIGNMENT_BYTES, flat_unit, is_sharded
 from harness.forms.fsdp.fsdp2 import reshards_root
 from harness.forms.fsdp.units import reduce_dtype
 from harness.forms.layout import DTYPE_BYTES, Layout, Tensor, ceil_to, derived, elements
@@ -42,6 +42,7 @@ from harness.forms.pipeline import (
     ranks_of,
     samples_at_once,
 )
+from harness.forms.single import normalised_apart
 from harness.forms.tensor import local_workload
 from harness.forms.terms import Term, named_terms
 from harness.forms.workload import Workload

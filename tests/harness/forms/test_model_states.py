@@ -158,7 +158,7 @@ def test_fsdp1_aligns_each_parameter_and_pads_the_unit() -> None:
     assert (unit.offsets, unit.length) == ((0, 40), 78)
 
 
-def test_fsdp1_holds_batch_norm_apart_and_aligns_it_in_fp32() -> None:
+def test_fsdp1_holds_batch_norm_apart_in_fp32_as_the_cast_reference_does() -> None:
     """6 and 6 elements begin at multiples of 4, so rank 0 has one of the two, beside 19 of 37 others."""
     sizes = {"blocks.0.linear.weight": 37, "blocks.0.norm.weight": 6, "blocks.0.norm.bias": 6}
     layout = Layout(
@@ -169,6 +169,8 @@ def test_fsdp1_holds_batch_norm_apart_and_aligns_it_in_fp32() -> None:
     kind = Workload(layout=layout, strategy=strategy("fsdp1"), world_size=2, precision="bf16-mixed")
     held = [model_states(replace(kind, rank=rank)).kinds()["optimizer"] for rank in range(2)]
     assert held == [(19 + 6) * 8 + 2 * 4, (18 + 6) * 8 + 2 * 4]
+    cast = replace(kind, strategy=strategy("single"), world_size=1, options={"precision": "cast"})
+    assert model_states(cast).kinds()["gathered"] == 37 * 2 + (6 + 6) * 4
 
 
 def test_fsdp2_pads_rows_and_the_last_rank_holds_none() -> None:
