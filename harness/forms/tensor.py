@@ -263,9 +263,12 @@ def local_workload(workload: Workload) -> Workload:
         return workload
     if workload.strategy.zero_stage is not None:
         return zero_workload(workload)
+    tables = () if workload.layout.tied else _weights(workload, plan.VOCABULARY[0])
+    whole = {table.name: ranks_of(workload) for table in tables if is_cut(workload, table)}
     return replace(
         workload,
         layout=cut(workload),
+        options={**workload.options, WHOLE_GRADIENTS: whole},
         strategy=workload.strategy.underneath,
         world_size=mesh.data_size,
         shard_size=mesh.size("shard") if mesh.size("shard") > 1 else None,
@@ -274,6 +277,9 @@ def local_workload(workload: Workload) -> Workload:
     )
 
 
+WHOLE_GRADIENTS = "whole_gradients"
+"""Parameters whose gradients are so many times what a rank holds, until FSDP2 reduces them: no rule cuts that
+of an embedding by rows (torch 2.13, distributed/tensor/_ops/_embedding_ops.py)."""
 KEYS = "keys and values gathered for attention"
 ROTATED = "keys and values passed on around the ring"
 GRADIENTS_OF_KEYS = "gradients of keys and values passed on around the ring"

@@ -43,7 +43,7 @@ from harness.forms.pipeline import (
     samples_at_once,
 )
 from harness.forms.single import normalised_apart
-from harness.forms.tensor import local_workload
+from harness.forms.tensor import WHOLE_GRADIENTS, local_workload
 from harness.forms.terms import Term, named_terms
 from harness.forms.workload import Workload
 from harness.forms.zero3 import SECOND_COPY, SECOND_COPY_PADDING
@@ -566,7 +566,7 @@ class Fsdp2Timeline(StepTimeline):
 
     def gradient_ready(self, parameter: Tensor) -> None:
         if self._keeps_fresh:
-            self.ledger.add(GRADIENTS, parameter.numel * self.gradient_bytes)
+            self.ledger.add(GRADIENTS, self._gradient(parameter) * self.gradient_bytes)
 
     @property
     def _keeps_fresh(self) -> bool:
@@ -595,7 +595,11 @@ class Fsdp2Timeline(StepTimeline):
         return reshards_root(self.workload)
 
     def _trained(self, unit: Unit) -> int:
-        return elements(unit.trained(self.workload.layout))
+        return sum(map(self._gradient, unit.trained(self.workload.layout)))
+
+    def _gradient(self, tensor: Tensor) -> int:
+        """Elements of a gradient before it is reduced."""
+        return tensor.numel * self.workload.options.get(WHOLE_GRADIENTS, {}).get(tensor.name, 1)
 
     def _padded(self, tensor: Tensor) -> int:
         """Elements of a parameter with its rows padded to whole shards."""
