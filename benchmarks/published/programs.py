@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.published.losses import LogitBytes, with_loss
 from harness.forms.activations import SELECTIVE, ActivationProfile, Saved, Segment, Size
 from harness.forms.layout import Layout, Tensor, elements
+from harness.forms.tensor import WHOLE_GRADIENTS
 from harness.job.job import ALL_LINEAR, AdapterSection
 from harness.plan.model import DEFAULT_TARGETS, OUTPUT_PROJECTIONS, packed_inputs
 from harness.plan.profiles import saved_by_token
@@ -64,6 +65,7 @@ class Program(OtherCode):
             "wraps_layers": self.wraps_layers or None,
             "copied_first": 2 if self.copies_weights_first else None,
             "keeps_reduced_shards": self.keeps_reduced_shards or None,
+            WHOLE_GRADIENTS: {},  # KempnerForge leaves the embedding whole, the others do not add up
         }
         return super().options | {name: value for name, value in found.items() if value is not None}
 

@@ -268,7 +268,7 @@ def local_workload(workload: Workload) -> Workload:
     return replace(
         workload,
         layout=cut(workload),
-        options={**workload.options, WHOLE_GRADIENTS: whole},
+        options={WHOLE_GRADIENTS: whole, **workload.options},
         strategy=workload.strategy.underneath,
         world_size=mesh.data_size,
         shard_size=mesh.size("shard") if mesh.size("shard") > 1 else None,

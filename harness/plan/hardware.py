@@ -205,36 +205,25 @@ def with_training_defaults(
     if device is None:
         return experiment, _of_base(model, experiment)
     remarks = []
-    training, data, adapter = experiment.training, experiment.data, experiment.adapter
-    if "precision" not in training.model_fields_set:
-        precision = "bf16-mixed" if "bfloat16" in device.peak_flops else "fp16-mixed"
-        training = training.model_copy(update={"precision": precision})
-        remarks.append(f"training.precision={precision}, since none is given")
-    if (
-        adapter.is_present
-        and training.precision == "bf16-mixed"
-        and "base_dtype" not in adapter.model_fields_set
-    ):
-        adapter = adapter.model_copy(update={"base_dtype": "bf16"})
+
+    def choose(section: str, name: str, value: object, why: str = "since none is given") -> None:
+        nonlocal experiment
+        if name not in getattr(experiment, section).model_fields_set:
+            chosen = getattr(experiment, section).model_copy(update={name: value})
+            experiment = experiment.model_copy(update={section: chosen})
+            remarks.append(f"{section}.{name}={value}, {why}")
+
+    choose("training", "precision", "bf16-mixed" if "bfloat16" in device.peak_flops else "fp16-mixed")
+    if experiment.adapter.is_present and experiment.training.precision == "bf16-mixed":
         wide, narrow = _sizes_of_base(model)
-        remarks.append(
-            "adapter.base_dtype=bf16, since none is given, as fine-tuning scripts load the frozen base: "
-            f"{narrow} GB a copy (fp32: {wide})"
-        )
-    if data.is_tokenized and "sequence_length" not in data.model_fields_set:
+        base = f"since none is given, as fine-tuning scripts load the frozen base: {narrow} GB a copy"
+        choose("adapter", "base_dtype", "bf16", f"{base} (fp32: {wide})")
+    if experiment.data.is_tokenized:
         context = model.config.get("max_position_embeddings")
-        length = (
-            min(context, LONGEST_DEFAULT_SEQUENCE) if isinstance(context, int) else LONGEST_DEFAULT_SEQUENCE
-        )
-        data = data.model_copy(update={"sequence_length": length})
-        remarks.append(f"data.sequence_length={length}, since none is given")
-    runtime = experiment.runtime
-    if "preset" not in runtime.model_fields_set:
-        runtime = runtime.model_copy(update={"preset": PRESET})
-        remarks.append(f"runtime.preset={PRESET}, since none is given")
-    update = {"training": training, "adapter": adapter, "data": data, "runtime": runtime}
-    found = experiment.model_copy(update=update)
-    return found, (*remarks, *_of_base(model, found))
+        most = LONGEST_DEFAULT_SEQUENCE
+        choose("data", "sequence_length", min(context, most) if isinstance(context, int) else most)
+    choose("runtime", "preset", PRESET)
+    return experiment, (*remarks, *_of_base(model, experiment))
 
 
 def _sizes_of_base(model: PlannedModel) -> tuple[str, str]:

@@ -299,10 +299,9 @@ def why_not_planned(
     reason = reason or why_pair_refused(label, world.world_size, job)
     if reason is not None or samples is None:
         return reason
-    if model is None:
-        return why_not_micro_batched(options, world.world_size, samples)
     reason = why_not_divided(options, model, world.world_size, samples, precision)
-    if reason or job.optimizer.kind != "adamw-8bit" or entry.strategy.family != "zero12":
+    is_8bit = job.optimizer.kind == "adamw-8bit" and entry.strategy.family == "zero12"
+    if reason or model is None or not is_8bit:
         return reason
     # As a rank would say that has built its optimizer.
     groups, ranks = layout_of(model, job).groups(), world.world_size
@@ -349,46 +348,31 @@ def why_unsupported(
 
 
 def why_not_divided(
-    options: BackendOptions, model: PlannedModel, world_size: int, samples: int, precision: Precision
+    options: BackendOptions, model: PlannedModel | None, world_size: int, samples: int, precision: Precision
 ) -> str | None:
-    """Why ranks cannot divide layers or blocks of a model; None: they can, or need not.
+    """Why ranks cannot divide layers or blocks of a model, or a micro-step of so many samples; None: they
+    can, or need not.
 
-    samples: of a micro-step. The world is one that the options fit.
+    model: None where it is not known yet. The world is one that the options fit.
     """
-    if isinstance(options, PipelineOptions):
-        return why_not_staged(options, model, world_size, samples, precision)
-    ranks = options.mesh(world_size).size("tensor")
-    if ranks == 1:
-        return None
-    shapes = {tensor.name: tensor.shape for tensor in model.layout.parameters}
-    return tensor_plan.why_not_cut(shapes, model.config, ranks)
-
-
-def why_not_micro_batched(options: BackendOptions, world_size: int, samples: int) -> str | None:
-    """Why a micro-step of so many samples cannot pass a pipeline; None: it can, or there is no pipeline.
-
-    The world is one that the options fit.
-    """
+    mesh = options.mesh(world_size)
     if not isinstance(options, PipelineOptions):
-        return None
-    parts, ranks = options.parts(world_size), options.mesh(world_size).size("pipeline")
+        if model is None or mesh.size("tensor") == 1:
+            return None
+        shapes = {tensor.name: tensor.shape for tensor in model.layout.parameters}
+        return tensor_plan.why_not_cut(shapes, model.config, mesh.size("tensor"))
+    ranks, parts = mesh.size("pipeline"), options.parts(world_size)
+    if model is not None:
+        if precision == "fp16-mixed":
+            return "torch's gradient scaler looks at the gradients of one stage only"
+        kind = str(model.config.get("model_type"))
+        if kind not in PIPELINED_MODELS:
+            return f"stages are cut for models of type {', '.join(PIPELINED_MODELS)}, not {kind}"
+        blocks, stages = len(model.layout.blocks), options.stages_on(ranks)
+        if reason := why_not_cut(blocks=blocks, ranks=ranks, stages=stages):
+            return reason
     reason = why_not_scheduled(options.schedule, micro_batches=parts, ranks=ranks)
     return reason or (not_whole(samples, parts) if samples % parts else None)
-
-
-def why_not_staged(
-    options: PipelineOptions, model: PlannedModel, world_size: int, samples: int, precision: Precision
-) -> str | None:
-    """Why a model cannot be cut into the stages of a pipeline, or its micro-step of so many samples."""
-    if precision == "fp16-mixed":
-        return "torch's gradient scaler looks at the gradients of one stage only"
-    kind = str(model.config.get("model_type"))
-    if kind not in PIPELINED_MODELS:
-        return f"stages are cut for models of type {', '.join(PIPELINED_MODELS)}, not {kind}"
-    ranks = options.mesh(world_size).size("pipeline")
-    stages = options.stages_on(ranks)
-    reason = why_not_cut(blocks=len(model.layout.blocks), ranks=ranks, stages=stages)
-    return reason or why_not_micro_batched(options, world_size, samples)
 
 
 INT64_BYTES = 8

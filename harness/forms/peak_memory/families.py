@@ -238,6 +238,8 @@ class Zero3Timeline(StepTimeline):
         self._bucket: list[Tensor] = []
         self._filled = 0
         """Elements in the bucket."""
+        self._kept: set[str] = set()
+        """Weights that autograd holds on to."""
         self._copied: set[str] = set()
         """Of hpZ: weights of which the group of ranks has a copy since they were released."""
         self._left: dict[str, Tensor] = {}
@@ -261,14 +263,18 @@ class Zero3Timeline(StepTimeline):
             self._fetch_all({t.name: t for module in tensors for t in module}, backward=backward)
 
     def _fetch_each(self, part: Part, modules: Sequence[Sequence[Tensor]], *, backward: bool) -> None:
-        """While a part computes its largest module is there; several tensors are copied out of one."""
+        """While a part computes its largest module is there; as it runs again, all weights that are saved."""
         self.ledger.drop(ZERO3.gathered)
         if part == "loss" or not modules:
             return
         largest = max(map(self._gathered, modules))
-        several = max((self._gathered(module) for module in modules if len(module) > 1), default=0)
-        self.ledger.briefly((ZERO3.gathered, several), (ZERO3.coalesced, several))
-        self.ledger.add(ZERO3.gathered, largest)
+        runs_again = part == "block" and bool(self.workload.activation_checkpointing)
+        if backward == runs_again:
+            kept = [t for module in modules for t in module if self._is_kept(t, runs_again=runs_again)]
+            self._kept |= {tensor.name for tensor in kept}
+            self.ledger.add(ZERO3.kept, self._gathered(kept))
+        if not (backward and runs_again):
+            self.ledger.add(ZERO3.gathered, largest)
         self.ledger.briefly(gathering(self.workload, largest))
         # hpZ: a weight leaves a copy in its group of ranks as it is released for the first time.
         new = [t for module in modules for t in module if t.name not in self._copied]
@@ -276,6 +282,19 @@ class Zero3Timeline(StepTimeline):
         if not backward and (ranks := self.workload.second_copy_ranks) and not on_host:
             self._copied |= {t.name for t in new}
             self.ledger.add(ZERO3.copy_of_group, self._gathered(new) // ranks)
+
+    def _is_kept(self, tensor: Tensor, *, runs_again: bool) -> bool:
+        """Whether autograd holds on to a gathered weight: checkpointing packs detached ones as a block runs
+        again (torch 2.13, utils/checkpoint.py), which outlive what is released."""
+        return runs_again and len(tensor.shape) == 2
+
+    def _let_go(self, tensors: Sequence[Tensor]) -> None:
+        kept = [tensor for tensor in tensors if tensor.name in self._kept]
+        self._kept -= {tensor.name for tensor in kept}
+        self.ledger.drop(ZERO3.kept, self._gathered(kept))
+
+    def after_backward(self, unit: Unit) -> None:
+        self._let_go(unit.parameters)  # frozen ones, which have no gradient
 
     def _fetch_all(self, own: dict[str, Tensor], *, backward: bool) -> None:
         limit, rest = ZERO3_DEFAULTS["stage3_max_live_parameters"], self._rest
@@ -308,6 +327,7 @@ class Zero3Timeline(StepTimeline):
     # Gradients
 
     def gradient_ready(self, parameter: Tensor) -> None:
+        self._let_go([parameter])
         self.ledger.add(GRADIENTS, parameter.numel * self._width)
         self.ledger.look()
         if self._bucket and self._filled + parameter.numel > self._limit:
@@ -359,25 +379,10 @@ class Zero3Timeline(StepTimeline):
 
 
 class Zero3TensorTimeline(Zero3Timeline):
-    """As `Zero3Timeline`, but autograd holds on to the weights of cut layers.
+    """As `Zero3Timeline`, but autograd holds on to the weights of cut layers in any block."""
 
-    Recomputed blocks save them when they run again. With the library's defaults small models stay gathered.
-    """
-
-    def modules(self, part: Part, tensors: Sequence[Sequence[Tensor]], *, backward: bool) -> None:
-        super().modules(part, tensors, backward=backward)
-        if backward == (part == "block" and bool(self.workload.activation_checkpointing)):
-            for tensor in (tensor for module in tensors for tensor in module if self._is_kept(tensor)):
-                self.ledger.add(ZERO3.kept, self._gathered([tensor]))
-
-    def gradient_ready(self, parameter: Tensor) -> None:
-        if self._is_kept(parameter):
-            self.ledger.drop(ZERO3.kept, self._gathered([parameter]))
-        super().gradient_ready(parameter)
-
-    def _is_kept(self, tensor: Tensor) -> bool:
-        cut = tensor.name.endswith(".weight") and autotp_cut_dimension(tensor.name) is not None
-        return cut and self.workload.like_for_like and self.workload.world_size > 1
+    def _is_kept(self, tensor: Tensor, *, runs_again: bool) -> bool:
+        return tensor.name.endswith(".weight") and autotp_cut_dimension(tensor.name) is not None
 
 
 class Fsdp1Timeline(StepTimeline):
@@ -750,22 +755,12 @@ def order(workload: Workload) -> Iterator[Pass]:
             yield Pass(True, stages - 1 - done // per_round % stages)
 
 
-class PipelineTimeline(StepTimeline):
-    """The blocks of one stage at a time; gradients add up over micro-batches."""
-
-    def begin(self) -> None:
-        super().begin()
-        if place_of(self.workload) == ranks_of(self.workload) - 1:
-            tokens = self.workload.micro_batch_size * (self.workload.sequence_length or 0)
-            self.ledger.add(PIPELINE_TERMS.targets, 16 * tokens)
-
-
 def pipeline_moments(
     workload: Workload, profile: ActivationProfile, ledger: Ledger
 ) -> dict[Phase, PeakMoment]:
     """The fullest moment of each phase, over the passes of a rank that differ."""
     assert workload.sequence_length is not None
-    timeline = PipelineTimeline(workload, ledger)
+    timeline = StepTimeline(workload, ledger)
     cut, place = cut_of(workload), place_of(workload)
     samples = samples_at_once(workload)
     table = workload.layout.parameters[0]
@@ -814,7 +809,7 @@ class _StageReplay(Replay):
     """One micro-batch through one stage."""
 
     def __init__(
-        self, timeline: PipelineTimeline, profile: ActivationProfile, blocks: tuple[str, ...], samples: int,
+        self, timeline: StepTimeline, profile: ActivationProfile, blocks: tuple[str, ...], samples: int,
         sequence: int, *, vocabulary: int,
     ) -> None:  # fmt: skip
         super().__init__(timeline, profile, micro_batch=samples, sequence=sequence)

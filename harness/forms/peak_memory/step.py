@@ -131,9 +131,6 @@ def deepspeed_norm(workload: Workload, largest: int) -> tuple[Term, int]:
 STATE_SOURCE = "harness.forms, closed forms of the model states"
 
 
-BATCH_BYTES = 16
-
-
 @dataclass(frozen=True)
 class Unit:
     """A block, or '' for all other modules."""
@@ -198,7 +195,7 @@ class StepTimeline:
                 self.ledger.add(holding, term.bytes)
         batches = min(2, self.workload.accumulation_steps)
         tokens = self.workload.micro_batch_size * (self.workload.sequence_length or 0)
-        self.ledger.add(STEP.batch, batches * BATCH_BYTES * tokens)
+        self.ledger.add(STEP.batch, batches * 16 * tokens)
 
     def keeps_gradient(self, *, host: bool) -> bool:
         """Whether a gradient of the closed form stays between steps; `host`: it lies there on CUDA."""

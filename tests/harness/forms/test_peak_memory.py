@@ -21,6 +21,7 @@ from harness.forms.peak_memory.families import (
 )
 from harness.forms.peak_memory.step import BELOW, Ledger, PeakMoment, Phase
 from harness.forms.pipeline import samples_at_once
+from harness.forms.tensor import local_workload
 from harness.forms.terms import Term
 from harness.forms.workload import Workload
 from harness.job.config import load_experiment
@@ -62,7 +63,7 @@ def profile(*, root: bool = False) -> ActivationProfile:
 
 
 def _moment(ready: int) -> Point:
-    return Point(module="", live=Size(), ready=ready)
+    return Point(module="mlp", live=Size(), ready=ready)
 
 
 def job(label: str, model: Layout, ranks: int, **settings: Any) -> Workload:
@@ -118,6 +119,8 @@ BF16 = {"precision": "bf16", "preset": "library-defaults", "accumulation_steps":
          "unsharded gradients of micro-steps", 4),
         ("zero3", 4, {"options": {"reduce_bucket_size": 2 * BLOCK}}, "reduction",
          "bucket ordered by rank", 2),
+        # Checkpointing saves weights apart from those that are released.
+        ("zero3", 4, {"activation_checkpointing": True}, "backward", "run again", 1),
         *((f"zero{stage}", 2, {}, "step", "flat gradients", 2) for stage in (1, 2, 3)),
     ],
 )  # fmt: skip
@@ -128,6 +131,17 @@ def test_a_phase_holds_so_many_blocks(
     peak = moments(label, MODEL, ranks, **settings)[phase]
     named = sum(count for holding, count in peak.held.items() if what in holding.name)
     assert (held(peak, what) if what in ("gathered", "gradients") else named) == blocks * 4 * BLOCK
+
+
+@pytest.mark.parametrize(("tied", "whole"), [(False, 2), (True, 1)])
+def test_fsdp2_adds_up_the_embeddings_gradient_whole_where_its_rows_are_cut(tied: bool, whole: int) -> None:
+    workload = scenario("fsdp-tp", 4, label="fsdp-tp:tensor=2", accumulation_steps=2).workload()
+    layout = replace(workload.layout, tied={"again": "model.embed_tokens.weight"} if tied else {})
+    part = local_workload(replace(workload, layout=layout)).layout
+    peak = peak_moments(replace(workload, layout=layout), no_activations(part))["forward"]
+    table = next(tensor.numel for tensor in part.parameters if "embed" in tensor.name)
+    (added,) = (count for term, count in peak.held.items() if term.name.startswith("unsharded gradients"))
+    assert added == 2 * (part.parameter_count + (whole - 1) * table)
 
 
 def test_fsdp1_joins_the_gradients_of_a_unit() -> None:

@@ -79,7 +79,7 @@ def scenario(backend: str, world_size: int, **changes: Any) -> Scenario:
         "accumulation_steps": 1, "preset": "library-defaults", "device": A100, "fabric": INFINIBAND,
         "strategy": BUILT_IN[backend].strategy,
     }  # fmt: skip
-    return Scenario(job=job, label=backend, world_size=world_size, **(values | changes))
+    return Scenario(job=job, world_size=world_size, **({"label": backend} | values | changes))
 
 
 def ask(
