@@ -27,7 +27,7 @@ from harness.diagnose.jobs import JobsDiagnosis, diagnose_jobs
 from harness.diagnose.rerun import one_job, read_pair
 from harness.errors import HarnessError
 from harness.files import stream_number
-from harness.job.experiment import Price, ReportFocus
+from harness.job.experiment import ReportFocus
 from harness.judge.changes import failures, parse_conditions
 from harness.judge.comparison import Comparison
 from harness.judge.wording import counted
@@ -94,80 +94,61 @@ def report(
             "--question, --subject and --price-per-gpu-hour exclude --baseline and --over, which show what "
             "changed, one at a time"
         )
-    if baseline:
-        return report_baseline(given, output, form=form, fail_on=fail_on)
-    return report_runs(
-        given, output, form=form, question=question, subject=subject, price=given_price(price_per_gpu_hour),
-        over=over, fail_on=fail_on, archive=archive,
-    )  # fmt: skip
-
-
-@without_collection()
-def report_runs(
-    runs: Sequence[Path],
-    output: Path,
-    *,
-    form: Format | None,
-    question: ReportFocus | None,
-    subject: str,
-    price: Price | None,
-    over: str,
-    fail_on: str | None,
-    archive: bool,
-) -> int:
-    if fail_on is not None:
+    if fail_on is not None and not baseline:
         raise HarnessError("--fail-on compares with a baseline; give --baseline and two sets of runs")
-    form = form or format_of(output)
-    found = _read(runs, strict=archive)
-    require_writable(output, form)
-    folders = _folders(runs)
-    if archive:
-        folders = [output.parent / ARCHIVE_NAME]
-        found = archive_runs(found, folders[0])
-    asked: Asked = {"question": question, "subject": subject, "price": price, "over": over}
-    whole: Asked = {**asked, "folders": folders}
-    try:
-        write_report(found, output, form=form, **whole)
-    except (HarnessError, OSError):
-        raise
-    except Exception:
-        found = _showable(found, output, form)
-        write_report(found, output, form=form, **asked)
-    left_out = ""
-    if stream_number(output) is not None and form not in ("html", "json"):
-        left_out = "; pictures and tables next to it are left out: give a file, or --format html"
-    echo(f"{output}: {len(found)} records{left_out}", err=True)
-    return 0
-
-
-@without_collection()
-def report_baseline(runs: Sequence[Path], output: Path, *, form: Format | None, fail_on: str | None) -> int:
-    """`harness report A B --baseline`: 3 if a condition of `fail_on` is met."""
-    if len(runs) != 2:
+    if baseline and len(given) != 2:
         raise HarnessError(
-            f"--baseline compares two sets of runs, {len(runs)} given: first the baseline, then the other"
+            f"--baseline compares two sets of runs, {len(given)} given: first the baseline, then the other"
         )
     conditions = parse_conditions(fail_on) if fail_on is not None else []
     form = form or format_of(output)
-    before, after = (_read([path]) for path in runs)
-    require_writable(output, form)
-    try:
-        write_report(after, output, form=form, baseline=before, folders=_folders(runs))
-    except (HarnessError, OSError):
-        raise
-    except Exception:
-        before, after = (_showable(side, output, form) for side in (before, after))
-        write_report(after, output, form=form, baseline=before)
-    echo(f"{output}: {len(before)} records before, {len(after)} after", err=True)
+    asked: Asked = {
+        "question": question, "subject": subject, "price": given_price(price_per_gpu_hour), "over": over
+    }  # fmt: skip
+    with without_collection():
+        *before, after = [_read([path]) for path in given] if baseline else [_read(given, strict=archive)]
+        require_writable(output, form)
+        folders = list(filter(is_folder_of_runs, map(place_of_runs, given)))
+        if archive:
+            folders = [output.parent / ARCHIVE_NAME]
+            after = archive_runs(after, folders[0])
+        sides = _written([*before, after], output, form, asked, folders)
+    left_out = ""
+    if stream_number(output) is not None and form not in ("html", "json"):
+        left_out = "; pictures and tables next to it are left out: give a file, or --format html"
+    counts = counted(len(sides[0]), "record") + (f" before, {len(sides[1])} after" if baseline else "")
+    echo(f"{output}: {counts}{left_out}", err=True)
     failed = []
     if conditions:
-        failed = failures(conditions, Comparison(r for _, r in before), Comparison(r for _, r in after))
+        failed = failures(conditions, *(Comparison(record for _, record in side) for side in sides))
     for line in failed:
         echo(f"fail-on: {line}", err=True)
     return EXIT_STRICT if failed else 0
 
 
-def _read(paths: Sequence[Path], *, strict: bool = False) -> list[Run]:
+def _written(
+    sides: Sequence[Sequence[Run]], output: Path, form: Format, asked: Asked, folders: Sequence[Path]
+) -> Sequence[Sequence[Run]]:
+    """Write the report of the last side, with the first as baseline where there are two, and return the runs
+    in it: those that cannot be shown are named and left out."""
+
+    def write(sides: Sequence[Sequence[Run]], folders: Sequence[Path] = ()) -> None:
+        whole: Asked = {**asked, "folders": folders, "baseline": sides[0] if len(sides) > 1 else ()}
+        write_report(sides[-1], output, form=form, **whole)
+
+    try:
+        write(sides, folders)
+    except (HarnessError, OSError):
+        raise
+    except Exception:
+        found = [without_odd_runs(s, lambda some: prepare_report(some, output, form=form)) for s in sides]
+        warn_skipped(why for _, odd in found for why in odd)
+        sides = [sound for sound, _ in found]
+        write(sides)
+    return sides
+
+
+def _read(paths: Sequence[Path], *, strict: bool = False) -> Sequence[Run]:
     for folder in filter(Path.is_dir, paths):
         for line in lines_about(folder):
             echo(line, err=True)
@@ -176,18 +157,6 @@ def _read(paths: Sequence[Path], *, strict: bool = False) -> list[Run]:
         raise HarnessError(f"--archive needs readable records; fix or remove: {unreadable[0]}")
     warn_skipped(unreadable)
     return found
-
-
-def _showable(found: Sequence[Run], output: Path, form: Format) -> list[Run]:
-    """Runs that a report can show; the others are named in warnings."""
-    sound, odd = without_odd_runs(found, lambda some: prepare_report(some, output, form=form))
-    warn_skipped(odd)
-    return sound
-
-
-def _folders(runs: Sequence[Path]) -> list[Path]:
-    """Folders and archives whose every record was asked for."""
-    return list(filter(is_folder_of_runs, map(place_of_runs, runs)))
 
 
 @click.command()

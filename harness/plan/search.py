@@ -29,7 +29,7 @@ from harness.tell.formats import gigabytes
 
 CLOSE_SHARE = 0.05
 """Of the better rate: nearer than that only a measurement ranks."""
-TIE = "which only a measurement can tell"
+TIE = "too little to trust"
 """Of rates that are nearer."""
 USUAL = ("ddp", "zero1", "zero2", "zero3", "fsdp-grad-op", "fsdp")
 """The few where nothing says which of them lead."""

@@ -21,8 +21,8 @@ from harness.judge.library_notes import library_notes
 from harness.judge.quantities import rank_states, unjudged_amounts, volume_differences
 from harness.judge.rows import BASE, CellRuns, job_marks, rank_speeds
 from harness.judge.run_conditions import is_deterministic, shares_cores
-from harness.judge.statistics import EQUAL, Ranking
-from harness.judge.wording import a_few, entries, listed, name_cells, ranks, words
+from harness.judge.statistics import EQUAL, Ranking, interval_runs
+from harness.judge.wording import a_few, counted, entries, listed, name_cells, ranks, words
 from harness.record.workload import closed_form_layout
 from harness.safe_text import by_name
 from harness.tell.document import (
@@ -468,8 +468,8 @@ def scaled(comparison: Comparison, kind: str) -> str:
     figure = phrase("speed_up" if is_strong else "efficiency")
     found = [f"{phrase('scaled_head', size=size, first=first, figure=figure)}: {parts}"]
     if not any(point.ratio.extent for point in last):
-        runs = min(len(point.group.values(STEP)) for point in last)
-        return "; ".join([*found, phrase("scaled_untested", runs=runs)])
+        rounds = counted(min(len(point.group.values(STEP)) for point in last), "round")
+        return "; ".join([*found, phrase("scaled_untested", rounds=rounds, needed=interval_runs())])
     for order in ("faster", "equal", "slower", "open"):
         curves_of = [point.curve for point in last if point.ratio.order == order]
         if curves_of:

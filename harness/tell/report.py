@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -25,13 +26,11 @@ from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.record.store import RECORD_NAME
 from harness.safe_text import described
-from harness.tell.document import Block, Document, Folded, Picture, Section, Table
+from harness.tell.document import Block, Document, Folded, Section, Table
 from harness.tell.first_page import short_document, title
 from harness.tell.manifest import Asked, Format, Manifest, digest, make_manifest, manifest_name, read_manifest
 from harness.tell.pictures.drawing import draw
-from harness.tell.pictures.plots import memory_picture, volume_picture
 from harness.tell.sections import amounts, choice, job, results, time
-from harness.tell.tables import blocks_of
 from harness.tell.writers.html import data_address, render_html
 from harness.tell.writers.text import render_csv, render_details, render_json, render_markdown
 
@@ -85,11 +84,6 @@ OF_EVERY_RUN = {
 others compare runs, and get only comparable ones."""
 OF_SPEED = {time.time_section, time.energy_section, time.overlap_section, results.scaling_section}
 """Sections that a report leaves out whose question is neither speed nor scaling."""
-PICTURES: dict[str, Callable[[Comparison], Picture | None]] = {
-    "memory": memory_picture,
-    "communication_volume": volume_picture,
-}
-"""The picture that opens a section, by its key."""
 PICTURE_KEYS = (
     "throughput", "loss", "trade-off", "memory", "communication", "time", "overlap", "strong-scaling",
     "weak-scaling",
@@ -112,13 +106,9 @@ def details_document(comparison: Comparison, *last: Section, question: ReportFoc
         for make in SECTIONS
         if speeds or make not in OF_SPEED
     ]
-    sections = []
-    for section in [*filter(None, made), *last]:
-        make = PICTURES.get(section.key)
-        picture = make(comparison.comparable) if make is not None else None
-        blocks = blocks_of(picture, *map(_folded_if_long, section.blocks))
-        sections.append(Section(section.key, section.title, blocks))
-    return Document("Details of the comparison", sections)
+    sections = [*filter(None, made), *last]
+    folded = [replace(one, blocks=[*map(_folded_if_long, one.blocks)]) for one in sections]
+    return Document("Details of the comparison", folded)
 
 
 def _folded_if_long(block: Block) -> Block:

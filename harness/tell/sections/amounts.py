@@ -31,6 +31,7 @@ from harness.record import CheckpointPart, CommunicationPart, MemoryPart, Record
 from harness.tell import tables
 from harness.tell.document import Block, Column, Folded, Section, Table
 from harness.tell.formats import exact, megabytes, percent
+from harness.tell.pictures.plots import memory_picture, volume_picture
 
 
 def process_memory_blocks(comparison: Comparison) -> list[Block]:
@@ -108,6 +109,7 @@ def memory_section(comparison: Comparison) -> Section | None:
     moments = _without_empty("memory_by_moment", [*tables.LABELS, moment], others)
     return tables.section(
         "memory", "Memory after the backward pass, by kind",
+        memory_picture(comparison),
         tables.prose("memory"),
         _without_empty("memory_after_backward", tables.LABELS, after_backward),
         Folded("Memory at the other moments", [moments]) if others else None,
@@ -275,6 +277,7 @@ def volume_section(comparison: Comparison) -> Section | None:
     }  # fmt: skip
     return tables.section(
         "communication_volume", "Communication: measured, expected, textbook",
+        volume_picture(comparison),
         tables.prose("volume"),
         tables.prose("communication_sharing") if any(row.record.world.dimensions for row in firsts) else None,
         tables.table("communication_volume", volumes, COLUMNS_VOLUME),

@@ -172,7 +172,7 @@ def test_a_faster_one_that_is_close_is_no_loser() -> None:
     rate = first.tokens_per_second_per_gpu * 1.02
     faster = replace(found.fitting[1], speed=replace(first.speed, tokens_per_second_per_gpu=rate))
     assert why_slower(faster, first) == (
-        "faster by 2.0 %, which only a measurement can tell, with more moving parts"
+        "faster by 2.0 %, too little to trust, with more moving parts"
     )
 
 

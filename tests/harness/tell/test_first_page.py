@@ -326,12 +326,12 @@ def curves(**seconds: Sequence[float]) -> list[Record]:
         (
             "strong",
             [*repeats("ddp", 0.8, world_size=1), *repeats("ddp", 0.5, world_size=2)],
-            "speed-up: ddp 1.60 for 1.25 x the cost (efficiency 80 %); not tested, too few rounds: 1",
+            "speed-up: ddp 1.60 for 1.25 x the cost (efficiency 80 %); not tested: 1 round; give --repeats 6",
         ),
         (
             "weak",
             [growing("ddp", 1, 0.5), growing("ddp", 2, 0.8)],
-            "efficiency: ddp 62 %; not tested, too few rounds: 1",
+            "efficiency: ddp 62 %; not tested: 1 round; give --repeats 6",
         ),
         ("strong", [growing("ddp", 1, 0.5), growing("ddp", 2, 0.8)], None),
         ("weak", FEW, None),
