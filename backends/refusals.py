@@ -17,6 +17,13 @@ LONGEST_INPUT = 200
 NO_VALUE = ("none", "nil", "off")
 """What people type for null, in small letters."""
 _QUOTED = re.compile("'([^']*)'")
+_UNABLE = re.compile(r", unable to [a-z ]+$")
+PLAIN = {
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+}
+"""Words of pydantic, and those of a person."""
 _THOUSANDS = re.compile(r"(\d{1,6})\s*[kK]")
 Elsewhere = Mapping[str, Sequence[str]]
 """Dotted settings by the name that a person may have given, in small letters."""
@@ -79,7 +86,9 @@ def _problem(found: Any, model: type[BaseModel], place: str, elsewhere: Elsewher
         allowed = _fields_at(model, location[:-1])
         names = _meant(location, found["input"], model, elsewhere)
         return f"{shown} is unknown. {available(location[-1], allowed, f'Allowed{section}', names)}"
-    message = found["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+    message = _UNABLE.sub("", found["msg"]).removeprefix("Value error, ")
+    for of_pydantic, plain in PLAIN.items():
+        message = message.replace(of_pydantic, plain)
     if not location:
         return message
     given = _shown(found["input"])

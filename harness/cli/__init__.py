@@ -112,7 +112,9 @@ def _advice(error: click.NoSuchOption) -> str | None:
     if "--set" in own:
         from harness.job.config import settings_by_name
 
-        if meant := settings_by_name().get(option.removeprefix("--").replace("-", "_").lower()):
+        word, known = option.removeprefix("--").replace("-", "_").lower(), settings_by_name()
+        begun = [name for name in known if name.startswith(f"{word}_")]
+        if meant := known.get(word, known[begun[0]] if len(begun) == 1 else ()):
             return f"use --set {' or --set '.join(one if '=' in one else f'{one}=VALUE' for one in meant)}"
     others = list(_with(option, harness))
     group = _words(context).rpartition(" ")[0]

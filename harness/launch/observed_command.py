@@ -75,7 +75,8 @@ def observe_command(
         process = subprocess.Popen(observed, env=observed_environment(directory), stdout=output)
     except OSError as error:
         store.discard(request.run_id)
-        how = "; put python or torchrun in front of it" if observed[0].endswith(".py") else ""
+        how = "; activate the environment that has it" if isinstance(error, FileNotFoundError) else ""
+        how = "; put python or torchrun in front of it" if observed[0].endswith(".py") else how
         raise HarnessError(f"'{redacted(observed[0])}' cannot be started: {error.strerror}{how}") from error
     code, told, told_at = _followed_to_its_end(process)
     with suppress(OSError):

@@ -18,7 +18,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from harness.backends.refusals import suggestion
+from harness.backends.refusals import did_you_mean, suggestion
 from harness.backends.yaml_values import parse_value
 from harness.errors import HarnessError
 from harness.files import read_settings
@@ -485,6 +485,8 @@ def find_entry(text: str) -> tuple[str, dict[str, Any]]:
         wanted = plain.get(_plain(wanted), wanted)
     if wanted not in spellings:
         close = suggestion(wanted.rpartition("/")[2], sorted(spellings), most=3)
+        if not close and (of_size := [name for name in entries if wanted in name.lower().split("-")]):
+            close = did_you_mean(of_size[:6])
         path = Path(text)
         is_path = not path.is_absolute() and (
             len(path.parts) > 1 or path.suffix in (".json", ".yaml", ".yml")

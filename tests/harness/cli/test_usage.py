@@ -265,6 +265,7 @@ def test_an_option_of_another_command_or_tool_is_named() -> None:
         "recommend --seq-len 4096": "use --set data.sequence_length=VALUE",
         "compare --lr 1e-3": "use --set optimizer.learning_rate=VALUE",
         "compare --batch-size 8": "use --set training.global_batch_size=VALUE or ",
+        "estimate --price 2": "use --set compare.price_per_gpu_hour=VALUE",
         "estimate --precision bf16": "use --set training.precision=VALUE",
         "recommend --model llama-3.1-8b --gpu A100-40": "Missing option '--world-size' / '--gpus': for ",
         "diagnose r2": "Missing argument 'SECOND': for example harness diagnose runs/RUN_A runs/RUN_B.",

@@ -291,9 +291,10 @@ TURNS = "give the steps of a turn, auto: the harness decides, or null: each cell
         *((f"compare.price_per_gpu_hour={text}", "price_per_gpu_hour")
           for text in ("2.5", "USD", "-1~USD", "0~USD", "1e9~USD", "2.5~$", "nan~USD", "2.5~usd")),
         ("data.sequence_length=1", "must be at least 2"),
+        ("training.deterministic=maybe", "was given 'maybe': it must be true or false"),
         ("training.initial_loss_scale=3", "must be a power of two"),
         ("training.steps=0", "'training.steps' was given 0"),
-        ("training.steps=many", "'training.steps' was given 'many'"),
+        ("training.steps=many", "'training.steps' was given 'many': it must be a whole number"),
         ("training.precision=fp4", "'training.precision' was given 'fp4'"),
         ("schedule.final_fraction=2", "'schedule.final_fraction' was given 2"),
         ("compare.backends=[]", "'compare.backends' was given []"),
