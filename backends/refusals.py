@@ -19,6 +19,7 @@ NO_VALUE = ("none", "nil", "off")
 _QUOTED = re.compile("'([^']*)'")
 _UNABLE = re.compile(r", unable to [a-z ]+$")
 PLAIN = {
+    "Input should be": "it must be",
     "a valid integer": "a whole number",
     "a valid number": "a number",
     "a valid boolean": "true or false",
