@@ -594,7 +594,7 @@ class VolumeDifference:
 
 def why_unknown(record: Record) -> str | None:
     """Why nothing, or nothing of the steps, is expected of a record; None: everything is."""
-    if record.windows is None or not record.windows.probed:
+    if not any(step.window == "probed" for step in record.steps):
         return "no step was probed (measure.probed_steps)"
     if record.layout is None or record.backend.effective is None:
         return "the record does not describe the model"
@@ -610,10 +610,8 @@ def why_unknown(record: Record) -> str | None:
 
 def volume_of(record: Record) -> tuple[Workload, terms.Volume] | None:
     """What the record's run is expected to communicate; None for a backend or run without an answer."""
-    if record.backend.effective is None or record.windows is None or not record.windows.probed:
-        return None
-    workload = of_record(record)
-    if workload is None:
+    workload = of_record(record) if record.backend.effective is not None else None
+    if workload is None or not workload.steps:
         return None
     volume = expected_volume(record, workload)
     return None if volume is None else (workload, volume)

@@ -13,7 +13,7 @@ from textwrap import TextWrapper, wrap
 
 NOT_AVAILABLE = "n/a"
 # Control, format (which can reverse a line), surrogate and private characters.
-_UNPRINTABLE = ("Cc", "Cf", "Cs", "Co")
+_UNPRINTABLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 _KEPT = ("\t", "\u200c", "\u200d")
 """Tabs, and the joiners that some scripts are spelled with."""
 

@@ -239,7 +239,7 @@ def test_where_nothing_is_expected_the_reason_is_named() -> None:
     mine = changed(record, backend={"name": "mine"})
     assert why_unknown(mine) == "mine has no closed form here"
     assert "does not describe the model" in (why_unknown(make_record(label="ddp")) or "")
-    unprobed = changed(record, windows=WindowsPart(warmup=1, probed=0, timed=3))
+    unprobed = record.model_copy(update={"steps": record.steps[3:]})
     assert "no step was probed" in (why_unknown(unprobed) or "")
 
 
@@ -258,6 +258,7 @@ def test_of_unknown_steps_nothing_is_judged() -> None:
     record = record.model_copy(update={"steps": early})
     assert volume_differences(record) == []
     assert expected_sent_bytes_per_step(record) is None
+    assert expected_sent_bytes_per_step(record.model_copy(update={"steps": []})) is None
 
 
 def taken_from(*accounts: ProcessorPart | None) -> Disturbance | None:

@@ -216,11 +216,11 @@ def test_no_text_of_a_csv_file_is_a_formula_and_numbers_stay(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["\x1b[2J", "bell\x07", "\u202ereversed", "\x9b31m", "line\u2028end"])
-@pytest.mark.parametrize("form", ["csv", "json"])
+@pytest.mark.parametrize("form", ["csv", "json", "html"])
 def test_programs_get_no_control_character(form: str, name: str) -> None:
     texts = [report(name, form), *render_csv(document(name, "comparison"), "")[1].values()]
     assert not any(re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]", text) for text in texts)
-    assert harmless(name) in texts[0]
+    assert form == "html" or harmless(name) in texts[0]
 
 
 def test_json_reads_back_as_written(name: str) -> None:
