@@ -149,8 +149,8 @@ class Hypothesis:
     def told(self, pair: Pair) -> Explanation:
         named = [(value.split(" = ")[0], value.split(" = ")[-1]) for value in self.values]
         values = {key: value for key, name in named if (value := pair.look(name)) is not None}
-        about = {"pair": pair, "shift": pair.shift, "where": partial(where, pair.reference)}
-        text = sentence(self.kind, self.name, **about | values)
+        about = {"pair": pair, "look": pair.look, "where": partial(where, pair.reference)}
+        text = sentence(self.kind, self.name, **about | {"shift": pair.shift} | values)
         return Explanation(kind=self.kind, text=text, values=values)
 
 
@@ -222,11 +222,6 @@ class Pair:
         return self.record.steps[self.at].step
 
     @property
-    def step(self) -> int | None:
-        """The step in which a cause begins; None: it is the first of all."""
-        return (self.number or None) if self.index is not None else None
-
-    @property
     def since(self) -> str:
         """Whether it lasts: 'from step 3 on', or 'in step 3' where the next step agrees or there is none; all
         steps whose norms have one factor."""
@@ -293,16 +288,11 @@ class Pair:
 
     @cached_property
     def loss_scales(self) -> list[str]:
-        expected, world = self.expected_loss, self.record.world
-        if not expected or self.given_loss is None:
+        expected, given, world = self.expected_loss, self.given_loss, self.record.world
+        if not expected or given is None:
             return []
         rounding = self.limits.loss / abs(expected)
-        return name_scale(self.loss_ratio, world.mesh, world.accumulation_steps, rounding=rounding)
-
-    @property
-    def loss_ratio(self) -> float:
-        expected, given = self.expected_loss, self.given_loss
-        return given / expected if expected and given is not None else 0.0
+        return name_scale(given / expected, world.mesh, world.accumulation_steps, rounding=rounding)
 
     # Of gradients.
 
@@ -376,10 +366,6 @@ class Pair:
         factor = effective.details.get("gradient_factor", 1) if effective else 1
         fits = factor != 1 and abs(self.ratio / factor - 1) <= SCALE_TOLERANCE
         return self.record.backend.name if fits else None
-
-    @property
-    def wire_rounds_as_much(self) -> list[str]:
-        return low_reductions(self.record, self.ratio)
 
     @cached_property
     def one_norm(self) -> float | None:
@@ -624,16 +610,6 @@ class Pair:
         effective = self.record.backend.effective
         return effective.gradient_clipping if effective else None
 
-    @property
-    def added_decay(self) -> float | None:
-        """Norm of weight decay x weights where adding that explains gradients that were altered."""
-        return decay_norm(self.record) if decay_explains(self.record, self.limit) else None
-
-    @property
-    def optimizer(self) -> str:
-        effective = self.record.backend.effective
-        return effective.optimizer.rpartition(".")[2] if effective else ""
-
     # What hypotheses ask.
 
     @property
@@ -664,12 +640,6 @@ class Pair:
         return None if computed is None or expected is None else abs(computed - expected) <= self.limits.loss
 
     @property
-    def weights_in_use_stale(self) -> Fact:
-        weights = self.record.initial_weights
-        is_known = weights is not None and self.record.observation is None
-        return bool(weights.stale_elements) if is_known and weights else None
-
-    @property
     def begin_alike(self) -> bool:
         """Whether both are known to begin with the same weights."""
         digests = [
@@ -688,14 +658,6 @@ class Pair:
             place = tuple(at for name, at in mesh.coordinates(rank.rank).items() if name not in SPLITTING)
             places.setdefault(place, set()).add(norm)
         return any(len(of_place) > 1 for of_place in places.values())
-
-    @property
-    def unlike_copies(self) -> list[str]:
-        return unlike_copies(self.record)
-
-    @property
-    def reduces_all_but_the_last(self) -> bool:
-        return counted_synchronisation(self.record) == ALL_BUT_THE_LAST
 
     @property
     def reduced_after_norm(self) -> Fact:
@@ -725,17 +687,6 @@ class Pair:
         return None if None in digests or len(digests) < 2 else len(set(digests)) > 1
 
     @property
-    def tensors_have_factors(self) -> Fact:
-        known = self.record.moment_norms and self.reference.moment_norms
-        return self.apart is not None if known else None
-
-    @property
-    def factors_are_alike(self) -> Fact:
-        """Whether all second moments have one factor: a norm that is computed otherwise leaves them."""
-        away = [abs(factor - 1) for factor in self.factors.values()]
-        return max(away) <= SUDDEN if away else None
-
-    @property
     def norm_of_the_step_before(self) -> Fact:
         before = self.record.steps[self.at - 1].gradient_norm if self.at else None
         given = self.record.steps[self.at].gradient_norm
@@ -753,21 +704,10 @@ class Pair:
         return self._shows_before(lambda index: effect * self.unevenness(index))
 
     @property
-    def size_fits_uneven_targets(self) -> Fact:
-        if self.record.world.accumulation_steps > 1:
-            return None  # how many targets a micro-step has is not recorded
-        return abs(self.ratio - 1) <= MOST_BY_WEIGHTS * self.unevenness(self.at)
-
-    @property
     def every_idle_step_differs(self) -> Fact:
         """False: the same ranks lacked this gradient in a step whose norm agrees far better."""
         since, effect = self.idle.step if self.idle else math.inf, abs(self.ratio - 1)
         return self._shows_before(lambda index: effect * (self.record.steps[index].step >= since))
-
-    @property
-    def final_weights_agree(self) -> Fact:
-        compared = self.limits.parameters.keys() & self.moved[1]
-        return not self.beyond if compared else None
 
     @property
     def settings_of_updates_differ(self) -> Fact:
@@ -823,15 +763,13 @@ class Pair:
         return (since - 1 if since == self.record.steps[0].step + 1 else since) < self.number
 
 
-def _seen_attention(pair: Pair) -> str | None:
-    return pair.record.observed.attention if pair.record.observed else None
-
-
 FACTS: dict[str, Callable[[Pair], Any]] = {
     # Which step differs first.
     "in_the_first_step": lambda pair: pair.index == 0,
     # No update came before it, not even in the run that this one continues.
     "first_of_all": lambda pair: pair.index == 0 and pair.record.resumed is None,
+    # In which a cause begins; None: it is the first of all.
+    "step": lambda pair: (pair.number or None) if pair.index is not None else None,
     # Losses.
     "loss_lost": lambda pair: pair.index is not None and None in (pair.expected_loss, pair.given_loss),
     "loss_differs": lambda pair: (
@@ -840,19 +778,42 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     "first_loss_differs": lambda pair: pair.index == 0 and not pair.norm_differs,
     "loss_of_rank_0": lambda pair: of_one_rank(pair.record, pair.at),
     "target_tokens": lambda pair: pair.targets(pair.at),
-    "attention": _seen_attention,
+    "loss_ratio": lambda pair: float(pair.both.losses[1][pair.at] / pair.both.losses[0][pair.at]),
+    "attention": lambda pair: pair.record.observed and pair.record.observed.attention,
     "attention_undivided": lambda pair: (
-        pair.record.world.mesh.size("sequence") > 1 and _seen_attention(pair) in UNDIVIDED
+        pair.record.world.mesh.size("sequence") > 1 and pair.look("attention") in UNDIVIDED
     ),
     "read_outside": lambda pair: read_outside(pair.record),
+    "weights_in_use_stale": lambda pair: (
+        bool(pair.record.initial_weights.stale_elements)
+        if pair.record.initial_weights and not pair.record.observation
+        else None
+    ),
     # Gradients.
     "norm_falls": lambda pair: pair.ratio < 1.0,
+    "wire_rounds_as_much": lambda pair: low_reductions(pair.record, pair.ratio),
+    "reduces_all_but_the_last": lambda pair: counted_synchronisation(pair.record) == ALL_BUT_THE_LAST,
     "rank_norms_differ": lambda pair: bool(own_norms(pair.record, pair.at)),
     # Whether the mesh has ranks with samples of their own.
     "gradients_reduced_over_ranks": lambda pair: pair.record.world.mesh.data_size > 1,
     "ranks_hold_uneven_targets": lambda pair: len(set(pair.targets(pair.at))) > 1,
+    # None where how many a micro-step has is not recorded.
+    "size_fits_uneven_targets": lambda pair: (
+        abs(pair.ratio - 1) <= MOST_BY_WEIGHTS * pair.unevenness(pair.at)
+        if pair.record.world.accumulation_steps == 1
+        else None
+    ),
+    "tensors_have_factors": lambda pair: pair.apart is not None if pair.factors else None,
+    # A norm that is computed otherwise leaves second moments.
+    "factors_are_alike": lambda pair: (
+        all(abs(factor - 1) <= SUDDEN for factor in pair.factors.values()) if pair.factors else None
+    ),
     "some_ranks_idle": lambda pair: pair.idle is not None and pair.ratio < 1,
     # Weights.
+    "unlike_copies": lambda pair: unlike_copies(pair.record),
+    "final_weights_agree": lambda pair: (
+        not pair.beyond if pair.limits.parameters.keys() & pair.moved[1] else None
+    ),
     "nothing_moved": lambda pair: bool(pair.still) and not any(pair.moved[1].values()),
     "still_ones_are_in_the_optimizer": lambda pair: (
         (held := optimizer_groups(pair.record)) and set(pair.still) <= held.keys()
@@ -868,6 +829,9 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     "kept_skipped": lambda pair: pair.kept(pair.look("skipped")),
     # Updates.
     "clipped_by_part": lambda pair: bool(pair.altered) and clips_by_part(pair.record, pair.limit),
+    # Norm of weight decay x weights where adding that explains gradients that were altered.
+    "added_decay": lambda pair: decay_explains(pair.record, pair.limit) and decay_norm(pair.record),
+    "optimizer": lambda pair: (of := pair.record.backend.effective) and of.optimizer.rpartition(".")[2],
     "clipped_norm": lambda pair: max(step.applied_gradient_norm or 0.0 for step in pair.record.steps),
     "odd_updates": lambda pair: altered_updates(pair.reference, pair.record),
     "shifted_ratio": lambda pair: 1 + pair.shift.mean if pair.shift else None,
