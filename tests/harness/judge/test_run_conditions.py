@@ -72,37 +72,28 @@ def test_both_sides_of_a_baseline_keep_their_layouts_apart() -> None:
     assert (pair.after, alone.backend) == (None, "ddp (2 nodes x 2)")
 
 
-def test_scaling_does_not_join_two_versions() -> None:
-    assert strong_scaling(Comparison([run(ranks=2), run(**NEWER)])) == []
-
-
 def scaling_table(*records: Record) -> Table:
     section = scaling_section(Comparison(records))
     (table,) = (block for block in section.blocks if isinstance(block, Table))
     return table
 
 
-def test_scaling_table_tells_the_runs_and_their_range() -> None:
-    table = scaling_table(run(ranks=2), run(seconds=0.5), run(seconds=0.7))
-    assert [line[4:7] for line in table.values()] == [[1, 1.0, 1.0], [2, 0.5, 0.7]]
-
-
 @pytest.mark.parametrize("evaluated", [False, True])
-def test_scaling_table_tells_of_an_evaluation_where_there_was_one(evaluated: bool) -> None:
+def test_scaling_table_tells_the_runs_their_range_and_an_evaluation_where_there_was_one(
+    evaluated: bool,
+) -> None:
     part = EvaluationPart(step=4, loss=4.5, target_tokens=254, samples=6, seconds=0.5)
-    table = scaling_table(run(ranks=2), changed(run(), eval=[part] if evaluated else []))
+    several = [changed(run(seconds=seconds), eval=[part] if evaluated else []) for seconds in (0.5, 0.7)]
+    table = scaling_table(run(ranks=2), *several)
+    assert [line[4:7] for line in table.values()] == [[1, 1.0, 1.0], [2, 0.5, 0.7]]
     figures = [dict(zip((c.key for c in table.columns), line, strict=True)) for line in table.values()]
     found = [(line.get("evaluation_loss"), line.get("evaluation_samples_per_second")) for line in figures]
     assert found == [(None, None), (4.5, 12.0) if evaluated else (None, None)]
     assert ("evaluation_samples_per_second" in figures[0]) is evaluated
+    assert strong_scaling(Comparison([run(ranks=2), run(**NEWER)])) == [], "two versions"
 
 
-def test_a_record_that_does_not_say_how_it_was_measured_is_a_repeat_of_one_that_does() -> None:
-    (group,) = Comparison([run(), run().model_copy(update={"measure": None})]).groups
-    assert group.label == "ddp"
-
-
-def test_the_spread_of_repeats_is_that_of_runs_in_equal_circumstances() -> None:
+def test_the_spread_of_repeats_is_that_of_runs_of_a_job_in_equal_circumstances() -> None:
     def shifted(record: Record, loss: float) -> Record:
         return changed(record, steps=make_steps([value + loss for value in LOSSES]))
 
@@ -114,11 +105,10 @@ def test_the_spread_of_repeats_is_that_of_runs_in_equal_circumstances() -> None:
         "ddp (measure.warmup_steps=3) on 4": 0.25,
         "ddp (measure.warmup_steps=5) on 4": 0.5,
     }
-
-
-def test_the_spread_of_repeats_tells_jobs_apart() -> None:
     jobs = [run().model_copy(update={"job_id": job_id * 12}) for job_id in "aabb"]
     assert list(Comparison(jobs).repeat_spreads) == [f"ddp on 4, job {job_id * 12}" for job_id in "ab"]
+    (group,) = Comparison([run(), run().model_copy(update={"measure": None})]).groups
+    assert group.label == "ddp", "one that does not say how it was measured is a repeat"
 
 
 def at(time: str, label: str = "ddp", *, seconds: float = 0.5, host: str = "host", **facts: Any) -> Record:
@@ -154,14 +144,11 @@ def test_sessions_begin_where_time_or_host_says(records: list[Record], found: li
     assert sessions(records) == found
 
 
-def test_spread_between_sessions_stands_beside_that_within_one() -> None:
+def test_spread_between_sessions_stands_beside_that_within_one_and_of_too_few_is_not_zero() -> None:
     found = spread({0: [0.9, 1.0, 1.1], 1: [1.95, 2.0], 4: [1.1]})
     assert found.sessions == 3
     assert found.within == pytest.approx(0.2 / 1.1)
     assert found.between == pytest.approx((1.975 - 1.0) / 1.1)
-
-
-def test_spread_of_too_few_runs_is_not_zero() -> None:
     assert spread({0: [1.0]}) == Spread(sessions=1, within=None, between=None)
     assert spread({0: [1.0], 1: [1.0]}) == Spread(sessions=2, within=None, between=0.0)
     assert spread({}) == Spread(sessions=0, within=None, between=None)
@@ -188,34 +175,25 @@ def found(*records: Record) -> dict[str, Any]:
     return {one.backends[0]: one.message for one in told(records, "step-environment-differs")}
 
 
-def test_runs_under_another_nccl_are_not_repeats() -> None:
+def test_runs_under_another_nccl_are_not_repeats_and_a_record_without_versions_differs_in_none() -> None:
     records = [on_gpus("ddp"), on_gpus("ddp", {"nccl": "2.27.5"})]
     assert varying(records) == ["nccl"]
     assert words(records[1], ["nccl", "driver"]) == "NCCL 2.27.5, driver 580.65.06"
-
-
-def test_an_older_record_without_versions_differs_in_none() -> None:
     old = changed(on_gpus("ddp"), environment={"accelerator": None})
     assert varying([old, on_gpus("ddp")]) == []
     assert transport_variables(old) is None
+    assert make_record().environment.accelerator is None
+    assert transport_variables(make_record(label="ddp")) is None
 
 
-def test_nccl_settings_of_one_cell_are_a_finding() -> None:
+def test_nccl_settings_of_one_cell_are_a_finding_unless_they_have_no_effect_on_sums() -> None:
     messages = found(on_gpus("single"), on_gpus("ddp", NCCL_ALGO="Ring"), on_gpus("zero3"))
     assert list(messages) == ["ddp"]
     assert "settings of NCCL" in messages["ddp"]
     assert "NCCL_ALGO" in messages["ddp"]
-
-
-def test_variables_without_effect_on_sums_are_none() -> None:
     shared = {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "ib0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     assert transport_variables(on_gpus("ddp", None, **shared)) == {}
     assert found(on_gpus("single"), on_gpus("ddp", None, **shared)) == {}
-
-
-def test_the_environment_of_a_record_on_the_cpu_is_not_judged() -> None:
-    assert make_record().environment.accelerator is None
-    assert transport_variables(make_record(label="ddp")) is None
 
 
 def script(

@@ -21,50 +21,46 @@ def found(kind: str, *records: Record) -> list[str]:
     return [finding.message for finding in told(records, kind)]
 
 
-def test_a_rank_that_skips_a_micro_batch_is_named_with_the_step() -> None:
-    reference = run("single", 2, {0: (2, 2)})
-    skips = run("ddp", 2, {0: (2, 2)}, {0: (2, 2), 3: (1, 1)})
-    assert found("passes-differ", reference, skips) == [
-        "ddp on 2 ranks: forward passes in step 3: 1, due: 2 (ranks: 1; micro-steps: 2, each with 1 in the "
-        "reference)"
-    ]
+ONE, TWO, FOUR = run("single", 1, {0: (1, 1)}), run("single", 2, {0: (2, 2)}), run("single", 4, {0: (16, 4)})
 
 
-def test_a_model_that_is_run_once_more_is_named() -> None:
-    reference = run("single", 1, {0: (1, 1)})
-    (message,) = found("passes-differ", reference, run("ddp", 1, {0: (2, 1)}, {0: (2, 1)}))
-    assert "forward passes in step 0: 2, due: 1 (ranks: 0, 1;" in message
-    (message,) = found("passes-differ", reference, run("ddp", 1, {0: (1, 2)}, {0: (1, 2)}))
-    assert "backward passes in step 0: 2, due: 1 (ranks: 0, 1;" in message
-
-
-def test_how_often_a_micro_step_calls_the_model_is_the_references_count() -> None:
-    four = run("single", 4, {0: (16, 4)})
-    assert found("passes-differ", four, run("ddp", 2, {0: (8, 2)}, {0: (8, 2)})) == []
-    assert len(found("passes-differ", four, run("ddp", 2, {0: (2, 2)}, {0: (2, 2)}))) == 1
-
-
-def test_what_the_reference_does_not_count_is_not_judged() -> None:
-    other = run("ddp", 1, {0: (5, 3)}, {0: (5, 3)})
-    for reference in ({}, {0: None}, {0: (1, 1), 2: (2, 1)}, {0: (1, 1), 1: None}):
-        assert found("passes-differ", run("single", 1, reference), other) == []
-    assert found("passes-differ", run("single", 2, {0: (3, 2)}), other) == []
-    assert found("passes-differ", run("single", 1, {0: (1, 1)}), run("ddp", 1, {}, {0: None})) == []
+@pytest.mark.parametrize(
+    ("reference", "other", "message"),
+    [
+        (
+            TWO, run("ddp", 2, {0: (2, 2)}, {0: (2, 2), 3: (1, 1)}),
+            "forward passes in step 3: 1, due: 2 (ranks: 1; micro-steps: 2, each with 1 in the reference)",
+        ),
+        (ONE, run("ddp", 1, *[{0: (2, 1)}] * 2), "forward passes in step 0: 2, due: 1 (ranks: 0, 1;"),
+        (ONE, run("ddp", 1, *[{0: (1, 2)}] * 2), "backward passes in step 0: 2, due: 1 (ranks: 0, 1;"),
+        # How often a micro-step calls the model is the reference's count.
+        (FOUR, run("ddp", 2, *[{0: (2, 2)}] * 2), "forward passes in step 0: 2, due: 8 (ranks: 0, 1;"),
+        (FOUR, run("ddp", 2, *[{0: (8, 2)}] * 2), ""),
+        # What one of them does not count is not judged.
+        *(
+            (run("single", 1, counted), run("ddp", 1, *[{0: (5, 3)}] * 2), "")
+            for counted in ({}, {0: None}, {0: (1, 1), 2: (2, 1)}, {0: (1, 1), 1: None})
+        ),
+        (run("single", 2, {0: (3, 2)}), run("ddp", 1, *[{0: (5, 3)}] * 2), ""),
+        (ONE, run("ddp", 1, {}, {0: None}), ""),
+    ],
+)  # fmt: skip
+def test_passes_that_are_not_the_references_are_named(reference: Record, other: Record, message: str) -> None:
+    named = found("passes-differ", reference, other)
+    assert len(named) == bool(message)
+    assert all(f"ddp on 2 ranks: {message}" in one for one in named)
 
 
 def moded(label: str, **seen: Any) -> Record:
     return make_record(label=label, observed=ObservedPart(**seen))
 
 
-def test_layers_that_evaluate_in_training_mode_are_named() -> None:
+def test_layers_in_the_other_mode_than_the_references_are_named() -> None:
     reference = moded("single", evaluating_in_training=["encoder"], training_in_evaluation=[])
     given = moded("ddp", evaluating_in_training=["encoder"], training_in_evaluation=["drop", "norm"])
     assert found("mode-differs", reference, given) == [
         "ddp on 2 ranks: in training mode in evaluation passes: drop, norm"
     ]
-
-
-def test_layers_that_only_the_reference_keeps_in_evaluation_mode_are_named() -> None:
     reference = moded("single", evaluating_in_training=["encoder"])
     assert found("mode-differs", reference, moded("ddp", evaluating_in_training=[])) == [
         "ddp on 2 ranks: in evaluation mode in training passes, in the reference alone: encoder"
@@ -126,13 +122,6 @@ def test_the_command_says_how_many_there_should_be(option: str) -> None:
     assert "missing from the records: 1 of 3 runs, counted from 0: 2" in finding.message
 
 
-def test_the_first_runs_that_another_command_takes_over_are_all_that_it_asked_for() -> None:
-    """A comparison of one run each, beside records of an earlier one of two."""
-    earlier = "harness compare --repeats 2"
-    taken = [repeated(0, label=label, command=earlier) for label in ("ddp", "fsdp")]
-    assert gaps(*taken, repeated(0, label="zero1")) == []
-
-
 def test_cells_that_lack_the_same_runs_are_told_together() -> None:
     found = gaps(repeated(1), repeated(1, label="zero1"))
     (one,) = statements(found)
@@ -150,6 +139,11 @@ def test_cells_that_lack_the_same_runs_are_told_together() -> None:
         # Runs of a cell that were made on two machines stand apart in the tables.
         [repeated(0), repeated(1, environment={"cpu": "another"})],
         [repeated(0, command="harness compare --repeats 3", status="unsupported", reasons=["no"], steps=[])],
+        # A comparison of one run each, beside records of an earlier one of two.
+        [
+            *(repeated(0, label=label, command="harness compare --repeats 2") for label in ("ddp", "fsdp")),
+            repeated(0, label="zero1"),
+        ],
     ],
 )
 def test_without_a_gap_nothing_is_said(records: list[Record]) -> None:

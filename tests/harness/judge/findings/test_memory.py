@@ -38,10 +38,6 @@ def steady(**changes) -> list[MemoryPart]:
     return [moment(step, name, 16_004, **changes) for step in (1, 2) for name in STEP_MOMENTS]
 
 
-def test_exact_and_steady_memory_gives_no_finding() -> None:
-    assert ids(run([steady(), steady()])) == []
-
-
 def test_states_off_by_more_than_a_thousandth_are_a_finding_with_both_figures() -> None:
     half = EXACT | {"optimizer": 4004}
     (finding,) = told([run([steady(kinds=half)] * 2)], "memory-")
@@ -49,6 +45,7 @@ def test_states_off_by_more_than_a_thousandth_are_a_finding_with_both_figures() 
     assert finding.values["differences"] == [
         {"rank": rank, "kind": "optimizer", "measured_bytes": 4004, "expected_bytes": 8004} for rank in (0, 1)
     ]
+    assert ids(run([steady(kinds=EXACT | {"masters": 4000})])) == ["memory-differs"]
 
 
 @pytest.mark.parametrize(
@@ -72,27 +69,8 @@ def test_parameters_that_a_script_may_leave_unused_owe_no_gradient() -> None:
         assert ids(changed(record, backend=how, observation=seen)) == found
 
 
-def test_a_kind_that_should_not_be_there_is_a_finding() -> None:
-    assert ids(run([steady(kinds=EXACT | {"masters": 4000})])) == ["memory-differs"]
-
-
-def test_bytes_outside_the_allocator_count_as_held() -> None:
-    memory = steady(kinds={"weights": 4000, "gradients": 4000}, outside_kinds={"optimizer": 8004})
-    assert ids(run([memory])) == []
-
-
-def test_the_first_step_has_no_states_to_compare() -> None:
-    assert ids(run([[moment(0, "after_backward", 8000, kinds={"weights": 4000, "gradients": 4000})]])) == []
-
-
 def leaking(per_step: int, moments: Sequence[str] = STEP_MOMENTS) -> list[MemoryPart]:
     return held(*(per_step * step for step in (1, 2, 3)), moments=moments)
-
-
-def test_growth_at_every_moment_is_a_leak() -> None:
-    (finding,) = told([run([leaking(4000), leaking(0)])], "memory-")
-    assert finding.id == "memory-grows"
-    assert finding.values == {"bytes_per_step_by_rank": {"0": 4000}}
 
 
 def held(*allocated: int, moments: Sequence[str] = STEP_MOMENTS) -> list[MemoryPart]:
@@ -104,6 +82,25 @@ def held(*allocated: int, moments: Sequence[str] = STEP_MOMENTS) -> list[MemoryP
     ]
 
 
+def lingering(*grown: int) -> list[MemoryPart]:
+    """Buffers that are held at changing moments, beside what grows."""
+    buffers = {
+        (2, "after_forward"): 9000, (3, "after_backward"): 5000, (4, "after_forward"): 3000,
+        (4, "after_backward"): 6000,
+    }  # fmt: skip
+    return [
+        m.model_copy(update={"allocated_bytes": m.allocated_bytes + buffers.get((m.step, m.moment), 0)})
+        for m in held(*grown)
+    ]
+
+
+@pytest.mark.parametrize("memory", [[leaking(4000), leaking(0)], [lingering(0, 4000, 8000, 12_000)]])
+def test_growth_at_every_moment_is_a_leak_through_buffers_too(memory: list[list[MemoryPart]]) -> None:
+    (finding,) = told([run(memory)], "memory-")
+    assert finding.id == "memory-grows"
+    assert finding.values == {"bytes_per_step_by_rank": {"0": 4000}}
+
+
 @pytest.mark.parametrize("begin", [0, 4000])
 def test_a_leak_in_every_second_step_is_half_as_steep(begin: int) -> None:
     steps = [begin, 4000, begin + 4000, 8000, begin + 8000]
@@ -112,27 +109,28 @@ def test_a_leak_in_every_second_step_is_half_as_steep(begin: int) -> None:
     assert growth == pytest.approx(2000, rel=0.35)
 
 
+ADAM_OUTSIDE = {"kinds": {"weights": 4000, "gradients": 4000}, "outside_kinds": {"optimizer": 8004}}
+
+
+NO_STATES_YET = [moment(0, "after_backward", 8000, kinds=ADAM_OUTSIDE["kinds"])]
+
+
 @pytest.mark.parametrize(
     "memory",
     [
+        pytest.param(steady(), id="exact and steady"),
+        pytest.param(steady(**ADAM_OUTSIDE), id="bytes outside the allocator count as held"),
+        pytest.param(NO_STATES_YET, id="the first step"),
         pytest.param(leaking(4000, moments=("after_backward",)), id="a buffer that is held for a while"),
         pytest.param(held(0, 0, 4000, 4000, 4000), id="allocated once"),
         pytest.param(held(0, 0, 4000), id="allocated once, at last"),
         pytest.param(leaking(-2000), id="shrinks"),
         pytest.param(leaking(4000)[:3], id="one probed step"),
+        pytest.param(lingering(0, 0, 0, 0), id="buffers that linger"),
     ],
 )
-def test_what_does_not_rise_again_and_again_at_every_moment_is_no_leak(memory: list[MemoryPart]) -> None:
+def test_what_is_exact_and_does_not_rise_at_every_moment_is_no_finding(memory: list[MemoryPart]) -> None:
     assert ids(run([memory])) == []
-
-
-def test_buffers_that_linger_at_changing_moments_are_no_leak() -> None:
-    jitter = [
-        *held(0, 9000, 0, 3000, moments=("after_forward",))[0::3],
-        *held(0, 0, 5000, 6000, moments=("after_backward",))[1::3],
-        *held(0, 0, 0, 0)[2::3],
-    ]
-    assert ids(run([sorted(jitter, key=lambda m: m.step)])) == []
 
 
 def later(ended: Sequence[int], peaks: Sequence[int] = (), label: str = "ddp", **changes) -> Record:
@@ -250,18 +248,6 @@ def test_what_steps_leave_is_that_of_the_rank_whose_states_are_known() -> None:
         assert [one["rank"] for f in found for one in f.values["differences"]] == ranks
 
 
-def test_a_leak_shows_through_lingering_buffers() -> None:
-    steady = held(0, 4000, 8000, 12_000)
-    jitter = [
-        m.model_copy(update={"allocated_bytes": m.allocated_bytes + 9000})
-        if (m.step, m.moment) in {(3, "after_backward"), (4, "after_forward")}
-        else m
-        for m in steady
-    ]
-    (finding,) = told([run([jitter])], "memory-")
-    assert finding.values == {"bytes_per_step_by_rank": {"0": 4000}}
-
-
 def test_a_rank_that_holds_much_more_is_a_finding() -> None:
     (finding,) = told([run([steady(), steady(peak_bytes=40_000)])], "memory-")
     assert finding.id == "memory-imbalance"
@@ -271,10 +257,11 @@ def test_a_rank_that_holds_much_more_is_a_finding() -> None:
         "ddp on 2 ranks: rank 1 has a peak of 40,000 bytes, rank 0 of 16,004: a gap of 86 % of the mean "
         "over ranks"
     )
-
-
-def test_states_that_data_decide_are_no_imbalance() -> None:
     assert ids(changed(run([steady(), steady(peak_bytes=40_000)]), layout={"unreached": None})) == []
+    memory = [steady(peak_bytes=20_000) for _ in range(8)]
+    memory[5] = steady(peak_bytes=24_000)
+    (finding,) = told([run(memory)], "memory-")
+    assert "rank 5 has a peak of 24,000 bytes, rank 0 of 20,000: a gap of 20 % of the mean" in finding.message
 
 
 def test_what_a_strategy_divides_unevenly_is_no_imbalance_where_the_optimizer_is_not_known() -> None:
@@ -302,13 +289,6 @@ def test_what_a_strategy_divides_unevenly_is_no_imbalance_where_the_optimizer_is
             assert ids(changed(run_of, ranks=ranks)) == found
 
 
-def test_the_rank_that_differs_is_named_among_many() -> None:
-    memory = [steady(peak_bytes=20_000) for _ in range(8)]
-    memory[5] = steady(peak_bytes=24_000)
-    (finding,) = told([run(memory)], "memory-")
-    assert "rank 5 has a peak of 24,000 bytes, rank 0 of 20,000: a gap of 20 % of the mean" in finding.message
-
-
 def test_a_peak_higher_by_one_buffer_of_the_transport_is_chance() -> None:
     record = run([steady(), steady(peak_bytes=20_000)])
     comm = [part.model_copy(update={"largest_bytes": 4000}) for part in record.comm]
@@ -318,16 +298,12 @@ def test_a_peak_higher_by_one_buffer_of_the_transport_is_chance() -> None:
     assert ids(changed(record, comm=comm, world={"collectives": "nccl"})) == ["memory-imbalance"]
 
 
-def test_what_the_strategy_itself_cuts_unevenly_is_no_finding() -> None:
+def test_a_gap_is_told_less_what_the_strategy_itself_cuts_unevenly() -> None:
     forms: list[dict[int, int]] = [{0: 80, 1: 130}, {0: 80, 1: 80}, {}]
     gaps = [_gap("a peak", {0: 100, 1: 150}, form) for form in forms]
     assert [gap["share"] for gap in gaps] == [0, 50 / 125, 50 / 125]
     assert _gap("a peak", {}, {}) == {}
-
-
-def test_a_gap_less_what_the_strategy_cuts_unevenly_says_so() -> None:
-    gap = _gap("a peak", {0: 100, 1: 150}, {0: 80, 1: 90})
-    assert sentence("memory-imbalance", **gap) == (
+    assert sentence("memory-imbalance", **_gap("a peak", {0: 100, 1: 150}, {0: 80, 1: 90})) == (
         "rank 1 has a peak of 150 bytes, rank 0 of 100: a gap of 32 % of the mean over ranks, minus what the "
         "closed forms expect of each"
     )

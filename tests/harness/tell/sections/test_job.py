@@ -34,16 +34,15 @@ def facts(*records: Record) -> dict[str, str]:
     return dict(items.items)  # type: ignore[arg-type]
 
 
-def test_every_setting_shows_the_accumulation_that_ran() -> None:
+def test_the_accumulation_that_ran_is_a_setting_unless_cells_were_cut_differently() -> None:
     text = settings(cut("single", 8, 1), cut("ddp", 1, 4), cut("zero3", 1, 4))
     assert "accumulation_steps: 4" in text
     assert "micro_batch_size: 1\n" in text
-
-
-def test_a_cut_that_differs_between_cells_is_no_setting_of_the_job() -> None:
     text = settings(cut("ddp", 1, 4), cut("zero3", 4, 1))
     assert "accumulation_steps" not in text
     assert "micro_batch_size" not in text
+    _, code = blocks_in(job.reproduce_section(Comparison([make_record(), cut("ddp", 1, 4)])), Code)
+    assert "accumulation_steps: 4" in code.text
 
 
 SLURM = {"job": "7_0", "state": "COMPLETED", "attempts": 2, "restarts": 1, "max_resident_bytes": 3_000_000}
@@ -119,11 +118,6 @@ def test_configurations_of_a_report_ask_for_the_same_job(default: Comparison, tm
     assert cells[-1].measure == record.measure
 
 
-def test_accumulation_is_part_of_the_configuration() -> None:
-    _, code = blocks_in(job.reproduce_section(Comparison([make_record(), cut("ddp", 1, 4)])), Code)
-    assert "accumulation_steps: 4" in code.text
-
-
 def test_commit_and_install_line_stand_before_the_commands(default: Comparison) -> None:
     section, git = job.reproduce_section(default), default.rows[0].record.environment.git
     assert git.commit in blocks_in(section, Paragraph)[0].text
@@ -155,24 +149,17 @@ def presets(*labels: str) -> tuple[str, list[dict[str, str]]]:
     return text, [line for table in blocks_in(section, Table) for line in lines_of(table)]
 
 
-def test_a_change_stands_once_with_all_its_backends() -> None:
+def test_a_change_of_a_preset_stands_once_with_all_its_backends() -> None:
     backends = {line["setting"]: line["backends"] for line in presets("single", "zero1", "zero2", "ddp")[1]}
     assert backends["reduce_bucket_size"] == "zero1; zero2"
     assert backends["gradient_as_bucket_view"] == "ddp"
-
-
-def test_a_row_under_another_preset_is_named_and_changes_nothing() -> None:
     text, lines = presets("single", "zero3", "zero3:preset=library-defaults")
     assert text.startswith("Preset: like-for-like; library-defaults for zero3:preset=library-defaults.")
     assert {line["backends"] for line in lines} == {"zero3"}
-
-
-def test_without_changes_the_library_defaults_are_said_to_be_kept() -> None:
-    text, lines = presets("zero3:preset=library-defaults")
-    assert lines == []
-    assert text == (
+    assert presets("zero3:preset=library-defaults") == (
         "Preset: library-defaults for zero3:preset=library-defaults. library-defaults keeps a library's "
-        "settings, except those that change the mathematics."
+        "settings, except those that change the mathematics.",
+        [],
     )
 
 
@@ -265,7 +252,4 @@ def test_subjects_are_listed_once_with_the_cells_that_tell_them() -> None:
         ["loss", "a", "trainer-ddp and trainer-zero3 on 2 ranks"],
         ["batches", "b", "trainer-zero3 on 2 ranks"],
     ]
-
-
-def test_without_a_library_that_loops_there_is_no_section() -> None:
-    assert library_alone_section(Comparison([make_record(label="ddp")])) is None
+    assert library_alone_section(Comparison(records[:1])) is None

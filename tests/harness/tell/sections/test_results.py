@@ -1,4 +1,4 @@
-""" """
+"""Findings, failures, records and levels in the report."""
 
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import ROLES, role_of
@@ -70,16 +70,6 @@ def test_one_error_of_several_cells_is_told_once_whichever_rank_it_met_first() -
     ]
 
 
-def test_cells_of_two_jobs_are_told_apart() -> None:
-    records = [
-        make_record(label="ddp", job_id=job * 12, status="unsupported", reasons=["needs 4 ranks"])
-        for job in "ab"
-    ]
-    assert [item.split(": ")[0] for item in failures(*records)] == [
-        f"ddp on 2 ranks, job {job * 12}" for job in "ab"
-    ]
-
-
 def test_repeats_of_a_cell_have_one_line_with_their_number() -> None:
     def failed(repeat: int, kind: str, message: str) -> dict[str, object]:
         error = ErrorPart(kind=kind, message=message, rank=0)
@@ -97,6 +87,9 @@ def test_repeats_of_a_cell_have_one_line_with_their_number() -> None:
         "ddp on 2 ranks, 2 of 4 runs: failed: RuntimeError (rank 0): port 1 is taken",
         "ddp on 2 ranks, 1 of 4 runs: failed: ValueError (rank 0): no",
         "zero1 and zero2 on 2 ranks: unsupported: needs 4 ranks",
+    ]
+    assert failures(*(records[-1].model_copy(update={"job_id": job * 12}) for job in "ab")) == [
+        f"zero2 on 2 ranks, job {job * 12}: unsupported: needs 4 ranks" for job in "ab"
     ]
 
 
@@ -134,15 +127,9 @@ def test_limits_stand_beside_what_was_seen_and_the_factor() -> None:
     assert table.texts()[0] == ["tight", "loss", "1.0e-05", "10", "1.0e-04", "measurement"]
     assert [line[1] for line in table.texts()] == ["loss", "gradient norm", "distance moved", "final weights"]
     assert sources == ["tight: measured by single:micro_batch_size=4; lower bound: fp32 rounding."]
-
-
-def test_a_floor_that_was_not_measured_is_said() -> None:
     _, _, (_, (source,), *_) = levels(make_record(), make_record(label="ddp"))
     assert "tight: not measured" in source
     assert "100 roundings of fp32" in source
-
-
-def test_a_low_precision_has_two_levels_with_their_factors() -> None:
     training = {"precision": "bf16-mixed"}
     cast = shifted("single:precision=cast", 1e-3, training=training)
     table, *_ = levels(make_record(training=training), cast, shifted("ddp", 2e-3, training=training))
@@ -152,20 +139,14 @@ def test_a_low_precision_has_two_levels_with_their_factors() -> None:
     ]
 
 
-def test_every_run_has_its_distances_and_why_it_is_unjudged() -> None:
-    _, runs, _ = levels(make_record(), shifted("ddp", 5e-5), make_record(label="fsdp", status="failed"))
-    lines = runs.texts()
-    assert lines[1][:5] == ["ddp", "2", "1", "tight", "5.0e-05"]
-    assert lines[2][-1] == "the run ended as failed"
-
-
-def test_repeats_that_lie_equally_far_are_one_line_with_their_number() -> None:
+def test_every_run_has_its_distances_and_why_it_is_unjudged_and_equal_repeats_are_counted() -> None:
     repeats = [shifted("ddp", 5e-5 if repeat < 2 else 6e-5, repeat=repeat) for repeat in range(3)]
-    _, runs, _ = levels(make_record(), *repeats)
-    assert [line[:5] for line in runs.texts()[1:]] == [
+    _, runs, _ = levels(make_record(), *repeats, make_record(label="fsdp", status="failed"))
+    assert [line[:5] for line in runs.texts()[1:3]] == [
         ["ddp", "2", "2", "tight", "5.0e-05"],
         ["ddp", "2", "1", "tight", "6.0e-05"],
     ]
+    assert [line[-1] for line in runs.texts()[3:]] == ["the run ended as failed"]
 
 
 def test_runs_of_two_jobs_are_not_added_up() -> None:
@@ -178,19 +159,13 @@ def test_runs_of_two_jobs_are_not_added_up() -> None:
     assert lines == {("a", "single"): "1", ("b", "single"): "1", ("a", "ddp"): "2", ("b", "ddp"): "2"}
 
 
-def test_repeats_without_losses_are_not_called_equal() -> None:
+def test_losses_of_repeats_are_called_equal_only_where_they_agree_bit_for_bit() -> None:
     lost = [make_record(label="ddp", repeat=n, steps=make_steps([None] * len(LOSSES))) for n in range(2)]
     assert levels(make_record(), *lost)[2][-1] == ["ddp on 2: no loss to compare in one of the runs"]
-
-
-def test_repeats_that_agree_bit_for_bit_are_counted() -> None:
     again = make_record(label="ddp", repeat=1, steps=make_steps([loss + 1e-6 for loss in LOSSES]))
     same = [make_record(label="fsdp", repeat=repeat) for repeat in range(2)]
     assert levels(make_record(), make_record(label="ddp"), again, *same)[2][-1] == [
         "ddp on 2: 1.0e-06 nats per token",
         "1 other cell with repeats: losses equal bit for bit",
     ]
-
-
-def test_no_reference_no_levels() -> None:
-    assert levels_section(Comparison([make_record(label="ddp")])) is None
+    assert levels_section(Comparison([make_record(label="ddp")])) is None, "no reference, no levels"
