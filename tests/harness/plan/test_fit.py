@@ -97,15 +97,12 @@ def test_a_run_out_of_memory_does_not_fit_and_has_no_error_and_one_whose_loss_be
     assert fit.trial_of(make_record(label="ddp", status="diverged"), None).fits
 
 
-def test_of_equally_fast_trials_the_smaller_is_named() -> None:
+def test_of_equally_fast_trials_the_smaller_is_named_and_overlapping_ones_are_not_ranked() -> None:
     trials = [
         trial(8, 100.0), trial(4, 120.0), trial(2, 120.0), trial(16, 900.0, status="oom"), trial(1, None),
     ]  # fmt: skip
     assert fit.fastest(trials) is trials[2]
     assert fit.fastest([trial(1, None)]) is None
-
-
-def test_trials_whose_steps_overlap_are_not_ranked() -> None:
     trials = [trial(1, 120.0, 10.0), trial(2, 105.0, 6.0), trial(4, 105.0, 4.0)]
     assert [t.micro_batch_size for t in fit.tied_with(trials[0], trials)] == [2]
 
@@ -117,8 +114,6 @@ def test_a_global_batch_leaves_its_divisors_of_which_a_pipeline_takes_multiples_
     assert found.bound == "the global batch of 24 has 12 samples for each of 2 ranks"
     assert found.remark is None
     assert list(fit.micro_batches(given, 2, parts=4).sizes) == [4, 12]
-    with pytest.raises(HarnessError, match="not whole micro-batches"):
-        fit.micro_batches(given, 2, parts=5)
 
 
 def test_without_a_global_batch_every_size_is_tried_and_that_is_said() -> None:
@@ -130,15 +125,16 @@ def test_without_a_global_batch_every_size_is_tried_and_that_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "problem"),
+    ("settings", "parts", "problem"),
     [
-        (["training.global_batch_size=8", "training.accumulation_steps=2"], "leave no choice"),
-        (["training.global_batch_size=9"], "does not divide among 2 ranks"),
+        (["training.global_batch_size=8", "training.accumulation_steps=2"], 1, "leave no choice"),
+        (["training.global_batch_size=9"], 1, "does not divide among 2 ranks"),
+        (["training.global_batch_size=24"], 5, "not whole micro-batches"),
     ],
 )
-def test_a_job_that_leaves_no_choice_is_refused(settings: list[str], problem: str) -> None:
+def test_a_job_that_leaves_no_choice_is_refused(settings: list[str], parts: int, problem: str) -> None:
     with pytest.raises(HarnessError, match=problem):
-        fit.micro_batches(load_experiment(None, settings), 2)
+        fit.micro_batches(load_experiment(None, settings), 2, parts=parts)
 
 
 def test_a_trial_is_short_and_measures_memory_only() -> None:
@@ -230,25 +226,23 @@ def test_bounds_say_between_which_sizes_and_the_search_begins_at_the_less() -> N
     assert found.as_json()["predicted_between"] == (24, 45)
 
 
-def test_nothing_fits() -> None:
-    found = fit.find(machine(FIXED), EVERY, None)
-    assert (found.largest, found.fastest, found.predicted, found.too_large) == (None, None, None, 1)
-    largest, predicted = fit.answer_lines(found, machine(FIXED).limit)
-    assert largest.startswith("largest micro-batch: none. Even 1 runs out of memory with")
-    assert predicted == "predicted: nothing fits"
-
-
-def test_what_is_not_predicted_has_its_reason() -> None:
-    runner = machine(FIXED + 7 * 128, error=None)
+@pytest.mark.parametrize(
+    ("limit", "error", "line"),
+    [
+        (FIXED, 0.0, "predicted: nothing fits"),
+        (FIXED + 7 * 128, None, "predicted: n/a: nothing is known of it"),
+        (FIXED + 7 * 128, 99, "predicted: nothing fits, measured: 7"),
+    ],
+)
+def test_what_does_not_fit_or_is_not_predicted_is_said(limit: int, error: float | None, line: str) -> None:
+    runner = machine(limit, error=error)
     found = fit.find(runner, EVERY, None)
-    assert "predicted: n/a: nothing is known of it" in fit.answer_lines(found, runner.limit)
-    assert found.as_json()["unpredicted"] == "nothing is known of it"
-    runner = machine(FIXED + 7 * 128, error=99)
-    found = fit.find(runner, EVERY, None)
-    assert any(
-        line.startswith("predicted: nothing fits, measured: ")
-        for line in fit.answer_lines(found, runner.limit)
-    )
+    largest, *_, predicted = fit.answer_lines(found, runner.limit)
+    assert predicted == line
+    assert found.as_json()["unpredicted"] == (None if error is not None else "nothing is known of it")
+    if limit == FIXED:
+        assert (found.largest, found.fastest, found.predicted, found.too_large) == (None, None, None, 1)
+        assert largest.startswith("largest micro-batch: none. Even 1 runs out of memory with")
 
 
 def test_the_answer_comes_in_words() -> None:
@@ -292,20 +286,16 @@ def test_a_typed_limit_goes_before_a_configured_one() -> None:
         *((text, f"--limit was given '{text}'") for text in ("0", "-1GB", "3 apples")),
         ("A100-41", r"--limit takes bytes such as 2GB, or a GPU: .*'A100-40' or"),
         (None, "such as --limit 2GB"),
+        ("4GB", r"is 8.00 GB, but this machine has 6.00 GB; .*harness estimate --gpu"),
     ],
 )
-def test_what_is_no_limit_is_refused(given: str | None, problem: str) -> None:
-    with pytest.raises(HarnessError, match=problem):
-        fit.find_limit(given, None, "cpu", 2)
-
-
-def test_ranks_must_fit_into_the_machine_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_limit_of_two_ranks_is_refused(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, problem: str
+) -> None:
     monkeypatch.setattr("harness.plan.fit.host_memory_bytes", lambda: 6 * 10**9)
     assert fit.find_limit("3GB", None, "cpu", 2).limit_bytes == 3 * 10**9
-    with pytest.raises(
-        HarnessError, match=r"is 9.00 GB, but this machine has 6.00 GB; .*harness estimate --gpu"
-    ):
-        fit.find_limit("3GB", None, "cpu", 3)
+    with pytest.raises(HarnessError, match=problem):
+        fit.find_limit(given, None, "cpu", 2)
 
 
 def test_the_smallest_gpu_limits_and_without_one_its_memory_must_be_given(

@@ -53,9 +53,11 @@ def test_without_a_batch_the_micro_batch_is_one(settings: tuple[str, ...], steps
     assert found.planned.job.training.global_batch_size == 8 * steps
 
 
-def test_a_global_batch_is_cut_for_each_number_of_ranks() -> None:
+def test_a_batch_is_cut_for_each_number_of_ranks_and_a_hybrid_shards_within_a_node_unless_told() -> None:
     found = rows("training.global_batch_size=64", "training.micro_batch_size=2", world_sizes=(8, 16))
     assert [r.scenario.accumulation_steps for r in found if r.scenario] == [4, 2]
+    found = rows(backends="fsdp-hybrid fsdp-hybrid:shard_size=2", world_sizes=(16,), per_node=8)
+    assert [one.planned.shard_size for one in found] == [8, 2]
 
 
 @pytest.mark.parametrize(
@@ -99,11 +101,6 @@ def test_what_a_strategy_cannot_do_stands_in_its_row(
     assert found.scenario is None
 
 
-def test_hybrid_shards_within_a_node_unless_told_otherwise() -> None:
-    found = rows(backends="fsdp-hybrid fsdp-hybrid:shard_size=2", world_sizes=(16,), per_node=8)
-    assert [one.planned.shard_size for one in found] == [8, 2]
-
-
 def test_muon_is_planned_where_it_runs() -> None:
     found = {r.label: r for r in rows("optimizer.kind=muon", backends="ddp fsdp zero1 fsdp1")}
     assert [label for label, r in found.items() if r.scenario] == ["ddp", "fsdp"]
@@ -124,19 +121,12 @@ def asked(*settings: str, **changes: Any) -> Question:
     return found.opened(values["gpus"])
 
 
-@pytest.mark.parametrize(
-    ("text", "tokens"),
-    [("4194304", 4194304), ("1,000,000", 1_000_000), ("4M", 4_000_000), ("1.5k", 1500), ("5e5", 500_000),
-     ("100_000", 100_000)],
-)  # fmt: skip
-def test_tokens_are_read_as_people_write_them(text: str, tokens: int) -> None:
-    assert read_count(text) == tokens
-
-
-@pytest.mark.parametrize("text", ["", "many", "0", "-4M", "4MB", "1e99", "1,00"])
-def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
-    with pytest.raises(HarnessError, match="--tokens-per-step was given"):
-        read_count(text)
+def test_tokens_are_read_as_people_write_them() -> None:
+    written = ("4194304", "1,000,000", "4M", "1.5k", "5e5", "100_000")
+    assert [*map(read_count, written)] == [4194304, 1_000_000, 4_000_000, 1500, 500_000, 100_000]
+    for text in ("", "many", "0", "-4M", "4MB", "1e99", "1,00"):
+        with pytest.raises(HarnessError, match="--tokens-per-step was given"):
+            read_count(text)
 
 
 def test_a_job_that_names_no_precision_sequence_or_preset_gets_those_of_ordinary_training() -> None:
@@ -150,9 +140,6 @@ def test_a_job_that_names_no_precision_sequence_or_preset_gets_those_of_ordinary
     )
     old = replace(DEVICE, peak_flops={"float32": 1.0, "float16": 2.0})
     assert asked(device=old).job.training.precision == "fp16-mixed"
-
-
-def test_what_the_job_names_stays() -> None:
     alike = "runtime.preset=like-for-like"
     found = asked("training.precision=fp32", "data.sequence_length=1000", alike, tokens=8000)
     assert found.preset == "like-for-like"
@@ -248,8 +235,5 @@ def test_network_that_nobody_names_is_that_of_the_vendors_own_machine() -> None:
     assert asked(gpus=64, fabric=None, device=sold).network.name == "net"
     given = asked(gpus=16, device=sold).network
     assert (given.name, given.assumed) == ("net", False)
-
-
-def test_part_of_a_node_is_one_node() -> None:
-    found = asked(gpus=4, fabric=None)
-    assert (found.nodes, found.gpus_per_node) == (1, 4)
+    part = asked(gpus=4, fabric=None)
+    assert (part.nodes, part.gpus_per_node) == (1, 4)

@@ -55,14 +55,10 @@ def scenario(**job: object) -> Scenario:
     )  # fmt: skip
 
 
-def test_pure_bf16_builds_parameters_in_bf16() -> None:
-    layout = scenario(training={"precision": "bf16"}).workload().layout
-    assert {tensor.dtype for tensor in layout.parameters} == {"bfloat16"}
-    mixed = scenario(training={"precision": "bf16-mixed"}).workload().layout
-    assert {tensor.dtype for tensor in mixed.parameters} == {"float32"}
-
-
-def test_which_parameters_decay_follows_the_job() -> None:
+def test_the_job_decides_the_dtype_and_the_decay_of_parameters() -> None:
+    for precision, dtype in (("bf16", "bfloat16"), ("bf16-mixed", "float32")):
+        layout = scenario(training={"precision": precision}).workload().layout
+        assert {tensor.dtype for tensor in layout.parameters} == {dtype}
     assert len(scenario().workload().layout.groups()) == 2
     assert len(scenario(optimizer={"decay": "all"}).workload().layout.groups()) == 1
 
@@ -155,14 +151,11 @@ def test_a_cell_becomes_a_scenario_with_its_batch(facts: dict[str, Any]) -> None
     [("ddp", 1, None), ("fsdp", 1, None), ("fsdp-hybrid", 1, 2), ("fsdp-hybrid", 2, 2),
      ("fsdp-hybrid:shard_size=4", 2, 4)],
 )  # fmt: skip
-def test_only_a_hybrid_strategy_has_shard_groups(
+def test_only_a_hybrid_strategy_has_shard_groups_and_an_unknown_one_no_scenario(
     facts: dict[str, Any], label: str, nodes: int, shards: int | None
 ) -> None:
     found = of_cell(facts, label, nodes)
     assert found.shard_size == shards
-
-
-def test_nothing_is_predicted_for_a_backend_of_unknown_strategy(facts: dict[str, Any]) -> None:
     assert of_cell(facts, "planted-out-of-memory") is None
 
 
@@ -357,15 +350,12 @@ def test_what_leaves_room_is_offered_where_states_do_not_fit() -> None:
     assert any(line.startswith("GB per rank") for line in lines)
 
 
-def test_states_that_leave_room_call_for_nothing_else() -> None:
+def test_states_that_leave_room_call_for_nothing_else_and_even_ones_are_not_explained() -> None:
     labels = ("zero3", "fsdp", "fsdp-grad-op", "zero2")
     answer = answered(LIBRARIES, *labels, model="mixtral-8x7b", gpus=16)
     assert answer.instead == ()
     text = " ".join(answer_lines([answer]))
     assert "fsdp holds 91.8 GB of states and zero3 46.7: FSDP2 cuts the experts" in text
-
-
-def test_even_states_are_not_explained() -> None:
     assert why_uneven({"fsdp": 10, "zero3": 10}, {"num_local_experts": 8}) is None
     assert why_uneven({"fsdp": 10}, {"num_local_experts": 8}) is None
     assert "no more than 8 ranks" in (why_uneven({"fsdp": 20, "zero3": 10}, {"num_local_experts": 8}) or "")

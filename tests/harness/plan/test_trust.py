@@ -94,7 +94,7 @@ def test_a_source_counts_once_however_many_runs_it_has(errors: Errors) -> None:
     assert known.text() == "±30 % (4 sources, 43 published runs)"
 
 
-def test_fewer_than_three_sources_are_named_without_a_percentage(errors: Errors) -> None:
+def test_fewer_than_three_sources_or_ones_that_lie_far_apart_state_no_percentage(errors: Errors) -> None:
     errors(run("llm-foundry", 1, memory=0.01), run("llm-foundry", 2, memory=0.02))
     trust = trust_in(scenario("fsdp1", 8), speed=False)
     assert trust.memory.typical is None
@@ -104,9 +104,6 @@ def test_fewer_than_three_sources_are_named_without_a_percentage(errors: Errors)
     trust = trust_in(scenario("fsdp1", 8), speed=False)
     assert "%" not in trust.lines()[0]
     assert "tested on two sources (a, 8 A100; b, 8 A100)" in trust.lines()[0]
-
-
-def test_sources_that_lie_far_apart_state_no_error(errors: Errors) -> None:
     errors(*(run(name, speed=error) for name, error in (("a", 0.1), ("b", 2.0), ("c", 3.0))))
     known = trust_in(scenario("fsdp1", 8)).speed
     assert known.typical is None
@@ -130,10 +127,9 @@ def test_what_no_run_had_is_said(errors: Errors) -> None:
 
 
 def test_runs_of_the_strategy_count_before_those_that_divide_as_much(errors: Errors) -> None:
-    of_fsdp1 = [run(name, memory=0.1) for name in "abc"]
-    of_zero3 = [run(name, memory=0.2, kind="zero3") for name in "def"]
-    of_ddp = [run(name, memory=0.4, kind="ddp") for name in "ghi"]
-    errors(*of_fsdp1, *of_zero3, *of_ddp)
+    kinds = {"fsdp1": ("abc", 0.1), "zero3": ("def", 0.2), "ddp": ("ghi", 0.4)}
+    kinds["zero12+offload"] = ("jkl", 0.3)
+    errors(*(run(name, memory=error, kind=kind) for kind, (names, error) in kinds.items() for name in names))
     for label, of, typical in (
         ("fsdp1", "full training under fsdp1", 0.1),
         ("fsdp", "full training that divides as much", 0.2),
@@ -142,6 +138,8 @@ def test_runs_of_the_strategy_count_before_those_that_divide_as_much(errors: Err
         known = trust_in(scenario(label, 8), speed=False).memory
         assert (known.of, known.typical) == (of, typical)
     assert trust_in(scenario("fsdp1", 8), speed=False, without="a").memory.typical == 0.2  # type: ignore[union-attr]
+    known = trust_in(scenario("zero3", 8, options={"offload": "cpu"}), speed=False).memory
+    assert (known.of, known.typical) == ("all full training with offload", 0.3)
 
 
 def test_speed_is_of_the_gpu_the_code_and_the_length(errors: Errors) -> None:
@@ -202,11 +200,13 @@ def test_where_no_speed_is_predicted_the_assumption_is_of_memory(device: str, pl
     assert place in str(trust.assumption)
 
 
-def test_strategies_of_one_answer_are_judged_together() -> None:
-    one, other = trust_in(scenario("fsdp", 8)), trust_in(scenario("fsdp1", 8))
+def test_strategies_of_one_answer_are_judged_together_and_a_range_has_no_error_of_its_own() -> None:
     both = trust_in(scenario("fsdp", 8), scenario("fsdp1", 8))
-    assert both.speed.runs >= max(one.speed.runs, other.speed.runs)
+    assert both.speed.runs >= max(trust_in(scenario(name, 8)).speed.runs for name in ("fsdp", "fsdp1"))
     assert "fsdp and fsdp1" in both.runs
+    ranged = trust_in(scenario("fsdp1", 8), bounded=True)
+    assert (ranged.memory, ranged.speed is None) == (None, False)
+    assert "memory is a range" in ranged.lines()[0]
 
 
 def test_cpu_ranks_are_judged_by_cpu_ranks() -> None:
@@ -229,19 +229,3 @@ def test_without_a_run_like_it_that_is_said_and_no_other_s_error_is_borrowed() -
         assert (trust.memory, trust.speed) == (None, None), word
         assert "not known (no run like this)" in trust.lines()[0], word
         assert word in trust.lines()[0]
-
-
-def test_offload_is_judged_by_offload_alone(errors: Errors) -> None:
-    errors(
-        *(run(name, memory=0.1) for name in "abc"),
-        *(run(name, memory=0.3, kind="zero12+offload") for name in "def"),
-    )
-    known = trust_in(scenario("zero3", 8, options={"offload": "cpu"}), speed=False).memory
-    assert (known.of, known.typical) == ("all full training with offload", 0.3)
-
-
-def test_a_range_has_no_error_of_its_own() -> None:
-    trust = trust_in(scenario("fsdp1", 8), bounded=True)
-    assert trust.memory is None
-    assert trust.speed is not None
-    assert "memory is a range" in trust.lines()[0]
