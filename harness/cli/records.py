@@ -24,8 +24,8 @@ from harness.errors import HarnessError
 from harness.files import read_plain, write_atomically
 from harness.job.experiment import Experiment
 from harness.judge.comparison import Comparison
-from harness.judge.facts import METRICS
-from harness.judge.quantities import Run, between_steps, kinds_at, loss_unit
+from harness.judge.facts import METRICS, SPEED
+from harness.judge.quantities import Run, between_steps, counts_samples, kinds_at, loss_unit
 from harness.judge.rows import reason
 from harness.judge.run_conditions import began_at, labelled, script_names
 from harness.judge.wording import counted
@@ -173,9 +173,11 @@ def list_runs(
     if as_json:
         echo(json.dumps({"runs": documents}, indent=1))
         return 0
+    units = {document["rate_unit"] for document in documents if document["tokens_per_second"] is not None}
+    rate = " or ".join(sorted(units)) or "tokens/s"
     headers = {
         "run_id": "run", "backend": "backend", "world_size": "ranks", "status": "status",
-        "tokens_per_second": "tokens/s", "peak_bytes": "peak MB", "loss": "loss",
+        "tokens_per_second": rate, "peak_bytes": "peak MB", "loss": "loss",
     }  # fmt: skip
     if wide:
         headers |= {
@@ -183,6 +185,9 @@ def list_runs(
             "steps": "steps", "created_at": "started", "reason": "why",
         }  # fmt: skip
     texts = [[_text(key, document[key]) for key in headers] for document in documents]
+    if len(units) > 1:
+        for text, document in zip(texts, documents, strict=True):
+            text[4] += f" {document['rate_unit']}" if document["tokens_per_second"] is not None else ""
     echo(fitted(texts, [*headers.values()], wide=wide))
     echo(f"{len(listed)} runs; `harness show RUN` shows one in detail", err=True)
     return 0
@@ -209,6 +214,7 @@ def _document(record: Record) -> dict[str, Any]:
         "steps": len(record.steps),
         "loss": record.steps[-1].loss if record.steps else None,
         "tokens_per_second": run.tokens_per_second,
+        "rate_unit": "samples/s" if counts_samples(record) else "tokens/s",
         "step_seconds": run.mean_step_seconds,
         "peak_bytes": max(run.rank_peaks, default=None),
     }
@@ -296,7 +302,7 @@ def _figures(record: Record, comparison: Comparison) -> Iterator[tuple[str, str]
     for row in comparison.rows:
         for metric in METRICS:
             value = row.figures.get(metric.key)
-            if value is not None:
+            if value is not None and not (metric.key == SPEED and counts_samples(record)):
                 yield metric.title, figure_text(metric, value)
 
 

@@ -45,6 +45,25 @@ def test_wide_list_has_a_line_for_each_run_and_says_why_one_failed(folder: Path)
     assert len(shown.splitlines()) == 2 + 3
 
 
+def test_a_rate_and_a_loss_have_the_unit_of_what_was_counted(folder: Path) -> None:
+    images = make_steps(changes={step: {"tokens": 8} for step in range(4)})
+    saved(folder / "images", "a", steps=images)
+    saved(folder / "both", "a", steps=images)
+    saved(folder / "both", "b")
+    heads = {
+        runs: harness("list", "--runs", runs, cwd=folder).stdout.splitlines()[0]
+        for runs in ("runs", "images")
+    }
+    assert "tokens/s" in heads["runs"]
+    assert "samples/s" in heads["images"]
+    both = harness("list", "--runs", "both", "--wide", cwd=folder).stdout
+    assert re.search(r"\d samples/s ", both)
+    assert re.search(r"\d tokens/s ", both)
+    shown = harness("show", "--runs", "images", cwd=folder).stdout
+    assert "tokens/s" not in shown
+    assert re.search(r"last loss +\S+ nats per token", harness("show", "one", cwd=folder).stdout)
+
+
 def test_list_is_filtered_by_backend_and_status(folder: Path) -> None:
     def ids(*arguments: str) -> list[str]:
         document = json.loads(harness("list", "--json", *arguments, cwd=folder).stdout)
