@@ -393,7 +393,7 @@ def products_reach_the_sheet(evidence: Evidence) -> Finding:
 def utilisation_is_possible(evidence: Evidence) -> Finding:
     record = evidence.records[SHARDED]
     share = quantities.share_of(
-        quantities.model_flops_per_second(quantities.Run.of(record)), quantities.sheet_peak(record)
+        quantities.model_flops_per_second(quantities.Run.of(record)), quantities.sheet_rate(record)
     )
     if share is None:
         return "n/a", f"no data sheet is known for {record.ranks[0].device_name}, or no step was timed"

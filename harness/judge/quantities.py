@@ -1077,7 +1077,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peak:
+class PeakRate:
     """What the devices of a run can do together."""
 
     flops_per_second: float
@@ -1163,28 +1163,28 @@ def peak_dtype(record: Record) -> str | None:
     return "tf32" if dtype == "float32" and tf32 and record.world.device == "cuda" else dtype
 
 
-def sheet_peak(record: Record) -> Peak | None:
+def sheet_rate(record: Record) -> PeakRate | None:
     """Peak of all ranks' devices by data sheet; None where one of them is not in the table."""
     dtype = peak_dtype(record)
     return _of_all([find_peak(rank.device_name, dtype) for rank in record.ranks] if dtype else [])
 
 
-def measured_peak(record: Record) -> Peak | None:
+def measured_rate(record: Record) -> PeakRate | None:
     """Peak of all ranks as their matrix products reached it; None where it was not asked for."""
     dtype = peak_dtype(record) or ""
     rates = [rank.matmul_flops_per_second.get(dtype) for rank in record.ranks]
     return _of_all([None if rate is None else (rate, "measured") for rate in rates])
 
 
-def _of_all(ranks: Sequence[tuple[float, str] | None]) -> Peak | None:
+def _of_all(ranks: Sequence[tuple[float, str] | None]) -> PeakRate | None:
     known = [peak for peak in ranks if peak is not None]
     if not known or len(known) < len(ranks):
         return None
     sources = dict.fromkeys(source for _, source in known)
-    return Peak(flops_per_second=sum(rate for rate, _ in known), source="; ".join(sources))
+    return PeakRate(flops_per_second=sum(rate for rate, _ in known), source="; ".join(sources))
 
 
-def share_of(flops_per_second: float | None, peak: Peak | None) -> float | None:
+def share_of(flops_per_second: float | None, peak: PeakRate | None) -> float | None:
     """Utilisation: a rate over a peak; None if either is unknown."""
     if flops_per_second is None or peak is None:
         return None

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.backends.base import SetupContext, World
 from harness.backends.optimizer.gradients import fp32_norm
 from harness.backends.refusals import Unsupported
-from harness.backends.single import SingleBackend, SingleOptions, add_up_parts, reorder_backward
+from harness.backends.single import add_up_parts, reorder_backward
 from harness.rank.data import DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config
 from tests.contract.cases import VOCABULARY, Case, contract_job, global_batches
+from tests.harness.rank.small_models import alone
 
 Trained = tuple[Tensor, dict[str, Tensor]]
 """Loss and gradients."""
@@ -81,15 +81,8 @@ def test_cast_weights_leave_batch_norm_in_fp32_as_fsdp1_does() -> None:
         seen.extend((output.dtype, *(parameter.dtype for parameter in model.parameters())))
         return output.sum()
 
-    engine = SingleBackend(SingleOptions(precision="cast")).prepare(
-        lambda: nn.Sequential(nn.Linear(2, 3, bias=False), nn.BatchNorm1d(3), nn.Linear(3, 2, bias=False)),
-        lambda named: torch.optim.AdamW([parameter for _, parameter in named]),
-        SetupContext(
-            world=World(rank=0, world_size=1, local_rank=0, ranks_per_node=1, device="cpu"), preset="default",
-            precision="bf16-mixed", gradient_clipping=None, micro_batch_size=4, accumulation_steps=1,
-            compute_loss=compute_loss,
-        ),
-    )  # fmt: skip
+    layers = nn.Linear(2, 3, bias=False), nn.BatchNorm1d(3), nn.Linear(3, 2, bias=False)
+    engine = alone(lambda: nn.Sequential(*layers), compute_loss, "cast")
     engine.backward(engine.forward({}), last_micro_step=True)
     low = torch.bfloat16
     assert seen == [low, low, torch.float32, torch.float32, low]

@@ -48,7 +48,7 @@ def outside_clock(row: JudgedRun) -> Iterator[Finding]:
 def beyond_peak(row: JudgedRun) -> Iterator[Finding]:
     """More FLOP/s than the devices reach, by their sheet or as measured."""
     record = row.record
-    peaks = (quantities.sheet_peak(record), 1.0), (quantities.measured_peak(record), MEASURED_MARGIN)
+    peaks = (quantities.sheet_rate(record), 1.0), (quantities.measured_rate(record), MEASURED_MARGIN)
     for peak, margin in peaks:
         achieved = quantities.least_flops_per_second(row.run) if peak is not None else None
         if peak is not None and achieved is not None and achieved > margin * peak.flops_per_second:

@@ -83,8 +83,8 @@ def _utilisations(cell: CellRuns) -> list[object]:
         [rate(run) for run in cell.runs]
         for rate in (quantities.model_flops_per_second, quantities.hardware_flops_per_second)
     ]
-    sheets = [quantities.sheet_peak(run.record) for run in cell.runs]
-    reached = [quantities.measured_peak(run.record) for run in cell.runs]
+    sheets = [quantities.sheet_rate(run.record) for run in cell.runs]
+    reached = [quantities.measured_rate(run.record) for run in cell.runs]
     sheet, measured = sheets[0], reached[0]
     return [
         *cell.cell,

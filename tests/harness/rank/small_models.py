@@ -1,13 +1,16 @@
 """Small models of several architectures."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from harness.backends.base import World
+from harness.backends.base import Engine, SetupContext, World
 from harness.backends.model_source import AskedLoading
+from harness.backends.options import SingleOptions
+from harness.backends.single import SingleBackend
 from harness.job.job import DataSection, Job, ModelSection, TrainingSection
 from harness.rank.data import DataFacts
 from harness.rank.initial_weights import JobModelSource
@@ -41,6 +44,20 @@ def job_of(config: dict[str, Any], length: int = 32, **training: Any) -> Job:
         model=ModelSection(config=config),
         data=DataSection(sequence_length=length),
         training=TrainingSection(**training),
+    )
+
+
+def alone(
+    build: Callable[[], nn.Module], compute_loss: Callable[..., Tensor], precision: str | None, **how: Any
+) -> Engine:
+    """`single` in bf16-mixed, with this option."""
+    context = SetupContext(
+        world=World(rank=0, world_size=1, local_rank=0, ranks_per_node=1, device="cpu"),
+        precision="bf16-mixed", gradient_clipping=None, micro_batch_size=1, accumulation_steps=1,
+        preset="like-for-like", compute_loss=compute_loss, **how,
+    )  # fmt: skip
+    return SingleBackend(SingleOptions(precision=precision)).prepare(
+        build, lambda named: torch.optim.AdamW([parameter for _, parameter in named]), context
     )
 
 

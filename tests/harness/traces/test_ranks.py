@@ -96,9 +96,9 @@ def test_each_probe_says_what_it_cost_and_none_is_at_work_in_timed_steps(traced:
 
 def test_utilisation_is_below_the_measured_peak(traced: Traced) -> None:
     record = traced.record
-    assert quantities.sheet_peak(record) is None
+    assert quantities.sheet_rate(record) is None
     share = quantities.share_of(
-        quantities.model_flops_per_second(Run.of(record)), quantities.measured_peak(record)
+        quantities.model_flops_per_second(Run.of(record)), quantities.measured_rate(record)
     )
     assert share is not None
     assert 0 < share < 1

@@ -162,6 +162,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         {"observed": ObservedPart(buffers={"scale": "1", "other": "2"})},
         "update-differs", "all 4 steps; buffer scale differs before the first step"),
     "gradients that were summed": ({"steps": norms(times=2)}, {}, "gradient-scale", "x 2: summed over 2"),
+    "a factor that a library is known to leave": (
+        {"steps": norms(times=2), "effective": {"details": {"gradient_factor": 2}}}, {}, "gradient-scale",
+        "ddp:correct_gradients=true takes the factor out"),
     "gradients that were summed, of whose norm each rank was told a part": (
         {"steps": norms(times=2), "ranks": ranks(gradient_norms=[[1.2 * x for x in NORMS],
                                                                  [1.6 * x for x in NORMS]])},
@@ -411,15 +414,12 @@ def test_norms_that_part_bit_by_bit_are_an_update() -> None:
     assert explain_divergence(Pair(reference, sudden, limits)).kind == "gradient-differs"
 
 
-def test_what_alone_decays_is_named_as_that() -> None:
+def test_parameters_that_end_elsewhere_come_farthest_first_and_decaying_ones_are_named_as_that() -> None:
     reference = make_record(**weights(a=2.0, b=2.0, c=2.0), layout=layout())
     found = explained(make_record(label="ddp", **weights(a=2.1, b=2.1, c=2.0)), reference)
     assert "apart in the end: the 2 parameters with weight decay, and no others" in found.text
     found = explained(make_record(label="ddp", **weights(a=2.1, b=2.0, c=2.1)), reference)
     assert "with weight decay" not in found.text
-
-
-def test_parameters_that_end_elsewhere_come_farthest_first() -> None:
     assert explained(make_record(label="ddp", **weights(a=2.1, b=2.5))).values["parameters"] == ["b", "a"]
 
 
@@ -512,11 +512,6 @@ def test_steps_of_a_resumed_run_have_their_own_numbers() -> None:
     found = explained(make_record(label="ddp", steps=later, resumed=RESUMED), reference)
     assert "gradient norm of step 5 is 0.7 times" in found.text
     assert found.values["step"] == 5
-
-
-def test_the_library_that_is_known_to_leave_a_factor_is_named_with_what_takes_it_out() -> None:
-    record = make_record(label="ddp", steps=norms(times=2), effective={"details": {"gradient_factor": 2}})
-    assert "ddp:correct_gradients=true takes the factor out" in explained(record).text
 
 
 def test_samples_that_differ_in_a_later_step_are_found() -> None:

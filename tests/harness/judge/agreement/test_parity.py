@@ -116,22 +116,17 @@ def test_low_precision_has_a_band(precision: str) -> None:
 
 
 def test_the_band_is_what_the_precision_was_seen_to_change() -> None:
-    single = reference(training=BF16)
-    cast = make_record(label="single:precision=cast", training=BF16, **shifted(1e-3))
-    for loss, parity in ((2.9e-3, "band"), (3.1e-3, "diverged")):
-        other = make_record(label="ddp", training=BF16, **shifted(loss))
-        assert judge(single, other, measure_noise(single, [cast])).parity == parity
-
-
-def test_what_a_failed_repetition_would_have_shown_the_precision_bounds() -> None:
     """A loss in bf16 lies up to 2^-8 of it away, where only the repetition in fp32 came to a result."""
     single = reference(training=BF16)
     exact = make_record(label="single:precision=fp32", training=BF16, **shifted(1e-3))
     cast = make_record(label="single:precision=cast", training=BF16, **shifted(1e-3))
-    failed = cast.model_copy(update={"status": "failed"})
-    for beside, loss, parity in ((failed, 1, "band"), (cast, 1, "diverged"), (failed, 4, "diverged")):
-        other = make_record(label="fsdp", training=BF16, **shifted(loss * 5.5 * 2**-8))
-        assert judge(single, other, measure_noise(single, [exact, beside])).parity == parity
+    failed, bound = cast.model_copy(update={"status": "failed"}), 5.5 * 2**-8
+    for repeats, loss, parity in (
+        ([cast], 2.9e-3, "band"), ([cast], 3.1e-3, "diverged"), ([exact, cast], bound, "diverged"),
+        ([exact, failed], bound, "band"), ([exact, failed], 4 * bound, "diverged"),
+    ):  # fmt: skip
+        other = make_record(label="fsdp", training=BF16, **shifted(loss))
+        assert judge(single, other, measure_noise(single, repeats)).parity == parity
 
 
 def skipping(label: str, *without: int, norm: float = 1.0) -> Record:

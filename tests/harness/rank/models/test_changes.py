@@ -11,16 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.backends.base import SetupContext, World
-from harness.backends.options import SingleOptions
-from harness.backends.single import SingleBackend
 from harness.errors import JobError
 from harness.forms.activations import recomputed_share
 from harness.job.job import Job
 from harness.rank.models.changes import chunk_head, enable_checkpointing, is_compiled, while_compiling
 from harness.rank.models.losses import loss_function, summed_cross_entropy
 from harness.run_directory.rank_state import PositionWriter, read_position
-from tests.harness.rank.small_models import SMALL, built, job_of
+from tests.harness.rank.small_models import SMALL, alone, built, job_of
 
 MODES = (False, True, "every-2", "selective")
 LAYERS = 3
@@ -146,18 +143,12 @@ def test_blocks_are_compiled_in_place() -> None:
 @pytest.mark.parametrize("precision", [None, "cast"])
 @pytest.mark.parametrize("compiled", ["none", "block", "model"])
 def test_what_computes_is_compiled(compiled: str, precision: str | None) -> None:
-    world = World(rank=0, world_size=1, local_rank=0, ranks_per_node=1, device="cpu")
     called: list[nn.Module] = []
-    context = SetupContext(
-        world=world, precision="bf16-mixed", gradient_clipping=None, micro_batch_size=1,
-        accumulation_steps=1, preset="like-for-like", compile=compiled,
-        compute_loss=lambda module, _: called.append(module) or torch.zeros(()),
-    )  # fmt: skip
-    engine = SingleBackend(SingleOptions(precision=precision)).prepare(
+    engine = alone(
         lambda: built(compiled_job(compiled)),
-        lambda named: torch.optim.AdamW([parameter for _, parameter in named]),
-        context,
-    )
+        lambda module, _: called.append(module) or torch.zeros(()),
+        precision, compile=compiled,
+    )  # fmt: skip
     engine.forward({})
     assert is_compiled(called[0]) == (compiled != "none")
 
