@@ -48,6 +48,8 @@ from harness.tell.pictures.plots import (
     weak_picture,
 )
 from harness.tell.sections.choice import (
+    LEAST_STEP,
+    WITHOUT_ACTIVATIONS,
     ComparisonScope,
     bytes_frontier,
     comparison_scope,
@@ -528,6 +530,9 @@ def what_to_use(scope: ComparisonScope) -> str:
         phrase("use_next" if place else "use_first", cell=cell, value=megabytes(held), what=what)
         for place, (cell, held) in enumerate(taken)
     ]
+    if len(taken) == 1:
+        gathered = phrase("use_gathered") if what == WITHOUT_ACTIVATIONS else ""
+        parts.append(phrase("use_alone", step=percent(LEAST_STEP), gathered=gathered))
     order, first = scope.order, taken[0][0] if taken else ""
     if order is not None and first in order.names:
         faster = [

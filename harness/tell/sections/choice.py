@@ -21,7 +21,7 @@ from harness.judge.facts import SENT, SPEED
 from harness.judge.quantities import pipeline_use, sent_per_step
 from harness.judge.rows import BASE, CellRuns, Place, place_to_compare, rank_speeds, rivals
 from harness.judge.statistics import Ranking, Ratio, frontier, interval_runs
-from harness.judge.wording import percent, ranks
+from harness.judge.wording import a_few, percent, ranks
 from harness.record import Record
 from harness.record.workload import known_strategy, of_record
 from harness.tell.document import Block, Line, Section, Shown, Table
@@ -193,8 +193,8 @@ def rounded(value: float, digits: int = 3) -> float:
 
 
 MICRO_STEPS = 8
-MOST_LEFT = 8
-"""Names of cells without a row."""
+MOST_LEFT = 6
+"""Amounts of memory of cells without a row."""
 LEAST_STEP = 0.01
 """Of memory, between two thresholds."""
 NONE_FITS = "none of these: more ranks, or offload"
@@ -244,7 +244,8 @@ def _thresholds(where: ComparisonScope) -> list[Block]:
     shown = {row[2] for row in lines}
     bubbles = _bubbles(where)
     judged = held[as_run].keys() & where.figures(sent_once).keys() - shown - bubbles.keys()
-    left = [g.label for g in where.groups if g.label in judged and unwrapped(g.label) not in shown]
+    left = {label: held[as_run][label] for label in judged if unwrapped(label) not in shown}
+    needs = [f"{names(labels)} {megabytes(size)} MB" for labels, size in levels(left, megabytes)]
     waits = [f"{names(labels)} {whole_percent(share)}" for labels, share in levels(bubbles, whole_percent)]
     differs = BASE in shown and len({held[steps].get(BASE) for steps in (as_run, MICRO_STEPS)}) > 1
     return blocks_of(
@@ -252,7 +253,7 @@ def _thresholds(where: ComparisonScope) -> list[Block]:
         f"{prose('decision_order')} {ranks(where.size)}.",
         text,
         prose("decision_accumulated") if differs else None,
-        prose("decision_left_out", cells=names(left, MOST_LEFT)) if left else None,
+        prose("decision_left_out", cells=a_few(needs, MOST_LEFT, "; ")) if needs else None,
         prose("decision_pipelines", cells=", ".join(waits)) if waits else None,
     )
 

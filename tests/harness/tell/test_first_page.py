@@ -432,6 +432,8 @@ def test_what_to_use_by_traffic_says_what_is_faster_here() -> None:
     assert told.startswith("ddp from ")
     assert told.endswith("; faster here than ddp: fsdp-hybrid")
     assert "faster here" not in page("all", *published("default"))["Use, by memory of a rank"]
+    alone = page("all", make_record(label="ddp"), make_record(label="fsdp"))["Use, by memory of a rank"]
+    assert alone.endswith("no other needs over 1 % less")
 
 
 def test_figures_of_one_number_of_ranks_are_said_to_be_so() -> None:
