@@ -49,6 +49,8 @@ TITLE = "Comparison with a baseline"
 MISSING = "not comparable, or absent"
 MOST_OPEN = 3
 """Untested figures that the verdict names."""
+NAMED_SHARE = 0.01
+"""Of a change within the noise, which a reader sees in a picture."""
 
 
 def before_after(before: Comparison, after: Comparison, *last: document.Section) -> document.Document:
@@ -257,7 +259,14 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
     folders = {record.run_id: str(PurePosixPath(path).parent) for path, record in records.items()}
     changed = table("changed", [row for one in series for row in _changed(one, names, folders)], "over_time")
     jobs = {job for side in sides for job in side.by_job}
-    untested = [one for one in series if one.whole.judgement == "not judged"]
+    untested = [one for one in series if one.whole.judgement in ("not judged", "inconclusive")]
+    moved = {one.metric for one in (*untested, *(one for one in series if any(one.moves())))}
+    same: dict[str, float] = {}
+    for one in series:
+        if one.metric not in moved:
+            same[one.metric.title] = max(same.get(one.metric.title, 0.0), one.whole.relative or 0.0, key=abs)
+    steady = [f"{title} ({signed_percent(most)} at most)" if abs(most) >= NAMED_SHARE else title
+              for title, most in same.items()]  # fmt: skip
     once = [
         f"{CellName(*cell)} in {names[number]}"
         for number, cells in enumerate(named)
@@ -276,7 +285,7 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
         prose("over_time_left_out", records=counted(without, "record"), by=by) if without else "",
         *left_out({f"in {name}": side for name, side in whole.items()}),
         prose("over_time_once", cells=listed(once, MOST_NAMED)) if once else "",
-        "" if changed or not series else prose("over_time_none", first=names[0], last=names[-1]),
+        prose("over_time_same", first=names[0], last=names[-1], figures=listed(steady)) if same else "",
         prose(
             "over_time_untested",
             figures=listed([f"{u.metric.title} of {u.cell}" for u in untested], MOST_NAMED),

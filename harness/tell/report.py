@@ -106,9 +106,11 @@ def details_document(comparison: Comparison, *last: Section, question: ReportFoc
         for make in SECTIONS
         if speeds or make not in OF_SPEED
     ]
-    sections = [*filter(None, made), *last]
-    folded = [replace(one, blocks=[*map(_folded_if_long, one.blocks)]) for one in sections]
-    return Document("Details of the comparison", folded)
+    return Document("Details of the comparison", [*map(_folded, filter(None, made)), *last])
+
+
+def _folded(section: Section) -> Section:
+    return replace(section, blocks=[*map(_folded_if_long, section.blocks)])
 
 
 def _folded_if_long(block: Block) -> Block:
@@ -212,7 +214,7 @@ def format_of(output: Path) -> Format:
 
 def make_document(manifest: Manifest, records: Mapping[str, Record]) -> Document:
     """The document that a manifest describes; `records` holds its records by their paths."""
-    last = results.records_section(manifest)
+    last = _folded(results.records_section(manifest))
     after = [records[entry.path] for entry in manifest.records if not entry.before]
     if manifest.kind == "baseline":
         from harness.tell.before_after import before_after
