@@ -102,10 +102,7 @@ def derived(derive: F) -> F:
 
     @wraps(derive)
     def once(of: Derivations, *others: Hashable) -> Any:
-        known, key = of._derived, (name, *others)
-        if key not in known:
-            known[key] = derive(of, *others)
-        return known[key]
+        return of.once((name, *others), lambda: derive(of, *others))
 
     return cast("F", once)
 

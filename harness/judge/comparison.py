@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Self
 
 from harness.judge.agreement.parity import Noise, is_variant
-from harness.judge.effective import SETTINGS, Effect, Setting, values_of
+from harness.judge.effective import SETTINGS, Effect, Setting
 from harness.judge.facts import STEP
 from harness.judge.findings import amounts, execution, jobs, timing, training
 from harness.judge.findings.finding import Finding, of_cells
@@ -108,7 +108,7 @@ def _known_of_pair(row: JudgedRun) -> list[DifferingSetting]:
 def _values(setting: Setting, runs: Sequence[JudgedRun]) -> tuple[SettingValue, ...]:
     known: dict[str, tuple[Any, list[JudgedRun]]] = {}
     for row in runs:
-        value = values_of(row.record)[setting.name]
+        value = setting.of(row.record)
         if value is not None:
             known.setdefault(repr(value), (value, []))[1].append(row)
     values = [

@@ -105,6 +105,10 @@ class Setting:
     finding: str | None = None
     """Id of the finding that reports a difference."""
 
+    def of(self, record: Record) -> Any:
+        """The same, read once: a reference is compared with every run."""
+        return record.once(("setting", self.name), lambda: self.read(record))
+
 
 @dataclass(frozen=True, kw_only=True)
 class SettingDifference:
@@ -394,18 +398,11 @@ def _settings() -> Iterator[Setting]:
 SETTINGS = tuple(_settings())
 
 
-@derived
-def values_of(record: Record) -> dict[str, Any]:
-    """The values of all settings by name, read once: a reference is compared with every run."""
-    return {setting.name: setting.read(record) for setting in SETTINGS}
-
-
 def setting_differences(reference: Record, record: Record) -> list[SettingDifference]:
     """Settings that both know and that differ; what only one of them knows is passed over."""
     found = []
-    of_reference, of_record = values_of(reference), values_of(record)
     for setting in SETTINGS:
-        left, right = of_reference[setting.name], of_record[setting.name]
+        left, right = setting.of(reference), setting.of(record)
         if left is not None and right is not None and left != right:
             found.append(
                 SettingDifference(

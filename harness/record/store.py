@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import io
 import json
 import lzma
@@ -334,7 +335,9 @@ def read_record(path: Path, files: RecordFiles | None = None) -> Record:
         data = (files or RecordFiles()).read(path)
     except OSError as error:
         raise HarnessError(f"record {path} cannot be read: {error.strerror or error}") from error
-    return parse_record(data, path)
+    record = parse_record(data, path)
+    record.once("sha256", lambda: hashlib.sha256(data).hexdigest())  # of what was read: files change and go
+    return record
 
 
 def parse_record(data: bytes, path: Path) -> Record:

@@ -140,7 +140,7 @@ def make_manifest(
     entries = [
         RecordEntry(
             path=relative(path),
-            sha256=digest(files.read(path)),
+            sha256=record.once("sha256", lambda path=path: digest(files.read(path))),
             run_id=record.run_id,
             status=record.status,
             before=before,

@@ -343,6 +343,15 @@ def test_report_that_holds_its_list_of_records_needs_no_file_of_it(copy: Path) -
     assert found(verify(copy / "report.md")) == []
 
 
+def test_record_that_goes_while_it_is_reported_is_listed_as_it_was_read(tmp_path: Path) -> None:
+    ((path, _), *_) = runs = store.read_runs([write_runs(tmp_path)[0][0].parents[1]])[0]
+    path.rename(tmp_path / "gone")
+    report = write_report(runs, tmp_path / "report.md")
+    assert "is missing" in found(verify(report))[0]
+    (tmp_path / "gone").rename(path)
+    assert found(verify(report)) == []
+
+
 @pytest.mark.parametrize("suffix", FORMS)
 def test_report_with_a_baseline_is_verified_too(tmp_path: Path, suffix: str) -> None:
     before, after = write_runs(tmp_path / "before"), write_runs(tmp_path / "after", slower=0.2)
