@@ -400,6 +400,9 @@ def _why_weights(before: Sample, after: Sample, odd: Odd) -> Told:
     for kind, given, due, altered in _of_figures(before, after, odd):
         if given is not None and math.isfinite(given):
             distance, allowed = _distance(before, after, replace(constants, **altered(given)), adam)
+            if kind == "decay":  # before the update or after it
+                sound = before.weight * constants.decay - adam(after, constants)
+                allowed = allowed + abs(given * constants.rate**2 * sound)
             if _fits(odd, distance, 2 * allowed):
                 return kind, given, due, odd
     return "weights", None, None, odd

@@ -137,6 +137,10 @@ def _written(**attributes: object) -> dict[str, object]:
         (_wrong({"eps": 1e-4}, [3]), ("eps", 3, pytest.approx(1e-4, rel=1e-2), 1e-8)),
         (_wrong({"weight_decay": 0.3}, [3]), ("decay", 3, pytest.approx(0.3, rel=1e-2), 0.1)),
         (_wrong({"decoupled_weight_decay": False}, [3]), ("decay", 3, pytest.approx(0, abs=1e-3), 0.1)),
+        (
+            {"spoil": lambda adam: [weight.data.mul_(1 - 5e-3) for weight in adam.state]},
+            ("decay", ODD_STEP, pytest.approx(2 + 0.1, rel=1e-2), 0.1),
+        ),
         ({"spoil": _lose}, ("moments-lost", ODD_STEP, None, None)),
         ({"spoil": _lose_first}, ("first-moments-lost", ODD_STEP, None, None)),
         ({"spoil": _round_moments}, ("moments-rounded", ODD_STEP, 8, None)),
