@@ -82,15 +82,27 @@ def advise(question: Question, found: Found) -> Advice | None:
     names numbers of GPUs, what they stand for is computed: bytes that do not fit, communication that nothing
     hides.
     """
+    both = (*found.fitting, *found.too_large)
+    shared = [one for one in both if one.planned.mesh.shares_samples]
+    fitting, too_large = ([o for o in ones if o not in shared] for ones in (found.fitting, found.too_large))
+
+    def advice(case: Case, figures: str, among: Sequence[Prediction] = shared) -> Advice:
+        """With the fastest that fits of each way to share samples; `among`: fastest first."""
+        ways: dict[str, Prediction] = {}
+        for one in among:
+            if one.fits:
+                cuts = one.planned.strategy.facts.cuts_layers
+                ways.setdefault(
+                    "stages" if cuts else "tensor" if "tensor" in one.planned.options else "", one
+                )
+        return Advice(case=case, figures=figures, ways=tuple(ways.values()))
+
     if question.is_mixture:
         figures = (
             "activations and speed depend on which tokens go to which expert; expert parallelism, which is "
             "called for, no strategy here has"
         )
-        return Advice(case="mixture of experts", figures=figures)
-    both = (*found.fitting, *found.too_large)
-    shared = [one for one in both if one.planned.mesh.shares_samples]
-    fitting = [one for one in found.fitting if one not in shared]
+        return advice("mixture of experts", figures, ())
     if question.samples_per_rank == 0:
         samples, length = question.samples_asked, question.sequence_length
         figures = (
@@ -98,35 +110,20 @@ def advise(question: Question, found: Found) -> Advice | None:
             f"than {question.gpus:,} GPUs: use {samples:,} GPUs at most, or at least "
             f"{question.gpus * length:,} tokens per step"
         )
-        return Advice(case="too few samples", figures=figures, ways=_ways_to_share(shared))
+        return advice("too few samples", figures)
     on_device = [one for one in fitting if one.offload == "none"]
     if not on_device:
-        too_large = [one for one in found.too_large if one not in shared]
         least = smallest_need([one for one in too_large if one.offload == "none"] or (*too_large, *fitting))
-        case: Case = "only offload fits" if fitting else "does not fit"
-        return Advice(case=case, figures=_needs(least), ways=_ways_to_share(shared))
+        return advice("only offload fits" if fitting else "does not fit", _needs(least))
     plain = on_device[0]
     first = f"{plain.label}, the fastest of its kind that fits"
-    roomier = [one for one in shared if one.is_roomy]
-    if plain.barely_fits and roomier:
+    if plain.barely_fits and (roomier := [one for one in shared if one.is_roomy]):
         free = percent(plain.margin_bytes / plain.there_bytes)
-        figures = f"{first}, leaves {free} of the device free"
-        return Advice(case="barely fits", figures=figures, ways=_ways_to_share(roomier))
-    faster = [one for one in shared if one.fits and _gain(one, plain) > CLOSE_SHARE]
-    if faster:
+        return advice("barely fits", f"{first}, leaves {free} of the device free", roomier)
+    if faster := [one for one in shared if one.fits and _gain(one, plain) > CLOSE_SHARE]:
         figures = f"{first}: {percent(_gain(faster[0], plain))} slower than {faster[0].label}"
-        return Advice(case="slower", figures=figures, ways=_ways_to_share(faster))
+        return advice("slower", figures, faster)
     return _communication_bound(question, plain)
-
-
-def _ways_to_share(shared: Sequence[Prediction]) -> tuple[Prediction, ...]:
-    """The fastest that fits of each way to share samples; `shared`: all such, fastest first."""
-    found: dict[str, Prediction] = {}
-    for one in shared:
-        if one.fits:
-            cuts = one.planned.strategy.facts.cuts_layers
-            found.setdefault("stages" if cuts else "tensor" if "tensor" in one.planned.options else "", one)
-    return tuple(found.values())
 
 
 def _gain(shared: Prediction, plain: Prediction) -> float:
@@ -272,27 +269,20 @@ def run_command(one: Alternative, typed: Typed) -> str:
     return shlex.join(["harness", *start, *typed.job, *added])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Commands:
-    """Lines to type, one after the other."""
+def commands(question: Question, chosen: Sequence[Scenario], typed: Typed) -> dict[str, list[str]]:
+    """Lines to type, one after the other: 'compare' on one node, empty for several, and 'slurm'.
 
-    compare: tuple[str, ...] = ()
-    """On one node; empty for several."""
-    slurm: tuple[str, ...] = ()
-
-
-def commands(question: Question, chosen: Sequence[Scenario], typed: Typed) -> Commands:
-    """A comparison, and a Slurm matrix, for each set of settings among the chosen scenarios.
-
-    Backends of equal micro-batch and checkpointing share one; all of them record into one folder of runs.
+    A comparison, and a Slurm matrix, for each set of settings among the chosen scenarios: backends of equal
+    micro-batch and checkpointing share one; all of them record into one folder of runs.
     """
+    compare: list[str] = []
+    slurm: list[str] = []
     if not chosen:
-        return Commands()
+        return {"compare": compare, "slurm": slurm}
     groups: dict[tuple[int, bool | str], list[Scenario]] = {}
     for one in chosen:
         key = one.micro_batch_size, one.job.training.activation_checkpointing
         groups.setdefault(key, []).append(one)
-    compare, slurm = [], []
     for nth, group in enumerate(groups.values(), start=1):
         # Repetitions of a reference that one GPU cannot hold tell nothing.
         decided = {**planned_settings(group[0]), "compare.noise_runs": False}
@@ -309,10 +299,10 @@ def commands(question: Question, chosen: Sequence[Scenario], typed: Typed) -> Co
         slurm.append(shlex.join([*start, *shared, *world, *settings, "-o", folder]))
         slurm.append(shlex.join(["harness", "slurm", "submit", folder, "--wait"]))
     report = "harness report runs -o report.md"
-    return Commands(
-        compare=(*compare, report) if question.nodes == 1 else (),
-        slurm=(site_line(question.gpus_per_node, question.device), *slurm, report),
-    )
+    return {
+        "compare": [*compare, report] if question.nodes == 1 else [],
+        "slurm": [site_line(question.gpus_per_node, question.device), *slurm, report],
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,7 +357,7 @@ class Answer:
         return why_uneven(held, self.question.model.config)
 
     @cached_property
-    def commands(self) -> Commands:
+    def commands(self) -> dict[str, list[str]]:
         return commands(self.question, [one.planned for one in self.best], self.typed)
 
     def command(self, one: Alternative) -> str:

@@ -97,7 +97,7 @@ def recommendation(answer: Answer) -> dict[str, Any]:
         "uncertain": [f"{what}: {why}" for what, why in answer.uncertain],
         "alternatives": [{**one.as_json(), "command": answer.command(one)} for one in answer.instead],
         "trust": trust.as_json() if trust else None,
-        "commands": {"compare": list(answer.commands.compare), "slurm": list(answer.commands.slurm)},
+        "commands": answer.commands,
     }
 
 

@@ -428,19 +428,29 @@ class Found:
     """Why nothing is."""
     predicted_between: tuple[int | None, int | None] | None = None
     """Then what fits if it needs the most that it can, and the least; None: neither is known."""
-    largest: Trial | None
-    """None: not even the smallest size fits."""
-    fastest: Trial | None
-    tied: tuple[Trial, ...]
-    """Trials that the timed steps do not tell from the fastest."""
-    too_large: int | None
-    """The smallest size that ran out of memory; None: no size did."""
+    trials: list[Trial]
+    """Of sizes that ran."""
     complete: bool
     """False: the search ended for want of runs."""
-    tried: int
-    """Sizes that ran."""
-    timed: int
-    """Of these, with a speed."""
+
+    @property
+    def largest(self) -> Trial | None:
+        """None: not even the smallest size fits."""
+        fitting = (trial for trial in self.trials if trial.fits)
+        return max(fitting, key=lambda one: one.micro_batch_size, default=None)
+
+    @property
+    def fastest(self) -> Trial | None:
+        return fastest(self.trials)
+
+    @property
+    def tied(self) -> list[Trial]:
+        """Trials that the timed steps do not tell from the fastest."""
+        return tied_with(self.fastest, self.trials) if self.fastest else []
+
+    @property
+    def too_large(self) -> int | None:
+        return _too_large(self.trials)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -493,23 +503,10 @@ def find(runner: Runner, sizes: Sizes, asked: int | None) -> Found:
             fits(size)
     except OutOfTrials:
         complete = False
-    ran = list(tried.values())
-    best = fastest(ran)
     return Found(
-        sizes=sizes,
-        predicted=guess,
-        unpredicted=None if is_predicted else runner.why_unpredicted(),
-        predicted_between=ends,
-        largest=max(
-            (trial for trial in ran if trial.fits), key=lambda one: one.micro_batch_size, default=None
-        ),
-        fastest=best,
-        tied=tuple(tied_with(best, ran)) if best else (),
-        too_large=_too_large(ran),
-        complete=complete,
-        tried=len(ran),
-        timed=sum(trial.tokens_per_second is not None for trial in ran),
-    )
+        sizes=sizes, predicted=guess, unpredicted=None if is_predicted else runner.why_unpredicted(),
+        predicted_between=ends, trials=list(tried.values()), complete=complete,
+    )  # fmt: skip
 
 
 def _estimate(
@@ -555,7 +552,8 @@ LEAST_ERROR = 1e-4
 def answer_lines(found: Found, limit: Limit) -> list[str]:
     """The largest, that of highest throughput, how good the prediction was, and what limits the answer."""
     lines = [_largest(found, limit)]
-    if found.fastest is not None and found.timed > 1:
+    timed = [trial for trial in found.trials if trial.tokens_per_second is not None]
+    if found.fastest is not None and len(timed) > 1:
         lines.append(_fastest(found, found.fastest))
     lines.append(_predicted(found))
     if not found.complete:
@@ -621,7 +619,7 @@ def _largest(found: Found, limit: Limit) -> str:
         used = f": peak {megabytes(peak)} MB of {megabytes(limit.limit_bytes)} MB ({share})"
     above = [larger for larger in found.sizes.sizes if larger > size][:1]
     if not found.complete and above and above[0] != found.too_large:
-        text = f"largest micro-batch: at least {size} (ended after {counted(found.tried, 'run')}){used}"
+        text = f"largest micro-batch: at least {size} (ended after {counted(len(found.trials), 'run')}){used}"
         return text if found.too_large is None else f"{text}; {found.too_large} runs out of memory"
     because, too_large = found.sizes.bound, found.too_large
     if too_large is not None:

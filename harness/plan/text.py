@@ -472,8 +472,8 @@ def _reasons_and_next_steps(answer: Answer) -> Iterator[str]:
         if rows:
             yield from (*fitted(rows, headers).splitlines(), "")
     for title, lines in (
-        ("Measure the best ones on one node", answer.commands.compare),
-        ("Measure the best ones under Slurm", answer.commands.slurm),
+        ("Measure the best ones on one node", answer.commands["compare"]),
+        ("Measure the best ones under Slurm", answer.commands["slurm"]),
     ):
         if lines:
             yield from (title, *(f"{COMMAND}{line}" for line in lines), "")

@@ -21,7 +21,6 @@ from harness.plan.alternatives import MORE_GPUS
 from harness.plan.answer import (
     Advice,
     Answer,
-    Commands,
     Typed,
     advise,
     answers,
@@ -139,7 +138,7 @@ def test_all_steps_of_the_job_have_tokens_hours_and_a_price() -> None:
     )
     assert any(line.startswith("All 1,000 steps: 3,200,000 tokens in ") for line in text_of(answer))
     assert recommend(question(), predictors()).whole is None
-    assert "training.steps" not in " ".join(answer.commands.compare)  # which measure, not train
+    assert "training.steps" not in " ".join(answer.commands["compare"])  # which measure, not train
     priced = recommend(question("compare.price_per_gpu_hour=2 USD"), predictors())
     assert priced.whole["price"] == pytest.approx(priced.whole["gpu_hours"] * 2)
     assert any(line.startswith("1,000,000,000 tokens in ") for line in text_of(priced))
@@ -206,7 +205,7 @@ def test_the_other_presets_winner_is_named_if_it_differs() -> None:
         assert lines[0].startswith(f"Use {own}, ")
         assert any(line.startswith(f"With runtime.preset={other}, ") for line in lines)
         assert recommendation(answer)["other_preset"]["best"]["backend"] == other.rpartition(" ")[2]
-        assert all(f"--set runtime.preset={preset}" in line for line in answer.commands.compare[:-1])
+        assert all(f"--set runtime.preset={preset}" in line for line in answer.commands["compare"][:-1])
 
 
 @pytest.mark.parametrize("per_token", [1_000, 19_800])
@@ -240,7 +239,7 @@ def settings(line: str) -> list[str]:
 def test_backends_of_equal_settings_share_a_comparison() -> None:
     found = commands(ASKED, BEST, TYPED)
     assert len({(c.micro_batch_size, checkpointing(c)) for c in BEST}) == 1
-    (line, report) = found.compare
+    (line, report) = found["compare"]
     words = shlex.split(line)
     assert words[:8] == [
         "harness", "compare", "--config", "job.yaml", "--model", "llama-3.2-1b", "--backends",
@@ -251,7 +250,7 @@ def test_backends_of_equal_settings_share_a_comparison() -> None:
 
 
 def test_the_settings_are_a_job_of_the_recommendation() -> None:
-    (line, _) = commands(ASKED, BEST, TYPED).compare
+    (line, _) = commands(ASKED, BEST, TYPED)["compare"]
     job = load_experiment(None, settings(line))
     assert job.training.micro_batch_size == BEST[0].micro_batch_size
     assert job.training.activation_checkpointing == checkpointing(BEST[0])
@@ -262,20 +261,20 @@ def test_the_settings_are_a_job_of_the_recommendation() -> None:
 def test_another_checkpointing_is_another_comparison() -> None:
     first = BEST[1]
     again = scenario_of(ASKED, first.label, first.micro_batch_size, checkpointing=True)
-    lines = commands(ASKED, [BEST[0], again], TYPED).compare
+    lines = commands(ASKED, [BEST[0], again], TYPED)["compare"]
     assert len(lines) == 3
     assert BEST[1].label in lines[1]
     assert "training.activation_checkpointing=true" in lines[1]
-    assert commands(ASKED, [], TYPED) == Commands()
+    assert commands(ASKED, [], TYPED) == {"compare": [], "slurm": []}
 
 
 def test_several_nodes_are_measured_under_slurm_only() -> None:
     found = commands(replace(ASKED, world_sizes=(32,), fabric=FABRIC), BEST, TYPED)
-    assert found.compare == ()
-    site, render, submit, _ = found.slurm
+    assert found["compare"] == []
+    site, render, submit, _ = found["slurm"]
     assert site == r"[ -e site.yaml ] || printf 'name: here\ngpus_per_node: 8\n' > site.yaml"
     shipped = replace(ASKED, world_sizes=(32,), fabric=FABRIC, device=load_hardware().device("h100"))
-    of_known = commands(shipped, BEST, TYPED).slurm[0]
+    of_known = commands(shipped, BEST, TYPED)["slurm"][0]
     assert of_known.startswith("[ -e site.yaml ] || ")  # one that is there is kept
     assert of_known.endswith(r"printf 'name: here\ngpus_per_node: 8\ngpu: H100-80\n' > site.yaml")
     words = shlex.split(render)
@@ -309,7 +308,7 @@ def test_printed_commands_name_every_divided_variant_as_the_registry_spells_it(
         (size, *_) = micro_batch_sizes(asked, label)
         chosen = scenario_of(asked, label, size, checkpointing=checkpointing(BEST[0]))
         found = commands(asked, [chosen, BEST[1]], Typed())
-        words = shlex.split((found.compare or found.slurm[1:])[0])
+        words = shlex.split((found["compare"] or found["slurm"][1:])[0])
         labels = split_backends(words[words.index("--backends") + 1])
         assert labels[0] == label == registry.canonical_label(labels[0])
         _, options = registry.parse(labels[0])

@@ -211,7 +211,7 @@ def test_a_right_prediction_takes_two_runs_and_two_for_the_fastest() -> None:
     runner = machine(FIXED + 16 * 128, best=4)
     found = fit.find(runner, EVERY, None)
     assert [t.micro_batch_size for t in runner.trials] == [16, 17, 8, 4]
-    assert (found.predicted, found.fastest.micro_batch_size, found.tied) == (16, 4, ())
+    assert (found.predicted, found.fastest.micro_batch_size, found.tied) == (16, 4, [])
 
 
 def test_bounds_say_between_which_sizes_and_the_search_begins_at_the_less() -> None:
