@@ -403,26 +403,13 @@ class Rates:
     """Bytes of an element of the compute dtype."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Products:
-    """Seconds of a micro-step's matrix products, and of what a job with adapters does beside them."""
-
-    forward: float
-    """Of all blocks, with A and B of each adapter and the unpacking of 4-bit weights."""
-    backward: float
-    """A frozen weight's gradient is not computed: one product less."""
-    again: float
-    """Of recomputation. It stops at the last saved tensor, the input of a block's last product."""
-    beside: tuple[float, float]
-    """Forward and backward: what is read and written around the adapters' products."""
-    head_passes: int
-    """Of the output projection; a loss in chunks computes logits once more."""
-
-
 PACKED_BYTES = 0.5
 
 
-def _all_products(work: Work, rates: Rates, constants: TimeConstants) -> Products:
+def _block_products(work: Work, rates: Rates, constants: TimeConstants) -> tuple[float, float, float]:
+    """Seconds of a micro-step's matrix products of all blocks, with A and B of each adapter and the unpacking
+    of 4-bit weights: forward; backward, where a frozen weight's gradient is not computed: one product less;
+    and again. Recomputation stops at the last saved tensor, the input of a block's last product."""
     job, model, tokens = work.scenario.job, work.decoder, work.tokens
     share = float(recomputed_share(job.training.activation_checkpointing, model.layers))
     plain = _products(model.matrices, tokens, rates, constants)
@@ -432,13 +419,8 @@ def _all_products(work: Work, rates: Rates, constants: TimeConstants) -> Product
     packed = sum(m.count * m.rows * m.columns for m in model.matrices) if job.adapter.is_quantised else 0
     unpacking = packed * moved / rates.bytes
     forward = plain + adapters + unpacking
-    return Products(
-        forward=forward,
-        backward=(1 if work.is_adapted else 2) * plain + 2 * adapters + unpacking,
-        again=share * (forward - _products(model.last, tokens, rates, constants)),
-        beside=_beside_adapters(work, rates),
-        head_passes=(2 if work.is_adapted else 3) + (job.loss.chunk_tokens is not None),
-    )
+    backward = (1 if work.is_adapted else 2) * plain + 2 * adapters + unpacking
+    return forward, backward, share * (forward - _products(model.last, tokens, rates, constants))
 
 
 def computing_time(work: Work, device: Device, constants: TimeConstants) -> ComputingTime:
@@ -448,38 +430,41 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
     tokens = work.tokens
     checkpointing = scenario.job.training.activation_checkpointing
     recomputed = float(recomputed_share(checkpointing, model.layers))
-    products = _all_products(work, rates, constants)
+    multiplied, multiplied_back, again = _block_products(work, rates, constants)
+    beside = _beside_adapters(work, rates)
+    # Of the output projection; a loss in chunks computes logits once more.
+    head_passes = (2 if work.is_adapted else 3) + (scenario.job.loss.chunk_tokens is not None)
     attended, returned = attention_seconds(work, rates, constants)
     elementwise = tokens * model.layers * rates.width / rates.bytes
-    between = elementwise * work.traffic.forward + products.beside[0]
-    forward = products.forward + attended + between
-    backward = products.backward + returned + elementwise * work.traffic.backward + products.beside[1]
+    between = elementwise * work.traffic.forward + beside[0]
+    forward = multiplied + attended + between
+    backward = multiplied_back + returned + elementwise * work.traffic.backward + beside[1]
     launch = constants.dispatch_seconds * constants.host_factor
     launches = host_launches(work)
     waited = max(0.0, launches[0] * launch - forward), max(0.0, launches[1] * launch - backward)
     ahead = max(0.0, forward - launches[0] * launch) + max(0.0, backward - launches[1] * launch)
     forward, backward = forward + waited[0], backward + waited[1]
-    backward += products.again + recomputed * (forward - products.forward)
+    backward += again + recomputed * (forward - multiplied)
     waiting = (1 + recomputed) * waited[0] + waited[1]
     backward += between if checkpointing == SELECTIVE else 0.0
     head = _product(tokens, model.hidden, model.head_rows, rates, constants) if model.head_rows else 0.0
     loss = tokens * work.logit_rows * LOSS_BYTES / rates.bytes
     kept = _gradients_and_casts(work, rates)
     copied = {phase: seconds / work.passes for phase, seconds in _copies(work, rates).items()}
-    steps, multiplied = work.passes, products.forward + products.backward + products.again
+    steps, products = work.passes, multiplied + multiplied_back + again
     updating = device_terms(work, rates.bytes, constants)
     by_tensor = work.workload.device != "cpu" and not work.is_adapted  # else calibrated as a whole
     of_tensors = len(work.workload.layout.trained) * ONCE_SECONDS * constants.host_factor * by_tensor
     once = max(0.0, of_tensors - ahead - sum(term.seconds for term in updating))
     terms = (
-        TimeTerm("matrix products", steps * (multiplied + products.head_passes * head),
+        TimeTerm("matrix products", steps * (products + head_passes * head),
               f"{'2 passes and adapters' if work.is_adapted else '3 passes'}, and recomputation, of "
               "2 T in out / R + bytes / M + k per weight",
               constants.matrix_source),
         TimeTerm("attention", steps * ((1 + recomputed) * attended + returned),
               *((EAGER_FORMULA, EAGER_SOURCE) if is_eager(scenario)
                 else (FUSED_FORMULA, constants.attention_source))),
-        TimeTerm("elementwise kernels", steps * (forward + backward - multiplied - waiting
+        TimeTerm("elementwise kernels", steps * (forward + backward - products - waiting
               - (1 + recomputed) * attended - returned),
               "reads and writes of norms, residuals, activations / M", "kernels of transformers 5, counted"),
         TimeTerm(HOST_TERM, steps * waiting + once,
@@ -492,7 +477,7 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
               "torch autocast, accumulate_grad"),
         TimeTerm("copies beside collectives", steps * sum(copied.values()),
               "bytes gathered and reduced x reads and writes / M", COPIES_SOURCE),
-        *bubble_terms(work, forward + backward + kept + products.head_passes * head + loss),
+        *bubble_terms(work, forward + backward + kept + head_passes * head + loss),
         *updating,
         *host_terms(work, constants),
     )  # fmt: skip
@@ -500,7 +485,7 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
         block_forward=forward + copied["forward"],
         block_backward=backward + kept + copied["backward"],
         head_forward=head + loss / 3,
-        head_backward=(products.head_passes - 1) * head + 2 * loss / 3,
+        head_backward=(head_passes - 1) * head + 2 * loss / 3,
         terms=tuple(term for term in terms if term.seconds > 0),
     )
 
