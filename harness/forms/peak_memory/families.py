@@ -901,14 +901,8 @@ def least_peak(workload: Workload, profile: ActivationProfile) -> int:
 
 
 def without_activations(workload: Workload) -> int | None:
-    """Bytes that the strategy itself needs while a rank computes on a GPU, at most; None: no timeline."""
-    held = kinds_without_activations(workload)
-    return None if held is None else sum(held.values())
-
-
-def kinds_without_activations(workload: Workload) -> dict[str, int] | None:
-    """Bytes by kind that the strategy itself needs at the fullest moment in which a rank computes on a GPU:
-    model states, weights gathered at once, gradients before they are divided, and buffers; None: no timeline.
+    """Bytes that the strategy itself needs at the fullest moment in which a rank computes on a GPU: model
+    states, weights gathered at once, gradients before they are divided, and buffers; None: no timeline.
 
     Activations come on top. What an update needs for itself is left out: by then they are gone.
     """
@@ -927,15 +921,11 @@ def kinds_without_activations(workload: Workload) -> dict[str, int] | None:
         replace(on_gpu, rank=peak_rank(on_gpu)), no_activations(local_workload(on_gpu).layout)
     )
     left_out = ("activations", "data", "temporary")  # a pipeline adds logits and micro-batches in flight
-    kept = [
-        {term: count for term, count in moment.held.items() if term.kind not in left_out}
+    return max(
+        sum(count for term, count in moment.held.items() if term.kind not in left_out)
         for phase, moment in moments.items()
         if phase != "step"
-    ]
-    kinds: dict[str, int] = {}
-    for term, count in max(kept, key=lambda held: sum(held.values())).items():
-        kinds[term.kind] = kinds.get(term.kind, 0) + count
-    return kinds
+    )
 
 
 def peak_rank(workload: Workload) -> int:

@@ -113,16 +113,6 @@ STEP = named_terms("step_timeline")
 GRADIENTS: Term = STEP.gradients
 
 
-def harness_norm(workload: Workload, largest: int) -> tuple[Term, int]:
-    """`backends/optimizer/gradients.py`, global_norm, over tensors of at most `largest` elements.
-
-    Neither dot products of short pieces (fp32 on the CPU) nor `_foreach_norm` (CUDA) copy a gradient; what
-    they add up in is less than a thousandth of it.
-    """
-    copies = workload.device == "cpu" and workload.master_dtype != "float32"
-    return STEP.norm_copy, DOUBLE_BYTES * largest if copies else 0
-
-
 def deepspeed_norm(workload: Workload, largest: int) -> tuple[Term, int]:
     """`g.data.to(get_norm_dtype())` of one gradient after the other (DeepSpeed, get_grad_norm_direct)."""
     return STEP.norm_copy, DOUBLE_BYTES * largest if workload.has_fp64 else 0
@@ -234,9 +224,19 @@ class StepTimeline:
         """The backward pass is over."""
 
     def step(self) -> None:
-        """The optimizer's update, with the gradients that are there."""
-        self.ledger.briefly(harness_norm(self.workload, self.largest_gradient()))
-        self.ledger.briefly(self.update_temporary())
+        """The optimizer's update, with the gradients that are there: their norm, and what AdamW allocates."""
+        workload, found = self.workload, step_temporary(self.workload)
+        largest = max((count for call in updated_tensors(workload) for count in call), default=0)
+        # `backends/optimizer/gradients.py`, global_norm: neither dot products of short pieces (fp32 on the
+        # CPU) nor `_foreach_norm` (CUDA) copy a gradient; what they add up in is below a thousandth of it.
+        copies = workload.device == "cpu" and workload.master_dtype != "float32"
+        self.ledger.briefly((STEP.norm_copy, DOUBLE_BYTES * largest if copies else 0))
+        update = Term(
+            kind="temporary", name=f"AdamW's update ({found.implementation})", formula=found.formula,
+            source=found.source,
+        )  # fmt: skip
+        on_device = not found.host or workload.device == "cpu"
+        self.ledger.briefly((update, found.bytes if on_device else 0))
 
     def update_flat(self, piece: int, flattened: int, *of: Term) -> None:
         """DeepSpeed's update of `piece` elements, of whose gradients so many are laid out flat on the device.
@@ -272,21 +272,6 @@ class StepTimeline:
         if not self.shard_stays:
             self.ledger.look()
             self.ledger.drop(reduced, own * master)
-
-    def largest_gradient(self) -> int:
-        """Elements of the largest tensor of gradients that this rank holds."""
-        calls = updated_tensors(self.workload)
-        return max((count for call in calls for count in call), default=0)
-
-    def update_temporary(self) -> tuple[Term, int]:
-        """What AdamW allocates while it updates on the device."""
-        found = step_temporary(self.workload)
-        holding = Term(
-            kind="temporary", name=f"AdamW's update ({found.implementation})", formula=found.formula,
-            source=found.source,
-        )  # fmt: skip
-        on_device = not found.host or self.workload.device == "cpu"
-        return holding, found.bytes if on_device else 0
 
     @property
     def shard_stays(self) -> bool:
