@@ -85,7 +85,9 @@ def test_an_empty_section_is_the_default_and_an_empty_file_is_refused(tmp_path: 
             load_experiment(job)
 
 
-def test_paths_of_a_file_count_from_its_folder(tmp_path: Path) -> None:
+def test_paths_of_a_file_count_from_its_folder_and_hub_names_stay_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = tmp_path / "jobs" / "job.yaml"
     (tmp_path / "jobs" / "model").mkdir(parents=True)
     (tmp_path / "notes.txt").write_text("text")
@@ -96,32 +98,22 @@ def test_paths_of_a_file_count_from_its_folder(tmp_path: Path) -> None:
     assert read.model.name == str(tmp_path / "jobs" / "model")
     assert read.data.path == str(tmp_path / "notes.txt")
     assert read.data.tokenizer == str(tmp_path / "tokens" / "mine")
-
-
-def test_hub_names_of_a_file_stay_names(tmp_path: Path) -> None:
-    job = tmp_path / "job.yaml"
     job.write_text("model: {name: bigscience/bloom-560m}\ndata: {tokenizer: gpt2}\n")
     read = load_experiment(job)
     assert (read.model.name, read.data.tokenizer) == ("bigscience/bloom-560m", "gpt2")
-
-
-def test_paths_that_lead_somewhere_from_the_working_directory_alone_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "jobs").mkdir()
-    (tmp_path / "notes.txt").write_text("text")
-    (tmp_path / "jobs" / "job.yaml").write_text("data: {source: text, path: ./notes.txt}\n")
+    # What leads somewhere from the working directory alone stays.
+    job.write_text("data: {source: text, path: ./notes.txt}\n")
     monkeypatch.chdir(tmp_path)
     assert load_experiment(Path("jobs/job.yaml")).data.path == "./notes.txt"
 
 
-def test_home_folder_is_found_after_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_and_no_assignment_is_the_default_job_and_a_home_folder_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert load_experiment(None) == Experiment()
+    assert Experiment().optimizer.implementation == "default"
     monkeypatch.setenv("HOME", "/somewhere")
     assert load_experiment(None, ["model.name=~/model"]).model.name == "/somewhere/model"
-
-
-def test_no_file_and_no_assignment_is_the_default_job() -> None:
-    assert load_experiment(None) == Experiment()
 
 
 @pytest.mark.parametrize(
@@ -143,6 +135,7 @@ def test_no_file_and_no_assignment_is_the_default_job() -> None:
         ("compare.turns=3", 3),
         ("compare.turns=auto", "auto"),
         ("compare.turns=null", None),
+        *((f"optimizer.implementation={name}", name) for name in ("for-loop", "foreach", "fused", "default")),
         *((f"data.path={text}", text) for text in ("yes", "no", "on", "off", "12:30")),  # of YAML 1.1
     ],
 )
@@ -154,17 +147,15 @@ def test_set_reads_values_as_a_person_writes_them(assignment: str, value: object
     assert (found, type(found)) == (value, type(value))
 
 
-def test_set_reaches_into_the_model_configuration() -> None:
-    experiment = load_experiment(None, ["model.config.hidden_size=64", "model.config.num_hidden_layers=1"])
-    assert experiment.model.config == {"hidden_size": 64, "num_hidden_layers": 1}
-
-
-def test_a_later_set_wins_and_set_wins_over_the_file(tmp_path: Path) -> None:
+def test_a_later_set_wins_and_set_wins_over_the_file_and_reaches_into_the_model(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("training:\n  steps: 7\n  seed: 5\nmodel: {config: {rms_norm_eps: 1e-5}}\n")
-    experiment = load_experiment(path, ["training.steps=8", "training.steps=9"])
+    experiment = load_experiment(
+        path, ["training.steps=8", "training.steps=9", "model.config.hidden_size=64"]
+    )
     assert (experiment.training.steps, experiment.training.seed) == (9, 5)
-    assert experiment.model.config == {"rms_norm_eps": 1e-5}  # a number, as JSON writes it
+    # A number, as JSON writes it.
+    assert experiment.model.config == {"rms_norm_eps": 1e-5, "hidden_size": 64}
 
 
 def files(folder: Path, **texts: str) -> Path:
@@ -174,26 +165,39 @@ def files(folder: Path, **texts: str) -> Path:
     return folder / f"{next(iter(texts))}.yaml"
 
 
-def test_a_file_inherits_key_by_key(tmp_path: Path) -> None:
-    path = files(
-        tmp_path,
-        job="inherits: base.yaml\ntraining: {steps: 7}\nmodel: {config: {n_layer: 2}}\n",
-        base="training: {steps: 3, seed: 5}\nmodel: {config: {model_type: gpt2, n_layer: 9, n_head: 4}}\n"
-        "compare: {backends: [ddp, fsdp]}\n",
-    )
-    found = load_experiment(path, ["training.seed=6"])
-    assert (found.training.steps, found.training.seed) == (7, 6)
-    assert found.model.config == {"model_type": "gpt2", "n_layer": 2, "n_head": 4}
-    assert found.compare.backends == ["ddp", "fsdp"]
+BASE = (
+    "training: {steps: 3, seed: 5, gradient_clipping: 2.0}\ncompare: {backends: [ddp, fsdp]}\n"
+    "model: {config: {model_type: gpt2, n_layer: 9, n_head: 4}}\n"
+)
 
 
-def test_values_of_another_model_type_do_not_mix(tmp_path: Path) -> None:
-    base = "model: {config: {model_type: gpt2, n_embd: 64}}\n"
-    path = files(tmp_path, job="inherits: base.yaml\nmodel: {config: {model_type: bloom}}\n", base=base)
-    assert load_experiment(path).model.config == {"model_type": "bloom"}
+@pytest.mark.parametrize(
+    ("job", "training", "model"),
+    [
+        (
+            "training: {steps: 7}\nmodel: {config: {n_layer: 2}}", (7, 5, 2.0),
+            {"model_type": "gpt2", "n_layer": 2, "n_head": 4},
+        ),
+        # Values of another model type do not mix.
+        ("model: {config: {model_type: bloom}}", (3, 5, 2.0), {"model_type": "bloom"}),
+        # A null takes an inherited value away.
+        (
+            "training: {gradient_clipping: null}", (3, 5, None),
+            {"model_type": "gpt2", "n_layer": 9, "n_head": 4},
+        ),
+    ],
+)  # fmt: skip
+def test_a_file_inherits_key_by_key(
+    tmp_path: Path, job: str, training: tuple[object, ...], model: dict[str, object]
+) -> None:
+    path = files(tmp_path, job=f"inherits: base.yaml\n{job}\n", base=BASE)
+    found = load_experiment(path)
+    assert (found.training.steps, found.training.seed, found.training.gradient_clipping) == training
+    assert (found.model.config, found.compare.backends) == (model, ["ddp", "fsdp"])
+    assert load_experiment(path, ["training.seed=6"]).training.seed == 6
 
 
-def test_of_several_bases_the_later_one_goes_first(tmp_path: Path) -> None:
+def test_of_several_bases_the_later_one_goes_first_and_a_shipped_one_has_a_name(tmp_path: Path) -> None:
     path = files(
         tmp_path, job="inherits: [one.yaml, two.yaml]\n", one="training: {steps: 1, seed: 1}\n",
         two="inherits: deep/three.yaml\ntraining: {steps: 2}\n",
@@ -204,19 +208,9 @@ def test_of_several_bases_the_later_one_goes_first(tmp_path: Path) -> None:
     found = load_experiment(path)
     assert (found.training.steps, found.training.seed) == (2, 3)
     assert found.data.path == str(tmp_path / "deep" / "corpus.txt")
-
-
-def test_a_shipped_file_is_inherited_by_its_name(tmp_path: Path) -> None:
-    path = files(tmp_path, job='inherits: "@bloom-geometry"\ntraining: {seed: 4}\n')
-    found = load_experiment(path)
+    found = load_experiment(files(tmp_path, job='inherits: "@bloom-geometry"\ntraining: {seed: 4}\n'))
     assert (found.model.config or {})["model_type"] == "bloom"
     assert found.training.seed == 4
-
-
-def test_a_null_takes_an_inherited_value_away(tmp_path: Path) -> None:
-    base = "model: {config: {model_type: gpt2}}\ntraining: {gradient_clipping: 2.0}\n"
-    path = files(tmp_path, job="inherits: base.yaml\ntraining: {gradient_clipping: null}\n", base=base)
-    assert load_experiment(path).training.gradient_clipping is None
 
 
 NO_VALUE = ("training.gradient_clipping", "training.steps", "model.name", "data.path", "model.dropout")
@@ -351,23 +345,12 @@ def test_names_of_other_tools_stand_for_settings_that_exist() -> None:
                     load_experiment(None, tuple(settings.split(", ")))
 
 
-def test_torch_chooses_the_implementation_of_the_optimizer_unless_the_job_does() -> None:
-    assert load_experiment(None).optimizer.implementation == "default"
-    for name in ("for-loop", "foreach", "fused"):
-        experiment = load_experiment(None, [f"optimizer.implementation={name}"])
-        assert experiment.optimizer.implementation == name
-
-
-def test_a_price_is_an_amount_and_a_currency() -> None:
-    experiment = load_experiment(None, ["compare.price_per_gpu_hour=2.5 USD"])
-    assert experiment.compare.price_per_gpu_hour == Price(amount=2.5, currency="USD")
-    assert str(experiment.compare.price_per_gpu_hour) == "2.5 USD"
-
-
-def test_the_option_of_report_is_such_a_price() -> None:
+def test_a_price_is_an_amount_and_a_currency_also_as_the_option_of_report() -> None:
+    price = load_experiment(None, ["compare.price_per_gpu_hour=2.5 USD"]).compare.price_per_gpu_hour
+    assert price == given_price("2.5 USD") == Price(amount=2.5, currency="USD")
+    assert str(price) == "2.5 USD"
     with pytest.raises(HarnessError, match="was given 2: give an amount and a currency"):
         load_experiment(None, ["compare.price_per_gpu_hour=2"])
-    assert given_price("2.5 USD") == Price(amount=2.5, currency="USD")
     with pytest.raises(HarnessError, match=r"^--price-per-gpu-hour 'cheap' is not a price"):
         given_price("cheap")
 

@@ -175,11 +175,17 @@ def test_ranges_are_written_as_sbatch_reads_them() -> None:
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
 
 
-def test_a_living_job_gets_no_record(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_a_job_that_lives_or_of_which_the_controller_says_nothing_gets_no_record(
+    tmp_path: Path, slurm: FakeSlurm
+) -> None:
     folder, matrix, run = submitted(tmp_path, slurm)
     train(matrix, run)
     slurm.answer("squeue", "2|RUNNING|None|0|0|0:05|node[1-2]|\n")
     collect(folder, matrix)
+    assert not (matrix.run_directory(run) / "record.json").exists()
+    slurm.refuse("squeue", "slurm_load_jobs error: Unable to contact slurm controller")
+    with pytest.raises(SlurmUnavailable):
+        collect(folder, matrix)
     assert not (matrix.run_directory(run) / "record.json").exists()
 
 
@@ -208,15 +214,6 @@ def test_a_job_that_was_ended_has_a_record_with_its_steps(
     assert [step.loss for step in record.steps] == [10.0, 10.0]
     slurm_part = record.environment.slurm
     assert (slurm_part.job, slurm_part.nodes, slurm_part.elapsed_seconds) == ("2", "node1,node2", 60)
-
-
-def test_a_silent_controller_ends_no_run(tmp_path: Path, slurm: FakeSlurm) -> None:
-    folder, matrix, run = submitted(tmp_path, slurm)
-    train(matrix, run)
-    slurm.refuse("squeue", "slurm_load_jobs error: Unable to contact slurm controller")
-    with pytest.raises(SlurmUnavailable):
-        collect(folder, matrix)
-    assert not list((tmp_path / "runs").glob("*/record.json"))
 
 
 def test_waiting_outlasts_a_silent_controller(tmp_path: Path, slurm: FakeSlurm) -> None:
@@ -385,7 +382,9 @@ def a_large_matrix(tmp_path: Path) -> tuple[Path, Matrix]:
     return written(tmp_path, [cell for cell in cells if cell.world_size > 1], experiment, GPUS)
 
 
-def test_what_cannot_fit_is_recorded_and_the_rest_submitted(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_what_cannot_fit_is_recorded_and_the_rest_submitted_and_all_with_force(
+    tmp_path: Path, slurm: FakeSlurm
+) -> None:
     folder, matrix = a_large_matrix(tmp_path)
     done = call("submit", folder)
     assert done.exit_code == 0, done.output
@@ -400,11 +399,6 @@ def test_what_cannot_fit_is_recorded_and_the_rest_submitted(tmp_path: Path, slur
     assert record.reasons[0].endswith("of 42.4 GB per rank; --force starts it anyway")
     assert record.prediction.peak_bytes > 16 * 7_069_016_064
     assert "prediction" in (matrix.run_directory(submitted) / "request.json").read_text()
-
-
-def test_force_submits_what_was_refused(tmp_path: Path, slurm: FakeSlurm) -> None:
-    folder, matrix = a_large_matrix(tmp_path)
-    call("submit", folder)
     assert unsubmitted(folder, matrix) == []
     done = call("submit", folder, "--force")
     assert done.exit_code == 0, done.output
@@ -415,6 +409,8 @@ def test_a_site_says_what_it_has() -> None:
     limits = site_limits(GPUS.model_copy(update={"memory_per_node": "120G"}))
     assert (limits.device_bytes, limits.host_bytes) == (limits.device.memory_bytes, 120 * 2**30)
     assert site_limits(Site(name="cpu")).device_bytes is None
+    with pytest.raises((HarnessError, ValueError), match="gpu needs gpus_per_node"):
+        Site(name="cpu", gpu="A100-40")
 
 
 @pytest.mark.parametrize(
@@ -423,11 +419,6 @@ def test_a_site_says_what_it_has() -> None:
 )
 def test_memory_is_read_as_sbatch_reads_it(text: str | None, count: int | None) -> None:
     assert memory_bytes(text) == count
-
-
-def test_a_gpu_needs_gpus() -> None:
-    with pytest.raises((HarnessError, ValueError), match="gpu needs gpus_per_node"):
-        Site(name="cpu", gpu="A100-40")
 
 
 def torch_in(folder: Path, cuda: str) -> str:
@@ -523,11 +514,8 @@ def test_a_step_out_of_memory_is_read_from_its_output(line: str) -> None:
     assert notice == line.partition("error: ")[2]
     found = verdict(JobFacts(state="FAILED", exit_code=137), ScriptEnd(exit_code=137), [], notice)
     assert (found.status, found.kind) == ("oom", "OutOfMemory")
-
-
-@pytest.mark.parametrize("line", ["srun: error: node1: task 0: Killed", "a rank speaks of an oom-kill event"])
-def test_other_output_tells_nothing_of_memory(line: str) -> None:
-    assert out_of_memory_notice(line) is None
+    for other in ("srun: error: node1: task 0: Killed", "a rank speaks of an oom-kill event"):
+        assert out_of_memory_notice(other) is None
 
 
 def fabric(seconds: float) -> FabricResult:

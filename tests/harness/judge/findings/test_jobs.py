@@ -39,17 +39,14 @@ def of_job(kind: str, **changes: object) -> list[str]:
     return [finding.message for finding in told(records, kind)]
 
 
-def test_bytes_fed_to_pretrained_weights_are_named_once() -> None:
+def test_bytes_fed_to_pretrained_weights_are_named_once_and_for_random_weights_are_no_finding() -> None:
     (message,) = of_job("bytes-for-pretrained", model={"name": "gpt2", "config": None})
     assert "'gpt2' is fed raw bytes" in message
-
-
-def test_bytes_for_random_weights_are_no_finding() -> None:
     random = {"name": "gpt2", "config": None, "weights": "random"}
     assert of_job("bytes-for-pretrained", model=random) == of_job("bytes-for-pretrained") == []
 
 
-def test_batch_norm_over_another_micro_batch_is_another_computation() -> None:
+def test_batch_norm_over_another_micro_batch_is_another_computation_unless_measured_not_to_be() -> None:
     alone = told([make_record(label="observed-ddp", layout=LAYOUT)], "batch-norm")[0].text
     assert alone.endswith(": 1; running statistics, and so evaluation losses, differ by rank")
     (message,) = of_job("batch-norm", layout=LAYOUT)
@@ -58,9 +55,6 @@ def test_batch_norm_over_another_micro_batch_is_another_computation() -> None:
     )
     assert "over 8 in the reference: another computation" in message
     assert of_job("batch-norm") == []
-
-
-def test_norms_that_were_measured_not_to_use_their_batch_are_no_finding() -> None:
     split = SplitPart(difference=1e-9, repetition=0.0, rounding=1e-5)
     assert of_job("batch-norm", layout=LAYOUT, split=split) == []
     assert len(of_job("batch-norm", layout=LAYOUT, split=split.model_copy(update={"difference": 0.1}))) == 1
@@ -83,7 +77,7 @@ def given_row(label: str, mode: GivenMode, **changes: Any) -> Record:
     return changed(record, backend={"given": part})
 
 
-def test_a_row_exactly_as_given_names_what_makes_it_unfair() -> None:
+def test_a_row_exactly_as_given_names_what_makes_it_unfair_unless_it_is_alone() -> None:
     clipped = {"training": {"gradient_clipping": 0.5}, "job_id": "a" * 12}
     row = given_row("zero2:preset=library-defaults,row=ds-as-given", "exactly-as-given", **clipped)
     records = [make_record(), make_record(label="ddp"), make_record(**clipped), row]
@@ -94,9 +88,6 @@ def test_a_row_exactly_as_given_names_what_makes_it_unfair() -> None:
     }
     assert "training.gradient_clipping 0.5 against 1.0" in found.message
     assert found.message.endswith("Not as given: fp16.hysteresis")
-
-
-def test_a_row_like_for_like_or_alone_is_no_finding() -> None:
     records = [make_record(), make_record(label="ddp"), given_row("zero2:row=ds", "like-for-like")]
     assert told(records, "exactly-as-given") == []
     assert told([given_row("zero2:row=ds", "exactly-as-given")], "exactly-as-given") == []
@@ -109,37 +100,29 @@ QUIET = {
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_SHARDING_STRATEGY": "FULL_SHARD", "FSDP_OFFLOAD_PARAMS": "false"}
 
 
-def overridden(settings: dict[str, str], **training: Any) -> list[str]:
+PRECISION, CLIPPING = "ACCELERATE_MIXED_PRECISION", "ACCELERATE_GRADIENT_CLIPPING"
+
+
+@pytest.mark.parametrize(
+    ("settings", "training", "named"),
+    [
+        (QUIET, {}, None),
+        (QUIET | {PRECISION: "bf16"}, {}, f"{PRECISION}=bf16 (in force: no)"),
+        ({PRECISION: "bf16"}, {"precision": "bf16-mixed"}, None),
+        ({PRECISION: "fp16"}, {"precision": "fp16-mixed"}, None),
+        ({PRECISION: "fp16"}, {}, f"{PRECISION}=fp16 (in force: no)"),
+        (FSDP, {}, "FSDP_SHARDING_STRATEGY=FULL_SHARD"),
+        *(({CLIPPING: given}, {"gradient_clipping": 1.0}, None) for given in ("1", "1.0")),
+        *(({CLIPPING: given}, {"gradient_clipping": 1.0}, f"{CLIPPING}={given} (in force: 1.0)")
+          for given in ("0.5", "none")),
+    ],
+)  # fmt: skip
+def test_what_a_launcher_asks_for_and_does_not_run_is_named(
+    settings: dict[str, str], training: dict[str, Any], named: str | None
+) -> None:
     record = make_record(label="ddp", environment={"launcher_settings": settings}, training=training)
-    return [finding.text for finding in told([record], OVERRIDDEN)]
-
-
-def test_a_launcher_that_asks_for_nothing_is_no_finding() -> None:
-    assert overridden(QUIET) == []
-
-
-def test_bf16_of_the_launcher_is_named_where_fp32_ran() -> None:
-    (text,) = overridden(QUIET | {"ACCELERATE_MIXED_PRECISION": "bf16"})
-    assert text == (
-        "the launcher's ACCELERATE_MIXED_PRECISION=bf16 (in force: no) had no effect: job and backend decide"
-    )
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_precision_that_ran_is_no_finding(precision: str) -> None:
-    given = {"ACCELERATE_MIXED_PRECISION": precision}
-    assert overridden(given, precision=f"{precision}-mixed") == []
-    assert len(overridden(given)) == 1
-
-
-def test_sharding_of_the_launcher_is_named_without_what_is_off() -> None:
-    (text,) = overridden(FSDP)
-    assert text.startswith("the launcher's FSDP_SHARDING_STRATEGY=FULL_SHARD had no effect")
-
-
-@pytest.mark.parametrize(("given", "count"), [("1", 0), ("1.0", 0), ("0.5", 1), ("none", 1)])
-def test_clipping_is_compared_as_a_number(given: str, count: int) -> None:
-    assert len(overridden({"ACCELERATE_GRADIENT_CLIPPING": given}, gradient_clipping=1.0)) == count
+    found = [finding.text for finding in told([record], OVERRIDDEN)]
+    assert found == ([f"the launcher's {named} had no effect: job and backend decide"] if named else [])
 
 
 def test_variables_of_the_process_are_no_settings_of_a_job() -> None:
@@ -339,21 +322,21 @@ def test_a_group_without_decay_is_rightly_empty_where_only_matrices_train() -> N
     assert kinds([], 0.0) == kinds(["b"], 0.1) == ["empty-group"]
 
 
-def test_wrapped_ranks_that_move_nothing_are_alone_too() -> None:
+def test_ranks_that_move_no_gradients_are_alone_whatever_an_evaluation_gathers() -> None:
     for base in ("ddp", None):
         text = of_script(script(base=base, bytes_moved=False))["ranks-alone"]
         assert text == "2 ranks train without exchanging gradients: each has a model of its own"
-    assert of_script(script(base=None)) == {}
-
-
-def test_answers_that_an_evaluation_gathers_do_not_hide_ranks_that_are_alone() -> None:
-    for op, named in (("all_gather", {"ranks-alone"}), ("broadcast", {"ranks-alone"}), ("all_reduce", set())):
-        for base in ("ddp", None):
+        assert of_script(script(base=base)) == {}
+        for op, named in (
+            ("all_gather", {"ranks-alone"}),
+            ("broadcast", {"ranks-alone"}),
+            ("all_reduce", set()),
+        ):
             assert of_script(script(base=base, bytes_moved=False, forward=op)).keys() == named, op
             assert of_script(script(base=base, forward=op)) == {}
 
 
-def test_ranks_that_are_fed_alike_are_named() -> None:
+def test_ranks_that_are_fed_alike_are_named_and_those_that_share_samples_or_show_none_are_not() -> None:
     text = (
         "all 2 ranks train on the same samples in the first steps (compared: 3): the data is not split over "
         "ranks"
@@ -364,10 +347,6 @@ def test_ranks_that_are_fed_alike_are_named() -> None:
     alone = of_script(script(fed=alike, bytes_moved=False))
     assert alone.keys() == {"ranks-alone"}
     assert alone["ranks-alone"].endswith(", all on the same samples")
-
-
-def test_ranks_that_share_samples_or_show_none_are_not() -> None:
-    alike = (["a"], ["a"])
     assert of_script(script(fed=alike, forward="all_reduce")) == {}  # they cut layers or samples
     assert of_script(script(fed=([], []))) == {}
     assert not of_script(script(fed=([], []), bytes_moved=False))["ranks-alone"].endswith("same samples")
