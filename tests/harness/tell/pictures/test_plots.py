@@ -45,12 +45,9 @@ def test_a_limit_near_the_peaks_is_a_line_and_a_far_one_only_told() -> None:
     assert "Device limit: 20.0 MB" in near.caption
     assert "Device limit: 1,000 MB" in far.caption
     assert "Device limit" not in made(plots.memory_picture(compared(held()))).caption
-
-
-def test_a_backend_that_names_no_kinds_shows_its_peak() -> None:
-    unnamed = compared(held(kinds=None))
-    (row,) = [row for row in rows_of(plots.memory_picture(unnamed)) if row["backend"] == "ddp"]
-    assert (row["megabytes"], row["text"]) == (10.0, "10.0 MB")
+    unnamed = rows_of(plots.memory_picture(compared(held(kinds=None))))
+    (row,) = [row for row in unnamed if row["backend"] == "ddp"]
+    assert (row["megabytes"], row["text"]) == (10.0, "10.0 MB"), "a backend that names no kinds"
 
 
 def test_a_bar_far_beyond_the_others_is_cut_and_says_so() -> None:
@@ -71,12 +68,16 @@ def comparison(payload: int = 4000) -> Comparison:
     return compared(make_record(label="ddp", comm=comm))
 
 
-def test_bars_and_strokes_are_the_figures_of_the_cell() -> None:
+def test_bars_and_strokes_are_the_figures_of_the_cell_and_a_ratio_is_written_where_it_is_not_one() -> None:
     found = comparison()
     (group,) = [group for group in found.groups if group.backend == "ddp"]
     (row,) = rows_of(plots.volume_picture(found))
     figures = [group.median(key) for key in (SENT, TEXTBOOK_SENT)]
     assert [row["megabytes"], row["textbook"]] == [value / 1e6 for value in figures if value is not None]
+    assert "0.004 MB" in texts(plots.volume_picture(found))
+    more = made(plots.volume_picture(comparison(6000)))
+    assert "0.006 MB = 1.5 x textbook" in texts(more)
+    assert "ddp 0.006 MB = 1.5 x textbook" in more.alt
 
 
 def test_an_alternative_text_names_both_ends_of_a_long_list() -> None:
@@ -121,23 +122,21 @@ def test_names_at_line_ends_keep_their_order_and_distance(places: list[float]) -
     assert len(places) < 2 or max(found) <= max(300, LINE * (len(places) - 1)) + 1e-6
 
 
-def test_names_of_near_points_cover_neither_each_other_nor_a_point() -> None:
+def test_names_of_near_points_cover_neither_each_other_nor_a_point_nor_a_line_nor_leave_the_panel() -> None:
     points = [(100.0, 100.0), (104.0, 101.0), (108.0, 99.0), (300.0, 40.0)]
     boxes = beside(points, ["first", "second", "third", "alone"], 600, 360)
     for index, box in enumerate(boxes):
         assert not any(box.covers(other) for other in boxes[:index])
         assert not any(box.holds(point) for point in points)
+    (box,) = beside([(590.0, 5.0)], ["a long name at the edge"], 600, 360)
+    assert box.left + box.width <= 600
+    line = along([(0.0, 100.0), (600.0, 100.0)])
+    (box,) = beside([(300.0, 100.0)], ["zero3"], 600, 360, line)
+    assert not any(box.holds(point) for point in line)
 
 
 NEAR = [loss + 1e-7 for loss in LOSSES]
 FAR = [loss + 0.25 for loss in LOSSES]
-
-
-def test_rows_hold_each_cell_s_losses_and_their_difference_to_the_reference() -> None:
-    found = {row["backend"]: row for row in rows_of(plots.loss_picture(compared(diverged("ddp"))))}
-    assert found["ddp"]["losses"] == FAR
-    assert found["ddp"]["differences"] == [0.25] * len(LOSSES)
-    assert found["single"]["differences"] == []
 
 
 def diverged(label: str, **changes: object):  # type: ignore[no-untyped-def]
@@ -154,6 +153,9 @@ def test_cells_that_agree_are_counted_and_those_that_diverged_are_named() -> Non
     assert "'nats per token, log beyond limit'" in str(picture.chart())
     assert "Diverged, with the largest difference of their loss: ddp on 2 ranks (2.5e-01)." in picture.alt
     assert "1 cell within the limit, at most 1.0e-07 from the reference" in picture.alt
+    found = {row["backend"]: (row["losses"], row["differences"]) for row in rows_of(picture)}
+    assert found["ddp"] == (FAR, [0.25] * len(LOSSES))
+    assert found["single"][1] == []
 
 
 def test_of_many_outliers_the_furthest_are_drawn_and_the_caption_says_so() -> None:
@@ -227,7 +229,7 @@ def test_intervals_stand_beside_their_points_and_within_the_picture() -> None:
     assert "95 % interval" in made(picture).caption
 
 
-def test_points_are_percent_of_ddp_and_named_directly() -> None:
+def test_points_are_percent_of_ddp_and_named_directly_if_cells_share_a_round() -> None:
     picture = plots.trade_off_picture(compared(timed("ddp", 0.5), timed("zero3", 1.0)))
     assert {row["name"]: (row["memory"], row["rate"]) for row in rows_of(picture)} == {
         "ddp": (100, 100), "zero3": (100, 50),
@@ -235,6 +237,7 @@ def test_points_are_percent_of_ddp_and_named_directly() -> None:
     assert {"ddp", "zero3"} <= set(texts(picture))
     assert "2 ranks: ddp 2.00 MB, 100 %; zero3 2.00 MB, 50 %" in made(picture).alt
     assert "No frontier is drawn (not ranked: " in made(picture).caption
+    assert plots.trade_off_picture(compared(timed("ddp", 0.5), timed("zero3", 1.0, repeat=1))) is None
 
 
 def test_throughput_is_the_ratio_by_round_as_in_the_tables() -> None:
@@ -248,10 +251,6 @@ def test_throughput_is_the_ratio_by_round_as_in_the_tables() -> None:
     )
     assert rate == pytest.approx(100 * next(iter(comparison.rankings.values())).to_base["fsdp"].middle)
     assert rate > 75
-
-
-def test_cells_that_share_no_round_are_not_drawn_together() -> None:
-    assert plots.trade_off_picture(compared(timed("ddp", 0.5), timed("zero3", 1.0, repeat=1))) is None
 
 
 def test_memory_far_beyond_the_others_is_cut_and_written() -> None:
@@ -303,9 +302,7 @@ def test_bars_are_the_median_throughput_in_percent_of_ddp_fastest_first() -> Non
     assert {"125 %", "100 % = 2,048 tokens/s", "50 %", "2 ranks"} <= set(texts(picture))
     assert "2 ranks: fsdp 125 %, ddp 100 % = 2,048 tokens/s, zero3 50 %" in made(picture).alt
     assert "Fewer than 6 rounds: no interval is known, and no order." in made(picture).caption
-
-
-def test_each_number_of_ranks_has_its_own_ddp() -> None:
+    assert plots.throughput_picture(compared(timed("ddp", 0.5))) is None, "compared with nothing"
     runs = [timed("ddp", 0.5), timed("fsdp", 1.0), timed("ddp", 1.0, 4), timed("fsdp", 1.0, 4)]
     found = {row["cell"]: row["value"] for row in rows_of(plots.throughput_picture(compared(*runs)))}
     assert found == {"ddp on 2": 100, "fsdp on 2": 50, "ddp on 4": 100, "fsdp on 4": 100}
@@ -325,16 +322,6 @@ def test_lines_are_the_interval_of_the_ratio_in_the_same_round() -> None:
     assert {row["low"] for row in few} == {None}
 
 
-def test_one_backend_alone_is_compared_with_nothing() -> None:
-    assert plots.throughput_picture(compared(timed("ddp", 0.5))) is None
-
-
-def test_the_ratio_is_written_only_where_it_is_not_one() -> None:
-    assert "0.004 MB" in texts(plots.volume_picture(comparison()))
-    assert "0.006 MB = 1.5 x textbook" in texts(plots.volume_picture(comparison(6000)))
-    assert "ddp 0.006 MB = 1.5 x textbook" in made(plots.volume_picture(comparison(6000))).alt
-
-
 def test_jobs_are_named_only_where_one_number_of_ranks_has_several() -> None:
     groups = compared(timed("ddp", 0.5), timed("fsdp", 0.5, job_id="f" * 12)).groups
     places = [plots.cell_row(group, groups)["place"] for group in groups]
@@ -347,17 +334,6 @@ def test_of_many_cells_those_of_one_world_size_are_drawn_and_the_caption_says_so
     drawn = plots.drawable(groups)
     assert {group.world_size for group in drawn} == {4}
     assert "Drawn: 23 of 47 cells, on 4 ranks" in plots.caption("", drawn, groups)
-
-
-def test_names_stay_within_the_panel() -> None:
-    (box,) = beside([(590.0, 5.0)], ["a long name at the edge"], 600, 360)
-    assert box.left + box.width <= 600
-
-
-def test_a_name_leaves_a_line_free() -> None:
-    line = along([(0.0, 100.0), (600.0, 100.0)])
-    (box,) = beside([(300.0, 100.0)], ["zero3"], 600, 360, line)
-    assert not any(box.holds(point) for point in line)
 
 
 def test_without_outliers_the_limit_is_drawn_around_the_band() -> None:
