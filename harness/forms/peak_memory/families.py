@@ -269,12 +269,12 @@ class Zero3Timeline(StepTimeline):
             return
         largest = max(map(self._gathered, modules))
         runs_again = part == "block" and bool(self.workload.activation_checkpointing)
-        if backward == runs_again:
-            kept = [t for module in modules for t in module if self._is_kept(t, runs_again=runs_again)]
-            self._kept |= {tensor.name for tensor in kept}
-            self.ledger.add(ZERO3.kept, self._gathered(kept))
-        if not (backward and runs_again):
-            self.ledger.add(ZERO3.gathered, largest)
+        saves = backward == runs_again
+        kept = [t for module in modules for t in module if saves and self._is_kept(t, runs_again=runs_again)]
+        self._kept |= {tensor.name for tensor in kept}
+        self.ledger.add(ZERO3.kept, self._gathered(kept))
+        is_among = self._gathered(kept) if backward else 0
+        self.ledger.add(ZERO3.gathered, max(0, largest - is_among))
         self.ledger.briefly(gathering(self.workload, largest))
         # hpZ: a weight leaves a copy in its group of ranks as it is released for the first time.
         new = [t for module in modules for t in module if t.name not in self._copied]
@@ -286,7 +286,7 @@ class Zero3Timeline(StepTimeline):
     def _is_kept(self, tensor: Tensor, *, runs_again: bool) -> bool:
         """Whether autograd holds on to a gathered weight: checkpointing packs detached ones as a block runs
         again (torch 2.13, utils/checkpoint.py), which outlive what is released."""
-        return runs_again and len(tensor.shape) == 2
+        return runs_again and len(tensor.shape) == 2 and not self.workload.layout.is_frozen(tensor)
 
     def _let_go(self, tensors: Sequence[Tensor]) -> None:
         kept = [tensor for tensor in tensors if tensor.name in self._kept]
