@@ -156,9 +156,9 @@ class Results:
         return Plot(draw(pictures[name], heading=pages[0].heading).decode())
 
     def __str__(self) -> str:
-        from harness.tell.terminal import finding_lines, terminal_table
+        from harness.tell.terminal import terminal_text
 
-        return "\n".join([terminal_table(self.comparison), *finding_lines(self.comparison)])
+        return terminal_text(self.comparison)
 
     __repr__ = __str__
 

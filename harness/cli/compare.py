@@ -142,6 +142,8 @@ class MissingCells:
     device: str
     found: Sequence[tuple[Path, Record]]
     rounds: int | None
+    job: str | None
+    """Of Slurm, where it was started again."""
     fresh: bool
     force: bool
     view: View
@@ -160,7 +162,12 @@ class MissingCells:
 
         `batches`: a cell that is out of memory runs again with the next smaller micro-batch.
         """
+        if have_both_kernels(cells):
+            self.view.say(BOTH_KERNELS)
         done = dict(known)
+        if have_record := sum(cell.key in done for cell in cells):
+            again = f"job {self.job} was started again: " if self.job is not None else ""
+            self.view.say(f"{again}{have_record} of {len(cells)} cells have a record")
         while True:
             ran = [done[cell.key] for cell in cells if cell.key in done]
             done |= self.run([cell for cell in cells if cell.key not in done], ran)
@@ -196,7 +203,9 @@ class MissingCells:
         if not self.view.quiet and not names <= self._foretold:  # further rounds bring no news
             self._foretold |= names
             say_before(cells, facts.values(), predicted, self.experiment)
-        forget_refused(self.store, [record for _, record in self.found], cells)
+        for _, record in self.found:  # about to run, or to be judged again
+            if is_refused(record) and record.cell in {cell.key for cell in cells}:
+                self.store.discard(record.run_id)
 
         def say_once(text: str) -> None:
             if text not in self._said:
@@ -240,7 +249,7 @@ class MissingCells:
                 name = CellName(cell.backend, cell.world_size)
                 waiting = f"{name}: another comparison on this folder runs it; waiting for its record"
                 claims.enter_context(claimed(self.store.root, cell.key, partial(progress.say, waiting)))
-                if self.fresh or (found := self._others.of_cell(cell.key)) is None:
+                if (self.fresh and self.job is None) or (found := self._others.of_cell(cell.key)) is None:
                     missing.add(cell.key)
                 else:
                     yield cell.key, found
@@ -281,14 +290,6 @@ def checked_jobs(launcher: LocalLauncher, cells: Sequence[RunRequest]) -> dict[s
     """What the check of each job returned, by job id."""
     jobs = {cell.job_id: cell.job for cell in cells}
     return {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
-
-
-def forget_refused(store: Store, records: Sequence[Record], cells: Sequence[RunRequest]) -> None:
-    """Remove earlier records of cells that were not started: they are about to run, or to be judged again."""
-    keys = {cell.key for cell in cells}
-    for record in records:
-        if record.cell in keys and is_refused(record):
-            store.discard(record.run_id)
 
 
 def open_store(runs: Path) -> Store:
@@ -333,18 +334,6 @@ class Until:
     """Half an interval over its ratio; None: any, if the order is settled."""
     deadline: float | None = None
     """By the monotonic clock; None: none."""
-
-    @classmethod
-    def asked(cls, within: str | None, max_minutes: float | None) -> Until:
-        """Limits from --within and --max-minutes. Raises HarnessError."""
-        return cls(
-            precision=None if within is None else parse_within(within),
-            deadline=None if max_minutes is None else time.monotonic() + 60 * max_minutes,
-        )
-
-    def rounds(self, asked: int) -> int | None:
-        """How many there will be; None: as many as it takes."""
-        return asked if self == Until() else None
 
 
 def parse_within(text: str) -> float:
@@ -480,12 +469,6 @@ class Plan:
     runs: bool = True
     """Whether ranks would start if there is no record: not where the strategy cannot run this job."""
 
-    @property
-    def time(self) -> str:
-        if self.seconds is None or self.record:
-            return "-"
-        return duration(self.seconds)
-
     def as_json(self, predicted: CellPredictions) -> dict[str, Any]:
         """The cell in the document of `--dry-run --json`."""
         part = predicted.parts.get(self.cell.key)
@@ -533,7 +516,8 @@ def show_plan(
     for one in plans:
         cell = one.cell
         kernels = " (deterministic)" if both and cell.job.training.deterministic else ""
-        rows.append([cell.backend + kernels, cell.world_size, cell.repeat, one.time, one.why])
+        lasts = "-" if one.seconds is None or one.record else duration(one.seconds)
+        rows.append([cell.backend + kernels, cell.world_size, cell.repeat, lasts, one.why])
     echo(fitted([[*map(str, row)] for row in rows], headers, wide=view.wide))
     echo(_summary(missing, len(plans)), err=True)
     if both:
@@ -685,7 +669,8 @@ def compare(
             "compare starts its own ranks: run it without torchrun, or "
             "start `harness run` under torchrun for each backend"
         )
-    until = Until.asked(within, max_minutes)
+    ends = max_minutes and time.monotonic() + 60 * max_minutes
+    until = Until(precision=None if within is None else parse_within(within), deadline=ends)
     view.begin("checking the job, its data and this machine")
     device = options.resolve_device(experiment.runtime.device)
     sizes = experiment.compare.world_sizes if nproc is None else options.numbers(nproc, "--nproc", "ranks")
@@ -728,14 +713,9 @@ def compare(
             echo(line, err=True)
     if dry_run:
         return show_plan(cells, known, found, device, experiment, force=force, as_json=as_json, view=view)
-    if have_both_kernels(cells):
-        view.say(BOTH_KERNELS)
-    if have_record := sum(cell.key in known for cell in cells):
-        again = f"job {job} was started again: " if job is not None else ""
-        view.say(f"{again}{have_record} of {len(cells)} cells have a record")
     made = MissingCells(
-        store=store, experiment=experiment, device=device, found=found, rounds=until.rounds(count),
-        fresh=fresh and job is None, force=force, view=view,
+        store=store, experiment=experiment, device=device, found=found, job=job, fresh=fresh, force=force,
+        rounds=count if until == Until() else None, view=view,
     )  # fmt: skip
     return output.finish(made, planned, known, made.records(cells, known, batches))
 
@@ -831,13 +811,11 @@ class Output:
     def _texts(self, runs: Runs) -> tuple[Comparison, str, str]:
         """The comparison, its table and its document."""
         from harness.judge.comparison import Comparison
-        from harness.tell.terminal import finding_lines, terminal_table
+        from harness.tell.terminal import terminal_text
 
         comparison = Comparison(record for _, record in runs)
         document = comparison.as_json() | {"records": [str(path) for path, _ in runs]}
-        wide = self.view.wide
-        table = [terminal_table(comparison, wide=wide), *finding_lines(comparison, wide=wide)]
-        return comparison, "\n".join(table), json.dumps(document, indent=1)
+        return comparison, terminal_text(comparison, wide=self.view.wide), json.dumps(document, indent=1)
 
     def _trial(self, runs: Runs) -> object:
         from harness.tell.report import prepare_report

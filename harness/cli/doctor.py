@@ -309,8 +309,10 @@ def fabric(
     largest = parse_size(max_size or DEFAULT_LARGEST[device])
     required = parse_rate(require_busbw) if require_busbw else None
     shows = not is_rank or external_rank() == 0
-    if shows:
-        check_output(output)
+    if shows and output is not None:  # which minutes of measuring would be lost for
+        path = result_file(output)
+        with refusing(f"--output was given '{path}', which cannot be written"):
+            try_writing(path)
     if is_rank:
         from harness.fabric.measurement import measure  # loads torch
 
@@ -339,14 +341,6 @@ def split_operations(text: str | None) -> list[str]:
         if name not in OPERATIONS:
             raise HarnessError(f"operation '{name}' is unknown. {available(name, OPERATIONS)}")
     return names or list(OPERATIONS)
-
-
-def check_output(output: Path | None) -> None:
-    """Raise HarnessError for a file that could not be written after minutes of measuring."""
-    if output is not None:
-        path = result_file(output)
-        with refusing(f"--output was given '{path}', which cannot be written"):
-            try_writing(path)
 
 
 def present(result: FabricResult, asked_bytes: int, required: float | None, as_json: bool) -> int:

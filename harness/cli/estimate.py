@@ -87,8 +87,7 @@ def estimate(
 
         click.echo("\n".join(catalogue_lines() if listed == "models" else machine.known.lines()))
         return 0
-    given = options.split_backends(backends) if backends is not None else []
-    found = answers_of(machine, **asked, backends=given)
+    found = answers_of(machine, **asked, backends=backends)
     from harness.plan.document import document
     from harness.plan.text import answer_lines
 
@@ -106,9 +105,10 @@ def answers_of(
     assignments: tuple[str, ...],
     given: options.GivenFiles,
     *,
-    backends: list[str] | None = None,
+    backends: str | None,
     opens: bool = False,
 ) -> list[Answer]:
+    named = options.split_backends(backends) if backends is not None else []
     begin("tracing the model's activations")
     from harness.plan.answer import Typed, answers
     from harness.plan.question import asked_of, read_count
@@ -120,7 +120,7 @@ def answers_of(
     with counting_predictors() as predictors:
         question = asked_of(
             job.experiment, model, assignments=job.assignments, remarks=job.remarks,
-            backends=[*(backends or ()), *(() if opens else job.backends)] or ["all"],
+            backends=[*named, *(() if opens else job.backends)] or ["all"],
             tokens=None if tokens_per_step is None else read_count(tokens_per_step), opens=opens, **where,
         )  # fmt: skip
         typed = Typed(config=config, model=model, assignments=job.assignments, place=machine.words)
@@ -163,8 +163,7 @@ def recommend(backends: str | None, machine: options.Machine, as_json: bool, **a
     By predicted memory and speed. Says why the others lose, what is uncertain, when other parallelism is
     called for, and how to measure the best ones. The answer of `harness estimate` with the batch open.
     """
-    given = options.split_backends(backends) if backends is not None else []
-    found = answers_of(machine, **asked, backends=given, opens=True)
+    found = answers_of(machine, **asked, backends=backends, opens=True)
     from harness.plan.document import recommendation
     from harness.plan.text import answer_lines
 
@@ -277,9 +276,7 @@ def fit(
         raise click.UsageError("Give --backend, or a file with --from-accelerate or --from-deepspeed.")
     label = canonical_label(backend)
     device = options.resolve_device(experiment.runtime.device)
-    world_size = (
-        1 if registry.parse(label)[0].name == registry.REFERENCE else nproc or options.default_ranks(device)
-    )
+    world_size = options.ranks_of(label, nproc, device)
     options.require_gpus(device, world_size)
     memory = fitting.find_limit(limit, experiment.runtime.memory_limit, device, world_size, hardware)
     parts = parts_of(registry.parse(label)[1], world_size)

@@ -216,6 +216,17 @@ def default_ranks(device: str) -> int:
     return max(1, find_gpus().count) if device == "cuda" else DEFAULT_CPU_RANKS
 
 
+def ranks_of(label: str, nproc: int | None, device: str) -> int:
+    """Ranks of one backend on this machine. Raises HarnessError for several of the reference."""
+    from harness.backends import registry
+
+    if registry.parse(label)[0].name == registry.REFERENCE:
+        if nproc not in (None, 1):
+            raise HarnessError(f"--nproc {nproc}: '{label}' is one process; leave --nproc out")
+        return 1
+    return nproc or default_ranks(device)
+
+
 def require_gpus(device: str, world_size: int) -> None:
     """Raise HarnessError if there are more ranks on CUDA than GPUs."""
     if device == "cuda" and world_size > (count := find_gpus().count):

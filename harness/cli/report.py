@@ -240,15 +240,18 @@ def require_format(output: Path | None) -> None:
         raise HarnessError(f"--output was given '{output}'; end its name in {' or '.join(FORMATS)}")
 
 
-def show(document: Document, output: Path | None, as_json: bool, made_by: str) -> None:
-    """Print a document of files, on standard error beside JSON, and write it with its pictures."""
+def show(document: Document, output: Path | None, data: dict[str, Any] | None, made_by: str) -> int:
+    """Print a document of files, on standard error beside its data, and write it with its pictures."""
     from harness.tell.traces import terminal_lines
 
     for line in terminal_lines(document):
-        echo(line, err=as_json)
+        echo(line, err=data is not None)
     if output is not None:
         write_document(document, output, made_by)
         echo(f"report: {output}", err=True)
+    if data is not None:
+        echo(json.dumps(finite(data), indent=1))
+    return 0
 
 
 @click.command()
@@ -283,10 +286,8 @@ def trace(
     skew = skew_of(ranks)
     likeness = [likeness_of(rank, parameters) for rank in ranks]
     changes = changes_of(ranks, before) if before else None
-    show(trace_document(ranks, skew, likeness, changes), output, as_json, "harness trace")
-    if as_json:
-        echo(json.dumps(finite(document(ranks, skew, likeness, changes)), indent=1))
-    return 0
+    data = document(ranks, skew, likeness, changes) if as_json else None
+    return show(trace_document(ranks, skew, likeness, changes), output, data, "harness trace")
 
 
 @click.command()
@@ -313,11 +314,10 @@ def snapshot(files: tuple[Path, ...], output: Path | None, as_json: bool) -> int
                 f"snapshot '{file}' has no memory of any device and no history: nothing to show"
             )
         found.append((str(file), of_file))
-    show(snapshot_document(found), output, as_json, "harness snapshot")
-    if as_json:
-        devices = [{"file": name, **account.as_json()} for name, of_file in found for account in of_file]
-        echo(json.dumps(finite({"devices": devices}), indent=1))
-    return 0
+    devices = [{"file": name, **account.as_json()} for name, of_file in found for account in of_file]
+    return show(
+        snapshot_document(found), output, {"devices": devices} if as_json else None, "harness snapshot"
+    )
 
 
 @click.command()
@@ -336,7 +336,4 @@ def hang(dumps: tuple[Path, ...], as_json: bool) -> int:
 
     begin("reading dumps")
     found = explain(read_dumps(dumps))
-    show(hang_document(found), None, as_json, "harness hang")
-    if as_json:
-        echo(json.dumps(finite(found.as_json()), indent=1))
-    return 0
+    return show(hang_document(found), None, found.as_json() if as_json else None, "harness hang")

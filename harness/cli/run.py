@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 
 from harness import launch
-from harness.backends import registry
 from harness.cli import options
 from harness.cli.compare import force_option, open_store, predict_one, refuse_as_rank
 from harness.cli.output import Progress, View, echo
@@ -66,7 +65,7 @@ def run(
     if launch.started_as_rank():
         store = Store(runs)
         return _run_as_rank(experiment, label, device, store, nproc, force, as_json, view, resume, part)
-    world_size = _world_size(label, nproc, device)
+    world_size = options.ranks_of(label, nproc, device)
     options.require_gpus(device, world_size)
     layout = job_layout([label], world_size, experiment.training)
     view.begin("checking the job, its data and this machine")
@@ -86,14 +85,6 @@ def run(
     finally:
         progress.close()
     return _present_run(record, store, as_json, view)
-
-
-def _world_size(label: str, nproc: int | None, device: str) -> int:
-    if registry.parse(label)[0].name == registry.REFERENCE:
-        if nproc not in (None, 1):
-            raise HarnessError(f"--nproc {nproc}: '{label}' is one process; leave --nproc out")
-        return 1
-    return nproc or options.default_ranks(device)
 
 
 def _run_as_rank(
@@ -173,10 +164,9 @@ def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int
 
 def _show(record: Record) -> None:
     from harness.judge.comparison import Comparison
-    from harness.tell.terminal import finding_lines, terminal_table
+    from harness.tell.terminal import terminal_text
 
-    comparison = Comparison([record])
-    echo("\n".join([terminal_table(comparison), *finding_lines(comparison)]))
+    echo(terminal_text(Comparison([record])))
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

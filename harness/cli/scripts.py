@@ -196,17 +196,15 @@ class Scripts:
 
     def show(self, cells: Sequence[ScriptCell], known: Mapping[str, Record], *, as_json: bool) -> None:
         """What would run, row by row."""
-        runs = [known[cell.key].run_id if cell.key in known else None for cell in cells]
+        runs = {key: record.run_id for key, record in known.items()}
         if as_json:
-            rows = [
-                {"row": cell.label, "repeat": cell.repeat, "record": run, "command": list(cell.words)}
-                for cell, run in zip(cells, runs, strict=True)
-            ]
-            echo(json.dumps({"cells": rows}, indent=1))
+            names = ("row", "repeat", "record", "command")
+            rows = [(cell.label, cell.repeat, runs.get(cell.key), cell.words) for cell in cells]
+            echo(json.dumps({"cells": [dict(zip(names, row, strict=True)) for row in rows]}, indent=1))
             return
         shown = [
-            [cell.label, str(cell.repeat), run or "none", shlex.join(cell.words)]
-            for cell, run in zip(cells, runs, strict=True)
+            [cell.label, str(cell.repeat), runs.get(cell.key, "none"), shlex.join(cell.words)]
+            for cell in cells
         ]
         echo(fitted(shown, ("row", "repeat", "record", "command"), wide=self.view.wide))
 

@@ -46,7 +46,7 @@ from harness.tell.tables import (
 )
 
 TITLE = "Comparison with a baseline"
-MISSING = "not comparable, or absent"
+MISSING, NEW = "not comparable, or absent", "New, with their status before"
 MOST_OPEN = 3
 """Untested figures that the verdict names."""
 NAMED_SHARE = 0.01
@@ -111,17 +111,14 @@ def _on_both_sides(before: Comparison, after: Comparison) -> int:
 
 
 def _lost_and_new(before: Comparison, after: Comparison) -> list[str]:
-    found: dict[str, list[str]] = {
-        "Lost, with their status after": [], "New, with their status before": []
-    }  # fmt: skip
-    lost, new = found.values()
+    found: dict[str, list[str]] = {}
     for pair in pairs(before, after):
-        well = [side is not None and side.succeeded for side in (pair.before, pair.after)]
-        other = pair.after if well[0] else pair.before
-        text = f"{CellName(pair.backend, pair.world_size)} ({other.status if other else MISSING})"
-        if well[0] != well[1]:
-            (lost if well[0] else new).append(text)
-    return [f"{what}: {listed(cells)}." for what, cells in found.items() if cells]
+        was, now = (side is not None and side.succeeded for side in (pair.before, pair.after))
+        other, what = (pair.after, "Lost, with their status after") if was else (pair.before, NEW)
+        if was != now:
+            status = other.status if other else MISSING
+            found.setdefault(what, []).append(f"{CellName(pair.backend, pair.world_size)} ({status})")
+    return [f"{what}: {listed(cells)}." for what, cells in sorted(found.items())]
 
 
 def left_out(sides: Mapping[str, Comparison]) -> list[str]:

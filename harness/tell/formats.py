@@ -6,7 +6,7 @@ import html
 import re
 import sys
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from shutil import get_terminal_size
 from textwrap import TextWrapper, wrap
@@ -18,14 +18,12 @@ _KEPT = ("\t", "\u200c", "\u200d")
 """Tabs, and the joiners that some scripts are spelled with."""
 
 
-def megabytes(value: float | None) -> str:
-    """Bytes as MB (1e6), three significant places below 100."""
-    return NOT_AVAILABLE if value is None else number(value / 1e6)
+def _in(unit: float) -> Callable[[float | None], str]:
+    """Values in a unit, three significant places below 100."""
+    return lambda value: number(None if value is None else value / unit)
 
 
-def gigabytes(value: float | None) -> str:
-    """Bytes as GB (1e9), three significant places below 100."""
-    return NOT_AVAILABLE if value is None else number(value / 1e9)
+megabytes, gigabytes, teraflops = _in(1e6), _in(1e9), _in(1e12)
 
 
 def milliseconds(value: float | None) -> str:
@@ -118,10 +116,6 @@ def signed(value: float | None) -> str:
     if value is None:
         return NOT_AVAILABLE
     return ("+" if value > 0 else "") + exact(value)
-
-
-def teraflops(value: float | None) -> str:
-    return number(None if value is None else value / 1e12)
 
 
 def utilisation(value: float | None) -> str:

@@ -19,6 +19,11 @@ SHOWN = ("job_id", "backend", "world_size", "status", SPEED, "speed_ratio", PEAK
 """Columns without --wide."""
 
 
+def terminal_text(comparison: Comparison, *, wide: bool = False) -> str:
+    """The table and what the findings say."""
+    return "\n".join([terminal_table(comparison, wide=wide), *finding_lines(comparison, wide=wide)])
+
+
 def terminal_table(comparison: Comparison, *, wide: bool = False) -> str:
     """The main table and a line that explains what stands in it; `wide`: all of its columns."""
     table = tables.results_table(comparison.comparable).for_people()
