@@ -424,7 +424,7 @@ MUTANTS = [Mutant(*row) for row in (
      "test_what_no_row_can_have_is_refused_by_name"),
     ("absent-default", "deepspeed:_absent", returns("found"),
      "A library's default stands only for a key that the file does not give",
-     "test_a_given_key_keeps_its_value_beside_the_defaults_of_absent_ones"),
+     "test_a_given_key_and_a_setting_of_the_configuration_go_before_the_defaults"),
     ("hybrid-size", "accelerate:_parallel",
      becomes("asked['dp_shard_size'] if name == 'dp_replicate_size' else size", "size"),
      "A file that shards within groups of ranks keeps their size", "test_what_this_version_has_is_run"),

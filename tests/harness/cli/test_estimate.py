@@ -106,16 +106,12 @@ def test_details_name_formula_and_source() -> None:
     assert "harness.forms.ddp" in text
 
 
-def test_json_is_alone_on_standard_output() -> None:
-    code, text, errors = run("--model", "bloom-560m", "--backends", "ddp", "--json", *MIXED)
+def test_json_is_alone_on_standard_output_and_the_job_decides_the_model_where_none_is_named() -> None:
+    code, text, errors = run("--backends", "ddp", "--json", "--set", "model.name=bloom-560m", *MIXED)
     assert code == 0
-    assert json.loads(text)["rows"][0]["backend"] == "ddp"
+    document = json.loads(text)
+    assert (document["rows"][0]["backend"], document["parameters"]) == ("ddp", 559_214_592)
     assert "bloom-560m" in errors
-
-
-def test_the_job_decides_the_model_where_none_is_named() -> None:
-    _, text, _ = run("--backends", "ddp", "--json", "--set", "model.name=bloom-560m")
-    assert json.loads(text)["parameters"] == 559_214_592
 
 
 def test_with_a_gpu_the_defaults_are_those_of_recommend() -> None:
@@ -265,10 +261,12 @@ def test_recommend_takes_it_too(saved: Path) -> None:
         (["--calibrate", "missing.json"], "calibration missing.json cannot be read"),
         (["--calibrate", "missing"], "missing"),
         (["--calibrate", str(RUNS)], ", not A100-80; calibrate with records of A100-80"),
+        (["--calibrate", "SAVED", "--calibrate", str(RUNS)], "is a saved calibration and stands alone"),
     ],
 )
-def test_what_goes_wrong_is_one_line(arguments: list[str], line: str) -> None:
-    result = CliRunner().invoke(estimate, [*QUESTION, *arguments])
+def test_what_goes_wrong_is_one_line(saved: Path, arguments: list[str], line: str) -> None:
+    given = [str(saved) if word == "SAVED" else word for word in arguments]
+    result = CliRunner().invoke(estimate, [*QUESTION, *given])
     assert result.exit_code == 1
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("harness: ")
@@ -279,12 +277,6 @@ def test_without_a_gpu_there_is_nothing_to_calibrate(saved: Path) -> None:
     result = CliRunner().invoke(estimate, ["--model", "bloom-560m", "--calibrate", str(saved)])
     assert result.exit_code == 1
     assert "--calibrate needs the GPU that the runs were made on; name it with --gpu" in result.stderr
-
-
-def test_a_saved_calibration_stands_alone(saved: Path) -> None:
-    result = CliRunner().invoke(estimate, [*QUESTION, "--calibrate", str(saved), "--calibrate", str(RUNS)])
-    assert result.exit_code == 1
-    assert "is a saved calibration and stands alone" in result.stderr
 
 
 LIMIT_BYTES = 3_000_000

@@ -129,6 +129,11 @@ def test_dtypes_of_the_file_are_those_of_the_row_as_given(tmp_path: Path) -> Non
     document["zero_optimization"] = {"stage": 1, "offload_optimizer": {"device": "cpu"}}
     exact = rows_of(tmp_path, "deepspeed", document)[1]
     assert handled(exact)["data_types.grad_accum_dtype"] == ("taken", "fp32")
+    document["bf16"] = {"enabled": True, **PURE}
+    for stage, verdict in ((1, ("pinned", "bf16")), (2, ("taken", "fp32"))):
+        document["zero_optimization"] = {"stage": stage}
+        exact = rows_of(tmp_path, "deepspeed", document)[1]
+        assert handled(exact)["data_types.grad_accum_dtype"] == verdict
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -151,14 +156,6 @@ def test_bf16_states_without_bf16_masters_are_refused_once(enabled: bool, tmp_pa
     assert "(2)" not in text
 
 
-def test_fp32_sums_of_pure_bf16_are_pinned_at_stage_1(tmp_path: Path) -> None:
-    document: dict[str, Any] = {"bf16": {"enabled": True, **PURE}, "data_types": {"grad_accum_dtype": "fp32"}}
-    for stage, verdict in ((1, ("pinned", "bf16")), (2, ("taken", "fp32"))):
-        document["zero_optimization"] = {"stage": stage}
-        exact = rows_of(tmp_path, "deepspeed", document)[1]
-        assert handled(exact)["data_types.grad_accum_dtype"] == verdict
-
-
 def test_values_left_to_the_job_are_those_in_force(tmp_path: Path) -> None:
     left = dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"), "auto")
     document = {
@@ -177,12 +174,9 @@ def test_values_left_to_the_job_are_those_in_force(tmp_path: Path) -> None:
             ("warmup_num_steps", 2), ("total_num_steps", 8),
         ]  # fmt: skip
         assert "is row zero0: 8 keys taken, 0 pinned, 0 without" in summary("zero0", row.part)
-
-
-def test_the_groups_of_hpz_are_an_option(tmp_path: Path) -> None:
-    document = {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}
-    like, _ = rows_of(tmp_path, "deepspeed", document)
-    assert like.label == "zero3:hpz=8,row=file"
+    for nothing in (None, {}):
+        for row in rows_of(tmp_path, "deepspeed", document | {"scheduler": nothing}):
+            assert row.experiment.schedule.kind != "deepspeed"
 
 
 def test_job_settings_are_taken_where_the_configuration_is_silent(tmp_path: Path) -> None:
@@ -223,17 +217,11 @@ def test_the_preset_pins_sizes_like_for_like_and_not_as_given(tmp_path: Path) ->
     assert "stage3_max_live_parameters=100000000" in exact.label
 
 
-def test_a_batch_of_the_file_replaces_the_whole_cut_as_given(tmp_path: Path) -> None:
-    _, exact = rows_of(
-        tmp_path, *FILES["deepspeed-stage-3-offload"], "training.global_batch_size=8",
-        "training.accumulation_steps=4",
-    )  # fmt: skip
-    training = exact.experiment.training
+def test_a_batch_of_the_file_is_the_whole_cut_as_given_and_pinned_like_for_like(tmp_path: Path) -> None:
+    batch = ("training.global_batch_size=8", "training.accumulation_steps=4")
+    training = rows_of(tmp_path, *FILES["deepspeed-stage-3-offload"], *batch)[1].experiment.training
     assert (training.global_batch_size, training.micro_batch_size, training.accumulation_steps) == (16, 4, 2)
-
-
-def test_a_batch_of_the_configuration_pins_that_of_the_file(tmp_path: Path) -> None:
-    like, _ = rows_of(tmp_path, *FILES["deepspeed-stage-1-offload"], "training.global_batch_size=8")
+    like, _ = rows_of(tmp_path, *FILES["deepspeed-stage-1-offload"], batch[0])
     assert like.experiment.training.micro_batch_size is None
     pinned = handled(like)["train_micro_batch_size_per_gpu"]
     assert pinned == ("pinned", "follows from the rest of the batch")
@@ -290,30 +278,11 @@ def test_each_optimizer_brings_its_own_constants_alone(tmp_path: Path) -> None:
     assert handled(rows[0])["optimizer.params.momentum"] == ("pinned", 0)
 
 
-@pytest.mark.parametrize("scheduler", [None, {}])
-def test_an_empty_scheduler_is_none(scheduler: Any, tmp_path: Path) -> None:
-    for row in rows_of(tmp_path, "deepspeed", {"zero_optimization": {"stage": 1}, "scheduler": scheduler}):
-        assert row.experiment.schedule.kind != "deepspeed"
-
-
 def test_two_files_of_one_name_are_two_rows(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     paths = [write(tmp_path / where, "same", "accelerate", accelerate("fsdp2", {})) for where in ("", "a")]
     _, rows = like_for_like(read_files(paths, []), load_experiment(None))
     assert [row.label for row in rows] == ["fsdp:row=same", "fsdp:row=same-2"]
-
-
-def test_ddp(tmp_path: Path) -> None:
-    document = {"distributed_type": "MULTI_GPU", "mixed_precision": "no", "num_processes": 2}
-    row, _ = rows_of(tmp_path, "accelerate", document)
-    assert (row.label, row.experiment.training.precision) == ("ddp:row=file", "fp32")
-
-
-def test_a_missing_wrap_policy_is_named(tmp_path: Path) -> None:
-    document = accelerate("fsdp2", {})
-    del document["fsdp_config"]["fsdp_auto_wrap_policy"]
-    row, _ = rows_of(tmp_path, "accelerate", document)
-    assert handled(row)["fsdp_config.fsdp_auto_wrap_policy"] == ("pinned", "TRANSFORMER_BASED_WRAP")
 
 
 def test_the_plugin_reads_a_deepspeed_file_next_to_it(tmp_path: Path) -> None:
@@ -484,13 +453,10 @@ def test_an_absent_key_has_the_default_of_the_installed_deepspeed(tmp_path: Path
     assert job_of(tmp_path, "deepspeed", document).optimizer.weight_decay == 0.01  # torch.optim.AdamW's
 
 
-def test_a_given_key_keeps_its_value_beside_the_defaults_of_absent_ones(tmp_path: Path) -> None:
+def test_a_given_key_and_a_setting_of_the_configuration_go_before_the_defaults(tmp_path: Path) -> None:
     document = {"optimizer": {"type": "Adam", "params": {"lr": 5e-4}}, "gradient_clipping": 0.5}
     job = job_of(tmp_path, "deepspeed", document)
     assert (job.optimizer.learning_rate, job.training.gradient_clipping) == (5e-4, 0.5)
-
-
-def test_a_setting_of_the_configuration_wins_over_a_default(tmp_path: Path) -> None:
     job = job_of(tmp_path, "deepspeed", {"zero_optimization": {"stage": 2}}, "training.precision=bf16-mixed",
                  "training.gradient_clipping=null")  # fmt: skip
     assert (job.training.precision, job.training.gradient_clipping) == ("bf16-mixed", None)
@@ -504,12 +470,16 @@ def test_what_the_table_calls_a_default_is_the_library_s() -> None:
             assert rule.kind != "option" or rule.default != LIBRARY
 
 
-def test_accelerate_prefetches_nothing_backwards_unless_told(tmp_path: Path) -> None:
+def test_accelerate_prefetches_nothing_backwards_and_names_a_missing_wrap_policy(tmp_path: Path) -> None:
     like, exact = rows_of(tmp_path, "accelerate", {"distributed_type": "FSDP", "fsdp_config": {}})
     assert like.label == "fsdp1:backward_prefetch=none,row=file"
     assert handled(like)["fsdp_config.fsdp_auto_wrap_policy"] == ("pinned", "TRANSFORMER_BASED_WRAP")
     assert "auto_wrap=none" in exact.label  # NO_WRAP is Accelerate's default
     assert exact.experiment.training.precision == "fp32"
+    document = accelerate("fsdp2", {})
+    del document["fsdp_config"]["fsdp_auto_wrap_policy"]
+    row, _ = rows_of(tmp_path, "accelerate", document)
+    assert handled(row)["fsdp_config.fsdp_auto_wrap_policy"] == ("pinned", "TRANSFORMER_BASED_WRAP")
 
 
 @pytest.mark.parametrize(
@@ -521,6 +491,10 @@ def test_accelerate_prefetches_nothing_backwards_unless_told(tmp_path: Path) -> 
          "ulysses-zero3:row=file,sequence=2"),
         ("deepspeed", {"zero_optimization": {"stage": 3, "leaf_module": {"classes": ["Block"]}}},
          "zero3:leaf_module=blocks,row=file"),
+        ("deepspeed", {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}},
+         "zero3:hpz=8,row=file"),
+        ("accelerate", {"distributed_type": "MULTI_GPU", "mixed_precision": "no", "num_processes": 2},
+         "ddp:row=file"),
         ("deepspeed", {"zero_optimization": True}, "zero1:row=file"),
         ("deepspeed", {"zero_optimization": {"stage": "2", "reduce_bucket_size": "5e8"}}, "zero2:row=file"),
         ("accelerate", {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2},

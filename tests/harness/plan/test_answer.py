@@ -98,14 +98,6 @@ def test_after_the_tables_come_the_others_what_was_not_tried_and_what_to_do_next
     assert places == sorted(places)
 
 
-def test_what_is_close_or_tight_is_uncertain() -> None:
-    answer = recommend(question(), predictors(per_token=19_000, communication=0.01, small=1.0))
-    said = [f"{what}: {why}" for what, why in answer.uncertain]
-    assert any("less than 10 % of the device free" in line for line in said)
-    alike = recommend(question(), predictors(communication=0.01))
-    assert any("too little to trust" in why for _, why in alike.uncertain)
-
-
 def test_nothing_that_fits_is_said_with_what_would_help() -> None:
     lines = text_of(recommend(question(tokens=800), predictors(per_token=8_000_000)))
     assert lines[0] == "nothing fits"
@@ -144,7 +136,7 @@ def test_all_steps_of_the_job_have_tokens_hours_and_a_price() -> None:
     assert any(line.startswith("1,000,000,000 tokens in ") for line in text_of(priced))
 
 
-def test_what_is_tight_names_the_fastest_that_is_not() -> None:
+def test_what_is_close_or_tight_is_uncertain_and_names_the_fastest_that_is_not() -> None:
     # 2 MB of states on 8 ranks and 7.6 MB of activations: 4 % of the device is free.
     answer = recommend(question(), predictors(per_token=19_000, communication=0.0, small=1.0))
     safe = answer.found.with_room
@@ -153,6 +145,14 @@ def test_what_is_tight_names_the_fastest_that_is_not() -> None:
     lines = text_of(answer)
     assert lines[2].startswith(f"Close to the limit: less than 10 % is free. Safe: {safe.label}, ")
     assert any(line.split()[:1] == [answer.best[0].label] and "close" in line.split() for line in lines)
+    said = [f"{what}: {why}" for what, why in answer.uncertain]
+    assert any("less than 10 % of the device free" in line for line in said)
+    alike = recommend(question(), predictors(communication=0.01))
+    assert any("too little to trust" in why for _, why in alike.uncertain)
+    # Or 7.92 MB of activations without checkpointing: 0.8 % is free.
+    barely = recommend(question(), predictors(per_token=19_800, communication=0.0))
+    assert barely.best
+    assert not any(c.barely_fits for c in barely.best)
 
 
 def test_a_faster_one_that_is_not_taken_is_named() -> None:
@@ -180,13 +180,6 @@ def test_one_gpu_on_which_only_offload_has_a_prediction_is_answered() -> None:
     assert answer.best
     assert all(c.offload != "none" for c in answer.best)
     assert answer.advice.case == "only offload fits"
-
-
-def test_what_barely_fits_is_not_among_the_best() -> None:
-    # 2 MB of states on 8 ranks and 7.92 MB of activations without checkpointing: 0.8 % is free.
-    answer = recommend(question(), predictors(per_token=19_800, communication=0.0))
-    assert answer.best
-    assert not any(c.barely_fits for c in answer.best)
 
 
 def test_the_other_presets_winner_is_named_if_it_differs() -> None:
@@ -231,12 +224,7 @@ def checkpointing(one: Scenario) -> bool | str:
     return one.job.training.activation_checkpointing
 
 
-def settings(line: str) -> list[str]:
-    words = shlex.split(line)
-    return [word for before, word in pairwise(words) if before == "--set"]
-
-
-def test_backends_of_equal_settings_share_a_comparison() -> None:
+def test_backends_of_equal_settings_share_a_comparison_of_the_recommended_job() -> None:
     found = commands(ASKED, BEST, TYPED)
     assert len({(c.micro_batch_size, checkpointing(c)) for c in BEST}) == 1
     (line, report) = found["compare"]
@@ -247,11 +235,7 @@ def test_backends_of_equal_settings_share_a_comparison() -> None:
     ]  # fmt: skip
     assert words[words.index("--nproc") + 1] == "8"
     assert report == "harness report runs -o report.md"
-
-
-def test_the_settings_are_a_job_of_the_recommendation() -> None:
-    (line, _) = commands(ASKED, BEST, TYPED)["compare"]
-    job = load_experiment(None, settings(line))
+    job = load_experiment(None, [word for before, word in pairwise(words) if before == "--set"])
     assert job.training.micro_batch_size == BEST[0].micro_batch_size
     assert job.training.activation_checkpointing == checkpointing(BEST[0])
     assert (job.training.global_batch_size, job.data.sequence_length) == (32, 100)
@@ -385,15 +369,12 @@ def test_data_parallelism_that_ranks_which_share_samples_outrun_is_named_slower(
     assert advise(asked, Found(fitting=(plain, replace(fast, speed=plain.speed)))) is None
 
 
-def test_exposed_communication_needs_more_tokens() -> None:
+def test_exposed_communication_needs_more_tokens_and_a_little_is_no_reason() -> None:
     # ZeRO-1 communicates 2 x 2 s and computes 1.025 s; half of it is exposed.
     found = advice(question(gpus=64, tokens=64 * 400), communication=2.0)
     assert found.case == "communication-bound"
     assert found.figures.endswith("; as long at 1,561 tokens a GPU and step, not 400")
-
-
-def test_a_little_exposed_communication_is_no_reason() -> None:
-    # Of ZeRO-1: 0.2 x 2 / 2 = 0.2 s of 1.225 s.
+    # 0.2 x 2 / 2 = 0.2 s of 1.225 s.
     assert advice(question()) is advice(question(), communication=0.2) is None
     assert advice(question(), communication=0.3) is not None
 
