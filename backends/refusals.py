@@ -19,11 +19,9 @@ NO_VALUE = ("none", "nil", "off")
 _QUOTED = re.compile("'([^']*)'")
 _UNABLE = re.compile(r", unable to [a-z ]+$")
 PLAIN = {
-    "Input should be": "it must be",
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
+    "Input should be": "it must be", "a valid integer": "a whole number", "a valid number": "a number",
     "a valid boolean": "true or false",
-}
+}  # fmt: skip
 """Words of pydantic, and those of a person."""
 _THOUSANDS = re.compile(r"(\d{1,6})\s*[kK]")
 Elsewhere = Mapping[str, Sequence[str]]

@@ -401,9 +401,6 @@ def _order(order: Ranking, timed: Mapping[str, CellRuns]) -> list[str]:
     return parts
 
 
-MOST_PRICES = 4
-
-
 def price(scope: ComparisonScope) -> str:
     """GPU-hours and price of 1e9 tokens, the cheapest first; empty where no price is given."""
     prices = {group.label: given for group in scope.groups if (given := group.record.price_per_gpu_hour)}
@@ -415,7 +412,7 @@ def price(scope: ComparisonScope) -> str:
                price=number(costs[label]), currency=prices[label].currency)
         for label in sorted(costs, key=lambda label: costs[label])
     ]  # fmt: skip
-    return phrase("price", cells=a_few(cells, MOST_PRICES, "; ")) if cells else phrase("not_measured")
+    return phrase("price", cells=a_few(cells, mark="; ")) if cells else phrase("not_measured")
 
 
 def slowest(comparison: Comparison) -> str:

@@ -214,14 +214,12 @@ def test_one_rank_has_a_time_limit_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("memory", "settings", "ranks"),
     [
-        ("0", {"exclusive": True}, 2),
-        ("0", {"gpus_per_node": 4}, 4),
+        ("0", {"exclusive": True}, 2), ("0", {"gpus_per_node": 4}, 4),
         ("120G", {"gpus_per_node": 4, "memory_per_node": "120G"}, 4),
-        (None, {"gpus_per_node": 4}, 2),
-        (None, {}, 4),
+        (None, {"gpus_per_node": 4}, 2), (None, {}, 4),
         (None, {"exclusive": True, "options": {"mem-per-cpu": "4G"}}, 4),
     ],
-)
+)  # fmt: skip
 def test_a_run_that_has_nodes_to_itself_has_their_memory(
     memory: str | None, settings: dict[str, Any], ranks: int
 ) -> None:
