@@ -12,6 +12,8 @@ import sys
 # The server shares the launcher's standard output, where only the launcher may write.
 os.dup2(2, 1)
 gc.disable()
+# Too little memory, or a library that cannot be loaded: one line instead of the way through its modules.
+sys.excepthook = lambda kind, error, _: print(f"harness: imports: {kind.__name__} {error}", file=sys.stderr)
 
 import click  # noqa: E402, F401 - each new process imports the main module of the launcher
 import torch  # noqa: E402
@@ -39,6 +41,7 @@ for name in os.environ.get("HARNESS_PRELOAD", "").split(","):
         except Exception as error:  # a broken library must only cost its own backend
             print(f"preloading {name} failed: {error}", file=sys.stderr)
 
+sys.excepthook = sys.__excepthook__
 # What was imported lives as long as the server: keep the collectors of its children away from it.
 gc.enable()
 gc.freeze()

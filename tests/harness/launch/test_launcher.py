@@ -396,6 +396,14 @@ if __name__ == "__main__":
 """
 
 
+def test_an_import_that_fails_in_the_fork_server_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise MemoryError('no room')")
+    command = [sys.executable, "-c", "import harness.rank.preload"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr == "harness: imports: MemoryError no room\n"
+
+
 def test_a_killed_fork_server_is_replaced_and_its_end_is_said(tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text(ASKS)
     done = subprocess.run(
