@@ -127,10 +127,7 @@ class Results:
         return self.comparison.as_json()
 
     def report(self, path: str | PathLike[str], *, over: str = "") -> Path:
-        """Write a report; its format follows from the extension (.md, .html, .csv, .json).
-
-        `over`: a fact, over whose values it is (`--over`).
-        """
+        """Write a report as .md, .html, .csv or .json, as the extension says; over: as --over."""
         from harness.tell.report import write_report
 
         return write_report(self.runs, Path(path), over=over)

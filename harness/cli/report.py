@@ -118,9 +118,8 @@ def report(
         left_out = "; pictures and tables next to it are left out: give a file, or --format html"
     counts = counted(len(sides[0]), "record") + (f" before, {len(sides[1])} after" if baseline else "")
     echo(f"{output}: {counts}{left_out}", err=True)
-    failed = []
-    if conditions:
-        failed = failures(conditions, *(Comparison(record for _, record in side) for side in sides))
+    compared = (Comparison(record for _, record in side) for side in sides)
+    failed = failures(conditions, *compared) if conditions else []
     for line in failed:
         echo(f"fail-on: {line}", err=True)
     return EXIT_STRICT if failed else 0
@@ -129,8 +128,7 @@ def report(
 def _written(
     sides: Sequence[Sequence[Run]], output: Path, form: Format, asked: Asked, folders: Sequence[Path]
 ) -> Sequence[Sequence[Run]]:
-    """Write the report of the last side, with the first as baseline where there are two, and return the runs
-    in it: those that cannot be shown are named and left out."""
+    """Write the report, of two sides the first as baseline; the runs in it, odd ones left out by name."""
 
     def write(sides: Sequence[Sequence[Run]], folders: Sequence[Path] = ()) -> None:
         whole: Asked = {**asked, "folders": folders, "baseline": sides[0] if len(sides) > 1 else ()}

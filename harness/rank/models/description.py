@@ -251,8 +251,7 @@ class _Writes(TorchDispatchMode):
         self._of_storage = {_storage(parameter): name for name, parameter in model.named_parameters()}
         self._model = model
         self._written: set[str] = set()
-        self.places: dict[int, Tensor] = {}
-        """Results of `torch.arange` by their storage, which stays theirs as long as they live."""
+        self.places: dict[int, Tensor] = {}  # results of torch.arange, whose storage stays theirs
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for argument, value in zip(func._schema.arguments, args, strict=False):
