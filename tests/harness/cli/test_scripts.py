@@ -99,7 +99,7 @@ def test_the_base_is_first_and_every_second_round_is_reversed(tmp_path: Path) ->
     def cells() -> list[tuple[str, str]]:
         made = Scripts(
             rows=rows, is_given=True, world_size=2, device="cpu", experiment=load_experiment(None, ()),
-            store=Store(tmp_path), view=View(), files={},
+            store=Store(tmp_path), view=View(), found=[],
         )  # fmt: skip
         return [(cell.label, cell.key) for cell in made.plan(2)]
 
