@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from harness.backends.registry import strategy_of
@@ -33,9 +32,6 @@ def of_record(record: Record, rank: int = 0) -> Workload | None:
     None: the record has no model, one of dtypes of unknown size or with complex parameters, which libraries
     count as one number here and as two there, or is of a script that does not show its precision.
     """
-    if rank:  # the same but for the rank: what follows from its layout is derived once
-        first = of_record(record)
-        return None if first is None else replace(first, rank=rank)
     layout = record.layout
     if record.job.training.precision is None or layout is None:
         return None

@@ -134,9 +134,8 @@ def make_manifest(
     Other records next to these are named as left out.
     """
     baseline = asked.get("baseline", ())
-    folder = output.parent
     files = RecordFiles()
-    relative = paths_from(folder)
+    relative = paths_from(output.parent)
     entries = [
         RecordEntry(
             path=relative(path),
@@ -161,7 +160,7 @@ def make_manifest(
         drawing=renderer(),
         records=entries,
         folders=sorted(set(map(relative, asked.get("folders", ())))),
-        left_out=[path for path in neighbours(entries, folder, files) if path not in listed],
+        left_out=[path for path in neighbours(entries, output.parent, files) if path not in listed],
     )
 
 

@@ -89,9 +89,7 @@ def test_what_is_no_record_is_refused_and_stays(tmp_path: Path, content: bytes, 
 @pytest.mark.parametrize("key", ["status", "run_id", "world_size"])
 def test_a_key_that_stands_twice_is_refused(tmp_path: Path, key: str) -> None:
     path = saved(tmp_path, "run")
-    text = path.read_text()
-    path.write_text(re.sub(rf'("{key}": ?)([^,}}]+)', r'\1\2,\1"other"', text, count=1))
-    assert path.read_text() != text
+    path.write_text(re.sub(rf'("{key}": ?)([^,}}]+)', r'\1\2,\1"other"', path.read_text(), count=1))
     with pytest.raises(HarnessError, match=f"record.json is not valid: gives '{key}' twice"):
         read_record(path)
 
@@ -117,10 +115,9 @@ def test_records_come_oldest_first_and_unfinished_runs_are_passed_over(tmp_path:
     (tmp_path / "unfinished").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "record.json").write_text("{")
-    records, problems = Store(tmp_path).records()
+    records, (problem,) = Store(tmp_path).records()
     assert [record.run_id for record in records] == ["b", "a"]
-    assert len(problems) == 1
-    assert "broken" in problems[0]
+    assert "broken" in problem
 
 
 def test_runs_are_read_from_files_folders_and_folders_of_runs_once(tmp_path: Path) -> None:
