@@ -264,6 +264,14 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
             same[one.metric.title] = max(same.get(one.metric.title, 0.0), one.whole.relative or 0.0, key=abs)
     steady = [f"{title} ({signed_percent(most)} at most)" if abs(most) >= NAMED_SHARE else title
               for title, most in same.items()]  # fmt: skip
+    using = {
+        one.cell: {name for group in one.groups.values() for name in group.record.backend.versions}
+        for one in series
+    }
+    of_others = any(by in packages for packages in using.values())
+    control = dict.fromkeys(
+        str(one.cell) for one in series if of_others and by not in using[one.cell] and any(one.moves())
+    )
     once = [
         f"{CellName(*cell)} in {names[number]}"
         for number, cells in enumerate(named)
@@ -279,6 +287,7 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
     ]
     notes = (
         prose("over_time_failed", cells=listed(failed)) if failed else "",
+        prose("over_time_control", by=by, cells=listed(list(control))) if control else "",
         prose("over_time_left_out", records=counted(without, "record"), by=by) if without else "",
         *left_out({f"in {name}": side for name, side in whole.items()}),
         prose("over_time_once", cells=listed(once, MOST_NAMED)) if once else "",

@@ -18,7 +18,7 @@ from harness.judge.comparison import Comparison, ScalingPoint, strong_scaling, w
 from harness.judge.facts import EXPECTED_SENT, SENT, SPEED, STEP
 from harness.judge.findings.finding import Statement, statements
 from harness.judge.library_notes import library_notes
-from harness.judge.quantities import rank_states, unjudged_amounts, volume_differences
+from harness.judge.quantities import loss_unit, rank_states, unjudged_amounts, volume_differences
 from harness.judge.rows import BASE, CellRuns, job_marks, rank_speeds
 from harness.judge.run_conditions import is_deterministic, shares_cores
 from harness.judge.statistics import EQUAL, Ranking, interval_runs
@@ -71,6 +71,8 @@ from harness.tell.tables import (
     ANSWERS,
     LABELS,
     LEGEND,
+    OPEN,
+    PARITY_WORDS,
     WITHOUT_FORM,
     WITHOUT_FORM_MEANS,
     at_once_meaning,
@@ -211,8 +213,11 @@ def same_training(comparison: Comparison) -> str:
     # A run that moves no weight is as far from the reference as that moved.
     widest = max((limits.weights for limits, _ in tested), default=0.0)
     facts = []
+    unit = min((f" {loss_unit(group.record)}".rstrip() for group in agree), key=len, default="")
     if agree:
-        shown = phrase("same_largest", value=scientific(largest)) if largest else phrase("same_exact")
+        shown = (
+            phrase("same_largest", value=scientific(largest), unit=unit) if largest else phrase("same_exact")
+        )
         facts = [shown, phrase("same_steps", steps=min(len(group.record.steps) for group in agree))]
     if largest and held:
         limits, group = max(held, key=lambda one: one[0].loss)
@@ -626,6 +631,10 @@ def answers_table(comparison: Comparison, question: ReportFocus, titles: Mapping
         more = phrase("warning_more", rest=len(alike)) if alike else ""
         text = shortened(f"{where}{stated.text}", MOST_WORDS_FINDING)
         rows.append([phrase("warning", id=name), f"{text}{more}", evidence("findings", entry=name)])
+    if causes := [name for role in ("cause", "consequence") for name, stated in found.items()
+                  if stated[0].role == role and name != "diverged"]:  # fmt: skip
+        fix = shortened(entries()[causes[0]]["fix"].replace("`", ""), MOST_WORDS_FINDING)
+        rows.append([ANSWERS["change"]["question"], fix, evidence("findings", entry=causes[0])])
     notes = library_notes(comparison.comparable, question)
     for place, note in enumerate(notes[:MOST_SURPRISES], 1):
         what = shortened(note.what, MOST_WORDS_FINDING)
@@ -774,12 +783,17 @@ def _legend(tables: Sequence[Table], left: int) -> str:
     """What the ratios and marks in the tables mean, and how many cells are not in them."""
     texts = [text for table in tables for row in table.texts() for text in row]
     keys = {column.key: column.title for table in tables for column in table.columns}
+    marked = any(text.startswith(OPEN) for text in texts)
     notes = {
         phrase("legend_base"): any(key in RATIOS for key in keys),
         phrase("legend_unknown"): NOT_AVAILABLE in texts,
-        phrase("legend_speed", legend=LEGEND): "speed_ratio" in keys,
+        phrase("legend_speed", legend=LEGEND if marked else LEGEND.rpartition(";")[0]): "speed_ratio" in keys,
         phrase("legend_speed_up", title=keys.get("speed_up")): "speed_up" in keys,
         phrase("legend_rounds"): {"speed_ratio", SPEED} <= keys.keys(),
+        **{
+            phrase("legend_parity", level=level, short=of["short"]): level in texts and level != "unjudged"
+            for level, of in PARITY_WORDS.items()
+        },
         phrase("legend_no_form", mark=WITHOUT_FORM, meaning=WITHOUT_FORM_MEANS): any(
             text.endswith(WITHOUT_FORM) for text in texts
         ),

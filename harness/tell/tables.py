@@ -46,7 +46,7 @@ from harness.tell.formats import (
 ONE_SESSION = "one session: day-to-day variation is not included"
 OPEN = "~"
 LEGEND = (
-    f"ratio to the base within rounds, {percent(LEVEL)} interval; bold: faster, slower, or equal within "
+    f"ratio to the base in the same round, {percent(LEVEL)} interval; bold: faster, slower, or equal within "
     f"{percent(EQUAL)}; {OPEN}: undecided"
 )
 

@@ -524,10 +524,12 @@ def loss_picture(comparison: Comparison) -> Picture | None:
     })  # fmt: skip
     outliers = [line for line in lines if line.verdict == "diverged"]
     agreeing = [line for line in lines if line.verdict == "agrees"]
-    text = "Loss over steps, medians over runs; the shaded area spans all cells that agree."
+    text = "Loss over steps, medians over runs; shaded: all cells that agree."
     if any(line.differences for line in lines):
         text += " Below: difference to the reference"
-        text += f", limit {listed([scientific(limit) for limit in limits])}." if limits else "."
+        text += (
+            f", shaded within the limit {listed([scientific(limit) for limit in limits])}." if limits else "."
+        )
     if len(drawn) < len(lines):
         text += f" Drawn: {len(drawn)} of {len(lines)} cells, those furthest from their reference first."
     return Picture(

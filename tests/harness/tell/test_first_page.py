@@ -91,28 +91,29 @@ def page(question: ReportFocus, *records: Record) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("records", "text"),
     [
-        ([make_record(), make_record(label="ddp")], "yes: 1 of 1 (bit for bit, steps: 4)"),
+        ([make_record(), make_record(label="ddp")], "yes: 1 of 1 agree (bit for bit, steps: 4)"),
         (
             [make_record(), make_record(label="ddp"), make_record(label="fsdp", steps=NEAR)],
-            "yes, by an assumed limit: 2 of 2 (largest difference of a loss 1.0e-05, limit 6.6e-05: 100 "
-            "roundings of fp32, steps: 4)",
+            "yes, by an assumed limit: 2 of 2 agree (largest difference of a loss 1.0e-05 nats per token, "
+            "limit 6.6e-05: 100 roundings of fp32, steps: 4)",
         ),
         (
             [
                 make_record(), make_record(label="single:micro_batch_size=1", steps=NEAR),
                 make_record(label="ddp", steps=NEAR),
             ],
-            "yes: 1 of 1 (largest difference of a loss 1.0e-05, limit 1.0e-04, steps: 4)",
+            "yes: 1 of 1 agree (largest difference of a loss 1.0e-05 nats per token, limit 1.0e-04, "
+            "steps: 4)",
         ),
         (
             [make_record(), make_record(label="ddp"), WRONG],
-            "no: 1 of 2 (bit for bit, steps: 4); diverged: zero1 on 2 ranks (gradient norm 100 %)",
+            "no: 1 of 2 agree (bit for bit, steps: 4); diverged: zero1 on 2 ranks (gradient norm 100 %)",
         ),
         ([make_record(), WRONG], "no; diverged: zero1 on 2 ranks (gradient norm 100 %)"),
         (
             [make_record(), make_record(label="ddp"), PLANTED_WRONG],
-            "yes: 1 of 1 (bit for bit, steps: 4); diverged, faulty on purpose: planted-wrong-beta2 on 2 "
-            "ranks (gradient norm 100 %)",
+            "yes: 1 of 1 agree (bit for bit, steps: 4); diverged, faulty on purpose: planted-wrong-beta2 on "
+            "2 ranks (gradient norm 100 %)",
         ),
         ([make_record(label="ddp")], "not judged: no reference"),
         (
@@ -143,7 +144,7 @@ def test_final_weights_prove_nothing_where_rounding_moves_them_as_far_as_trainin
     runs = [run("single", "b", last, 0.0), run("ddp", "c", first if not is_test else last, 1e-3)]
     text = same_training(Comparison(runs))
     assert ": 3 roundings of bf16" in text
-    assert text.startswith("not shown, though none") is not is_test
+    assert text.startswith("not decided") is not is_test
     assert (
         "rounding alone may move the final weights 117 times as far as training did" in text
     ) is not is_test
@@ -299,10 +300,10 @@ def test_a_price_says_what_each_strategy_costs_on_gpus_and_is_part_of_the_plan_o
 def test_the_speed_of_one_process_stands_next_to_that_of_several() -> None:
     alone = make_record(steps=make_steps(seconds=0.25))
     cells = [*repeats("ddp", 0.5), *repeats("fsdp", 0.9)]
-    session = "; one session, so no day-to-day variation"
+    session = "; measured in one session, other days differ"
     assert one_process(stage_of(alone, *cells)) == f"4,096 tokens/s{session}"
     text = one_process(stage_of(with_world(alone, threads_per_rank=2), *cells))
-    assert text == f"4,096 tokens/s; on the same cores: 2 threads, like 2 ranks with 1 each{session}"
+    assert text == f"4,096 tokens/s; its 2 threads have the cores of 2 ranks with 1 each{session}"
     assert one_process(stage_of(alone, *repeats("ddp", 0.5))) == ""
 
 
@@ -326,7 +327,8 @@ def curves(**seconds: Sequence[float]) -> list[Record]:
         (
             "strong",
             [*repeats("ddp", 0.8, world_size=1), *repeats("ddp", 0.5, world_size=2)],
-            "speed-up: ddp 1.60 for 1.25 x the cost (efficiency 80 %); not tested: 1 round; give --repeats 6",
+            "speed-up: ddp 1.60 for 1.25 x the cost in rank-hours (efficiency 80 %); "
+            "not tested: 1 round; give --repeats 6",
         ),
         (
             "weak",
@@ -338,8 +340,8 @@ def curves(**seconds: Sequence[float]) -> list[Record]:
         (
             "strong",
             curves(ddp=(0.8, 0.5), zero2=(0.8, 0.8), fsdp=(0.8, 1.0)),
-            "speed-up: most ddp 1.60 (1.60 to 1.60) for 1.25 x the cost (efficiency 80 %), "
-            "least fsdp 0.80 (0.80 to 0.80) for 2.50 x the cost (efficiency 40 %); "
+            "speed-up: most ddp 1.60 (1.60 to 1.60) for 1.25 x the cost in rank-hours (efficiency 80 %), "
+            "least fsdp 0.80 (0.80 to 0.80) for 2.50 x the cost in rank-hours (efficiency 40 %); "
             "faster: ddp; equal within 5 %: zero2; slower: fsdp",
         ),
         (
@@ -348,7 +350,8 @@ def curves(**seconds: Sequence[float]) -> list[Record]:
                 *repeats("ddp", *[0.8] * 7, world_size=1),
                 *repeats("ddp", 0.4, 1.6, 0.5, 1.2, 0.6, 1.0, 0.8, world_size=2),
             ],
-            "speed-up: ddp 1.02 (0.63 to 1.63) for 1.97 x the cost (efficiency 51 %); undecided: ddp",
+            "speed-up: ddp 1.02 (0.63 to 1.63) for 1.97 x the cost in rank-hours (efficiency 51 %); "
+            "undecided: ddp",
         ),
     ],
 )
@@ -458,7 +461,9 @@ def test_a_question_of_memory_is_answered_for_the_ranks_of_a_node_too() -> None:
 
 def test_what_carries_over_to_gpus_is_said_of_cpu_ranks_alone() -> None:
     here = make_record(label="ddp")
-    assert page("all", here)["On GPUs"].startswith("untested; states, bytes and parity should be the same,")
+    assert page("all", here)["On GPUs"].startswith(
+        "untested; on as many GPUs states, bytes and parity should be the same,"
+    )
     assert "On GPUs" not in page("all", with_world(here, device="cuda", collectives="nccl"))
     # The job's own words, else another job is planned; how it is measured is no part of a plan.
     for command, words in {

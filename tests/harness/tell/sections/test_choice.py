@@ -230,7 +230,7 @@ def test_without_variants_facts_are_stated_and_no_cause() -> None:
     assert (found.gap.order, found.effects) == ("faster", ())
     assert not found.is_tested
     _, _, open_cause = found.answer.partition("; ")
-    assert open_cause.startswith("cause: not measured; compare zero3 with one setting changed")
+    assert open_cause.startswith("cause: not measured; to find it, compare zero3 with one setting changed")
     (example,) = [word.rstrip(",") for word in open_cause.split() if word.startswith("configs/")]
     assert (Path(__file__).parents[4] / example).is_file()
     gap = "zero3: 2.00 (2.00 to 2.00) x the time of fsdp, which shards the same tensors"
@@ -299,7 +299,7 @@ def test_the_share_of_the_gap_follows_from_the_same_rounds_as_the_times_beside_i
         ("stage3_max_live_parameters=1000", 2.0, "; cause: none of the settings that were varied",
          "no change shown"),
         # A preset changes several settings.
-        ("preset=library-defaults", 1.5, "; cause: not measured; compare zero3 with", "50 %"),
+        ("preset=library-defaults", 1.5, "; cause: not measured; to find it, compare zero3 with", "50 %"),
     ],
 )  # fmt: skip
 def test_what_a_variant_says_of_the_cause(variant: str, seconds: float, said: str, share: str) -> None:
