@@ -71,7 +71,7 @@ ELSEWHERE = [
     ("T17 volume", "a built-in backend that synchronises in every micro-step", "communication-differs",
      f"{HERE}::test_a_known_implementation_that_moves_other_bytes"),
     ("T19", "a timer that stops before the device has finished", "inconsistent-timing",
-     f"{TIMING}::test_a_timer_that_stops_before_the_device_has_finished_is_found"),
+     f"{TIMING}::test_a_timer_that_stops_too_early_is_found_and_fetching_overlaps_on_cuda_alone"),
     ("T20", "a library's logger that synchronises every call of one backend", "instrumented-timing",
      f"{TIMING}::test_what_one_row_shows_is_found_with_its_figures"),
     ("T23", "two jobs in one table", "several-jobs",
