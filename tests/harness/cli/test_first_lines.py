@@ -24,7 +24,7 @@ def said(*words: str, settings: tuple[str, ...] = ()) -> list[str]:
 
 def test_one_gpu_needs_no_library() -> None:
     first, *_ = said("--model", "llama-3.2-1b", "--gpu", "A100-80", "--world-size", "1")
-    assert first.startswith("1 rank, micro-batch 1, accumulation 1: use single, 32.7 of 85.1 GB, about ")
+    assert first.startswith("1 rank, micro-batch 1, accumulation 1: use single, 32.8 of 85.1 GB, about ")
     assert "Runner-up" not in first
 
 
