@@ -205,7 +205,7 @@ PARTITION = ("srun", "sbatch", "salloc")
 
 def without_passwords(words: Sequence[str]) -> list[str]:
     """The words without those after -p, which is a password of many programs."""
-    kept = list(words)
+    kept = list(map(encodable, words))
     for index, (option, word) in enumerate(pairwise(words), 1):
         if option == PASSWORD_OPTION and not NO_PASSWORD.fullmatch(word):
             is_of_slurm = any(Path(earlier).name in PARTITION for earlier in words[: index - 1])

@@ -165,12 +165,12 @@ def test_no_file_of_a_run_has_a_secret_and_the_exit_code_is_the_scripts(tmp_path
     )
     done, record = observed(
         tmp_path, sys.executable, train, "--hub-token", "pla1nted-TOKEN", "--api-key=pla1nted-KEY",
-        "http://me:pla1nted-ADDRESS@host/data", "-p", "pla1nted-CONFIG",
+        "http://me:pla1nted-ADDRESS@host/data", "-p", "pla1nted-CONFIG", "\udcff",
     )  # fmt: skip
     assert done.returncode == 9
     assert (record.error.kind, record.error.exit_code) == ("RuntimeError", 9)
     assert record.observation.command[1:] == [
-        str(train), "--hub-token", "***", "--api-key=***", "http://***@host/data", "-p", "***",
+        str(train), "--hub-token", "***", "--api-key=***", "http://***@host/data", "-p", "***", "\\udcff",
     ]  # fmt: skip
     assert {path.name for path in (tmp_path / "runs" / record.run_id).glob("*.json*")} == {
         "observe.json", "rank-00000.jsonl", "record.json",
