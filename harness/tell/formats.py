@@ -23,7 +23,9 @@ def _in(unit: float) -> Callable[[float | None], str]:
     return lambda value: number(None if value is None else value / unit)
 
 
-megabytes, gigabytes, teraflops = _in(1e6), _in(1e9), _in(1e12)
+megabytes = _in(1e6)
+gigabytes = _in(1e9)
+teraflops = _in(1e12)
 
 
 def milliseconds(value: float | None) -> str:

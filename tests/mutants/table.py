@@ -144,7 +144,7 @@ MUTANTS = [Mutant(*row) for row in (
      "test_contention_adds_a_share_of_what_is_hidden"),
     ("slowest-link", "path_of", becomes("min", "max"), "A ring is as fast as the slowest of its links",
      "test_hybrid_sharding_wins_where_nodes_are_joined_by_a_slow_network"),
-    ("adapted-products", "_all_products",
+    ("adapted-products", "_block_products",
      becomes("1 if work.is_adapted else 2", "2 if work.is_adapted else 1"),
      "A backward pass has two products per trained weight, one per frozen weight",
      "test_matrix_products_take_six_flops_per_parameter_and_token_at_the_sustained_rate"),

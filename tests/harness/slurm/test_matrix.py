@@ -449,7 +449,7 @@ def test_leonardo_has_four_gpus_per_node_and_partitions_are_other_machines() -> 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("partiton: b", "'partiton' is unknown"), ("partiton: b", "Did you mean 'partition'?"),
+        ("partitio: b", "'partitio' is unknown"), ("partitio: b", "Did you mean 'partition'?"),
         ("name: null", "'name' was given None"),
         ('partition: "a\\nb"', "one line"),
         ('constraint: "a\\u2028b"', "one line"),
