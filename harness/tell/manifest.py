@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
@@ -139,7 +140,7 @@ def make_manifest(
     entries = [
         RecordEntry(
             path=relative(path),
-            sha256=record.once("sha256", lambda path=path: digest(files.read(path))),
+            sha256=record.once("sha256", partial(_digest, files, path)),
             run_id=record.run_id,
             status=record.status,
             before=before,
@@ -175,6 +176,10 @@ def neighbours(entries: Sequence[RecordEntry], folder: Path, files: RecordFiles)
     roots = sorted({(folder / entry.path).parent.parent for entry in entries})
     relative = paths_from(folder)
     return sorted({relative(path) for root in roots for path in files.of_runs(root)})
+
+
+def _digest(files: RecordFiles, path: Path) -> str:
+    return digest(files.read(path))
 
 
 def paths_from(folder: Path) -> Callable[[Path], str]:
