@@ -24,6 +24,7 @@ from harness.launch.cells import BOTH_KERNELS, canonical_label, have_both_kernel
 from harness.plan.hardware import MemoryLimits
 from harness.plan.preflight import CellPredictions
 from harness.record.store import Store
+from harness.safe_text import encodable
 from harness.shipped import resolve
 from harness.slurm import client, submission
 from harness.slurm import matrix as matrices
@@ -52,7 +53,9 @@ def begin(run_directory: Path) -> int:
 @options.common
 def finish(run_directory: Path, exit_code: int, ended: Any, require_busbw: str | None) -> int:
     """For job scripts: write the record of a run whose step has ended."""
-    end = submission.ScriptEnd(ended=ended, exit_code=exit_code, require_busbw=require_busbw)
+    end = submission.ScriptEnd(
+        ended=ended, exit_code=exit_code, require_busbw=require_busbw and encodable(require_busbw)
+    )
     record = submission.finish(run_directory, end)
     echo(f"{record.run_id}: {record.status}", err=True)
     return 0

@@ -76,15 +76,18 @@ class References:
         if cut is None:
             return _from(replace(plain, unjudged=_why(record, self.plain.record)), record)
         # A loss that gathers what other ranks computed is that of the whole batch.
-        first = record.steps[0].loss if record.steps else None
-
-        def gap(found: Yardstick) -> float:
-            """Which of two losses was computed shows before any update."""
-            steps = found.reference.record.steps
-            other = steps[0].loss if steps else None
-            return abs(first - other) if first is not None and other is not None else 0.0
-
-        return min(_from(cut, record), _from(plain, record), key=gap)
+        both = _from(cut, record), _from(plain, record)
+        limit = cut.noise.widest(record).loss
+        losses = [
+            [step.loss for step in one.steps] for one in (record, *(of.reference.record for of in both))
+        ]
+        steps = [one for one in zip(*losses, strict=False) if None not in one]
+        # The first step that tells the two apart, before most updates, shows which was computed.
+        own, *others = next(
+            (one for one in steps if abs(one[1] - one[2]) > limit), steps[0] if steps else (0, 0, 0)
+        )
+        gaps = [abs(own - other) for other in others]
+        return both[gaps[1] < gaps[0]]
 
     def _cut(self, samples: int) -> Yardstick | None:
         """The reference with as many samples at once; None: it did not run, or chance decides its losses."""

@@ -135,6 +135,14 @@ def test_a_run_is_held_to_the_reference_with_its_split_whose_difference_is_no_no
     assert [level.repetitions for level in row.noise.levels] == [(EXACT,)]
 
 
+def test_the_first_step_that_tells_two_splits_apart_shows_which_a_run_took() -> None:
+    own = [LOSSES[0], *(loss - HALF for loss in LOSSES[1:])]  # values of a batch decide what runs
+    cuts = [of_reference(label, [own[0] + 1e-8, *own[1:]], 4) for label in (CUT, EXACT)]
+    whole = of_reference("single", LOSSES, 8, split=DEPENDS)
+    row = Comparison([whole, *cuts, make_record(label="ddp", steps=make_steps(own))]).rows[-1]
+    assert (row.reference.record.backend.label, row.judgement.parity) == (CUT, "tight")
+
+
 @pytest.mark.parametrize(("shift", "at_once"), [(HALF, 4), (0.0, None)])
 def test_a_run_judged_by_the_ranks_split_says_so(shift: float, at_once: int | None) -> None:
     """Nothing is said of a loss over all ranks, such as one that reduces a count."""
