@@ -1,4 +1,4 @@
-"""The closed forms that a run is held to: of its family, of the strategy it claims, or its own."""
+"""What is counted of a run, and the closed forms that it is held to: states, traffic, memory, times, FLOP."""
 
 from __future__ import annotations
 

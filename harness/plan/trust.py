@@ -211,7 +211,7 @@ def kind_of(strategy: StrategyKind, options: Mapping[str, Any]) -> str:
 def _divided(kind: str) -> str:
     """What ranks divide under a kind of strategy: nothing, the optimizer's states or gradients, or all."""
     family = kind.partition("+")[0]
-    whole = {REFERENCE: "alone", "ddp": "copies", "zero0": "copies", "zero12": "copies"}
+    whole = {REFERENCE: "alone", **dict.fromkeys(("ddp", "replicate", "zero0", "zero12"), "copies")}
     return whole.get(family, "all" if family in ("fsdp1", "fsdp2", "zero3") else family)
 
 

@@ -1,4 +1,4 @@
-"""What every part of a record is."""
+"""What ranks measured and devices are: parts of a record, and what every part is."""
 
 from __future__ import annotations
 
