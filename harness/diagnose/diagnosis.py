@@ -85,13 +85,26 @@ def about_job(differences: Sequence[Difference], other: LoadedRun) -> Iterator[s
         )
 
 
+def about_commands(baseline: LoadedRun, other: LoadedRun) -> Iterator[str]:
+    """The words that one of two observed commands has and the other has not."""
+    seen = [run.record.observation for run in (other, baseline)]
+    if None not in seen:
+        here, there = ([*one.command] for one in seen if one is not None)
+        own = [" ".join(w for w in a if w not in b) or "nothing" for a, b in ((here, there), (there, here))]
+        if own != ["nothing", "nothing"]:
+            yield f"commands differ: {own[0]} in {other.name}, {own[1]} in the baseline"
+
+
 def about_settings(
-    differences: Sequence[SettingDifference], baseline: LoadedRun, other: LoadedRun, *, clean: bool
-) -> Iterator[str]:
-    """Settings in force that differ and change the mathematics: suspects, unless the runs agree."""
-    what = "without effect here" if clean else "suspected setting"
+    differences: Sequence[SettingDifference], baseline: LoadedRun, other: LoadedRun,
+    same_job: Sequence[Difference], *, clean: bool,
+) -> Iterator[str]:  # fmt: skip
+    """Settings in force that differ and change the mathematics: suspects, unless the runs agree or what they
+    were asked to train differs, which `about_job` names."""
+    what = "without effect here" if clean else "also differs" if same_job else "suspected setting"
+    named = {difference.field.rpartition(".")[2].replace("_", " ") for difference in same_job}
     for difference in differences:
-        if difference.effect == "mathematics":
+        if difference.effect == "mathematics" and difference.setting not in named:
             here, there = _values(difference)
             yield f"{what}: {difference.setting}: {here} in {other.name}, {there} in {baseline.name}"
 
@@ -317,7 +330,8 @@ class Diagnosis:
     """Whether reruns here gave what the records hold."""
     explanation: list[str]
     hypotheses: dict[str, dict[str, Any]]
-    """Name to what speaks against it; empty for runs that agree, and where the records show one cause."""
+    """Name to what speaks against it; empty for runs that agree or were asked to train otherwise, and where
+    the records show one cause."""
 
     def table(self) -> list[str]:
         """The nearest hypotheses beside what speaks against them."""
@@ -390,7 +404,8 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
     clean = not (beyond or same_job or replicas or parting is not None)
     causes = [
         *about_job(same_job, other),
-        *about_settings(settings, baseline, other, clean=clean),
+        *about_commands(baseline, other),
+        *about_settings(settings, baseline, other, same_job, clean=clean),
         *([factor] if (factor := shifted(shift)) is not None else []),
     ]
     explanation = [how_far(found, limits)]
@@ -430,7 +445,7 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
         derivation=noise_runs.derivation(baseline.record), same_job=same_job, settings=settings,
         beyond=beyond, clean=clean, parting_step=parting, verdict=verdict, explanation=explanation,
         is_reproduced=is_reproduced,
-        hypotheses={} if clean else weighed(Pair(
+        hypotheses={} if clean or same_job else weighed(Pair(
             left, right, limits, [one.setting for one in settings if one.effect == "mathematics"], shift)),
     )  # fmt: skip
 

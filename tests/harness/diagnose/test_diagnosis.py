@@ -43,20 +43,24 @@ def test_the_first_steps_are_examined_and_those_up_to_the_parting(
 
 
 @pytest.mark.parametrize(
-    ("setting", "reference", "given", "effect", "said"),
+    ("setting", "reference", "given", "effect", "asked", "said"),
     [
-        ("gradient clipping", "none", "1", "mathematics",
+        ("gradient clipping", "none", "1", "mathematics", "",
          ["suspected setting: gradient clipping: 1 in ddp on 2 ranks, none in single on 1 rank"]),
-        ("frozen parameters", ["a"], ["a", "b"], "mathematics",  # only what is not on both sides
+        ("gradient clipping", "none", "1", "mathematics", "training.gradient_clipping", []),  # of the job
+        ("frozen parameters", ["a"], ["a", "b"], "mathematics", "learning rate of step 0",
+         ["also differs: frozen parameters: b in ddp on 2 ranks, none in single on 1 rank"]),
+        ("frozen parameters", ["a"], ["a", "b"], "mathematics", "",  # only what is not on both sides
          ["suspected setting: frozen parameters: b in ddp on 2 ranks, none in single on 1 rank"]),
-        ("prefetch", "1", "2", "cost", []),
+        ("prefetch", "1", "2", "cost", "", []),
     ],
 )  # fmt: skip
 def test_a_setting_that_changes_the_mathematics_is_named_with_both_sides(
-    setting: str, reference: object, given: object, effect: str, said: list[str]
+    setting: str, reference: object, given: object, effect: str, asked: str, said: list[str]
 ) -> None:
     found = SettingDifference(setting=setting, effect=effect, reference=reference, given=given)
-    assert list(diagnosis.about_settings([found], run(), run(label="ddp"), clean=False)) == said
+    job = [Difference(asked, 1, 2)] if asked else []
+    assert list(diagnosis.about_settings([found], run(), run(label="ddp"), job, clean=False)) == said
 
 
 def test_ranks_that_end_with_different_weights_are_named() -> None:
@@ -127,11 +131,18 @@ def test_a_resumed_run_is_compared_by_true_steps_and_not_run_again(tmp_path: Pat
     assert said == []
 
 
-def test_another_training_with_equal_figures_is_called_so() -> None:
+def test_another_training_with_equal_figures_is_called_so_with_the_words_that_differ() -> None:
     part = ObservationPart(command=["torchrun", "train.py"], frameworks=[], base="ddp")
     steps = make_steps(changes={2: {"learning_rate": 1.0}})
     script = run(label="observed-ddp", job_id="another", steps=steps, observation=part)
     assert diagnosis.diagnose((run(label="ddp"), script), lambda _: None).outcome == diagnosis.OTHER_TRAINING
+    plain = part.model_copy(update={"command": ["torchrun", "train.py", "--rate", "0.1"]})
+    other = run(label="observed-ddp", job_id="another", observation=plain)
+    found = diagnosis.diagnose((script, other), lambda _: None)
+    (told,) = (text for text in found.explanation if text.startswith("commands differ: "))
+    assert told.startswith("commands differ: --rate 0.1 in ")
+    assert told.endswith(", nothing in the baseline")
+    assert found.hypotheses == {}  # what was asked for differs
 
 
 def verdict(gradients: dict | None, updates: dict) -> diagnosis.StepVerdict:
