@@ -34,6 +34,7 @@ from harness.nested import leaves, value_at
 from harness.record import ObservationPart, Record
 from harness.record.run import Status
 from harness.record.store import Read, RecordFiles, Store, read_each, read_record, read_runs, record_text
+from harness.run_directory.request import launcher_log
 from harness.tell.formats import fitted, line_width, megabytes, milliseconds, number
 from harness.tell.manifest import read_manifest
 from harness.tell.tables import figure_text
@@ -275,6 +276,7 @@ def _parts(path: Path, record: Record, comparison: Comparison) -> Iterator[tuple
         ("batch", f"micro-batch {world.micro_batch_size}, accumulation {world.accumulation_steps}"),
         ("job", record.job_id),
         ("record", str(path)),
+        *([("log", str(log))] if (log := launcher_log(path.parent)).is_file() else []),
     ]
     why = reason(record)
     yield record.run_id, [*about[:1], *([("why", why)] if why else []), *about[1:]]

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import click
+
 from harness.cli.options import MODES, GivenFiles, command_line, split_backends
 from harness.cli.output import View, echo
 from harness.errors import HarnessError
@@ -33,6 +35,7 @@ from harness.record import Record
 from harness.record.provenance import code_fingerprint, machine_name, package_versions
 from harness.record.store import Store
 from harness.run_directory.observed_record import MOVED, ScriptRow
+from harness.run_directory.request import launcher_log
 from harness.tell.formats import fitted
 
 WINDOWS = ("warmup_steps", "probed_steps", "cooldown_steps")
@@ -159,12 +162,24 @@ class Scripts:
             record = done[cell.key] = self._run(cell)
             self._note(record)
             why = record.error.message if record.error else "; ".join(record.reasons)
+            is_base = self.is_given and cell.backend == next(iter(self.rows)) and not self.seen
+            if is_base and record.status == "failed" and not (record.steps or "OutOfMemoryError" in why):
+                raise HarnessError(self._stopped(cell, record, why))
             steps = counted(len(record.steps), "step")
             self.view.say(f"{cell.backend}: {record.status}, {why or steps}")
             if record.was_interrupted:
                 self.interrupted = True
                 break
         return done
+
+    def _stopped(self, cell: ScriptCell, record: Record, why: str) -> str:
+        """Why no other row runs: before its first step a script fails under all strategies alike."""
+        own = {name for option in click.get_current_context().command.params for name in option.opts}
+        words = dict.fromkeys(word.partition("=")[0] for word in cell.words)
+        strays = [word for word in words if word in own and word in why]
+        log = launcher_log(self.store.record_path(record).parent)
+        went = f"; given to the script, since after `--`: {listed(strays)}" if strays else ""
+        return f"{cell.backend}, the base, failed: {why}{went}; no other row runs; log: {log}"
 
     def _note(self, record: Record) -> None:
         if record.status == "ok" and not (record.observation and record.observation.is_moved):

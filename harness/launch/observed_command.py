@@ -192,8 +192,7 @@ def observe_row(
         observed_record.wait_for_processes(directory)
     record = observed_record.assemble_observed(directory, request, code, told_at)
     if record is None:
-        raised = [line for line in RAISED.findall(read_log(log)) if not line.startswith(OF_LAUNCHERS)]
-        ended = f"no process of the script trained: {raised[-1] if raised else f'exit code {code}'}"
+        ended = f"no process of the script trained: {_last_words(read_log(log), code)}"
         kind = "Interrupted" if told_at is not None and late is None else "Exit"
         record = untrained("failed", error=ErrorPart(kind=kind, message=ended, log_tail=log_tail(log)))
     if late is not None and record.status != "ok":
@@ -205,13 +204,23 @@ def observe_row(
     return _kept(directory, observed_record.told_apart(record, row))
 
 
-RAISED = re.compile(r"^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*(?:Error|Exception)\b.*)$", re.MULTILINE)
-"""The last line of a traceback, which torchrun's ranks begin with their number."""
+RAISED = re.compile(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception)\b.*|\S+: error: .*)$", re.MULTILINE)
+"""The last line of a traceback, which torchrun's ranks begin with their number, or of a parser of options."""
 OF_LAUNCHERS = ("torch.distributed.elastic", "subprocess.CalledProcessError")
 """Errors that say of a script only that it failed."""
+LAUNCHERS_LINE = re.compile(r"^(?:[EWI]\d{4} .*|Traceback \([\s\S]*)", re.MULTILINE)
+"""A line of torchrun, or the traceback of a launcher, below a script that raised nothing."""
 POLL_SECONDS = 0.5
 MOST_OUTPUT_BYTES = 2**28
 EMPTIED = b"harness: what was printed before filled 256 MB and is deleted\n"
+
+
+def _last_words(log: str, code: int) -> str:
+    """The last error that a script printed; else the exit code, and the last line if there is one."""
+    if raised := [line for line in RAISED.findall(log) if not line.startswith(OF_LAUNCHERS)]:
+        return raised[-1]
+    lines = LAUNCHERS_LINE.sub("", log).strip().splitlines()
+    return f"exit code {code}" + (f"; last printed: {lines[-1]}" if lines else "")
 
 
 def _kept(directory: Path, record: Record) -> Record:

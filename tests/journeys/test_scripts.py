@@ -98,6 +98,19 @@ def test_scripts_by_name_are_rows_and_a_failure_ends_its_row_only(journey: Journ
     assert all((journey.folder / path).exists() for path in document["records"])
 
 
+def test_a_base_that_fails_before_a_step_is_the_only_row(journey: Journey) -> None:
+    (journey.folder / "train.py").write_text("import argparse, torch; argparse.ArgumentParser().parse_args()")
+    words = ("--backends", "ddp,zero1", "--nproc", "2", "--", "train.py", "--nproc", "4", "--x")
+    said = journey.harness("compare", *words, code=1, **VARIABLES).stderr
+    assert (
+        "trained: train.py: error: unrecognized arguments: --nproc 4 --x; given to the script, since" in said
+    )
+    assert "after `--`: --nproc; no other row runs" in said
+    log = f"{journey.record().run_id}/launcher.log"
+    assert said.strip().endswith(log)
+    assert log in journey.harness("show", "latest").stdout
+
+
 def test_a_script_that_hangs_and_ignores_signals_ends_its_row(journey: Journey) -> None:
     (journey.folder / "sleeps.py").write_text(
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)\n"

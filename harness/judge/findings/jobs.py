@@ -40,25 +40,27 @@ OWN = {"learning-rate-differs": "that of rank 0", "optimizer-steps-differ": "the
 
 
 def jobs_apart(runs: Runs) -> list[Finding]:
-    jobs = {row.record.job_id: row.record.job.model_dump() for row in runs.rows}
+    # Of a script that made no step no job was seen.
+    rows = [row for row in runs.rows if row.record.steps or row.record.observation is None]
+    jobs = {row.record.job_id: row.record.job.model_dump() for row in rows}
     if len(jobs) < 2:
         return []
     first, *others = jobs.values()
     differing = dict.fromkeys(keys for other in others for keys, _, _ in differences(first, other))
     # Weak scaling, in which every rank of every run has equally many samples, is no mistake.
-    records = [row.record for row in runs.rows if row.record.backend.name != REFERENCE]
+    records = [row.record for row in rows if row.record.backend.name != REFERENCE]
     each = {(r.job.training.global_batch_size or 0) / r.world.world_size for r in records}
     if differing.keys() <= CUT and len({r.world.world_size for r in records}) > 1 and len(each) == 1:
         return []
     values = {".".join(keys): [value_at(job, keys) for job in jobs.values()] for keys in differing}
-    scripts = [row.record for row in runs.rows if row.record.observation is not None]
+    scripts = [row.record for row in rows if row.record.observation is not None]
     for other in scripts[1:] if not values else ():  # their rates and samples are part of their jobs
         values |= {d.field: [d.reference, d.given] for d in job_differences(scripts[0], other)}
     values.pop("job_id", None)
     started = {str((r.observation.command, r.observation.files)) for r in scripts if r.observation}
     seeds = len(started) == 1 and bool(values) and all(path.startswith(DRAWN) for path in values)
     shown = {path: list(map(words, given)) for path, given in values.items()}
-    return [found("several-jobs", labels(runs.rows), values, jobs=len(jobs), differing=shown, seeds=seeds)]
+    return [found("several-jobs", labels(rows), values, jobs=len(jobs), differing=shown, seeds=seeds)]
 
 
 def another_job(row: JudgedRun) -> Iterator[Finding]:

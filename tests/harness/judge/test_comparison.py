@@ -7,7 +7,7 @@ import pytest
 
 from harness.job.job import OptimizerSection
 from harness.judge.comparison import Comparison, DifferingSetting, strong_scaling, weak_scaling
-from harness.record import Record, WeightsPart
+from harness.record import ObservationPart, Record, WeightsPart
 from harness.tell.before_after import before_after
 from harness.tell.first_page import short_document
 from harness.tell.report import details_document
@@ -15,7 +15,7 @@ from harness.tell.sections.job import settings_section
 from harness.tell.tables import main_table
 from harness.tell.terminal import where_to_read
 from harness.tell.writers.text import render_details, render_markdown
-from tests.records import changed, make_record, make_steps, make_weights
+from tests.records import changed, make_record, make_steps, make_weights, told
 
 
 def run(label: str, ranks: int, seconds: float, **changes: object) -> Record:
@@ -224,6 +224,9 @@ def test_a_job_without_reference_beside_one_that_has_it_stands_apart() -> None:
     assert [d.field for d in apart.judgement.not_same_job][:2] == ["training.global_batch_size", "job_id"]
     # Told once for the whole table, not once more for each field.
     assert [finding.id for finding in comparison.findings] == ["several-jobs"]
+    script = ObservationPart(command=["train.py"], frameworks=[])
+    failed = changed(other, status="failed", steps=[], observation=script)
+    assert told([make_record(), failed], "several-jobs") == []
 
 
 def test_two_jobs_with_a_reference_each_are_both_judged_and_so_is_one_with_dropout() -> None:

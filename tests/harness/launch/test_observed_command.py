@@ -35,8 +35,10 @@ while not os.path.exists("left") or not open("left").read():
         (FLOODS, "timeout", "runtime.timeout_seconds=3"),
         (DEAF, "timeout", "runtime.timeout_seconds=3"),
         (FORKS, "failed", "no process of the script trained: exit code 0"),
+        ("raise SystemExit('no such data')", "failed", "trained: exit code 1; last printed: no such data"),
+        ("raise SystemExit('Error: No such option: -x')", "failed", "trained: Error: No such option: -x"),
     ],
-    ids=["floods", "deaf", "forks"],
+    ids=["floods", "deaf", "forks", "exits", "takes no such option"],
 )
 def test_a_script_that_misbehaves_ends_and_leaves_nothing(
     script: str, status: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
