@@ -98,7 +98,7 @@ Bytes = Annotated[
 
 
 LEAST_TIMED_STEPS = 8
-"""A shorter run times every step that carries no probe, and has no cooldown."""
+"""A shorter run, unless of a script, times every step that carries no probe, and has no cooldown."""
 
 
 CheckpointFormat = Literal["none", "native", "consolidated", "neutral"]

@@ -25,7 +25,20 @@ def too_short(runs: Runs) -> list[Finding]:
     short = [r for r in ran if not quantities.timed_steps(r.record)]
     if not short:
         return []
-    return [found("nothing-timed", labels(short), {"steps": max(len(row.record.steps) for row in short)})]
+    steps, needed = max(len(row.record.steps) for row in short), max(_needed(row.record) for row in short)
+    scripts = any(row.record.observation for row in short)
+    values = {"steps": steps, "needed": needed if needed > steps else None}
+    return [found("nothing-timed", labels(short), values, scripts=scripts)]
+
+
+def _needed(record: Record) -> int:
+    """Of how many steps one is timed; a script's length is not known before, so it cools down always."""
+    asked = record.measure
+    if asked is None or not asked.timed:
+        return 0
+    watched = asked.probed_steps + asked.traced_steps
+    watched += record.world.device == "cuda" and asked.traced_steps > 0  # the profiler starts
+    return asked.warmup_steps + watched + (asked.cooldown_steps if record.observation and watched else 0) + 1
 
 
 MEASURED_MARGIN = 1.25

@@ -211,6 +211,7 @@ def measurement_section(comparison: Comparison) -> Section:
         Table(key="layouts", columns=[COLUMNS[index] for index in (*kept, -1)], rows=body),
         f"The same in all cells that trained: {', '.join(shared)}." if shared else None,
         tables.prose("layout", least_timed_steps=LEAST_TIMED_STEPS),
+        tables.prose("layout_of_scripts") if any(row.record.observation for row in comparison.rows) else None,
         *(
             Folded(
                 f"Every setting of the measurement{which if len(settings) > 1 else ''}",

@@ -8,16 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.job.experiment import MeasureSection
 from harness.judge.comparison import Comparison
 from harness.judge.findings import timing
 from harness.judge.findings.finding import Finding, role_of, statements
 from harness.judge.quantities import Run
 from harness.rank.probes.time import read
 from harness.record import DimensionPart, LayoutPart, OverlapPart, PlacementPart, RankPart, Record, TensorPart
+from harness.record.run import ObservationPart
 from tests.harness.cli.command_line import SMALL, records, succeeds
 from tests.plugins import register
 from tests.records import changed, make_model, make_ranks, make_record, make_steps, told
 from tests.timed_records import COUNT, found, phases, processors, ranks, repeats, run, steps
+
+SCRIPT = ObservationPart(command=["train.py"], frameworks=[])
 
 
 def test_a_timer_that_stops_too_early_is_found_and_fetching_overlaps_on_cuda_alone() -> None:
@@ -29,6 +33,25 @@ def test_a_timer_that_stops_too_early_is_found_and_fetching_overlaps_on_cuda_alo
     parts = ranks(of_all={"data_seconds": [0.09] * COUNT})
     assert [f.id for f in found(run(ranks=parts))] == ["inconsistent-timing"]
     assert found(run(ranks=parts, world={"device": "cuda"})) == []
+
+
+@pytest.mark.parametrize(
+    ("trained", "changes", "said"),
+    [
+        (5, {}, "all 5 steps warm up, are probed or traced; train at least 7 steps"),
+        (7, {"world": {"device": "cuda"}}, "or traced; train at least 8 steps"),
+        (8, {"observation": SCRIPT}, "all 8 steps warm up, are probed or cool down; train at least 9 steps"),
+        (5, {"measure": None}, "train more steps"),
+    ],
+)
+def test_a_run_without_a_timed_step_says_how_many_it_needs(
+    trained: int, changes: dict[str, Any], said: str
+) -> None:
+    early = make_steps([5.0] * trained, [1.0] * trained, changes={n: {"window": "warmup"} for n in range(8)})
+    measure = MeasureSection(traced_steps=0 if "observation" in changes else 1)
+    record = changed(make_record(), **{"steps": early, "measure": measure} | changes)
+    (finding,) = told([record], "nothing-timed")
+    assert said in finding.message
 
 
 def billion(seconds: float, **of_ranks: Any) -> Record:
