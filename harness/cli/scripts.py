@@ -36,6 +36,7 @@ from harness.record.provenance import code_fingerprint, machine_name, package_ve
 from harness.record.store import Store
 from harness.run_directory.observed_record import MOVED, ScriptRow
 from harness.run_directory.request import launcher_log
+from harness.safe_text import without_passwords
 from harness.tell.formats import fitted
 
 WINDOWS = ("warmup_steps", "probed_steps", "cooldown_steps")
@@ -212,16 +213,29 @@ class Scripts:
     def show(self, cells: Sequence[ScriptCell], known: Mapping[str, Record], *, as_json: bool) -> None:
         """What would run, row by row."""
         runs = {key: record.run_id for key, record in known.items()}
+        names = ("row", "repeat", "record", "command")
         if as_json:
-            names = ("row", "repeat", "record", "command")
             rows = [(cell.label, cell.repeat, runs.get(cell.key), cell.words) for cell in cells]
             echo(json.dumps({"cells": [dict(zip(names, row, strict=True)) for row in rows]}, indent=1))
             return
         shown = [
-            [cell.label, str(cell.repeat), runs.get(cell.key, "none"), shlex.join(cell.words)]
-            for cell in cells
+            [c.label, str(c.repeat), runs.get(c.key) or self._why(c), shlex.join(c.words)] for c in cells
         ]
-        echo(fitted(shown, ("row", "repeat", "record", "command"), wide=self.view.wide))
+        echo(fitted(shown, names, wide=self.view.wide))
+
+    def _why(self, cell: ScriptCell) -> str:
+        """Why no record stands for a cell: what differs from the newest run of its row."""
+        ran = [(r, r.observation) for _, r in self.found if r.backend.label == cell.label and r.observation]
+        if not ran:
+            return "none: never ran in this folder"
+        last, seen = max(ran, key=lambda one: (one[0].cell == cell.key, one[0].created_at))
+        if last.cell == cell.key:
+            return f"none: the last run is {last.status}"
+        then = {"command": seen.command, "repeat": last.repeat, **seen.files}
+        now = {"command": without_passwords(cell.words), "repeat": cell.repeat, **files_of(cell.words)}
+        changed = [keys[0] for keys, _, _ in differences(then, now)]
+        others = "ranks, a setting, a version, the folder, or a file given or beside the script"
+        return f"none: the newest differs in {a_few(changed) or others}"
 
 
 def strategy_rows(

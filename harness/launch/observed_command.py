@@ -184,8 +184,12 @@ def observe_row(
                 stderr=subprocess.STDOUT, env=launch.environment(directory),
                 preexec_fn=partial(die_with, os.getpid(), signal.SIGTERM),
             )  # fmt: skip
-        except (OSError, HarnessError, Unsupported) as error:
-            return _kept(directory, _not_started(untrained, error))
+        except OSError as error:
+            said = f"'{error.filename}' cannot be started: {error.strerror}"
+            part = ErrorPart(kind=type(error).__name__, message=said)
+            return _kept(directory, untrained("failed", error=part))
+        except (HarnessError, Unsupported) as error:
+            return _kept(directory, untrained("unsupported", reasons=[described(error)]))
         code, told_at, late = _ended_in_time(process, directory, limits, output)
         with suppress(OSError):
             observed_record.note_end(directory, process.pid, code)
@@ -196,8 +200,8 @@ def observe_row(
         kind = "Interrupted" if told_at is not None and late is None else "Exit"
         record = untrained("failed", error=ErrorPart(kind=kind, message=ended, log_tail=log_tail(log)))
     if late is not None and record.status != "ok":
-        said = record.error if record.was_interrupted else None
-        why = said or ErrorPart(kind="Timeout", message=INTERRUPTED)
+        own = record.error if record.was_interrupted else None
+        why = own or ErrorPart(kind="Timeout", message=INTERRUPTED)
         message = why.message.replace(INTERRUPTED, late)
         why = why.model_copy(update={"kind": "Timeout", "message": message, "log_tail": log_tail(log)})
         record = record.model_copy(update={"status": "timeout", "error": why})
@@ -227,13 +231,6 @@ def _kept(directory: Path, record: Record) -> Record:
     kept = keep_record(directory, record)
     forget_owner(directory)
     return kept
-
-
-def _not_started(untrained: Callable[..., Record], error: Exception) -> Record:
-    if isinstance(error, OSError):
-        why = f"'{error.filename}' cannot be started: {error.strerror}"
-        return untrained("failed", error=ErrorPart(kind=type(error).__name__, message=why))
-    return untrained("unsupported", reasons=[described(error)])
 
 
 def _ended_in_time(
@@ -318,13 +315,6 @@ def _followed_to_its_end(process: subprocess.Popen[bytes]) -> tuple[int, int | N
 
 def _is_in_foreground() -> bool:
     """Whether this process has a terminal whose keys send it signals."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+    with suppress(OSError), open("/dev/tty", "rb", buffering=0) as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False

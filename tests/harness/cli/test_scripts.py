@@ -1,17 +1,21 @@
 """Rows of scripts: what is refused, in which order they run, and what makes them another cell."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from harness.cli.output import View
-from harness.cli.scripts import Scripts, named_rows, of_script, strategy_rows
+from harness.cli.scripts import ScriptCell, Scripts, named_rows, of_script, strategy_rows
 from harness.errors import HarnessError
 from harness.exported.scripts import StrategyFile
 from harness.job.config import load_experiment
+from harness.launch.observed_command import files_of
+from harness.record import ObservationPart, Record
 from harness.record.store import Store
 from tests.harness.cli.command_line import harness
+from tests.records import changed, make_record
 
 FILES = {
     "zero.yaml": 'distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: "a\\0b"}',
@@ -130,6 +134,31 @@ def test_without_backends_a_script_runs_under_all_that_accelerate_has(tmp_path: 
     done = harness("compare", "--dry-run", "--json", "--", "train.py", cwd=tmp_path)
     rows = [cell["row"] for cell in json.loads(done.stdout)["cells"]]
     assert rows == ["ddp", "ddp, moved", "zero1", "zero2", "zero3", "fsdp", "fsdp1"]
+
+
+def test_a_plan_says_why_a_row_has_no_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+
+    def planned(*words: str, found: Sequence[Record] = ()) -> tuple[list[ScriptCell], str]:
+        made = Scripts(
+            rows={"a": (str(script), *words)}, is_given=False, world_size=2, device="cpu",
+            experiment=load_experiment(None, ()), store=Store(tmp_path), view=View(wide=True),
+            found=[(tmp_path, run) for run in found],
+        )  # fmt: skip
+        made.show(made.plan(1), {}, as_json=False)
+        return made.plan(1), capsys.readouterr().out
+
+    (cell,), said = planned()
+    assert "none: never ran in this folder" in said
+    seen = ObservationPart(command=[str(script)], frameworks=[], files=files_of([str(script)]))
+    failed = changed(make_record(label="a", status="failed", cell=cell.key), observation=seen)
+    assert "none: the last run is failed" in planned(found=[failed])[1]
+    assert "none: the newest differs in command " in planned("--x", found=[failed])[1]
+    script.write_text("print()")
+    assert f"none: the newest differs in {script} " in planned(found=[failed])[1]
+    other = changed(failed, cell="b", observation=seen.model_copy(update={"files": files_of([str(script)])}))
+    assert "none: the newest differs in ranks, a setting" in planned(found=[other])[1]
 
 
 def test_the_reference_of_a_script_is_the_last_row_and_one_process(tmp_path: Path) -> None:
