@@ -345,7 +345,9 @@ def test_a_program_s_code_completes_its_page() -> None:
     )
     assert one_rank.scenario.label == "fsdp"
     options = one_rank.scenario.workload().options
-    assert options == {"reduce_dtype": "fp32", "reshards_root": True, "copied_first": 2}
+    assert options == {
+        "reduce_dtype": "fp32", "reshards_root": True, "copied_first": 2, "whole_gradients": {}
+    }  # fmt: skip
     tied = replace(ROW, repo="Lightning-AI/litgpt", method="finetune, lora", model="llama-3.2-1b", params="")
     own, packed = (map_row(replace(tied, method=f"finetune, {kind}")).scenario for kind in ("lora", "qlora"))
     assert own.model.parameters == packed.model.parameters

@@ -90,4 +90,4 @@ def test_the_base_of_scripts_is_what_others_lie_from() -> None:
     picture = loss_picture(comparison)
     assert "1 cell within the limit, at most 1.0e-06 from the reference" in picture.alt
     assert same_training(comparison).startswith("yes")
-    assert "1 of 1 (largest difference of a loss 1.0e-06" in same_training(comparison)
+    assert "1 of 1 agree (largest difference of a loss 1.0e-06" in same_training(comparison)
