@@ -203,9 +203,9 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
     elif name not in known:
         known = entries()  # reads the metadata of every installed distribution: some milliseconds
     if name not in known:
-        raise UnknownBackend(
-            f"backend '{name}' is unknown. {available(name, known, meant=meant(name, known))}"
-        )
+        several = f"For several: `harness compare --backends {name}`" if "," in name else None
+        hint = several or available(name, known, meant=meant(name, known))
+        raise UnknownBackend(f"backend '{name}' is unknown. {hint}")
     entry, values = known[name], _values(name, text)
     if values.get("preset") not in (None, *PRESETS):
         given = str(values["preset"])

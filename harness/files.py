@@ -176,15 +176,15 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
         return file.read(most_bytes)
 
 
-def read_settings(path: Path, what: str) -> str:
-    """The text of a file of settings; `what` names its kind. Raises HarnessError."""
+def read_settings(path: Path, what: str, advice: str = "") -> str:
+    """The text of a file of settings; `what` names its kind. Raises HarnessError, which ends in `advice`."""
     try:
         return read_plain(path, MOST_CONFIGURATION_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
         raise HarnessError(f"{what} {path} is not UTF-8 text") from error
     except (OSError, ValueError) as error:  # a name with a zero byte is none
         reason = getattr(error, "strerror", None) or error
-        raise HarnessError(f"{what} {path} cannot be read: {reason}") from error
+        raise HarnessError(f"{what} {path} cannot be read: {reason}{advice}") from error
 
 
 def require_plain_input(path: Path, what: str) -> None:

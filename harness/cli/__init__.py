@@ -40,6 +40,9 @@ EXTRA_ARGUMENT, MISSING = "Got unexpected extra argument", ("Missing ", "No such
 NUMBERS = (click.IntRange, click.FloatRange)
 RANKS = ("--nproc", "--world-size", "--gpus", "--ranks", "--num-processes", "--nproc-per-node")
 """Names of the number of ranks, here and in other tools."""
+BACKENDS = {"--backend", "--backends"}
+OBSERVED = ("measure.warmup_steps", "measure.probed_steps", "measure.cooldown_steps")
+"""All settings of an observed run."""
 
 
 class Group(click.Group):
@@ -114,8 +117,16 @@ def _advice(error: click.NoSuchOption) -> str | None:
 
         word, known = option.removeprefix("--").replace("-", "_").lower(), settings_by_name()
         begun = [name for name in known if name.startswith(f"{word}_")]
-        if meant := known.get(word, known[begun[0]] if len(begun) == 1 else ()):
-            return f"use --set {' or --set '.join(one if '=' in one else f'{one}=VALUE' for one in meant)}"
+        meant = known.get(word, known[begun[0]] if len(begun) == 1 else ())
+        observes, compares = _words(context) == "observe", _words(context) in ("compare", "slurm render")
+        taken = [one for one in meant if compares or not one.startswith("compare.") or "price" in one]
+        taken = [one for one in taken if not observes or one in OBSERVED]
+        if observes and not taken and (meant or option in RANKS):
+            return f"the command after `--` decides{' (torchrun --nproc-per-node N)' * (option in RANKS)}"
+        if any(one.startswith("compare.backends") for one in meant):
+            return f"use {' or '.join(sorted(own & BACKENDS))}: `harness backends` lists names and options"
+        if taken:
+            return f"use --set {' or --set '.join(one if '=' in one else f'{one}=VALUE' for one in taken)}"
     others = list(_with(option, harness))
     group = _words(context).rpartition(" ")[0]
     near = [words for words in others if group and words.startswith(f"{group} ")] or others

@@ -117,7 +117,17 @@ def _at_most_one(context: click.Context, parameter: click.Parameter, given: tupl
 
 config_option = click.option("--config", type=PATH, multiple=True, callback=_at_most_one)
 set_option = click.option("--set", "assignments", multiple=True, metavar="A.B=C")
-model_option = click.option("--model", metavar="NAME|FOLDER|FILE")
+
+
+def _no_code(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
+    """Raises BadParameter for a file of Python, or a class or function in one: those are a setting."""
+    file, _, name = (given or "").partition(":")
+    if file.endswith(".py") or (name and Path(f"{file}.py").is_file()):
+        raise click.BadParameter(f"'{given}' is code: give --set model.factory={file}:{name or 'CLASS'}")
+    return given
+
+
+model_option = click.option("--model", metavar="NAME|FOLDER|FILE", callback=_no_code)
 backend_option = click.option("--backend")
 backends_option = click.option("--backends")
 nproc_option = click.option("--nproc", type=click.IntRange(1))

@@ -142,8 +142,8 @@ def one_run(given: str, folder: Path) -> tuple[Path, Record]:
 
 def _only(given: str, found: list[tuple[Path, Read]]) -> tuple[Path, Read]:
     if len(found) > 1:
-        first = ", ".join(run.run_id for _, run in found[:3])
-        raise HarnessError(f"'{given}' names {len(found)} runs ({first}, ...); give more of the name")
+        first = ", ".join(run.run_id for _, run in found[:3]) + ", ..." * (len(found) > 3)
+        raise HarnessError(f"'{given}' names {len(found)} runs ({first}); give more of the name")
     return found[0]
 
 

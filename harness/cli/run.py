@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from harness import launch
-from harness.cli import options
+from harness.cli import OBSERVED, options
 from harness.cli.compare import force_option, open_store, predict_one, refuse_as_rank
 from harness.cli.output import Progress, View, echo
 from harness.errors import HarnessError
@@ -184,16 +184,16 @@ def observe(
     OBSERVED is its command after `--`: torchrun, accelerate launch, deepspeed or python with their arguments.
     The exit code is the command's; 1 if it ended with 0 but trained nothing, 130 after Ctrl-C.
     """
-    from harness.cli.scripts import WINDOWS, of_script
+    from harness.cli.scripts import of_script
 
     if label and not (label.strip() and label.isprintable()):
         raise HarnessError(f"--label was given {label!r}; give a name of one line")
     store = Store(runs)
     store.prepare()
-    settings = [f"measure.{name}" for name in WINDOWS]
-    if ignored := [text for text in assignments if text.partition("=")[0] not in settings]:
-        known = ", ".join(settings)
-        raise HarnessError(f"--set {ignored[0]} would be ignored: the script decides; observe takes {known}")
+    if ignored := [text for text in assignments if text.partition("=")[0] not in OBSERVED]:
+        raise HarnessError(
+            f"--set {ignored[0]} would be ignored: the script decides; observe takes {', '.join(OBSERVED)}"
+        )
     measure = of_script(load_experiment(None, assignments)).measure
     done = observe_command(
         observed, store, measure, command=options.command_line(), keeps_output_free=as_json, label=label

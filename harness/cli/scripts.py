@@ -39,8 +39,6 @@ from harness.run_directory.request import launcher_log
 from harness.safe_text import without_passwords
 from harness.tell.formats import fitted
 
-WINDOWS = ("warmup_steps", "probed_steps", "cooldown_steps")
-"""Settings of `measure` that an observed run has."""
 IGNORED = ("threads_per_rank", "memory_limit", "loading")
 """Settings of `runtime` that a script does not have."""
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")

@@ -226,13 +226,14 @@ def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+CONFIGURATIONS = "`harness settings --write FILE` writes one with every setting, @default is the default job"
+
+
 def _read(path: Path) -> dict[str, Any]:
-    document = parse_yaml(read_settings(path, "configuration"), f"configuration {path}")
+    text = read_settings(path, "configuration", f"; {CONFIGURATIONS}")
+    document = parse_yaml(text, f"configuration {path}")
     if document in (None, {}):
-        raise HarnessError(
-            f"configuration {path} is empty; `harness settings --write FILE` writes one with every setting, "
-            "and without --config the default job runs"
-        )
+        raise HarnessError(f"configuration {path} is empty; {CONFIGURATIONS}")
     if not isinstance(document, dict):
         raise HarnessError(
             f"configuration {path} holds a {type(document).__name__}; it must be a mapping of "

@@ -20,7 +20,7 @@ from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
 from harness.forms.families import collectives
 from harness.job.job import Job
-from harness.judge.wording import percent
+from harness.judge.wording import percent, ranks
 from harness.plan.hardware import STATES_SHARE, joined_by
 from harness.plan.prediction import P, Prediction, Predictors, predict, with_speed
 from harness.plan.question import Question
@@ -167,9 +167,13 @@ def figures(found: Prediction, *, marked: bool = True) -> str:
     verdict, host = found.verdict, found.host_bytes_per_node
     mark = MARKS.get(verdict.said, "") if verdict and marked else ""
     on_host = f" and {host / 1e9:,.0f} GB of host memory per node" if host > ON_HOST else ""
-    is_timed = verdict is not None and verdict.fits and found.speed is not None
-    speed = f", {reached(found)} tokens/s a GPU" if is_timed else ""
-    speed += _updated_on_host(found) if is_timed else ""
+    timed = found.speed if verdict is not None and verdict.fits else None
+    speed = f", {reached(found)} tokens/s a GPU" if timed else ""
+    if timed and found.scenario and timed.host_update_share >= HOST_UPDATE_SHARE:
+        # The host updates once a step, however many tokens that has, so a rate needs their number.
+        tokens = round(timed.tokens_per_second_per_gpu * timed.step_seconds * found.scenario.world_size)
+        share = percent(timed.host_update_share)
+        speed += f" at {tokens:,} tokens a step, of which the host's update takes {share}"
     if not found.needed_between:
         held = f"model states take {gigabytes(found.held_beside_activations)}"
         return f"{held} of {gigabytes(found.there_bytes)} GB{on_host}, activations are not predicted"
@@ -178,19 +182,6 @@ def figures(found: Prediction, *, marked: bool = True) -> str:
 
 HOST_UPDATE_SHARE = 0.01
 """Of a step, from which the host's update is worth a word."""
-
-
-def _updated_on_host(found: Prediction) -> str:
-    """' at 4,096 tokens a step, of which the host's update takes 95 %'; empty: the device updates.
-
-    The host updates once a step, however many tokens that has: without their number the rate says nothing.
-    """
-    speed, scenario = found.speed, found.scenario
-    share = speed.host_update_share if speed else 0.0
-    if speed is None or scenario is None or share < HOST_UPDATE_SHARE:
-        return ""
-    tokens = round(speed.tokens_per_second_per_gpu * speed.step_seconds * scenario.world_size)
-    return f" at {tokens:,} tokens a step, of which the host's update takes {percent(share)}"
 
 
 def if_joined(scenario: Scenario | None) -> str:
@@ -597,7 +588,7 @@ def _tried(
         if not question.names_all and entry.name not in question.labels:  # with options
             of_entry = [label for label in question.labels if registry.parse(label)[0] is entry]
         if not of_entry:
-            left_out[entry.name] = f"{question.gpus} GPUs do not make its groups"
+            left_out[entry.name] = f"its groups cannot be made of {ranks(question.gpus)}"
         for label in (one for one in of_entry if only is None or one in only):
             if (reason := _why_not_tried(question, label)) is not None:
                 left_out[label] = reason
@@ -713,7 +704,7 @@ def why_slower(one: Prediction, best: Prediction) -> str:
     slower = 1 - one.tokens_per_second_per_gpu / best.tokens_per_second_per_gpu
     if slower <= 0:
         price = "less room" if one.is_tight and not best.is_tight else "more moving parts"
-        return f"faster by {percent(-slower)}, {TIE}, with {price}"
+        return f"faster by {percent(-slower)}{f', {TIE}' * (-slower <= CLOSE_SHARE)}, with {price}"
     speed, step, reasons = one.speed, one.speed.step_seconds, []
     exposed = (speed.exposed_seconds - best.speed.exposed_seconds) / step
     if exposed > SMALL_SHARE:

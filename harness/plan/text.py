@@ -37,6 +37,7 @@ from harness.plan.search import (
     preference,
     rate,
     reached,
+    why_slower,
 )
 from harness.plan.step_time import (
     HOST_LINK,
@@ -127,7 +128,9 @@ def _use(answer: Answer, several: bool) -> Iterator[str]:
         alone = "No runner-up: nothing else fits with room"
         yield f"{place}Use {_split(first)}{if_joined(first.planned)}"
         yield from reaches_more(answer.instead, first.tokens_per_second_per_gpu)
-        yield f"Runner-up: {_split(others[0])}" if others else alone
+        faster = found.fastest and why_slower(found.fastest, first)
+        is_second = bool(others) and found.fastest is others[0]
+        yield f"Runner-up{f', {faster}' if is_second else ''}: {_split(others[0])}" if others else alone
         if whole := answer.whole:
             steps, price = question.experiment.training.steps, question.experiment.compare.price_per_gpu_hour
             cost = f", {whole['price']:,.0f} {price.currency}" if price else ""
@@ -140,9 +143,8 @@ def _use(answer: Answer, several: bool) -> Iterator[str]:
         if first.is_tight:
             safe = _split(found.with_room) if found.with_room else "none"
             yield f"Close to the limit: less than {percent(1 - TIGHT_SHARE)} is free. Safe: {safe}"
-        if found.fastest:
-            faster = found.fastest.tokens_per_second_per_gpu / first.tokens_per_second_per_gpu - 1
-            yield f"Faster by {percent(faster)}, with less room or more parts: {_split(found.fastest)}"
+        if found.fastest and faster and not is_second:
+            yield f"{faster[0].upper()}{faster[1:]}: {_split(found.fastest)}"
         if answer.chunked:
             yield f"With a chunked loss ({set_words(RELIEFS[CHUNKED])[1]}): {_split(answer.chunked)}"
         if answer.fewest and answer.fewest.world_size < question.gpus:
@@ -458,7 +460,7 @@ def _reasons_and_next_steps(answer: Answer) -> Iterator[str]:
     left_out = [[f"{same} backends", "shard as others do (--json names them)"]] if same else []
     left_out += [[listed(names, NAMED), reason] for reason, names in by_reason.items()]
     if advice is None:
-        other = [["", RIGHT]]
+        other = [["", RIGHT]] if answer.question.gpus > 1 else []
     else:
         case = CASES.get(advice.case, f"data parallelism alone is the wrong tool: {advice.case}")
         other = [["", case], ["", advice.figures]]

@@ -362,6 +362,8 @@ def _unreadable(data: bytes, path: Path, error: ValueError) -> HarnessError:
     try:
         document = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as damage:
+        if not data.lstrip().startswith(b"{"):
+            return HarnessError(f"{path} is no record, nor JSON: give a run's folder or its record.json")
         return HarnessError(f"record {path} cannot be read: {damage}")
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version is None:

@@ -631,8 +631,12 @@ def answers_table(comparison: Comparison, question: ReportFocus, titles: Mapping
         more = phrase("warning_more", rest=len(alike)) if alike else ""
         text = shortened(f"{where}{stated.text}", MOST_WORDS_FINDING)
         rows.append([phrase("warning", id=name), f"{text}{more}", evidence("findings", entry=name)])
+    commands = {str(row.record.observation.command) for row in comparison.rows if row.record.observation}
+    without = {"diverged"}
+    if len(commands) > 1:  # whose options explain a difference of jobs as well as what a fix is for
+        without |= {n for n in found if n == "several-jobs" or "shared/job" in entries()[n]["text"]}
     if causes := [name for role in ("cause", "consequence") for name, stated in found.items()
-                  if stated[0].role == role and name != "diverged"]:  # fmt: skip
+                  if stated[0].role == role and name not in without]:  # fmt: skip
         fix = shortened(entries()[causes[0]]["fix"].replace("`", ""), MOST_WORDS_FINDING)
         rows.append([ANSWERS["change"]["question"], fix, evidence("findings", entry=causes[0])])
     notes = library_notes(comparison.comparable, question)

@@ -168,6 +168,24 @@ def test_a_faster_one_that_is_not_taken_is_named() -> None:
     assert (simple.found.fastest is None) == (not lines[2].startswith("Faster by "))
 
 
+def test_a_runner_up_that_is_faster_is_shown_once_and_one_gpu_has_no_parallelism() -> None:
+    def fast_offload(scenario: Scenario) -> SpeedPrediction:
+        found: SpeedPrediction = speed()(scenario)
+        rate = 1020.0 if scenario.label.startswith("zero1:") else 1000.0
+        return replace(found, tokens_per_second_per_gpu=rate)
+
+    given = Predictors(memory=memory(), speed=fast_offload, ahead=trace_nothing)
+    lines = text_of(
+        recommend(question(gpus=1, tokens=400, device=replace(DEVICE, memory_bytes=10**9)), given)
+    )
+    assert lines[0].startswith("Use single, ")
+    assert lines[1].startswith(
+        "Runner-up, faster by 2.0 %, too little to trust, with more moving parts: zero1:"
+    )
+    assert not any(line.startswith(("Faster by", "Other parallelism")) for line in lines)
+    assert "cannot be made of 1 rank" in cells(lines)
+
+
 def test_one_gpu_on_which_only_offload_has_a_prediction_is_answered() -> None:
     def refuses_single(scenario: Scenario) -> MemoryPrediction:
         if scenario.label == "single":

@@ -73,7 +73,8 @@ def test_a_value_that_no_record_has_is_refused_by_name(
     ("content", "said"),
     [
         *((text, "record.json") for text in (b"", b"{", b"[1, 2]", b'"record"', b"{}", b"\0")),
-        (b"\xff\xfe\x00", "cannot be read"),
+        (b'{"run_id": \xff', "cannot be read"),
+        (b"# A report", "is no record, nor JSON: give a run's folder or its record.json"),
         (b'{"loss": 1.0}', "is not a record of this harness: it has no schema_version"),
     ],
 )

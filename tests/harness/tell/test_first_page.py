@@ -9,7 +9,7 @@ import pytest
 from harness.job.experiment import Price, ReportFocus, read_price
 from harness.job.job import AdapterSection
 from harness.judge.comparison import Comparison
-from harness.record import ErrorPart, Record
+from harness.record import ErrorPart, ObservationPart, Record
 from harness.record.workload import known_strategy
 from harness.tell.document import Document, Heading, Line, Picture, Table
 from harness.tell.first_page import (
@@ -295,6 +295,18 @@ def test_a_price_says_what_each_strategy_costs_on_gpus_and_is_part_of_the_plan_o
     assert here["Price"] == "n/a: CPU ranks use no GPU-hours"
     plan = "--model gpt2 --set 'compare.price_per_gpu_hour=2 USD' --gpu H100-80 --gpus 8"
     assert here["On GPUs"].endswith(plan)
+
+
+@pytest.mark.parametrize(("options", "has_fix"), [(["--lr", "1"], False), ([], True)])
+def test_a_fix_is_not_given_for_what_options_of_two_commands_explain(
+    options: list[str], has_fix: bool
+) -> None:
+    def script(base: str, options: list[str], rate: float) -> Record:
+        seen = ObservationPart(command=["python", "train.py", *options], frameworks=[], base=base)
+        steps = make_steps(changes={key: {"learning_rate": rate} for key in range(4)})
+        return make_record(label=f"observed-{base}", world_size=2, observation=seen, steps=steps)
+
+    assert ("What to change" in page("all", script("ddp", [], 1e-3), script("zero1", options, 1))) == has_fix
 
 
 def test_the_speed_of_one_process_stands_next_to_that_of_several() -> None:
