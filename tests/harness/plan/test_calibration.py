@@ -158,6 +158,6 @@ def test_runs_without_timed_steps_are_refused(tmp_path: Path) -> None:
         measured_cells([tmp_path])
     for name, columns in (("nccl.txt", "size count type time algbw busbw #wrong"), ("words.txt", "hello")):
         (tmp_path / name).write_text(f"# {columns}\n1048576 262144 float 54.2 19.3 33.9 0\n")
-        says = "is output of nccl-tests" if name == "nccl.txt" else "cannot be read"
+        says = "is output of nccl-tests" if name == "nccl.txt" else "is no record, nor JSON"
         with pytest.raises(HarnessError, match=says):
             measured_cells([tmp_path / name])
