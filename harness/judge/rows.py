@@ -78,16 +78,14 @@ class References:
         # A loss that gathers what other ranks computed is that of the whole batch.
         both = _from(cut, record), _from(plain, record)
         limit = cut.noise.widest(record).loss
-        losses = [
-            [step.loss for step in one.steps] for one in (record, *(of.reference.record for of in both))
-        ]
+        losses = (
+            [step.loss for step in run.steps] for run in (record, *(one.reference.record for one in both))
+        )
         steps = [one for one in zip(*losses, strict=False) if None not in one]
         # The first step that tells the two apart, before most updates, shows which was computed.
-        own, *others = next(
-            (one for one in steps if abs(one[1] - one[2]) > limit), steps[0] if steps else (0, 0, 0)
-        )
-        gaps = [abs(own - other) for other in others]
-        return both[gaps[1] < gaps[0]]
+        telling = (one for one in steps if abs(one[1] - one[2]) > limit)
+        own, by_cut, by_plain = next(telling, steps[0] if steps else (0.0, 0.0, 0.0))
+        return both[abs(own - by_plain) < abs(own - by_cut)]
 
     def _cut(self, samples: int) -> Yardstick | None:
         """The reference with as many samples at once; None: it did not run, or chance decides its losses."""

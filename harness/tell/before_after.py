@@ -257,21 +257,16 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
     changed = table("changed", [row for one in series for row in _changed(one, names, folders)], "over_time")
     jobs = {job for side in sides for job in side.by_job}
     untested = [one for one in series if one.whole.judgement in ("not judged", "inconclusive")]
-    moved = {one.metric for one in (*untested, *(one for one in series if any(one.moves())))}
+    shifted = [one for one in series if any(one.moves())]
+    moved = {one.metric for one in (*untested, *shifted)}
     same: dict[str, float] = {}
     for one in series:
         if one.metric not in moved:
             same[one.metric.title] = max(same.get(one.metric.title, 0.0), one.whole.relative or 0.0, key=abs)
     steady = [f"{title} ({signed_percent(most)} at most)" if abs(most) >= NAMED_SHARE else title
               for title, most in same.items()]  # fmt: skip
-    using = {
-        one.cell: {name for group in one.groups.values() for name in group.record.backend.versions}
-        for one in series
-    }
-    of_others = any(by in packages for packages in using.values())
-    control = dict.fromkeys(
-        str(one.cell) for one in series if of_others and by not in using[one.cell] and any(one.moves())
-    )
+    users = {one.cell for one in series for g in one.groups.values() if by in g.record.backend.versions}
+    control = dict.fromkeys(str(one.cell) for one in shifted if users and one.cell not in users)
     once = [
         f"{CellName(*cell)} in {names[number]}"
         for number, cells in enumerate(named)

@@ -69,6 +69,7 @@ from harness.tell.sections.results import KEY as SURPRISES
 from harness.tell.sections.time import used
 from harness.tell.tables import (
     ANSWERS,
+    DECIDED,
     LABELS,
     LEGEND,
     OPEN,
@@ -791,7 +792,7 @@ def _legend(tables: Sequence[Table], left: int) -> str:
     notes = {
         phrase("legend_base"): any(key in RATIOS for key in keys),
         phrase("legend_unknown"): NOT_AVAILABLE in texts,
-        phrase("legend_speed", legend=LEGEND if marked else LEGEND.rpartition(";")[0]): "speed_ratio" in keys,
+        phrase("legend_speed", legend=LEGEND if marked else DECIDED): "speed_ratio" in keys,
         phrase("legend_speed_up", title=keys.get("speed_up")): "speed_up" in keys,
         phrase("legend_rounds"): {"speed_ratio", SPEED} <= keys.keys(),
         **{

@@ -45,10 +45,11 @@ from harness.tell.formats import (
 
 ONE_SESSION = "one session: day-to-day variation is not included"
 OPEN = "~"
-LEGEND = (
+DECIDED = (
     f"ratio to the base in the same round, {percent(LEVEL)} interval; bold: faster, slower, or equal within "
-    f"{percent(EQUAL)}; {OPEN}: undecided"
+    f"{percent(EQUAL)}"
 )
+LEGEND = f"{DECIDED}; {OPEN}: undecided"
 
 
 def ratio_column(orders: Iterable[Ranking]) -> Column:
