@@ -20,6 +20,7 @@ SURVIVORS = ("single", "fsdp1-no-shard")
 FOLDER = "a b'c\"d$(touch PWNED)"
 NAME = "x y'z\"$(touch PWNED) `touch PWNED` ; touch PWNED #"
 SOON_STUCK = ("--set", "runtime.stuck_after_seconds=5")
+"""Only where a rank is stopped: nodes that share a few cores may stand still for so long by themselves."""
 STEPS = 200
 """Over the slow link more than a minute, far longer than it takes to kill a run; without it a few seconds."""
 
@@ -97,13 +98,13 @@ def killed(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> m
 
 @pytest.fixture(scope="module")
 def killed_too(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> matrices.RenderedMatrix:
-    return kill(cluster, tmp_path_factory.mktemp("killed-too") / FOLDER, KILLED_TOO)
+    return kill(cluster, tmp_path_factory.mktemp("killed-too") / FOLDER, KILLED_TOO, *SOON_STUCK)
 
 
-def kill(cluster: SlurmCluster, folder: Path, killed: Kills) -> matrices.RenderedMatrix:
+def kill(cluster: SlurmCluster, folder: Path, killed: Kills, *options: str) -> matrices.RenderedMatrix:
     """A matrix whose runs are killed one after the other as they train, but for two; with hostile names."""
     matrix = matrices.render(
-        cluster, folder, *cells(killed), "--job-name", NAME, steps=STEPS,
+        cluster, folder, *cells(killed), *options, "--job-name", NAME, steps=STEPS,
         site=f"exclusive: true\noptions: {{comment: {json.dumps(NAME)}}}\n"
         f"environment: {{HOSTILE: {json.dumps(NAME)}}}\n",
     )  # fmt: skip
@@ -125,7 +126,7 @@ def kill(cluster: SlurmCluster, folder: Path, killed: Kills) -> matrices.Rendere
 
 def cells(killed: Kills) -> list[str]:
     backends = [*killed, *SURVIVORS[1:]]
-    return ["--backends", ",".join(backends), "--nodes", "2", "--nproc", "1", *SOON_STUCK]
+    return ["--backends", ",".join(backends), "--nodes", "2", "--nproc", "1"]
 
 
 def recorded(matrix: matrices.RenderedMatrix, killed: Kills) -> dict[str, Record]:
