@@ -12,7 +12,7 @@ import re
 import shutil
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -345,11 +345,12 @@ def parse_record(data: bytes, path: Path) -> Record:
     if _LONG_SAMPLED.search(data[::_LONG_STRIDE]) and (number := _LONG_NUMBER.search(data)) is not None:
         raise HarnessError(f"record {path} is not valid: it has a number of {len(number[0])} digits")
     try:
-        with suppress(RecursionError):  # named below
-            # Pydantic takes constants of Python for numbers, and the last of the values of one key.
-            json.loads(data, parse_constant=_no_constant, object_pairs_hook=mapping)
-        return Record.model_validate_json(data)
-    except (ValidationError, ValueError) as error:
+        # Pydantic itself takes constants of Python for numbers, and the last of the values of one key.
+        document = json.loads(data.decode(), parse_constant=_no_constant, object_pairs_hook=mapping)
+        if b"\\u" in data:  # Python takes half of a surrogate pair for text
+            return Record.model_validate_json(data)
+        return Record.model_validate(document)
+    except (ValueError, RecursionError) as error:
         raise _unreadable(data, path, error) from error
 
 
@@ -357,7 +358,7 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"it has {name}, which is no number of JSON")
 
 
-def _unreadable(data: bytes, path: Path, error: ValueError) -> HarnessError:
+def _unreadable(data: bytes, path: Path, error: Exception) -> HarnessError:
     """Why a file is no record: no JSON, another schema version, or a field that is wrong."""
     try:
         document = json.loads(data.decode("utf-8"))

@@ -87,11 +87,19 @@ def test_what_is_no_record_is_refused_and_stays(tmp_path: Path, content: bytes, 
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("key", ["status", "run_id", "world_size"])
-def test_a_key_that_stands_twice_is_refused(tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "written", "said"),
+    [
+        *((key, r'\1\2,\1"other"', f"gives '{key}' twice") for key in ("status", "run_id", "world_size")),
+        ("created_at", r'\1"\\ud800"', "Invalid JSON: "),
+    ],
+)
+def test_what_python_takes_for_json_and_is_none_is_refused(
+    tmp_path: Path, key: str, written: str, said: str
+) -> None:
     path = saved(tmp_path, "run")
-    path.write_text(re.sub(rf'("{key}": ?)([^,}}]+)', r'\1\2,\1"other"', path.read_text(), count=1))
-    with pytest.raises(HarnessError, match=f"record.json is not valid: gives '{key}' twice"):
+    path.write_text(re.sub(rf'("{key}": ?)([^,}}]+)', written, path.read_text(), count=1))
+    with pytest.raises(HarnessError, match=f"record.json is not valid: {said}"):
         read_record(path)
 
 
