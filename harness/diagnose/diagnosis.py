@@ -28,7 +28,7 @@ from harness.diagnose.rerun import (
 )
 from harness.judge.agreement.causes import Pair, explain_divergence, name_scale, shifted, weighed
 from harness.judge.agreement.job_equivalence import Difference, aligned_runs, job_differences
-from harness.judge.agreement.parity import MEAN_NORM, Tolerance, first_step_beyond
+from harness.judge.agreement.parity import MEAN_NORM, MOMENT, Tolerance, first_step_beyond
 from harness.judge.distance import Distance, distance, step_pairs
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.wording import a_few, percent, words
@@ -249,7 +249,7 @@ def sentences(
 
 
 def _nothing_parts(beyond: Collection[str], *, gathered: bool) -> Iterator[str]:
-    if not set(beyond) - {MEAN_NORM}:
+    if not set(beyond) - {MEAN_NORM, MOMENT}:
         return
     if "norm" in beyond and not gathered:
         yield ("so the gradient or its reported norm differs; Adam may hide either from the update")
@@ -391,9 +391,13 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
     limits = noise_runs.limits(left, right)
     found = distance(left, right)
     beyond = limits.exceeded(found)
-    shift = noise_runs.norm_shift(left, right)
+    # A factor on gradients that no single step shows, of a run beside the reference.
+    noise = noise_runs.noise(left) if left.backend.label == noise_runs.label else None
+    shift = noise.norm_shift(right) if noise else None
     if shift is not None:
         beyond[MEAN_NORM] = abs(shift.mean), shift.allowed
+    elif noise and not beyond and (far := noise.farthest_moment(left, right)) is not None:
+        beyond[MOMENT] = far
     # Of a script's job only a part is known, so that its id is always another.
     same_job = [d for d in job_differences(left, right) if not (script and d.field == "job_id")]
     settings = setting_differences(left, right)

@@ -143,11 +143,13 @@ class SettingTrial:
     """Why it cannot be changed alone."""
     parting_step: int | None = None
     """First step beyond rounding from the baseline's rerun; None: none is."""
+    figure: str | None = None
+    """What parts there."""
     not_finite: int | None = None
     """First step whose loss or norm is not finite, although the baseline's is; None: none is."""
     share: float | None = None
-    """Of the difference between both runs in the losses that were run again, or in norms where losses agree
-    within rounding: its projection on that difference over the whole."""
+    """Of the difference between both runs in the losses that were run again, in norms where losses agree
+    within rounding, or in final weights where both do: its projection on that difference over the whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +241,10 @@ class JobsDiagnosis:
             else f", {trial.share:.0%} of the difference up to step {self.last_step}"
         )
         lost = "" if trial.not_finite is None else f", not finite in step {trial.not_finite}"
-        return f"diverges in step {trial.parting_step}{lost}{share}"
+        parts = (
+            "ends with other weights" if trial.figure == FINAL else f"diverges in step {trial.parting_step}"
+        )
+        return f"{parts}{lost}{share}"
 
 
 def about_partings(partings: Sequence[Parting]) -> Iterator[str]:
@@ -423,8 +428,10 @@ def _trials(
     )
     require_room(baseline)
 
+    is_end = last == baseline.steps[-1].step == other.steps[-1].step
+
     def run(record: Record) -> Rerun:
-        return rerun(record, [last], launcher, say)
+        return rerun(record, [last], launcher, say, weights=is_end)
 
     start = run(baseline).record
     names = [changed.setting for changed in settings if not changed.setting.endswith(IN_FORCE)]
@@ -446,12 +453,16 @@ def _trial(
         return SettingTrial(setting=setting, why_not=why)
     limits = limits_of(start, again, noise)
     partings = find_partings(start, again, limits)
+    ends_apart = any(one.figure == FINAL for one in find_partings(start, other, limits))
+    of_weights = share_of_weights(start, again, other) if ends_apart else None
     begin = first_step(other)
     start, again = from_step(start, begin), from_step(again, begin)
+    share = share_of(step_pairs(start, again), step_pairs(start, other), limits_of(start, other, noise))
     return SettingTrial(
         setting=setting, parting_step=partings[0].step if partings else None,
+        figure=partings[0].figure if partings else None,
         not_finite=next((one.step for one in partings if one.other == NOT_FINITE), None),
-        share=share_of(step_pairs(start, again), step_pairs(start, other), limits_of(start, other, noise)),
+        share=of_weights if share is None else share,
     )  # fmt: skip
 
 
@@ -476,6 +487,15 @@ def share_of(part: StepPairs, whole: StepPairs, limits: Tolerance) -> float | No
             size = float(wanted[known] @ wanted[known])
             return float(made[known] @ wanted[known]) / size if size else None
     return None
+
+
+def share_of_weights(start: Record, tried: Record, other: Record) -> float | None:
+    """The same of the weights that runs end with; None where one was not seen to its end, or none differs."""
+    sketches = [(run.final_weights and run.final_weights.sketch) or {} for run in (start, tried, other)]
+    common = set.intersection(*map(set, sketches))
+    begun, made, wanted = (np.concatenate([of[n][1:] for n in sorted(common)] or [[]]) for of in sketches)
+    size = float((wanted - begun) @ (wanted - begun))
+    return float((made - begun) @ (wanted - begun)) / size if size else None
 
 
 def with_setting(baseline: Record, other: Record, setting: str) -> Record:

@@ -48,7 +48,8 @@ class LoadedRun:
     path: Path
     record: Record
     place: str = ""
-    """'first' or 'second' as given, where the other run has the same label and ranks."""
+    """Where the other run has the same label and ranks: what `observe --label` called it, else 'first' or
+    'second' as given."""
 
     @property
     def name(self) -> str:
@@ -110,7 +111,9 @@ def read_pair(first: Path, second: Path) -> tuple[LoadedRun, LoadedRun]:
             "on one kind of device"
         )
     if pair[0].name == pair[1].name:
-        pair = replace(pair[0], place="first"), replace(pair[1], place="second")
+        given = [run.record.observation.label if run.record.observation else "" for run in pair]
+        places = given if given[0] != given[1] else ("first", "second")
+        pair = replace(pair[0], place=places[0]), replace(pair[1], place=places[1])
     return pair
 
 
@@ -327,10 +330,12 @@ def require_room(record: Record) -> None:
     )
 
 
-def rerun(record: Record, steps: Sequence[int], launcher: LocalLauncher, say: Say) -> Rerun:
+def rerun(
+    record: Record, steps: Sequence[int], launcher: LocalLauncher, say: Say, *, weights: bool = False
+) -> Rerun:
     """Repeat a run with the ranks that it had, up to the last of `steps`, and examine those.
 
-    Raises HarnessError if the run does not get there.
+    weights: record those that it ends with. Raises HarnessError if the run does not get there.
     """
     world = record.world
     run_folder(Path(), record.run_id)  # refuses what is no name of a folder
@@ -340,7 +345,7 @@ def rerun(record: Record, steps: Sequence[int], launcher: LocalLauncher, say: Sa
             run_id=record.run_id, created_at=record.created_at, command=record.command,
             backend=label_on_one_machine(record), job=record.job, job_id=record.job_id,
             key=record.cell, repeat=record.repeat,
-            measure=NOTHING_MEASURED.model_copy(update={"weight_digests": False}),
+            measure=NOTHING_MEASURED.model_copy(update={"weight_digests": weights}),
             preset=world.preset, device=world.device, world_size=world.world_size,
             ranks_per_node=world.world_size, threads_per_rank=world.threads_per_rank,
             micro_batch_size=world.micro_batch_size, accumulation_steps=world.accumulation_steps,
@@ -504,10 +509,6 @@ class NoiseRuns:
         if baseline.backend.label == self.label:
             return noise.widest(other)
         return sum_of(noise.widest(baseline), noise.widest(other))
-
-    def norm_shift(self, baseline: Record, other: Record) -> parity.NormShift | None:
-        """A factor on gradients that no single step shows, of a run beside the reference."""
-        return self.noise(baseline).norm_shift(other) if baseline.backend.label == self.label else None
 
 
 _AGREES = ("exact", "tight", "band")

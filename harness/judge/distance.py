@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import median
 from typing import TypeAlias
 
 import numpy as np
@@ -103,6 +104,15 @@ def distance(reference: Record, record: Record, both: StepPairs | None = None) -
 def norms_by_step(record: Record) -> Norms:
     """Gradient norms of the steps that have one."""
     return {step.step: step.gradient_norm for step in record.steps if step.gradient_norm is not None}
+
+
+def moment_factors(reference: Record, record: Record) -> dict[str, float]:
+    """Each parameter's gradients in the last steps over the reference's (second moments), over the median
+    ratio: clipping passes one parameter's on to all."""
+    mine, others = record.moment_norms, reference.moment_norms
+    ratios = {n: mine[n][1] / others[n][1] for n in mine if n in others and others[n][1] > 0}
+    common = median(ratios.values()) if ratios else 0.0
+    return {name: ratio / common for name, ratio in ratios.items()} if common else {}
 
 
 def norm_changes(reference: Norms, given: Norms) -> Series:

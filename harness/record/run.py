@@ -320,6 +320,8 @@ class ObservedPart(measured.Part):
     """Functions compiled once more because what their code assumed no longer held."""
     dropout: float | None = None
     """The largest probability in the live model."""
+    draws: bool | None = pydantic.Field(None, exclude_if=lambda value: value is None)
+    """Whether a training forward pass of the first steps drew from torch's generators of random numbers."""
     tf32: bool | None = None
     """Whether matrix products on CUDA may use TF32."""
     deterministic: bool | None = None

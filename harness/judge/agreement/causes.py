@@ -23,8 +23,15 @@ import numpy
 from numpy.typing import NDArray
 
 from harness.backends.mesh import SPLITTING, Mesh
-from harness.judge.agreement.parity import NormShift, Tolerance, least_loss
-from harness.judge.distance import Series, StepPairs, movement, sketch_distances, standing_out, step_pairs
+from harness.judge.agreement.parity import APART, NormShift, Tolerance, least_loss
+from harness.judge.distance import (
+    StepPairs,
+    moment_factors,
+    movement,
+    sketch_distances,
+    standing_out,
+    step_pairs,
+)
 from harness.judge.effective import (
     ALL_BUT_THE_LAST,
     ONE_NORM,
@@ -60,8 +67,6 @@ UNSEEN = 0.1
 """Of the effect in the step that differs: less in an earlier step is none."""
 MOST_BY_WEIGHTS = 10.0
 """Times the error of the ranks' weights: no mean over ranks changes a norm by more."""
-APART = 0.05
-"""Relative. Gradients that differ by less are not told from those that rounding moved."""
 ALIKE = 0.1 * APART
 """The same of those that are said to agree: half of all."""
 FAR = 3.0
@@ -247,7 +252,7 @@ class Pair:
         return self.record.steps[self.at].loss
 
     @cached_property
-    def ratios(self) -> Series:
+    def ratios(self) -> NDArray[numpy.float64]:
         """Gradient norms over the reference's; 1 where one of them is missing."""
         expected, given = self.both.norms
         ratios = given / numpy.where(expected == 0, numpy.nan, expected)
@@ -342,7 +347,10 @@ class Pair:
         def carried(last: list[float] | None, ends: list[float] | None) -> list[float] | None:
             return last if ends == [] else ends  # what a record leaves empty is as in the step before
 
-        counted = [r for r in self.record.ranks if self.record.world.mesh.counts_loss(r.rank)]
+        mesh = self.record.world.mesh
+        counted = [r for r in self.record.ranks if mesh.counts_loss(r.rank)]
+        if mesh.size("pipeline") > 1:  # its last stage alone computes a loss
+            counted = [r for r in counted if any(r.loss_gradients)]
         steps = zip(*(accumulate(rank.loss_gradients, carried) for rank in counted), strict=False)
         known = [[ends for ends in of if ends] for of in steps]
         ranks = [rank.rank for rank in counted]
@@ -386,12 +394,7 @@ class Pair:
 
     @cached_property
     def factors(self) -> dict[str, float]:
-        """Each parameter's gradients in the last steps over the reference's (second moments), over the median
-        ratio: clipping passes one parameter's on to all."""
-        mine, others = self.record.moment_norms, self.reference.moment_norms
-        ratios = {n: mine[n][1] / others[n][1] for n in mine if n in others and others[n][1] > 0}
-        common = median(ratios.values()) if ratios else 0.0
-        return {name: ratio / common for name, ratio in ratios.items()} if common else {}
+        return moment_factors(self.reference, self.record)
 
     @cached_property
     def rounding(self) -> float | None:
@@ -450,14 +453,14 @@ class Pair:
         return given * found > 0 and 1 / FAR <= found / given <= FAR
 
     @cached_property
-    def far(self) -> tuple[str, float, float] | None:
-        """The parameter beyond its limit that ends far beyond all others, its distance and the next, each in
-        movements; None: no single one does."""
-        shares = sorted(((share, name) for name, share in self.distances.items()), reverse=True)
-        if len(shares) < 2 or shares[0][0] <= FAR * shares[1][0] or not shares[1][0]:
+    def far(self) -> tuple[list[str], float, float] | None:
+        """Parameters beyond their limits that end far beyond all others, most do not; the least distance of
+        these and the largest of the others, in movements."""
+        names = standing_out(self.distances, FAR)
+        if not names or 2 * len(names) > len(self.distances) or not set(names) <= set(self.beyond):
             return None
-        (share, name), (following, _) = shares[:2]
-        return (name, share, following) if name in self.beyond else None
+        others = max(far for name, far in self.distances.items() if name not in names)
+        return (names, self.distances[names[-1]], others) if others else None
 
     @property
     def gathers_without_gradient(self) -> bool:
@@ -635,11 +638,6 @@ class Pair:
         return abs(undone / total - expected) <= self.limits.loss
 
     @property
-    def computed_loss_agrees(self) -> Fact:
-        computed, expected = self.computed_loss, self.expected_loss
-        return None if computed is None or expected is None else abs(computed - expected) <= self.limits.loss
-
-    @property
     def begin_alike(self) -> bool:
         """Whether both are known to begin with the same weights."""
         digests = [
@@ -686,28 +684,12 @@ class Pair:
         digests = [rank.final_digest for rank in self.record.ranks]
         return None if None in digests or len(digests) < 2 else len(set(digests)) > 1
 
-    @property
-    def norm_of_the_step_before(self) -> Fact:
-        before = self.record.steps[self.at - 1].gradient_norm if self.at else None
-        given = self.record.steps[self.at].gradient_norm
-        return bool(before) and given is not None and abs(given / (before or 1.0) - 1) <= TOLERANCE
-
-    def _shows_before(self, due: Callable[[int], float]) -> Fact:
-        """False: a step before, whose norm is due to differ by so much, agrees far better; None: none is."""
+    def shows_before(self, share: Callable[[int], float]) -> Fact:
+        """False: a step before, due to differ by this share of it, agrees far better; None: none is."""
         known = self.both.norms[0] * self.both.norms[1] > 0
-        before = [i for i in range(self.at) if known[i] and due(i)]
-        return all(abs(self.ratios[i] - 1) >= UNSEEN * due(i) for i in before) if before else None
-
-    @property
-    def every_uneven_step_differs(self) -> Fact:
-        effect = abs(self.ratio - 1) / (self.unevenness(self.at) or math.inf)
-        return self._shows_before(lambda index: effect * self.unevenness(index))
-
-    @property
-    def every_idle_step_differs(self) -> Fact:
-        """False: the same ranks lacked this gradient in a step whose norm agrees far better."""
-        since, effect = self.idle.step if self.idle else math.inf, abs(self.ratio - 1)
-        return self._shows_before(lambda index: effect * (self.record.steps[index].step >= since))
+        before = [i for i in range(self.at) if known[i] and share(i)]
+        least = UNSEEN * abs(self.ratio - 1)
+        return all(abs(self.ratios[i] - 1) >= least * share(i) for i in before) if before else None
 
     @property
     def settings_of_updates_differ(self) -> Fact:
@@ -727,11 +709,6 @@ class Pair:
             return False
         cut = strategy.family == "fsdp1" and strategy.sharding != "none" and record.world.world_size > 1
         return cut or strategy.of_family.flat_states
-
-    @property
-    def changed_ones_end_apart(self) -> Fact:
-        ends = self.beyond or sorted(self.distances, key=lambda name: -self.distances[name])[:1]
-        return bool(set(self.changed_in_passes) & set(ends)) if ends else None
 
     @property
     def changes_show_then(self) -> Fact:
@@ -766,6 +743,7 @@ class Pair:
 FACTS: dict[str, Callable[[Pair], Any]] = {
     # Which step differs first.
     "in_the_first_step": lambda pair: pair.index == 0,
+    "no_step_differs": lambda pair: pair.index is None,
     # No update came before it, not even in the run that this one continues.
     "first_of_all": lambda pair: pair.index == 0 and pair.record.resumed is None,
     # In which a cause begins; None: it is the first of all.
@@ -776,6 +754,11 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
         pair.index is not None and not pair.norm_differs and not pair.fact("loss_lost")
     ),
     "first_loss_differs": lambda pair: pair.index == 0 and not pair.norm_differs,
+    "computed_loss_agrees": lambda pair: (
+        None
+        if None in (pair.computed_loss, pair.expected_loss)
+        else abs(pair.computed_loss - pair.expected_loss) <= pair.limits.loss
+    ),
     "loss_of_rank_0": lambda pair: of_one_rank(pair.record, pair.at),
     "target_tokens": lambda pair: pair.targets(pair.at),
     "loss_ratio": lambda pair: float(pair.both.losses[1][pair.at] / pair.both.losses[0][pair.at]),
@@ -791,6 +774,24 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     ),
     # Gradients.
     "norm_falls": lambda pair: pair.ratio < 1.0,
+    "norm_of_the_step_before": lambda pair: (
+        pair.at > 0
+        and abs(numpy.diff(pair.both.norms[1])[pair.at - 1]) < TOLERANCE * pair.both.norms[1][pair.at]
+    ),
+    "every_uneven_step_differs": lambda pair: pair.shows_before(
+        lambda index: pair.unevenness(index) / (pair.unevenness(pair.at) or math.inf)
+    ),
+    # The same ranks lacked this gradient before.
+    "every_idle_step_differs": lambda pair: pair.shows_before(
+        lambda index: pair.idle is not None and pair.record.steps[index].step >= pair.idle.step
+    ),
+    # Noise of relative size e adds e ** 2 / 2 to a norm.
+    "far_ones_have_no_factor": lambda pair: all(
+        abs(pair.factors.get(name, 0.0) - 1) <= pair.distances[name] ** 2 for name in pair.far[0]
+    ),
+    "passes_draw_alone": lambda pair: (
+        [run.observed and run.observed.draws for run in (pair.record, pair.reference)] == [True, False]
+    ),
     "wire_rounds_as_much": lambda pair: low_reductions(pair.record, pair.ratio),
     "reduces_all_but_the_last": lambda pair: counted_synchronisation(pair.record) == ALL_BUT_THE_LAST,
     "rank_norms_differ": lambda pair: bool(own_norms(pair.record, pair.at)),
@@ -811,6 +812,11 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     "some_ranks_idle": lambda pair: pair.idle is not None and pair.ratio < 1,
     # Weights.
     "unlike_copies": lambda pair: unlike_copies(pair.record),
+    "changed_ones_end_apart": lambda pair: (
+        bool(set(pair.changed_in_passes) & set(pair.beyond or [max(pair.distances, key=pair.distances.get)]))
+        if pair.distances
+        else None
+    ),
     "final_weights_agree": lambda pair: (
         not pair.beyond if pair.limits.parameters.keys() & pair.moved[1] else None
     ),

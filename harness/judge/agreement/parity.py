@@ -26,6 +26,7 @@ from harness.judge.distance import (
     StepPairs,
     aligned,
     distance,
+    moment_factors,
     movement,
     norm_changes,
     norms_by_step,
@@ -54,6 +55,8 @@ UNMEASURED_FACTOR, UNMEASURED_STEPS = 100.0, 20
 25. Each further update rounds anew, and nothing takes that back: 300 steps were seen to reach 483."""
 BAND_FACTOR = 3.0
 """Libraries round to the low precision at other places than the reference does, but not at more."""
+APART = 0.05
+"""Relative. Gradients that differ by less are not told from those that rounding moved."""
 TIGHT, BAND, CUT_BAND = "tight", "band", "band of cut layers"
 """Names of levels."""
 PROJECTIONS = 8
@@ -173,6 +176,16 @@ class Noise:
     """How far the mean of the norms' differences lies from 0 between two orders of sums, relative."""
     error_norm: float = 0.0
     """Standard error of that mean."""
+    moments: dict[str, float] = field(default_factory=dict, compare=False)
+    """How far the size of each parameter's gradients, beside all others', may lie from the reference's,
+    relative; {} at fp32, where norms say more, and without repetitions. What rounding makes has none."""
+
+    def farthest_moment(self, reference: Record, record: Record) -> tuple[float, float] | None:
+        """How far the gradients lie of the parameter that is farthest from the reference's, and its limit;
+        None: each is within its own, or most are not."""
+        away = {name: abs(factor - 1) for name, factor in moment_factors(reference, record).items()}
+        beyond = [(away[name], limit) for name, limit in self.moments.items() if away.get(name, 0.0) > limit]
+        return max(beyond, default=None) if 2 * len(beyond) <= len(away) else None
 
     def mean_shift(self, record: Record) -> NormShift | None:
         """The mean of the norms' differences from the repetition that rounds where this run does: the one
@@ -223,7 +236,7 @@ class Noise:
 
     def as_json(self) -> dict[str, Any]:
         document = asdict(self)
-        del document["norms"]
+        del document["norms"], document["moments"]
         for name in ("answers", "cut_band", "no_yardstick"):
             if not document[name] and document[name] != 0:
                 del document[name]
@@ -285,7 +298,16 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
         norms=tuple(distinct.values()) if shifts else (),
         mean_norm=max(means, default=(0.0, 0.0))[0],
         error_norm=max(means, default=(0.0, 0.0))[1],
+        moments=_moment_limits(reference, repeats) if others and is_complete else {},
     )  # fmt: skip
+
+
+def _moment_limits(reference: Record, repeats: Iterable[Record]) -> dict[str, float]:
+    seen = [moment_factors(reference, record) for record in repeats]
+    spread = {n: max((abs(of[n] - 1) for of in seen if n in of), default=0.0) for n in reference.moment_norms}
+    known = {name: found for name, found in spread.items() if found < APART}
+    most = BAND_FACTOR * max(known.values(), default=0.0)
+    return {name: max(APART, TIGHT_FACTOR * found, most) for name, found in known.items()}
 
 
 def _least_chance(count: int) -> float:
@@ -454,8 +476,9 @@ def _largest(measured: Iterable[Distance], name: str) -> float | None:
     return max((v for found in measured if (v := getattr(found, name)) is not None), default=None)
 
 
-MEAN_NORM = "mean_norm"
-"""In what lies beyond its limit: the mean of the norms' differences from the repetition that rounds alike."""
+MEAN_NORM, MOMENT = "mean_norm", "moment"
+"""In what lies beyond its limit: the mean of the norms' differences from the repetition that rounds alike,
+and the gradients of one parameter beside all others'."""
 MEASURED = {"norm": "gradient norms", "weights": "final weights"}
 Parity = Literal["exact", "tight", "band", "diverged", "unjudged"]
 
@@ -476,8 +499,8 @@ class Judgement:
     first_divergent_step: int | None = None
     """First step whose loss or norm lies beyond the level that precision allows."""
     exceeded: tuple[tuple[str, float, float], ...] = ()
-    """What lies beyond that level: (loss, norm, mean_norm, update, weights or a parameter's name, found,
-    allowed)."""
+    """What lies beyond that level: (loss, norm, mean_norm, moment, update, weights or a parameter's name,
+    found, allowed)."""
     settings: tuple[SettingDifference, ...] = ()
     """What runs otherwise than in the reference."""
     not_same_job: tuple[Difference, ...] = ()
@@ -545,6 +568,9 @@ def judge(
     if shift is not None:
         level = "diverged"
         exceeded.append((MEAN_NORM, (abs(shift.mean), shift.allowed)))
+    elif level in ("tight", "band") and (far := noise.farthest_moment(expected, record)) is not None:
+        level = "diverged"
+        exceeded.append((MOMENT, far))
     elif why := _without_yardstick(expected, record, found, noise, level):
         return _unjudged(why)
     if level == "diverged" and (why := _own_sums(expected, record, both, widest)):

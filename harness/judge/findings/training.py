@@ -301,7 +301,7 @@ def odd_updates(row: JudgedRun) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-ONE_OF_THE_MODEL = ("loss", "norm", parity.MEAN_NORM, "update", "weights")
+ONE_OF_THE_MODEL = ("loss", "norm", parity.MEAN_NORM, parity.MOMENT, "update", "weights")
 """What a run is judged by; anything else is a parameter's name."""
 LOST_SHARE = 0.5
 """Weights that moved less than this share of the reference's distance lost updates."""

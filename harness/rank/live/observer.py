@@ -41,7 +41,7 @@ from harness.rank.models.optimizer import (
     stored_dtype,
     wide_bytes,
 )
-from harness.rank.process.environment import is_deterministic
+from harness.rank.process.environment import is_deterministic, random_state
 from harness.rank.step_hooks import Step, StepHook
 from harness.record.run import ModelLossPart
 from harness.run_directory.rank_state import ModuleWriter
@@ -212,6 +212,8 @@ class Observer(StepHook):
         self._rates: list[list[float | None]] = []
         self._constants: dict[int, list[dict[str, Any]]] = {}
         self._buffers: dict[str, str] = {}
+        self._random_state = ""
+        self._draws: bool | None = None
 
     @property
     def looks_closely(self) -> bool:
@@ -326,6 +328,11 @@ class Observer(StepHook):
             self._watch.leave()
 
     def enter(self, phase: str, last: bool = False) -> None:
+        if self._model is not None and self._watch.at_work:
+            state = random_state(next(self._model.parameters()).device.type)
+            if self._watch.phase == "forward":
+                self._draws = self._draws or state != self._random_state
+            self._random_state = state
         self._watch.phase = phase
 
     def facts(self) -> dict[str, Any]:
@@ -423,6 +430,7 @@ class Observer(StepHook):
         return {
             **self._optimizer_facts(),
             **self._model_facts(),
+            "draws": self._draws,
             "tf32": uses_tf32(),
             "deterministic": is_deterministic(),
             "updates_by_phase": dict(self._watch.updates),

@@ -102,6 +102,17 @@ def test_weights_alone_that_end_elsewhere_are_no_agreement() -> None:
                another(training={"seed": 3}, final_weights=ends[1], **weights))  # fmt: skip
     assert not found.clean
     assert found.verdict().endswith(f"end with different weights after step {len(LOSSES) - 1}")
+    start, other = found.baseline.record, found.other.record
+    for shift, share in ((1.0, 0.0), (1.2, 0.4), (1.5, 1.0)):
+        tried = start.model_copy(update={"final_weights": make_weights("e" * 64, sketched(shift))})
+        assert jobs.share_of_weights(start, tried, other) == pytest.approx(share)
+    assert jobs.share_of_weights(start, start.model_copy(update={"final_weights": None}), other) is None
+    trial = jobs.SettingTrial(setting="a", parting_step=3, figure=jobs.FINAL, share=1.0)
+    made = replace(found, trials=(trial,), last_step=3)
+    assert made.verdict() == "a makes the difference"
+    assert list(made.sentences())[-1] == (
+        "a alone: ends with other weights, 100% of the difference up to step 3"
+    )
 
 
 def test_models_of_other_sizes_are_told_before_any_loss() -> None:

@@ -11,6 +11,7 @@ from harness.cli import harness
 from harness.diagnose import rerun
 from harness.errors import HarnessError
 from harness.record import DimensionPart, ErrorPart, Record, SplitPart
+from harness.record.run import ObservationPart
 from harness.record.store import archive_runs, read_runs, write_record
 from harness.run_directory.events import ExaminedEvent
 from tests.records import ENVIRONMENT, LOSSES, make_record, make_steps, make_weights
@@ -102,6 +103,18 @@ def test_a_pair_is_read_from_an_archive(sound: Path, tmp_path: Path) -> None:
     hint = f"holds 2 records; give the folder of one run, such as {archive / 'another'}"
     assert hint in refusal(sound, archive)
     assert "holds no record" in refusal(sound, archive / "missing")
+
+
+@pytest.mark.parametrize(
+    ("labels", "places"), [(("slow", "fast"), ("slow", "fast")), ("xx", ("first", "second"))]
+)
+def test_scripts_of_one_strategy_have_their_names(tmp_path: Path, labels: str, places: tuple) -> None:
+    made = [
+        write(tmp_path / name, label="observed-ddp",
+              observation=ObservationPart(command=["python", "train.py"], frameworks=[], label=label))
+        for name, label in zip("ab", labels, strict=True)
+    ]  # fmt: skip
+    assert [run.place for run in rerun.read_pair(*made)] == [*places]
 
 
 LABELS = ["single", "single:micro_batch_size=4"]

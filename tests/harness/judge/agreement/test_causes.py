@@ -137,10 +137,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
          "ranks": ranks(loss_gradients=[[[2.0, 2.0]] * 3 + [[0.0, 2.0]]] * 2)},
         {}, "gradient-differs", "gradients of ranks 0, 1 have a factor in some micro-step, first in step 3: "
         "the backward pass begins with 0 times"),
-    "a micro-step that counts twice, for another": (
-        {"steps": norms(times=1.15), "ranks": ranks(loss_gradients=[[[0.0, 2.0]] * 4] * 2)}, {},
-        "gradient-differs", "ranks 0, 1 have a factor in some micro-step, first in step 0: the backward "
-        "pass begins with 0 times"),
+    "forward passes that draw, in the loss": (
+        {"steps": make_steps([6.0] * 4), "observed": ObservedPart(draws=True)},
+        {"observed": ObservedPart(draws=False)}, "diverged", "as dropout outside of modules"),
+    "forward passes that draw, in the norm": (
+        {"steps": norms(times=0.96), "observed": ObservedPart(draws=True)},
+        {"observed": ObservedPart(draws=False)}, "gradient-differs", "as dropout outside of modules"),
+    "a parameter's gradients that no step shows": (
+        {"moment_norms": dict.fromkeys("abdef", (1.0, 2.0)) | {"c": (0.5, 1.5)}, "ranks": ranks(**AUDITED)}
+        | MOVED, {"moment_norms": dict.fromkeys("abcdef", (1.0, 2.0))}, "gradient-differs",
+        "agree within rounding, but gradients of c, beside all others, differ from the reference's by a "
+        "factor over the last steps: 0.75"),
     "ranks that divide by their own tokens": (
         {"steps": norms(1.04),
          "ranks": ranks(loss_gradients=[[[1 / 216] * 2] * 4, [[1 / 800] * 2] * 4], **UNEVEN)},
@@ -226,6 +233,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a parameter far beyond all others": (
         {"steps": norms(times=1.1)} | weights(a=2.1, b=2.4), {}, "gradient-differs",
         "b ends farthest from the reference's, by 40 % of its movement, any other by 10 % at most"),
+    "parameters far beyond all others, whose gradients are as large": (
+        {"steps": norms(times=1.001), "moment_norms": dict.fromkeys("abcde", (1.0, 2.02))}
+        | weights(a=2.4, b=2.3, c=2.01, d=2.0, e=2.0),
+        {"moment_norms": dict.fromkeys("abcde", (1.0, 2.0))} | weights(a=2.0, b=2.0, c=2.0, d=2.0, e=2.0),
+        "gradient-differs", "a, b end farthest from the reference's, by 30 % of their movement at least, any "
+        "other by 1.0 % at most; gradients of them are as large, but point elsewhere: rounded, noisy"),
     "a parameter whose gradients have a factor": (
         {"steps": norms(times=1.1), "moment_norms": dict.fromkeys("abdef", (1.0, 2.0)) | {"c": (0.5, 1.0)}},
         {"moment_norms": dict.fromkeys("abcdef", (1.0, 2.0))}, "gradient-differs",
@@ -288,14 +301,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
 }  # fmt: skip
 
 
-def paired(case: str, settings: list[str] | None = None, mesh: Any = None, **changes: Any) -> Pair:
+def paired(
+    case: str, settings: list[str] | None = None, mesh: Any = None, reference: Any = None, **changes: Any
+) -> Pair:
     """The run and reference of a case; `changes` of the run."""
-    run, reference, _, _ = CASES[case]
+    run, left, _, _ = CASES[case]
     if settings is None:
         settings = ["optimizer constants"] if case == "settings of updates" else []
     record = make_record(**({"label": "ddp"} | run | changes))
     record = laid_out(record, *mesh) if mesh else record
-    return Pair(make_record(**(MOVED | reference)), record, LIMITS, settings)
+    return Pair(make_record(**(MOVED | left | (reference or {}))), record, LIMITS, settings)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -344,6 +359,9 @@ CONTRADICTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "tensors have other factors than others": (
         "a factor that moves no weight",
         {"moment_norms": {"a": (1.0, 2.0), "b": (1.0, 4.0)}}, {}, "norm-alone"),
+    "passes of the reference draw too": (
+        "forward passes that draw, in the loss", {}, {"reference": {"observed": ObservedPart(draws=True)}},
+        "drawn"),
     "the first loss precedes every update": (
         "nothing that moves", {"steps": make_steps([6.0] * 4)}, {}, "nothing-moved"),
 }  # fmt: skip
@@ -403,6 +421,12 @@ def test_a_ratio_of_gradients_names_what_multiplied_them(
     ratio: float, size: int, steps: int, told: list[str]
 ) -> None:
     assert name_scale(ratio, Mesh.data_parallel(size), steps) == told
+
+
+def test_the_last_stage_of_a_pipeline_alone_goes_back_from_a_loss() -> None:
+    gradients = ranks(loss_gradients=[[None] * 4, [[0.0, 2.0]] * 4])
+    record = laid_out(make_record(label="pp", steps=norms(times=1.15), ranks=gradients), ("pipeline", 2))
+    assert "gradients of rank 1 have a factor in some micro-step, first in step 0" in explained(record).text
 
 
 def test_norms_that_part_bit_by_bit_are_an_update() -> None:

@@ -271,6 +271,27 @@ def test_a_factor_on_the_gradients_of_a_rank_does_not_hide_in_the_band(factor: f
     assert "norms" not in noise.as_json()
 
 
+@pytest.mark.parametrize(
+    ("moment", "parity"), [(0.76, "diverged"), (0.97, "band"), (5.0, "band")], ids=["c", "less", "rounded"]
+)
+def test_a_factor_on_one_parameter_does_not_hide_in_the_band(moment: float, parity: str) -> None:
+    """Unless rounding makes its gradients, as those of a bias before a normalisation."""
+    name = "noise" if moment == 5.0 else "c"
+
+    def sized(label: str, loss: float = 0.0, **sizes: float) -> Record:
+        sizes = dict.fromkeys(("a", "b", "c", "d", "noise"), 1.0) | sizes
+        moments = {name: (1.0, size) for name, size in sizes.items()}
+        return make_record(label=label, training=BF16, moment_norms=moments, **shifted(loss))
+
+    single, cast = sized("single", b=1.002), sized("single:precision=cast", 1e-3, noise=3.0)
+    noise, other = measure_noise(single, [cast]), sized("zero2", 2e-3, **{name: moment})
+    found = judge(single, other, noise)
+    assert found.parity == parity
+    assert [name for name, _, _ in found.exceeded] == ["moment"] * (parity == "diverged")
+    assert judge(single, other, measure_noise(single, [])).parity == "band", "no repetition measures it"
+    assert "moments" not in noise.as_json()
+
+
 def test_a_factor_is_told_by_steps_enough_and_from_the_first_alone() -> None:
     split = normed("single:micro_batch_size=4", [1.00001, 1.0, 1.0, 1.0])
     noise = measure_noise(normed("single", [1.0] * 4), [split])
