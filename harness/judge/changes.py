@@ -310,6 +310,10 @@ def _judge(
         return "equal"
     if metric.is_count:
         return "beyond noise"
+    allowed = [getattr(side.limits, metric.limit) for side in (before, after) if metric.limit and side.limits]
+    if allowed:
+        moved = abs(median(chain.from_iterable(right.values())) - median(chain.from_iterable(left.values())))
+        return "within noise" if moved <= max(allowed) else "beyond noise"
     in_turns = [{row.record.turns is not None for row in side.rows} for side in (before, after)]
     if metric.is_timed and in_turns[0].isdisjoint(in_turns[1]):
         return "inconclusive"  # caches are colder in turns

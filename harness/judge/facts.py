@@ -16,7 +16,7 @@ from harness.judge.agreement.parity import Judgement
 from harness.judge.quantities import Run, expected_model_state_bytes, expected_sent_bytes_per_step
 from harness.record import Record
 
-Unit = Literal["tokens/s", "samples/s", "seconds", "bytes", "nats/token", "relative", "step"]
+Unit = Literal["tokens/s", "samples/s", "seconds", "bytes", "loss", "nats/token", "relative", "step"]
 Place = Literal["results", "data", "changes", "tracking", "volume", "parity"]
 """'results': a column of the main table; 'data': of its CSV and JSON only; 'changes': compared before and
 after, and allowed in --fail-on; 'tracking': exported to experiment trackers; 'volume': columns of the section
@@ -57,6 +57,8 @@ class Metric:
     better: Literal["higher", "lower"] | None = "lower"
     is_count: bool = False
     """A count, not a timing: any difference is one, however few the runs."""
+    limit: str | None = None
+    """In what the limits of parity bound its rounding: a smaller change is none, however few the runs."""
     follows: str | None = None
     """Key of a metric that changes in the same way; a verdict names that one only."""
     shown: tuple[Place, ...] = ("data", "changes", "tracking")
@@ -167,6 +169,11 @@ METRICS = (
         key=TRANSPORT_SENT, title="on the transport MB/step", unit="bytes",
         meaning="bytes sent per step as the transport does it: gloo replaces some collectives by others",
         read=_of_record(quantities.transport_bytes_per_step), shown=("volume",),
+    ),
+    Metric(
+        key="final_loss", title="final loss", unit="loss", meaning="loss of the last step", better=None,
+        limit="loss", read=lambda run, _: run.record.steps[-1].loss if run.record.steps else None,
+        shown=("changes",),
     ),
     Metric(
         key="max_loss_difference", title="loss diff", unit="nats/token",

@@ -23,7 +23,7 @@ from harness.judge.changes import (
 )
 from harness.judge.comparison import Comparison
 from harness.judge.facts import Metric, metrics_in
-from harness.judge.rows import CellRuns
+from harness.judge.rows import CellRuns, reason
 from harness.judge.statistics import LEVEL, runs_to_judge
 from harness.judge.wording import CellName, counted, listed
 from harness.record import Record
@@ -31,7 +31,7 @@ from harness.record.workload import known_strategy
 from harness.tell import document
 from harness.tell.document import Column, Document, Picture, Section, Shown
 from harness.tell.first_page import picture_heading
-from harness.tell.formats import percent, signed_percent
+from harness.tell.formats import percent, shortened, signed_percent
 from harness.tell.pictures.drawing import Panel, Row, Spec, look_of
 from harness.tell.pictures.plots import MOST_NAMED, cell_row
 from harness.tell.tables import (
@@ -49,6 +49,8 @@ TITLE = "Comparison with a baseline"
 MISSING, NEW = "not comparable, or absent", "New, with their status before"
 MOST_OPEN = 3
 """Untested figures that the verdict names."""
+LONG = 120
+"""Letters of a reason, of which the record has all."""
 NAMED_SHARE = 0.01
 """Of a change within the noise, which a reader sees in a picture."""
 
@@ -259,12 +261,12 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
     untested = [one for one in series if one.whole.judgement in ("not judged", "inconclusive")]
     shifted = [one for one in series if any(one.moves())]
     moved = {one.metric for one in (*untested, *shifted)}
-    same: dict[str, float] = {}
+    same: dict[str, Change] = {}
     for one in series:
         if one.metric not in moved:
-            same[one.metric.title] = max(same.get(one.metric.title, 0.0), one.whole.relative or 0.0, key=abs)
-    steady = [f"{title} ({signed_percent(most)} at most)" if abs(most) >= NAMED_SHARE else title
-              for title, most in same.items()]  # fmt: skip
+            known = same.setdefault(one.metric.title, one.whole)
+            same[one.metric.title] = max(known, one.whole, key=lambda change: abs(change.relative or 0.0))
+    steady = [f"{title}{_within_noise(most)}" for title, most in same.items()]
     users = {one.cell for one in series for g in one.groups.values() if by in g.record.backend.versions}
     control = dict.fromkeys(str(one.cell) for one in shifted if users and one.cell not in users)
     once = [
@@ -275,7 +277,7 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
     ]
     without = sum(by not in versions_of(record) for record in records.values())
     failed = [
-        f"{group.cell} in {name} ({group.status})"
+        f"{group.cell} in {name} ({group.status}: {shortened(reason(group.record) or 'no result', LONG)})"
         for name, side in found.items()
         for group in side.groups
         if not group.succeeded
@@ -311,6 +313,14 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
     ]
     named_as = title_text("over_time", by=by, first=names[0], last=names[-1])
     return Document(named_as, sections, heading=picture_heading(sides[-1]))
+
+
+def _within_noise(change: Change) -> str:
+    """What a reader sees in a picture of a figure that did not change, and how far its runs scatter."""
+    if change.extent is None or abs(change.relative or 0.0) < NAMED_SHARE:
+        return ""
+    low, high = (signed_percent(end - 1) for end in (change.extent.low, change.extent.high))
+    return f" ({signed_percent(change.relative)} at most, any two runs {low} to {high})"
 
 
 def _series(named: Sequence[Mapping[Cell, CellRuns]], sides: Sequence[Comparison]) -> list[Series]:

@@ -112,6 +112,7 @@ _TEXTS: dict[Unit, Callable[[float | None], str]] = {
     "samples/s": number,
     "seconds": milliseconds,
     "bytes": megabytes,
+    "loss": lambda value: NOT_AVAILABLE if value is None else f"{value:.7g}",
     "nats/token": scientific,
     "relative": scientific,
     "step": short,

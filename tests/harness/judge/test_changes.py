@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,18 @@ def test_single_runs_are_not_judged_in_time_but_in_counts() -> None:
 
 def test_equal_figures_are_equal() -> None:
     assert {c.judgement for c in changes(side(0.5), side(0.5))} <= {"equal", "n/a"}
+
+
+@pytest.mark.parametrize(("by", "judgement"), [(1e-7, "within noise"), (1e-3, "beyond noise")])
+def test_losses_that_a_version_changes_in_every_cell_change(by: float, judgement: str) -> None:
+    """The reference too: each cell is as near to that of its own side as before."""
+    before = [r for r in published("default") if r.repeat == 0 and r.backend.label in ("single", "ddp")]
+    after = [r.model_copy(update={"steps": [replace(s, loss=s.loss + by) for s in r.steps]}) for r in before]
+    found = changes(Comparison(before), Comparison(after))
+    assert {c.backend: c.judgement for c in found if c.key == "final_loss"} == {
+        "single": judgement, "ddp": judgement,
+    }  # fmt: skip
+    assert {c.judgement for c in found if c.key != "final_loss"} <= {"equal", "n/a", "within noise"}
 
 
 def test_versions_and_options_that_differ_are_named() -> None:
