@@ -14,8 +14,8 @@ from harness.tell.pictures.drawing import ACTIVITIES, COPIES_ALONE, EXPOSED
 from harness.tell.pictures.plots import bar_chart, stack, text_after
 from harness.tell.tables import blocks_of, prose, row_of, section, table, table_columns
 from harness.traces.analysis import Division, RankTrace, Skew
-from harness.traces.device import KernelTime, Kind
-from harness.traces.document import CollectiveRow, collective_rows
+from harness.traces.device import COMMUNICATION, KernelTime, Kind
+from harness.traces.document import CollectiveRow, collective_rows, totals
 from harness.traces.strategy import Likeness
 
 MOST_BARS = 24
@@ -71,7 +71,7 @@ def _answer(ranks: Sequence[RankTrace], likeness: Sequence[Likeness], changes: d
     says = [f"computing {percent(computing)} of the {'steps' if of_steps else 'trace'}"]
     if talking:
         hidden = percent(1 - (exposed or 0.0) / talking)
-        says.append(f"communication {percent(talking)}, {hidden} of it hidden")
+        says.append(f"communication {percent(talking)}, {hidden} of it hidden{_costliest(ranks)}")
     elif talking is not None:
         says.append("no communication found")
     if idle is not None:
@@ -306,7 +306,29 @@ def _collectives(ranks: Sequence[RankTrace]) -> Section | None:
     if len(rows) > MOST_ROWS:
         texts.append(f"{len(rows) - MOST_ROWS} more rows are under 'collectives' of --json.")
     shown = table("trace_collectives", rows[:MOST_ROWS], COLLECTIVES)
-    return section("trace_collectives", "Collectives", shown, " ".join(texts))
+    sums = table("traces_operations", _operations(ranks))
+    return section("trace_collectives", "Collectives", sums, shown, " ".join(texts))
+
+
+def _operations(ranks: Sequence[RankTrace]) -> list[list[Any]]:
+    """Collectives by operation, most time first: calls, bytes, seconds, share of all that communicates."""
+    of = totals(ranks, lambda row: row.operation or row.kind)
+    times = [seconds for *_, seconds in of.values()]
+    kernels = [one.seconds for rank in ranks for one in rank.kernels if one.kind.what == COMMUNICATION]
+    every = sum(kernels) / len(ranks) or (0.0 if None in times else sum(time or 0.0 for time in times))
+    rows = [
+        [name, _count(calls), size, seconds, seconds / every if every and seconds is not None else None]
+        for name, (calls, size, seconds) in of.items()
+    ]
+    return sorted(rows, key=lambda row: (-(row[3] or 0.0), -(row[2] or 0.0)))
+
+
+def _costliest(ranks: Sequence[RankTrace]) -> str:
+    """', 80 % of its time in all_to_all', if what has no known operation or time is less."""
+    rows = [row for row in _operations(ranks) if row[0] and row[-1]]
+    if not rows or rows[0][-1] <= 1 - sum(share for *_, share in rows):
+        return ""
+    return f", {percent(rows[0][-1])} of its time in {rows[0][0]}"
 
 
 def _together(rows: Sequence[CollectiveRow]) -> list[Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.traces.analysis import RankTrace, Skew
 from harness.traces.collectives import Call
@@ -155,7 +155,7 @@ def _step_seconds(ranks: Sequence[RankTrace]) -> float | None:
 
 
 def _collective_changes(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace]) -> list[dict[str, Any]]:
-    before, after = _by_operation(baseline), _by_operation(ranks)
+    before, after = (totals(side, lambda row: (row.operation, row.dtype)) for side in (baseline, ranks))
     return [
         {
             "operation": operation, "dtype": dtype,
@@ -169,15 +169,16 @@ def _collective_changes(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace
     ]  # fmt: skip
 
 
-Totals = tuple[float | None, float | None, float | None]
+K = TypeVar("K")
+Totals = tuple[float, float | None, float | None]
 
 
-def _by_operation(ranks: Sequence[RankTrace]) -> dict[tuple[str | None, str | None], Totals]:
-    """Calls, bytes and seconds per rank by operation and dtype."""
-    rows: dict[tuple[str | None, str | None], list[CollectiveRow]] = {}
+def totals(ranks: Sequence[RankTrace], key: Callable[[CollectiveRow], K]) -> dict[K, Totals]:
+    """Calls, bytes and seconds per rank of the collectives of each key."""
+    rows = defaultdict[K, list[CollectiveRow]](list)
     for rank in ranks:
         for row in collective_rows(rank):
-            rows.setdefault((row.operation, row.dtype), []).append(row)
+            rows[key(row)].append(row)
     count = len(ranks)
     return {
         key: (

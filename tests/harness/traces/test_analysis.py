@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.tell.document import Table
 from harness.tell.traces import trace_document
 from harness.traces.analysis import RankTrace, read_traces, skew_of
 from harness.traces.document import changes_of, collective_rows
@@ -78,11 +79,12 @@ ANSWERS = {
     "h200-single": "1 rank, NVIDIA H200: computing 5 % of the steps; no communication found; idle 95 %, "
     "mostly host late",
     "a100-resnet50-ddp-2ranks": "1 of 2 ranks, NVIDIA A100-PG509-200, DDP: computing 17 % of the steps; "
-    "communication 7 %, 16 % of it hidden; idle 76 %, mostly unknown",
+    "communication 7 %, 16 % of it hidden, 100 % of its time in all_reduce; idle 76 %, mostly unknown",
     "128ranks-rank1": f"1 of 128 ranks, DDP, and all-gather and all-to-all {NOT}: computing 22 % of the "
-    "steps; communication 31 %, 20 % of it hidden; idle 53 %, mostly unknown",
+    "steps; communication 31 %, 20 % of it hidden, 61 % of its time in all_to_all; idle 53 %, mostly unknown",
     "a100-16ranks-rank0": "1 of 16 ranks, NVIDIA A100-SXM4-80GB, DDP, and reduce-scatter and all-gather "
-    f"{NOT}: computing 17 % of the steps; communication 15 %, 1 % of it hidden; idle 64 %, mostly unknown",
+    f"{NOT}: computing 17 % of the steps; communication 15 %, 1 % of it hidden, 66 % of its time in "
+    "all_reduce; idle 64 %, mostly unknown",
 }
 """Their copies here have no launches, but the first's."""
 
@@ -91,6 +93,24 @@ ANSWERS = {
 def test_the_first_line_is_the_answer(name: str) -> None:
     ranks = [read(name)]
     assert trace_document(ranks, None, [likeness_of(ranks[0])]).title == ANSWERS[name]
+
+
+def test_collectives_are_summed_by_operation() -> None:
+    ranks = [
+        read("a100-16ranks-rank0")
+    ]  # five kernels that communicate have no launch, nor one all-to-all a kernel
+    (found,) = (
+        s
+        for s in trace_document(ranks, None, [likeness_of(ranks[0])]).sections
+        if s.key == "trace_collectives"
+    )
+    sums = found.blocks[0]
+    assert isinstance(sums, Table)
+    assert sums.texts()[:3] == [
+        ["all_reduce", "10", "8,966", "127", "66 %"],
+        ["n/a", "5", "n/a", "25.0", "13 %"],
+        ["all_gather", "10", "587", "4.78", "3 %"],
+    ]
 
 
 def test_a_trace_compared_with_itself_does_not_change() -> None:
