@@ -39,6 +39,7 @@ bytes, masters and moments, 12 bytes, divided by ZeRO-1."""
 OWN_STATES = (
     "states as the source states them, activations of our job under DeepSpeed, which casts weights as it does"
 )
+PREPARED = "what 4 bits do not hold is widened to fp32 (peft, prepare_model_for_kbit_training)"
 UNDIVIDED = "whether tensor parallelism divides norms, residuals and the loss by tokens"
 OLD_ATTENTION_SHARE = 0.33
 """FlashAttention 1 and its triton version: 25 to 40 % of the peak (T. Dao, arXiv 2307.08691, section 1)."""
@@ -269,12 +270,14 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
     base = _required("adapter", "adapter.kind", f"{row.method} {row.precision}")
     precision = _precision(own.get("precision", row.precision), strategy)
     adapted = base != "none"
-    if "loads" in own and precision in ("bf16-mixed", "fp16-mixed") and (
-        strategy.family == "single" or adapted
-    ):  # fmt: skip
-        precision = "bf16"
-        assumptions.append(own["loads"])
-    if "widens_adapters" in own and adapted and strategy.family == "single":
+    is_alone = strategy.family == "single"
+    if precision.endswith("-mixed"):
+        if is_alone and base == "nf4" and said("prepared", f"{row.method} {row.note}") == "peft":
+            assumptions.append(PREPARED)
+        elif "loads" in own and (is_alone or adapted):
+            precision = "bf16"
+            assumptions.append(own["loads"])
+    if "widens_adapters" in own and adapted and is_alone:
         precision = "bf16-mixed"
         assumptions.append(own["widens_adapters"])
     adapter = _adapter(row, base, precision, assumptions)

@@ -50,7 +50,6 @@ def test_memory_of_a_fused_kernel_that_the_model_s_code_lacks_is_not_covered() -
     bloom = replace(ROW, model="bloom-560m", params="559214592", seq_len="2048")
     mapped = map_row(bloom)
     assert mapped.memory_not_covered == "fused attention, which transformers' BloomForCausalLM lacks"
-    assert mapped.scenario is not None
     assert map_row(replace(bloom, attention="")).memory_not_covered is None
     assert map_row(ROW).memory_not_covered is None
 
@@ -114,13 +113,9 @@ def test_what_the_allocator_keeps_is_no_more_than_the_device_and_no_need() -> No
         judge(map_row(replace(row, memory_statistic=text)))
         for text in ("peak reserved", "max_memory_allocated")
     )
-    assert kept.memory_bytes is not None
-    assert peak.memory_bytes is not None
     assert kept.memory_bytes > peak.memory_bytes
     small = judge(map_row(replace(row, gpu="A100-80GB")))
     device = small.mapped.scenario.device
-    assert device is not None
-    assert small.memory_bytes is not None
     assert peak.memory_bytes < small.memory_bytes <= device.memory_bytes
 
 
@@ -319,7 +314,6 @@ def test_inputs_of_blocks_live_on_under_fsdp1_where_frozen_and_checkpointed() ->
     found = {}
     for strategy in ("accelerate-fsdp1", "fsdp1"):
         scenario = map_row(replace(row, strategy=strategy)).scenario
-        assert scenario is not None
         found[strategy] = activation_profile(scenario).retained.bytes(1, 4096)
     assert found == {"accelerate-fsdp1": 2 * 2 * 4096 * 4096, "fsdp1": 0}
 
@@ -382,6 +376,19 @@ def test_what_a_program_does_under_one_strategy_alone_is_that_strategy_s() -> No
         assert scenario.other.wraps_layers is wraps
 
 
+def test_peft_widens_what_4_bits_of_bitsandbytes_do_not_hold_on_one_gpu() -> None:
+    row = replace(ROW, precision="bf16 mixed", repo="foundation-model-stack/fms-acceleration")
+    for method, note, strategy, precision in (
+        ("qlora (nf4)", "", "single", "bf16-mixed"),
+        ("qlora (nf4)", "plugin: accelerated-peft-bnb", "single", "bf16"),
+        ("qlora (gptq int4)", "", "single", "bf16"),
+        ("qlora (nf4)", "", "accelerate-fsdp1", "bf16"),
+        ("lora", "", "single", "bf16"),
+    ):
+        asked = replace(row, method=f"finetune, {method}", note=note, strategy=strategy)
+        assert map_row(asked).scenario.job.training.precision == precision
+
+
 def test_what_a_program_does_for_one_model_alone_is_that_model_s() -> None:
     changes = {
         "repo": "foundation-model-stack/fms-acceleration", "params": "", "seq_len": "2048",
@@ -416,7 +423,6 @@ def test_weights_of_4_bits_stay_unpacked_where_no_function_of_their_own_unpacks_
     """Each of a block's: 4 x 2,048 x 2,048 and 3 x 2,048 x 5,504 in 2 bytes."""
     row = replace(ROW, repo="QwenLM/Qwen", method="finetune, qlora (gptq int4)", model="qwen-1.8b", params="")
     scenario = map_row(replace(row, strategy="zero2", precision="fp16", activation_ckpt="none")).scenario
-    assert scenario is not None
     kept, again = (
         activation_profile(replace(scenario, other=replace(scenario.other, keeps_unpacked=keeps)))
         for keeps in (True, False)
