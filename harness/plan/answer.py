@@ -27,6 +27,7 @@ from harness.plan.alternatives import (
     Alternative,
     alternatives,
     bases,
+    dividing,
     least_change,
     logits_bytes,
 )
@@ -70,8 +71,7 @@ class Advice:
 
     case: Case
     figures: str
-    ways: tuple[Prediction, ...] = ()
-    """Of those in which ranks share samples, the best of each kind."""
+    ways: tuple[Alternative, ...] = ()
 
 
 def advise(question: Question, found: Found) -> Advice | None:
@@ -87,15 +87,7 @@ def advise(question: Question, found: Found) -> Advice | None:
     fitting, too_large = ([o for o in ones if o not in shared] for ones in (found.fitting, found.too_large))
 
     def advice(case: Case, figures: str, among: Sequence[Prediction] = shared) -> Advice:
-        """With the fastest that fits of each way to share samples; `among`: fastest first."""
-        ways: dict[str, Prediction] = {}
-        for one in among:
-            if one.fits:
-                cuts = one.planned.strategy.facts.cuts_layers
-                ways.setdefault(
-                    "stages" if cuts else "tensor" if "tensor" in one.planned.options else "", one
-                )
-        return Advice(case=case, figures=figures, ways=tuple(ways.values()))
+        return Advice(case=case, figures=figures, ways=dividing(among))
 
     if question.is_mixture:
         figures = (
@@ -317,7 +309,7 @@ class Answer:
     found: Found | None = None
     """Of the search; None: the batch is given, and nothing else is known."""
     instead: tuple[Alternative, ...] = ()
-    """What people do where nothing fits, or only with offload."""
+    """Ways out: of `advice`, and what people do where nothing fits, or only with offload."""
     advice: Advice | None = None
     other_preset: Preset | None = None
     other_best: Prediction | None = None
@@ -428,9 +420,10 @@ def _searched(question: Question, typed: Typed, by: Predictors) -> Answer:
         )
     rows = tuple(with_traffic(one) for one in found.best_by_backend())
     (other,) = (preset for preset in get_args(Preset) if preset != question.preset)
+    advice = advise(question, found)
     answer = Answer(
-        question=question, typed=typed, rows=rows, found=found, other_preset=other,
-        advice=advise(question, found), instead=_instead(question, found, by),
+        question=question, typed=typed, rows=rows, found=found, other_preset=other, advice=advice,
+        instead=(*(advice.ways if advice else ()), *_instead(question, found, by)),
     )  # fmt: skip
     if question.is_mixture:
         return answer
@@ -585,12 +578,8 @@ def leading(rows: Sequence[Prediction]) -> list[Prediction]:
     return [*fitting, *rest]
 
 
-def trust_of(rows: Sequence[Prediction], answer: Prediction | None = None) -> Trust | None:
-    """How wrong such predictions have been; None: of no row is more than states and traffic predicted.
-
-    `answer`: what is said to fit in place of all rows.
-    """
-    rows = rows if answer is None else [answer]
+def trust_of(rows: Sequence[Prediction]) -> Trust | None:
+    """How wrong such predictions have been; None: of no row is more than states and traffic predicted."""
     known = [row for row in rows if row.scenario and (row.memory or row.near_bounds or row.speed)]
     if not known:
         return None
@@ -605,5 +594,5 @@ def trust_of(rows: Sequence[Prediction], answer: Prediction | None = None) -> Tr
 def trust_in_answers(found: Sequence[Answer], shown: Sequence[Prediction]) -> Trust | None:
     """How wrong predictions such as those shown have been; after a search, such as what it takes."""
     best = [one for answer in found if answer.question.is_open for one in answer.best[:1]]
-    ways = (least_change(answer.instead) for answer in found if answer.instead)
-    return trust_of(best or shown, None if best else next((one for one in ways if one), None))
+    ways = [one for answer in found if (one := least_change(answer.instead))]
+    return trust_of(best or ways[:1] or shown)

@@ -88,12 +88,7 @@ def recommendation(answer: Answer) -> dict[str, Any]:
         ],
         "left_out": found.left_out,
         "data_parallel_is_right": advice is None,
-        "advice": advice
-        and {
-            "case": advice.case,
-            "figures": advice.figures,
-            "ways": [_choice(one) for one in advice.ways],
-        },
+        "advice": advice and {"case": advice.case, "figures": advice.figures},
         "uncertain": [f"{what}: {why}" for what, why in answer.uncertain],
         "alternatives": [{**one.as_json(), "command": answer.command(one)} for one in answer.instead],
         "trust": trust.as_json() if trust else None,
@@ -178,7 +173,7 @@ def _row(row: Prediction) -> dict[str, Any]:
             for line in row.traffic
         ],
         **{name: getattr(speed, name) if speed else None for name in FIGURES},
-        "hours_per_billion_tokens": speed and step_time.hours_per_billion_tokens(speed, row.world_size),
+        "hours_per_billion_tokens": speed and step_time.gpu_hours_per_billion_tokens(speed) / row.world_size,
         "kilowatt_hours_per_billion_tokens": speed
         and step_time.kilowatt_hours_per_billion_tokens(speed, row.world_size),
         "speed_unknown": row.speed_unknown,

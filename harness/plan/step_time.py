@@ -1131,11 +1131,6 @@ def _parts(
     return computing, found, ideal + constants.contention * hidden
 
 
-def hours_per_billion_tokens(speed: SpeedPrediction, world_size: int) -> float:
-    """Wall-clock hours in which all GPUs together train on 1e9 tokens."""
-    return gpu_hours(speed.tokens_per_second_per_gpu * world_size, 1)
-
-
 def gpu_hours_per_billion_tokens(speed: SpeedPrediction) -> float:
     """Hours of one GPU for 1e9 tokens: what is paid for."""
     return gpu_hours(speed.tokens_per_second_per_gpu, 1)

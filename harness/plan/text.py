@@ -127,7 +127,8 @@ def _use(answer: Answer, several: bool) -> Iterator[str]:
         first, *others = best
         alone = "No runner-up: nothing else fits with room"
         yield f"{place}Use {_split(first)}{if_joined(first.planned)}"
-        yield from reaches_more(answer.instead, first.tokens_per_second_per_gpu)
+        if not (answer.advice and answer.advice.ways):
+            yield from reaches_more(answer.instead, first.tokens_per_second_per_gpu)
         faster = found.fastest and why_slower(found.fastest, first)
         is_second = bool(others) and found.fastest is others[0]
         yield f"Runner-up{f', {faster}' if is_second else ''}: {_split(others[0])}" if others else alone
@@ -464,7 +465,6 @@ def _reasons_and_next_steps(answer: Answer) -> Iterator[str]:
     else:
         case = CASES.get(advice.case, f"data parallelism alone is the wrong tool: {advice.case}")
         other = [["", case], ["", advice.figures]]
-        other += [[one.label, _split(one).partition(", ")[2]] for one in advice.ways]
     for headers, rows in (
         (("Why not the others", "reason"), rejected),
         (("Not considered", "reason"), left_out),
