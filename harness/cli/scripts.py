@@ -33,8 +33,8 @@ from harness.launch.observed_command import RowLaunch, files_of, observe_row
 from harness.nested import differences
 from harness.record import Record
 from harness.record.provenance import code_fingerprint, machine_name, package_versions
-from harness.record.store import Store
-from harness.run_directory.observed_record import MOVED, ScriptRow
+from harness.record.store import Store, keep_record
+from harness.run_directory.observed_record import MOVED, PREFIX, ScriptRow
 from harness.run_directory.request import launcher_log
 from harness.safe_text import without_passwords
 from harness.tell.formats import fitted
@@ -44,6 +44,8 @@ IGNORED = ("threads_per_rank", "memory_limit", "loading")
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 PACKAGES = ("torch", "accelerate", "transformers", "deepspeed")
 BASE = "ddp"
+UNMOVED = (f"{PREFIX}zero", f"{PREFIX}script")
+"""Where weights are not moved: ZeRO keeps masters beside them, and of others no strategy was seen."""
 REFERENCE_ROW = "one-process"
 """Of the command that is given as reference."""
 
@@ -72,9 +74,9 @@ class ScriptCell:
 class Scripts:
     """The rows of a comparison, and the runs of those that are missing.
 
-    rows: by name, the words of the script or of a whole command, the base first: others are compared with it,
-    and given its clipping, precision and batch. is_given: whether Accelerate is told the strategy of each row
-    but the reference's.
+    rows: by name, the words of the script or of a whole command. Others are compared with the first that
+    trains, the base, and given its clipping, precision and batch. is_given: whether Accelerate is told the
+    strategy of each row but the reference's.
     """
 
     rows: Mapping[str, tuple[str, ...]]
@@ -93,8 +95,10 @@ class Scripts:
 
     @property
     def base(self) -> Record | None:
-        """Record of the first row that trained, in the order of the rows."""
-        return next((self.seen[name] for name in self.rows if name in self.seen), None)
+        """Record of the first row that trained, now or when others of these records were made."""
+        first = next(iter(self.seen.values()), None)
+        judge = first.observation.judged_by if first and first.observation else None
+        return self.seen.get(judge or "", first)
 
     def _size(self, name: str) -> int:
         return 1 if name == REFERENCE_ROW else self.world_size
@@ -109,21 +113,23 @@ class Scripts:
         for repeat in range(rounds):
             order = names if repeat % 2 == 0 else [*names[:1], *names[:0:-1]]
             cells += [self._cell(name, repeat) for name in order]
+        keys = {cell.key for cell in cells}
+        for _, record in self.found:
+            if record.cell in keys:
+                self._note(record)
         if self.experiment.compare.noise_runs and len(names) > 1:
-            cells.insert(1, self._cell(names[0], 0, is_moved=True))
+            base = self.base.backend.label if self.base else names[0]
+            cells.insert(names.index(base) + 1, self._cell(base, 0, is_moved=True))
         return cells
 
     def _cell(self, name: str, repeat: int, *, is_moved: bool = False) -> ScriptCell:
         words, known = self.rows[name], self.seen.get(name)
-        beside = [str(path) for word in words[:1] for path in sorted(Path(word).parent.glob("*.py"))]
         given = [self._size(name), self.device, self.experiment.runtime.preset]
         parts = {
             "row": [name, is_moved],
             "base": next(iter(self.rows)),
             "words": words,
-            "files": files_of(
-                [*words, *beside, *([str(self.given[name].path)] if name in self.given else [])]
-            ),
+            "files": files_of([*words, *([str(self.given[name].path)] if name in self.given else [])]),
             "folder": str(Path.cwd()),
             "given": given if self.is_given else None,
             "measure": self.experiment.measure.model_dump(),
@@ -144,28 +150,42 @@ class Scripts:
         done = {cell.key: known[cell.key] for cell in cells if cell.key in known}
         if done:
             self.view.say(f"{len(done)} of {len(cells)} runs have a record; --fresh runs them again")
-        for record in done.values():
-            self._note(record)
         done |= self.run([cell for cell in cells if cell.key not in done], ())
-        return [done[cell.key] for cell in cells if cell.key in done]
+        places = {cell.key: place for place, cell in enumerate(cells)}
+        records = sorted(done.values(), key=lambda record: places.get(record.cell, 0))
+        return [self._of_base(record) for record in records]
 
     def run(self, cells: Sequence[ScriptCell], _known: Iterable[Record]) -> dict[str, Record]:
-        """Records by cell. What ZeRO keeps besides the weights is not moved with them: no repetition."""
+        """Records by cell."""
         done: dict[str, Record] = {}
-        for number, cell in enumerate(cells, 1):
-            base = self.base.observation.base if self.base and self.base.observation else None
-            if cell.is_moved and (base is None or base.startswith("zero")):
-                continue
+        waiting = [cell for cell in cells if not cell.is_moved]
+        moves = len(waiting) < len(cells)
+        refused = {c.backend: why for c in waiting if (why := self._why_not(c.backend))}
+        for name, why in refused.items():
+            self.view.say(f"{name}: unsupported, {why}")
+        while waiting or (moves and self.base):
+            if moves and self.base:
+                moves = False
+                if self.base.backend.name.startswith(UNMOVED):
+                    continue
+                cell = self._cell(self.base.backend.label, 0, is_moved=True)
+            else:
+                cell = waiting.pop(0)
+            number = len(cells) - len(waiting) - moves
             what = "weights moved by a unit" if cell.is_moved else f"round {cell.repeat + 1}"
-            self.view.say(f"{number} of {len(cells)}: {cell.backend}, {what}")
+            if cell.backend not in refused:
+                self.view.say(f"{number} of {len(cells)}: {cell.backend}, {what}")
             record = done[cell.key] = self._run(cell)
             self._note(record)
+            if self.base is record and cell.backend != next(iter(self.rows)):
+                self.view.say(f"{cell.backend} is the base: no row before it trained")
             why = record.error.message if record.error else "; ".join(record.reasons)
             is_base = self.is_given and cell.backend == next(iter(self.rows)) and not self.seen
             if is_base and record.status == "failed" and not (record.steps or "OutOfMemoryError" in why):
                 raise HarnessError(self._stopped(cell, record, why))
             steps = counted(len(record.steps), "step")
-            self.view.say(f"{cell.backend}: {record.status}, {why or steps}")
+            if cell.backend not in refused:
+                self.view.say(f"{cell.backend}: {record.status}, {why or steps}")
             if record.was_interrupted:
                 self.interrupted = True
                 break
@@ -180,28 +200,46 @@ class Scripts:
         went = f"; given to the script, since after `--`: {listed(strays)}" if strays else ""
         return f"{cell.backend}, the base, failed: {why}{went}; no other row runs; log: {log}"
 
+    def _of_base(self, record: Record) -> Record:
+        """The record, rewritten as one of the base's job where it was made before there was a base."""
+        if self.base is None or record.job_id == self.base.job_id or record.observation is None:
+            return record
+        seen = record.observation.model_copy(update={"judged_by": self.base.backend.label})
+        changed = record.model_copy(update={"job_id": self.base.job_id, "observation": seen})
+        return keep_record(self.store.record_path(record).parent, changed)
+
     def _note(self, record: Record) -> None:
         if record.status == "ok" and not (record.observation and record.observation.is_moved):
             self.seen.setdefault(record.backend.label, record)
+
+    def _given(self, name: str) -> str | None:
+        """The strategy that Accelerate is told for a row; None: none."""
+        if not self.is_given or name == REFERENCE_ROW:
+            return None
+        return self.given[name].strategy if name in self.given else name
+
+    def _why_not(self, name: str) -> str | None:
+        label = self._given(name)
+        return label and why_not(label, self._size(name), self.device)
 
     def _run(self, cell: ScriptCell) -> Record:
         base, device, runtime = self.base, self.device, self.experiment.runtime
         size = self._size(cell.backend)
         row = ScriptRow(
             label=cell.label, key=cell.key, repeat=cell.repeat, job_id=base.job_id if base else None,
-            judged_by=next(iter(self.rows)), is_moved=cell.is_moved,
+            judged_by=base.observation.judged_by if base and base.observation else cell.backend,
+            is_moved=cell.is_moved,
         )  # fmt: skip
         launch = RowLaunch(script=cell.words, world_size=size, device=device, base=base)
-        if self.is_given and cell.backend != REFERENCE_ROW:
+        if label := self._given(cell.backend):
             file = self.given.get(cell.backend)
-            label = file.strategy if file else cell.backend
             preset = "library-defaults" if file else preset_of(label, runtime.preset)
             row = row.model_copy(update={"preset": preset, "strategy": strategy_name(label)})
             launch = replace(
                 launch,
                 variables=variables(label, device),
                 without=VARIABLES,
-                why_not=why_not(label, size, device),
+                why_not=self._why_not(cell.backend),
                 launcher=lambda folder: accelerate_launch(
                     label, folder, base, file, world_size=size, device=device, preset=preset
                 ),
@@ -213,8 +251,9 @@ class Scripts:
         runs = {key: record.run_id for key, record in known.items()}
         names = ("row", "repeat", "record", "command")
         if as_json:
-            rows = [(cell.label, cell.repeat, runs.get(cell.key), cell.words) for cell in cells]
-            echo(json.dumps({"cells": [dict(zip(names, row, strict=True)) for row in rows]}, indent=1))
+            rows = [(c.label, c.repeat, runs.get(c.key), c.words, self._why_not(c.backend)) for c in cells]
+            named = [dict(zip((*names, "unsupported"), row, strict=True)) for row in rows]
+            echo(json.dumps({"cells": named}, indent=1))
             return
         shown = [
             [c.label, str(c.repeat), runs.get(c.key) or self._why(c), shlex.join(c.words)] for c in cells
@@ -222,7 +261,9 @@ class Scripts:
         echo(fitted(shown, names, wide=self.view.wide))
 
     def _why(self, cell: ScriptCell) -> str:
-        """Why no record stands for a cell: what differs from the newest run of its row."""
+        """Why no record stands for a cell: it cannot run, or what differs from the newest run of its row."""
+        if why := self._why_not(cell.backend):
+            return f"unsupported: {why}"
         ran = [(r, r.observation) for _, r in self.found if r.backend.label == cell.label and r.observation]
         if not ran:
             return "none: never ran in this folder"
@@ -232,7 +273,7 @@ class Scripts:
         then = {"command": seen.command, "repeat": last.repeat, **seen.files}
         now = {"command": without_passwords(cell.words), "repeat": cell.repeat, **files_of(cell.words)}
         changed = [keys[0] for keys, _, _ in differences(then, now)]
-        others = "ranks, a setting, a version, the folder, or a file given or beside the script"
+        others = "ranks, a setting, a version, the folder, or a file given"
         return f"none: the newest differs in {a_few(changed) or others}"
 
 

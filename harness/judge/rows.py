@@ -233,7 +233,7 @@ def make_rows(records: Iterable[Record]) -> list[JudgedRun]:
     """Judge each run by the reference run of the same job; in the order of `in_order`.
 
     Of several references of a job one that worked is preferred. Scripts that were compared are judged by the
-    first of them. Variants of the reference only serve to measure noise and get no row.
+    first that trained. Variants of the reference only serve to measure noise and get no row.
     """
     records = in_order(records)
     references: dict[str, Record] = {}
@@ -384,7 +384,7 @@ class CellRuns:
     @property
     def is_base_of_scripts(self) -> bool:
         """Whether it is the row of a comparison of scripts that the others are judged by."""
-        return self.record.observation is not None and self.record.observation.judged_by == self.backend
+        return self.record.observation is not None and any(row.is_reference for row in self.rows)
 
     @property
     def judges_others(self) -> bool:

@@ -101,7 +101,7 @@ def script_names(records: Sequence[Record]) -> dict[int, str]:
     """
     alike: dict[tuple[str, int], list[Record]] = {}
     for record in records:
-        if record.observation is not None and record.observation.judged_by is None:  # else its row has a name
+        if record.observation is not None:
             alike.setdefault((record.backend.label, record.world.world_size), []).append(record)
     found: dict[int, str] = {}
     for group in alike.values():
@@ -122,15 +122,23 @@ MOST_LETTERS = 60
 """Of the words of a command in a row's name."""
 
 
+def own_words(command: Sequence[str], commands: Sequence[Sequence[str]]) -> str:
+    """What a command has that another lacks, paths by their names."""
+    own = [word for word in command if not all(word in other for other in commands)]
+    return " ".join(word.rpartition("/")[2] for word in own)
+
+
 def _of_script(record: Record, group: Sequence[Record]) -> Iterator[str]:
     """Facts of an observed script in words, the same number for each."""
     seen, updated = record.observation, record.observed.updated_tensors if record.observed else None
     named = seen is None or bool(seen.label)
     commands = [other.observation.command for other in group if other.observation]
-    own = [] if seen is None or named else [w for w in seen.command if not all(w in of for of in commands)]
-    text = " ".join(word.rpartition("/")[2] for word in own)
+    text = "" if seen is None or named else own_words(seen.command, commands)
     yield text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}... {_short(text)}"
     yield "" if seen is None or named or not seen.files else f"files {_short(repr(seen.files))}"
+    if seen is not None and seen.judged_by is not None:  # its runs are told to be repeats
+        yield from [""] * 3
+        return
     yield "" if updated is None else f"gradients of {counted(updated, 'tensor')}"
     rates = [step.learning_rate for step in record.steps]
     yield f"learning rate {max(rates, default=0.0):g}"

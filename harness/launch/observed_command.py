@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -98,12 +99,21 @@ def observe_command(
 
 
 def files_of(command: Sequence[str]) -> dict[str, str]:
-    """Digest of the contents by word that names a file, if it is not too large for a script."""
+    """Digest of the contents by word that names a file, and by file beside a script that it imports.
+
+    Not of those that are too large for a script, nor of imports whose names the script computes.
+    """
     found = {}
     for path in map(Path, command):
         with suppress(OSError, ValueError):
             if path.is_file() and path.stat().st_size <= MOST_DOCUMENT_BYTES:
-                found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+                finder = ModuleFinder([str(path.parent)])
+                if path.suffix == ".py":
+                    with suppress(SyntaxError, RecursionError):
+                        finder.run_script(str(path))
+                imported = [Path(module.__file__) for module in finder.modules.values() if module.__file__]
+                for file in (path, *imported):
+                    found[str(file)] = hashlib.sha256(file.read_bytes()).hexdigest()
     return found
 
 
@@ -216,7 +226,7 @@ LAUNCHERS_LINE = re.compile(r"^(?:[EWI]\d{4} .*|Traceback \([\s\S]*)", re.MULTIL
 """A line of torchrun, or the traceback of a launcher, below a script that raised nothing."""
 POLL_SECONDS = 0.5
 MOST_OUTPUT_BYTES = 2**28
-EMPTIED = b"harness: what was printed before filled 256 MB and is deleted\n"
+EMPTIED = b"harness: what was printed before this filled 256 MB and is deleted\n"
 
 
 def _last_words(log: str, code: int) -> str:
@@ -238,7 +248,7 @@ def _ended_in_time(
 ) -> tuple[int, float | None, str | None]:
     """The exit code; when it was told to end, by Ctrl-C or since it was late; and why it was late.
 
-    What it prints may fill the disk: `output` is emptied now and then.
+    What it prints may fill the disk: all of `output` but its end is deleted now and then.
     """
     began = time.time()
     told_at: float | None = None
@@ -248,8 +258,9 @@ def _ended_in_time(
             return process.wait(POLL_SECONDS), told_at, late
         except subprocess.TimeoutExpired:
             if os.fstat(output.fileno()).st_size > MOST_OUTPUT_BYTES:
+                end = read_log(launcher_log(directory))
                 output.truncate(0)
-                output.write(EMPTIED)
+                output.write(EMPTIED + end.encode())
                 output.flush()
             if told_at is None and (late := _late(directory, began, limits)) is None:
                 continue

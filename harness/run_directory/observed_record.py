@@ -300,7 +300,8 @@ def record_of_no_training(
         job=base.job if base else seen_job({}), job_id=row.job_id or row.key[:12],
         world=base.world if base else world, backend=BackendPart(label=row.label, name=name),
         observation=ObservationPart(
-            command=request.observed, frameworks=[], judged_by=row.judged_by, is_moved=row.is_moved
+            command=request.observed, frameworks=[], files=request.files, judged_by=row.judged_by,
+            is_moved=row.is_moved,
         ),
         **why,
     )  # fmt: skip

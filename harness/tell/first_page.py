@@ -20,7 +20,7 @@ from harness.judge.findings.finding import Statement, statements
 from harness.judge.library_notes import library_notes
 from harness.judge.quantities import loss_unit, rank_states, unjudged_amounts, volume_differences
 from harness.judge.rows import BASE, CellRuns, job_marks, rank_speeds
-from harness.judge.run_conditions import is_deterministic, shares_cores
+from harness.judge.run_conditions import is_deterministic, own_words, shares_cores
 from harness.judge.statistics import EQUAL, Ranking, interval_runs
 from harness.judge.wording import a_few, counted, entries, listed, name_cells, ranks, words
 from harness.record.workload import closed_form_layout
@@ -108,6 +108,9 @@ def title(comparison: Comparison, question: ReportFocus, subject: str = "") -> s
     place = ", ".join(filter(None, [rank_words(comparison), subject]))
     kinds_of_scaling = {"strong": strong_scaling, "weak": weak_scaling} if question == "scaling" else {}
     ran = [kind for kind, curves in kinds_of_scaling.items() if curves(comparison)]
+    scripts = _scripts(comparison)
+    if scripts and question in ("all", "speed", "memory"):
+        ran = [f"scripts_{question}" if len(scripts) > 1 else "script"]
     asked = title_text(ran[0] if len(ran) == 1 else question)
     labels = dict.fromkeys(group.backend for group in _measured(comparison))
     others = [label for label in labels if label != BASE]
@@ -126,6 +129,27 @@ def title(comparison: Comparison, question: ReportFocus, subject: str = "") -> s
 def _measured(comparison: Comparison) -> Sequence[CellRuns]:
     """All cells but the reference; the reference where nothing else ran."""
     return [group for group in comparison.groups if not group.is_reference] or comparison.groups
+
+
+def _scripts(comparison: Comparison) -> Sequence[CellRuns]:
+    """The cells where commands are compared and not strategies: rows of --script, or observed of one kind."""
+    groups = _measured(comparison)
+    if not all(group.record.observation for group in groups):
+        return []
+    named = any("--script" in group.record.command for group in groups)
+    return groups if named or len({group.record.backend.name for group in groups}) == 1 else []
+
+
+def compared(comparison: Comparison) -> str:
+    """'a: ddp, --lr 1; b: zero2, --lr 2': what each script trains under, and its own words; '' of one."""
+    scripts = _scripts(comparison)
+    seen = [group.record.observation for group in scripts if group.record.observation]
+    found = []
+    for group, part in zip(scripts, seen, strict=True):
+        strategy = part.base if part.base not in (None, "single") else phrase("compared_alone")
+        own = shortened(own_words(part.command, [other.command for other in seen]), MOST_WORDS_FINDING)
+        found.append(f"{group.label}: {strategy if group.has_result else group.status}{own and f', {own}'}")
+    return "; ".join(found[:MOST_NAMES]) if len(found) > 1 else ""
 
 
 def job_words(comparison: Comparison) -> str:
@@ -199,6 +223,12 @@ def same_training(comparison: Comparison) -> str:
     """Whether all cells train as one process does, and how far the evidence reaches; empty for it alone."""
     others = [g for g in comparison.comparable.groups if not g.judges_others]
     judged = [group for group in others if group.parity != "unjudged"]
+    base = _base_of_scripts(comparison)
+    before = [g for g in comparison.groups if base and g.record.created_at < base.record.created_at]
+    because = [phrase("same_base", base=base.label, cells=_cells(before))] if base and before else []
+    if not judged and base:
+        apart = comparison.not_comparable.groups
+        return "; ".join([phrase("same_apart", cells=_cells(apart)), *because]) if apart else ""
     if not judged:
         every = comparison.comparable.groups
         refused = next((group for group in every if group.is_reference and group.record.reasons), None)
@@ -245,7 +275,11 @@ def same_training(comparison: Comparison) -> str:
     parts += [phrase("same_weights", times=times(widest))] if widest >= 1 else []
     unjudged = [group for group in others if group.parity == "unjudged" and group.has_result]
     parts += [phrase("same_unjudged", cells=_cells(unjudged))] if unjudged else []
-    return "; ".join(parts)
+    return "; ".join([*parts, *because])
+
+
+def _base_of_scripts(comparison: Comparison) -> CellRuns | None:
+    return next((group for group in comparison.groups if group.is_base_of_scripts), None)
 
 
 def _cells(groups: Sequence[CellRuns]) -> str:
@@ -569,6 +603,7 @@ OF_SCOPE: dict[str, Callable[[ComparisonScope], str]] = {
     "planned": on_more_ranks,
 }
 OF_COMPARISON: dict[str, Callable[[Comparison], str]] = {
+    "compared": compared,
     "same": same_training,
     "cause": cause,
     "amounts": amounts,
@@ -581,11 +616,23 @@ OF_COMPARISON: dict[str, Callable[[Comparison], str]] = {
 }
 TRUST = ("amounts", "completed", "warnings")
 ROWS: dict[ReportFocus, tuple[str, ...]] = {
-    "all": ("same", "memory", "traffic", "fastest", "slowest", "reference", "price", "use", "gpus", *TRUST),
-    "speed": ("fastest", "slowest", "reference", "price", "same", "use", "gpus", *TRUST),
-    "memory": ("memory", "same", "use", "planned", "gpus", *TRUST),
-    "footprint": ("memory", "traffic", "same", "use", "gpus", *TRUST),
-    "parity": ("same", "cause", *TRUST),
+    "all": (
+        "compared",
+        "same",
+        "memory",
+        "traffic",
+        "fastest",
+        "slowest",
+        "reference",
+        "price",
+        "use",
+        "gpus",
+        *TRUST,
+    ),
+    "speed": ("compared", "fastest", "slowest", "reference", "price", "same", "use", "gpus", *TRUST),
+    "memory": ("compared", "memory", "same", "use", "planned", "gpus", *TRUST),
+    "footprint": ("compared", "memory", "traffic", "same", "use", "gpus", *TRUST),
+    "parity": ("compared", "same", "cause", *TRUST),
     "scaling": ("strong", "weak", "same", *TRUST),
 }
 """Which questions a report answers, the first first."""
@@ -604,14 +651,16 @@ def answers_table(comparison: Comparison, question: ReportFocus, titles: Mapping
         return Shown(key, text or shown, section=key, entry=entry) if shown else Shown(None, "")
 
     rows: list[list[Any]] = []
-    base = next((group.label for group in comparison.groups if group.is_base_of_scripts), None)
+    base = _base_of_scripts(comparison)
     for name in ROWS[question]:
         if name in OF_COMPARISON:
             answer = OF_COMPARISON[name](comparison)
         else:
             answer = "" if scope is None else OF_SCOPE[name](scope)
         if answer:
-            asked = phrase("same_as", base=base) if name == "same" and base else ANSWERS[name]["question"]
+            asked = (
+                phrase("same_as", base=base.label) if name == "same" and base else ANSWERS[name]["question"]
+            )
             rows.append([asked, answer, evidence(ANSWERS[name]["evidence"])])
     if question == "scaling" and "scaling" not in titles:
         rows.insert(0, [ANSWERS["strong"]["question"], phrase("scaled_none"), evidence("results")])
@@ -777,7 +826,8 @@ def _summary(key: str, comparison: Comparison, groups: Sequence[CellRuns], wante
     def share(ratio: float | None) -> str:
         return percent(ratio) if ratio is None or ratio < MANY_TIMES else f"{ratio:,.0f} x"
 
-    columns = [LABELS[0], replace(LABELS[1], only_values=True)]
+    named = replace(LABELS[0], title="script") if _scripts(comparison) else LABELS[0]
+    columns = [named, replace(LABELS[1], only_values=True)]
     others |= {key: Column(key, name, share) for key, name in RATIOS.items()}
     columns += [others[figure] if figure in others else figure_column(figure) for figure in figures]
     rows = [[*group.cell, *(value(group, figure) for figure in figures)] for group in groups]

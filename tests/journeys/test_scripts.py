@@ -83,19 +83,25 @@ def test_a_script_that_takes_no_strategy_is_no_row_of_it(journey: Journey) -> No
 
 
 def test_scripts_by_name_are_rows_and_a_failure_ends_its_row_only(journey: Journey) -> None:
-    make_job(journey.folder)
+    (journey.folder / "steps.py").write_text(STEPS)
     commands = {
-        "a": f"{sys.executable} {PLAIN} --bare",
         "fails": f"{sys.executable} -c \"import torch; raise ValueError('no such column')\"",
-        "b": f"{sys.executable} {PLAIN} --bare",
+        "a": f"{sys.executable} steps.py x",
+        "b": f"{sys.executable} steps.py y",
     }
     scripts = [word for name, command in commands.items() for word in ("--script", f"{name}={command}")]
-    document = json.loads(journey.harness("compare", "--json", *scripts, **VARIABLES).stdout)
+    words = ("--json", "--report", "r.md")
+    document = json.loads(journey.harness("compare", *words, *scripts, **VARIABLES).stdout)
     rows = {row["backend"]: row for row in document["rows"]}
     assert {name: row["status"] for name, row in rows.items()} == {"a": "ok", "fails": "failed", "b": "ok"}
     assert (rows["a"]["parity"], rows["b"]["max_loss_difference"]) == ("exact", 0)
     assert rows["fails"]["reason"].endswith("no process of the script trained: ValueError: no such column")
     assert all((journey.folder / path).exists() for path in document["records"])
+    page = journey.read("r.md")
+    assert "CPU rank: do these scripts train alike, and at what cost?" in page
+    assert "| Compared | fails: failed, -c import torch" in page
+    assert "b: no strategy, steps.py y |" in page
+    assert "| Same training as a? | yes: 1 of 1 agree" in page
 
 
 def test_a_base_that_fails_before_a_step_is_the_only_row(journey: Journey) -> None:
@@ -123,8 +129,9 @@ def test_a_script_that_hangs_and_ignores_signals_ends_its_row(journey: Journey) 
 
 STEPS = """
 import os, sys, time
-from torch import nn, ones, optim
+from torch import manual_seed, nn, ones, optim
 
+manual_seed(0)
 model = nn.Linear(4, 4)
 optimizer = optim.AdamW(model.parameters(), lr=1e-3)
 for step in range(6):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,13 @@ from harness.cli.scripts import ScriptCell, Scripts, named_rows, of_script, stra
 from harness.errors import HarnessError
 from harness.exported.scripts import StrategyFile
 from harness.job.config import load_experiment
-from harness.launch.observed_command import files_of
+from harness.judge.comparison import Comparison
+from harness.launch.cells import reusable
+from harness.launch.observed_command import RowLaunch, files_of
 from harness.record import ObservationPart, Record
-from harness.record.store import Store
+from harness.record.store import Store, write_record
+from harness.run_directory.observed_record import ScriptRow
+from harness.tell.first_page import same_training
 from tests.harness.cli.command_line import harness
 from tests.records import changed, make_record
 
@@ -107,13 +112,68 @@ def test_the_base_is_first_and_every_second_round_is_reversed(tmp_path: Path) ->
         )  # fmt: skip
         return [(cell.label, cell.key) for cell in made.plan(2)]
 
+    (tmp_path / "part.py").write_text("import deeper")
+    (tmp_path / "deeper.py").write_text("x = 1")
+    script.write_text("def later():\n    import part, absent")
     before = cells()
     moved = ["ddp", "ddp, moved"]
     assert [name for name, _ in before] == [*moved, "zero2", "fsdp", "ddp", "fsdp", "zero2"]
     assert len({key for _, key in before}) == 7
     assert cells() == before
-    script.write_text("print(2)")
-    assert not {key for _, key in cells()} & {key for _, key in before}
+    (tmp_path / "unrelated.py").write_text("x = 1")
+    assert cells() == before
+    (tmp_path / "deeper.py").write_text("x = 2")
+    after = cells()
+    assert not {key for _, key in after} & {key for _, key in before}
+    script.write_text("def later(:")
+    assert not {key for _, key in cells()} & {key for _, key in after}
+
+
+def test_the_first_row_that_trains_is_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[ScriptRow] = []
+    ends = {"a": "failed", "b": "unsupported", "c": "timeout"}
+    now = count()
+
+    def observed(row: ScriptRow, _launch: RowLaunch, store: Store, *_: object) -> Record:
+        starts.append(row)
+        status = ends.get(row.label, "ok")
+        seen = ObservationPart(
+            command=[row.label], frameworks=[], judged_by=row.judged_by, is_moved=row.is_moved, base="ddp"
+        )
+        record = make_record(
+            label=row.label, run_id=f"run-{next(now)}", created_at=f"2026-01-02T03:04:{next(now):02}+00:00",
+            status=status, job_id=row.job_id or f"own-{row.label}", cell=row.key, observation=seen,
+            backend={"name": "observed-ddp"}, reasons=["planted"] * (status == "unsupported"),
+        )  # fmt: skip
+        write_record(store.run_directory(record.run_id), record)
+        return record
+
+    def compared(found: Sequence[tuple[Path, Record]]) -> tuple[list[Record], list[str]]:
+        starts.clear()
+        made = Scripts(
+            rows={name: (name,) for name in "abcde"}, is_given=False, world_size=2, device="cpu",
+            experiment=load_experiment(None, ()), store=Store(tmp_path), view=View(), found=found,
+        )  # fmt: skip
+        cells = made.plan(1)
+        kept = reusable([record for _, record in found], lambda _: True)
+        return made.records(cells, kept), [row.label for row in starts]
+
+    monkeypatch.setattr("harness.cli.scripts.observe_row", observed)
+    records, ran = compared([])
+    assert ran == ["a", "b", "c", "d", "d, moved", "e"]
+    assert {r.job_id for r in records} == {"own-d"}
+    comparison = Comparison(records)
+    parity = {row.backend: row.judgement.parity for row in comparison.rows}
+    assert parity == {"a": "unjudged", "b": "unjudged", "c": "unjudged", "d": "exact", "e": "exact"}
+    said = same_training(comparison)
+    assert said.startswith("yes")
+    assert said.endswith("; d is the base, since a, b and c on 2 ranks did not train")
+    stored, _ = Store(tmp_path).runs()
+    assert {r.job_id for _, r in stored} == {"own-d"}
+    ends.clear()
+    again, ran = compared(stored)
+    assert ran == ["a", "c"]
+    assert {r.observation.judged_by for r in again if r.observation} == {"d"}
 
 
 def test_commands_are_rows_by_name() -> None:
@@ -132,8 +192,9 @@ def test_a_script_is_neither_traced_nor_digested() -> None:
 def test_without_backends_a_script_runs_under_all_that_accelerate_has(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     done = harness("compare", "--dry-run", "--json", "--", "train.py", cwd=tmp_path)
-    rows = [cell["row"] for cell in json.loads(done.stdout)["cells"]]
-    assert rows == ["ddp", "ddp, moved", "zero1", "zero2", "zero3", "fsdp", "fsdp1"]
+    rows = {cell["row"]: cell["unsupported"] for cell in json.loads(done.stdout)["cells"]}
+    assert list(rows) == ["ddp", "ddp, moved", "zero1", "zero2", "zero3", "fsdp", "fsdp1"]
+    assert [name for name, why in rows.items() if why] == ["fsdp", "fsdp1"]
 
 
 def test_a_plan_says_why_a_row_has_no_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import psutil
@@ -34,11 +35,16 @@ while not os.path.exists("left") or not open("left").read():
     [
         (FLOODS, "timeout", "runtime.timeout_seconds=3"),
         (DEAF, "timeout", "runtime.timeout_seconds=3"),
+        (
+            "print(('x' * 10**6 + chr(10)) * 100); exit(3)",
+            "failed",
+            "trained: exit code 3; last printed: xxx",
+        ),
         (FORKS, "failed", "no process of the script trained: exit code 0"),
         ("raise SystemExit('no such data')", "failed", "trained: exit code 1; last printed: no such data"),
         ("raise SystemExit('Error: No such option: -x')", "failed", "trained: Error: No such option: -x"),
     ],
-    ids=["floods", "deaf", "forks", "exits", "takes no such option"],
+    ids=["floods", "deaf", "prints 100 MB", "forks", "exits", "takes no such option"],
 )
 def test_a_script_that_misbehaves_ends_and_leaves_nothing(
     script: str, status: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -48,11 +54,14 @@ def test_a_script_that_misbehaves_ends_and_leaves_nothing(
     monkeypatch.setattr(observed_command, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(observed_command, "INTERRUPT_SECONDS", 0.2)
     seconds = 3.0 if status == "timeout" else 60.0
+    tracemalloc.start()
     record = observe_row(
         ScriptRow(label="a", key="a"),
         RowLaunch(script=[sys.executable, "-c", script], world_size=1, device="cpu"),
         Store(tmp_path / "runs"), MeasureSection(), Limits(timeout_seconds=seconds), [],
     )  # fmt: skip
+    assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
+    tracemalloc.stop()
     assert (record.status, record.backend.label) == (status, "a")
     assert isinstance(record.error, ErrorPart)
     assert why in record.error.message
