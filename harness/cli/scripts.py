@@ -205,7 +205,8 @@ class Scripts:
         if self.base is None or record.job_id == self.base.job_id or record.observation is None:
             return record
         seen = record.observation.model_copy(update={"judged_by": self.base.backend.label})
-        changed = record.model_copy(update={"job_id": self.base.job_id, "observation": seen})
+        world = record.world if record.ranks else self.base.world
+        changed = record.model_copy(update={"job_id": self.base.job_id, "observation": seen, "world": world})
         return keep_record(self.store.record_path(record).parent, changed)
 
     def _note(self, record: Record) -> None:

@@ -600,6 +600,8 @@ class ObservationPart(measured.Part):
     """Of the first updates, those whose gradients were never gone since the update before."""
     clipped_within: int = pydantic.Field(0, exclude_if=lambda value: not value)
     """The same, those with gradients that were clipped before a later micro-step added to them."""
+    clipped_empty: int = pydantic.Field(0, exclude_if=lambda value: not value)
+    """Calls of torch's clipping that got no gradient."""
     scheduler_calls: int | None = None
     """Calls of a scheduler per update where they are several, and do not end with its schedule."""
     weights_apart: dict[int, list[str]] = pydantic.Field({}, exclude_if=lambda value: not value)

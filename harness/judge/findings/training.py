@@ -376,6 +376,8 @@ def clipped_otherwise(row: JudgedRun) -> Iterator[Finding]:
         yield found("clipped-otherwise", row.cell, {"updates": seen.clipped_within}, "within")
     effective = record.backend.effective
     limit = effective.gradient_clipping if effective is not None else None
+    if seen is not None and seen.clipped_empty and (seen.base or "").startswith("zero") and not limit:
+        yield found("clipped-otherwise", row.cell, {"calls": seen.clipped_empty}, "empty")
     if seen is None or effective is None or limit is None or not 0 < limit < math.inf:
         return
     apart = norms_by_rank(record)

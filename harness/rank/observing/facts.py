@@ -601,7 +601,10 @@ def members(live: Live, optimizers: Optimizers) -> list[list[Tensor]]:
 
 
 def left_out(live: Live, optimizers: Optimizers) -> list[str]:
-    """Parameters that train and no optimizer was given; none where its own tensors may be copies of them."""
+    """Parameters that train and no optimizer was given; none where its own tensors may be copies of them, as
+    under ZeRO beside another optimizer."""
+    if isinstance(live.engine, ZeroEngine) and len(optimizers.each) > 1:
+        return []
     whole = whole_parameters(live.whole)
     given = {id(p): p for group in members(live, optimizers) for p in group}
     held = {id(one.held): one.held for one in whole}

@@ -128,6 +128,8 @@ class Habits:
         )
         self.clipped_within = 0
         """Of the first updates, those with gradients that were cut before a micro-step added to them."""
+        self.clipped_empty = 0
+        """Calls of torch's clipping that got no gradient."""
         self.left_in_training: set[int] = set()
         """Steps before which passes without gradients ran in training mode."""
         self._since: WeakKeyDictionary[torch.optim.Optimizer, _Since] = WeakKeyDictionary()
@@ -173,7 +175,10 @@ class Habits:
         self.were_scaled |= is_scaled
         self._before, self._seen = None if is_scaled else self._seen, None
 
-    def clipped(self) -> None:
+    def clipped(self, norm: Any, largest: Any) -> None:
+        # Of no gradient torch makes a norm of 0 on the CPU.
+        is_empty = largest is not None and isinstance(norm, Tensor) and norm.device.type == "cpu"
+        self.clipped_empty += is_empty and not norm.any()
         if _has_changed(self._before) and self._before is not None:
             gradient, _ = self._before
             self._cut = gradient, _projected(gradient)

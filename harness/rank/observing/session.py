@@ -514,7 +514,7 @@ class Session:
 
     def clipped(self, norm: Any, largest: Any) -> None:
         self.seen.clipping = None if largest is None else float(largest)
-        self.habits.clipped()
+        self.habits.clipped(norm, largest)
         if self._step is not None:
             self._step.norm = norm.detach() if isinstance(norm, Tensor) else norm
 

@@ -188,7 +188,8 @@ class MicroLoss:
         self.returned = loss.detach().clone()  # the Trainer multiplies the loss in place afterwards
         if loss.requires_grad:
             gradients = self.gradients = []
-            loss.register_hook(lambda gradient: gradients.append(gradient.detach()))
+            # None: DDP's outputs that the script's own loss leaves out get no gradient.
+            loss.register_hook(lambda grad: None if grad is None else gradients.append(grad.detach()))
 
     def add(self, scalar: Tensor | None) -> None:
         """backward() was called on another scalar of the same forward pass."""

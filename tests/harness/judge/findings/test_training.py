@@ -502,6 +502,22 @@ def clipped(
     return [finding.text for finding in told([record], "clipped-otherwise")]
 
 
+@pytest.mark.parametrize(
+    ("base", "limit", "named"), [("zero2", None, True), ("zero2", 1.0, False), ("ddp", None, False)]
+)
+def test_clipping_that_gets_no_gradient_is_named_where_deepspeed_does_not_clip(
+    base: str, limit: float | None, named: bool
+) -> None:
+    seen = ObservationPart(command=["t.py"], frameworks=["deepspeed"], base=base, clipped_empty=4)
+    record = make_record(label="a", observation=seen, effective={"gradient_clipping": limit})
+    found = [finding.text for finding in told([record], "clipped-otherwise")]
+    assert (
+        found
+        == ["torch's clipping gets no gradient (4 calls), since DeepSpeed holds them: nothing is clipped"]
+        * named
+    )
+
+
 def test_a_script_whose_clipping_leaves_what_it_asks_for_has_no_finding() -> None:
     assert clipped([5.0, 4.0, 0.5, 2.0], [1.0, 1.0, 0.5, 1.0]) == []
     assert clipped([5.0, 4.0, 3.0, 2.0], [1.0, 1.0, 1.0, 1.0], scale=1024.0) == []

@@ -25,6 +25,28 @@ def test_returned_losses_are_averaged_over_target_tokens() -> None:
     assert (total.value, total.weight) == (13.0, 4.0)
 
 
+class Outputs(torch.autograd.Function):
+    """As DDP passes what a model returns."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(one.clone() for one in given)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return gradients
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_returned_loss_that_the_scripts_own_leaves_out_gets_no_gradient(place: int) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    loss, seen = weight.sum(), MicroLoss()
+    seen.returns(loss)
+    Outputs.apply(loss, weight.square().sum())[place].backward()
+    assert len(seen.gradients) == (place == 0)
+
+
 def test_a_loss_that_the_model_divided_by_given_items_is_summed_again() -> None:
     total = total_loss([MicroLoss(returned=torch.tensor(0.5), items=8.0)], [batch(4)])
     assert (total.value, total.weight) == (4.0, 4.0)
