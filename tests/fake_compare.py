@@ -64,9 +64,16 @@ def replaced(rank: Rank) -> None:
     time.sleep(60)
 
 
+def moved(rank: Rank) -> None:
+    rank.train(4)
+    with suppress(OSError):
+        rank.log.parent.rename(rank.log.parent.with_name(f"moved-{rank.log.parent.name}"))
+    time.sleep(60)
+
+
 KINDS = {
     "sound": sound, "slow": slow, "endless": endless, "removed": removed, "all_removed": all_removed,
-    "closed": closed, "replaced": replaced,
+    "closed": closed, "replaced": replaced, "moved": moved,
 }  # fmt: skip
 
 

@@ -353,7 +353,8 @@ def clean(runs: Path, older_than: float | None, reports: bool, yes: bool, as_jso
     """
     if not runs.is_dir():
         raise HarnessError(f"'{runs}' is not a folder of runs; give the one that --runs named")
-    found, _ = Store(runs).runs()
+    found, unreadable = Store(runs).runs()
+    warn_skipped(unreadable)
     listed = set() if reports else _in_reports(runs)
     reasons = dict(_removable(runs, found, older_than))
     kept = [folder for folder in reasons if folder.resolve() in listed]

@@ -39,7 +39,7 @@ from harness.record.store import Store, keep_record
 from harness.run_directory import assemble
 from harness.run_directory.events import Event, Tail, TurnEvent, has_ended_well
 from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest, rank_file, rank_log, rank_state
-from harness.safe_text import harmless, redacted
+from harness.safe_text import described, harmless, redacted
 
 EVERY_RANK = ("torch", "transformers")
 """Distributions that each rank imports, whatever its backend."""
@@ -351,11 +351,9 @@ class FolderLost(HarnessError):
 
 
 def require_folder(run_directory: Path) -> None:
-    """Raises FolderLost where a run's folder, and with it what was measured, is gone."""
+    """Raises FolderLost where a run's folder is gone."""
     if not run_directory.is_dir():
-        raise FolderLost(
-            f"{run_directory} was removed, moved or replaced while its ranks ran; run the cell again"
-        )
+        raise FolderLost(f"{run_directory} was removed, moved or replaced while its ranks ran,")
 
 
 def _living(processes: Mapping[int, Any]) -> dict[int, int]:
@@ -411,6 +409,7 @@ def running_cell(
     more = {"prediction": prediction, "launcher_settings": launcher_settings(os.environ)}
     request = begin_run(cell, command).model_copy(update=more)
     directory = _new_folder(store, request)
+    held = os.open(directory, os.O_RDONLY)
     refusal = refusal or why_refused(cell.backend, cell.world_size, cell.job)
     outcome = None
     try:
@@ -424,8 +423,16 @@ def running_cell(
             outcome = yield from launcher.running(directory, request, on_event, takes_turns=takes_turns)
             require_folder(directory)
             record = assemble.assemble(directory, request, outcome)
+    except FolderLost as error:
+        moved = Path(f"/proc/self/fd/{held}")  # wherever it is now
+        verdict = assemble.Verdict(status="failed", kind=FolderLost.__name__, cause=described(error))
+        record = assemble.assemble(moved, request, assemble.Outcome(exit_codes={}, verdict=verdict))
+        record = record.model_copy(update={"artifacts": []})  # they stay there
+        forget_owner(moved)
     except Exception as error:  # whatever it is, this cell failed, and the others go on
         record = assemble.record_of_fault(directory, request, error)
+    finally:
+        os.close(held)
     assemble.clean_up(directory, request)
     # What the run found, not what it left.
     seen = {"load_average": load, "code_changed": refusal is None and has_changed()}

@@ -10,6 +10,7 @@ import lzma
 import os
 import re
 import shutil
+import stat
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -181,7 +182,7 @@ class RecordFiles:
         """The records of all runs in a folder or archive, by name; none if it is missing."""
         if archive_of(folder) is not None:
             return sorted(path for path in self._members(folder) if path.parent.parent == folder)
-        return sorted(path for path in folder.glob(f"*/{RECORD_NAME}") if _is_record(path))
+        return sorted(filter(_is_record, (entry / RECORD_NAME for entry in folder.glob("*"))))
 
     def exists(self, path: Path) -> bool:
         """Whether a record's file is there. Raises HarnessError for an archive that cannot be read."""
@@ -205,8 +206,11 @@ class RecordFiles:
 
 
 def _is_record(path: Path) -> bool:
-    """Whether a path names something that is no folder; reading tells of pipes and devices."""
-    return path.exists() and not path.is_dir()
+    """Whether a path names something that is no folder, or is closed; reading tells of both, and of pipes."""
+    try:
+        return not stat.S_ISDIR(path.stat().st_mode)
+    except OSError as error:
+        return isinstance(error, PermissionError)
 
 
 def pack_records(files: Mapping[str, bytes], archive: Path) -> None:
@@ -305,12 +309,8 @@ class Store:
 
     def runs(self) -> tuple[list[tuple[Path, Record]], list[str]]:
         """As `records`, with the file of each record: a person may have renamed its folder."""
-        found, problems = [], []
-        for path in sorted(p for p in self.root.glob(f"*/{RECORD_NAME}") if not p.is_dir()):
-            try:
-                found.append((path, read_record(path)))
-            except HarnessError as error:
-                problems.append(str(error))
+        files = RecordFiles()
+        found, problems = _each_once(files.of_runs(self.root), files, read_record)
         return sorted(found, key=lambda run: (run[1].created_at, run[1].run_id)), problems
 
 
@@ -419,34 +419,52 @@ def read_each(
 ) -> tuple[list[tuple[Path, Read]], list[str]]:
     """As `read_runs`, with what `read` makes of each file; it raises HarnessError like `read_record`."""
     files = RecordFiles()
-    seen: dict[Path, Read] = {}
-    runs: dict[str, Path] = {}
-    problems = []
-    for path in paths:
+    named = list(paths)
+    places: list[Path] = []
+    for path in named:
         found = files.find(place_of_runs(path))
         if not found:
             why = "holds no record" if archive_of(path) or path.exists() else "does not exist"
             raise HarnessError(
                 f"'{path}' {why}: give a record.json, a run folder, a folder of runs or a runs.tar.xz"
             )
-        for file in found:
-            try:
-                record = read(file, files)
-            except HarnessError as error:
-                if file == path:
-                    raise
-                problems.append(str(error))
-                continue
-            place = file.resolve()
-            first = runs.setdefault(record.run_id, place)
-            if first == place:
-                seen[first] = record
-            else:
-                problems.append(f"record {file} is a copy of {first}: run {record.run_id} counts once")
-    if not seen and problems:
+        places += found
+    runs, problems = _each_once(places, files, read, named)
+    if not runs and problems:
         which = f"none of {len(problems)} records can be read; the first: " if len(problems) > 1 else ""
         raise HarnessError(which + problems[0])
-    return list(seen.items()), problems
+    return [(file.resolve(), record) for file, record in runs], problems
+
+
+def _each_once(
+    places: Iterable[Path],
+    files: RecordFiles,
+    read: Callable[[Path, RecordFiles], Read],
+    named: Sequence[Path] = (),
+) -> tuple[list[tuple[Path, Read]], list[str]]:
+    """Of one run id the file whose folder has that name, else the first; and what is wrong with others.
+
+    Raises HarnessError where one of `named` cannot be read.
+    """
+    runs: dict[str, tuple[Path, Read]] = {}
+    problems = []
+    for file in places:
+        try:
+            record = read(file, files)
+        except HarnessError as error:
+            if file in named:
+                raise
+            problems.append(str(error))
+            continue
+        run_id, other = record.run_id, file
+        first, _ = runs.setdefault(run_id, (file, record))
+        if file.parent.name == run_id != first.parent.name:
+            runs[run_id], first, other = (file, record), file, first
+        if first.resolve() != other.resolve():
+            is_copy = files.read(first) == files.read(other)
+            what = f"is a copy of {first}" if is_copy else f"differs from {first}, and both say it is theirs"
+            problems.append(str(HarnessError(f"record {other} {what}: run {run_id} counts once")))
+    return list(runs.values()), problems
 
 
 def keep_runs(runs: Sequence[tuple[Path, Record]], folder: Path) -> list[tuple[Path, Record]]:

@@ -20,7 +20,7 @@ import pytest
 from harness.launch import watch
 from harness.launch.owner import forget_never_begun, lines_about, record_abandoned
 from harness.record import Record
-from harness.record.store import read_record
+from harness.record.store import Store, read_record
 from harness.run_directory.rank_state import Owner
 from tests.events import steps_taken
 from tests.faults.scene import WITHOUT_OVERRIDE
@@ -299,18 +299,20 @@ def test_cell_that_cannot_be_started_is_a_record_and_the_others_run(tmp_path: Pa
     assert "\x1b" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("kind", ["removed", "all_removed", "replaced"])
+@pytest.mark.parametrize("kind", ["removed", "all_removed", "replaced", "moved"])
 @pytest.mark.costly
 def test_a_lost_folder_fails_its_cell_alone(tmp_path: Path, kind: str) -> None:
     done = compare(tmp_path, kind, "--repeats", "2")
     assert done.returncode == 0, done.stderr
-    found = records(tmp_path / "runs")
+    found, _ = Store(tmp_path / "runs").records()
     lost = [record for record in found if record.backend.name == "ddp"]
     for record in lost:
         assert "was removed, moved or replaced while its ranks ran" in record.error.message
         assert (record.status, record.error.kind) == ("failed", "FolderLost")
+        assert len(record.steps) == (0 if "removed" in kind else 4)
     others = [record.status for record in found if record not in lost]
     assert (len(lost), others) == ((1, []) if kind == "all_removed" else (2, ["ok"] * 3))
+    assert list(record_abandoned(tmp_path / "runs")) == []
 
 
 def test_a_closed_folder_has_its_record_in_another_once(tmp_path: Path) -> None:

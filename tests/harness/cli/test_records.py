@@ -5,6 +5,8 @@ import os
 import re
 import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from harness.cli import records
 from harness.cli.records import all_runs
 from harness.record import ErrorPart
 from harness.tell.formats import WIDTH
+from tests.faults.scene import WITHOUT_OVERRIDE
 from tests.records import make_effective, make_record, make_steps, saved
 
 from .command_line import harness, harness_process, refused, succeeds
@@ -143,6 +146,33 @@ def test_clean_takes_links_away_not_what_they_lead_to_and_any_time_of_a_record(f
     assert not (folder / "runs/naive").is_symlink()
     assert (folder / "elsewhere/record.json").exists()
     assert (folder / "runs/odd").exists()
+
+
+def test_list_and_clean_name_the_same_copies_and_closed_folders_and_remove_no_run_for_them(
+    folder: Path,
+) -> None:
+    runs = folder / "runs"
+    shutil.copytree(runs / "one-aaa", runs / "0\ncopy")
+    shutil.copytree(runs / "one-aaa", runs / "zz")
+    (runs / "zz/record.json").write_text((runs / "zz/record.json").read_text() + " ")
+    (runs / "three-ccc-20261123-055417-fsdp1-hybrid-grad-op-n2").rename(runs / "three")
+    (runs / "two-bbb").chmod(0)
+    closed = [*WITHOUT_OVERRIDE, sys.executable, "-m", "harness"]
+    listed, cleaned = (
+        subprocess.run([*closed, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+        for arguments in (["list"], ["clean", "--yes"])
+    )
+    skipped = [line for line in listed.stderr.splitlines() if line.startswith("skipped: ")]
+    assert skipped == [line for line in cleaned.stderr.splitlines() if line.startswith("skipped: ")]
+    ours = "runs/one-aaa/record.json"
+    assert skipped == [
+        f"skipped: record runs/0 copy/record.json is a copy of {ours}: run one-aaa counts once",
+        "skipped: record runs/two-bbb/record.json cannot be read: Permission denied",
+        f"skipped: record runs/zz/record.json differs from {ours}, and both say it is theirs: run one-aaa "
+        "counts once",
+    ]
+    assert cleaned.stdout.startswith("three: failed")
+    assert sorted(path.name for path in runs.iterdir()) == ["0\ncopy", "one-aaa", "two-bbb", "zz"]
 
 
 def write_runs(folder: Path, *, seconds: float = 0.5) -> None:
