@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -508,23 +509,10 @@ class NoiseRuns:
         noise = self.noise(baseline)
         if baseline.backend.label == self.label:
             return noise.widest(other)
-        return sum_of(noise.widest(baseline), noise.widest(other))
+        return noise.widest(baseline).joined(noise.widest(other), add)
 
 
 _AGREES = ("exact", "tight", "band")
-
-
-def sum_of(left: parity.Tolerance, right: parity.Tolerance) -> parity.Tolerance:
-    """Limits added up, of the parameters that both have."""
-    values: dict[str, Any] = {
-        field.name: getattr(left, field.name) + getattr(right, field.name)
-        for field in fields(left)
-        if field.name != "parameters"
-    }
-    both = left.parameters.keys() & right.parameters.keys()
-    return replace(
-        left, **values, parameters={name: left.parameters[name] + right.parameters[name] for name in both}
-    )
 
 
 def find_noise_runs(

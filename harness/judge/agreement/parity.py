@@ -11,7 +11,7 @@ that are added up so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -87,6 +87,14 @@ class Tolerance:
     update: float
     weights: float
     parameters: dict[str, float] = field(default_factory=dict)
+
+    def joined(self, other: Tolerance, join: Callable[[float, float], float]) -> Tolerance:
+        """Both limits as one, such as their sum; of the parameters that both have."""
+        mine, theirs = self.parameters, other.parameters
+        return Tolerance(
+            **{name: join(getattr(self, name), getattr(other, name)) for name in MEASURES},
+            parameters={name: join(mine[name], theirs[name]) for name in mine if name in theirs},
+        )
 
     def exceeded(self, found: Distance) -> dict[str, tuple[float, float]]:
         """What lies beyond: its name to (found, allowed)."""
@@ -276,11 +284,11 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
         measured = [distance(reference, record) for record in others]
         band = _limits(reference, measured, BAND_FACTOR, UNIT_ROUNDOFF[unit], _other_sign(reference))
         if others:
-            band = _larger(band, tight)
+            band = band.joined(tight, max)
         levels.append(_described(reference, BAND, band, BAND_FACTOR, others, measured, unit))
     if band is not None and in_parts:
         measured = [distance(reference, record) for record in in_parts]
-        cut_band = _larger(_limits(reference, measured, BAND_FACTOR, UNIT_ROUNDOFF["fp32"]), band)
+        cut_band = _limits(reference, measured, BAND_FACTOR, UNIT_ROUNDOFF["fp32"]).joined(band, max)
         levels.append(_described(reference, CUT_BAND, cut_band, BAND_FACTOR, in_parts, measured, "fp32"))
     distinct: dict[tuple[Any, ...], tuple[str, Norms]] = {}  # a run is held to each, be there thousands alike
     for record in (reference, *repeats):
@@ -428,16 +436,6 @@ def _limits(
             )
             for name in sketch
             if total
-        },
-    )
-
-
-def _larger(left: Tolerance, right: Tolerance) -> Tolerance:
-    return Tolerance(
-        **{name: max(getattr(left, name), getattr(right, name)) for name in MEASURES},
-        parameters={
-            name: max(left.parameters.get(name, 0.0), right.parameters.get(name, 0.0))
-            for name in left.parameters | right.parameters
         },
     )
 

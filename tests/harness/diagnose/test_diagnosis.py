@@ -8,7 +8,7 @@ import pytest
 
 from harness.diagnose import diagnosis
 from harness.diagnose.jobs import NORM, Parting
-from harness.diagnose.rerun import Examined, LoadedRun, TensorComparison, compare_tensors
+from harness.diagnose.rerun import Examined, LoadedRun, compare_tensors
 from harness.judge.agreement.job_equivalence import Difference, from_step
 from harness.judge.agreement.parity import Tolerance
 from harness.judge.distance import distance
@@ -162,16 +162,33 @@ def said(
     return list(diagnosis.sentences(verdict(gradients, updates), world, beyond=beyond, explained=explained))
 
 
+EQUAL, ONE = scaled(1.0), scaled(3.0, "b")
+WRONG = "so both train equally, but one of them reports a wrong"
+
+
 @pytest.mark.parametrize(
-    ("factor", "accumulation", "named"),
+    ("gradients", "updates", "how", "at", "told"),
     [
-        (2.0, 1, "all gradients x 2.000: summed over 2 ranks instead of averaged"),
-        (0.25, 4, "all gradients x 0.25: divided by the 4 accumulation steps again"),
-        (1.37, 1, "all gradients x 1.370"),
+        (scaled(2.0), EQUAL, {}, 0, "all gradients x 2.000: summed over 2 ranks instead of averaged"),
+        (scaled(0.25), EQUAL, {"accumulation": 4}, 0, "x 0.25: divided by the 4 accumulation steps again"),
+        (scaled(1.37), EQUAL, {}, 0, "all gradients x 1.370"),
+        (EQUAL, scaled(2.0), {}, 1, "all updates x 2.000"),
+        (EQUAL, scaled(0.0), {}, 1, "updates: all are zero in the other run"),
+        (ONE, EQUAL, {}, 0, "1 of 2 tensors differ: b x 3.000, off by 200 % (noise: 0.10 %)"),
+        ({"a": SKETCH["a"]}, EQUAL, {}, 0, "gradients: 1 of 2 tensors differ: b has none"),
+        (EQUAL, ONE, {}, 2, "betas"),
+        (EQUAL, ONE, {"explained": True}, -1, "updates: 1 of 2 tensors differ"),
+        (None, EQUAL, {}, 0, "cannot gather"),
+        (None, EQUAL, {"beyond": ("norm",)}, -1, "the gradient or its reported norm differs"),
+        (EQUAL, EQUAL, {"beyond": ("loss",)}, -1, f"{WRONG} loss"),
+        (EQUAL, EQUAL, {"beyond": ("norm",)}, -1, f"{WRONG} gradient norm"),
+        (EQUAL, EQUAL, {}, -1, "accumulates"),
     ],
 )
-def test_one_factor_over_all_gradients_is_named(factor: float, accumulation: int, named: str) -> None:
-    assert said(scaled(factor), scaled(1.0), accumulation=accumulation)[0] == named
+def test_the_tensors_of_a_step_in_words(
+    gradients: dict | None, updates: dict, how: dict, at: int, told: str
+) -> None:
+    assert told in said(gradients, updates, **how)[at]
 
 
 def test_without_a_reference_a_factor_is_explained_on_either_side() -> None:
@@ -219,43 +236,6 @@ def test_a_tensor_without_gradient_in_one_script_is_told_by_their_number(label: 
     assert (f"gradients of 4 tensors in {other.name}, 5 in the baseline" in said) is told
 
 
-def test_a_factor_over_updates_is_not_taken_for_one_of_gradients() -> None:
-    assert said(scaled(1.0), scaled(2.0))[1] == "all updates x 2.000"
-
-
-def test_one_tensor_that_differs_is_named_with_its_ratio_and_noise() -> None:
-    (gradients, *_) = said(scaled(3.0, "b"), scaled(1.0))
-    assert gradients == ("gradients: 1 of 2 tensors differ: b x 3.000, off by 200 % (noise: 0.10 %)")
-
-
-def test_a_parameter_without_gradient_is_named() -> None:
-    assert said({"a": SKETCH["a"]}, scaled(1.0))[0] == "gradients: 1 of 2 tensors differ: b has none"
-
-
-def test_updates_that_differ_after_equal_gradients_point_to_the_optimizer() -> None:
-    assert "betas" in said(scaled(1.0), scaled(3.0, "b"))[2]
-    assert len(said(scaled(1.0), scaled(3.0, "b"), explained=True)) == 2
-
-
-def test_an_engine_that_cannot_gather_gradients_says_so() -> None:
-    assert "cannot gather" in said(None, scaled(1.0))[0]
-
-
-def test_without_gradients_a_norm_that_differs_is_not_called_a_wrong_report() -> None:
-    last = said(None, scaled(1.0), beyond=("norm",))[-1]
-    assert "the gradient or its reported norm differs" in last
-
-
-@pytest.mark.parametrize(("beyond", "what"), [("loss", "loss"), ("norm", "gradient norm")])
-def test_where_tensors_agree_only_the_report_is_wrong(beyond: str, what: str) -> None:
-    last = said(scaled(1.0), scaled(1.0), beyond=(beyond,))[-1]
-    assert last == f"so both train equally, but one of them reports a wrong {what}"
-
-
-def test_weights_that_differ_without_a_step_that_does_add_up() -> None:
-    assert "accumulates" in said(scaled(1.0), scaled(1.0))[-1]
-
-
 def test_what_reruns_do_not_reproduce_is_not_said_to_accumulate() -> None:
     parting = Parting(step=0, figure=NORM, baseline=1.0167, other=1.0020, difference=0.0147, noise=1e-6)
     last = list(
@@ -282,10 +262,3 @@ def test_the_first_step_that_parts_is_taken() -> None:
     assert (parted.step, parted.parts, parted.updates.common_factor) == (2, True, pytest.approx(2.0))
     agreed = diagnosis.first_parting_step(run(1, 1), run(1, 1), limits)
     assert (agreed.step, agreed.parts) == (1, False)
-
-
-def test_all_tensors_zero_is_one_statement() -> None:
-    nothing = scaled(0.0)
-    found = compare_tensors(SKETCH, nothing, LIMITS)
-    assert isinstance(found, TensorComparison)
-    assert said(scaled(1.0), nothing)[1] == "updates: all are zero in the other run"

@@ -16,7 +16,6 @@ from tests.traps.matrix import Matrix
 
 pytestmark = pytest.mark.long(seconds=25)
 
-ACCUMULATED = ("training.accumulation_steps=4",)
 BF16 = ("training.precision=bf16-mixed",)
 
 
@@ -91,12 +90,6 @@ def test_gradients_summed_over_ranks(matrix) -> None:
     assert said["step"] == 0
     assert "all gradients x 2.000: summed over 2 ranks instead of averaged" in text(said)
     assert said["hypotheses"] == {}
-
-
-@pytest.mark.costly
-def test_gradients_divided_by_the_accumulation_steps_again(matrix) -> None:
-    said = beside_reference(matrix, "planted-DividedTwice", ACCUMULATED)
-    assert "all gradients x 0.25: divided by the 4 accumulation steps again" in text(said)
 
 
 @pytest.mark.costly
