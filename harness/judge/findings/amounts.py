@@ -377,9 +377,9 @@ def growth_bytes(record: Record, part: RankPart) -> int:
 
     A leak shows at every moment of a step. What a library holds for a while, such as a buffer of a
     collective that another thread finishes, shows at one; so of each step the moment counts at which it is
-    least above the least of its kind. A single rise among several steps is no leak: a library allocates
-    something once, and an optimizer makes states where a gradient first arrives, so these are left out, and
-    later steps must grow too. Before the second step Adam has no states, so the first is left out.
+    least above the least of its kind. A single rise is no leak: a library allocates something once, and an
+    optimizer makes states where a gradient first arrives, so these are left out, and later steps must grow
+    too. Before the second step Adam has no states, so the first is left out.
     """
     above: dict[int, list[int]] = {}
     for moment in quantities.STEP_MOMENTS:
@@ -393,9 +393,9 @@ def growth_bytes(record: Record, part: RankPart) -> int:
             above.setdefault(step, []).append(size - least)
     lasting = [(step, min(sizes)) for step, sizes in sorted(above.items())]
     rises = [after - before > GROWTH_BYTES for (_, before), (_, after) in pairwise(lasting)]
-    if not any(rises) or (sum(rises) == 1 and len(rises) > 1):
-        return 0
     later = quantities.after_probed(record, part.step_allocated_bytes)
+    if not any(rises) or (sum(rises) == 1 and (len(rises) > 1 or len(later) < 2)):
+        return 0
     stops = len(later) > 1 and _median_slope(later) <= GROWTH_BYTES
     return 0 if stops else max(0, _median_slope(lasting))
 

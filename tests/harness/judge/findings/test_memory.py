@@ -124,6 +124,7 @@ NO_STATES_YET = [moment(0, "after_backward", 8000, kinds=ADAM_OUTSIDE["kinds"])]
         pytest.param(leaking(4000, moments=("after_backward",)), id="a buffer that is held for a while"),
         pytest.param(held(0, 0, 4000, 4000, 4000), id="allocated once"),
         pytest.param(held(0, 0, 4000), id="allocated once, at last"),
+        pytest.param(held(0, 4000), id="allocated once, of two probed steps"),
         pytest.param(leaking(-2000), id="shrinks"),
         pytest.param(leaking(4000)[:3], id="one probed step"),
         pytest.param(lingering(0, 0, 0, 0), id="buffers that linger"),
