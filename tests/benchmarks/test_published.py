@@ -38,6 +38,9 @@ ROW = Row(
 )  # fmt: skip
 
 
+PEFT = {"precision": "bf16 mixed", "repo": "foundation-model-stack/fms-acceleration"}
+
+
 def test_a_row_becomes_a_scenario() -> None:
     scenario = map_row(ROW).scenario
     assert (scenario.label, scenario.world_size, scenario.micro_batch_size) == ("fsdp", 8, 2)
@@ -95,6 +98,12 @@ def test_a_network_that_a_row_names_is_taken() -> None:
     row = replace(ROW, n_gpus="96", note="H100 96 GPUs with 800 Gbps")
     scenario = map_row(row).scenario
     assert scenario.fabric.bandwidth_per_gpu == pytest.approx(12.5e9)
+
+
+def test_an_old_kernel_reaches_a_part_of_what_today_s_does_on_the_same_gpu() -> None:
+    for gpu, share in (("A100-80GB", 0.33), ("H100-80GB", 0.187)):
+        constants = map_row(replace(ROW, gpu=gpu, attention="triton")).constants
+        assert constants.attention_share == pytest.approx(share)
 
 
 def test_statistics_of_memory_are_told_apart() -> None:
@@ -181,12 +190,23 @@ def test_adapters_become_the_job_s() -> None:
     assert (plain.label, plain.job.adapter.base_dtype, plain.job.adapter.targets) == ("fsdp", "bf16", None)
 
 
-def test_deepspeed_keeps_fp32_masters_whatever_its_bf16_is_called() -> None:
-    found = {}
-    for strategy in ("zero3", "single", "fsdp1"):
-        scenario = map_row(replace(ROW, strategy=strategy, precision="bf16")).scenario
-        found[strategy] = scenario.job.training.precision
-    assert found == {"zero3": "bf16-mixed", "single": "bf16", "fsdp1": "bf16"}
+@pytest.mark.parametrize(
+    ("strategy", "changes", "precision"),
+    [
+        ("zero3", {"precision": "bf16"}, "bf16-mixed"),  # DeepSpeed keeps fp32 masters whatever it is called
+        ("single", {"precision": "bf16"}, "bf16"),
+        ("fsdp1", {"precision": "bf16"}, "bf16"),
+        ("single", {**PEFT, "method": "qlora (nf4)"}, "bf16-mixed"),  # peft widens what 4 bits do not hold
+        ("single", {**PEFT, "method": "qlora (nf4)", "note": "plugin: accelerated-peft-bnb"}, "bf16"),
+        ("single", {**PEFT, "method": "qlora (gptq int4)"}, "bf16"),
+        ("accelerate-fsdp1", {**PEFT, "method": "qlora (nf4)"}, "bf16"),
+        ("single", {**PEFT, "method": "lora"}, "bf16"),
+    ],
+)
+def test_precision_is_what_libraries_make_of_it(
+    strategy: str, changes: dict[str, str], precision: str
+) -> None:
+    assert map_row(replace(ROW, strategy=strategy, **changes)).scenario.job.training.precision == precision
 
 
 def test_what_is_not_said_of_checkpointing_becomes_bounds() -> None:
@@ -374,19 +394,6 @@ def test_what_a_program_does_under_one_strategy_alone_is_that_strategy_s() -> No
     for strategy, wraps in (("fsdp1-grad-op", True), ("fsdp2-grad-op", False)):
         scenario = map_row(replace(ROW, repo="Lightning-AI/lightning-thunder", strategy=strategy)).scenario
         assert scenario.other.wraps_layers is wraps
-
-
-def test_peft_widens_what_4_bits_of_bitsandbytes_do_not_hold_on_one_gpu() -> None:
-    row = replace(ROW, precision="bf16 mixed", repo="foundation-model-stack/fms-acceleration")
-    for method, note, strategy, precision in (
-        ("qlora (nf4)", "", "single", "bf16-mixed"),
-        ("qlora (nf4)", "plugin: accelerated-peft-bnb", "single", "bf16"),
-        ("qlora (gptq int4)", "", "single", "bf16"),
-        ("qlora (nf4)", "", "accelerate-fsdp1", "bf16"),
-        ("lora", "", "single", "bf16"),
-    ):
-        asked = replace(row, method=f"finetune, {method}", note=note, strategy=strategy)
-        assert map_row(asked).scenario.job.training.precision == precision
 
 
 def test_what_a_program_does_for_one_model_alone_is_that_model_s() -> None:
