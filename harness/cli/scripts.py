@@ -160,9 +160,9 @@ class Scripts:
         done: dict[str, Record] = {}
         waiting = [cell for cell in cells if not cell.is_moved]
         moves = len(waiting) < len(cells)
-        refused = {c.backend: why for c in waiting if (why := self._why_not(c.backend))}
-        for name, why in refused.items():
-            self.view.say(f"{name}: unsupported, {why}")
+        for name in dict.fromkeys(cell.backend for cell in waiting):
+            if why := self._why_not(name):
+                self.view.say(f"{name}: unsupported, {why}")
         while waiting or (moves and self.base):
             if moves and self.base:
                 moves = False
@@ -173,8 +173,7 @@ class Scripts:
                 cell = waiting.pop(0)
             number = len(cells) - len(waiting) - moves
             what = "weights moved by a unit" if cell.is_moved else f"round {cell.repeat + 1}"
-            if cell.backend not in refused:
-                self.view.say(f"{number} of {len(cells)}: {cell.backend}, {what}")
+            self.view.say(f"{number} of {len(cells)}: {cell.backend}, {what}")
             record = done[cell.key] = self._run(cell)
             self._note(record)
             if self.base is record and cell.backend != next(iter(self.rows)):
@@ -184,8 +183,7 @@ class Scripts:
             if is_base and record.status == "failed" and not (record.steps or "OutOfMemoryError" in why):
                 raise HarnessError(self._stopped(cell, record, why))
             steps = counted(len(record.steps), "step")
-            if cell.backend not in refused:
-                self.view.say(f"{cell.backend}: {record.status}, {why or steps}")
+            self.view.say(f"{cell.backend}: {record.status}, {why or steps}")
             if record.was_interrupted:
                 self.interrupted = True
                 break
@@ -240,7 +238,6 @@ class Scripts:
                 launch,
                 variables=variables(label, device),
                 without=VARIABLES,
-                why_not=self._why_not(cell.backend),
                 launcher=lambda folder: accelerate_launch(
                     label, folder, base, file, world_size=size, device=device, preset=preset
                 ),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from harness.backends import registry
-from harness.backends.base import Preset, World
+from harness.backends.base import Preset, Unsupported, World
 from harness.backends.options import reduces_each
 from harness.errors import HarnessError
 from harness.exported.folder import accelerate_values, deepspeed_values, exported_strategy
@@ -119,11 +119,14 @@ def accelerate_launch(
     label: str, folder: Path, base: Record | None, given: StrategyFile | None = None, *, world_size: int,
     device: str, preset: Preset,
 ) -> list[str]:  # fmt: skip
-    """Writes the configuration of the row into the folder; the words that start a script with it.
+    """Writes the configuration of the row into the folder; the words that start a script with it. Raises
+    Unsupported for what Accelerate does not run here.
 
     base: the first row that trained: its clipping, precision and batch are DeepSpeed's too, whose file must
     name them; None: this is that row. given: what the row is told as it is, but for the number of ranks.
     """
+    if why := why_not(label, world_size, device):
+        raise Unsupported(why)
     job = _job_of(base)
     values = accelerate_values(label, job, world_size, device) | {"main_process_port": 0}
     values.pop("mixed_precision", None)  # the script's own

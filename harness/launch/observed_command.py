@@ -153,13 +153,11 @@ class RowLaunch:
     world_size: int
     device: str
     launcher: Callable[[Path], Sequence[str]] = lambda _: ()
-    """Given the run's folder, the words before the script's."""
+    """Given the run's folder, the words before the script's; Unsupported: why it is not started."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Added to its environment."""
     without: tuple[str, ...] = ()
     """Beginnings of the names of variables that are taken from it."""
-    why_not: str | None = None
-    """Why it is not started; None: it is."""
     base: Record | None = None
     """The first row that trained; None: none has."""
 
@@ -184,8 +182,6 @@ def observe_row(
             request, launch.world_size, launch.device, launch.base, status, **why
         )
 
-    if launch.why_not is not None:
-        return _kept(directory, untrained("unsupported", reasons=[launch.why_not]))
     log = launcher_log(directory)
     with leaving_none_behind(), log.open("ab") as output:
         try:

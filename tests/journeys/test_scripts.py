@@ -117,16 +117,6 @@ def test_a_base_that_fails_before_a_step_is_the_only_row(journey: Journey) -> No
     assert log in journey.harness("show", "latest").stdout
 
 
-def test_a_script_that_hangs_and_ignores_signals_ends_its_row(journey: Journey) -> None:
-    (journey.folder / "sleeps.py").write_text(
-        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)\n"
-    )
-    words = ("--set", "runtime.timeout_seconds=2", "--script", f"a={sys.executable} sleeps.py")
-    (row,) = json.loads(journey.harness("compare", "--json", *words, **VARIABLES).stdout)["rows"]
-    assert (row["status"], row["backend"]) == ("timeout", "a")
-    assert "runtime.timeout_seconds=2" in row["reason"]
-
-
 STEPS = """
 import os, sys, time
 from torch import manual_seed, nn, ones, optim

@@ -79,10 +79,7 @@ def hook_torch(listener: Guarded) -> None:
     _hook_clipping(listener)
     for owner in (torch.optim.Optimizer, nn.Module):
         replace(owner, "zero_grad", told(after=lambda *_, **__: listener.gradients_zeroed()))
-    ends = listener.fetching_ends
-    replace(
-        _BaseDataLoaderIter, "__next__", told(lambda _: listener.fetching_begins(), lambda *_: ends(), ends)
-    )
+    replace(_BaseDataLoaderIter, "__next__", around(listener.fetching_begins, listener.fetching_ends))
 
 
 class Roots:
@@ -271,6 +268,11 @@ def told(
     return wrapper
 
 
+def around(begins: Callable[[], None], ends: Callable[[], None]) -> Wrapper:
+    """Call these before and after a function, however it ends."""
+    return told(lambda *_, **__: begins(), lambda *_, **__: ends(), ends)
+
+
 OnImport = Callable[[str, Callable[[ModuleType], None]], None]
 
 
@@ -287,8 +289,7 @@ def hook_frameworks(session: Guarded, on_import: OnImport) -> None:
     def deepspeed(module: ModuleType) -> None:
         engine = module.DeepSpeedEngine
         # Gradients are reduced after torch's backward pass has returned (DeepSpeed 0.19).
-        begin, end = session.engine_backward_begins, session.engine_backward_ends
-        replace(engine, "backward", told(lambda *_, **__: begin(), lambda *_, **__: end(), end))
+        replace(engine, "backward", around(session.engine_backward_begins, session.engine_backward_ends))
         replace(engine, "backward", given_loss("deepspeed", "DeepSpeedEngine.backward"))
         replace(engine, "step", lambda run: _updating(session, run))
 
@@ -299,11 +300,7 @@ def hook_frameworks(session: Guarded, on_import: OnImport) -> None:
     on_import("accelerate.data_loader", lambda module: _loaders(session, module.BatchSamplerShard))
     accelerate = given_loss("accelerate", "Accelerator.backward")
     on_import("accelerate.accelerator", lambda module: replace(module.Accelerator, "backward", accelerate))
-    told_of = told(
-        lambda *_, **__: session.library_schedules(True),
-        lambda *_, **__: session.library_schedules(False),
-        lambda: session.library_schedules(False),
-    )
+    told_of = around(lambda: session.library_schedules(True), lambda: session.library_schedules(False))
     on_import("accelerate.scheduler", lambda module: replace(module.AcceleratedScheduler, "step", told_of))
     on_import("deepspeed.runtime.engine", deepspeed)
     on_import("transformers.trainer", lambda module: _trainer(session, module.Trainer))

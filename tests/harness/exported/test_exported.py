@@ -266,7 +266,7 @@ def test_a_script_is_given_its_row_and_what_the_base_was_seen_to_do(
     base = make_record(label="ddp")
     training = base.job.training.model_copy(update={"gradient_clipping": 0.7, "precision": "bf16-mixed"})
     base = base.model_copy(update={"job": base.job.model_copy(update={"training": training})})
-    *_, path = accelerate_launch(label, tmp_path, base, world_size=2, device="cpu", preset="like-for-like")
+    *_, path = accelerate_launch(label, tmp_path, base, world_size=2, device="cuda", preset="like-for-like")
     document = yaml.safe_load(Path(path).read_text())
     assert (document["distributed_type"], document["num_processes"]) == (kind, 2)
     assert "mixed_precision" not in document
@@ -275,7 +275,7 @@ def test_a_script_is_given_its_row_and_what_the_base_was_seen_to_do(
     if config:
         assert (config["gradient_clipping"], config["bf16"]["enabled"]) == (0.7, True)
         assert config["train_micro_batch_size_per_gpu"] == base.world.micro_batch_size
-        accelerate_launch(label, tmp_path, None, world_size=2, device="cpu", preset="like-for-like")
+        accelerate_launch(label, tmp_path, None, world_size=2, device="cuda", preset="like-for-like")
         config = json.loads((tmp_path / "ds_config.json").read_text())
         assert (config["gradient_clipping"], config["train_micro_batch_size_per_gpu"]) == ("auto", "auto")
         assert config["zero_optimization"]["reduce_bucket_size"] > 0
