@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +30,7 @@ from harness.launch.bootstrap.sitecustomize import PACKAGES, PROCESSES, RUN_DIRE
 from harness.launch.ending import die_with, leaving_none_behind
 from harness.launch.owner import forget_owner, note_owner
 from harness.record import ErrorPart, Record, Status
-from harness.record.store import Store, as_name, keep_record
+from harness.record.store import Store, archive_of, as_name, keep_record
 from harness.run_directory import observed_record
 from harness.run_directory.assemble import INTERRUPTED
 from harness.run_directory.rank_state import log_tail, read_log
@@ -76,9 +78,8 @@ def observe_command(
         process = subprocess.Popen(observed, env=observed_environment(directory), stdout=output)
     except OSError as error:
         store.discard(request.run_id)
-        how = "; activate the environment that has it" if isinstance(error, FileNotFoundError) else ""
-        how = "; put python or torchrun in front of it" if observed[0].endswith(".py") else how
-        raise HarnessError(f"'{redacted(observed[0])}' cannot be started: {error.strerror}{how}") from error
+        said = f"'{redacted(observed[0])}' cannot be started: {error.strerror}"
+        raise HarnessError(f"{said}; {_instead(Path(observed[0]))}") from error
     code, told, told_at = _followed_to_its_end(process)
     with suppress(OSError):
         observed_record.note_end(directory, process.pid, code)
@@ -96,6 +97,26 @@ def observe_command(
     except (OSError, ValueError, HarnessError) as error:  # the command has ended: its exit code counts
         return Observed(record=None, exit_code=exit_code, problem=described(error))
     return Observed(record=record, exit_code=exit_code)
+
+
+READERS = {b'"traceEvents"': "trace", b'"run_id"': "show", b"pg_config": "hang", b"segments": "snapshot"}
+"""What stands in the first bytes of a file, and the command that reads it."""
+
+
+def _instead(path: Path) -> str:
+    """What to do with a word that cannot be started."""
+    if path.suffix == ".py":
+        return "put python or torchrun in front of it"
+    if not path.exists():
+        return "activate the environment that has it"
+    if path.is_dir() or archive_of(path):
+        return f"for its runs: `harness list --runs {path}`"
+    with suppress(OSError, EOFError, zlib.error), path.open("rb") as file:
+        packed = file.peek(2).startswith(b"\x1f\x8b")
+        begin = (gzip.GzipFile(fileobj=file) if packed else file).read(MOST_DOCUMENT_BYTES)
+        if reader := next((command for sign, command in READERS.items() if sign in begin), None):
+            return f"`harness {reader} {path}` reads it"
+    return "make it executable, or put what runs it in front of it"
 
 
 def files_of(command: Sequence[str]) -> dict[str, str]:

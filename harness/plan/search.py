@@ -493,7 +493,7 @@ class Found:
         for one in self.too_large:
             if one.backend not in fit:
                 nearest.setdefault(one.backend, one)
-        reasons = [(one, why_slower(one, self.fitting[0])) for one in slower]
+        reasons = [(one, why_slower(one, self.fitting[0], self.choices.get(one.label, ()))) for one in slower]
         return reasons + [(one, why_too_large(one)) for one in nearest.values()]
 
 
@@ -693,8 +693,11 @@ def why_too_large(one: Prediction) -> str:
     )
 
 
-def why_slower(one: Prediction, best: Prediction) -> str:
-    """How much slower it is than the best, and what of the step explains most of that."""
+def why_slower(one: Prediction, best: Prediction, choices: Sequence[Prediction] = ()) -> str:
+    """How much slower it is than the best, and what of the step explains most of that.
+
+    choices: other splits of it.
+    """
     if one.most_memory is None:
         return "has more moving parts"
     if one.speed is None or best.speed is None:
@@ -713,21 +716,26 @@ def why_slower(one: Prediction, best: Prediction) -> str:
         reasons.append((exposed, f"{share} of the step is exposed communication, most of it {longest.name}"))
     computing = (speed.computing_seconds - best.speed.computing_seconds) / step
     if computing > SMALL_SHARE:
-        reasons.append((computing, _more_computing(one, best)))
+        reasons.append((computing, _more_computing(one, best, choices)))
     text = "; ".join(reason for _, reason in sorted(reasons, reverse=True))
     return f"slower by {percent(slower)}" + (f": {text}" if text else f", {TIE}")
 
 
-def _more_computing(one: Prediction, best: Prediction) -> str:
+def _more_computing(one: Prediction, best: Prediction, choices: Sequence[Prediction]) -> str:
     """Why it computes longer than the best."""
     assert one.speed is not None
     assert best.speed is not None
     if one.offload not in ("none", best.offload):
         return f"offload={one.offload} updates on the host and copies to and from it"
+    size, fitting = one.planned.micro_batch_size, [other for other in choices if other.fits]
     if one.checkpointing and not best.checkpointing:
-        return "recomputes activations to fit"
-    if one.planned.micro_batch_size < best.planned.micro_batch_size:
-        return f"only micro-batch {one.planned.micro_batch_size} fits, which computes less efficiently"
+        without = [other for other in fitting if not other.checkpointing]
+        largest = max((o.planned.micro_batch_size for o in without if not o.barely_fits), default=size)
+        if largest < size:
+            return f"recomputes activations for micro-batch {size} (without: {largest})"
+        return f"recomputes activations to {'leave room' if without else 'fit'}"
+    if size < best.planned.micro_batch_size and all(o.planned.micro_batch_size <= size for o in fitting):
+        return f"only micro-batch {size} fits, which computes less efficiently"
     own, others = one.speed.computing, {term.name: term.seconds for term in best.speed.computing}
     most = max(own, key=lambda term: term.seconds - others.get(term.name, 0.0))
     return f"'{most.name}' takes longer"

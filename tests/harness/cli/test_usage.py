@@ -57,6 +57,13 @@ FIT = "fit --backend ddp --limit"
         (f"{RUN} --set data=x.jsonl", "Did you mean 'data.source' or 'data.path'?"),
         (f"{RUN} --set training.steps=0", "was given 0: it must be greater than 0"),
         ("observe -- train.py", "put python or torchrun in front of it"),
+        ("observe -- nosuch", "activate the environment that has it"),
+        *((f"observe -- {ROOT / file}", f"`harness {command} {ROOT / file}`") for file, command in (
+            ("tests/harness/traces/gpu/h200-single.json.gz", "trace"),
+            ("tests/harness/snapshots/stub.pickle", "snapshot"),
+            ("tests/harness/snapshots/flight_recorder/fine_rank_0", "hang"),
+            ("reports/default/runs.tar.xz", "list --runs"), ("reports", "list --runs"))),
+        (f"observe -- {ROOT / 'README.md'}", "make it executable, or put what runs it in front of it"),
         (f"{RUN} --config none.yaml",
          "none.yaml cannot be read: No such file or directory; `harness settings --write FILE`"),
         ("run --backend ddp,zero2", "unknown. For several: `harness compare --backends ddp,zero2`"),
