@@ -246,19 +246,21 @@ def planned_settings(scenario: Scenario) -> dict[str, Any]:
 def estimate_command(one: Alternative, typed: Typed) -> str:
     """What predicts it."""
     place = ["--backends", one.label, "--world-size", str(one.world_size), *set_words(one.settings)]
-    return shlex.join(["harness", "estimate", *typed.job, *option_words(typed.place), *place])
+    job = typed.without(one.settings).job
+    return shlex.join(["harness", "estimate", *job, *option_words(typed.place), *place])
 
 
 def run_command(one: Alternative, typed: Typed) -> str:
     """What runs it: on one node, or under Slurm."""
-    added, scenario = set_words({**planned_settings(one.planned), **one.settings}), one.planned
+    scenario, decided = one.planned, {**planned_settings(one.planned), **one.settings}
+    job = [*typed.without(decided).job, *set_words(decided)]
     if scenario.nodes > 1:
         start = ["slurm", "render", "--site", SITE, "--backends", one.label, "--nodes", str(scenario.nodes)]
-        end = ["--nproc", str(scenario.ranks_per_node), *typed.job, *added, "-o", "jobs"]
+        end = ["--nproc", str(scenario.ranks_per_node), *job, "-o", "jobs"]
         render = shlex.join(["harness", *start, *end])
         return f"{site_line(scenario.ranks_per_node, scenario.device)} && {render}"
     start = ["run", "--backend", one.label, "--nproc", str(scenario.world_size)]
-    return shlex.join(["harness", *start, *typed.job, *added])
+    return shlex.join(["harness", *start, *job])
 
 
 def commands(question: Question, chosen: Sequence[Scenario], typed: Typed) -> dict[str, list[str]]:

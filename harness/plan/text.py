@@ -99,7 +99,9 @@ def answer_lines(
         shown += answer.rows if compared is None else compared[:FEW]
         answers += _use(answer, several) if answer.question.is_open else _at_batch(answer, compared)
         tables += ["", *(f"{one}\n" for one in size), *_tables(answer, compared)]
-        ways = list(alternative_lines(answer.instead, answer.command))
+        taken = [one.scenario for one in answer.best]
+        others = [one for one in answer.instead if one.scenario not in taken]
+        ways = list(alternative_lines(others, answer.command))
         rest += [*(size if ways else []), *ways, *([""] if ways else [])]
         if answer.question.is_open:
             rest += [*size, *_reasons_and_next_steps(answer)]
