@@ -132,11 +132,16 @@ def about_reports(
 
     names: of both runs, where no reference says which of them is right: what would explain it in either.
     """
-    pairs = [(baseline, other), *([(other, baseline)] if names else [])]
-    for right, (left, second) in zip(names or ("",), pairs, strict=True):
-        cause = explain_divergence(Pair(left, second, limits))
+    for prefix, left, right in _either(baseline, other, names):
+        cause = explain_divergence(Pair(left, right, limits))
         if not kinds or cause.kind in kinds:
-            yield f"if {right} is right: {cause.text}" if right else cause.text
+            yield prefix + cause.text
+
+
+def _either(left: Record, right: Record, names: Sequence[str]) -> Iterator[tuple[str, Record, Record]]:
+    """The pair; with names in both orders, each behind who is right then."""
+    for name, pair in zip(names or ("",), ((left, right), (right, left)), strict=False):
+        yield (f"if {name} is right: " if name else "", *pair)
 
 
 def about_norms(left: Record, right: Record, names: Sequence[str]) -> Iterator[str]:
@@ -147,12 +152,10 @@ def about_norms(left: Record, right: Record, names: Sequence[str]) -> Iterator[s
     first, second = left.steps[0], right.steps[0]
     if not first.gradient_norm or not second.gradient_norm or (first.loss, second.loss) != (None, None):
         return
-    ratio = second.gradient_norm / first.gradient_norm
-    sides = [(ratio, right.world), *([(1 / ratio, left.world)] if names else [])]
-    for name, (factor, world) in zip(names or ("",), sides, strict=True):
-        if causes := name_scale(factor, world.mesh, world.accumulation_steps):
-            told = f"first gradient norm x {number(factor)}: {' or '.join(causes)}"
-            yield f"if {name} is right: {told}" if name else told
+    for prefix, of, other in _either(left, right, names):
+        factor = (other.steps[0].gradient_norm or 0.0) / (of.steps[0].gradient_norm or 1.0)
+        if causes := name_scale(factor, other.world.mesh, other.world.accumulation_steps):
+            yield f"{prefix}first gradient norm x {number(factor)}: {' or '.join(causes)}"
 
 
 def about_updated(left: Record, right: Record, other: LoadedRun) -> Iterator[str]:
@@ -203,8 +206,8 @@ def first_parting_step(
         left, right, limits = first[step], second[step], noise[step]
         gradients = None
         if left.gradients is not None and right.gradients is not None:
-            gradients = compare_tensors(left.gradients, right.gradients, limits.gradient_limits())
-        updates = compare_tensors(left.updates, right.updates, limits.update_limits())
+            gradients = compare_tensors(left.gradients, right.gradients, limits.limits("gradients"))
+        updates = compare_tensors(left.updates, right.updates, limits.limits("updates"))
         verdict = StepVerdict(step=step, gradients=gradients, updates=updates)
         if verdict.parts:
             break

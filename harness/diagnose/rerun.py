@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import add
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from harness.backends import registry
 from harness.backends.refusals import suggestion
@@ -197,22 +197,13 @@ class TensorNoise:
     factor: float
     """1 between the reference and a run, 2 between two runs."""
 
-    def gradient_limits(self) -> dict[str, float]:
-        unit = parity.UNIT_ROUNDOFF["fp32"]
-        return self._limits("gradients", dict.fromkeys(self.reference.gradients or {}, unit))
-
-    def update_limits(self) -> dict[str, float]:
+    def limits(self, kind: Literal["gradients", "updates"]) -> dict[str, float]:
         """An update is rounded to the spacing of the weight that it is added to."""
         unit, norms = parity.UNIT_ROUNDOFF["fp32"], self.reference.weight_norms
-        return self._limits(
-            "updates",
-            {
-                name: unit * max(1.0, norms[name] / sketch[0] if sketch[0] else 1.0)
-                for name, sketch in self.reference.updates.items()
-            },
-        )
-
-    def _limits(self, kind: str, units: Mapping[str, float]) -> dict[str, float]:
+        units = {
+            name: unit * max(1.0, norms[name] / sketch[0] if kind == "updates" and sketch[0] else 1.0)
+            for name, sketch in (getattr(self.reference, kind) or {}).items()
+        }
         tight = self._level(
             kind, self.splits, parity.TIGHT_FACTOR if self.splits else parity.UNMEASURED_FACTOR, units
         )

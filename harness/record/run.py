@@ -321,7 +321,7 @@ class ObservedPart(measured.Part):
     dropout: float | None = None
     """The largest probability in the live model."""
     draws: bool | None = pydantic.Field(None, exclude_if=lambda value: value is None)
-    """Whether a training forward pass of the first steps drew from torch's generators of random numbers."""
+    """Whether forward passes of the first steps drew random numbers of torch's generators, on any rank."""
     tf32: bool | None = None
     """Whether matrix products on CUDA may use TF32."""
     deterministic: bool | None = None

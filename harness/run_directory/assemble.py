@@ -506,10 +506,12 @@ def _observed(events: Events, mesh: Mesh) -> record.ObservedPart | None:
     first = events[0].final
     if first is None:
         return None
+    draws = [part.draws for part in seen]
+    observed = first.observed.model_copy(update={"draws": any(draws) if None not in draws else None})
     if mesh.size("pipeline") == 1:
-        return first.observed
+        return observed
     left_out = set.intersection(*(set(part.parameters_left_out) for part in seen))
-    return first.observed.model_copy(update={"parameters_left_out": sorted(left_out)})
+    return observed.model_copy(update={"parameters_left_out": sorted(left_out)})
 
 
 def _mesh(request: RunRequest) -> Mesh:

@@ -757,7 +757,7 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     "computed_loss_agrees": lambda pair: (
         None
         if None in (pair.computed_loss, pair.expected_loss)
-        else abs(pair.computed_loss - pair.expected_loss) <= pair.limits.loss
+        else abs((pair.computed_loss or 0.0) - (pair.expected_loss or 0.0)) <= pair.limits.loss
     ),
     "loss_of_rank_0": lambda pair: of_one_rank(pair.record, pair.at),
     "target_tokens": lambda pair: pair.targets(pair.at),
@@ -787,7 +787,8 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     ),
     # Noise of relative size e adds e ** 2 / 2 to a norm.
     "far_ones_have_no_factor": lambda pair: all(
-        abs(pair.factors.get(name, 0.0) - 1) <= pair.distances[name] ** 2 for name in pair.far[0]
+        abs(pair.factors.get(name, 0.0) - 1) <= pair.distances[name] ** 2
+        for name in (pair.far[0] if pair.far else ())
     ),
     "passes_draw_alone": lambda pair: (
         [run.observed and run.observed.draws for run in (pair.record, pair.reference)] == [True, False]
@@ -813,7 +814,10 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     # Weights.
     "unlike_copies": lambda pair: unlike_copies(pair.record),
     "changed_ones_end_apart": lambda pair: (
-        bool(set(pair.changed_in_passes) & set(pair.beyond or [max(pair.distances, key=pair.distances.get)]))
+        bool(
+            set(pair.changed_in_passes)
+            & set(pair.beyond or [max(pair.distances, key=lambda name: pair.distances[name])])
+        )
         if pair.distances
         else None
     ),

@@ -318,7 +318,7 @@ def copies_in_other_steps(record: Record, reference: Record | None) -> list[dict
     if record.observation is not None or not record.ranks:
         return []
     others = reference.ranks if reference is not None and reference is not record else []
-    theirs = _left_beyond_probed(reference, others[0]) if reference and others else {}
+    theirs = _left(reference, others[0])[1] if reference and others else {}
     found, parts = [], {part.rank: part for part in record.ranks}
     for states in rank_states(record):
         part = parts[states.rank]
@@ -330,10 +330,10 @@ def copies_in_other_steps(record: Record, reference: Record | None) -> list[dict
         to_come = max(0, form.get("optimizer", 0) - states.measured.get("optimizer", 0))
         weights = form.get("weights", states.measured.get("weights", 0))
         kept, beyond = 0, dict[int, int]()
-        for step, size in _left_beyond_probed(record, part).items():
+        usual, left = _left(record, part)
+        for step, size in left.items():
             kept = max(kept, theirs.get(step, 0))
             beyond[step] = size - max(kept, to_come)
-        usual = max(_left_by_probed(part), default=0)
         at_once = {step: size - quantities.held_by_transport(record, step) for step, size in beyond.items()}
         step = max(beyond, key=lambda step: (at_once[step], beyond[step]), default=0)
         over: float = at_once.get(step, 0)
@@ -347,19 +347,13 @@ def copies_in_other_steps(record: Record, reference: Record | None) -> list[dict
     return found
 
 
-def _left_by_probed(part: RankPart) -> list[int]:
-    """Bytes that the allocator serves at the end of each probed step."""
-    ends = (m.allocated_bytes for m in part.memory if m.moment == "after_step")
-    return [size for size in ends if size is not None]
-
-
-def _left_beyond_probed(record: Record, part: RankPart) -> dict[int, int]:
-    """Bytes that each other step leaves beyond any probed one; {}: not counted."""
-    usual = max(_left_by_probed(part), default=None)
-    if usual is None:
-        return {}
-    pairs = zip(record.steps, part.step_allocated_bytes, strict=False)
-    return {step.step: size - usual for step, size in pairs if size is not None}
+def _left(record: Record, part: RankPart) -> tuple[int, dict[int, int]]:
+    """Most bytes that the allocator serves after a probed step, and what each other one leaves beyond."""
+    ends = [
+        m.allocated_bytes for m in part.memory if m.moment == "after_step" and m.allocated_bytes is not None
+    ]
+    usual, pairs = max(ends, default=0), zip(record.steps, part.step_allocated_bytes, strict=False)
+    return usual, {step.step: size - usual for step, size in pairs if ends and size is not None}
 
 
 def grows(row: JudgedRun) -> Iterator[Finding]:

@@ -346,9 +346,9 @@ def test_limits_of_gradients(
     precision: str, factor: float, splits: list[float], others: list[float], limits: dict[str, float]
 ) -> None:
     repeats = {"splits": list(map(examined, splits)), "others": list(map(examined, others))}
-    assert noise(precision, factor, **repeats).gradient_limits() == pytest.approx(limits)
+    assert noise(precision, factor, **repeats).limits("gradients") == pytest.approx(limits)
 
 
 def test_an_update_is_rounded_to_the_spacing_of_its_weight() -> None:
-    limits = noise(splits=[examined()]).update_limits()
+    limits = noise(splits=[examined()]).limits("updates")
     assert limits == pytest.approx({"a": 10 * 2.0**-23 * 5, "b": 10 * 2.0**-23 * 10})
