@@ -146,9 +146,9 @@ def rate(tokens_per_second: float) -> str:
 
 
 def reached(found: Prediction) -> str:
-    """'about 2,100', or '1,300 to 2,300' where the speed is a range."""
+    """'about 2,100', or '1,310 to 2,280', as the table has it, where the speed is a range."""
     between = found.speed.tokens_per_second_between if found.speed else None
-    ends = list(dict.fromkeys(map(about, between or ())))
+    ends = list(dict.fromkeys(map(rate, between or ())))
     return " to ".join(ends) if len(ends) > 1 else f"about {about(found.tokens_per_second_per_gpu)}"
 
 
