@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from harness.diagnose.rerun import (
     LoadedRun,
     NoiseRuns,
-    Rerun,
     Say,
     experiment_of,
     recorded_layout,
@@ -374,7 +373,14 @@ def find_partings(baseline: Record, other: Record, limits: Tolerance) -> list[Pa
                     noise=noise),
         )  # fmt: skip
 
-    _initial(baseline, other, max(_unit(baseline), _unit(other)), add)
+    first, others = baseline.initial_weights, other.initial_weights
+    counts = [f"{of.parameter_count:,}" for of in (first, others) if of is not None]
+    if len(set(counts)) > 1:
+        add(baseline.steps[0].step, SIZE, counts, None, None)
+    elif first is not None and others is not None and first.digest != others.digest:
+        apart, unit = relative_distance(first, others), max(_unit(baseline), _unit(other))
+        if apart is None or apart > unit:
+            add(baseline.steps[0].step, INITIAL, (None, None), apart, unit)
     both = step_pairs(baseline, other)
     for left, right, loss, norm in zip(
         baseline.steps, other.steps, both.loss_differences, both.norm_differences, strict=False
@@ -404,19 +410,6 @@ def _computes(record: Record, figure: str) -> bool:
     return record.observation is None or (figure == LOSS and record.status == "diverged")
 
 
-def _initial(baseline: Record, other: Record, unit: float, add: Callable[..., None]) -> None:
-    """What both begin with: as many weights, of equal values."""
-    left, right, step = baseline.initial_weights, other.initial_weights, baseline.steps[0].step
-    if left is None or right is None:
-        return
-    if left.parameter_count != right.parameter_count:
-        add(step, SIZE, (f"{left.parameter_count:,}", f"{right.parameter_count:,}"), None, None)
-    elif left.digest != right.digest:
-        apart = relative_distance(left, right)
-        if apart is None or apart > unit:
-            add(step, INITIAL, (None, None), apart, unit)
-
-
 def _trials(
     pair: tuple[LoadedRun, LoadedRun], settings: Sequence[Changed], last: int, noise: NoiseOfJobs, say: Say
 ) -> tuple[Record, list[SettingTrial]]:
@@ -427,43 +420,34 @@ def _trials(
         modules_to_preload(experiment_of(baseline), [baseline.backend.label, other.backend.label]),
     )
     require_room(baseline)
-
     is_end = last == baseline.steps[-1].step == other.steps[-1].step
 
-    def run(record: Record) -> Rerun:
-        return rerun(record, [last], launcher, say, weights=is_end)
+    def run(record: Record) -> Record:
+        return rerun(record, [last], launcher, say, weights=is_end).record
 
-    start = run(baseline).record
+    start = run(baseline)
+    whole = limits_of(start, other, noise)
+    ends_apart = any(one.figure == FINAL for one in find_partings(start, other, whole))
+
+    def trial(setting: str) -> SettingTrial:
+        try:
+            again = run(with_setting(baseline, other, setting))
+        except (HarnessError, ValidationError) as error:
+            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            return SettingTrial(setting=setting, why_not=why)
+        partings = find_partings(start, again, limits_of(start, again, noise))
+        begun, tried = (from_step(run, first_step(other)) for run in (start, again))
+        share = share_of(step_pairs(begun, tried), step_pairs(begun, other), whole)
+        if share is None and ends_apart:
+            share = share_of_weights(start, again, other)
+        return SettingTrial(
+            setting=setting, parting_step=partings[0].step if partings else None,
+            figure=partings[0].figure if partings else None, share=share,
+            not_finite=next((one.step for one in partings if one.other == NOT_FINITE), None),
+        )  # fmt: skip
+
     names = [changed.setting for changed in settings if not changed.setting.endswith(IN_FORCE)]
-    return start, [_trial(name, pair, start, noise, run) for name in names]
-
-
-def _trial(
-    setting: str,
-    pair: tuple[LoadedRun, LoadedRun],
-    start: Record,
-    noise: NoiseOfJobs,
-    run: Callable[[Record], Rerun],
-) -> SettingTrial:
-    other = pair[1].record
-    try:
-        again = run(with_setting(pair[0].record, other, setting)).record
-    except (HarnessError, ValidationError) as error:
-        why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        return SettingTrial(setting=setting, why_not=why)
-    limits = limits_of(start, again, noise)
-    partings = find_partings(start, again, limits)
-    ends_apart = any(one.figure == FINAL for one in find_partings(start, other, limits))
-    of_weights = share_of_weights(start, again, other) if ends_apart else None
-    begin = first_step(other)
-    start, again = from_step(start, begin), from_step(again, begin)
-    share = share_of(step_pairs(start, again), step_pairs(start, other), limits_of(start, other, noise))
-    return SettingTrial(
-        setting=setting, parting_step=partings[0].step if partings else None,
-        figure=partings[0].figure if partings else None,
-        not_finite=next((one.step for one in partings if one.other == NOT_FINITE), None),
-        share=of_weights if share is None else share,
-    )  # fmt: skip
+    return start, [trial(name) for name in names]
 
 
 def share_of(part: StepPairs, whole: StepPairs, limits: Tolerance) -> float | None:
