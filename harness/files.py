@@ -6,12 +6,13 @@ import errno
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import util
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 from filelock import BaseFileLock, FileLock, Timeout
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -165,11 +166,18 @@ def refusing(what: str, then: str = "") -> Iterator[None]:
         raise HarnessError(f"{what}: {error.strerror}{then}") from error
 
 
+@contextmanager
+def open_plain(path: Path) -> Iterator[BinaryIO]:
+    """A file to read. Raises OSError, also for what is no plain file: the writer of a pipe may never come."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(None, "it is not a plain file", str(path))
+        yield file
+
+
 def read_plain(path: Path, most_bytes: int) -> bytes:
     """The bytes of a file. Raises OSError, also for what is no plain file or larger than allowed."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(None, "it is not a plain file", str(path))
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:
             raise OSError(None, f"it has {size:,} bytes; at most {most_bytes:,} are read", str(path))

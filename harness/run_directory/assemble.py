@@ -50,6 +50,7 @@ from harness.run_directory.request import (
     launcher_log,
     numbered_file,
     rank_exit,
+    rank_file,
     rank_log,
     rank_owner,
     snapshot_file,
@@ -218,7 +219,7 @@ def status_of(
         and (cause.failure or (note and cause.rank in note.gone_ranks))
     )
     if cause is not None and (note is None or own):
-        error = _error(run_directory, cause)
+        error = _error(run_directory, events, cause)
         if misses_a_peer:
             error = _with_waits(run_directory, len(events), outcome, error)
         return (cause.failure.status if cause.failure else "failed"), error
@@ -230,7 +231,7 @@ def status_of(
         error = rank_state.stuck_error(run_directory, len(events), note)
         return "timeout", error.model_copy(update={"log_tail": _log_tail(run_directory, error.rank or 0)})
     cause = Cause(rank=0, exit_code=outcome.exit_codes.get(0), order=(0, 0))
-    return "failed", _error(run_directory, cause)
+    return "failed", _error(run_directory, events, cause)
 
 
 INTERRUPTED = "interrupted by the user"
@@ -279,7 +280,7 @@ def _silent_out_of_memory(
         line = line_of_out_of_memory(rank_state.read_log(rank_log(run_directory, rank)))
         if line is not None:
             own = cause.exit_code if cause is not None and cause.rank == rank else None
-            error = _error(run_directory, Cause(rank=rank, exit_code=own, order=(0, 0)))
+            error = _error(run_directory, events, Cause(rank=rank, exit_code=own, order=(0, 0)))
             return error.model_copy(update={"kind": "OutOfMemory", "message": rank_state.shown_text(line)})
     return None
 
@@ -290,7 +291,7 @@ _KILLERS: dict[int, str] = {
 }
 
 
-def _error(run_directory: Path, cause: Cause) -> record.ErrorPart:
+def _error(run_directory: Path, events: Events, cause: Cause) -> record.ErrorPart:
     """What a record says of the rank that a run is blamed on."""
     rank, failure, code = cause.rank, cause.failure, cause.exit_code
     position = rank_state.read_position(run_directory, rank)
@@ -309,6 +310,11 @@ def _error(run_directory: Path, cause: Cause) -> record.ErrorPart:
     elif code == EVENTS_LOST:
         why = "is the disk full, or the folder read-only?"
         message = f"the rank could not write its events ({why}) and ended with exit code {code}"
+    elif code == 0 and not (file := rank_file(run_directory, rank)).exists():
+        message = f"{file.name}, the rank's events, is missing; the rank ended with exit code 0"
+    elif code == 0 and (broken := events[rank].broken_lines):
+        said = f"lines of {file.name} cannot be read ({broken}), its last perhaps"
+        message = f"{said}; the rank ended with exit code 0"
     elif doing:
         message = f"{doing} ended the rank with exit code {code}; return what it makes instead"
     else:
@@ -348,17 +354,17 @@ WAITING = "waiting"
 
 def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> record.Record:
     """Build the record of a run from its ranks' events and the way its processes ended."""
-    events, broken = read_events(run_directory, request.world_size)
+    events = read_events(run_directory, request.world_size)
     steps = steps_of(events, _mesh(request))
     status, error = status_of(run_directory, events, steps, outcome)
-    return _record(run_directory, request, events, steps, status, error, broken)
+    return _record(run_directory, request, events, steps, status, error)
 
 
 def record_of_fault(run_directory: Path, request: RunRequest, error: BaseException) -> record.Record:
     """The record of a run of which nothing else can be said than that starting or reading it raised this."""
     events = {rank: RankEvents() for rank in range(request.world_size)}
     part = record.ErrorPart(kind=encodable(type(error).__name__), message=described(error))
-    return _record(run_directory, request, events, [], "failed", part, 0)
+    return _record(run_directory, request, events, [], "failed", part)
 
 
 def _record(
@@ -368,7 +374,6 @@ def _record(
     steps: list[record.StepPart],
     status: record.Status,
     error: record.ErrorPart | None,
-    broken: int,
 ) -> record.Record:
     setup, final = events[0].setup, events[0].final
     mesh, scales = _mesh(request), request.job.training.precision == "fp16-mixed"
@@ -406,7 +411,7 @@ def _record(
             ],
             "environment": run_environment(run_directory).model_copy(
                 update={
-                    "broken_event_lines": broken,
+                    "broken_event_lines": sum(of_rank.broken_lines for of_rank in events.values()),
                     "accelerator": setup.accelerator if setup else None,
                     "launcher_settings": request.launcher_settings,
                 }
@@ -445,7 +450,7 @@ def assemble_refused(run_directory: Path, request: RunRequest, reason: str) -> r
     """Build the record of a run whose ranks were not started."""
     events = {rank: RankEvents() for rank in range(request.world_size)}
     events[0].reasons.append(reason)
-    return _record(run_directory, request, events, [], "unsupported", None, 0)
+    return _record(run_directory, request, events, [], "unsupported", None)
 
 
 def _backend(request: RunRequest, setup: SetupEvent | None, final: FinalEvent | None) -> record.BackendPart:
@@ -795,7 +800,7 @@ def _as_noted(noted: Mapping[int, RankExit], **more: Any) -> Outcome:
 def external_outcome(run_directory: Path, world_size: int) -> Outcome:
     """The exits that monitors noted, and which ranks vanished with their monitors."""
     noted = noted_exits(run_directory, range(world_size))
-    events, _ = read_events(run_directory, world_size)
+    events = read_events(run_directory, world_size)
     vanished = frozenset(
         rank
         for rank, of_rank in events.items()

@@ -25,6 +25,7 @@ from harness.backends.base import Effective
 from harness.backends.mesh import Mesh
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
+from harness.files import open_plain
 from harness.forms.terms import OwnForms
 from harness.record.measured import EndedRank, ProbedRank, ReadyRank
 from harness.record.run import DIGEST_KIND, with_details
@@ -366,11 +367,12 @@ class Tail:
 
     def read(self) -> list[Event]:
         """Events whose lines were completed since the last call."""
-        if not self._path.exists():
+        try:
+            with open_plain(self._path) as file:
+                file.seek(self._offset)
+                data = file.read()
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
         end = data.rfind(b"\n") + 1
         self._offset += end
         lines = data[:end].split(b"\n")[:-1]
@@ -406,6 +408,8 @@ class RankEvents:
     """Why the backend cannot run."""
     stopped: StoppedEvent | None = None
     done: bool = False
+    broken_lines: int = 0
+    """That could not be read."""
 
     @property
     def has_ended(self) -> bool:
@@ -437,7 +441,7 @@ def has_said_its_end(run_directory: Path, rank: int) -> bool:
 def _last_event(run_directory: Path, rank: int) -> Event | None:
     """What the last line of a rank says; None: there is none, or it is broken."""
     try:
-        with rank_file(run_directory, rank).open("rb") as file:
+        with open_plain(rank_file(run_directory, rank)) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
             last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
         return read_event(last)
@@ -445,21 +449,20 @@ def _last_event(run_directory: Path, rank: int) -> Event | None:
         return None
 
 
-def read_events(run_directory: Path, world_size: int) -> tuple[dict[int, RankEvents], int]:
-    """The events of every rank, and the number of lines that could not be read."""
-    tails = {rank: Tail(rank_file(run_directory, rank)) for rank in range(world_size)}
-    events = {rank: RankEvents() for rank in tails}
-    for rank, tail in tails.items():
+def read_events(run_directory: Path, world_size: int) -> dict[int, RankEvents]:
+    events = {rank: RankEvents() for rank in range(world_size)}
+    for rank, of_rank in events.items():
+        tail = Tail(rank_file(run_directory, rank))
         for event in tail.read():
-            events[rank].add(event)
-    broken = sum(tail.broken_lines for tail in tails.values())
-    if broken:
+            of_rank.add(event)
+        of_rank.broken_lines = tail.broken_lines
+    if any(of_rank.broken_lines for of_rank in events.values()):
         most_steps = max((of_rank.steps for of_rank in events.values()), key=len)
         most_evaluations = max((of_rank.evaluations for of_rank in events.values()), key=len)
         for of_rank in events.values():
             of_rank.steps = _until_gap(of_rank.steps, most_steps)
             of_rank.evaluations = _until_gap(of_rank.evaluations, most_evaluations)
-    return events, broken
+    return events
 
 
 def _until_gap(rows: Sequence[OfStep], whole: Sequence[OfStep]) -> list[OfStep]:
@@ -623,7 +626,7 @@ _OUT_OF_MEMORY = re.compile(
     # not "cannot allocate memory in static TLS block", by which the loader refuses a library
     r"|(?:can't|cannot|not enough memory to|failed to) allocate (?:memory(?! in static TLS)|pinned)"
     r"|DefaultCPUAllocator: not enough memory"
-    r"|std::bad_alloc\b",
+    r"|std::bad_alloc\b|^[\w.]*MemoryError\b",
     re.IGNORECASE,
 )
 _CAUGHT = re.compile(r"warning\b|\bwarn\b", re.IGNORECASE)

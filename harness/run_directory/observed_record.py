@@ -183,12 +183,12 @@ def assemble_observed(
     exit_code: negative where a signal ended it.
     told_at: when `harness observe` was told to end, seconds since the epoch; None: it was not.
     """
-    of_all, _ = read_events(run_directory, len(list(run_directory.glob("rank-*.jsonl"))))
+    of_all = read_events(run_directory, len(list(run_directory.glob("rank-*.jsonl"))))
     # What rank 0 saw, or the first rank that saw anything.
     seen = next((of_rank.observation for of_rank in of_all.values() if of_rank.observation), None)
     if seen is None:
         return None
-    events, broken = read_events(run_directory, seen.world_size)
+    events = read_events(run_directory, seen.world_size)
     setup = events[0].setup
     job = seen_job(seen.seen)
     steps = steps_of(events)
@@ -231,7 +231,10 @@ def assemble_observed(
             }
         ),
         environment=assemble.run_environment(run_directory).model_copy(
-            update={"broken_event_lines": broken, "accelerator": setup.accelerator if setup else None}
+            update={
+                "broken_event_lines": sum(of_rank.broken_lines for of_rank in events.values()),
+                "accelerator": setup.accelerator if setup else None,
+            }
         ),
         observed=events[0].final.observed if events[0].final else None,
         observation=seen.observation.model_copy(

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
-from harness.files import read_plain, write_atomically
+from harness.files import open_plain, read_plain, write_atomically
 from harness.record import ErrorPart, Part, RankStatePart
 from harness.run_directory.request import modules_file, numbered_file, rank_state
 from harness.safe_text import MOST_LOG_TAIL_BYTES, capped_tail, redacted
@@ -163,7 +163,8 @@ class ModuleWriter:
 def read_modules(run_directory: Path, rank: int) -> list[str]:
     """Names of the modules that the rank's step began, in their order; empty where it did not note them."""
     try:
-        return modules_file(run_directory, rank).read_text(errors="replace").splitlines()
+        noted = read_plain(modules_file(run_directory, rank), MOST_DOCUMENT_BYTES)
+        return noted.decode(errors="replace").splitlines()
     except OSError:
         return []
 
@@ -171,7 +172,7 @@ def read_modules(run_directory: Path, rank: int) -> list[str]:
 def read_head(run_directory: Path, rank: int) -> bytes:
     """The first line as it stands; empty where there is none. It changes whenever the rank moves on."""
     try:
-        with rank_state(run_directory, rank).open("rb") as file:
+        with open_plain(rank_state(run_directory, rank)) as file:
             return file.read(HEAD_BYTES)
     except OSError:
         return b""
@@ -190,7 +191,7 @@ def read_position(run_directory: Path, rank: int) -> Position | None:
 def read_state(run_directory: Path, rank: int) -> RankState:
     """All that a rank wrote of itself; of its stacks those of its own helpers left out."""
     try:
-        data = rank_state(run_directory, rank).read_bytes()[HEAD_BYTES:]
+        data = read_plain(rank_state(run_directory, rank), MOST_DOCUMENT_BYTES)[HEAD_BYTES:]
     except OSError:
         data = b""
     lines = data.decode(errors="replace").splitlines()
@@ -229,7 +230,7 @@ def read_part(path: Path, kind: type[Model]) -> Model | None:
 def read_log(path: Path) -> str:
     """The end of a log, which may be as long as a disk; empty where there is none that can be read."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_LOG_BYTES))
             return file.read(MOST_LOG_BYTES).decode(errors="replace")
     except OSError:

@@ -312,6 +312,8 @@ def _steps(reference: Record, record: Record) -> Iterator[Difference]:
         return
     if any(part.odd_update and part.odd_update.kind == "begun-anew" for part in record.ranks):
         return  # its count is none of updates
+    if any(run.environment.broken_event_lines for run in (reference, record)):
+        return  # steps were lost
     if len(reference.steps) != len(record.steps):
         yield Difference("number of steps", len(reference.steps), len(record.steps), "optimizer-steps-differ")
     made = record.observed.optimizer_steps if record.observed else None

@@ -275,13 +275,13 @@ def faulty_version(row: JudgedRun) -> Iterator[Finding]:
             yield found("faulty-version", row.cell, values, library=fact.library, what=fact.what)
 
 
-def code_changed(runs: Runs) -> list[Finding]:
-    mixed = [row for row in runs.rows if row.record.environment.code_changed]
-    return (
-        [found("code-changed", labels(mixed), {"runs": [row.record.run_id for row in mixed]})]
-        if mixed
-        else []
-    )
+def spoilt(runs: Runs) -> Iterator[Finding]:
+    """Runs that something else changed while they ran."""
+    for name, field in (("code-changed", "code_changed"), ("events-unreadable", "broken_event_lines")):
+        rows = {row: count for row in runs.rows if (count := getattr(row.record.environment, field))}
+        if rows:
+            ids = [row.record.run_id for row in rows]
+            yield found(name, labels(list(rows)), {"runs": ids}, count=sum(rows.values()))
 
 
 def custom_code(runs: Runs) -> list[Finding]:
@@ -694,7 +694,7 @@ RULES = Rules(
         epochs_alike, passes_apart, outside, ranks_drift,
     ),
     of_all=(
-        jobs_apart, as_given, batch_split, code_changed, custom_code, bytes_for_pretrained, labels_and_losses,
+        jobs_apart, as_given, batch_split, spoilt, custom_code, bytes_for_pretrained, labels_and_losses,
         weak_scaling,
     ),
 )  # fmt: skip

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from harness.run_directory.rank_state import (
     read_modules,
     stuck_error,
 )
-from harness.run_directory.request import DESCRIPTION, SavedCheckpoint, modules_file, rank_state
+from harness.run_directory.request import DESCRIPTION, SavedCheckpoint, modules_file, rank_file, rank_state
 from harness.snapshots.flight_recorder import KEPT
 from tests.fake_ranks import STEP, Behaviour, Rank, failure_of, has_ended, record_of
 from tests.harness.run_directory.test_events import setup_event
@@ -90,6 +91,30 @@ def test_rank_that_left_is_blamed_and_not_the_one_that_misses_it(
     assert said in error.message
     assert (error.step, error.phase) == (2, "forward")
     assert len(record.steps) == 2
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda file: file.unlink(), "rank-00001.jsonl, the rank's events, is missing; the rank ended"),
+        (lambda file: file.open("a").write("[["), "lines of rank-00001.jsonl cannot be read (1), its last"),
+        (lambda file: [(state := file.with_suffix(".state")).unlink(), os.mkfifo(state)], None),
+    ],
+    ids=["missing", "garbage", "pipe"],
+)  # fmt: skip
+def test_damaged_files_of_a_rank_are_named_and_no_pipe_is_waited_for(
+    tmp_path: Path, damage: Callable[[Path], object], said: str | None
+) -> None:
+    def is_damaged(rank: Rank) -> None:
+        rank.train()
+        damage(rank_file(tmp_path, 1))
+        time.sleep(1)
+        rank.done()
+
+    record = record_of(tmp_path, lambda rank: (rank.train(), rank.done()), is_damaged)
+    assert (record.status, record.error and record.error.message.startswith(said)) == (
+        ("ok", None) if said is None else ("failed", True)
+    )
 
 
 def test_exception_of_a_rank_counts_before_the_abort_of_its_peer(tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ OUT_OF_MEMORY = [
     "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8",
     "[Errno 12] Cannot allocate memory",
     "std::bad_alloc",
+    "MemoryError",
+    "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for an array",
 ]  # fmt: skip
 OTHERS = [
     "CUDA error: an illegal memory access was encountered",
@@ -115,6 +117,7 @@ OTHERS = [
     "NCCL error: unhandled system error, ncclSystemError: System call (e.g. socket, malloc) failed",
     "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE)",
     "no memory format was given",
+    "except MemoryError: pass",
     "libgomp.so.1: cannot allocate memory in static TLS block",
 ]  # fmt: skip
 

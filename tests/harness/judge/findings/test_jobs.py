@@ -25,7 +25,7 @@ from harness.record import (
 )
 from harness.record.run import LABELLED, PADDING
 from tests.harness.cli.command_line import UNTRACED, records, succeeds
-from tests.records import changed, make_communication, make_ranks, make_record, make_steps, told
+from tests.records import ENVIRONMENT, changed, make_communication, make_ranks, make_record, make_steps, told
 from tests.representatives import first
 
 BUFFERS = [
@@ -44,6 +44,21 @@ def test_bytes_fed_to_pretrained_weights_are_named_once_and_for_random_weights_a
     assert "'gpt2' is fed raw bytes" in message
     random = {"name": "gpt2", "config": None, "weights": "random"}
     assert of_job("bytes-for-pretrained", model=random) == of_job("bytes-for-pretrained") == []
+
+
+def test_events_that_were_lost_are_said_and_no_count_of_steps_is_held_against_the_run() -> None:
+    for broken in (0, 2):
+        lost = make_record(label="ddp", environment={**ENVIRONMENT, "broken_event_lines": broken},
+                           steps=make_steps()[:3])  # fmt: skip
+        records = [make_record(), lost]
+        assert (told(records, "optimizer-steps-differ") == []) is bool(broken)
+        said = [finding.text for finding in told(records, "events-unreadable")]
+        assert (
+            said
+            == ["2 lines of `rank-*.jsonl` cannot be read: steps, or what was measured, may be missing"][
+                :broken
+            ]
+        )
 
 
 def test_batch_norm_over_another_micro_batch_is_another_computation_unless_measured_not_to_be() -> None:
