@@ -89,7 +89,7 @@ class Roots:
     def __init__(self, listener: Guarded) -> None:
         self._listener = listener
         self.callers: WeakKeyDictionary[nn.Module, set[Thread]] = WeakKeyDictionary()
-        """Each root that the script still has, with the threads that call it."""
+        """Each root that the script has, with the threads that call it for gradients; a teacher: none."""
         self.resting: WeakSet[nn.Module] = WeakSet()
         """Those without a parameter that trains, such as a teacher."""
         self._inside: dict[int, nn.Module] = {}
@@ -120,7 +120,7 @@ class Roots:
         if not trains:
             return
         if True in trains:
-            self.callers[module] = {current_thread()}
+            self.callers[module] = set()
         else:
             self.resting.add(module)
         try:
@@ -135,7 +135,8 @@ class Roots:
             if module in self.resting:
                 self._listener.other_begins(module, arguments)
                 return
-            self.callers[module].add(current_thread())
+            if torch.is_grad_enabled():
+                self.callers[module].add(current_thread())
             self._listener.forward_begins(module, arguments, named)
 
     def _after(self, module: nn.Module, _: Any, output: Any) -> None:

@@ -616,7 +616,9 @@ class Session:
 
     def _outside(self) -> Iterator[tuple[str, Tensor]]:
         """Weights of the models that the script calls; those of the described one count as its own before."""
-        for module in (*self._called(), *(self.roots.resting if self.roots else ())):
+        roots = self.roots
+        idle = [root for root, threads in roots.callers.items() if not threads] if roots else []
+        for module in (*self._called(), *idle, *(roots.resting if roots else ())):
             for tensor in facts.weights_of(module):
                 yield "other_models", tensor
 

@@ -414,6 +414,13 @@ with Join([model]):
         body=DDP.format(passes="""
     head(model(torch.randn(4, 8))[:, None]).square().mean().backward()
 """, clips=""), ranks=2, updates=8, found=frozenset({"trained-outside"}), note="several models train"),
+    "a teacher whose parameters could train": Loop(
+        body=DDP.replace("scaler =", "teacher = nn.Linear(8, 1)\nscaler =").format(passes="""
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        taught = teacher(x)[:, 0]
+    (model(x) - taught).square().mean().backward()
+""", clips=""), ranks=2, updates=8),
     "a head whose gradients are averaged by hand": Loop(
         body=DDP.format(passes="""
     head(model(torch.randn(4, 8))[:, None]).square().mean().backward()
