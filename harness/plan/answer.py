@@ -435,7 +435,7 @@ def _searched(question: Question, typed: Typed, by: Predictors) -> Answer:
         answer,
         other_best=next(iter(others.best()), None),
         chunked=_chunked(question, best, by),
-        fewest=fewest_gpus(question, by) if best and question.names_all else None,
+        fewest=fewest_gpus(question, by) if best else None,
     )
 
 

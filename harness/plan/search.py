@@ -644,7 +644,7 @@ def _choices(
 
 def fewest_gpus(question: Question, by: Predictors) -> Prediction | None:
     """Full sharding, or one process, on the fewest GPUs on which it fits with room, halved from those asked
-    for at the same tokens of a step; None: not on those asked for."""
+    for at the same tokens of a step; None: not on those asked for, or no such strategy was named."""
     found: Prediction | None = None
     gpus = question.gpus
     while gpus and not question.samples % gpus:
@@ -653,7 +653,8 @@ def fewest_gpus(question: Question, by: Predictors) -> Prediction | None:
         )
         roomy = None
         for label in SHARDING_ALL if gpus > 1 else (registry.REFERENCE,):
-            if roomy is None and _why_not_tried(asked, label) is None:
+            is_asked = question.names_all or label in question.labels
+            if roomy is None and is_asked and _why_not_tried(asked, label) is None:
                 with suppress(HarnessError):
                     near = near_largest(asked, label, by, checkpointing=question.checkpointing[-1])
                     roomy = next((one for one in near if one.leaves_room), None)

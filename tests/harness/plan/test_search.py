@@ -409,6 +409,9 @@ def test_the_fewest_gpus_are_those_on_which_full_sharding_leaves_room() -> None:
     # 16 MB of states and 0.1 MB of activations: on 2 of 10 MB with room, on one not.
     assert fewest_gpus(question(), predictors()).world_size == 2
     assert fewest_gpus(question(), predictors(states=800)) is None
+    for labels, gpus in (("fsdp", "ddp"), 2), (("ddp",), None):  # of named strategies those alone
+        found = fewest_gpus(replace(question(), names_all=False, labels=labels), predictors())
+        assert (found and found.world_size) == gpus
     # The largest micro-batch that fits is close to the limit there, a smaller one is not.
     found = fewest_gpus(question(), predictors(per_token=9_000))
     assert (found.world_size, found.leaves_room) == (2, True)
