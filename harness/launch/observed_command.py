@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import hashlib
 import os
@@ -17,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -128,13 +128,28 @@ def files_of(command: Sequence[str]) -> dict[str, str]:
     for path in map(Path, command):
         with suppress(OSError, ValueError):
             if path.is_file() and path.stat().st_size <= MOST_DOCUMENT_BYTES:
-                finder = ModuleFinder([str(path.parent)])
-                if path.suffix == ".py":
-                    with suppress(SyntaxError, RecursionError):
-                        finder.run_script(str(path))
-                imported = [Path(module.__file__) for module in finder.modules.values() if module.__file__]
-                for file in (path, *imported):
+                for file in imported(path) if path.suffix == ".py" else [path]:
                     found[str(file)] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return found
+
+
+def imported(script: Path) -> list[Path]:
+    """The script and what it imports of its folder, in turn; packages with and without `__init__.py`."""
+    found = [script]
+    for file in found:  # which grows
+        with suppress(SyntaxError, ValueError, RecursionError):
+            for node in ast.walk(ast.parse(file.read_bytes())):
+                names, level = [], 0
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom):
+                    level, module = node.level, f"{node.module}." if node.module else ""
+                    names = [module + alias.name for alias in node.names]
+                top = file.parents[min(level, len(file.parents)) - 1] if level else script.parent
+                for parts in (name.split(".") for name in names):
+                    places = [top.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
+                    files = [f for p in places for f in (p.with_name(f"{p.name}.py"), p / "__init__.py")]
+                    found += [f for f in dict.fromkeys(files) if f not in found and f.is_file()]
     return found
 
 

@@ -73,3 +73,32 @@ def test_a_script_that_misbehaves_ends_and_leaves_nothing(
         assert observed_command.EMPTIED in log.read_bytes()
     if script == FORKS:
         assert not psutil.pid_exists(int(Path("left").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("script", "files"),
+    [
+        ("import helper, torch, os", ["helper.py"]),
+        ("import wandb", []),  # a folder of that name holds logs: the installed one is imported
+        ("from utils.data import split", ["utils/data.py"]),
+        ("import utils.data as data", ["utils/data.py"]),
+        ("from own import model", ["own/__init__.py", "own/model.py", "own/layers.py"]),
+        ("from own.model import *", ["own/__init__.py", "own/model.py", "own/layers.py"]),
+        ("def later():\n    import helper", ["helper.py"]),
+        ("import helper\0", []),
+        ("import", []),
+    ],
+)
+def test_a_script_s_files_are_those_beside_it_that_it_imports(
+    tmp_path: Path, script: str, files: list[str]
+) -> None:
+    content = {
+        "helper.py": "import train", "unused.py": "", "wandb/log.txt": "", "utils/data.py": "",
+        "own/__init__.py": "", "own/model.py": "from . import layers", "own/layers.py": "",
+    }  # fmt: skip
+    for name, text in content.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "train.py").write_text(script)
+    found = observed_command.files_of(["torchrun", str(tmp_path / "train.py"), "--lr", "1"])
+    assert list(found) == [str(tmp_path / name) for name in ("train.py", *files)]
