@@ -36,8 +36,6 @@ ROW = Row(
         }
     )
 )  # fmt: skip
-
-
 PEFT = {"precision": "bf16 mixed", "repo": "foundation-model-stack/fms-acceleration"}
 
 
@@ -95,15 +93,13 @@ def test_what_a_job_cannot_say_is_a_reason(changes: dict[str, str], reason: str)
 
 
 def test_a_network_that_a_row_names_is_taken() -> None:
-    row = replace(ROW, n_gpus="96", note="H100 96 GPUs with 800 Gbps")
-    scenario = map_row(row).scenario
+    scenario = map_row(replace(ROW, n_gpus="96", note="H100 96 GPUs with 800 Gbps")).scenario
     assert scenario.fabric.bandwidth_per_gpu == pytest.approx(12.5e9)
 
 
 def test_an_old_kernel_reaches_a_part_of_what_today_s_does_on_the_same_gpu() -> None:
-    for gpu, share in (("A100-80GB", 0.33), ("H100-80GB", 0.187)):
-        constants = map_row(replace(ROW, gpu=gpu, attention="triton")).constants
-        assert constants.attention_share == pytest.approx(share)
+    rows = (replace(ROW, gpu=gpu, attention="triton") for gpu in ("A100-80GB", "H100-80GB"))
+    assert [map_row(row).constants.attention_share for row in rows] == pytest.approx([0.33, 0.187])
 
 
 def test_statistics_of_memory_are_told_apart() -> None:
@@ -203,9 +199,7 @@ def test_adapters_become_the_job_s() -> None:
         ("single", {**PEFT, "method": "lora"}, "bf16"),
     ],
 )
-def test_precision_is_what_libraries_make_of_it(
-    strategy: str, changes: dict[str, str], precision: str
-) -> None:
+def test_libraries_decide_a_precision(strategy: str, changes: dict[str, str], precision: str) -> None:
     assert map_row(replace(ROW, strategy=strategy, **changes)).scenario.job.training.precision == precision
 
 
@@ -390,13 +384,10 @@ def test_a_program_s_configuration_of_deepspeed_is_the_scenario_s() -> None:
     assert found["single"] == {}
 
 
-def test_what_a_program_does_under_one_strategy_alone_is_that_strategy_s() -> None:
+def test_what_a_program_does_for_one_strategy_or_model_alone_is_theirs() -> None:
     for strategy, wraps in (("fsdp1-grad-op", True), ("fsdp2-grad-op", False)):
         scenario = map_row(replace(ROW, repo="Lightning-AI/lightning-thunder", strategy=strategy)).scenario
         assert scenario.other.wraps_layers is wraps
-
-
-def test_what_a_program_does_for_one_model_alone_is_that_model_s() -> None:
     changes = {
         "repo": "foundation-model-stack/fms-acceleration", "params": "", "seq_len": "2048",
         "precision": "pure bfloat16",
@@ -442,9 +433,8 @@ def test_keys_and_values_live_until_the_loss_is_computed() -> None:
     """Of 24 blocks, each token's 2,048 + 2 x 128 values in 2 bytes, at every moment of head and loss."""
     row = replace(
         ROW, repo="foundation-model-stack/fms-acceleration", params="", seq_len="2048",
-        precision="pure bfloat16",
         model="bigcode/gpt_bigcode-santacoder", n_gpus="1", gpus_per_node="1", gpu="A100-80GB",
-        strategy="single",
+        strategy="single", precision="pure bfloat16",
     )  # fmt: skip
     scenario = map_row(row).scenario
     held, plain = (

@@ -120,7 +120,6 @@ def test_bloom_560m_on_eight_ranks(
     sharding: str, weight_bytes: int, reduce_bytes: int, gigabytes: float
 ) -> None:
     sent = textbook_sent_bytes(sharding, BLOOM_560M, 8, weight_bytes=weight_bytes, reduce_bytes=reduce_bytes)
-    assert sent is not None
     assert round(sent / 1e9, 3) == gigabytes
 
 
