@@ -132,17 +132,22 @@ class Roots:
     def _before(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if get_ident() not in self._inside and not in_backward():
             self._inside[get_ident()] = module
-            if module in self.resting:
+            if self._rests(module):
                 self._listener.other_begins(module, arguments)
                 return
             if torch.is_grad_enabled():
                 self.callers[module].add(current_thread())
             self._listener.forward_begins(module, arguments, named)
 
+    def _rests(self, module: nn.Module) -> bool:
+        """Whether it does not train: where others do, also one that nobody called for gradients yet."""
+        is_idle = module not in self.resting and not self.callers[module] and not torch.is_grad_enabled()
+        return module in self.resting or (is_idle and any(self.callers.values()))
+
     def _after(self, module: nn.Module, _: Any, output: Any) -> None:
         if self._inside.get(get_ident()) is module:
             del self._inside[get_ident()]
-            if module in self.resting:
+            if self._rests(module):
                 self._listener.other_ends()
             elif output is None and sys.exc_info()[1] is not None:
                 self._listener.pass_fails()
