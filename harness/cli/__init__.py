@@ -77,7 +77,7 @@ def _said(error: click.UsageError) -> str:
     if isinstance(error, click.BadParameter) and isinstance(
         kind := getattr(error.param, "type", None), NUMBERS
     ):
-        return f"{said.rpartition(' is not ')[0]}; give {_allowed(kind)}."
+        return f"{said.rpartition(' is not ')[0]}; give {_allowed(kind, error.param.metavar or '')}."
     words = _words(error.ctx) if error.ctx is not None else ""
     told = said.removesuffix(".")
     if (instead := INSTEAD.get(f"{words} WORD")) and told.startswith(EXTRA_ARGUMENT):
@@ -87,9 +87,10 @@ def _said(error: click.UsageError) -> str:
     return said
 
 
-def _allowed(kind: click.IntRange | click.FloatRange) -> str:
-    """'a whole number, 1 or more', 'a number above 0', 'a number from 0 to 100'."""
+def _allowed(kind: click.IntRange | click.FloatRange, unit: str) -> str:
+    """'a whole number, 1 or more', 'a number of minutes above 0', 'a number of days from 0 to 100'."""
     number = "a whole number" if isinstance(kind, click.IntRange) else "a number"
+    number += f" of {unit.lower()}" if unit.endswith("S") else ""
     if kind.max is not None:
         return f"{number} from {kind.min:g} to {kind.max:g}"
     return f"{number} above {kind.min:g}" if kind.min_open else f"{number}, {kind.min:g} or more"
@@ -118,6 +119,7 @@ def _advice(error: click.NoSuchOption) -> str | None:
         word, known = option.removeprefix("--").replace("-", "_").lower(), settings_by_name()
         begun = [name for name in known if name.startswith(f"{word}_")]
         meant = known.get(word, known[begun[0]] if len(begun) == 1 else ())
+        meant = [one for one in meant if not one.startswith("--")]
         observes, compares = _words(context) == "observe", _words(context) in ("compare", "slurm render")
         taken = [one for one in meant if compares or not one.startswith("compare.") or "price" in one]
         taken = [one for one in taken if not observes or one in OBSERVED]

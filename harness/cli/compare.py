@@ -626,7 +626,7 @@ RECORDS_SUFFIX = ".runs"
 @click.option("--nproc")
 @options.repeats_option
 @click.option("--within")
-@click.option("--max-minutes", type=click.FloatRange(0, min_open=True))
+@click.option("--max-minutes", type=click.FloatRange(0, min_open=True), metavar="MINUTES")
 @options.runs_option
 @click.option("--report", type=options.OUTPUT_FILE)
 @click.option("--batch", type=click.Choice(["equal", "largest"]), default="equal", show_default=True)

@@ -209,9 +209,9 @@ def simulate(
     if model is not None:
         planned = load_model(model, assignments=assignments)
         experiment, name = simulation.with_model(experiment, planned.config), planned.name
-    world_sizes = options.numbers(world_size, "--world-size", "ranks")
+    world_sizes = options.numbers(world_size, options.WORLD_SIZE, "ranks")
     if max(world_sizes) > MOST_RANKS:
-        raise HarnessError(f"--world-size {max(world_sizes)} is too large; give at most {MOST_RANKS}")
+        raise HarnessError(f"{options.WORLD_SIZE} {max(world_sizes)} is too large; give at most {MOST_RANKS}")
     labels = [canonical_label(label) for label in options.split_backends(backends)]
     asked = [
         simulation.plan_simulation(

@@ -439,6 +439,10 @@ def calibrated_constants(
     return constants
 
 
+WORLD_SIZE = "--world-size / --gpus"
+"""One option: click does not tell which name was typed."""
+
+
 def ranks_options(command: Callable[..., Any], *, default: str | None = None) -> Callable[..., int]:
     """Add the numbers of ranks and how many a node has, and pass them as `world_size`, `gpus_per_node`."""
     # A default of None would be a value to click 8.3.
@@ -479,7 +483,7 @@ class Machine:
 
         device = None if self.gpu is None else self.known.device(self.gpu)
         return {
-            "world_sizes": numbers(self.world_size, "--world-size", "ranks"),
+            "world_sizes": numbers(self.world_size, WORLD_SIZE, "ranks"),
             "ranks_per_node": ranks_per_node(device, self.gpus_per_node),
             "device": device,
             "fabric": named_fabric(self.known, self.fabric),

@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 EVERY_SECONDS = 1.0
 """Between two looks at the clock, also while one model is traced."""
-LINE_EVERY_SECONDS = 2.0
+LINE_EVERY_SECONDS = 60.0
 """Between two lines where there is no terminal."""
 PREDICTING, TRACING = "predicting", "tracing the model's activations"
 

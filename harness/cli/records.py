@@ -127,7 +127,7 @@ def all_runs(folder: Path) -> list[tuple[Path, Listed]]:
 
 def one_run(given: str, folder: Path) -> tuple[Path, Record]:
     """The run that `given` names. Raises HarnessError if there is none, or several."""
-    if os.path.exists(given):  # a text that is too long for a path is none
+    if os.path.exists(given) or os.sep in given:  # a text that is too long for a path is none
         return _only(given, read_runs([Path(given)])[0])
     runs = all_runs(folder)
     found = runs[-1:] if given == LATEST else [run for run in runs if run[1].run_id == given]

@@ -19,7 +19,7 @@ from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, parse_rate, read_fabric, shortfall
 from harness.job.config import only_elsewhere
 from harness.job.experiment import Experiment
-from harness.judge.wording import counted
+from harness.judge.wording import counted, listed
 from harness.launch.cells import BOTH_KERNELS, canonical_label, have_both_kernels, reusable
 from harness.plan.hardware import MemoryLimits
 from harness.plan.preflight import CellPredictions
@@ -148,8 +148,10 @@ def render(
     matrices.write_matrix(output, matrix, scripts)
     on_cpu = "" if where.gpus_per_node else f" for CPU ranks: gpus_per_node of site '{where.name}' is 0"
     said = f"{output}: {len(matrix.runs)} runs in {len(scripts)} scripts, {matrix.most_asked}{on_cpu}"
-    if not all("#SBATCH --mem" in script for script in scripts.values()):
-        said += "; memory: Slurm's default, often little: `memory_per_node` in the site file asks for more"
+    if without := [name for name, script in scripts.items() if "#SBATCH --mem" not in script]:
+        which = "" if len(without) == len(scripts) else f" of {listed(without, 3)}"
+        said += f"; memory{which}: Slurm's default, often little: "
+        said += "`memory_per_node` in the site file asks for more"
     echo(said, err=True)
     return 0
 

@@ -33,12 +33,12 @@ def parse_yaml(text: str, where: str) -> Any:
         raise HarnessError(f"{where} {error}") from error
 
 
-def read_yaml_file(path: Path, what: str, model: type[Model], must_be: str) -> Model:
+def read_yaml_file(path: Path, what: str, model: type[Model], must_be: str, advice: str = "") -> Model:
     """Read and validate; `what` names the kind of file and `must_be` the mapping that it should hold.
 
     Raises HarnessError naming the file, what was given and what is allowed.
     """
-    document = parse_yaml(read_settings(path, what), f"{what} {path}")
+    document = parse_yaml(read_settings(path, what, advice or f"; give {must_be}"), f"{what} {path}")
     if not isinstance(document, dict):
         raise HarnessError(f"{what} {path} must be {must_be}")
     try:

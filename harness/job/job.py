@@ -244,7 +244,7 @@ class DataSection(SettingsSection):
                 "datasets or another that reads files"
             )
         if self.source not in WITHOUT_PATH and self.path is None:
-            raise ValueError(f"source '{self.source}' needs a `path`")
+            raise ValueError(f"source '{self.source}' needs a `path`: --set data.path=FILE")
         if self.classes is not None and self.source != "synthetic-images":
             raise ValueError("`classes` is of source synthetic-images; other data say how many they have")
         return self

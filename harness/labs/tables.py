@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,13 +66,16 @@ def cells(records: Sequence[Record]) -> list[CellRuns]:
     return sorted(found, key=lambda cell: cell.world_size)
 
 
-def remarks(records: Sequence[Record]) -> list[str]:
-    """What holds for every table of these records."""
-    found = []
-    if any(record.world.device == "cpu" for record in records):
-        found.append(
-            "CPU ranks: 'GPU memory' is what torch allocates in host memory; speeds say nothing of GPUs."
-        )
+def remarks(records: Sequence[Record], figures: Collection[Figure]) -> list[str]:
+    """What must be known of these records to read these figures."""
+    found, names = [], {figure.figure for figure in figures}
+    timed = any(name.endswith(("seconds", "per_second")) for name in names)
+    of_cpu = ["'GPU memory' is what torch allocates in host memory"] * ("peak_bytes" in names)
+    of_cpu += ["speeds say nothing of GPUs"] * timed
+    if of_cpu and any(record.world.device == "cpu" for record in records):
+        found.append(f"CPU ranks: {'; '.join(of_cpu)}.")
+    if timed and any(figure.factor or figure.figure in QUOTIENTS for figure in figures):
+        found.append("Quotients: runs at different times.")
     for record in records:
         if record.status != "ok":
             reason = "; ".join(record.reasons) or (record.error.message if record.error else record.status)
@@ -233,6 +236,7 @@ OWN: dict[str, Callable[[LabRow], Any]] = {
     "longest_wait": _longest_wait,
 }
 """Figures that only hand-outs know, beside the metrics."""
+QUOTIENTS = ("speed_up", "efficiency")
 
 
 def _rows(kind: str, found: Sequence[CellRuns]) -> list[LabRow]:
@@ -301,7 +305,8 @@ def measured_table(layout: TableLayout, kind: str, records: Sequence[Record]) ->
             columns |= {title.format(epoch=n): figure.model_copy(update={"epoch": n}) for n in epochs}
         else:
             columns[title] = figure
-    notes = layout.notes if layout.title else [*layout.notes, *remarks(records)]
+    given = [figure for figure in columns.values() if figure]
+    notes = layout.notes if layout.title else [*layout.notes, *remarks(records, given)]
     headers, body = (
         [*columns],
         [[text_of(figure, row.value, row.base_value) for figure in columns.values()] for row in rows],

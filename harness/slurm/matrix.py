@@ -190,9 +190,13 @@ class Site(Stored):
         return "slurm; " + "; ".join(part or "-" for part in parts)
 
 
+HOW_TO_WRITE = "; write 'name: mine' and 'gpus_per_node: 8' into it (keys: slurm/README.md), or give @generic"
+
+
 def load_site(path: Path) -> Site:
     """Read a site file. Raises HarnessError naming the key, what was given and what is allowed."""
-    return read_yaml_file(path, "site file", Site, f"a mapping of {choices('', Site.model_fields)}")
+    must_be = f"a mapping of {choices('', Site.model_fields)}"
+    return read_yaml_file(path, "site file", Site, must_be, HOW_TO_WRITE)
 
 
 OPTIONS = {"time_limit": "--time", "partition": "--partition", "account": "--account", "qos": "--qos"}

@@ -70,7 +70,7 @@ def read_values(path: Path, what: str, give: str, most_bytes: int) -> Any:
     require_plain_input(path, what)
     if path.is_dir():
         raise HarnessError(f"{what} '{path}' is a folder; give its files")
-    with refusing(f"{what} '{path}' cannot be read"):
+    with refusing(f"{what} '{path}' cannot be read", f"; give {give}"):
         data = read_plain(path, most_bytes)
     if not data:
         raise HarnessError(f"{what} '{path}' is empty")

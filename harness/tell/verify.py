@@ -342,4 +342,5 @@ def _read_text(path: Path) -> str:
         return read_plain(path, MOST_REPORT_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise HarnessError(f"report '{path}' cannot be read: {why}") from error
+        advice = "give what `harness report -o FILE` wrote"
+        raise HarnessError(f"report '{path}' cannot be read: {why}; {advice}") from error

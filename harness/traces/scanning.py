@@ -322,7 +322,7 @@ class TraceFile:
             if isinstance(error, EOFError):
                 raise self._cut_off() from error
             reason = getattr(error, "strerror", None) or str(error)
-            raise HarnessError(f"trace '{self.path}' cannot be read: {reason}") from error
+            raise self._not_one(f"cannot be read: {reason}") from error
 
     def _of_file(self, raw: IO[bytes]) -> Iterator[Event]:
         start = raw.read(16)
