@@ -203,9 +203,9 @@ class Scripts:
         if self.base is None or record.job_id == self.base.job_id or record.observation is None:
             return record
         seen = record.observation.model_copy(update={"judged_by": self.base.backend.label})
-        world = record.world if record.ranks else self.base.world
-        changed = record.model_copy(update={"job_id": self.base.job_id, "observation": seen, "world": world})
-        return keep_record(self.store.record_path(record).parent, changed)
+        own: dict[str, object] = {} if record.ranks else {"world": self.base.world, "job": self.base.job}
+        own |= {"job_id": self.base.job_id, "observation": seen}
+        return keep_record(self.store.record_path(record).parent, record.model_copy(update=own))
 
     def _note(self, record: Record) -> None:
         if record.status == "ok" and not (record.observation and record.observation.is_moved):
