@@ -28,7 +28,7 @@ from pathlib import Path
 from tests.harness.rank.observing.test_scripts import make_job
 make_job(Path.cwd())
 """
-ARGUMENTS = ("--model", "model", "--text", "text.txt", "--length", "32", "--steps", "8")
+ARGUMENTS: tuple[str, ...] = ("--model", "model", "--text", "text.txt", "--length", "32", "--steps", "8")
 CHAT = """
 import json
 from pathlib import Path
@@ -81,7 +81,8 @@ COLUMNS = (
 
 def compared(folder: Path, script: str, device: str) -> dict[str, Any]:
     """What `harness compare --json` says of a script's rows. Raises CalledProcessError."""
-    path, arguments = str(EXAMPLES / script), ARGUMENTS
+    path = str(EXAMPLES / script)
+    arguments = ARGUMENTS
     if script in TRL:
         found = importlib.util.find_spec("trl")
         assert found, "install trl, or put it on PYTHONPATH"
