@@ -249,7 +249,13 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     with contextlib.nullcontext() if is_silent(words) else working(words[0]):
-        harness(prog_name="harness")
+        try:
+            harness(prog_name="harness")
+        except OSError as error:  # of what click itself prints: help and version
+            from harness.cli.output import lead_nowhere
+
+            lead_nowhere(sys.stdout)
+            sys.exit(f"harness: standard output cannot be written: {error.strerror}")
 
 
 @click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})

@@ -21,7 +21,7 @@ from harness.errors import HarnessError, shortened
 from harness.files import STANDARD_OUTPUT
 from harness.gpus.found import ON_THE_CPU, choose_device, find_gpus
 from harness.job.experiment import Experiment, Price, read_price
-from harness.launch import local_rank, speaks_for_ranks
+from harness.launch import local_rank, require_rank_variables, speaks_for_ranks
 from harness.run_directory.request import find_checkpoint
 from harness.safe_text import described, encodable, inside
 
@@ -69,6 +69,8 @@ def common(command: Callable[..., int], interrupted: str = "interrupted") -> Cal
     @wraps(command)
     def guarded(**arguments: Any) -> None:
         try:
+            if command.__name__ in RANK_COMMANDS:
+                require_rank_variables()
             code = command(**arguments)
         except KeyboardInterrupt:
             echo(interrupted, err=True)

@@ -36,12 +36,17 @@ def echo(text: str, *, err: bool = False) -> None:
         shown = harmless(redacted(text))
         click.echo(folded(shown) if _at_terminal(err) and not shown.startswith("{") else shown, err=err)
     except OSError as error:
-        with contextlib.suppress(OSError, ValueError):  # what follows goes nowhere, also what Python flushes
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, (sys.stderr if err else sys.stdout).fileno())
-            os.close(null)
+        lead_nowhere(sys.stderr if err else sys.stdout)
         if not err and not isinstance(error, BrokenPipeError):
             raise HarnessError(f"standard output cannot be written: {error.strerror}") from error
+
+
+def lead_nowhere(stream: TextIO) -> None:
+    """Drop what follows, also what Python flushes."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 def begin(text: str) -> None:

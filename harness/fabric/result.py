@@ -305,7 +305,7 @@ def start_ranks(nproc: int, arguments: Sequence[str]) -> FabricResult:
             *module_command("torch.distributed.run"), "--standalone", f"--nproc-per-node={nproc}", "-m",
             "harness", "fabric", *arguments, "--output", str(answer),
         ]  # fmt: skip
-        variables = safe_environment()
+        variables = safe_environment() | {"TMPDIR": scratch}
         variables.setdefault("OMP_NUM_THREADS", "1")
         if sys.platform == "linux":
             variables.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -6,6 +6,9 @@ Here: what torchrun, accelerate launch and srun tell a process that they start a
 import os
 import sys
 
+from harness.bounds import MOST_RANKS
+from harness.errors import HarnessError
+
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -24,8 +27,31 @@ def started_as_rank() -> bool:
     return all(name in os.environ for name in VARIABLES)
 
 
+def require_rank_variables() -> None:
+    """Raises HarnessError for a variable by which no launcher can mean a rank."""
+    if not started_as_rank():
+        return
+
+    def of(name: str, least: int, most: int) -> int:
+        given = os.environ.get(name, os.environ["WORLD_SIZE"])
+        if not given.isdecimal() or not least <= int(given[:20]) <= most:
+            allowed = f"a whole number from {least} to {most}" if most > least else str(most)
+            raise HarnessError(
+                f"{name} was given '{given}'; launchers give {allowed}: unset it to run without one"
+            )
+        return int(given)
+
+    of("RANK", 0, of("WORLD_SIZE", 1, MOST_RANKS) - 1)
+    of("LOCAL_RANK", 0, of("LOCAL_WORLD_SIZE", 1, external_world_size()) - 1)
+    of("MASTER_PORT", 1, 65535)
+
+
 def speaks_for_ranks() -> bool:
     """Whether this process is the first rank, or none."""
+    try:
+        require_rank_variables()
+    except HarnessError:
+        return True
     return not started_as_rank() or external_rank() == 0
 
 

@@ -163,6 +163,8 @@ class LocalLauncher:
                 process.join()
                 tail = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
                 said = f": {''.join(tail)}" if tail else ""
+                if process.exitcode == assemble.EVENTS_LOST and not log.exists():
+                    said = f": {log} cannot be written (TMPDIR)"
                 if doing:
                     raise HarnessError(
                         f"{doing} ended the process with exit code {process.exitcode}{said}; return what it "

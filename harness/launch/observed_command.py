@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from harness.backends.base import Unsupported
-from harness.bounds import MOST_DOCUMENT_BYTES
+from harness.bounds import MOST_DOCUMENT_BYTES, MOST_RECORD_BYTES
 from harness.errors import HarnessError
+from harness.files import read_plain
 from harness.import_path import given_environment
 from harness.job.experiment import Limits, MeasureSection
 from harness.launch.bootstrap.sitecustomize import PACKAGES, PROCESSES, RUN_DIRECTORY
@@ -75,7 +76,10 @@ def observe_command(
     request, directory = _begin(observed, store, measure, command, label=label)
     try:
         output = sys.stderr.fileno() if keeps_output_free else None
-        process = subprocess.Popen(observed, env=observed_environment(directory), stdout=output)
+        process = subprocess.Popen(
+            observed, env=observed_environment(directory), stdout=output,
+            preexec_fn=partial(die_with, os.getpid(), signal.SIGTERM),
+        )  # fmt: skip
     except OSError as error:
         store.discard(request.run_id)
         said = f"'{redacted(observed[0])}' cannot be started: {error.strerror}"
@@ -87,16 +91,27 @@ def observe_command(
     # Launchers end with 1, or by another signal, where their ranks were told to end.
     if told is not None and (code < 0 or code == 1):
         exit_code = 128 + told
+    problem = ""
     try:
         observed_record.wait_for_processes(directory)
         record = observed_record.assemble_observed(directory, request, code, told_at)
         if record is None:
+            problem = _why_unwritten(directory)
             store.discard(request.run_id)
         else:
             record = _kept(directory, record)
     except (OSError, ValueError, HarnessError) as error:  # the command has ended: its exit code counts
         return Observed(record=None, exit_code=exit_code, problem=described(error))
-    return Observed(record=record, exit_code=exit_code)
+    return Observed(record=record, exit_code=exit_code, problem=problem)
+
+
+def _why_unwritten(directory: Path) -> str:
+    """What kept a command from writing what was observed; empty: nothing is known to."""
+    if not directory.is_dir():
+        return f"{directory} was removed, moved or replaced while it ran"
+    events = directory.glob("rank-*.jsonl")
+    cut = next((file for file in events if not read_plain(file, MOST_RECORD_BYTES).endswith(b"\n")), None)
+    return "" if cut is None else f"{cut} could not be written: a full disk, or a limit (`ulimit -f`)"
 
 
 READERS = {b'"traceEvents"': "trace", b'"run_id"': "show", b"pg_config": "hang", b"segments": "snapshot"}

@@ -92,6 +92,22 @@ def test_the_first_rank_of_a_node_alone_reads_them(
     assert read == [text] * count
 
 
+@pytest.mark.parametrize(
+    ("variable", "allowed"),
+    [("RANK=x", "0 to 1"), ("RANK=", "0 to 1"), ("RANK=5", "0 to 1"), ("RANK=-1", "0 to 1"),
+     ("WORLD_SIZE=two", "1 to 1048576"), ("WORLD_SIZE=0", "1 to 1048576"), ("LOCAL_RANK=x", "0 to 1"),
+     ("LOCAL_WORLD_SIZE=0", "1 to 2"), ("MASTER_PORT=http", "1 to 65535"), ("MASTER_PORT=0", "1 to 65535")],
+)  # fmt: skip
+def test_a_variable_that_no_launcher_gives_is_refused_and_leaves_no_folder(
+    tmp_path: Path, variable: str, allowed: str
+) -> None:
+    name, _, value = variable.partition("=")
+    given = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "9"}
+    line = refused(tmp_path, "run", "--backend", "ddp", **given | {name: value})
+    assert f"{name} was given '{value}'; launchers give a whole number from {allowed}:" in line
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("local_rank", [0, 1])
 def test_every_rank_refuses_a_missing_file_before_it_forks(
     local_rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -193,6 +193,15 @@ def test_what_the_machine_refuses_is_one_short_line(error: Exception) -> None:
     assert "unexpected" not in done.output
 
 
+@pytest.mark.parametrize("words", ["--help", "--version", "compare --help"])
+def test_help_on_a_full_disk_is_one_line(words: str) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "harness", *words.split()]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    said = "harness: standard output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
 def test_an_interrupt_while_a_command_is_imported_ends_it_as_later(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(name: str) -> None:
         raise KeyboardInterrupt

@@ -1,5 +1,6 @@
 """One row of a comparison of scripts: however its script misbehaves, it ends, and leaves nothing behind."""
 
+import subprocess
 import sys
 import time
 import tracemalloc
@@ -10,10 +11,13 @@ import pytest
 
 from harness.job.experiment import Limits, MeasureSection
 from harness.launch import observed_command
-from harness.launch.observed_command import RowLaunch, observe_row
+from harness.launch.bootstrap.sitecustomize import RUN_DIRECTORY
+from harness.launch.observed_command import RowLaunch, observe_command, observe_row
 from harness.record import ErrorPart
 from harness.record.store import Store
 from harness.run_directory.observed_record import ScriptRow
+from tests.fake_ranks import has_ended
+from tests.patience import SECONDS
 
 FLOODS = "while True: print('x' * 100_000)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -102,3 +106,31 @@ def test_a_script_s_files_are_those_beside_it_that_it_imports(
     (tmp_path / "train.py").write_text(script)
     found = observed_command.files_of(["torchrun", str(tmp_path / "train.py"), "--lr", "1"])
     assert list(found) == [str(tmp_path / name) for name in ("train.py", *files)]
+
+
+@pytest.mark.parametrize(
+    ("deed", "why"),
+    [("shutil.rmtree(run)", "was removed, moved or replaced while it ran"),
+     ("(run / 'rank-00000.jsonl').write_text('{\"kind\"')", "rank-00000.jsonl could not be written: a full"),
+     ("(run / 'rank-00000.jsonl').write_text('{}\\n')", "")],
+    ids=["removed", "cut short", "complete"],
+)  # fmt: skip
+def test_what_keeps_a_script_from_being_recorded_is_said(tmp_path: Path, deed: str, why: str) -> None:
+    run = f"import os, pathlib, shutil; run = pathlib.Path(os.environ['{RUN_DIRECTORY}']); {deed}"
+    command, store = [sys.executable, "-S", "-c", run], Store(tmp_path)
+    done = observe_command(command, store, MeasureSection(), command=[], keeps_output_free=False)
+    assert (done.record, done.exit_code, why in done.problem) == (None, 0, True)
+    assert bool(done.problem) is bool(why)
+
+
+def test_a_script_ends_with_a_killed_observer(tmp_path: Path) -> None:
+    script = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
+    command = [sys.executable, "-m", "harness", "observe", "--", *script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as observer:
+        assert observer.stdout is not None
+        script_id = int(observer.stdout.readline())
+        observer.kill()
+    deadline = time.monotonic() + SECONDS
+    while not has_ended(script_id):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
