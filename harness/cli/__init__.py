@@ -77,7 +77,8 @@ def _said(error: click.UsageError) -> str:
     if isinstance(error, click.BadParameter) and isinstance(
         kind := getattr(error.param, "type", None), NUMBERS
     ):
-        return f"{said.rpartition(' is not ')[0]}; give {_allowed(kind, error.param.metavar or '')}."
+        allowed = _allowed(kind, getattr(error.param, "metavar", None) or "")
+        return f"{said.rpartition(' is not ')[0]}; give {allowed}."
     words = _words(error.ctx) if error.ctx is not None else ""
     told = said.removesuffix(".")
     if (instead := INSTEAD.get(f"{words} WORD")) and told.startswith(EXTRA_ARGUMENT):
@@ -119,7 +120,7 @@ def _advice(error: click.NoSuchOption) -> str | None:
         word, known = option.removeprefix("--").replace("-", "_").lower(), settings_by_name()
         begun = [name for name in known if name.startswith(f"{word}_")]
         meant = known.get(word, known[begun[0]] if len(begun) == 1 else ())
-        meant = [one for one in meant if not one.startswith("--")]
+        meant = tuple(one for one in meant if not one.startswith("--"))
         observes, compares = _words(context) == "observe", _words(context) in ("compare", "slurm render")
         taken = [one for one in meant if compares or not one.startswith("compare.") or "price" in one]
         taken = [one for one in taken if not observes or one in OBSERVED]

@@ -92,7 +92,7 @@ class Rules:
     of_runs: tuple[Rule, ...] = ()
     of_cells: tuple[Rule, ...] = ()
     """Those that also say in how many repeats."""
-    of_all: tuple[Callable[[Runs], list[Finding]], ...] = ()
+    of_all: tuple[Callable[[Runs], Iterable[Finding]], ...] = ()
     """Those that compare runs."""
 
 
