@@ -165,13 +165,22 @@ def all_kinds(moment: MemoryPart) -> dict[str, int]:
     return kinds
 
 
+MOST_UNDESCRIBED = 64
+"""Ranks for which closed forms are worked out though none measured anything."""
+
+
 def largest(states: list[RankStates]) -> RankStates | None:
     return max(states, key=lambda of_rank: of_rank.measured_bytes, default=None)
 
 
+def ranks_described(record: Record) -> range:
+    """The ranks of a run; the first of one that claims more than it describes."""
+    return range(min(record.world.world_size, max(len(record.ranks), MOST_UNDESCRIBED)))
+
+
 def expected_model_state_bytes(record: Record) -> int | None:
     """The largest rank's closed form; None where there is none."""
-    forms = (expected_states(record, rank) for rank in range(record.world.world_size))
+    forms = (expected_states(record, rank) for rank in ranks_described(record))
     return max((form.model_state_bytes for form in forms if form is not None), default=None)
 
 
@@ -724,7 +733,7 @@ def expected_sent_bytes_per_step(record: Record) -> float | None:
     pair = volume_of(record)
     if pair is None:
         return None
-    volumes = _volume_by_rank(record, pair[1], range(record.world.world_size))
+    volumes = _volume_by_rank(record, pair[1], ranks_described(record))
     sent = [sent_per_step(pair[0], volume) for volume in volumes.values()]
     of_job = sent_bytes_per_step(record, [r for r in record.comm if r.of_job or r.phase == terms.BETWEEN])
     return None if None in sent else fmean(part for part in sent if part is not None) + (of_job or 0)

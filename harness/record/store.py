@@ -271,6 +271,7 @@ def _json(value: Any) -> str:
 
 _LONG_NUMBER = re.compile(rb"\d{309,}")
 """An integer beyond every float: no figure can be computed with it."""
+_KEY = re.compile(rb'"([^"]*)"\s*:')
 _LONG_STRIDE = 15
 _LONG_SAMPLED = re.compile(rb"\d{20}")
 """What every 15th byte of such a number has in any case: looking for it first is fifteen times faster."""
@@ -343,7 +344,11 @@ def read_record(path: Path, files: RecordFiles | None = None) -> Record:
 def parse_record(data: bytes, path: Path) -> Record:
     """The record in a file's bytes; raises HarnessError like `read_record`."""
     if _LONG_SAMPLED.search(data[::_LONG_STRIDE]) and (number := _LONG_NUMBER.search(data)) is not None:
-        raise HarnessError(f"record {path} is not valid: it has a number of {len(number[0])} digits")
+        key = _KEY.findall(data[: number.start()])[-1:] or [b"?"]
+        raise HarnessError(
+            f"record {path} is not valid: '{key[0].decode(errors='replace')}' has a number of "
+            f"{len(number[0])} digits"
+        )
     try:
         # Pydantic itself takes constants of Python for numbers, and the last of the values of one key.
         document = json.loads(data.decode(), parse_constant=_no_constant, object_pairs_hook=mapping)
@@ -370,8 +375,9 @@ def _unreadable(data: bytes, path: Path, error: Exception) -> HarnessError:
     if version is None:
         return HarnessError(f"{path} is not a record of this harness: it has no schema_version")
     if version != SCHEMA_VERSION:
+        given = f"'{version}', a text" if isinstance(version, str) else version
         return HarnessError(
-            f"record {path} has schema version {version}; this harness reads {SCHEMA_VERSION} only"
+            f"record {path} has schema version {given}; this harness reads {SCHEMA_VERSION} only"
         )
     reason = explain_refusal(error, Record) if isinstance(error, ValidationError) else error
     return HarnessError(f"record {path} is not valid: {reason}")

@@ -228,6 +228,16 @@ def test_groups_with_the_ranks_of_their_role_are_no_difference() -> None:
     assert volume_differences(with_rows(make_volume_record("fsdp-hybrid"), named)) == []
 
 
+def test_a_number_of_ranks_that_a_record_claims_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(quantities, "expected_states", lambda _, rank: asked.append(rank))
+    claims = changed(make_volume_record("ddp"), world={"world_size": 2**20, "ranks_per_node": 2**20})
+    assert quantities.expected_model_state_bytes(claims) is None
+    assert asked == list(range(quantities.MOST_UNDESCRIBED))
+    described = changed(claims, ranks=claims.ranks * 100)
+    assert quantities.ranks_described(described) == range(len(described.ranks))
+
+
 def test_where_nothing_is_expected_the_reason_is_named() -> None:
     assert why_unknown(make_volume_record("zero3")) is None
     record = make_volume_record("zero3")

@@ -45,8 +45,9 @@ def edited(tmp_path: Path, key: str, value: object) -> Path:
     ("key", "value", "said"),
     [
         *(("schema_version", version, f"has schema version {version}; this harness reads 2 only")
-          for version in (0, 1, 3, "1")),
-        ("repeat", 10**399, "has a number of 400 digits"),
+          for version in (0, 1, 3)),
+        ("schema_version", "2", "has schema version '2', a text; this harness reads 2 only"),
+        ("repeat", 10**399, "not valid: 'repeat' has a number of 400 digits"),
         *(("repeat", float(value), f"it has {value}, which is no number of JSON")
           for value in ("NaN", "Infinity", "-Infinity")),
         ("no_such_key", 1, "not valid: 'no_such_key' is unknown"),
