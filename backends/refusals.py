@@ -81,8 +81,12 @@ def explain_refusals(error: ValidationError, model: type[BaseModel], elsewhere: 
 def _problem(found: Any, model: type[BaseModel], place: str, elsewhere: Elsewhere) -> str:
     location = [str(part) for part in found["loc"]]
     shown = place.format(".".join(location))
+    section = f" in {'.'.join(location[:-1])}" if location[:-1] else ""
+    if found["type"] == "invalid_key":
+        return (
+            f"a key{section} is {'null' if found['input'] is None else _shown(found['input'])}; give a name"
+        )
     if found["type"] == "extra_forbidden":
-        section = f" in {'.'.join(location[:-1])}" if location[:-1] else ""
         allowed = _fields_at(model, location[:-1])
         names = _meant(location, found["input"], model, elsewhere)
         return f"{shown} is unknown. {available(location[-1], allowed, f'Allowed{section}', names)}"

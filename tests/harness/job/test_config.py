@@ -43,6 +43,8 @@ WIDE = (
         ("training: {steps: -1, precisions: fp32}\nlr: 3\noptimizer: {beta1: 2}\n",
          "4 problems: (1) 'optimizer.beta1' was given 2 ... (2) 'training.steps' was given -1 ... "
          "(3) 'training.precisions' is unknown ... (4) 'lr' is"),
+        ("null: 1", "a key is null; give a name"),
+        ("training: {[1]: 2}", "a key in training is (1,); give a name"),
         ("inherits: job.yaml", "inherits itself"),
         ("inherits: other.yaml", "other.yaml cannot be read"),
         ("inherits: '@no-such'", "'@no-such' is not shipped"),
