@@ -432,15 +432,9 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
         verdict = first_parting_step(
             reruns[0].examined, reruns[1].examined, _noise(reruns, baseline, noise_runs)
         )
-        explanation += causes
-        for run, again in zip((baseline, other), reruns, strict=False):
-            if parted := find_partings(run.record, again.record, limits):
-                is_reproduced = False
-                sides = parted[0].between("in its record", "when run again")
-                explanation.append(
-                    f"not reproduced here: {run.name}, {parted[0].figure} {parted[0].when}: {sides}; "
-                    "environment, imported files, versions or machine differ"
-                )
+        missed = list(_not_reproduced((baseline, other), reruns, limits))
+        is_reproduced = not missed
+        explanation += [*causes, *missed]
         recorded = find_partings(left, right, limits)
         explanation += sentences(
             verdict, other.record.world, beyond=beyond, explained=bool(causes),
@@ -455,6 +449,16 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
         hypotheses={} if clean or same_job else weighed(Pair(
             left, right, limits, [one.setting for one in settings if one.effect == "mathematics"], shift)),
     )  # fmt: skip
+
+
+def _not_reproduced(pair: Sequence[LoadedRun], reruns: Sequence[Rerun], limits: Tolerance) -> Iterator[str]:
+    for run, again in zip(pair, reruns, strict=False):
+        if parted := find_partings(run.record, again.record, limits):
+            sides = parted[0].between("in its record", "when run again")
+            yield (
+                f"not reproduced here: {run.name}, {parted[0].figure} {parted[0].when}: {sides}; "
+                "environment, imported files, versions or machine differ"
+            )
 
 
 def _measured_noise(pair: tuple[LoadedRun, LoadedRun], say: Say) -> tuple[LocalLauncher, NoiseRuns]:
