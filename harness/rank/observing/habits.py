@@ -176,8 +176,9 @@ class Habits:
         self._before, self._seen = None if is_scaled else self._seen, None
 
     def clipped(self, norm: Any, largest: Any) -> None:
-        # Of no gradient torch makes a norm of 0 on the CPU.
-        is_empty = largest is not None and isinstance(norm, Tensor) and norm.device.type == "cpu"
+        # Of no gradient torch makes a norm of 0 on the CPU. An infinite limit only asks for the norm.
+        is_limit = largest is not None and math.isfinite(largest)
+        is_empty = is_limit and isinstance(norm, Tensor) and norm.device.type == "cpu"
         self.clipped_empty += is_empty and not norm.any()
         if _has_changed(self._before) and self._before is not None:
             gradient, _ = self._before

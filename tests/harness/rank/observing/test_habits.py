@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from harness.rank.observing.habits import divisor_of
+from harness.rank.observing.habits import Habits, divisor_of
 from tests.harness.rank.observing.test_other_loops import found, observed
 
 pytestmark = pytest.mark.long(seconds=25)
@@ -277,6 +277,18 @@ def test_a_mistake_around_updates_is_named_and_its_sound_twin_is_not(tmp_path: P
     record, _ = observed(tmp_path, body, ranks)
     assert record.status == "ok"
     assert found(record) == ids
+
+
+@pytest.mark.parametrize(
+    ("norm", "largest", "counted"),
+    [(0.0, 1.0, 1), (0.0, 0.0, 1), (0.5, 1.0, 0), (0.0, math.inf, 0), (0.0, None, 0)],
+)
+def test_clipping_without_gradients_counts_unless_it_only_asks_for_the_norm(
+    norm: float, largest: float | None, counted: int
+) -> None:
+    habits = Habits()
+    habits.clipped(torch.tensor(norm), largest)
+    assert habits.clipped_empty == counted
 
 
 def test_what_divides_a_mean_is_read_from_its_graph() -> None:
