@@ -17,7 +17,7 @@ from unittest.mock import patch
 from harness.cli import harness
 from harness.launch.launcher import InTurns
 from harness.run_directory.assemble import Outcome
-from harness.run_directory.request import RunRequest
+from harness.run_directory.request import RunRequest, rank_file
 from tests.fake_ranks import FakeLauncher, Rank
 
 
@@ -71,9 +71,19 @@ def moved(rank: Rank) -> None:
     time.sleep(60)
 
 
+def piped(rank: Rank) -> None:
+    folder = rank.log.parent.with_name(f"moved-{rank.log.parent.name}")
+    rank.train(4)
+    with suppress(OSError):
+        os.mkfifo(rank.log.with_name("pipe"))
+        rank.log.parent.rename(folder)
+        (folder / "pipe").rename(rank_file(folder, 0))
+    time.sleep(60)
+
+
 KINDS = {
     "sound": sound, "slow": slow, "endless": endless, "removed": removed, "all_removed": all_removed,
-    "closed": closed, "replaced": replaced, "moved": moved,
+    "closed": closed, "replaced": replaced, "moved": moved, "piped": piped,
 }  # fmt: skip
 
 

@@ -355,7 +355,7 @@ class FolderLost(HarnessError):
 def require_folder(run_directory: Path) -> None:
     """Raises FolderLost where a run's folder is gone."""
     if not run_directory.is_dir():
-        raise FolderLost(f"{run_directory} was removed, moved or replaced while its ranks ran,")
+        raise FolderLost(f"{run_directory} was removed, moved or replaced while its ranks ran")
 
 
 def _living(processes: Mapping[int, Any]) -> dict[int, int]:
@@ -427,8 +427,13 @@ def running_cell(
             record = assemble.assemble(directory, request, outcome)
     except FolderLost as error:
         moved = Path(f"/proc/self/fd/{held}")  # wherever it is now
-        verdict = assemble.Verdict(status="failed", kind=FolderLost.__name__, cause=described(error))
-        record = assemble.assemble(moved, request, assemble.Outcome(exit_codes={}, verdict=verdict))
+        verdict = assemble.Verdict(status="failed", kind=FolderLost.__name__, cause=f"{described(error)},")
+        try:
+            for rank in range(request.world_size):
+                rank_file(moved, rank).stat()  # without it the steps are not known
+            record = assemble.assemble(moved, request, assemble.Outcome(exit_codes={}, verdict=verdict))
+        except Exception:  # whatever it is, none of it can be read
+            record = assemble.record_of_fault(moved, request, error)
         record = record.model_copy(update={"artifacts": []})  # they stay there
         forget_owner(moved)
     except Exception as error:  # whatever it is, this cell failed, and the others go on
