@@ -467,8 +467,12 @@ def _each_once(
         if file.parent.name == run_id != first.parent.name:
             runs[run_id], first, other = (file, record), file, first
         if first.resolve() != other.resolve():
-            is_copy = files.read(first) == files.read(other)
-            what = f"is a copy of {first}" if is_copy else f"differs from {first}, and both say it is theirs"
+            try:
+                what = f"is a copy of {first}"
+                if files.read(first) != files.read(other):
+                    what = f"differs from {first}, and both say it is theirs"
+            except OSError as error:  # changed or gone since
+                what = f"and {first} cannot be compared: {error.strerror or error}"
             problems.append(str(HarnessError(f"record {other} {what}: run {run_id} counts once")))
     return list(runs.values()), problems
 

@@ -16,10 +16,12 @@ from harness.nested import put
 from harness.record import ObservationPart, Record
 from harness.record.run import seen_job
 from harness.record.store import (
+    RecordFiles,
     Store,
     as_name,
     keep_runs,
     parse_record,
+    read_each,
     read_record,
     read_runs,
     run_folder,
@@ -135,6 +137,24 @@ def test_runs_are_read_from_files_folders_and_folders_of_runs_once(tmp_path: Pat
     saved(tmp_path, "b")
     for paths in ([first, tmp_path], [first.parent, tmp_path], [first, first.parent, tmp_path]):
         assert [record.run_id for _, record in read_runs(paths)[0]] == ["a", "b"]
+
+
+@pytest.mark.parametrize("gone", ["a", "copy"])
+def test_a_record_that_goes_after_it_was_read_counts_and_its_copy_is_named(tmp_path: Path, gone: str) -> None:
+    paths = [saved(tmp_path, "a"), tmp_path / "copy/record.json"]
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+
+    def read(path: Path, files: RecordFiles) -> Record:
+        record = read_record(path, files)
+        if path == paths[1]:
+            (tmp_path / gone / "record.json").unlink()
+        return record
+
+    ((path, _),), (problem,) = read_each(paths, read)
+    assert path == paths[0]
+    assert problem == (
+        f"record {paths[1]} and {paths[0]} cannot be compared: No such file or directory: run a counts once"
+    )
 
 
 @pytest.mark.parametrize(("name", "why"), [("missing", "does not exist"), ("empty", "holds no record")])
