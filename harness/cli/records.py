@@ -35,7 +35,7 @@ from harness.record import ObservationPart, Record
 from harness.record.run import Status
 from harness.record.store import Read, RecordFiles, Store, read_each, read_record, read_runs, record_text
 from harness.run_directory.request import launcher_log
-from harness.tell.formats import fitted, line_width, megabytes, milliseconds, number
+from harness.tell.formats import fitted, line_width, megabytes, milliseconds, number, one_line
 from harness.tell.manifest import read_manifest
 from harness.tell.tables import figure_text
 from harness.tell.terminal import finding_lines
@@ -371,7 +371,7 @@ def clean(runs: Path, older_than: float | None, reports: bool, yes: bool, as_jso
         echo(json.dumps({"removed": yes, "runs": documents}, indent=1))
     else:
         for folder in removed:
-            echo(f"{folder.name}: {reasons[folder]}, {megabytes(sizes[folder])} MB")
+            echo(f"{one_line(folder.name)}: {reasons[folder]}, {megabytes(sizes[folder])} MB")
     what = f"{counted(len(removed), 'run')}, {megabytes(sum(sizes.values()))} MB"
     echo(f"removed {what}" if yes else f"{what} to remove; --yes removes them", err=True)
     if kept:

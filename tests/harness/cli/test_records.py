@@ -155,7 +155,7 @@ def test_list_and_clean_name_the_same_copies_and_closed_folders_and_remove_no_ru
     shutil.copytree(runs / "one-aaa", runs / "0\ncopy")
     shutil.copytree(runs / "one-aaa", runs / "zz")
     (runs / "zz/record.json").write_text((runs / "zz/record.json").read_text() + " ")
-    (runs / "three-ccc-20261123-055417-fsdp1-hybrid-grad-op-n2").rename(runs / "three")
+    (runs / "three-ccc-20261123-055417-fsdp1-hybrid-grad-op-n2").rename(runs / "th\nree")
     (runs / "two-bbb").chmod(0)
     closed = [*WITHOUT_OVERRIDE, sys.executable, "-m", "harness"]
     listed, cleaned = (
@@ -171,7 +171,7 @@ def test_list_and_clean_name_the_same_copies_and_closed_folders_and_remove_no_ru
         f"skipped: record runs/zz/record.json differs from {ours}, and both say it is theirs: run one-aaa "
         "counts once",
     ]
-    assert cleaned.stdout.startswith("three: failed")
+    assert cleaned.stdout.startswith("th ree: failed")
     assert sorted(path.name for path in runs.iterdir()) == ["0\ncopy", "one-aaa", "two-bbb", "zz"]
 
 
@@ -247,7 +247,7 @@ NOT_PLAIN = r"fifo'? cannot be read: it is not a plain file$"
         ("settings --write fifo", PIPE),
         ("show fifo", NOT_PLAIN),
         ("report fifo -o r.md", NOT_PLAIN),
-        ("verify fifo", NOT_PLAIN),
+        ("verify fifo", f"{NOT_PLAIN[:-1]}; give what `harness report -o FILE` wrote$"),
         ("diagnose fifo fifo", NOT_PLAIN),
         *((f"run --backend ddp --config {given}", "it is not a plain file")
           for given in ("/dev/zero", "/dev/null", "fifo")),
