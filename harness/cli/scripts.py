@@ -92,6 +92,8 @@ class Scripts:
     interrupted: bool = False
     seen: dict[str, Record] = field(default_factory=dict)
     """The first run of each row that trained."""
+    files: dict[tuple[str, ...], dict[str, str]] = field(default_factory=dict)
+    """Digests by words, read once for a plan."""
 
     @property
     def base(self) -> Record | None:
@@ -108,6 +110,7 @@ class Scripts:
 
         The base runs once more, its weights moved to the next number: that measures rounding.
         """
+        self.files.clear()
         names = list(self.rows)
         cells = []
         for repeat in range(rounds):
@@ -124,12 +127,15 @@ class Scripts:
 
     def _cell(self, name: str, repeat: int, *, is_moved: bool = False) -> ScriptCell:
         words, known = self.rows[name], self.seen.get(name)
+        read = (*words, *([str(self.given[name].path)] if name in self.given else []))
+        if read not in self.files:
+            self.files[read] = files_of(read)
         given = [self._size(name), self.device, self.experiment.runtime.preset]
         parts = {
             "row": [name, is_moved],
             "base": next(iter(self.rows)),
             "words": words,
-            "files": files_of([*words, *([str(self.given[name].path)] if name in self.given else [])]),
+            "files": self.files[read],
             "folder": str(Path.cwd()),
             "given": given if self.is_given else None,
             "measure": self.experiment.measure.model_dump(),

@@ -12,8 +12,9 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -134,38 +135,51 @@ def _instead(path: Path) -> str:
     return "make it executable, or put what runs it in front of it"
 
 
+MOST_FILES = 1000
+"""More are not read: the sources of an installed package that stands beside a script."""
+
+
 def files_of(command: Sequence[str]) -> dict[str, str]:
     """Digest of the contents by word that names a file, and by file beside a script that it imports.
 
-    Not of those that are too large for a script, nor of imports whose names the script computes.
+    Not of those that are too large for a script or cannot be read, of imports whose names the script
+    computes, and beyond the first MOST_FILES.
     """
-    found = {}
-    for path in map(Path, command):
+    found: dict[str, str] = {}
+    waiting = [(Path(word), Path(word).parent) for word in command]
+    known = {file for file, _ in waiting}
+    for file, folder in waiting:  # which grows
+        if len(found) == MOST_FILES:
+            break
         with suppress(OSError, ValueError):
-            if path.is_file() and path.stat().st_size <= MOST_DOCUMENT_BYTES:
-                for file in imported(path) if path.suffix == ".py" else [path]:
-                    found[str(file)] = hashlib.sha256(file.read_bytes()).hexdigest()
+            content = read_plain(file, MOST_DOCUMENT_BYTES)
+            found[str(file)] = hashlib.sha256(content).hexdigest()
+            for other in _imported(content, file, folder) if file.suffix == ".py" else ():
+                if other not in known:
+                    known.add(other)
+                    waiting.append((other, folder))
     return found
 
 
-def imported(script: Path) -> list[Path]:
-    """The script and what it imports of its folder, in turn; packages with and without `__init__.py`."""
-    found = [script]
-    for file in found:  # which grows
-        with suppress(SyntaxError, ValueError, RecursionError):
-            for node in ast.walk(ast.parse(file.read_bytes())):
-                names, level = [], 0
-                if isinstance(node, ast.Import):
-                    names = [alias.name for alias in node.names]
-                elif isinstance(node, ast.ImportFrom):
-                    level, module = node.level, f"{node.module}." if node.module else ""
-                    names = [module + alias.name for alias in node.names]
-                top = file.parents[min(level, len(file.parents)) - 1] if level else script.parent
-                for parts in (name.split(".") for name in names):
-                    places = [top.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
-                    files = [f for p in places for f in (p.with_name(f"{p.name}.py"), p / "__init__.py")]
-                    found += [f for f in dict.fromkeys(files) if f not in found and f.is_file()]
-    return found
+def _imported(content: bytes, file: Path, folder: Path) -> Iterator[Path]:
+    """Where what a file imports may stand in the folder; packages with and without `__init__.py`."""
+    nodes: Iterable[ast.AST] = ()
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nodes = ast.walk(ast.parse(content))
+    for node in nodes:
+        names, level = [], 0
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            level, module = node.level, f"{node.module}." if node.module else ""
+            names = [module + alias.name for alias in node.names]
+        top = file.parents[min(level, len(file.parents)) - 1] if level else folder
+        for parts in (name.split(".") for name in names):
+            for depth in range(1, len(parts) + 1):
+                place = top.joinpath(*parts[:depth])
+                yield place.with_name(f"{place.name}.py")
+                yield place / "__init__.py"
 
 
 def _begin(

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -97,7 +98,11 @@ def test_what_a_script_decides_is_refused(words: str, said: str, tmp_path: Path)
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_base_is_first_and_every_second_round_is_reversed(tmp_path: Path) -> None:
+def test_the_base_is_first_and_every_second_round_is_reversed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = Mock(wraps=files_of)
+    monkeypatch.setattr("harness.cli.scripts.files_of", reading)
     script = tmp_path / "train.py"
     script.write_text("print(1)")
     rows = strategy_rows(["python", str(script), "--x"], "zero2,fsdp,ddp", [2])
@@ -118,6 +123,7 @@ def test_the_base_is_first_and_every_second_round_is_reversed(tmp_path: Path) ->
     moved = ["ddp", "ddp, moved"]
     assert [name for name, _ in before] == [*moved, "zero2", "fsdp", "ddp", "fsdp", "zero2"]
     assert len({key for _, key in before}) == 7
+    reading.assert_called_once()
     assert cells() == before
     (tmp_path / "unrelated.py").write_text("x = 1")
     assert cells() == before

@@ -91,14 +91,22 @@ def test_a_script_that_misbehaves_ends_and_leaves_nothing(
         ("def later():\n    import helper", ["helper.py"]),
         ("import helper\0", []),
         ("import", []),
+        ("import large, folder, helper", ["helper.py"]),
+        ("import helper\nx = " + "-" * 100_000 + "1", []),  # too deep for the parser
+        ("import helper\n'\\d'", ["helper.py"]),  # of which Python warns
+        ("import own.model, helper", ["own/__init__.py", "own/model.py", "helper.py"]),  # the most
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_a_script_s_files_are_those_beside_it_that_it_imports(
-    tmp_path: Path, script: str, files: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, files: list[str]
 ) -> None:
+    monkeypatch.setattr(observed_command, "MOST_FILES", 4)
+    monkeypatch.setattr(observed_command, "MOST_DOCUMENT_BYTES", 150_000)
     content = {
         "helper.py": "import train", "unused.py": "", "wandb/log.txt": "", "utils/data.py": "",
         "own/__init__.py": "", "own/model.py": "from . import layers", "own/layers.py": "",
+        "large.py": " " * 200_000, "folder.py/x": "",
     }  # fmt: skip
     for name, text in content.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
