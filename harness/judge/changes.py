@@ -310,10 +310,14 @@ def _judge(
         return "equal"
     if metric.is_count:
         return "beyond noise"
-    allowed = [getattr(side.limits, metric.limit) for side in (before, after) if metric.limit and side.limits]
-    if allowed:
-        moved = abs(median(chain.from_iterable(right.values())) - median(chain.from_iterable(left.values())))
-        return "within noise" if moved <= max(allowed) else "beyond noise"
+    limits = [side.limits for side in (before, after) if side.limits and side.parity != "unjudged"]
+    if metric.limit and len(limits) == 2:
+        allowed = max(getattr(one, metric.limit) for one in limits)
+        values = [list(chain.from_iterable(side.values())) for side in (left, right)]
+        if abs(median(values[1]) - median(values[0])) <= allowed:
+            return "within noise"
+        if all(max(of) - min(of) <= allowed for of in values):
+            return "beyond noise"
     in_turns = [{row.record.turns is not None for row in side.rows} for side in (before, after)]
     if metric.is_timed and in_turns[0].isdisjoint(in_turns[1]):
         return "inconclusive"  # caches are colder in turns

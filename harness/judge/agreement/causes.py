@@ -26,6 +26,7 @@ from harness.backends.mesh import SPLITTING, Mesh
 from harness.judge.agreement.parity import APART, NormShift, Tolerance, least_loss
 from harness.judge.distance import (
     StepPairs,
+    distance,
     moment_factors,
     movement,
     sketch_distances,
@@ -743,7 +744,11 @@ class Pair:
 FACTS: dict[str, Callable[[Pair], Any]] = {
     # Which step differs first.
     "in_the_first_step": lambda pair: pair.index == 0,
-    "no_step_differs": lambda pair: pair.index is None,
+    "moments_alone_differ": lambda pair: (
+        pair.index is None
+        and any(abs(factor - 1) > APART for factor in pair.factors.values())
+        and not pair.limits.exceeded(distance(pair.reference, pair.record))
+    ),
     # No update came before it, not even in the run that this one continues.
     "first_of_all": lambda pair: pair.index == 0 and pair.record.resumed is None,
     # In which a cause begins; None: it is the first of all.

@@ -312,7 +312,7 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
 
 def _moment_limits(reference: Record, repeats: Iterable[Record]) -> dict[str, float]:
     seen = [moment_factors(reference, record) for record in repeats]
-    spread = {n: max((abs(of[n] - 1) for of in seen if n in of), default=0.0) for n in reference.moment_norms}
+    spread = {n: max(abs(of[n] - 1) for of in seen if n in of) for n in set().union(*seen)}
     known = {name: found for name, found in spread.items() if found < APART}
     most = BAND_FACTOR * max(known.values(), default=0.0)
     return {name: max(APART, TIGHT_FACTOR * found, most) for name, found in known.items()}

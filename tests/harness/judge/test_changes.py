@@ -63,6 +63,18 @@ def test_losses_that_a_version_changes_in_every_cell_change(by: float, judgement
     assert {c.judgement for c in found if c.key != "final_loss"} <= {"equal", "n/a", "within noise"}
 
 
+def test_losses_that_differ_between_repeats_are_tested_as_times_are() -> None:
+    def moved(*by: float) -> Comparison:
+        runs = [
+            r for r in published("default") if r.repeat < len(by) and r.backend.label in ("single", "ddp")
+        ]
+        steps = {r.run_id: [replace(s, loss=s.loss + by[r.repeat]) for s in r.steps] for r in runs}
+        return Comparison([r.model_copy(update={"steps": steps[r.run_id]}) for r in runs])
+
+    found = changes(moved(0.0, 0.1, 0.05), moved(0.01, 0.09, 0.06))
+    assert {c.judgement for c in found if c.key == "final_loss"} == {"not judged"}
+
+
 def test_versions_and_options_that_differ_are_named() -> None:
     packages = {"torch": "2.12.0", "deepspeed": "0.19.8"}
     effective = make_effective(reduce_dtype="bfloat16")

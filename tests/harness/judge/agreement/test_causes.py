@@ -148,6 +148,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         | MOVED, {"moment_norms": dict.fromkeys("abcdef", (1.0, 2.0))}, "gradient-differs",
         "agree within rounding, but gradients of c, beside all others, differ from the reference's by a "
         "factor over the last steps: 0.75"),
+    "a parameter's gradients among others that rounding moves": (
+        {"moment_norms": {n: (1.0, f) for n, f in zip("abcde", (0.97, 1.03, 1.08, 0.98, 1.02), strict=True)}}
+        | MOVED, {"moment_norms": dict.fromkeys("abcde", (1.0, 1.0))}, "gradient-differs",
+        "but the size of gradients of a parameter, beside all others, does not; cause not found"),
     "ranks that divide by their own tokens": (
         {"steps": norms(1.04),
          "ranks": ranks(loss_gradients=[[[1 / 216] * 2] * 4, [[1 / 800] * 2] * 4], **UNEVEN)},

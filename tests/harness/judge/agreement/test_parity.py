@@ -288,7 +288,8 @@ def test_a_factor_on_one_parameter_does_not_hide_in_the_band(moment: float, pari
     found = judge(single, other, noise)
     assert found.parity == parity
     assert [name for name, _, _ in found.exceeded] == ["moment"] * (parity == "diverged")
-    assert judge(single, other, measure_noise(single, [])).parity == "band", "no repetition measures it"
+    for repetitions in ([], [cast.model_copy(update={"moment_norms": {}})]):
+        assert judge(single, other, measure_noise(single, repetitions)).parity == "band", "none measures it"
     assert "moments" not in noise.as_json()
 
 
