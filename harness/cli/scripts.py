@@ -28,7 +28,7 @@ from harness.exported.scripts import (
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
 from harness.judge.wording import a_few, counted, listed
-from harness.launch.cells import canonical_label, cell_key
+from harness.launch.cells import canonical_label, cell_key, reusable
 from harness.launch.observed_command import RowLaunch, files_of, observe_row
 from harness.nested import differences
 from harness.record import Record
@@ -92,15 +92,24 @@ class Scripts:
     interrupted: bool = False
     seen: dict[str, Record] = field(default_factory=dict)
     """The first run of each row that trained."""
+    lost: set[str] = field(default_factory=set)
+    """The rows that ran before they trained."""
     files: dict[tuple[str, ...], dict[str, str]] = field(default_factory=dict)
     """Digests by words, read once for a plan."""
 
     @property
-    def base(self) -> Record | None:
-        """Record of the first row that trained, now or when others of these records were made."""
+    def _judge(self) -> str:
+        """The row that others are judged by: the first that trained, now or when their records were made."""
         first = next(iter(self.seen.values()), None)
-        judge = first.observation.judged_by if first and first.observation else None
-        return self.seen.get(judge or "", first)
+        if first is None:
+            return next(iter(self.rows))
+        judge = first.observation.judged_by if first.observation else None
+        return judge if judge and judge in self.rows and judge not in self.lost else first.backend.label
+
+    @property
+    def base(self) -> Record | None:
+        """Record of that row; None: it has not run yet, or runs again, its script having changed."""
+        return self.seen.get(self._judge)
 
     def _size(self, name: str) -> int:
         return 1 if name == REFERENCE_ROW else self.world_size
@@ -120,9 +129,10 @@ class Scripts:
         for _, record in self.found:
             if record.cell in keys:
                 self._note(record)
+        lasting = reusable([record for _, record in self.found], keys.__contains__)
+        self.lost |= {record.backend.label for record in lasting.values()} - self.seen.keys()
         if self.experiment.compare.noise_runs and len(names) > 1:
-            base = self.base.backend.label if self.base else names[0]
-            cells.insert(names.index(base) + 1, self._cell(base, 0, is_moved=True))
+            cells.insert(names.index(self._judge) + 1, self._cell(self._judge, 0, is_moved=True))
         return cells
 
     def _cell(self, name: str, repeat: int, *, is_moved: bool = False) -> ScriptCell:
@@ -182,7 +192,9 @@ class Scripts:
             self.view.say(f"{number} of {len(cells)}: {cell.backend}, {what}")
             record = done[cell.key] = self._run(cell)
             self._note(record)
-            if self.base is record and cell.backend != next(iter(self.rows)):
+            if cell.backend not in self.seen and not record.was_interrupted:
+                self.lost.add(cell.backend)
+            if self.base is record and cell.backend == next(iter(self.seen)) != next(iter(self.rows)):
                 self.view.say(f"{cell.backend} is the base: no row before it trained")
             why = record.error.message if record.error else "; ".join(record.reasons)
             is_base = self.is_given and cell.backend == next(iter(self.rows)) and not self.seen
@@ -206,9 +218,11 @@ class Scripts:
 
     def _of_base(self, record: Record) -> Record:
         """The record, rewritten as one of the base's job where it was made before there was a base."""
-        if self.base is None or record.job_id == self.base.job_id or record.observation is None:
+        if self.base is None or record.observation is None:
             return record
         seen = record.observation.model_copy(update={"judged_by": self.base.backend.label})
+        if record.job_id == self.base.job_id and record.observation == seen:
+            return record
         own: dict[str, object] = {} if record.ranks else {"world": self.base.world, "job": self.base.job}
         own |= {"job_id": self.base.job_id, "observation": seen}
         return keep_record(self.store.record_path(record).parent, record.model_copy(update=own))
@@ -232,7 +246,7 @@ class Scripts:
         size = self._size(cell.backend)
         row = ScriptRow(
             label=cell.label, key=cell.key, repeat=cell.repeat, job_id=base.job_id if base else None,
-            judged_by=base.observation.judged_by if base and base.observation else cell.backend,
+            judged_by=base.backend.label if base else cell.backend,
             is_moved=cell.is_moved,
         )  # fmt: skip
         launch = RowLaunch(script=cell.words, world_size=size, device=device, base=base)

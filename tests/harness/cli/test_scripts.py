@@ -153,11 +153,12 @@ def test_the_first_row_that_trains_is_the_base(tmp_path: Path, monkeypatch: pyte
         write_record(store.run_directory(record.run_id), record)
         return record
 
-    def compared(found: Sequence[tuple[Path, Record]]) -> tuple[list[Record], list[str]]:
+    def compared(found: Sequence[tuple[Path, Record]], edited: str = "") -> tuple[list[Record], list[str]]:
         starts.clear()
         made = Scripts(
-            rows={name: (name,) for name in "abcde"}, is_given=False, world_size=2, device="cpu",
-            experiment=load_experiment(None, ()), store=Store(tmp_path), view=View(), found=found,
+            rows={name: (name, "edited" if name == edited else "") for name in "abcde"},
+            is_given=False, world_size=2, device="cpu", experiment=load_experiment(None, ()),
+            store=Store(tmp_path), view=View(), found=found,
         )  # fmt: skip
         cells = made.plan(1)
         kept = reusable([record for _, record in found], lambda _: True)
@@ -176,9 +177,14 @@ def test_the_first_row_that_trains_is_the_base(tmp_path: Path, monkeypatch: pyte
     stored, _ = Store(tmp_path).runs()
     assert {r.job_id for _, r in stored} == {"own-d"}
     ends.clear()
-    again, ran = compared(stored)
-    assert ran == ["a", "c"]
+    again, ran = compared(stored, edited="d")
+    assert ran == ["a", "c", "d", "d, moved"]
     assert {r.observation.judged_by for r in again if r.observation} == {"d"}
+    assert {r.job_id for r in again} == {"own-d"}
+    ends["d"] = "failed"
+    again, ran = compared(stored, edited="d")
+    assert ran == ["a", "c", "d", "e, moved"]
+    assert {r.observation.judged_by for r in again if r.observation} == {"e"}
 
 
 def test_commands_are_rows_by_name() -> None:
