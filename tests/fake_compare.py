@@ -56,8 +56,18 @@ def closed(rank: Rank) -> None:
     rank.done()
 
 
-def replaced(rank: Rank) -> None:
+def all_train(rank: Rank) -> None:
+    """Four steps, and wait for the other rank's."""
     rank.train(4)
+    files, end = [rank_file(rank.folder, number) for number in range(2)], time.monotonic() + 60
+    while time.monotonic() < end:
+        if sum(file.read_bytes().count(b"\n") for file in files if file.exists()) >= 8:
+            break
+        time.sleep(0.01)
+
+
+def replaced(rank: Rank) -> None:
+    all_train(rank)
     with suppress(OSError):
         rank.log.parent.rename(rank.log.parents[2] / rank.log.parent.name)
         rank.log.parent.write_text("")
@@ -65,7 +75,7 @@ def replaced(rank: Rank) -> None:
 
 
 def moved(rank: Rank) -> None:
-    rank.train(4)
+    all_train(rank)
     with suppress(OSError):
         rank.log.parent.rename(rank.log.parent.with_name(f"moved-{rank.log.parent.name}"))
     time.sleep(60)
@@ -73,7 +83,7 @@ def moved(rank: Rank) -> None:
 
 def piped(rank: Rank) -> None:
     folder = rank.log.parent.with_name(f"moved-{rank.log.parent.name}")
-    rank.train(4)
+    all_train(rank)
     with suppress(OSError):
         os.mkfifo(rank.log.with_name("pipe"))
         rank.log.parent.rename(folder)
