@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 from harness.backends.base import Unsupported
 from harness.bounds import MOST_DOCUMENT_BYTES, MOST_RECORD_BYTES
 from harness.errors import HarnessError
-from harness.files import read_plain
+from harness.files import open_plain, read_plain
 from harness.import_path import given_environment
 from harness.job.experiment import Limits, MeasureSection
 from harness.launch.bootstrap.sitecustomize import PACKAGES, PROCESSES, RUN_DIRECTORY
@@ -84,7 +84,7 @@ def observe_command(
     except OSError as error:
         store.discard(request.run_id)
         said = f"'{redacted(observed[0])}' cannot be started: {error.strerror}"
-        raise HarnessError(f"{said}; {_instead(Path(observed[0]))}") from error
+        raise HarnessError(f"{said}; {_instead(observed[0])}") from error
     code, told, told_at = _followed_to_its_end(process)
     with suppress(OSError):
         observed_record.note_end(directory, process.pid, code)
@@ -115,22 +115,31 @@ def _why_unwritten(directory: Path) -> str:
     return "" if cut is None else f"{cut} could not be written: a full disk, or a limit (`ulimit -f`)"
 
 
-READERS = {b'"traceEvents"': "trace", b'"run_id"': "show", b"pg_config": "hang", b"segments": "snapshot"}
-"""What stands in the first bytes of a file, and the command that reads it."""
+READERS = {
+    (b"{", b'"traceEvents"'): "trace",
+    (b"{", b'"run_id"'): "show",
+    (b"{", b'"pg_config"'): "hang",
+    (b"\x80", b"pg_config"): "hang",
+    (b"\x80", b"segments"): "snapshot",
+}
+"""By the first byte of a file, of JSON or a pickle, and what follows soon, the command that reads it."""
+BEGINNING_BYTES = 2**16
 
 
-def _instead(path: Path) -> str:
-    """What to do with a word that cannot be started."""
+def _instead(word: str) -> str:
+    """What to do with a word that cannot be started; one without a slash was looked for on PATH."""
+    path = Path(word)
     if path.suffix == ".py":
         return "put python or torchrun in front of it"
-    if not path.exists():
+    if not (path.exists() if "/" in word else path.is_file()):
         return "activate the environment that has it"
     if path.is_dir() or archive_of(path):
         return f"for its runs: `harness list --runs {path}`"
-    with suppress(OSError, EOFError, zlib.error), path.open("rb") as file:
-        packed = file.peek(2).startswith(b"\x1f\x8b")
-        begin = (gzip.GzipFile(fileobj=file) if packed else file).read(MOST_DOCUMENT_BYTES)
-        if reader := next((command for sign, command in READERS.items() if sign in begin), None):
+    with suppress(OSError, EOFError, zlib.error), open_plain(path) as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        begin = (gzip.GzipFile(fileobj=file) if packed else file).read(BEGINNING_BYTES)
+        if reader := next((READERS[s] for s in READERS if begin.startswith(s[0]) and s[1] in begin), None):
             return f"`harness {reader} {path}` reads it"
     return "make it executable, or put what runs it in front of it"
 

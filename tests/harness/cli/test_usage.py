@@ -1,6 +1,7 @@
 """What the commands have in common: help, usage errors, tracebacks, what they load."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -57,7 +58,8 @@ FIT = "fit --backend ddp --limit"
         (f"{RUN} --set data=x.jsonl", "Did you mean 'data.source' or 'data.path'?"),
         (f"{RUN} --set training.steps=0", "was given 0: it must be greater than 0"),
         ("observe -- train.py", "put python or torchrun in front of it"),
-        ("observe -- nosuch", "activate the environment that has it"),
+        *((f"observe -- {word}", "activate the environment that has it") for word in ("nosuch", "checkpoints")),
+        *((f"observe -- ./{word}", "make it executable, or put") for word in ("train.sh", "pipe")),
         *((f"observe -- {ROOT / file}", f"`harness {command} {ROOT / file}`") for file, command in (
             ("tests/harness/traces/gpu/h200-single.json.gz", "trace"),
             ("tests/harness/snapshots/stub.pickle", "snapshot"),
@@ -129,6 +131,9 @@ FIT = "fit --backend ddp --limit"
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, words: str, said: str) -> None:
     (tmp_path / "empty").touch()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "train.sh").write_text("# in segments")
+    os.mkfifo(tmp_path / "pipe")
     assert said.format(folder=tmp_path) in refused(tmp_path, *shlex.split(words))
     assert not list(tmp_path.glob("report*"))
 
