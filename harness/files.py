@@ -181,7 +181,7 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:
             raise OSError(None, f"it has {size:,} bytes; at most {most_bytes:,} are read", str(path))
-        return file.read(most_bytes)
+        return file.read(size or most_bytes)  # as many are allocated; /proc tells no size
 
 
 def read_settings(path: Path, what: str, advice: str = "") -> str:
