@@ -58,7 +58,7 @@ FIT = "fit --backend ddp --limit"
         (f"{RUN} --set data=x.jsonl", "Did you mean 'data.source' or 'data.path'?"),
         (f"{RUN} --set training.steps=0", "was given 0: it must be greater than 0"),
         ("observe -- train.py", "put python or torchrun in front of it"),
-        *((f"observe -- {word}", "activate the environment that has it") for word in ("nosuch", "checkpoints")),
+        *((f"observe -- {word}", "activate the environment") for word in ("nosuch", "checkpoints")),
         *((f"observe -- ./{word}", "make it executable, or put") for word in ("train.sh", "pipe")),
         *((f"observe -- {ROOT / file}", f"`harness {command} {ROOT / file}`") for file, command in (
             ("tests/harness/traces/gpu/h200-single.json.gz", "trace"),
