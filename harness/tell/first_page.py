@@ -224,7 +224,8 @@ def same_training(comparison: Comparison) -> str:
     others = [g for g in comparison.comparable.groups if not g.judges_others]
     judged = [group for group in others if group.parity != "unjudged"]
     base = _base_of_scripts(comparison)
-    before = [g for g in comparison.groups if base and g.record.created_at < base.record.created_at]
+    untrained = [group for group in comparison.groups if not group.has_result]
+    before = [g for g in untrained if base and g.record.created_at < base.record.created_at]
     because = [phrase("same_base", base=base.label, cells=_cells(before))] if base and before else []
     if not judged and base:
         apart = comparison.not_comparable.groups

@@ -181,6 +181,7 @@ def test_the_first_row_that_trains_is_the_base(tmp_path: Path, monkeypatch: pyte
     assert ran == ["a", "c", "d", "d, moved"]
     assert {r.observation.judged_by for r in again if r.observation} == {"d"}
     assert {r.job_id for r in again} == {"own-d"}
+    assert same_training(Comparison(again)).endswith("; d is the base, since b on 2 ranks did not train")
     ends["d"] = "failed"
     again, ran = compared(stored, edited="d")
     assert ran == ["a", "c", "d", "e, moved"]
