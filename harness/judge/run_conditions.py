@@ -137,7 +137,7 @@ def _of_script(record: Record, group: Sequence[Record]) -> Iterator[str]:
     yield text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}... {_short(text)}"
     yield "" if seen is None or named or not seen.files else f"files {_short(repr(seen.files))}"
     if seen is not None and seen.judged_by is not None:  # its runs are told to be repeats
-        yield from [""] * 3
+        yield from [""] * 4
         return
     yield "" if updated is None else f"gradients of {counted(updated, 'tensor')}"
     rates = [step.learning_rate for step in record.steps]

@@ -197,11 +197,17 @@ def test_nccl_settings_of_one_cell_are_a_finding_unless_they_have_no_effect_on_s
 
 
 def script(
-    words: str, *, updated: int = 5, files: dict[str, str] | None = None, rate: float = 1e-3, label: str = ""
+    words: str,
+    *,
+    updated: int = 5,
+    files: dict[str, str] | None = None,
+    rate: float = 1e-3,
+    label: str = "",
+    judge: str | None = None,
 ) -> Record:
     seen = ObservationPart(
         command=["torchrun", *words.split()], files=files or {}, frameworks=[], base="ddp", loss="the scalar",
-        label=label,
+        label=label, judged_by=judge,
     )  # fmt: skip
     steps = [replace(step, learning_rate=rate) for step in make_steps()]
     observed = ObservedPart(updated_tensors=updated)
@@ -222,6 +228,7 @@ def script(
             ["old", "old", ""],
         ),
         ([script("t.py", label="old"), script("t.py", label="new")], ["old", "new"]),
+        ([script("t.py"), script("t.py", judge="ddp"), script("t.py", judge="ddp")], 2),
         (
             [script("t.py", label="old"), script("t.py", label="old", rate=5e-3)],
             ["old, learning rate 0.001", "old, learning rate 0.005"],
