@@ -6,9 +6,6 @@ Here: what torchrun, accelerate launch and srun tell a process that they start a
 import os
 import sys
 
-from harness.bounds import MOST_RANKS
-from harness.errors import HarnessError
-
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -31,6 +28,8 @@ def require_rank_variables() -> None:
     """Raises HarnessError for a variable by which no launcher can mean a rank."""
     if not started_as_rank():
         return
+    from harness.bounds import MOST_RANKS  # `--help` loads neither
+    from harness.errors import HarnessError
 
     def of(name: str, least: int, most: int) -> int:
         given = os.environ.get(name, os.environ["WORLD_SIZE"])
@@ -48,11 +47,15 @@ def require_rank_variables() -> None:
 
 def speaks_for_ranks() -> bool:
     """Whether this process is the first rank, or none."""
+    if not started_as_rank():
+        return True
+    from harness.errors import HarnessError
+
     try:
         require_rank_variables()
     except HarnessError:
         return True
-    return not started_as_rank() or external_rank() == 0
+    return external_rank() == 0
 
 
 def external_rank() -> int:

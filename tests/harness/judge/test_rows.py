@@ -27,7 +27,7 @@ ROW_KEYS = {
     "samples_per_second", "evaluation_samples_per_second", "step_seconds", "own_step_seconds", "peak_bytes",
     "model_state_bytes", "expected_model_state_bytes",
     "sent_bytes_per_step", "expected_sent_bytes_per_step", "textbook_sent_bytes_per_step",
-    "transport_sent_bytes_per_step", "max_loss_difference", "max_grad_norm_difference",
+    "transport_sent_bytes_per_step", "final_loss", "max_loss_difference", "max_grad_norm_difference",
     "final_weights_difference", "update_difference", "first_divergent_step", "host_peak_bytes",
     "predicted_peak_bytes", "reserved_bytes", "parity",
     "parity_reason", "not_judged",

@@ -82,7 +82,7 @@ def test_a_cell_that_a_version_lacks_is_compared_with_the_last_that_had_it(tmp_p
     of_ddp = [run(version, payload=1000, label="ddp") for version in DAYS]
     lost = run("0.18.9").model_copy(update={"status": "failed"})
     text = report(tmp_path, [*of_ddp, run("0.17.0"), lost, run("0.19.8", payload=5000)], "report.html")
-    assert "Without a whole result: zero2 on 2 ranks in 0.18.9 (failed)." in text
+    assert "Without a whole result: zero2 on 2 ranks in 0.18.9 (failed: no result)." in text
     assert "runs/zero2-0.17.0-0 runs/zero2-0.19.8-0" in text
 
 
