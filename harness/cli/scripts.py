@@ -135,17 +135,20 @@ class Scripts:
             cells.insert(names.index(self._judge) + 1, self._cell(self._judge, 0, is_moved=True))
         return cells
 
+    def _files(self, words: tuple[str, ...]) -> dict[str, str]:
+        if words not in self.files:
+            self.files[words] = files_of(words)
+        return self.files[words]
+
     def _cell(self, name: str, repeat: int, *, is_moved: bool = False) -> ScriptCell:
         words, known = self.rows[name], self.seen.get(name)
         read = (*words, *([str(self.given[name].path)] if name in self.given else []))
-        if read not in self.files:
-            self.files[read] = files_of(read)
         given = [self._size(name), self.device, self.experiment.runtime.preset]
         parts = {
             "row": [name, is_moved],
             "base": next(iter(self.rows)),
             "words": words,
-            "files": self.files[read],
+            "files": self._files(read),
             "folder": str(Path.cwd()),
             "given": given if self.is_given else None,
             "measure": self.experiment.measure.model_dump(),
@@ -289,7 +292,7 @@ class Scripts:
         if last.cell == cell.key:
             return f"none: the last run is {last.status}"
         then = {"command": seen.command, "repeat": last.repeat, **seen.files}
-        now = {"command": without_passwords(cell.words), "repeat": cell.repeat, **files_of(cell.words)}
+        now = {"command": without_passwords(cell.words), "repeat": cell.repeat, **self._files(cell.words)}
         changed = [keys[0] for keys, _, _ in differences(then, now)]
         others = "ranks, a setting, a version, the folder, or a file given"
         return f"none: the newest differs in {a_few(changed) or others}"
