@@ -466,7 +466,7 @@ def _each_once(
         first, _ = runs.setdefault(run_id, (file, record))
         if file.parent.name == run_id != first.parent.name:
             runs[run_id], first, other = (file, record), file, first
-        if first.resolve() != other.resolve():
+        if first is not other and first.resolve() != other.resolve():
             try:
                 what = f"is a copy of {first}"
                 if files.read(first) != files.read(other):
