@@ -61,8 +61,6 @@ class FamilyFacts:
     """Whether its mixed precision has a dtype of the reduction."""
     has_root_reshard: bool = False
     """Whether the root unit has its own setting of resharding."""
-    overlaps_on_streams: bool = False
-    """Whether it overlaps communication on streams of a device only, so not on a CPU."""
     shards_one_rank: bool = True
     """Whether it takes its sharding on one rank too."""
     fills_parts: bool = False
@@ -96,7 +94,7 @@ class FamilyFacts:
     """If ranks cut layers: the family of those that hold the same part of them."""
 
 
-_FSDP = FamilyFacts(has_reduce_dtype=True, overlaps_on_streams=True, fills_parts=True, copies=(0, 4))
+_FSDP = FamilyFacts(has_reduce_dtype=True, fills_parts=True, copies=(0, 4))
 _FSDP2 = replace(_FSDP, has_root_reshard=True, holds_dtensors=True, copies=(2, 2))
 _ZERO = FamilyFacts(flat_gradients=True, flat_states=True, copies=(0, 6))
 _ZERO12 = replace(_ZERO, reduces_buckets=True)

@@ -30,7 +30,7 @@ TENSOR = tuple(name for name in registry.BUILT_IN if registry.mesh_of(name, 4).s
 NATIVE = _of_route("native")
 """They run on two ranks of a CPU."""
 THROUGH_ACCELERATE = tuple(
-    name for name in _of_route("accelerate") if not strategy(name).of_family.overlaps_on_streams
+    name for name in _of_route("accelerate") if strategy(name).family not in ("fsdp1", "fsdp2")
 )
 """The same; Accelerate's FSDP needs a device."""
 EACH_MICRO_STEP = tuple(
