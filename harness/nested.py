@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 Keys: TypeAlias = tuple[str, ...]
 """The keys that lead to a value, the outermost first."""
@@ -18,6 +19,24 @@ def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"gives '{twice}' twice")
     return found
+
+
+def parse_json(text: str) -> Any:
+    """Raises ValueError: no JSON, a key twice, NaN or infinity, with its dotted key."""
+
+    def refuse(constant: str) -> NoReturn:
+        where = next(_not_finite(json.loads(text)), "?")
+        raise ValueError(f"has {constant} in '{where}', which is no number of JSON")
+
+    return json.loads(text, object_pairs_hook=mapping, parse_constant=refuse)
+
+
+def _not_finite(value: Any, keys: Keys = ()) -> Iterator[str]:
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _not_finite(inner, (*keys, str(key)))
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield ".".join(keys)
 
 
 def leaves(document: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:

@@ -5,6 +5,7 @@ What is in this file needs no library but click, so that a command can say that 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -241,8 +242,18 @@ def working(command: str) -> Iterator[None]:
         ended.set()
 
 
+def remove_empty_cache() -> None:
+    """Remove torch's folder of compiled code if empty: an import makes it, and its use makes it again."""
+    import getpass
+    import tempfile
+
+    with contextlib.suppress(OSError, KeyError):
+        os.rmdir(f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
+
+
 def main() -> None:
     """Entry point of the `harness` command."""
+    atexit.register(remove_empty_cache)
     open_standard_streams()
     leave_current_folder()
     words = [word for word in sys.argv[1:] if word != "--debug"]

@@ -17,12 +17,12 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from harness.backends.libraries.facts import why_not_run
 from harness.backends.refusals import available, suggestion
@@ -31,7 +31,7 @@ from harness.errors import HarnessError
 from harness.files import read_settings, write_atomically
 from harness.import_path import ask_module
 from harness.job.config import parse_yaml
-from harness.nested import empty_sections, leaves, mapping, value_at
+from harness.nested import empty_sections, leaves, parse_json, value_at
 from harness.record import FileKind
 from harness.safe_text import capped
 
@@ -65,14 +65,13 @@ def read_file(path: Path, what: str, *, suffix: str = ".json", has_comments: boo
         elif suffix != ".json":
             document = parse_yaml(text, f"{what} {path}")
         else:
-            read = partial(json.loads, object_pairs_hook=mapping, parse_constant=_no_constant)
             try:
-                document = read(text)
+                document = parse_json(text)
             except json.JSONDecodeError:
                 if not has_comments:
                     raise
                 bare = _COMMENT.sub(lambda found: found[1] or "\n" * found[0].count("\n"), text)
-                document = read(_LAST_COMMA.sub(lambda found: found[1] or "", bare))
+                document = parse_json(_LAST_COMMA.sub(lambda found: found[1] or "", bare))
         require_bounded(document)
     except tomllib.TOMLDecodeError as error:
         raise HarnessError(f"{what} {path} is not valid TOML: {error}") from error
@@ -89,10 +88,6 @@ def read_file(path: Path, what: str, *, suffix: str = ".json", has_comments: boo
         holds = "is empty" if document is None else f"holds a {type(document).__name__}"
         raise HarnessError(f"{what} {path} {holds}; it must be a mapping of settings")
     return GivenFile(path=path, document=document, sha256=hashlib.sha256(text.encode()).hexdigest())
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"holds {name}, which is not a number")
 
 
 MOST_POWER = sys.float_info.max_exp

@@ -43,6 +43,7 @@ BOOTSTRAP = Path(__file__).parent / "bootstrap"
 ROOT = Path(__file__).resolve().parents[2]
 
 
+ASKS_TO_END = (signal.SIGTERM, signal.SIGHUP)
 INTERRUPT_SECONDS = 5.0
 """So long after a SIGINT that came from no terminal the command may end, before it is passed on."""
 
@@ -98,6 +99,8 @@ def observe_command(
         record = observed_record.assemble_observed(directory, request, code, told_at)
         if record is None:
             problem = _why_unwritten(directory)
+            if code < 0 and not problem:
+                problem = f"signal {-code} ({signal.strsignal(-code)}) ended the command before it trained"
             store.discard(request.run_id)
         else:
             record = _kept(directory, record)
@@ -366,18 +369,21 @@ def observed_environment(directory: Path) -> dict[str, str]:
 def _followed_to_its_end(process: subprocess.Popen[bytes]) -> tuple[int, int | None, float | None]:
     """The exit code (negative: a signal ended it), the first signal that asked this process to end, and when.
 
-    What asks this process alone to end is passed on.
+    What asks this process alone to end, or to do what a script does then (SIGUSR1, SIGUSR2), is passed on.
     """
     told: list[tuple[int, float]] = []
 
     def pass_on(number: int, _: object) -> None:
-        told.append((number, time.time()))
+        if number in ASKS_TO_END:
+            told.append((number, time.time()))
         process.send_signal(number)
 
     def ended(code: int) -> tuple[int, int | None, float | None]:
         return code, *(told[0] if told else (None, None))
 
-    kept = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)}
+    kept = {
+        number: signal.signal(number, pass_on) for number in (*ASKS_TO_END, signal.SIGUSR1, signal.SIGUSR2)
+    }
     try:
         while True:
             try:

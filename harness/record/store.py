@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import to_json
@@ -32,7 +32,7 @@ from harness.files import (
     refusing,
     write_atomically,
 )
-from harness.nested import mapping
+from harness.nested import parse_json
 from harness.record import SCHEMA_VERSION
 from harness.record.run import Record
 from harness.safe_text import redacted
@@ -351,16 +351,12 @@ def parse_record(data: bytes, path: Path) -> Record:
         )
     try:
         # Pydantic itself takes constants of Python for numbers, and the last of the values of one key.
-        document = json.loads(data.decode(), parse_constant=_no_constant, object_pairs_hook=mapping)
+        document = parse_json(data.decode())
         if b"\\u" in data:  # Python takes half of a surrogate pair for text
             return Record.model_validate_json(data)
         return Record.model_validate(document)
     except (ValueError, RecursionError) as error:
         raise _unreadable(data, path, error) from error
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"it has {name}, which is no number of JSON")
 
 
 def _unreadable(data: bytes, path: Path, error: Exception) -> HarnessError:

@@ -8,8 +8,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from harness import files
+from harness.cli import remove_empty_cache
 from harness.errors import HarnessError
 from harness.files import (
     name_multiprocessing_folder,
@@ -109,6 +111,17 @@ def test_folder_of_a_killed_process_is_removed_by_the_next(
         assert not left.exists()
         assert folder.is_dir()
     assert sorted(tmp_path.iterdir()) == sorted([mine, others, of_another_container])
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_the_folder_of_compiled_code_stays_only_if_something_is_in_it(
+    used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = Path(default_cache_dir())
+    (folder / "triton" if used else folder).mkdir(parents=True)
+    remove_empty_cache()
+    assert folder.exists() is used
 
 
 @pytest.mark.parametrize("place", ["a" * 150, "missing", "file", "read-only"])

@@ -1,5 +1,6 @@
 """One row of a comparison of scripts: however its script misbehaves, it ends, and leaves nothing behind."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -142,3 +143,30 @@ def test_a_script_ends_with_a_killed_observer(tmp_path: Path) -> None:
     while not has_ended(script_id):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+ASKED = """
+import os, pathlib, signal, threading, time
+pathlib.Path("answered").unlink(missing_ok=True)
+if {answers}:
+    signal.signal({number}, lambda *_: pathlib.Path("answered").touch())
+threading.Timer(0.2, os.kill, (os.getppid(), {number})).start()
+until = time.monotonic() + 60
+while not os.path.exists("answered") and time.monotonic() < until:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("answers", [True, False])
+def test_what_a_job_script_signals_reaches_the_command_and_its_end_is_said(
+    number: int, answers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = [sys.executable, "-S", "-c", ASKED.format(answers=answers, number=int(number))]
+    store = Store(tmp_path / "runs")
+    done = observe_command(script, store, MeasureSection(), command=[], keeps_output_free=False)
+    assert Path("answered").exists() is answers
+    said = f"signal {int(number)} ({signal.strsignal(number)}) ended the command before it trained"
+    assert (done.exit_code, done.problem) == ((0, "") if answers else (128 + number, said))
+    assert not list((tmp_path / "runs").iterdir())

@@ -50,8 +50,9 @@ def edited(tmp_path: Path, key: str, value: object) -> Path:
           for version in (0, 1, 3)),
         ("schema_version", "2", "has schema version '2', a text; this harness reads 2 only"),
         ("repeat", 10**399, "not valid: 'repeat' has a number of 400 digits"),
-        *(("repeat", float(value), f"it has {value}, which is no number of JSON")
-          for value in ("NaN", "Infinity", "-Infinity")),
+        *((key, float(value), f"not valid: has {value} in '{key}', which is no number of JSON")
+          for key, value in (("repeat", "NaN"), ("job.training.seed", "Infinity"), ("repeat", "-Infinity"))),
+        ("losses", [1.0, float("nan")], "has NaN in 'losses.1'"),
         ("no_such_key", 1, "not valid: 'no_such_key' is unknown"),
         ("ranks", [make_record().ranks[0].model_dump() | {"new": 1}],
          "not valid: 'ranks.0.new' is unknown. Allowed in ranks.0: rank, "),
