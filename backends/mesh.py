@@ -6,7 +6,7 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -96,12 +96,12 @@ class Mesh:
                 found = found * size + place[name]
         return found
 
-    def sample_groups(self) -> list[list[int]]:
-        """Ranks that share samples, by data rank."""
-        found: list[list[int]] = [[] for _ in range(self.data_size)]
-        for rank in range(self.world_size):
-            found[self.data_rank(rank)].append(rank)
-        return found
+    def sample_groups(self, ranks: Iterable[int]) -> list[list[int]]:
+        """Those of these ranks that share samples, by data rank."""
+        found: dict[int, list[int]] = {}
+        for rank in sorted(ranks):
+            found.setdefault(self.data_rank(rank), []).append(rank)
+        return [found[data_rank] for data_rank in sorted(found)]
 
     def counts_samples(self, rank: int) -> bool:
         """Whether it is the first of those that share its samples: what is summed over samples is its own."""

@@ -38,7 +38,8 @@ def test_groups_of_a_role_are_those_of_its_ranks(sizes: dict[Dimension, int | No
 def test_every_sample_and_every_loss_counts_once(sizes: dict[Dimension, int | None]) -> None:
     mesh = Mesh.of(8, sizes)
 
-    groups = mesh.sample_groups()
+    groups = mesh.sample_groups(range(8))
+    assert mesh.sample_groups([7, 0]) == ([[0], [7]] if len(groups) > 1 else [[0, 7]])
     assert sorted(rank for group in groups for rank in group) == list(range(8))
     assert len({len(group) for group in groups}) == 1
     for data_rank, group in enumerate(groups):

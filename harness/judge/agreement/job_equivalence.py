@@ -222,15 +222,15 @@ def _batch_digests(record: Record) -> list[Counter[str]]:
 def _data_ranks(record: Record) -> list[RankPart]:
     """The first rank that saw samples in each group that shares them, by data rank."""
     parts = {rank.rank: rank for rank in record.ranks}
-    groups = ([parts[rank] for rank in group if rank in parts] for group in record.world.mesh.sample_groups())
-    return [next((part for part in group if any(part.batch_digests)), group[0]) for group in groups if group]
+    groups = ([parts[rank] for rank in group] for group in record.world.mesh.sample_groups(parts))
+    return [next((part for part in group if any(part.batch_digests)), group[0]) for group in groups]
 
 
 def _unlike_peers(record: Record) -> Difference | None:
     """The first step in which ranks that should share samples were fed different ones."""
     parts = {rank.rank: rank for rank in record.ranks}
-    for group in record.world.mesh.sample_groups() if record.world.dimensions else ():
-        fed = {rank: parts[rank].batch_hash_sums for rank in group if rank in parts}
+    for group in record.world.mesh.sample_groups(parts) if record.world.dimensions else ():
+        fed = {rank: parts[rank].batch_hash_sums for rank in group}
         for step, sums in enumerate(zip(*fed.values(), strict=False), start=first_step(record)):
             if len({value for value in sums if value is not None}) > 1:
                 return Difference(

@@ -8,10 +8,13 @@ from weakref import ref
 import numpy as np
 import pytest
 
+from harness.backends.mesh import Mesh
 from harness.forms.pipeline import bubble_share
 from harness.forms.textbook import BILLION, JOULES_PER_KILOWATT_HOUR, SECONDS_PER_HOUR
+from harness.forms.workload import ELSEWHERE, Workload
 from harness.job.experiment import Price
 from harness.judge import quantities
+from harness.judge.agreement.job_equivalence import job_differences
 from harness.judge.comparison import Comparison
 from harness.judge.quantities import (
     DATA,
@@ -36,6 +39,7 @@ from harness.record import (
     Record,
     WindowsPart,
 )
+from harness.record.workload import of_record
 from harness.tell.document import Table
 from harness.tell.sections.amounts import pipeline_section
 from tests.pipelines import OTHER, SAME, SHARED, make_pipeline
@@ -234,6 +238,15 @@ def test_a_number_of_ranks_that_a_record_claims_takes_no_time(monkeypatch: pytes
     claims = changed(make_volume_record("ddp"), world={"world_size": 2**20, "ranks_per_node": 2**20})
     assert quantities.expected_model_state_bytes(claims) is None
     assert asked == list(range(quantities.MOST_UNDESCRIBED))
+    placed: list[int] = []
+    monkeypatch.setattr(Mesh, "data_rank", lambda _, rank: placed.append(rank) or rank)
+    monkeypatch.setattr(Workload, "group_ranks", lambda *_: pytest.fail("lists all ranks"))
+    named = changed(claims, comm=[row.model_copy(update={"group_ranks": [0, 1]}) for row in claims.comm])
+    workload = of_record(named)
+    assert workload is not None
+    assert {role for *_, role in quantities.measured_payload(named, workload)[0]} == {ELSEWHERE}
+    assert job_differences(named, named) == []
+    assert set(placed) == {rank.rank for rank in named.ranks}
     described = changed(claims, ranks=claims.ranks * 100)
     assert quantities.ranks_described(described) == range(len(described.ranks))
 
