@@ -57,7 +57,8 @@ def read_file(path: Path, what: str, *, suffix: str = ".json", has_comments: boo
     has_comments: in JSON comments and a comma after the last value are left out, as DeepSpeed's own reader
     does. Raises HarnessError: unreadable, too large, a key twice, NaN, too deep, no mapping.
     """
-    text = read_settings(path, what).removeprefix(BYTE_ORDER_MARK)
+    form = {".json": "JSON", ".toml": "TOML"}.get(suffix, "YAML")
+    text = read_settings(path, what, f"; give a {form} file that can be read").removeprefix(BYTE_ORDER_MARK)
     document: Any
     try:
         if suffix == ".toml":

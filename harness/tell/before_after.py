@@ -60,7 +60,7 @@ def before_after(before: Comparison, after: Comparison, *last: document.Section)
     left, right = before.comparable, after.comparable
     found = changes(left, right)
     sections = [
-        _verdict(before, after, found),
+        document.Section("verdict", "Verdict", [document.Items(verdict(before, after, found))]),
         settings_section({"before": left, "after": right}),
         _figures(found),
         _statuses(before, after),
@@ -70,7 +70,8 @@ def before_after(before: Comparison, after: Comparison, *last: document.Section)
     return document.Document(TITLE, [section for section in sections if section is not None])
 
 
-def _verdict(whole: Comparison, whole_after: Comparison, found: Sequence[Change]) -> document.Section:
+def verdict(whole: Comparison, whole_after: Comparison, found: Sequence[Change]) -> list[str]:
+    """What ran on both sides, which figures changed beyond noise, and how many are not judged."""
     before, after = whole.comparable, whole_after.comparable
     left, right = set(before.by_job), set(after.by_job)
     if left == right and len(left) == 1:
@@ -100,7 +101,7 @@ def _verdict(whole: Comparison, whole_after: Comparison, found: Sequence[Change]
         largest = listed([f"{c.metric.title} of {_of_cell(c)}" for c in open_[:MOST_OPEN]])
         counts = {"open": len(open_), "all": len(found), "runs": runs_to_judge(both)}
         sentences.append(prose("before_after_untested", largest=largest, **counts))
-    return document.Section("verdict", "Verdict", [document.Items(sentences)])
+    return sentences
 
 
 def _of_cell(change: Change) -> str:

@@ -76,7 +76,10 @@ def test_the_strategy_of_a_file_is_what_accelerate_makes_of_it(
         ),
         ("--set runtime.threads_per_rank=1 -- train.py", "runtime.threads_per_rank would be ignored"),
         ("-- /other/bin/python train.py", "another Python"),
-        ("--from-deepspeed none.json -- train.py", "none.json cannot be read"),
+        (
+            "--from-deepspeed none.json -- train.py",
+            "none.json cannot be read: No such file or directory; give a JSON file that can be read",
+        ),
         (
             "--from-deepspeed zero0.json -- train.py",
             "deepspeed file zero0.json gives a script 'zero0'; its row",
