@@ -507,6 +507,11 @@ def scaled(comparison: Comparison, kind: str) -> str:
     first = min(point.base.world_size for point in last)
     figure = phrase("speed_up" if is_strong else "efficiency")
     found = [f"{phrase('scaled_head', size=size, first=first, figure=figure)}: {parts}"]
+    best = next(curve for curve in curves if curve[-1] is last[0])
+    if is_strong and len({point.group.world_size for point in best}) > 2:
+        sizes = [f"{p.group.world_size}: {times(p.speed_up)} at {percent(p.strong_efficiency)}" for p in best]
+        most = max(best, key=lambda point: point.speed_up).group.world_size
+        found.append(phrase("scaled_sizes", cell=last[0].curve, sizes=", ".join(sizes), most=most))
     if not any(point.ratio.extent for point in last):
         rounds = counted(min(len(point.group.values(STEP)) for point in last), "round")
         return "; ".join([*found, phrase("scaled_untested", rounds=rounds, needed=interval_runs())])

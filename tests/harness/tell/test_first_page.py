@@ -372,6 +372,15 @@ def test_scaling_is_that_at_the_most_ranks(kind: str, records: list[Record], tex
     assert found == ("" if text is None else f"2 ranks against 1, {text}")
 
 
+def test_scaling_over_several_sizes_says_how_many_ranks_pay() -> None:
+    sizes = {1: 0.8, 2: 0.5, 4: 0.4, 8: 0.5}
+    records = [one for size, each in sizes.items() for one in repeats("ddp", each, world_size=size)]
+    assert (
+        "; ddp by ranks, speed-up at efficiency: 1: 1.00 at 100 %, 2: 1.60 at 80 %, 4: 2.00 at 50 %, "
+        "8: 1.60 at 20 %; most on 4; "
+    ) in scaled(Comparison(records), "strong")
+
+
 def test_each_report_opens_with_the_answer_to_its_question_and_answers_no_other() -> None:
     first: dict[ReportFocus, str] = {"speed": "fastest", "memory": "memory", "all": "same", "parity": "same"}
     for question, name in first.items():
