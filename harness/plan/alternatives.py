@@ -277,12 +277,9 @@ def _offloaded(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def each_reduced(scenario: Scenario) -> Scenario | None:
-    """Scenario with gradients reduced in every micro-step; None: FSDP has no such option there, it is taken
-    already, or there is a single micro-step."""
+    """Scenario with gradients reduced in every micro-step; None: as of `reducing_each`, or a single one."""
     label = search.reducing_each(scenario.label) if scenario.accumulation_steps > 1 else None
-    if label is None:
-        return None
-    return replace(scenario, label=label, options={**scenario.options, search.OPTION: True})
+    return None if label is None else scenario.under(label)
 
 
 def _changes_of(scenario: Scenario) -> dict[str, Mapping[str, Any]]:

@@ -646,15 +646,20 @@ def fewest_gpus(question: Question, by: Predictors) -> Prediction | None:
     """Full sharding, or one process, on the fewest GPUs on which it fits with room, halved from those asked
     for at the same tokens of a step; None: not on those asked for, or no such strategy was named."""
     found: Prediction | None = None
-    gpus = question.gpus
+    gpus, alone = question.gpus, question.names_all or registry.REFERENCE in question.labels
+    kinds = {
+        one: (s := registry.parse(one)[0].strategy) and _kind(s) for one in (*SHARDING_ALL, *question.labels)
+    }
+    full = [kinds[name] for name in SHARDING_ALL]
+    named = [one for one in (SHARDING_ALL if question.names_all else question.labels) if kinds[one] in full]
+    sharding = (*named, *filter(None, map(reducing_each, named)))
     while gpus and not question.samples % gpus:
         asked = replace(
             question, world_sizes=(gpus,), fabric=joined_by(question.fabric, question.device, gpus)
         )
         roomy = None
-        for label in SHARDING_ALL if gpus > 1 else (registry.REFERENCE,):
-            is_asked = question.names_all or label in question.labels
-            if roomy is None and is_asked and _why_not_tried(asked, label) is None:
+        for label in sharding if gpus > 1 else (registry.REFERENCE,) * alone:
+            if roomy is None and _why_not_tried(asked, label) is None:
                 with suppress(HarnessError):
                     near = near_largest(asked, label, by, checkpointing=question.checkpointing[-1])
                     roomy = next((one for one in near if one.leaves_room), None)

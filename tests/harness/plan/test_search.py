@@ -412,6 +412,12 @@ def test_the_fewest_gpus_are_those_on_which_full_sharding_leaves_room() -> None:
     for labels, gpus in (("fsdp", "ddp"), 2), (("ddp",), None):  # of named strategies those alone
         found = fewest_gpus(replace(question(), names_all=False, labels=labels), predictors())
         assert (found and found.world_size) == gpus
+    # Whole gradients that add up have no room on any number of ranks, reduced ones do.
+    by = Predictors(memory=accumulating, speed=speed(), ahead=trace_nothing)
+    for label in ("fsdp", "accelerate-fsdp"):
+        found = fewest_gpus(replace(question(), names_all=False, labels=(label,)), by)
+        assert found is not None
+        assert found.planned.options["sync_each_batch"]
     # The largest micro-batch that fits is close to the limit there, a smaller one is not.
     found = fewest_gpus(question(), predictors(per_token=9_000))
     assert (found.world_size, found.leaves_room) == (2, True)
