@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -18,7 +19,7 @@ from benchmarks.published.rows import Row, figure
 from harness.backends.registry import BUILT_IN
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
-from harness.job.job import Job
+from harness.job.job import ALL_LINEAR, Job
 from harness.plan.hardware import (
     Device,
     Fabric,
@@ -288,7 +289,7 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         backend = {"fsdp1": "fsdp", "fsdp1-no-shard": "ddp"}.get(backend.removeprefix("accelerate-"), backend)
         strategy = _strategy(backend)
         assumptions.append("FSDP1 with adapters as units of their own, as FSDP2 has them")
-    device = hardware.device(_gpu(row.gpu))
+    device = hardware.device(_gpu(row))
     per_node = _whole(row.gpus_per_node or str(min(device.gpus_per_node, gpus)), "the GPUs of a node")
     model = _model(row.model, sequence)
     _check_count(row, model)
@@ -296,11 +297,12 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         model = _untied(model)
     bounded = checkpointing == "not said"
     attention = _required("attention", "model.attention", row.attention)
+    compile_ = _required("compile", "model.compile", row.compile)
     job = Job.model_validate(
         {
             "model": {
                 "attention": "sdpa" if attention == "old flash" else attention,
-                "compile": "block" if row.compile.lower() == "true" else "none",
+                "compile": compile_,
             },
             **({"adapter": adapter} if adapter else {}),
             "data": {"sequence_length": sequence},
@@ -328,7 +330,7 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         assumptions.append("no accumulation")
     assumptions += [own[name] for name in ("reduces_each", "why") if name in own]
     assumptions += [own["divides_sequence"]] if tensor > 1 and "divides_sequence" in own else []
-    if row.compile.lower() == "true":
+    if compile_ != "none":
         assumptions.append("compiled code holds what eager code does")
     if "foak" in row.note:
         assumptions.append("of the custom kernels the loss alone changes memory")
@@ -348,7 +350,7 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         fabric=fabric,
         other=other,
     )
-    text = f"{row.strategy} {row.source} {row.note} {row.repo}"
+    text = f"{row.strategy} {row.note} {row.repo}"
     slow = own.get("unknown_lanes", {})
     lanes = next((why for gpu, why in slow.items() if gpu in row.gpu and strategy.stage == 3), None)
     return Mapped(
@@ -356,7 +358,7 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         scenario=scenario,
         constants=constants,
         bounded=bounded,
-        speed_not_covered=said("speed_unknown", row.precision) or lanes,
+        speed_not_covered=said("speed_unknown", f"{row.precision} {row.attention}") or lanes,
         memory_not_covered=said("memory_unknown", text) or _other_attention(scenario),
         assumptions=tuple(assumptions),
     )
@@ -365,10 +367,12 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
 TENSOR = ("tp", "fsdp-tp", "autotp-zero1", "autotp-zero2", "autotp-zero3")
 
 
-def _gpu(text: str) -> str:
-    """A name of the catalogue. An A100 without its memory had at most 36 GiB in use: the smaller one."""
-    plain = re.sub(r"\s*\(.*\)|( SXM\d?| NVLink| power limited)$", "", text)
-    return "A100-40" if plain == "A100" else plain
+def _gpu(row: Row) -> str:
+    """A name of the catalogue. An A100 without its memory is the smaller one unless more was in use."""
+    plain = re.sub(r"\s*\(.*\)| SXM\d?\b|( NVLink| power limited)$", "", row.gpu)
+    plain = re.sub(r"^(\w+)[ -](\d+) ?GB[ -]PCIe$", r"\1-\2-PCIe", plain)
+    used = figure(row.memory_gib_per_gpu) or 0
+    return f"A100-{40 if used < 40 else 80}" if plain == "A100" else plain
 
 
 def _strategy(backend: str) -> StrategyKind:
@@ -383,11 +387,15 @@ def _adapter(row: Row, base: str, precision: str, assumptions: list[str]) -> dic
         return {}
     own, text = program(row), f"{row.method} {row.note}".lower()
     rank = re.search(r"\b(?:rank|r) ?=? ?(\d+)", text)
-    targets = re.search(r"\bon ((?:[a-z]+_?(?:proj|attn|key_value|fc|lora)\w*[ ,]*)+)", f"{text} ")
+    layer = r"(?:[a-z]+_?(?:proj|attn|key_value|fc|lora)\w*|all[- ]linear)"
+    targets = re.search(rf"(?:\bon|\btargets?|_modules)[ :=]+((?:{layer}[ ,/]*)+)|({ALL_LINEAR})", f"{text} ")
     named = next(
         (v for k, v in own.get("lora_of", {}).items() if k in row.model.lower()), own.get("lora", {})
     )
-    found: dict[str, Any] = {"targets": re.split(r"[ ,]+", targets[1].strip())} if targets else {}
+    found: dict[str, Any] = {}
+    if targets is not None:
+        layers = (targets[1] or targets[2]).replace("all linear", ALL_LINEAR)
+        found["targets"] = re.split(r"[ ,/]+", layers.strip(" ,/"))
     found |= {"rank": int(rank[1])} if rank else {}
     if "rank" not in found | named or "targets" not in found | named:
         assumptions.append("rank 8 or peft's choice of layers where a page names neither")
@@ -444,7 +452,7 @@ def _fabric(
     if kind == "named":
         return hardware.fabric(re.search(r"network (\S+?)(?:[;,. ]|$)", text)[1])  # type: ignore[index]
     if kind is not None:
-        ports = re.search(r"(?:(\d+) x )?(\d+) ?gb", text)
+        ports = re.search(r"(?:(\d+) ?x ?)?(\d+) ?gb", text)
         assert ports is not None
         rate = int(ports[1] or 1) * int(ports[2])
         return Fabric(
@@ -504,10 +512,11 @@ def _model(name: str, sequence: int) -> PlannedModel:
     own = _file("models.yaml").get(name) or _gpt(name)
     if own is None:
         plain = re.sub(r"\s*\(.*\)", "", name)
-        try:
-            return load_model(plain)
-        except HarnessError:
-            return load_model(plain.rpartition("/")[2].lower())
+        last = plain.rpartition("/")[2].lower()
+        for one in (plain, last.replace(" ", "-")):
+            with suppress(HarnessError):
+                return load_model(one)
+        return load_model(last)
     config = dict(own)
     if config["model_type"] == "gpt2":
         config["n_positions"] = sequence

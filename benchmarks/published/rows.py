@@ -116,8 +116,9 @@ class Row:
 
 
 def _plain(text: str) -> str:
-    """A whole number is one however it is written: '16.0'."""
-    return re.sub(r"^(\d+)\.0*$", r"\1", text.strip())
+    """A whole number is one however it is written: '16.0', '4,096'."""
+    plain = re.sub(r"^(\d+)\.0*$", r"\1", text.strip())
+    return plain.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+", plain) else plain
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
