@@ -23,9 +23,9 @@ FULL, ADAPTED = "of these full training, fully specified (tier A)", "of these Lo
 PUBLISHED = "[published GPU runs](../reports/predictions/published/README.md)"
 LINKS = "[CPU ranks over links of known speed](../reports/predictions/step-times/README.md)"
 FOOTNOTE = """\
-Medians and means are of absolute errors. Speeds of published runs are those from which no constant was
-estimated. Orders are of two strategies that differ by over 5 %, with equal model, batch and GPUs; those of
-published runs are means of the sources."""
+Medians and means are of absolute errors. Speeds of published runs are by constants of other sources. Orders
+are of two strategies that differ by over 5 %, with equal model, batch and GPUs; those of published runs are
+means of the sources."""
 BEGIN, END = "<!-- errors: python -m benchmarks.errors_table -->", "<!-- end of errors -->"
 
 
@@ -93,7 +93,7 @@ def _errors_of_published(page: str) -> Iterable[list[str]]:
         yield ["speed", PUBLISHED if name == "all" else name, f"{len(errors)}", middle, "", worst]
     left = _row(_text("published/left-out.md"), "all")
     for name, error in (("constants of all other sources", left[8]), ("shipped constants", left[6])):
-        where = "[full training on A100, H100 and H200](../reports/predictions/published/left-out.md)"
+        where = "[A100, H100, H200, middle of sources](../reports/predictions/published/left-out.md)"
         yield [f"speed, {name}", where, left[2], _whole(error), "", ""]
 
 

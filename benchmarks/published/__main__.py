@@ -6,14 +6,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tqdm import tqdm
 
 from benchmarks.published.judge import Judged, errors_of, judge, stated_errors
-from benchmarks.published.left_out import FILES, left_out, runs_of
+from benchmarks.published.left_out import FILES, own_shares, runs_of, share_of_others
 from benchmarks.published.mapping import map_row
 from benchmarks.published.page import render, scatter
 from benchmarks.published.rows import read_rows
@@ -27,13 +28,14 @@ HERE = Path(__file__).parent
 REPORT = HERE.parents[1] / "reports" / "predictions" / "published"
 
 
-def predicted(file: Path) -> list[Judged]:
-    """Every row of a file with what is predicted for it, or why nothing is."""
+def predicted(file: Path, own: Mapping[tuple[str, str], float] = MappingProxyType({})) -> list[Judged]:
+    """Every row of a file with what is predicted for it, or why nothing is; `own`: what each source sustains,
+    so that its rows are predicted by what all others do."""
     mapped = [map_row(row) for row in read_rows(file)]
     profiles = missing_profiles([one.memory_scenario for one in mapped if one.memory_scenario])
     with tqdm(total=len(profiles), unit="profile", desc="activations", disable=not profiles) as bar:
         trace_ahead(profiles, lambda done, _: bar.update(done - bar.n))
-    return [judge(one) for one in tqdm(mapped, unit="row", disable=None)]
+    return [judge(one, share_of_others(own, one)) for one in tqdm(mapped, unit="row", disable=None)]
 
 
 def answer(judged: Judged) -> dict[str, Any]:
@@ -70,11 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps({"rows": [answer(one) for one in predicted(given.path)]}, indent=1))
         return
     folder: Path = given.path
-    judged, others, further = (predicted(HERE / name) for name in FILES)
+    own = own_shares(runs_of(map_row(row) for name in FILES for row in read_rows(HERE / name)))
+    judged, others, further = (predicted(HERE / name, own) for name in FILES)
     every = [*judged, *others, *further]
-    of_sources = left_out(runs_of(one.mapped for one in every if not one.is_adapted))
-    unfitted = {name: error for one in of_sources for name, error in one.errors.items()}
-    ERRORS.write_text(errors_text(errors_of(every, unfitted)), encoding="utf-8")
+    ERRORS.write_text(errors_text(errors_of(every)), encoding="utf-8")
     measured_errors.cache_clear()
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
@@ -83,9 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if picture is not None:
             (folder / f"predicted.{source}.svg").write_bytes(draw(picture))
             drawn.append(source)
-    (folder / "README.md").write_text(
-        render([*judged, *further], others, unfitted, pictures=drawn), encoding="utf-8"
-    )
+    (folder / "README.md").write_text(render([*judged, *further], others, pictures=drawn), encoding="utf-8")
 
 
 if __name__ == "__main__":

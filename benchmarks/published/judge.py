@@ -13,7 +13,7 @@ from benchmarks.published.mapping import Mapped
 from benchmarks.published.reserved import reserved_bytes, reserving
 from benchmarks.published.rows import Row
 from harness.errors import HarnessError
-from harness.plan.hardware import MemoryVerdict
+from harness.plan.hardware import MemoryVerdict, default_constants
 from harness.plan.prediction import MemoryPrediction, predict_memory
 from harness.plan.scenario import Scenario
 from harness.plan.step_time import predict_speed
@@ -38,6 +38,8 @@ class Judged:
     tokens_per_second: float | None = None
     least_tokens_per_second: float | None = None
     """Where it may hide nothing of its communication: of replicas that reach it the answer prefers one."""
+    fitted_tokens_per_second: float | None = None
+    """By the shipped constants, which the row's source has a part in."""
     has_no_rate: bool = False
     """Whether the answer is a range of speeds, since too few sources ran on the GPU."""
     memory_reason: str | None = None
@@ -64,40 +66,47 @@ class Judged:
     @property
     def error_of_figure(self) -> float | None:
         """Of the speed, whether or not the answer gives a range in its place."""
+        return self._off(self.tokens_per_second)
+
+    @property
+    def fitted_speed_error(self) -> float | None:
+        """By the shipped constants."""
+        return None if self.has_no_rate else self._off(self.fitted_tokens_per_second)
+
+    def _off(self, tokens_per_second: float | None) -> float | None:
         published = self.row.tokens_per_second
-        if published is None or self.tokens_per_second is None:
+        if published is None or tokens_per_second is None:
             return None
-        return self.tokens_per_second / published - 1
+        return tokens_per_second / published - 1
 
     @property
     def is_adapted(self) -> bool:
         """Whether adapters alone were trained."""
         return "lora" in self.row.method.lower()
 
-    @property
-    def used_for_constants(self) -> bool:
-        """Whether a default of the time model was estimated from runs of its source."""
-        return self.row.source in SEEN_BY_CONSTANTS
 
+def judge(mapped: Mapped, sustained: float | None = None) -> Judged:
+    """Predict memory and speed of a row as far as the model covers it.
 
-SEEN_BY_CONSTANTS = frozenset({"llm-foundry", "fms-fsdp", "ultrascale-playbook"})
-"""Sources that `harness/plan/catalogue/hardware/shares.yaml` names."""
-
-
-def judge(mapped: Mapped) -> Judged:
-    """Predict memory and speed of a row as far as the model covers it."""
+    `sustained`: what other sources' training sustained, in place of what ships.
+    """
     row, scenario = mapped.row, mapped.scenario
     if scenario is None:
         return Judged(mapped=mapped, memory_reason=mapped.not_covered, speed_reason=mapped.not_covered)
     found = Judged(mapped=mapped, speed_reason=mapped.speed_not_covered)
     if found.speed_reason is None:
         try:
-            speed = predict_speed(scenario, mapped.constants)
+            speed = shipped = predict_speed(scenario, mapped.constants)
+            if sustained is not None and scenario.device is not None:
+                constants = mapped.constants or default_constants(scenario.device)
+                speed = predict_speed(scenario, replace(constants, sustained_share=sustained))
             assert speed is not None
+            assert shipped is not None
             least, most = speed.tokens_per_second_between or (None, None)
             is_range = least is not None and not speed.loses_with_scale
             found = replace(
                 found, tokens_per_second=speed.tokens_per_second_per_gpu, has_no_rate=is_range,
+                fitted_tokens_per_second=shipped.tokens_per_second_per_gpu,
                 least_tokens_per_second=None if is_range else least,
                 speed_reason=f"{speed.between_because}: between {least:,.0f} and {most:,.0f} tokens/s"
                 if is_range else None,
@@ -175,17 +184,16 @@ def _activation_bytes(memory: MemoryPrediction) -> int:
     )
 
 
-def errors_of(judged: Iterable[Judged], left_out: Mapping[str, float]) -> list[dict[str, Any]]:
-    """What answers say of their own error: of each run whose settings are said, by constants that its source
-    had no part in. `left_out`: errors of speed by run, of sources that constants are from."""
+def errors_of(judged: Iterable[Judged]) -> list[dict[str, Any]]:
+    """What answers say of their own error: of each run whose settings are said."""
     return [
         {
             "run": one.row.id, "source": one.row.source, "adapted": one.is_adapted,
             "statistic": one.row.statistic, "kind": kind_of(scenario.strategy, scenario.options),
             "gpu": chip_of(scenario), "gpus": scenario.world_size, "parameters": scenario.model.parameters,
-            "tokens": int(one.row.seq_len), "compiled": one.row.compile.lower() == "true",
+            "tokens": int(one.row.seq_len), "compiled": scenario.job.model.compile != "none",
             "pcie": crosses_pcie(scenario), "memory": _rounded(one.memory_error),
-            "speed": _rounded(left_out.get(one.row.id) if one.used_for_constants else one.error_of_figure),
+            "speed": _rounded(one.error_of_figure),
         }
         for one in judged
         if (scenario := one.mapped.scenario) is not None and not one.row.tier.startswith(OPEN)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, median
-from types import MappingProxyType
 from typing import Any
 
 from tabulate import tabulate
@@ -25,7 +24,7 @@ from benchmarks.published.judge import (
     stated_errors,
     summarize,
 )
-from benchmarks.published.mapping import program
+from benchmarks.published.mapping import program, said
 from harness.tell.document import Picture
 from harness.tell.pictures.drawing import GREY
 
@@ -41,30 +40,29 @@ settings. `benchmarks/published/*.csv` hold the figures with repository, commit,
 
 - Predictions come from the closed forms, the traced activations and the time model of this commit, with
   published constants of the hardware (`harness/plan/hardware.py`). Two of these, the shares of the
-  matrix rate that training sustains on A100 and H100, were estimated from rows here. Rows of these sources
-  are marked with *, and count in the first line of the summary and by constants of other sources alone.
+  matrix rate that training sustains on A100 and H100, are [the middle of sources](left-out.md) here, each
+  counted once. Each row is predicted by the middle of all sources but its own; one column has what ships.
   No constant of memory was estimated from any row: what programs do otherwise than our job stands in
   `benchmarks/published/programs.yaml`, read in their code.
 - Memory: the allocator's peak is predicted. A published 'reserved' or 'device' figure is compared with what
   the allocator keeps: of the loss (`benchmarks/published/losses.py`), and for each stream what it once needed
   (`benchmarks/published/reserved.py`), no more than the device has; 'device' with context and
   NCCL's buffers besides.
-- [Speeds by constants of other sources](left-out.md): each source predicted by what all others sustain.
 - Where a page does not say what is recomputed, memory lies between all and none: such a row counts as asked,
   and in no error.
 - Rows of tier A say everything that decides memory and speed, those of tier B lack one of the two or link a
   setting, and those of tier C leave something open, so that only order and ratios count.
 """
 LEFT_OUT = """\
-Each source as if it were not known: the error that an answer states comes from all other sources, each
-counted once (`harness/plan/trust.py`), and speeds of sources that a constant is from (*) are predicted by
-what the others sustain. No rule reads a source's name; mapping and programs were read with the rows at hand.
+Each source as if it were not known: speeds are predicted by what all other sources sustain, and the error
+that an answer states comes from all others, each counted once (`harness/plan/trust.py`). 'Shipped constants'
+is the median error in speed by those, which are fitted to all sources. No rule reads a source's name; mapping
+and programs were read with the rows at hand.
 Rows of tier C count in the table, not in the lines on stated errors.
 """
 AIMS = """\
-Runs that no constant was estimated from, except in the first line and in the order of strategies. A group is
-ten runs or more of one GPU, strategy, length, or of compiled or eager code. Causes of what is missed stand
-under "Missed".
+Each row by constants of other sources. A group is ten runs or more of one GPU, strategy, length, or of
+compiled or eager code. Causes of what is missed stand under "Missed".
 """
 ORDER = """\
 As `recommend` orders them: beside hybrid sharding, full sharding over nodes counts by the least that it may
@@ -80,20 +78,18 @@ SOURCES_TITLE = "## By source"
 def render(
     judged: Sequence[Judged],
     ordered: Sequence[Judged] = (),
-    left_out: Mapping[str, float] = MappingProxyType({}),
     *,
     pictures: Iterable[str],
 ) -> str:
-    """The page as Markdown; `ordered`: runs in groups, of which the order of strategies is compared too;
-    `left_out`: errors in speed by run, of sources that constants are from, by constants of the others."""
+    """The page as Markdown; `ordered`: runs in groups, of which the order of strategies is compared too."""
     covered = [j for j in judged if j.mapped.scenario is not None]
     parts = [
         INTRODUCTION,
         "## Sources left out\n",
         LEFT_OUT,
-        _left_out([*judged, *ordered], left_out),
+        _left_out([*judged, *ordered]),
         "## Summary\n",
-        "Of the same runs, with those that constants are from and all of a source counted.\n",
+        "Of the same predictions, every row counted.\n",
         _summary(judged),
         "## Aims\n",
         AIMS,
@@ -122,20 +118,18 @@ def render(
     return "\n".join(parts)
 
 
-def _left_out(judged: Sequence[Judged], left_out: Mapping[str, float]) -> str:
+def _left_out(judged: Sequence[Judged]) -> str:
     """By source, and how often the truth lies within what is stated as if the source were not known."""
     table, stated = [], {"memory": Calibration(), "speed": Calibration()}
     for source in dict.fromkeys(one.row.source for one in judged):
         rows = [one for one in judged if one.row.source == source]
         asked = sum(one.memory_bytes is not None or one.tokens_per_second is not None for one in rows)
-        line = [source + ("*" if rows[0].used_for_constants else ""), f"{asked} of {len(rows)}"]
+        line = [source, f"{asked} of {len(rows)}"]
         own = {"memory": Calibration(), "speed": Calibration()}
         for one in rows:
             is_open = one.row.tier.startswith(OPEN)
-            speed = left_out.get(one.row.id) if one.used_for_constants else one.speed_error
-            errors = zip(
-                ("memory", "speed"), (one.memory_error, speed), stated_errors(one, source), strict=True
-            )
+            found = (one.memory_error, one.speed_error)
+            errors = zip(("memory", "speed"), found, stated_errors(one, source), strict=True)
             for name, error, width in errors:
                 if error is not None:
                     own[name].add(error, width)
@@ -149,11 +143,13 @@ def _left_out(judged: Sequence[Judged], left_out: Mapping[str, float]) -> str:
                 _percent(median(known.widths) if known.widths else None),
                 f"{known.within} of {len(known.widths)}",
             ]  # fmt: skip
+        fitted = [abs(one.fitted_speed_error) for one in rows if one.fitted_speed_error is not None]
         if asked:
-            table.append(line)
+            table.append([*line, _percent(median(fitted) if fitted else None)])
     heads = ["from", "asked"]
     for name, middle in (("memory", "mean error"), ("speed", "median error")):
         heads += [f"{name}: rows", middle, "bias", "stated", "within"]
+    heads.append("shipped constants")
     said = [f"- {name}: {known.text()}" for name, known in stated.items()]
     return "\n".join([*said, "", tabulate(table, heads, tablefmt="github", disable_numparse=True)]) + "\n"
 
@@ -183,13 +179,11 @@ class Calibration:
 
 
 def _summary(judged: Sequence[Judged]) -> str:
-    fresh = [j for j in judged if not j.used_for_constants]
-    complete = [j for j in fresh if j.row.tier == FULLY_SPECIFIED]
+    complete = [j for j in judged if j.row.tier == FULLY_SPECIFIED and not j.is_adapted]
     lines: list[tuple[str, Sequence[Judged]]] = [
         ("all rows", judged),
-        ("rows that no constant was estimated from", fresh),
-        ("of these full training, fully specified (tier A)", [j for j in complete if not j.is_adapted]),
-        ("of these LoRA and QLoRA", [j for j in fresh if j.is_adapted]),
+        ("of these full training, fully specified (tier A)", complete),
+        ("of these LoRA and QLoRA", [j for j in judged if j.is_adapted]),
     ]
     table = [[name, *_figures(summarize(rows))] for name, rows in lines]
     heads = [
@@ -221,7 +215,7 @@ GROUPINGS: dict[str, Grouping] = {
     "strategy": lambda one: one.mapped.scenario.strategy.family if one.mapped.scenario else "",
     "training": lambda one: "LoRA, QLoRA" if one.is_adapted else "full",
     "tokens of a sample": lambda one: _length(int(one.row.seq_len)),
-    "code": lambda one: "compiled" if one.row.compile.lower() == "true" else "eager or not said",
+    "code": lambda one: "compiled" if said("compile", one.row.compile) == "block" else "eager or not said",
     "memory is": lambda one: one.row.statistic,
     "source": lambda one: one.row.source,
 }
@@ -334,7 +328,7 @@ def _table(rows: Sequence[Judged]) -> str:
 def _line(one: Judged) -> list[str]:
     row = one.row
     return [
-        row.id + ("*" if one.used_for_constants else ""),
+        row.id,
         row.model,
         row.strategy,
         f"{row.gpus} {row.gpu.partition(' ')[0]}",

@@ -118,9 +118,8 @@ class Trust:
         found = [f"typical error, {self.runs}: {', '.join(parts)}"] if parts else []
         if self.bounded:
             found.append("memory is a range between two predictions, not a figure with an error")
-        return ["; ".join(found)] * bool(found) + (
-            [f"largest assumption: {self.assumption}"] * bool(self.assumption)
-        )
+        assumed = [f"largest assumption: {self.assumption}"] * bool(self.assumption)
+        return ["; ".join(found)] * bool(found) + assumed
 
     def as_json(self) -> dict[str, Any]:
         known = {"memory": self.memory, "speed": self.speed}

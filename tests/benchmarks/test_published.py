@@ -13,13 +13,24 @@ from benchmarks.published.__main__ import REPORT, main
 from benchmarks.published.aims import aims_of, largest_bias
 from benchmarks.published.collectives import read_measured
 from benchmarks.published.judge import Judged, by_source, judge, order, pairs, summarize
-from benchmarks.published.left_out import FILES, HERE, PAGE, left_out, runs_of, text
+from benchmarks.published.left_out import (
+    FILES,
+    HERE,
+    PAGE,
+    left_out,
+    middle,
+    own_shares,
+    runs_of,
+    share_of_others,
+    text,
+)
 from benchmarks.published.mapping import Mapped, completed, map_row, said
 from benchmarks.published.page import render
 from benchmarks.published.programs import joined_outputs, packed_head
 from benchmarks.published.rows import COLUMNS, Row, read_rows
 from harness.errors import HarnessError
 from harness.plan import profiles
+from harness.plan.hardware import default_constants, load_hardware
 from harness.plan.profiles import activation_profile
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "published" / "published_runs.csv"
@@ -234,7 +245,7 @@ def test_a_micro_batch_follows_from_the_global_one_where_accumulation_is_said() 
         ("precision", "bf16 parameters", "bf16"),
         ("precision", "fp16 mixed", "fp16-mixed"),
         ("precision", "bf16 autocast, fp32 weights, gradients and AdamW states", "bf16-mixed"),
-        ("precision", "bfloat16", "bf16-mixed"),
+        *(("precision", text, "bf16") for text in ("bfloat16", "bf16 pure", "full bf16", "BF16-true")),
         ("precision", "TF32", "fp32"),
         ("precision", "posits", None),
         ("activation_ckpt", "none (fits without)", "false"),
@@ -242,6 +253,11 @@ def test_a_micro_batch_follows_from_the_global_one_where_accumulation_is_said() 
         ("activation_ckpt", "every block", "true"),
         ("activation_ckpt", "as the recipe", "not said"),
         ("activation_ckpt", "every 0 layers", None),
+        ("activation_ckpt", "gradient checkpointing on", "true"),
+        ("activation_ckpt", "disabled", "false"),
+        ("compile", "torch.compile", "block"),
+        ("compile", "", "none"),
+        ("compile", "sometimes", None),
         ("adapter", "finetune, qlora (gptq int4) r=16 on q_proj", "nf4"),
         ("adapter", "finetune, lora", "bf16"),
         ("adapter", "pretrain, full", "none"),
@@ -250,10 +266,16 @@ def test_a_micro_batch_follows_from_the_global_one_where_accumulation_is_said() 
         ("strategy", "own zero3", "zero3"),
         ("strategy", "zero2+tp", "autotp-zero2"),
         ("strategy", "fsdp2-hybrid", "fsdp-hybrid"),
+        *(("strategy", text, "zero2") for text in ("DeepSpeed ZeRO-2", "ZeRO stage 2", "zero-2")),
+        ("strategy", "FSDP SHARD_GRAD_OP", "fsdp1-grad-op"),
+        ("strategy", "FSDP + TP", "fsdp-tp"),
+        ("strategy", "DeepSpeed ZeRO-3 offload", None),
         ("attention", "flash (triton or FA2)", "old flash"),
         ("offload", "cpu (parameters and optimizer)", "cpu"),
         ("offload", "cpu optimizer", "optimizer"),
         ("network", "4 x 100 Gb RoCE between nodes", "ports"),
+        ("network", "4x200Gbps", "ports"),
+        ("speed_unknown", "bf16 FlashAttention-3", "model.attention: rates of FlashAttention 3"),
         (
             "speed_unknown",
             "bf16 compute + rowwise with bfloat16 all-gather",
@@ -271,6 +293,15 @@ def test_an_adapter_is_what_its_method_says() -> None:
         scenario = map_row(replace(ROW, method=method, strategy="zero3", **changes)).scenario
         adapter = scenario.job.adapter
         assert (adapter.rank, adapter.targets) == (16, ["q_proj", "k_proj", "v_proj", "o_proj"])
+    for said_so, targets in (
+        ("LoRA r=64 all-linear", ["all-linear"]), ("LoRA, r=64, target_modules=all-linear", ["all-linear"]),
+        ("LoRA r=64 on all linear layers", ["all-linear"]),
+        ("LoRA r=64, targets: q_proj k_proj", ["q_proj", "k_proj"]),
+    ):  # fmt: skip
+        adapter = map_row(replace(ROW, method=said_so)).scenario.job.adapter
+        assert (adapter.rank, adapter.targets) == (64, targets)
+    for other, setting in (("DoRA r=16", "adapter.kind"), ("LoRA on an int8 base", "adapter.base_dtype")):
+        assert str(map_row(replace(ROW, method=other)).not_covered).startswith(setting)
 
 
 def test_no_rule_is_of_a_source_s_name() -> None:
@@ -470,22 +501,41 @@ def test_a_source_is_predicted_by_what_the_others_sustain() -> None:
     def of(source: str, tokens: str, **changes: str) -> Mapped:
         return map_row(replace(ROW, source=source, tokens_per_s_per_gpu=tokens, **changes))
 
-    runs = runs_of(
-        [
-            of("slow", "4000"), of("fast", "5000"), of("fast", "5000"),
-            of("adapted", "9000", method="finetune, lora"), of("short", "9000", seq_len="512"),
-        ]
-    )  # fmt: skip
-    assert [run.source for run in runs] == ["slow", "fast", "fast", "adapted"]
-    full, adapted = ([run for run in runs if run.is_adapted == kind] for kind in (False, True))
-    slow, fast = (next(one for one in left_out(full) if one.source == name) for name in ("slow", "fast"))
-    (own,) = left_out(adapted, full)
-    assert own.others == (slow.own + fast.own) / 2
-    assert (slow.chip, slow.others, fast.others) == ("H100", fast.own, slow.own)
-    assert slow.own < fast.own
-    assert [*slow.errors.values()] == pytest.approx([0.25], abs=0.001)
-    assert [*fast.errors.values()] == pytest.approx([-0.2], abs=0.001)
-    assert "| H100   | slow" in text([slow, fast], [own])
+    rows = [
+        of("slow", "4000"), of("fast", "5000"), of("fast", "5000"), of("middle", "4500"),
+        of("short", "9000", seq_len="512"), of("alone", "4000", gpu="A100-80GB"),
+    ]  # fmt: skip
+    runs = runs_of(rows)
+    assert [run.source for run in runs] == ["slow", "fast", "fast", "middle", "alone"]
+    own = own_shares(runs)
+    slow, between, fast = (own["H100", name] for name in ("slow", "middle", "fast"))
+    assert slow < between < fast
+    assert middle(own, "H100") == round(between, 2)  # a source counts once
+    assert middle({one: share for one, share in own.items() if one[1] != "slow"}, "H100") is None
+    assert share_of_others(own, rows[0]) == pytest.approx((between + fast) / 2, abs=0.005)
+    assert share_of_others(own, rows[4]) == middle(own, "H100")
+    assert share_of_others(own, rows[5]) is None
+    of_slow = next(one for one in left_out(runs) if one.source == "slow")
+    unseen, shipped = judge(rows[0], of_slow.others), judge(rows[0])
+    assert of_slow.errors == (unseen.speed_error,)
+    assert of_slow.shipped == (unseen.fitted_speed_error,) == (shipped.speed_error,)
+    page = text(left_out(runs))
+    assert f"- H100: {round(between, 2)}, the middle of 3 sources" in page
+    assert "| alone" in page.partition("fewer than three")[2]
+
+
+def test_what_ships_is_the_middle_of_the_sources_of_the_page() -> None:
+    shares = {
+        chip: (float(share), int(sources))
+        for chip, share, sources in re.findall(
+            r"^- (\S+): ([\d.]+), the middle of (\d+) sources", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    }
+    assert set(shares) == {"A100", "H100"}
+    for name, (share, sources) in shares.items():
+        constants = default_constants(load_hardware().device(f"{name}-80"))
+        assert constants.sustained_share == share
+        assert f"middle of {sources} sources" in constants.matrix_source
 
 
 def test_the_pages_of_predictions_and_of_planning_state_the_same_shares() -> None:
@@ -551,8 +601,7 @@ def test_the_page_s_collectives_are_those_of_this_code() -> None:
 @pytest.mark.exhaustive
 def test_the_page_of_sources_left_out_is_that_of_this_code() -> None:
     runs = runs_of(map_row(row) for name in FILES for row in read_rows(HERE / name))
-    full, adapted = ([run for run in runs if run.is_adapted == kind] for kind in (False, True))
-    assert PAGE.read_text(encoding="utf-8") == text(left_out(full), left_out(adapted, full))
+    assert PAGE.read_text(encoding="utf-8") == text(left_out(runs))
 
 
 def test_the_page_names_rows_and_reasons() -> None:
