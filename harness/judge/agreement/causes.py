@@ -447,10 +447,12 @@ class Pair:
         return next((named for named in sides if named and self._explains(named)), {})
 
     def _explains(self, named: dict[str, float]) -> bool:
-        """Whether these factors, of the last steps, change a norm about as the first that differs is."""
+        """Whether these factors change squared norms as they differ on average: the last ones count most, as
+        in second moments."""
         squares = {name: self.reference.moment_norms[name][1] ** 2 for name in self.factors}
         found = sum(squares[name] * (f**2 - 1) for name, f in named.items()) / sum(squares.values())
-        given = self.ratio**2 - 1
+        weights = self.record.job.optimizer.beta2 ** numpy.arange(len(self.ratios))[::-1]
+        given = float(numpy.average(self.ratios**2 - 1, weights=weights))
         return given * found > 0 and 1 / FAR <= found / given <= FAR
 
     @cached_property
@@ -624,7 +626,7 @@ class Pair:
     @property
     def norm_differs_at_once(self) -> Fact:
         """Whether the norm differs by more than weights can explain that agreed in the step before."""
-        if not self.norm_differs:
+        if not self.norm_differs or self.parted_by_update:
             return False
         return self.at == 0 or abs(self.ratio / self.ratios[self.at - 1] - 1) >= SUDDEN
 
@@ -728,17 +730,29 @@ class Pair:
         audited = all((rank.audited_updates or 0) >= due > 0 for rank in ranks)
         return True if audited and not any(rank.otherwise for rank in ranks) else None
 
+    @cached_property
+    def odd_updates(self) -> set[int]:
+        """Numbers of steps whose updates are not Adam's."""
+        parts = altered_updates(self.reference, self.record).values()
+        return {step for part in parts for step in (part.step, *part.later)}
+
+    def _was_odd(self, number: int) -> bool:
+        """The very first is not computed again: one that is seen in the next may have begun there."""
+        first = number == self.record.steps[0].step and number + 1 in self.odd_updates
+        return first or number in self.odd_updates
+
     @property
     def altered_before(self) -> Fact:
-        """Whether an update that is not Adam's came before the first step that differs.
-
-        The very first is not computed again: one that is seen in the next may have begun there.
-        """
-        steps = [part.step for part in altered_updates(self.reference, self.record).values()]
-        if self.index is None or not steps:
+        """Whether an update that is not Adam's came before the first step that differs."""
+        if self.index is None or not self.odd_updates:
             return None
-        since = min(steps)
-        return (since - 1 if since == self.record.steps[0].step + 1 else since) < self.number
+        return any(self._was_odd(step.step) for step in self.record.steps[: self.index])
+
+    @property
+    def parted_by_update(self) -> bool:
+        """Whether the update just before is known to be another, and the one before it is not."""
+        changed, before = self.altered[0] if self.altered else None, self.number - 1
+        return (self._was_odd(before) or changed == before) and before - 1 not in self.odd_updates
 
 
 FACTS: dict[str, Callable[[Pair], Any]] = {
@@ -848,7 +862,6 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     "added_decay": lambda pair: decay_explains(pair.record, pair.limit) and decay_norm(pair.record),
     "optimizer": lambda pair: (of := pair.record.backend.effective) and of.optimizer.rpartition(".")[2],
     "clipped_norm": lambda pair: max(step.applied_gradient_norm or 0.0 for step in pair.record.steps),
-    "odd_updates": lambda pair: altered_updates(pair.reference, pair.record),
     "shifted_ratio": lambda pair: 1 + pair.shift.mean if pair.shift else None,
 }
 """What hypotheses ask in a line each; what takes more is a property of `Pair`."""

@@ -276,6 +276,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "updates that are not Adam's, of which the first was not looked at": (
         {"steps": make_steps([LOSSES[0], *(loss + 0.01 for loss in LOSSES[1:])]),
          "ranks": ranks(odd_update=ODD)}, {}, "update-differs", "see update-altered"),
+    "a norm that an update parts which is not Adam's": (
+        {"steps": norms(1, 1, 1.2, 1.1), "ranks": ranks(odd_update=ODD)}, {}, "update-differs",
+        "gradient norms first differ at step 2, although losses and gradient norms agree before (steps: 2): "
+        "the update differs, see update-altered"),
+    "a norm that jumps after many updates that are not Adam's": (
+        {"steps": norms(1, 1, 1, 1.2), "ranks": ranks(odd_update=ODD.model_copy(update={"later": [2]}))}, {},
+        "gradient-differs", "cause not found"),
     "gradients that differ too little for a norm": (
         {"steps": norms(1, 1, 1.01, 1.02), "ranks": ranks(**AUDITED)}, {}, "gradient-differs",
         "every update that was looked at is what Adam makes of its gradient"),
@@ -525,7 +532,9 @@ def test_a_block_whose_gradients_stand_out_is_named_after_weights_parted(
     moved = weights(**dict.fromkeys(factors, 2.0))
     reference = make_record(layout=blocks, moment_norms=dict.fromkeys(factors, (1.0, 1.0)), **moved)
     moments = {name: (1.0, factor) for name, factor in factors.items()}
-    found = explained(make_record(label="ddp", steps=norms(ratio), moment_norms=moments, **moved), reference)
+    # Weights make up for it, so that the first norm shows more of it than the last.
+    steps = norms(*(1 + (ratio - 1) * part for part in (3, 1, 0.5)), times=1 + (ratio - 1) * 0.2)
+    found = explained(make_record(label="ddp", steps=steps, moment_norms=moments, **moved), reference)
     assert found.kind == "gradient-differs"
     assert any(words in found.text for words in ("beside all others", "no gradient reaches")) == bool(named)
     assert named in found.text
