@@ -9,6 +9,7 @@ specific is named, then the one that most facts support. `causes.toml` is the ta
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,6 +55,8 @@ from harness.record.workload import known_strategy, micro_batches
 Fact = bool | None
 PARTS = ("signs", "predicts", "refuted_by", "values")
 
+SCORED = re.compile(r"\b(q|k|query|key)(?:_(?:proj|norm|layernorm|lin))?\.(?:weight|bias)$")
+"""Names of weights that queries or keys are computed with."""
 UNDIVIDED = ("eager",)
 """Kernels that neither torch's `context_parallel` nor DeepSpeed's Ulysses divides among ranks."""
 SCALE_TOLERANCE = 5e-3
@@ -808,6 +811,16 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     "far_ones_have_no_factor": lambda pair: all(
         abs(pair.factors.get(name, 0.0) - 1) <= pair.distances[name] ** 2
         for name in (pair.far[0] if pair.far else ())
+    ),
+    # Products of both alone are read by attention scores, which positions, mask and scale change.
+    "of_scores_alone": lambda pair: (
+        {"".join(SCORED.findall(name))[:1] for name in (pair.far or [()])[0]} == {"q", "k"}
+    ),
+    # Clipping leaves the same gradients, whatever multiplied them before.
+    "weights_deny_scale": lambda pair: (
+        pair.limit is not None
+        and all(bool((norms > pair.limit).all()) for norms in pair.both.norms)
+        and pair.fact("final_weights_agree") is False
     ),
     "passes_draw_alone": lambda pair: (
         [run.observed and run.observed.draws for run in (pair.record, pair.reference)] == [True, False]

@@ -42,8 +42,9 @@ from tests.records import (
     make_weights,
 )
 
+SCORED = {f"x.{name}.weight": 2.0 for name in ("q_proj", "k_proj", "v_proj", "o_proj", "norm")}
 LIMITS = Tolerance(
-    loss=1e-4, norm=1e-4, update=1e-3, weights=1e-3, parameters=dict.fromkeys(("a", "b", "c"), 1e-3)
+    loss=1e-4, norm=1e-4, update=1e-3, weights=1e-3, parameters=dict.fromkeys(("a", "b", "c", *SCORED), 1e-3)
 )
 LATE = [*LOSSES[:2], LOSSES[2] + 0.01, LOSSES[3] + 0.02]
 """Losses that differ from step 2 on."""
@@ -243,6 +244,21 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         {"moment_norms": dict.fromkeys("abcde", (1.0, 2.0))} | weights(a=2.0, b=2.0, c=2.0, d=2.0, e=2.0),
         "gradient-differs", "a, b end farthest from the reference's, by 30 % of their movement at least, any "
         "other by 1.0 % at most; gradients of them are as large, but point elsewhere: rounded, noisy"),
+    "queries and keys far beyond all others, whose gradients are as large": (
+        {"steps": norms(times=1.001), "moment_norms": dict.fromkeys(SCORED, (1.0, 2.02))}
+        | weights(**SCORED | {"x.q_proj.weight": 2.4, "x.k_proj.weight": 2.3, "x.norm.weight": 2.01}),
+        {"moment_norms": dict.fromkeys(SCORED, (1.0, 2.0))} | weights(**SCORED), "gradient-differs",
+        "but point elsewhere, as where attention has other positions, another mask or another scale"),
+    "a factor that clipping takes out, and weights that end elsewhere": (
+        {"steps": norms(times=2), "effective": {"gradient_clipping": 0.1}} | weights(a=2.1, b=2.4), {},
+        "gradient-differs", "all gradients x 2: summed over 2 ranks instead of averaged; clipping takes that "
+        "out, and yet final weights differ, for another reason: b ends farthest"),
+    "a factor that acts at a different norm than clipping, and weights that end elsewhere": (
+        {"steps": norms(times=2), "effective": {"gradient_clipping": 2.0}} | weights(a=2.1, b=2.4), {},
+        "gradient-scale", "x 2: summed over 2"),
+    "a factor that clipping takes out": (
+        {"steps": norms(times=2), "effective": {"gradient_clipping": 0.1}} | MOVED, {}, "gradient-scale",
+        "x 2: summed over 2"),
     "a parameter whose gradients have a factor": (
         {"steps": norms(times=1.1), "moment_norms": dict.fromkeys("abdef", (1.0, 2.0)) | {"c": (0.5, 1.0)}},
         {"moment_norms": dict.fromkeys("abcdef", (1.0, 2.0))}, "gradient-differs",
