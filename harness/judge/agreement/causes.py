@@ -42,6 +42,7 @@ from harness.judge.effective import (
     counted_synchronisation,
     decay_explains,
     decay_norm,
+    left_by_parts,
     low_reductions,
     master_dtypes,
     optimizer_groups,
@@ -871,6 +872,20 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     "kept_skipped": lambda pair: pair.kept(pair.look("skipped")),
     # Updates.
     "clipped_by_part": lambda pair: bool(pair.altered) and clips_by_part(pair.record, pair.limit),
+    # Each part is clipped less than all of them together.
+    "clipped_in_parts": lambda pair: (
+        left_by_parts(pair.record, pair.limit)
+        and all(
+            norms[1] > (1 + ALIKE) * pair.reference.moment_norms[name][1]
+            for name, norms in pair.record.moment_norms.items()
+            if name in pair.reference.moment_norms
+        )
+    ),
+    "otherwise": lambda pair: sorted({name for part in pair.record.ranks for name in part.otherwise}),
+    # In time to show.
+    "altered_before_it_shows": lambda pair: (
+        None if pair.index is None or pair.altered is None else pair.altered[0] < pair.number
+    ),
     # Norm of weight decay x weights where adding that explains gradients that were altered.
     "added_decay": lambda pair: decay_explains(pair.record, pair.limit) and decay_norm(pair.record),
     "optimizer": lambda pair: (of := pair.record.backend.effective) and of.optimizer.rpartition(".")[2],

@@ -11,6 +11,7 @@ from harness.judge.effective import (
     clips_by_part,
     decay_explains,
     decay_norm,
+    left_by_parts,
     reduce_dtypes,
     setting_differences,
     synchronisation,
@@ -110,6 +111,24 @@ def test_gradients_that_no_clipping_explains_were_altered() -> None:
     assert altered_gradients(clipped(None, 2.0, 1.8)) == (1, 1.8, NORMS[1])
     assert altered_gradients(clipped(1.0, 0.25, 0.25)) is None
     assert altered_gradients(clipped(1.0)) is None
+    since_the_first = clipped(1.0, 0.9996, 0.998, 0.98)
+    assert altered_gradients(since_the_first) == (0, 0.9996, 1.0), "once seen, the first that is not exact"
+    assert altered_gradients(clipped(1.0, 1.000001, 0.998)) is None
+    ranks = make_ranks(2, otherwise=[{}, {"optimizer steps": [3, 4]}])
+    alone = since_the_first.model_copy(update={"ranks": ranks})
+    assert altered_gradients(alone) is None, "the norm is that of the ranks that update"
+    assert clipping(clipped(1.0, 0.7, 0.7).model_copy(update={"ranks": ranks})) == "1"
+
+
+@pytest.mark.parametrize(
+    ("applied", "by_parts"),
+    [((1.197, 1.119), True), ((1.197, 1.0), False), ((1.45, 1.2), False), ((0.9, 1.2), False), ((), False)],
+)
+def test_parts_that_are_clipped_by_their_own_norms_leave_more_than_the_limit(
+    applied: tuple[float, ...], by_parts: bool
+) -> None:
+    assert left_by_parts(clipped(1.0, *applied), 1.0) == by_parts
+    assert not left_by_parts(clipped(1.0, *applied), None)
 
 
 def synchronised(early: int, told: str, label: str = "third-party", **effective: str) -> Record:

@@ -75,9 +75,10 @@ def norms(*factors: float, times: float = 1.0) -> list[Any]:
     return make_steps(norms=[norm * factor for norm, factor in zip(NORMS, each, strict=True)])
 
 
-def applied(steps: list[Any], norm: float) -> list[Any]:
-    """The same; the optimizer is given gradients of this norm."""
-    return [replace(step, applied_gradient_norm=norm) for step in steps]
+def applied(steps: list[Any], *norms: float) -> list[Any]:
+    """The same; the optimizer is given gradients of these norms."""
+    pairs = zip(steps, [*norms, *[norms[-1]] * 4], strict=False)
+    return [replace(step, applied_gradient_norm=norm) for step, norm in pairs]
 
 
 def laid_out(record: Record, *sizes: tuple[Any, int], accumulation_steps: int = 1) -> Record:
@@ -299,6 +300,18 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a norm that jumps after many updates that are not Adam's": (
         {"steps": norms(1, 1, 1, 1.2), "ranks": ranks(odd_update=ODD.model_copy(update={"later": [2]}))}, {},
         "gradient-differs", "cause not found"),
+    "gradients that something alters before the update": (
+        {"steps": applied(make_steps(LATE), 0.9, 0.8), "effective": {"gradient_clipping": 1.0}}, {},
+        "update-differs", "in step 0 the optimizer was given gradients of norm 0.9, clipping leaves 1: "
+        "something changes them in between"),
+    "parts that are clipped by norms of their own": (
+        {"steps": applied(make_steps(LATE), 1.2, 1.2, 1.1, 0.95),
+         "effective": {"gradient_clipping": 0.9}, "moment_norms": dict.fromkeys("ab", (1.0, 1.02))},
+        {"moment_norms": dict.fromkeys("ab", (1.0, 1.0))}, "update-differs",
+        "something changes them in between, as where each rank clips its part by the norm of that part"),
+    "a rank that makes fewer updates": (
+        {"steps": make_steps(LATE), "ranks": ranks(otherwise=[{}, {"optimizer steps": [3, 4]}])}, {},
+        "update-differs", "ranks are unlike in optimizer steps, see ranks-differ"),
     "gradients that differ too little for a norm": (
         {"steps": norms(1, 1, 1.01, 1.02), "ranks": ranks(**AUDITED)}, {}, "gradient-differs",
         "every update that was looked at is what Adam makes of its gradient"),
@@ -451,6 +464,14 @@ def test_the_last_stage_of_a_pipeline_alone_goes_back_from_a_loss() -> None:
     gradients = ranks(loss_gradients=[[None] * 4, [[0.0, 2.0]] * 4])
     record = laid_out(make_record(label="pp", steps=norms(times=1.15), ranks=gradients), ("pipeline", 2))
     assert "gradients of rank 1 have a factor in some micro-step, first in step 0" in explained(record).text
+
+
+@pytest.mark.parametrize(("smallest", "are_parts"), [(1.02, True), (1.0, False)])
+def test_parts_that_are_clipped_less_leave_every_gradient_larger(smallest: float, are_parts: bool) -> None:
+    pair = paired(
+        "parts that are clipped by norms of their own", moment_norms={"a": (1.0, 1.4), "b": (1.0, smallest)}
+    )
+    assert bool(pair.look("clipped_in_parts")) == are_parts
 
 
 def test_norms_that_part_bit_by_bit_are_an_update() -> None:
