@@ -231,10 +231,8 @@ def clips_by_part(record: Record, limit: float | None) -> bool:
 
 
 def left_by_parts(record: Record, limit: float | None) -> bool:
-    """Whether every clipped step leaves more than the limit, at most what a part of that norm on each rank has.
-
-    So it does where each clips by the norm of its part, and one part at least is larger than the limit.
-    """
+    """Whether each clipped step leaves more than the limit, and no more than parts of that norm on all ranks:
+    so it does where each rank clips its part by the norm of that part."""
     times = [(before / limit, after / limit) for _, before, after in norms_of_update(record) if limit]
     most = record.world.world_size**0.5 * (1 + ONE_NORM)
     clipped = [(before, after) for before, after in times if before > 1]
@@ -401,8 +399,7 @@ OWN: dict[str, Callable[[Record], Any]] = {
 
 def _settings() -> Iterator[Setting]:
     """Settings of `settings.toml`."""
-    text = files(__package__).joinpath("settings.toml").read_text(encoding="utf-8")
-    found = tomllib.loads(text)
+    found = tomllib.loads(files(__package__).joinpath("settings.toml").read_text(encoding="utf-8"))
     for effect in get_args(Effect):
         for name, row in found[effect].items():
             seen, reported = row.pop("seen", None), row.pop("reported", None)
@@ -415,22 +412,16 @@ SETTINGS = tuple(_settings())
 
 def setting_differences(reference: Record, record: Record) -> list[SettingDifference]:
     """Settings that both know and that differ; what only one of them knows is passed over."""
-    found = []
-    for setting in SETTINGS:
-        left, right = setting.of(reference), setting.of(record)
-        if left is not None and right is not None and left != right:
-            found.append(
-                SettingDifference(
-                    setting=setting.name,
-                    effect=setting.effect,
-                    reference=left,
-                    given=right,
-                    plural=setting.plural,
-                    constants=(_by_name(_kinds_of_group(reference)), _by_name(_kinds_of_group(record)))
-                    if setting.name == CONSTANTS
-                    else None,
-                )
-            )
+    constants = (_by_name(_kinds_of_group(reference)), _by_name(_kinds_of_group(record)))
+    found = [
+        SettingDifference(
+            setting=setting.name, effect=setting.effect, reference=left, given=right, plural=setting.plural,
+            constants=constants if setting.name == CONSTANTS else None,
+        )
+        for setting in SETTINGS
+        for left, right in [(setting.of(reference), setting.of(record))]
+        if left is not None and right is not None and left != right
+    ]  # fmt: skip
     if not any(difference.setting == CONSTANTS for difference in found):
         found += _group_differences(reference, record) or _passing_difference(reference, record)
     return [_dated(difference, reference, record) for difference in found]
@@ -466,17 +457,12 @@ def _passing_difference(reference: Record, record: Record) -> list[SettingDiffer
     place = next(i for i, step in enumerate(record.steps) if step.step == steps[0])
     back = next((step.step for step in record.steps if step.step > steps[-1]), steps[-1])
     sides = [_kinds_by_step(side)[place] for side in (reference, record)]
-    return [
-        SettingDifference(
-            setting=CONSTANTS,
-            plural=True,
-            effect="mathematics",
-            reference=sorted(sides[0]),
-            given=sorted(sides[1]),
-            constants=(_by_name(sides[0]), _by_name(sides[1])),
-            when=f", changed in step {steps[0]} and back in step {back}",
-        )
-    ]
+    found = SettingDifference(
+        setting=CONSTANTS, plural=True, effect="mathematics", reference=sorted(sides[0]),
+        given=sorted(sides[1]), constants=(_by_name(sides[0]), _by_name(sides[1])),
+        when=f", changed in step {steps[0]} and back in step {back}",
+    )  # fmt: skip
+    return [found]
 
 
 def _group_differences(reference: Record, record: Record) -> list[SettingDifference]:

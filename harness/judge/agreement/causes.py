@@ -876,15 +876,13 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     "clipped_in_parts": lambda pair: (
         left_by_parts(pair.record, pair.limit)
         and all(
-            norms[1] > (1 + ALIKE) * pair.reference.moment_norms[name][1]
+            norms[1] >= (1 + ALIKE) * pair.reference.moment_norms.get(name, (0.0, 0.0))[1]
             for name, norms in pair.record.moment_norms.items()
-            if name in pair.reference.moment_norms
         )
     ),
     "otherwise": lambda pair: sorted({name for part in pair.record.ranks for name in part.otherwise}),
-    # In time to show.
-    "altered_before_it_shows": lambda pair: (
-        None if pair.index is None or pair.altered is None else pair.altered[0] < pair.number
+    "altered_in_time": lambda pair: (
+        pair.index is None or not pair.altered or pair.altered[0] < pair.number  # to show
     ),
     # Norm of weight decay x weights where adding that explains gradients that were altered.
     "added_decay": lambda pair: decay_explains(pair.record, pair.limit) and decay_norm(pair.record),

@@ -154,14 +154,14 @@ def _samples(reference: Record, record: Record) -> Iterator[Difference]:
                 kind = "samples-repeated"
             elif not extra:
                 kind = "samples-missing"
+            lost, more = missing.total(), extra.total()
+            given = f"{more} of them repeated or foreign, {lost} of the reference's missing"
+            if lost == more and not set(extra) & set(left) and _loaded_alike(reference, record, step):
+                given = f"{more} of them loaded alike, but with other tokens or labels in the model"
             yield Difference(
-                f"samples of step {step}",
-                f"{left.total()} samples",
-                f"{right.total()} samples, {extra.total()} of them repeated or foreign, "
-                f"{missing.total()} of the reference's missing",
-                kind,
-                plural=True,
-            )
+                f"samples of step {step}", f"{left.total()} samples", f"{right.total()} samples, {given}",
+                kind, plural=True,
+            )  # fmt: skip
             return
     late = _late_samples(reference, record)
     if late is not None:
@@ -181,6 +181,12 @@ def _samples(reference: Record, record: Record) -> Iterator[Difference]:
         )
 
 
+def _loaded_alike(reference: Record, record: Record, step: int) -> bool:
+    """Whether both loaded the same samples for a step, whatever reached the model."""
+    left, right = ([of.sample_hashes for of in run.steps if of.step == step] for run in (reference, record))
+    return left == right != [None]
+
+
 def _first_unequal(left: Iterable[Any], right: Iterable[Any]) -> int | None:
     """Index of the first pair that differs; None: no pair does, as far as the shorter side goes."""
     return next(compress(count(), map(ne, left, right)), None)
@@ -193,14 +199,11 @@ def _late_samples(reference: Record, record: Record) -> Difference | None:
     ):
         if left is not None and right is not None and sum(left) % 2**64 != sum(right) % 2**64:
             repeated = len(right) > 1 and len(set(right)) == 1
-            return Difference(
-                f"samples of step {step}",
-                f"sum of hashes {sum(left) % 2**64:016x}",
-                f"sum of hashes {sum(right) % 2**64:016x}"
-                + (", the same batch on every rank" if repeated else ""),
-                "samples-repeated" if repeated else "samples-differ",
-                plural=True,
-            )
+            sums = [f"sum of hashes {sum(of) % 2**64:016x}" for of in (left, right)]
+            alike = _loaded_alike(reference, record, step) and ", of samples that were loaded alike"
+            given = sums[1] + (", the same batch on every rank" if repeated else alike or "")
+            kind = "samples-repeated" if repeated else "samples-differ"
+            return Difference(f"samples of step {step}", sums[0], given, kind, plural=True)
     return None
 
 
@@ -233,13 +236,10 @@ def _unlike_peers(record: Record) -> Difference | None:
         fed = {rank: parts[rank].batch_hash_sums for rank in group}
         for step, sums in enumerate(zip(*fed.values(), strict=False), start=first_step(record)):
             if len({value for value in sums if value is not None}) > 1:
-                return Difference(
-                    f"samples of step {step} on ranks that share samples",
-                    f"the same on ranks {', '.join(map(str, fed))}",
-                    f"sums of hashes {', '.join(value or 'n/a' for value in sums)}",
-                    "peers-fed-differently",
-                    plural=True,
-                )
+                name, due = f"samples of step {step} on ranks that share samples", ", ".join(map(str, fed))
+                given = f"sums of hashes {', '.join(value or 'n/a' for value in sums)}"
+                kind = "peers-fed-differently"
+                return Difference(name, f"the same on ranks {due}", given, kind, plural=True)
     return None
 
 
@@ -291,19 +291,12 @@ def _rates_of_groups(
 ) -> Iterator[Difference]:
     """The first step in which a parameter has another rate than in the reference."""
     for place, step in enumerate(steps):
-        other = [
-            name
-            for name in sorted(asked.keys() & given.keys())
-            if place < min(len(asked[name]), len(given[name])) and asked[name][place] != given[name][place]
-        ]
+        rates = {n: (asked[n], given[n]) for n in sorted(asked.keys() & given.keys())}
+        other = [n for n, of in rates.items() if place < min(map(len, of)) and of[0][place] != of[1][place]]
         if other:
-            yield Difference(
-                f"learning rate of step {step.step} for {counted(len(other), 'parameter')}, "
-                f"such as {other[0]}",
-                asked[other[0]][place],
-                given[other[0]][place],
-                "learning-rate-differs",
-            )
+            (due, used), of = rates[other[0]], f"{counted(len(other), 'parameter')}, such as {other[0]}"
+            name = f"learning rate of step {step.step} for {of}"
+            yield Difference(name, due[place], used[place], "learning-rate-differs")
             return
 
 

@@ -277,8 +277,7 @@ def _fits(odd: Odd, distance: Values, allowed: Values) -> bool:
 
 
 def _why_moments(first: Values, second: Values, after: Sample, odd: Odd) -> Told:
-    low = _low_precision(after.first[odd], after.second[odd])
-    if low is not None:
+    if (low := _low_precision(after.first[odd]) or _low_precision(after.second[odd])) is not None:
         return "moments-rounded", low, None, odd
     zeros, constants = numpy.zeros_like(first), after.constants
 
@@ -321,9 +320,8 @@ LOW_BITS = (8, 11)
 """Significant bits of bfloat16 and float16, the hidden one included."""
 
 
-def _low_precision(*of_values: Values) -> int | None:
+def _low_precision(values: Values) -> int | None:
     """Bits of the low precision that holds all values; None: none does."""
-    values = numpy.concatenate(of_values)
     mantissas, _ = numpy.frexp(values[values != 0])
     for bits in LOW_BITS:
         scaled = mantissas * 2.0**bits

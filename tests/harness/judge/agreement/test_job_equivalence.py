@@ -128,6 +128,30 @@ def test_peers_with_the_same_samples_are_the_reference_s_job(sizes: Any, digests
     assert job_differences(reference(), record) == []
 
 
+@pytest.mark.parametrize(
+    ("given", "loaded", "told"),
+    [
+        (["c", "d"], "0", "2 of them loaded alike, but with other tokens or labels in the model"),
+        (["c", "b"], "0", "1 of them loaded alike, but with other tokens or labels in the model"),
+        (["c", "d"], "1", "2 of them repeated or foreign, 2 of the reference's missing"),
+        (["a", "a"], "0", "1 of them repeated or foreign, 1 of the reference's missing"),
+        (["a"], "0", "0 of them repeated or foreign, 1 of the reference's missing"),
+    ],
+)
+def test_samples_that_change_between_loader_and_model_are_told(
+    given: list[str], loaded: str, told: str
+) -> None:
+    single, record = (
+        make_record(
+            label=label, ranks=make_ranks(1, batch_digests=[[seen]]),
+            steps=make_steps(changes={n: {"sample_hashes": hashes * 16} for n in range(4)}),
+        )
+        for label, seen, hashes in (("single", ["a", "b"], "0"), ("ddp", given, loaded))
+    )  # fmt: skip
+    found, *_ = job_differences(single, record)
+    assert found.given == f"{len(given)} samples, {told}"
+
+
 def test_peers_with_different_samples_are_found() -> None:
     record = laid_out(
         ("data", 2), ("tensor", 2),

@@ -1,6 +1,7 @@
 """Updates are computed again from weights and moments, and what else happened is named by what they show."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -82,9 +83,11 @@ def _lose_first(optimizer: torch.optim.Optimizer) -> None:
         state["exp_avg"].zero_()
 
 
-def _round_moments(optimizer: torch.optim.Optimizer) -> None:
+def _round_moments(
+    optimizer: torch.optim.Optimizer, *, names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+) -> None:
     for state in optimizer.state.values():
-        for name in ("exp_avg", "exp_avg_sq"):
+        for name in names:
             state[name].copy_(state[name].bfloat16())
 
 
@@ -144,6 +147,10 @@ def _written(**attributes: object) -> dict[str, object]:
         ({"spoil": _lose}, ("moments-lost", ODD_STEP, None, None)),
         ({"spoil": _lose_first}, ("first-moments-lost", ODD_STEP, None, None)),
         ({"spoil": _round_moments}, ("moments-rounded", ODD_STEP, 8, None)),
+        *(
+            ({"spoil": partial(_round_moments, names=(name,))}, ("moments-rounded", ODD_STEP, 8, None))
+            for name in ("exp_avg", "exp_avg_sq")
+        ),
         ({"spoil": _round_weights}, ("weights-rounded", ODD_STEP, 8, None)),
         ({"spoil": _pull}, ("weights", ODD_STEP, None, None)),
         ({"spoil": _set_back}, ("begun-anew", ODD_STEP, 1.0, ODD_STEP + 1)),
