@@ -84,7 +84,8 @@ def _said(error: click.UsageError) -> str:
     told = said.removesuffix(".")
     if (instead := INSTEAD.get(f"{words} WORD")) and told.startswith(EXTRA_ARGUMENT):
         return f"{told}: use {instead.replace('WORD', told.rpartition('(')[2].split()[0].rstrip(')'))}."
-    if told.startswith(MISSING) and told.endswith("'") and words in EXAMPLES:
+    wants = told.startswith((EXTRA_ARGUMENT, *MISSING)) and told.endswith(("'", ")"))
+    if wants and words in EXAMPLES:
         return f"{told}: for example {EXAMPLES[words]}."
     return said
 
