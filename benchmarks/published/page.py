@@ -120,12 +120,12 @@ def render(
 
 def _left_out(judged: Sequence[Judged]) -> str:
     """By source, and how often the truth lies within what is stated as if the source were not known."""
-    table, stated = [], {"memory": Calibration(), "speed": Calibration()}
+    table, stated = [], {"memory": list[Calibration](), "speed": list[Calibration]()}
     for source in dict.fromkeys(one.row.source for one in judged):
         rows = [one for one in judged if one.row.source == source]
         asked = sum(one.memory_bytes is not None or one.tokens_per_second is not None for one in rows)
         line = [source, f"{asked} of {len(rows)}"]
-        own = {"memory": Calibration(), "speed": Calibration()}
+        own, complete = ({"memory": Calibration(), "speed": Calibration()} for _ in range(2))
         for one in rows:
             is_open = one.row.tier.startswith(OPEN)
             found = (one.memory_error, one.speed_error)
@@ -134,7 +134,9 @@ def _left_out(judged: Sequence[Judged]) -> str:
                 if error is not None:
                     own[name].add(error, width)
                     if not is_open:
-                        stated[name].add(error, width)
+                        complete[name].add(error, width)
+        for name, of_source in complete.items():
+            stated[name].append(of_source)
         for known, of in ((own["memory"], mean), (own["speed"], median)):
             sizes = [abs(error) for error in known.errors]
             line += [
@@ -150,7 +152,7 @@ def _left_out(judged: Sequence[Judged]) -> str:
     for name, middle in (("memory", "mean error"), ("speed", "median error")):
         heads += [f"{name}: rows", middle, "bias", "stated", "within"]
     heads.append("shipped constants")
-    said = [f"- {name}: {known.text()}" for name, known in stated.items()]
+    said = [f"- {name}: {_stated(known)}" for name, known in stated.items()]
     return "\n".join([*said, "", tabulate(table, heads, tablefmt="github", disable_numparse=True)]) + "\n"
 
 
@@ -168,14 +170,19 @@ class Calibration:
             self.widths.append(width)
             self.within += abs(error) <= width
 
-    def text(self) -> str:
-        if not self.widths:
-            return "no error stated"
-        return (
-            f"an error is stated for {len(self.widths) / len(self.errors):.0%} of {len(self.errors)} rows "
-            f"(aim: half), the truth lies within it in {self.within / len(self.widths):.0%} of them "
-            f"(aim: 80%), its median is {median(self.widths):.0%} (aim: at most 25%)"
-        )
+
+def _stated(sources: Sequence[Calibration]) -> str:
+    """Of how many rows, and how often the truth lies within: a source counts once."""
+    errors = sum(len(one.errors) for one in sources)
+    widths = [width for one in sources for width in one.widths]
+    if not widths:
+        return "no error stated"
+    within = mean(one.within / len(one.widths) for one in sources if one.widths)
+    return (
+        f"an error is stated for {len(widths) / errors:.0%} of {errors} rows (aim: half), the truth lies "
+        f"within it in {within:.0%} of them (each source counted once; aim: 80%), its median is "
+        f"{median(widths):.0%} (aim: at most 25%)"
+    )
 
 
 def _summary(judged: Sequence[Judged]) -> str:

@@ -59,7 +59,7 @@ class Program(OtherCode):
 
     @property
     def options(self) -> dict[str, Any]:
-        found = {
+        found: dict[str, Any] = {
             "reduce_dtype": "fp32" if self.reduces_in_fp32 else None,
             "reshards_root": self.reshards_root or None,
             "wraps_layers": self.wraps_layers or None,

@@ -30,7 +30,7 @@ SHORT_TOKENS = 1024
 """Samples below are steps that wait for the host."""
 ENOUGH_SOURCES = 3
 """From which an error is stated."""
-COVERED = 0.85
+COVERED = 0.9
 """Of the runs of sources, each counted once, that lie within the stated error. A source that is not among
 them lies further out: the page of published runs counts how many do."""
 WIDEST = 0.5
@@ -283,7 +283,7 @@ def largest_assumption(
     if scenario.job.adapter.is_quantised:
         return "weights of 4 bits are unpacked at the speed of the memory"
     if not is_sustained_rate_known(device):
-        return f"training sustains {kept} of the best matmul rate, though no run on {device.name} shows it"
+        return f"training sustains {kept} of the best matmul rate, which too few runs on {device.name} show"
     if scenario.nodes > 1 and scenario.fabric is not None:
         joined = f"nodes are joined by {scenario.fabric.name}, which" if scenario.fabric.assumed else None
         line_rate = f"its line rate, {scenario.fabric.bandwidth_per_gpu / 1e9:.3g} GB/s for each GPU,"

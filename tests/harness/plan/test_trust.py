@@ -187,7 +187,7 @@ def test_the_largest_assumption_is_the_one_of_the_question() -> None:
     texts = {
         "host memory gives the update of each rank 6 GB/s": scenario("zero3", 8, options={"offload": "cpu"}),
         "short": replace(plain, job=plain.job.model_copy(update={"data": short})),
-        "no run on L40S": replace(plain, device=replace(plain.device, name="L40S")),
+        "too few runs on L40S": replace(plain, device=replace(plain.device, name="L40S")),
         "PCIe gives each GPU 25 GB/s": replace(plain, device=pcie),
         "one kernel between two products": replace(plain, job=job(model={"compile": "block"})),
         "4 bits": replace(plain, job=job(adapter={"kind": "lora", "base_dtype": "nf4"})),
