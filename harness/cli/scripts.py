@@ -145,18 +145,12 @@ class Scripts:
         read = (*words, *([str(self.given[name].path)] if name in self.given else []))
         given = [self._size(name), self.device, self.experiment.runtime.preset]
         parts = {
-            "row": [name, is_moved],
-            "base": next(iter(self.rows)),
-            "words": words,
-            "files": self._files(read),
-            "folder": str(Path.cwd()),
-            "given": given if self.is_given else None,
-            "measure": self.experiment.measure.model_dump(),
-            "repeat": repeat,
-            "code": code_fingerprint(),
-            "packages": package_versions(PACKAGES),
-            "machine": machine_name(),
-        }
+            "row": [name, is_moved], "base": next(iter(self.rows)), "words": words,
+            "files": self._files(read), "folder": str(Path.cwd()),
+            "given": given if self.is_given else None, "repeat": repeat,
+            "measure": self.experiment.measure.model_dump(), "code": code_fingerprint(),
+            "packages": package_versions(PACKAGES), "machine": machine_name(),
+        }  # fmt: skip
         return ScriptCell(
             backend=name, words=words, repeat=repeat,
             key=cell_key(json.dumps(parts, sort_keys=True)),
@@ -258,13 +252,10 @@ class Scripts:
             preset = "library-defaults" if file else preset_of(label, runtime.preset)
             row = row.model_copy(update={"preset": preset, "strategy": strategy_name(label)})
             launch = replace(
-                launch,
-                variables=variables(label, device),
-                without=VARIABLES,
+                launch, variables=variables(label, device), without=VARIABLES,
                 launcher=lambda folder: accelerate_launch(
-                    label, folder, base, file, world_size=size, device=device, preset=preset
-                ),
-            )
+                    label, folder, base, file, world_size=size, device=device, preset=preset),
+            )  # fmt: skip
         return observe_row(row, launch, self.store, self.experiment.measure, runtime, command_line())
 
     def show(self, cells: Sequence[ScriptCell], known: Mapping[str, Record], *, as_json: bool) -> None:

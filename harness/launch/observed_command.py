@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gzip
 import hashlib
 import os
 import re
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import time
 import warnings
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,7 +23,7 @@ from typing import Any, BinaryIO
 from harness.backends.base import Unsupported
 from harness.bounds import MOST_DOCUMENT_BYTES, MOST_RECORD_BYTES
 from harness.errors import HarnessError
-from harness.files import open_plain, read_plain
+from harness.files import read_plain
 from harness.import_path import given_environment
 from harness.job.experiment import Limits, MeasureSection
 from harness.launch.bootstrap.sitecustomize import PACKAGES, PROCESSES, RUN_DIRECTORY
@@ -118,17 +116,6 @@ def _why_unwritten(directory: Path) -> str:
     return "" if cut is None else f"{cut} could not be written: a full disk, or a limit (`ulimit -f`)"
 
 
-READERS = {
-    (b"{", b'"traceEvents"'): "trace",
-    (b"{", b'"run_id"'): "show",
-    (b"{", b'"pg_config"'): "hang",
-    (b"\x80", b"pg_config"): "hang",
-    (b"\x80", b"segments"): "snapshot",
-}
-"""By the first byte of a file, of JSON or a pickle, and what follows soon, the command that reads it."""
-BEGINNING_BYTES = 2**16
-
-
 def _instead(word: str) -> str:
     """What to do with a word that cannot be started; one without a slash was looked for on PATH."""
     path = Path(word)
@@ -138,13 +125,7 @@ def _instead(word: str) -> str:
         return "activate the environment that has it"
     if path.is_dir() or archive_of(path):
         return f"for its runs: `harness list --runs {path}`"
-    with suppress(OSError, EOFError, zlib.error), open_plain(path) as file:
-        packed = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-        begin = (gzip.GzipFile(fileobj=file) if packed else file).read(BEGINNING_BYTES)
-        if reader := next((READERS[s] for s in READERS if begin.startswith(s[0]) and s[1] in begin), None):
-            return f"`harness {reader} {path}` reads it"
-    return "make it executable, or put what runs it in front of it"
+    return "make it executable, or put what runs it in front; dumps: `harness trace`, `snapshot` or `hang`"
 
 
 MOST_FILES = 1000

@@ -586,7 +586,7 @@ class ObservationPart(measured.Part):
     world_left_out: int = pydantic.Field(0, exclude_if=lambda value: not value)
     """Steps whose summed losses were divided by the targets of all ranks, and not multiplied by the ranks."""
     repeated_epochs: int = 0
-    """Times that a sampler that shuffles was gone through once more with the same epoch."""
+    """Times that a sampler that shuffles was gone through once more with the same epoch or random state."""
     further_passes: int = 0
     """Backward passes that followed another one of the same forward pass."""
     unwrapped: dict[str, int] = {}
@@ -595,7 +595,7 @@ class ObservationPart(measured.Part):
     """What backward() got in a step over the mean of its micro-steps' losses, if it is the same in all steps:
     1 where gradients are those of the mean; None: not known, or a step has one micro-step."""
     shorter_ratios: dict[int, float] = pydantic.Field({}, exclude_if=lambda value: not value)
-    """The same of steps with fewer micro-steps, by their number."""
+    """The same of steps with fewer or more micro-steps, by their number."""
     kept_gradients: int = 0
     """Of the first updates, those whose gradients were never gone since the update before."""
     clipped_within: int = pydantic.Field(0, exclude_if=lambda value: not value)
@@ -603,7 +603,12 @@ class ObservationPart(measured.Part):
     clipped_empty: int = pydantic.Field(0, exclude_if=lambda value: not value)
     """Calls of torch's clipping that got no gradient."""
     scheduler_calls: int | None = None
-    """Calls of a scheduler per update where they are several, and do not end with its schedule."""
+    """Calls of a scheduler per update where they are several, and do not end with its schedule; 0: its
+    optimizer never updates."""
+    still_scaled: int = pydantic.Field(0, exclude_if=lambda value: not value)
+    """Of two of the first updates, those given, or cut by value, while a scaler multiplied the gradients."""
+    masks_repeated: int = pydantic.Field(0, exclude_if=lambda value: not value)
+    """Of the first steps, those that drew from a random state in which an earlier one had begun."""
     weights_apart: dict[int, list[str]] = pydantic.Field({}, exclude_if=lambda value: not value)
     """The first step of those looked at (0 and powers of two) that ranks begin with unlike bits in tensors
     that train, with these tensors."""
@@ -620,6 +625,8 @@ class ObservationPart(measured.Part):
     """The first step whose model was in evaluation mode."""
     added: list[str] = pydantic.Field([], exclude_if=lambda value: not value)
     """Parameters that train in the wrapped model, and that were added to it after it was wrapped."""
+    replaced: list[str] = pydantic.Field([], exclude_if=lambda value: not value)
+    """Those that no optimizer has, where one has tensors of no module in their place that get no gradient."""
     is_moved: bool = pydantic.Field(False, exclude_if=lambda value: not value)
     """Whether every weight was moved to the next number before the first step: what then differs is what
     rounding alone may change."""

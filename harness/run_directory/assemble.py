@@ -718,7 +718,7 @@ def otherwise(rank: RankEvents, first: RankEvents, *, whole_model: bool) -> dict
             found[f"{name.replace('_', ' ')} after the training"] = pair
     mine_seen, other_seen = rank.final.observed, first.final.observed
     found |= _fields(mine_seen, other_seen, (*OF_PROCESS, *(OF_MODEL if whole_model else ())))
-    return found | (dict(_constants(mine_seen, other_seen)) if whole_model else {})
+    return found | (dict(constants_apart(mine_seen, other_seen)) if whole_model else {})
 
 
 def _unlike(mine: Any, other: Any) -> bool:
@@ -738,7 +738,7 @@ def _fields(
     }
 
 
-def _constants(mine: record.ObservedPart, other: record.ObservedPart) -> Iterator[tuple[str, list[Any]]]:
+def constants_apart(mine: record.ObservedPart, other: record.ObservedPart) -> Iterator[tuple[str, list[Any]]]:
     """Constants and parameters of the optimizers' groups: of lists of parameters what the other lacks.
 
     ', changed in step 3' is said of a constant that was the same before.

@@ -19,7 +19,7 @@ from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.files import PlainName, Stored, read_plain, write_atomically
 from harness.job.experiment import MeasureSection
-from harness.record import BackendPart, ErrorPart, Record, Status, StepPart, WeightsPart, WorldPart
+from harness.record import BackendPart, ErrorPart, RankPart, Record, Status, StepPart, WeightsPart, WorldPart
 from harness.record.provenance import environment
 from harness.record.run import ObservationPart, seen_job
 from harness.run_directory import assemble
@@ -210,8 +210,12 @@ def assemble_observed(
     groups = range(max(map(len, rates), default=0))  # an optimizer may first step in a later step
     known = {name: getattr(request, name) for name in ("run_id", "created_at", "command", "measure")}
     known["initial_weights"] = weights = _initial_weights(events)
+    parts = assemble.measured_parts(events, steps)
+    parts["ranks"] = [
+        part.model_copy(update={"otherwise": _otherwise(events, part)}) for part in parts["ranks"]
+    ]
     return Record(
-        **Record.shared(setup) | known | assemble.measured_parts(events, steps),
+        **Record.shared(setup) | known | parts,
         status=status,
         error=error,
         skipped_steps=sum(event.group_learning_rates == [] for event in events[min(events)].steps),
@@ -220,41 +224,39 @@ def assemble_observed(
         cell=row.key,
         repeat=row.repeat,
         backend=_backend(seen, setup, events, row),
-        world=WorldPart(
-            **WorldPart.shared(seen)
-            | {
-                "nodes": max(1, seen.world_size // seen.ranks_per_node),
-                "collectives": setup.collectives if setup else ("nccl" if seen.device == "cuda" else "gloo"),
-                "threads_per_rank": seen.threads,
-                "micro_batch_size": seen.micro_batch_size or 1,
-                "preset": row.preset,
-            }
-        ),
-        environment=assemble.run_environment(run_directory).model_copy(
-            update={
-                "broken_event_lines": sum(of_rank.broken_lines for of_rank in events.values()),
-                "accelerator": setup.accelerator if setup else None,
-            }
-        ),
+        world=WorldPart(**WorldPart.shared(seen) | {
+            "nodes": max(1, seen.world_size // seen.ranks_per_node), "preset": row.preset,
+            "collectives": setup.collectives if setup else ("nccl" if seen.device == "cuda" else "gloo"),
+            "threads_per_rank": seen.threads, "micro_batch_size": seen.micro_batch_size or 1,
+        }),
+        environment=assemble.run_environment(run_directory).model_copy(update={
+            "broken_event_lines": sum(of_rank.broken_lines for of_rank in events.values()),
+            "accelerator": setup.accelerator if setup else None,
+        }),
         observed=events[0].final.observed if events[0].final else None,
-        observation=seen.observation.model_copy(
-            update={
-                "files": request.files,
-                "unknown": {
-                    k: v for k, v in seen.observation.unknown.items() if not (weights and k == INITIAL)
-                },
-                "label": request.label,
-                "learning_rates": [
-                    [of_step[group] if group < len(of_step) else None for of_step in rates]
-                    for group in groups
-                ],
-                "notes": [*seen.observation.notes, *(uneven if status == "ok" else [])],
-                "judged_by": row.judged_by,
-                "is_moved": row.is_moved,
-                "weights_apart": dict(apart[:1]),
-            }
-        ),
-    )
+        observation=seen.observation.model_copy(update={
+            "files": request.files, "label": request.label,
+            "unknown": {k: v for k, v in seen.observation.unknown.items() if not (weights and k == INITIAL)},
+            "learning_rates": [
+                [of_step[group] if group < len(of_step) else None for of_step in rates] for group in groups
+            ],
+            "notes": [*seen.observation.notes, *(uneven if status == "ok" else [])],
+            "judged_by": row.judged_by, "is_moved": row.is_moved, "weights_apart": dict(apart[:1]),
+        }),
+    )  # fmt: skip
+
+
+OF_SHARDS = ("groups", "learning_rate", "dtypes", "tensors", "parameters")
+"""What ranks may have unlike of a group, or what is compared in each step."""
+
+
+def _otherwise(events: Mapping[int, RankEvents], part: RankPart) -> dict[str, list[Any]]:
+    """Constants of the optimizers, of which a rate is compared in each step."""
+    mine, first = events[part.rank].final, events[0].final
+    if mine is None or first is None or not (events[0].setup and events[0].setup.claim):
+        return {}
+    apart = assemble.constants_apart(mine.observed, first.observed)
+    return {name: pair for name, pair in apart if name.split()[0] not in OF_SHARDS}
 
 
 def _initial_weights(events: Mapping[int, RankEvents]) -> WeightsPart | None:

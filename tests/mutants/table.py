@@ -608,7 +608,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("kept-gradients", "Habits.stepped", becomes("not since.were_gone", "False"),
      "A script that never zeroes its gradients is named",
      "test_a_mistake_around_updates_is_named_and_its_sound_twin_is_not[never-zeroed]"),
-    ("scheduler-once", "Habits.scheduler_calls", becomes("calls > 1 and times > 1", "times > 1"),
+    ("scheduler-once", "_Calls.per_update_made", becomes("usual > 1", "usual > 0"),
      "A scheduler that is stepped once per update is none of a mistake",
      "test_a_mistake_around_updates_is_named_and_its_sound_twin_is_not[sound]"),
     ("divided-sum", "divisor_of", becomes("is_one and not math.isnan(divisor)", "not math.isnan(divisor)"),

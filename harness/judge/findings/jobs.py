@@ -112,10 +112,12 @@ def _draw_alike(record: Record) -> bool:
 def masks_alike(row: JudgedRun) -> Iterator[Finding]:
     """Find a script that seeds its ranks alike; the Trainer does so itself."""
     seen = row.record.observation
+    if seen is not None and seen.masks_repeated > 1 and has_dropout(row.record):
+        yield found("masks-alike", row.cell, {"steps": seen.masks_repeated}, "steps")
     if seen is not None and TRAINER not in seen.frameworks and has_dropout(row.record):
         if _draw_alike(row.record) and not _on_same_samples(row.record):
             values = {"ranks": row.record.world.world_size, "dropout": row.record.job.model.dropout}
-            yield found("masks-alike", row.cell, values)
+            yield found("masks-alike", row.cell, values, "ranks")
 
 
 def batch_split(runs: Runs) -> list[Finding]:
@@ -349,6 +351,8 @@ def nothing_updated(row: JudgedRun) -> Iterator[Finding]:
         "updated_tensors": seen.updated_tensors,
         "tensors": sum(group.get("tensors", 0) for group in seen.optimizer_groups),
     }
+    if names := record.observation.replaced:
+        yield found("nothing-updated", row.cell, {"parameters": names}, "replaced")
     if seen.updated_tensors == 0 and not seen.optimizer_steps:
         own = any(group.get("parameters") for group in seen.optimizer_groups)
         counted = record.world.world_size > 1 and record.windows is not None and record.windows.probed > 0
@@ -382,7 +386,8 @@ def scheduler_calls(row: JudgedRun) -> Iterator[Finding]:
     if seen is not None and (calls := seen.scheduler_calls) is not None:
         once = {"micro-step": world.accumulation_steps, "process": world.world_size}
         per = [name for name, count in once.items() if count == calls]
-        yield found("scheduler-calls", row.cell, {"calls": calls}, per=per)
+        if calls or "deepspeed" not in seen.frameworks:  # whose own optimizer takes the place of one
+            yield found("scheduler-calls", row.cell, {"calls": calls}, per=per)
 
 
 def script_modes(row: JudgedRun) -> Iterator[Finding]:
@@ -441,6 +446,10 @@ SAME_RATIO = 0.02
 def loss_divided(row: JudgedRun) -> Iterator[Finding]:
     """Find a script whose gradients are not those of the mean over its micro-steps."""
     seen, count = row.record.observation, row.record.world.accumulation_steps
+    lost, rest = divmod(seen.discarded, max(1, len(row.record.steps))) if seen is not None else (0, 1)
+    taken = [1 / (count + lost)] * 2
+    if lost and not rest and all(ends == taken for rank in row.record.ranks for ends in rank.loss_factors):
+        yield found("loss-not-divided", row.cell, {"micro_steps": count + lost}, "zeroed")
     ratio = seen.backward_ratio if seen is not None else None
     if seen is None or ratio is None or count < 2:
         return
@@ -452,7 +461,7 @@ def loss_divided(row: JudgedRun) -> Iterator[Finding]:
     short = {n: r for n, r in seen.shorter_ratios.items() if abs(r * count / n - 1) <= SAME_RATIO}
     if abs(ratio - 1) <= SAME_RATIO and short and not libraries:
         told = {"micro_steps": count, "ratios": short}
-        yield found("loss-not-divided", row.cell, told, "shorter", fewer=min(short))
+        yield found("loss-not-divided", row.cell, told, "shorter", first=min(short))
 
 
 def losses_apart(row: JudgedRun) -> Iterator[Finding]:

@@ -376,8 +376,12 @@ def clipped_otherwise(row: JudgedRun) -> Iterator[Finding]:
         yield found("clipped-otherwise", row.cell, {"updates": seen.clipped_within}, "within")
     effective = record.backend.effective
     limit = effective.gradient_clipping if effective is not None else None
-    if seen is not None and seen.clipped_empty and (seen.base or "").startswith("zero") and not limit:
-        yield found("clipped-otherwise", row.cell, {"calls": seen.clipped_empty}, "empty")
+    if seen is not None and seen.still_scaled > 1:
+        yield found("clipped-otherwise", row.cell, {"updates": seen.still_scaled}, "still-scaled")
+    if seen is not None and seen.clipped_empty:
+        zero = (seen.base or "").startswith("zero")
+        if not limit if zero else seen.clipped_empty >= len(record.steps):
+            yield found("clipped-otherwise", row.cell, {"calls": seen.clipped_empty}, "empty", zero=zero)
     if seen is None or effective is None or limit is None or not 0 < limit < math.inf:
         return
     apart = norms_by_rank(record)

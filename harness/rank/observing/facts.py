@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from gc import get_referrers
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
@@ -430,6 +431,8 @@ class Seen:
     """Into how many parts loaders divided their samples, one for each rank."""
     repeated_epochs: int = 0
     """Times that a sampler that shuffles was gone through with the epoch of before."""
+    masks_repeated: int = 0
+    """Steps whose first pass drew from a random state in which an earlier step had begun."""
     further_passes: int = 0
     """Backward passes that began in results of a forward pass that had one before."""
     labels_ahead: int = 0
@@ -564,7 +567,7 @@ def observed_part(live: Live, optimizers: Optimizers, seen: Seen) -> ObservedPar
     model: Any = hugging_face_model(live.bare)
     whole = whole_parameters(live.whole)
     return ObservedPart(
-        parameters_left_out=left_out(live, optimizers),
+        parameters_left_out=left_out(live, optimizers, seen)[0],
         optimizer_used=bool(optimizers.each),
         optimizer_steps=optimizers.steps,
         optimizer_groups=_groups(live, optimizers, whole, seen),
@@ -600,18 +603,32 @@ def members(live: Live, optimizers: Optimizers) -> list[list[Tensor]]:
     return groups
 
 
-def left_out(live: Live, optimizers: Optimizers) -> list[str]:
-    """Parameters that train and no optimizer was given; none where its own tensors may be copies of them, as
-    under ZeRO beside another optimizer."""
+def left_out(live: Live, optimizers: Optimizers, seen: Seen) -> tuple[list[str], bool]:
+    """Parameters that train and no optimizer was given, and whether one has tensors in their place that get
+    no gradient; none where its own may be copies of them, as under ZeRO beside another optimizer."""
     if isinstance(live.engine, ZeroEngine) and len(optimizers.each) > 1:
-        return []
+        return [], False
     whole = whole_parameters(live.whole)
     given = {id(p): p for group in members(live, optimizers) for p in group}
     held = {id(one.held): one.held for one in whole}
     kept = {one.name: one.held for one in whole if one.trains and id(one.held) not in given}
-    left = {id(tensor): tensor.numel() for tensor in kept.values()}
-    own = sum(tensor.numel() for key, tensor in given.items() if key not in held)
-    return sorted(kept) if own < sum(left.values()) else []
+    left = {id(tensor): tensor for tensor in kept.values()}
+    own = [tensor for key, tensor in given.items() if key not in held]
+    are_idle = seen.updated_tensors is not None and 0 < seen.updated_tensors <= len(given) - len(own)
+    # One that a layer had is known to its optimizer alone once another layer has the place.
+    gone = [
+        one for one in (own if are_idle and left else ())
+        if not any(type(holder) is dict and holder is not given for holder in get_referrers(one))
+    ]  # fmt: skip
+    replaced = any(_resized(one, tensor) for one in gone for tensor in left.values())
+    is_less = sum(map(Tensor.numel, own)) < sum(map(Tensor.numel, left.values()))
+    return (sorted(kept) if replaced or is_less else []), replaced
+
+
+def _resized(one: Tensor, other: Tensor) -> bool:
+    """Whether the shapes differ in one dimension at most."""
+    unlike = sum(a != b for a, b in zip(one.shape, other.shape, strict=False))
+    return one.dim() == other.dim() > 0 and unlike < 2
 
 
 def _groups(live: Live, optimizers: Optimizers, whole: Sequence[Whole], seen: Seen) -> list[dict[str, Any]]:

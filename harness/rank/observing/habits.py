@@ -26,7 +26,7 @@ MOST_GAPS = 16
 """Gaps between steps that are."""
 SCALED = 1e-6
 """Relative: figures of one tensor that nothing changed are equal."""
-MOST_ELEMENTS, MOST_STATES = 1024, 32
+MOST_ELEMENTS, MOST_STATES = 1024, 4
 FACTORS = {"DivBackward0": 1, "MulBackward0": -1}
 NOTHING = {"DivBackward0": math.nan, "MulBackward0": math.inf}
 """The divisor where that number is 0."""
@@ -109,6 +109,20 @@ class _Calls:
     """Calls after which the schedule is over; 0: not known."""
     are_due: bool = False
     """Whether the schedule is longer than all of them."""
+    at_once: int = 1
+    """Most that a library made in one of its own."""
+    updates: int = 0
+    """Of its optimizer, or of one with the same groups."""
+
+    @property
+    def per_update_made(self) -> int | None:
+        """See `Habits.scheduler_calls`."""
+        if not self.updates:
+            return 0 if self.total > 1 else None
+        if self.at_once > 1 and self.horizon == self.updates:
+            return self.at_once  # as long as the updates are many
+        usual, times = self.per_update.most_common(1)[0] if self.per_update else (1, 0)
+        return usual if usual > 1 and times > 1 and not self.are_due else None
 
 
 class Habits:
@@ -119,6 +133,10 @@ class Habits:
         """Updates with gradients that were in those before, too."""
         self.were_scaled = False
         """Whether gradients changed between the backward pass and clipping or update."""
+        self.scale = 1.0
+        """By which a scaler multiplied the first loss."""
+        self.still_scaled = 0
+        """Of the second and third update, those given, or cut by value, while a scaler multiplies them."""
         self.figures: dict[str, float] = {}
         """Of the second and third update, `OF_PASS` and `OF_UPDATE`."""
         self.states_changed: list[int] = []
@@ -136,7 +154,7 @@ class Habits:
         self._schedulers: WeakKeyDictionary[Any, _Calls] = WeakKeyDictionary()
         self._calls: list[_Calls] = []
         """Of all schedulers; those of a function are freed when it returns."""
-        self._called_within: set[int] | None = None
+        self._called_within: Counter[int] | None = None
         self._seen: tuple[Tensor, float] | None = None
         self._before: tuple[Tensor, float] | None = None
         """The same, in clipping or an update."""
@@ -170,9 +188,10 @@ class Habits:
     def update_begins(self) -> None:
         """Clipping or an update."""
         is_scaled = _has_changed(self._seen)
-        if self._seen is not None:
-            self.figures |= {OF_PASS: self._seen[1], OF_UPDATE: _projected(self._seen[0])}
-        self.were_scaled |= is_scaled
+        if self.scale == 1.0:  # else a scaler changes them as it should
+            if self._seen is not None:
+                self.figures |= {OF_PASS: self._seen[1], OF_UPDATE: _projected(self._seen[0])}
+            self.were_scaled |= is_scaled
         self._before, self._seen = None if is_scaled else self._seen, None
 
     def clipped(self, norm: Any, largest: Any) -> None:
@@ -184,8 +203,17 @@ class Habits:
             gradient, _ = self._before
             self._cut = gradient, _projected(gradient)
 
+    def uses_gradients(self, of: torch.optim.Optimizer | None = None) -> None:
+        """An update of this optimizer, or clipping by value: a scaler's factor should be gone by now."""
+        if self.scale == 1.0 or self._before is None or getattr(of, "_step_supports_amp_scaling", False):
+            return
+        kept, then = self._before
+        own = of is None or any(one.data_ptr() == kept.data_ptr() for one in _gradients(of))
+        self.still_scaled += own and bool(then) and math.isfinite(then) and not _has_changed(self._before)
+
     def stepping(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """An update begins: moments should be as the one before left them, if they are the same tensors."""
+        self.uses_gradients(optimizer)
         for parameter, state, version in self._versions.pop(optimizer, []):
             held = state()
             if not optimizer.state.get(parameter) or (held is not None and held._version != version):
@@ -207,7 +235,9 @@ class Habits:
             if isinstance(tensor := state.get(name), Tensor) and not tensor.is_inference()
         ]
         for scheduler, calls in self._schedulers.items():
-            if _innermost(scheduler.optimizer) is optimizer:
+            owner = _innermost(scheduler.optimizer)
+            if owner is optimizer or owner.param_groups is optimizer.param_groups:
+                calls.updates += 1
                 if calls.since is not None:
                     calls.per_update[calls.since] += 1
                 calls.since = 0
@@ -216,10 +246,11 @@ class Habits:
 
     def scheduled(self, scheduler: Any) -> None:
         """A scheduler is stepped without being told the epoch."""
-        if self._called_within is not None:
-            if id(scheduler) in self._called_within:
-                return  # Accelerate 1.15 does so once per process, as its schedules are to be counted
-            self._called_within.add(id(scheduler))
+        within = Counter[int]() if self._called_within is None else self._called_within
+        within[id(scheduler)] += 1
+        if within[id(scheduler)] > 1:  # Accelerate 1.15 does so once per process: count its schedules so
+            self._schedulers[scheduler].at_once = within[id(scheduler)]
+            return
         if (calls := self._schedulers.get(scheduler)) is None:
             calls = self._schedulers[scheduler] = _Calls()
             self._calls.append(calls)
@@ -229,14 +260,14 @@ class Habits:
 
     def library_schedules(self, begins: bool) -> None:
         """Accelerate steps a scheduler, or has."""
-        self._called_within = set() if begins else None
+        self._called_within = Counter() if begins else None
 
     @property
     def scheduler_calls(self) -> int | None:
-        """Calls of one scheduler per update, if most updates have several; None: there is none such."""
-        known = [one for one in self._calls if one.per_update and not one.are_due]
-        usual = [calls.per_update.most_common(1)[0] for calls in known]
-        return max((calls for calls, times in usual if calls > 1 and times > 1), default=None)
+        """Calls of one scheduler per update, if most updates have several; 0: its optimizer never updates,
+        others do; None: there is none such."""
+        found = [calls.per_update_made for calls in self._calls] if self._since else []
+        return max((one for one in found if one is not None), default=None)
 
     def passes_without_gradients(self, root: nn.Module, step: int, batch: Tensor | None) -> None:
         """A pass between steps, before this one. Passes of one batch again are samples of what is drawn."""
@@ -273,7 +304,7 @@ def _counts(rate: Any) -> Iterator[int]:
     """Whole numbers that a schedule's function reads, and products of two: one may be its length."""
     function = getattr(rate, "func", rate)
     own = getattr(rate, "keywords", {}) if function is not rate else getattr(rate, "__dict__", {})
-    yield from (one for one in own.values() if isinstance(one, int))
+    yield from (one for name, one in own.items() if isinstance(one, int) and "warm" not in name)
     if not inspect.isfunction(function):
         return
     variables = inspect.getclosurevars(function)

@@ -26,6 +26,7 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data.sampler import RandomSampler
 
 from harness.rank.live.model_watch import in_backward
 from harness.rank.observing.step import TRAINER
@@ -92,8 +93,8 @@ class Roots:
         """Each root that the script has, with the threads that call it for gradients; a teacher: none."""
         self.resting: WeakSet[nn.Module] = WeakSet()
         """Those without a parameter that trains, such as a teacher."""
-        self._inside: dict[int, nn.Module] = {}
-        """By thread, the root that it calls."""
+        self._inside: dict[int, tuple[nn.Module, bool]] = {}
+        """By thread, the root that it calls, and whether that does not train."""
         self._before_step = 0
         self._call = nn.Module.__call__
 
@@ -131,8 +132,9 @@ class Roots:
 
     def _before(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if get_ident() not in self._inside and not in_backward():
-            self._inside[get_ident()] = module
-            if self._rests(module):
+            rests = self._rests(module)
+            self._inside[get_ident()] = module, rests
+            if rests:
                 self._listener.other_begins(module, arguments)
                 return
             if torch.is_grad_enabled():
@@ -145,9 +147,10 @@ class Roots:
         return module in self.resting or (is_idle and any(self.callers.values()))
 
     def _after(self, module: nn.Module, _: Any, output: Any) -> None:
-        if self._inside.get(get_ident()) is module:
+        called, rests = self._inside.get(get_ident(), (None, False))
+        if called is module:
             del self._inside[get_ident()]
-            if self._rests(module):
+            if rests:  # as it began: a pass may switch gradients on
                 self._listener.other_ends()
             elif output is None and sys.exc_info()[1] is not None:
                 self._listener.pass_fails()
@@ -203,7 +206,8 @@ def _hook_updates(listener: Guarded) -> None:
     replace(torch.amp.GradScaler, "step", told(scaler_begins, scaler_ends, listener.update_ends))
     for kind in (torch.amp.GradScaler, ShardedGradScaler):  # which scales by code of its own
         replace(kind, "scale", told(after=lambda scaled, _, outputs: listener.scaled(outputs, scaled)))
-    replace(DistributedSampler, "__iter__", told(lambda sampler: listener.epoch_begins(sampler)))
+    for drawing in (DistributedSampler, RandomSampler):
+        replace(drawing, "__iter__", told(lambda sampler: listener.epoch_begins(sampler)))
 
     def scheduled(scheduler: Any, epoch: Any = None) -> None:
         if epoch is None:
@@ -231,6 +235,8 @@ def _hook_clipping(listener: Guarded) -> None:
     def ends_with(_: Any, _parameters: Any, max_norm: Any, total_norm: Any, *__: Any, **___: Any) -> None:
         ends(total_norm, max_norm=max_norm)
 
+    for module in (utils, clip_grad):
+        replace(module, "clip_grad_value_", around(listener.cuts_values, listener.update_ends))
     # The norm and the clipping by themselves, as torchtitan calls them.
     replace(utils, "clip_grads_with_norm_", told(begins, ends_with, listener.update_ends))
 

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data.sampler import RandomSampler
 
 from harness.backends.base import Engine
 from harness.backends.optimizer.groups import group_rate
@@ -192,6 +193,8 @@ class Session:
         self.watch = OptimizerWatch(has_hook=False)
         self.seen, self.habits = facts.Seen(), Habits()
         self.writing = Writing(run_directory, self.request.observed, self.seen, self.habits)
+        self.scheduled, self.library_schedules = self.habits.scheduled, self.habits.library_schedules
+        self.found, self.fails = self.writing.add, self.writing.fails
         self.probing = Probing(self.counter, allocator)
         self._step: Step | None = None
         self._timer: PhaseTimer | None = None
@@ -208,7 +211,7 @@ class Session:
         self._causal: dict[int, bool] = {}
         self._thread: Thread | None = None
         self._others: set[Thread] = set()
-        self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._orders: set[int] = set()
         self._evaluating: Callable[[], nn.Module | None] | None = None
         """A root whose pass alone has gradients in this micro-step, and that or what it wraps evaluates."""
 
@@ -249,7 +252,8 @@ class Session:
         step = self._open()
         evaluates = not step.in_micro_step and evaluates_within(root)
         self._evaluating = weakref.ref(root) if evaluates else None
-        self.writing.draws_from_here()
+        if not step.batches:
+            self.writing.draws_from_here(step.number)
         now = time.perf_counter()
         if not step.in_micro_step:
             step.in_micro_step = True
@@ -284,6 +288,7 @@ class Session:
     def forward_ends(self, root: nn.Module, output: Any) -> None:
         if self._step is None or self._step.ended is not None or not torch.is_grad_enabled():
             return
+        self.writing.has_drawn()
         loss = returned_loss(output)
         if loss is not None:
             self._step.losses[-1].returns(loss)
@@ -335,6 +340,7 @@ class Session:
         if self.seen.loss_scale is None and self._unscaled is not None:
             scale = float(scaled.detach() / self._unscaled)
             self.seen.loss_scale = scale if math.isfinite(scale) else None
+            self.habits.scale = self.seen.loss_scale or 1.0
 
     def backward_begins(self, tensors: Any) -> None:
         step, scalar, divisor = self._open(), scalar_of(tensors), divisor_of(_alone(tensors))
@@ -383,7 +389,7 @@ class Session:
         if step is None or self._backward_waits:
             return
         step.in_micro_step = False
-        if self.seen.loss_scale is None and "deepspeed" not in self.seen.frameworks:
+        if "deepspeed" not in self.seen.frameworks:
             self.habits.backward_ends(goes_on=step.goes_on)
         self._evaluations += self._depth > 0
         if not step.goes_on:
@@ -433,18 +439,16 @@ class Session:
             divisor = divisor_of(loss, of_sum=True)
             self._open().losses[-1].lacks_world = divisor is not None and divisor == float(items)
 
-    def scheduled(self, scheduler: Any) -> None:
-        self.habits.scheduled(scheduler)
-
-    def library_schedules(self, begins: bool) -> None:
-        self.habits.library_schedules(begins)
-
     def epoch_begins(self, sampler: Any) -> None:
-        """A sampler that divides samples over ranks is gone through."""
-        self.divided(min(sampler.num_replicas, dist.get_world_size() if dist.is_initialized() else 1))
-        if sampler.shuffle:
-            self.seen.repeated_epochs += self._epochs.get(sampler) == sampler.epoch
-            self._epochs[sampler] = sampler.epoch
+        """A sampler that draws an order, or divides samples over ranks, is gone through."""
+        if isinstance(sampler, RandomSampler):
+            generator = torch.default_generator if sampler.generator is None else sampler.generator
+            order: Any = generator.get_state().numpy().tobytes()
+        else:
+            self.divided(min(sampler.num_replicas, dist.get_world_size() if dist.is_initialized() else 1))
+            order = sampler.shuffle and (sampler.seed, sampler.epoch, len(sampler.dataset))
+        self.seen.repeated_epochs += bool(order) and hash(order) in self._orders
+        self._orders.add(hash(order))
 
     def divided(self, parts: int) -> None:
         """A loader divides its samples into so many parts, one for each rank."""
@@ -477,10 +481,6 @@ class Session:
         self.seen.has_form &= not again
         return again
 
-    def found(self, optimizer: torch.optim.Optimizer) -> None:
-        """A scaler steps this one, or skips its update."""
-        self.writing.add(optimizer)
-
     def update_made(self) -> None:
         """A library has made its update or skipped it, since gradients are not finite: that is a step too."""
         self._has_stepped = True
@@ -512,6 +512,10 @@ class Session:
         self._optimizing -= 1
         self.update_ends()
 
+    def cuts_values(self) -> None:
+        self.update_begins()
+        self.habits.uses_gradients()
+
     def clipped(self, norm: Any, largest: Any) -> None:
         self.seen.clipping = None if largest is None else float(largest)
         self.habits.clipped(norm, largest)
@@ -527,10 +531,6 @@ class Session:
         elif step.micro_steps and not step.in_micro_step and self.writing.are_gradients_gone():
             self.seen.discarded += step.micro_steps  # such as a batch whose loss is not finite
             step.begin_again()
-
-    def fails(self, failure: BaseException) -> None:
-        """An exception ends the process, which has not been printed yet."""
-        self.writing.fails(failure)
 
     def finish(self, failure: BaseException | None = None) -> None:
         """The process ends; `failure` is the exception that ends it. The first call counts."""

@@ -66,6 +66,8 @@ PACKAGES = ("torch", "transformers", "accelerate", "lightning", "pytorch_lightni
 
 CRASHING, CRASH_LOOKS = "crashing", 20
 """File while C++ ends a rank, and how often it looks whether the others have noted where they stand."""
+LOOKED_AT = 64
+"""First steps whose random states are."""
 UPDATES = 4
 """Fewest after which a tensor that kept its bits is said to stand still."""
 ALIKE = 0.01
@@ -96,6 +98,9 @@ class Writing:
         self._directory = run_directory
         self._habits = habits
         self._random_state: str | None = None
+        self._drawn_in: dict[str, int] = {}
+        """The first step that began in each random state."""
+        self._drawn_again: str | None = None
         self._share: dict[str, events.Held] = {}
         self._command = command
         self._seen = seen
@@ -208,10 +213,18 @@ class Writing:
     def _stand_still(self) -> None:
         PositionWriter(self._directory, self.world.rank).enter("standing still")
 
-    def draws_from_here(self) -> None:
-        """The first training pass begins: what dropout draws follows from this state."""
-        if self._random_state is None:
-            self._random_state = random_state(self.world.device)
+    def draws_from_here(self, step: int) -> None:
+        """The first training pass of a step begins: what dropout draws follows from this state."""
+        if step < LOOKED_AT:
+            state = random_state(self.world.device)
+            self._random_state = self._random_state or state
+            self._drawn_again = state if self._drawn_in.setdefault(state, step) < step else None
+
+    def has_drawn(self) -> None:
+        """A pass ends: whether it drew from a state that another step began with."""
+        if self._drawn_again is not None:
+            self._seen.masks_repeated += random_state(self.world.device) != self._drawn_again
+            self._drawn_again = None
 
     def begins_with(self, root: nn.Module) -> None:
         """The first training pass of a module begins: note what this rank holds of the weights."""
@@ -335,7 +348,7 @@ class Writing:
     def _setup_event(self, found: Described) -> events.SetupEvent:
         # Closed forms hold of one model, whose optimizer updates all that trains.
         has_form = found.live.has_form and self._seen.has_form and self._seen.updated_tensors != 0
-        if self._others(found.live) or facts.left_out(found.live, self._optimizers):
+        if self._others(found.live) or facts.left_out(found.live, self._optimizers, self._seen)[0]:
             has_form = False
         return events.SetupEvent(
             rank=self.world.rank,
@@ -364,9 +377,11 @@ class Writing:
         trained = (p for root in self._roots for p in root.parameters() if p.requires_grad)
         return any(id(parameter) not in known for parameter in trained)
 
-    def _remarks(self, live: facts.Live | None, new: Sequence[str], others: int) -> Iterator[str]:
+    def _remarks(
+        self, live: facts.Live | None, new: Sequence[str], others: int, left: Sequence[str]
+    ) -> Iterator[str]:
         """What a reader must know of the script. new: tensors added after the wrapping; others: steps with a
-        batch of another size."""
+        batch of another size; left: see `facts.left_out`."""
         if live is not None and live.note and self._synchronised_at is None:
             yield live.note
         if others > 0:
@@ -375,7 +390,6 @@ class Writing:
             yield "several models train; states are those of the largest that the first step called"
         if new:
             yield f"added after the model was wrapped: {', '.join(new)}; bytes and memory are not judged"
-        left = facts.left_out(live, self._optimizers) if live is not None and self._optimizers.each else []
         if left:
             more = "" if len(left) == 1 else f" and {len(left) - 1} more"
             yield f"no optimizer has {left[0]}{more}, to which gradients are computed: they keep their values"
@@ -414,62 +428,46 @@ class Writing:
                 if micro_steps > 1
                 else "no loss was seen"
             )
-        seen = (
-            facts.settings_seen(live, found.effective, found.model, self._optimizers)
-            if found and live
-            else {}
-        )
+        seen = found and facts.settings_seen(found.live, found.effective, found.model, self._optimizers)
         ((samples, size), usual), *_ = self._sizes.most_common(1) or [((None, None), 0)]
         length = next(iter(self._lengths)) if len(self._lengths) == 1 else None
         new = facts.added(live) if live else []
-        notes = [*self._notes, *self._remarks(live, new, self._sizes.total() - usual)]
+        left, replaced = list[str](), False
+        if live is not None and self._optimizers.each:
+            left, replaced = facts.left_out(live, self._optimizers, self._seen)
+        notes = [*self._notes, *self._remarks(live, new, self._sizes.total() - usual, left)]
         ratios: dict[int, list[float]] = {}
         for number, ratio in self._seen.backward_ratios:
             ratios.setdefault(number, []).append(ratio)
+        is_read = not self._habits.were_scaled
         known = ObservationPart.shared(self._seen) | ObservationPart.shared(self._habits)
         known |= {
-            "command": list(self._command),
-            "frameworks": list(self._seen.frameworks),
-            "base": live.base if live else None,
-            "loss": self._loss_source if LOSS not in unknown else "",
-            "unknown": unknown,
-            "synchronised_at": self._synchronised_at,
+            "command": list(self._command), "frameworks": list(self._seen.frameworks), "unknown": unknown,
+            "base": live.base if live else None, "synchronised_at": self._synchronised_at,
+            "loss": self._loss_source if LOSS not in unknown else "", "notes": notes, "added": new,
             "has_form": self._seen.has_form and self._synchronised_at is None and not new,
             "unwrapped": facts.unwrapped(self._roots, live) if live and live.base != "single" else {},
-            "backward_ratio": None
-            if self._habits.were_scaled or micro_steps == 1
-            else alike(ratios.get(micro_steps, [])),
-            "shorter_ratios": {}
-            if self._habits.were_scaled
-            else {n: r for n, of in ratios.items() if n < micro_steps and (r := alike(of)) is not None},
+            "backward_ratio": alike(ratios.get(micro_steps, [])) if is_read and micro_steps > 1 else None,
+            "shorter_ratios": {
+                n: r for n, of in ratios.items() if is_read and n != micro_steps and (r := alike(of))
+            },
             "stood_still": facts.stood_still(
-                live,
-                self._optimizers,
+                live, self._optimizers,
                 (n for n, bits in self._bits[-1].items() if self._bits[0].get(n) == bits),
-            )
-            if live and self._looked_at >= UPDATES
-            else [],
+            ) if live and self._looked_at >= UPDATES else [],
             "evaluations_in_training": sorted(self._habits.left_in_training),
-            "added": new,
-            "notes": notes,
-        }
-        observation = ObservationPart(**known)
+            "replaced": left if replaced else [],
+        }  # fmt: skip
         event = events.ObservationEvent(
-            observation=observation,
-            seen=seen
-            | {
+            observation=ObservationPart(**known),
+            seen=(seen or {}) | {
                 "training.global_batch_size": samples * self.world.world_size if samples else None,
-                "training.micro_batch_size": size,
+                "training.micro_batch_size": size, "training.steps": self._seen.steps,
                 "training.accumulation_steps": micro_steps if found else None,
-                "training.steps": self._seen.steps,
                 "data.sequence_length": length,
             },
-            world_size=self.world.world_size,
-            ranks_per_node=self.world.ranks_per_node,
-            device=self.world.device,
-            threads=torch.get_num_threads(),
-            micro_batch_size=size,
-            accumulation_steps=micro_steps,
-            options=facts.asked_options(live, self._seen.frameworks),
-        )
+            world_size=self.world.world_size, ranks_per_node=self.world.ranks_per_node,
+            device=self.world.device, threads=torch.get_num_threads(), micro_batch_size=size,
+            accumulation_steps=micro_steps, options=facts.asked_options(live, self._seen.frameworks),
+        )  # fmt: skip
         self._events.write(event)

@@ -60,12 +60,9 @@ FIT = "fit --backend ddp --limit"
         ("observe -- train.py", "put python or torchrun in front of it"),
         *((f"observe -- {word}", "activate the environment") for word in ("nosuch", "checkpoints")),
         *((f"observe -- ./{word}", "make it executable, or put") for word in ("train.sh", "pipe")),
-        *((f"observe -- {ROOT / file}", f"`harness {command} {ROOT / file}`") for file, command in (
-            ("tests/harness/traces/gpu/h200-single.json.gz", "trace"),
-            ("tests/harness/snapshots/stub.pickle", "snapshot"),
-            ("tests/harness/snapshots/flight_recorder/fine_rank_0", "hang"),
-            ("reports/default/runs.tar.xz", "list --runs"), ("reports", "list --runs"))),
-        (f"observe -- {ROOT / 'README.md'}", "make it executable, or put what runs it in front of it"),
+        *((f"observe -- {ROOT / file}", f"`harness list --runs {ROOT / file}`")
+          for file in ("reports/default/runs.tar.xz", "reports")),
+        (f"observe -- {ROOT / 'tests/harness/snapshots/stub.pickle'}", "dumps: `harness trace`, `snapshot`"),
         (f"{RUN} --config none.yaml",
          "none.yaml cannot be read: No such file or directory; `harness settings --write FILE`"),
         ("run --backend ddp,zero2", "unknown. For several: `harness compare --backends ddp,zero2`"),

@@ -503,19 +503,21 @@ def clipped(
 
 
 @pytest.mark.parametrize(
-    ("base", "limit", "named"), [("zero2", None, True), ("zero2", 1.0, False), ("ddp", None, False)]
+    ("base", "limit", "calls", "why"),
+    [
+        ("zero2", None, 4, "since DeepSpeed holds them"),
+        ("zero2", 1.0, 4, ""),
+        ("ddp", 1.0, 1, ""),
+        ("ddp", 1.0, 4, "as between zero_grad() and backward()"),
+    ],
 )
-def test_clipping_that_gets_no_gradient_is_named_where_deepspeed_does_not_clip(
-    base: str, limit: float | None, named: bool
+def test_clipping_that_gets_no_gradient_is_named_unless_deepspeed_clips(
+    base: str, limit: float | None, calls: int, why: str
 ) -> None:
-    seen = ObservationPart(command=["t.py"], frameworks=["deepspeed"], base=base, clipped_empty=4)
+    seen = ObservationPart(command=["t.py"], frameworks=[], base=base, clipped_empty=calls)
     record = make_record(label="a", observation=seen, effective={"gradient_clipping": limit})
     found = [finding.text for finding in told([record], "clipped-otherwise")]
-    assert (
-        found
-        == ["torch's clipping gets no gradient (4 calls), since DeepSpeed holds them: nothing is clipped"]
-        * named
-    )
+    assert found == [f"torch's clipping gets no gradient (4 calls), {why}: nothing is clipped"] * bool(why)
 
 
 def test_a_script_whose_clipping_leaves_what_it_asks_for_has_no_finding() -> None:

@@ -150,6 +150,65 @@ def trained(loss: str, *, average: bool = True) -> str:
     return TRAINED.format(kind="LlamaForCausalLM", loss=loss, average=average)
 
 
+SEEDED = """
+from torch.utils.data import DataLoader
+data = torch.randn(20, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+for epoch in range(4):
+    {seed}
+    for place, x in enumerate(DataLoader(data, 4, shuffle=True)):
+        (F.mse_loss(model(x), x.sin().sum(1)) / {by}).backward()
+        if {when}:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+DRAWN = """
+model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 1), nn.Flatten(0))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(8):
+    {before}
+    model(torch.ones(4, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+SCALED = """
+optimizer = torch.optim.AdamW(model.parameters(), fused={fused})
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+for step in range(8):
+    optimizer.zero_grad()
+    scaler.scale(loss_of(model)).backward()
+    {then}
+"""
+STEPS = "; scaler.step(optimizer); scaler.update()"
+VALUES = "nn.utils.clip_grad_value_(model.parameters(), 0.01)" + STEPS
+PREPARED = """
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+loader = torch.utils.data.DataLoader(torch.randn(64, 8), batch_size=4)
+optimizer = torch.optim.AdamW(model.parameters())
+scheduler = {schedule}
+model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+for x in loader:
+    accelerator.backward(model(x).square().mean())
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
+"""
+WARMED = "__import__('transformers').get_constant_schedule_with_warmup(optimizer, 8)"
+ONCE = "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, {})"
+ONE_CYCLE = "torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps={})"
+TWICE = "optimizer = torch.optim.AdamW(model.parameters())"
+
+
+def seeded(*, seed: str = "pass", by: int = 1, when: str = "True") -> str:
+    return SEEDED.format(seed=seed, by=by, when=when)
+
+
+def remade(place: str) -> str:
+    """A loop whose model or optimizer is made anew before its first step."""
+    return loop().replace("for step", f"{place}\nfor step")
+
+
 HEAD_OF = "(model.module if hasattr(model, 'module') else model)[2] = nn.Linear(16, 1)"
 BY_HAND = "[(dist.all_reduce(p.grad), p.grad.div_(2)) for p in model[2].parameters()]"
 SUMMED_BY_HAND = "[dist.all_reduce(p.grad) for p in model.parameters()]"
@@ -262,6 +321,50 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
     "a head added to what DDP wraps": (
         wrapped(by=UNUSED, changed=HEAD_OF), 2, {"trained-outside", "replicas-differ"}),
     "a head added to what FSDP wraps": (wrapped(by=IN_FSDP, changed=HEAD_OF), 2, {"trained-outside"}),
+    "a head replaced after the optimizer was made": (
+        remade("model[2] = nn.Linear(16, 1)"), 1, {"nothing-updated"}),
+    "a smaller head, before DDP": (
+        wrapped(by=f"given = [*model.parameters()]\nmodel[2] = nn.Linear(16, 1, False)\n{IN_DDP}").replace(
+            "AdamW(model.parameters())", "AdamW(given)"), 2, {"nothing-updated"}),
+    "an optimizer of a head alone, and of one that is not used": (
+        "other = nn.Linear(16, 2)" + loop().replace(
+            "(model.parameters())", "([*model[2].parameters(), *other.parameters()])"), 1, set()),
+    "an optimizer of a head alone": (loop().replace("(model.par", "(model[2].par"), 1, set()),
+    "an optimizer made after its scheduler": (remade(TWICE), 1, {"scheduler-calls"}),
+    "a prepared schedule counted in updates": (
+        PREPARED.format(schedule=ONCE.format(8)), 2, {"scheduler-calls"}),
+    "a prepared cycle counted in updates": (
+        PREPARED.format(schedule=ONE_CYCLE.format(8)), 2, {"scheduler-calls"}),
+    "a prepared schedule counted in its calls": (PREPARED.format(schedule=ONCE.format(16)), 2, set()),
+    "a prepared cycle counted in its calls": (PREPARED.format(schedule=ONE_CYCLE.format(16)), 2, set()),
+    "a prepared warm-up as long as the training": (PREPARED.format(schedule=WARMED), 2, set()),
+    "values cut while they are scaled": (SCALED.format(fused=False, then=VALUES), 1, {"clipped-otherwise"}),
+    "values cut as they should be": (
+        SCALED.format(fused=False, then=f"scaler.unscale_(optimizer); {VALUES}"), 1, set()),
+    "an update by scaled gradients": (
+        SCALED.format(fused=False, then="optimizer.step()"), 1, {"clipped-otherwise"}),
+    "an update by gradients unscaled by hand": (
+        SCALED.format(
+            fused=False, then="[p.grad.div_(256) for p in model.parameters()]; optimizer.step()"), 1, set()),
+    "an update that unscales": (SCALED.format(fused=True, then=f"pass{STEPS}"), 1, set()),
+    "clipped before the backward pass": (
+        EVALUATED.format(p=0.0, often="pass", before="", again="").replace(
+            "    loss_of(model).backward()", f"    {CLIPS.format(0.01)}; loss_of(model).backward()"), 1,
+        {"clipped-otherwise"}),
+    "zeroed before each micro-step": (
+        loop(each=f"micro or {ZERO}"), 1, {"loss-not-divided"}),
+    "ascends before it descends": (loop(divided="", each=f"micro or {ZERO}"), 1, set()),
+    "a rest that goes into the next epoch": (
+        seeded(by=2, when="place % 2"), 1, {"loss-not-divided"}),
+    "epochs seeded alike": (seeded(seed="torch.manual_seed(0)"), 1, {"epochs-alike"}),
+    "epochs seeded otherwise": (seeded(seed="torch.manual_seed(epoch)"), 1, set()),
+    "steps seeded alike": (DRAWN.format(before="torch.manual_seed(0)"), 1, {"masks-alike"}),
+    "steps seeded otherwise": (DRAWN.format(before="torch.manual_seed(step)"), 1, set()),
+    "steps seeded alike that drop nothing": (
+        DRAWN.format(before="torch.manual_seed(0); model[1].eval()"), 1, set()),
+    "a rank that decays": (
+        wrapped(by=IN_FSDP).replace("parameters())", "parameters(), weight_decay=dist.get_rank())"), 2,
+        {"ranks-differ"}),
     "an added head that is reduced by hand": (
         wrapped(by=IN_FSDP, changed=HEAD_OF, reduced=BY_HAND), 2, set()),
 }  # fmt: skip

@@ -54,3 +54,31 @@ def test_a_loop_is_given_gloo_unless_it_names_a_transport_and_a_note_says_so(
     replace(State, "__init__", _with_gloo(SimpleNamespace(note=told.append)))  # type: ignore[arg-type]
     assert State(**given).backend == backend
     assert len(told) == notes
+
+
+class _Switches(nn.Linear):
+    """Switches gradients on, as a model does whose forces are gradients."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.set_grad_enabled(True)
+        return super().forward(x)
+
+
+def test_a_pass_ends_as_what_it_began_as(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
+    told: list[str] = []
+    names = (
+        "module_begins",
+        "note",
+        "forward_begins",
+        "forward_ends",
+        "other_begins",
+        "other_ends",
+        "pass_fails",
+    )
+    Roots(SimpleNamespace(**{n: lambda *_, n=n: told.append(n) for n in names}))  # type: ignore[arg-type]
+    model, other = nn.Linear(2, 2), _Switches(2, 2)
+    model(torch.ones(2))
+    with torch.no_grad():
+        other(torch.ones(2))
+    assert told == ["forward_begins", "forward_ends", "other_begins", "other_ends"]
