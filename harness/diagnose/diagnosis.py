@@ -259,7 +259,9 @@ def _nothing_parts(beyond: Collection[str], *, gathered: bool) -> Iterator[str]:
         return
     reported = [text for name, text in (("loss", "loss"), ("norm", "gradient norm")) if name in beyond]
     if reported and not set(beyond) - {"loss", "norm"}:
-        yield (f"so both train equally, but one of them reports a wrong {' and '.join(reported)}")
+        wrong = f"one of them reports a wrong {' and '.join(reported)}"
+        hidden = ", or changes gradients after they were read, by factors that Adam takes out of the update"
+        yield f"so {wrong}{hidden}" if "norm" in beyond else f"so both train equally, but {wrong}"
     else:
         yield "so no examined step shows it: the difference accumulates over many steps, each within noise"
 

@@ -469,6 +469,18 @@ class Pair:
         others = max(far for name, far in self.distances.items() if name not in names)
         return (names, self.distances[names[-1]], others) if others else None
 
+    @cached_property
+    def not_zeroed_before(self) -> list[int]:
+        """Numbers of the steps whose norms differ, as far as peaks are known: if they alone hold one more set
+        of gradients than is usual."""
+        for rank in self.record.ranks[:1]:
+            peaks = {i: p for i, p in enumerate(rank.step_peak_bytes[: len(self.ratios)]) if p is not None}
+            sets = [(m.kinds or {}).get("gradients", 0) for m in rank.memory if m.moment == "after_backward"]
+            more = [i for i in peaks if 0 < max(sets, default=0) / 2 < peaks[i] - median(peaks.values())]
+            if more == [i for i in peaks if abs(self.ratios[i] - 1) > SUDDEN]:
+                return [self.record.steps[i].step for i in more]
+        return []
+
     @property
     def gathers_without_gradient(self) -> bool:
         """Whether the job's own code gathers in the forward pass, and sends nothing in the backward."""
@@ -846,6 +858,9 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     "some_ranks_idle": lambda pair: pair.idle is not None and pair.ratio < 1,
     # Weights.
     "unlike_copies": lambda pair: unlike_copies(pair.record),
+    "gradients_are_unlike": lambda pair: (
+        pair.updates_are_adams and len({part.initial_digest or part.rank for part in pair.record.ranks}) == 1
+    ),
     "changed_ones_end_apart": lambda pair: (
         bool(
             set(pair.changed_in_passes)

@@ -220,6 +220,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "it is 0.3 in every step: gradients are clipped before their norm is taken"),
     "gradients of the step before": (
         {"steps": make_steps(norms=[NORMS[0], *NORMS[:3]])}, {}, "gradient-differs", "come a step late"),
+    "gradients that are not zeroed before a step": (
+        {"steps": norms(1, 1, 1.3, 1),
+         "ranks": ranks(step_peak_bytes=[[50_000, 90_000, 94_000, 90_000]] * 2)},
+        {}, "gradient-differs", "memory holds one more set of gradients in steps 2 than in any other"),
     "the gradient of a rank": (
         {"steps": norms(0.6)}, {}, "gradient-differs", "without the gradient of one of 2 ranks"),
     "gradients that cross the wire in bf16": (
@@ -265,6 +269,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         {"moment_norms": dict.fromkeys("abcdef", (1.0, 2.0))}, "gradient-differs",
         "gradients of c, beside all others, differ from the reference's by a factor over the last steps: "
         "0.5"),
+    "micro-steps that divide by their own tokens": (
+        {"steps": norms(1.04),
+         "ranks": ranks(loss_gradients=[[[2.0, 3.0]] * 4, [[1.9, 2.2]] * 4], **UNEVEN)},
+        {}, "gradient-differs", "as where each micro-step divides its loss by its own target tokens (of the "
+        "ranks: 216, 800)"),
     "a norm of no known size": (
         {"steps": norms(1.2)}, {}, "gradient-differs",
         "cause not found: gradients of a rank, a micro-step or a parameter may be rounded or multiplied"),
@@ -284,6 +293,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "ranks that hold different weights": (
         {"steps": make_steps(LATE), "ranks": ranks(final_digest=APART)}, {},
         "diverged", "ranks hold different weights"),
+    "ranks whose gradients are unlike": (
+        MOVED | {"steps": make_steps(LATE),
+                 "ranks": ranks(final_digest=APART, initial_digest="a" * 64, **AUDITED),
+                 "final_weights": MOVED["final_weights"].model_copy(update={"apart": {"a": 0.01, "b": 0.5}})},
+        {}, "diverged", "ranks hold different weights of b: gradients are unlike, since ranks begin alike"),
     "settings of updates": (
         {"steps": make_steps(LATE), "ranks": ranks(**AUDITED)} | weights(a=2.0, b=2.5), {}, "update-differs",
         "the update differs; settings that differ: optimizer constants"),
@@ -392,6 +406,12 @@ CONTRADICTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "before-updates"),
     "weights moved that passes do not change": (
         "weights that passes change", {"layout": layout(changed_in_passes=["a"])}, {}, "in-place"),
+    "another step holds as many gradients": (
+        "gradients that are not zeroed before a step",
+        {"ranks": ranks(step_peak_bytes=[[94_000, 90_000, 94_000, 90_000]] * 2)}, {}, "kept"),
+    "no step holds more gradients": (
+        "gradients that are not zeroed before a step",
+        {"ranks": ranks(step_peak_bytes=[[50_000, 90_000, 90_500, 90_000]] * 2)}, {}, "kept"),
     "the norm is too small without a rank": (
         "the gradient of a rank", {"steps": norms(0.4)}, {}, "part-lost"),
     "more than the wire rounds": (
@@ -472,6 +492,20 @@ def test_parts_that_are_clipped_less_leave_every_gradient_larger(smallest: float
         "parts that are clipped by norms of their own", moment_norms={"a": (1.0, 1.4), "b": (1.0, smallest)}
     )
     assert bool(pair.look("clipped_in_parts")) == are_parts
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"initial_digest": APART},
+        {"audited_updates": [3, 2]},
+        {"otherwise": [{}, {"optimizer steps": [3, 4]}]},
+    ],
+)
+def test_ranks_that_differ_in_more_than_gradients_are_not_told_of_those(changes: dict[str, Any]) -> None:
+    rows = AUDITED | {"final_digest": APART, "initial_digest": "a" * 64} | changes
+    found = explain_divergence(paired("ranks whose gradients are unlike", ranks=ranks(**rows)))
+    assert found.text == "ranks hold different weights of b"
 
 
 def test_norms_that_part_bit_by_bit_are_an_update() -> None:
