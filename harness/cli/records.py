@@ -190,7 +190,7 @@ def list_runs(
         for text, document in zip(texts, documents, strict=True):
             text[4] += f" {document['rate_unit']}" if document["tokens_per_second"] is not None else ""
     echo(fitted(texts, [*headers.values()], wide=wide))
-    echo(f"{len(listed)} runs; `harness show RUN` shows one in detail", err=True)
+    echo(f"{counted(len(listed), 'run')}; `harness show RUN` shows one in detail", err=True)
     return 0
 
 

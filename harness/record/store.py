@@ -373,7 +373,8 @@ def _unreadable(data: bytes, path: Path, error: Exception) -> HarnessError:
     if version != SCHEMA_VERSION:
         given = f"'{version}', a text" if isinstance(version, str) else version
         return HarnessError(
-            f"record {path} has schema version {given}; this harness reads {SCHEMA_VERSION} only"
+            f"record {path} has schema version {given}; this harness reads {SCHEMA_VERSION} only: read "
+            "it with the version that wrote it"
         )
     reason = explain_refusal(error, Record) if isinstance(error, ValidationError) else error
     return HarnessError(f"record {path} is not valid: {reason}")

@@ -42,6 +42,8 @@ def test_list_fits_the_width_and_cuts_nothing(folder: Path) -> None:
 
 
 def test_wide_list_has_a_line_for_each_run_and_says_why_one_failed(folder: Path) -> None:
+    alone = succeeds("list", "--runs", "runs/one-aaa", cwd=folder)
+    assert alone.stderr == "1 run; `harness show RUN` shows one in detail\n"
     shown = harness("list", "--runs", "runs", "--wide", cwd=folder).stdout
     assert LONG_LABEL in shown
     assert "ValueError (rank 1): it broke" in shown

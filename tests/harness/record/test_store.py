@@ -46,7 +46,7 @@ def edited(tmp_path: Path, key: str, value: object) -> Path:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        *(("schema_version", version, f"has schema version {version}; this harness reads 2 only")
+        *(("schema_version", version, f"{version}; this harness reads 2 only: read it with the version that")
           for version in (0, 1, 3)),
         ("schema_version", "2", "has schema version '2', a text; this harness reads 2 only"),
         ("repeat", 10**399, "not valid: 'repeat' has a number of 400 digits"),
