@@ -913,11 +913,11 @@ def unlimited(reference: Record, record: Record) -> Pair:
     return Pair(reference, record, Tolerance(loss=math.inf, norm=math.inf, update=math.inf, weights=math.inf))
 
 
-def moved_alone(reference: Record, record: Record) -> Explanation | None:
-    """Parameters that the reference leaves where they are, and this run moves, however little."""
+def shown_alone(reference: Record, record: Record) -> Explanation | None:
+    """Factors of ranks, and parameters that this run alone moves, however little they change."""
     pair = unlimited(reference, record)
-    named = (one for one in HYPOTHESES if one.kind in ("frozen-weights-moved", "decay-without-gradient"))
-    found = (one for one in named if one.name != "skipped" and one.support(pair) is not None)
+    named = ("moved", "unreached", "divided-per-rank", "loss-factors")
+    found = (one for one in HYPOTHESES if one.name in named and one.support(pair) is not None)
     return next((one.told(pair) for one in found), None)
 
 

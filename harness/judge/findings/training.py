@@ -333,7 +333,7 @@ def diverged(row: JudgedRun) -> Iterator[Finding]:
         if cause.kind != "diverged":
             yield Finding(id=cause.kind, about=row.cell, text=cause.text, values=cause.values)
     if row.reference is not None and row.judgement.parity != "unjudged":
-        alone = causes.moved_alone(row.reference.record, row.record)
+        alone = causes.shown_alone(row.reference.record, row.record)
         if alone is not None and (cause is None or alone.kind != cause.kind):
             yield Finding(id=alone.kind, about=row.cell, text=alone.text, values=alone.values)
     index = causes.altered_step(row.record)
