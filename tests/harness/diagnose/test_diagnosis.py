@@ -101,7 +101,7 @@ def test_a_script_is_compared_by_its_record_alone() -> None:
     assert parted.table()[1::3] == [
         "update-differs/restored | resumed = not seen",
         "update-differs/buffers | buffers = none",
-        "loss-normalisation/mean-of-means | means undone = not seen",
+        "loss-of-one-rank/one-rank | loss of rank 0 = no",
     ]
     assert said == []
 
