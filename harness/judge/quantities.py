@@ -640,13 +640,9 @@ def measured_payload(record: Record, workload: Workload) -> dict[int, dict[Key, 
 
 def _key(row: CommunicationPart, workload: Workload) -> Key:
     """A role holds for the ranks that it has in this workload; a record that names no ranks is believed."""
-    known = row.role != ELSEWHERE and (
-        not row.group_ranks
-        or (
-            len(row.group_ranks) == workload.group_size(row.role)
-            and sorted(row.group_ranks) == workload.group_ranks(row.role, row.rank)
-        )
-    )
+    ranks = sorted(row.group_ranks)
+    known = row.role != ELSEWHERE and len(ranks) in (0, workload.group_size(row.role))
+    known = known and (not ranks or ranks == workload.group_ranks(row.role, row.rank))
     return row.phase, row.op, row.dtype, row.role if known else ELSEWHERE
 
 
