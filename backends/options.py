@@ -50,8 +50,7 @@ class DdpOptions(ReductionOptions):
         "otherwise fails from the second step on; costs the search and an all-reduce of a map",
     )
     static_graph: bool = Field(
-        False,
-        description="true: assume that every step uses the parameters of the first, without a search",
+        False, description="true: assume that every step uses the parameters of the first, without a search"
     )
 
 
@@ -59,8 +58,7 @@ class SingleOptions(BackendOptions):
     """One process. Its options repeat the reference in another way, to measure what differs by that alone."""
 
     micro_batch_size: PositiveInt | None = Field(
-        None,
-        description="samples per forward pass instead of the job's: the same sums in another order",
+        None, description="samples per forward pass instead of the job's: the same sums in another order"
     )
     precision: Literal["fp64", "fp32", "cast"] | None = Field(
         None,
@@ -120,8 +118,7 @@ class HybridOptions(ShardedOptions):
     """FSDP that shards within groups of ranks and replicates across them."""
 
     shard_size: PositiveInt | None = Field(
-        None,
-        description="ranks in one shard group; default: the ranks of a node, or half of one node",
+        None, description="ranks in one shard group; default: the ranks of a node, or half of one node"
     )
 
 
@@ -190,8 +187,7 @@ class ZeroOptions(BackendOptions):
     """DeepSpeed ZeRO. Sizes are in elements, as in DeepSpeed's own configuration."""
 
     offload: Literal["none", "optimizer", "cpu"] = Field(
-        "none",
-        description="optimizer: its states live in host memory; cpu: at stage 3 the weights too",
+        "none", description="optimizer: its states live in host memory; cpu: at stage 3 the weights too"
     )
     adam: Literal["deepspeed"] | None = Field(
         None,
@@ -219,9 +215,7 @@ class ZeroOptions(BackendOptions):
         None, description="dtype in which gradients of micro-steps add up; default: by the preset"
     )
     gradient_clipping: float | None = Field(
-        None,
-        ge=0,
-        description="overrides the job's clipping for this backend only; 0: off (for experiments)",
+        None, ge=0, description="overrides the job's clipping for this backend only; 0: off (for experiments)"
     )
     default_clipping: bool = Field(
         False,

@@ -13,16 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .base import (
-    Backend,
-    Batch,
-    BuildModel,
-    BuildOptimizer,
-    Engine,
-    SetupContext,
-    TensorKind,
-    World,
-)
+from .base import Backend, Batch, BuildModel, BuildOptimizer, Engine, SetupContext, TensorKind, World
 from .model.blocks import first_trained, parameter_count
 from .model.precision import compute_dtype, grad_scaler
 from .options import SingleOptions

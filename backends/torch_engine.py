@@ -196,10 +196,7 @@ class TorchEngine(Engine):
         state = self._state()
         load(state, checkpoint_id=directory)
         set_state_dict(
-            self.module,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
+            self.module, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
         if self.scaler:
             self.scaler.load_state_dict(state["scaler"])

@@ -75,10 +75,7 @@ def restore_scaler(scaler: torch.amp.GradScaler, progress: OptimizerProgress) ->
     scale, clean_steps = require_scale(progress)
     state = scaler.state_dict()
     # DeepSpeed grows one step later than torch, so its count may equal the interval.
-    state |= {
-        "scale": scale,
-        "_growth_tracker": clean_steps % scaler.get_growth_interval(),
-    }
+    state |= {"scale": scale, "_growth_tracker": clean_steps % scaler.get_growth_interval()}
     scaler.load_state_dict(state)
 
 

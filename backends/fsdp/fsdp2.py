@@ -140,10 +140,7 @@ class Fsdp2Backend(Backend):
                 f"torch {torch.__version__}: GradScaler reduces its overflow flag where the gradients "
                 "are; offloaded ones lie on the CPU, which NCCL cannot reach"
             )
-        arguments: dict[str, Any] = {
-            "mesh": mesh,
-            "mp_policy": policy,
-        }
+        arguments: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
         if on_host:
             arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=context.world.device == "cuda")
         own = self._divide(model, list(blocks.values()), arguments, context)

@@ -62,11 +62,7 @@ class TrainerZeroBackend(PreparedZeroBackend):
     library = "transformers"
 
     def _prepare(
-        self,
-        model: nn.Module,
-        config: dict[str, Any],
-        build_optimizer: BuildOptimizer,
-        context: SetupContext,
+        self, model: nn.Module, config: dict[str, Any], build_optimizer: BuildOptimizer, context: SetupContext
     ) -> tuple[Callable[..., ZeroEngine], Any, dict[str, Any]]:
         from harness.backends.trainer.engines import HeldTrainer, TrainerZeroEngine, training_arguments
 

@@ -113,10 +113,7 @@ class ZeroBackend(base.Backend):
     def unmet_requirements(self, world: base.World) -> list[str]:
         if self.stage == 0 and self.zero_options.offload != "none":
             return ["ZeRO-Offload needs stage 1, 2 or 3; stage 0 has nothing to offload"]
-        return [
-            *self._unmet_adam(),
-            *unmet_second_copy(world, self.zero_options),
-        ]
+        return [*self._unmet_adam(), *unmet_second_copy(world, self.zero_options)]
 
     def _unmet_adam(self) -> list[str]:
         if not facts.runs_cpu_adam(self.zero_options):

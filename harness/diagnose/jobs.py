@@ -73,11 +73,7 @@ SAMPLES = "what the samples hold"
 LOSS, NORM, RATE = "loss", "gradient norm", "learning rate"
 FINAL = "final weights"
 NOT_FINITE = "not finite"
-RELATIVE = {
-    LOSS: " nats",
-    INITIAL: " of their norm",
-    FINAL: " of the distance that the baseline's moved",
-}
+RELATIVE = {LOSS: " nats", INITIAL: " of their norm", FINAL: " of the distance that the baseline's moved"}
 """What a difference is in; of any other figure it is relative to the baseline's."""
 FILES = "contents of the files that the job names"
 

@@ -486,10 +486,7 @@ class NoiseRuns:
         sentences = self.noise(baseline).derivation
         if baseline.backend.label == self.label:
             return sentences
-        return (
-            *sentences,
-            "twice as much between two runs: each may differ that much from the reference",
-        )
+        return (*sentences, "twice as much between two runs: each may differ that much from the reference")
 
     def limits(self, baseline: Record, other: Record) -> parity.Tolerance:
         """What rounding explains between the baseline and another run.

@@ -281,10 +281,7 @@ TOLD = ("record.json", "*.log", "*.device.json", "request.json")
 """Files of a check's run that are packed; traces are large and say little more."""
 PACKED = "packed"
 """Folder of comparisons that are packed as they are."""
-QUESTIONS = {
-    "nvidia-smi.txt": ("nvidia-smi",),
-    "nvidia-smi-topology.txt": ("nvidia-smi", "topo", "-m"),
-}
+QUESTIONS = {"nvidia-smi.txt": ("nvidia-smi",), "nvidia-smi-topology.txt": ("nvidia-smi", "topo", "-m")}
 
 
 def check_bundle(path: Path) -> None:

@@ -27,10 +27,7 @@ FORMULAE: dict[Implementation, tuple[str, str]] = {
         "2 x a tensor and 1 x the one before: its root, the root over the bias correction, the last quotient",
         f"{SOURCE}, _single_tensor_adam",
     ),
-    "foreach": (
-        "the second moments of the largest group: their roots",
-        f"{SOURCE}, _multi_tensor_adam",
-    ),
+    "foreach": ("the second moments of the largest group: their roots", f"{SOURCE}, _multi_tensor_adam"),
     "fused": ("none: one kernel", f"{SOURCE}, _fused_adam"),
 }
 

@@ -65,9 +65,7 @@ def bubble_of(workload: Workload) -> float:
     """Share of the passes that ranks wait by the schedule alone."""
     cut = cut_of(workload)
     return bubble_share(
-        ranks=cut.ranks,
-        micro_batches=micro_batches_of(workload),
-        stages_per_rank=cut.stages // cut.ranks,
+        ranks=cut.ranks, micro_batches=micro_batches_of(workload), stages_per_rank=cut.stages // cut.ranks
     )
 
 

@@ -572,8 +572,7 @@ class Job(SettingsSection):
     task: Task = later_setting(DEFAULT_TASK)
     model: ModelSection = ModelSection()
     adapter: AdapterSection = pydantic.Field(
-        AdapterSection(),
-        exclude_if=lambda adapter: not adapter.is_present,
+        AdapterSection(), exclude_if=lambda adapter: not adapter.is_present
     )
     data: DataSection = DataSection()
     loss: LossSection = later_setting(LossSection())

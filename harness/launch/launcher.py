@@ -180,12 +180,7 @@ class LocalLauncher:
         return answer["answer"]
 
     def running(
-        self,
-        run_directory: Path,
-        request: RunRequest,
-        on_event: EventHandler,
-        *,
-        takes_turns: bool = False,
+        self, run_directory: Path, request: RunRequest, on_event: EventHandler, *, takes_turns: bool = False
     ) -> InTurns[assemble.Outcome]:
         """Start all ranks, pass rank 0's events on as they come, and return when all have ended.
 

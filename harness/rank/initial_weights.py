@@ -422,10 +422,7 @@ def _cached(job: Job, name: str) -> Path | None:
 
     assert job.model.name is not None
     found: Any = cached_file(
-        job.model.name,
-        name,
-        revision=job.model.revision,
-        _raise_exceptions_for_missing_entries=False,
+        job.model.name, name, revision=job.model.revision, _raise_exceptions_for_missing_entries=False
     )
     return Path(found) if found else None
 

@@ -68,13 +68,7 @@ from harness.run_directory.events import (
     tell_through,
 )
 from harness.run_directory.rank_state import PositionWriter
-from harness.run_directory.request import (
-    Resume,
-    RunRequest,
-    rank_file,
-    require_steps_left,
-    weights_folder,
-)
+from harness.run_directory.request import Resume, RunRequest, rank_file, require_steps_left, weights_folder
 from harness.safe_text import described, encodable
 
 
@@ -127,8 +121,7 @@ def prepare_engine(
         preset=request.preset,  # type: ignore[arg-type]
         compute_loss=observer.compute_loss,
         loss_scale=LossScale(
-            initial=job.training.initial_loss_scale,
-            growth_interval=job.training.loss_scale_growth_interval,
+            initial=job.training.initial_loss_scale, growth_interval=job.training.loss_scale_growth_interval
         ),
         optimizer=optimizer.kind,
         compile=job.model.compile,

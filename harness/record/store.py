@@ -24,14 +24,7 @@ from pydantic_core import to_json
 from harness.backends.refusals import explain_refusal
 from harness.bounds import MOST_RECORD_BYTES
 from harness.errors import HarnessError
-from harness.files import (
-    LONGEST_NAME,
-    make_atomically,
-    plain_name,
-    read_plain,
-    refusing,
-    write_atomically,
-)
+from harness.files import LONGEST_NAME, make_atomically, plain_name, read_plain, refusing, write_atomically
 from harness.nested import parse_json
 from harness.record import SCHEMA_VERSION
 from harness.record.run import Record

@@ -409,10 +409,7 @@ def on_site(experiment: Experiment, site: Site) -> Experiment:
             f"runtime.device is {runtime.device}, but site '{site.name}' has gpus_per_node "
             f"{site.gpus_per_node}; change one of them"
         )
-    changes = {
-        "device": site.device,
-        "threads_per_rank": runtime.threads_per_rank or site.cpus_per_rank,
-    }
+    changes = {"device": site.device, "threads_per_rank": runtime.threads_per_rank or site.cpus_per_rank}
     return experiment.model_copy(update={"runtime": runtime.model_copy(update=changes)})
 
 

@@ -157,8 +157,4 @@ def _asked(command: Sequence[str]) -> int:
     return 0
 
 
-RULES = Rules(
-    of_runs=(modes, unlike_ranks, tied_apart),
-    of_cells=(passes, buffers),
-    of_all=(completeness,),
-)
+RULES = Rules(of_runs=(modes, unlike_ranks, tied_apart), of_cells=(passes, buffers), of_all=(completeness,))

@@ -16,12 +16,7 @@ from harness.backends.base import Engine
 from harness.rank.live.observer import Observer
 from harness.rank.probes.communication import CommunicationCounter, release_finished_collectives
 from harness.rank.probes.energy import EnergyMeter
-from harness.rank.probes.memory import (
-    AllocatorProbe,
-    MemoryProbe,
-    Snapshot,
-    host_peak_bytes,
-)
+from harness.rank.probes.memory import AllocatorProbe, MemoryProbe, Snapshot, host_peak_bytes
 from harness.rank.probes.time import PHASES, ProcessorAccount
 from harness.rank.probes.tracer import Tracer
 from harness.rank.step_hooks import Step, StepHook

@@ -94,11 +94,7 @@ class Clock(StepHook):
         self._seconds = time.perf_counter() - self._began
 
     def facts(self) -> dict[str, Any]:
-        return {
-            "seconds": self._seconds,
-            "data_seconds": self._fetched,
-            "phase_seconds": self.timer.take(),
-        }
+        return {"seconds": self._seconds, "data_seconds": self._fetched, "phase_seconds": self.timer.take()}
 
 
 PROC = Path("/proc")
