@@ -851,6 +851,11 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
         else None
     ),
     "tensors_have_factors": lambda pair: pair.apart is not None if pair.factors else None,
+    "oddest": lambda pair: [
+        one
+        for one in sorted(pair.factors.items(), key=lambda of: -abs(of[1] - 1))[:3]
+        if abs(one[1] - 1) > APART
+    ],
     # A norm that is computed otherwise leaves second moments.
     "factors_are_alike": lambda pair: (
         all(abs(factor - 1) <= SUDDEN for factor in pair.factors.values()) if pair.factors else None

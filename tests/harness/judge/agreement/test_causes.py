@@ -269,6 +269,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         {"moment_norms": dict.fromkeys("abcdef", (1.0, 2.0))}, "gradient-differs",
         "gradients of c, beside all others, differ from the reference's by a factor over the last steps: "
         "0.5"),
+    "a norm of no known size, and gradients of several sizes": (
+        {"steps": norms(0.9), "moment_norms": {
+            n: (1.0, f) for n, f in zip("abcdefg", (1.0, 0.25, 0.26, 0.65, 1.04, 1.0, 1.0), strict=True)}},
+        {"moment_norms": dict.fromkeys("abcdefg", (1.0, 1.0))}, "gradient-differs",
+        "farthest from the usual factor over the last steps: b (x 0.25), c (x 0.26), d (x 0.65)"),
     "micro-steps that divide by their own tokens": (
         {"steps": norms(1.04),
          "ranks": ranks(loss_gradients=[[[2.0, 3.0]] * 4, [[1.9, 2.2]] * 4], **UNEVEN)},
