@@ -76,6 +76,8 @@ ALIKE = 0.1 * APART
 """The same of those that are said to agree: half of all."""
 FAR = 3.0
 """Times. A parameter that ends so much farther from the reference's than any other is named."""
+OPPOSITE = -0.9
+"""Cosine of the angle of two movements. Of the tensors of other runs that diverged one in 800 has less."""
 LOW_SPACING = 2.0**-8
 """Relative, of bfloat16."""
 LEAST_SCATTERED = 4
@@ -862,6 +864,13 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     ),
     "some_ranks_idle": lambda pair: pair.idle is not None and pair.ratio < 1,
     # Weights.
+    # Law of cosines, in movements of the reference.
+    "turned": lambda pair: [
+        name
+        for name, far in pair.distances.items()
+        for times in [pair.moved[1].get(name, 0.0) / pair.moved[0][name]]
+        if 1 + times**2 - far**2 < 2 * times * OPPOSITE
+    ],
     "unlike_copies": lambda pair: unlike_copies(pair.record),
     "gradients_are_unlike": lambda pair: (
         pair.updates_are_adams and len({part.initial_digest or part.rank for part in pair.record.ranks}) == 1

@@ -338,6 +338,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         {"steps": norms(1, 1, 1.01, 1.02), "ranks": ranks(**AUDITED)} | weights(a=2.1, b=0.0), {},
         "gradient-differs", "b ends farthest from the reference's, by 200 % of its movement, as one that "
         "moves the other way, any other by 10 % at most"),
+    "a parameter whose gradients are turned, among others that moved elsewhere": (
+        {"steps": norms(1, 1, 1.01, 1.02), "ranks": ranks(**AUDITED)} | weights(a=3.2, b=0.0), {},
+        "gradient-differs", "b moved against the reference's movement, as with a gradient of the other sign"),
     "what a run restored": (
         weights(a=2.0, b=2.5) | {"resumed": RESUMED}, {}, "update-differs", "from its checkpoint of step 5"),
     "weights that passes change": (
@@ -511,6 +514,15 @@ def test_ranks_that_differ_in_more_than_gradients_are_not_told_of_those(changes:
     rows = AUDITED | {"final_digest": APART, "initial_digest": "a" * 64} | changes
     found = explain_divergence(paired("ranks whose gradients are unlike", ranks=ranks(**rows)))
     assert found.text == "ranks hold different weights of b"
+
+
+def test_only_what_moved_against_the_reference_is_turned() -> None:
+    for b, turned in ((0.0, ["b"]), (0.95, ["b"]), (1.05, []), (4.0, [])):
+        pair = paired("a parameter whose gradients are turned", **weights(a=3.2, b=b))
+        assert pair.look("turned") == turned
+    across = make_weights("b" * 64, {"a": [2.0] * 9, "b": [2.0, *[2.0] * 4, *[0.0] * 4]})
+    record = make_record(**(MOVED | {"label": "ddp", "final_weights": across}))
+    assert Pair(make_record(**MOVED), record, LIMITS).look("turned") == []
 
 
 def test_norms_that_part_bit_by_bit_are_an_update() -> None:
