@@ -544,6 +544,8 @@ PADDING, LABELLED = "padding_tokens", "labelled_padding_tokens"
 """Figures of the steps of observed scripts whose batches have padding."""
 OF_PASS, OF_UPDATE = "gradient_of_pass", "gradient_of_update"
 """Figures of one gradient of a rank of an observed script: as its backward pass ends, and before clipping."""
+SAMPLER_SEED = "sampler_seed"
+"""Figure of the first step after a sampler began to shuffle what it divides over ranks: its seed."""
 PER_TOKEN = "averaged over target tokens"
 """Ends what says where an observed script's loss is from, if it is per token."""
 

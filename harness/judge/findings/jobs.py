@@ -27,7 +27,7 @@ from harness.judge.rows import JudgedRun, Runs
 from harness.judge.wording import both, words
 from harness.nested import differences, value_at
 from harness.record import CommunicationPart, LayoutPart, ModelLossPart, RankPart, Record, workload
-from harness.record.run import LABELLED, OF_PASS, OF_UPDATE, PADDING
+from harness.record.run import LABELLED, OF_PASS, OF_UPDATE, PADDING, SAMPLER_SEED
 
 CUT = {("training", name) for name in ("global_batch_size", "micro_batch_size", "accumulation_steps")}
 """Settings that weak scaling changes with the number of ranks."""
@@ -433,7 +433,7 @@ def ranks_alone(row: JudgedRun) -> Iterator[Finding]:
     wrapped = record.observation.base is not None
     if not any(_may_hold_gradients(part, least=0 if wrapped else SCALAR_BYTES) for part in record.comm):
         values = {"ranks": record.world.world_size, "same_samples": _on_same_samples(record)}
-        yield found("ranks-alone", row.cell, values)
+        yield found("ranks-alone", row.cell, values, skips=record.observation.base == "ddp")
 
 
 TRAINER = "transformers.Trainer"
@@ -520,6 +520,10 @@ def twice(row: JudgedRun) -> Iterator[Finding]:
         yield found("loss-not-divided", row.cell, {"ranks": size}, "world")
     if seen.parts > size:
         yield found("samples-missing", row.cell, {"parts": seen.parts, "ranks": size}, "twice")
+    drawn = (rank.step_figures.get(SAMPLER_SEED, []) for rank in row.record.ranks)
+    seeds = [next((int(seed) for seed in of_rank if seed is not None), None) for of_rank in drawn]
+    if None not in seeds and len(set(seeds)) > 1:
+        yield found("samples-missing", row.cell, {"seeds": seeds}, "seeds")
 
 
 def padding(row: JudgedRun) -> Iterator[Finding]:
@@ -570,9 +574,15 @@ def outside(row: JudgedRun) -> Iterator[Finding]:
         if part.phase in (BETWEEN, "forward")
     )
     trained = workload.closed_form_layout(record.layout).trained_count - own if record.layout else 0
-    sizes = (part.payload_bytes / (element_bytes(part.dtype) or 4) for part in record.comm
-             if part.rank == 0 and part.phase in ("backward", "step") and part.op in REDUCTIONS)  # fmt: skip
-    reduced = sum(sizes) / max(1, probed)
+    least = {
+        "backward": 0,
+        "step": SCALAR_BYTES,
+    }  # what an update exchanges of so few bytes is a norm or flag
+    ops = [part for part in record.comm if part.rank == 0 and part.op in REDUCTIONS
+           and (part.largest_bytes or part.payload_bytes) > least.get(part.phase, math.inf)]  # fmt: skip
+    if any(part.op == "reduce_scatter" for part in ops):  # of wrapped units, which are padded
+        ops = [part for part in ops if part.op != "reduce_scatter"]
+    reduced = sum(part.payload_bytes / (element_bytes(part.dtype) or 4) for part in ops) / max(1, probed)
     # Of the wrapped module alone: once, or in every micro-step.
     beside = reduced - round(reduced / trained) * trained if trained else reduced
     apart = not seen.unwrapped or abs(beside) < count / 2
@@ -607,7 +617,7 @@ def ranks_drift(row: JudgedRun) -> Iterator[Finding]:
     is_cut = seen.base is not None and seen.base.startswith("fsdp")
     alike = len({rank.device_name for rank in record.ranks}) == 1  # kernels of others round otherwise
     # Weights that each rank moves by gradients of its own and moves back, as SAM does, differ by roundings.
-    if (summed or averaged or (reduced and not is_cut)) and alike and not _share_passes(record):
+    if (summed or averaged or reduced) and not is_cut and alike and not _share_passes(record):
         for step, names in seen.weights_apart.items() if not seen.discarded else ():
             values = {"step": step, "parameters": names}
             yield found("replicas-differ", row.cell, values, "script", where=where(record, names))
@@ -618,7 +628,8 @@ def passes_apart(row: JudgedRun) -> Iterator[Finding]:
     record, seen = row.record, row.record.observation
     if seen is None or not seen.further_passes or seen.base != "ddp" or record.world.world_size == 1:
         return
-    if volume_differences(record) == []:  # one reduction of each gradient, under a strategy that is known
+    # One reduction of each gradient, under a strategy that is known; else the ranks' weights show it.
+    if volume_differences(record) == [] or any(seen.weights_apart):
         yield found("passes-not-reduced", row.cell, {"further_passes": seen.further_passes})
 
 

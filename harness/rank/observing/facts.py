@@ -232,8 +232,29 @@ def sharded_by(root: nn.Module) -> type | None:
     return next((kind for kind in SHARDED if any(isinstance(one, kind) for one in root.modules())), None)
 
 
-def unwrapped(roots: Iterable[nn.Module], live: Live) -> dict[str, int]:
-    """Elements that train in roots beside the described model without being synchronised, by class."""
+def gathers(root: nn.Module) -> bool:
+    """Whether each forward pass of it may gather weights."""
+    return sharded_by(root) is not None or any(map(_is_zero, root.modules()))
+
+
+def follow(optimizer: torch.optim.Optimizer, roots: Iterable[nn.Module], seen: Seen) -> None:
+    """Note which tensors of an optimizer that no root has get a gradient from a backward pass: masters, or
+    what stood for parameters before they were wrapped, do not."""
+    known = {id(p) for root in roots for p in root.parameters()}
+
+    def passed(tensor: Tensor) -> None:
+        seen.of_no_module[id(tensor)] = tensor.numel()
+        hooks.pop(id(tensor)).remove()
+
+    hooks = {
+        id(p): p.register_post_accumulate_grad_hook(passed)
+        for group in optimizer.param_groups for p in group["params"]
+        if id(p) not in known and p.requires_grad and p.is_leaf
+    }  # fmt: skip
+
+
+def unwrapped(roots: Iterable[nn.Module], live: Live, seen: Seen) -> dict[str, int]:
+    """Elements that train beside the described model without being synchronised, by class of their root."""
     modules = [module for root in roots for module in root.modules()]
     wrapped = (m for m in modules if isinstance(m, (DistributedDataParallel, *SHARDED)) or _is_zero(m))
     known = {id(p) for module in (*wrapped, live.bare) for p in module.parameters()}
@@ -243,6 +264,9 @@ def unwrapped(roots: Iterable[nn.Module], live: Live) -> dict[str, int]:
         )
         for root in roots
     }
+    known |= {id(p) for module in modules for p in module._parameters.values()}
+    loose = (count for place, count in seen.of_no_module.items() if place not in known)
+    found["parameters of no module"] = sum(loose)
     return {name: count for name, count in found.items() if count}
 
 
@@ -443,6 +467,9 @@ class Seen:
     """Of steps their number of micro-steps, and `Step.backward_ratio`."""
     evaluating_since: int | None = None
     """The first step that trains in evaluation mode."""
+    of_no_module: dict[int, int] = field(default_factory=dict)
+    """Elements of tensors that an optimizer updates, that no called module had and that passes gave a
+    gradient, by id."""
     discarded: int = 0
     """Micro-steps whose gradients were zeroed before an update."""
     frameworks: dict[str, None] = field(default_factory=dict)
@@ -629,6 +656,13 @@ def _resized(one: Tensor, other: Tensor) -> bool:
     """Whether the shapes differ in one dimension at most."""
     unlike = sum(a != b for a, b in zip(one.shape, other.shape, strict=False))
     return one.dim() == other.dim() > 0 and unlike < 2
+
+
+def are_copies(live: Live, optimizers: Optimizers) -> bool:
+    """Whether optimizers hold states of what is no parameter of the model, as of masters made by hand."""
+    known = {id(one.held) for one in whole_parameters(live.whole)}
+    updated = {id(one) for one in optimizers.state if isinstance(one, Tensor)}
+    return not isinstance(live.engine, ZeroEngine) and not updated <= known
 
 
 def _groups(live: Live, optimizers: Optimizers, whole: Sequence[Whole], seen: Seen) -> list[dict[str, Any]]:

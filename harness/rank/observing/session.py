@@ -13,8 +13,9 @@ import os
 import sys
 import threading
 import time
+import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import wraps
 from pathlib import Path
@@ -41,6 +42,7 @@ from harness.rank.probes.memory import AllocatorProbe, CudaAllocatorProbe, Memor
 from harness.rank.probes.probes import ProbedSteps
 from harness.rank.probes.time import PhaseTimer, phase_timer
 from harness.record import Window
+from harness.record.run import SAMPLER_SEED
 from harness.run_directory.observed_record import ObserveRequest, note_end, note_start
 from harness.safe_text import described
 
@@ -68,6 +70,16 @@ def evaluates_within(root: nn.Module) -> bool:
             break
         root = held[0]
     return not any(module.training for module in root.modules())
+
+
+def _origin(roots: Iterable[nn.Module]) -> tuple[Hashable, Hashable]:
+    """Of a backward pass, whether it reduces gradients, as DDP and FSDP1 know, and the calls that led to it:
+    the code and the place in it of each function under way."""
+    frames = (frame for frame, _ in traceback.walk_stack(None))
+    reduces = (
+        getattr(root, "require_backward_grad_sync", getattr(root, "_sync_gradients", None)) for root in roots
+    )
+    return tuple(reduces), tuple((id(frame.f_code), frame.f_lasti) for frame in frames)
 
 
 def _alone(tensors: Any) -> Any:
@@ -254,6 +266,8 @@ class Session:
         self._evaluating = weakref.ref(root) if evaluates else None
         if not step.batches:
             self.writing.draws_from_here(step.number)
+        self._repeats(step, "forward", [root] if id(root) in step.called else [])
+        step.called.add(id(root))
         now = time.perf_counter()
         if not step.in_micro_step:
             step.in_micro_step = True
@@ -284,6 +298,12 @@ class Session:
             if items is not None:
                 step.losses[-1].items = float(items)
         self._enter("forward")
+
+    def _repeats(self, step: Step, kind: str, roots: Sequence[nn.Module]) -> None:
+        """A pass of modules that had one in this micro-step: those that gather weights do so again."""
+        if self.seen.has_form and any(map(facts.gathers, roots)):
+            self.seen.has_form = False
+            self.writing.note(f"micro-steps have several {kind} passes: bytes are not judged")
 
     def forward_ends(self, root: nn.Module, output: Any) -> None:
         if self._step is None or self._step.ended is not None or not torch.is_grad_enabled():
@@ -363,9 +383,11 @@ class Session:
         # Several passes may begin in the results of one forward pass.
         step.goes_on = self._evaluates_again or bool(step.batches and not step.in_micro_step)
         self.seen.further_passes += step.goes_on and not self._evaluates_again
+        self._repeats(step, "backward", self._called() if step.goes_on else [])
         step.in_micro_step = True
         if not step.goes_on:
             step.losses[-1].scalar = scalar
+            step.losses[-1].origin = _origin(self._called())
             if step.losses[-1].framework is None:
                 step.losses[-1].divisor = divisor
             if step.micro_steps == self.seen.accumulation - 1:
@@ -389,6 +411,7 @@ class Session:
         if step is None or self._backward_waits:
             return
         step.in_micro_step = False
+        step.called.clear()
         if "deepspeed" not in self.seen.frameworks:
             self.habits.backward_ends(goes_on=step.goes_on)
         self._evaluations += self._depth > 0
@@ -447,6 +470,8 @@ class Session:
         else:
             self.divided(min(sampler.num_replicas, dist.get_world_size() if dist.is_initialized() else 1))
             order = sampler.shuffle and (sampler.seed, sampler.epoch, len(sampler.dataset))
+            if order and sampler.num_replicas > 1:
+                self.habits.figures[SAMPLER_SEED] = sampler.seed
         self.seen.repeated_epochs += bool(order) and hash(order) in self._orders
         self._orders.add(hash(order))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -182,6 +182,8 @@ class MicroLoss:
     """Whether `framework` is a sum, divided by the targets of all ranks."""
     gradients: list[Tensor] = field(default_factory=list)
     """Those that reached the loss that the model returned."""
+    origin: tuple[Hashable, Hashable] = (None, None)
+    """Whether its backward pass exchanges gradients, and the calls that led to it."""
 
     def returns(self, loss: Tensor) -> None:
         """A model's output has this loss."""
@@ -303,19 +305,28 @@ class Step:
     """See `facts.bits_of`: as the step begins; {}: not looked at."""
     goes_on: bool = False
     """Whether this backward pass is another one of the micro-step before."""
+    called: set[int] = field(default_factory=set)
+    """Ids of modules that were called for gradients since the last backward pass."""
 
     def begin_again(self) -> None:
         """What was accumulated is thrown away."""
         self.micro_steps, self.batches, self.losses, self.norm = 0, [], [MicroLoss()], None
 
+    @property
+    def has_several_losses(self) -> bool:
+        """Whether unlike calls led to its backward passes, as for real and for generated samples: they are no
+        shares of one batch. A last micro-step that alone exchanges gradients may have code of its own."""
+        origins = {loss.origin for loss in self.losses[: self.micro_steps]}
+        return len(origins) > len({exchanges for exchanges, _ in origins})
+
     def backward_ratio(self) -> float | None:
         """The sum of what backward() got over the mean of the micro-steps' losses: 1 if it is that mean.
 
-        None where a micro-step adds nothing: no division does that.
+        None where a micro-step adds nothing, which no division does, and of several losses.
         """
         pairs = [pair for loss in self.losses[: self.micro_steps] if (pair := loss.of_backward) is not None]
         total = sum(loss for _, loss in pairs)
-        if not self.micro_steps or len(pairs) < self.micro_steps or not total:
+        if not self.micro_steps or len(pairs) < self.micro_steps or not total or self.has_several_losses:
             return None
         if any(loss and not given for given, loss in pairs):
             return None

@@ -141,6 +141,8 @@ class Writing:
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer steps: note the rates of its groups, and what they hold."""
+        if optimizer not in self._optimizers.each:
+            facts.follow(optimizer, self._roots, self._seen)
         self._optimizers.add(optimizer)
         seen, first = self._seen, 0
         for known in self._optimizers.each:
@@ -244,6 +246,9 @@ class Writing:
     def step(self, step: Step, phases: dict[str, float], applied: tuple[float, float] | None) -> None:
         """Write a step; with the first one what trains."""
         assert self._events is not None
+        if self._seen.has_form and step.has_several_losses:
+            self._seen.has_form = False
+            self.note("steps propagate several losses, each by itself: bytes and memory are not judged")
         if self.described is None and self._roots and step.group_rates:
             self.described = self._describe(step)
             self._held = self._roots
@@ -350,6 +355,8 @@ class Writing:
         has_form = found.live.has_form and self._seen.has_form and self._seen.updated_tensors != 0
         if self._others(found.live) or facts.left_out(found.live, self._optimizers, self._seen)[0]:
             has_form = False
+        if facts.are_copies(found.live, self._optimizers):
+            has_form = False
         return events.SetupEvent(
             rank=self.world.rank,
             effective=found.effective,
@@ -445,8 +452,12 @@ class Writing:
             "command": list(self._command), "frameworks": list(self._seen.frameworks), "unknown": unknown,
             "base": live.base if live else None, "synchronised_at": self._synchronised_at,
             "loss": self._loss_source if LOSS not in unknown else "", "notes": notes, "added": new,
-            "has_form": self._seen.has_form and self._synchronised_at is None and not new,
-            "unwrapped": facts.unwrapped(self._roots, live) if live and live.base != "single" else {},
+            "has_form": self._seen.has_form
+            and self._synchronised_at is None
+            and not (new or (live and self._others(live))),
+            "unwrapped": facts.unwrapped(self._roots, live, self._seen)
+            if live and live.base != "single"
+            else {},
             "backward_ratio": alike(ratios.get(micro_steps, [])) if is_read and micro_steps > 1 else None,
             "shorter_ratios": {
                 n: r for n, of in ratios.items() if is_read and n != micro_steps and (r := alike(of))

@@ -301,6 +301,15 @@ def test_a_loader_that_divides_samples_twice_is_named() -> None:
         assert of_script(changed(record, observation=seen)).keys() == named
 
 
+@pytest.mark.parametrize(("apart", "named"), [({}, False), ({0: ["a"]}, False), ({1: ["a"]}, True)])
+def test_further_backward_passes_beside_several_models_are_named_where_weights_drift(
+    apart: dict[int, list[str]], named: bool
+) -> None:
+    seen = ObservationPart(command=["t.py"], frameworks=[], base="ddp", further_passes=3, weights_apart=apart)
+    record = script().model_copy(update={"observation": seen})
+    assert bool(told([record], "passes-not-reduced")) == named
+
+
 def test_a_script_whose_ranks_have_other_rates_differs_from_rank_0() -> None:
     steps = [replace(step, applied_learning_rate=0.5) for step in make_steps()]
     (one,) = told([changed(script(), steps=steps)], "learning-rate-differs")
@@ -338,9 +347,9 @@ def test_a_group_without_decay_is_rightly_empty_where_only_matrices_train() -> N
 
 
 def test_ranks_that_move_no_gradients_are_alone_whatever_an_evaluation_gathers() -> None:
-    for base in ("ddp", None):
+    for base, why in (("ddp", " (DDP reduces none, as within `no_sync`)"), (None, "")):
         text = of_script(script(base=base, bytes_moved=False))["ranks-alone"]
-        assert text == "2 ranks train without exchanging gradients: each has a model of its own"
+        assert text == f"2 ranks train without exchanging gradients{why}: each has a model of its own"
         assert of_script(script(base=base)) == {}
         for op, named in (
             ("all_gather", {"ranks-alone"}),

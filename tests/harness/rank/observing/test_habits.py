@@ -86,6 +86,29 @@ UNUSED = IN_DDP.replace("model)", "model, find_unused_parameters=True)")
 IN_FSDP = "from torch.distributed.fsdp import fully_shard\nfully_shard(model)"
 
 
+UNDIVIDED = "model(torch.randn(4, 8, generator=order)).square().mean().backward()"
+AGAINST = " + model(torch.ones(4, 8)).square().mean()"
+OTHER = f"other = nn.Linear(8, 1)\n{IN_DDP.replace('model', 'other')}"
+SECOND = f"{OTHER}\nsecond = torch.optim.SGD(other.parameters())"
+SCALE = "scale = nn.Parameter(torch.ones(()))\nsecond = torch.optim.SGD([scale])"
+UPDATED = "second.step(); second.zero_grad()"
+ONE_PASS = "(model(torch.randn(4, 8, generator=order)).square().mean()).backward()"
+TWO_PASSES = (
+    "out = model(torch.randn(4, 8, generator=order)); "
+    "out.mean().backward(retain_graph=True); out.square().mean().backward()"
+)
+MASTERS = "masters = [p.detach().double() for p in model.parameters()]"
+TO_MASTERS = (
+    "[setattr(m, 'grad', p.grad.double()) for m, p in zip(masters, model.parameters())]; "
+    "optimizer.step(); [p.data.copy_(m) for m, p in zip(masters, model.parameters())]; "
+    "model.zero_grad(); continue"
+)
+IN_TURN = (
+    "optimizer.step(); optimizer.zero_grad(); other(torch.ones(4, 8)).square().mean().backward(); "
+    "second.step(); second.zero_grad(); continue"
+)
+
+
 def wrapped(
     *, seed: str = "dist.get_rank()", p: float = 0.0, by: str = IN_DDP, changed: str = "", reduced: str = "",
     times: str = "",
@@ -318,6 +341,20 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
     "ranks that drop alike": (wrapped(seed="0", p=0.1), 2, {"masks-alike"}),
     "ranks that drop otherwise": (wrapped(p=0.1), 2, set()),
     "ranks seeded alike without dropout": (wrapped(seed="0"), 2, set()),
+    "losses that are propagated one by one": (loop(divided="", each="loss_of(model).backward()"), 1, set()),
+    "a last micro-step with code of its own": (
+        wrapped(reduced=UNDIVIDED).replace("    (model(", "    with model.no_sync(): (model(", 1), 2,
+        {"loss-not-divided"}),
+    "passes of two batches before one backward pass": (wrapped(by=IN_FSDP, times=AGAINST), 2, set()),
+    "two backward passes under FSDP": (wrapped(by=IN_FSDP).replace(ONE_PASS, TWO_PASSES), 2, set()),
+    "masters made by hand": (
+        wrapped(changed=MASTERS, reduced=TO_MASTERS).replace("(model.parameters())", "(masters)"), 2, set()),
+    "a second model that trains in turn": (wrapped(changed=SECOND, reduced=IN_TURN), 2, set()),
+    "a temperature that no module has": (
+        wrapped(by=IN_FSDP, changed=SCALE, times=" * scale", reduced=UPDATED), 2, {"trained-outside"}),
+    "a temperature that is averaged by hand": (
+        wrapped(by=IN_FSDP, changed=SCALE, times=" * scale",
+                reduced=f"dist.all_reduce(scale.grad); scale.grad.div_(2); {UPDATED}"), 2, set()),
     "a head added to what DDP wraps": (
         wrapped(by=UNUSED, changed=HEAD_OF), 2, {"trained-outside", "replicas-differ"}),
     "a head added to what FSDP wraps": (wrapped(by=IN_FSDP, changed=HEAD_OF), 2, {"trained-outside"}),

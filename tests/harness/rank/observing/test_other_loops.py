@@ -431,6 +431,11 @@ with Join([model]):
     scaler.scale(model(torch.randn(4, 8)).sub(9).square().mean()).backward()
 """, clips="nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),
         ranks=2, updates=8, found=frozenset({"clipped-otherwise"})),
+    "gradients that are clipped by value while they are scaled": Loop(
+        body=DDP.format(passes="""
+    scaler.scale(model(torch.randn(4, 8)).sub(9).square().mean()).backward()
+""", clips="nn.utils.clip_grad_value_(model.parameters(), 1.0)"),
+        ranks=2, updates=8, found=frozenset({"clipped-otherwise"})),
     "gradients that are clipped as they should be": Loop(
         body=DDP.format(passes="""
     scaler.scale(model(torch.randn(4, 8)).sub(9).square().mean()).backward()
@@ -438,6 +443,9 @@ with Join([model]):
 """, clips="nn.utils.clip_grad_norm_(model.parameters(), 1.0)"), ranks=2, updates=8),
     "a sampler that is not told its epoch": Loop(
         body=SAMPLED.format(told=""), ranks=2, steps=9, updates=9, found=frozenset({"epochs-alike"})),
+    "samplers whose ranks seed them otherwise": Loop(
+        body=SAMPLED.format(told="sampler.set_epoch(epoch); sampler.seed = dist.get_rank()"),
+        ranks=2, steps=9, updates=9, found=frozenset({"samples-missing"})),
     "a sampler that is told its epoch": Loop(
         body=SAMPLED.format(told="sampler.set_epoch(epoch)"), ranks=2, steps=9, updates=9),
     "FSDP that reduces in another dtype than it computes in": Loop(body="""
