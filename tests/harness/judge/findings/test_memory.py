@@ -297,6 +297,10 @@ def test_a_peak_higher_by_one_buffer_of_the_transport_is_chance() -> None:
     assert ids(record) == ["memory-imbalance"]
     assert ids(changed(record, comm=comm)) == []
     assert ids(changed(record, comm=comm, world={"collectives": "nccl"})) == ["memory-imbalance"]
+    # With what a rank gives or gets of the whole.
+    for op, found in (("all_reduce", ["memory-imbalance"]), ("reduce_scatter", []), ("all_gather", [])):
+        parts = [part.model_copy(update={"largest_bytes": 2000, "op": op}) for part in record.comm]
+        assert [one.id for one in told([changed(record, comm=parts)], "memory-")] == found
 
 
 def test_a_gap_is_told_less_what_the_strategy_itself_cuts_unevenly() -> None:
