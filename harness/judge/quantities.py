@@ -301,15 +301,14 @@ def run_peak(record: Record, part: RankPart) -> int | None:
 def held_by_transport(record: Record, step: int | None = None) -> int:
     """Bytes that a transport may still hold at one moment or rank and not at another.
 
-    gloo's threads: of one call, the whole tensor and the part of it that a rank gives or gets. NCCL, in a
-    step that was not probed: what DDP reduced since the watchdog last let go of it, which
-    `release_finished_collectives` waits for before a probed step; on a busy machine it may come as late as
-    `WATCHDOG_SECONDS`.
+    gloo's threads: of one call, with the part that a rank gives or gets. NCCL, in a step that was not probed:
+    what DDP reduced since the watchdog last let go of it (`release_finished_collectives` waits before probed
+    steps); on a busy machine it may come as late as `WATCHDOG_SECONDS`.
     """
     in_steps = [part for part in record.comm if part.phase in terms.STEP_PHASES]
     if record.world.collectives == "gloo":
-        both = ("all_gather", "reduce_scatter")
-        sizes = ((part.largest_bytes or 0) * (1 + (part.op in both) / part.group_size) for part in in_steps)
+        ends = ("gather", "scatter")
+        sizes = ((p.largest_bytes or 0) * (1 + p.op.endswith(ends) / p.group_size) for p in in_steps)
         return int(max(sizes, default=0))
     probed = record.windows.probed if record.windows else 0
     if record.world.collectives != "nccl" or step is None or not probed:
@@ -697,11 +696,9 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
             less += measured[rank].get((terms.BETWEEN, *key[1:]), 0)
         if not wanted - less <= sent <= wanted + more:
             rows = (row for row in record.comm if row.rank == rank and _key(row, workload) == key)
-            group = next((tuple(sorted(row.group_ranks)) for row in rows), ())
+            of = next((tuple(sorted(row.group_ranks)) for row in rows), ())
             found.append(
-                VolumeDifference(
-                    *key, rank=rank, measured_bytes=sent, expected_bytes=wanted, group_ranks=group
-                )
+                VolumeDifference(*key, rank=rank, measured_bytes=sent, expected_bytes=wanted, group_ranks=of)
             )
     return found
 
