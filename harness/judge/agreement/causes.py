@@ -732,6 +732,12 @@ class Pair:
         return cut or strategy.of_family.flat_states
 
     @property
+    def ranks_hold_parts(self) -> bool:
+        """Whether ranks may update parts of the model; where nothing is known of a backend they may."""
+        strategy, world = known_strategy(self.record), self.record.world
+        return strategy is None or strategy.facts.stage > 0 or world.mesh.data_size < world.world_size
+
+    @property
     def changes_show_then(self) -> Fact:
         """In the first step passes change both alike, but for a backward pass that gathers weights again."""
         strategy = known_strategy(self.record)
@@ -904,6 +910,7 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     # Each part is clipped less than all of them together.
     "clipped_in_parts": lambda pair: (
         left_by_parts(pair.record, pair.limit)
+        and pair.ranks_hold_parts
         and all(
             norms[1] >= (1 + ALIKE) * pair.reference.moment_norms.get(name, (0.0, 0.0))[1]
             for name, norms in pair.record.moment_norms.items()

@@ -324,7 +324,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "update-differs", "in step 0 the optimizer was given gradients of norm 0.9, clipping leaves 1: "
         "something changes them in between"),
     "parts that are clipped by norms of their own": (
-        {"steps": applied(make_steps(LATE), 1.2, 1.2, 1.1, 0.95),
+        {"label": "fsdp", "steps": applied(make_steps(LATE), 1.2, 1.2, 1.1, 0.95),
          "effective": {"gradient_clipping": 0.9}, "moment_norms": dict.fromkeys("ab", (1.0, 1.02))},
         {"moment_norms": dict.fromkeys("ab", (1.0, 1.0))}, "update-differs",
         "something changes them in between, as where each rank clips its part by the norm of that part"),
@@ -494,11 +494,16 @@ def test_the_last_stage_of_a_pipeline_alone_goes_back_from_a_loss() -> None:
     assert "gradients of rank 1 have a factor in some micro-step, first in step 0" in explained(record).text
 
 
-@pytest.mark.parametrize(("smallest", "are_parts"), [(1.02, True), (1.0, False)])
-def test_parts_that_are_clipped_less_leave_every_gradient_larger(smallest: float, are_parts: bool) -> None:
-    pair = paired(
-        "parts that are clipped by norms of their own", moment_norms={"a": (1.0, 1.4), "b": (1.0, smallest)}
-    )
+@pytest.mark.parametrize(
+    ("label", "smallest", "are_parts"),
+    [("fsdp", 1.02, True), ("fsdp", 1.0, False), ("zero1", 1.02, True), ("third-party", 1.02, True),
+     ("ddp", 1.02, False), ("fsdp1-no-shard", 1.02, False)],
+)  # fmt: skip
+def test_parts_that_are_clipped_less_leave_every_gradient_larger(
+    label: str, smallest: float, are_parts: bool
+) -> None:
+    moments = {"a": (1.0, 1.4), "b": (1.0, smallest)}
+    pair = paired("parts that are clipped by norms of their own", label=label, moment_norms=moments)
     assert bool(pair.look("clipped_in_parts")) == are_parts
 
 
