@@ -934,10 +934,11 @@ def unlimited(reference: Record, record: Record) -> Pair:
     return Pair(reference, record, Tolerance(loss=math.inf, norm=math.inf, update=math.inf, weights=math.inf))
 
 
-def shown_alone(reference: Record, record: Record) -> Explanation | None:
-    """Factors of ranks, and parameters that this run alone moves, however little they change."""
+def shown_alone(reference: Record, record: Record, *, wide: bool) -> Explanation | None:
+    """Parameters that this run alone moves, however little; factors of ranks where the limits of norms are as
+    wide as those of low precision. Narrow ones see a factor, unless the backend takes it back."""
     pair = unlimited(reference, record)
-    named = ("moved", "unreached", "divided-per-rank", "loss-factors")
+    named = ("moved", "unreached", *(("divided-per-rank", "loss-factors") if wide else ()))
     found = (one for one in HYPOTHESES if one.name in named and one.support(pair) is not None)
     return next((one.told(pair) for one in found), None)
 

@@ -333,7 +333,8 @@ def diverged(row: JudgedRun) -> Iterator[Finding]:
         if cause.kind != "diverged":
             yield Finding(id=cause.kind, about=row.cell, text=cause.text, values=cause.values)
     if row.reference is not None and row.judgement.parity != "unjudged":
-        alone = causes.shown_alone(row.reference.record, row.record)
+        wide = row.judgement.parity == "band"
+        alone = causes.shown_alone(row.reference.record, row.record, wide=wide)
         if alone is not None and (cause is None or alone.kind != cause.kind):
             yield Finding(id=alone.kind, about=row.cell, text=alone.text, values=alone.values)
     index = causes.altered_step(row.record)

@@ -16,6 +16,7 @@ from harness.judge.agreement.causes import (
     altered_step,
     explain_divergence,
     name_scale,
+    shown_alone,
     standing,
 )
 from harness.judge.agreement.job_equivalence import job_differences
@@ -492,6 +493,13 @@ def test_the_last_stage_of_a_pipeline_alone_goes_back_from_a_loss() -> None:
     gradients = ranks(loss_gradients=[[None] * 4, [[0.0, 2.0]] * 4])
     record = laid_out(make_record(label="pp", steps=norms(times=1.15), ranks=gradients), ("pipeline", 2))
     assert "gradients of rank 1 have a factor in some micro-step, first in step 0" in explained(record).text
+
+
+@pytest.mark.parametrize(("wide", "kind"), [(True, "gradient-differs"), (False, None)])
+def test_a_factor_is_told_where_norms_may_hide_it(wide: bool, kind: str | None) -> None:
+    gradients = ranks(loss_gradients=[[[2.0, 2.0]] * 4, [[2.02, 2.02]] * 4])
+    found = shown_alone(make_record(steps=norms()), make_record(steps=norms(), ranks=gradients), wide=wide)
+    assert (found and found.kind) == kind
 
 
 @pytest.mark.parametrize(
