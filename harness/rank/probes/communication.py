@@ -32,7 +32,7 @@ WITH_GRADIENTS = "torch.distributed.nn.functional"
 PASSED_THROUGH = (
     __name__, "torch._ops", "torch._compile", "torch._dynamo", "torch.overrides",
     "torch.utils._python_dispatch", "harness.rank.models.description",
-    "torch.distributed.distributed_c10d", "torch.distributed.c10d_logger",
+    "torch.distributed.distributed_c10d", "torch.distributed.c10d_logger", "typing_extensions",
 )  # fmt: skip
 """Between who communicates and the operator."""
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
