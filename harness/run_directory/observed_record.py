@@ -211,9 +211,10 @@ def assemble_observed(
     known = {name: getattr(request, name) for name in ("run_id", "created_at", "command", "measure")}
     known["initial_weights"] = weights = _initial_weights(events)
     parts = assemble.measured_parts(events, steps)
-    parts["ranks"] = [
-        part.model_copy(update={"otherwise": _otherwise(events, part)}) for part in parts["ranks"]
-    ]
+    if least == most:  # else constants at their ends are those of unlike steps
+        parts["ranks"] = [
+            part.model_copy(update={"otherwise": _otherwise(events, part)}) for part in parts["ranks"]
+        ]
     return Record(
         **Record.shared(setup) | known | parts,
         status=status,

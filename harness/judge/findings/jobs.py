@@ -386,7 +386,8 @@ def scheduler_calls(row: JudgedRun) -> Iterator[Finding]:
     if seen is not None and (calls := seen.scheduler_calls) is not None:
         once = {"micro-step": world.accumulation_steps, "process": world.world_size}
         per = [name for name, count in once.items() if count == calls]
-        if calls or "deepspeed" not in seen.frameworks:  # whose own optimizer takes the place of one
+        moves = any(len({*of} - {None}) > 1 for of in seen.learning_rates)  # a script may set what it reads
+        if calls or not (moves or "deepspeed" in seen.frameworks):  # whose own takes an optimizer's place
             yield found("scheduler-calls", row.cell, {"calls": calls}, per=per)
 
 
@@ -447,8 +448,10 @@ def loss_divided(row: JudgedRun) -> Iterator[Finding]:
     """Find a script whose gradients are not those of the mean over its micro-steps."""
     seen, count = row.record.observation, row.record.world.accumulation_steps
     lost, rest = divmod(seen.discarded, max(1, len(row.record.steps))) if seen is not None else (0, 1)
-    taken = [1 / (count + lost)] * 2
-    if lost and not rest and all(ends == taken for rank in row.record.ranks for ends in rank.loss_factors):
+    taken, ranks = [1 / (count + lost)] * 2, row.record.ranks
+    # A script may add them up in buffers of its own: then it updates by what no pass left.
+    kept = [rank.step_figures.get(OF_PASS) == rank.step_figures.get(OF_UPDATE, []) for rank in ranks]
+    if lost and not rest and all(kept) and all(ends == taken for rank in ranks for ends in rank.loss_factors):
         yield found("loss-not-divided", row.cell, {"micro_steps": count + lost}, "zeroed")
     ratio = seen.backward_ratio if seen is not None else None
     if seen is None or ratio is None or count < 2:

@@ -151,7 +151,7 @@ class Optimizers:
         """One that was made anew for the tensors of another takes its place."""
         if any(optimizer is known for known in self.each):
             return
-        given, held = _tensors_of(optimizer), [_tensors_of(known) for known in self.each]
+        given, held = tensors_of(optimizer), [tensors_of(known) for known in self.each]
         place = next((n for n, own in enumerate(held) if own and own <= given), len(held))
         self.steps_before += (steps_of(optimizer) or 0) - sum(steps_of(o) or 0 for o in self.each[place:][:1])
         self.each[place : place + 1] = [optimizer]
@@ -178,7 +178,7 @@ class Optimizers:
         )
 
 
-def _tensors_of(optimizer: torch.optim.Optimizer) -> set[int]:
+def tensors_of(optimizer: torch.optim.Optimizer) -> set[int]:
     return {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
 
 

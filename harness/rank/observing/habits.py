@@ -7,7 +7,7 @@ import dis
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from harness.backends.optimizer.gradients import local_shard
 from harness.backends.piece import MOMENTS
 from harness.rank.live.model_watch import depends_on_mode
+from harness.rank.observing.facts import tensors_of
 from harness.record.run import OF_PASS, OF_UPDATE
 
 LOOKED_AT = 5
@@ -75,6 +76,12 @@ def _gradients(optimizer: torch.optim.Optimizer, among: Collection[int] | None =
             yield gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
+def _holds(optimizers: Iterable[torch.optim.Optimizer], gradient: Tensor) -> bool:
+    """Whether one has this very gradient, and no other in its place."""
+    pointer = gradient.data_ptr()
+    return any(one.data_ptr() == pointer for optimizer in optimizers for one in _gradients(optimizer))
+
+
 def _projected(gradient: Tensor) -> float:
     """A weighted sum of some elements: what ranks add up or scale, this follows."""
     some = gradient.flatten()[:: 1 + gradient.numel() // MOST_ELEMENTS].double()
@@ -103,10 +110,14 @@ class _Calls:
     since: int | None = None
     """The last update of its optimizer; None: before the first."""
     total: int = 0
+    missed: int = 0
+    """Those after updates of its optimizer's parameters by others alone."""
     per_update: Counter[int] = field(default_factory=Counter)
     """Updates by the calls before them."""
     horizon: int | None = None
     """Calls after which the schedule is over; 0: not known."""
+    lengths: Sequence[int] = ()
+    """What the schedule calls so."""
     are_due: bool = False
     """Whether the schedule is longer than all of them."""
     at_once: int = 1
@@ -118,8 +129,8 @@ class _Calls:
     def per_update_made(self) -> int | None:
         """See `Habits.scheduler_calls`."""
         if not self.updates:
-            return 0 if self.total > 1 else None
-        if self.at_once > 1 and self.horizon == self.updates:
+            return 0 if self.missed > 1 else None
+        if self.at_once > 1 and self.updates in self.lengths:
             return self.at_once  # as long as the updates are many
         usual, times = self.per_update.most_common(1)[0] if self.per_update else (1, 0)
         return usual if usual > 1 and times > 1 and not self.are_due else None
@@ -135,6 +146,8 @@ class Habits:
         """Whether gradients changed between the backward pass and clipping or update."""
         self.scale = 1.0
         """By which a scaler multiplied the first loss."""
+        self.is_scaled = False
+        """Whether it multiplied that of the last backward pass."""
         self.still_scaled = 0
         """Of the second and third update, those given, or cut by value, while a scaler multiplies them."""
         self.figures: dict[str, float] = {}
@@ -147,7 +160,8 @@ class Habits:
         self.clipped_within = 0
         """Of the first updates, those with gradients that were cut before a micro-step added to them."""
         self.clipped_empty = 0
-        """Calls of torch's clipping that got no gradient."""
+        """Calls of torch's clipping that got no gradient, if none got one."""
+        self._has_clipped = False
         self.left_in_training: set[int] = set()
         """Steps before which passes without gradients ran in training mode."""
         self._since: WeakKeyDictionary[torch.optim.Optimizer, _Since] = WeakKeyDictionary()
@@ -189,7 +203,7 @@ class Habits:
         """Clipping or an update."""
         is_scaled = _has_changed(self._seen)
         if self.scale == 1.0:  # else a scaler changes them as it should
-            if self._seen is not None:
+            if self._seen is not None and _holds(self._since, self._seen[0]):
                 self.figures |= {OF_PASS: self._seen[1], OF_UPDATE: _projected(self._seen[0])}
             self.were_scaled |= is_scaled
         self._before, self._seen = None if is_scaled else self._seen, None
@@ -197,18 +211,20 @@ class Habits:
     def clipped(self, norm: Any, largest: Any) -> None:
         # Of no gradient torch makes a norm of 0 on the CPU. An infinite limit only asks for the norm.
         is_limit = largest is not None and math.isfinite(largest)
-        is_empty = is_limit and isinstance(norm, Tensor) and norm.device.type == "cpu"
-        self.clipped_empty += is_empty and not norm.any()
+        is_empty = isinstance(norm, Tensor) and norm.device.type == "cpu" and not norm.any()
+        self._has_clipped |= is_limit and not is_empty
+        self.clipped_empty = 0 if self._has_clipped else self.clipped_empty + (is_limit and is_empty)
         if _has_changed(self._before) and self._before is not None:
             gradient, _ = self._before
             self._cut = gradient, _projected(gradient)
 
     def uses_gradients(self, of: torch.optim.Optimizer | None = None) -> None:
         """An update of this optimizer, or clipping by value: a scaler's factor should be gone by now."""
-        if self.scale == 1.0 or self._before is None or getattr(of, "_step_supports_amp_scaling", False):
+        is_plain = self.scale == 1.0 or not self.is_scaled
+        if is_plain or self._before is None or getattr(of, "_step_supports_amp_scaling", False):
             return
         kept, then = self._before
-        own = of is None or any(one.data_ptr() == kept.data_ptr() for one in _gradients(of))
+        own = of is None or _holds([of], kept)
         self.still_scaled += own and bool(then) and math.isfinite(then) and not _has_changed(self._before)
 
     def stepping(self, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -241,7 +257,8 @@ class Habits:
                 if calls.since is not None:
                     calls.per_update[calls.since] += 1
                 calls.since = 0
-                calls.horizon = _horizon(scheduler) if calls.horizon is None else calls.horizon
+                if calls.horizon is None:
+                    calls.lengths, calls.horizon = _lengths(scheduler), _horizon(scheduler)
                 calls.are_due = calls.horizon >= calls.total
 
     def scheduled(self, scheduler: Any) -> None:
@@ -255,6 +272,9 @@ class Habits:
             calls = self._schedulers[scheduler] = _Calls()
             self._calls.append(calls)
         calls.total += bool(scheduler._step_count)  # 0: it is being made
+        if not calls.updates and self._since:
+            own = tensors_of(scheduler.optimizer)
+            calls.missed += any(own & tensors_of(other) for other in self._since)
         if calls.since is not None:
             calls.since += 1
 
@@ -264,8 +284,8 @@ class Habits:
 
     @property
     def scheduler_calls(self) -> int | None:
-        """Calls of one scheduler per update, if most updates have several; 0: its optimizer never updates,
-        others do; None: there is none such."""
+        """Calls of one scheduler per update, if most updates have several; 0: others alone update what its
+        optimizer was given; None: there is none such."""
         found = [calls.per_update_made for calls in self._calls] if self._since else []
         return max((one for one in found if one is not None), default=None)
 
@@ -293,9 +313,16 @@ def _innermost(optimizer: Any) -> Any:
     return optimizer
 
 
+def _lengths(scheduler: Any) -> list[int]:
+    known = [getattr(scheduler, name, None) for name in ("total_steps", "T_max")]
+    named = (getattr(rate, "keywords", {}) for rate in getattr(scheduler, "lr_lambdas", ()))
+    known += [keywords.get("num_training_steps") for keywords in named]
+    return [one for one in known if isinstance(one, int)]
+
+
 def _horizon(scheduler: Any) -> int:
     """See `_Calls.horizon`."""
-    known = [getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters")]
+    known = [*_lengths(scheduler), getattr(scheduler, "total_iters", None)]
     known += [one for rate in getattr(scheduler, "lr_lambdas", ()) for one in _counts(rate)]
     return max((one for one in known if isinstance(one, int)), default=0)
 

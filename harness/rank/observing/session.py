@@ -224,6 +224,8 @@ class Session:
         self._thread: Thread | None = None
         self._others: set[Thread] = set()
         self._orders: set[int] = set()
+        self._comes_again = False
+        """Whether a sampler began in an order of before, and no pass has followed."""
         self._evaluating: Callable[[], nn.Module | None] | None = None
         """A root whose pass alone has gradients in this micro-step, and that or what it wraps evaluates."""
 
@@ -251,6 +253,7 @@ class Session:
         return True
 
     def forward_begins(self, root: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        again, self._comes_again = self._comes_again, False
         if not trains(root):
             if torch.is_grad_enabled() and (self._step is None or not self._step.in_micro_step):
                 self._evaluating = weakref.ref(root)
@@ -261,6 +264,7 @@ class Session:
                     tensors = (one for one in (*arguments, *named.values()) if isinstance(one, Tensor))
                     self.habits.passes_without_gradients(root, self.seen.steps, next(tensors, None))
             return
+        self.seen.repeated_epochs += again
         step = self._open()
         evaluates = not step.in_micro_step and evaluates_within(root)
         self._evaluating = weakref.ref(root) if evaluates else None
@@ -333,6 +337,7 @@ class Session:
     def other_begins(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         """A forward pass of a model that does not train."""
         self._began_beside = time.perf_counter()
+        self._comes_again &= not any(p.requires_grad for p in module.parameters())  # else it evaluates
         bare = getattr(module, "module", module)
         self.counter.apart = f"{type(bare).__name__.removeprefix('FSDP')}, {RESTS}"
         has_backward = any(isinstance(one, Tensor) and one.requires_grad for one in arguments)
@@ -376,6 +381,7 @@ class Session:
                 f"BatchNorm takes its running statistics{'' if root.training else _LEFT_OUT}; call train() "
                 "on it, also after each evaluation"
             )
+        self.habits.is_scaled = self._scaled is not None
         if self._scaled is not None:
             is_that = _alone(tensors) is self._scaled()
             scalar, divisor = (self._unscaled, self._divisor) if is_that else (None, None)
@@ -472,7 +478,7 @@ class Session:
             order = sampler.shuffle and (sampler.seed, sampler.epoch, len(sampler.dataset))
             if order and sampler.num_replicas > 1:
                 self.habits.figures[SAMPLER_SEED] = sampler.seed
-        self.seen.repeated_epochs += bool(order) and hash(order) in self._orders
+        self._comes_again = bool(order) and hash(order) in self._orders
         self._orders.add(hash(order))
 
     def divided(self, parts: int) -> None:

@@ -99,8 +99,8 @@ class Writing:
         self._habits = habits
         self._random_state: str | None = None
         self._drawn_in: dict[str, int] = {}
-        """The first step that began in each random state."""
-        self._drawn_again: str | None = None
+        """The first step that drew from each random state that a step began in."""
+        self._drawing: tuple[str, int] | None = None
         self._share: dict[str, events.Held] = {}
         self._command = command
         self._seen = seen
@@ -220,13 +220,15 @@ class Writing:
         if step < LOOKED_AT:
             state = random_state(self.world.device)
             self._random_state = self._random_state or state
-            self._drawn_again = state if self._drawn_in.setdefault(state, step) < step else None
+            self._drawing = state, step
 
     def has_drawn(self) -> None:
-        """A pass ends: whether it drew from a state that another step began with."""
-        if self._drawn_again is not None:
-            self._seen.masks_repeated += random_state(self.world.device) != self._drawn_again
-            self._drawn_again = None
+        """A pass ends: whether it drew from a state that another step drew from, too."""
+        if self._drawing is not None:
+            state, step = self._drawing
+            if random_state(self.world.device) != state:
+                self._seen.masks_repeated += self._drawn_in.setdefault(state, step) < step
+            self._drawing = None
 
     def begins_with(self, root: nn.Module) -> None:
         """The first training pass of a module begins: note what this rank holds of the weights."""
@@ -454,7 +456,7 @@ class Writing:
             "loss": self._loss_source if LOSS not in unknown else "", "notes": notes, "added": new,
             "has_form": self._seen.has_form
             and self._synchronised_at is None
-            and not (new or (live and self._others(live))),
+            and not (new or (live and (self._others(live) or facts.are_copies(live, self._optimizers)))),
             "unwrapped": facts.unwrapped(self._roots, live, self._seen)
             if live and live.base != "single"
             else {},

@@ -109,6 +109,17 @@ IN_TURN = (
 )
 
 
+FROZEN_IN_TURN = IN_TURN.replace("other(", "other.requires_grad_(True); other(").replace(
+    "continue", "other.requires_grad_(False); continue"
+)
+JOINED = """
+from torch.distributed.algorithms.join import Join
+def joined():
+    with Join([model]):
+        yield from range(8 + 2 * dist.get_rank())
+"""
+
+
 def wrapped(
     *, seed: str = "dist.get_rank()", p: float = 0.0, by: str = IN_DDP, changed: str = "", reduced: str = "",
     times: str = "",
@@ -219,8 +230,24 @@ for x in loader:
 """
 WARMED = "__import__('transformers').get_constant_schedule_with_warmup(optimizer, 8)"
 ONCE = "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, {})"
+RAMP = "LambdaLR(optimizer, lambda n: min(1, (n + 1) / 8))"
+DECAY = "__import__('transformers').get_linear_schedule_with_warmup(optimizer, 0, 8)"
 ONE_CYCLE = "torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps={})"
 TWICE = "optimizer = torch.optim.AdamW(model.parameters())"
+
+
+PROBED = "optimizer.param_groups[0].update(lr=scheduler.get_last_lr()[0])"
+PROBE = "CosineAnnealingLR(torch.optim.SGD({}), 20)"
+BUFFERS = (
+    "ps = [*model.parameters()]; "
+    "total = [p.grad + (t if micro else 0) for p, t in zip(ps, total if micro else ps)]; "
+    "{} if micro else optimizer.zero_grad()"
+)
+PARTS = "micro and [nn.utils.clip_grad_norm_(model[n].parameters(), 0.01) for n in (0, 2)]"
+HELD_OUT = (
+    "with torch.no_grad(): "
+    "[model(x) for x in DataLoader(data, 4, sampler=torch.utils.data.DistributedSampler(data, 1, 0))]"
+)
 
 
 def seeded(*, seed: str = "pass", by: int = 1, when: str = "True") -> str:
@@ -402,6 +429,38 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
     "a rank that decays": (
         wrapped(by=IN_FSDP).replace("parameters())", "parameters(), weight_decay=dist.get_rank())"), 2,
         {"ranks-differ"}),
+    "rates that are read from a schedule of nothing": (
+        loop(schedule=PROBE.format("[torch.zeros(1)]"), after=f"{ZERO}; scheduler.step(); {PROBED}"), 1,
+        set()),
+    "rates that are read from a schedule beside": (
+        loop(schedule=PROBE.format("model.parameters()"), after=f"{ZERO}; scheduler.step(); {PROBED}"), 1,
+        set()),
+    "a schedule of what trains later": (
+        loop(schedule=PROBE.format("nn.Linear(8, 1).parameters()")), 1, set()),
+    "steps that drop by turns": (DRAWN.format(before="model[1].train(step % 2 > 0)"), 1, set()),
+    "evaluations in one order": (seeded(seed=HELD_OUT).replace("shuffle=True", ""), 1, set()),
+    "parts that are clipped apart, one of them frozen": (
+        loop(each=PARTS).replace("for step", "model[0].requires_grad_(False)\nfor step"), 1, set()),
+    "buffers of one's own": (
+        loop(each=BUFFERS.format("[setattr(p, 'grad', t) for p, t in zip(ps, total)]")), 1, set()),
+    "buffers of one's own, copied back": (
+        loop(each=BUFFERS.format("[p.grad.copy_(t) for p, t in zip(ps, total)]")), 1, set()),
+    "ranks that make more steps": (
+        wrapped(changed=JOINED, reduced="optimizer.param_groups[0]['betas'] = (0.9 - step / 100, 0.99)")
+        .replace("in range(8):", "in joined():", 1), 2, set()),
+    "a second model without a scaler": (
+        SCALED.format(fused=False, then=f"pass{STEPS}; {IN_TURN}").replace(
+            "for step", "other = nn.Linear(8, 1)\nsecond = torch.optim.SGD(other.parameters())\nfor step"),
+        1, set()),
+    "a second model that is frozen at first": (
+        wrapped(changed=f"{SECOND}\nother.requires_grad_(False)", reduced=FROZEN_IN_TURN,
+                times=" + other.module(torch.ones(4, 8)).square().mean()"), 2, set()),
+    "a prepared ramp as long as the updates": (
+        PREPARED.format(schedule=f"torch.optim.lr_scheduler.{RAMP}"), 2, set()),
+    "a prepared warm-up of torch as long as the updates": (
+        PREPARED.format(schedule="torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=8)"), 2, set()),
+    "a prepared decay counted in updates": (
+        PREPARED.format(schedule=DECAY), 2, {"scheduler-calls", "nothing-updated"}),
     "an added head that is reduced by hand": (
         wrapped(by=IN_FSDP, changed=HEAD_OF, reduced=BY_HAND), 2, set()),
 }  # fmt: skip
