@@ -364,10 +364,8 @@ def nothing_updated(row: JudgedRun) -> Iterator[Finding]:
     elif rates and not any(rates) and len(record.steps) > 1:
         yield found("nothing-updated", row.cell, values, "no-rate", steps=len(record.steps))
     elif rates:
-        of_steps = [
-            [rate for rate in of if rate is not None]
-            for of in zip(*record.observation.learning_rates, strict=False)
-        ]
+        each = zip(*record.observation.learning_rates, strict=False)
+        of_steps = [[rate for rate in of if rate is not None] for of in each]
         last = next((n for n, of in enumerate(reversed(of_steps)) if any(of) or not of), 0)
         if last > 1:
             yield found(
@@ -541,12 +539,8 @@ def padding(row: JudgedRun) -> Iterator[Finding]:
     }
     ranks = [rank for rank, pairs in steps.items() if pairs and all(own == of for own, of in pairs)]
     others = [rank for rank, pairs in steps.items() if pairs and not any(own for own, _ in pairs)]
-    if (
-        ranks
-        and others
-        and len(ranks) + len(others) == len(steps)
-        and all(len(p) > 1 for p in steps.values())
-    ):
+    are_all = len(ranks) + len(others) == len(steps) and all(len(p) > 1 for p in steps.values())
+    if ranks and others and are_all:
         yield found("labels-misplaced", row.cell, {"ranks": ranks}, "padding", others=others)
 
 
@@ -577,10 +571,7 @@ def outside(row: JudgedRun) -> Iterator[Finding]:
         if part.phase in (BETWEEN, "forward")
     )
     trained = workload.closed_form_layout(record.layout).trained_count - own if record.layout else 0
-    least = {
-        "backward": 0,
-        "step": SCALAR_BYTES,
-    }  # what an update exchanges of so few bytes is a norm or flag
+    least = {"backward": 0, "step": SCALAR_BYTES}  # an update exchanges norms and flags of so few bytes
     ops = [part for part in record.comm if part.rank == 0 and part.op in REDUCTIONS
            and (part.largest_bytes or part.payload_bytes) > least.get(part.phase, math.inf)]  # fmt: skip
     if any(part.op == "reduce_scatter" for part in ops):  # of wrapped units, which are padded

@@ -378,35 +378,24 @@ class Step:
         padding = Counter[str]()
         for batch in self.batches:
             padding.update(batch.padding())  # type: ignore[arg-type]
+        looked_at = self.batches if self.number < DIGESTED_STEPS else []
+        digests = [digest for batch in looked_at for digest in batch.digests()]
+        rates = [self.group_rates.get(place) for place in range(max(self.group_rates, default=-1) + 1)]
         event = StepEvent(
-            step=self.number,
-            window=self.window,
-            loss_sum=finite_or_none(loss.value) if loss else None,
-            loss_weight=loss.weight if loss else None,
-            gradient_norm=None if norm is None else finite_or_none(norm),
-            norm_is_partial=is_partial,
-            learning_rate=self.rate or 0.0,
-            applied_learning_rate=self.rate,
-            group_learning_rates=[
-                self.group_rates.get(place) for place in range(max(self.group_rates, default=-1) + 1)
-            ],
-            applied=share,
-            global_target_tokens=None,
+            step=self.number, window=self.window, seconds=self.seconds, phase_seconds=phases,
+            data_seconds=min(self.data_seconds, self.seconds),
+            loss_sum=finite_or_none(loss.value) if loss else None, loss_weight=loss.weight if loss else None,
+            gradient_norm=None if norm is None else finite_or_none(norm), norm_is_partial=is_partial,
+            learning_rate=self.rate or 0.0, applied_learning_rate=self.rate, group_learning_rates=rates,
+            applied=share, global_target_tokens=None,
             samples=sum(batch.count for batch in self.batches) if self.batches else None,
             tokens=_sum([batch.tokens() for batch in self.batches]),
             target_tokens=_sum([batch.targets for batch in self.batches]),
-            sample_hashes=total,
-            batch_hash_sum=total,
-            batch_digests=[digest for batch in self.batches for digest in batch.digests()]
-            if self.number < DIGESTED_STEPS
-            else None,
-            seconds=self.seconds,
-            data_seconds=min(self.data_seconds, self.seconds),
-            phase_seconds=phases,
-            loss_factors=self.loss_factors(),
-            weight_bits=self.bits,
+            sample_hashes=total, batch_hash_sum=total,
+            batch_digests=digests if self.number < DIGESTED_STEPS else None,
+            loss_factors=self.loss_factors(), weight_bits=self.bits,
             figures=(dict(padding) if padding[PADDING] else {}) | self.figures,
-        )
+        )  # fmt: skip
         return event, loss
 
 

@@ -59,11 +59,7 @@ REASONS = {
     "samples": "the model was given no tensor",
     "gradient_norm": "nothing computed the norm of the gradients in some step",
 }
-
-
 PACKAGES = ("torch", "transformers", "accelerate", "lightning", "pytorch_lightning", "deepspeed")
-
-
 CRASHING, CRASH_LOOKS = "crashing", 20
 """File while C++ ends a rank, and how often it looks whether the others have noted where they stand."""
 LOOKED_AT = 64
@@ -311,13 +307,10 @@ class Writing:
             return
         text = described(failure) or "".join(traceback.format_exception_only(failure)).strip()
         event = events.FailureEvent(
-            status="oom" if events.is_out_of_memory(failure) else "failed",
-            error_kind=encodable(type(failure).__name__),
-            message=text,
-            at=time(),
-            step=under_way.number if under_way else None,
+            status="oom" if events.is_out_of_memory(failure) else "failed", message=text, at=time(),
+            error_kind=encodable(type(failure).__name__), step=under_way.number if under_way else None,
             phase=None,
-        )
+        )  # fmt: skip
         self._events.write(event)
 
     def fails(self, failure: BaseException) -> None:
@@ -345,12 +338,9 @@ class Writing:
         effective = facts.effective_of(live, self._optimizers, step.micro_steps, self._seen)
         layout = facts.observed_layout(live, self._optimizers)
         return Described(
-            live=live,
-            effective=effective,
-            layout=layout,
-            model=facts.model_part(live, layout, effective),
+            live=live, effective=effective, layout=layout, model=facts.model_part(live, layout, effective),
             trained_elements=facts.trained_elements(live.whole),
-        )
+        )  # fmt: skip
 
     def _setup_event(self, found: Described) -> events.SetupEvent:
         # Closed forms hold of one model, whose optimizer updates all that trains.
@@ -360,25 +350,16 @@ class Writing:
         if facts.are_copies(found.live, self._optimizers):
             has_form = False
         return events.SetupEvent(
-            rank=self.world.rank,
-            effective=found.effective,
-            native_config=found.live.engine.native_config(),
+            rank=self.world.rank, effective=found.effective, layout=found.layout, model=found.model,
+            native_config=found.live.engine.native_config(), initial_weights=None, share=self._share,
             versions={name: version(name) for name in PACKAGES if name in sys.modules},
-            initial_weights=None,
-            share=self._share,
             collectives=dist.get_backend() if dist.is_initialized() else "none",
             claim=strategy_of(found.live.base) if found.live.base and has_form else None,
-            host=socket.gethostname(),
-            device_name=device_name(self.world),
-            placement=placement(self.world.device),
-            accelerator=describe_accelerator(self.world.device),
-            layout=found.layout,
-            model=found.model,
-            data=None,
-            steps=None,
-            setup_seconds=perf_counter() - self._started,
+            host=socket.gethostname(), device_name=device_name(self.world),
+            placement=placement(self.world.device), accelerator=describe_accelerator(self.world.device),
+            data=None, steps=None, setup_seconds=perf_counter() - self._started,
             random_state=self._random_state,
-        )
+        )  # fmt: skip
 
     def _others(self, live: facts.Live) -> bool:
         """Whether a module trains parameters that are not of the described one."""
