@@ -239,6 +239,20 @@ def left_by_parts(record: Record, limit: float | None) -> bool:
     return bool(clipped) and all(1 + ONE_NORM < after <= min(most, before) for before, after in clipped)
 
 
+def halved_by_scale(record: Record, limit: float | None) -> bool:
+    """Whether each gradient that clipping does not explain is half of its norm, of a loss that is scaled.
+
+    DeepSpeed 0.19 divides by the scale that the same step has doubled (deepspeedai/DeepSpeed#8588); where it
+    clips, that does not show.
+    """
+    effective = record.backend.effective
+    odd = [pair for pair in norms_of_update(record) if not clipping_fits([pair], limit, EXACT_CLIPPING)]
+    is_scaled = effective is not None and (effective.loss_scale or 1.0) > 1
+    return bool(odd and is_scaled) and all(
+        abs(2 * after / before - 1) <= ONE_NORM for _, before, after in odd
+    )
+
+
 def decay_explains(record: Record, limit: float | None) -> bool:
     """Whether gradients to which weight decay was added after clipping have about the norms that were seen.
 

@@ -42,6 +42,7 @@ from harness.judge.effective import (
     counted_synchronisation,
     decay_explains,
     decay_norm,
+    halved_by_scale,
     left_by_parts,
     low_reductions,
     master_dtypes,
@@ -919,6 +920,11 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     "otherwise": lambda pair: sorted({name for part in pair.record.ranks for name in part.otherwise}),
     "altered_in_time": lambda pair: (
         pair.index is None or not pair.altered or pair.altered[0] < pair.number  # to show
+    ),
+    "scale_doubled": lambda pair: (
+        (strategy := known_strategy(pair.record)) is not None
+        and strategy.family.startswith("zero")
+        and halved_by_scale(pair.record, pair.limit)
     ),
     # Norm of weight decay x weights where adding that explains gradients that were altered.
     "added_decay": lambda pair: decay_explains(pair.record, pair.limit) and decay_norm(pair.record),

@@ -324,6 +324,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         {"steps": applied(make_steps(LATE), 0.9, 0.8), "effective": {"gradient_clipping": 1.0}}, {},
         "update-differs", "in step 0 the optimizer was given gradients of norm 0.9, clipping leaves 1: "
         "something changes them in between"),
+    "a loss scale that DeepSpeed doubles before it divides by it": (
+        {"label": "zero2", "steps": applied(make_steps(LATE), 0.9, NORMS[1] / 2, 0.9, 0.9),
+         "effective": {"gradient_clipping": 0.9, "loss_scale": 65536.0}}, {},
+        "update-differs", "as DeepSpeed divides by the loss scale that this step has doubled"),
     "parts that are clipped by norms of their own": (
         {"label": "fsdp", "steps": applied(make_steps(LATE), 1.2, 1.2, 1.1, 0.95),
          "effective": {"gradient_clipping": 0.9}, "moment_norms": dict.fromkeys("ab", (1.0, 1.02))},
