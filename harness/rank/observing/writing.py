@@ -118,7 +118,7 @@ class Writing:
         self._notes: list[str] = []
         self._bits: tuple[dict[str, int], ...] = ()
         self._looked_at = 0
-        self._is_over = False
+        self._is_over = self._has_others = False
         self._crash: Crash | None = None
         self._constants: dict[int, dict[str, Any]] = {}
         """By group of the optimizers, with what changed of each."""
@@ -159,6 +159,8 @@ class Writing:
         """Become a rank of the run: this process trains."""
         self._called = [ref(root) for root in roots]
         self._held = roots if self.described is not None else ()
+        if self.described is not None and len(roots) > 1:
+            self._others(self.described.live)  # one may be frozen by turns
         if self._world is None:
             self._world = facts.world_here(roots)
             path = rank_file(self._directory, self._world.rank)
@@ -362,10 +364,11 @@ class Writing:
         )  # fmt: skip
 
     def _others(self, live: facts.Live) -> bool:
-        """Whether a module trains parameters that are not of the described one."""
+        """Whether a module trains, or has trained, parameters that are not of the described one."""
         known = {id(parameter) for parameter in live.bare.parameters()}
         trained = (p for root in self._roots for p in root.parameters() if p.requires_grad)
-        return any(id(parameter) not in known for parameter in trained)
+        self._has_others = self._has_others or any(id(parameter) not in known for parameter in trained)
+        return self._has_others
 
     def _remarks(
         self, live: facts.Live | None, new: Sequence[str], others: int, left: Sequence[str]
@@ -437,7 +440,7 @@ class Writing:
             "loss": self._loss_source if LOSS not in unknown else "", "notes": notes, "added": new,
             "has_form": self._seen.has_form
             and self._synchronised_at is None
-            and not (new or (live and (self._others(live) or facts.are_copies(live, self._optimizers)))),
+            and not (new or (live and self._others(live))),
             "unwrapped": facts.unwrapped(self._roots, live, self._seen)
             if live and live.base != "single"
             else {},
