@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, ConfigDict, Field, PositiveFloat, PositiveInt, StringConstraints
 from pydantic.dataclasses import dataclass
 
 from harness.files import Stored
@@ -373,7 +373,7 @@ class OverlapPart(Part):
 class ProcessorPart(Part):
     """Who used the processors of a rank's machine, from its first timed step to the end of the training."""
 
-    seconds: float
+    seconds: PositiveFloat
     """How long that is."""
     process_seconds: float
     """Processor time of the rank's process, all threads together."""
@@ -570,7 +570,7 @@ class CommunicationPart(Part):
     """Name of the process group."""
     group_ranks: list[int]
     """Global ranks of the group."""
-    group_size: int
+    group_size: PositiveInt
     """Number of its ranks."""
     calls: int
     """Number of calls."""

@@ -149,7 +149,7 @@ def completeness(runs: Runs) -> list[Finding]:
 
 def _asked(command: Sequence[str]) -> int:
     """How many runs of each cell a command asked for; 0 where it does not say."""
-    for word, following in zip(command, [*command[1:], ""], strict=True):
+    for word, following in zip(command, [*command[1:], ""], strict=False):
         option, equals, value = word.partition("=")
         if option == OPTION:
             with suppress(ValueError):

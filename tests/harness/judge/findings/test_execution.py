@@ -136,6 +136,7 @@ def test_cells_that_lack_the_same_runs_are_told_together() -> None:
         [repeated(0), repeated(1)],
         [repeated(0, command="harness compare --repeats 1")],
         [repeated(0, command="harness compare --repeats all")],
+        [repeated(0, command="")],
         # Runs of a cell that were made on two machines stand apart in the tables.
         [repeated(0), repeated(1, environment={"cpu": "another"})],
         [repeated(0, command="harness compare --repeats 3", status="unsupported", reasons=["no"], steps=[])],
