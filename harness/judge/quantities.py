@@ -694,6 +694,9 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
         less, more = _leeway(record, volumes[rank], key) if sent != wanted else (0, 0)
         if key[0] == "forward":  # what passes between a script's steps gathered may still be there
             less += measured[rank].get((terms.BETWEEN, *key[1:]), 0)
+        for row in record.comm if record.observation else ():  # single numbers of a script's own, as Join's
+            is_own = row.rank == rank and 0 < (row.largest_bytes or 0) <= SCALAR_BYTES
+            more += row.payload_bytes if is_own and _key(row, workload) == key else 0
         if not wanted - less <= sent <= wanted + more:
             rows = (row for row in record.comm if row.rank == rank and _key(row, workload) == key)
             of = next((tuple(sorted(row.group_ranks)) for row in rows), ())

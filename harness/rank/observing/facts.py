@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.backends.base import Batch, Effective, Engine, SetupContext, World
@@ -279,7 +278,10 @@ def added(live: Live) -> list[str]:
         flat = [h.flat_param for unit in FullyShardedDataParallel.fsdp_modules(module) if (h := unit._handle)]
         known = {id(p) for one in flat for p in (one, *(one._params or ()))}
     elif live.cuts_units:
-        known = {id(p) for p in live.bare.parameters() if isinstance(p, DTensor)}
+        units = (unit for unit in live.bare.modules() if isinstance(unit, FSDPModule))
+        held = (one for u in units for g in parameter_groups(u._get_fsdp_state()) for one in g.fsdp_params)
+        # The root keeps what it has gathered for a pass without gradients.
+        known = {id(p) for one in held for p in (one.sharded_param, getattr(one, "_unsharded_param", None))}
     else:
         return []
     named = live.bare.named_parameters()
@@ -541,8 +543,7 @@ def observed_layout(live: Live, optimizers: Optimizers) -> LayoutPart:
     return LayoutPart(
         parameters=[
             TensorPart(name=one.name, shape=one.shape, dtype=dtype_name(one.dtype))
-            for one in named
-            if first[one.key] == one.name
+            for one in named if first[one.key] == one.name
         ],
         decaying=sorted(decays),
         groups=[] if parts == by_decay else [sorted(part) for part in parts if part],
@@ -550,17 +551,12 @@ def observed_layout(live: Live, optimizers: Optimizers) -> LayoutPart:
             TensorPart(name=bare_name(name), shape=list(buffer.shape), dtype=dtype_name(buffer.dtype))
             for name, buffer in live.bare.named_buffers()
         ],
-        blocks=blocks,
         tied={one.name: first[one.key] for one in named if first[one.key] != one.name},
-        frozen=frozen,
-        without_gradient=None if frozen else [],
         # What runs, and where gradients go, is not traced of a script.
-        uses=None if frozen else {},
-        unreached=None if frozen else [],
-        unit_calls=None if frozen else [],
-        read_outside=None,
+        blocks=blocks, frozen=frozen, without_gradient=None if frozen else [], uses=None if frozen else {},
+        unreached=None if frozen else [], unit_calls=None if frozen else [], read_outside=None,
         changed_in_passes=None,
-    )
+    )  # fmt: skip
 
 
 def trained_elements(module: nn.Module) -> int:
@@ -594,10 +590,8 @@ def observed_part(live: Live, optimizers: Optimizers, seen: Seen) -> ObservedPar
     model: Any = hugging_face_model(live.bare)
     whole = whole_parameters(live.whole)
     return ObservedPart(
-        parameters_left_out=left_out(live, optimizers, seen)[0],
-        optimizer_used=bool(optimizers.each),
-        optimizer_steps=optimizers.steps,
-        optimizer_groups=_groups(live, optimizers, whole, seen),
+        parameters_left_out=left_out(live, optimizers, seen)[0], optimizer_used=bool(optimizers.each),
+        optimizer_steps=optimizers.steps, optimizer_groups=_groups(live, optimizers, whole, seen),
         updated_tensors=seen.updated_tensors,
         master_dtypes=sorted({dtype_name(tensor.dtype) for tensor in held}),
         optimizer_state_dtypes=sorted(
@@ -606,12 +600,9 @@ def observed_part(live: Live, optimizers: Optimizers, seen: Seen) -> ObservedPar
         tied_parameters=len(whole) - len({one.key for one in whole}),
         frozen_parameters=sorted({one.name for one in whole if not one.trains}),
         attention=getattr(model.config, "_attn_implementation", None) if model is not None else None,
-        activation_checkpointing=recomputes(live.bare),
-        compiled=is_compiled(live.bare),
-        dropout=largest_dropout(live.bare),
-        tf32=uses_tf32(),
-        deterministic=is_deterministic(),
-    )
+        activation_checkpointing=recomputes(live.bare), compiled=is_compiled(live.bare),
+        dropout=largest_dropout(live.bare), tf32=uses_tf32(), deterministic=is_deterministic(),
+    )  # fmt: skip
 
 
 def members(live: Live, optimizers: Optimizers) -> list[list[Tensor]]:

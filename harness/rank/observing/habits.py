@@ -340,6 +340,11 @@ def _counts(rate: Any) -> Iterator[int]:
     for one in dis.get_instructions(function):
         if one.argrepr == "*":
             before[-2:] = [math.prod(before[-2:])] if all(isinstance(n, int) for n in before[-2:]) else []
+        elif one.opname == "LOAD_ATTR" and before:  # of a configuration; runs no code of the script
+            before[-1] = inspect.getattr_static(before[-1], one.argval, None)
+        elif one.opname == "BINARY_SUBSCR" or one.argrepr == "[]":
+            held, key = before[-2:] if len(before) > 1 else ({}, "")
+            before[-2:] = [held.get(key)] if isinstance(held, dict) and isinstance(key, str) else []
         elif one.opname.startswith("LOAD_"):
             before.append(names.get(one.argval, one.argval) if one.argval.__hash__ else None)
         else:

@@ -22,6 +22,9 @@ for step in range(8):
     {after}
 """
 LENGTH = "LambdaLR(optimizer, (lambda updates: lambda n: max(0, 1 - n / updates))({}))"
+OF_SETTINGS = """LambdaLR(optimizer, (lambda given: lambda n: max(0, 1 - n / given.steps))(
+    __import__("types").SimpleNamespace(steps=16)))"""
+OF_TABLE = "LambdaLR(optimizer, (lambda given: lambda n: max(0, 1 - n / given['steps']))({'steps': 16}))"
 LAMBDA, ZERO = "LambdaLR(optimizer, lambda n: 1 / (1 + n))", "optimizer.zero_grad()"
 
 
@@ -287,6 +290,10 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
         loop(schedule="CosineAnnealingLR(optimizer, 16)", each="scheduler.step()", after=ZERO), 1, set()),
     "a schedule whose function counts micro-steps": (
         loop(schedule=LENGTH.format("8 * 2"), each="scheduler.step()", after=ZERO), 1, set()),
+    "a schedule whose function counts micro-steps of a configuration": (
+        loop(schedule=OF_SETTINGS, each="scheduler.step()", after=ZERO), 1, set()),
+    "a schedule whose function counts micro-steps of a table": (
+        loop(schedule=OF_TABLE, each="scheduler.step()", after=ZERO), 1, set()),
     "a schedule whose function counts updates, per micro-step": (
         loop(schedule=LENGTH.format("8"), each="scheduler.step()", after=ZERO), 1,
         {"scheduler-calls", "nothing-updated"}),
@@ -426,6 +433,8 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
     "steps seeded otherwise": (DRAWN.format(before="torch.manual_seed(step)"), 1, set()),
     "steps seeded alike that drop nothing": (
         DRAWN.format(before="torch.manual_seed(0); model[1].eval()"), 1, set()),
+    "what FSDP gathered last of its root": (
+        wrapped(by=IN_FSDP) + "with torch.no_grad(): model(torch.randn(4, 8))\n", 2, set()),
     "a rank that decays": (
         wrapped(by=IN_FSDP).replace("parameters())", "parameters(), weight_decay=dist.get_rank())"), 2,
         {"ranks-differ"}),
