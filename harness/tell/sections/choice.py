@@ -243,8 +243,8 @@ def _thresholds(where: ComparisonScope) -> list[Block]:
     ]
     shown = {row[2] for row in lines}
     bubbles = _bubbles(where)
-    judged = held[as_run].keys() & where.figures(sent_once).keys() - shown - bubbles.keys()
-    left = {label: held[as_run][label] for label in judged if unwrapped(label) not in shown}
+    others = where.figures(sent_once).keys() - shown - bubbles.keys()
+    left = {one: size for one, size in held[as_run].items() if one in others and unwrapped(one) not in shown}
     needs = [f"{names(labels)} {megabytes(size)} MB" for labels, size in levels(left, megabytes)]
     waits = [f"{names(labels)} {whole_percent(share)}" for labels, share in levels(bubbles, whole_percent)]
     differs = BASE in shown and len({held[steps].get(BASE) for steps in (as_run, MICRO_STEPS)}) > 1

@@ -80,6 +80,8 @@ def test_memory_is_named_by_what_it_counts_and_cells_without_a_row_are_named() -
     text = notes("all", *default)
     worse = "fsdp1 9.63 MB; fsdp 9.64 MB; zero2 15.7 MB; zero3 15.8 MB; zero0 17.4 MB; "
     assert f"than one that sends no more: {worse}zero3:preset=library-defaults 2,016 MB." in text
+    alike = "zero3, zero3:leaf_module=blocks, zero3:stage3_max_reuse_distance=1000000000, zero3:memory"
+    assert alike in notes("all", *published("explain-zero3-speed"))  # in the order of the cells
     assert tables("all", *map(on_gpu, CELLS))["decision"].columns[1].title == "peak memory, MB"
 
 
