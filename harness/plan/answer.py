@@ -103,6 +103,8 @@ def advise(question: Question, found: Found) -> Advice | None:
             f"{question.gpus * length:,} tokens per step"
         )
         return advice("too few samples", figures)
+    if not (fitting or too_large):  # none was asked for whose ranks hold samples of their own
+        return None
     on_device = [one for one in fitting if one.offload == "none"]
     if not on_device:
         least = smallest_need([one for one in too_large if one.offload == "none"] or (*too_large, *fitting))
@@ -326,8 +328,11 @@ class Answer:
         return self.found.best() if self.found else ()
 
     @property
-    def whole(self) -> dict[str, float] | None:
-        """Tokens, hours, GPU hours and price of all steps; of 1e9 tokens where the job has a price alone."""
+    def whole(self) -> dict[str, Any] | None:
+        """Tokens, hours, GPU hours and price of all steps; of 1e9 tokens where the job has a price alone.
+
+        hours_between: the fewest and the most, where the speed is a range.
+        """
         experiment, best = self.question.experiment, next(iter(self.best), None)
         steps, price = experiment.training.steps, experiment.compare.price_per_gpu_hour
         if best is None or best.speed is None or (steps is None and price is None):
@@ -337,9 +342,11 @@ class Answer:
         tokens = samples * self.question.sequence_length
         count = 1e9 / tokens if steps is None else steps
         hours = count * best.speed.step_seconds / SECONDS_PER_HOUR
-        found = {"tokens": round(count * tokens), "hours": hours}
-        found["gpu_hours"] = hours * self.question.gpus
-        return found if price is None else {**found, "price": found["gpu_hours"] * price.amount}
+        gpu_hours = hours * self.question.gpus
+        found: dict[str, Any] = {"tokens": round(count * tokens), "hours": hours, "gpu_hours": gpu_hours}
+        if ends := best.speed.tokens_per_second_between:
+            found["hours_between"] = [hours * best.tokens_per_second_per_gpu / end for end in reversed(ends)]
+        return found if price is None else {**found, "price": gpu_hours * price.amount}
 
     @cached_property
     def uneven(self) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from textwrap import wrap
 from typing import Any
@@ -136,11 +136,12 @@ def _use(answer: Answer, several: bool) -> Iterator[str]:
         yield f"Runner-up{f', {faster}' if is_second else ''}: {_split(others[0])}" if others else alone
         if whole := answer.whole:
             steps, price = question.experiment.training.steps, question.experiment.compare.price_per_gpu_hour
-            cost = f", {whole['price']:,.0f} {price.currency}" if price else ""
-            yield (
-                f"{f'All {steps:,} steps: ' if steps else ''}{whole['tokens']:,} tokens in "
-                f"{_figure(whole['hours'])} hours, {_figure(whole['gpu_hours'])} GPU hours{cost}"
-            )
+            hours = whole.get("hours_between", [whole["hours"]])
+            gpu_hours = [each * question.gpus for each in hours]
+            cost = f", {_span(each * price.amount for each in gpu_hours)} {price.currency}" if price else ""
+            of_all = f"All {steps:,} steps: " if steps else ""
+            taken = f"{_span(hours)} hours, {_span(gpu_hours)} GPU hours{cost}"
+            yield f"{of_all}{whole['tokens']:,} tokens in {taken}"
         if first.planned.options.get(OPTION) and first.planned.accumulation_steps > 1:
             yield f"{OPTION}: gradients are reduced in each micro-step; whole ones that add up leave no room"
         if first.is_tight:
@@ -533,6 +534,10 @@ def _size(count: float | None, unit: float) -> str:
         return "0"
     digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{digits}f}"
+
+
+def _span(values: Iterable[float]) -> str:
+    return " to ".join(dict.fromkeys(map(_figure, values)))
 
 
 def _figure(value: float | None) -> str:

@@ -1,6 +1,7 @@
 """What a search answers, in words and as a document; predictions are invented."""
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from itertools import pairwise
@@ -34,7 +35,7 @@ from harness.plan.search import (
     search,
     variants,
 )
-from harness.plan.step_time import SpeedPrediction
+from harness.plan.step_time import SpeedPrediction, predict_speed
 from harness.plan.text import answer_lines
 from tests.harness.plan.plans import (
     DEVICE,
@@ -45,6 +46,7 @@ from tests.harness.plan.plans import (
     needing,
     predictors,
     question,
+    scenario,
     speed,
     trace_nothing,
 )
@@ -126,6 +128,23 @@ def test_all_steps_of_the_job_have_tokens_hours_and_a_price() -> None:
     priced = recommend(question("compare.price_per_gpu_hour=2 USD"), predictors())
     assert priced.whole["price"] == pytest.approx(priced.whole["gpu_hours"] * 2)
     assert any(line.startswith("1,000,000,000 tokens in ") for line in text_of(priced))
+
+
+def test_hours_and_price_are_ranges_where_the_speed_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = recommend(question("training.steps=1000", "compare.price_per_gpu_hour=2 USD"), predictors())
+    best = replace(answer.best[0], speed=predict_speed(scenario("fsdp", 64)))
+    monkeypatch.setattr(type(answer), "best", property(lambda _: (best,)))
+    least, most = best.speed.tokens_per_second_between
+    few, many = answer.whole["hours_between"]
+    assert many / few == pytest.approx(most / least)
+    assert few <= answer.whole["hours"] <= many
+    ranges = re.compile(r" in \S+ to \S+ hours, \S+ to \S+ GPU hours, \S+ to \S+ USD$")
+    assert any(map(ranges.search, text_of(answer)))
+
+
+def test_who_asks_for_none_that_is_data_parallel_alone_is_answered() -> None:
+    asked = replace(question(), names_all=False, labels=("ulysses-zero3",))
+    assert recommend(asked, predictors()).advice is None
 
 
 def test_what_is_close_or_tight_is_uncertain_and_names_the_fastest_that_is_not() -> None:
