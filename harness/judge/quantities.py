@@ -614,9 +614,8 @@ def why_unknown(record: Record) -> str | None:
     pair = volume_of(record)
     if pair is None:
         return f"{record.backend.name} has no closed form here"
-    return (
-        "execution depends on data" if pair[1].unknown and record.layout.depends_on_data else pair[1].unknown
-    )
+    unknown = pair[1].unknown
+    return "execution depends on data" if unknown and record.layout.depends_on_data else unknown
 
 
 def volume_of(record: Record) -> tuple[Workload, terms.Volume] | None:
@@ -631,9 +630,7 @@ def volume_of(record: Record) -> tuple[Workload, terms.Volume] | None:
 def measured_payload(record: Record, workload: Workload) -> dict[int, dict[Key, int]]:
     """Payload bytes by rank and kind of collective, over the probed steps or the whole run."""
     found: dict[int, dict[Key, int]] = {rank.rank: {} for rank in record.ranks}
-    for row in record.comm:
-        if row.of_job:
-            continue
+    for row in (row for row in record.comm if not row.of_job):
         kinds = found.setdefault(row.rank, {})
         key = _key(row, workload)
         kinds[key] = kinds.get(key, 0) + row.payload_bytes
@@ -678,11 +675,11 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
     expected = {rank: expected_payload(of_rank, workload.mesh) for rank, of_rank in volumes.items()}
     everything = {key for sums in (*expected.values(), *measured.values()) for key in sums}
     kinds = {key for key in everything if is_derived(volume, key[0], key[2])}
-    sizes: dict[Key, int] = {}
+    rows_of: dict[tuple[int, Key], list[CommunicationPart]] = {}
     for row in record.comm:
-        key = _key(row, workload)
-        sizes[key] = max(row.group_size, sizes.get(key, 0))
-    alone = {key for key, size in sizes.items() if size == 1}  # sends nothing, whoever calls it
+        rows_of.setdefault((row.rank, _key(row, workload)), []).append(row)
+    several = {key for (_, key), rows in rows_of.items() if any(row.group_size > 1 for row in rows)}
+    alone = {key for _, key in rows_of} - several  # sends nothing, whoever calls it
     # Of a single rank that is all, however often its library calls.
     kinds -= alone - {key for sums in expected.values() for key in sums if record.world.world_size > 1}
     found = []
@@ -694,12 +691,11 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
         less, more = _leeway(record, volumes[rank], key) if sent != wanted else (0, 0)
         if key[0] == "forward":  # what passes between a script's steps gathered may still be there
             less += measured[rank].get((terms.BETWEEN, *key[1:]), 0)
-        for row in record.comm if record.observation else ():  # single numbers of a script's own, as Join's
-            is_own = row.rank == rank and 0 < (row.largest_bytes or 0) <= SCALAR_BYTES
-            more += row.payload_bytes if is_own and _key(row, workload) == key else 0
+        rows = rows_of.get((rank, key), [])
+        if record.observation:  # single numbers of a script's own, as Join's
+            more += sum(row.payload_bytes for row in rows if 0 < (row.largest_bytes or 0) <= SCALAR_BYTES)
         if not wanted - less <= sent <= wanted + more:
-            rows = (row for row in record.comm if row.rank == rank and _key(row, workload) == key)
-            of = next((tuple(sorted(row.group_ranks)) for row in rows), ())
+            of = tuple(sorted(rows[0].group_ranks)) if rows else ()
             found.append(
                 VolumeDifference(*key, rank=rank, measured_bytes=sent, expected_bytes=wanted, group_ranks=of)
             )
