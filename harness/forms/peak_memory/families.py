@@ -308,7 +308,8 @@ class Zero3Timeline(StepTimeline):
             self.ledger.briefly(
                 (ZERO3.coalesced, size if len(ahead) > 1 else 0), gathering(self.workload, size)
             )
-            self._hold(min(limit, self._rest_elements) * width)
+            whole = max((t.numel for t in rest.values()), default=0)  # each is gathered, however large
+            self._hold(max(min(limit, self._rest_elements), whole) * width)
         elif backward and 2 * self._rest_elements <= limit:
             # What other modules used before in the backward pass is given back once they are done.
             self._hold(self._gathered(self._left.values()))

@@ -161,6 +161,9 @@ def test_405_billion_on_4096_gpus_needs_no_torch_and_little_memory(asked: tuple[
     each = ["fsdp-cp:sync_each_batch=True", "fsdp-tp:sync_each_batch=True"]  # whose gradients do not fit
     assert [name for name in names if "sync_each_batch" in name] == ([] if asked else each)
     assert all(row["weights_bytes"] or row["unsupported"] for row in rows)
+    (zero3,) = (row for row in rows if row["backend"] == "zero3")
+    head = 128_256 * 16_384 * 2  # bytes in bf16: gathered whole, beyond what stage3_max_live_parameters keeps
+    assert zero3["moments"]["forward/backward"]["gathered"] >= head
     last = done.stderr.splitlines()[-1]
     assert last.startswith("[] ")
     assert int(last.split()[-1]) * 1024 < 2 * 2**30
