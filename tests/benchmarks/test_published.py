@@ -274,6 +274,12 @@ def test_a_micro_batch_follows_from_the_global_one_where_accumulation_is_said() 
         ("offload", "cpu (parameters and optimizer)", "cpu"),
         ("offload", "cpu optimizer", "optimizer"),
         ("network", "4 x 100 Gb RoCE between nodes", "ports"),
+        ("network", "two nodes with 8 x 80 GB GPUs", None),
+        *(("activation_ckpt", text, "false") for text in ("not enabled", "off (all kept)", "without")),
+        *(("compile", text, "none") for text in ("without torch.compile", "torch.compile off")),
+        ("attention", "no flash attention", "eager"),
+        ("offload", "no CPU offload", "none"),
+        ("precision", "bf16 weights, gradients and optimizer states", "bf16"),
         ("network", "4x200Gbps", "ports"),
         ("speed_unknown", "bf16 FlashAttention-3", "model.attention: rates of FlashAttention 3"),
         (
@@ -285,6 +291,17 @@ def test_a_micro_batch_follows_from_the_global_one_where_accumulation_is_said() 
 )
 def test_a_column_s_words_are_a_setting(column: str, text: str, meant: str | None) -> None:
     assert said(column, text) == meant
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "setting"),
+    [("adapter", "finetune, IA3", "adapter.kind"), ("adapter", "prefix tuning", "adapter.kind"),
+     ("adapter", "DPO with a reference model", "model"), ("optimizer", "Apollo", "optimizer.kind"),
+     ("offload", "activations to CPU", "training.activation_checkpointing")],
+)  # fmt: skip
+def test_what_is_no_setting_is_refused_by_its_name(column: str, text: str, setting: str) -> None:
+    with pytest.raises(HarnessError, match=f"^{setting}: "):
+        said(column, text)
 
 
 def test_an_adapter_is_what_its_method_says() -> None:
