@@ -56,8 +56,9 @@ settings. `benchmarks/published/*.csv` hold the figures with repository, commit,
 LEFT_OUT = """\
 Each source as if it were not known: speeds are predicted by what all other sources sustain, and the error
 that an answer states comes from all others, each counted once (`harness/plan/trust.py`). 'Shipped constants'
-is the median error in speed by those, which are fitted to all sources. No rule reads a source's name; mapping
-and programs were read with the rows at hand.
+is the median error in speed by those, which are fitted to all sources. What a program does otherwise than
+our job is found by its repository and path (`programs.yaml`), and was read with the rows at hand: of memory
+the stated error alone is left out, and programs that nobody has read are predicted worse.
 Rows of tier C count in the table, not in the lines on stated errors.
 """
 AIMS = """\
