@@ -246,7 +246,7 @@ def halved_by_scale(record: Record, limit: float | None) -> bool:
     clips, that does not show.
     """
     effective = record.backend.effective
-    odd = [pair for pair in norms_of_update(record) if not clipping_fits([pair], limit, EXACT_CLIPPING)]
+    odd = list(unclipped(record, limit))
     is_scaled = effective is not None and (effective.loss_scale or 1.0) > 1
     return bool(odd and is_scaled) and all(
         abs(2 * after / before - 1) <= ONE_NORM for _, before, after in odd
@@ -291,8 +291,12 @@ def altered_gradients(record: Record) -> tuple[int, float, float] | None:
     limit = None if value in (None, "none") else float(str(value))
     if record.backend.changed or record.backend.effective is None or clipping_fits(pairs, limit):
         return None
-    unlike = (pair for pair in pairs if not clipping_fits([pair], limit, EXACT_CLIPPING))
-    return next((step, after, _left(before, limit)) for step, before, after in unlike)
+    return next((step, after, _left(before, limit)) for step, before, after in unclipped(record, limit))
+
+
+def unclipped(record: Record, limit: float | None) -> Iterator[tuple[int, float, float]]:
+    """Those of `norms_of_update` that clipping to this norm does not explain."""
+    return (pair for pair in norms_of_update(record) if not clipping_fits([pair], limit, EXACT_CLIPPING))
 
 
 @derived
@@ -426,11 +430,11 @@ SETTINGS = tuple(_settings())
 
 def setting_differences(reference: Record, record: Record) -> list[SettingDifference]:
     """Settings that both know and that differ; what only one of them knows is passed over."""
-    constants = (_by_name(_kinds_of_group(reference)), _by_name(_kinds_of_group(record)))
     found = [
         SettingDifference(
             setting=setting.name, effect=setting.effect, reference=left, given=right, plural=setting.plural,
-            constants=constants if setting.name == CONSTANTS else None,
+            constants=(_by_name(_kinds_of_group(reference)), _by_name(_kinds_of_group(record)))
+            if setting.name == CONSTANTS else None,
         )
         for setting in SETTINGS
         for left, right in [(setting.of(reference), setting.of(record))]
