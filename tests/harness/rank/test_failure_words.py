@@ -214,13 +214,20 @@ class Added(nn.Module):
         return torch.addmm(self.bias, given, self.weight)
 
 
+class By(Added):
+    """A layer that multiplies by one vector."""
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.addmv(self.bias, self.weight, given[0])
+
+
 @pytest.mark.parametrize(
     "layer",
     [
         Added, lambda: nn.Linear(4, 4), lambda: nn.Conv1d(2, 2, 1), lambda: nn.LayerNorm(4),
-        lambda: nn.GRU(4, 4), lambda: nn.Bilinear(4, 4, 2),
+        lambda: nn.GRU(4, 4), lambda: nn.Bilinear(4, 4, 2), By,
     ],
-    ids=["addmm", "linear", "conv", "norm", "gru", "bilinear"],
+    ids=["addmm", "linear", "conv", "norm", "gru", "bilinear", "addmv"],
 )  # fmt: skip
 def test_a_layer_that_is_given_another_dtype_is_named(layer: Callable[[], nn.Module], tmp_path: Path) -> None:
     model = nn.Sequential(nn.Identity(), layer()).bfloat16()
@@ -258,6 +265,14 @@ def test_what_no_backend_can_do_is_told_with_the_remedy(tmp_path: Path) -> None:
         (
             "A different number of tensors was saved during the original forward and recomputation",
             "a block computed something else",
+        ),
+        (
+            "Found dtype Float but expected BFloat16",
+            "cast the output in the loss (output.float()), or run ddp",
+        ),
+        (
+            "could not create a primitive descriptor for the LSTM forward",
+            "this processor has no kernel (oneDNN)",
         ),
         ("Expected more than 1 value per channel when training", "a rank's micro-batch is too small for it"),
         (
