@@ -1,2 +1,1 @@
-"""Chains of real commands on real records: each step reads what the one before wrote. The table of them is in
-CONTRIBUTING.md."""
+"""Chains of real commands on real records: each step reads what the one before wrote."""

@@ -198,6 +198,21 @@ def test_losses_are_those_of_the_harness(tool: str, backend: str, words: list[st
         assert json.loads(config.read_text()) == record.backend.native_config
 
 
+def test_the_program_of_a_file_has_the_rates_of_deepspeed_s_own_warmup(tmp_path: Path) -> None:
+    document = {
+        "zero_optimization": {"stage": 1},
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-3}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-3, "warmup_num_steps": 10}},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(document))
+    words = [*JOB, "--set", "training.steps=4", "-o", "mine"]
+    succeeds("export", "program", "--from-deepspeed", "ds.json", *words, cwd=tmp_path)
+    settings = json.loads((tmp_path / "mine" / "settings.json").read_text())
+    # of kind log, which the file does not say
+    assert settings["learning_rates"] == pytest.approx([0, 3.0103e-4, 4.77121e-4, 6.0206e-4], rel=1e-5)
+    assert settings["optimizer"].items() >= {"betas": [0.9, 0.999], "weight_decay": 0}.items()
+
+
 def tracked(folder: Path, tool: str) -> subprocess.CompletedProcess[str]:
     """One run, exported to `board`."""
     saved(folder / "runs", "one")

@@ -249,7 +249,9 @@ def test_finish_writes_the_record_and_collect_adds_what_slurm_knows(tmp_path: Pa
     assert begun.environment.slurm.state is None
     slurm.answer("squeue", "2|COMPLETED|None|0|0|0:07|node[1-2]|\n")
     slurm.answer("scontrol", "node1\nnode2\n")
-    record = collect(folder, matrix)[1].record
+    collected = call("collect", folder)
+    assert (collected.exit_code, collected.stdout.count("recorded  COMPLETED  ok")) == (0, 1)
+    record = read_record(directory / "record.json")
     assert record.environment.slurm.state == "COMPLETED"
     assert record.environment.slurm.elapsed_seconds == 7
     slurm.refuse("squeue", "Invalid job id specified")
