@@ -593,8 +593,7 @@ def on_more_ranks(scope: ComparisonScope) -> str:
     """'fsdp 1,300 MB; ddp 5,592 (memory without activations)'; empty where so many ran, or none is known."""
     if scope.size >= PLANNED_RANKS or not scope.on_cpu:
         return ""
-    steps = scope.groups[0].record.world.accumulation_steps
-    found = levels(scope.figures(lambda group: held_with(group.record, steps, PLANNED_RANKS)), megabytes)
+    found = levels(scope.figures(lambda group: held_with(group.record, PLANNED_RANKS)), megabytes)
     shown = [f"{names(labels)} {megabytes(held)} MB" for labels, held in found]
     return phrase("planned", cells="; ".join(shown)) if len(found) > 1 else ""
 

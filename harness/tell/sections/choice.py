@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
-from statistics import fmean, median
+from statistics import median
 from typing import Any, TypeVar
 
 from harness.backends.registry import PLANTED, UnknownBackend, moving_parts
@@ -14,11 +14,10 @@ from harness.backends.strategy import ROUTE_PREFIXES
 from harness.forms import families
 from harness.forms.peak_memory.families import without_activations
 from harness.forms.terms import STEP_PHASES
-from harness.forms.workload import ORDINARY_STEP, Workload
 from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
 from harness.judge.facts import SENT, SPEED
-from harness.judge.quantities import pipeline_use, sent_per_step
+from harness.judge.quantities import pipeline_use
 from harness.judge.rows import BASE, CellRuns, Place, place_to_compare, rank_speeds, rivals
 from harness.judge.statistics import Ranking, Ratio, frontier, interval_runs
 from harness.judge.wording import a_few, percent, ranks
@@ -192,7 +191,6 @@ def rounded(value: float, digits: int = 3) -> float:
     return float(f"{value:.{digits}g}")
 
 
-MICRO_STEPS = 8
 MOST_LEFT = 6
 """Amounts of memory of cells without a row."""
 LEAST_STEP = 0.01
@@ -202,77 +200,50 @@ ON_CPU = prose("decision_on_cpu", held=prose("decision_held"))
 WITHOUT_ACTIVATIONS = "memory without activations"
 
 
-def thresholds(where: ComparisonScope, steps: int, memory: Mapping[str, float]) -> list[tuple[str, float]]:
-    """What to take from how many bytes on, of so many micro-steps per update, most memory first."""
-    return [(name, memory[name]) for name in worth_taking(where, _sent(where, steps), memory)]
-
-
-def _sent(where: ComparisonScope, steps: int) -> dict[str, float]:
-    """Ring bytes that a rank of each cell sends per update of so many micro-steps."""
-    as_run = where.groups[0].record.world.accumulation_steps
-    return where.figures(sent_once if steps == as_run else lambda group: sent_with(group.record, steps))
-
-
 def use_here(where: ComparisonScope) -> tuple[str, list[tuple[str, float]]]:
-    """Name of the memory, and `thresholds` as the runs accumulated; none where nothing is sent."""
+    """Name of the memory, and what to take from how many bytes on, most memory first; none where nothing is
+    sent."""
     if where.size == 1 or len(where.groups) < 2 or not min(where.figures(sent_once).values(), default=0.0):
         return "", []
-    as_run = where.groups[0].record.world.accumulation_steps
-    held, title, _ = memory_to_take(where, as_run)
-    return title, thresholds(where, as_run, held[as_run])
+    held, title, _ = memory_to_take(where)
+    return title, [(name, held[name]) for name in worth_taking(where, where.figures(sent_once), held)]
 
 
 def _thresholds(where: ComparisonScope) -> list[Block]:
-    """A row for each amount of memory, accumulated as in the run and with `MICRO_STEPS`."""
-    as_run = where.groups[0].record.world.accumulation_steps
-    held, title, text = memory_to_take(where, as_run)
-    found: dict[str, list[list[Any]]] = {}
-    for steps in dict.fromkeys((as_run, MICRO_STEPS)):
-        sent, taken = _sent(where, steps), thresholds(where, steps, held[steps])
-        rows = [[Shown(most, f"from {megabytes(most)}"), name, sent[name]] for name, most in taken]
-        if rows:
-            found[str(steps)] = [*rows, [Shown(None, "less"), NONE_FITS, Shown(None, "")]]
-    if len(found) > 1 and len(set(map(str, found.values()))) == 1:
-        found = {" or ".join(found): next(iter(found.values()))}
-    lines = [[steps, *row] for steps, rows in found.items() for row in rows]
-    if not lines:
+    """A row for each amount of memory."""
+    title, taken = use_here(where)
+    if not taken:
         return []
+    held, _, text = memory_to_take(where)
+    sent = where.figures(sent_once)
+    rows = [[Shown(most, f"from {megabytes(most)}"), name, sent[name]] for name, most in taken]
     columns = [
         replace(column, title=f"{title}, MB") if column.key == "memory" else column
         for column in table_columns("decision")
     ]
-    shown = {row[2] for row in lines}
+    shown = dict(taken)
     bubbles = _bubbles(where)
-    others = where.figures(sent_once).keys() - shown - bubbles.keys()
-    left = {one: size for one, size in held[as_run].items() if one in others and unwrapped(one) not in shown}
+    others = sent.keys() - shown.keys() - bubbles.keys()
+    left = {one: size for one, size in held.items() if one in others and unwrapped(one) not in shown}
     needs = [f"{names(labels)} {megabytes(size)} MB" for labels, size in levels(left, megabytes)]
     waits = [f"{names(labels)} {whole_percent(share)}" for labels, share in levels(bubbles, whole_percent)]
-    differs = BASE in shown and len({held[steps].get(BASE) for steps in (as_run, MICRO_STEPS)}) > 1
     return blocks_of(
-        table("decision", lines, columns),
-        f"{prose('decision_order')} {ranks(where.size)}.",
+        table("decision", [*rows, [Shown(None, "less"), NONE_FITS, Shown(None, "")]], columns),
+        prose("decision_order", ranks=ranks(where.size)),
         text,
-        prose("decision_accumulated") if differs else None,
         prose("decision_left_out", cells=a_few(needs, MOST_LEFT, "; ")) if needs else None,
         prose("decision_pipelines", cells=", ".join(waits)) if waits else None,
     )
 
 
-def memory_to_take(where: ComparisonScope, as_run: int) -> tuple[dict[int, dict[str, float]], str, str]:
-    """Memory of a rank by micro-steps and label, its name, and how it is known."""
-
-    def calculated(steps: int) -> dict[str, float]:
-        return where.figures(lambda group: held_with(group.record, steps))
-
-    held = {steps: calculated(steps) for steps in (as_run, MICRO_STEPS)}
-    if where.on_cpu:
-        if held[as_run]:
-            return held, WITHOUT_ACTIVATIONS, ON_CPU
-        return dict.fromkeys(held, where.figures(states)), "model states", prose("decision_states")
-    peaks = where.figures(peak)
-    more = {name: count - held[as_run][name] for name, count in held[MICRO_STEPS].items()}
-    accumulated = {name: peaks[name] + more[name] for name in peaks if name in more}
-    return {MICRO_STEPS: accumulated} | {as_run: peaks}, "peak memory", prose("decision_measured")
+def memory_to_take(where: ComparisonScope) -> tuple[dict[str, float], str, str]:
+    """Memory of a rank by label, its name, and how it is known."""
+    if not where.on_cpu:
+        return where.figures(peak), "peak memory", prose("decision_measured")
+    held = where.figures(lambda group: held_with(group.record))
+    if held:
+        return held, WITHOUT_ACTIVATIONS, ON_CPU
+    return where.figures(states), "model states", prose("decision_states")
 
 
 def worth_taking(where: ComparisonScope, sent: Mapping[str, float], held: Mapping[str, float]) -> list[str]:
@@ -303,42 +274,21 @@ def _bubbles(where: ComparisonScope) -> dict[str, float]:
     return {label: use.expected_bubble for label, use in uses.items() if use is not None}
 
 
-def held_with(record: Record, accumulation_steps: int, size: int | None = None) -> int | None:
+def held_with(record: Record, size: int | None = None) -> int | None:
     """Bytes that the strategy needs on a GPU besides activations, on as many ranks as the run or on `size`;
-    None: no closed form, or on another number of ranks not data parallel over all of them."""
-    workload = _what_if(record, accumulation_steps)
-    if workload is not None and size is not None:
-        of_mesh = workload.mesh is not None and workload.mesh.shares_samples
-        if of_mesh or workload.second_copy_ranks or workload.shards != workload.world_size:
-            return None
-        workload = replace(workload, mesh=None, world_size=size, shard_size=size, ranks_per_node=None)
-    return None if workload is None else without_activations(workload)
-
-
-def sent_with(record: Record, accumulation_steps: int) -> float | None:
-    """Ring bytes that a rank sends in an ordinary step of so many micro-steps, mean over the ranks; None: no
-    closed form."""
-    workload = _what_if(record, accumulation_steps)
-    if workload is None:
-        return None
-    of = record.world.world_size if record.world.dimensions else 1  # of which one stands for all
-    sent = [
-        sent_per_step(of_rank, families.collectives(of_rank))
-        for of_rank in (replace(workload, rank=rank) for rank in range(of))
-    ]
-    return None if None in sent else fmean(part for part in sent if part is not None)
-
-
-def _what_if(record: Record, accumulation_steps: int) -> Workload | None:
-    """The run's workload with so many micro-steps; a third party's own forms hold for its run alone."""
+    None: no closed form, a third party's own, which hold for its run alone, or on another number of ranks not
+    data parallel over all of them."""
     if record.backend.own_forms is not None or record.backend.effective is None:
         return None
     workload = of_record(record)
     if workload is None or workload.strategy.family not in families.CLOSED_FORMS:
         return None
-    return replace(
-        workload, accumulation_steps=accumulation_steps, steps=(ORDINARY_STEP,), evaluation_every=None
-    )
+    if size is not None:
+        of_mesh = workload.mesh is not None and workload.mesh.shares_samples
+        if of_mesh or workload.second_copy_ranks or workload.shards != workload.world_size:
+            return None
+        workload = replace(workload, mesh=None, world_size=size, shard_size=size, ranks_per_node=None)
+    return without_activations(workload)
 
 
 def calls_per_step(record: Record) -> float | None:
@@ -533,7 +483,7 @@ def choice_section(comparison: Comparison, question: ReportFocus = "all") -> Sec
     where = comparison_scope(comparison)
     if question not in ASKED or where is None or where.size == 1 or len(where.groups) < 2:
         return None
-    blocks = _thresholds(where) if min(where.figures(sent_once).values(), default=0.0) else []
+    blocks = _thresholds(where)
     if question in SPEEDS:
         order, peaks = where.order, where.figures(peak)
         # On the CPU a speed is no advice.
