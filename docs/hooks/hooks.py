@@ -10,6 +10,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from pymdownx.slugs import slugify
 
 from docs.hooks.api import api_page
 from docs.hooks.backends import backends_page
@@ -31,7 +32,8 @@ FOLDED = re.compile(r"^<details>", re.MULTILINE)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """List the published reports in the navigation."""
+    """List the published reports in the navigation, and name headings as GitHub does."""
+    config.mdx_configs["toc"]["slugify"] = slugify(case="lower")
     sections = {name: pages for entry in config.nav or () for name, pages in entry.items()}
     sections["Reports"] += report_nav()
     return config

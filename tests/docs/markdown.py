@@ -1,10 +1,7 @@
-"""Markdown files of the repository as GitHub reads them: headings, links and blocks of code."""
+"""Markdown files of the repository as GitHub reads them: links and blocks of code."""
 
-import re
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -36,22 +33,6 @@ def links(path: Path) -> Iterator[str]:
             target = token.attrGet("href") if token.type == "link_open" else token.attrGet("src")
             if target is not None:
                 yield str(target)
-
-
-@cache
-def anchors(path: Path) -> frozenset[str]:
-    """Anchors of a file: those that GitHub makes of its headings, and explicit ones."""
-    found: set[str] = set()
-    seen: Counter[str] = Counter()
-    blocks = tokens(path)
-    for opening, text in pairwise(blocks):
-        if opening.type == "heading_open":
-            shown = "".join(child.content for child in text.children or ())
-            name = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
-            found.add(f"{name}-{seen[name]}" if seen[name] else name)
-            seen[name] += 1
-        found |= set(re.findall(r'(?:id|name)="([^"]+)"', opening.content))
-    return frozenset(found)
 
 
 def shell_lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -3,9 +3,8 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, get_args
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import click
 import pytest
@@ -13,13 +12,12 @@ from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
 from docs.hooks import api
-from docs.hooks.api import TOPICS, api_page, columns
-from docs.hooks.backends import backends_page
-from docs.hooks.commands import commands, commands_page
+from docs.hooks.api import columns
+from docs.hooks.commands import commands
 from docs.hooks.hooks import FOLDED, GENERATED
 from docs.hooks.offline import loaded_from_elsewhere
 from docs.hooks.pairs import LABELS, pairs_table
-from docs.hooks.records import meaning, models, record_fields, records_page
+from docs.hooks.records import meaning, models, record_fields
 from docs.hooks.settings import settings, settings_page
 from docs.hooks.site_file import site_table
 from docs.hooks.tree import report_nav, site_files
@@ -34,7 +32,7 @@ from harness.plan.models import catalogue_names
 from harness.record import Record
 from harness.record.measured import MemoryPart, StepPart
 from harness.slurm.matrix import Site
-from tests.docs.markdown import FILES, NAMES, ROOT, anchors, generated, links
+from tests.docs.markdown import FILES, NAMES, ROOT, generated, links
 
 
 def pages(nav: list[Any]) -> Iterator[str]:
@@ -97,11 +95,6 @@ def test_the_example_of_the_python_interface_runs(
     assert any(line.startswith("zero3 2 ") for line in lines)
 
 
-def test_every_key_has_a_meaning() -> None:
-    assert all(field.description for field in Site.model_fields.values())
-    assert "| `name` | text | required | name of the site" in site_table()
-
-
 @pytest.mark.parametrize(
     ("page", "marks", "table"),
     [("docs/job-axes.md", "pairs", pairs_table), ("slurm/README.md", "keys", site_table)],
@@ -118,43 +111,17 @@ def test_every_strategy_whose_ranks_share_samples_has_a_column() -> None:
     assert set(LABELS) == sharing
 
 
-@pytest.mark.parametrize("path", FILES, ids=NAMES)
-def test_every_link_of_a_file_resolves(path: Path) -> None:
-    assert [wrong for target in links(path) if (wrong := broken(path, target))] == []
-
-
-def broken(path: Path, target: str) -> str | None:
-    """What is wrong with a link; None: nothing."""
-    address = urlsplit(target)
-    if address.scheme:
-        well_formed = address.scheme in ("http", "https") and "." in address.netloc and " " not in target
-        return None if well_formed else f"'{target}' is no web address"
-    linked = (path.parent / unquote(address.path)).resolve() if address.path else path
-    if not linked.is_relative_to(ROOT):
-        return f"'{target}' leaves the repository"
-    if not linked.is_file():
-        return f"'{target}' is no file"
-    if address.fragment and linked.suffix == ".md" and address.fragment not in anchors(linked):
-        return f"'{target}' names no heading of {linked.name}"
-    return None
-
-
-@pytest.mark.parametrize(
-    ("target", "problem"),
-    [
-        ("nothing.md", "is no file"),
-        ("../docs", "is no file"),
-        ("memory.md#no-such-heading", "names no heading"),
-        ("../../outside.md", "leaves the repository"),
-        ("http://nowhere", "is no web address"),
-        ("memory.md#expected", None),
-        # Generated pages exist in the site only.
-        ("reference/commands.md", "is no file"),
-    ],
-)
-def test_what_makes_a_link_broken(target: str, problem: str | None) -> None:
-    found = broken(ROOT / "docs" / "planning.md", target)
-    assert found is None if problem is None else problem in (found or "")
+def test_no_link_leads_to_a_page_that_only_the_site_has_or_to_no_web_address() -> None:
+    """`make docs` finds what else is broken."""
+    for path in FILES:
+        for target in links(path):
+            address = urlsplit(target)
+            if address.scheme:
+                assert address.scheme in ("http", "https"), (path, target)
+                assert "." in address.netloc, (path, target)
+                assert " " not in target, (path, target)
+            else:
+                assert (path.parent / address.path).resolve() not in {ROOT / name for name in GENERATED}
 
 
 def page(name: str) -> str:
@@ -178,42 +145,24 @@ def test_every_page_has_the_accumulation_of_the_recommended_command() -> None:
     assert f"at {steps * 64 * 4096 / 1e6:.1f} million tokens per step" in page("docs/planning.md")
 
 
-def section(page: str, heading: str) -> str:
-    """The text between a heading of the second level and the next."""
-    _, found, rest = page.partition(f"\n## {heading}\n")
-    assert found, heading
-    return rest.partition("\n## ")[0]
-
-
-def test_every_command_but_hidden_ones_has_its_options_and_their_help() -> None:
-    page = commands_page()
+def test_every_command_setting_and_field_is_listed_with_a_meaning() -> None:
     listed = dict(commands())
     assert "harness slurm render" in listed
     assert "harness slurm begin" not in listed
     assert {words.split()[1] for words in listed} == set(COMMANDS)
-    for words, command in listed.items():
-        text = section(page, words)
-        assert words in text
-        for parameter in command.params:
-            if isinstance(parameter, click.Option) and not parameter.hidden:
-                for name in parameter.opts:
-                    assert f"`{name}`" in text, (words, name)
-                assert (parameter.help or "").replace("|", "\\|") in text
-            if isinstance(parameter, click.Argument):
-                assert parameter.human_readable_name in text, (words, parameter.name)
-
-
-def test_every_setting_has_its_default_and_meaning() -> None:
-    page = settings_page()
-    names = [name for name, _ in settings()]
-    assert len(names) == sum(
+    assert len(list(settings())) == sum(
         len(TypeAdapter(field.annotation).json_schema().get("properties", ["one value"]))
         for field in Experiment.model_fields.values()
     )
-    for name, field in settings():
-        assert field.description, name
-        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
-        assert " ".join(field.description.split()).replace("|", "\\|") in row
+    options = [option for entry in BUILT_IN.values() for option in entry.options_class().model_fields.items()]
+    meanings = [
+        *(((words, option.name), option.help) for words, command in listed.items()
+          for option in command.params if isinstance(option, click.Option) and not option.hidden),
+        *((name, field.description) for name, field in (*settings(), *options, *Site.model_fields.items())),
+        *(((model, name), meaning(model, name, annotation))
+          for model in models() for name, annotation, _ in record_fields(model)),
+    ]  # fmt: skip
+    assert [name for name, said in meanings if not said] == []
 
 
 def test_settings_show_type_bounds_and_unit() -> None:
@@ -224,15 +173,6 @@ def test_settings_show_type_bounds_and_unit() -> None:
     name = "| `runtime.phase_timeout_seconds`"
     (row,) = (line for line in settings_page().splitlines() if line.startswith(name))
     assert row.split(" | ")[2:4] == ["`570.0`", "s"]
-
-
-def test_every_field_of_a_record_has_a_meaning() -> None:
-    page = records_page()
-    for model in models():
-        text = section(page, model.__name__)
-        for name, annotation, _ in record_fields(model):
-            assert f"| `{name}` |" in text, (model, name)
-            assert meaning(model, name, annotation), (model, name)
 
 
 def test_the_page_follows_a_record_into_all_its_parts() -> None:
@@ -252,29 +192,12 @@ def test_words_for_types_and_units() -> None:
     assert unit("samples") == ""
 
 
-def test_the_api_page_names_modules_that_exist() -> None:
-    from importlib.util import find_spec
-
-    for module in (name for modules in TOPICS.values() for name in modules):
-        assert find_spec(module), module
-        assert f"::: {module}\n" in api_page()
-
-
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_every_column_of_a_frame_has_a_meaning(kind: Kind) -> None:
     frame = load(ROOT / "reports" / "explain-clipping").to_frame(kind)
     rows = dict(re.findall(r"^\| `(\w+)` \| [^|]* \| (.*) \|$", columns()[kind], re.MULTILINE))
     assert set(frame.columns) <= rows.keys()
     assert all(rows.values())
-
-
-def test_every_backend_has_its_options_with_a_meaning() -> None:
-    page = backends_page()
-    for name, entry in BUILT_IN.items():
-        text = section(page, name)
-        for option, field in entry.options_class().model_fields.items():
-            assert f"| `{option}` |" in text, (name, option)
-            assert field.description, (name, option)
 
 
 @pytest.mark.parametrize(
