@@ -21,7 +21,7 @@ from harness.forms.zero3 import PERSISTENT_PARAMETERS, REDUCTION_BUCKET, TIED_TE
 from harness.job.experiment import ReportFocus
 from harness.judge import quantities
 from harness.judge.comparison import Comparison
-from harness.judge.effective import clipping, master_dtypes
+from harness.judge.effective import master_dtypes, reduce_dtypes
 from harness.judge.rows import CellRuns
 from harness.judge.wording import CellName, listed, ranks
 from harness.record import Record
@@ -59,15 +59,9 @@ class LibraryNote:
     """Versions known to do so, and where their source says it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CellNote:
-    """A note that the records of one cell show."""
-
-    library_note: LibraryNote
-    figure: float | None = None
-    """Usually measured bytes relative to those without it."""
-    effect: float
-    """Relative size, by which notes are ordered."""
+Noted = tuple[LibraryNote, float | None, float]
+"""A note that the records of one cell show; its figure, usually measured bytes relative to those without it;
+its relative size, by which notes are ordered."""
 
 
 def noted(
@@ -77,7 +71,7 @@ def noted(
     effect: float | None = None,
     packages: tuple[str, ...] = (),
     **words: str,
-) -> CellNote:
+) -> Noted:
     """A note of notes.toml or on a library's fact, whose source it quotes.
 
     effect: where it is not how far the figure lies from 1. words: what the text of notes.toml leaves open.
@@ -105,7 +99,7 @@ def noted(
     told |= row | ({"packages": packages} if packages else {})
     if effect is None:
         effect = abs(figure - 1) if figure is not None else 0.0
-    return CellNote(library_note=LibraryNote(id=name, **told), figure=figure, effect=effect)
+    return LibraryNote(id=name, **told), figure, effect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,46 +155,32 @@ class ReportNote:
         return f"{names} on {ranks(*first)}" if alike else names
 
 
-APART = 10.0
-"""Figures that lie this factor apart share no sentence: '0.5 to 287 x' says nothing of either."""
+HUGE = 10.0
+"""Figures from here on and smaller ones share no sentence."""
 
 
-Seen = list[tuple[CellRuns, CellNote]]
+def merged(seen: Iterable[tuple[CellRuns, Noted]]) -> list[ReportNote]:
+    """Merge equal notes of cells under the same versions: what costs most first, savings last.
 
-
-def merged(cell_notes: Iterable[tuple[CellRuns, CellNote]]) -> list[ReportNote]:
-    """Merge equal notes of cells under the same versions: what costs most first, savings last."""
-    alike: dict[tuple[LibraryNote, str, str], Seen] = {}
-    for group, cell_note in cell_notes:
-        versions = versions_of(group.record, cell_note.library_note.packages)
-        transport = group.record.world.collectives
-        alike.setdefault((cell_note.library_note, versions, transport), []).append((group, cell_note))
+    '0.5 to 287 x' in one sentence says nothing of either.
+    """
+    alike: dict[tuple[LibraryNote, str, str, bool], list[tuple[CellName, float | None, float]]] = {}
+    for group, (note, figure, effect) in seen:
+        versions, is_huge = versions_of(group.record, note.packages), (figure or 0) >= HUGE
+        key = note, versions, group.record.world.collectives, is_huge
+        alike.setdefault(key, []).append((group.cell, figure, effect))
     found = [
         ReportNote(
             library_note=note,
             versions=versions,
-            cells=tuple(dict.fromkeys(group.cell for group, _ in seen)),
-            figures=tuple(s.figure for _, s in seen if s.figure is not None),
-            effect=max(cell_note.effect for _, cell_note in seen),
+            cells=tuple(dict.fromkeys(cell for cell, _, _ in shown)),
+            figures=tuple(figure for _, figure, _ in shown if figure is not None),
+            effect=max(effect for _, _, effect in shown),
             transport=transport,
         )
-        for (note, versions, transport), every in alike.items()
-        for seen in _of_one_size(every)
+        for (note, versions, transport, _), shown in alike.items()
     ]
     return sorted(found, key=lambda note: (note.saves, -note.effect))
-
-
-def _of_one_size(every: Seen) -> list[Seen]:
-    """Split where the next larger figure is `APART` times the smallest so far; cells keep their order."""
-    starts: list[float] = []
-    for figure in sorted(s.figure for _, s in every if s.figure is not None):
-        if not starts or figure >= APART * starts[-1] > 0:
-            starts.append(figure)
-    parts: dict[int, Seen] = {}
-    for group, cell_note in every:
-        part = sum(start <= (cell_note.figure or 0.0) for start in starts)
-        parts.setdefault(part, []).append((group, cell_note))
-    return list(parts.values())
 
 
 def versions_of(record: Record, packages: Iterable[str]) -> str:
@@ -214,26 +194,27 @@ CHANGES_TRAINING = math.inf
 WOULD_CHANGE_TRAINING = 0.4
 """Effect of a default that would do so without this harness's setting: ranked as 40 % of bytes."""
 CLIPPING_KEY, DEFAULT_CLIPPING = "gradient_clipping", 1.0
+REDUCED_LOW = "reduced-in-low-precision"
 WAITS_EFFECT = 0.05
 """Bytes do not show a wait for the device: ranked as 5 % of bytes."""
 
 
-def find_in_training(group: CellRuns) -> list[CellNote]:
-    """What the first repeat of a cell shows."""
-    record = group.record
+def find_in_training(group: CellRuns) -> list[Noted]:
+    """What the first repeat of a cell shows, and no finding tells."""
+    record, found = group.record, []
     effective, world = record.backend.effective, record.world
     # The library whose default it is: DeepSpeed where it runs, else torch.
     packages = tuple([name for name in ("deepspeed", "torch") if name in record.backend.versions][:1])
-    found = _clipping(record)
-    if low := low_precision_masters(record):
-        found.append(
-            noted("masters-in-low-precision", effect=CHANGES_TRAINING, packages=packages, dtypes=listed(low))
-        )
+    version, config = record.backend.versions.get("deepspeed"), record.backend.native_config or {}
+    figure = config.get(CLIPPING_KEY, DEFAULT_CLIPPING)
+    pinned = effective is not None and record.observation is None and figure != DEFAULT_CLIPPING
+    if pinned and version and fact("zero-clips-by-default").includes(version):
+        found.append(noted("clipping-set-by-harness", figure=float(figure), effect=WOULD_CHANGE_TRAINING))
     low = [dtype for dtype in quantities.reduced_dtypes(record) if _is_low(dtype)]
     if low and _mixed(record):
         found.append(
             noted(
-                "reduced-in-low-precision", effect=DTYPE_BYTES[low[0]] / DTYPE_BYTES["float32"],
+                REDUCED_LOW, effect=DTYPE_BYTES[low[0]] / DTYPE_BYTES["float32"],
                 packages=packages, dtypes=listed(low), setting=_setting(record, "wire"),
             )
         )  # fmt: skip
@@ -245,43 +226,9 @@ def find_in_training(group: CellRuns) -> list[CellNote]:
                 setting=_setting(record, "micro-steps"),
             )
         )  # fmt: skip
-    asked = effective.requested_strategy if effective else None
-    if effective is not None and asked not in (None, effective.strategy):
-        on_one_rank = world.world_size == 1  # which has nothing to shard
-        found.append(
-            noted(
-                "strategy-replaced", effect=0.0 if on_one_rank else CHANGES_TRAINING, packages=packages,
-                asked=str(asked), runs=effective.strategy,
-            )
-        )  # fmt: skip
-    reason = next((text for text in record.reasons if text.startswith(tuple(NAMES))), None)
-    if record.status == "unsupported" and reason is not None:
-        found.append(noted("not-run", reason=reason.rstrip(".")))
     if effective is not None and effective.details.get(TIMER_WAITS) and world.device != "cpu":
         found.append(noted("waits-for-the-device", effect=WAITS_EFFECT))
     return found
-
-
-def _clipping(record: Record) -> list[CellNote]:
-    """In force unasked, or kept away by this harness."""
-    version, config = record.backend.versions.get("deepspeed"), record.backend.native_config
-    in_force, asked = clipping(record), record.job.training.gradient_clipping
-    by_default = version is not None and fact("zero-clips-by-default").includes(version)
-    if not by_default or not config or in_force is None:
-        return []
-    if CLIPPING_KEY in config:
-        figure = float(config[CLIPPING_KEY])
-        if figure == DEFAULT_CLIPPING:
-            return []
-        return [noted("clipping-set-by-harness", figure=figure, effect=WOULD_CHANGE_TRAINING)]
-    if in_force == "none" or asked == float(in_force):
-        return []
-    return [noted("clipped-by-default", figure=float(in_force), effect=CHANGES_TRAINING)]
-
-
-def low_precision_masters(record: Record) -> list[str]:
-    """Dtypes below fp32 of weights that the optimizer updates although the job asks for mixed precision."""
-    return [dtype for dtype in master_dtypes(record) or () if _is_low(dtype) and _mixed(record)]
 
 
 def _is_low(dtype: str) -> bool:
@@ -328,12 +275,12 @@ BY_TERM: dict[tuple[str, str], str] = {
 """Facts by family and term of the closed form; other terms are shown with the remark of the closed form."""
 
 
-def find_in_traffic(group: CellRuns) -> list[CellNote]:
+def find_in_traffic(group: CellRuns) -> list[Noted]:
     """Every one of a cell whose bytes were counted."""
     return [*_terms(group.record), *_emulated(group.record), *_by_module(group.record)]
 
 
-def _terms(record: Record) -> list[CellNote]:
+def _terms(record: Record) -> list[Noted]:
     """The terms of one note together, relative to all that the textbook sends."""
     strategy, book = known_strategy(record), quantities.textbook_bytes_per_step(record)
     if strategy is None or not book or quantities.volume_differences(record) != []:
@@ -352,7 +299,7 @@ def _terms(record: Record) -> list[CellNote]:
     ]
 
 
-def _emulated(record: Record) -> list[CellNote]:
+def _emulated(record: Record) -> list[Noted]:
     """What the transport sends for the same calls, relative to what is counted."""
     replaced = EMULATED.get(record.world.collectives, {})
     counted, moved = quantities.sent_bytes_per_step(record), quantities.transport_bytes_per_step(record)
@@ -364,7 +311,7 @@ def _emulated(record: Record) -> list[CellNote]:
     return [noted("transport-emulates", figure=moved / counted, words=words)]
 
 
-def _by_module(record: Record) -> list[CellNote]:
+def _by_module(record: Record) -> list[Noted]:
     """Counted calls of a forward pass, relative to one for each block and the root."""
     strategy, workload = known_strategy(record), of_record(record)
     if strategy is None or strategy.family != "zero3" or workload is None or record.windows is None:
@@ -396,7 +343,7 @@ BY_THEMSELVES = (REDUCTION_BUCKET, BUCKETS_BESIDE_GRADIENTS, PERSISTENT_PARAMETE
 """Buffers and gathered weights, which are no model states: their figure is their own size."""
 
 
-def find_in_states(group: CellRuns) -> list[CellNote]:
+def find_in_states(group: CellRuns) -> list[Noted]:
     """Every one of a cell whose model states were measured; [] where closed form or textbook has none."""
     states, book = quantities.largest(quantities.rank_states(group.record)), quantities.textbook(group.record)
     if states is None or states.expected is None or not book:
@@ -419,7 +366,7 @@ def find_in_states(group: CellRuns) -> list[CellNote]:
     return [*found, *_less(group, states, book)]
 
 
-def _less(group: CellRuns, states: quantities.RankStates, book: dict[str, float]) -> list[CellNote]:
+def _less(group: CellRuns, states: quantities.RankStates, book: dict[str, float]) -> list[Noted]:
     strategy = known_strategy(group.record)
     if strategy is None or group.world_size == 1:
         return []
@@ -429,13 +376,13 @@ def _less(group: CellRuns, states: quantities.RankStates, book: dict[str, float]
     if cuts and not states.is_off("gradients"):
         saved = (due - gradients) / total
         return [noted("gradients-cut-at-stage-1", figure=gradients / due, effect=saved)]
-    other_dtype = low_precision_masters(group.record)
+    other_dtype = _mixed(group.record) and any(map(_is_low, master_dtypes(group.record) or ()))
     if strategy.zero_stage is None and strategy.stage == 2 and share < CLEARLY_LESS and not other_dtype:
         return [noted("weights-cut-between-steps", figure=share)]
     return []
 
 
-RULES: tuple[Callable[[CellRuns], list[CellNote]], ...] = (find_in_training, find_in_traffic, find_in_states)
+RULES: tuple[Callable[[CellRuns], list[Noted]], ...] = (find_in_training, find_in_traffic, find_in_states)
 
 
 def library_notes(comparison: Comparison, question: ReportFocus = "all") -> list[ReportNote]:
@@ -443,11 +390,13 @@ def library_notes(comparison: Comparison, question: ReportFocus = "all") -> list
 
     What a third party's backend does differently is not a library's: it is a finding or its own matter.
     """
+    told = any(reduce_dtypes(group.record) == ["float32"] for group in comparison.groups)  # as a finding
     found = merged(
-        (group, cell_note)
+        (group, seen)
         for group in comparison.groups
         if registry.strategy_of(group.record.backend.name) is not None
         for rule in RULES
-        for cell_note in rule(group)
+        for seen in rule(group)
+        if not told or seen[0].id != REDUCED_LOW
     )
     return [s for s in found if question == "all" or question in s.library_note.questions]

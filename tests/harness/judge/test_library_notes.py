@@ -10,6 +10,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.library_notes import ReportNote, library_notes
 from harness.judge.quantities import expected_states
 from harness.record import CommunicationPart, MemoryPart, Record
+from harness.record.run import ObservationPart
 from tests.records import (
     changed,
     make_communication,
@@ -40,44 +41,28 @@ def run(
     return make_record(label=label, backend=backend, **changes)
 
 
-def clipped(version: str, *, config: dict[str, Any], asked: float | None, in_force: float | None) -> Record:
-    return run(
-        "zero1", config={"steps_per_print": 1} | config, versions={"deepspeed": version},
-        effective=make_effective(gradient_clipping=in_force), training={"gradient_clipping": asked},
-    )  # fmt: skip
-
-
-def test_clipping_that_nobody_asked_for_is_the_default_since_0_19_3() -> None:
-    note = of_training(clipped("0.19.8", config={}, asked=None, in_force=1.0))["clipped-by-default"]
-    assert "clipped at 1, unasked" in note.what
-    assert "since 0.19.3" in note.what
-    assert note.origin == "DeepSpeed 0.19.8"
-    assert "0.19.2" in note.library_note.since
-    assert "clipped-by-default" not in of_training(clipped("0.19.8", config={}, asked=1.0, in_force=1.0))
-    assert of_training(run("ddp")) == {}
-
-
 @pytest.mark.parametrize(
     ("version", "set_to", "pinned"),
-    [("0.19.2", 0.0, False), ("0.19.3", 0.0, True), ("0.20.0+cu1", 0.5, True), ("0.19.8", 1.0, False)],
+    [
+        ("0.19.2", 0.0, False),
+        ("0.19.3", 0.0, True),
+        ("0.20.0+cu1", 0.5, True),
+        ("0.19.8", 1.0, False),
+        ("0.19.8", None, False),
+    ],
 )
 def test_a_clipping_that_the_harness_sets_is_told_where_the_default_would_clip_otherwise(
-    version: str, set_to: float, pinned: bool
+    version: str, set_to: float | None, pinned: bool
 ) -> None:
-    found = of_training(clipped(version, config={"gradient_clipping": set_to}, asked=None, in_force=None))
-    assert ("clipping-set-by-harness" in found) is pinned
-    assert "clipped-by-default" not in found
-
-
-@pytest.mark.parametrize(
-    ("dtype", "precision", "surprising"),
-    [("bfloat16", "bf16-mixed", True), ("float32", "bf16-mixed", False), ("bfloat16", "bf16", False)],
-)
-def test_masters_below_fp32_surprise_at_mixed_precision_only(
-    dtype: str, precision: str, surprising: bool
-) -> None:
-    record = run("fsdp", effective=make_effective(master_dtype=dtype), training={"precision": precision})
-    assert ("masters-in-low-precision" in of_training(record)) is surprising
+    config = {"steps_per_print": 1} | ({} if set_to is None else {"gradient_clipping": set_to})
+    record = run("zero1", config=config, versions={"deepspeed": version})
+    notes = of_training(record)
+    assert list(notes) == ["clipping-set-by-harness"] * pinned
+    seen = ObservationPart(command=["python", "train.py"], frameworks=[], base="zero1")
+    assert of_training(changed(record, observation=seen)) == {}
+    for note in notes.values():
+        assert "since 0.19.3 DeepSpeed clips at 1.0" in note.what
+        assert "0.19.2" in note.library_note.since
 
 
 @pytest.mark.parametrize(
@@ -88,7 +73,11 @@ def test_gradients_averaged_in_low_precision_name_the_librarys_setting(label: st
     mixed = {"precision": "bf16-mixed"}
     note = of_training(run(label, comm=low, training=mixed))["reduced-in-low-precision"]
     assert note.library_note.advice == f"Set {setting}."
-    assert "reduced-in-low-precision" not in of_training(run(label, training=mixed))
+    in_fp32 = run(label, training=mixed)
+    assert of_training(in_fp32) == {}
+    both = Comparison([run("ddp", training=mixed), run(label, comm=low, training=mixed)])
+    assert not library_notes(both, "parity")  # the finding tells it
+    assert "reduce-dtype-differs" in {one.id for one in both.findings}
 
 
 def test_micro_steps_that_add_up_in_low_precision_surprise_where_there_are_any() -> None:
@@ -99,17 +88,6 @@ def test_micro_steps_that_add_up_in_low_precision_surprise_where_there_are_any()
     assert "accumulated-in-low-precision" not in of_training(record)
     found = of_training(changed(record, world={"accumulation_steps": 4}))
     assert "grad_accum_dtype" in found["accumulated-in-low-precision"].library_note.advice
-
-
-def test_a_replaced_strategy_and_a_refused_cell_say_what_would_have_run() -> None:
-    effective = make_effective(requested_strategy="FULL_SHARD", strategy="NO_SHARD")
-    assert of_training(run("fsdp1", effective=effective))["strategy-replaced"].what == (
-        "asked for FULL_SHARD, runs NO_SHARD"
-    )
-    reason = "accelerate 1.15.0 ignores {an FSDP plugin}"
-    refused = run("accelerate-fsdp", status="unsupported", reasons=[reason])
-    assert of_training(refused)["not-run"].what == f"not run: {reason}"
-    assert "not-run" not in of_training(run("fsdp", status="unsupported", reasons=["needs 2 ranks"]))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +199,7 @@ def test_the_default_bucket_comes_first_and_the_presets_after_what_grows_with_th
     assert next(iter(of_memory(holding("zero3")))) == "second-fp32-copy"
 
 
-def test_figures_ten_times_apart_share_no_line() -> None:
+def test_figures_of_ten_and_smaller_ones_share_no_line() -> None:
     runs = holding("zero3"), holding("zero3", preset="library-defaults"), holding("accelerate-zero3")
     every = library_notes(Comparison(runs), "memory")
     buckets = [one for one in every if one.library_note.id == "persistent-reduction-bucket"]
@@ -248,8 +226,8 @@ def test_what_stays_gathered_is_told_by_its_own_size_besides_the_states() -> Non
                 "gradients-cut-at-stage-1", "persistent-reduction-bucket",
             },
         ),
-        ("explain-clipping", {"clipped-by-default"}),
-        ("explain-master-weights", {"masters-in-low-precision", "gradients-add-up-in-fp32"}),
+        ("explain-clipping", {"clipping-set-by-harness"}),
+        ("explain-master-weights", {"gradients-add-up-in-fp32"}),
     ],
 )  # fmt: skip
 def test_published_records_show_what_surprises(name: str, expected: set[str]) -> None:
