@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError
-from harness.files import scratch_folder
 from harness.forms.families import CLOSED_FORMS, collectives, model_states
 from harness.forms.network import NodeTraffic, node_traffic
 from harness.forms.terms import STATE_KINDS, STEP_PHASES, ring_sent_bytes
 from harness.forms.workload import Role, Workload
-from harness.import_path import module_command, safe_environment
 from harness.job.batch import job_layout
 from harness.job.experiment import Experiment
 from harness.job.job import ModelSection
 from harness.launch.cells import begin_run, make_cell
-from harness.launch.launcher import require_libraries
+from harness.launch.launcher import LocalLauncher, require_libraries
 from harness.plan.prediction import MomentName, Predictors, predict, predict_memory
 from harness.plan.scenario import Scenario, planned_model, scenario_of
-from harness.run_directory.request import (
-    SimulatedRank,
-    SimulationRequest,
-    Tensors,
-    read_result,
-    write_requests,
-)
+from harness.run_directory.request import SimulatedRank, SimulationRequest, Tensors
 from harness.tell.formats import NOT_AVAILABLE, fitted, megabytes
 
 
@@ -257,42 +244,22 @@ def _state_rows(result: SimulatedRank, workload: Workload | None) -> list[BytesR
 
 
 SIMULATOR = "harness.rank.simulation"
-LOOKING_SECONDS = 0.1
 
 
-def run_simulations(requests: Sequence[SimulationRequest]) -> Iterator[SimulatedRank]:
-    """Answers in order, each as soon as it is there.
-
-    Raises HarnessError if the job itself is refused, or the process ends without answers.
-    """
+def run_simulations(requests: Iterable[SimulationRequest]) -> Iterator[SimulatedRank]:
+    """Answers in order, each as soon as it is there. Raises HarnessError if the job itself is refused."""
     require_libraries("simulations")
-    with scratch_folder("simulate") as folder:
-        directory = Path(folder)
-        write_requests(directory, list(requests))
-        log = directory / "simulation.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [*module_command(SIMULATOR), str(directory)],
-                # Libraries would prefer a GPU that they see.
-                env=safe_environment() | {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"},
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                start_new_session=True,  # with the forks that simulate, which must end with it
-            )  # fmt: skip
+    launcher = LocalLauncher("cpu", [SIMULATOR])
+    for one in requests:
         try:
-            for index in range(len(requests)):
-                while (result := read_result(directory, index)) is None and process.poll() is None:
-                    time.sleep(LOOKING_SECONDS)
-                if result is None and (result := read_result(directory, index)) is None:
-                    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-                    last = next((line for line in reversed(lines) if line), "it printed nothing")
-                    raise HarnessError(f"the simulation failed: {last}")
-                if result.status == "refused":
-                    raise HarnessError(result.reason or "the job is refused")
-                yield result
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
+            text = launcher.ask(f"{SIMULATOR}:simulate_text", one.model_dump_json(), "the simulation")
+        except HarnessError as error:  # the others go on
+            yield SimulatedRank(status="failed", reason=str(error), tensors=one.tensors)
+            continue
+        result = SimulatedRank.model_validate_json(text)
+        if result.status == "refused":
+            raise HarnessError(result.reason or "the job is refused")
+        yield result
 
 
 COLLECTIVES = (

@@ -1,17 +1,14 @@
 """Simulates one rank: what a run does to set up, then three steps, the last of which is counted.
 
-`python -m harness.rank.simulation DIRECTORY` answers the requests there, each in a process.
 Tensors may be without data: what libraries do with data is then done otherwise, by name.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -23,7 +20,6 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-import transformers.modeling_utils  # noqa: F401 - once for all requests
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.distributed import distributed_c10d
@@ -55,14 +51,7 @@ from harness.rank.rank import prepare_engine
 from harness.rank.step_hooks import Step
 from harness.record import CommunicationPart, MemoryPart
 from harness.record.provenance import package_versions
-from harness.run_directory.request import (
-    RunRequest,
-    SimulatedRank,
-    SimulationRequest,
-    read_requests,
-    read_result,
-    write_result,
-)
+from harness.run_directory.request import RunRequest, SimulatedRank, SimulationRequest
 
 HOOK = "DDP reduces its buckets from a hook in Python: the fake group has no result for the one in C++"
 REBUILT = (
@@ -535,6 +524,11 @@ def simulate(request: SimulationRequest) -> SimulatedRank:
     )
 
 
+def simulate_text(request: str) -> str:
+    """The same as JSON, which another process may ask for."""
+    return simulate(SimulationRequest.model_validate_json(request)).model_dump_json()
+
+
 def _simulate(request: SimulationRequest) -> dict[str, Any]:
     # There are no other ranks that could share files of weights.
     run = request.run.model_copy(update={"loading": "full"})
@@ -586,31 +580,3 @@ def _facts(job: Job) -> DataFacts:
             "machine has"
         )
     return DataFacts(vocabulary_size=tokenizer_of(job).vocabulary_size)
-
-
-def answer_all(directory: Path) -> None:
-    """Fork for each request: nothing of one simulation reaches the next."""
-    gc.freeze()
-    for index, request in enumerate(read_requests(directory)):
-        child = os.fork()
-        if child == 0:
-            try:
-                write_result(directory, index, simulate(request))
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(0)  # libraries may break off while they are torn down
-        _, status = os.waitpid(child, 0)
-        if read_result(directory, index) is None:
-            code = os.waitstatus_to_exitcode(status)
-            how = f"killed by signal {-code}" if code < 0 else "ended without a result"
-            reason = f"the process that simulated was {how}"
-            write_result(
-                directory, index, SimulatedRank(status="failed", reason=reason, tensors=request.tensors)
-            )
-
-
-if __name__ == "__main__":
-    answer_all(Path(sys.argv[1]))

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
+from pydantic import AliasChoices, Field, ValidationError
 
 from harness.backends.base import Effective, Preset
 from harness.backends.model_source import AskedLoading
@@ -335,7 +335,6 @@ def launcher_log(run_directory: Path) -> Path:
 
 Tensors = Literal["fake", "real"]
 """'fake': tensors without data, so that a model of any size fits; 'real': tensors with data."""
-REQUESTS_NAME = "requests.json"
 
 
 class SimulationRequest(Stored):
@@ -369,30 +368,3 @@ class SimulatedRank(Stored):
     """What the simulation took, imports not included."""
     host_peak_bytes: int = 0
     """Largest resident set of the process that simulated."""
-
-
-_REQUESTS = TypeAdapter(list[SimulationRequest])
-
-
-def write_requests(directory: Path, requests: list[SimulationRequest]) -> None:
-    write_atomically(directory / REQUESTS_NAME, _REQUESTS.dump_json(requests).decode())
-
-
-def read_requests(directory: Path) -> list[SimulationRequest]:
-    return _REQUESTS.validate_json((directory / REQUESTS_NAME).read_bytes())
-
-
-def write_result(directory: Path, index: int, result: SimulatedRank) -> None:
-    write_atomically(_result_file(directory, index), result.model_dump_json())
-
-
-def read_result(directory: Path, index: int) -> SimulatedRank | None:
-    """The answer to request `index`; None: there is none."""
-    try:
-        return SimulatedRank.model_validate_json(_result_file(directory, index).read_bytes())
-    except FileNotFoundError:
-        return None
-
-
-def _result_file(directory: Path, index: int) -> Path:
-    return directory / f"result-{index:05d}.json"

@@ -6,12 +6,14 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
+from harness.launch.launcher import LocalLauncher
 from harness.plan.simulation import (
     SimulatedRow,
     as_json,
     compare_with_closed_forms,
     plan_simulation,
     row_lines,
+    run_simulations,
     simulated_peaks,
     with_model,
 )
@@ -136,3 +138,28 @@ def test_another_model_keeps_the_rest_of_the_job() -> None:
     changed = with_model(experiment, {"model_type": "gpt2"})
     assert changed.model.config == {"model_type": "gpt2"}
     assert (changed.model.attention, changed.data.sequence_length) == ("eager", 64)
+
+
+def test_a_rank_that_breaks_off_is_a_row_and_the_next_is_simulated_until_the_job_is_refused(
+    asked: SimulationRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter(
+        [
+            HarnessError("the simulation failed with exit code -9"),
+            SimulatedRank(status="unsupported", reason="four stages", tensors="fake").model_dump_json(),
+            SimulatedRank(status="refused", reason="no tokens", tensors="fake").model_dump_json(),
+        ]
+    )
+
+    def ask(*_: str) -> str:
+        if isinstance(answer := next(answers), HarnessError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(LocalLauncher, "ask", ask)
+    results = run_simulations([asked] * 3)
+    assert (first := next(results)).status == "failed"
+    assert first.reason == "the simulation failed with exit code -9"
+    assert next(results).reason == "four stages"
+    with pytest.raises(HarnessError, match="no tokens"):
+        next(results)
