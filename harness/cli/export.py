@@ -12,14 +12,12 @@ from harness.cli import Group, options
 from harness.cli.output import View, echo
 from harness.errors import HarnessError
 from harness.exported import folder as folders
-from harness.import_path import ask_module
 from harness.job.batch import BatchLayout, batch_layout
 from harness.job.experiment import Experiment, RuntimeSection
 from harness.launch.cells import make_cell
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.record import Record
 from harness.record.store import read_runs
-from harness.run_directory.request import DESCRIPTION, checkpoint_folder
 
 EXAMPLE_STEPS = 5
 """Whose samples are written."""
@@ -116,35 +114,3 @@ def tracking(runs: tuple[Path, ...], to: Any, output: Path) -> int:
     count = export_runs(Comparison(record for _, record in found), to, output)
     echo(f"{output}: {count} of {len(found)} runs logged for {to}", err=True)
     return 0
-
-
-@export.command()
-@options.common
-@click.argument("run", type=options.PATH)
-@click.option("-o", "--output", required=True, type=options.PATH)
-def adapter(run: Path, output: Path) -> int:
-    """Write the adapters of a run's kept checkpoint as safetensors that peft reads.
-
-    RUN is the folder of a run, or of its checkpoint.
-    """
-    folders.require_new_folder(output)
-    echo(f"{output}: adapters of {export_adapter(run, output)} layers", err=True)
-    return 0
-
-
-def export_adapter(run: Path, output: Path) -> int:
-    """Write the files to `output`; the number of adapted layers. run: a run's folder, or its checkpoint.
-
-    Raises HarnessError where there is no checkpoint with adapters.
-    """
-    folder = run if (run / DESCRIPTION).exists() else checkpoint_folder(run)
-    if not (folder / DESCRIPTION).exists():
-        raise HarnessError(
-            f"'{run}' has no checkpoint; run with measure.checkpoint=neutral and measure.keep_checkpoint=true"
-        )
-    request = {"checkpoint": str(folder), "output": str(output)}
-    done = ask_module("harness.rank.models.adapter_export", request=json.dumps(request))
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:]
-        raise HarnessError("".join(last) or "exporting the adapters failed without a message")
-    return int(done.stdout)

@@ -235,15 +235,10 @@ def exported_files(
     return found | {"settings.json": _json(settings)}
 
 
-def require_new_folder(folder: Path) -> None:
-    """Raise HarnessError where the folder holds something already."""
+def write_folder(folder: Path, found: Mapping[str, str]) -> None:
+    """Raises HarnessError where the folder holds something already."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise HarnessError(f"'{folder}' exists and is not empty; give a new folder with -o")
-
-
-def write_folder(folder: Path, found: Mapping[str, str]) -> None:
-    """Raises HarnessError where the folder holds something else already."""
-    require_new_folder(folder)
     for name, text in found.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

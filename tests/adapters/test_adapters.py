@@ -1,12 +1,10 @@
-"""Under every strategy adapters train as under the reference, also exported; mistakes are named."""
-
-from pathlib import Path
+"""Under every strategy adapters train as under the reference, also in checkpoints; mistakes are named."""
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness.rank.models.adapter_export import export_adapters
+from harness.rank.models.model import is_adapter
 from harness.run_directory.request import checkpoint_folder
 from tests.representatives import EXHAUSTIVE, cheap, first
 from tests.traps.matrix import Matrix
@@ -60,21 +58,19 @@ def test_only_adapters_are_reduced(strategy: str, matrix: Matrix) -> None:
 KEPT = (*LORA, "measure.checkpoint=neutral", "measure.keep_checkpoint=true")
 
 
-def exported(matrix: Matrix, label: str, world_size: int, folder: Path) -> dict[str, torch.Tensor]:
+def saved(matrix: Matrix, label: str, world_size: int) -> dict[str, torch.Tensor]:
     record = matrix.record(label, world_size, KEPT)
     assert record.status == "ok", record.error
-    output = folder / label
-    checkpoint = checkpoint_folder(matrix.store.root / record.run_id)
-    assert export_adapters(checkpoint, output) == 6
-    return load_file(output / "adapter_model.safetensors")
+    tensors = load_file(checkpoint_folder(matrix.store.root / record.run_id) / "model.safetensors")
+    return {name: tensor for name, tensor in tensors.items() if is_adapter(name)}
 
 
 @pytest.mark.parametrize("label", ["zero3", "fsdp"])
 @pytest.mark.costly
-def test_the_export_is_that_of_one_process(label: str, matrix: Matrix, tmp_path: Path) -> None:
-    expected = exported(matrix, "single", 1, tmp_path)
-    found = exported(matrix, label, 2, tmp_path)
+def test_saved_adapters_are_those_of_one_process(label: str, matrix: Matrix) -> None:
+    expected, found = saved(matrix, "single", 1), saved(matrix, label, 2)
     assert found.keys() == expected.keys()
+    assert len(expected) == 12
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5)
     trained = [tensor for name, tensor in expected.items() if "lora_B" in name]

@@ -18,7 +18,6 @@ NOT_RUN = {
     "harness compare --set optimizer.kind=adamw-8bit": "needs torchao: tests/axes",
     "harness compare --set training.precision=fp8": "needs torchao: tests/axes",
     "harness compare --set model.compile": "compiling takes minutes: tests/axes",
-    "harness export adapter": "tests/harness/rank/models/test_adapter.py",
     "harness run --backend zero3 --nproc 2 --set 'adapter": "tests/adapters runs such jobs",
     "srun ": "needs Slurm: tests/cluster",
     "torchrun --nnodes": "needs several machines: tests/cluster",

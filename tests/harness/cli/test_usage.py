@@ -230,8 +230,8 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "backend 'zerro3' is unknown" in done.stderr
 
 
-@pytest.mark.parametrize("words", ["adapter run", "program --backend ddp --set training.steps=3"])
-def test_files_in_the_folder_are_not_overwritten(tmp_path: Path, words: str) -> None:
+def test_files_in_the_folder_are_not_overwritten(tmp_path: Path) -> None:
+    words = "program --backend ddp --set training.steps=3"
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "train.py").write_bytes(b"mine")
     done = harness("export", *words.split(), "-o", "out", cwd=tmp_path)

@@ -2,24 +2,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from harness.backends.base import Unsupported
 from harness.backends.libraries import facts
-from harness.cli.export import export_adapter
-from harness.errors import HarnessError, JobError
+from harness.errors import JobError
 from harness.job.job import AdapterSection, Job
 from harness.rank.data import DataFacts
-from harness.rank.models.adapter_export import export_adapters
 from harness.rank.models.description import find_module_uses
 from harness.rank.models.model import initial_values, is_adapter, model_config
-from harness.run_directory.request import SavedCheckpoint
+from tests.docs.markdown import ROOT, tokens
 from tests.harness.rank import small_models
 
 
 def lora(config: dict, *, adapter: dict | None = None, **training) -> Job:
-    section = AdapterSection(kind="lora", rank=2, **(adapter or {}))
+    section = AdapterSection(**{"kind": "lora", "rank": 2} | (adapter or {}))
     return small_models.job_of(config, **training).model_copy(update={"adapter": section})
 
 
@@ -88,62 +86,27 @@ def test_no_gradient_flows_through_what_runs_before_the_first_adapter() -> None:
 TOKENS = torch.arange(8)[None]
 
 
-def trained(job, folder: Path, **changes) -> nn.Module:
-    """A model whose adapters are not zero, and its checkpoint."""
+def test_peft_computes_with_the_documented_export_what_the_run_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from peft import PeftModel
+
+    job = lora(small_models.CONFIGS["tied llama"], adapter={"rank": 8, "alpha": 16, "targets": ["q_proj"]})
     model = small_models.built(job).eval()
     torch.manual_seed(3)
     for name, parameter in model.named_parameters():
         if is_adapter(name):
-            nn.init.normal_(parameter, std=0.1)
-    folder.mkdir()
-    save_file({n: p.detach() for n, p in model.named_parameters()}, folder / "model.safetensors")
-    model.config.save_pretrained(folder)
-    described = {
-        "format": "neutral", "native_format": "x", "run_id": "r", "backend": "ddp", "world_size": 2,
-        "job_id": "j", "job": job, "step": 1,
-    }  # fmt: skip
-    SavedCheckpoint(**(described | changes)).write(folder)
-    return model
-
-
-@pytest.mark.parametrize("architecture", ["tied llama", "gpt2"])
-def test_peft_computes_with_the_export_what_the_run_did(architecture: str, tmp_path: Path) -> None:
-    from peft import PeftModel
-
-    job = lora(small_models.CONFIGS[architecture])
-    model = trained(job, tmp_path / "checkpoint")
+            nn.init.normal_(parameter, std=0.3)
+    monkeypatch.chdir(tmp_path)
+    Path("checkpoint").mkdir()
+    save_file({n: p.detach() for n, p in model.named_parameters()}, "checkpoint/model.safetensors")
+    (code,) = (block.content for block in tokens(ROOT / "docs/job-axes.md") if block.info == "python")
+    exec(code, {})
     expected = model(input_ids=TOKENS).logits
-    layers = export_adapters(tmp_path / "checkpoint", tmp_path / "adapter")
-    assert layers == (2 if architecture == "gpt2" else 4)
-    plain = small_models.built(small_models.job_of(small_models.CONFIGS[architecture])).eval()
+    plain = small_models.built(small_models.job_of(small_models.CONFIGS["tied llama"])).eval()
     assert not torch.allclose(plain(input_ids=TOKENS).logits, expected, atol=1e-2)
-    adapted = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
+    adapted = PeftModel.from_pretrained(plain, "adapter").eval()
     torch.testing.assert_close(adapted(input_ids=TOKENS).logits, expected, rtol=1e-5, atol=1e-6)
-    merged = adapted.merge_and_unload()
-    torch.testing.assert_close(merged(input_ids=TOKENS).logits, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.costly
-def test_a_checkpoint_of_partitioned_parameters_is_refused(tmp_path: Path) -> None:
-    """T37: peft's state dict of a model under ZeRO-3 has tensors of shape (0,)."""
-    trained(lora(small_models.CONFIGS["tied llama"]), tmp_path / "checkpoint")
-    path = tmp_path / "checkpoint" / "model.safetensors"
-    tensors = {n: torch.empty(0) if is_adapter(n) else t for n, t in load_file(path).items()}
-    save_file(tensors, path)
-    with pytest.raises(HarnessError, match=r"shape \(0,\) in the checkpoint.*gather"):
-        export_adapter(tmp_path / "checkpoint", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_other_checkpoints_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match="has no checkpoint"):
-        export_adapter(tmp_path, tmp_path / "out")
-    trained(lora(small_models.CONFIGS["tied llama"]), tmp_path / "native", format="native")
-    with pytest.raises(HarnessError, match="native to x"):
-        export_adapters(tmp_path / "native", tmp_path / "out")
-    trained(small_models.job_of(small_models.CONFIGS["tied llama"]), tmp_path / "plain")
-    with pytest.raises(HarnessError, match="without adapters"):
-        export_adapters(tmp_path / "plain", tmp_path / "out")
 
 
 NF4 = {"base_dtype": "nf4", "targets": ["q_proj"]}
