@@ -527,10 +527,8 @@ class Usage:
 
     device_watts: float | None
     """Mean power of all GPUs together."""
-    host_watts: float | None
-    """Mean power of the processors and DRAM of all machines together."""
     kilowatt_hours: float | None
-    """Per 1e9 tokens, of all that is known."""
+    """Per 1e9 tokens, of the GPUs."""
     gpu_hours: float | None
     """Per 1e9 tokens."""
     cost: float | None
@@ -546,15 +544,12 @@ def usage(record: Record) -> Usage | None:
     complete = len(parts) == len(record.ranks) > 0
     watts = [mean_watts(part.device_joules, part.seconds) for part in parts]  # of a GPU of each rank
     device = sum(w for w in watts if w is not None) if complete and None not in watts else None
-    host = _host_watts(record) if complete else None
-    known = [watts for watts in (device, host) if watts is not None]
     gpus = record.world.world_size if record.world.device == "cuda" else None
     hours = gpu_hours(tokens_per_second, gpus) if gpus else None
     price = record.price_per_gpu_hour
     return Usage(
         device_watts=device,
-        host_watts=host,
-        kilowatt_hours=kilowatt_hours(tokens_per_second, sum(known)) if known else None,
+        kilowatt_hours=kilowatt_hours(tokens_per_second, device) if device is not None else None,
         gpu_hours=hours,
         cost=hours * price.amount if hours is not None and price is not None else None,
     )
@@ -562,17 +557,6 @@ def usage(record: Record) -> Usage | None:
 
 def mean_watts(joules: float | None, seconds: float) -> float | None:
     return joules / seconds if joules is not None and seconds > 0 else None
-
-
-def _host_watts(record: Record) -> float | None:
-    """Ranks on one machine read the same counters: the first of each machine counts."""
-    machines: dict[str, float | None] = {}
-    for rank in record.ranks:
-        if rank.energy is not None:
-            name = rank.energy.boot or rank.host
-            machines.setdefault(name, mean_watts(rank.energy.host_joules, rank.energy.seconds))
-    watts = list(machines.values())
-    return None if None in watts else sum(w for w in watts if w is not None)
 
 
 Key = tuple[str, str, str, str]

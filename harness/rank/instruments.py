@@ -14,7 +14,6 @@ from harness.backends.base import Engine, World
 from harness.rank.factories import brought_packages
 from harness.rank.live.observer import Audit, Observer
 from harness.rank.probes.communication import CommunicationCounter
-from harness.rank.probes.energy import EnergyMeter
 from harness.rank.probes.memory import AllocatorProbe, Snapshot, StepMemory, allocator_probe
 from harness.rank.probes.probes import Probes
 from harness.rank.probes.time import Clock
@@ -73,8 +72,8 @@ class Instruments:
         alike = world.mesh.size("pipeline") == 1
         observer = Observer(ModuleWriter(run_directory if alike else None, world.rank))
         probes = Probes(
-            allocator, counter, tracer, observer, EnergyMeter(world.device),
-            probed_steps=measure.probed_steps, snapshot=snapshot,
+            allocator, counter, tracer, observer,
+            reads_energy=world.device == "cuda", probed_steps=measure.probed_steps, snapshot=snapshot,
         )  # fmt: skip
         return cls(allocator=allocator, counter=counter, tracer=tracer, observer=observer, probes=probes)
 
@@ -115,7 +114,7 @@ class Instruments:
             overlap=[OverlapPart(**row) for row in rows],
             overlap_missing=self.tracer.missing,
             processors=processors.end(),
-            energy=energy.end() if energy else None,
+            energy=energy.read() if energy else None,
         )
         rank.events.write(measured)
 

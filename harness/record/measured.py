@@ -281,12 +281,11 @@ class EnergyPart(Part):
     device_limit_watts: float | None = None
     """Power limit in force on the GPU; None: not told."""
     host_joules: float | None = None
-    """Energy of all processor packages and their DRAM on the rank's machine, whichever program used them
-    (RAPL); ranks on one machine read the same."""
+    """Of the rank's machine by RAPL, in older records."""
     host_unknown: str | None = None
-    """Why the host's energy is not known; None: it is."""
+    """Why it is not known, in older records."""
     boot: str | None = None
-    """Equal for ranks on one machine; None: not told."""
+    """Equal for ranks on one machine, in older records."""
 
 
 SavedFormat = Literal["native", "consolidated", "neutral"]

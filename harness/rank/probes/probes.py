@@ -15,7 +15,7 @@ from torch import Tensor
 from harness.backends.base import Engine
 from harness.rank.live.observer import Observer
 from harness.rank.probes.communication import CommunicationCounter, release_finished_collectives
-from harness.rank.probes.energy import EnergyMeter
+from harness.rank.probes.energy import DeviceEnergy
 from harness.rank.probes.memory import AllocatorProbe, MemoryProbe, Snapshot, host_peak_bytes
 from harness.rank.probes.time import PHASES, ProcessorAccount
 from harness.rank.probes.tracer import Tracer
@@ -98,8 +98,8 @@ class Probes(ProbedSteps, StepHook):
         counter: CommunicationCounter,
         tracer: Tracer,
         observer: Observer,
-        energy: EnergyMeter | None = None,
         *,
+        reads_energy: bool = False,
         probed_steps: int = 0,
         snapshot: Snapshot | None = None,
     ) -> None:
@@ -108,8 +108,9 @@ class Probes(ProbedSteps, StepHook):
         self._observer = observer
         self.processors = ProcessorAccount()
         """Of the timed steps."""
-        self.energy = energy
-        """Of the timed steps; None: not measured."""
+        self._reads_energy = reads_energy
+        self.energy: DeviceEnergy | None = None
+        """Since the first timed step; None: not read."""
         self._snapshot = snapshot
         self._wanted_steps = probed_steps
         self._counter_seconds = 0.0
@@ -149,14 +150,12 @@ class Probes(ProbedSteps, StepHook):
                 observer=self._observer.looks_closely,
             )
             self.processors.begin()
-            if self.energy is not None:
-                self.energy.poll()
+            if self._reads_energy and self.energy is None:
+                self.energy = DeviceEnergy.of_this_rank()
 
     def rest(self) -> None:
         """Leave what follows, until the next timed step, out of what is counted over the timed steps."""
         self.processors.rest()
-        if self.energy is not None:
-            self.energy.rest()
 
     def enter(self, phase: str, last: bool) -> None:
         """Read memory at the borders of the last micro-step; name what collectives from here on belong to."""

@@ -148,7 +148,7 @@ def energy_section(comparison: Comparison) -> Section | None:
         listed = " or ".join(sorted(str(price) for price in prices if isinstance(price, Price)))
         texts.append(f"Cost: GPU-hours at {listed} per hour of one GPU, as given.")
     parts = [part for row in comparison.rows for rank in row.record.ranks if (part := rank.energy)]
-    unknown = sorted({why for part in parts for why in (part.device_unknown, part.host_unknown) if why})
+    unknown = sorted({part.device_unknown for part in parts if part.device_unknown})
     texts += [f"n/a: {'; '.join(unknown)}."] if unknown else []
     return section("energy", "Energy and cost", table("energy", body, [*LABELS, *columns]), " ".join(texts))
 

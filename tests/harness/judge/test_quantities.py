@@ -341,7 +341,6 @@ def measured(*parts: dict[str, Any] | None, device: str = "cuda", price: Price |
     )  # fmt: skip
 
 
-HOST = {"host_joules": 90.0, "boot": "a"}
 HOURS = 2 * BILLION / TOKENS_PER_SECOND / SECONDS_PER_HOUR
 """Of two GPUs."""
 
@@ -350,11 +349,10 @@ HOURS = 2 * BILLION / TOKENS_PER_SECOND / SECONDS_PER_HOUR
     ("parts", "changes", "expected"),
     [
         ([{"device_joules": 300.0}, {"device_joules": 500.0}], {},
-         {"device_watts": 800.0, "host_watts": None,
+         {"device_watts": 800.0,
           "kilowatt_hours": 800.0 * BILLION / TOKENS_PER_SECOND / JOULES_PER_KILOWATT_HOUR}),
-        # Ranks on one machine count its processors once.
-        ([HOST, HOST], {"device": "cpu"}, {"host_watts": 90.0}),
-        ([HOST, {"host_joules": 60.0, "boot": "b"}], {"device": "cpu"}, {"host_watts": 150.0}),
+        # Of an older record: processors do not count.
+        ([{"host_joules": 90.0, "boot": "a"}] * 2, {"device": "cpu"}, {"kilowatt_hours": None}),
         ([{}, {}], {"price": Price(amount=2.5, currency="USD")},
          {"gpu_hours": HOURS, "cost": 2.5 * HOURS, "kilowatt_hours": None}),
         ([{}, {}], {"price": Price(amount=1, currency="EUR"), "device": "cpu"},
@@ -362,13 +360,13 @@ HOURS = 2 * BILLION / TOKENS_PER_SECOND / SECONDS_PER_HOUR
         # A rank without a figure leaves the run without one.
         ([{"device_joules": 300.0}, {"device_unknown": "Not Supported"}], {}, {"device_watts": None}),
     ],
-    ids=["power", "one-machine", "two-machines", "price", "processors", "unknown"],
+    ids=["power", "host", "price", "processors", "unknown"],
 )  # fmt: skip
 def test_energy_and_cost_of_a_run(
     parts: list[dict[str, Any]], changes: dict[str, Any], expected: dict[str, float | None]
 ) -> None:
     found = usage(measured(*parts, **changes))
-    assert usage(on_stub(measured({"host_joules": 9.0}, {"host_joules": 9.0}))) is None
+    assert usage(on_stub(measured({"device_joules": 9.0}, {"device_joules": 9.0}))) is None
     assert {name: getattr(found, name) for name in expected} == {
         name: None if value is None else pytest.approx(value) for name, value in expected.items()
     }

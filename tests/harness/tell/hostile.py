@@ -118,7 +118,7 @@ def _traced(rank: RankPart, name: str) -> RankPart:
         idle_seconds=0.1, waits=[WaitPart(name=name, phase=name, seconds=0.1)],
     )  # fmt: skip
     saved = CheckpointPart(operation="save", format="neutral", step=2, seconds=0.1, file_bytes=1_000)
-    energy = EnergyPart(seconds=1.0, host_joules=5.0, device_unknown=name, boot=name)
+    energy = EnergyPart(seconds=1.0, device_joules=5.0, device_unknown=name)
     shown = {
         "overlap": [part], "checkpoints": [saved], "host": name, "device_name": name, "energy": energy
     }  # fmt: skip
