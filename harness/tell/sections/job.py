@@ -20,7 +20,7 @@ from harness.judge.quantities import Run
 from harness.judge.rows import CellRuns, JudgedRun
 from harness.judge.run_conditions import accelerator_facts
 from harness.judge.wording import listed, name_cells, ranks, words
-from harness.nested import differences, put
+from harness.nested import differences, put, removed
 from harness.record import EnvironmentPart, GivenPart, GivenSettingPart, ObservationPart, Record
 from harness.record.workload import closed_form_layout
 from harness.safe_text import by_name
@@ -132,11 +132,12 @@ SEEN_AS = {
 
 
 def job_section(comparison: Comparison) -> Section:
-    """Each job in a sentence, every setting folded."""
+    """Each job in a sentence, and folded as a file."""
     ids = list(dict.fromkeys(row.record.job_id for row in comparison.rows))
     blocks = tables.blocks_of(tables.prose("jobs", number=len(ids)) if len(ids) > 1 else None)
     for job_id in ids:
-        of_job = [row.record for row in comparison.rows if row.record.job_id == job_id]
+        rows = [row for row in comparison.rows if row.record.job_id == job_id]
+        of_job = [row.record for row in rows]
         job, training = of_job[0].job, of_job[0].job.training
         weights = next((r.initial_weights for r in of_job if r.initial_weights), None)
         built = next((r.model for r in of_job if r.model), None)
@@ -159,24 +160,43 @@ def job_section(comparison: Comparison) -> Section:
             f"precision {precision}", f"gradient clipping {clipping}; data: {source}",
             *([f"{data.training_samples:,} samples"] if data else []),
         ]  # fmt: skip
-        settings = Folded(f"Job {job_id}, every setting", [yaml_code(_settings(of_job))])
+        settings = Folded(f"Job {job_id}, every setting", [yaml_code(job_file(rows))])
         blocks += tables.blocks_of(f"Job {', '.join(facts)}: {', '.join(ran)}.", settings)
     return Section("job", "The job", blocks)
 
 
-def _settings(records: Sequence[Record]) -> dict[str, Any]:
-    """The job of these records with the cut of its batch as it ran.
+def job_file(rows: Sequence[JudgedRun]) -> dict[str, Any]:
+    """A file for --config that asks for these runs of one job; keys in which cells differ are left out.
 
-    The cut is no part of a job's identity. Where cells differ in it, it stands in the table of layouts only.
+    A reference is added to every comparison, cut in its own way: it counts where nothing else ran.
     """
-    settings = records[0].job.model_dump(mode="json")
-    worlds = [record.world for record in records if record.backend.name != REFERENCE]
-    for key in ("micro_batch_size", "accumulation_steps"):
-        del settings["training"][key]
-        ran = {getattr(world, key) for world in worlds or [record.world for record in records]}
-        if len(ran) == 1:
-            settings["training"][key] = ran.pop()
-    return settings
+    cells = [row for row in rows if row.record.backend.name != REFERENCE] or rows
+    # A row that names its own preset belongs to the file of those that do not.
+    presets = [row.record.world.preset for row in cells if row.record.backend.own_preset is None]
+    cut = ("micro_batch_size", "accumulation_steps")
+    documents = []
+    for record in (row.record for row in cells):
+        world = record.world
+        settings = record.job.model_dump(mode="json")
+        settings["training"] |= {key: getattr(world, key) for key in cut}
+        if record.measure:
+            settings["measure"] = record.measure.model_dump(mode="json")
+        preset = presets[0] if presets and record.backend.own_preset is not None else world.preset
+        settings["runtime"] = {
+            "preset": preset, "device": world.device, "threads_per_rank": world.threads_per_rank,
+        }  # fmt: skip
+        documents.append(settings)
+    shared, *others = documents
+    for other in others:
+        for keys, *_ in list(differences(shared, other)):
+            removed(shared, keys)
+    if all(row.record.world.nodes == 1 for row in cells):
+        shared["compare"] = {
+            "backends": list(dict.fromkeys(row.backend for row in cells)),
+            "world_sizes": sorted({row.record.world.world_size for row in cells}),
+            "repeats": max(row.record.repeat for row in cells) + 1,
+        }
+    return shared
 
 
 def not_comparable_section(comparison: Comparison) -> Section | None:
@@ -189,7 +209,7 @@ COLUMNS = tables.table_columns("layout")
 
 
 def measurement_section(comparison: Comparison) -> Section:
-    """A line for each layout with the backends that ran in it, and the settings of the measurement.
+    """A line for each layout with the backends that ran in it.
 
     A sentence shows what all cells share.
     """
@@ -205,20 +225,11 @@ def measurement_section(comparison: Comparison) -> Section:
     for label, layout in layouts:
         found.setdefault(tuple(layout[index] for index in kept), {})[label] = None
     body = [[*layout, listed(list(names), len(names))] for layout, names in found.items()]
-    settings = list(dict.fromkeys(row.record.measure for row in comparison.rows if row.record.measure))
-    of = [f" ({place} of {len(settings)})" for place in range(1, 1 + len(settings))]
     blocks = tables.blocks_of(
         Table(key="layouts", columns=[COLUMNS[index] for index in (*kept, -1)], rows=body),
         f"The same in all cells that trained: {', '.join(shared)}." if shared else None,
         tables.prose("layout", least_timed_steps=LEAST_TIMED_STEPS),
         tables.prose("layout_of_scripts") if any(row.record.observation for row in comparison.rows) else None,
-        *(
-            Folded(
-                f"Every setting of the measurement{which if len(settings) > 1 else ''}",
-                [yaml_code({"measure": measure.model_dump()})],
-            )
-            for measure, which in zip(settings, of, strict=True)
-        ),
     )
     return Section("measurement", "Layout and measurement", blocks)
 
@@ -487,7 +498,7 @@ INSTALL = "pip install -c constraints.txt -e '.[train]'"
 
 
 def reproduce_section(comparison: Comparison) -> Section:
-    """Code, commands, each once and without folders of the machine that ran them, and configurations."""
+    """Code, and commands, each once and without folders of the machine that ran them."""
     environments = [row.record.environment for row in comparison.rows]
     commits = dict.fromkeys(state.commit for one in environments if (state := one.git))
     # pip takes the build of torch that its index offers.
@@ -499,7 +510,6 @@ def reproduce_section(comparison: Comparison) -> Section:
         " ".join([*texts, "In a checkout of the code:"]),
         Code("sh", "\n".join([INSTALL, *commands_of(comparison)])),
         tables.prose("reproduce_configuration"),
-        *(Folded(title, [yaml_code(settings)]) for title, settings in _configurations(comparison).items()),
     )
     return Section("reproduce", "How to reproduce", blocks)
 
@@ -507,49 +517,3 @@ def reproduce_section(comparison: Comparison) -> Section:
 def commands_of(comparison: Comparison) -> list[str]:
     """Each command that asked for runs, without folders of the machine that ran them."""
     return list(dict.fromkeys(shlex.join(by_name(row.record.command)) for row in comparison.rows))
-
-
-def _configurations(comparison: Comparison) -> dict[str, dict[str, Any]]:
-    """Title and content of a configuration file for each job, cut of its batch and way of measuring.
-
-    A reference is added to every comparison, cut in its own way: it counts where nothing else ran.
-    """
-    others = {row.record.job_id for row in comparison.rows if row.record.backend.name != REFERENCE}
-    found: list[tuple[dict[str, Any], list[JudgedRun]]] = []
-    # A row that names its own preset belongs to the file of those that do not.
-    for row in sorted(comparison.rows, key=lambda row: row.record.backend.own_preset is not None):
-        record, world = row.record, row.record.world
-        if record.backend.name == REFERENCE and record.job_id in others:
-            continue
-        settings = record.job.model_dump(mode="json")
-        settings["training"]["accumulation_steps"] = world.accumulation_steps
-        if record.measure:
-            settings["measure"] = record.measure.model_dump(mode="json")
-        settings["runtime"] = {"preset": world.preset, "device": world.device}
-        for file, alike in found:
-            preset = file["runtime"]["preset"] if record.backend.own_preset is not None else world.preset
-            if file == settings | {"runtime": {**settings["runtime"], "preset": preset}}:
-                alike.append(row)
-                break
-        else:
-            found.append((settings, [row]))
-    return {
-        f"Configuration{f' {number} of {len(found)}' if len(found) > 1 else ''}": _with_cells(settings, alike)
-        for number, (settings, alike) in enumerate(found, 1)
-    }
-
-
-def _with_cells(settings: dict[str, Any], rows: Sequence[JudgedRun]) -> dict[str, Any]:
-    """Settings with the threads that all runs share, and with the cells where one node held them."""
-    worlds = [row.record.world for row in rows]
-    threads = {world.threads_per_rank for world in worlds}
-    shared = {"threads_per_rank": threads.pop()} if len(threads) == 1 else {}
-    whole = {**settings, "runtime": settings["runtime"] | shared}
-    if any(world.nodes > 1 for world in worlds):
-        return whole
-    cells = {
-        "backends": list(dict.fromkeys(row.backend for row in rows)),
-        "world_sizes": sorted({world.world_size for world in worlds}),
-        "repeats": max(row.record.repeat for row in rows) + 1,
-    }
-    return whole | {"compare": cells}
