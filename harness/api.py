@@ -214,6 +214,8 @@ def estimate(
     """
     from harness.plan.answer import answers
     from harness.plan.hardware import load_hardware, ranks_per_node
+    from harness.plan.prediction import Predictors
+    from harness.plan.profiles import Tracer
     from harness.plan.question import asked_of
     from harness.shipped import resolve
 
@@ -231,7 +233,8 @@ def estimate(
         device=device,
         fabric=None if fabric is None else known.fabric(fabric),
     )
-    return Estimate(answers(asked))
+    with Tracer() as trace:
+        return Estimate(answers(asked, by=Predictors.traced_by(trace)))
 
 
 INTERRUPTED = 130

@@ -20,7 +20,7 @@ from benchmarks.published.page import render, scatter
 from benchmarks.published.rows import read_rows
 from benchmarks.publishing import errors_text
 from harness.errors import HarnessError
-from harness.plan.profiles import missing_profiles, trace_ahead
+from harness.plan.profiles import Tracer
 from harness.plan.trust import ERRORS, measured_errors
 from harness.tell.pictures.drawing import draw
 
@@ -32,10 +32,9 @@ def predicted(file: Path, own: Mapping[tuple[str, str], float] = MappingProxyTyp
     """Every row of a file with what is predicted for it, or why nothing is; `own`: what each source sustains,
     so that its rows are predicted by what all others do."""
     mapped = [map_row(row) for row in read_rows(file)]
-    profiles = missing_profiles([one.memory_scenario for one in mapped if one.memory_scenario])
-    with tqdm(total=len(profiles), unit="profile", desc="activations", disable=not profiles) as bar:
-        trace_ahead(profiles, lambda done, _: bar.update(done - bar.n))
-    return [judge(one, share_of_others(own, one)) for one in tqdm(mapped, unit="row", disable=None)]
+    with Tracer() as trace:
+        rows = tqdm(mapped, unit="row", disable=None)
+        return [judge(one, share_of_others(own, one), trace) for one in rows]
 
 
 def answer(judged: Judged) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from benchmarks.published.rows import Row
 from harness.errors import HarnessError
 from harness.plan.hardware import MemoryVerdict, default_constants
 from harness.plan.prediction import MemoryPrediction, predict_memory
+from harness.plan.profiles import Trace
 from harness.plan.scenario import Scenario
 from harness.plan.step_time import predict_speed
 from harness.plan.trust import chip_of, crosses_pcie, kind_of, trust_in
@@ -85,10 +86,11 @@ class Judged:
         return "lora" in self.row.method.lower()
 
 
-def judge(mapped: Mapped, sustained: float | None = None) -> Judged:
+def judge(mapped: Mapped, sustained: float | None = None, trace: Trace | None = None) -> Judged:
     """Predict memory and speed of a row as far as the model covers it.
 
-    `sustained`: what other sources' training sustained, in place of what ships.
+    `sustained`: what other sources' training sustained, in place of what ships. `trace`: as of
+    `predict_memory`.
     """
     row, scenario = mapped.row, mapped.scenario
     if scenario is None:
@@ -116,8 +118,8 @@ def judge(mapped: Mapped, sustained: float | None = None) -> Judged:
     if mapped.memory_not_covered is not None:
         return replace(found, memory_reason=mapped.memory_not_covered)
     try:
-        memory = _memory(mapped, mapped.memory_scenario or scenario)
-        least = _memory(mapped, mapped.least).figure if mapped.least else None
+        memory = _memory(mapped, mapped.memory_scenario or scenario, trace)
+        least = _memory(mapped, mapped.least, trace).figure if mapped.least else None
     except ASKED_WRONG as error:
         return replace(found, memory_reason=_first_line(error))
     peak, overhead = memory.figure, memory.overhead
@@ -162,10 +164,10 @@ class _Memory:
     """Outside of the allocator."""
 
 
-def _memory(mapped: Mapped, scenario: Scenario) -> _Memory:
+def _memory(mapped: Mapped, scenario: Scenario, trace: Trace | None) -> _Memory:
     of_allocator = mapped.row.statistic in ("reserved", "device")
     scenario = reserving(scenario) if of_allocator else scenario
-    memory = predict_memory(scenario)
+    memory = predict_memory(scenario, trace)
     peak, overhead = memory.peak_bytes, memory.device_bytes - memory.peak_bytes
     if mapped.own_state_bytes is not None:
         peak = round(mapped.own_state_bytes) + _activation_bytes(memory)

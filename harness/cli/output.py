@@ -7,9 +7,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
@@ -142,11 +142,10 @@ def counting(noun: str, doing: str) -> Iterator[PredictionCount]:
 @contextmanager
 def counting_predictors() -> Iterator[Predictors]:
     """What predicts, with the number of what was traced and predicted so far."""
-    from harness.plan.prediction import Predictors, least_memory, predict_memory
-    from harness.plan.profiles import kept_tracers, trace_scenarios
-    from harness.plan.step_time import predict_speed
+    from harness.plan.prediction import Predictors
+    from harness.plan.profiles import Tracer
 
-    with counting("prediction", PREDICTING) as count, kept_tracers():
+    with counting("prediction", PREDICTING) as count, Tracer() as tracer:
 
         def each(predict: Callable[[Scenario], T]) -> Callable[[Scenario], T]:
             def predicted(scenario: Scenario) -> T:
@@ -155,20 +154,15 @@ def counting_predictors() -> Iterator[Predictors]:
 
             return predicted
 
-        def trace(scenarios: Iterable[Scenario]) -> None:
+        def trace(request: str) -> str:
             count.doing = TRACING
-            trace_scenarios(scenarios, tell)
-            count.doing = PREDICTING
+            try:
+                return tracer(request)
+            finally:
+                count.doing = PREDICTING
 
-        def tell(done: int, of: int) -> None:
-            count.doing = f"{TRACING}, {done} of {of} done"
-
-        yield Predictors(
-            memory=each(predict_memory),
-            speed=each(predict_speed),
-            least=least_memory,
-            ahead=trace,
-        )
+        by = Predictors.traced_by(trace)
+        yield replace(by, memory=each(by.memory), speed=each(by.speed))
 
 
 PLAIN_LINES = 5

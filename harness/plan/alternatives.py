@@ -380,7 +380,6 @@ class _Trial:
         changes = _changes(scenarios[0], {**given, **_settings(reliefs, scenarios[0])})
         found = []
         possible = [new for one in scenarios if (new := _changed(one, reliefs, given)) is not None]
-        self.by.prepare(possible)
         for one in possible:
             with suppress(HarnessError):  # nothing to adapt, and the like
                 predicted = predict(one, self.by, timed=False, limit_bytes=self.limit_bytes)

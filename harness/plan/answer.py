@@ -549,7 +549,6 @@ def estimate(question: Question, by: Predictors | None = None) -> list[Predictio
             + (f"; nor can any of the {more} others that were asked for" if more else "")
         )
     by = by or Predictors()
-    by.prepare(row.scenario for row in rows if row.scenario)
     found = []
     for row in rows:
         predicted = _predicted(row, by)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal, TypeVar
@@ -27,7 +26,7 @@ from harness.forms.zero3 import own_settings
 from harness.judge.wording import CellName
 from harness.plan.hardware import STATES_SHARE, MemoryVerdict
 from harness.plan.model import mixture_of_experts
-from harness.plan.profiles import Trace, activation_profile, trace_scenarios
+from harness.plan.profiles import Trace, activation_profile
 from harness.plan.scenario import (
     Scenario,
     neighbours,
@@ -174,10 +173,10 @@ def predict_memory(
     )
 
 
-def least_memory(scenario: Scenario) -> int:
+def least_memory(scenario: Scenario, trace: Trace | None = None) -> int:
     """Bytes of the device below which no prediction lies: much sooner known; 0 where none is made."""
     try:
-        least = least_peak(scenario.workload(), _profile(scenario))
+        least = least_peak(scenario.workload(), _profile(scenario, trace))
     except HarnessError:
         return 0
     return least + sum(term.bytes for term in device_overhead(scenario) if not term.host)
@@ -296,21 +295,11 @@ class Predictors:
     speed: Callable[[Scenario], SpeedPrediction | None] = predict_speed
     least: Callable[[Scenario], int] = lambda _: 0
     """Bytes of the device below which `memory` does not lie, sooner known than that."""
-    ahead: Callable[[Iterable[Scenario]], None] = trace_scenarios
-    """Told what will be asked, so that profiles are traced together."""
 
     @classmethod
     def traced_by(cls, trace: Trace | None) -> Predictors:
         """A model that has no profile is traced so, when it is asked for; None: in a new process."""
-        return cls(memory=partial(predict_memory, trace=trace), ahead=lambda _: None)
-
-    def prepare(self, scenarios: Iterable[Scenario]) -> None:
-        """Trace what the memory of scenarios needs: their own profiles, or those of their neighbours."""
-        asked: list[Scenario] = []
-        for one in scenarios:
-            with suppress(HarnessError):  # said where it is predicted
-                asked += (one,) if why_memory_unknown(one) is None else neighbours(one) or ()
-        self.ahead(asked)
+        return cls(memory=partial(predict_memory, trace=trace), least=partial(least_memory, trace=trace))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,18 +6,16 @@ import hashlib
 import json
 import lzma
 import os
-import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
-from itertools import count
 from math import prod
 from pathlib import Path
-from threading import Lock, Timer
+from tempfile import TemporaryFile
+from threading import Timer
 from typing import Any
 
 from harness.backends.presets import ACCELERATOR_PRECISION, preset_changes
@@ -34,7 +32,7 @@ from harness.forms.activations import (
 from harness.forms.pipeline import samples_at_once
 from harness.forms.tensor import EXCHANGED, local_workload, ranks_of
 from harness.forms.workload import Workload
-from harness.import_path import ask_module, module_command, safe_environment
+from harness.import_path import module_command, safe_environment
 from harness.job.job import AdapterSection, ModelSection
 from harness.launch.launcher import EVERY_RANK, require_libraries
 from harness.plan.model import local_config, local_profile, packed_inputs
@@ -42,9 +40,6 @@ from harness.plan.scenario import Scenario
 
 TRACER = "harness.rank.probes.activation_trace"
 TRACING_SECONDS = 300
-MOST_TRACERS, WORTH_A_PROCESS = 4, 6
-"""Processes at most, and the profiles that pay for the import of torch in one more."""
-ERROR_LINE = re.compile(r"[A-Za-z_.]+(Error|Exception)\b: ")
 Trace = Callable[[str], str]
 """Takes a request and returns a profile, as `rank.probes.activation_trace.profile_text` does; by default in
 a new process, which has to import torch first."""
@@ -60,102 +55,55 @@ def traced(request: str, trace: Trace | None = None) -> ActivationProfile:
     return _traced(request, trace or _trace)
 
 
-Progress = Callable[[int, int], object]
-"""Told how many are done, of how many."""
-
-
-def trace_ahead(requests: Iterable[str], tell: Progress = lambda *_: None) -> None:
-    """Trace what is not kept yet in a few processes, which import torch once; failures come with `traced`.
-
-    `tell` is called before the first one and after every one.
-    """
-    missing = [request for request in dict.fromkeys(requests) if not _file(request).exists()]
-    tracers = min(MOST_TRACERS, os.cpu_count() or 1, -(-len(missing) // WORTH_A_PROCESS))
-    if not missing:
-        return
-    done = count(1)
-    tell(0, len(missing))
-
-    def each() -> None:
-        tell(next(done), len(missing))
-
-    with ThreadPoolExecutor(tracers) as pool:
-        list(pool.map(lambda index: _trace_all(index, missing[index::tracers], each), range(tracers)))
-
-
-class _Tracer:
-    """A process that traces what it is asked, one request after the other, and imports torch once."""
+class Tracer:
+    """A process that traces what it is asked, one request after the other, and imports torch once: from the
+    first request until its context ends."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self._one_at_a_time = Lock()
+        self._ends = ExitStack()
 
-    def answer(self, request: str) -> str | None:
-        """The profile as JSON; None: it cannot be traced, or not in time."""
-        with self._one_at_a_time:
-            if self._process is None:
-                self._process = subprocess.Popen(
-                    [*module_command(TRACER), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL, text=True,
-                    env=safe_environment() | {"CUDA_VISIBLE_DEVICES": ""},
-                )  # fmt: skip
-            process = self._process
-            assert process.stdin is not None
-            assert process.stdout is not None
-            watch = Timer(TRACING_SECONDS, process.kill)
-            watch.start()
-            try:
+    def __enter__(self) -> Tracer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+        self._process = None
+
+    def __call__(self, request: str) -> str:
+        """Raises HarnessError if it cannot be traced, or not in time."""
+        if self._process is None:
+            self._errors = self._ends.enter_context(TemporaryFile("w+"))  # noqa: SIM115
+            self._process = subprocess.Popen(
+                module_command(TRACER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+                text=True, env=safe_environment() | {"CUDA_VISIBLE_DEVICES": ""},
+            )  # fmt: skip
+            self._ends.enter_context(self._process)  # closes its pipes and waits
+            self._ends.callback(self._process.kill)
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        watch = Timer(TRACING_SECONDS, process.kill)
+        watch.start()
+        try:
+            with suppress(BrokenPipeError):
                 process.stdin.write(request + "\n")
                 process.stdin.flush()
-                line = process.stdout.readline()
-            except BrokenPipeError:
-                line = ""
-            finally:
-                watch.cancel()
-            if not line:
-                self.end()
-                return None
-            answer: str | None = json.loads(line)
-            return answer
-
-    def end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            with self._process:  # closes its pipes and waits
-                self._process = None
-
-
-_kept: list[_Tracer] = []
-"""Those that a command keeps; empty: each batch has its own."""
-
-
-@contextmanager
-def kept_tracers() -> Iterator[None]:
-    """Keep the processes that trace, so that later requests do not import torch again."""
-    nested = bool(_kept)
-    if not nested:
-        _kept.extend(_Tracer() for _ in range(MOST_TRACERS))
-    try:
-        yield
-    finally:
-        if not nested:
-            tracers = list(_kept)
-            _kept.clear()
-            for tracer in tracers:
-                tracer.end()
-
-
-def _trace_all(index: int, requests: Sequence[str], each: Callable[[], object]) -> None:
-    """One after the other in one process. index: of the process, among those that are kept."""
-    tracer = _kept[index] if _kept else _Tracer()
-    try:
-        for request in requests:
-            if (text := tracer.answer(request)) is not None:
-                _keep(request, text)
-            each()
-    finally:
-        if tracer not in _kept:
-            tracer.end()
+            answer = process.stdout.readline()
+            is_late = not watch.is_alive()
+        finally:
+            watch.cancel()
+        if answer:
+            found: dict[str, str] = json.loads(answer)
+            if "error" in found:
+                raise HarnessError(found["error"])
+            return found["profile"]
+        self._errors.seek(0)
+        said = [line.strip() for line in self._errors if line.strip()] or ["no message"]
+        self.__exit__()
+        if is_late:
+            raise HarnessError(f"tracing the model's activations took over {TRACING_SECONDS} s")
+        raise HarnessError(f"the process that traces the model's activations ended: {said[-1]}")
 
 
 @lru_cache(maxsize=256)
@@ -183,18 +131,8 @@ def _file(request: str) -> Path:
 
 
 def _trace(request: str) -> str:
-    if _kept and (text := _kept[0].answer(request)) is not None:
-        return text
-    try:
-        ran = ask_module(TRACER, request=request, seconds=TRACING_SECONDS, CUDA_VISIBLE_DEVICES="")
-    except subprocess.TimeoutExpired as error:
-        raise HarnessError(f"tracing the model's activations took over {TRACING_SECONDS} s") from error
-    if ran.returncode:
-        # The line that names the error, whose message may have further lines; else the last one.
-        lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()] or ["no message"]
-        named = [line for line in lines if ERROR_LINE.match(line)]
-        raise HarnessError(f"the model's activations cannot be traced: {(named or lines)[-1]}")
-    return ran.stdout
+    with Tracer() as trace:
+        return trace(request)
 
 
 @lru_cache(maxsize=1)
@@ -372,44 +310,17 @@ def precision_route(workload: Workload) -> str:
     return "cast" if not outputs or cast_alone else f"cast+autocast{outputs}"
 
 
-def find_profile(
-    config: Mapping[str, Any], *, trace: Trace | None = None, **variant: Any
-) -> ActivationProfile:
-    """Activation profile for a Hugging Face configuration."""
-    found = _shipped_or_request(config, variant)
-    return traced(found, trace) if isinstance(found, str) else found
-
-
-def trace_scenarios(scenarios: Iterable[Scenario], tell: Progress = lambda *_: None) -> None:
-    """Trace the profiles of scenarios that are not there yet, together."""
-    trace_ahead(missing_profiles(scenarios), tell)
-
-
-def missing_profiles(scenarios: Iterable[Scenario]) -> list[str]:
-    """What has to be traced for scenarios, each once."""
-    requests: dict[str, None] = {}
-    for scenario in scenarios:
-        with suppress(HarnessError):  # said where it is predicted
-            config, adapter = scenario.other.traced(scenario)
-            workload, model = scenario.workload(), scenario.job.model
-            local, variants = _asked(workload, config, model, adapter, not scenario.other.computes_loss)
-            for found in (_shipped_or_request(local, variant) for variant in variants):
-                if isinstance(found, str) and not _file(found).exists():
-                    requests[found] = None
-    return list(requests)
-
-
-def _shipped_or_request(config: Mapping[str, Any], asked: Mapping[str, Any]) -> ActivationProfile | str:
-    """The profile, or what to ask for it; `adapter` and `dropout` may be left out: none."""
+def find_profile(config: Mapping[str, Any], *, trace: Trace | None = None, **asked: Any) -> ActivationProfile:
+    """Activation profile for a Hugging Face configuration; `adapter` and `dropout` may be left out: none."""
     dropout, adapter = asked.get("dropout", 0.0), asked.get("adapter")
     variant = {name: value for name, value in asked.items() if name not in ("dropout", "adapter")}
     if dropout != 0:  # profiles are shipped without
         variant["dropout"] = dropout
     if adapter is not None or isinstance(variant["checkpointing"], str):
         of_adapter = {} if adapter is None else {"adapter": dict(adapter)}
-        return request_text(config, variant | of_adapter)
+        return traced(request_text(config, variant | of_adapter), trace)
     shipped = _shipped(config_key(config), variant_key(variant)) if dropout == 0 else None
-    return shipped or request_text(config, variant)
+    return shipped or traced(request_text(config, variant), trace)
 
 
 def config_key(config: Mapping[str, Any]) -> str:

@@ -511,7 +511,7 @@ def search(
     if not question.names_all:
         named = {registry.parse(label)[0].name for label in question.labels}
         backends, left_out = [registry.BUILT_IN[name] for name in sorted(named)], {}
-    tried = _tried(question, backends if question.samples else [], left_out, by, only)
+    tried = _tried(question, backends if question.samples else [], left_out, only)
     left_out |= NOT_TRIED
     every: dict[str, list[Prediction]] = {}
     known, made = known or {}, dict[str, list[Prediction]]()
@@ -575,14 +575,10 @@ def _tried(
     question: Question,
     backends: Sequence[Entry],
     left_out: dict[str, str],
-    by: Predictors,
     only: Collection[str] | None,
 ) -> list[str]:
-    """Every variant that can run the job; why the others cannot goes to `left_out`.
-
-    Profiles of divided models that are not there yet are traced together.
-    """
-    found, scenarios = [], []
+    """Every variant that can run the job; why the others cannot goes to `left_out`."""
+    found = []
     for entry in backends:
         of_entry = list(variants(entry, question.gpus, question.gpus_per_node, question.job))
         if not question.names_all and entry.name not in question.labels:  # with options
@@ -594,12 +590,6 @@ def _tried(
                 left_out[label] = reason
                 continue
             found.append(label)
-            scenarios += [
-                scenario_of(question, label, size, checkpointing=checkpointing)
-                for checkpointing in question.checkpointing
-                for size in micro_batch_sizes(question, label)[:2]
-            ]
-    by.prepare(scenarios)
     return found
 
 

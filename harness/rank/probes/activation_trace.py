@@ -540,18 +540,15 @@ def profile_text(request_text: str) -> str:
 
 
 def serve() -> None:
-    """Answer a request a line until standard input ends; null for a model that cannot be traced."""
+    """Answer a request a line until standard input ends: with its profile, or why it cannot be traced."""
     for request in sys.stdin:
         try:
-            text = profile_text(request)
-        except Exception:
-            text = None
-        sys.stdout.write(json.dumps(text) + "\n")
+            answer = {"profile": profile_text(request)}
+        except HarnessError as error:
+            answer = {"error": str(error)}
+        sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["serve"]:
-        serve()
-    else:
-        sys.stdout.write(profile_text(sys.stdin.read()))
+    serve()

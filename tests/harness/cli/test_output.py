@@ -20,7 +20,8 @@ from harness.cli import COMMANDS, WORKING_AFTER, is_silent, output, working
 from harness.cli.output import MatrixProgress, Progress, View, counting_predictors, duration, echo
 from harness.job.config import load_experiment
 from harness.launch.cells import plan
-from harness.plan import profiles
+from harness.plan import prediction
+from harness.plan.profiles import Tracer
 from harness.record.store import write_record
 from harness.run_directory.events import StepEvent
 from harness.run_directory.request import RunRequest
@@ -107,18 +108,19 @@ def test_the_bar_goes_on_while_nothing_is_predicted(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("_often")
 def test_while_profiles_are_traced_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "harness: 0 s, tracing the model's activations, 2 of 4 done\n"
+    text = "harness: 0 s, tracing the model's activations: 1 prediction so far\n"
     monkeypatch.setattr(sys, "stderr", pipe := Terminal(text, 3, is_one=False))
     monkeypatch.setenv(WORKING_AFTER, "1")
     seen: list[bool] = []
 
-    def trace(_: object, tell: Any) -> None:
-        tell(2, 4)
+    def trace(*_: object) -> str:
         seen.append(pipe.shown.wait(SECONDS))
+        return ""
 
-    monkeypatch.setattr(profiles, "trace_scenarios", trace)
+    monkeypatch.setattr(Tracer, "__call__", trace)
+    monkeypatch.setattr(prediction, "predict_memory", lambda _, trace: trace("a request"))
     with counting_predictors() as predictors:
-        predictors.ahead([])
+        predictors.memory(scenario("fsdp", 4))
     assert seen == [True]
 
 

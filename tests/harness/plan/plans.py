@@ -215,10 +215,4 @@ def speed(communication: float = 0.1, small: float = 0.1) -> Any:
 def predictors(
     *, per_token: int = 1000, states: int = 16, communication: float = 0.1, small: float = 0.1
 ) -> Predictors:
-    return Predictors(
-        memory=memory(per_token, states), speed=speed(communication, small), ahead=trace_nothing
-    )
-
-
-def trace_nothing(_: object) -> None:
-    """Invented predictors need no profiles."""
+    return Predictors(memory=memory(per_token, states), speed=speed(communication, small))

@@ -34,7 +34,7 @@ def states_only(asked: Scenario) -> MemoryPrediction:
     return needing(weights=held(asked))
 
 
-STATES_ONLY = Predictors(memory=states_only, speed=lambda _: None, ahead=lambda _: None)
+STATES_ONLY = Predictors(memory=states_only, speed=lambda _: None)
 
 
 def plan(label: str, ranks: int) -> Scenario:

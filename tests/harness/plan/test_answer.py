@@ -48,7 +48,6 @@ from tests.harness.plan.plans import (
     question,
     scenario,
     speed,
-    trace_nothing,
 )
 
 pytestmark = pytest.mark.long(seconds=15)
@@ -185,7 +184,7 @@ def test_a_runner_up_that_is_faster_is_shown_once_and_one_gpu_has_no_parallelism
         rate = 1020.0 if scenario.label.startswith("zero1:") else 1000.0
         return replace(found, tokens_per_second_per_gpu=rate)
 
-    given = Predictors(memory=memory(), speed=fast_offload, ahead=trace_nothing)
+    given = Predictors(memory=memory(), speed=fast_offload)
     lines = text_of(
         recommend(question(gpus=1, tokens=400, device=replace(DEVICE, memory_bytes=10**9)), given)
     )
@@ -204,7 +203,7 @@ def test_one_gpu_on_which_only_offload_has_a_prediction_is_answered() -> None:
         found: MemoryPrediction = memory()(scenario)
         return found
 
-    given = Predictors(memory=refuses_single, speed=speed(), ahead=trace_nothing)
+    given = Predictors(memory=refuses_single, speed=speed())
     answer = recommend(question(gpus=1, tokens=400), given)
     assert answer.best
     assert all(c.offload != "none" for c in answer.best)
@@ -217,7 +216,7 @@ def test_the_other_presets_winner_is_named_if_it_differs() -> None:
         alike = scenario.preset == "like-for-like" and scenario.label == "fsdp"
         return replace(found, tokens_per_second_per_gpu=1000.0) if alike else found
 
-    given = Predictors(memory=memory(), speed=fast_alike, ahead=trace_nothing)
+    given = Predictors(memory=memory(), speed=fast_alike)
     for preset, own, other in (
         ("library-defaults", "zero1", "like-for-like: fsdp"),
         ("like-for-like", "fsdp", "library-defaults: zero1"),
@@ -364,7 +363,7 @@ def test_gradients_that_accumulate_need_a_smaller_batch() -> None:
         kept = 20_000_000 if scenario.accumulation_steps > 1 else 3_000_000 * scenario.micro_batch_size
         return needing(gradients=kept)
 
-    found = search(question(), Predictors(memory=accumulating, speed=speed(), ahead=trace_nothing))
+    found = search(question(), Predictors(memory=accumulating, speed=speed()))
     assert "a smaller micro-batch needs more" in found.rejected(())[0][1]
 
 

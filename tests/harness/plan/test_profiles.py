@@ -10,14 +10,24 @@ import pytest
 
 from benchmarks.activation_profiles import ROUTES
 from harness.backends.registry import strategy_of
+from harness.errors import HarnessError
 from harness.forms.activations import to_json
 from harness.forms.layout import Layout
 from harness.forms.workload import Workload
 from harness.plan import profiles
 from harness.plan.models import catalogue_names, load_model
-from harness.plan.profiles import config_key, find_profile, precision_route, request_text, traced
+from harness.plan.profiles import (
+    TRACER,
+    Tracer,
+    config_key,
+    find_profile,
+    precision_route,
+    request_text,
+    traced,
+)
 from harness.rank.probes.activation_trace import Variant, profile_text, trace_profile
-from tests.tracing import ONE, SEVERAL
+from tests.patience import SECONDS
+from tests.tracing import ONE
 
 pytestmark = pytest.mark.long(seconds=12)
 
@@ -83,25 +93,34 @@ def test_a_shipped_profile_is_what_tracing_gives(
 
 
 @pytest.mark.costly
-def test_new_processes_trace_what_this_one_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_one_process_traces_what_this_one_does_says_what_it_cannot_and_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(profiles, "_trace", lambda _: pytest.fail("traced again"))
+    monkeypatch.setattr(Tracer, "__call__", ONE)
     config = load_model("gpt2").config | {"n_embd": 24, "n_head": 2, "vocab_size": 50}
-    plain, recomputed = (
+    requests = [
         request_text(config, asdict(Variant(checkpointing=checkpointing))) for checkpointing in (False, True)
-    )
+    ]
     unknown = request_text({"model_type": "no such model"}, {})
-    done: list[None] = []
-    with profiles.kept_tracers():
-        SEVERAL(0, [plain, unknown], lambda: done.append(None))
-        process = profiles._kept[0]._process
-        SEVERAL(0, [recomputed], lambda: done.append(None))
-        assert profiles._kept[0]._process is process  # torch is imported once
+    with Tracer() as trace:
+        for request in requests:
+            assert to_json(traced(request, trace)) == json.loads(profile_text(request))
+            with pytest.raises(HarnessError, match="of a no such model cannot be traced without data"):
+                trace(unknown)
+        process = trace._process
+        monkeypatch.setattr(profiles, "TRACING_SECONDS", 0.0)
+        with pytest.raises(HarnessError, match=r"took over 0\.0 s"):
+            trace(requests[0])
+        assert process.returncode is not None
+        monkeypatch.setattr(profiles, "TRACER", "no_such_module")
+        monkeypatch.setattr(profiles, "TRACING_SECONDS", SECONDS)
+        with pytest.raises(HarnessError, match=r"activations ended: .*No module named no_such_module"):
+            trace(requests[0])
+        monkeypatch.setattr(profiles, "TRACER", TRACER)
+        assert json.loads(trace(requests[0]))
+        process = trace._process
     assert process.returncode is not None
-    assert len(done) == 3
-    for request in (plain, recomputed):
-        assert to_json(traced(request)) == json.loads(profile_text(request))
-    assert json.loads(ONE(plain)) == json.loads(profile_text(plain))
 
 
 def test_a_block_of_llama_saves_what_counting_by_hand_gives() -> None:
@@ -117,12 +136,3 @@ def test_a_block_of_llama_saves_what_counting_by_hand_gives() -> None:
     norms = 2 * (4 * h + 4 + 2 * h + 2 * h)
     attention = 2 * h + 2 * keys + 2 * keys + 2 * h + 4 * heads
     assert str(profile.block.held) == f"{norms + attention + 4 * 2 * f} s"
-
-
-def test_how_many_profiles_are_traced_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(profiles, "_trace_all", lambda _, requests, each: [each() for _ in requests])
-    told: list[tuple[int, int]] = []
-    profiles.trace_ahead(["one", "two", "one"], lambda *done: told.append(done))
-    profiles.trace_ahead([], lambda *done: told.append(done))
-    assert told == [(0, 2), (1, 2), (2, 2)]

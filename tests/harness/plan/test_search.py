@@ -41,7 +41,6 @@ from tests.harness.plan.plans import (
     question,
     scenario,
     speed,
-    trace_nothing,
 )
 
 
@@ -90,7 +89,7 @@ def test_a_variant_that_cannot_be_predicted_costs_no_other() -> None:
             raise HarnessError("no form")
         return memory()(scenario)
 
-    found = search(question(), Predictors(memory=refuses_zero3, speed=speed(), ahead=trace_nothing))
+    found = search(question(), Predictors(memory=refuses_zero3, speed=speed()))
     assert found.left_out["zero3"] == "no prediction: no form"
     assert "fsdp" in {c.backend for c in found.fitting}
 
@@ -197,7 +196,7 @@ def accumulating(scenario: Scenario) -> MemoryPrediction:
 
 
 def test_where_whole_gradients_do_not_fit_they_are_reduced_in_every_micro_step() -> None:
-    by = Predictors(memory=accumulating, speed=speed(), ahead=trace_nothing)
+    by = Predictors(memory=accumulating, speed=speed())
     found = search(question(), by)
     assert all(c.planned.options["sync_each_batch"] for c in found.fitting)
     assert found.fitting[0].label == "fsdp-grad-op:sync_each_batch=True"
@@ -413,7 +412,7 @@ def test_the_fewest_gpus_are_those_on_which_full_sharding_leaves_room() -> None:
         found = fewest_gpus(replace(question(), names_all=False, labels=labels), predictors())
         assert (found and found.world_size) == gpus
     # Whole gradients that add up have no room on any number of ranks, reduced ones do.
-    by = Predictors(memory=accumulating, speed=speed(), ahead=trace_nothing)
+    by = Predictors(memory=accumulating, speed=speed())
     for label in ("fsdp", "accelerate-fsdp"):
         found = fewest_gpus(replace(question(), names_all=False, labels=(label,)), by)
         assert found is not None
