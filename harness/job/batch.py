@@ -21,29 +21,40 @@ class BatchLayout:
     accumulation_steps: int
 
 
-def batch_layout(training: TrainingSection, world_size: int) -> BatchLayout:
-    """Derive what is not given of global batch, micro-batch and accumulation.
+def cut(ranks: int, *, total: int | None, micro: int | None, accumulation: int | None) -> BatchLayout:
+    """Derive what is None of global batch, micro-batch and accumulation; of more than one accumulation is 1.
 
-    Two given: the third follows. Fewer: accumulation is 1, and the global batch
-    DEFAULT_GLOBAL_BATCH_SIZE unless the micro-batch decides it. Raises JobError where they do not fit.
+    Global batch or micro-batch must be given. Raises JobError where they do not fit.
     """
-    total = training.global_batch_size
-    micro = training.micro_batch_size
-    accumulation = training.accumulation_steps
-    if total is None and micro is None:
-        total = DEFAULT_GLOBAL_BATCH_SIZE
+    given = {
+        "ranks": ranks, "global_batch_size": total, "micro_batch_size": micro,
+        "accumulation_steps": accumulation,
+    }  # fmt: skip
     if total is None:
         assert micro is not None
         accumulation = accumulation or 1
-        total = world_size * micro * accumulation
+        total = ranks * micro * accumulation
     elif micro is None:
         accumulation = accumulation or 1
-        micro = _exact(total, world_size * accumulation, "micro_batch_size", training, world_size)
+        micro = total // (ranks * accumulation)
     elif accumulation is None:
-        accumulation = _exact(total, world_size * micro, "accumulation_steps", training, world_size)
-    if total != world_size * micro * accumulation:
-        raise JobError(_mismatch(training, world_size))
+        accumulation = total // (ranks * micro) if micro else 0
+    if not total or total != ranks * micro * accumulation:
+        named = ", ".join(f"{name} {value}" for name, value in given.items() if value)
+        raise JobError(
+            f"{named} do not fit: training.global_batch_size (default "
+            f"{DEFAULT_GLOBAL_BATCH_SIZE}) must equal ranks (or groups of ranks that share samples) x "
+            "micro_batch_size x accumulation_steps; change one of them or the number of ranks"
+        )
     return BatchLayout(global_batch_size=total, micro_batch_size=micro, accumulation_steps=accumulation)
+
+
+def batch_layout(training: TrainingSection, world_size: int) -> BatchLayout:
+    """How ranks cut the global batch: DEFAULT_GLOBAL_BATCH_SIZE unless it or the micro-batch is given."""
+    total, micro = training.global_batch_size, training.micro_batch_size
+    if total is None and micro is None:
+        total = DEFAULT_GLOBAL_BATCH_SIZE
+    return cut(world_size, total=total, micro=micro, accumulation=training.accumulation_steps)
 
 
 def reference_layout(layout: BatchLayout, training: TrainingSection) -> BatchLayout:
@@ -60,18 +71,8 @@ def layout_over(data_ranks: int, layout: BatchLayout, training: TrainingSection)
     total = layout.global_batch_size
     if total == data_ranks * layout.micro_batch_size * layout.accumulation_steps:
         return layout
-    if training.micro_batch_size is not None:
-        micro = training.micro_batch_size
-    else:
-        micro = total // data_ranks // layout.accumulation_steps
-    accumulation = total // data_ranks // micro if micro else 0
-    if total != data_ranks * micro * accumulation or not total:
-        raise JobError(
-            f"global_batch_size {total} does not divide over {data_ranks} ranks (or groups of ranks that "
-            f"share samples) in micro-batches of {training.micro_batch_size or 'one size'}; change "
-            "training.global_batch_size, training.micro_batch_size or how many ranks share samples"
-        )
-    return BatchLayout(global_batch_size=total, micro_batch_size=micro, accumulation_steps=accumulation)
+    micro = training.micro_batch_size or total // data_ranks // layout.accumulation_steps
+    return cut(data_ranks, total=total, micro=micro, accumulation=None)
 
 
 def another_split(layout: BatchLayout) -> BatchLayout | None:
@@ -90,17 +91,7 @@ def _smallest_factor(number: int) -> int:
 
 def with_micro_batch(layout: BatchLayout, micro_batch_size: int) -> BatchLayout:
     """Split the global batch on one rank into micro-batches of a given size. Raises JobError."""
-    total = layout.global_batch_size
-    if total % micro_batch_size:
-        raise JobError(
-            f"micro_batch_size {micro_batch_size} does not divide the global batch of {total} samples; "
-            "choose a divisor"
-        )
-    return BatchLayout(
-        global_batch_size=total,
-        micro_batch_size=micro_batch_size,
-        accumulation_steps=total // micro_batch_size,
-    )
+    return cut(1, total=layout.global_batch_size, micro=micro_batch_size, accumulation=None)
 
 
 def with_global_batch(job: Job, layout: BatchLayout) -> Job:
@@ -113,29 +104,6 @@ def with_global_batch(job: Job, layout: BatchLayout) -> Job:
         }
     )
     return job.model_copy(update={"training": training})
-
-
-def _exact(total: int, divisor: int, name: str, training: TrainingSection, world_size: int) -> int:
-    quotient, rest = divmod(total, divisor)
-    if rest or quotient == 0:
-        raise JobError(_mismatch(training, world_size, missing=name))
-    return quotient
-
-
-def _mismatch(training: TrainingSection, world_size: int, missing: str | None = None) -> str:
-    parts = [
-        f"{name} {value}"
-        for name in ("global_batch_size", "micro_batch_size", "accumulation_steps")
-        if (value := getattr(training, name)) is not None
-    ]
-    if training.global_batch_size is None and training.micro_batch_size is None:
-        parts.insert(0, f"global_batch_size {DEFAULT_GLOBAL_BATCH_SIZE} (default)")
-    given = ", ".join(parts)
-    problem = f"leaves no whole {missing}" if missing else "do not multiply to the global batch"
-    return (
-        f"{given} on {world_size} ranks {problem}: training.global_batch_size must equal ranks x "
-        "micro_batch_size x accumulation_steps; change one of them or the number of ranks"
-    )
 
 
 def data_size(label: str, world_size: int) -> int:

@@ -66,7 +66,7 @@ FIT = "fit --backend ddp --limit"
         (f"{RUN} --config none.yaml",
          "none.yaml cannot be read: No such file or directory; `harness settings --write FILE`"),
         ("run --backend ddp,zero2", "unknown. For several: `harness compare --backends ddp,zero2`"),
-        (f"{RUN} --nproc 3 --set training.global_batch_size=8", "leaves no whole micro_batch_size"),
+        (f"{RUN} --nproc 3 --set training.global_batch_size=8", "do not fit: training.global_batch_size"),
         (f"{RUN} --set data.source=text --set data.path=none.txt",
          "data.path 'none.txt' does not exist in {folder}; give an existing file"),
         (f"{RUN} --set data.source=text --set data.path=empty", "gives no sample"),
@@ -76,7 +76,7 @@ FIT = "fit --backend ddp --limit"
         (f"{RUN} --set 'model.config={{model_type: lama}}'", "unknown to transformers"),
         ("compare --backends zero1,dpd", "Did you mean 'ddp'?"),
         ("compare --backends ''", "--backends is empty"),
-        ("compare --backends ddp --nproc 2,3", "on 3 ranks"),
+        ("compare --backends ddp --nproc 2,3", "ranks 3, global_batch_size 8"),
         *((f"compare --backends ddp --nproc '{sizes}'", f"--nproc was given '{sizes}'")
           for sizes in ("0", "two", "2,,4", "2,-1", "")),
         ("compare --backends ddp --report report.pdf",

@@ -37,21 +37,24 @@ def test_what_is_not_given_is_derived(
 @pytest.mark.parametrize(
     ("given", "world_size", "named"),
     [
-        ({"global_batch_size": 16, "micro_batch_size": 2, "accumulation_steps": 4}, 4, "do not multiply"),
-        ({"global_batch_size": 10}, 4, "no whole micro_batch_size"),
-        ({"global_batch_size": 2}, 4, "no whole micro_batch_size"),
-        ({"global_batch_size": 10, "micro_batch_size": 4}, 2, "no whole accumulation_steps"),
-        ({"global_batch_size": 4, "micro_batch_size": 4}, 2, "no whole accumulation_steps"),
-        ({}, 3, "global_batch_size 8 (default) on 3 ranks"),
-        ({"accumulation_steps": 3}, 2, "accumulation_steps 3 on 2 ranks"),
-        ({"accumulation_steps": 3}, 2, "global_batch_size 8"),
+        ({"global_batch_size": 16, "micro_batch_size": 2, "accumulation_steps": 4}, 4,
+         "ranks 4, global_batch_size 16, micro_batch_size 2, accumulation_steps 4"),
+        ({"global_batch_size": 10}, 4, "ranks 4, global_batch_size 10"),
+        ({"global_batch_size": 2}, 4, "ranks 4, global_batch_size 2"),
+        ({"global_batch_size": 10, "micro_batch_size": 4}, 2,
+         "ranks 2, global_batch_size 10, micro_batch_size 4"),
+        ({"global_batch_size": 4, "micro_batch_size": 4}, 2,
+         "ranks 2, global_batch_size 4, micro_batch_size 4"),
+        ({}, 3, "ranks 3, global_batch_size 8"),
+        ({"accumulation_steps": 3}, 2, "ranks 2, global_batch_size 8, accumulation_steps 3"),
     ],
-)
+)  # fmt: skip
 def test_batch_that_does_not_divide_is_refused(given: dict[str, int], world_size: int, named: str) -> None:
     with pytest.raises(JobError) as caught:
         batch.batch_layout(TrainingSection(**given), world_size)
-    assert named in str(caught.value)
-    assert all(str(value) in str(caught.value) for value in given.values())
+    assert str(caught.value).startswith(
+        f"{named} do not fit: training.global_batch_size (default 8) must equal ranks"
+    )
 
 
 def test_fewer_samples_than_ranks_go_to_groups_that_share_them() -> None:
@@ -61,9 +64,9 @@ def test_fewer_samples_than_ranks_go_to_groups_that_share_them() -> None:
     assert found == layout(4, 1, 1)
     assert batch.cell_layout("ulysses-zero3:sequence=2", 8, found, training) == layout(4, 1, 1)
     assert batch.cell_layout("tp:tensor=4", 8, found, training) == layout(4, 2, 1)
-    with pytest.raises(JobError, match="global_batch_size 4 does not divide over 8 ranks"):
+    with pytest.raises(JobError, match="ranks 8, global_batch_size 4 do not fit"):
         batch.cell_layout("fsdp", 8, found, training)
-    with pytest.raises(JobError, match="no whole micro_batch_size"):
+    with pytest.raises(JobError, match="ranks 8, global_batch_size 4 do not fit"):
         batch.job_layout(["fsdp"], 8, training)
 
 

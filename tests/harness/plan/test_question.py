@@ -65,7 +65,7 @@ def test_a_batch_is_cut_for_each_number_of_ranks_and_a_hybrid_shards_within_a_no
     [
         ("training.steps=3", {"backends": "zero4"}, r"backend 'zero4' is unknown\. .*Did you mean 'zero"),
         ("training.steps=3", {"world_sizes": (12,)}, "12 ranks do not fill nodes of 8 GPUs"),
-        ("training.global_batch_size=12", {}, "leaves no whole micro_batch_size"),
+        ("training.global_batch_size=12", {}, "do not fit: training.global_batch_size"),
         ("data.sequence_length=2048", {"model": "gpt2"}, "2048 is longer than gpt2's context of 1024 posi"),
     ],
 )
