@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -52,18 +51,20 @@ class GivenFile:
 
 
 def read_file(path: Path, what: str, *, suffix: str = ".json", has_comments: bool = False) -> GivenFile:
-    """A mapping of settings in JSON, TOML or, of any other suffix, YAML.
+    """A mapping of settings in JSON or, of any other suffix, YAML.
 
     has_comments: in JSON comments and a comma after the last value are left out, as DeepSpeed's own reader
-    does. Raises HarnessError: unreadable, too large, a key twice, NaN, too deep, no mapping.
+    does. Raises HarnessError: TOML, unreadable, too large, a key twice, NaN, too deep, no mapping.
     """
-    form = {".json": "JSON", ".toml": "TOML"}.get(suffix, "YAML")
+    if path.suffix == ".toml":
+        raise HarnessError(
+            f"{what} {path}: DeepSpeed and Accelerate read no TOML; give the file that your launcher uses"
+        )
+    form = "JSON" if suffix == ".json" else "YAML"
     text = read_settings(path, what, f"; give a {form} file that can be read").removeprefix(BYTE_ORDER_MARK)
     document: Any
     try:
-        if suffix == ".toml":
-            document = tomllib.loads(text)
-        elif suffix != ".json":
+        if suffix != ".json":
             document = parse_yaml(text, f"{what} {path}")
         else:
             try:
@@ -74,8 +75,6 @@ def read_file(path: Path, what: str, *, suffix: str = ".json", has_comments: boo
                 bare = _COMMENT.sub(lambda found: found[1] or "\n" * found[0].count("\n"), text)
                 document = parse_json(_LAST_COMMA.sub(lambda found: found[1] or "", bare))
         require_bounded(document)
-    except tomllib.TOMLDecodeError as error:
-        raise HarnessError(f"{what} {path} is not valid TOML: {error}") from error
     except json.JSONDecodeError as error:
         raise HarnessError(
             f"{what} {path} is not valid JSON, line {error.lineno}: {error.msg}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,69 +25,6 @@ from harness.job.experiment import Experiment
 from harness.job.job import EFFECTIVE, SettingsSection
 from harness.nested import leaves, removed
 from harness.record import FileKind, GivenMode, GivenPart, GivenSettingPart
-from harness.safe_text import capped
-
-COMPONENT = "_component_"
-"""torchtune names a class in each of its sections."""
-MOST_SHOWN = 200
-"""Bytes of a path."""
-OF_FSDP = ("fsdp_config", "fsdp")
-"""Keys of trainers that hold FSDP's settings."""
-
-
-@cache
-def _trainers() -> dict[str, Any]:
-    """`trainers.yaml`: how their files are known."""
-    return reading.read_table("trainers")
-
-
-def trainer_of(document: Mapping[str, Any]) -> str | None:
-    """What a file is if it is a trainer's, in words; None: none that is known."""
-    names = {str(key).removeprefix("fsdp_") for key in document}
-    if names and names <= set(_trainers()["fsdp_config"]):
-        return "Trainer's fsdp_config"
-    if any(isinstance(value, dict) and COMPONENT in value for value in document.values()):
-        return "a configuration of torchtune"
-    for trainer in _trainers()["known"]:
-        if len(document.keys() & set(trainer["keys"])) >= trainer.get("least", 1):
-            return f"a configuration of {trainer['name']}"
-    return None
-
-
-def what_to_give(document: Mapping[str, Any], what: str) -> str:
-    """Which file or key of a trainer's configuration to give."""
-    if what == "Trainer's fsdp_config":
-        return (
-            "Put these keys under 'fsdp_config' of an Accelerate file with 'distributed_type: FSDP', and "
-            "give that with --from-accelerate."
-        )
-    for key, value in _nested(document):
-        option = _trainers()["files"].get(key.rpartition(".")[2])
-        if option and isinstance(value, str) and Path(value).suffix:  # ms-swift's 'zero3' is no file
-            path = capped(" ".join(value.split()), MOST_SHOWN)
-            return f"Its key '{key}' names the file to give: {option} {path}"
-        if option and isinstance(value, dict) and value:
-            return f"Save its section '{key}' as a file of its own, and give that with {option}."
-    for key in OF_FSDP:
-        if document.get(key):
-            return (
-                f"Put its key '{key}' under 'fsdp_config' of an Accelerate file with 'distributed_type: "
-                "FSDP', and give that with --from-accelerate."
-            )
-    return (
-        "It names no file of DeepSpeed or Accelerate: give the one of its launcher (accelerate launch "
-        "--config_file FILE: --from-accelerate FILE), or choose a strategy with --backends."
-    )
-
-
-def _nested(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys, dotted, those at the top first."""
-    for key, value in document.items():
-        yield f"{prefix}{key}", value
-    for key, value in document.items():
-        if isinstance(value, dict) and str(key) not in _trainers()["files"]:
-            yield from _nested(value, f"{prefix}{key}.")
-
 
 CUT = ("training.global_batch_size", "training.micro_batch_size", "training.accumulation_steps")
 """The batch and its cut: of these three, two decide the third."""
@@ -211,6 +148,10 @@ MOST_TYPING_ERRORS = 2
 NAMES: dict[FileKind, str] = {"accelerate": "Accelerate", "deepspeed": "DeepSpeed"}
 OWN_KEYS: dict[FileKind, str] = {kind: FOREIGN_KEYS[name] for kind, name in NAMES.items()}
 """A key by which a file is known."""
+OF_THE_LAUNCHER = (
+    "Give the file of DeepSpeed or Accelerate that your launcher uses (accelerate launch --config_file FILE: "
+    "--from-accelerate FILE), or choose a strategy with --backends."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,29 +221,21 @@ def _read(
 
 
 def _require_kind(kind: FileKind, file: reading.GivenFile) -> None:
-    """Raise HarnessError for a file of the other kind or of a trainer, whose keys would all be unknown."""
+    """Raise HarnessError for a file of the other kind or of another tool, whose keys would all be unknown."""
     for other, key in OWN_KEYS.items():
         if kind != other and key in file.document and OWN_KEYS[kind] not in file.document:
             raise HarnessError(
                 f"'{file.path}' has '{key}', so it is a configuration of {NAMES[other]}: give it with "
                 f"--from-{other}"
             )
-    if OWN_KEYS[kind] not in file.document and (trainers := trainer_of(file.document)):
-        error = HarnessError(f"'{file.path}' is {trainers}, and none of {NAMES[kind]}.")
-        error.add_note(what_to_give(file.document, trainers))
-        raise error
     own = [key for key in file.document if key in AT_THE_TOP[kind]]
     count = len(file.document)
-    if count - len(own) > max(MOST_TYPING_ERRORS, 0.75 * count):
+    if count - len(own) > max(MOST_TYPING_ERRORS if own else 1, 0.75 * count):
         error = HarnessError(
             f"'{file.path}' is not a configuration of {NAMES[kind]}: {count - len(own)} of its {count} keys "
             "are another tool's."
         )
-        error.add_note(
-            f"Save its {', '.join(own)} as a file of {NAMES[kind]}, and give that with --from-{kind}."
-            if OWN_KEYS[kind] in own
-            else what_to_give(file.document, "")
-        )
+        error.add_note(OF_THE_LAUNCHER)
         raise error
 
 
