@@ -37,7 +37,6 @@ def use_own_caches() -> None:
     for name in MOVED_CACHES:
         os.environ.pop(name, None)
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    os.environ["XDG_STATE_HOME"] = str(folder / "state")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "torchinductor")
 
 

@@ -76,8 +76,6 @@ class CheckpointProbe:
                 loss_scale=progress.loss_scale if progress else None,
                 weights_digest=weights.digest if weights else None, moments_checksum=moments,
             )  # fmt: skip
-            if request.measure.keep_checkpoint and form == "native":
-                saved = saved.sealed(folder)
             saved.write(folder)
             if form != "native" and self.config is not None:
                 self.config.save_pretrained(folder)

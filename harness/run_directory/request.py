@@ -5,17 +5,11 @@ Also what a saved checkpoint says of itself: one JSON file in its folder, whatev
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import json
-import os
-import secrets
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import AliasChoices, Field, ValidationError
+from pydantic import AliasChoices, ConfigDict, Field, ValidationError
 
 from harness.backends.base import Effective, Preset
 from harness.backends.model_source import AskedLoading
@@ -32,12 +26,12 @@ from harness.record.measured import ResumedPart, SavedFormat
 from harness.safe_text import KeptCommand
 
 DESCRIPTION = "checkpoint.json"
-KEY_BYTES = 32
 
 
 class SavedCheckpoint(Stored):
     """The run that saved a checkpoint, and how far it was."""
 
+    model_config = ConfigDict(extra="ignore")  # older versions wrote `files` and `seal`
     schema_version: Literal[1] = 1
     format: SavedFormat
     native_format: str
@@ -58,28 +52,6 @@ class SavedCheckpoint(Stored):
     moments_checksum: str | None = None
     """Of Adam's moments; None: digests were not asked for, or the format has none, or the backend does
     not list its pieces."""
-
-    files: dict[str, str] = {}
-    """SHA-256 of each file by its path, of formats that execute code when they are loaded."""
-    seal: str | None = None
-    """Of these digests with the key of the user who saved them; None: there is none."""
-
-    def sealed(self, folder: Path) -> SavedCheckpoint:
-        """With the digests of the files that were just saved; without a key, unsealed."""
-        files = _digests(folder)
-        key = _user_key(make=True)
-        return self.model_copy(update={"files": files, "seal": _seal(files, key) if key else None})
-
-    def why_foreign(self, folder: Path) -> str | None:
-        """Why the files may not be those that this user saved; None: they are."""
-        key = _user_key(make=False)
-        if self.seal is None:
-            return "nothing tells who saved it"
-        if key is None or not hmac.compare_digest(_seal(self.files, key), self.seal):
-            return "another user, or another home folder, saved it"
-        found = _digests(folder)
-        changed = sorted(name for name in {*found, *self.files} if found.get(name) != self.files.get(name))
-        return f"{changed[0]} is not as it was saved" if changed else None
 
     def write(self, folder: Path) -> None:
         write_atomically(folder / DESCRIPTION, self.model_dump_json(indent=1))
@@ -104,38 +76,6 @@ class SavedCheckpoint(Stored):
         return ResumedPart(**ResumedPart.shared(self))
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a checkpoint but its description, by its path in the folder."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path != folder / DESCRIPTION:
-            with path.open("rb") as file:
-                found[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
-
-
-def _seal(files: Mapping[str, str], key: bytes) -> str:
-    return hmac.new(key, json.dumps(dict(files), sort_keys=True).encode(), "sha256").hexdigest()
-
-
-def _user_key(*, make: bool) -> bytes | None:
-    """A secret of this user, by which files of others are told from own ones; None: it cannot be kept."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    path = state / "sharding-harness" / "key"
-    with suppress(OSError):
-        if make and not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(own := f"{path}.{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(KEY_BYTES))
-            with suppress(FileExistsError):  # another process was first
-                os.link(own, path)
-            os.unlink(own)
-        key = path.read_bytes()
-        return key if len(key) == KEY_BYTES else None
-    return None
-
-
 class Resume(Stored):
     """The checkpoint that a run continues."""
 
@@ -151,7 +91,7 @@ def checkpoint_folder(run_directory: Path) -> Path:
 def find_checkpoint(given: str, runs: Path, *, trusted: bool = False) -> Resume:
     """The kept checkpoint of a run, by its id or folder, or a folder of a checkpoint.
 
-    `trusted`: it may execute code, whoever saved it.
+    `trusted`: loading it may execute code.
     Raises HarnessError where there is none that training could go on from.
     """
     candidates = [Path(given), checkpoint_folder(Path(given)), checkpoint_folder(runs / given)]
@@ -167,16 +107,10 @@ def find_checkpoint(given: str, runs: Path, *, trusted: bool = False) -> Resume:
             f"--resume-from {given}: a consolidated checkpoint has no optimizer states, so training cannot "
             f"go on as if never stopped. Save a neutral one, or begin a new job with model.name={folder}"
         )
-    try:
-        why = saved.why_foreign(folder) if saved.format == "native" and not trusted else None
-    except OSError as error:
+    if saved.format == "native" and not trusted:
         raise HarnessError(
-            f"--resume-from {given}: {error.filename} cannot be read: {error.strerror}"
-        ) from error
-    if why is not None:
-        raise HarnessError(
-            f"--resume-from {given}: loading a native checkpoint executes code in it, and {why}; give "
-            "a neutral one (measure.checkpoint=neutral), or --trust-checkpoint if you trust who saved it"
+            f"--resume-from {given}: loading a native checkpoint executes code in it; give a neutral one "
+            "(measure.checkpoint=neutral), or --trust-checkpoint if you trust who saved it"
         )
     return Resume(folder=folder.resolve(), saved=saved)
 

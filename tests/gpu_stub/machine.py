@@ -59,7 +59,7 @@ class Machine:
         if registry.parse(label)[0].name == registry.REFERENCE:
             nproc, layout = 1, reference_layout(layout, experiment.training)
         variables = {"CUDA_STUB_DEVICES": str(DEVICES)} | dict(environment or {})
-        resume = find_checkpoint(resume_from.run_id, self.store.root) if resume_from else None
+        resume = find_checkpoint(resume_from.run_id, self.store.root, trusted=True) if resume_from else None
         saved_by = resume_from and resume_from.run_id
         key = (label, nproc, tuple(settings), layout, tuple(sorted(variables.items())), repeat, log, saved_by)
         if key not in self._records:
