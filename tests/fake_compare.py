@@ -19,6 +19,7 @@ from harness.launch.launcher import InTurns
 from harness.run_directory.assemble import Outcome
 from harness.run_directory.request import RunRequest, rank_file
 from tests.fake_ranks import FakeLauncher, Rank
+from tests.patience import until
 
 
 def sound(rank: Rank) -> None:
@@ -59,11 +60,8 @@ def closed(rank: Rank) -> None:
 def all_train(rank: Rank) -> None:
     """Four steps, and wait for the other rank's."""
     rank.train(4)
-    files, end = [rank_file(rank.folder, number) for number in range(2)], time.monotonic() + 60
-    while time.monotonic() < end:
-        if sum(file.read_bytes().count(b"\n") for file in files if file.exists()) >= 8:
-            break
-        time.sleep(0.01)
+    files = [rank_file(rank.folder, number) for number in range(2)]
+    until(lambda: sum(file.read_bytes().count(b"\n") for file in files if file.exists()) >= 8)
 
 
 def replaced(rank: Rank) -> None:

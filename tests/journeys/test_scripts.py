@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from itertools import chain
 
@@ -15,7 +14,7 @@ from tests.harness.rank.observing.test_scripts import ARGUMENTS, EXAMPLES, make_
 from tests.journeys.conftest import PLAIN, VARIABLES, WINDOWS
 from tests.journeys.journey import Journey
 from tests.journeys.test_observe import BUILD
-from tests.patience import SECONDS
+from tests.patience import until
 from tests.representatives import cheap
 
 OF_THE_MACHINE = {
@@ -143,18 +142,12 @@ def test_a_killed_comparison_that_is_called_again_loses_and_repeats_nothing(jour
         [*HARNESS, *words], cwd=journey.folder, env=environment(**VARIABLES),
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    waits, deadline = journey.folder / "waits", time.monotonic() + SECONDS
-    while not (waits.exists() and waits.read_text()):
-        assert killed.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    script = psutil.Process(int(waits.read_text()))
+    waits = journey.folder / "waits"
+    script = psutil.Process(int(until(lambda: waits.exists() and waits.read_text(), killed)))
     killed.kill()
     killed.wait()
     with suppress(psutil.NoSuchProcess):  # it is told to end as its parent is gone
-        while script.status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: script.status() == psutil.STATUS_ZOMBIE)
     (first,) = (path for path in (journey.folder / "runs").glob("*/record.json"))
     before = first.read_bytes()
     (journey.folder / "goes-on").touch()

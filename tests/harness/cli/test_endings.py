@@ -25,7 +25,7 @@ from harness.run_directory.rank_state import Owner
 from tests.events import steps_taken
 from tests.faults.scene import WITHOUT_OVERRIDE
 from tests.forkserver import launcher
-from tests.patience import SECONDS
+from tests.patience import SECONDS, until
 from tests.representatives import first
 
 from .command_line import HARNESS, LONG, SHORT, environment, harness, records, succeeds
@@ -74,10 +74,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         )  # fmt: skip
         running = Running(process, tmp_path / "runs")
         started.append(running)
-        deadline = time.monotonic() + SECONDS
-        while running.steps() < 3 and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert running.steps() >= 3 or process.poll() is not None
+        until(lambda: running.steps() >= 3 or process.poll() is not None)
         running.children = running.family()
         return running
 
@@ -91,12 +88,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def gone(family: list[psutil.Process]) -> bool:
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        if not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family if p.is_running()):
-            return True
-        time.sleep(0.05)
-    return False
+    return until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family))
 
 
 def own_family() -> list[psutil.Process]:
@@ -142,9 +134,7 @@ def test_interrupt_from_the_terminal_before_the_ranks_train_prints_no_traceback(
         start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     running = Running(process, tmp_path / "runs")
-    deadline = time.monotonic() + SECONDS
-    while len(running.family()) < 2 and time.monotonic() < deadline:  # its tracker and its fork server
-        time.sleep(0.01)
+    until(lambda: len(running.family()) >= 2)  # its tracker and its fork server
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everything in the foreground
     _, stderr = process.communicate(timeout=SECONDS)
@@ -169,12 +159,8 @@ def test_killed_rank_is_named(tmp_path: Path, rank: int) -> None:
     runs = tmp_path / "runs"
 
     def kill_once_it_trains() -> None:
-        deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
-            if any(steps_taken(path) >= 3 for path in runs.glob("*/rank-00000.jsonl")):
-                os.kill(pid_of_rank(runs, own_family(), rank), signal.SIGKILL)
-                return
-            time.sleep(0.05)
+        until(lambda: any(steps_taken(path) >= 3 for path in runs.glob("*/rank-00000.jsonl")))
+        os.kill(pid_of_rank(runs, own_family(), rank), signal.SIGKILL)
 
     killer = threading.Thread(target=kill_once_it_trains)
     killer.start()
@@ -374,13 +360,13 @@ def test_two_comparisons_at_once_run_no_cell_twice(tmp_path: Path) -> None:
 def abandoned(tmp_path: Path) -> Path:
     """A folder of runs whose comparison was killed in its last cell."""
     process = start_compare(tmp_path, "endless")
-    deadline = time.monotonic() + SECONDS
-    done: list[int] = []
-    while len(done) < 2 or min(done) < 4:  # steps of both ranks: one of both alone is no step of the run
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+
+    def both_trained() -> bool:
+        """One of both alone is no step of the run."""
         events = (tmp_path / "runs").glob("*-ddp-*/rank-0000?.jsonl")
-        done = [path.read_text().count('"step"') for path in events]
+        return sum(path.read_text().count('"step"') >= 4 for path in events) == 2
+
+    until(both_trained)
     ranks = _children(process.pid)
     os.kill(process.pid, signal.SIGKILL)
     for rank in ranks:  # the fake ranks do not follow their launcher

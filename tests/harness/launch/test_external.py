@@ -20,7 +20,7 @@ from harness.record.store import read_record
 from harness.run_directory.request import rank_exit, rank_file, rank_owner
 from tests.events import steps_taken
 from tests.fake_ranks import Behaviour, Rank, a_request, has_ended, wait_for_peers
-from tests.patience import SECONDS
+from tests.patience import SECONDS, until
 
 
 def launch(
@@ -65,12 +65,14 @@ def end_by_themselves(processes: list[multiprocessing.process.BaseProcess]) -> N
 
 def end(processes: list[multiprocessing.process.BaseProcess]) -> list[int | None]:
     """As torchrun: when one process has failed, terminate the others."""
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline and any(p.exitcode is None for p in processes):
+
+    def over() -> bool:
         if any(p.exitcode not in (None, 0) for p in processes):
             for process in processes:
                 process.terminate()
-        time.sleep(0.05)
+        return all(p.exitcode is not None for p in processes)
+
+    until(over)
     return [process.exitcode for process in processes]
 
 
@@ -82,12 +84,6 @@ def record_of(runs: Path) -> tuple[Record, ErrorPart]:
 
 LEAVING = "leaving"
 """The file of a rank that trained and is about to go: the process that ends then."""
-
-
-def until(is_so: Callable[[], object]) -> None:
-    """Wait; whoever waits for the process ends it if this never comes."""
-    while not is_so():
-        time.sleep(0.01)
 
 
 def leave_behind(rank: Rank, process: int) -> None:
@@ -279,9 +275,7 @@ lock.acquire()  # the main thread never comes back
 
 def start(script: str, folder: Path) -> subprocess.Popen[bytes]:
     process = subprocess.Popen([sys.executable, "-c", script, str(folder)])
-    deadline = time.monotonic() + SECONDS
-    while not (folder / "pid").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until((folder / "pid").exists)
     return process
 
 
@@ -307,15 +301,10 @@ def test_the_end_of_a_rank_is_noted(body: str, noted: int, left: int, tmp_path: 
 
 def test_a_rank_does_not_outlive_its_monitor(tmp_path: Path) -> None:
     process = start(MONITORED.format(body="time.sleep(60)"), tmp_path)
-    deadline = time.monotonic() + SECONDS
-    while not (tmp_path / "pid").read_text() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    child = int((tmp_path / "pid").read_text())
+    child = int(until((tmp_path / "pid").read_text))
     process.kill()
     process.wait(SECONDS)
-    while not has_ended(child):
-        assert time.monotonic() < deadline, f"process {child} lives on"
-        time.sleep(0.02)
+    until(lambda: has_ended(child))
 
 
 def test_a_stuck_rank_still_tells_before_it_ends(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from harness.run_directory.request import RunRequest
 from tests.fake_ranks import STEP, Behaviour, FakeLauncher, Rank
 from tests.forkserver import launcher
 from tests.harness.cli.command_line import HARNESS, SHORT, SMALL, environment
-from tests.patience import SECONDS
+from tests.patience import SECONDS, until
 from tests.records import make_record
 from tests.representatives import first
 
@@ -422,9 +422,7 @@ def test_a_fork_server_that_is_killed_costs_the_cell_that_runs(tmp_path: Path) -
          "--set", "compare.turns=1"],
         cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    deadline = time.monotonic() + SECONDS
-    while not list(tmp_path.glob("runs/*-ddp-*/rank-00001.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: list(tmp_path.glob("runs/*-ddp-*/rank-00001.jsonl")), process)
     (server,) = [
         child for child in psutil.Process(process.pid).children()
         if any("multiprocessing.forkserver" in word for word in child.cmdline())
@@ -487,9 +485,5 @@ def test_daemons_and_sessions_of_their_own_end(tmp_path: Path) -> None:
         timeout=SECONDS,
     )  # fmt: skip
     assert done.stdout == "None\n"
-    for name in ("own", "daemon"):
-        number = int((tmp_path / name).read_text())
-        deadline = time.monotonic() + SECONDS
-        while psutil.pid_exists(number) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not psutil.pid_exists(number)
+    numbers = [int((tmp_path / name).read_text()) for name in ("own", "daemon")]
+    until(lambda: not any(map(psutil.pid_exists, numbers)))

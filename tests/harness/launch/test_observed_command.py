@@ -18,7 +18,7 @@ from harness.record import ErrorPart
 from harness.record.store import Store
 from harness.run_directory.observed_record import ScriptRow
 from tests.fake_ranks import has_ended
-from tests.patience import SECONDS
+from tests.patience import until
 
 FLOODS = "while True: print('x' * 100_000)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -139,10 +139,7 @@ def test_a_script_ends_with_a_killed_observer(tmp_path: Path) -> None:
         assert observer.stdout is not None
         script_id = int(observer.stdout.readline())
         observer.kill()
-    deadline = time.monotonic() + SECONDS
-    while not has_ended(script_id):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: has_ended(script_id))
 
 
 ASKED = """

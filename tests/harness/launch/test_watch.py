@@ -20,7 +20,7 @@ from harness.run_directory.events import StepEvent
 from harness.run_directory.rank_state import Position, PositionWriter, RankState, late_ranks, read_position
 from harness.snapshots.flight_recorder import Hang
 from tests.fake_ranks import STEP, Behaviour, Rank, a_request, failure_of, wait_for_peers
-from tests.patience import SECONDS
+from tests.patience import until
 
 IMPATIENT = {"stuck_after_seconds": 1.0, "phase_timeout_seconds": 20.0, "timeout_seconds": 30.0}
 USED = watch._Usage(processor_seconds=1.0, moved_bytes=0, wants_to_go_on=False)
@@ -267,10 +267,7 @@ def test_who_has_no_processor_or_waits_for_the_disk_does_not_idle(
         process.start()
         os.sched_setaffinity(process.pid or 0, {processor})
     try:
-        deadline = time.monotonic() + SECONDS
-        while not is_so(rank, processes[1].pid or 0):
-            assert time.monotonic() < deadline, psutil.Process(processes[1].pid).status()
-            time.sleep(0.01)
+        until(lambda: is_so(rank, processes[1].pid or 0))
         idleness = Idleness(lambda: {0: processes[1].pid or 0})
         assert [idleness.seconds(float(now)) for now in (0, 1, 2)] == ([0, 1, 2] if idles else [0, 0, 0])
     finally:

@@ -29,7 +29,7 @@ from harness.run_directory.request import DESCRIPTION, SavedCheckpoint, modules_
 from harness.snapshots.flight_recorder import KEPT
 from tests.fake_ranks import STEP, Behaviour, Rank, failure_of, has_ended, record_of
 from tests.harness.run_directory.test_events import setup_event
-from tests.patience import SECONDS
+from tests.patience import until
 from tests.records import make_effective
 
 
@@ -138,10 +138,7 @@ def test_children_of_a_rank_end_with_it(tmp_path: Path) -> None:
         os._exit(5)
 
     record_of(tmp_path, survive, with_child)
-    deadline = time.monotonic() + SECONDS
-    while not has_ended(int(pid.read_text())):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: has_ended(int(pid.read_text())))
 
 
 def refuse(rank: Rank) -> None:
