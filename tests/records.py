@@ -228,7 +228,14 @@ def make_record(**changes: Any) -> Record:
     return changed(Record(**(values | changes)), **parts)
 
 
+def written(folder: Path, *records: Record) -> list[tuple[Path, Record]]:
+    """Records in run folders of their names, within a folder of runs; each with its file."""
+    for record in records:
+        (folder / record.run_id).mkdir(parents=True, exist_ok=True)
+    return [(write_record(folder / record.run_id, record), record) for record in records]
+
+
 def saved(folder: Path, run_id: str, **changes: Any) -> Path:
-    """The file of a record in a run folder of its name, within a folder of runs."""
-    (folder / run_id).mkdir(parents=True)
-    return write_record(folder / run_id, make_record(run_id=run_id, **changes))
+    """The file of one that is made so."""
+    ((path, _),) = written(folder, make_record(run_id=run_id, **changes))
+    return path

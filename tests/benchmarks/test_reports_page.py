@@ -8,9 +8,9 @@ import pytest
 from benchmarks.published_reports import PUBLISHED, Published
 from benchmarks.reports_page import page, with_results
 from benchmarks.sent_packages import FOLDER, NONE, problems, section, sent
-from harness.record.store import ARCHIVE_NAME, archive_runs, read_runs, write_record
+from harness.record.store import ARCHIVE_NAME, archive_runs, read_runs
 from harness.tell.report import write_report
-from tests.records import make_record
+from tests.records import make_record, written
 
 A100 = "NVIDIA A100-SXM4-80GB"
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,9 +58,7 @@ def package(reports: Path, device: str, *, is_stub: bool = False) -> Path:
     folder = reports / FOLDER / "2xa100"
     record = make_record(label="ddp")
     ranks = [rank.model_copy(update={"device_name": device}) for rank in record.ranks]
-    made = reports / "made" / record.run_id
-    made.mkdir(parents=True)
-    file = write_record(made, record.model_copy(update={"ranks": ranks}))
+    ((file, _),) = written(reports / "made", record.model_copy(update={"ranks": ranks}))
     archive = folder / "at-size" / ARCHIVE_NAME
     archive.parent.mkdir(parents=True)
     runs = archive_runs(read_runs([file])[0], archive)

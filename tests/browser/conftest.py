@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.record import BackendPart, ErrorPart, Record
-from harness.record.store import write_record
 from harness.tell.report import write_report
-from tests.records import LOSSES, make_record, make_steps, make_weights
+from tests.records import LOSSES, make_record, make_steps, make_weights, written
 
 if TYPE_CHECKING:
     from .browser import Browser
@@ -67,11 +66,7 @@ def window() -> "Iterator[Browser]":
 @pytest.fixture(scope="session")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
-    runs = []
-    for number, record in enumerate(records()):
-        directory = folder / "runs" / str(number)
-        directory.mkdir(parents=True)
-        runs.append((write_record(directory, record), record))
+    runs = written(folder / "runs", *records())
     return write_report(runs, folder / "report.html")
 
 

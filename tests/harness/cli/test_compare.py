@@ -19,10 +19,10 @@ from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
 from harness.launch.cells import is_refused, plan
 from harness.record import Record
-from harness.record.store import read_record, write_record
+from harness.record.store import read_record
 from harness.run_directory.request import RunRequest
 from tests.harness.judge.test_rows import COMPARED_KEYS
-from tests.records import make_record, make_steps
+from tests.records import make_record, make_steps, written
 
 from .command_line import SHORT, harness, records, refused, succeeds
 from .conftest import Compared
@@ -125,8 +125,7 @@ def test_a_later_run_in_the_folder_does_not_break_the_report(comparison: Compare
             shutil.copy(path, tmp_path)
     (first, *_) = records(tmp_path / "runs")
     later = first.model_copy(update={"run_id": "later", "created_at": "2099-01-01T00:00:00+00:00"})
-    (tmp_path / "runs" / "later").mkdir()
-    write_record(tmp_path / "runs" / "later", later)
+    written(tmp_path / "runs", later)
     done = harness("verify", "report.md", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -362,9 +361,7 @@ def recorded(cell: RunRequest, /, **changes: object) -> Record:
 
 def dry_run(folder: Path, *records: Record, settings: list[str] = SET) -> dict[str, dict]:
     runs = folder / "runs"
-    for record in records:
-        (runs / record.run_id).mkdir(parents=True)
-        write_record(runs / record.run_id, record)
+    written(runs, *records)
     before = sorted(runs.glob("*"))
     words = [word for setting in settings for word in ("--set", setting)]
     done = succeeds(*DRY_RUN, "--json", "--backends", "ddp,zero3", "--nproc", "2", *words, cwd=folder)

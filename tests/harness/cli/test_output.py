@@ -22,7 +22,6 @@ from harness.job.config import load_experiment
 from harness.launch.cells import plan
 from harness.plan import prediction
 from harness.plan.profiles import Tracer
-from harness.record.store import write_record
 from harness.run_directory.events import StepEvent
 from harness.run_directory.request import RunRequest
 from harness.tell.formats import WIDTH, fitted, folded
@@ -30,7 +29,7 @@ from tests.fake_ranks import STEP
 from tests.harness.plan.plans import scenario
 from tests.harness.run_directory.test_events import setup_event
 from tests.patience import SECONDS
-from tests.records import make_effective, make_record, make_steps
+from tests.records import make_effective, make_record, make_steps, written
 from tests.representatives import COSTLY, EXHAUSTIVE, first
 
 from .command_line import HARNESS, environment, harness, harness_process, succeeds
@@ -215,16 +214,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with runs of long names, one of which failed with a long message."""
     made = tmp_path_factory.mktemp("width")
     command = ["harness", "compare", *["--set", "training.precision=bf16-mixed"] * 8]
-    for record in (
+    written(
+        made / "runs",
         make_record(run_id="20261123-100232-single-n1-r0-0201c6", label="single", world_size=1),
         make_record(run_id="20261123-100319-fsdp1-n2-r0-299849", label=OPTIONS, world_size=2,
                     steps=make_steps(seconds=0.25)).model_copy(update={"command": command}),
         make_record(run_id="20261123-100336-fsdp1-n4-r0-66dff1", label="fsdp1-hybrid", world_size=4, steps=[],
                     status="unsupported", reasons=["hybrid sharding needs at least two replicas " * 4]),
-    ):  # fmt: skip
-        run = made / "runs" / record.run_id
-        run.mkdir(parents=True)
-        write_record(run, record)
+    )  # fmt: skip
     return made
 
 

@@ -12,15 +12,13 @@ from harness.diagnose import rerun
 from harness.errors import HarnessError
 from harness.record import DimensionPart, ErrorPart, Record, SplitPart
 from harness.record.run import ObservationPart
-from harness.record.store import archive_runs, read_runs, write_record
+from harness.record.store import archive_runs, read_runs
 from harness.run_directory.events import ExaminedEvent
-from tests.records import ENVIRONMENT, LOSSES, make_record, make_steps, make_weights
+from tests.records import ENVIRONMENT, LOSSES, make_record, make_steps, make_weights, saved, written
 
 
 def write(folder: Path, **changes) -> Path:
-    record: Record = make_record(run_id=folder.name, **changes)
-    folder.mkdir(parents=True)
-    write_record(folder, record)
+    saved(folder.parent, folder.name, **changes)
     return folder
 
 
@@ -124,17 +122,16 @@ def fixed(_: Record | None) -> list[str]:
     return LABELS
 
 
-def stored(root: Path, name: str, **changes) -> rerun.LoadedRun:
-    record: Record = make_record(run_id=name, **changes)
-    (root / name).mkdir()
-    return rerun.LoadedRun(path=write_record(root / name, record).resolve(), record=record)
+def loaded(root: Path, name: str, **changes) -> rerun.LoadedRun:
+    ((path, record),) = written(root, make_record(run_id=name, **changes))
+    return rerun.LoadedRun(path=path.resolve(), record=record)
 
 
 def pair_in(root: Path) -> tuple[rerun.LoadedRun, rerun.LoadedRun]:
     wrong = make_steps([loss + 0.5 for loss in LOSSES])
     return (
-        stored(root, "wrong", label="zero3", steps=wrong, final_weights=make_weights("c" * 64)),
-        stored(root, "sound", label="ddp"),
+        loaded(root, "wrong", label="zero3", steps=wrong, final_weights=make_weights("c" * 64)),
+        loaded(root, "sound", label="ddp"),
     )
 
 
@@ -145,7 +142,7 @@ def no_run(missing: list[str]) -> list[Record]:
 def test_the_reference_and_its_repetitions_lie_beside_the_pair(tmp_path: Path) -> None:
     pair = pair_in(tmp_path)
     for number, label in enumerate(LABELS):
-        stored(tmp_path, f"stamp-single-n1-r0-{number}", label=label)
+        saved(tmp_path, f"stamp-single-n1-r0-{number}", label=label)
     runs = rerun.find_noise_runs(pair, fixed, no_run)
     assert runs.reference.backend.label == "single"
     assert [record.backend.label for record in runs.repeats] == ["single:micro_batch_size=4"]
@@ -157,7 +154,7 @@ def test_the_reference_and_its_repetitions_lie_beside_the_pair(tmp_path: Path) -
 def test_a_reference_of_another_job_or_code_or_without_result_is_run_again(
     tmp_path: Path, change: dict
 ) -> None:
-    stored(tmp_path, "stamp-single-n1-r0-0", **change)
+    loaded(tmp_path, "stamp-single-n1-r0-0", **change)
     asked: list[str] = []
 
     def run(missing: list[str]) -> list[Record]:
@@ -201,7 +198,7 @@ DEPENDS = SplitPart(difference=0.3, repetition=0.0, rounding=1e-5)
 
 
 def test_a_loss_that_hangs_on_the_split_is_held_to_a_reference_with_it(tmp_path: Path) -> None:
-    pair = stored(tmp_path, "reference", split=DEPENDS), stored(tmp_path, "sound", label="ddp")
+    pair = loaded(tmp_path, "reference", split=DEPENDS), loaded(tmp_path, "sound", label="ddp")
     records = [run.record for run in pair]
 
     def run(missing: list[str]) -> list[Record]:

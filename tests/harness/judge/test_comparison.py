@@ -15,26 +15,13 @@ from harness.tell.sections.job import settings_section
 from harness.tell.tables import main_table
 from harness.tell.terminal import where_to_read
 from harness.tell.writers.text import render_details, render_markdown
+from tests.harness.tell.cells import growing
 from tests.records import changed, make_record, make_steps, make_weights, told
 
 
 def run(label: str, ranks: int, seconds: float, **changes: object) -> Record:
     return make_record(
         label=label, world_size=ranks, run_id=f"{label}-{ranks}", steps=make_steps(seconds=seconds), **changes
-    )
-
-
-def growing(ranks: int, seconds: float, parameters: int = 1000, tokens: int | None = None) -> Record:
-    """A job whose batch grows with the ranks, as weak scaling wants it."""
-    per_step = {step: {"tokens": tokens or 512 * ranks} for step in range(4)}
-    return make_record(
-        label="fsdp",
-        world_size=ranks,
-        run_id=f"fsdp-{ranks}",
-        job_id=f"{ranks:012d}",
-        training={"global_batch_size": 4 * ranks},
-        steps=make_steps(seconds=seconds, changes=per_step),
-        initial_weights=WeightsPart(digest="a" * 64, l2_norm=1.0, parameter_count=parameters),
     )
 
 
@@ -149,20 +136,23 @@ def test_a_run_that_left_the_reference_is_no_point() -> None:
 
 def test_weak_efficiency_is_of_equal_work_and_layouts_have_curves_of_their_own() -> None:
     """KAUST's weak scaling: the vocabulary dominates, so twice the layers are not twice the model."""
-    (curve,) = weak_scaling(rows(growing(2, 1.0), growing(4, 2.0)))
+    (curve,) = weak_scaling(rows(growing("fsdp", 2, 1.0), growing("fsdp", 4, 2.0)))
     assert [(point.weak_efficiency, point.work_ratio) for point in curve] == [(1.0, 1.0), (0.5, 1.0)]
-    (curve,) = weak_scaling(rows(growing(2, 1.0, tokens=1024), growing(4, 1.1, 1200, tokens=1024)))
-    assert curve[-1].work_ratio == pytest.approx(0.6)
-    two_nodes = changed(growing(4, 1.0), world={"nodes": 2, "ranks_per_node": 2})
-    found = weak_scaling(rows(growing(2, 1.0), growing(4, 1.0), two_nodes))
+    larger = growing(
+        "fsdp", 4, 1.1, initial_weights=WeightsPart(digest="a", l2_norm=1.0, parameter_count=1200)
+    )
+    (curve,) = weak_scaling(rows(growing("fsdp", 2, 1.0), larger))
+    assert curve[-1].work_ratio == pytest.approx(1.2)
+    two_nodes = changed(growing("fsdp", 4, 1.0), world={"nodes": 2, "ranks_per_node": 2})
+    found = weak_scaling(rows(growing("fsdp", 2, 1.0), growing("fsdp", 4, 1.0), two_nodes))
     assert [[point.group.record.world.nodes for point in curve] for curve in found] == [[1, 1], [1, 2]]
     assert [curve[-1].curve for curve in found] == ["fsdp (1 node)", "fsdp (2 nodes)"]
 
 
 def test_one_job_and_jobs_that_differ_in_more_than_size_are_no_weak_scaling() -> None:
     assert weak_scaling(rows(run("ddp", 2, 1.0), run("ddp", 4, 1.0))) == []
-    other = changed(growing(4, 1.0), job={"optimizer": OptimizerSection(learning_rate=1.0)})
-    assert weak_scaling(rows(growing(2, 1.0), other)) == []
+    other = changed(growing("fsdp", 4, 1.0), job={"optimizer": OptimizerSection(learning_rate=1.0)})
+    assert weak_scaling(rows(growing("fsdp", 2, 1.0), other)) == []
 
 
 OTHER_WEIGHTS = {"initial_weights": make_weights("d" * 64)}

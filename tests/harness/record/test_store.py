@@ -31,7 +31,7 @@ from harness.slurm.matrix import read_matrix
 from harness.tell.report import details_document
 from tests.harness.cli.command_line import refused
 from tests.harness.slurm.test_submission import a_matrix
-from tests.records import make_model, make_record, saved
+from tests.records import make_model, make_record, saved, written
 
 
 def edited(tmp_path: Path, key: str, value: object) -> Path:
@@ -180,11 +180,7 @@ def test_a_folder_of_runs_is_prepared_and_each_run_has_its_own_in_it(tmp_path: P
 
 
 def test_kept_records_are_exactly_those_and_outlive_the_run_folders(tmp_path: Path) -> None:
-    runs = []
-    for name in ("one", "two", "three"):
-        (tmp_path / "runs" / name).mkdir(parents=True)
-        record = make_record(run_id=name)
-        runs.append((write_record(tmp_path / "runs" / name, record), record))
+    runs = written(tmp_path / "runs", *(make_record(run_id=name) for name in ("one", "two", "three")))
     folder = tmp_path / "report.md.runs"
     keep_runs(runs[:2], folder)
     kept = keep_runs(runs[1:], folder)
@@ -268,7 +264,7 @@ def observed(job: Job) -> Record:
     return make_record(label="observed-ddp").model_copy(update=changes)
 
 
-def written(folder: Path, record: Record) -> Path:
+def dumped(folder: Path, record: Record) -> Path:
     folder.mkdir(parents=True)
     path = folder / "record.json"
     path.write_text(record.model_dump_json())
@@ -277,7 +273,7 @@ def written(folder: Path, record: Record) -> Path:
 
 def test_a_record_of_which_no_setting_was_seen_is_read_as_it_was_written(tmp_path: Path) -> None:
     record = observed(seen_job({}))
-    read = read_record(written(tmp_path / "run", record))
+    read = read_record(dumped(tmp_path / "run", record))
     assert read.model_dump() == record.model_dump()
     sections = [v for v in read.job.model_dump().values() if isinstance(v, dict)]
     assert {value for values in sections for value in values.values() if not isinstance(value, dict)} == {

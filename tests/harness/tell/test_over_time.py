@@ -9,10 +9,9 @@ from harness.api import Results
 from harness.errors import HarnessError
 from harness.judge.changes import changes, versions
 from harness.record import Record
-from harness.record.store import write_record
 from harness.tell.report import write_report
 from harness.tell.verify import verify
-from tests.records import ENVIRONMENT, make_communication, make_record, make_steps
+from tests.records import ENVIRONMENT, make_communication, make_record, make_steps, written
 
 DAYS = {"0.17.0": "03", "0.18.9": "01", "0.19.8": "02"}
 """The middle one ran first."""
@@ -32,10 +31,7 @@ def run(
 
 
 def report(folder: Path, records: Sequence[Record], name: str = "report.md", by: str = "deepspeed") -> str:
-    for record in records:
-        (folder / "runs" / record.run_id).mkdir(parents=True, exist_ok=True)
-    runs = [(write_record(folder / "runs" / record.run_id, record), record) for record in records]
-    write_report(runs, folder / name, over=by)
+    write_report(written(folder / "runs", *records), folder / name, over=by)
     assert verify(folder / name).problems == []
     return (folder / name).read_text()
 

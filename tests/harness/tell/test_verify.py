@@ -15,7 +15,7 @@ from harness.tell.manifest import Manifest, digest
 from harness.tell.report import details_name, write_report
 from harness.tell.verify import Verification, pictures_within, verify
 from harness.tell.writers.html import data_address
-from tests.records import LOSSES, make_record, make_steps, make_weights
+from tests.records import LOSSES, make_record, make_steps, make_weights, saved, written
 
 pytestmark = pytest.mark.long(seconds=40)
 Runs = list[tuple[Path, Record]]
@@ -33,12 +33,7 @@ def write_runs(folder: Path, slower: float = 0.0) -> Runs:
             )
             for n in range(3)
         ]  # fmt: skip
-    runs = []
-    for record in records:
-        directory = folder / "runs" / record.run_id
-        directory.mkdir(parents=True)
-        runs.append((store.write_record(directory, record), record))
-    return runs
+    return written(folder / "runs", *records)
 
 
 def edit(path: Path, old: str, new: str) -> int:
@@ -203,8 +198,7 @@ def test_added_and_removed_rows_are_named(
 def test_other_job_beside_chosen_records_is_a_note_and_the_same_job_a_problem(tmp_path: Path) -> None:
     write_report(write_runs(tmp_path), tmp_path / "report.md")
     for run_id, job_id in (("other", "b" * 12), ("same", "0123456789ab")):
-        (tmp_path / "runs" / run_id).mkdir()
-        store.write_record(tmp_path / "runs" / run_id, make_record(run_id=run_id, job_id=job_id))
+        saved(tmp_path / "runs", run_id, job_id=job_id)
     result = verify(tmp_path / "report.md")
     assert ["runs/same/record.json" in problem for problem in found(result)] == [True]
     assert ["runs/other/record.json" in note for note in result.notes] == [True]
@@ -466,9 +460,7 @@ def test_digests_of_pictures_that_were_edited_are_named(copy: Path) -> None:
 def test_name_that_looks_like_a_list_of_records_is_none(suffix: str, tmp_path: Path) -> None:
     line = 'harness-report: {"records": []}'
     record = make_record(command=["harness", f'\n<!-- {line} -->\n{line}\n "harness-report": {{}}\n'])
-    path = tmp_path / "runs" / "one"
-    path.mkdir(parents=True)
-    report = write_report([(store.write_record(path, record), record)], tmp_path / f"report.{suffix}")
+    report = write_report(written(tmp_path / "runs", record), tmp_path / f"report.{suffix}")
     assert found(verify(report)) == []
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.record import BackendPart, ErrorPart, Record
-from harness.record.store import write_record
 from harness.tell.document import Column, Document, Shown, Table
 from harness.tell.report import details_document, details_name, write_report
 from harness.tell.writers.html import render_html, table_html
@@ -22,6 +21,7 @@ from tests.records import (
     make_record,
     make_steps,
     make_weights,
+    written,
 )
 
 GOLDEN = Path(__file__).parent.parent.parent / "golden"
@@ -63,12 +63,7 @@ def fixed_records() -> list[Record]:
 
 def report_of(folder: Path, records: list[Record]) -> Path:
     """The short report, with its details next to it."""
-    runs = []
-    for number, record in enumerate(records):
-        directory = folder / "runs" / f"{number}"
-        directory.mkdir(parents=True)
-        runs.append((write_record(directory, record), record))
-    return write_report(runs, folder / "report.md")
+    return write_report(written(folder / "runs", *records), folder / "report.md")
 
 
 def hold(text: str, golden: Path, update: bool) -> None:
