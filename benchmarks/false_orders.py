@@ -25,7 +25,7 @@ from benchmarks.measuring import harness_command, progress, run_quietly
 from harness.judge.comparison import Comparison
 from harness.judge.facts import OWN_STEP, SPEED
 from harness.judge.rows import BASE, rank_speeds
-from harness.judge.statistics import ByRound, Ranking
+from harness.judge.statistics import Ranking, Round, Timed
 from harness.record.store import read_runs
 from harness.tell.formats import percent
 
@@ -149,7 +149,7 @@ def _shares(
     return found
 
 
-def _part(values: ByRound, numbers: Sequence[tuple[int, ...]]) -> Mapping[tuple[int, ...], float]:
+def _part(values: Mapping[Round, Timed], numbers: Sequence[Round]) -> dict[Round, Timed]:
     return {number: values[number] for number in numbers}
 
 

@@ -24,7 +24,7 @@ from benchmarks.publishing import publish
 from harness.errors import HarnessError
 from harness.fabric.result import read_fabric
 from harness.judge.quantities import Run
-from harness.judge.statistics import ByRound, Ranking
+from harness.judge.statistics import Ranking, Round, Timed
 from harness.record import Record
 from harness.record.store import ARCHIVE_NAME, read_runs
 from harness.tell.sections.amounts import node_volumes
@@ -195,8 +195,8 @@ def tell(links: dict[str, Link]) -> str:
 
 def _ranking(seconds: dict[str, list[float]]) -> Ranking:
     """The order of backends of step times in the order of the rounds."""
-    rounds: dict[str, ByRound] = {
-        backend: {(0, n): value for n, value in enumerate(of)} for backend, of in seconds.items()
+    rounds: dict[str, dict[Round, Timed]] = {
+        backend: {(0, n): Timed(value) for n, value in enumerate(of)} for backend, of in seconds.items()
     }
     return Ranking(rounds, BACKENDS[0])
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks import measuring
 from harness.judge.comparison import Comparison
-from harness.judge.statistics import Ranking
+from harness.judge.statistics import Ranking, shared_logs
 from harness.record.store import read_runs
 from harness.tell.tables import ratio_text
 
@@ -61,7 +61,7 @@ def judge(folder: Path) -> list[measuring.Result]:
     found = []
     for name in orders["whole"].to_base:
         spreads = {
-            side: statistics.stdev(order.by_round(name, order.base).values())
+            side: statistics.stdev(shared_logs(order.values[name], order.values[order.base]).values())
             for side, order in orders.items()
         }
         told = (

@@ -25,10 +25,8 @@ from harness.judge.statistics import (
     Logs,
     Ratio,
     Round,
-    Significance,
     Stratum,
     interval_runs,
-    is_testable,
     log_ratios,
     made_in_one_go,
     ratios,
@@ -207,18 +205,15 @@ def _common_rounds(pair: Pair, numbers: Mapping[Run, int]) -> dict[Round, tuple[
         {(numbers[row.run], row.record.repeat): row for row in side.rows}
         for side in (pair.before, pair.after)
     ]
-    began = [
-        {number: time for number, row in side.items() if (time := began_at(row.record)) is not None}
-        for side in sides
-    ]
-    before, after = sides
-    alike = [
-        number
-        for number in began[0].keys() & began[1].keys()
-        if began[0][number] != began[1][number]
-        and (before[number].record.turns is None) == (after[number].record.turns is None)
-    ]
-    return {number: (before[number], after[number]) for number in made_in_one_go(alike, *began)}
+    both = {number: (row, sides[1][number]) for number, row in sides[0].items() if number in sides[1]}
+    began = {
+        number: (one, other)
+        for number, (left, right) in both.items()
+        if (left.record.turns is None) == (right.record.turns is None)
+        and None not in (one := began_at(left.record), other := began_at(right.record))
+        and one != other
+    }
+    return {number: both[number] for number in made_in_one_go(began)}
 
 
 def _by_round(
@@ -227,16 +222,13 @@ def _by_round(
     """After / before of those cells that ran in rounds enough, by place; all are tested together."""
     asked: dict[int, Logs] = {}
     for place, of_cell in enumerate(rounds):
-        before, after = (
-            {
-                number: metric.clock([value])[0]
-                for number, rows in of_cell.items()
-                if (value := rows[side].figures[metric.key]) is not None
-            }
-            for side in (0, 1)
-        )
-        if len(before.keys() & after.keys()) >= interval_runs():
-            asked[place] = log_ratios(after, before)
+        both: dict[Round, tuple[float, float]] = {}
+        for number, rows in of_cell.items():
+            old, new = (row.figures[metric.key] for row in rows)
+            if old is not None and new is not None:
+                both[number] = metric.clock([new])[0], metric.clock([old])[0]
+        if len(both) >= interval_runs():
+            asked[place] = log_ratios(both)
     speeds = ratios(asked)
     return speeds if metric.better == "higher" else {place: of.mirrored for place, of in speeds.items()}
 
@@ -323,28 +315,21 @@ def _judge(
         return "inconclusive"  # caches are colder in turns
     if left.keys().isdisjoint(right):
         left, right = ({0: list(chain.from_iterable(side.values()))} for side in (left, right))
-    tested = stratified_significance(_strata(right, left), cells)
-    held = _difference(right, left, cells)
-    return "inconclusive" if tested == "beyond noise" and held == "within noise" else held
+    strata = _strata(right, left)
+    tested = stratified_significance(strata, cells)
+    return "inconclusive" if tested == "beyond noise" and _is_contradicted(strata, right, left) else tested
 
 
-def _difference(values: BySession, base: BySession, comparisons: int) -> Significance:
-    """Whether both sides differ beyond noise, on the level that their sessions allow.
+def _is_contradicted(strata: Sequence[Stratum], values: BySession, base: BySession) -> bool:
+    """Whether a shared session, or the medians over all runs, order both sides otherwise than another.
 
-    Besides the test each shared session must order them alike; on a single one their intervals must not
-    overlap. An order that the medians over all runs contradict is none.
+    On a single session also where their intervals overlap.
     """
-    strata = _strata(values, base)
-    if not is_testable(strata, comparisons):
-        return "not judged"
     overall = [median(chain.from_iterable(side.values())) for side in (values, base)]
     rises = {median(left) > median(right) for left, right in strata} | {overall[0] > overall[1]}
     one, other = map(shown_interval, strata[0])
     apart = one is not None and other is not None and (one.low > other.high or other.low > one.high)
-    overlap = len(strata) == 1 and not apart
-    if len(rises) > 1 or overlap:
-        return "within noise"
-    return stratified_significance(strata, comparisons)
+    return len(rises) > 1 or (len(strata) == 1 and not apart)
 
 
 def _strata(values: BySession, base: BySession) -> list[Stratum]:

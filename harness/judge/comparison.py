@@ -24,7 +24,7 @@ from harness.judge.rows import (
     repeat_spreads,
 )
 from harness.judge.run_conditions import is_deterministic, labelled, varying, words
-from harness.judge.statistics import NO_FIGURES, Ranking, Ratio, ratios
+from harness.judge.statistics import NO_FIGURES, Ranking, Ratio, ratios, shared_logs
 from harness.judge.wording import CellName, counted, entries
 from harness.record import Record, WorldPart
 from harness.record.workload import samples_at_once
@@ -372,7 +372,7 @@ def _compared(curves: list[list[ScalingPoint]]) -> list[list[ScalingPoint]]:
     """Each point with its speed over that of its base, round by round."""
     every = {(number, point.group.key): point for number, curve in enumerate(curves) for point in curve}
     asked = {
-        key: point.group.log_ratios(point.base, STEP)
+        key: shared_logs(point.group.rounds(STEP), point.base.rounds(STEP))
         for key, point in every.items()
         if point.group is not point.base
     }

@@ -36,7 +36,7 @@ from harness.judge.run_conditions import (
     varying,
     words,
 )
-from harness.judge.statistics import InTurns, Logs, Ranking, Round
+from harness.judge.statistics import Ranking, Round, Timed
 from harness.judge.wording import CellName
 from harness.record import Record
 from harness.record.workload import is_another_computation, samples_at_once
@@ -469,35 +469,16 @@ class CellRuns:
         """One figure per repeat, those that have none left out."""
         return [value for row in self.counted if (value := row.figures[key]) is not None]
 
-    def by_round(self, key: str) -> dict[Round, float]:
-        """The figure of each repeat by its round, of rates the seconds per unit: what is compared."""
-        return {number: BY_KEY[key].clock([value])[0] for number, (value, _) in self._rounds(key).items()}
-
-    def in_turns(self, key: str) -> dict[Round, InTurns]:
-        """The rounds that have this figure and in which the cell took turns."""
-        return {
-            number: InTurns(run_id=run.record.run_id, beside=turns.beside)
-            for number, (_, run) in self._rounds(key).items()
-            if (turns := run.record.turns) is not None
-        }
-
-    def began(self, key: str) -> dict[Round, float]:
-        """When the run of each round that has this figure began, where that is known."""
-        times = {number: began_at(run.record) for number, (_, run) in self._rounds(key).items()}
-        return {number: time for number, time in times.items() if time is not None}
-
-    def log_ratios(self, base: CellRuns, key: str) -> Logs:
-        """The logarithm of the ratio of two speeds in each round that both have."""
-        ours, theirs = "ours", "theirs"  # their labels may be the same
-        return _ranking({ours: self, theirs: base}, theirs, key).by_round(ours, theirs)
-
-    def _rounds(self, key: str) -> dict[Round, tuple[float, Run]]:
-        found: dict[Round, tuple[float, Run]] = {}
+    def rounds(self, key: str) -> dict[Round, Timed]:
+        """Each repeat that has this figure by its round; of rates the seconds per unit are compared."""
+        found: dict[Round, Timed] = {}
         seen: Counter[tuple[int, int]] = Counter()
         for row in self.counted:
             if (value := row.figures[key]) is not None:
-                number = row.run.session, row.record.repeat
-                found[*number, seen[number]] = value, row.run
+                record, number = row.record, (row.run.session, row.record.repeat)
+                (clock,), turns = BY_KEY[key].clock([value]), record.turns
+                beside = turns.beside if turns is not None else None
+                found[*number, seen[number]] = Timed(clock, began_at(record), record.run_id, beside)
                 seen[number] += 1
         return found
 
@@ -505,8 +486,8 @@ class CellRuns:
     def spread(self) -> Spread:
         """How far the mean timed steps of the repeats lie apart, within and between sessions."""
         found: dict[int, list[float]] = {}
-        for (session, *_), seconds in self.by_round(STEP).items():
-            found.setdefault(session, []).append(seconds)
+        for (session, *_), run in self.rounds(STEP).items():
+            found.setdefault(session, []).append(run.value)
         return spread(found)
 
     def median(self, key: str) -> float | None:
@@ -555,16 +536,7 @@ def rankings(groups: Sequence[CellRuns], key: str = SPEED) -> dict[Place, Rankin
 def rank_speeds(groups: Sequence[CellRuns], key: str = SPEED, base: CellRuns | None = None) -> Ranking:
     """The order of cells of one place by seconds per token, or by another clock."""
     base = base or next((group for group in groups if group.backend == BASE), groups[0])
-    return _ranking({group.label: group for group in groups}, base.label, key)
-
-
-def _ranking(groups: Mapping[str, CellRuns], base: str, key: str) -> Ranking:
-    return Ranking(
-        values={name: group.by_round(key) for name, group in groups.items()},
-        base=base,
-        turns={name: group.in_turns(key) for name, group in groups.items()},
-        began={name: group.began(key) for name, group in groups.items()},
-    )
+    return Ranking({group.label: group.rounds(key) for group in groups}, base.label)
 
 
 def place_to_compare(groups: Sequence[CellRuns]) -> Place | None:

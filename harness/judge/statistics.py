@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from itertools import accumulate, combinations, count
 from math import comb, exp, inf, log, prod
@@ -145,16 +145,12 @@ def stratified_significance(strata: Sequence[Stratum], comparisons: int = 1) -> 
     raise a false alarm in at most 1 - `LEVEL` of cases. Not judged where no figures of so few runs could
     show a difference.
     """
-    if not is_testable(strata, comparisons):
+    most = (1 - LEVEL) / comparisons
+    divisions = prod(comb(len(values) + len(base), len(base)) for values, base in strata)
+    if 2 / divisions > most:
         return "not judged"
     paired = [(tuple(values), tuple(base)) for values, base in strata if values and base]
-    return "beyond noise" if chance(tuple(paired)) <= (1 - LEVEL) / comparisons else "within noise"
-
-
-def is_testable(strata: Sequence[Stratum], comparisons: int = 1) -> bool:
-    """Whether any figures of so many runs could show a difference."""
-    divisions = prod(comb(len(values) + len(base), len(base)) for values, base in strata)
-    return 2 / divisions <= (1 - LEVEL) / comparisons
+    return "beyond noise" if chance(tuple(paired)) <= most else "within noise"
 
 
 @lru_cache(maxsize=1024)
@@ -269,8 +265,6 @@ and stops at the first order takes chance for one in 5 % of cases (Pocock, 1977)
 Order = Literal["faster", "slower", "equal", "open"]
 Round: TypeAlias = tuple[int, ...]
 """Session first, then the number of the repeat."""
-ByRound: TypeAlias = Mapping[Round, float]
-"""A figure of one cell in each round, of which less is better: seconds of a step or token."""
 Logs: TypeAlias = Mapping[Round, float]
 """The logarithm of a ratio of two speeds in each round that both sides have."""
 Pair: TypeAlias = tuple[str, str]
@@ -313,26 +307,26 @@ class Ratio:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class InTurns:
-    """A run whose timed steps were taken in turns with those of other cells."""
+@dataclass(frozen=True)
+class Timed:
+    """One cell's run of a round."""
 
-    run_id: str
-    beside: Collection[str]
-    """Run ids of the other cells."""
+    value: float
+    """Of which less is better: seconds of a step or token."""
+    began: float | None = None
+    """In seconds since 1970; None: unknown."""
+    run_id: str = ""
+    beside: Collection[str] | None = None
+    """Run ids of the cells with which its timed steps were taken in turns; None: it ran whole."""
 
 
 @dataclass(frozen=True)
 class Ranking:
     """The order of some cells by speed, as far as their rounds support one; the fastest is first."""
 
-    values: Mapping[str, ByRound]
+    values: Mapping[str, Mapping[Round, Timed]]
     base: str
     """The cell that each of the others is compared with."""
-    turns: Mapping[str, Mapping[Round, InTurns]] = field(default_factory=dict)
-    """Those rounds in which a cell took turns."""
-    began: Mapping[str, ByRound] = field(default_factory=dict)
-    """When the run of a round began, in seconds since 1970, where that is known."""
 
     @cached_property
     def to_base(self) -> Mapping[str, Ratio]:
@@ -350,7 +344,7 @@ class Ranking:
             return 1.0 if name == self.base else self.to_base[name].middle
 
         known = [(name, found) for name, of in self.values.items() if of and (found := ratio(name))]
-        known.sort(key=lambda pair: (-pair[1], median(self.values[pair[0]].values())))
+        known.sort(key=lambda pair: (-pair[1], median(run.value for run in self.values[pair[0]].values())))
         return tuple(name for name, _ in known)
 
     @cached_property
@@ -400,39 +394,41 @@ class Ranking:
         return tuple(n for n in self.names if not any(self.is_ahead(n, other) for other in self.names))
 
     def _family(self, pairs: Sequence[Pair]) -> dict[Pair, Ratio]:
-        return ratios({pair: self.by_round(*pair) for pair in pairs})
-
-    def by_round(self, left: str, right: str) -> Logs:
-        """The logarithm of the ratio of two speeds in each round in which both ran alike.
-
-        Left out are rounds in which one took turns and the other none, or beside others: caches are colder
-        then. So are those of whole runs between which another round lies: a cell that joins others later runs
-        all of its rounds in one stretch, and what the machine does meanwhile is no difference of the cells.
-        """
-        both = log_ratios(self.values[left], self.values[right])
-        turns = [self.turns.get(name, {}) for name in (left, right)]
-        whole = [number for number in both if not any(number in of for of in turns)]
-        alike = made_in_one_go(whole, *(self.began.get(name, {}) for name in (left, right)))
-        for number in turns[0].keys() & turns[1].keys():
-            ours, theirs = (of[number] for of in turns)
-            if theirs.run_id in ours.beside and ours.run_id in theirs.beside:
-                alike.append(number)
-        return {number: both[number] for number in both if number in alike}
+        return ratios(
+            {(one, other): shared_logs(self.values[one], self.values[other]) for one, other in pairs}
+        )
 
 
-def made_in_one_go(rounds: Iterable[Round], ours: ByRound, theirs: ByRound) -> list[Round]:
+def shared_logs(ours: Mapping[Round, Timed], theirs: Mapping[Round, Timed]) -> Logs:
+    """The logarithm of the ratio of two speeds in each round in which both ran alike.
+
+    Left out are rounds in which one took turns and the other none, or beside others: caches are colder then.
+    So are those of whole runs between which another round lies: a cell that joins others later runs all of
+    its rounds in one stretch, and what the machine does meanwhile is no difference of the cells.
+    """
+    both = {number: (run, theirs[number]) for number, run in ours.items() if number in theirs}
+    logs = log_ratios({number: (left.value, right.value) for number, (left, right) in both.items()})
+    began, alike = dict[Round, tuple[float | None, float | None]](), list[Round]()
+    for number in logs:
+        left, right = both[number]
+        if left.beside is None and right.beside is None:
+            began[number] = left.began, right.began
+        elif right.run_id in (left.beside or ()) and left.run_id in (right.beside or ()):
+            alike.append(number)
+    alike += made_in_one_go(began)
+    return {number: log for number, log in logs.items() if number in alike}
+
+
+def made_in_one_go(began: Mapping[Round, tuple[float | None, float | None]]) -> list[Round]:
     """Rounds whose two runs have no run of another round begin between them; one of unknown time stays.
 
     Of rounds that overlap the one that was complete first stays.
     """
-    found: list[Round] = []
-    spans: list[tuple[float, float, Round]] = []
-    for number in rounds:
-        if number in ours and number in theirs:
-            first, last = sorted((ours[number], theirs[number]))
-            spans.append((last, first, number))
-        else:
-            found.append(number)
+    known = {
+        number: (one, two) for number, (one, two) in began.items() if one is not None and two is not None
+    }
+    found = [number for number in began if number not in known]
+    spans = [(max(times), min(times), number) for number, times in known.items()]
     ended = -inf
     for last, first, number in sorted(spans):
         if first >= ended:
@@ -451,10 +447,9 @@ def ratios(asked: Mapping[Key, Logs]) -> dict[Key, Ratio]:
     return {key: _ratio(asked[key], chance) for key, chance in zip(asked, chances, strict=True)}
 
 
-def log_ratios(ours: ByRound, theirs: ByRound) -> Logs:
-    """Logarithms of the first's speed over the second's in the rounds that both have."""
-    both = [key for key in ours if 0 < ours[key] < inf and 0 < theirs.get(key, 0.0) < inf]
-    return {key: log(theirs[key] / ours[key]) for key in both}
+def log_ratios(both: Mapping[Round, tuple[float, float]]) -> Logs:
+    """Logarithms of the first's speed over the second's, of their seconds in rounds that both have."""
+    return {n: log(right / left) for n, (left, right) in both.items() if 0 < left < inf and 0 < right < inf}
 
 
 def _ratio(found: Logs, chance: float) -> Ratio:

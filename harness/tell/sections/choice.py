@@ -409,7 +409,7 @@ def explain_slowest(comparison: Comparison) -> SlowestExplanation | None:
     fastest = max(alike, key=_throughput)
     own = [group for group in compared if variants.get(id(group)) is slowest]
     ratios = rank_speeds([slowest, fastest, *own], base=slowest).to_base
-    slow, fast = (median(group.by_round(SPEED).values()) for group in (slowest, fastest))
+    slow, fast = (median(run.value for run in g.rounds(SPEED).values()) for g in (slowest, fastest))
     ratio = ratios[fastest.label].middle or slow / fast
     effects = []
     for group in own:

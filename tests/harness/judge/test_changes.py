@@ -7,7 +7,7 @@ import pytest
 from harness.errors import HarnessError
 from harness.judge.changes import Change, changes, failures, parse_conditions, settings, shares_sessions
 from harness.judge.comparison import Comparison
-from harness.judge.statistics import Ranking
+from harness.judge.statistics import Ranking, Timed
 from harness.tell.before_after import before_after
 from harness.tell.writers.text import render_markdown
 from tests.harness.tell.cells import repeats
@@ -142,7 +142,8 @@ def test_sides_that_ran_in_turns_are_compared_within_rounds() -> None:
     after = [r.model_copy(update={"backend": sides["ddp"][0].backend}) for r in sides["fsdp"]]
     before, after = Comparison(sides["ddp"]), Comparison(after)
     (order,) = Comparison([*sides["ddp"], *sides["fsdp"]]).rankings.values()
-    ratio = Ranking(order.values, order.base).to_base["fsdp"]
+    alone = {name: {n: Timed(run.value) for n, run in of.items()} for name, of in order.values.items()}
+    ratio = Ranking(alone, order.base).to_base["fsdp"]
     assert ratio.extent is not None
     speed, step = (change(before, after, key) for key in ("tokens_per_second", "step_seconds"))
     assert (speed.judgement, step.judgement) == ("beyond noise", "beyond noise")

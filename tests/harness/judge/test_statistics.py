@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import comb
@@ -21,14 +21,16 @@ from harness.judge.rows import rank_speeds
 from harness.judge.statistics import (
     EQUAL,
     LEVEL,
-    ByRound,
     Interval,
     Ranking,
+    Round,
     Significance,
+    Timed,
     chance,
     frontier,
     median_interval,
     runs_to_judge,
+    shared_logs,
     sign_flip_chances,
     steady_from,
     steady_state,
@@ -241,12 +243,12 @@ DRIFT = [1.0, 1.3, 0.8, 2.0, 1.1, 3.0, 0.9]
 NOISE = [1.0, 1.02, 0.99, 1.01, 0.98, 1.01, 1.0]
 
 
-def rounds(seconds: float, noise: Sequence[float] = NOISE, shift: int = 0) -> dict[tuple[int, ...], float]:
+def rounds(seconds: float, noise: Sequence[float] = NOISE, shift: int = 0) -> dict[Round, Timed]:
     """Seconds of a cell on a machine that drifts; `shift` moves its own noise."""
-    return {(0, n): seconds * drift * noise[(n + shift) % len(noise)] for n, drift in enumerate(DRIFT)}
+    return {(0, n): Timed(seconds * drift * noise[(n + shift) % 7]) for n, drift in enumerate(DRIFT)}
 
 
-def order_of(**cells: ByRound) -> Ranking:
+def order_of(**cells: Mapping[Round, Timed]) -> Ranking:
     """The first is the base."""
     return Ranking(cells, next(iter(cells)))
 
@@ -258,7 +260,8 @@ UNLIKE = [1.0, 2.0, 0.5, 1.6, 0.6, 1.2, 0.8]
 def test_cells_are_compared_within_rounds() -> None:
     """The runs of both overlap by far; in each round one is ahead by a tenth."""
     order = order_of(ddp=rounds(1.0), fsdp=rounds(1.1, shift=3))
-    assert max(order.values["ddp"].values()) > 2 * min(order.values["fsdp"].values())
+    ddp, fsdp = ([run.value for run in of.values()] for of in order.values.values())
+    assert max(ddp) > 2 * min(fsdp)
     ratio = order.ratio("fsdp", "ddp")
     assert (ratio.order, ratio.rounds) == ("slower", 7)
     assert ratio.middle == pytest.approx(1 / 1.1, rel=0.02)
@@ -277,7 +280,7 @@ def test_cells_are_compared_within_rounds() -> None:
     ids=["close to one", "not settled", "several are slowest"],
 )
 def test_cells_that_the_rounds_do_not_tell_apart(
-    second: ByRound, third: ByRound, order: str, ends: Any, cells: Any
+    second: Mapping[Round, Timed], third: Mapping[Round, Timed], order: str, ends: Any, cells: Any
 ) -> None:
     found = order_of(ddp=rounds(1.0), fsdp=second, zero3=third)
     assert found.ratio("fsdp", "ddp").order == order
@@ -314,10 +317,10 @@ def test_a_cell_without_a_round_in_common_is_compared_with_nothing_and_not_calle
 
 
 def test_an_order_that_does_not_hold_in_each_session_is_none() -> None:
-    other = {(1, 0): 1.0}
-    ours, theirs = {**rounds(1.0), **other}, {**rounds(2.0), (1, 0): 0.9}
+    other = {(1, 0): Timed(1.0)}
+    ours, theirs = {**rounds(1.0), **other}, {**rounds(2.0), (1, 0): Timed(0.9)}
     assert order_of(ddp=ours, fsdp=theirs).ratio("fsdp", "ddp").order == "open"
-    assert order_of(ddp=ours, fsdp={**theirs, (1, 0): 2.1}).ratio("fsdp", "ddp").order == "slower"
+    assert order_of(ddp=ours, fsdp={**theirs, (1, 0): Timed(2.1)}).ratio("fsdp", "ddp").order == "slower"
 
 
 def test_memory_buys_speed_only_where_each_step_is_shown() -> None:
@@ -330,11 +333,12 @@ def test_memory_buys_speed_only_where_each_step_is_shown() -> None:
     assert frontier(peaks, single) == ["lean"]
 
 
-CELL = st.dictionaries(st.tuples(st.integers(0, 1), st.integers(0, 7)), st.floats(0.01, 10.0), min_size=1)
+RUN = st.builds(Timed, st.floats(0.01, 10.0))
+CELL = st.dictionaries(st.tuples(st.integers(0, 1), st.integers(0, 7)), RUN, min_size=1)
 
 
 @given(st.dictionaries(st.sampled_from("abcde"), CELL, min_size=1))
-def test_no_order_goes_in_a_circle(values: dict[str, dict[tuple[int, ...], float]]) -> None:
+def test_no_order_goes_in_a_circle(values: dict[str, dict[Round, Timed]]) -> None:
     order = Ranking(values, next(iter(values)))
     compared = [name for name, of in values.items() if name == order.base or {*of} & {*values[order.base]}]
     assert sorted(order.names) == sorted(compared)
@@ -374,15 +378,18 @@ def neighboured(number: int, beside: str = "ddp") -> list[Record]:
     return [taking_turns("ddp", number, ddp, "fsdp"), taking_turns("fsdp", number, fsdp, beside)]
 
 
+def logs(order: Ranking) -> Mapping[Round, float]:
+    return shared_logs(order.values["fsdp"], order.values["ddp"])
+
+
 @pytest.mark.parametrize("key", [SPEED, STEP])
 def test_cells_that_took_turns_are_compared_as_their_throughputs_are(key: str) -> None:
     """A table that holds tokens/s beside the ratio holds no contradiction."""
     groups = Comparison(record for n in range(7) for record in neighboured(n)).groups
-    order = rank_speeds(groups, key)
-    rates = {group.label: group.by_round(SPEED) for group in groups}
-    assert order.by_round("fsdp", "ddp") == {
-        number: pytest.approx(math.log(rates["ddp"][number] / rates["fsdp"][number]))
-        for number in rates["ddp"]
+    order, rates = rank_speeds(groups, key), rank_speeds(groups, SPEED).values
+    assert logs(order) == {
+        number: pytest.approx(math.log(run.value / rates["fsdp"][number].value))
+        for number, run in rates["ddp"].items()
     }
     ratio = order.ratio("fsdp", "ddp")
     assert (ratio.rounds, ratio.order) == (7, "slower")
@@ -392,11 +399,11 @@ def test_cells_that_took_turns_are_compared_as_their_throughputs_are(key: str) -
 def test_cells_that_did_not_run_alike_in_a_round_are_not_compared_in_it() -> None:
     """One of a round ran again later, beside other cells, or whole."""
     apart = Comparison(record for n in range(7) for record in neighboured(n, beside="zero3"))
-    assert rank_speeds(apart.groups).by_round("fsdp", "ddp") == {}
+    assert logs(rank_speeds(apart.groups)) == {}
     alike = [record for n in range(7) for record in neighboured(n)]
     mixed = [alike[0].model_copy(update={"turns": None}), *alike[1:]]
     order = rank_speeds(Comparison(mixed).groups)
-    assert set(order.by_round("fsdp", "ddp")) == {(0, n, 0) for n in range(1, 7)}
+    assert set(logs(order)) == {(0, n, 0) for n in range(1, 7)}
 
 
 def in_stretches(*stretches: Sequence[str], slow: str = "") -> list[Record]:
@@ -426,7 +433,10 @@ def test_a_cell_that_joins_later_shares_no_rounds_with_those_that_ran_before() -
     joined = rank_speeds(Comparison(in_stretches(["ddp", "zero3"], ["fsdp"], slow="zero3")).groups)
     assert [joined.to_base[name].order for name in ("fsdp", "zero3")] == ["open", "slower"]
     assert [joined.to_base[name].rounds for name in ("fsdp", "zero3")] == [1, 7]
-    assert replace(joined, began={}).to_base["fsdp"].order == "slower"
+    unknown = {
+        name: {n: replace(run, began=None) for n, run in of.items()} for name, of in joined.values.items()
+    }
+    assert Ranking(unknown, joined.base).to_base["fsdp"].order == "slower"
 
 
 @pytest.mark.parametrize(
@@ -440,7 +450,7 @@ def test_a_round_counts_whose_runs_are_neighbours(late: Sequence[int], compared:
     again = [changed(made[n], created_at=f"2026-01-02T03:{35 + n}:00.000+00:00") for n in late]
     kept = [record for n, record in enumerate(made) if n not in late]
     order = rank_speeds(Comparison([*kept, *again]).groups)
-    assert order.by_round("fsdp", "ddp").keys() == {(0, n, 0) for n in compared}
+    assert logs(order).keys() == {(0, n, 0) for n in compared}
 
 
 def test_a_round_that_the_user_ended_takes_no_order_away() -> None:
