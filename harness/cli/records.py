@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from textwrap import wrap
@@ -17,7 +16,7 @@ from typing import Any, get_args
 import click
 
 from harness.backends.refusals import suggestion
-from harness.bounds import MOST_DOCUMENT_BYTES, MOST_REPORT_BYTES
+from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.cli.options import common, json_option, runs_option, warn_skipped, wide_option
 from harness.cli.output import echo
 from harness.errors import HarnessError
@@ -27,7 +26,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.facts import METRICS, SPEED
 from harness.judge.quantities import Run, between_steps, counts_samples, kinds_at, loss_unit
 from harness.judge.rows import reason
-from harness.judge.run_conditions import began_at, labelled, script_names
+from harness.judge.run_conditions import labelled, script_names
 from harness.judge.wording import counted
 from harness.launch.owner import lines_about, without_record
 from harness.nested import leaves, value_at
@@ -36,7 +35,6 @@ from harness.record.run import Status
 from harness.record.store import Read, RecordFiles, Store, read_each, read_record, read_runs, record_text
 from harness.run_directory.request import launcher_log
 from harness.tell.formats import fitted, line_width, megabytes, milliseconds, number, one_line
-from harness.tell.manifest import read_manifest
 from harness.tell.tables import figure_text
 from harness.tell.terminal import finding_lines
 from harness.version import __version__
@@ -335,18 +333,14 @@ def _settings(record: Record) -> Iterator[tuple[str, str]]:
 
 
 UNFINISHED = ("failed", "timeout")
-MOST_DAYS = 36_500
-REPORTS = ("*.md", "*.html", "*.csv", "*.json")
+REPORTS = ("[!.]*.md", "[!.]*.html", "[!.]*.csv", "[!.]*.json")
 
 
 @click.command()
 @runs_option
-@click.option("--older-than", type=click.FloatRange(0, MOST_DAYS), metavar="DAYS")
-@click.option("--reports", is_flag=True)
 @click.option("--yes", is_flag=True)
-@json_option
 @common
-def clean(runs: Path, older_than: float | None, reports: bool, yes: bool, as_json: bool) -> int:
+def clean(runs: Path, yes: bool) -> int:
     """Remove runs that no comparison would reuse: failed, stopped or replaced by a later run.
 
     Without --yes nothing is removed.
@@ -355,55 +349,31 @@ def clean(runs: Path, older_than: float | None, reports: bool, yes: bool, as_jso
         raise HarnessError(f"'{runs}' is not a folder of runs; give the one that --runs named")
     found, unreadable = Store(runs).runs()
     warn_skipped(unreadable)
-    listed = set() if reports else _in_reports(runs)
-    reasons = dict(_removable(runs, found, older_than))
-    kept = [folder for folder in reasons if folder.resolve() in listed]
-    removed = [folder for folder in reasons if folder not in kept]
-    sizes = {f: sum(p.lstat().st_size for p in f.rglob("*") if not p.is_dir()) for f in removed}
-    if yes:
-        for folder in removed:
-            if folder.is_symlink():  # to a run that lies elsewhere, and stays
-                folder.unlink()
-            else:
-                shutil.rmtree(folder)
-    if as_json:
-        documents = [{"run_id": f.name, "why": reasons[f], "bytes": sizes[f]} for f in removed]
-        echo(json.dumps({"removed": yes, "runs": documents}, indent=1))
-    else:
-        for folder in removed:
-            echo(f"{one_line(folder.name)}: {reasons[folder]}, {megabytes(sizes[folder])} MB")
-    what = f"{counted(len(removed), 'run')}, {megabytes(sum(sizes.values()))} MB"
+    total = 0
+    removed = dict(_removable(runs, found))
+    for folder, why in removed.items():
+        size = sum(p.lstat().st_size for p in folder.rglob("*") if not p.is_dir())
+        total += size
+        if yes and folder.is_symlink():  # to a run that lies elsewhere, and stays
+            folder.unlink()
+        elif yes:
+            shutil.rmtree(folder)
+        echo(f"{one_line(folder.name)}: {why}, {megabytes(size)} MB")
+    what = f"{counted(len(removed), 'run')}, {megabytes(total)} MB"
     echo(f"removed {what}" if yes else f"{what} to remove; --yes removes them", err=True)
-    if kept:
-        echo(f"{counted(len(kept), 'run')} kept for a report in {runs}; --reports removes them too", err=True)
+    if removed and any(next(runs.glob(pattern), None) for pattern in REPORTS):
+        echo(f"a report lies in {runs}: `harness verify` needs the runs that it lists", err=True)
     return 0
 
 
-def _removable(
-    root: Path, found: Sequence[tuple[Path, Record]], older_than: float | None
-) -> Iterator[tuple[Path, str]]:
+def _removable(root: Path, found: Sequence[tuple[Path, Record]]) -> Iterator[tuple[Path, str]]:
     """Folders with the reason; `found`: oldest first."""
     last = {record.cell: path for path, record in found if record.status not in UNFINISHED}
-    oldest = None if older_than is None else datetime.now(UTC) - timedelta(days=older_than)
     for path, record in found:
         if record.status in UNFINISHED:
             yield path.parent, record.status
         elif last[record.cell] != path:
             yield path.parent, "replaced by a later run"
-        elif oldest is not None and (began := began_at(record)) is not None and began < oldest.timestamp():
-            yield path.parent, f"older than {older_than:g} days"
     for folder, owner in without_record(root):
         if owner.is_gone:
             yield folder, "without a record: its launcher is gone"
-
-
-def _in_reports(folder: Path) -> set[Path]:
-    """Folders of the runs that the reports in a folder list."""
-    found: set[Path] = set()
-    for path in (path for pattern in REPORTS for path in folder.glob(pattern)):
-        try:
-            manifest = read_manifest(read_plain(path, MOST_REPORT_BYTES).decode(), path).manifest
-        except (HarnessError, OSError, UnicodeDecodeError):
-            continue
-        found |= {(folder / entry.path).parent.resolve() for entry in manifest.records}
-    return found

@@ -127,24 +127,25 @@ def test_clean_lists_what_it_would_remove_and_removes_nothing(folder: Path) -> N
     assert len([*(folder / "runs").iterdir()]) == 4
 
 
-def test_clean_removes_what_failed_and_keeps_what_a_report_lists(folder: Path) -> None:
+def test_clean_removes_what_failed_and_says_that_a_report_may_need_it(folder: Path) -> None:
     saved(folder / "runs", "zz-one-again", cell="1", created_at="2099-01-01T00:00:00+00:00")
+    assert "a report" not in harness("clean", cwd=folder).stderr
     succeeds("report", "runs/one-aaa", "-o", "runs/report.csv", cwd=folder)
-    done = harness("clean", "--yes", cwd=folder)
-    assert "1 run kept for a report in runs" in done.stderr
+    warned = "a report lies in runs: `harness verify` needs the runs that it lists"
+    assert warned in harness("clean", cwd=folder).stderr
+    assert warned in harness("clean", "--yes", cwd=folder).stderr
     left = {path.parent.name for path in (folder / "runs").glob("*/record.json")}
-    assert left == {"one-aaa", "two-bbb", "zz-one-again"}
-    harness("clean", "--yes", "--reports", cwd=folder)
-    assert not (folder / "runs/one-aaa").exists()
+    assert left == {"two-bbb", "zz-one-again"}
+    assert "a report" not in harness("clean", cwd=folder).stderr
 
 
-def test_clean_takes_links_away_not_what_they_lead_to_and_any_time_of_a_record(folder: Path) -> None:
+def test_clean_takes_links_away_not_what_they_lead_to(folder: Path) -> None:
     saved(folder / "runs", "naive", cell="3", created_at="2020-01-01T00:00:00")
-    saved(folder / "runs", "odd", cell="4", created_at="yesterday")
+    saved(folder / "runs", "odd", cell="3", created_at="yesterday")
     (folder / "runs/naive").rename(folder / "elsewhere")
     (folder / "runs/naive").symlink_to(folder / "elsewhere")
-    done = succeeds("clean", "--yes", "--older-than", "1000", cwd=folder)
-    assert "naive: older than 1000 days" in done.stdout
+    done = succeeds("clean", "--yes", cwd=folder)
+    assert "naive: replaced by a later run" in done.stdout
     assert not (folder / "runs/naive").is_symlink()
     assert (folder / "elsewhere/record.json").exists()
     assert (folder / "runs/odd").exists()

@@ -317,7 +317,7 @@ def test_an_option_of_another_command_or_tool_is_named() -> None:
         "run --nproc two": "Invalid value for '--nproc': 'two'; give a whole number, 1 or more.",
         "fabric --nproc 1": "1; give a whole number, 2 or more.",
         "compare --max-minutes 1h": "'1h'; give a number of minutes above 0.",
-        "clean --older-than week": "'week'; give a number of days from 0 to 36500.",
+        "clean --older-than 30": "`find RUNS -maxdepth 1 -mtime +DAYS`",
     }.items():
         assert said in CliRunner().invoke(cli.harness, words.split(), prog_name="harness").stderr
 
