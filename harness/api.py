@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from html import escape
 from os import PathLike
 from pathlib import Path
 from threading import Thread
@@ -159,12 +158,15 @@ class Results:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        from harness.tell.tables import main_table
+    def _repr_markdown_(self) -> str:
+        from harness.tell.formats import markdown_text
+        from harness.tell.tables import not_comparable_table, results_table
         from harness.tell.terminal import finding_lines
+        from harness.tell.writers.text import table_markdown
 
-        found = "".join(f"<li>{escape(line)}</li>" for line in finding_lines(self.comparison, wide=True))
-        return main_table(self.comparison, "html") + (f"<ul>{found}</ul>" if found else "")
+        tables = [results_table(self.comparison.comparable), not_comparable_table(self.comparison)]
+        found = [f"- {markdown_text(line)}" for line in finding_lines(self.comparison, wide=True)]
+        return "\n\n".join([*(table_markdown(one) for one in tables if one), "\n".join(found)])
 
 
 class Estimate:

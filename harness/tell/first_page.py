@@ -38,7 +38,7 @@ from harness.tell.document import (
     Shown,
     Table,
 )
-from harness.tell.formats import NOT_AVAILABLE, dash, megabytes, number, percent, scientific, times
+from harness.tell.formats import dash, megabytes, number, percent, scientific, times
 from harness.tell.pictures.plots import (
     loss_picture,
     memory_picture,
@@ -69,15 +69,10 @@ from harness.tell.sections.results import KEY as SURPRISES
 from harness.tell.sections.time import used
 from harness.tell.tables import (
     ANSWERS,
-    DECIDED,
     LABELS,
-    LEGEND,
-    OPEN,
-    PARITY_WORDS,
     WITHOUT_FORM,
-    WITHOUT_FORM_MEANS,
-    at_once_meaning,
     figure_column,
+    legend,
     parity_cell,
     phrase,
     rate_text,
@@ -750,9 +745,9 @@ def summary_section(comparison: Comparison, question: ReportFocus, most: int = M
         key = f"summary_{size}{f'_{job}' if marks else ''}"
         blocks.append(_summary(key, comparison, members, FIGURES[question]))
     left = len([group for group in comparison.groups if not group.is_reference]) - len(groups)
-    note = _legend([block for block in blocks if isinstance(block, Table)], left)
-    marked = at_once_meaning(groups) if "parity" in FIGURES[question] else ""
-    note = " ".join(filter(None, [note, marked and f"{marked}."])) or phrase("legend_all")
+    notes = legend([block for block in blocks if isinstance(block, Table)], groups)
+    notes += [phrase("legend_more", rest=left)] if left > 0 else []
+    note = " ".join(notes) or phrase("legend_all")
     return Section("summary", "Results", [*blocks, Line(note, details="results")])
 
 
@@ -837,29 +832,6 @@ def _summary(key: str, comparison: Comparison, groups: Sequence[CellRuns], wante
     columns += [others[figure] if figure in others else figure_column(figure) for figure in figures]
     rows = [[*group.cell, *(value(group, figure) for figure in figures)] for group in groups]
     return Table(key=key, columns=columns, rows=rows)
-
-
-def _legend(tables: Sequence[Table], left: int) -> str:
-    """What the ratios and marks in the tables mean, and how many cells are not in them."""
-    texts = [text for table in tables for row in table.texts() for text in row]
-    keys = {column.key: column.title for table in tables for column in table.columns}
-    marked = any(text.startswith(OPEN) for text in texts)
-    notes = {
-        phrase("legend_base"): any(key in RATIOS for key in keys),
-        phrase("legend_unknown"): NOT_AVAILABLE in texts,
-        phrase("legend_speed", legend=LEGEND if marked else DECIDED): "speed_ratio" in keys,
-        phrase("legend_speed_up", title=keys.get("speed_up")): "speed_up" in keys,
-        phrase("legend_rounds"): {"speed_ratio", SPEED} <= keys.keys(),
-        **{
-            phrase("legend_parity", level=level, short=of["short"]): level in texts and level != "unjudged"
-            for level, of in PARITY_WORDS.items()
-        },
-        phrase("legend_no_form", mark=WITHOUT_FORM, meaning=WITHOUT_FORM_MEANS): any(
-            text.endswith(WITHOUT_FORM) for text in texts
-        ),
-        phrase("legend_more", rest=left): left > 0,
-    }
-    return " ".join(note for note, applies in notes.items() if applies)
 
 
 VERIFY = "harness verify FILE  # this report"

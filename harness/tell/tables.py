@@ -8,8 +8,6 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from tabulate import tabulate
-
 from harness.judge.agreement.parity import Parity
 from harness.judge.comparison import Comparison
 from harness.judge.facts import BY_KEY, SENT, SPEED, STEP, Metric, Unit, metrics_in
@@ -45,11 +43,10 @@ from harness.tell.formats import (
 
 ONE_SESSION = "one session: day-to-day variation is not included"
 OPEN = "~"
-DECIDED = (
-    f"ratio to the base in the same round, {percent(LEVEL)} interval; bold: faster, slower, or equal within "
-    f"{percent(EQUAL)}"
-)
-LEGEND = f"{DECIDED}; {OPEN}: undecided"
+RATIO = f"ratio to the base in the same round, {percent(LEVEL)} interval"
+BOLD = f"bold: faster, slower, or equal within {percent(EQUAL)}"
+UNDECIDED = f"{OPEN}: undecided"
+LEGEND = f"{RATIO}; {BOLD}; {UNDECIDED}"
 
 
 def ratio_column(orders: Iterable[Ranking]) -> Column:
@@ -220,15 +217,34 @@ AMOUNTS = ("peak_bytes", SENT)
 NOT_COMPARABLE = "not comparable: these runs are not the same job, so the tables leave them out"
 WITHOUT_FORM = "†"
 AT_ONCE = "*"
-AT_ONCE_MEANS = "as one process that takes {} samples at once, not the whole batch"
-WITHOUT_FORM_MEANS = "bytes and memory not judged: the backend has no closed form"
 
 
-def main_table(comparison: Comparison, style: str = "simple") -> str:
-    """The main table for a terminal, in a style of tabulate, and below it what does not belong in it."""
-    text = _text(results_table(comparison.comparable), style)
-    excluded = not_comparable_table(comparison)
-    return text if excluded is None else f"{text}\n\n{NOT_COMPARABLE}\n{_text(excluded, style)}"
+def legend(shown: Sequence[Table], groups: Iterable[CellRuns], *, bold: bool = True) -> list[str]:
+    """What ratios, marks and parity levels in tables of these cells mean, only of what they have."""
+    people = [one.for_people() for one in shown]
+    texts = [text for one in people for row in one.texts() for text in row]
+    parities = {text.removesuffix(AT_ONCE) for text in texts}
+    columns = [column for one in people for column in zip(one.columns, *one.values(), strict=True)]
+    titles = {column.key: column.title for column, *of in columns if any(value is not None for value in of)}
+    is_open = any(text.startswith(OPEN) for text in texts)
+    speed = "; ".join([RATIO, *([BOLD] if bold else []), *([UNDECIDED] if is_open else [])])
+    samples = sorted({group.at_once for group in groups if group.at_once})
+    notes = {
+        phrase("legend_base"): any(key.endswith("_of_ddp") for key in titles),
+        phrase("legend_unknown"): NOT_AVAILABLE in texts,
+        phrase("legend_speed", legend=speed): "speed_ratio" in titles,
+        phrase("legend_speed_up", title=titles.get("speed_up")): "speed_up" in titles,
+        phrase("legend_rounds"): {"speed_ratio", SPEED} <= titles.keys(),
+        **{
+            phrase("legend_parity", level=level, short=of["short"]): level in parities and level != "unjudged"
+            for level, of in PARITY_WORDS.items()
+        },
+        phrase("legend_no_form", mark=WITHOUT_FORM): any(WITHOUT_FORM in text for text in texts),
+        phrase("legend_at_once", mark=AT_ONCE, samples=" or ".join(map(str, samples))): (
+            any(text.endswith(AT_ONCE) for text in texts)
+        ),
+    }
+    return [note for note, applies in notes.items() if applies]
 
 
 def not_comparable_table(comparison: Comparison) -> Table | None:
@@ -249,14 +265,6 @@ def not_comparable_table(comparison: Comparison) -> Table | None:
                 ]
             )
     return table("not_comparable", body)
-
-
-def _text(whole: Table, style: str) -> str:
-    shown = whole.for_people()
-    return tabulate(
-        shown.texts(), headers=[column.title for column in shown.columns], tablefmt=style,
-        disable_numparse=True, colalign=[column.align for column in shown.columns],
-    )  # fmt: skip
 
 
 def results_table(comparison: Comparison, *, speeds: bool = True) -> Table:
@@ -375,12 +383,6 @@ def parity_cell(group: CellRuns) -> Parity | Shown:
     """Marked where another reference than the whole batch judged it."""
     marked = group.at_once and group.parity != "unjudged"
     return Shown(group.parity, f"{group.parity}{AT_ONCE}") if marked else group.parity
-
-
-def at_once_meaning(groups: Iterable[CellRuns]) -> str:
-    """What the mark means in a table of these; empty where none has it."""
-    samples = sorted({group.at_once for group in groups if group.at_once and group.parity != "unjudged"})
-    return f"{AT_ONCE}: {AT_ONCE_MEANS.format(' or '.join(map(str, samples)))}" if samples else ""
 
 
 def _has_spread(metric: Metric) -> bool:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
 
 from harness.judge.comparison import Comparison
 from harness.judge.facts import SENT, SPEED
 from harness.judge.findings.finding import statements
-from harness.judge.statistics import LEVEL
 from harness.tell import tables
 from harness.tell.document import Column, Table
-from harness.tell.formats import fitted, line_width, percent
+from harness.tell.formats import fitted, line_width
 from harness.tell.sections.job import TITLE_SETTINGS
 
 PEAK = "peak_bytes"
@@ -25,47 +23,29 @@ def terminal_text(comparison: Comparison, *, wide: bool = False) -> str:
 
 
 def terminal_table(comparison: Comparison, *, wide: bool = False) -> str:
-    """The main table and a line that explains what stands in it; `wide`: all of its columns."""
-    table = tables.results_table(comparison.comparable).for_people()
-    if wide:
-        shown = tables.main_table(comparison)
-    else:
-        shown = _narrow(table, SHOWN)
-        excluded = tables.not_comparable_table(comparison)
-        if excluded is not None:
-            shown += f"\n\n{tables.NOT_COMPARABLE}\n{_narrow(excluded.for_people())}"
-    rows = table.texts()
-    more = [] if wide else ["--wide: all columns"]
-    marks = [*_legend(table, rows), tables.at_once_meaning(comparison.comparable.groups)]
-    found = "; ".join([*filter(None, marks), *more])
-    return "\n".join([shown, *(textwrap.wrap(found, line_width()) if rows else [])])
+    """The main table, what does not belong in it, and what marks mean; `wide`: all columns."""
+    table = tables.results_table(comparison.comparable)
+    excluded = tables.not_comparable_table(comparison)
+    parts = [_text(table, wide, SHOWN)]
+    parts += ["", tables.NOT_COMPARABLE, _text(excluded, wide)] if excluded is not None else []
+    if table.rows:
+        notes = tables.legend([table], comparison.comparable.groups, bold=False)
+        parts += textwrap.wrap(" ".join([*notes, *([] if wide else ["--wide: all columns."])]), line_width())
+    return "\n".join(parts)
 
 
-def _legend(table: Table, rows: list[list[str]]) -> Iterator[str]:
-    """What marks and parity levels of a table mean, only those that it has."""
-    keys = [column.key for column in table.columns]
-    place = keys.index("speed_ratio")
-    if any(" (" in row[place] for row in rows):
-        yield f"{table.columns[place].title}: in the same round, {percent(LEVEL)} interval"
-    if any(row[place].startswith(tables.OPEN) for row in rows):
-        yield f"{tables.OPEN}: order open, see --repeats"
-    if any(text.partition(" ")[0].endswith(tables.WITHOUT_FORM) for row in rows for text in row):
-        yield f"{tables.WITHOUT_FORM}: {tables.WITHOUT_FORM_MEANS}"
-    parities = {row[keys.index("parity")].removesuffix(tables.AT_ONCE) for row in rows}
-    yield from (f"{level}: {of['short']}" for level, of in tables.PARITY_WORDS.items() if level in parities)
-
-
-def _narrow(table: Table, keys: tuple[str, ...] | None = None) -> str:
-    places = [n for n, column in enumerate(table.columns) if keys is None or column.key in keys]
+def _text(whole: Table, wide: bool, keys: tuple[str, ...] | None = None) -> str:
+    table = whole.for_people()
+    places = [n for n, column in enumerate(table.columns) if wide or keys is None or column.key in keys]
     columns = [table.columns[n] for n in places]
 
     def brief(column: Column, text: str) -> str:
-        return text.partition(" (")[0] if column.key == PEAK else text  # without the spread
+        return text.partition(" (")[0] if column.key == PEAK and not wide else text  # without the spread
 
     titles = [brief(column, column.title) for column in columns]
     alignments = {title: column.align for title, column in zip(titles, columns, strict=True)}
     rows = [[brief(table.columns[n], row[n]) for n in places] for row in table.texts()]
-    return fitted(rows, titles, alignments=alignments)
+    return fitted(rows, titles, alignments=alignments, wide=wide)
 
 
 def finding_lines(comparison: Comparison, *, wide: bool = False) -> list[str]:

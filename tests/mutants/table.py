@@ -413,7 +413,7 @@ MUTANTS = [Mutant(*row) for row in (
      "test_a_frame_says_which_runs_are_not_the_same_job"),
     ("api-jobs", "several_jobs", becomes("2", "3"), "Records of two jobs are warned of",
      "test_records_of_several_jobs_are_named_in_one_line"),
-    ("notebook-markup", "Results._repr_html_", becomes("escape(line)", "line"),
+    ("notebook-markup", "Results._repr_markdown_", becomes("markdown_text(line)", "line"),
      "A notebook shows the words of a record, and executes none",
      "test_a_notebook_shows_the_table_and_escapes_findings"),
     ("offloaded-weights", "zero_offload", becomes("3", "2"),

@@ -20,7 +20,7 @@ from harness.judge.comparison import Comparison, ScalingPoint, strong_scaling, w
 from harness.judge.facts import STEP
 from harness.judge.findings.finding import DOCUMENT, ROLES, Statement, statements
 from harness.judge.library_notes import library_notes
-from harness.judge.quantities import loss_unit, unjudged_amounts
+from harness.judge.quantities import loss_unit
 from harness.judge.rows import job_marks, reason
 from harness.judge.run_conditions import PAUSE_SECONDS, is_deterministic
 from harness.judge.statistics import EQUAL, LEAST_FOR_P95, LEVEL, interval_runs
@@ -57,20 +57,14 @@ def results_section(comparison: Comparison, *, speeds: bool = True) -> Section:
 
     Without `speeds` only figures that no load of the machine changes.
     """
-    unjudged = dict.fromkeys(group.label for group in comparison.groups if unjudged_amounts(group.record))
-    mark = (
-        f"{tables.WITHOUT_FORM}: {tables.WITHOUT_FORM_MEANS} ({listed(list(unjudged))})." if unjudged else ""
-    )
-    at_once = tables.at_once_meaning(comparison.groups)
-    blocks = tables.blocks_of(
-        tables.results_table(comparison, speeds=speeds), mark, at_once and f"{at_once}."
-    )
+    shown = tables.results_table(comparison, speeds=speeds)
+    blocks = tables.blocks_of(shown, " ".join(tables.legend([shown], comparison.groups)))
     if not speeds:
         return Section("results", "Results", blocks)
     spread = tables.spread_table(comparison)
     if spread is not None:
         runs = max(len(group.rows) for group in comparison.groups)
-        speed = tables.prose("results_speed", legend=tables.LEGEND)
+        speed = tables.prose("results_speed")
         pause = f"{PAUSE_SECONDS / 3600:g}"
         sessions = tables.prose(
             "results_sessions", sessions=tables.sessions_words(comparison.sessions), pause=pause

@@ -94,7 +94,7 @@ def _block(block: Block, names: _Names) -> str:
         case Items():
             return "\n".join(f"- {_with_link(line, names)}" for line in block.lines())
         case Table():
-            return _table(block.for_people(), names)
+            return table_markdown(block, names.details)
         case Picture():
             shown = f"![{markdown_text(block.alt)}]({quote(names.pictures[block.key])})"
             return f"{shown}\n\n{markdown_text(block.caption)}"
@@ -120,11 +120,12 @@ def _line(text: str) -> str:
     return _BEGINS_A_BLOCK.sub(r"\1\\\2", markdown_text(text))
 
 
-def _table(table: Table, names: _Names) -> str:
-    """Without padding, which would be a third of a long report."""
+def table_markdown(whole: Table, details: str = "") -> str:
+    """Without padding, which would be a third of a long report; cells link to the file `details`."""
+    table = whole.for_people()
     titles = [column.title for column in table.columns]
     rule = [":---" if column.align == "left" else "---:" for column in table.columns]
-    link = f"[{{}}]({quote(names.details)}#{{}})"
+    link = f"[{{}}]({quote(details)}#{{}})"
     head, body = [markdown_text(title) for title in titles], table.written(markdown_text, "**{}**", link)
     text = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
     return f"{text}\n\n{markdown_text(table.caption)}" if table.caption else text

@@ -86,14 +86,14 @@ def test_a_picture_of_the_report_is_an_svg_that_a_notebook_shows() -> None:
 
 def test_a_notebook_shows_the_table_and_escapes_findings() -> None:
     results = harness.load(ROOT / "reports" / "traps" / "2-ranks-tied")
-    html = results._repr_html_()
-    assert html.startswith("<table>")
-    assert html.count("<li>") > 0
+    text = results._repr_markdown_()
+    assert text.startswith("| backend |")
+    assert text.count("\n- finding ") > 0
     named = make_record(label="<img>", steps=make_steps([9.0, 9.0, 9.0, 9.0], [2.0, 1.5, 1.25, 1.0]))
-    html = Results([(Path("a"), make_record(label="single")), (Path("b"), named)])._repr_html_()
-    assert "diverged" in html
-    assert "&lt;img&gt;" in html
-    assert "<img>" not in html
+    text = Results([(Path("a"), make_record(label="single")), (Path("b"), named)])._repr_markdown_()
+    assert "diverged" in text
+    assert "&lt;img&gt;" in text
+    assert "<img>" not in text
 
 
 def test_estimate_has_the_rows_of_the_command() -> None:

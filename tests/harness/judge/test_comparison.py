@@ -12,8 +12,7 @@ from harness.tell.before_after import before_after
 from harness.tell.first_page import short_document
 from harness.tell.report import details_document
 from harness.tell.sections.job import settings_section
-from harness.tell.tables import main_table
-from harness.tell.terminal import where_to_read
+from harness.tell.terminal import terminal_table, where_to_read
 from harness.tell.writers.text import render_details, render_markdown
 from tests.harness.tell.cells import growing
 from tests.records import changed, make_record, make_steps, make_weights, told
@@ -165,7 +164,7 @@ def odd(label: str = "zero1", **changes: object) -> Record:
 
 def test_the_main_table_leaves_it_out_and_a_table_below_says_why() -> None:
     comparison = Comparison([make_record(), make_record(label="ddp"), odd()])
-    main, _, apart = main_table(comparison).partition("\n\n")
+    main, _, apart = terminal_table(comparison, wide=True).partition("\n\n")
     assert "zero1" not in main
     assert [line.split()[1:5] for line in main.splitlines()[2:]] == [
         ["1", "ok", "2,048", "n/a"], ["2", "ok", "2,048", "n/a"],

@@ -17,7 +17,8 @@ from harness.judge.quantities import Run
 from harness.run_directory.assemble import rank_part
 from harness.run_directory.events import MeasuredEvent
 from harness.tell import tables
-from harness.tell.tables import main_table, results_table
+from harness.tell.tables import results_table
+from harness.tell.terminal import terminal_table
 from tests.harness.run_directory.test_assemble import rank
 from tests.records import make_record, make_steps
 from tests.volumes import make_volume_record
@@ -73,7 +74,7 @@ def test_an_entry_in_the_table_is_all_that_a_metric_needs() -> None:
     assert any(key in line for line in failures(parse_conditions(f"{key}>+40%"), before, after))
     table = results_table(after)
     assert table.values()[1][[column.key for column in table.columns].index(key)] == 0.75
-    assert LONGEST.title not in main_table(after)
+    assert LONGEST.title not in terminal_table(after, wide=True)
 
 
 def test_a_metric_that_is_not_compared_is_no_condition() -> None:

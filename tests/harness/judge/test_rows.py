@@ -14,9 +14,9 @@ from harness.judge.quantities import expected_states, volume_differences, why_un
 from harness.judge.rows import JudgedRun, reason
 from harness.judge.statistics import Ranking
 from harness.record import ErrorPart, LayoutPart, ObservedPart, Record, ResumedPart, SplitPart, TensorPart
-from harness.tell.first_page import same_training, short_document
+from harness.tell.first_page import same_training, short_document, summary_section
 from harness.tell.report import details_document
-from harness.tell.tables import at_once_meaning, parity_cell
+from harness.tell.tables import parity_cell
 from harness.tell.terminal import terminal_table
 from harness.tell.writers.text import render_details, render_markdown
 from tests.harness.tell.cells import markdown_of, page_of, repeats
@@ -153,7 +153,8 @@ def test_a_run_judged_by_the_ranks_split_says_so(shift: float, at_once: int | No
     assert getattr(parity_cell(group), "text", "tight") == ("tight" if at_once is None else "tight*")
     same = same_training(rows)
     if at_once is None:
-        assert (found, at_once_meaning(rows.groups)) == ([], "")
+        assert not found
+        assert "*:" not in terminal_table(rows)
         assert same.startswith("yes: 1 of 1")
     else:
         assert found[0].text.startswith(
@@ -163,7 +164,13 @@ def test_a_run_judged_by_the_ranks_split_says_so(shift: float, at_once: int | No
         assert same.startswith(
             "yes, as one process that takes 4 samples at once, not as one on the whole batch"
         )
-        assert "*: as one process that takes 4 samples at once" in " ".join(terminal_table(rows).split())
+        section = summary_section(rows, "all")
+        assert section is not None
+        for told in (" ".join(terminal_table(rows).split()), section.blocks[-1].text):
+            assert (
+                "tight: as close as another order of summation. *: as one process that takes 4 samples"
+                in told
+            )
 
 
 def test_a_run_that_continues_a_checkpoint_is_held_to_its_own_steps_of_the_whole_batch() -> None:
