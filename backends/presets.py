@@ -36,8 +36,6 @@ HOOKED_WITHOUT_GATHER = "hooked_without_gather"
 """Likewise: stage 3 attached its gradient hooks without gathering the parameters."""
 BESIDE_ZERO_OPTIMIZATION = (COMMUNICATION_DTYPE, DATA_TYPES, TIMERS)
 """Settings of DeepSpeed outside of its section `zero_optimization`."""
-LIBRARY_ALONE = "library_alone"
-"""In `Effective.details`: what a library would do by itself, by subject."""
 ROOT_RESHARD = "reshard_after_forward of the root"
 ACCELERATOR_PRECISION = "mixed_precision of the Accelerator"
 

@@ -64,7 +64,6 @@ SECTIONS: tuple[Maker, ...] = (
     job.observed_section,
     job.presets_section,
     job.settings_section,
-    results.library_alone_section,
     results.reading_section,
     job.reproduce_section,
     job.configuration_section,

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from harness.backends.accelerate import forget_accelerator
-from harness.backends.trainer.engines import GivenRates, Handover, alone
+from harness.backends.trainer.engines import GivenRates, Handover
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM, Trainer
+    from transformers import LlamaForCausalLM
 
 
 pytestmark = pytest.mark.long(seconds=8)
@@ -61,7 +61,7 @@ def samples() -> list[dict[str, Tensor]]:
     return [{"input_ids": ids, "labels": row} for ids, row in zip(tokens, labels, strict=True)]
 
 
-def trained(model: nn.Module, folder: Path) -> tuple[Trainer, float, float]:
+def trained(model: nn.Module, folder: Path) -> tuple[float, float]:
     """Trainer's own loop over one step of two micro-batches; the loss and gradient norm that it logs."""
     from transformers import Trainer, TrainingArguments
 
@@ -73,7 +73,7 @@ def trained(model: nn.Module, folder: Path) -> tuple[Trainer, float, float]:
     trainer = Trainer(model=model, args=arguments, train_dataset=samples())  # type: ignore[arg-type]
     trainer.train()
     logged = trainer.state.log_history[0]
-    return trainer, logged["loss"], logged["grad_norm"]
+    return logged["loss"], logged["grad_norm"]
 
 
 def expected(model: LlamaForCausalLM, weights: tuple[float, ...]) -> tuple[float, float]:
@@ -92,22 +92,16 @@ def test_a_model_that_counts_gets_the_loss_per_target_token_of_the_step(
 ) -> None:
     per_token = 1 / sum(TARGETS)
     loss, norm = expected(llama, (per_token, per_token))
-    trainer, own_loss, own_norm = trained(llama, tmp_path)
-    assert alone(trainer)["loss"].startswith("sum / num_items_in_batch (labels[..., 1:]")
+    own_loss, own_norm = trained(llama, tmp_path)
     assert own_loss == pytest.approx(loss, rel=1e-4)  # logged with few digits
     assert own_norm == pytest.approx(norm, rel=1e-4)
 
 
 def test_another_model_gets_the_mean_of_micro_batches(llama: LlamaForCausalLM, tmp_path: Path) -> None:
     loss, norm = expected(llama, tuple(1 / count / len(TARGETS) for count in TARGETS))
-    trainer, own_loss, own_norm = trained(MeanLoss(llama), tmp_path)
-    assert alone(trainer)["loss"] == "mean of each micro-batch / accumulation steps"
+    own_loss, own_norm = trained(MeanLoss(llama), tmp_path)
     assert own_loss == pytest.approx(loss, rel=1e-4)
     assert own_norm == pytest.approx(norm, rel=1e-4)
-    assert alone(trainer)["batches"] == (
-        "order: random; ranks take batches in turn; the last round is filled up with the first samples"
-    )
-    assert alone(trainer)["gradient clipping"] == "1"
 
 
 def test_ranks_take_batches_in_turn_and_the_last_round_is_filled_up() -> None:

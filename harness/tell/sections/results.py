@@ -1,5 +1,5 @@
 """The main table, parity levels and losses, scaling, findings, what failed, differences from the textbook,
-what a library that runs the loop would do alone, records, how to read it."""
+records, how to read it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from harness.backends.presets import LIBRARY_ALONE
 from harness.judge.agreement.parity import (
     BAND_FACTOR,
     BIAS_FACTOR,
@@ -389,20 +388,3 @@ def loss_section(comparison: Comparison) -> Section | None:
     held_out = table("held_out_loss", body, (*LABELS, Column("repeat", "repeat"), *columns))
     heading = Heading("Loss on held-out samples (nats per token)") if held_out else None
     return section("loss", "Loss", picture, heading, held_out)
-
-
-def library_alone_section(comparison: Comparison) -> Section | None:
-    """One line for each subject and value; None where no library ran the loop."""
-    found: dict[str, dict[str, list[CellName]]] = {}
-    for group in comparison.groups:
-        effective = group.record.backend.effective
-        subjects = effective.details.get(LIBRARY_ALONE, {}) if effective is not None else {}
-        for subject, value in subjects.items():
-            found.setdefault(subject, {}).setdefault(value, []).append(group.cell)
-    body = [
-        [subject, value, name_cells(cells)]
-        for subject, values in found.items()
-        for value, cells in values.items()
-    ]
-    alone = table("library_alone", body, "trainer")
-    return section("library_alone", "What Trainer does alone", prose("trainer"), alone)

@@ -1,6 +1,5 @@
 """Records in which one name stands wherever a user, a library or a machine can put one."""
 
-from harness.backends.presets import LIBRARY_ALONE
 from harness.record import (
     ArtifactPart,
     BackendPart,
@@ -68,7 +67,6 @@ def hostile_records(name: str) -> list[Record]:
     part = BackendPart(label=f"ddp:{name}", name="ddp", effective=effective, native_config={name: name})
     evaluation = [EvaluationPart(step=4, loss=5.0, target_tokens=64)]
     own = make_effective(gradient_norm="L2 over all parameters")
-    alone = make_effective(gradient_norm="L2 over all parameters", details={LIBRARY_ALONE: {name: name}})
     setting = GivenSettingPart(key=name, given=name, used=name, setting=name, handling="pinned", reason=name)
     given = GivenPart(kind="accelerate", file=name, mode="like-for-like", sha256="0" * 64, settings=[setting])
     reference = make_record(
@@ -95,7 +93,7 @@ def hostile_records(name: str) -> list[Record]:
     sound = make_record(
         label="zero2", run_id="sixth", job=job, environment=environment,
         backend=part.model_copy(
-            update={"label": f"zero2:{name}", "name": "zero2", "effective": alone, "given": given}
+            update={"label": f"zero2:{name}", "name": "zero2", "effective": own, "given": given}
         ),
         comm=make_communication(2, "reduce_scatter"),
         prediction=PredictionPart(

@@ -14,7 +14,6 @@ from harness.record import ObservationPart, Record
 from harness.safe_text import by_name, inside, without_passwords
 from harness.tell.document import Code, Folded, Items, Paragraph, Table
 from harness.tell.sections import job
-from harness.tell.sections.results import library_alone_section
 from tests.harness.tell.cells import blocks_in, lines_of, with_world
 from tests.records import ENVIRONMENT, REPORTS, changed, make_record, published_comparison
 from tests.representatives import first
@@ -279,19 +278,3 @@ def test_what_every_script_lacks_stands_in_one_line() -> None:
         "observed-ddp: `torchrun 'my train.py'`. Driven by lightning. Backend of the same strategy: ddp. "
         "Loss: what Lightning's training_step was given. 2 of 9 steps had a batch of another size."
     )
-
-
-def told(label: str, **subjects: str):
-    return make_record(label=label, effective={"details": {"library_alone": subjects}})
-
-
-def test_subjects_are_listed_once_with_the_cells_that_tell_them() -> None:
-    records = [
-        make_record(label="ddp"), told("trainer-ddp", loss="a"), told("trainer-zero3", loss="a", batches="b"),
-    ]  # fmt: skip
-    (table,) = blocks_in(library_alone_section(Comparison(records)), Table)
-    assert table.rows == [
-        ["loss", "a", "trainer-ddp and trainer-zero3 on 2 ranks"],
-        ["batches", "b", "trainer-zero3 on 2 ranks"],
-    ]
-    assert library_alone_section(Comparison(records[:1])) is None
