@@ -94,10 +94,8 @@ def examine_gpus(minutes: float, bundle: Path | None, size: Path | None, *, as_j
         evidence = gpu_runs.gather(folder, gpus, 60 * minutes * share, _say, operations)
         found.take_checks(evidence)
         if not evidence.is_interrupted:
-            ends, gpu = begin + 60 * minutes, gpus.devices[0].name
-            for compared in gpu_runs.compare_all(
-                asked, folder / "compared", folder / PACKED, ends, _say, gpu
-            ):
+            ends = begin + 60 * minutes
+            for compared in gpu_runs.compare_all(asked, folder / "compared", folder / PACKED, ends, _say):
                 found.take_comparison(compared)
     for line in found.lines():
         echo(line, err=as_json)

@@ -3,7 +3,6 @@ cells of a tiny model, and comparisons of six strategies at two sizes."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -656,8 +655,6 @@ SMALL, AT_SIZE = "@default", "@gpu-node"
 """The second names the strategies of both."""
 LEAST_SECONDS = 20.0
 """No comparison begins with less left."""
-ASKED_SECONDS = 120.0
-"""For a prediction, which computes only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -713,7 +710,6 @@ def compare_all(
     packed: Path,
     ends: float,
     report: Callable[[str], None],
-    gpu: str,
 ) -> Iterator[Compared]:
     """Make one after the other and pack each in a folder of its name; stops where the user interrupts.
 
@@ -731,7 +727,7 @@ def compare_all(
         lines: list[str] = []
         try:
             if found:
-                lines = pack_matrix(found, packed / matrix.name, predict(matrix, gpu))
+                lines = pack_matrix(found, packed / matrix.name)
         except Exception as error:  # what was measured before is packed
             lines = [f"not packed: {type(error).__name__}: {error}"]
         statuses = {record.run_id: record.status for _, record in found}
@@ -793,23 +789,3 @@ def compare_until(
     if told.is_set():
         return OUT_OF_TIME
     return None if code == 0 else f"harness compare ended with {code}: {last}"
-
-
-def predict(matrix: BackendMatrix, gpu: str) -> dict[str, Any] | str:
-    """The document of `harness estimate --json` for this machine's GPU, or why there is none."""
-    if is_stub(gpu):
-        return "the device is a stub"
-    count = str(matrix.ranks)
-    words = ["--world-size", count, "--gpus-per-node", count, "--gpu", gpu, "--json"]
-    try:
-        done = subprocess.run(
-            [*module_command("harness"), "estimate", *matrix.words(), *words],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, env=safe_environment(),
-            timeout=ASKED_SECONDS, check=False,
-        )  # fmt: skip
-        if done.returncode == 0:
-            document: dict[str, Any] = json.loads(done.stdout)
-            return document
-    except (subprocess.TimeoutExpired, ValueError) as error:
-        return f"harness estimate: {type(error).__name__}"
-    return "".join(done.stderr.strip().splitlines()[-1:]).removeprefix("harness: ").partition(". ")[0]

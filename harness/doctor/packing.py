@@ -24,7 +24,6 @@ import psutil
 from harness.errors import HarnessError
 from harness.files import refusing, try_writing
 from harness.judge.comparison import Comparison
-from harness.judge.quantities import Run, predicted_peak_bytes
 from harness.nested import mapped
 from harness.record import Record
 from harness.record.store import (
@@ -42,7 +41,6 @@ from harness.safe_text import harmless
 from harness.snapshots.account import accounts, read_snapshot
 from harness.tell.document import Document
 from harness.tell.dumps import snapshot_document
-from harness.tell.formats import fitted
 from harness.tell.report import write_document, write_report
 from harness.tell.terminal import finding_lines, terminal_table
 from harness.tell.traces import trace_document
@@ -149,11 +147,10 @@ MOST_RAW_BYTES = 2**24
 """Of the traces and snapshots themselves in a comparison, the smallest files first."""
 RAW = "raw"
 """Folder of what a reader needs only to look closer."""
-NOT_MEASURED = "-"
 Runs = Sequence[tuple[Path, Record]]
 
 
-def pack_matrix(runs: Runs, folder: Path, predicted: dict[str, Any] | str) -> list[str]:
+def pack_matrix(runs: Runs, folder: Path) -> list[str]:
     """Write what a comparison found into a new folder; returns the lines that a person reads of it."""
     (folder / RAW).mkdir(parents=True)
     with tempfile.TemporaryDirectory() as place:
@@ -172,46 +169,7 @@ def pack_matrix(runs: Runs, folder: Path, predicted: dict[str, Any] | str) -> li
                 problems += _tried(_write, tell, files, output)
     problems += _pack_raw(runs, folder / RAW)
     comparison = Comparison(record for _, record in packed)
-    made = sorted((record for _, record in packed), key=lambda record: record.created_at)
-    rows = beside(made, predicted)
-    (folder / "predictions.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    return [terminal_table(comparison), *finding_lines(comparison), "", *_table(rows, predicted), *problems]
-
-
-def beside(records: Sequence[Record], predicted: dict[str, Any] | str) -> list[dict[str, Any]]:
-    """Memory and time of each strategy as predicted and as measured; None: n/a."""
-    rows = predicted["rows"] if isinstance(predicted, dict) else []
-    estimates = {(row["backend"], row["world_size"]): row for row in rows}
-    found = []
-    for record in records:
-        label, ranks = record.backend.label, record.world.world_size
-        found.append({
-            "backend": label,
-            "ranks": ranks,
-            "status": record.status,
-            "predicted_peak_bytes": predicted_peak_bytes(record),
-            "peak_bytes": max(Run.of(record).rank_peaks, default=None),
-            "predicted_step_seconds": estimates.get((label, ranks), {}).get("step_seconds"),
-            "step_seconds": Run.of(record).median_step_seconds,
-        })  # fmt: skip
-    return found
-
-
-def _table(rows: Sequence[dict[str, Any]], predicted: dict[str, Any] | str) -> list[str]:
-    def of(row: dict[str, Any], key: str, scale: float) -> str:
-        return NOT_MEASURED if row[key] is None else f"{row[key] * scale:,.4g}"
-
-    figures = (
-        ("predicted_peak_bytes", 2**-30), ("peak_bytes", 2**-30), ("predicted_step_seconds", 1e3),
-        ("step_seconds", 1e3),
-    )  # fmt: skip
-    cells = [
-        (row["backend"], str(row["ranks"]), row["status"], *(of(row, *figure) for figure in figures))
-        for row in rows
-    ]
-    titles = ("backend", "ranks", "status", "predicted peak GiB", "peak GiB", "predicted step ms", "step ms")
-    why = [f"no time was predicted: {predicted}"] if isinstance(predicted, str) else []
-    return [*fitted(cells, titles).splitlines(), *why]
+    return [terminal_table(comparison), *finding_lines(comparison), *problems]
 
 
 def _told_traces(files: Sequence[Path]) -> Document:
