@@ -174,19 +174,6 @@ def alternatives(
     return _worthwhile(found + last)
 
 
-def dividing(found: Sequence[Prediction]) -> tuple[Alternative, ...]:
-    """Of each way in which ranks share samples the first that fits."""
-    ways: dict[str, Alternative] = {}
-    for one in found:
-        facts, options = one.planned.strategy.facts, one.planned.options
-        name = "pipeline" if facts.cuts_layers else "tensor" if "tensor" in options else "context"
-        name, reliefs = f"{name} parallelism", (CHECKPOINTED,) if one.checkpointing else ()
-        if one.fits and name not in ways:
-            changes = _settings(reliefs, one.planned)
-            ways[name] = Alternative(**vars(one), name=name, reliefs=reliefs, settings=changes)
-    return tuple(ways.values())
-
-
 def bases(scenarios: Sequence[Scenario]) -> list[Scenario]:
     """Scenarios from which ways are tried: the usual strategies, or else the first few."""
     usual = [scenario for scenario in scenarios if scenario.label in (registry.REFERENCE, *search.USUAL)]

@@ -1,5 +1,5 @@
 """One answer to a question on one number of ranks: rows at its batch or the search of all that is open, ways
-out where nothing fits, advice, and the commands that go on."""
+out where nothing fits, and the commands that go on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from harness.backends import registry
 from harness.backends.base import Preset, World
@@ -27,7 +27,6 @@ from harness.plan.alternatives import (
     Alternative,
     alternatives,
     bases,
-    dividing,
     least_change,
     logits_bytes,
 )
@@ -49,126 +48,13 @@ from harness.plan.search import (
     reducing_each,
     scenario_of,
     search,
-    smallest_need,
     textbook_because,
 )
 from harness.plan.trust import Trust, trust_in
-from harness.tell.formats import gigabytes, number
+from harness.tell.formats import number
 
-Case = Literal[
-    "too few samples", "does not fit", "barely fits", "only offload fits", "communication-bound", "slower",
-    "mixture of experts",
-]  # fmt: skip
 EXPOSED_SHARE = 0.2
 """Of a step: above it communication decides the speed."""
-OF_SAMPLES = ("activations", "data")
-"""Kinds of memory that grow with the tokens of a sample."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Advice:
-    """Why data parallelism alone is the wrong tool."""
-
-    case: Case
-    figures: str
-    ways: tuple[Alternative, ...] = ()
-
-
-def advise(question: Question, found: Found) -> Advice | None:
-    """Why data parallelism alone is the wrong tool; None: it is the right one.
-
-    The steps are those of the Ultra-Scale Playbook (Nouamane Tazi et al., Hugging Face 2025, 'finding the
-    best training configuration'): fit the model, reach the global batch, raise throughput. Where the guide
-    names numbers of GPUs, what they stand for is computed: bytes that do not fit, communication that nothing
-    hides.
-    """
-    both = (*found.fitting, *found.too_large)
-    shared = [one for one in both if one.planned.mesh.shares_samples]
-    fitting, too_large = ([o for o in ones if o not in shared] for ones in (found.fitting, found.too_large))
-
-    def advice(case: Case, figures: str, among: Sequence[Prediction] = shared) -> Advice:
-        return Advice(case=case, figures=figures, ways=dividing(among))
-
-    if question.is_mixture:
-        figures = (
-            "activations and speed depend on which tokens go to which expert; expert parallelism, which is "
-            "called for, no strategy here has"
-        )
-        return advice("mixture of experts", figures, ())
-    if question.samples_per_rank == 0:
-        samples, length = question.samples_asked, question.sequence_length
-        figures = (
-            f"{question.tokens_asked:,} tokens per step are {samples:,} samples of {length:,} tokens, fewer "
-            f"than {question.gpus:,} GPUs: use {samples:,} GPUs at most, or at least "
-            f"{question.gpus * length:,} tokens per step"
-        )
-        return advice("too few samples", figures)
-    if not (fitting or too_large):  # none was asked for whose ranks hold samples of their own
-        return None
-    on_device = [one for one in fitting if one.offload == "none"]
-    if not on_device:
-        least = smallest_need([one for one in too_large if one.offload == "none"] or (*too_large, *fitting))
-        return advice("only offload fits" if fitting else "does not fit", _needs(least))
-    plain = on_device[0]
-    first = f"{plain.label}, the fastest of its kind that fits"
-    if plain.barely_fits and (roomier := [one for one in shared if one.is_roomy]):
-        free = percent(plain.margin_bytes / plain.there_bytes)
-        return advice("barely fits", f"{first}, leaves {free} of the device free", roomier)
-    if faster := [one for one in shared if one.fits and _gain(one, plain) > CLOSE_SHARE]:
-        figures = f"{first}: {percent(_gain(faster[0], plain))} slower than {faster[0].label}"
-        return advice("slower", figures, faster)
-    return _communication_bound(question, plain)
-
-
-def _gain(shared: Prediction, plain: Prediction) -> float:
-    """Share of its own rate by which one is faster than a data-parallel one."""
-    own = shared.tokens_per_second_per_gpu
-    return 1 - plain.tokens_per_second_per_gpu / own if own and plain.speed else 0.0
-
-
-def memory_groups(one: Prediction) -> dict[str, int]:
-    """Device bytes of the fullest moment: 'states' that sharding divides, 'activations' that grow with
-    the tokens of a sample, and 'gathered' for the rest."""
-    assert one.most_memory is not None
-    sums, moment = {"states": 0, "gathered": 0, "activations": 0}, one.most_memory.decisive
-    for kind, count in moment.kinds.items():
-        is_state = kind in STATE_KINDS or moment.name == "optimizer step"
-        sums["activations" if kind in OF_SAMPLES else "states" if is_state else "gathered"] += count
-    return sums
-
-
-def _needs(smallest: Prediction) -> str:
-    groups = {name: gigabytes(count) for name, count in memory_groups(smallest).items()}
-    assert smallest.most_memory is not None
-    checkpointing = ", checkpointing" if smallest.checkpointing else ""
-    return (
-        f"{smallest.label} at micro-batch {smallest.planned.micro_batch_size}{checkpointing} needs least, "
-        f"{gigabytes(smallest.needed_bytes)} GB of {gigabytes(smallest.there_bytes)}: states "
-        f"{groups['states']}, gathered weights and buffers {groups['gathered']}, activations "
-        f"{groups['activations']} GB at its {smallest.most_memory.decisive.name}"
-    )
-
-
-def _communication_bound(question: Question, best: Prediction) -> Advice | None:
-    """The best on the device still waits for communication: more tokens between collectives would help."""
-    speed = best.speed
-    if speed is None or question.gpus == 1 or speed.exposed_seconds <= EXPOSED_SHARE * speed.step_seconds:
-        return None
-    ratio = speed.communication_seconds / speed.computing_seconds
-    each_micro_step = best.planned.strategy.stage >= 2
-    tokens = best.planned.micro_batch_size * question.sequence_length
-    tokens *= 1 if each_micro_step else best.planned.accumulation_steps
-    per = "micro-step" if each_micro_step else "step"
-    enough = f"; as long at {round(tokens * ratio):,} tokens a GPU and {per}, not {tokens:,}"
-    exposed = percent(speed.exposed_seconds / speed.step_seconds)
-    figures = (
-        f"{exposed} of the step of {best.label} is exposed communication: it communicates "
-        f"{number(speed.communication_seconds)} s and computes {number(speed.computing_seconds)} s"
-        f"{enough if ratio > 1 else ''}"
-    )
-    return Advice(case="communication-bound", figures=figures)
-
-
 SITE = "site.yaml"
 MOST_STAGES = 16
 """Of a pipeline that nobody described."""
@@ -313,8 +199,7 @@ class Answer:
     found: Found | None = None
     """Of the search; None: the batch is given, and nothing else is known."""
     instead: tuple[Alternative, ...] = ()
-    """Ways out: of `advice`, and what people do where nothing fits, or only with offload."""
-    advice: Advice | None = None
+    """What people do where nothing fits, or only with offload."""
     other_preset: Preset | None = None
     other_best: Prediction | None = None
     """What would be recommended if that preset planned."""
@@ -358,6 +243,27 @@ class Answer:
         return why_uneven(held, self.question.model.config)
 
     @cached_property
+    def communication_bound(self) -> str | None:
+        """How much of its step the best strategy waits for communication, which more tokens between
+        collectives would hide; None: little, or ranks share samples."""
+        best = next(iter(self.best), None)
+        speed = None if best is None or best.planned.mesh.shares_samples else best.speed
+        if speed is None or speed.exposed_seconds <= EXPOSED_SHARE * speed.step_seconds:
+            return None
+        scenario = self.best[0].planned
+        tokens = scenario.micro_batch_size * self.question.sequence_length
+        per = "micro-step"
+        if scenario.strategy.stage < 2:
+            tokens, per = tokens * scenario.accumulation_steps, "step"
+        ratio = speed.communication_seconds / speed.computing_seconds
+        enough = f"; as long at {round(tokens * ratio):,} tokens a GPU and {per}, not {tokens:,}"
+        return (
+            f"{percent(speed.exposed_seconds / speed.step_seconds)} of the step of {self.best[0].label} is "
+            f"exposed communication: it communicates {number(speed.communication_seconds)} s and computes "
+            f"{number(speed.computing_seconds)} s{enough if ratio > 1 else ''}"
+        )
+
+    @cached_property
     def commands(self) -> dict[str, list[str]]:
         return commands(self.question, [one.planned for one in self.best], self.typed)
 
@@ -380,6 +286,8 @@ class Answer:
         if tight := [one.label for one in fitting if one.is_tight]:
             free = f"less than {percent(1 - TIGHT_SHARE)} of the device free; `harness fit` measures it"
             found.append(("memory", f"{listed(tight)}: {free}"))
+        if self.communication_bound:
+            found.append(("speed", self.communication_bound))
         reasons: dict[tuple[str, str], list[str]] = {}
         for one in self.found.fitting:
             if one.speed_unknown:
@@ -429,10 +337,9 @@ def _searched(question: Question, typed: Typed, by: Predictors) -> Answer:
         )
     rows = tuple(with_traffic(one) for one in found.best_by_backend())
     (other,) = (preset for preset in get_args(Preset) if preset != question.preset)
-    advice = advise(question, found)
     answer = Answer(
-        question=question, typed=typed, rows=rows, found=found, other_preset=other, advice=advice,
-        instead=(*(advice.ways if advice else ()), *_instead(question, found, by)),
+        question=question, typed=typed, rows=rows, found=found, other_preset=other,
+        instead=_instead(question, found, by),
     )  # fmt: skip
     if question.is_mixture:
         return answer

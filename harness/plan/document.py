@@ -57,7 +57,7 @@ def document(found: Sequence[Answer]) -> dict[str, Any]:
 
 def recommendation(answer: Answer) -> dict[str, Any]:
     """What `harness recommend --json` prints: of a search on one number of GPUs."""
-    question, found, advice = answer.question, answer.found, answer.advice
+    question, found, bound = answer.question, answer.found, answer.communication_bound
     assert found is not None
     device, network = question.device, question.network
     assert device is not None
@@ -87,8 +87,8 @@ def recommendation(answer: Answer) -> dict[str, Any]:
             for one, why in found.rejected(answer.best)
         ],
         "left_out": found.left_out,
-        "data_parallel_is_right": advice is None,
-        "advice": advice and {"case": advice.case, "figures": advice.figures},
+        "data_parallel_is_right": any(not one.planned.mesh.shares_samples for one in answer.best[:1]),
+        "advice": bound and {"case": "communication-bound", "figures": bound},
         "uncertain": [f"{what}: {why}" for what, why in answer.uncertain],
         "alternatives": [{**one.as_json(), "command": answer.command(one)} for one in answer.instead],
         "trust": trust.as_json() if trust else None,

@@ -173,6 +173,12 @@ class Question:
             else self.checkpointing,
         )
         remarks += hardware.of_network(asked.network)
+        if not asked.samples_per_rank:
+            remarks.append(
+                f"{tokens:,} tokens per step are {asked.samples_asked:,} samples of {self.sequence_length:,} "
+                f"tokens, fewer than {gpus:,} GPUs: use {asked.samples_asked:,} GPUs at most, or at least "
+                f"{gpus * self.sequence_length:,} tokens per step"
+            )
         if asked.samples and asked.tokens_per_step != tokens:
             each = asked.samples_per_rank
             whose = f"{each:,} for each of {counted(gpus, 'GPU')}" if each else "shared by groups of GPUs"

@@ -559,6 +559,7 @@ def _of_states(question: Question, backends: Sequence[Entry], left_out: dict[str
     ]
     shown = {one.label for one in found}
     left_out |= {entry.name: OF_EXPERTS for entry in backends if entry.name not in shown}
+    left_out["expert parallelism"] = "called for, but no backend has it"
     roomy = sorted((one for one in found if one.fits), key=lambda one: registry.moving_parts(one.label))
     others = sorted((one for one in found if not one.fits), key=lambda one: one.held_beside_activations)
     return Found(fitting=tuple(roomy), too_large=tuple(others), left_out=left_out)

@@ -78,13 +78,6 @@ NAMED = 4
 """Backends that a reason names."""
 SAME = ("shards like ", "the same strategy through ", "on one GPU the same as ")
 """Begins of why a backend is left out whose strategy another one has."""
-RIGHT = "data parallelism alone is right: the model fits, and little communication is exposed"
-CASES = {
-    "slower": "data parallelism alone fits, but is slower",
-    "barely fits": "data parallelism alone barely fits",
-    "only offload fits": "data parallelism alone fits with offload only",
-    "mixture of experts": "of a mixture of experts only model states are predicted",
-}
 
 
 def answer_lines(
@@ -129,7 +122,7 @@ def _use(answer: Answer, several: bool) -> Iterator[str]:
         first, *others = best
         alone = "No runner-up: nothing else fits with room"
         yield f"{place}Use {_split(first)}{if_joined(first.planned)}"
-        if not (answer.advice and answer.advice.ways):
+        if not first.planned.mesh.shares_samples:
             yield from reaches_more(answer.instead, first.tokens_per_second_per_gpu)
         faster = found.fastest and why_slower(found.fastest, first)
         is_second = bool(others) and found.fastest is others[0]
@@ -450,8 +443,8 @@ def _speed_cells(row: Prediction) -> list[str]:
 
 
 def _reasons_and_next_steps(answer: Answer) -> Iterator[str]:
-    """After a search: why the others lose, what was not tried, what else is called for, and what to type."""
-    found, advice = answer.found, answer.advice
+    """After a search: why the others lose, what was not tried, what is uncertain, and what to type."""
+    found = answer.found
     assert found is not None
     rejected = [[one.label, why] for one, why in found.rejected(answer.best)]
     by_reason: dict[str, list[str]] = {}
@@ -463,15 +456,9 @@ def _reasons_and_next_steps(answer: Answer) -> Iterator[str]:
             by_reason.setdefault(reason, []).append(name)
     left_out = [[f"{same} backends", "shard as others do (--json names them)"]] if same else []
     left_out += [[listed(names, NAMED), reason] for reason, names in by_reason.items()]
-    if advice is None:
-        other = [["", RIGHT]] if answer.question.gpus > 1 else []
-    else:
-        case = CASES.get(advice.case, f"data parallelism alone is the wrong tool: {advice.case}")
-        other = [["", case], ["", advice.figures]]
     for headers, rows in (
         (("Why not the others", "reason"), rejected),
         (("Not considered", "reason"), left_out),
-        (("Other parallelism", "why"), other),
         (("Uncertain", "what"), [list(pair) for pair in answer.uncertain]),
     ):
         if rows:

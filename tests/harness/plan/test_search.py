@@ -9,7 +9,7 @@ from harness.backends import registry
 from harness.backends.registry import moving_parts
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
-from harness.plan.answer import estimate, memory_groups
+from harness.plan.answer import estimate
 from harness.plan.hardware import MemoryVerdict
 from harness.plan.prediction import MemoryPrediction, Prediction, Predictors
 from harness.plan.question import Question
@@ -331,12 +331,6 @@ def test_micro_batches_that_cannot_fit_are_not_predicted(per_token: int) -> None
     assert split(samples=64, memory=counted, speed=speed(), **known) == without
     too_large = [s for s in asked if invented(s).device_bytes > DEVICE.memory_bytes]
     assert len(too_large) == (0 if without.fits else 1)
-
-
-def test_memory_is_grouped_by_what_divides_it() -> None:
-    found = split()
-    assert memory_groups(found) == {"states": 2_000_000, "gathered": 0, "activations": 400_000}
-    assert found.there_bytes == DEVICE.memory_bytes
 
 
 def test_where_bounds_alone_are_known_the_most_must_fit() -> None:
