@@ -219,7 +219,7 @@ WITHOUT_FORM = "†"
 AT_ONCE = "*"
 
 
-def legend(shown: Sequence[Table], groups: Iterable[CellRuns], *, bold: bool = True) -> list[str]:
+def legend(shown: Sequence[Table], groups: Iterable[CellRuns], *, terminal: bool = False) -> list[str]:
     """What ratios, marks and parity levels in tables of these cells mean, only of what they have."""
     people = [one.for_people() for one in shown]
     texts = [text for one in people for row in one.texts() for text in row]
@@ -227,7 +227,7 @@ def legend(shown: Sequence[Table], groups: Iterable[CellRuns], *, bold: bool = T
     columns = [column for one in people for column in zip(one.columns, *one.values(), strict=True)]
     titles = {column.key: column.title for column, *of in columns if any(value is not None for value in of)}
     is_open = any(text.startswith(OPEN) for text in texts)
-    speed = "; ".join([RATIO, *([BOLD] if bold else []), *([UNDECIDED] if is_open else [])])
+    speed = "; ".join([RATIO, *([] if terminal else [BOLD]), *([UNDECIDED] if is_open else [])])
     samples = sorted({group.at_once for group in groups if group.at_once})
     notes = {
         phrase("legend_base"): any(key.endswith("_of_ddp") for key in titles),
@@ -236,7 +236,8 @@ def legend(shown: Sequence[Table], groups: Iterable[CellRuns], *, bold: bool = T
         phrase("legend_speed_up", title=titles.get("speed_up")): "speed_up" in titles,
         phrase("legend_rounds"): {"speed_ratio", SPEED} <= titles.keys(),
         **{
-            phrase("legend_parity", level=level, short=of["short"]): level in parities and level != "unjudged"
+            phrase("legend_parity", level=level, short=of["short"]): level in parities
+            and (terminal or level != "unjudged")
             for level, of in PARITY_WORDS.items()
         },
         phrase("legend_no_form", mark=WITHOUT_FORM): any(WITHOUT_FORM in text for text in texts),

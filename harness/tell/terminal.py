@@ -29,7 +29,7 @@ def terminal_table(comparison: Comparison, *, wide: bool = False) -> str:
     parts = [_text(table, wide, SHOWN)]
     parts += ["", tables.NOT_COMPARABLE, _text(excluded, wide)] if excluded is not None else []
     if table.rows:
-        notes = tables.legend([table], comparison.comparable.groups, bold=False)
+        notes = tables.legend([table], comparison.comparable.groups, terminal=True)
         parts += textwrap.wrap(" ".join([*notes, *([] if wide else ["--wide: all columns."])]), line_width())
     return "\n".join(parts)
 

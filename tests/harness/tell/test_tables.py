@@ -163,6 +163,10 @@ def test_the_table_fits_the_width_cuts_no_label_and_explains_its_marks_and_level
     assert all(label in text for label in LABELS)
 
 
+def test_a_terminal_names_where_the_reason_stands_that_nothing_was_judged() -> None:
+    assert "unjudged: no reference to compare with" in terminal_table(Comparison([make_record(label="ddp")]))
+
+
 def test_a_long_word_breaks_at_its_hyphens_and_an_interval_does_not() -> None:
     rows = [["20261123-100319-fsdp1-hybrid-n2-r0-299849" * 2, "1.04 (0.54 to 1.15)", "word " * 20]]
     lines = fitted(rows, ["run", "speed", "why"]).splitlines()
