@@ -10,15 +10,18 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from benchmarks.published import losses
 from benchmarks.published.losses import LogitBytes
 from benchmarks.published.programs import Program
 from benchmarks.published.rows import Row, figure
-from harness.backends.registry import BUILT_IN
+from harness.backends.refusals import explain_refusal
+from harness.backends.registry import BUILT_IN, label_with, parse
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
+from harness.job.config import parse_yaml
 from harness.job.job import ALL_LINEAR, Job
 from harness.plan.hardware import (
     Device,
@@ -45,6 +48,7 @@ UNDIVIDED = "whether tensor parallelism divides norms, residuals and the loss by
 OLD_ATTENTION = 0.55
 """Of today's kernels on the same GPU, FlashAttention 1 and its triton version: on A100 25 to 40 % of the peak
 (T. Dao, arXiv 2307.08691, section 1), where FlashAttention 2 reaches 50 to 73 %."""
+CHECKPOINTED = "activation_checkpointing"
 LONGEST = {"n_positions": 65536, "max_position_embeddings": 65536}
 
 
@@ -125,28 +129,46 @@ def map_row(row: Row, hardware: Hardware | None = None) -> Mapped:
     row = completed(row)
     try:
         return _scenario(row, hardware or _hardware())
+    except ValidationError as error:
+        return Mapped(row=row, not_covered=explain_refusal(error, Job))
     except (HarnessError, ValueError, LookupError) as error:
         return Mapped(row=row, not_covered=str(error).splitlines()[0].partition(". ")[0])
 
 
 @cache
-def _file(name: str) -> dict[str, Any]:
+def data_file(name: str) -> dict[str, Any]:
     found: dict[str, Any] = YAML(typ="safe").load(Path(__file__).with_name(name))
     return found
 
 
 def program(row: Row) -> dict[str, Any]:
     """What the code did that a row names; empty: it names none that is known."""
-    text = f"{row.repo} {row.path} {row.memory_statistic} {row.note}".lower()
-    known = _file("programs.yaml").values()
-    return next((one for one in known if all(word in text for word in one["said"].split())), {})
+    named = row.framework or said("framework", f"{row.memory_statistic} {row.note}") or ""
+    found: dict[str, Any] = data_file("programs.yaml").get(named, {})
+    return found
+
+
+def settings_of(row: Row) -> dict[str, Any]:
+    """What the program's configuration sets: a setting of the job by its section and name, an option of the
+    backend by its name. Raises HarnessError for what is no 'name=value'."""
+    words = [word.partition("=") for word in row.settings.split()]
+    if not all(name and equals for name, equals, _ in words):
+        raise HarnessError(f"settings: '{row.settings}' is not of the form name=value")
+    return {name: parse_yaml(value, f"settings {name}") for name, _, value in words}
+
+
+DENYING = ("precision", "adapter", "optimizer")
+"""Columns that may say what was not used: 'full, no LoRA'."""
 
 
 def said(column: str, text: str) -> str | None:
     """The setting that a column says in words (`words.yaml`); None: none. Raises HarnessError with the reason
     why a row that says so cannot be asked."""
-    for pattern, meant in _file("words.yaml")[column]:
-        if found := re.search(pattern, text.strip().lower()):
+    words = text.strip().lower()
+    if column in DENYING:
+        words = re.sub(r"\b(?:no|not|without)\s+[\w-]+", "", words)
+    for pattern, meant in data_file("words.yaml")[column]:
+        if found := re.search(pattern, words):
             if meant.startswith("!"):
                 raise HarnessError(meant[1:])
             return found.expand(meant.replace("\\1", r"\g<1>" if found.re.groups and found[1] else ""))
@@ -173,9 +195,7 @@ def _whole(text: str, setting: str) -> int:
 
 
 def completed(row: Row) -> Row:
-    """The row with what follows from its other columns, and what its program's code says and its page does
-    not."""
-    own = program(row)
+    """The row with what follows from its other columns."""
     changes: dict[str, str] = {}
     batch, samples = row.global_batch_seqs, row.grad_accum
     if not row.micro_batch and batch.isdecimal() and row.n_gpus.isdecimal() and samples.isdecimal():
@@ -183,8 +203,6 @@ def completed(row: Row) -> Row:
         ranks = int(row.n_gpus) * int(samples)
         each, left = divmod(int(batch) * prod(size for size in divided if size), ranks)
         changes |= {"micro_batch": str(each)} if each and not left else {}
-    if "activation_ckpt" in own and re.match("$|as |not said", row.activation_ckpt.lower()):
-        changes["activation_ckpt"] = own["activation_ckpt"]
     return replace(row, **changes)
 
 
@@ -241,23 +259,20 @@ def _chunk_tokens(row: Row, model: PlannedModel, tokens: int) -> int | None:
 
 
 def _backend(row: Row) -> str:
-    name: str = program(row).get("strategies", {}).get(row.strategy, row.strategy)
-    if name == "single" and "ds_config_zero3" in row.note and "full" in row.method:
-        return "zero3"  # one process, and DeepSpeed's configuration all the same
     for what, size in (("pipeline", row.pp), ("context", row.cp), ("expert", row.ep)):
         if size not in ("", "0", "1"):
             raise HarnessError(f"{what} parallelism")
-    found = _required("strategy", "the strategy", name)
+    found = _required("strategy", "the strategy", row.strategy)
     if found not in BUILT_IN:
         raise HarnessError(f"strategy '{row.strategy}' is none of ours")
     if _tensor(row) > 1 and found not in TENSOR:
-        raise HarnessError(f"tensor parallelism under '{name}' is no setting")
+        raise HarnessError(f"tensor parallelism under '{row.strategy}' is no setting")
     return found
 
 
 def _scenario(row: Row, hardware: Hardware) -> Mapped:
     assumptions: list[str] = []
-    own, backend = program(row), _backend(row)
+    own, backend, given = program(row), _backend(row), settings_of(row)
     checkpointing = _required("activation_ckpt", "training.activation_checkpointing", row.activation_ckpt)
     strategy = _strategy(backend)
     said("optimizer", row.optimizer)
@@ -270,7 +285,7 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
     gpus, tensor = _whole(row.n_gpus or "1", "the number of GPUs"), _tensor(row)
     accumulation = _whole(row.grad_accum or "1", "the number of micro-steps")
     base = _required("adapter", "adapter.kind", f"{row.method} {row.precision}")
-    precision = _precision(own.get("precision", row.precision), strategy)
+    precision = given.pop("training.precision", None) or _precision(row.precision, strategy)
     adapted = base != "none"
     is_alone = strategy.family == "single"
     if precision.endswith("-mixed"):
@@ -282,7 +297,12 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
     if "widens_adapters" in own and adapted and is_alone:
         precision = "bf16-mixed"
         assumptions.append(own["widens_adapters"])
-    adapter = _adapter(row, base, precision, assumptions)
+    of_job: dict[str, dict[str, Any]] = {}
+    for section, key in (name.split(".") for name in [*given] if "." in name):
+        of_job.setdefault(section, {})[key] = given.pop(f"{section}.{key}")
+    if given:
+        parse(label_with(backend, **given))  # refuses what is no option
+    adapter = _adapter(row, base, precision, of_job.get("adapter", {}), assumptions)
     other = _program(row, strategy, adapted=adapted)
     if adapted and strategy.family == "fsdp1":
         # Their wrapping policies leave adapters units of their own, whose frozen neighbours reduce nothing.
@@ -295,28 +315,28 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
     _check_count(row, model)
     if own.get("untied"):
         model = _untied(model)
-    bounded = checkpointing == "not said"
+    bounded = checkpointing == "not said" and CHECKPOINTED not in of_job.get("training", {})
     attention = _required("attention", "model.attention", row.attention)
     compile_ = _required("compile", "model.compile", row.compile)
-    job = Job.model_validate(
-        {
-            "model": {
-                "attention": "sdpa" if attention == "old flash" else attention,
-                "compile": compile_,
-            },
-            **({"adapter": adapter} if adapter else {}),
-            "data": {"sequence_length": sequence},
-            "loss": {"chunk_tokens": _chunk_tokens(row, model, micro_batch * sequence)},
-            "training": {
-                "precision": precision,
-                "activation_checkpointing": {"true": True, "false": False, "not said": False}.get(
-                    checkpointing, "true" if checkpointing == "every-1" else checkpointing
-                ),
-                "gradient_clipping": 1.0,
-                "deterministic": False,  # as nobody trains who publishes a speed
-            },
-        }
-    )
+    asked: dict[str, Any] = {
+        "model": {
+            "attention": "sdpa" if attention == "old flash" else attention,
+            "compile": compile_,
+        },
+        **({"adapter": adapter} if adapter else {}),
+        "data": {"sequence_length": sequence},
+        "loss": {"chunk_tokens": _chunk_tokens(row, model, micro_batch * sequence)},
+        "training": {
+            "precision": precision,
+            CHECKPOINTED: {"true": True, "false": False, "not said": False}.get(
+                checkpointing, "true" if checkpointing == "every-1" else checkpointing
+            ),
+            "gradient_clipping": 1.0,
+            "deterministic": False,  # as nobody trains who publishes a speed
+        },
+    }
+    asked |= {section: asked.get(section, {}) | values for section, values in of_job.items()}
+    job = Job.model_validate(asked)
     constants = None
     if attention == "old flash":
         constants = _with_old_attention(device)
@@ -329,6 +349,7 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
     if not row.grad_accum:
         assumptions.append("no accumulation")
     assumptions += [own[name] for name in ("reduces_each", "why") if name in own]
+    assumptions += [f"the program's configuration sets {row.settings}"] * bool(row.settings)
     assumptions += [own["divides_sequence"]] if tensor > 1 and "divides_sequence" in own else []
     if compile_ != "none":
         assumptions.append("compiled code holds what eager code does")
@@ -339,7 +360,7 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         job=job,
         label=f"{backend}:tensor={tensor}" if backend in TENSOR else backend,
         strategy=strategy,
-        options=_options(row, backend, model),
+        options=given | _said_options(row, backend),
         world_size=gpus,
         ranks_per_node=min(per_node, gpus),
         shard_size=min(per_node, gpus) if strategy.facts.has_replicas else None,
@@ -350,15 +371,14 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         fabric=fabric,
         other=other,
     )
-    text = f"{row.strategy} {row.note} {row.repo}"
-    slow = own.get("unknown_lanes", {})
-    lanes = next((why for gpu, why in slow.items() if gpu in row.gpu and strategy.stage == 3), None)
+    text = f"{row.strategy} {row.framework} {row.note}"
     return Mapped(
         row=row,
         scenario=scenario,
         constants=constants,
         bounded=bounded,
-        speed_not_covered=said("speed_unknown", f"{row.precision} {row.attention}") or lanes,
+        speed_not_covered=said("speed_unknown", f"{row.precision} {row.attention}")
+        or said("lanes", row.note),
         memory_not_covered=said("memory_unknown", text) or _other_attention(scenario),
         assumptions=tuple(assumptions),
     )
@@ -381,37 +401,28 @@ def _strategy(backend: str) -> StrategyKind:
     return strategy
 
 
-def _adapter(row: Row, base: str, precision: str, assumptions: list[str]) -> dict[str, Any]:
+def _adapter(
+    row: Row, base: str, precision: str, given: dict[str, Any], assumptions: list[str]
+) -> dict[str, Any]:
     """The job's adapter; {} where all weights are trained. GPTQ's int4 counts as nf4: 4.16 and 4.13 bits."""
     if base == "none":
         return {}
-    own, text = program(row), f"{row.method} {row.note}".lower()
-    rank = re.search(r"\b(?:rank|r) ?=? ?(\d+)", text)
+    text = f"{row.method} {row.note}".lower()
+    # 'LoRA rank 8' and 'adapters of rank 8', yet no 'memory of rank 3' nor 'rank 0', which are processes.
+    ranks = re.findall(r"(?:(\w+) (?:of|on|from|by) )?\b(?:rank|r) ?=? ?([1-9]\d*)", text)
+    rank = next((rank for of, rank in ranks if re.match("$|lora|adapter|matri|update", of)), None)
     layer = r"(?:[a-z]+_?(?:proj|attn|key_value|fc|lora)\w*|all[- ]linear)"
     targets = re.search(rf"(?:\bon|\btargets?|_modules)[ :=]+((?:{layer}[ ,/]*)+)|({ALL_LINEAR})", f"{text} ")
-    named = next(
-        (v for k, v in own.get("lora_of", {}).items() if k in row.model.lower()), own.get("lora", {})
-    )
     found: dict[str, Any] = {}
     if targets is not None:
         layers = (targets[1] or targets[2]).replace("all linear", ALL_LINEAR)
         found["targets"] = re.split(r"[ ,/]+", layers.strip(" ,/"))
-    found |= {"rank": int(rank[1])} if rank else {}
-    if "rank" not in found | named or "targets" not in found | named:
+    found |= {"rank": int(rank)} if rank else {}
+    found |= given
+    if not {"rank", "targets"} <= found.keys():
         assumptions.append("rank 8 or peft's choice of layers where a page names neither")
     frozen = {"base_dtype": base} if base == "nf4" or precision != "bf16" else {}
-    return {"kind": "lora", "rank": 8, **frozen} | named | found
-
-
-AUTO = "auto"
-"""Of a DeepSpeed configuration: transformers fills in buckets of hidden^2 (integrations/deepspeed.py)."""
-
-
-def _options(row: Row, backend: str, model: PlannedModel) -> dict[str, Any]:
-    """Of the backend: what a page says, and what the program's configuration sets."""
-    given = program(row).get("options", {}).get(backend, {})
-    own = {name: decoder(model).hidden ** 2 if value == AUTO else value for name, value in given.items()}
-    return own | _said_options(row, backend)
+    return {"kind": "lora", "rank": 8, **frozen} | found
 
 
 def _said_options(row: Row, backend: str) -> dict[str, Any]:
@@ -448,13 +459,11 @@ def _fabric(
     row: Row, hardware: Hardware, device: Device, gpus: int, per_node: int, assumptions: list[str]
 ) -> Fabric:
     """What the row says of its network, else what such nodes usually have."""
-    kind, text = said("network", row.note), row.note.lower()
-    if kind == "named":
-        return hardware.fabric(re.search(r"network (\S+?)(?:[;,. ]|$)", text)[1])  # type: ignore[index]
-    if kind is not None:
-        ports = re.search(r"(?:(\d+) ?x ?)?(\d+) ?gb", text)
-        assert ports is not None
-        rate = int(ports[1] or 1) * int(ports[2])
+    named = said("network", row.note)
+    if named is not None and " x " not in named:
+        return hardware.fabric(named)
+    if named is not None:
+        rate = prod(map(int, named.split(" x ")))
         return Fabric(
             name=f"{rate} Gb/s per node", bandwidth_per_gpu=rate * 1e9 / 8 / per_node,
             latency_seconds=14e-6, source=row.note,
@@ -481,8 +490,6 @@ def _check_count(row: Row, model: PlannedModel) -> None:
     given = figure(row.params)
     if given is None:
         return
-    if given < 1e5:  # kempnerforge's column is in units of 1e7
-        given *= 1e7
     digits = re.sub(r"e\d+|[.]0*$", "", row.params).replace(".", "").strip("0")
     if abs(model.parameters / given - 1) > (0.1 if len(digits) <= NOMINAL_DIGITS else 0.002):
         raise HarnessError(
@@ -509,7 +516,7 @@ def _gpt(name: str) -> dict[str, Any] | None:
 
 @cache
 def _model(name: str, sequence: int) -> PlannedModel:
-    own = _file("models.yaml").get(name) or _gpt(name)
+    own = data_file("models.yaml").get(name) or _gpt(name)
     if own is None:
         plain = re.sub(r"\s*\(.*\)", "", name)
         last = plain.rpartition("/")[2].lower()

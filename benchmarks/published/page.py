@@ -24,7 +24,7 @@ from benchmarks.published.judge import (
     stated_errors,
     summarize,
 )
-from benchmarks.published.mapping import program, said
+from benchmarks.published.mapping import data_file, said
 from harness.tell.document import Picture
 from harness.tell.pictures.drawing import GREY
 
@@ -74,6 +74,7 @@ Times of nccl-tests (`benchmarks/published/nccl_tests.csv`) on H100, H200, A100,
 InfiniBand, RoCE, EFA and Slingshot. One source measured 1 MiB over Slingshot at 2.6 times what another did.
 """
 SOURCES_TITLE = "## By source"
+UNKNOWN = "the cause is not known"
 
 
 def render(
@@ -286,8 +287,8 @@ def _order(judged: Sequence[Judged]) -> str:
 
 def _wrong(pair: Pair, quantity: Quantity) -> str:
     """A pair in the wrong order, with what is known of it."""
-    known = program(pair.larger).get("order", {})
-    cause = known.get(f"{quantity} {pair.larger.strategy}/{pair.smaller.strategy}", "the cause is not known")
+    two = f"{quantity} {pair.larger.strategy}/{pair.smaller.strategy}"
+    cause = data_file("causes.yaml").get(pair.source, {}).get(two, UNKNOWN)
     return (
         f"{pair.larger.id} ({pair.larger.strategy}) to {pair.smaller.id} ({pair.smaller.strategy}): "
         f"{pair.published:.2f} published, {pair.predicted:.2f} predicted: {cause}"
@@ -299,7 +300,7 @@ def _misses(covered: Sequence[Judged]) -> str:
     lines = []
     for source in dict.fromkeys(one.row.source for one in covered):
         rows = [one for one in covered if one.row.source == source]
-        known = program(rows[0].row).get("missed", {})
+        known = data_file("causes.yaml").get(source, {})
         for what, most in (("memory", 0.12), ("speed", 0.3)):
             errors = [(one.memory_error if what == "memory" else one.speed_error, one.row.id) for one in rows]
             off = [(error, name) for error, name in errors if error is not None and abs(error) > most]
@@ -308,7 +309,7 @@ def _misses(covered: Sequence[Judged]) -> str:
                 span = f"{low[0]:+.0%} ({low[1]})" + (
                     f" to {high[0]:+.0%} ({high[1]})" if len(off) > 1 else ""
                 )
-                cause = known.get(what) or "the cause is not known"
+                cause = known.get(what, UNKNOWN)
                 lines.append(f"- {source}, {what}, {len(off)} of {len(rows)} rows: {span}: {cause}")
     return "\n".join(lines) + "\n" + _wrong_fits(covered)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.errors import HarnessError
 
-OPTIONAL = frozenset({"note", "ep", "cp", "offload", "global_batch_seqs"})
+OPTIONAL = frozenset({"note", "ep", "cp", "offload", "global_batch_seqs", "framework", "settings"})
 """Columns that a file may lack."""
 
 
@@ -59,6 +59,11 @@ class Row:
     path: str
     line: str
     note: str
+    framework: str = ""
+    """The program that ran, as `programs.yaml` names those whose code was read."""
+    settings: str = ""
+    """What its configuration sets and the page does not say, as `--set` and a backend's options have it:
+    'adapter.rank=64 overlap_comm=true'."""
 
     @property
     def memory_bytes(self) -> float | None:

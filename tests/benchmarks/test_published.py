@@ -24,7 +24,7 @@ from benchmarks.published.left_out import (
     share_of_others,
     text,
 )
-from benchmarks.published.mapping import Mapped, completed, map_row, said
+from benchmarks.published.mapping import Mapped, completed, map_row, program, said
 from benchmarks.published.page import render
 from benchmarks.published.programs import joined_outputs, packed_head
 from benchmarks.published.rows import COLUMNS, Row, read_rows
@@ -47,7 +47,7 @@ ROW = Row(
         }
     )
 )  # fmt: skip
-PEFT = {"precision": "bf16 mixed", "repo": "foundation-model-stack/fms-acceleration"}
+PEFT = {"precision": "bf16 mixed", "framework": "fms-acceleration"}
 
 
 def test_a_row_becomes_a_scenario() -> None:
@@ -189,10 +189,10 @@ def test_what_is_recomputed_in_part_is_not_taken_for_none(published: str, checkp
 
 
 def test_adapters_become_the_job_s() -> None:
-    changes = {"method": "finetune, qlora (gptq int4)", "note": "LoRA rank 64", "repo": "QwenLM/Qwen"}
+    changes = {"method": "finetune, qlora (gptq int4)", "note": "LoRA rank 64", "framework": "qwen-finetune"}
     mapped = map_row(replace(ROW, **changes, strategy="zero2"))
     adapter = mapped.scenario.job.adapter
-    assert (adapter.rank, adapter.base_dtype, len(adapter.targets or ())) == (64, "nf4", 7)
+    assert (adapter.rank, adapter.base_dtype) == (64, "nf4")
     plain = map_row(replace(ROW, method="finetune, lora", strategy="fsdp1")).scenario
     assert (plain.label, plain.job.adapter.base_dtype, plain.job.adapter.targets) == ("fsdp", "bf16", None)
 
@@ -224,11 +224,11 @@ def test_what_is_not_said_of_checkpointing_becomes_bounds() -> None:
 
 def test_tensor_parallelism_of_an_unknown_program_becomes_bounds() -> None:
     """Whether it divides norms, residuals and the loss by tokens."""
-    row = replace(ROW, strategy="fsdp2+tp", tp="2", repo="somebody/trainer")
+    row = replace(ROW, strategy="fsdp2+tp", tp="2", framework="somebody's")
     mapped = map_row(row)
     assert "is not said" in str(mapped.unsaid)
     assert mapped.least.job.data.sequence_length == int(row.seq_len) // 2
-    assert map_row(replace(row, repo="pytorch/torchtitan")).unsaid is None
+    assert map_row(replace(row, framework="torchtitan")).unsaid is None
 
 
 def test_a_micro_batch_follows_from_the_global_one_where_accumulation_is_said() -> None:
@@ -273,14 +273,18 @@ def test_a_micro_batch_follows_from_the_global_one_where_accumulation_is_said() 
         ("attention", "flash (triton or FA2)", "old flash"),
         ("offload", "cpu (parameters and optimizer)", "cpu"),
         ("offload", "cpu optimizer", "optimizer"),
-        ("network", "4 x 100 Gb RoCE between nodes", "ports"),
-        ("network", "two nodes with 8 x 80 GB GPUs", None),
+        ("network", "4 x 100 Gb RoCE between nodes", "4 x 100"),
+        ("network", "two nodes with 8 x 80 GB", None),
+        ("network", "two nodes with 8 x 80 GB, 400 Gbps", "1 x 400"),
+        *(("adapter", text, "none") for text in ("full, no LoRA", "full finetune, not qlora")),
+        ("optimizer", "AdamW (no 8-bit)", "adamw"),
+        ("precision", "bf16 mixed, without fp8", "bf16-mixed"),
         *(("activation_ckpt", text, "false") for text in ("not enabled", "off (all kept)", "without")),
-        *(("compile", text, "none") for text in ("without torch.compile", "torch.compile off")),
-        ("attention", "no flash attention", "eager"),
-        ("offload", "no CPU offload", "none"),
+        *(("compile", text, "none") for text in ("without torch.compile", "torch.compile off", "n/a")),
+        *(("attention", text, "eager") for text in ("no flash attention", "flash disabled")),
+        *(("offload", text, "none") for text in ("no CPU offload", "not enabled", "CPU offload disabled")),
         ("precision", "bf16 weights, gradients and optimizer states", "bf16"),
-        ("network", "4x200Gbps", "ports"),
+        ("network", "4x200Gbps", "4 x 200"),
         ("speed_unknown", "bf16 FlashAttention-3", "model.attention: rates of FlashAttention 3"),
         (
             "speed_unknown",
@@ -295,7 +299,7 @@ def test_a_column_s_words_are_a_setting(column: str, text: str, meant: str | Non
 
 @pytest.mark.parametrize(
     ("column", "text", "setting"),
-    [("adapter", "finetune, IA3", "adapter.kind"), ("adapter", "prefix tuning", "adapter.kind"),
+    [*(("adapter", text, "adapter.kind") for text in ("finetune, IA3", "(IA)^3", "prefix tuning")),
      ("adapter", "DPO with a reference model", "model"), ("optimizer", "Apollo", "optimizer.kind"),
      ("offload", "activations to CPU", "training.activation_checkpointing")],
 )  # fmt: skip
@@ -306,10 +310,15 @@ def test_what_is_no_setting_is_refused_by_its_name(column: str, text: str, setti
 
 def test_an_adapter_is_what_its_method_says() -> None:
     method = "finetune, qlora (gptq int4) r=16.0 on q_proj k_proj v_proj o_proj"
-    for changes in ({}, {"repo": "QwenLM/Qwen"}):  # whose code has another rank and other layers
+    for changes in ({}, {"framework": "qwen-finetune"}):
         scenario = map_row(replace(ROW, method=method, strategy="zero3", **changes)).scenario
         adapter = scenario.job.adapter
         assert (adapter.rank, adapter.targets) == (16, ["q_proj", "k_proj", "v_proj", "o_proj"])
+    for words, rank in (
+        ("peak memory of rank 0", 8), ("allocated on rank 3", 8), ("adapters of rank 16", 16), ("r=32", 32),
+    ):  # fmt: skip
+        found = map_row(replace(ROW, method="finetune, lora", note=words)).scenario
+        assert found.job.adapter.rank == rank
     for said_so, targets in (
         ("LoRA r=64 all-linear", ["all-linear"]), ("LoRA, r=64, target_modules=all-linear", ["all-linear"]),
         ("LoRA r=64 on all linear layers", ["all-linear"]),
@@ -322,10 +331,42 @@ def test_an_adapter_is_what_its_method_says() -> None:
 
 
 def test_no_rule_is_of_a_source_s_name() -> None:
-    """A row of an unknown source is predicted as one of a known source, whose repository it names."""
-    for repo in ("QwenLM/Qwen", "pytorch/torchtitan", "mosaicml/llm-foundry"):
-        one, other = (map_row(replace(ROW, repo=repo, source=source)) for source in ("qwen", "nobody"))
-        assert one.scenario == other.scenario
+    """What a row becomes follows from its settings, whatever its source, repository and path."""
+    for row in (row for name in FILES for row in read_rows(HERE / name)):
+        unknown = replace(row, source="nobody", repo="somebody/else", commit="", path="a/page.md", line="")
+        assert replace(map_row(unknown), row=row) == replace(map_row(row), row=row), row.id
+    assert map_row(replace(ROW, framework="litgpt")).scenario != map_row(ROW).scenario
+
+
+def test_what_a_program_s_configuration_sets_is_the_row_s() -> None:
+    set_ = "adapter.rank=64 adapter.targets=[q_proj,v_proj] adapter.dropout=0.1 overlap_comm=true"
+    row = replace(ROW, method="finetune, lora", strategy="zero2", activation_ckpt="", settings=set_)
+    found = map_row(row)
+    adapter = found.scenario.job.adapter
+    assert (adapter.rank, adapter.targets, adapter.dropout) == (64, ["q_proj", "v_proj"], 0.1)
+    assert (found.scenario.options, found.bounded) == ({"overlap_comm": True}, True)
+    known = map_row(replace(row, settings="training.activation_checkpointing=true training.precision=bf16"))
+    assert (known.scenario.job.training.activation_checkpointing, known.bounded) == (True, False)
+    assert known.scenario.job.training.precision == "bf16"
+    for settings, reason in (
+        ("overlap_comm", "settings: 'overlap_comm' is not of the form name=value"),
+        ("training.activation_checkpoint=true", "'training.activation_checkpoint' is unknown"),
+        ("adapter.rank=4", "'adapter': `rank` would be ignored without an adapter"),
+        ("overlap_comm=true", "option 'overlap_comm' of backend 'fsdp' is unknown"),
+    ):
+        assert str(map_row(replace(ROW, settings=settings)).not_covered).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "known"),
+    [
+        ({"framework": "torchtitan"}, True), ({"memory_statistic": "peak reserved (torchtitan log)"}, True),
+        ({"framework": "somebody's", "note": "as torchtitan"}, False),
+        ({"path": "torchtitan/page.md", "repo": "pytorch/torchtitan"}, False),
+    ],
+)  # fmt: skip
+def test_a_row_names_its_program(changes: dict[str, str], known: bool) -> None:
+    assert ("divides_sequence" in program(replace(ROW, **changes))) == known
 
 
 @pytest.mark.parametrize(
@@ -381,30 +422,20 @@ def test_inputs_of_blocks_live_on_under_fsdp1_where_frozen_and_checkpointed() ->
 
 
 def test_a_program_s_code_completes_its_page() -> None:
-    found = completed(replace(ROW, repo="Lightning-AI/litgpt", method="finetune, lora", activation_ckpt=""))
-    assert found.activation_ckpt == "none"
-    assert (
-        completed(replace(ROW, repo="AnswerDotAI/fsdp_qlora", activation_ckpt="not said")).activation_ckpt
-        == "full"
-    )
-    assert (
-        completed(replace(ROW, repo="AnswerDotAI/fsdp_qlora", activation_ckpt="none")).activation_ckpt
-        == "none"
-    )
-    scenario = map_row(found).scenario
+    scenario = map_row(replace(ROW, framework="litgpt", method="finetune, lora")).scenario
     assert scenario.other.loss is losses.LOW_CHUNKS
     assert (scenario.other.keeps_packed_inputs, scenario.other.nested_scales) == (True, False)
     assert (scenario.other.keeps_graph, scenario.other.packs_head) == (True, True)
     assert scenario.other.unpacks_in_fp16
     one_rank = map_row(
-        replace(ROW, repo="KempnerInstitute/KempnerForge", strategy="single", n_gpus="1", gpus_per_node="1")
+        replace(ROW, framework="kempnerforge", strategy="fsdp2", n_gpus="1", gpus_per_node="1")
     )
     assert one_rank.scenario.label == "fsdp"
     options = one_rank.scenario.workload().options
     assert options == {
         "reduce_dtype": "fp32", "reshards_root": True, "copied_first": 2, "whole_gradients": {}
     }  # fmt: skip
-    tied = replace(ROW, repo="Lightning-AI/litgpt", method="finetune, lora", model="llama-3.2-1b", params="")
+    tied = replace(ROW, framework="litgpt", method="finetune, lora", model="llama-3.2-1b", params="")
     own, packed = (map_row(replace(tied, method=f"finetune, {kind}")).scenario for kind in ("lora", "qlora"))
     assert own.model.parameters == packed.model.parameters
     assert packed_head(packed.model.layout) == 128256 * 2048
@@ -420,24 +451,12 @@ def test_a_program_s_code_completes_its_page() -> None:
     assert liger.job.loss.chunk_tokens == 512  # of 16,384, where V / H is 31.3
 
 
-def test_a_program_s_configuration_of_deepspeed_is_the_scenario_s() -> None:
-    row = replace(ROW, repo="QwenLM/Qwen", model="qwen-1.8b", params="")
-    found = {}
-    for strategy in ("zero2", "zero3", "single"):
-        scenario = map_row(replace(row, strategy=strategy)).scenario
-        found[strategy] = dict(scenario.options)
-    assert found["zero2"]["overlap_comm"] is True
-    assert found["zero2"]["reduce_bucket_size"] == 2e8
-    assert found["zero3"] == {"reduce_bucket_size": 2048**2}  # 'auto'
-    assert found["single"] == {}
-
-
 def test_what_a_program_does_for_one_strategy_or_model_alone_is_theirs() -> None:
     for strategy, wraps in (("fsdp1-grad-op", True), ("fsdp2-grad-op", False)):
-        scenario = map_row(replace(ROW, repo="Lightning-AI/lightning-thunder", strategy=strategy)).scenario
+        scenario = map_row(replace(ROW, framework="thunder-benchmark-litgpt", strategy=strategy)).scenario
         assert scenario.other.wraps_layers is wraps
     changes = {
-        "repo": "foundation-model-stack/fms-acceleration", "params": "", "seq_len": "2048",
+        "framework": "fms-acceleration", "params": "", "seq_len": "2048",
         "precision": "pure bfloat16",
     }  # fmt: skip
     for model, note, loss, caches in (
@@ -450,14 +469,15 @@ def test_what_a_program_does_for_one_strategy_or_model_alone_is_theirs() -> None
 
 
 def test_one_product_for_queries_keys_and_values_has_one_adapter_and_lives_on_with_the_values() -> None:
-    changes = {"repo": "Lightning-AI/litgpt", "method": "finetune, qlora", "params": "", "strategy": "single"}
+    changes = {"framework": "litgpt", "method": "finetune, qlora", "params": "", "strategy": "single"}
     for model, config, targets, beside in (
         ("llama2-7b", {}, ["q_proj"], 2 * 4096),  # v is a view of what q, k and v share
         ("llama3-8b", {"num_key_value_heads": 32}, ["q_proj"], 0),  # copies of k and v stand for it
         ("falcon-7b", {"multi_query": False}, ["query_key_value"], 0),
         ("phi-2", {"hidden_act": "gelu_pytorch_tanh"}, ["q_proj", "dense", "fc1", "fc2"], 2 * 2560),
     ):
-        scenario = map_row(replace(ROW, **changes, model=model)).scenario
+        settings = "adapter.targets=[all-linear]" if model == "phi-2" else ""
+        scenario = map_row(replace(ROW, **changes, model=model, settings=settings)).scenario
         traced, adapter = scenario.other.traced(scenario)
         changed = {key: value for key, value in traced.items() if scenario.model.config.get(key) != value}
         assert (changed, adapter.targets) == (config, targets)
@@ -467,7 +487,9 @@ def test_one_product_for_queries_keys_and_values_has_one_adapter_and_lives_on_wi
 
 def test_weights_of_4_bits_stay_unpacked_where_no_function_of_their_own_unpacks_them() -> None:
     """Each of a block's: 4 x 2,048 x 2,048 and 3 x 2,048 x 5,504 in 2 bytes."""
-    row = replace(ROW, repo="QwenLM/Qwen", method="finetune, qlora (gptq int4)", model="qwen-1.8b", params="")
+    row = replace(
+        ROW, framework="qwen-finetune", method="finetune, qlora (gptq int4)", model="qwen-1.8b", params=""
+    )
     scenario = map_row(replace(row, strategy="zero2", precision="fp16", activation_ckpt="none")).scenario
     kept, again = (
         activation_profile(replace(scenario, other=replace(scenario.other, keeps_unpacked=keeps)))
@@ -480,7 +502,7 @@ def test_weights_of_4_bits_stay_unpacked_where_no_function_of_their_own_unpacks_
 def test_keys_and_values_live_until_the_loss_is_computed() -> None:
     """Of 24 blocks, each token's 2,048 + 2 x 128 values in 2 bytes, at every moment of head and loss."""
     row = replace(
-        ROW, repo="foundation-model-stack/fms-acceleration", params="", seq_len="2048",
+        ROW, framework="fms-acceleration", params="", seq_len="2048",
         model="bigcode/gpt_bigcode-santacoder", n_gpus="1", gpus_per_node="1", gpu="A100-80GB",
         strategy="single", precision="pure bfloat16",
     )  # fmt: skip
@@ -505,9 +527,7 @@ def test_accelerate_widens_no_outputs_of_a_model_that_computed_its_loss_itself(
         raise HarnessError("noted")
 
     monkeypatch.setattr(profiles, "find_profile", noted)
-    scenario = map_row(
-        replace(ROW, strategy="accelerate-fsdp1", repo="foundation-model-stack/fms-acceleration")
-    ).scenario
+    scenario = map_row(replace(ROW, strategy="accelerate-fsdp1", framework="fms-acceleration")).scenario
     for one in (scenario, replace(scenario, other=replace(scenario.other, loss=None))):
         with pytest.raises(HarnessError, match="noted"):
             activation_profile(one)
