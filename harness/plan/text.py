@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from textwrap import wrap
 from typing import Any
@@ -411,8 +411,8 @@ def _step_table(question: Question, rows: Sequence[Prediction]) -> list[str]:
     because: dict[str, list[str]] = {}
     for row in rows:
         if row.speed and row.speed.between_because:
-            because.setdefault(row.speed.between_because, []).append(f"{row.label} {reached(row)} tok/s")
-    lines += [f"{'; '.join(ranges)}: {why}" for why, ranges in because.items()]
+            because.setdefault(row.speed.between_because, []).append(row.label)
+    lines += [f"{listed(labels)}: {why}" for why, labels in because.items()]
     for row in rows:
         seconds = {term.name: term.seconds for term in row.speed.computing} if row.speed else {}
         if UPDATE_ON_HOST in seconds:
@@ -429,16 +429,23 @@ def _speed_cells(row: Prediction) -> list[str]:
     if row.verdict is not None and not row.verdict.fits:
         return [ABSENT] * 8
     energy = kilowatt_hours_per_billion_tokens(speed, row.world_size)
-    seconds = (
-        speed.computing_seconds, speed.communication_seconds, speed.exposed_seconds, speed.step_seconds,
-    )  # fmt: skip
-    share = speed.model_flops_utilization
+    times = [seconds / speed.step_seconds for seconds in speed.step_seconds_between or (speed.step_seconds,)]
+    share, ranged = speed.model_flops_utilization, len(times) > 1
+
+    def ends(value: float | None, form: Callable[[float], str], power: int = 1) -> str:
+        """A figure, or its least and most, '5,190-6,720', where the step is a range."""
+        known = () if value is None else sorted(value * at**power for at in times)
+        return "-".join(dict.fromkeys(map(form, known))) or NOT_AVAILABLE
+
     return [
-        *map(_figure, seconds),
-        rate(speed.tokens_per_second_per_gpu),
-        NOT_AVAILABLE if share is None else f"{100 * share:.1f}",
-        _figure(gpu_hours_per_billion_tokens(speed)),
-        NOT_AVAILABLE if energy is None else f"{energy:,.0f}",
+        NOT_AVAILABLE if ranged and not speed.loses_with_scale else _figure(speed.computing_seconds),
+        _figure(speed.communication_seconds),
+        NOT_AVAILABLE if ranged else _figure(speed.exposed_seconds),
+        ends(speed.step_seconds, _figure),
+        ends(speed.tokens_per_second_per_gpu, rate, -1),
+        ends(share, lambda of_peak: f"{100 * of_peak:.{0 if ranged else 1}f}", -1),
+        ends(gpu_hours_per_billion_tokens(speed), _figure),
+        ends(energy, lambda spent: f"{spent:,.0f}"),
     ]
 
 
