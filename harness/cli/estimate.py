@@ -31,9 +31,8 @@ from harness.launch import started_as_rank
 from harness.launch.cells import canonical_label
 from harness.launch.launcher import EventHandler, LocalLauncher, modules_to_preload
 from harness.plan import simulation
-from harness.plan.alternatives import Alternative, alternative_lines
-from harness.plan.answer import option_words, set_words
-from harness.plan.hardware import Device
+from harness.plan.answer import option_words
+from harness.plan.hardware import Device, load_hardware
 from harness.plan.models import load_model
 from harness.plan.simulation import as_json as document
 from harness.record.store import Store
@@ -283,7 +282,7 @@ def fit(
     sizes = fitting.micro_batches(experiment, registry.mesh_of(label, world_size).data_size, parts=parts)
     store = Store(runs)
     store.prepare()
-    given_words = {"--config": config, "--model": model, "--limit": limit, "--hardware": hardware}
+    given_words = {"--config": config, "--model": model, "--hardware": hardware}
     words = option_words(given_words) + [word for text in job.assignments for word in ("--set", text)]
     with counting("prediction", "checking the job and its model") as count:
         runner = fitting.Runner(
@@ -292,16 +291,11 @@ def fit(
             command=options.command_line(), most_runs=most_runs, fresh=fresh, **_followed_by(count),
         )  # fmt: skip
         found = fitting.find(runner, sizes, experiment.training.micro_batch_size)
-        count.doing = PREDICTING
-        instead = [] if found.largest else runner.alternatives()
-
-    def command(one: Alternative) -> str:
-        place = ["--backend", one.label, "--nproc", str(one.world_size)]
-        return shlex.join(["harness", "fit", *place, *words, *set_words(one.settings)])
 
     lines = fitting.answer_lines(found, memory)
-    if instead:
-        lines += ["", *alternative_lines(instead, command)]
+    if found.largest is None and memory.origin in load_hardware(hardware).devices:
+        asked = ["--world-size", str(world_size), "--gpu", memory.origin, *words]
+        lines.append(f"what fits: {shlex.join(['harness', 'estimate', *asked])}")
     error, trust = fitting.error_line(runner.trials), runner.trust()
     lines += [*([error] if error else []), *(trust.lines() if trust else [])]
     lines += [f"note: {remark}" for remark in job.remarks]
@@ -314,7 +308,7 @@ def fit(
             "limit_bytes": memory.limit_bytes,
             "limit": memory.origin,
             "micro_batch": found.as_json(),
-            "alternatives": [{**one.as_json(), "command": command(one)} for one in instead],
+            "alternatives": [],
             "trust": trust.as_json() if trust else None,
             "remarks": list(job.remarks),
             "trials": [trial.as_json() for trial in runner.trials],

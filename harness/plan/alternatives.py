@@ -125,7 +125,6 @@ class Alternative(Prediction):
 def alternatives(
     scenarios: Sequence[Scenario],
     *,
-    limit_bytes: int | None = None,
     without: Collection[str] = (),
     by: Predictors | None = None,
     keeps_batch: bool = False,
@@ -135,14 +134,13 @@ def alternatives(
     That is the fastest that fits, with the fewest reliefs. A way is left out that gains nothing over those
     before it; where none fits all stay, each with what needs least. Where reliefs are enough and leave room,
     nothing else of the training is changed. One GPU alone shards nothing, and more GPUs come last there.
-    `limit_bytes`: for the allocator's peak; None: the memory of the scenarios' device, for all that is on it.
     Ways that the job takes already, that no strategy takes or that have no prediction are left out.
     `keeps_batch`: more GPUs accumulate less, rather than as often.
     """
     by = by or Predictors()
     if not scenarios:
         return []
-    helps, trial = _reliefs(scenarios[0], limit_bytes, without), _Trial(limit_bytes, by, keeps_batch)
+    helps, trial = _reliefs(scenarios[0], without), _Trial(by, keeps_batch)
     sensible = [one for one in scenarios if not search.pointless(one.label, one.world_size)] or list(
         scenarios
     )
@@ -284,7 +282,7 @@ def logits_bytes(scenario: Scenario) -> int:
     return 4 * tokens * (scenario.model.config.get("vocab_size") or 0)
 
 
-def _reliefs(scenario: Scenario, limit_bytes: int | None, without: Collection[str]) -> list[tuple[str, ...]]:
+def _reliefs(scenario: Scenario, without: Collection[str]) -> list[tuple[str, ...]]:
     """Sets of reliefs to try, the smaller first, without those that the job has or that are not worth it.
 
     Of a mixture of experts only states are known, which reliefs leave as they are.
@@ -298,7 +296,7 @@ def _reliefs(scenario: Scenario, limit_bytes: int | None, without: Collection[st
         and (relieved := with_settings(scenario, _settings((name,), scenario))) is not None
         and relieved is not scenario
     ]
-    there = limit_bytes or (scenario.device.memory_bytes if scenario.device else 0)
+    there = scenario.device.memory_bytes if scenario.device else 0
     if CHUNKED in open_ones and logits_bytes(scenario) < CHUNKED_SHARE * there:
         open_ones.remove(CHUNKED)
     return [chosen for count in range(len(open_ones) + 1) for chosen in combinations(open_ones, count)]
@@ -348,9 +346,8 @@ def _gains(one: Alternative, over: Alternative) -> bool:
 
 @dataclass(frozen=True)
 class _Trial:
-    """Predicts scenarios of a way, against one limit."""
+    """Predicts scenarios of a way."""
 
-    limit_bytes: int | None
     by: Predictors
     keeps_batch: bool
 
@@ -369,7 +366,7 @@ class _Trial:
         possible = [new for one in scenarios if (new := _changed(one, reliefs, given)) is not None]
         for one in possible:
             with suppress(HarnessError):  # nothing to adapt, and the like
-                predicted = predict(one, self.by, timed=False, limit_bytes=self.limit_bytes)
+                predicted = predict(one, self.by, timed=False)
                 if predicted.memory is not None or why_memory_unknown(one) is not None:
                     found.append(Alternative(**vars(predicted), name=name, reliefs=reliefs, settings=changes))
         fitting = [with_speed(one, self.by) for one in found if one.is_roomy]

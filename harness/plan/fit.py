@@ -22,7 +22,6 @@ from harness.judge.rows import reason
 from harness.judge.wording import counted, listed, percent, ranks
 from harness.launch.cells import make_cell, reusable
 from harness.launch.launcher import EventHandler, LocalLauncher, run_cell
-from harness.plan.alternatives import Alternative, alternatives
 from harness.plan.hardware import MemoryLimits, load_hardware
 from harness.plan.model import PlannedModel
 from harness.plan.prediction import MemoryPrediction, Predictors, predict
@@ -374,12 +373,6 @@ class Runner:
         if self._smallest is None or why_memory_unknown(self._smallest):
             return None
         return trust_in(self._smallest, speed=False)
-
-    def alternatives(self) -> list[Alternative]:
-        """What people do where not even one sample fits, by prediction; empty where nothing is predicted."""
-        if self._smallest is None or why_memory_unknown(self._smallest):
-            return []
-        return alternatives([self._smallest], limit_bytes=self.limit.limit_bytes, by=self._predictors)
 
     @cached_property
     def _smallest(self) -> Scenario | None:

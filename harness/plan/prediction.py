@@ -374,8 +374,6 @@ class Prediction:
     """Of a peak that is not predicted, the least and the most of which are; None: they are not known."""
     speed: SpeedPrediction | None = None
     speed_unknown: str | None = None
-    limit_bytes: int | None = None
-    """Of the allocator's peak; None: the device's memory, of all that is on it."""
     traffic: tuple[TrafficLine, ...] = ()
     traffic_unknown: str | None = None
 
@@ -417,13 +415,13 @@ class Prediction:
 
     @property
     def verdict(self) -> MemoryVerdict | None:
-        """None: no limit, or memory not predicted: model states alone fit, or of bounds only the less."""
-        if self.scenario is None or (self.limit_bytes is None and self.scenario.device is None):
+        """None: no GPU, or memory not predicted: model states alone fit, or of bounds only the less."""
+        if self.scenario is None or self.scenario.device is None:
             return None
         if self.memory is not None:
-            return self.held_against_limit(self._needed(self.memory))
+            return self.held_against_limit(self.memory.device_bytes)
         if self.memory_bounds is not None:  # However far apart: what not even the least fits is refused.
-            least, most = (self.held_against_limit(self._needed(bound)) for bound in self.memory_bounds)
+            least, most = (self.held_against_limit(bound.device_bytes) for bound in self.memory_bounds)
             return most if most.fits else least if not least.fits else None
         alone = self.held_against_limit(self.state_bytes(*STATE_KINDS) or 0)
         return None if alone.fits else alone
@@ -466,14 +464,14 @@ class Prediction:
     def needed_bytes(self) -> int:
         """At most; where that is not known, of model states alone."""
         most = self.most_memory
-        return self.held_beside_activations if most is None else self._needed(most)
+        return self.held_beside_activations if most is None else most.device_bytes
 
     @property
     def needed_between(self) -> tuple[int, ...]:
         """Bytes that it needs, or the least and the most of near bounds, or the most of others; empty: not
         known."""
         known = (self.near_bounds if self.memory is None else self.memory_bounds) or (self.most_memory,)
-        return tuple(self._needed(memory) for memory in known if memory is not None)
+        return tuple(memory.device_bytes for memory in known if memory is not None)
 
     @property
     def host_bytes_per_node(self) -> int:
@@ -484,14 +482,9 @@ class Prediction:
 
     @property
     def there_bytes(self) -> int:
-        """What it is held against: a limit, or the device's memory."""
-        if self.limit_bytes is not None:
-            return self.limit_bytes
+        """The device's memory."""
         assert self.planned.device is not None
         return self.planned.device.memory_bytes
-
-    def _needed(self, memory: MemoryPrediction) -> int:
-        return memory.device_bytes if self.limit_bytes is None else memory.peak_bytes
 
     def held_against_limit(self, needed_bytes: int) -> MemoryVerdict:
         """What is needed beside what there is."""
@@ -620,9 +613,7 @@ class Prediction:
 P = TypeVar("P", bound=Prediction)
 
 
-def predict(
-    scenario: Scenario, by: Predictors | None = None, *, timed: bool = True, limit_bytes: int | None = None
-) -> Prediction:
+def predict(scenario: Scenario, by: Predictors | None = None, *, timed: bool = True) -> Prediction:
     """Memory, or its bounds, and speed; not `timed`: no speed. What has no prediction says why."""
     by = by or Predictors()
     memory, unknown = tried(lambda: by.memory(scenario), why_memory_unknown(scenario))
@@ -631,7 +622,7 @@ def predict(
         memory, unknown, bounds = bounds[1], None, None
     found = Prediction(
         scenario=scenario, memory=memory, memory_unknown=why_between(scenario) if bounds else unknown,
-        memory_bounds=bounds, limit_bytes=limit_bytes,
+        memory_bounds=bounds,
     )  # fmt: skip
     return with_speed(found, by) if timed else found
 
