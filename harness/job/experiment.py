@@ -21,7 +21,6 @@ class Limits(SettingsSection):
     stuck_after_steps: pydantic.PositiveFloat = 10.0
     stuck_after_seconds: pydantic.PositiveFloat = 30.0
     phase_timeout_seconds: pydantic.PositiveFloat = 570.0
-    start_timeout_seconds: pydantic.PositiveFloat = 60.0
     idle_timeout_seconds: pydantic.PositiveFloat = 60.0
 
     @classmethod

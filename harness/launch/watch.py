@@ -18,57 +18,6 @@ from harness.run_directory.events import Event, SetupEvent, StepEvent
 from harness.run_directory.rank_state import STILL_SECONDS, StuckNote, read_head, read_position, read_state
 from harness.run_directory.request import RunRequest
 
-START_PHASES = ("start", "rendezvous", "load data", "setup")
-"""In their order; a rank is in the first before it said anything."""
-TIMES_THE_OTHERS = 3.0
-
-
-class StartWatch:
-    """Of one run; `least_seconds` a rank may stay in a phase whatever the others needed."""
-
-    def __init__(self, world_size: int, least_seconds: float, now: float) -> None:
-        self._least_seconds = least_seconds
-        self._index = dict.fromkeys(range(world_size), 0)
-        self._since = dict.fromkeys(range(world_size), now)
-        self._noted: set[int] = set()
-        """Of the others, whose position cannot be seen, nothing is said."""
-        self._needed: list[dict[int, float]] = [{} for _ in START_PHASES]
-        """By phase and rank, how long the rank was in it."""
-
-    def note(self, phases: Mapping[int, str | None], now: float) -> None:
-        """Where each rank is; None: it has not said so yet."""
-        self._noted.update(phases)
-        for rank, phase in phases.items():
-            known = START_PHASES.index(phase) if phase in START_PHASES else len(START_PHASES)
-            before, index = self._index[rank], 0 if phase is None else known
-            if index <= before:
-                continue
-            self._needed[before][rank] = now - self._since[rank]
-            for skipped in range(before + 1, index):  # shorter than the time between two looks
-                self._needed[skipped][rank] = 0.0
-            self._index[rank], self._since[rank] = index, now
-
-    def forgive(self, now: float) -> None:
-        """Count anew: nobody looked for a while, since the machine slept or is overloaded."""
-        self._since = dict.fromkeys(self._since, now)
-
-    def late(self, now: float) -> str | None:
-        """Which rank stays in a phase that others have finished, in words; None: none does."""
-        for rank in sorted(self._noted):
-            index = self._index[rank]
-            if index == len(START_PHASES) or not (others := self._needed[index]):
-                continue
-            longest, waited = max(others.values()), now - self._since[rank]
-            limit = max(self._least_seconds, TIMES_THE_OTHERS * longest)
-            if waited > limit:
-                return (
-                    f"rank {rank} has been in '{START_PHASES[index]}' for {waited:.0f} s, where others "
-                    f"needed {longest:.0f} s (the limit is {limit:.0f} s: {TIMES_THE_OTHERS:g} times as "
-                    f"long, at least runtime.start_timeout_seconds, {self._least_seconds:g})"
-                )
-        return None
-
-
 IDLE_SHARE = 0.1
 """Of one processor: what helper threads take while the rank itself waits. The one that samples memory in
 set-up was seen to take 4 % and to read 0.26 MB/s from /proc."""
@@ -182,8 +131,7 @@ class Watch:
         self._seen_steps = 0
         self._heads: list[bytes] = []
         self._rested, self._rests_since = 0.0, 0.0
-        self._began = self._looked = self._moved = now = self._now()
-        self._start = StartWatch(request.world_size, request.limits.start_timeout_seconds, now)
+        self._began = self._looked = self._moved = self._now()
         self._idleness = Idleness(processes)
 
     def note(self, event: Event) -> None:
@@ -229,14 +177,12 @@ class Watch:
         ranks = [rank for rank in range(self._world_size) if self._sees(rank)]
         heads = [read_head(self._run_directory, rank) for rank in ranks]
         if now - self._looked > STALL_SECONDS:
-            self._start.forgive(now)
             self._idleness.reset()
             self._moved = now
         if heads != self._heads:
             self._heads, self._moved = heads, now
         self._looked = now
         positions = [read_position(self._run_directory, rank) for rank in ranks]
-        self._start.note({r: p.phase if p else None for r, p in zip(ranks, positions, strict=True)}, now)
         waited = now - self._moved
         if self._step_seconds and all(p and p.is_as_long_as_a_step for p in positions):
             step, limits = median(self._step_seconds), self._limits
@@ -247,9 +193,7 @@ class Watch:
                 return None
             parts = f"{steps:g} steps of {step:.3g} s and {seconds:g} s"
             return f"no rank made progress for {waited:.0f} s (the limit is {limit:.1f} s: {parts})"
-        # Who takes steps has left its start, though a network's file system may show that late.
-        late = None if self._step_seconds else self._start.late(now)
-        return late or self._outside_of_steps(now, waited)
+        return self._outside_of_steps(now, waited)
 
     def _overdue(self, now: float) -> str | None:
         """Why the whole run has taken too long although its ranks move, in words."""

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from harness.launch import watch
-from harness.launch.watch import Idleness, StartWatch, Watch
+from harness.launch.watch import Idleness, Watch
 from harness.run_directory.events import StepEvent
 from harness.run_directory.rank_state import Position, PositionWriter, RankState, late_ranks, read_position
 from harness.snapshots.flight_recorder import Hang
@@ -138,7 +138,7 @@ def test_phases_outside_of_steps_have_an_allowance_of_their_own(
     assert said == "Stuck: no rank made progress for 1 s (the limit is 0.2 s: 1 steps of 0.01 s and 0.2 s)"
 
 
-def test_rank_that_stays_behind_in_its_start_is_found_by_what_the_others_needed(tmp_path: Path) -> None:
+def test_rank_that_sleeps_in_its_start_while_others_wait_is_found(tmp_path: Path) -> None:
     def ahead(rank: Rank) -> None:
         rank.position.enter("setup")
         rank.wait_forever()
@@ -147,10 +147,9 @@ def test_rank_that_stays_behind_in_its_start_is_found_by_what_the_others_needed(
         rank.position.enter("load data")
         time.sleep(60)
 
-    record, error = failure_of(tmp_path, ahead, behind, start_timeout_seconds=2)
+    record, error = failure_of(tmp_path, ahead, behind, idle_timeout_seconds=2)
     assert (record.status, error.kind, error.rank, error.phase) == ("timeout", "Stuck", 1, "load data")
-    assert "rank 1 has been in 'load data'" in error.message
-    assert "runtime.start_timeout_seconds, 2)" in error.message
+    assert "runtime.idle_timeout_seconds is 2)" in error.message
     assert "in behind" in error.ranks[1].stack
 
 
@@ -286,26 +285,6 @@ def test_an_evaluation_batch_may_last_as_long_as_steps_do(tmp_path: Path) -> Non
     _, error = failure_of(tmp_path, hangs, hangs, **IMPATIENT)
     assert "10 steps of 0.01 s and 1 s" in error.message
     assert error.ranks[0].phase == "evaluation, sample 8"
-
-
-def test_late_ranks_of_the_start_are_judged_phase_by_phase() -> None:
-    watch = StartWatch(3, 60.0, now=0.0)
-    watch.note({0: "start", 1: None, 2: "start"}, now=10.0)
-    watch.note({0: "load data", 1: "setup", 2: "rendezvous"}, now=30.0)
-    assert watch.late(now=90.0) is None  # others needed 30 s for the start; nobody left 'load data'
-    watch.note({0: "data", 1: "data", 2: "rendezvous"}, now=130.0)
-    late = watch.late(now=130.0)
-    assert late.startswith("rank 2 has been in 'rendezvous' for 100 s, where others needed 0 s")
-    watch.forgive(now=130.0)
-    assert watch.late(now=131.0) is None
-    watch.note({0: "data", 1: "data", 2: "data"}, now=140.0)
-    assert watch.late(now=9999.0) is None
-
-
-def test_rank_whose_position_cannot_be_seen_is_not_late() -> None:
-    watch = StartWatch(2, 60.0, now=0.0)
-    watch.note({0: "setup"}, now=10.0)
-    assert watch.late(now=9999.0) is None
 
 
 THREAD = "Current thread 0x00007f (most recent call first):\n"
