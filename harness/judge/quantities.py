@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from statistics import fmean, median
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -521,25 +521,14 @@ def _changes(ranks: Sequence[RankPart]) -> Iterator[tuple[int, list[set[str]]]]:
         yield step, known
 
 
-@dataclass(frozen=True, kw_only=True)
-class Usage:
-    """Of the timed steps of one run, over all ranks; None: not known."""
+def usage(record: Record) -> dict[str, Any]:
+    """Of the timed steps, over all GPUs: mean watts; kWh, GPU-hours and cost per 1e9 tokens; None: unknown.
 
-    device_watts: float | None
-    """Mean power of all GPUs together."""
-    kilowatt_hours: float | None
-    """Per 1e9 tokens, of the GPUs."""
-    gpu_hours: float | None
-    """Per 1e9 tokens."""
-    cost: float | None
-    """Per 1e9 tokens, in the currency of the price."""
-
-
-def usage(record: Record) -> Usage | None:
-    """None where nothing was timed: without a rate no figure says anything. No run on a CUDA stub is."""
+    {} where nothing was timed: without a rate no figure says anything. No run on a CUDA stub is.
+    """
     tokens_per_second = rate(record, "tokens")
     if not tokens_per_second:
-        return None
+        return {}
     parts = [part for rank in record.ranks if (part := rank.energy) is not None]
     complete = len(parts) == len(record.ranks) > 0
     watts = [mean_watts(part.device_joules, part.seconds) for part in parts]  # of a GPU of each rank
@@ -547,12 +536,12 @@ def usage(record: Record) -> Usage | None:
     gpus = record.world.world_size if record.world.device == "cuda" else None
     hours = gpu_hours(tokens_per_second, gpus) if gpus else None
     price = record.price_per_gpu_hour
-    return Usage(
-        device_watts=device,
-        kilowatt_hours=kilowatt_hours(tokens_per_second, device) if device is not None else None,
-        gpu_hours=hours,
-        cost=hours * price.amount if hours is not None and price is not None else None,
-    )
+    return {
+        "device_watts": device,
+        "kilowatt_hours": kilowatt_hours(tokens_per_second, device) if device is not None else None,
+        "gpu_hours": hours,
+        "cost": hours * price.amount if hours is not None and price is not None else None,
+    }
 
 
 def mean_watts(joules: float | None, seconds: float) -> float | None:
@@ -830,59 +819,27 @@ PASSES = ("forward", "backward")
 MESSAGE = "send"
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageUse:
-    """One rank of a pipeline."""
+def pipeline_use(record: Record) -> dict[str, Any]:
+    """What one run of a pipeline does, and `by_rank` what each rank does of it.
 
-    rank: int
-    stages: tuple[int, ...]
-    blocks: int
-    model_state_bytes: int | None
-    forward_seconds: float | None
-    """Median over the timed steps, as all seconds here; None: not timed."""
-    backward_seconds: float | None
-    waiting_seconds: float | None
-    """For other stages, and for messages, until the rank's own last pass."""
-    activation_bytes: float
-    """Sent to the next stages per probed step."""
-    gradient_bytes: float
-    """Sent to the stages before per probed step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PipelineUse:
-    """One run of a pipeline."""
-
-    schedule: str
-    ranks: int
-    """Of one pipeline."""
-    stages: int
-    micro_batches: int
-    """Per micro-step."""
-    expected_bubble: float
-    """Share of the passes that ranks wait by the schedule alone."""
-    measured_bubble: float | None
-    """Share of the passes that ranks waited, as `idle_share` has it; None: not timed."""
-    by_rank: tuple[StageUse, ...]
-
-
-def pipeline_use(record: Record) -> PipelineUse | None:
-    """None for a run that is no pipeline, or whose ranks measured nothing."""
+    Bubbles are shares of the passes that ranks wait: by the schedule alone, and measured as `idle_share` has
+    it. {} for a run that is no pipeline, or whose ranks measured nothing.
+    """
     workload = of_record(record)
     if workload is None or record.world.mesh.size("pipeline") == 1 or not record.ranks:
-        return None
+        return {}
     if workload.strategy.family != "pipeline":
-        return None
-    cut, micro_batches = pipeline.cut_of(workload), pipeline.micro_batches_of(workload)
-    return PipelineUse(
-        schedule=pipeline.options_of(workload).schedule,
-        ranks=cut.ranks,
-        stages=cut.stages,
-        micro_batches=micro_batches,
-        expected_bubble=pipeline.bubble_of(workload),
-        measured_bubble=_measured_bubble(record),
-        by_rank=tuple(_stage_use(record, part, cut) for part in record.ranks),
-    )
+        return {}
+    cut = pipeline.cut_of(workload)
+    return {
+        "schedule": pipeline.options_of(workload).schedule,
+        "stages": cut.stages,
+        "pipelines": record.world.world_size // cut.ranks,
+        "micro_batches": pipeline.micro_batches_of(workload),
+        "expected_bubble": pipeline.bubble_of(workload),
+        "measured_bubble": _measured_bubble(record),
+        "by_rank": [_stage_use(record, part, cut) for part in record.ranks],
+    }
 
 
 def _measured_bubble(record: Record) -> float | None:
@@ -912,29 +869,25 @@ def idle_share(computing: Seconds, until_last: Seconds, pipelines: Sequence[Hash
     return float(np.median(np.mean(1 - computing / spans, axis=0)))
 
 
-def _stage_use(record: Record, part: RankPart, cut: Cut) -> StageUse:
+def _stage_use(record: Record, part: RankPart, cut: Cut) -> dict[str, Any]:
+    """Seconds are medians over the timed steps, None if not timed; it waits for other stages and messages
+    until its own last pass. Bytes per probed step go to the next stages, or to those before."""
     stages = cut.of_rank(record.world.mesh.coordinates(part.rank)["pipeline"])
     held = {states.rank: states.measured_bytes for states in rank_states(record)}
     first, steps = first_timed(record), max(1, record.windows.probed if record.windows else 0)
-    forward, backward, waiting = (
-        median(spent[first:]) if (spent := part.phase_seconds.get(phase, []))[first:] else None
-        for phase in (*PASSES, WAITING)
-    )
-    activations, gradients = (
-        sum(r.payload_bytes for r in record.comm if (r.rank, r.phase, r.op) == (part.rank, phase, MESSAGE))
-        for phase in PASSES
-    )
-    return StageUse(
-        rank=part.rank,
-        stages=stages,
-        blocks=sum(len(cut.blocks_of(stage)) for stage in stages),
-        model_state_bytes=held.get(part.rank),
-        forward_seconds=forward,
-        backward_seconds=backward,
-        waiting_seconds=waiting,
-        activation_bytes=activations / steps,
-        gradient_bytes=gradients / steps,
-    )
+    row: dict[str, Any] = {
+        "rank": part.rank,
+        "stages": ", ".join(map(str, stages)),
+        "blocks": sum(len(cut.blocks_of(stage)) for stage in stages),
+        "model_state_bytes": held.get(part.rank),
+    }
+    for phase in (*PASSES, WAITING):
+        spent = part.phase_seconds.get(phase, [])[first:]
+        row[f"{phase}_seconds"] = median(spent) if spent else None
+    for phase, sent in zip(PASSES, ("activation_bytes", "gradient_bytes"), strict=True):
+        messages = (r for r in record.comm if (r.rank, r.phase, r.op) == (part.rank, phase, MESSAGE))
+        row[sent] = sum(r.payload_bytes for r in messages) / steps
+    return row
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

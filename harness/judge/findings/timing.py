@@ -92,41 +92,33 @@ def shorter_than_parts(row: JudgedRun) -> Iterator[Finding]:
         yield found("inconsistent-timing", row.cell, values)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Early:
-    """Timed steps of one run that differ from those after them by more than the machine explains."""
-
-    first_timed: int
-    first_steady: int | None
-    """None: the step times are not steady within the first half of the run."""
-    factor: float
-    """Between the mean of early and later steps, without what the machine took; at least 1."""
-
-
 def warmup(runs: Runs) -> list[Finding]:
     """One finding per cell whose timed steps begin before its steady state in all runs."""
     told = []
     for group in runs.groups:
         timed = [run for run in group.runs if run.step_seconds]
         judged = [run for run in timed if len(uninstrumented_steps(run.record)[0]) >= LEAST_STEPS]
-        early = [one for run in judged if (one := early_steps(run)) is not None]
-        if len(early) == len(judged) and is_beyond_noise([one.factor for one in early]):
-            steady = [one.first_steady for one in early if one.first_steady is not None]
+        factors = [factor for run in judged if (factor := slowed_early(run)) is not None]
+        if len(factors) == len(judged) and is_beyond_noise(factors):
+            steady = [run.steady_from for run in judged if run.steady_from is not None]
             values = {
-                "first_timed_step": early[0].first_timed,
-                "first_steady_step": max(steady) if len(steady) == len(early) else None,
+                "first_timed_step": quantities.timed_steps(judged[0].record)[0].step,
+                # None: the step times of a run are not steady within its first half.
+                "first_steady_step": max(steady) if len(steady) == len(judged) else None,
                 "warmup_steps": group.record.windows.warmup if group.record.windows else 0,
             }
             told.append(found("warmup-too-short", group.cell, values))
     return told
 
 
-def early_steps(run: Run) -> Early | None:
-    """What a run shows; None: nothing, or it is not known what the machine took from it."""
+def slowed_early(run: Run) -> float | None:
+    """Mean of the timed steps before the steady state over that of later ones, without what the machine took.
+
+    None: they do not differ by more, or it is not known what the machine took.
+    """
     timed = quantities.timed_steps(run.record)
-    numbers = [step.step for step in timed]
     first = run.steady_from
-    early = len(timed) // 2 if first is None else sum(number < first for number in numbers)
+    early = len(timed) // 2 if first is None else sum(step.step < first for step in timed)
     if run.disturbance is None or not 0 < early < len(timed):
         return None
     before, after = fmean(run.step_seconds[:early]), fmean(run.step_seconds[early:])
@@ -136,7 +128,7 @@ def early_steps(run: Run) -> Early | None:
     own = early * (longest - level) - run.disturbance.lost_seconds
     if own <= SAME_SHARE * level * len(timed):
         return None
-    return Early(first_timed=numbers[0], first_steady=first, factor=1 + own / early / level)
+    return 1 + own / early / level
 
 
 LEAST_CORES = 0.2

@@ -411,26 +411,21 @@ def _cost(record: Record, parts: tuple[CheckpointPart, ...]) -> list[Any]:
 def pipeline_section(comparison: Comparison) -> Section | None:
     """None where no run is a pipeline."""
     found = [
-        (group, uses)
+        (group.cell, uses)
         for group in comparison.groups
-        if (uses := [use for row in group.rows if (use := pipeline_use(row.record)) is not None])
+        if (uses := [use for row in group.rows if (use := pipeline_use(row.record))])
     ]
+    columns, of_stage = (tables.table_columns(name) for name in ("pipeline", "pipeline_stage"))
     summary = [
-        [
-            *group.cell, uses[0].schedule, uses[0].stages, group.cell.world_size // uses[0].ranks,
-            uses[0].micro_batches, uses[0].expected_bubble, median_known([u.measured_bubble for u in uses]),
-        ]
-        for group, uses in found
-    ]  # fmt: skip
-    columns = tables.table_columns("pipeline_stage")
+        [*cell, *tables.row_of(columns[2:-1], uses[0]), median_known(use["measured_bubble"] for use in uses)]
+        for cell, uses in found
+    ]
     stages = [
-        [*group.cell, stage.rank, ", ".join(map(str, stage.stages)), *tables.row_of(columns[4:], stage)]
-        for group, uses in found
-        for stage in uses[0].by_rank
+        [*cell, *tables.row_of(of_stage[2:], stage)] for cell, uses in found for stage in uses[0]["by_rank"]
     ]
     return tables.section(
         "pipeline", "Pipelines",
-        tables.table("pipelines", summary, "pipeline"),
-        tables.table("pipeline_stages", stages, columns),
+        tables.table("pipelines", summary, columns),
+        tables.table("pipeline_stages", stages, of_stage),
         tables.prose("pipeline"),
     )  # fmt: skip

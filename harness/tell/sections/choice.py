@@ -271,7 +271,7 @@ def worth_taking(where: ComparisonScope, sent: Mapping[str, float], held: Mappin
 def _bubbles(where: ComparisonScope) -> dict[str, float]:
     """Share in which the ranks of each pipeline wait, by label, from the schedule alone."""
     uses = {group.label: pipeline_use(group.record) for group in where.groups}
-    return {label: use.expected_bubble for label, use in uses.items() if use is not None}
+    return {label: use["expected_bubble"] for label, use in uses.items() if use}
 
 
 def held_with(record: Record, size: int | None = None) -> int | None:

@@ -130,8 +130,8 @@ def _middle(runs: Sequence[Run], measure: Callable[[Run], float | None]) -> floa
 
 
 def used(group: CellRuns, name: str) -> float | None:
-    """Median of a figure of `Usage` over the runs that were timed; None where one of them lacks it."""
-    found = [getattr(of_run, name) for row in group.rows if (of_run := usage(row.record)) is not None]
+    """Median of a figure of `usage` over the runs that were timed; None where one of them lacks it."""
+    found = [of_run[name] for row in group.rows if (of_run := usage(row.record))]
     return median(found) if found and None not in found else None
 
 

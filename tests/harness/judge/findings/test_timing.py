@@ -276,7 +276,7 @@ def test_a_disturbed_run_is_not_accused(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_what_the_run_shows_is_there_and_every_repeat_showing_it_would_be_found(case: dict[str, Any]) -> None:
     run = Run.of(recorded(case, undisturbed=True))
-    shown = timing.slow_ranks(run) if case["alarm"] == "slow-rank" else timing.early_steps(run)
+    shown = timing.slow_ranks(run) if case["alarm"] == "slow-rank" else timing.slowed_early(run)
     assert shown
     repeats = [recorded(case, undisturbed=True, repeat=repeat) for repeat in range(3)]
     assert alarms(*repeats) == {case["alarm"]}
