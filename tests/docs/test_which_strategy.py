@@ -121,7 +121,7 @@ def test_the_bubble_falls_under_a_tenth_where_the_page_says() -> None:
     assert (ranks - 1) / (enough + ranks - 1) < 0.1 <= (ranks - 1) / (enough - 1 + ranks - 1)
 
 
-PAGES = {ROOT / "docs" / "planning.md": 11, ROOT / "README.md": 1}
+PAGES = {ROOT / "docs" / "planning.md": 11, ROOT / "README.md": 1, ROOT / "tests/golden/answers.md": 4}
 """With how many answers each has."""
 ASKED = re.compile(r"harness (.+)\n# -> (.+)")
 ANSWER = re.compile(
