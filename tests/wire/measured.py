@@ -1,15 +1,91 @@
-"""Measures inside a namespace what gloo sends: of collectives, of a step of each backend, of a whole run."""
+"""Measures what gloo sends: in collectives, in a step of each backend, in a whole run.
 
+`python -m tests.wire.measured FUNCTION ARGUMENTS` (JSON) prints what a function below returns, in a network
+namespace whose loopback interface carries the bytes of this job only.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Self
 
 from harness.backends.base import World
 from tests.forkserver import on_ranks
 from tests.harness.cli.command_line import succeeds
-from tests.wire.namespace import Traffic, payload_of_calls, traffic
+
+HEADER_BYTES = 66
+"""Of every TCP packet over IPv4 on the loopback interface: Ethernet 14, IP 20, TCP 20 and its time stamp
+option 12. The kernel counts them, and acknowledgements without data, which are nothing else."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the loopback interface received since it came up; on it that is what was sent."""
+
+    bytes: int
+    packets: int
+    retransmissions: int
+    """TCP segments that were sent again."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Without the header of each packet."""
+        return self.bytes - HEADER_BYTES * self.packets
+
+    def __sub__(self, other: Self) -> Self:
+        return type(self)(
+            self.bytes - other.bytes,
+            self.packets - other.packets,
+            self.retransmissions - other.retransmissions,
+        )
+
+
+def traffic() -> Traffic:
+    """Read the kernel's counters of `lo` in this process's namespace."""
+    interfaces = dict(
+        line.strip().split(":", 1)
+        for line in Path("/proc/self/net/dev").read_text().splitlines()
+        if ":" in line
+    )
+    received = interfaces["lo"].split()
+    lines = Path("/proc/self/net/snmp").read_text().splitlines()
+    names, values = (line.split() for line in lines if line.startswith("Tcp:"))
+    return Traffic(
+        int(received[0]), int(received[1]), int(dict(zip(names, values, strict=True))["RetransSegs"])
+    )
+
+
+def payload_of_calls(call: Callable[[], object], times: int) -> list[int]:
+    """Bytes on `lo` in each of `times` calls that every rank of the default group makes.
+
+    Read between barriers. A call in which some segment was sent twice is made again, up to ten times as many.
+    """
+    import torch
+    import torch.distributed as dist
+
+    clean: list[int] = []
+    for _ in range(10 * times):
+        dist.barrier()
+        before = traffic()
+        dist.barrier()
+        call()
+        dist.barrier()
+        moved = traffic() - before
+        dist.barrier()
+        if not moved.retransmissions:
+            clean.append(moved.payload_bytes)
+        # Ranks may read the counters apart; the first one's word goes for all.
+        enough = torch.tensor(len(clean) >= times)
+        dist.broadcast(enough, 0)
+        if enough:
+            break
+    return clean
+
 
 PAYLOAD_BYTES = 4 * 2**20
 BLOCKS = 12
@@ -118,3 +194,7 @@ def moved_by_probed_steps(folder: str, backend: str, ranks: int, probed: int) ->
     """The fields of the traffic of a run with probed steps, less that of one without."""
     without = moved_by(Path(folder) / "without", backend, ranks, 0)
     return vars(moved_by(Path(folder) / "with", backend, ranks, probed) - without)
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]](*json.loads(sys.argv[2]))))  # noqa: T201

@@ -3,8 +3,10 @@
 The headers of the packets are taken off (66 bytes each); nothing else is, and figures must agree within 1 %.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from harness.judge.quantities import sent_bytes_per_step, transport_bytes_per_st
 from harness.record.store import read_runs
 from tests.built_in import HYBRID, NATIVE
 from tests.representatives import first
-from tests.wire.namespace import Namespace, Traffic
+from tests.wire.measured import Traffic
 
 pytestmark = pytest.mark.long(seconds=35)
 
@@ -25,13 +27,13 @@ FEW = ("ddp", "fsdp", "fsdp1", "zero2", "zero3")
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.costly
-def test_gloo_sends_what_the_table_says(world_size: int, namespace: Namespace) -> None:
-    measured = namespace.answer("factors", world_size)
-    assert len(measured) == 5
-    for name, factor in measured.items():
+def test_gloo_sends_what_the_table_says(world_size: int, measured: Callable[..., Any]) -> None:
+    factors = measured("factors", world_size)
+    assert len(factors) == 5
+    for name, factor in factors.items():
         op = name.partition(" ")[0]
         expected = transport_sent_bytes("gloo", op, PAYLOAD, world_size) / PAYLOAD
-        assert factor == pytest.approx(expected, rel=0.01), (name, measured)
+        assert factor == pytest.approx(expected, rel=0.01), (name, factors)
 
 
 @pytest.mark.parametrize(
@@ -46,27 +48,29 @@ def test_gloo_sends_what_the_table_says(world_size: int, namespace: Namespace) -
     ],
 )
 def test_a_step_moves_what_its_collectives_say(
-    ranks: int, precision: str, backends: tuple[str, ...], namespace: Namespace
+    ranks: int, precision: str, backends: tuple[str, ...], measured: Callable[..., Any]
 ) -> None:
-    found = namespace.answer("steps", ranks, precision, backends)
+    found = measured("steps", ranks, precision, backends)
     assert list(found) == list(backends)
     for backend, figures in found.items():
         assert figures["measured"], f"{backend}: every step sent segments twice"
-        measured, derived = median(figures["measured"]), figures["derived"]
-        print(f"{backend}: derived {derived:,.0f}, measured {measured:,.0f}")  # noqa: T201
-        assert measured == pytest.approx(derived, rel=0.01), backend
+        moved, derived = median(figures["measured"]), figures["derived"]
+        print(f"{backend}: derived {derived:,.0f}, measured {moved:,.0f}")  # noqa: T201
+        assert moved == pytest.approx(derived, rel=0.01), backend
 
 
 @pytest.mark.parametrize("backend", first(["fsdp"], ["ddp", "fsdp", "zero3"]))
 @pytest.mark.costly
-def test_probed_steps_move_what_the_record_says(backend: str, tmp_path: Path, namespace: Namespace) -> None:
+def test_probed_steps_move_what_the_record_says(
+    backend: str, tmp_path: Path, measured: Callable[..., Any]
+) -> None:
     """Two runs are alike but for the probed steps: the difference of their counters is what those moved."""
-    moved = Traffic(**namespace.answer("moved_by_probed_steps", str(tmp_path), backend, RANKS, PROBED))
+    moved = Traffic(**measured("moved_by_probed_steps", str(tmp_path), backend, RANKS, PROBED))
     ((_, record),), _ = read_runs([tmp_path / "with" / "runs"])
     derived = transport_bytes_per_step(record)
     assert derived is not None
-    measured = moved.payload_bytes / PROBED / RANKS
-    print(f"{backend}: derived {derived:,.0f}, measured {measured:,.0f}, {moved}")  # noqa: T201
-    assert measured == pytest.approx(derived, rel=0.01)
+    per_step = moved.payload_bytes / PROBED / RANKS
+    print(f"{backend}: derived {derived:,.0f}, measured {per_step:,.0f}, {moved}")  # noqa: T201
+    assert per_step == pytest.approx(derived, rel=0.01)
     if backend != "ddp":  # what tells gloo's reduce-scatter from a ring's
-        assert measured != pytest.approx(sent_bytes_per_step(record), rel=0.1)
+        assert per_step != pytest.approx(sent_bytes_per_step(record), rel=0.1)
