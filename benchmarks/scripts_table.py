@@ -65,7 +65,7 @@ OF_TRL = (
     "--seed", "3", "--dtype", "float32", "--dataset_name",
 )  # fmt: skip
 STRATEGIES = {"cpu": "ddp,zero1,zero2,zero3,fsdp", "cuda": "ddp,fsdp,fsdp1,zero1,zero2,zero3"}
-GIVEN = ("hf_trainer.py", "accelerate_loop.py")
+GIVEN = ("hf_trainer.py", "accelerate_loop.py", "sft_lora.py", "packed_yaml.py")
 """Those that take their strategy from Accelerate."""
 THEIR_OWN = {
     "torch_ddp.py": {"ddp": "", "fsdp": "--fsdp", "fsdp1": "--fsdp1"},

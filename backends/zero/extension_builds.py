@@ -32,17 +32,23 @@ def build(name: str) -> list[str]:
 
 def unmet_build(name: str) -> list[str]:
     """Why extension `name` could not be compiled and loaded here; empty: it could, or it is there already."""
-    lock = build_folder(name) / "lock"
-    if (age := abandoned_seconds(lock)) is not None:
-        minutes = age / 60
-        old = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
-        return [
-            f"{lock} is {old} old and no process holds it: a build of DeepSpeed's extension {name} "
-            "was killed, and every later one waits for this file without end; remove it"
-        ]
+    if why := killed_build(build_folder(name) / "lock"):
+        return [why]
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         return [f"DeepSpeed compiles its extension {name} with {' and '.join(missing)}, not found here"]
     return []
+
+
+def killed_build(lock: Path) -> str | None:
+    """What a build waits for that finds this lock, if no other build holds it."""
+    if (age := abandoned_seconds(lock)) is None:
+        return None
+    minutes = age / 60
+    old = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+    return (
+        f"{lock} is {old} old and no process holds it: a build of the extension {lock.parent.name} "
+        "was killed, and every later one waits for this file without end; remove it"
+    )
 
 
 def build_folder(name: str) -> Path:

@@ -157,7 +157,8 @@ def job_words(comparison: Comparison) -> str:
         if record.job.adapter.is_present:
             trained = closed_form_layout(record.layout).trained_count if record.layout else None
             share = f", {percent(trained / count)} trained" if trained and count else ""
-            words += f" (LoRA of rank {record.job.adapter.rank}{share})"
+            size = f" of rank {record.job.adapter.rank}" if record.job.adapter.rank else ""
+            words += f" (LoRA{size}{share})"
         found[words] = None
     return listed(list(found), 2) or "One job"
 

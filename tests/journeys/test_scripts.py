@@ -83,8 +83,10 @@ def test_a_script_that_takes_no_strategy_is_no_row_of_it(journey: Journey) -> No
 
 def test_scripts_by_name_are_rows_and_a_failure_ends_its_row_only(journey: Journey) -> None:
     (journey.folder / "steps.py").write_text(STEPS)
+    (journey.folder / "waits.py").write_text(WAITS)
     commands = {
         "fails": f"{sys.executable} -c \"import torch; raise ValueError('no such column')\"",
+        "locked": f"{sys.executable} waits.py",
         "a": f"{sys.executable} steps.py x",
         "b": f"{sys.executable} steps.py y",
     }
@@ -92,9 +94,12 @@ def test_scripts_by_name_are_rows_and_a_failure_ends_its_row_only(journey: Journ
     words = ("--json", "--report", "r.md")
     document = json.loads(journey.harness("compare", *words, *scripts, **VARIABLES).stdout)
     rows = {row["backend"]: row for row in document["rows"]}
-    assert {name: row["status"] for name, row in rows.items()} == {"a": "ok", "fails": "failed", "b": "ok"}
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "a": "ok", "locked": "failed", "fails": "failed", "b": "ok"
+    }  # fmt: skip
     assert (rows["a"]["parity"], rows["b"]["max_loss_difference"]) == ("exact", 0)
     assert rows["fails"]["reason"].endswith("no process of the script trained: ValueError: no such column")
+    assert "a build of the extension op was killed" in rows["locked"]["reason"]
     assert all((journey.folder / path).exists() for path in document["records"])
     page = journey.read("r.md")
     assert "CPU rank: do these scripts train alike, and at what cost?" in page
@@ -116,6 +121,15 @@ def test_a_base_that_fails_before_a_step_is_the_only_row(journey: Journey) -> No
     assert log in journey.harness("show", "latest").stdout
 
 
+WAITS = """
+import os
+from torch.utils.file_baton import FileBaton
+os.makedirs("op")
+open("op/lock", "w").close()
+for path in ("op/lock", "op"):
+    os.utime(path, (0, 0))
+FileBaton("op/lock").wait()
+"""
 STEPS = """
 import os, sys, time
 from torch import manual_seed, nn, ones, optim

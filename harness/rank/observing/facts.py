@@ -513,6 +513,18 @@ def shifts_labels(module: nn.Module) -> bool:
     )
 
 
+def adapters_of(module: nn.Module) -> list[Any]:
+    """Configurations of the adapters that peft has put into it."""
+    wrapped = next((one for one in module.modules() if type(one).__name__.startswith("PeftModel")), None)
+    return list(getattr(wrapped, "peft_config", {}).values())
+
+
+def read_by_layers(adapter: Any) -> bool:
+    """Whether each adapter runs once with its layer, and no layer is there twice (`modules_to_save`)."""
+    is_plain = adapter.peft_type == "LORA" and not adapter.use_dora
+    return is_plain and not (adapter.modules_to_save or adapter.trainable_token_indices)
+
+
 def observed_layout(live: Live, optimizers: Optimizers) -> LayoutPart:
     """Tensors of the whole model."""
     named = whole_parameters(live.whole)
@@ -532,6 +544,10 @@ def observed_layout(live: Live, optimizers: Optimizers) -> LayoutPart:
     by_decay = [part for part in (decays, set().union(*parts) - decays) if part]
     frozen = sorted(one.name for one in named if first[one.key] == one.name and not one.trains)
     model = hugging_face_model(live.bare)
+    # What runs, and where gradients go, is not traced of a script. Adapters alone are in layers that run.
+    lora = adapters_of(live.bare)
+    runs_all = not frozen or (model is not None and [read_by_layers(one) for one in lora] == [True])
+    all_pass_back = not frozen or (runs_all and bool(getattr(model, "_require_grads_hooks", None)))
     if model is not None:
         prefix = next(name for name, found in live.bare.named_modules() if found is model)
         blocks = [
@@ -552,10 +568,9 @@ def observed_layout(live: Live, optimizers: Optimizers) -> LayoutPart:
             for name, buffer in live.bare.named_buffers()
         ],
         tied={one.name: first[one.key] for one in named if first[one.key] != one.name},
-        # What runs, and where gradients go, is not traced of a script.
-        blocks=blocks, frozen=frozen, without_gradient=None if frozen else [], uses=None if frozen else {},
-        unreached=None if frozen else [], unit_calls=None if frozen else [], read_outside=None,
-        changed_in_passes=None,
+        blocks=blocks, frozen=frozen, without_gradient=[] if all_pass_back else None,
+        uses={} if runs_all else None, unreached=[] if runs_all else None,
+        unit_calls=[] if runs_all else None, read_outside=None, changed_in_passes=None,
     )  # fmt: skip
 
 
@@ -686,10 +701,13 @@ def settings_seen(
     betas = _common(optimizers, "betas")
     first, second = betas if isinstance(betas, list) and len(betas) == 2 else (None, None)
     decays = [_number(group_constants(group).get("weight_decay")) for group in optimizers.param_groups]
-    adapted = any(type(module).__name__.startswith("PeftModel") for module in live.bare.modules())
+    adapters = adapters_of(live.bare)
+    lora = adapters[0] if [one.peft_type for one in adapters] == ["LORA"] else None
     return {
         "task": "causal-lm" if is_causal(live.bare) else None,
-        "adapter.kind": "lora" if adapted else "none",
+        "adapter.kind": ("lora" if lora else None) if adapters else "none",
+        "adapter.rank": lora and lora.r,
+        "adapter.alpha": lora and lora.lora_alpha,
         "model.config": model.config or None,
         "model.attention": model.attention,
         "model.dropout": largest_dropout(live.bare),

@@ -30,6 +30,7 @@ from torch.utils.data.sampler import RandomSampler
 
 from harness.backends.base import Engine
 from harness.backends.optimizer.groups import group_rate
+from harness.backends.zero.extension_builds import killed_build
 from harness.forms.terms import BETWEEN, SCALAR_BYTES, may_reduce
 from harness.rank.live.model_watch import depends_on_mode, in_backward
 from harness.rank.live.observer import DIGESTED_STEPS, OptimizerWatch
@@ -676,6 +677,16 @@ def start_observing(run_directory: Path, on_import: hooks.OnImport, apart: hooks
     session.roots = hooks.Roots(guarded)
     hooks.hook_torch(guarded)
     hooks.hook_frameworks(guarded, on_import)
+
+    def waits(baton: Any) -> None:
+        """A row ends where it would wait without end."""
+        if why := killed_build(Path(baton.lock_file_path)):
+            if session.request.row is not None:
+                raise RuntimeError(why)
+            sys.stderr.write(f"harness observe: {why}\n")
+
+    wrapped = hooks.told(waits)
+    on_import("torch.utils.file_baton", lambda module: hooks.replace(module.FileBaton, "wait", wrapped))
     _hook_end(guarded, run_directory, apart)
     shown: Callable[[Any], Any] = threading.excepthook
 

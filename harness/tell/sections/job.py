@@ -150,7 +150,9 @@ def job_section(comparison: Comparison) -> Section:
         if job.adapter.is_present:
             part = next((r.layout for r in of_job if r.layout), None)
             trained = f", {closed_form_layout(part).trained_count:,} of them trained" if part else ""
-            facts.append(f"adapters of rank {job.adapter.rank} (alpha {job.adapter.alpha:g}){trained}")
+            rank = f" of rank {job.adapter.rank}" if job.adapter.rank else ""
+            alpha = f" (alpha {job.adapter.alpha:g})" if job.adapter.alpha else ""
+            facts.append(f"adapters{rank}{alpha}{trained}")
         size, length = training.global_batch_size, job.data.sequence_length
         batch = f"global batch {SEEN_AS[None] if size is None else size} samples"
         clipping = training.gradient_clipping or "none"

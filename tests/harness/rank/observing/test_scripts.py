@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from benchmarks.observed_scripts.figures import collectives, sample_sums, states
 from harness.cli import harness
 from harness.record import Record
-from harness.record.store import read_record
+from harness.record.store import read_record, write_record
 from tests.observed import ScriptRun, run_script
 from tests.representatives import cheap, first
 
@@ -168,3 +168,29 @@ def test_no_finding_about_correctness_is_raised_of_a_sound_script(runs: Runs) ->
     about_machine = {"busy-machine", "few-timed-steps", "noisy-timing"}
     found = {finding.id for finding in Comparison([runs.observed("torch_ddp.py")]).findings}
     assert found <= about_machine
+
+
+@pytest.mark.parametrize("script", ["sft_lora.py", "packed_yaml.py"])
+def test_adapters_and_packed_samples_have_closed_forms(runs: Runs, script: str, tmp_path: Path) -> None:
+    from harness.judge.comparison import Comparison
+    from harness.judge.facts import SENT
+
+    record = runs.observed(script)
+    seen = Comparison([record])
+    assert {finding.id for finding in seen.findings} <= {"busy-machine", "few-timed-steps", "noisy-timing"}
+    figures = seen.rows[0].as_json()
+    assert figures["model_state_bytes"] == figures["expected_model_state_bytes"]
+    assert 0 <= figures[SENT] - figures[f"expected_{SENT}"] < 100  # counts of tokens
+    if script == "packed_yaml.py":
+        return
+    adapter = record.job.adapter
+    assert (adapter.kind, adapter.rank, adapter.alpha) == ("lora", 4, 8)
+    unknown = adapter.model_copy(update={"rank": None, "alpha": None})  # of older records
+    for place, (part, words) in enumerate([(adapter, "LoRA of rank 4, 3 %"), (unknown, "LoRA, 3 %")]):
+        folder = tmp_path / str(place)
+        job = record.job.model_copy(update={"adapter": part})
+        (folder / record.run_id).mkdir(parents=True)
+        write_record(folder / record.run_id, record.model_copy(update={"job": job}))
+        done = CliRunner().invoke(harness, ["report", str(folder), "-o", str(folder / "r.md")])
+        assert done.exit_code == 0, done.output + done.stderr
+        assert words in (folder / "r.md").read_text()

@@ -22,6 +22,27 @@ def test_a_model_that_trains_may_have_a_wrapper_that_does_not() -> None:
     assert not trains(model.eval())
 
 
+WAITS = """
+import os, threading
+from torch.utils.file_baton import FileBaton
+
+os.makedirs("op")
+open("op/lock", "w").close()
+for path in ("op/lock", "op"):
+    os.utime(path, (0, 0))
+threading.Timer(1.0, os.unlink, ["op/lock"]).start()
+FileBaton("op/lock").wait()
+"""
+
+
+def test_a_script_that_waits_for_a_killed_build_says_so_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WAITS)
+    seen = run_script(tmp_path, tmp_path / "train.py", ranks=1)
+    assert seen.codes == [0]
+    assert "harness observe: op/lock is" in seen.printed[0]
+    assert "a build of the extension op was killed" in seen.printed[0]
+
+
 HEAD = """
 import os, signal, sys, threading
 from datetime import timedelta
