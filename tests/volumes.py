@@ -4,8 +4,9 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from harness.forms.layout import Tensor
 from harness.judge.quantities import volume_of
-from harness.record import BackendPart, CommunicationPart, LayoutPart, Record, TensorPart, WindowsPart
+from harness.record import BackendPart, CommunicationPart, LayoutPart, Record, WindowsPart
 from tests.records import changed, make_effective, make_record
 
 SHAPES = {
@@ -40,7 +41,7 @@ def make_volume_record(label: str, **changes: Any) -> Record:
 
 
 def make_layout() -> LayoutPart:
-    tensors = [TensorPart(name=name, shape=shape, dtype="float32") for name, shape in SHAPES.items()]
+    tensors = [Tensor(name=name, shape=shape, dtype="float32") for name, shape in SHAPES.items()]
     return LayoutPart(
         parameters=tensors,
         decaying=[name for name, shape in SHAPES.items() if len(shape) > 1],

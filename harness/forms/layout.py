@@ -6,9 +6,12 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from math import prod
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Annotated, Any, Final, Literal, TypeVar, cast
+
+import pydantic
 
 from harness.backends.base import Precision
+from harness.bounds import LARGEST_NUMBER
 
 DTYPE_BYTES = {
     "complex128": 16, "complex64": 8, "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2,
@@ -28,6 +31,8 @@ COMPUTE: dict[Precision, str] = {
 """Dtype of matrix products at each precision."""
 
 
+STORED = pydantic.ConfigDict(extra="forbid")
+"""Of what records hold too."""
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 READ_ELSEWHERE: Final = "read by another module"
@@ -48,13 +53,22 @@ UnitCall = tuple[str, Use]
 """One run of a block, or of the whole model, whose name is ''."""
 
 
-@dataclass(frozen=True)
+def _has_a_size(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if min(shape, default=0) < 0 or prod(shape) > LARGEST_NUMBER:
+        raise ValueError("no tensor has these sizes")
+    return shape
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=STORED)
 class Tensor:
-    """A parameter or buffer of the bare model."""
+    """A tensor of the model: a parameter or a buffer."""
 
     name: str
-    shape: tuple[int, ...]
+    """Its name in the model."""
+    shape: Annotated[tuple[int, ...], pydantic.AfterValidator(_has_a_size)]
+    """Sizes of its dimensions."""
     dtype: str
+    """Its dtype, such as 'float32'."""
 
     @cached_property
     def numel(self) -> int:
@@ -70,15 +84,18 @@ class Tensor:
         return (self.shape[0], prod(self.shape[1:])) if self.shape else (1, 1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=STORED)
 class Attention:
     """Heads of a decoder, alike in all of its blocks."""
 
     layers: int
+    """Number of transformer blocks."""
     heads: int
+    """Heads of queries."""
     key_value_heads: int
-    """Fewer than `heads` where queries share keys and values."""
+    """Heads of keys and values."""
     head_size: int
+    """Elements of a token in one head."""
 
 
 class Derivations:

@@ -36,7 +36,6 @@ from harness.record.run import (
     SCHEMA_VERSION,
     ArtifactKind,
     ArtifactPart,
-    AttentionPart,
     BackendPart,
     DataPart,
     DimensionPart,
@@ -56,7 +55,6 @@ from harness.record.run import (
     Record,
     SplitPart,
     Status,
-    TensorPart,
     WeightsPart,
     WorldPart,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
-from math import prod
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -16,8 +15,8 @@ from harness.backends.mesh import Dimension, Mesh
 from harness.backends.refusals import explain_refusal
 from harness.backends.registry import BUILT_IN
 from harness.backends.strategy import StrategyKind
-from harness.bounds import LARGEST_NUMBER, MOST_RANKS
-from harness.forms.layout import Derivations, UnitCall, Use
+from harness.bounds import MOST_RANKS
+from harness.forms.layout import Attention, Derivations, Tensor, UnitCall, Use
 from harness.forms.terms import OwnForms
 from harness.forms.textbook import is_stub
 from harness.job.experiment import MeasureSection, Price, ReportFocus
@@ -26,48 +25,17 @@ from harness.record import measured
 from harness.safe_text import MOST_MESSAGE_BYTES, KeptCommand, capped
 
 
-class TensorPart(measured.Part):
-    """A tensor of the model: a parameter or a buffer."""
-
-    name: str
-    """Its name in the model."""
-    shape: list[int]
-    """Sizes of its dimensions."""
-    dtype: str
-    """Its dtype, such as 'float32'."""
-
-    @pydantic.field_validator("shape")
-    @classmethod
-    def _has_a_size(cls, shape: list[int]) -> list[int]:
-        if min(shape, default=0) < 0 or prod(shape) > LARGEST_NUMBER:
-            raise ValueError("no tensor has these sizes")
-        return shape
-
-
-class AttentionPart(measured.Part):
-    """Heads of a decoder, alike in all of its blocks."""
-
-    layers: int
-    """Number of transformer blocks."""
-    heads: int
-    """Heads of queries."""
-    key_value_heads: int
-    """Heads of keys and values."""
-    head_size: int
-    """Elements of a token in one head."""
-
-
 class LayoutPart(measured.Part):
     """What closed forms need to know of the model, as it was before a library touched it."""
 
-    parameters: list[TensorPart]
+    parameters: list[Tensor]
     """In the model's order; a tied tensor comes once, under its first name."""
     decaying: list[str]
     """Names of the parameters that decay: the optimizer has one group of them and one of the rest."""
     groups: list[list[str]] = []
     """Names of the parameters of each group of the optimizer, where the job says more of them than what
     decays; any may be empty."""
-    buffers: list[TensorPart]
+    buffers: list[Tensor]
     blocks: list[str]
     """Names of the transformer blocks, each of which is wrapped as one unit."""
     tied: dict[str, str] = {}
@@ -76,7 +44,7 @@ class LayoutPart(measured.Part):
     """Names of the parameters that the job does not train."""
     without_gradient: list[str] | None = []
     """Names of the modules that run and that no gradient comes back to; None: not known."""
-    attention: AttentionPart | None = None
+    attention: Attention | None = None
     """None: the model does not say its heads, or the record is older."""
     uses: dict[str, list[Use]] | None = {}
     """Parameters that several modules share, or whose module does not run once in a forward pass -> their

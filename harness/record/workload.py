@@ -7,10 +7,10 @@ from typing import Any
 from harness.backends.registry import strategy_of
 from harness.backends.strategy import StrategyKind
 from harness.forms.activations import recomputed_until
-from harness.forms.layout import DTYPE_BYTES, Attention, Layout, Tensor, derived
+from harness.forms.layout import DTYPE_BYTES, Layout, derived
 from harness.forms.workload import Workload
 from harness.job.job import Job
-from harness.record.run import LayoutPart, Record, TensorPart
+from harness.record.run import LayoutPart, Record
 
 NOT_CLAIMED = StrategyKind(family="not claimed")
 """In place of a third party's strategy that nothing is known of."""
@@ -82,24 +82,20 @@ def of_job(job: Job, *, layout: LayoutPart, architecture: str | None, **world: A
 
 def closed_form_layout(part: LayoutPart) -> Layout:
     return Layout(
-        parameters=tuple(map(_tensor, part.parameters)),
+        parameters=tuple(part.parameters),
         decaying=frozenset(part.decaying),
         own_groups=tuple(map(frozenset, part.groups)),
-        buffers=tuple(map(_tensor, part.buffers)),
+        buffers=tuple(part.buffers),
         blocks=tuple(part.blocks),
         tied=part.tied,
         frozen=frozenset(part.frozen),
-        attention=None if part.attention is None else Attention(**part.attention.model_dump()),
+        attention=part.attention,
         uses=None if part.uses is None else {name: tuple(uses) for name, uses in part.uses.items()},
         without_gradient=None if part.without_gradient is None else frozenset(part.without_gradient),
         unreached=None if part.unreached is None else frozenset(part.unreached),
         unit_calls=None if part.unit_calls is None else tuple(part.unit_calls),
         evaluates_alike=part.evaluates_alike is not False,
     )
-
-
-def _tensor(part: TensorPart) -> Tensor:
-    return Tensor(part.name, tuple(part.shape), part.dtype)
 
 
 RUNNING_MEAN = ".running_mean"

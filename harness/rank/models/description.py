@@ -25,6 +25,7 @@ from harness.backends.model.blocks import transformer_blocks
 from harness.backends.model.precision import dtype_name
 from harness.backends.optimizer.groups import tensors_in
 from harness.errors import JobError
+from harness.forms import layout as forms
 from harness.forms.layout import READ_ELSEWHERE, RETURNED, UnitCall, Use
 from harness.job.job import DEFAULT_TASK, Job, UpdateGroup
 from harness.rank.factories import configuration, described_error
@@ -32,7 +33,7 @@ from harness.rank.models.changes import uses_checkpointing
 from harness.rank.models.losses import ComputeLoss, loss_function
 from harness.rank.models.model import add_adapters, from_config
 from harness.rank.models.optimizer import frozen_names
-from harness.record import AttentionPart, GeometryPart, LayoutPart, ModelPart, SplitPart, TensorPart
+from harness.record import GeometryPart, LayoutPart, ModelPart, SplitPart
 
 META = "meta"
 TOKENS = 2
@@ -475,9 +476,9 @@ def describe_layout(
 ) -> LayoutPart:
     """The tensors of a bare model and its blocks, and what one step does with them."""
 
-    def describe(named: Iterable[tuple[str, Tensor]]) -> list[TensorPart]:
+    def describe(named: Iterable[tuple[str, Tensor]]) -> list[forms.Tensor]:
         return [
-            TensorPart(name=name, shape=list(tensor.shape), dtype=dtype_name(tensor.dtype))
+            forms.Tensor(name=name, shape=tensor.shape, dtype=dtype_name(tensor.dtype))
             for name, tensor in named
         ]
 
@@ -501,14 +502,14 @@ def describe_layout(
     )
 
 
-def describe_attention(model: nn.Module) -> AttentionPart | None:
+def describe_attention(model: nn.Module) -> forms.Attention | None:
     """Heads by the model's configuration; None where it does not say, or is no decoder."""
     config = configuration(model)
     names = ("num_hidden_layers", "num_attention_heads", "hidden_size")
     layers, heads, hidden = (getattr(config, name, None) for name in names)
     if not (is_decoder(type(model).__name__) and layers and heads and hidden):
         return None
-    return AttentionPart(
+    return forms.Attention(
         layers=layers,
         heads=heads,
         key_value_heads=getattr(config, "num_key_value_heads", None) or heads,

@@ -33,6 +33,7 @@ from harness.backends.optimizer.groups import group_constants, group_rate, held_
 from harness.backends.registry import ENTRIES
 from harness.backends.torch_engine import TorchEngine, TorchStrategy
 from harness.backends.zero.engine import ZeroEngine
+from harness.forms import layout as forms
 from harness.rank.accelerator import uses_tf32
 from harness.rank.live.model_watch import (
     Whole,
@@ -45,7 +46,7 @@ from harness.rank.live.model_watch import (
 from harness.rank.models.changes import is_compiled
 from harness.rank.models.description import describe_geometry
 from harness.rank.process.environment import is_deterministic
-from harness.record import LayoutPart, ModelPart, ObservedPart, TensorPart
+from harness.record import LayoutPart, ModelPart, ObservedPart
 
 
 def fsdp1(
@@ -558,13 +559,13 @@ def observed_layout(live: Live, optimizers: Optimizers) -> LayoutPart:
         blocks = [unit for unit in units if unit] if live.cuts_units else []
     return LayoutPart(
         parameters=[
-            TensorPart(name=one.name, shape=one.shape, dtype=dtype_name(one.dtype))
+            forms.Tensor(name=one.name, shape=tuple(one.shape), dtype=dtype_name(one.dtype))
             for one in named if first[one.key] == one.name
         ],
         decaying=sorted(decays),
         groups=[] if parts == by_decay else [sorted(part) for part in parts if part],
         buffers=[
-            TensorPart(name=bare_name(name), shape=list(buffer.shape), dtype=dtype_name(buffer.dtype))
+            forms.Tensor(name=bare_name(name), shape=buffer.shape, dtype=dtype_name(buffer.dtype))
             for name, buffer in live.bare.named_buffers()
         ],
         tied={one.name: first[one.key] for one in named if first[one.key] != one.name},

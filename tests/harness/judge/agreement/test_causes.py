@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.backends.mesh import Mesh
+from harness.forms.layout import Tensor
 from harness.judge.agreement.causes import (
     HYPOTHESES,
     Explanation,
@@ -30,7 +31,6 @@ from harness.record import (
     RankPart,
     Record,
     ResumedPart,
-    TensorPart,
 )
 from tests.records import (
     LOSSES,
@@ -65,7 +65,7 @@ MOVED = weights(a=2.0, b=2.0)
 
 
 def layout(names: str = "ab", **facts: list[str]) -> LayoutPart:
-    tensors = [TensorPart(name=name, shape=[1], dtype="float32") for name in names]
+    tensors = [Tensor(name=name, shape=[1], dtype="float32") for name in names]
     parts: dict[str, Any] = {"parameters": tensors, "decaying": [*names], "buffers": [], "blocks": []}
     return LayoutPart(**(parts | facts))
 

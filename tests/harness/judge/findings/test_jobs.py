@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from harness.forms.layout import Tensor
 from harness.judge.comparison import Comparison
 from harness.judge.findings.jobs import OVERRIDDEN, added_loss
 from harness.launch.launcher import launcher_settings
@@ -21,7 +22,6 @@ from harness.record import (
     ObservedPart,
     Record,
     SplitPart,
-    TensorPart,
 )
 from harness.record.run import LABELLED, PADDING
 from tests.harness.cli.command_line import UNTRACED, records, succeeds
@@ -29,7 +29,7 @@ from tests.records import ENVIRONMENT, changed, make_communication, make_ranks, 
 from tests.representatives import first
 
 BUFFERS = [
-    TensorPart(name=f"norm.{name}", shape=[4], dtype="float32") for name in ("running_mean", "running_var")
+    Tensor(name=f"norm.{name}", shape=[4], dtype="float32") for name in ("running_mean", "running_var")
 ]
 LAYOUT = LayoutPart(parameters=[], decaying=[], buffers=BUFFERS, blocks=[])
 
@@ -337,7 +337,7 @@ def test_batches_that_come_again_are_a_finding_if_their_sampler_shuffles(
 
 def test_a_group_without_decay_is_rightly_empty_where_only_matrices_train() -> None:
     def kinds(bias: list[str], decay: float) -> list[str]:
-        parts = [TensorPart(name=name, shape=[4, 4][: 1 + (name == "a")], dtype="float32") for name in "ab"]
+        parts = [Tensor(name=name, shape=[4, 4][: 1 + (name == "a")], dtype="float32") for name in "ab"]
         layout = LayoutPart(parameters=parts, decaying=["a"], frozen=bias, buffers=[], blocks=[])
         groups = [GROUP | {"weight_decay": 0.1}, GROUP | {"tensors": 0, "weight_decay": decay}]
         return [*of_script(script(optimizer_groups=groups).model_copy(update={"layout": layout}))]
@@ -449,7 +449,7 @@ def test_rounding_is_no_difference() -> None:
 def test_what_is_trained_outside_is_counted_in_elements_of_any_dtype(dtype: str, width: int) -> None:
     """Gradients of the wrapped module are reduced, 1000 elements in the one probed step, or others, too."""
     layout = LayoutPart(
-        parameters=[TensorPart(name="a.w", shape=[1000], dtype="float32")], decaying=[], buffers=[], blocks=[]
+        parameters=[Tensor(name="a.w", shape=[1000], dtype="float32")], decaying=[], buffers=[], blocks=[]
     )
     for more, ids in ((0, ["trained-outside"]), (600, [])):
         record = changed(script(), layout=layout, observation={"unwrapped": {"other": 600}})

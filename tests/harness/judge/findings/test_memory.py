@@ -3,16 +3,17 @@ from dataclasses import replace
 
 import pytest
 
+from harness.forms.layout import Tensor
 from harness.job.job import OptimizerSection
 from harness.judge.findings.amounts import _gap
 from harness.judge.quantities import STEP_MOMENTS, derived_states
 from harness.judge.wording import sentence
-from harness.record import CommunicationPart, LayoutPart, MemoryPart, Record, TensorPart
+from harness.record import CommunicationPart, LayoutPart, MemoryPart, Record
 from harness.record.run import ObservationPart
 from tests.records import changed, make_effective, make_ranks, make_record, told
 
 LAYOUT = LayoutPart(
-    parameters=[TensorPart(name="a.w", shape=[100, 10], dtype="float32")],
+    parameters=[Tensor(name="a.w", shape=[100, 10], dtype="float32")],
     decaying=["a.w"],
     buffers=[],
     blocks=["a", "b", "c"],
@@ -267,7 +268,7 @@ def test_a_rank_that_holds_much_more_is_a_finding() -> None:
 
 def test_what_a_strategy_divides_unevenly_is_no_imbalance_where_the_optimizer_is_not_known() -> None:
     """Two parameters of one group: the rank whose part one of them only reaches into keeps all of it."""
-    names = [TensorPart(name=name, shape=[size], dtype="float32") for name, size in (("a", 900), ("b", 300))]
+    names = [Tensor(name=name, shape=[size], dtype="float32") for name, size in (("a", 900), ("b", 300))]
     layout = {"parameters": names, "decaying": ["a", "b"]}
     job = {"optimizer": OptimizerSection(factory="own:lion")}
     record = changed(run([steady(), steady()], "zero1"), layout=layout, job=job)

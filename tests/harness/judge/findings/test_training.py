@@ -7,6 +7,7 @@ import pytest
 
 from harness.backends.options import COST_ALONE
 from harness.backends.registry import BUILT_IN, create
+from harness.forms.layout import Tensor
 from harness.job.job import Job
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding
@@ -19,7 +20,6 @@ from harness.record import (
     ObservedPart,
     OddUpdatePart,
     Record,
-    TensorPart,
 )
 from harness.record.measured import OddUpdate
 from tests.records import (
@@ -337,7 +337,7 @@ def held_out(*losses: float | None, **changes: Any) -> list[Finding]:
 
 RUNNING = LayoutPart(
     parameters=[], decaying=[], blocks=[],
-    buffers=[TensorPart(name="norm.running_mean", shape=[4], dtype="float32")],
+    buffers=[Tensor(name="norm.running_mean", shape=[4], dtype="float32")],
 )  # fmt: skip
 
 
