@@ -28,7 +28,7 @@ from harness.diagnose.rerun import one_job, read_pair
 from harness.errors import HarnessError
 from harness.files import stream_number
 from harness.job.experiment import ReportFocus
-from harness.judge.changes import changes, failures, parse_conditions
+from harness.judge.changes import failures, parse_conditions
 from harness.judge.comparison import Comparison
 from harness.judge.wording import counted
 from harness.launch.owner import lines_about
@@ -41,7 +41,7 @@ from harness.record.store import (
     read_runs,
     without_collection,
 )
-from harness.tell.before_after import verdict
+from harness.tell.before_after import before_after, verdict
 from harness.tell.document import Document
 from harness.tell.manifest import Asked, Format
 from harness.tell.report import (
@@ -123,10 +123,7 @@ def report(
         return 0
     old, new = (Comparison(record for _, record in side) for side in sides)
     failed = failures(conditions, old, new)
-    for line in (
-        *verdict(old, new, changes(old.comparable, new.comparable)),
-        *(f"fail-on: {one}" for one in failed),
-    ):
+    for line in (*verdict(before_after(old, new)), *(f"fail-on: {one}" for one in failed)):
         echo(line, err=True)
     return EXIT_STRICT if failed else 0
 

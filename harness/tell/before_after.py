@@ -15,21 +15,19 @@ from harness.judge.changes import (
     changes,
     named_cells,
     paired,
-    pairs,
     settings,
     shares_sessions,
     versions,
     versions_of,
 )
 from harness.judge.comparison import Comparison
-from harness.judge.facts import Metric, metrics_in
+from harness.judge.facts import BY_KEY, Metric, metrics_in
 from harness.judge.rows import CellRuns, reason
 from harness.judge.statistics import LEVEL, runs_to_judge
 from harness.judge.wording import CellName, counted, listed
 from harness.record import Record
 from harness.record.workload import known_strategy
-from harness.tell import document
-from harness.tell.document import Column, Document, Picture, Section, Shown
+from harness.tell.document import Block, Column, Document, Folded, Paragraph, Picture, Section, Shown, Table
 from harness.tell.first_page import picture_heading
 from harness.tell.formats import percent, shortened, signed_percent
 from harness.tell.pictures.drawing import Panel, Row, Spec, look_of
@@ -39,89 +37,38 @@ from harness.tell.tables import (
     blocks_of,
     figure_text,
     prose,
-    section,
     table,
     table_columns,
     title_text,
 )
 
 TITLE = "Comparison with a baseline"
-MISSING, NEW = "not comparable, or absent", "New, with their status before"
 MOST_OPEN = 3
-"""Untested figures that the verdict names."""
+"""Reasons for which runs are compared with none that are named."""
 LONG = 120
 """Letters of a reason, of which the record has all."""
 NAMED_SHARE = 0.01
 """Of a change within the noise, which a reader sees in a picture."""
 
 
-def before_after(before: Comparison, after: Comparison, *last: document.Section) -> document.Document:
-    """The report of two comparisons; `last` follows what is computed from them alone."""
-    left, right = before.comparable, after.comparable
-    found = changes(left, right)
-    sections = [
-        document.Section("verdict", "Verdict", [document.Items(verdict(before, after, found))]),
-        settings_section({"before": left, "after": right}),
-        _figures(found),
-        _statuses(before, after),
-        _reading(_on_both_sides(left, right), by_round=any(change.ratio for change in found)),
-        *last,
-    ]
-    return document.Document(TITLE, [section for section in sections if section is not None])
+def before_after(
+    before: Comparison, after: Comparison, folders: Mapping[str, str] | None = None, *last: Section
+) -> Document:
+    """The report of two comparisons; `folders` holds that of each run, `last` follows the rest."""
+    return _over({"before": before, "after": after}, "baseline", TITLE, folders or {}, (), *last)
 
 
-def verdict(whole: Comparison, whole_after: Comparison, found: Sequence[Change]) -> list[str]:
-    """What ran on both sides, which figures changed beyond noise, and how many are not judged."""
-    before, after = whole.comparable, whole_after.comparable
-    left, right = set(before.by_job), set(after.by_job)
-    if left == right and len(left) == 1:
-        sentences = [f"Both sides ran job {left.pop()}."]
-    else:
-        jobs = {"before": listed(sorted(left)), "after": listed(sorted(right))}
-        sentences = [prose("before_after_other_jobs", **jobs)]
-    both = _on_both_sides(before, after)
-    if both and not shares_sessions(before, after):
-        sentences.append(prose("before_after_other_sessions"))
-    sentences.append(f"{both} cells (backend and number of ranks) are on both sides.")
-    sentences += _lost_and_new(before, after)
-    sentences += left_out({"before": whole, "after": whole_after})
-    moved = [c for c in found if c.judgement == "beyond noise"]
-    for metric in metrics_in("changes"):
-        lines = [
-            _of_cell(change) + {None: "", True: " (worse)", False: " (better)"}[change.is_worse]
-            for change in moved
-            if change.metric is metric and metric.follows is None
-        ]
-        if lines:
-            sentences.append(f"Beyond noise, {metric.title} changed for {listed(lines)}.")
-    open_ = sorted((c for c in found if c.judgement == "not judged"), key=lambda c: -abs(c.relative or 0.0))
-    if not moved and found and not open_:
-        sentences.append("No figure of these cells changed beyond noise.")
-    if open_:
-        largest = listed([f"{c.metric.title} of {_of_cell(c)}" for c in open_[:MOST_OPEN]])
-        counts = {"open": len(open_), "all": len(found), "runs": runs_to_judge(both)}
-        sentences.append(prose("before_after_untested", largest=largest, **counts))
-    return sentences
-
-
-def _of_cell(change: Change) -> str:
-    """'ddp on 2 by +5.0 %'."""
-    return f"{change.backend} on {change.world_size} by {signed_percent(change.relative)}"
-
-
-def _on_both_sides(before: Comparison, after: Comparison) -> int:
-    return sum(pair.before is not None and pair.after is not None for pair in pairs(before, after))
-
-
-def _lost_and_new(before: Comparison, after: Comparison) -> list[str]:
-    found: dict[str, list[str]] = {}
-    for pair in pairs(before, after):
-        was, now = (side is not None and side.succeeded for side in (pair.before, pair.after))
-        other, what = (pair.after, "Lost, with their status after") if was else (pair.before, NEW)
-        if was != now:
-            status = other.status if other else MISSING
-            found.setdefault(what, []).append(f"{CellName(pair.backend, pair.world_size)} ({status})")
-    return [f"{what}: {listed(cells)}." for what, cells in sorted(found.items())]
+def verdict(document: Document) -> Iterator[str]:
+    """What changed beyond noise and what is said of it, line by line."""
+    for block in document.sections[0].blocks:
+        if isinstance(block, Paragraph):
+            yield block.text
+        for row in block.rows if isinstance(block, Table) else ():
+            cell, metric, change = CellName(*row[:2]), BY_KEY[row[2].value], row[7]
+            judged = ""
+            if metric.better and change:
+                judged = " (better)" if (change > 0) == (metric.better == "higher") else " (worse)"
+            yield f"Beyond noise, {metric.title} of {cell} changed by {signed_percent(change)}{judged}."
 
 
 def left_out(sides: Mapping[str, Comparison]) -> list[str]:
@@ -135,7 +82,7 @@ def left_out(sides: Mapping[str, Comparison]) -> list[str]:
     return [prose("before_after_other_job", runs=counted(len(why), "run"), why=told)] if why else []
 
 
-def settings_section(sides: Mapping[str, Comparison]) -> document.Section:
+def settings_section(sides: Mapping[str, Comparison]) -> Section:
     """What differs from each side to the next."""
     found = [
         (f"{one} to {other}" if len(sides) > 2 else None, setting)
@@ -149,27 +96,25 @@ def settings_section(sides: Mapping[str, Comparison]) -> document.Section:
     blocks = blocks_of(
         "" if found else "None in the records.",
         table("settings", [row for row in rows if row[1] == "all"], columns),
-        document.Folded(f"Of single backends: {len(own)}", [of_own]) if of_own else None,
+        Folded(f"Of single backends: {len(own)}", [of_own]) if of_own else None,
     )
-    return document.Section("settings", "Settings that differ", blocks)
+    return Section("settings", "Settings that differ", blocks)
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _figures(found: Sequence[Change]) -> document.Section | None:
+def _figures(found: Sequence[Change]) -> Section | None:
     moved = [change for change in found if change.judgement not in ("equal", "n/a")]
     rest = [change for change in found if change.judgement in ("equal", "n/a")]
-    blocks: list[document.Block] = [_changes("changes", moved)] if moved else blocks_of("None differs.")
+    blocks: list[Block] = [_changes("changes", moved)] if moved else blocks_of("None differs.")
     if rest:
-        blocks.append(
-            document.Folded(f"Equal on both sides, or not measured: {len(rest)}", [_changes("equal", rest)])
-        )
-    return document.Section("changes", "Figures before and after", blocks) if found else None
+        blocks.append(Folded(f"Equal on both sides, or not measured: {len(rest)}", [_changes("equal", rest)]))
+    return Section("changes", "Figures before and after", blocks) if found else None
 
 
-def _changes(key: str, found: Sequence[Change]) -> document.Table:
+def _changes(key: str, found: Sequence[Change]) -> Table:
     body = []
     for change in found:
         metric = change.metric
@@ -178,37 +123,25 @@ def _changes(key: str, found: Sequence[Change]) -> document.Table:
             [
                 change.backend,
                 change.world_size,
-                document.Shown(metric.key, metric.title),
-                document.Shown(change.before, figure_text(metric, change.before)),
-                document.Shown(change.after, figure_text(metric, change.after)),
+                Shown(metric.key, metric.title),
+                Shown(change.before, figure_text(metric, change.before)),
+                Shown(change.after, figure_text(metric, change.after)),
                 change.relative,
                 extent.low - 1 if extent else None,
                 extent.high - 1 if extent else None,
                 change.judgement,
             ]
         )
-    return document.Table(key=key, columns=table_columns("before_after"), rows=body)
+    return Table(key=key, columns=table_columns("before_after"), rows=body)
 
 
-def _statuses(before: Comparison, after: Comparison) -> document.Section | None:
-    """Cells whose status differs, or that a side lacks."""
-    body = []
-    for pair in pairs(before, after):
-        left = pair.before.status if pair.before else None
-        right = pair.after.status if pair.after else None
-        if left != right:
-            body.append([pair.backend, pair.world_size, left, right])
-    columns = (*LABELS, *(document.Column(key, key, align="left") for key in ("before", "after")))
-    return section("statuses", "Cells with another status", table("statuses", body, columns))
-
-
-def _reading(cells: int, *, by_round: bool) -> document.Section:
+def _reading(found: Sequence[Change]) -> str:
+    cells = len({(change.backend, change.world_size) for change in found})
     needed = f", which takes {runs_to_judge(cells)} runs on each side" if cells else ""
     counts = listed([metric.title for metric in metrics_in("changes") if metric.is_count])
-    noise = {"counts": counts, "needed": needed, "chance": percent(1 - LEVEL)}
-    texts = [prose("before_after", **noise)]
-    texts += [prose("before_after_by_round", level=percent(LEVEL))] if by_round else []
-    return document.Section("reading", "How to read the numbers", blocks_of(" ".join(texts)))
+    text = prose("before_after", counts=counts, needed=needed, chance=percent(1 - LEVEL))
+    by_round = any(change.ratio for change in found)
+    return f"{text} {prose('before_after_by_round', level=percent(LEVEL))}" if by_round else text
 
 
 WIDTH, HEIGHT = 460, 240
@@ -246,20 +179,42 @@ class Series:
         yield from found
 
 
+def folders_of(records: Mapping[str, Record]) -> dict[str, str]:
+    """The folder of each run, of records by their paths from the report."""
+    return {record.run_id: str(PurePosixPath(path).parent) for path, record in records.items()}
+
+
 def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Document:
     """The report over the values of a fact; `records` by their paths from the report.
 
     Raises HarnessError where the records do not differ in it.
     """
-    whole = versions(list(records.values()), by)
+    sides = versions(list(records.values()), by)
+    without = sum(by not in versions_of(record) for record in records.values())
+    notes = [prose("over_time_left_out", records=counted(without, "record"), by=by)] if without else []
+    title = title_text("over_time", by=by, first=next(iter(sides)), last=next(reversed(sides)))
+    return _over(sides, by, title, folders_of(records), notes, *last)
+
+
+def _over(
+    whole: Mapping[str, Comparison],
+    by: str,
+    title: str,
+    folders: Mapping[str, str],
+    more: Sequence[str],
+    *last: Section,
+) -> Document:
+    """What changed between sides in their order: of two every figure is shown with its judgement."""
     found = {name: side.comparable for name, side in whole.items()}
     names, sides = list(found), list(found.values())
+    at = {name: name if by == "baseline" else f"in {name}" for name in names}
     named = named_cells(*sides)
     series = _series(named, sides)
-    folders = {record.run_id: str(PurePosixPath(path).parent) for path, record in records.items()}
     changed = table("changed", [row for one in series for row in _changed(one, names, folders)], "over_time")
+    two = changes(sides[0], sides[1]) if len(sides) == 2 else []
     jobs = {job for side in sides for job in side.by_job}
     untested = [one for one in series if one.whole.judgement in ("not judged", "inconclusive")]
+    untested.sort(key=lambda one: -abs(one.whole.relative or 0.0))
     shifted = [one for one in series if any(one.moves())]
     moved = {one.metric for one in (*untested, *shifted)}
     same: dict[str, Change] = {}
@@ -271,14 +226,13 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
     users = {one.cell for one in series for g in one.groups.values() if by in g.record.backend.versions}
     control = dict.fromkeys(str(one.cell) for one in shifted if users and one.cell not in users)
     once = [
-        f"{CellName(*cell)} in {names[number]}"
+        f"{CellName(*cell)} {at[names[number]]}"
         for number, cells in enumerate(named)
         for cell, group in cells.items()
         if group.has_result and len(_with_result(cell, named)) == 1
     ]
-    without = sum(by not in versions_of(record) for record in records.values())
     failed = [
-        f"{group.cell} in {name} ({group.status}: {shortened(reason(group.record) or 'no result', LONG)})"
+        f"{group.cell} {at[name]} ({group.status}: {shortened(reason(group.record) or 'no result', LONG)})"
         for name, side in found.items()
         for group in side.groups
         if not group.succeeded
@@ -286,18 +240,34 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
     notes = (
         prose("over_time_failed", cells=listed(failed)) if failed else "",
         prose("over_time_control", by=by, cells=listed(list(control))) if control else "",
-        prose("over_time_left_out", records=counted(without, "record"), by=by) if without else "",
-        *left_out({f"in {name}": side for name, side in whole.items()}),
-        prose("over_time_once", cells=listed(once, MOST_NAMED)) if once else "",
+        *more,
+        *left_out({at[name]: side for name, side in whole.items()}),
+        prose("over_time_once", cells=listed(once)) if once else "",
         prose("over_time_same", first=names[0], last=names[-1], figures=listed(steady)) if same else "",
         prose(
             "over_time_untested",
-            figures=listed([f"{u.metric.title} of {u.cell}" for u in untested], MOST_NAMED),
+            figures=listed(
+                [f"{u.metric.title} of {u.cell} ({signed_percent(u.whole.relative)})" for u in untested],
+                MOST_NAMED,
+            ),
         )
         if untested
         else "",
         prose("over_time_jobs", jobs=listed(sorted(jobs))) if len(jobs) > 1 else "",
+        prose("before_after_other_sessions") if two and not shares_sessions(*sides) else "",
     )
+    differing, of_two = settings_section(found), len(sides) == 2
+    reading = _reading(two) if of_two else prose("over_time")
+    sections = [
+        Section("verdict", "Verdict", blocks_of(changed, *notes)),
+        *([differing, _figures(two)] if of_two else [_over_versions(series, names, by), differing]),
+        Section("reading", "How to read the numbers", blocks_of(reading)),
+        *last,
+    ]
+    return Document(title, [one for one in sections if one], heading=picture_heading(sides[-1]))
+
+
+def _over_versions(series: Sequence[Series], names: Sequence[str], by: str) -> Section:
     columns = [*LABELS, Column("measure", "measure", align="left"), *(Column(name, name) for name in names)]
     values = [
         [*one.cell, Shown(one.metric.key, one.metric.title), *map(one.text, range(len(names)))]
@@ -305,15 +275,9 @@ def over_time(records: Mapping[str, Record], by: str, *last: Section) -> Documen
     ]
     by_metric = [list(of) for _, of in groupby(series, key=lambda one: one.metric.key)]
     pictures = [_picture(of, names, by) for of in by_metric if any(map(Series.differs, of))]
-    sections = [
-        Section("verdict", "Verdict", blocks_of(changed, *notes)),
-        Section("over_time", "Figures over versions", blocks_of(*pictures, table("values", values, columns))),
-        settings_section(found),
-        Section("reading", "How to read the numbers", blocks_of(prose("over_time"))),
-        *last,
-    ]
-    named_as = title_text("over_time", by=by, first=names[0], last=names[-1])
-    return Document(named_as, sections, heading=picture_heading(sides[-1]))
+    return Section(
+        "over_time", "Figures over versions", blocks_of(*pictures, table("values", values, columns))
+    )
 
 
 def _within_noise(change: Change) -> str:
@@ -362,7 +326,7 @@ def _changed(one: Series, names: Sequence[str], folders: Mapping[str, str]) -> I
     for before, after, change in one.moves():
         if one.text(before).text == one.text(after).text:
             continue  # a few bytes of many
-        runs = [folders[one.groups[number].record.run_id] for number in (before, after)]
+        runs = [folders.get(run := one.groups[number].record.run_id, run) for number in (before, after)]
         command = f"harness diagnose {join(runs)}"
         extent = change.extent
         yield [

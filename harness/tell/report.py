@@ -216,10 +216,10 @@ def make_document(manifest: Manifest, records: Mapping[str, Record]) -> Document
     last = _folded(results.records_section(manifest))
     after = [records[entry.path] for entry in manifest.records if not entry.before]
     if manifest.kind == "baseline":
-        from harness.tell.before_after import before_after
+        from harness.tell.before_after import before_after, folders_of
 
         before = [records[entry.path] for entry in manifest.records if entry.before]
-        return before_after(Comparison(before), Comparison(after), last)
+        return before_after(Comparison(before), Comparison(after), folders_of(records), last)
     if manifest.over:
         from harness.tell.before_after import over_time
 

@@ -8,7 +8,9 @@ import pytest
 from harness.api import Results
 from harness.errors import HarnessError
 from harness.judge.changes import changes, versions
+from harness.judge.comparison import Comparison
 from harness.record import Record
+from harness.tell.before_after import before_after, verdict
 from harness.tell.report import write_report
 from harness.tell.verify import verify
 from tests.records import ENVIRONMENT, make_communication, make_record, make_steps, written
@@ -71,7 +73,7 @@ def test_single_runs_show_counts_and_say_that_times_are_untested(tmp_path: Path)
     assert "Equal, or within noise, from 0.17.0 to 0.19.8: " in text
     assert "harness diagnose" not in text
     text = report(tmp_path, [run("0.17.0"), run("0.18.9", seconds=0.9), run("0.19.8", seconds=0.8)])
-    assert "Too few runs to tell from noise: tokens/s of zero2 on 2 ranks" in text
+    assert "Undecided, as runs are too few or overlap: tokens/s of zero2 on 2 ranks" in text
 
 
 def test_a_cell_that_a_version_lacks_is_compared_with_the_last_that_had_it(tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_cells_that_differ_within_one_version_are_compared_by_what_tells_them_ap
     text = report(tmp_path, [run("0.17.0"), more, *other])
     assert "runs/zero2-0.17.0-0 runs/zero2-0.18.9-0" in text
     once = "ddp (9 threads) on 2 ranks in 0.17.0 and ddp (1 thread) on 2 ranks in 0.18.9."
-    assert f"Not compared, as one version alone has a result: {once}" in text
+    assert f"Not compared, as no other side has a result: {once}" in text
 
 
 def test_what_is_not_compared_is_said_not_to_be(tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_what_is_not_compared_is_said_not_to_be(tmp_path: Path) -> None:
     bare = bare.model_copy(update={"environment": bare.environment.model_copy(update={"packages": {}})})
     text = report(tmp_path, [run("0.17.0"), run("0.18.9", label="ddp"), bare])
     assert "In no version: 1 record without a deepspeed." in text
-    assert "one version alone has a result: zero2 on 2 ranks in 0.17.0 and ddp on 2 ranks in 0.18.9." in text
+    assert "no other side has a result: zero2 on 2 ranks in 0.17.0 and ddp on 2 ranks in 0.18.9." in text
     assert "No figure changed" not in text
 
 
@@ -108,6 +110,24 @@ def test_runs_of_another_job_are_counted_with_the_reason(tmp_path: Path) -> None
     text = report(tmp_path, [*sound, odd.model_copy(update={"initial_weights": weights})])
     assert "1 run of another job than the others of their side" in text
     assert "fsdp on 2 ranks in 0.18.9: initial weights differ." in text
+
+
+def test_two_sides_show_what_got_worse_the_command_that_shows_both_and_every_judgement(
+    tmp_path: Path,
+) -> None:
+    sides = {"old": [run("0.17.0")], "new": [run("0.18.9", payload=5000)]}
+    before, after = (written(tmp_path / name, *records) for name, records in sides.items())
+    text = write_report(after, tmp_path / "report.md", baseline=before).read_text()
+    assert verify(tmp_path / "report.md").problems == []
+    (row,) = [line for line in text.splitlines() if "harness diagnose" in line]
+    assert row.endswith("| harness diagnose old/zero2-0.17.0-0 new/zero2-0.18.9-0 |")
+    assert (
+        "| zero2 | 2 | sent MB/step | 0.001 | 0.005 | +400.0 % | +400.0 % | +400.0 % | beyond noise |" in text
+    )
+    told = list(verdict(before_after(*map(Comparison, sides.values()))))
+    assert "Beyond noise, sent MB/step of zero2 on 2 ranks changed by +400.0 % (worse)." in told
+    over = report(tmp_path, [one for records in sides.values() for one in records], "over.md")
+    assert "| sent MB/step | 0.001 | 0.005 | +400.0 % | +400.0 % | +400.0 % | beyond noise |" in over
 
 
 def test_versions_are_in_their_order_and_days_in_that_of_time() -> None:
