@@ -1,7 +1,7 @@
 """Small jobs of the engine contract, and steps of them on one rank without the harness's own loop."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import count
 from pathlib import Path
@@ -19,7 +19,7 @@ from harness.rank.initial_weights import JobModelSource
 from harness.rank.models.description import Built
 from harness.rank.models.losses import ComputeLoss, loss_of_part, summed_cross_entropy
 from harness.rank.models.model import model_config
-from harness.rank.models.optimizer import build_optimizer, update_groups
+from harness.rank.models.optimizer import build_optimizer, frozen_names, update_groups
 from harness.rank.probes.communication import CommunicationCounter
 from harness.record import LayoutPart, ModelPart
 
@@ -76,17 +76,24 @@ def contract_job(case: Case) -> Job:
 
 
 def global_batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Tokens and labels of each step; every sample has another number of target tokens."""
+    """Those of each step."""
     generator = torch.Generator().manual_seed(7)
     for _ in range(STEPS):
-        # A noisy chain can be learned; random tokens would give a flat loss that hides errors.
-        tokens = torch.randint(0, VOCABULARY, (GLOBAL_BATCH, LENGTH), generator=generator)
-        for position in range(1, LENGTH):
-            tokens[:, position] = (tokens[:, position - 1] * 3 + 7) % VOCABULARY
-        labels = tokens.clone()
-        for sample in range(GLOBAL_BATCH):
-            labels[sample, 4 + 2 * sample :] = IGNORED
-        yield tokens, labels
+        yield noisy_chain(generator, VOCABULARY, LENGTH)
+
+
+def noisy_chain(
+    generator: torch.Generator, vocabulary: int, length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and labels of one step; every sample has another number of target tokens."""
+    # A noisy chain can be learned; random tokens would give a flat loss that hides errors.
+    tokens = torch.randint(0, vocabulary, (GLOBAL_BATCH, length), generator=generator)
+    for position in range(1, length):
+        tokens[:, position] = (tokens[:, position - 1] * 3 + 7) % vocabulary
+    labels = tokens.clone()
+    for sample in range(GLOBAL_BATCH):
+        labels[sample, 4 + length // 12 * sample :] = IGNORED
+    return tokens, labels
 
 
 def compute_loss(world: World) -> ComputeLoss:
@@ -112,31 +119,50 @@ def job_source(
     return JobModelSource(job, config, world, loading=loading, folder=folder, on_built=on_built)
 
 
+def engine_of(
+    backend: Backend,
+    world: World,
+    job: Job,
+    source: Callable[[Callable[[nn.Module], None]], Callable[[], nn.Module]],
+    *,
+    built: Callable[[nn.Module, Sequence[UpdateGroup]], object] = lambda model, updated: None,
+    **given: Any,
+) -> Engine:
+    """An engine that has not trained.
+
+    `source`: what the backend gets, of a function that it calls with the bare model; `built` hears of it too.
+    `given`: other values of the context than those of one micro-step without clipping.
+    """
+    names: list[tuple[tuple[UpdateGroup, ...], frozenset[str]]] = []
+
+    def note(model: nn.Module) -> None:
+        names.append((update_groups(model, job.optimizer), frozen_names(model)))
+        built(model, names[-1][0])
+
+    steps = given.setdefault("accumulation_steps", 1)
+    context: dict[str, Any] = {
+        "world": world, "precision": job.training.precision, "gradient_clipping": None,
+        "preset": "like-for-like",
+        "micro_batch_size": GLOBAL_BATCH // world.data_size // steps, "compute_loss": summed_cross_entropy,
+    }  # fmt: skip
+    engine = backend.prepare(
+        source(note), lambda named: build_optimizer(named, job.optimizer, *names[-1]),
+        SetupContext(**(context | given)),
+    )  # fmt: skip
+    engine.train(True)
+    return engine
+
+
 def prepare(
     backend: Backend, world: World, case: Case, loading: AskedLoading = "slices"
 ) -> tuple[Engine, LayoutPart, ModelPart]:
     """An engine, and layout and facts of its bare model."""
     job, built = contract_job(case), Built()
-    updated: list[tuple[UpdateGroup, ...]] = []
-
-    def note(model: nn.Module) -> None:
-        updated.append(update_groups(model, job.optimizer))
-        built.describe(model, updated[-1])
-
-    context = SetupContext(
-        world=world,
-        precision=case.precision,  # type: ignore[arg-type]
-        gradient_clipping=case.clipping,
-        micro_batch_size=GLOBAL_BATCH // world.data_size // case.accumulation_steps,
-        accumulation_steps=case.accumulation_steps,
-        preset=case.preset,  # type: ignore[arg-type]
-        compute_loss=compute_loss(world),
-    )
-    source = job_source(job, VOCABULARY, world, note, loading)
-    engine = backend.prepare(
-        source, lambda named: build_optimizer(named, job.optimizer, updated[-1]), context
-    )
-    engine.train(True)
+    engine = engine_of(
+        backend, world, job, lambda note: job_source(job, VOCABULARY, world, note, loading),
+        built=built.describe, gradient_clipping=case.clipping, preset=case.preset,
+        accumulation_steps=case.accumulation_steps, compute_loss=compute_loss(world),
+    )  # fmt: skip
     assert built.layout is not None
     assert built.model is not None
     return engine, built.layout, built.model

@@ -1,20 +1,19 @@
 """On real ranks: steps of models whose modules do not each run once, with a backward pass."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from harness.backends.base import Backend, SetupContext, World
+from harness.backends.base import Backend, World
 from harness.job.job import Job, UpdateGroup
 from harness.rank.initial_weights import JobModelSource
 from harness.rank.models.description import Built, find_module_uses
 from harness.rank.models.losses import loss_function
-from harness.rank.models.optimizer import build_optimizer, frozen_names, update_groups
 from harness.rank.probes.communication import CommunicationCounter
-from tests.contract.cases import GLOBAL_BATCH, PROBED_STEP, shared_folder
+from tests.contract.cases import GLOBAL_BATCH, PROBED_STEP, engine_of, shared_folder
 from tests.contract.deeds import Counted, held_kinds
 from tests.sweep.models import Block, frozen, kind, sharing, through
 
@@ -201,29 +200,20 @@ def _batches(case: Irregular, world: World) -> Iterator[list[dict[str, Tensor]]]
 
 def _count(backend: Backend, world: World, case: Irregular) -> CountedStep:
     job, built, counter = job_of(case), Built(), CommunicationCounter(world.layout)
-    updated: list[tuple[UpdateGroup, ...]] = []
-    frozen: list[frozenset[str]] = []
     loss: list[Any] = []
 
-    def note(model: nn.Module) -> None:
+    def describe(model: nn.Module, updated: Sequence[UpdateGroup]) -> None:
         example = {key: torch.stack([row[key] for row in samples()[:2]]) for key in samples()[0]}
-        updated.append(update_groups(model, job.optimizer))
-        frozen.append(frozen_names(model))
         loss.append(loss_function(job, model))
-        built.describe(model, updated[-1], find_module_uses(job, model, None, example))
+        built.describe(model, updated, find_module_uses(job, model, None, example))
 
-    folder = shared_folder("irregular")
-    source = JobModelSource(job, None, world, loading="full", folder=folder, on_built=note)
-    context = SetupContext(
-        world=world, precision="fp32", gradient_clipping=None, preset="like-for-like",
-        micro_batch_size=GLOBAL_BATCH // world.data_size // case.accumulation_steps,
-        accumulation_steps=case.accumulation_steps, compute_loss=lambda model, batch: loss[-1](model, batch),
-    )  # fmt: skip
+    given = {"loading": "full", "folder": shared_folder("irregular")}
     with counter.counting("setup"):
-        engine = backend.prepare(
-            source, lambda named: build_optimizer(named, job.optimizer, updated[-1], frozen[-1]), context
-        )
-    engine.train(True)
+        engine = engine_of(
+            backend, world, job, built=describe, accumulation_steps=case.accumulation_steps,
+            source=lambda note: JobModelSource(job, None, world, on_built=note, **given),
+            compute_loss=lambda model, batch: loss[-1](model, batch),
+        )  # fmt: skip
     kinds: dict[str, int] | None = None
     for step, parts in enumerate(_batches(case, world)):
         probed = step == PROBED_STEP

@@ -2,25 +2,24 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from harness.backends.base import Backend, SetupContext, World
+from harness.backends.base import Backend, World
 from harness.backends.model_source import AskedLoading, ModelSource
 from harness.backends.piece import Piece
 from harness.backends.refusals import Unsupported
 from harness.errors import HarnessError
-from harness.job.job import DataSection, Job, ModelSection, UpdateGroup
-from harness.rank.models.losses import summed_cross_entropy
-from harness.rank.models.optimizer import build_optimizer, update_groups
+from harness.job.job import DataSection, Job, ModelSection
 from harness.rank.probes.memory import AllocatorProbe, HostPeak, live_bytes_by_kind
 from harness.rank.probes.weights import digest_weights
 from harness.rank.process.environment import return_freed_memory
 from harness.record import WeightsPart
-from tests.contract.cases import job_source
+from tests.contract.cases import engine_of, job_source
 
 BLOCKS = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 16,
@@ -81,17 +80,12 @@ def measure_setup(
     config, unit = MODELS[model]
     return_freed_memory()
     job = setup_job(config)
-    updated: list[tuple[UpdateGroup, ...]] = []
     sizes: dict[str, int] = {}
 
-    def note(model) -> None:
-        updated.append(update_groups(model, job.optimizer))
+    def weigh(model: nn.Module, updated: object) -> None:
         sizes.update((name, 4 * parameter.numel()) for name, parameter in model.named_parameters())
 
-    context = SetupContext(
-        world=world, precision="fp32", gradient_clipping=None, micro_batch_size=2, accumulation_steps=1,
-        preset="like-for-like", compute_loss=summed_cross_entropy,
-    )  # fmt: skip
+    source = partial(job_source, job, config["vocab_size"], world, loading=loading)
     loaded: list[int] = []
     with HostPeak() as watched:
 
@@ -99,10 +93,10 @@ def measure_setup(
             watched.note()
             loaded.append(watched.peak_bytes or 0)
 
-        source = _noting(job_source(job, config["vocab_size"], world, note, loading), note_peak)
-        engine = backend.prepare(
-            source, lambda named: build_optimizer(named, job.optimizer, updated[-1]), context
-        )
+        engine = engine_of(
+            backend, world, job, built=weigh, micro_batch_size=2, precision="fp32",
+            source=lambda note: _noting(source(note), note_peak),
+        )  # fmt: skip
     live = live_bytes_by_kind(engine.state_tensors(), AllocatorProbe()).inside or {}
     with HostPeak() as digesting:
         digest_weights(engine)

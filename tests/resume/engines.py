@@ -1,8 +1,9 @@
 """Trains a tiny model under one backend from a given step on, without the harness's own loop."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -11,19 +12,18 @@ import torch
 import torch.distributed as dist
 
 from harness.backends import registry
-from harness.backends.base import Engine, LossScale, SetupContext, World
+from harness.backends.base import Engine, LossScale, World
 from harness.backends.checkpoints.tensor_files import load_portable, save_portable
 from harness.backends.piece import OptimizerProgress
-from harness.job.job import Job, UpdateGroup
+from harness.job.job import Job
 from harness.rank.data import IGNORED, DataFacts
-from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config
-from harness.rank.models.optimizer import build_optimizer, frozen_names, learning_rate, update_groups
+from harness.rank.models.optimizer import learning_rate
+from tests.contract.cases import GLOBAL_BATCH, engine_of, noisy_chain
 
 STEPS = 6
 SAVED_AT = 3
 """Steps taken when the checkpoint is saved."""
-GLOBAL_BATCH = 8
 LENGTH = 16
 VOCABULARY = 62
 BACKENDS = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1")
@@ -62,30 +62,19 @@ def resume_job(*, tied: bool = False, precision: str = "fp32", **sections: Any) 
 
 def make_engine(label: str, world: World, job: Job) -> Engine:
     """An engine that has not trained."""
-    context = SetupContext(
-        world=world,
-        precision=job.training.precision,
-        gradient_clipping=0.5,
-        micro_batch_size=GLOBAL_BATCH // world.data_size,
-        accumulation_steps=1,
-        preset="like-for-like",
-        compute_loss=summed_cross_entropy,
-        loss_scale=LossScale(
-            initial=job.training.initial_loss_scale, growth_interval=job.training.loss_scale_growth_interval
-        ),
-    )
-    names: list[tuple[tuple[UpdateGroup, ...], frozenset[str]]] = []
 
-    def build() -> torch.nn.Module:
+    def build(note: Callable[[torch.nn.Module], None]) -> torch.nn.Module:
         model = build_model(job, model_config(job, DataFacts(vocabulary_size=VOCABULARY)))
-        names.append((update_groups(model, job.optimizer), frozen_names(model)))
+        note(model)
         return model
 
-    engine = registry.create(label).prepare(
-        build, lambda named: build_optimizer(named, job.optimizer, *names[-1]), context
+    scale = LossScale(
+        initial=job.training.initial_loss_scale, growth_interval=job.training.loss_scale_growth_interval
     )
-    engine.train(True)
-    return engine
+    return engine_of(
+        registry.create(label), world, job, lambda note: partial(build, note), gradient_clipping=0.5,
+        loss_scale=scale,
+    )  # fmt: skip
 
 
 def train(engine: Engine, world: World, job: Job, first: int, last: int) -> Trained:
@@ -108,15 +97,7 @@ def train(engine: Engine, world: World, job: Job, first: int, last: int) -> Trai
 
 
 def global_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and labels of a step; every sample has another number of target tokens."""
-    generator = torch.Generator().manual_seed(1000 + step)
-    tokens = torch.randint(0, VOCABULARY, (GLOBAL_BATCH, LENGTH), generator=generator)
-    for position in range(1, LENGTH):
-        tokens[:, position] = (tokens[:, position - 1] * 3 + 7) % VOCABULARY
-    labels = tokens.clone()
-    for sample in range(GLOBAL_BATCH):
-        labels[sample, 6 + sample :] = IGNORED
-    return tokens, labels
+    return noisy_chain(torch.Generator().manual_seed(1000 + step), VOCABULARY, LENGTH)
 
 
 SABOTAGE = {"lost scaler": "harness.backends.torch_engine.restore_scaler"}
