@@ -15,6 +15,7 @@ from harness.diagnose.rerun import (
     Rerun,
     Say,
     TensorComparison,
+    TensorDifference,
     TensorNoise,
     compare_tensors,
     experiment_of,
@@ -182,6 +183,8 @@ def _values(difference: SettingDifference) -> tuple[str, str]:
 
 
 SHOWN_TENSORS = 3
+TURNED = 1.5
+"""A tensor farther off than so many times what its factor makes is no multiple of the baseline's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,8 +286,7 @@ def _about(kind: str, compared: TensorComparison, world: WorldPart, either: Worl
     if absent:
         parts.append(f"{a_few(absent, SHOWN_TENSORS, '; ')} {'has' if len(absent) == 1 else 'have'} none")
     others = [
-        f"{one.name} {'where the baseline has none' if one.ratio is None else f'x {number(one.ratio)}'}, "
-        f"off by {percent(one.difference)} (noise: {percent(one.allowed)})"
+        f"{one.name} {_factor(one)}, off by {percent(one.difference)} (noise: {percent(one.allowed)})"
         for one in compared.beyond
         if one.ratio != 0
     ]
@@ -293,9 +295,16 @@ def _about(kind: str, compared: TensorComparison, world: WorldPart, either: Worl
     return f"{kind}: {len(compared.beyond)} of {compared.compared} tensors differ: {'; '.join(parts)}"
 
 
+def _factor(one: TensorDifference) -> str:
+    if one.ratio is None:
+        return "where the baseline has none"
+    is_turned = one.difference > TURNED * abs(one.ratio - 1) + one.allowed
+    return f"in another direction, its size x {number(one.ratio)}" if is_turned else f"x {number(one.ratio)}"
+
+
 def number(ratio: float) -> str:
-    """A ratio as it is read: 2.000, 0.25."""
-    return f"{ratio:.3f}" if ratio >= 1 else f"{ratio:.4g}"
+    """A ratio as it is read: 2.000, 0.25, -1.001."""
+    return f"{ratio:.3f}" if abs(ratio) >= 1 else f"{ratio:.4g}"
 
 
 SHOWN_HYPOTHESES = 8

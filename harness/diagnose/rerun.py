@@ -170,7 +170,8 @@ class TensorDifference:
     allowed: float
     """The largest that rounding explains."""
     ratio: float | None
-    """Size in the other run over that in the baseline; None: the baseline's is 0."""
+    """Size in the other run over that in the baseline, negative where it points the other way; None: the
+    baseline's is 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +239,9 @@ def compare_tensors(first: Sketches, second: Sketches, limits: Mapping[str, floa
             name=name,
             difference=distances[name],
             allowed=limits.get(name, 0.0),
-            ratio=second[name][0] / sketch[0] if sketch[0] else None,
+            ratio=(-1 if _is_opposite(sketch, second[name]) else 1) * second[name][0] / sketch[0]
+            if sketch[0]
+            else None,
         )
         for name, sketch in first.items()
         if not distances[name] <= limits.get(name, 0.0)
@@ -252,12 +255,20 @@ def compare_tensors(first: Sketches, second: Sketches, limits: Mapping[str, floa
 
 def _common_factor(first: Sketches, second: Sketches, limits: Mapping[str, float]) -> float | None:
     size = _norm(first.values())
-    factor = _norm(second.values()) / size if size else 0.0
-    if not factor or not math.isfinite(factor):
+    largest = _norm(second.values()) / size if size else 0.0
+    if not largest or not math.isfinite(largest):
         return None
-    scaled = {name: [factor * value for value in sketch] for name, sketch in first.items()}
-    left = _distances(scaled, second)
-    return factor if all(left[name] <= limits.get(name, 0.0) for name in first) else None
+    for factor in (largest, -largest):
+        scaled = {n: [largest * norm, *(factor * v for v in rest)] for n, (norm, *rest) in first.items()}
+        left = _distances(scaled, second)
+        if all(left[name] <= limits.get(name, 0.0) for name in first):
+            return factor
+    return None
+
+
+def _is_opposite(sketch: Sketch, other: Sketch) -> bool:
+    """Whether the one less the other is more than twice as large as their sum."""
+    return 2 * estimate([-value for value in sketch], other) < estimate(sketch, other)
 
 
 def _distances(first: Sketches, second: Sketches) -> dict[str, float]:

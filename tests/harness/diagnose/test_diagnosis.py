@@ -163,6 +163,8 @@ def said(
 
 
 EQUAL, ONE = scaled(1.0), scaled(3.0, "b")
+TURNED = [1.0, *[1.0, 1.0] * 4]
+"""As large as b, at a right angle to it."""
 
 
 @pytest.mark.parametrize(
@@ -174,6 +176,15 @@ EQUAL, ONE = scaled(1.0), scaled(3.0, "b")
         (EQUAL, scaled(2.0), {}, 1, "all updates x 2.000"),
         (EQUAL, scaled(0.0), {}, 1, "updates: all are zero in the other run"),
         (ONE, EQUAL, {}, 0, "1 of 2 tensors differ: b x 3.000, off by 200 % (noise: 0.10 %)"),
+        (scaled(-1.0), EQUAL, {}, 0, "all gradients x -1.000"),
+        (scaled(-0.5, "b"), EQUAL, {}, 0, "1 of 2 tensors differ: b x -0.5, off by 150 % (noise: 0.10 %)"),
+        (
+            SKETCH | {"b": TURNED},
+            EQUAL,
+            {},
+            0,
+            "b in another direction, its size x 1.000, off by 140 %",
+        ),
         ({"a": SKETCH["a"]}, EQUAL, {}, 0, "gradients: 1 of 2 tensors differ: b has none"),
         (EQUAL, ONE, {}, 2, "betas"),
         (EQUAL, ONE, {"explained": True}, -1, "updates: 1 of 2 tensors differ"),

@@ -282,9 +282,10 @@ LIMITS = dict.fromkeys(SKETCH, 1e-3)
 
 
 def scaled(factor: float, names: str = "ab") -> dict[str, list[float]]:
+    factors = {name: factor if name in names else 1.0 for name in SKETCH}
     return {
-        name: [value * (factor if name in names else 1.0) for value in values]
-        for name, values in SKETCH.items()
+        name: [abs(factors[name]) * norm, *(value * factors[name] for value in values)]
+        for name, (norm, *values) in SKETCH.items()
     }
 
 
