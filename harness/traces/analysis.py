@@ -9,9 +9,8 @@ import os
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,17 +28,15 @@ from harness.traces.device import (
     Integers,
     Interval,
     KernelTime,
+    Work,
+    cut,
+    division,
     gaps,
-    seconds_of,
-)
-from harness.traces.scanning import (
-    Stretches,
-    TraceFile,
-    computing_stretches,
-    seconds_within,
+    length,
     subtract,
     union,
 )
+from harness.traces.scanning import TraceFile, computing_stretches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,15 +268,14 @@ def _rank(
     backend = distributed.get("backend")
     if device is not None:
         window = device.first, device.last
-        work: Work = device.events.division()
+        work = device.events.division()
     else:
         # From the first to the last event of the host.
         begin = min([process.first, *(call.start for call in calls)])
         end = max([process.last, *(call.end for call in calls)])
         window = (begin, end) if end >= begin else (0, 0)
         talking = union((t.start, t.end) for t in process.transports)
-        stretches = Stretches(computing_stretches(process.operators()), talking)
-        work = partial(seconds_within, stretches=stretches)
+        work = division(computing_stretches(process.operators()), talking)
     known = device is not None or bool(process.transports)
     properties = file.settings.get("deviceProperties")
     names = [p.get("name") for p in properties if isinstance(p, dict)] if isinstance(properties, list) else []
@@ -313,27 +309,24 @@ def _joined(devices: list[TracedDevice]) -> TracedDevice | None:
 
 
 Idle = dict[str, Integers] | None
-Work = Callable[[Interval], Mapping[str, float | None]]
-"""Figures of a window."""
 
 
 def _idle(device: TracedDevice, process: Process) -> Idle:
     found = gaps(device.events, process.launches)
     # The host may communicate for the device, by gloo: whatever is launched then waits for it.
-    if by_host := union((t.start, t.end) for t in process.transports):
-        gap = {reason: [(a, b) for a, b in found[reason].tolist()] for reason in IDLE_REASONS}
-        every = union(one for of in gap.values() for one in of)
-        gap = {reason: subtract(of, by_host) for reason, of in gap.items()}
+    by_host = union((t.start, t.end) for t in process.transports)
+    if len(by_host):
+        every = union(np.concatenate([found[reason] for reason in IDLE_REASONS]))
         waits = subtract(every, subtract(every, by_host))
-        gap[WAITS_FOR_COMMUNICATION] = union([*gap[WAITS_FOR_COMMUNICATION], *waits])
-        found |= {reason: np.array(of, dtype=np.int64).reshape(-1, 2) for reason, of in gap.items()}
+        found |= {reason: subtract(found[reason], by_host) for reason in IDLE_REASONS}
+        found[WAITS_FOR_COMMUNICATION] = union(np.concatenate([found[WAITS_FOR_COMMUNICATION], waits]))
     return found
 
 
 def _division(window: Interval, work: Work, idle: Idle, *, known: bool) -> Division:
     row: dict[str, Any] = dict(work(window))
     if idle is not None:
-        row["idle_reasons"] = {name: seconds_of(of, window) for name, of in idle.items()}
+        row["idle_reasons"] = {name: length(cut(of, window)) / 1e9 for name, of in idle.items()}
     unknown = () if known else ("communication_seconds", "exposed_seconds", "idle_seconds")
     return Division(**row | dict.fromkeys(unknown))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
@@ -65,8 +65,63 @@ def is_computing(category: str, name: str) -> bool:
 
 Interval = tuple[int, int]
 Integers = npt.NDArray[np.int64]
+Work = Callable[[Interval], dict[str, float | None]]
+"""Figures of a window."""
+
+
+def union(intervals: Iterable[Interval] | Integers) -> Integers:
+    """Points of all intervals, as disjoint intervals in order: a row of begin and end each."""
+    given = intervals if isinstance(intervals, np.ndarray) else [*intervals]
+    every = np.asarray(given, dtype=np.int64).reshape(-1, 2)
+    begins, ends = every[every[:, 1] > every[:, 0]].T
+    order = np.argsort(begins)
+    begins, reached = begins[order], np.maximum.accumulate(ends[order])
+    new = begins[1:] > reached[:-1]
+    first, last = (np.insert(new, at, True)[: len(begins)] for at in (0, len(new)))
+    return np.stack([begins[first], reached[last]], axis=1)
+
+
+def subtract(intervals: Integers, removed: Integers) -> Integers:
+    """Points of `intervals` that are not in `removed`; both disjoint and in order."""
+    at = np.unique(np.concatenate([intervals, removed]))
+    inside, outside = (np.searchsorted(of.ravel(), at[:-1], side="right") % 2 for of in (intervals, removed))
+    kept = inside > outside
+    return union(np.stack([at[:-1][kept], at[1:][kept]], axis=1))
+
+
+def cut(intervals: Integers, window: Interval) -> Integers:
+    """The part of disjoint intervals in order that lies in a window."""
+    begin, end = window
+    first = np.searchsorted(intervals[:, 1], begin, side="right")
+    return np.clip(intervals[first : np.searchsorted(intervals[:, 0], end)], begin, end)
+
+
+def length(intervals: Integers) -> int:
+    """Summed length of disjoint intervals."""
+    return int((intervals[:, 1] - intervals[:, 0]).sum())
+
+
+def division(computing: Integers, talking: Integers, copies: Integers | None = None) -> Work:
+    """Figures of windows in the time that what lies in them takes, of what `union` gives; None: no copies."""
+    either = union(np.concatenate([computing, talking]))
+    busy = either if copies is None else union(np.concatenate([either, copies]))
+
+    def within(window: Interval) -> dict[str, float | None]:
+        span = window[1] - window[0]
+        computes, talks, works, runs = (length(cut(of, window)) for of in (computing, talking, either, busy))
+        return {
+            "seconds": span / 1e9,
+            "compute_seconds": computes / 1e9,
+            "communication_seconds": talks / 1e9,
+            "exposed_seconds": (works - computes) / 1e9,
+            "copy_seconds": None if copies is None else length(cut(copies, window)) / 1e9,
+            "idle_seconds": (span - runs) / 1e9,
+        }
+
+    return within
+
+
 COMPUTES, COPIES_DATA, COMMUNICATES = 1, 2, 4
-PARTS = ("", "compute_", "communication_", "exposed_", "copy_", "idle_")
 
 
 class Named(NamedTuple):
@@ -116,29 +171,13 @@ class DeviceEvents:
             getattr(self, name).extend(getattr(other, name))
 
     def union(self, code: int) -> Integers:
-        """When any event that does this runs: begins and ends of disjoint stretches in order."""
+        """When any event that does this runs."""
         chosen = np.array([one.code & code for one in self.names], dtype=bool)[np.asarray(self.named)]
-        begins, ends = np.asarray(self.begins)[chosen], np.asarray(self.ends)[chosen]
-        lasts = ends > begins
-        order = np.argsort(begins[lasts])
-        begins, reached = begins[lasts][order], np.maximum.accumulate(ends[lasts][order])
-        new = np.flatnonzero(begins[1:] > reached[:-1]) + 1
-        firsts = np.concatenate(([0], new)) if len(begins) else new
-        until = reached[np.concatenate((new, [len(begins)])) - 1] if len(begins) else begins
-        return np.stack([begins[firsts], until], axis=1)
+        return union(np.stack([np.asarray(self.begins)[chosen], np.asarray(self.ends)[chosen]], axis=1))
 
-    def division(self) -> Callable[[Interval], dict[str, float]]:
-        """The figures of `scanning.seconds_within`, of any window."""
-        codes = COMPUTES, COMMUNICATES, COMPUTES | COMMUNICATES, COPIES_DATA
-        unions = [self.union(code) for code in (*codes, COMPUTES | COMMUNICATES | COPIES_DATA)]
-
-        def within(window: Interval) -> dict[str, float]:
-            span = window[1] - window[0]
-            computes, talks, either, copies, busy = (_length(union, window) for union in unions)
-            parts = span, computes, talks, either - computes, copies, span - busy
-            return {f"{name}seconds": part / 1e9 for name, part in zip(PARTS, parts, strict=True)}
-
-        return within
+    def division(self) -> Work:
+        """The figures of any window."""
+        return division(*(self.union(code) for code in (COMPUTES, COMMUNICATES, COPIES_DATA)))
 
     def kernels(self) -> list[KernelTime]:
         """Kernels and copies by name, those with most time first."""
@@ -218,15 +257,3 @@ def gaps(events: DeviceEvents, launches: Launches) -> dict[str, Integers]:
     return {name: every[reason == at] for at, name in enumerate(IDLE_REASONS)} | {
         BEFORE_FIRST: np.array([[NEVER, begins[0]]]), AFTER_LAST: np.array([[reached[-1], ALWAYS]]),
     }  # fmt: skip
-
-
-def seconds_of(gaps: Integers, window: Interval) -> float:
-    """What of disjoint gaps in order lies in a window."""
-    return _length(gaps, window) / 1e9
-
-
-def _length(stretches: Integers, window: Interval) -> int:
-    begin, end = window
-    first, last = np.searchsorted(stretches[:, 1], begin), np.searchsorted(stretches[:, 0], end)
-    clipped = np.clip(stretches[first:last], begin, end)
-    return int((clipped[:, 1] - clipped[:, 0]).sum())

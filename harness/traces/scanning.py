@@ -9,7 +9,6 @@ import os
 import re
 import tomllib
 import zlib
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from harness.bounds import MOST_EVENT_BYTES, MOST_TRACE_BYTES
 from harness.errors import HarnessError
 from harness.files import require_plain_input
 from harness.forms.terms import OPERATIONS
-from harness.traces.device import Interval
+from harness.traces.device import Integers, Interval, cut, division, subtract, union
 
 STEP, PHASE = "harness::step ", "harness::phase "
 """How the loop names its steps and phases."""
@@ -116,7 +115,7 @@ class Operator(NamedTuple):
 class RankActivity(NamedTuple):
     """What one rank did."""
 
-    computing: Sequence[Interval]
+    computing: Sequence[Interval] | Integers
     communications: Sequence[Communication]
     copies: Sequence[Interval] | None = None
     """Copies and memsets of a device; None: the host worked."""
@@ -124,87 +123,19 @@ class RankActivity(NamedTuple):
 
 def divide(step: int, window: Interval, work: RankActivity) -> dict[str, Any]:
     """One row in the form of `record.OverlapPart`; what lies outside of `window` is cut off."""
-    stretches = Stretches(
-        union(work.computing),
-        union((c.start, c.end) for c in work.communications),
-        None if work.copies is None else union(work.copies),
-    )
-    exposed = unhidden(stretches.talking, stretches.computing, window)
+    computing, talking = union(work.computing), union((c.start, c.end) for c in work.communications)
+    copies = None if work.copies is None else union(work.copies)
+    exposed: list[Interval] = subtract(cut(talking, window), cut(computing, window)).tolist()
     longest = sorted(exposed, key=lambda stretch: stretch[0] - stretch[1])[:LONGEST_WAITS]
     waits = []
     for start, end in longest:
         # By the collective that covers most of it.
         cause = max(work.communications, key=lambda c: min(c.end, end) - max(c.start, start))
         waits.append({"name": cause.name, "phase": cause.phase, "seconds": (end - start) / 1e9})
-    return {"step": step, **seconds_within(window, stretches), "waits": waits}
+    return {"step": step, **division(computing, talking, copies)(window), "waits": waits}
 
 
-class Stretches(NamedTuple):
-    """What one rank did, each as `union` gives it."""
-
-    computing: Sequence[Interval]
-    talking: Sequence[Interval]
-    copies: Sequence[Interval] | None = None
-
-
-def seconds_within(window: Interval, stretches: Stretches) -> dict[str, float | None]:
-    """The figures of a window in the time that what lies in it takes, however long the trace is."""
-    start, end = window
-    busy, talking = _cut(stretches.computing, window), _cut(stretches.talking, window)
-    copying = _cut(stretches.copies or (), window)
-    exposed = subtract(talking, busy)
-    return {
-        "seconds": (end - start) / 1e9,
-        "compute_seconds": length(busy) / 1e9,
-        "communication_seconds": length(talking) / 1e9,
-        "exposed_seconds": length(exposed) / 1e9,
-        "copy_seconds": None if stretches.copies is None else length(copying) / 1e9,
-        "idle_seconds": (end - start - length(union([*busy, *talking, *copying]))) / 1e9,
-    }
-
-
-def unhidden(
-    stretches: Iterable[Interval], computing: Iterable[Interval], window: Interval
-) -> list[Interval]:
-    """Points of `stretches` within `window` beside which nothing computes."""
-    return subtract(union(_clip(stretches, window)), union(_clip(computing, window)))
-
-
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Points of all intervals, as disjoint intervals in order."""
-    merged: list[Interval] = []
-    for start, end in sorted(interval for interval in intervals if interval[1] > interval[0]):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def subtract(intervals: Sequence[Interval], removed: Sequence[Interval]) -> list[Interval]:
-    """Points of `intervals` that are not in `removed`; both as `union` gives them."""
-    left: list[Interval] = []
-    first = 0
-    for start, end in intervals:
-        while first < len(removed) and removed[first][1] <= start:
-            first += 1
-        index = first
-        while index < len(removed) and removed[index][0] < end:
-            if removed[index][0] > start:
-                left.append((start, removed[index][0]))
-            start = max(start, removed[index][1])
-            index += 1
-        if start < end:
-            left.append((start, end))
-    return left
-
-
-def length(intervals: Iterable[Interval]) -> int:
-    """Summed length of disjoint intervals."""
-    return sum(end - start for start, end in intervals)
-
-
-def computing_stretches(operators: Iterable[Operator]) -> list[Interval]:
+def computing_stretches(operators: Iterable[Operator]) -> Integers:
     """When the innermost operator of some thread computes.
 
     An outer operator may call a hook that waits for a collective, so only the innermost one says what
@@ -246,17 +177,6 @@ def _innermost(operators: Sequence[Operator]) -> list[Interval]:
     if open_ones:
         advance(max(operator.end for operator in open_ones))
     return stretches
-
-
-def _cut(stretches: Sequence[Interval], window: Interval) -> list[Interval]:
-    """The part of disjoint intervals in order that lies in a window."""
-    first = max(0, bisect_left(stretches, (window[0],)) - 1)
-    return _clip(stretches[first : bisect_left(stretches, (window[1],))], window)
-
-
-def _clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
-    first, last = window
-    return [(max(a, first), min(b, last)) for a, b in intervals if a < last and b > first]
 
 
 FIELDS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args")

@@ -20,7 +20,17 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from harness.rank.probes.time import PHASES, accounted_seconds
 from harness.rank.step_hooks import Step, StepHook
-from harness.traces.device import COPIES, DEVICE_ACTIVITIES, Interval, is_communication, is_computing
+from harness.traces.device import (
+    COPIES,
+    DEVICE_ACTIVITIES,
+    Interval,
+    cut,
+    is_communication,
+    is_computing,
+    length,
+    subtract,
+    union,
+)
 from harness.traces.scanning import (
     PHASE,
     STEP,
@@ -30,9 +40,7 @@ from harness.traces.scanning import (
     RankActivity,
     computing_stretches,
     divide,
-    length,
     operator_computes,
-    unhidden,
 )
 
 DISCARDED_STEPS = {"cuda": 1}
@@ -202,8 +210,9 @@ def _asleep_seconds(
     apart: what other work did in one hides no sleep in another. Of the two bounds the larger one holds.
     """
     asleep = []
+    waiting, computing = union(waits), union(work.computing)
     for at, seconds in zip(stretches, accounted, strict=False):
-        waited = length(unhidden(waits, work.computing, at))
+        waited = length(subtract(cut(waiting, at), cut(computing, at)))
         asleep.append(None if seconds is None else max(0.0, (at[1] - at[0] - waited) / 1e9 - seconds))
     whole, *in_phases = asleep
     return None if whole is None else max(whole, sum(seconds for seconds in in_phases if seconds is not None))

@@ -1,20 +1,11 @@
 """Interval arithmetic of traced steps, against a second method that looks at every nanosecond."""
 
 import random
-from typing import Any
 
 import pytest
 
-from harness.traces.scanning import (
-    Communication,
-    Interval,
-    Operator,
-    RankActivity,
-    Stretches,
-    computing_stretches,
-    divide,
-    seconds_within,
-)
+from harness.traces.device import Interval, cut, division, subtract, union
+from harness.traces.scanning import Communication, Operator, RankActivity, computing_stretches, divide
 
 
 def talk(start: int, end: int, name: str = "all_reduce", phase: str = "backward") -> Communication:
@@ -66,26 +57,25 @@ def test_random_intervals_divide_as_counted_point_by_point(seed: int) -> None:
     assert divide(0, (0, 100), RankActivity(busy, communications))["copy_seconds"] is None
 
 
-class Counted(list[Interval]):
-    """Counts the intervals that are taken out of it."""
-
-    taken = 0
-
-    def __getitem__(self, at: Any) -> Any:
-        found = super().__getitem__(at)
-        self.taken += len(found) if isinstance(at, slice) else 1
-        return found
-
-    def __iter__(self) -> Any:
-        self.taken += len(self)
-        return super().__iter__()
+def test_what_ends_or_begins_at_the_edge_of_a_window_is_not_in_it() -> None:
+    every = union((at, at + 4) for at in range(0, 100_000, 10))
+    assert division(every, every, every)((50_002, 50_034))["compute_seconds"] == pytest.approx(14e-9)
+    assert cut(every, (50_004, 50_010)).tolist() == []
+    assert cut(every, (50_002, 50_011)).tolist() == [[50_002, 50_004], [50_010, 50_011]]
 
 
-def test_a_step_costs_what_lies_in_it_and_not_the_whole_trace() -> None:
-    every = Counted((at, at + 4) for at in range(0, 100_000, 10))
-    found = seconds_within((50_002, 50_034), Stretches(every, every, every))
-    assert found["compute_seconds"] == pytest.approx(14e-9)
-    assert 0 < every.taken < 100
+@pytest.mark.parametrize(
+    ("intervals", "removed", "left"),
+    [
+        ([], [(0, 5)], []), ([(0, 5)], [], [[0, 5]]), ([(0, 5), (5, 9)], [(9, 12)], [[0, 9]]),
+        ([(0, 9)], [(2, 3), (3, 4)], [[0, 2], [4, 9]]), ([(0, 9)], [(0, 4), (8, 20)], [[4, 8]]),
+        ([(0, 2), (4, 6)], [(0, 6)], []), ([(3, 3)], [(0, 1)], []),
+    ],
+)  # fmt: skip
+def test_what_touches_or_is_empty_is_subtracted(
+    intervals: list[Interval], removed: list[Interval], left: list[list[int]]
+) -> None:
+    assert subtract(union(intervals), union(removed)).tolist() == left
 
 
 def operator(start: int, end: int, computes: bool, thread: int = 1) -> Operator:
@@ -95,15 +85,15 @@ def operator(start: int, end: int, computes: bool, thread: int = 1) -> Operator:
 def test_only_the_innermost_operator_says_what_a_thread_does() -> None:
     # A hook that waits (20 to 40) within an operator, and an operator (25 to 30) within the hook.
     nested = [operator(0, 50, True), operator(20, 40, False), operator(25, 30, True)]
-    assert computing_stretches(nested) == [(0, 20), (25, 30), (40, 50)]
+    assert computing_stretches(nested).tolist() == [[0, 20], [25, 30], [40, 50]]
 
 
 def test_threads_compute_beside_each_other() -> None:
     both = [operator(0, 10, True), operator(5, 20, True, thread=2), operator(30, 40, False, thread=2)]
-    assert computing_stretches(both) == [(0, 20)]
+    assert computing_stretches(both).tolist() == [[0, 20]]
 
 
 def test_nothing_within_a_transport_computes() -> None:
     within = [operator(0, 10, True), operator(30, 40, True), operator(70, 80, True)]
     within.append(Operator(1, 20, 60, False, transports=True))
-    assert computing_stretches(within) == [(0, 10), (70, 80)]
+    assert computing_stretches(within).tolist() == [[0, 10], [70, 80]]
