@@ -37,7 +37,6 @@ SMALL = {
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": SMALL,
-    "deep": {**SMALL, "num_hidden_layers": 4},
     "gpt2": {"model_type": "gpt2", "n_embd": 33, "n_layer": 2, "n_head": 3, "n_positions": LENGTH},
     "wide": {"model_type": "llama", **SMALL, "hidden_size": 128, "intermediate_size": 384},
 }
@@ -68,7 +67,7 @@ class Case:
 def contract_job(case: Case) -> Job:
     """A tiny language model."""
     config = {**FAMILIES[case.family], "vocab_size": VOCABULARY}
-    if case.family in ("llama", "deep"):
+    if case.family == "llama":
         config["tie_word_embeddings"] = case.tied
     training = {"precision": case.precision, "activation_checkpointing": case.activation_checkpointing}
     job = Job.model_validate({"model": {"config": config}, "data": {"sequence_length": LENGTH}})

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from harness.backends import registry
 from harness.backends.base import Backend, Effective, Engine, Unsupported, World
 from harness.backends.model_source import AskedLoading
 from harness.backends.presets import TIMER_WAITS
@@ -23,9 +22,6 @@ from harness.rank.probes.memory import AllocatorProbe, live_bytes_by_kind
 from harness.record import LayoutPart, ModelPart
 from tests.contract.cases import (
     FOLDER,
-    GLOBAL_BATCH,
-    LEARNING_RATE,
-    PROBED_STEP,
     Case,
     global_batches,
     prepare,
@@ -59,11 +55,6 @@ LOADED = [
     for precision, family in product(("fp32", "bf16-mixed"), ("llama", "gpt2"))
 ]
 """The widths of the second family divide by no number of ranks."""
-PIPELINED = (
-    Case(clipping=1.0, family="deep"),
-    Case(1, "bf16-mixed", tied=False, clipping=1.0, family="deep"),
-    Case(2, tied=False, clipping=1.0, family="deep"),
-)
 CASES: dict[str, list[Case]] = {
     "trained": TRAINED,
     # Accumulated and clipped, tied and not: for engines whose parts have all cases under another label.
@@ -294,49 +285,3 @@ def _counting() -> Iterator[list[None]]:
         yield calls
     finally:
         del accelerator.synchronize
-
-
-PIPELINES = {
-    1: ("single",),
-    2: ("pp", "pp:schedule=gpipe,micro_batches=1", "pp:schedule=interleaved"),
-    4: ("pp", "pp:stages=2,schedule=gpipe", "pp:stages=2,schedule=interleaved"),
-}
-"""By ranks; the model has four blocks."""
-
-
-@dataclass
-class Piped(Trace):
-    """What one rank of a pipeline left behind of one case."""
-
-    kinds: dict[str, int]
-    rows: list[dict[str, Any]]
-    layout: LayoutPart
-
-
-def train_pipelines(_: Backend, world: World) -> dict[tuple[str, int], Piped]:
-    """By label and number of the case, where a micro-step has a sample for each micro-batch."""
-    found = {}
-    for label in PIPELINES[world.world_size]:
-        placed = registry.placed(label, world)
-        for number, case in enumerate(PIPELINED):
-            if GLOBAL_BATCH // placed.data_size // case.accumulation_steps >= placed.mesh.size("pipeline"):
-                found[label, number] = _train_piped(registry.create(label), placed, case)
-    return found
-
-
-def _train_piped(backend: Backend, world: World, case: Case) -> Piped:
-    engine, layout, _ = prepare(backend, world, case)
-    counter = CommunicationCounter(world.layout)
-    losses, norms, kinds = [], [], dict[str, int]()
-    for step, batch in enumerate(global_batches()):
-        if step in (0, PROBED_STEP):
-            counter.start()
-        losses.append(run_micro_steps(engine, batch, world, case, counter))
-        if step == PROBED_STEP:
-            kinds = live_bytes_by_kind(engine.state_tensors(), AllocatorProbe()).inside or {}
-        counter.phase = "step"
-        norms.append(engine.step(LEARNING_RATE))
-        counter.stop()
-    weights = dict(engine.full_parameters())
-    engine.close()
-    return Piped(losses, norms, weights, kinds, counter.rows(), layout)
