@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Any
 
+from pydantic import ValidationError
+
 from harness.backends import registry
-from harness.backends.base import World
-from harness.errors import HarnessError
-from harness.judge.wording import listed
+from harness.backends.registry import Entry
+from harness.errors import JobError
+from harness.job.batch import cell_layout, job_layout
+from harness.job.experiment import Experiment
+from harness.job.job import TrainingSection
+from harness.judge.wording import counted, listed
+from harness.nested import put
 from harness.plan import search
-from harness.plan.hardware import joined_by, ranks_per_node
-from harness.plan.model import mixture_of_experts
-from harness.plan.prediction import Prediction, Predictors, predict, with_speed
-from harness.plan.scenario import Scenario, why_memory_unknown, why_not_planned, with_settings
+from harness.plan.hardware import ranks_per_node
+from harness.plan.prediction import Prediction, Predictors
+from harness.plan.question import BATCH, Question
 from harness.tell.formats import gigabytes
 
-ONE_SAMPLE, CHECKPOINTED = "micro-batches of one sample", "activation checkpointing"
-CHUNKED = "a chunked loss"
+CHECKPOINTED, CHUNKED = "activation checkpointing", "a chunked loss"
 RELIEFS: Mapping[str, Mapping[str, Any]] = {
-    ONE_SAMPLE: {},  # of each scenario its own, with as many samples in a step
     CHECKPOINTED: {"training.activation_checkpointing": True},
     CHUNKED: {"loss.chunk_tokens": 1024},
 }
@@ -67,7 +68,7 @@ class Alternative(Prediction):
     name: str
     """Of what is changed besides `reliefs`; empty: nothing is."""
     reliefs: tuple[str, ...] = ()
-    """Of `RELIEFS`."""
+    """Of `RELIEFS`, and another split of the batch."""
     settings: Mapping[str, Any]
     """What differs from the job, as `--set` takes it."""
 
@@ -123,59 +124,43 @@ class Alternative(Prediction):
 
 
 def alternatives(
-    scenarios: Sequence[Scenario],
-    *,
-    without: Collection[str] = (),
-    by: Predictors | None = None,
-    keeps_batch: bool = False,
+    question: Question, by: Predictors, given: TrainingSection | None = None
 ) -> list[Alternative]:
-    """Ways out, the one that changes least first; of each the best of the scenarios that it leads to.
+    """Ways out of an open question, the one that changes least first; each is what a search of it takes.
 
-    That is the fastest that fits, with the fewest reliefs. A way is left out that gains nothing over those
-    before it; where none fits all stay, each with what needs least. Where reliefs are enough and leave room,
-    nothing else of the training is changed. One GPU alone shards nothing, and more GPUs come last there.
-    Ways that the job takes already, that no strategy takes or that have no prediction are left out.
-    `keeps_batch`: more GPUs accumulate less, rather than as often.
+    That is the best of the strategies asked for that fits, else what needs least, with a chunked loss only
+    where it does not fit well without. A way is left out that gains nothing over those before it; where none
+    fits all stay. Where reliefs leave room, nothing else of the training is changed. One GPU alone shards
+    nothing, and more GPUs come last there. Ways that the job takes already, that no strategy takes or that
+    have no prediction are left out.
+
+    given: what the job says of its batch, if it does; ways may split that, offload and divide samples then,
+    which else the question has open.
     """
-    by = by or Predictors()
-    if not scenarios:
-        return []
-    helps, trial = _reliefs(scenarios[0], without), _Trial(by, keeps_batch)
-    sensible = [one for one in scenarios if not search.pointless(one.label, one.world_size)] or list(
-        scenarios
-    )
-    found = [one for relief in helps[1:] if (one := trial.best("", relief, {}, sensible))]
-    if any(one.is_roomy and len(one.reliefs) == 1 for one in found):  # then several together say no more
-        found = [one for one in found if len(one.reliefs) == 1]
-    is_enough = any(one.leaves_room for one in found)
-    more = [] if MORE_GPUS in without else trial.on_more_gpus(
-        scenarios, helps[:1] if any(one.is_roomy for one in found) else helps
-    )  # fmt: skip
-    last = more if scenarios[0].world_size == 1 else []
-    if not is_enough:
-        each = [new for one in scenarios if (new := each_reduced(one))]
-        found += trial.first_fit(EACH_REDUCED, helps, {}, each)
-    if CONTEXT not in without and not is_enough:
-        found += trial.first_fit(CONTEXT, helps, {}, list(_sharing(scenarios)))
+    is_new = given is not None or question.checkpointing == (False,)  # of which no search was made
+    checkpoints = question.job.training.activation_checkpointing
+    question = replace(question, checkpointing=(checkpoints,) if checkpoints else (False, True))
+    ways = _Ways(question=question, by=by, given=given)
+    plain, offloaded = ways.labels(question)
+    found = ways.best("", {}, plain, chunked=not is_new)
+    more = ways.on_more_gpus()
+    last = more if question.gpus == 1 else []
+    if any(one.leaves_room for one in found):
+        return _worthwhile(found + more)
+    if given and question.sequence_length >= LONG_TOKENS:
+        shared = [SHARING[label] for label in plain if label in SHARING]
+        entries = [registry.BUILT_IN[name] for name in shared]
+        found += ways.best(CONTEXT, {}, list(ways.variants(question, entries)))
     found += [] if last else more
-    if is_enough:
-        return _worthwhile(found + last)
-    offloaded = [new for one in scenarios for new in _offloaded(one)]
-    if OFFLOAD not in without:
-        found += trial.first_fit(OFFLOAD, helps, {}, offloaded)
-    changes = {name: given for name, given in _changes_of(scenarios[0]).items() if name not in without}
-    for name, given in changes.items():
-        found += trial.first_fit(name, helps, given, sensible)
+    if given or question.is_mixture:
+        found += ways.best(OFFLOAD, {}, offloaded)
+    changes = _changes_of(question)
+    for name, settings in changes.items():
+        found += ways.best(name, settings, plain)
     if not any(one.is_roomy and one.name in changes for one in found):
-        for name, given in changes.items():
-            found += [] if name in STATES else trial.first_fit(name, helps, given, offloaded)
+        for name, settings in changes.items():
+            found += [] if name in STATES else ways.best(name, settings, offloaded)
     return _worthwhile(found + last)
-
-
-def bases(scenarios: Sequence[Scenario]) -> list[Scenario]:
-    """Scenarios from which ways are tried: the usual strategies, or else the first few."""
-    usual = [scenario for scenario in scenarios if scenario.label in (registry.REFERENCE, *search.USUAL)]
-    return usual or list(scenarios[: len(search.USUAL)])
 
 
 def alternative_lines(
@@ -232,95 +217,18 @@ def _change(one: Alternative) -> int:
     return 0 if one.name in ("", OFFLOAD, CONTEXT) else 1 if one.name in STATES else 2
 
 
-def _changes(scenario: Scenario, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings, among these, that the job does not have."""
-    return {
-        key: value
-        for key, value in settings.items()
-        if getattr(getattr(scenario.job, key.partition(".")[0]), key.partition(".")[2]) != value
-    }
-
-
-def _sharing(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
-    """Scenarios with each sample divided over groups of ranks, of each size that divides a node."""
-    for one in scenarios:
-        name, inside = SHARING.get(one.label), one.ranks_of_node
-        if name is None or one.job.data.sequence_length < LONG_TOKENS:
-            continue
-        for degree in search.divisors(inside)[1:]:
-            label = registry.canonical_label(f"{name}:sequence={degree}")
-            yield one.under(label, accumulation_steps=one.accumulation_steps * degree)
-
-
-def _offloaded(scenario: Scenario) -> Iterator[Scenario]:
-    """Scenarios with each offload of their strategy, unless it has one."""
-    entry, own = registry.parse(scenario.label)
-    for each in search.offloads(entry, scenario.job):
-        added = {key: value for key, value in each.items() if key not in own.model_fields_set}
-        if "offload" in added:
-            yield scenario.under(registry.label_with(scenario.label, **added))
-
-
-def each_reduced(scenario: Scenario) -> Scenario | None:
-    """Scenario with gradients reduced in every micro-step; None: as of `reducing_each`, or a single one."""
-    label = search.reducing_each(scenario.label) if scenario.accumulation_steps > 1 else None
-    return None if label is None else scenario.under(label)
-
-
-def _changes_of(scenario: Scenario) -> dict[str, Mapping[str, Any]]:
+def _changes_of(question: Question) -> dict[str, Mapping[str, Any]]:
     """Changes of what is trained or kept, the smaller first."""
-    adapter = scenario.job.adapter
+    adapter = question.job.adapter
     if adapter.is_quantised:
         return dict(STATES)
-    lora = LORA_OF_EXPERTS if mixture_of_experts(scenario.model.config) else LORA
+    lora = LORA_OF_EXPERTS if question.is_mixture else LORA
     return {**STATES, **(OF_ADAPTED if adapter.is_present else lora)}
 
 
-def logits_bytes(scenario: Scenario) -> int:
-    """One copy in fp32 of what a micro-step has; 0: it has no vocabulary."""
-    tokens = scenario.micro_batch_size * scenario.job.data.sequence_length
-    return 4 * tokens * (scenario.model.config.get("vocab_size") or 0)
-
-
-def _reliefs(scenario: Scenario, without: Collection[str]) -> list[tuple[str, ...]]:
-    """Sets of reliefs to try, the smaller first, without those that the job has or that are not worth it.
-
-    Of a mixture of experts only states are known, which reliefs leave as they are.
-    """
-    if mixture_of_experts(scenario.model.config):
-        return [()]
-    open_ones = [
-        name
-        for name in RELIEFS
-        if name not in without
-        and (relieved := with_settings(scenario, _settings((name,), scenario))) is not None
-        and relieved is not scenario
-    ]
-    there = scenario.device.memory_bytes if scenario.device else 0
-    if CHUNKED in open_ones and logits_bytes(scenario) < CHUNKED_SHARE * there:
-        open_ones.remove(CHUNKED)
-    return [chosen for count in range(len(open_ones) + 1) for chosen in combinations(open_ones, count)]
-
-
-def _settings(reliefs: Sequence[str], scenario: Scenario) -> dict[str, Any]:
-    found = {key: value for name in reliefs for key, value in RELIEFS[name].items()}
-    if ONE_SAMPLE not in reliefs or scenario.micro_batch_size == 1:
-        return found
-    of_each_rank = scenario.samples * scenario.mesh.data_size // scenario.world_size  # as a job says it
-    return {**found, "training.micro_batch_size": 1, "training.accumulation_steps": of_each_rank}
-
-
-def _changed(scenario: Scenario, reliefs: Sequence[str], given: Mapping[str, Any]) -> Scenario | None:
-    """The scenario of the job with other settings; None: they contradict it, or it cannot run so."""
-    settings = {**given, **_settings(reliefs, scenario)}
-    new = with_settings(scenario, settings)
-    if new is not None and "training.accumulation_steps" in settings:
-        new = replace(new, micro_batch_size=1, accumulation_steps=scenario.samples)
-    if new is None:
-        return None
-    world = World.planned(new.world_size, new.ranks_per_node, new.torch_device)
-    why_not = why_not_planned(new.label, new.job, world, new.micro_batch_size, new.model)
-    return new if why_not is None else None
+def logits_bytes(question: Question, samples: int = 1) -> int:
+    """One copy in fp32 of what a micro-step of so many samples has; 0: it has no vocabulary."""
+    return 4 * samples * question.sequence_length * (question.model.config.get("vocab_size") or 0)
 
 
 def _worthwhile(found: Sequence[Alternative]) -> list[Alternative]:
@@ -335,7 +243,7 @@ def _worthwhile(found: Sequence[Alternative]) -> list[Alternative]:
 def _gains(one: Alternative, over: Alternative) -> bool:
     """Whether a way that changes more takes fewer GPUs, is faster, or leaves much more room on as many."""
     rate, other = one.tokens_per_second_per_gpu, over.tokens_per_second_per_gpu
-    if one.name == MORE_GPUS and over.name not in ("", OFFLOAD, CONTEXT):
+    if one.name == MORE_GPUS and over.name not in ("", OFFLOAD, CONTEXT, MORE_GPUS):
         return True  # which trains as asked
     if one.planned.world_size != over.planned.world_size:
         return one.planned.world_size < over.planned.world_size or rate * (1 - search.CLOSE_SHARE) > other
@@ -344,86 +252,112 @@ def _gains(one: Alternative, over: Alternative) -> bool:
     return over.needed_bytes - one.needed_bytes > ROOM_SHARE * one.there_bytes
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """Predicts scenarios of a way."""
+@dataclass(frozen=True, kw_only=True)
+class _Ways:
+    """Searches what a question becomes with other settings, elsewhere, or under some of its strategies."""
 
+    question: Question
     by: Predictors
-    keeps_batch: bool
+    given: TrainingSection | None
+
+    def labels(self, asked: Question) -> tuple[list[str], list[str]]:
+        """Of the strategies asked for, the usual ones if all are: as they are, and with offload."""
+        names = search.USUAL if asked.names_all else asked.labels
+        alone = [registry.REFERENCE] if asked.gpus == 1 else []
+        entries = [registry.parse(label)[0] for label in names if ":" not in label]
+        every = dict.fromkeys((*alone, *names, *self.variants(asked, entries)))
+        more = [label for label in every if label not in names and registry.moving_parts(label)[0]]
+        return [label for label in every if label not in more], more
+
+    def variants(self, asked: Question, entries: Iterable[Entry]) -> Iterator[str]:
+        for entry in entries:
+            yield from search.variants(entry, asked.gpus, asked.gpus_per_node, asked.job)
 
     def best(
         self,
         name: str,
-        reliefs: tuple[str, ...],
-        given: Mapping[str, Any],
-        scenarios: Sequence[Scenario],
-    ) -> Alternative | None:
-        """The one to take of those that fit, else what needs least; None: nothing is predicted of any."""
-        if not scenarios:
-            return None
-        changes = _changes(scenarios[0], {**given, **_settings(reliefs, scenarios[0])})
-        found = []
-        possible = [new for one in scenarios if (new := _changed(one, reliefs, given)) is not None]
-        for one in possible:
-            with suppress(HarnessError):  # nothing to adapt, and the like
-                predicted = predict(one, self.by, timed=False)
-                if predicted.memory is not None or why_memory_unknown(one) is not None:
-                    found.append(Alternative(**vars(predicted), name=name, reliefs=reliefs, settings=changes))
-        fitting = [with_speed(one, self.by) for one in found if one.is_roomy]
-        if fitting:
-            return search.simplest_close(sorted(fitting, key=search.by_speed))
-        return min(found, key=lambda one: one.needed_bytes, default=None)
-
-    def first_fit(
-        self,
-        name: str,
-        helps: Sequence[tuple[str, ...]],
-        given: Mapping[str, Any],
-        scenarios: Sequence[Scenario],
+        settings: Mapping[str, Any],
+        labels: Sequence[str],
+        asked: Question | None = None,
+        *,
+        chunked: bool = False,
     ) -> list[Alternative]:
-        """The way with the fewest reliefs with which it fits, unless more leave room at the same speed; else
-        what needs least; empty: none is known."""
-        if given and all(with_settings(one, given) in (None, one) for one in scenarios):
-            return []  # the job has it
+        """The way without a chunked loss, or with one where it does not fit well without; both of a way that
+        changes nothing else; empty: nothing is known of it, or the job has it. `chunked`: with it alone."""
+        asked = changed(asked or self.question, settings)
+        if asked is None or (settings and asked.job == self.question.job):
+            return []
+        there = asked.device.memory_bytes if asked.device else 0
+        is_worth = logits_bytes(asked) >= CHUNKED_SHARE * there and not asked.is_mixture
+        with_chunks = changed(asked, RELIEFS[CHUNKED]) if is_worth else None
         found: list[Alternative] = []
-        for reliefs in helps:
-            one = self.best(name, reliefs, given, scenarios)
-            found += [one] if one else []
-            if one is not None and one.leaves_room:
+        for one in (None if chunked else asked, with_chunks):
+            if one is None or (one is with_chunks and one.job == asked.job):
+                continue
+            changes = {**settings, **(RELIEFS[CHUNKED] if one is with_chunks else {})}
+            narrowed = replace(one, names_all=False, labels=tuple(labels))
+            result = search.search(narrowed, self.by, only=labels)
+            least = [*(one for one in result.fitting if one.barely_fits), *result.too_large]
+            best = [one for one in result.best(1) if one.is_roomy] or least[:1]
+            found += [way for one in best if (way := self._way(name, changes, one))]
+            if name and found and found[-1].leaves_room:
                 break
-        fewest = next((one for one in found if one.is_roomy), None)
-        if fewest is not None:
-            last, least = found[-1], (1 - search.CLOSE_SHARE) * fewest.tokens_per_second_per_gpu
-            return [last if last.leaves_room and last.tokens_per_second_per_gpu >= least else fewest]
-        return sorted(found, key=lambda one: one.needed_bytes)[:1]
+        fitting = [way for way in found if way.is_roomy]
+        return fitting or sorted(found, key=lambda way: way.needed_bytes)[:1]
 
-    def on_more_gpus(
-        self, scenarios: Sequence[Scenario], helps: Sequence[tuple[str, ...]]
-    ) -> list[Alternative]:
+    def on_more_gpus(self) -> list[Alternative]:
         """On the smallest number of GPUs, doubled, on which one of them fits; else on the largest."""
         found: list[Alternative] = []
-        times = 2
+        times, base = 2, self.question
+        per_node = base.ranks_per_node if base.nodes > 1 else ranks_per_node(base.device, None)
+        grows = self.given is not None and self.given.global_batch_size is None
         while times <= MOST_TIMES and not any(one.is_roomy for one in found):
-            larger = [
-                _on(base, base.world_size * times, self.keeps_batch)
-                for base in scenarios
-                if not self.keeps_batch or base.samples >= times
-            ]
-            most = self.best(MORE_GPUS, helps[-1], {}, larger)
-            found = [most] if most else []
-            if most and most.is_roomy:
-                found = self.first_fit(MORE_GPUS, helps, {}, larger)
+            tokens = base.tokens_per_step * (times if grows else 1)
+            if tokens < base.sequence_length * base.gpus * times:
+                break
+            asked = replace(base, ranks_per_node=per_node, tokens=tokens).opened(base.gpus * times)
+            asked = replace(asked, checkpointing=base.checkpointing)
+            found = self.best(MORE_GPUS, {}, self.labels(asked)[0], asked) or found
             times *= 2
         return found
 
+    def _way(self, name: str, settings: Mapping[str, Any], one: Prediction) -> Alternative | None:
+        """None: it changes nothing."""
+        reliefs, changes = [], dict(settings)
+        scenario, job = one.planned, self.question.job
+        if self.given is not None:
+            training = self.given
+            try:
+                cut = cell_layout(
+                    one.label, one.world_size, job_layout([one.label], one.world_size, training), training
+                )
+                size, steps = cut.micro_batch_size, cut.accumulation_steps
+            except JobError:
+                size, steps = 0, 0
+            if size != scenario.micro_batch_size:
+                reliefs.append(f"micro-batches of {counted(scenario.micro_batch_size, 'sample')}")
+            if (size, steps) != (scenario.micro_batch_size, scenario.accumulation_steps):
+                split = (scenario.samples * scenario.mesh.data_size, scenario.micro_batch_size, None)
+                told = zip(BATCH, split, strict=True)
+                changes |= {f"training.{key}": n for key, n in told if n != getattr(training, key)}
+        if one.checkpointing and not job.training.activation_checkpointing:
+            reliefs.append(CHECKPOINTED)
+            changes |= RELIEFS[CHECKPOINTED]
+        if "loss.chunk_tokens" in settings:
+            reliefs.append(CHUNKED)
+        if not (name or reliefs):
+            name = EACH_REDUCED if one.planned.options.get(search.OPTION) else ""
+        if not (name or reliefs):
+            return None
+        return Alternative(**vars(one), name=name, reliefs=tuple(reliefs), settings=changes)
 
-def _on(scenario: Scenario, gpus: int, keeps_batch: bool) -> Scenario:
-    sold = ranks_per_node(scenario.device, None)
-    steps = scenario.accumulation_steps
-    return scenario.under(
-        scenario.label,
-        world_size=gpus,
-        ranks_per_node=scenario.ranks_per_node if scenario.nodes > 1 else min(gpus, sold),
-        accumulation_steps=max(1, steps * scenario.world_size // gpus) if keeps_batch else steps,
-        fabric=scenario.fabric and joined_by(scenario.fabric, scenario.device, gpus),
-    )
+
+def changed(question: Question, settings: Mapping[str, Any]) -> Question | None:
+    """The question with other settings of its job; None: they contradict it."""
+    document = question.experiment.model_dump()
+    for key, value in settings.items():
+        put(document, tuple(key.split(".")), value)
+    try:
+        return replace(question, experiment=Experiment.model_validate(document)) if settings else question
+    except ValidationError:
+        return None

@@ -21,21 +21,18 @@ from harness.judge.wording import CellName, listed, percent, ranks
 from harness.plan.alternatives import (
     CHUNKED,
     CHUNKED_SHARE,
-    CONTEXT,
-    OFFLOAD,
     RELIEFS,
     Alternative,
     alternatives,
-    bases,
+    changed,
     least_change,
     logits_bytes,
 )
 from harness.plan.hardware import TIGHT_SHARE, Device, load_hardware
-from harness.plan.model import mixture_of_experts
 from harness.plan.models import why_uneven
 from harness.plan.prediction import Prediction, Predictors, predict, with_traffic
 from harness.plan.question import BATCH, Question
-from harness.plan.scenario import Scenario, why_not_planned, with_settings
+from harness.plan.scenario import Scenario, why_not_planned
 from harness.plan.search import (
     CLOSE_SHARE,
     TIE,
@@ -46,7 +43,6 @@ from harness.plan.search import (
     in_order,
     pointless,
     reducing_each,
-    scenario_of,
     search,
     textbook_because,
 )
@@ -317,7 +313,7 @@ def answers(question: Question, typed: Typed = Typed(), by: Predictors | None = 
         is_searched = question.names_all and question.device is not None and question.torch_device != "cpu"
         found.append(
             Answer(
-                question=at_size, typed=typed, rows=own, instead=ways_out(own, by),
+                question=at_size, typed=typed, rows=own, instead=ways_out(at_size, own, by),
                 found=search(replace(question, tokens=None).opened(size), by) if is_searched else None,
             )
         )  # fmt: skip
@@ -336,10 +332,12 @@ def _searched(question: Question, typed: Typed, by: Predictors) -> Answer:
             "traffic"
         )
     rows = tuple(with_traffic(one) for one in found.best_by_backend())
+    has_room = any(one.offload == "none" and one.is_roomy for one in found.fitting)
+    has_room = has_room or not question.samples_per_rank
     (other,) = (preset for preset in get_args(Preset) if preset != question.preset)
     answer = Answer(
         question=question, typed=typed, rows=rows, found=found, other_preset=other,
-        instead=_instead(question, found, by),
+        instead=() if has_room else tuple(alternatives(question, by)),
     )  # fmt: skip
     if question.is_mixture:
         return answer
@@ -360,13 +358,12 @@ def _chunked(question: Question, best: Sequence[Prediction], by: Predictors) -> 
     """
     if not best:
         return None
-    logits, first = logits_bytes(best[0].planned), best[0]
+    first, asked = best[0], changed(question, RELIEFS[CHUNKED])
+    logits = logits_bytes(question, first.planned.micro_batch_size)
     without = first.held_against_limit(first.needed_bytes - LOGITS_HELD * logits)
-    changed = with_settings(first.planned, RELIEFS[CHUNKED])
     is_worth = logits >= CHUNKED_SHARE * first.there_bytes or (first.is_tight and without.leaves_room)
-    if not is_worth or changed is None or changed is first.planned:
+    if not is_worth or asked is None or asked.job == question.job:
         return None
-    asked = question.of("loss", **changed.job.loss.model_dump())
     one = next(iter(search(asked, by, only=(registry.REFERENCE, *USUAL)).best()), None)
     if one is None or one.barely_fits:
         return None
@@ -375,32 +372,20 @@ def _chunked(question: Question, best: Sequence[Prediction], by: Predictors) -> 
     return one if gives_room or rate * (1 - CLOSE_SHARE) > before else None
 
 
-def _instead(question: Question, found: Found, by: Predictors) -> tuple[Alternative, ...]:
-    """Where nothing fits well without offload: the ways that no variant takes, with the smallest micro-batch.
-
-    Each says whether it needs checkpointing, so all begin from the job without what a search adds.
-    """
-    if any(one.offload == "none" and one.is_roomy for one in found.fitting) or not question.samples_per_rank:
+def ways_out(question: Question, rows: Sequence[Prediction], by: Predictors) -> tuple[Alternative, ...]:
+    """Where no row of a given batch fits; empty where something fits, or no GPU was named."""
+    known = [row for row in rows if row.scenario and (row.memory or question.is_mixture)]
+    if (
+        not known
+        or any(row.is_roomy for row in rows)
+        or not question.device
+        or question.torch_device == "cpu"
+    ):
         return ()
-    first, every = question.checkpointing[0], (*found.fitting, *found.too_large)
-    if question.is_mixture:
-        return tuple(alternatives([one.planned for one in every], by=by, keeps_batch=True))
-    asked = {"training.activation_checkpointing": first}
-    on_device = [one.planned for one in every if one.offload == "none"]
-    usable = on_device or [one.planned for one in found.too_large]
-    tried = [with_settings(one, asked) or one for one in usable]
-    if question.gpus == 1:  # no strategy that shards was tried
-        tried += [scenario_of(question, label, 1, checkpointing=first) for label in USUAL]
-    return tuple(alternatives(bases(tried), without=(OFFLOAD, CONTEXT), by=by, keeps_batch=True))
-
-
-def ways_out(rows: Sequence[Prediction], by: Predictors | None = None) -> tuple[Alternative, ...]:
-    """Where no row fits; empty where something fits, or no GPU was named."""
-    scenarios = [(row, row.scenario) for row in rows if row.scenario is not None]
-    known = [one for row, one in scenarios if row.memory or mixture_of_experts(one.model.config)]
-    if not known or any(row.is_roomy for row in rows) or known[0].device is None:
-        return ()
-    return tuple(alternatives(bases(known), by=by))
+    first = known[0].planned
+    tokens = first.samples * first.mesh.data_size * question.sequence_length
+    opened = replace(question, tokens=tokens).opened(first.world_size)
+    return tuple(alternatives(opened, by, question.experiment.training))
 
 
 def candidates(question: Question) -> Iterator[Prediction]:

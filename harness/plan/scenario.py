@@ -151,18 +151,6 @@ class Scenario(Derivations):
             **others,
         )
 
-    def under(self, label: str, **changes: Any) -> Scenario:
-        """Scenario of the same job under another built-in backend, or elsewhere; `changes` as of `of`."""
-        same = (
-            "world_size", "ranks_per_node", "preset", "micro_batch_size", "accumulation_steps", "loading",
-            "torch_device", "device", "fabric", "constants",
-        )  # fmt: skip
-        found = Scenario.of(
-            label, self.model, self.job, **{name: getattr(self, name) for name in same} | changes
-        )
-        assert found is not None
-        return found
-
     @property
     def samples(self) -> int:
         """Samples per step of each rank, or group of ranks, that has its own."""

@@ -507,7 +507,7 @@ def search(
     """
     backends, left_out = distinct_backends(question.gpus)
     if question.is_mixture:
-        return _of_states(question, backends, left_out)
+        return _of_states(question, backends, left_out, only)
     if not question.names_all:
         named = {registry.parse(label)[0].name for label in question.labels}
         backends, left_out = [registry.BUILT_IN[name] for name in sorted(named)], {}
@@ -549,9 +549,11 @@ def search(
     )
 
 
-def _of_states(question: Question, backends: Sequence[Entry], left_out: dict[str, str]) -> Found:
+def _of_states(
+    question: Question, backends: Sequence[Entry], left_out: dict[str, str], only: Collection[str] | None
+) -> Found:
     """The usual strategies at micro-batches of one sample: the fewest moving parts first, else least held."""
-    labels = USUAL if question.gpus > 1 else (registry.REFERENCE, *USUAL)
+    labels = only or (USUAL if question.gpus > 1 else (registry.REFERENCE, *USUAL))
     found = [
         Prediction(scenario=scenario_of(question, label, 1, checkpointing=question.checkpointing[0]))
         for label in labels

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from itertools import pairwise
 
+from harness.job.config import load_experiment
 from harness.plan.alternatives import (
-    CHECKPOINTED,
     CONTEXT,
     EACH_REDUCED,
     MORE_GPUS,
@@ -12,17 +12,18 @@ from harness.plan.alternatives import (
     STATES,
     Alternative,
     alternative_lines,
-    alternatives,
     reaches_more,
 )
-from harness.plan.answer import Typed, run_command
+from harness.plan.answer import Typed, estimate, run_command, ways_out
 from harness.plan.hardware import Fabric
 from harness.plan.prediction import MemoryPrediction, Predictors, predict
+from harness.plan.question import Question, ask
 from harness.plan.scenario import Scenario, why_memory_unknown
 from harness.plan.step_time import SpeedPrediction
-from tests.harness.plan.plans import A100, needing, scenario
+from tests.harness.plan.plans import A100, llama, needing, scenario
 
 SMALL = replace(A100, name="small", memory_bytes=24 * 10**9)
+ONE = "training.micro_batch_size=1"
 
 
 def held(asked: Scenario) -> int:
@@ -37,19 +38,23 @@ def states_only(asked: Scenario) -> MemoryPrediction:
 STATES_ONLY = Predictors(memory=states_only, speed=lambda _: None)
 
 
-def plan(label: str, ranks: int) -> Scenario:
-    """Llama-2-7B, of which peft knows what to adapt, on small GPUs."""
-    like = scenario(label, ranks)
-    model = replace(like.model, config={**like.model.config, "model_type": "llama"})
-    return Scenario.of(
-        label, model, like.job, world_size=ranks, ranks_per_node=min(ranks, 8), preset=like.preset,
-        micro_batch_size=1, accumulation_steps=1, device=SMALL,
+def question(*labels: str, ranks: int = 2, settings: tuple[str, ...] = (ONE,), there: int = 24) -> Question:
+    """Of Llama-2-7B, of which peft knows what to adapt, on small GPUs."""
+    plain = llama()
+    return ask(
+        replace(plain, config={**plain.config, "model_type": "llama"}),
+        load_experiment(None, ("training.precision=bf16-mixed", *settings)),
+        world_sizes=[ranks], ranks_per_node=min(ranks, 8), backends=labels,
+        device=replace(SMALL, memory_bytes=there * 10**9),
     )  # fmt: skip
 
 
-def ways(*labels: str, **changes: object) -> dict[str, Alternative]:
-    asked = [plan(label, 2) for label in labels]
-    found = alternatives(asked, by=STATES_ONLY, **changes)  # type: ignore[arg-type]
+def found_for(asked: Question, by: Predictors = STATES_ONLY) -> list[Alternative]:
+    return list(ways_out(asked, estimate(asked, by), by))
+
+
+def ways(*labels: str, by: Predictors = STATES_ONLY, **changes: object) -> dict[str, Alternative]:
+    found = found_for(question(*labels, **changes), by)  # type: ignore[arg-type]
     return {one.name or one.called: one for one in found}
 
 
@@ -67,31 +72,47 @@ def test_each_way_is_the_job_with_its_settings() -> None:
 
 
 def test_where_none_fits_each_says_what_it_needs() -> None:
-    found = ways("ddp", without=("LoRA", "QLoRA", OFFLOAD))
-    assert list(found) == [CHECKPOINTED, MORE_GPUS, "8-bit AdamW", "bf16 without fp32 masters"]
+    found = ways("ddp", there=1)
+    assert list(found) == [MORE_GPUS, "8-bit AdamW", "bf16 without fp32 masters", "LoRA", "QLoRA"]
     assert not found["8-bit AdamW"].states_alone
     assert found["8-bit AdamW"].as_json()["fits"] is False
     first, *lines = alternative_lines(list(found.values()))
     assert first == "None of the usual alternatives fits either"
-    assert lines[0] == f"- {found[CHECKPOINTED].words()}"
-    assert lines[0].startswith(f"- {CHECKPOINTED}: does not fit: ")
+    assert lines[0] == f"- {found[MORE_GPUS].words()}"
+    assert lines[0].startswith(f"- {MORE_GPUS}: does not fit: ")
 
 
 def test_more_gpus_are_the_fewest_that_do() -> None:
     one = ways("fsdp")[MORE_GPUS]
     assert one.planned.world_size > 2
-    half = plan("fsdp", one.planned.world_size // 2)
-    assert held(one.planned) <= SMALL.memory_bytes < held(half)
+    assert one.settings == {}  # a batch of as many samples a rank
+    assert held(one.planned) <= SMALL.memory_bytes < 2 * held(one.planned)
+
+
+def test_more_gpus_keep_a_global_batch_that_is_given_and_are_no_more_than_its_samples() -> None:
+    one = ways("fsdp", settings=("training.global_batch_size=64",))[MORE_GPUS]
+    assert one.planned.samples * one.planned.world_size == 64
+    assert MORE_GPUS not in ways("fsdp", settings=("training.global_batch_size=2",))
+
+
+def test_a_batch_is_split_otherwise_where_that_makes_it_fit() -> None:
+    def by_samples(asked: Scenario) -> MemoryPrediction:
+        return needing(weights=8 * 10**9 * asked.micro_batch_size)
+
+    by = replace(STATES_ONLY, memory=by_samples)
+    asked = question("fsdp", ranks=8, settings=("training.micro_batch_size=8",))
+    first, *_ = found_for(asked, by)
+    assert first.called == "micro-batches of 1 sample"
+    assert first.settings == {"training.global_batch_size": 64, "training.micro_batch_size": 1}
+    assert first.planned.accumulation_steps == 8
 
 
 def test_of_a_job_that_offloads_no_second_offload_is_tried() -> None:
+    by = replace(STATES_ONLY, memory=lambda _: needing(weights=10 * SMALL.memory_bytes))
     for label in ("fsdp:offload=cpu", "zero3:adam=deepspeed,offload=cpu"):
-        like = plan(label.partition(":")[0], 2)
-        offloading = replace(like, label=label, options={**like.options, "offload": "cpu"})
-        by = replace(STATES_ONLY, memory=lambda _: needing(weights=10 * SMALL.memory_bytes))
-        found = alternatives([offloading], by=by)
+        found = ways(label, by=by)
         assert found
-        assert OFFLOAD not in {one.name or one.called for one in found}
+        assert OFFLOAD not in found
 
 
 def test_adapters_are_offloaded_where_they_fit_no_other_way() -> None:
@@ -99,25 +120,27 @@ def test_adapters_are_offloaded_where_they_fit_no_other_way() -> None:
         is_small = asked.job.adapter.is_present and asked.options.get("offload", "none") != "none"
         return needing(weights=(10 if is_small else 30) * 10**9)
 
-    found = alternatives([plan("fsdp", 1)], by=replace(STATES_ONLY, memory=memory), without=(MORE_GPUS,))
-    assert [(one.name, one.label) for one in found] == [("LoRA", "fsdp:offload=cpu")]
+    found = ways("fsdp", ranks=1, by=replace(STATES_ONLY, memory=memory))
+    assert [(one.name, one.label) for one in found.values()] == [("LoRA", "fsdp:offload=cpu")]
 
 
 def test_gradients_that_add_up_whole_may_be_reduced_in_every_micro_step() -> None:
-    whole = replace(plan("fsdp", 8), accumulation_steps=4)
+    def memory(one: Scenario) -> MemoryPrediction:
+        is_small = one.micro_batch_size == 1 and (one.label != "fsdp" or one.accumulation_steps == 1)
+        return needing(weights=(20 if is_small else 30) * 10**9)
 
-    by = replace(STATES_ONLY, memory=lambda one: needing(weights=(30 if one.label == "fsdp" else 20) * 10**9))
-    first, *_ = alternatives([whole], by=by, without=("LoRA", "QLoRA", MORE_GPUS, OFFLOAD))
+    by = replace(STATES_ONLY, memory=memory)
+    first, *_ = found_for(question("fsdp", ranks=8, settings=(ONE, "training.accumulation_steps=4")), by)
     assert first.words().startswith(f"{EACH_REDUCED}: fsdp:sync_each_batch=True on 8 ranks, micro-batch 1: ")
     assert first.is_roomy
-    single_step = alternatives([plan("fsdp", 8)], by=by, without=("LoRA", "QLoRA", MORE_GPUS, OFFLOAD))
-    assert all(EACH_REDUCED not in one.words() for one in single_step)
+    assert first.settings == {}
 
 
 def test_a_way_that_the_job_takes_is_no_other_one() -> None:
-    given = ways("zero3", without=(OFFLOAD, MORE_GPUS))["QLoRA"].planned
-    again = alternatives([given], without=(OFFLOAD, MORE_GPUS), by=STATES_ONLY)
-    assert not any("LoRA" in one.called or "frozen base" in one.called for one in again)
+    adapted = ("adapter.kind=lora", "adapter.base_dtype=nf4")
+    again = ways("zero3", settings=(ONE, *adapted), there=1)
+    assert again
+    assert not any("LoRA" in one.called or "frozen base" in one.called for one in again.values())
 
 
 def test_what_fits_comes_with_its_command() -> None:
@@ -140,7 +163,7 @@ def test_an_offer_says_its_host_memory_its_network_and_that_it_fits_closely() ->
         return needing(weights=23_000_000_000, host_bytes_per_node=130 * 10**9)
 
     network = Fabric(name="net", bandwidth_per_gpu=1e9, latency_seconds=0.0, source="a test", assumed=True)
-    asked = replace(plan("zero3", 16), fabric=network)
+    asked = scenario("zero3", 16, micro_batch_size=1, device=SMALL, fabric=network)
     values = {"name": OFFLOAD, "settings": {}}
     found = Alternative(**vars(predict(asked, replace(STATES_ONLY, memory=close), timed=False)), **values)
     assert found.is_roomy
@@ -186,14 +209,9 @@ def test_long_samples_may_be_divided_where_that_makes_them_fit() -> None:
     def by_length(asked: Scenario) -> MemoryPrediction:
         return needing(weights=40 * 10**9 * asked.mesh.data_size // asked.world_size)
 
-    like = plan("fsdp", 8)
-    long = like.job.data.model_copy(update={"sequence_length": 8192})
-    asked = replace(like, job=like.job.model_copy(update={"data": long}))
     by = replace(STATES_ONLY, memory=by_length)
-    without = (MORE_GPUS, OFFLOAD)
-    (found,) = [one for one in alternatives([asked], by=by, without=without) if one.name == CONTEXT]
+    found = ways("fsdp", ranks=8, settings=(ONE, "data.sequence_length=8192"), by=by)[CONTEXT]
     assert found.label.startswith("fsdp-cp")
     assert found.planned.mesh.data_size < 8
-    assert found.planned.samples * found.planned.mesh.data_size == asked.samples * 8
-    assert found.settings == {}
-    assert not any(one.name == CONTEXT for one in alternatives([like], by=by, without=without))
+    assert found.planned.samples * found.planned.mesh.data_size == 8
+    assert CONTEXT not in ways("fsdp", ranks=8, settings=(ONE, "data.sequence_length=4096"), by=by)
