@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 from harness.tell.document import Block, Column, Document, Folded, Items, Paragraph, Picture, Section, Table
@@ -15,7 +14,7 @@ from harness.tell.pictures.plots import bar_chart, stack, text_after
 from harness.tell.tables import blocks_of, prose, row_of, section, table, table_columns
 from harness.traces.analysis import Division, RankTrace, Skew
 from harness.traces.device import COMMUNICATION, KernelTime, Kind
-from harness.traces.document import CollectiveRow, collective_rows, totals
+from harness.traces.document import Row, summed
 from harness.traces.strategy import Likeness
 
 MOST_BARS = 24
@@ -286,19 +285,20 @@ def _without_arguments(name: str) -> str:
 
 
 def _collectives(ranks: Sequence[RankTrace]) -> Section | None:
-    alike: dict[tuple[Any, ...], list[CollectiveRow]] = {}
-    for rank in ranks:
-        for row in collective_rows(rank):
-            group = row.group
-            if (on := row.group_ranks) is not None:
-                named = ",".join(map(str, on)) if len(on) <= 8 else f"{on[0]},{on[1]}..{on[-1]}"
-                group = f"{row.group} [{named}]" if row.group else f"[{named}]"
-            alike.setdefault(
-                (row.operation or row.kind, row.dtype, row.bytes, group, row.group_size), []
-            ).append(row)
-    if not alike:
+    def key(row: Row) -> tuple[Any, ...]:
+        group = row["group"]
+        if (on := row["group_ranks"]) is not None:
+            named = ",".join(map(str, on)) if len(on) <= 8 else f"{on[0]},{on[1]}..{on[-1]}"
+            group = f"{group} [{named}]" if group else f"[{named}]"
+        return row["operation"] or row["kind"], row["dtype"], row["bytes"], group, row["group_size"]
+
+    found = summed(ranks, key, of_all=False)
+    if not found:
         return None
-    rows = [[*key, *_together(of)] for key, of in alike.items()]
+    rows = [
+        [*key, _count(of.calls), of.seconds, (rate := of.bus_bytes_per_second), rate and _count(of.bus_calls)]
+        for key, of in found.items()
+    ]
     rows.sort(key=lambda row: (-(row[-3] or 0.0), -(row[2] or 0)))
     texts = [prose("traces_collectives")]
     if len(ranks) > 1:
@@ -312,13 +312,13 @@ def _collectives(ranks: Sequence[RankTrace]) -> Section | None:
 
 def _operations(ranks: Sequence[RankTrace]) -> list[list[Any]]:
     """Collectives by operation, most time first: calls, bytes, seconds, share of all that communicates."""
-    of = totals(ranks, lambda row: row.operation or row.kind)
-    times = [seconds for *_, seconds in of.values()]
+    found = summed(ranks, lambda row: row["operation"] or row["kind"])
+    times = [of.seconds for of in found.values()]
     kernels = [one.seconds for rank in ranks for one in rank.kernels if one.kind.what == COMMUNICATION]
     every = sum(kernels) / len(ranks) or (0.0 if None in times else sum(time or 0.0 for time in times))
     rows = [
         [name, _count(calls), size, seconds, seconds / every if every and seconds is not None else None]
-        for name, (calls, size, seconds) in of.items()
+        for name, (calls, size, seconds, *_) in found.items()
     ]
     return sorted(rows, key=lambda row: (-(row[3] or 0.0), -(row[2] or 0.0)))
 
@@ -329,20 +329,6 @@ def _costliest(ranks: Sequence[RankTrace]) -> str:
     if not rows or rows[0][-1] <= 1 - sum(share for *_, share in rows):
         return ""
     return f", {percent(rows[0][-1])} of its time in {rows[0][0]}"
-
-
-def _together(rows: Sequence[CollectiveRow]) -> list[Any]:
-    ranks = len({row.rank for row in rows})
-    seconds = [row.seconds for row in rows]
-    rates = [row.bus_bytes_per_second for row in rows if row.bus_bytes_per_second is not None]
-    timed = sum(row.bus_calls for row in rows) / ranks
-    calls = sum(row.calls for row in rows) / ranks
-    return [
-        _count(calls),
-        None if None in seconds else sum(s for s in seconds if s is not None) / ranks,
-        median(rates) if rates else None,
-        _count(timed) if rates else None,
-    ]
 
 
 def _count(mean: float) -> float:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from harness.traces.analysis import RankTrace, Skew
 from harness.traces.collectives import Call
@@ -16,36 +15,16 @@ from harness.traces.strategy import Likeness
 MOST_KERNELS = 10
 
 
-@dataclass(kw_only=True)
-class CollectiveRow:
-    """Equal collectives of one rank."""
+Row = dict[str, Any]
+"""Equal collectives of one rank, as --json prints them.
 
-    rank: int | None
-    operation: str | None
-    dtype: str | None
-    elements: int | None
-    bytes: int | None
-    """Payload of one call: the complete tensor."""
-    group: str | None
-    group_size: int | None
-    group_ranks: list[int] | None
-    calls: int
-    seconds: float | None
-    """All of them together; None: no kernel was recorded for one of them."""
-    bus_bytes_per_second: float | None
-    """Of the median call, of an even number the mean of the middle two."""
-    bus_calls: int
-    """Calls whose duration, payload and group are known."""
-    kernel: str | None
-    kind: str | None
-    """What the name of that kernel says it does, where no launch tells the operation."""
-
-    @property
-    def total_bytes(self) -> int | None:
-        return None if self.bytes is None else self.bytes * self.calls
+bytes: payload of one call, the complete tensor. seconds: of all calls; None: no kernel was recorded for one.
+bus_bytes_per_second: of the median of the `bus_calls` whose duration, payload and group are known. kind: what
+the name of the kernel says, where no launch tells the operation.
+"""
 
 
-def collective_rows(rank: RankTrace) -> list[CollectiveRow]:
+def collective_rows(rank: RankTrace) -> list[Row]:
     """Collectives of a rank by operation, dtype, size and group; most time first."""
     alike: dict[tuple[Any, ...], list[Call]] = {}
     for call in rank.calls:
@@ -55,19 +34,57 @@ def collective_rows(rank: RankTrace) -> list[CollectiveRow]:
     for calls in alike.values():
         first = calls[0]
         rates = [rate for call in calls if (rate := call.bus_bytes_per_second) is not None]
-        barrier = first.operation == "barrier"
+        barrier, size = first.operation == "barrier", first.payload_bytes
         rows.append(
-            CollectiveRow(
-                rank=rank.rank, operation=first.operation, dtype=None if barrier else first.dtype,
-                elements=None if barrier else first.elements, bytes=first.payload_bytes,
-                group=first.group.name, group_size=first.group.size,
-                group_ranks=None if first.group.ranks is None else list(first.group.ranks),
-                calls=len(calls), seconds=_mean([call.seconds for call in calls], 1),
-                bus_bytes_per_second=median(rates) if rates else None,
-                bus_calls=len(rates), kernel=first.kernel, kind=first.kind,
-            )
+            {
+                "rank": rank.rank, "operation": first.operation, "dtype": None if barrier else first.dtype,
+                "elements": None if barrier else first.elements, "bytes": size,
+                "group": first.group.name, "group_size": first.group.size,
+                "group_ranks": None if first.group.ranks is None else list(first.group.ranks),
+                "calls": len(calls), "seconds": _mean([call.seconds for call in calls], 1),
+                "bus_bytes_per_second": median(rates) if rates else None, "bus_calls": len(rates),
+                "kernel": first.kernel, "kind": first.kind,
+                "total_bytes": None if size is None else size * len(calls),
+            }
         )  # fmt: skip
-    return sorted(rows, key=lambda row: (-(row.seconds or 0.0), -(row.total_bytes or 0), str(row.operation)))
+    return sorted(
+        rows, key=lambda row: (-(row["seconds"] or 0.0), -(row["total_bytes"] or 0), str(row["operation"]))
+    )
+
+
+K = TypeVar("K")
+
+
+class Sums(NamedTuple):
+    """Collectives of several ranks, means of the ranks; None: not known of one of them."""
+
+    calls: float
+    bytes: float | None
+    seconds: float | None
+    bus_bytes_per_second: float | None
+    """The median of those of the ranks."""
+    bus_calls: float
+
+
+def summed(ranks: Sequence[RankTrace], key: Callable[[Row], K], *, of_all: bool = True) -> dict[K, Sums]:
+    """The collectives of each key; without `of_all` means of those ranks only that have such."""
+    alike = defaultdict[K, list[Row]](list)
+    for rank in ranks:
+        for row in collective_rows(rank):
+            alike[key(row)].append(row)
+    found = {}
+    for name, rows in alike.items():
+        count = len(ranks) if of_all else len({row["rank"] for row in rows})
+        calls, sizes, seconds, rates, timed = (
+            [row[column] for row in rows]
+            for column in ("calls", "total_bytes", "seconds", "bus_bytes_per_second", "bus_calls")
+        )
+        known = [rate for rate in rates if rate is not None]
+        found[name] = Sums(
+            sum(calls) / count, _mean(sizes, count), _mean(seconds, count),
+            median(known) if known else None, sum(timed) / count,
+        )  # fmt: skip
+    return found
 
 
 def _mean(values: Sequence[float | None], count: int) -> float | None:
@@ -93,9 +110,7 @@ def document(
             }
             for rank in ranks
         ],
-        "collectives": [
-            vars(row) | {"total_bytes": row.total_bytes} for rank in ranks for row in collective_rows(rank)
-        ],
+        "collectives": [row for rank in ranks for row in collective_rows(rank)],
         "kernels": [
             {
                 "rank": rank.rank, "name": one.name, **one.kind._asdict(), "calls": one.calls,
@@ -155,39 +170,18 @@ def _step_seconds(ranks: Sequence[RankTrace]) -> float | None:
 
 
 def _collective_changes(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace]) -> list[dict[str, Any]]:
-    before, after = (totals(side, lambda row: (row.operation, row.dtype)) for side in (baseline, ranks))
+    before, after = (summed(side, lambda row: (row["operation"], row["dtype"])) for side in (baseline, ranks))
     return [
         {
             "operation": operation, "dtype": dtype,
             **{
-                f"{name}_{when}": of.get((operation, dtype), (None, None, None))[place]
-                for place, name in enumerate(("calls", "bytes", "seconds"))
+                f"{name}_{when}": getattr(of.get((operation, dtype)), name, None)
+                for name in ("calls", "bytes", "seconds")
                 for when, of in (("before", before), ("after", after))
             },
         }
         for operation, dtype in dict.fromkeys([*before, *after])
     ]  # fmt: skip
-
-
-K = TypeVar("K")
-Totals = tuple[float, float | None, float | None]
-
-
-def totals(ranks: Sequence[RankTrace], key: Callable[[CollectiveRow], K]) -> dict[K, Totals]:
-    """Calls, bytes and seconds per rank of the collectives of each key."""
-    rows = defaultdict[K, list[CollectiveRow]](list)
-    for rank in ranks:
-        for row in collective_rows(rank):
-            rows[key(row)].append(row)
-    count = len(ranks)
-    return {
-        key: (
-            sum(row.calls for row in of) / count,
-            _mean([row.total_bytes for row in of], count),
-            _mean([row.seconds for row in of], count),
-        )
-        for key, of in rows.items()
-    }
 
 
 def _kernel_changes(ranks: Sequence[RankTrace], baseline: Sequence[RankTrace]) -> list[dict[str, Any]]:

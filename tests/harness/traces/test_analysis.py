@@ -40,13 +40,13 @@ def test_time_divides_as_published_to_the_microsecond(name: str) -> None:
 
 def test_buckets_of_ddp_are_every_parameter_of_the_model() -> None:
     rank = read("a100-resnet50-ddp-2ranks")
-    rows = {(row.operation, row.dtype, row.elements): row for row in collective_rows(rank)}
-    buckets = [row for row in rows.values() if row.operation == "all_reduce"]
-    assert sorted(row.elements or 0 for row in buckets) == [
+    rows = {(row["operation"], row["dtype"], row["elements"]): row for row in collective_rows(rank)}
+    buckets = [row for row in rows.values() if row["operation"] == "all_reduce"]
+    assert sorted(row["elements"] for row in buckets) == [
         2_049_000, 2_431_040, 6_563_840, 6_637_568, 7_875_584,
     ]  # fmt: skip
-    assert {(row.calls, row.group, row.group_size) for row in buckets} == {(3, "0", 2)}
-    assert rows["broadcast", "float32", 53_120].calls == rows["broadcast", "int64", 53].calls == 3
+    assert {(row["calls"], row["group"], row["group_size"]) for row in buckets} == {(3, "0", 2)}
+    assert rows["broadcast", "float32", 53_120]["calls"] == rows["broadcast", "int64", 53]["calls"] == 3
     like = likeness_of(rank)
     assert (like.strategy, like.parameters) == ("DDP", 25_557_032)
     assert like.unit_bytes == [4 * n for n in (2_049_000, 7_875_584, 6_563_840, 6_637_568, 2_431_040)]

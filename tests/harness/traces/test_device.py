@@ -143,7 +143,7 @@ def test_kinds_of_experts_kernels_are_figures(tmp_path: Path) -> None:
     rank = one(path)
     assert microseconds(rank) == [270, 100, 180, 0, 50]
     assert rank.remarks == []
-    assert {(row.operation, row.kind, row.calls) for row in collective_rows(rank)} == {
+    assert {(row["operation"], row["kind"], row["calls"]) for row in collective_rows(rank)} == {
         (None, kind, 1) for kind in ("combine", "reduce_scatter", "dispatch", "send")
     }  # fmt: skip
 
@@ -334,8 +334,8 @@ def test_bus_bandwidth_is_the_median_of_the_calls_that_were_timed(
     seconds: tuple[float, ...], rate: float | None, timed: int, tmp_path: Path
 ) -> None:
     (row,) = collective_rows(one(written(tmp_path, calls(*seconds))))
-    assert (row.calls, row.bus_calls) == (len(seconds), timed)
-    assert row.bus_bytes_per_second == (rate and pytest.approx(rate))
+    assert (row["calls"], row["bus_calls"]) == (len(seconds), timed)
+    assert row["bus_bytes_per_second"] == (rate and pytest.approx(rate))
 
 
 def launched(
