@@ -296,7 +296,8 @@ class Session:
                 )
                 step.losses[-1].shifts = shifts and facts.shifts_labels(root)
             number = step.number
-            if not step.micro_steps and not number & (number - 1):  # 0 and powers of two
+            # The first ones, powers of two, and one of 64.
+            if not step.micro_steps and (number < 8 or not number & min(number - 1, 63)):
                 step.bits = step.bits or facts.bits_of(root)
                 step.own_seconds += time.perf_counter() - now
             items = named.get("num_items_in_batch")
@@ -375,13 +376,7 @@ class Session:
         root = self._evaluating() if self._evaluating is not None else None
         self._evaluating = None
         if root is not None and not self._told_of_mode and any(map(depends_on_mode, root.modules())):
-            self._told_of_mode = True
-            self.seen.evaluating_since = step.number
-            self.writing.note(
-                f"step {step.number} trains {type(root).__name__} in evaluation mode: dropout is off, "
-                f"BatchNorm takes its running statistics{'' if root.training else _LEFT_OUT}; call train() "
-                "on it, also after each evaluation"
-            )
+            step.evaluates = step.evaluates or root
         self.habits.is_scaled = self._scaled is not None
         if self._scaled is not None:
             is_that = _alone(tensors) is self._scaled()
@@ -618,6 +613,15 @@ class Session:
         if self.writing.world.device == "cuda":
             torch.cuda.synchronize()
         step.ended = self._last_end = time.perf_counter()
+        if step.evaluates is not None and not self._told_of_mode:
+            self._told_of_mode = True
+            self.seen.evaluating_since = step.number
+            left_out = "" if step.evaluates.training else _LEFT_OUT
+            self.writing.note(
+                f"step {step.number} trains {type(step.evaluates).__name__} in evaluation mode: dropout is "
+                f"off, BatchNorm takes its running statistics{left_out}; call train() on it, also after each "
+                "evaluation"
+            )
         self.counter.phase = BETWEEN
         step.figures |= self.habits.figures
         self.habits.figures = {}

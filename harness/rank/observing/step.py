@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from harness.backends.base import Batch
@@ -294,6 +294,8 @@ class Step:
     """Of each micro-step, with the one that is next or under way."""
     norm: Any = None
     """As clipping returned it; None: nothing clipped."""
+    evaluates: nn.Module | None = None
+    """The model, if a backward pass found it in evaluation mode, and dropout or the like in it."""
     rate: float | None = None
     group_rates: dict[int, float | None] = field(default_factory=dict)
     """By group of the optimizers that stepped."""
@@ -311,6 +313,7 @@ class Step:
     def begin_again(self) -> None:
         """What was accumulated is thrown away."""
         self.micro_steps, self.batches, self.losses, self.norm = 0, [], [MicroLoss()], None
+        self.evaluates = None
 
     @property
     def has_several_losses(self) -> bool:

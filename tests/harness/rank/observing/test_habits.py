@@ -447,6 +447,12 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
     "a schedule of what trains later": (
         loop(schedule=PROBE.format("nn.Linear(8, 1).parameters()")), 1, set()),
     "steps that drop by turns": (DRAWN.format(before="model[1].train(step % 2 > 0)"), 1, set()),
+    "evaluations that take gradients, the last one too": (
+        EVALUATED.format(p=0.3, often="pass", before="model.eval(); loss_of(model).backward()",
+                         again="model.train()"), 1, set()),
+    "a rank that changes its weights after few steps": (
+        wrapped(reduced="step == 5 and dist.get_rank() and model.module[0].weight.data.mul_(1.5)"), 2,
+        {"replicas-differ"}),
     "evaluations in one order": (seeded(seed=HELD_OUT).replace("shuffle=True", ""), 1, set()),
     "parts that are clipped apart, one of them frozen": (
         loop(each=PARTS).replace("for step", "model[0].requires_grad_(False)\nfor step"), 1, set()),
