@@ -155,7 +155,7 @@ MUTANTS = [Mutant(*row) for row in (
      "test_a_host_that_holds_no_whole_model_is_no_refusal_of_slices"),
     ("prepared-in-slices", "StrategyKind.loading", becomes("'broadcast' if efficient else 'full'", "asked"),
      "Accelerate and Trainer are given a whole model", "test_which_ranks_build_the_whole_model"),
-    ("one-rank-builds", "loading_bytes", becomes("ranks * whole_bytes(scenario)", "whole_bytes(scenario)"),
+    ("one-rank-builds", "loading_bytes", becomes("ranks * whole", "whole"),
      "Every rank of a node that builds the whole model needs memory for it",
      "test_the_host_of_a_node_holds"),
     ("overhead-left-out", "MemoryPrediction.device_bytes", returns("self.peak_bytes"),
