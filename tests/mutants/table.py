@@ -64,7 +64,7 @@ MUTANTS = [Mutant(*row) for row in (
      "test_what_is_outside_of_blocks_goes_to_the_ends"),
     ("pipeline-gradients", "Pipeline.scale_grads", constant("True"),
      "A pipeline does not divide gradients of sums by its micro-batches",
-     "test_pipelines_without_a_shared_weight_have_no_finding[2]"),
+     "test_pipelines_whose_ends_share_a_weight_have_no_finding[2]"),
     ("trainer-ended", "Handover._run",
      becomes("raise RuntimeError(\"the library's loop ended before its last step\")", "return"),
      "A loop of Trainer that ends early is an error", "test_a_loop_that_ends_by_itself_is_an_error"),
