@@ -1,6 +1,7 @@
 """Deterministic records for tests, built without running anything, and published ones."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -147,9 +148,11 @@ def make_ranks(world_size: int, state_bytes: int = 16_000, **fields: Any) -> lis
 def changed(record: Record, **fields: Any) -> Record:
     """The record with other fields; a dict changes those of a part: `world={"device": "cuda"}`."""
     parts = {name: getattr(record, name) for name, given in fields.items() if isinstance(given, dict)}
-    return record.model_copy(
-        update=fields | {name: part.model_copy(update=fields[name]) for name, part in parts.items()}
-    )
+    new = {
+        name: replace(part, **fields[name]) if is_dataclass(part) else part.model_copy(update=fields[name])
+        for name, part in parts.items()
+    }
+    return record.model_copy(update=fields | new)
 
 
 def on_stub(record: Record) -> Record:

@@ -4,9 +4,9 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from harness.forms.layout import Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.judge.quantities import volume_of
-from harness.record import BackendPart, CommunicationPart, LayoutPart, Record, WindowsPart
+from harness.record import BackendPart, CommunicationPart, Record, WindowsPart
 from tests.records import changed, make_effective, make_record
 
 SHAPES = {
@@ -40,9 +40,9 @@ def make_volume_record(label: str, **changes: Any) -> Record:
     return record.model_copy(update={"comm": expected_rows(record)})
 
 
-def make_layout() -> LayoutPart:
+def make_layout() -> Layout:
     tensors = [Tensor(name=name, shape=shape, dtype="float32") for name, shape in SHAPES.items()]
-    return LayoutPart(
+    return Layout(
         parameters=tensors,
         decaying=[name for name, shape in SHAPES.items() if len(shape) > 1],
         buffers=[],

@@ -75,7 +75,7 @@ def collectives(workload: Workload) -> Volume:
     of_family = CLOSED_FORMS[workload.strategy.family].collectives(workload)
     volume = with_attention(workload, with_whole_matrices(workload, of_family))
     follows = any(map(workload.follows_evaluation, workload.steps))
-    follows &= workload.strategy.of_family.gathers_as_it_runs and not workload.layout.evaluates_alike
+    follows &= workload.strategy.of_family.gathers_as_it_runs and workload.layout.evaluates_alike is False
     unknown = EVALUATES_OTHERWISE if follows else underived(workload)
     return replace(volume, unknown=volume.unknown or unknown)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import field, replace
 from functools import cached_property, wraps
 from math import prod
 from typing import Annotated, Any, Final, Literal, TypeVar, cast
@@ -124,38 +124,59 @@ def derived(derive: F) -> F:
     return cast("F", once)
 
 
-@dataclass(frozen=True, kw_only=True)
+Names = Annotated[frozenset[str], pydantic.PlainSerializer(sorted, return_type=list[str])]
+
+
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=STORED)
 class Layout(Derivations):
-    """A model before any library touched it."""
+    """What closed forms need to know of the model, as it was before a library touched it."""
 
     parameters: tuple[Tensor, ...]
-    """In the model's order; a tied tensor once, under its first name."""
-    decaying: frozenset[str]
+    """In the model's order; a tied tensor comes once, under its first name."""
+    decaying: Names
     """Names of the parameters that decay: the optimizer has one group of them and one of the rest."""
-    own_groups: tuple[frozenset[str], ...] = ()
-    """Names of the parameters of each optimizer group, where there are others than those two."""
+    groups: tuple[Names, ...] = ()
+    """Names of the parameters of each group of the optimizer, where the job says more of them than what
+    decays; any may be empty."""
     buffers: tuple[Tensor, ...] = ()
     blocks: tuple[str, ...] = ()
     """Names of the transformer blocks, each of which is wrapped as one unit."""
-    tied: Mapping[str, str] = field(default_factory=dict)
-    """Further name of a tied parameter -> its first name."""
-    frozen: frozenset[str] = frozenset()
-    """Names of the parameters that are not trained."""
-    without_gradient: frozenset[str] | None = frozenset()
-    """Names of modules whose outputs need no gradient, so that no backward pass goes through them; None: not
-    known."""
+    tied: dict[str, str] = field(default_factory=dict)
+    """Further name of a tied parameter -> the name under which it stands above."""
+    frozen: Names = frozenset()
+    """Names of the parameters that the job does not train."""
+    without_gradient: Names | None = frozenset()
+    """Names of the modules that run and that no gradient comes back to; None: not known."""
     attention: Attention | None = None
-    """None: the model does not say."""
-    uses: Mapping[str, tuple[Use, ...]] | None = field(default_factory=dict)
-    """Parameters that several modules share, or whose module does not run once -> their uses in the order of
-    a forward pass. Others are used once, tied ones once by each of their names. None: not known."""
-    unreached: frozenset[str] | None = frozenset()
-    """Names of trained parameters that no gradient reaches; None: not known."""
+    """None: the model does not say its heads, or the record is older."""
+    uses: dict[str, tuple[Use, ...]] | None = field(default_factory=dict)
+    """Parameters that several modules share, or whose module does not run once in a forward pass -> their
+    uses in its order; None: not known."""
+    unreached: Names | None = frozenset()
+    """Names of the trained parameters that no gradient reaches, by a step on the meta device; None: not
+    known."""
     unit_calls: tuple[UnitCall, ...] | None = ()
-    """Runs of the blocks and of the whole model in the order in which they begin; (): each runs once and has
-    a backward pass. None: not known."""
-    evaluates_alike: bool = True
-    """Whether an evaluation runs the same modules in the same order."""
+    """Runs of the blocks and of the whole model, whose name is '', in the order in which they begin; (): each
+    runs once and has a backward pass; None: not known."""
+    read_outside: Names | None = frozenset()
+    """Names of the parameters that the loss reads while no module runs, such as for a penalty; None: not
+    known."""
+    changed_in_passes: Names | None = frozenset()
+    """Names of the parameters that forward passes of training write to in place, as to clamp them; None: not
+    known."""
+    evaluates_alike: bool | None = True
+    """Whether an evaluation runs the same modules in the same order; None: not known."""
+    depends_on_data: Annotated[bool, pydantic.Field(exclude_if=lambda value: not value)] = False
+    """Whether values or random numbers may decide what a step runs: bytes of the steps are not judged where
+    they hang on that."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _untraced(cls, values: Any) -> Any:
+        """A record from before gradients were traced knows neither, unless each of its modules runs once."""
+        if isinstance(values, dict) and values.get("uses", {}) != {}:
+            return {"unreached": None, "unit_calls": None, **values}
+        return values
 
     @cached_property
     def parameter_count(self) -> int:
@@ -197,7 +218,7 @@ class Layout(Derivations):
         """Whether a parameter is trained and gets a gradient."""
         return tensor.name not in self.frozen and tensor.name not in (self.unreached or ())
 
-    def groups(self) -> list[list[Tensor]]:
+    def update_groups(self) -> list[list[Tensor]]:
         """Parameters by optimizer group, in their order; empty groups are left out."""
         return [list(group) for group in self._groups]
 
@@ -212,7 +233,7 @@ class Layout(Derivations):
     @cached_property
     def _groups(self) -> list[list[Tensor]]:
         every = frozenset(tensor.name for tensor in self.trained)
-        parts = self.own_groups or (self.decaying, every - self.decaying)
+        parts = self.groups or (self.decaying, every - self.decaying)
         groups = [[tensor for tensor in self.trained if tensor.name in part] for part in parts]
         return [group for group in groups if group]
 

@@ -246,7 +246,7 @@ def _with_muon(workload: Workload, expected: ModelStates) -> ModelStates:
 
     Raises HarnessError where ranks update flat partitions, of which Muon knows no matrix.
     """
-    groups, updated = workload.layout.groups(), updated_tensors(workload)
+    groups, updated = workload.layout.update_groups(), updated_tensors(workload)
     if list(map(len, groups)) != list(map(len, updated)):
         raise HarnessError("Muon needs whole matrices, and this strategy updates flat partitions")
     host = any(term.host for term in expected.terms if term.kind == "optimizer" and "moments" in term.name)

@@ -82,7 +82,7 @@ def held(workload: Workload) -> list[Tensor]:
 def updated_tensors(workload: Workload) -> list[list[int]]:
     """Elements of each parameter of the rank's stages, by group of the optimizer."""
     own = {tensor.name for tensor in held(workload)}
-    groups = workload.layout.groups()
+    groups = workload.layout.update_groups()
     return [[tensor.numel for tensor in group if tensor.name in own] for group in groups]
 
 

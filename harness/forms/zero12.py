@@ -53,7 +53,7 @@ def model_states(workload: Workload) -> terms.ModelStates:
             whole_frozen(workload),
             *part.terms("masters", masters, trained, host=offload, extra=fp32),
             *part.terms("optimizer", "Adam's moments of the partition", ADAM_MOMENTS * trained, host=offload),
-            step_counters(len(workload.layout.groups()), workload),
+            step_counters(len(workload.layout.update_groups()), workload),
             *buffer_terms(workload),
             *gradients(workload, piece),
         ]
@@ -77,7 +77,7 @@ class Place:
 def places(layout: Layout, ranks: int, rank: int) -> list[tuple[int, list[Place]]]:
     """Elements of a partition of each flat group, and the group's parameters."""
     found = []
-    for index, group in enumerate(layout.groups()):
+    for index, group in enumerate(layout.update_groups()):
         piece, end, placed = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * ranks) // ranks, 0, []
         for tensor in group:
             begin, end = end, end + tensor.numel
@@ -214,7 +214,7 @@ def _step(workload: Workload, _: int) -> list[terms.Collective]:
                 "backward", op, dtype, terms.FURTHER_GRADIENTS, size * further, calls and calls * further
             )
         )
-    groups = workload.layout.groups()
+    groups = workload.layout.update_groups()
     if workload.precision != "fp32":
         # `has_overflow`, one byte; `_configure_zero_optimizer` checks in bf16 and fp16 only.
         found.append(terms.Collective("step", "all_reduce", "uint8", terms.OVERFLOW, 1))

@@ -196,7 +196,7 @@ def updated_tensors(workload: Workload) -> list[list[int]]:
     (`_optimizer_step`); `_create_fp16_sub_groups` closes a sub-group at the size."""
     limit = int(workload.options.get("sub_group_size") or SUB_GROUP_ELEMENTS)
     found: list[list[int]] = []
-    for group in workload.layout.groups():
+    for group in workload.layout.update_groups():
         count = 0
         for parameter in group:
             count += -(-parameter.numel // workload.world_size)

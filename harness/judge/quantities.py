@@ -50,7 +50,7 @@ from harness.record import (
     StepPart,
 )
 from harness.record.run import PER_TOKEN
-from harness.record.workload import closed_form_layout, complex_parameters, known_strategy, of_record
+from harness.record.workload import complex_parameters, known_strategy, of_record
 
 ADAM_CLASSES = ("Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam")
 """Optimizers whose states the closed forms know, whatever library they are of."""
@@ -203,7 +203,7 @@ def textbook(record: Record) -> dict[str, float] | None:
 def _trained_count(record: Record) -> int | None:
     """None: all parameters are trained."""
     layout = record.layout
-    return closed_form_layout(layout).trained_count if layout and layout.frozen else None
+    return layout.trained_count if layout and layout.frozen else None
 
 
 STEP_MOMENTS = ("after_forward", "after_backward", "after_step")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from harness.backends import registry
 from harness.backends.base import BackendOptions, Precision, Preset, World
@@ -39,8 +39,7 @@ from harness.nested import put
 from harness.plan.hardware import Device, Fabric, TimeConstants
 from harness.plan.model import PlannedModel, heads_of, mixture_of_experts, why_refused, with_adapters
 from harness.plan.models import ARCHITECTURES, from_config, load_model
-from harness.record import DataPart, LayoutPart, ModelPart
-from harness.record.workload import closed_form_layout
+from harness.record import DataPart, ModelPart
 from harness.run_directory.request import RunRequest
 
 
@@ -269,7 +268,7 @@ def _with_groups(layout: Layout, optimizer: OptimizerSection) -> Layout:
         layout = replace(layout, frozen=layout.frozen | frozen, without_gradient=None)
     groups = optimizer.update_groups({tensor.name: len(tensor.shape) for tensor in layout.trained})
     own = tuple(group.names for group in groups) if optimizer.groups else ()
-    return replace(layout, decaying=groups[0].names, own_groups=own)
+    return replace(layout, decaying=groups[0].names, groups=own)
 
 
 def why_not_planned(
@@ -292,7 +291,7 @@ def why_not_planned(
     if reason or model is None or not is_8bit:
         return reason
     # As a rank would say that has built its optimizer.
-    groups, ranks = layout_of(model, job).groups(), world.world_size
+    groups, ranks = layout_of(model, job).update_groups(), world.world_size
     alignment = START_ALIGNMENT_ELEMENTS * ranks
     return why_not_narrowed(
         ([tensor.numel for tensor in group], ceil_to(elements(group), alignment) // ranks) for group in groups
@@ -400,7 +399,7 @@ def job_model(job: Job, named: str | None = None, assignments: Sequence[str] = (
 
 def planned_model(facts: Mapping[str, Any], job: Job) -> PlannedModel:
     """The model of a job. `facts`: what the check of the job returned (`rank.job_check`)."""
-    model, layout = ModelPart(**facts["model"]), closed_form_layout(LayoutPart(**facts["layout"]))
+    model, layout = ModelPart(**facts["model"]), TypeAdapter(Layout).validate_python(facts["layout"])
     config: dict[str, Any] = facts["configuration"]
     geometry = model.geometry
     return PlannedModel(

@@ -164,7 +164,7 @@ def _scenario(asked: SimulationRequest, result: SimulatedRank) -> Scenario | Non
     assert result.layout is not None
     facts = {
         "model": result.model.model_dump(),
-        "layout": result.layout.model_dump(),
+        "layout": result.layout,
         "configuration": result.configuration,
     }
     model = planned_model(facts, asked.run.job)

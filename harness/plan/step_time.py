@@ -150,7 +150,7 @@ class Work:
         """Tensors that the optimizer of a rank updates one by one: ZeRO lays each group into a flat one."""
         layout = self.part.layout
         if local_workload(self.workload).strategy.of_family.flat_states:
-            return len(layout.groups())
+            return len(layout.update_groups())
         return len(self.workload.layout.trained if self.is_adapted else layout.parameters)
 
     @cached_property

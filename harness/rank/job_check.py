@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from pydantic_core import to_jsonable_python
 from torch import nn
 
 from harness.backends.refusals import suggestion
@@ -39,7 +40,6 @@ from harness.rank.models.optimizer import (
     learning_rate,
     update_groups,
 )
-from harness.record.workload import closed_form_layout
 
 
 def check_job(job: Job) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def model_facts(job: Job, samples: Samples | None = None) -> dict[str, Any]:
         "architecture": type(model).__name__,
         "model_config": config.to_diff_dict() if config is not None else {},
         "model": describe_model(model).model_dump(mode="json") | {"whole_because": why_whole(job, "slices")},
-        "layout": layout.model_dump(mode="json"),
+        "layout": to_jsonable_python(layout),
         "configuration": json.loads(config.to_json_string(use_diff=False)) if config is not None else {},
     }
 
@@ -141,7 +141,7 @@ def describe_on_meta(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     return {
         "architecture": type(model).__name__,
         "config": built.to_dict(),
-        "layout": closed_form_layout(describe_layout(model, update_groups(model, OptimizerSection()))),
+        "layout": describe_layout(model, update_groups(model, OptimizerSection())),
         **vars(geometry),
     }
 

@@ -45,7 +45,6 @@ from harness.record.run import (
     GivenMode,
     GivenPart,
     GivenSettingPart,
-    LayoutPart,
     ModelLossPart,
     ModelPart,
     ObservationPart,

@@ -16,64 +16,13 @@ from harness.backends.refusals import explain_refusal
 from harness.backends.registry import BUILT_IN
 from harness.backends.strategy import StrategyKind
 from harness.bounds import MOST_RANKS
-from harness.forms.layout import Attention, Derivations, Tensor, UnitCall, Use
+from harness.forms.layout import Derivations, Layout
 from harness.forms.terms import OwnForms
 from harness.forms.textbook import is_stub
 from harness.job.experiment import MeasureSection, Price, ReportFocus
 from harness.job.job import Job, SettingsSection
 from harness.record import measured
 from harness.safe_text import MOST_MESSAGE_BYTES, KeptCommand, capped
-
-
-class LayoutPart(measured.Part):
-    """What closed forms need to know of the model, as it was before a library touched it."""
-
-    parameters: list[Tensor]
-    """In the model's order; a tied tensor comes once, under its first name."""
-    decaying: list[str]
-    """Names of the parameters that decay: the optimizer has one group of them and one of the rest."""
-    groups: list[list[str]] = []
-    """Names of the parameters of each group of the optimizer, where the job says more of them than what
-    decays; any may be empty."""
-    buffers: list[Tensor]
-    blocks: list[str]
-    """Names of the transformer blocks, each of which is wrapped as one unit."""
-    tied: dict[str, str] = {}
-    """Further name of a tied parameter -> the name under which it stands above."""
-    frozen: list[str] = []
-    """Names of the parameters that the job does not train."""
-    without_gradient: list[str] | None = []
-    """Names of the modules that run and that no gradient comes back to; None: not known."""
-    attention: Attention | None = None
-    """None: the model does not say its heads, or the record is older."""
-    uses: dict[str, list[Use]] | None = {}
-    """Parameters that several modules share, or whose module does not run once in a forward pass -> their
-    uses in its order; None: not known."""
-    unreached: list[str] | None = []
-    """Names of the trained parameters that no gradient reaches, by a step on the meta device; None: not
-    known."""
-    unit_calls: list[UnitCall] | None = []
-    """Runs of the blocks and of the whole model, whose name is '', in the order in which they begin; []: each
-    runs once and has a backward pass; None: not known."""
-    read_outside: list[str] | None = []
-    """Names of the parameters that the loss reads while no module runs, such as for a penalty; None: not
-    known."""
-    changed_in_passes: list[str] | None = []
-    """Names of the parameters that forward passes of training write to in place, as to clamp them; None: not
-    known."""
-    evaluates_alike: bool | None = True
-    """Whether an evaluation runs the same modules in the same order; None: not known."""
-    depends_on_data: bool = pydantic.Field(False, exclude_if=lambda value: not value)
-    """Whether values or random numbers may decide what a step runs: bytes of the steps are not judged where
-    they hang on that."""
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _untraced(cls, values: Any) -> Any:
-        """A record from before gradients were traced knows neither, unless each of its modules runs once."""
-        if isinstance(values, dict) and values.get("uses", {}) != {}:
-            return {"unreached": None, "unit_calls": None, **values}
-        return values
 
 
 class GeometryPart(measured.Part):
@@ -769,7 +718,7 @@ class Record(Derivations, measured.Part):
     backend: BackendPart
     world: WorldPart
     environment: measured.EnvironmentPart
-    layout: LayoutPart | None = None
+    layout: Layout | None = None
     model: ModelPart | None = None
     data: DataPart | None = None
     initial_weights: WeightsPart | None = None

@@ -10,7 +10,7 @@ from harness.forms.activations import recomputed_until
 from harness.forms.layout import DTYPE_BYTES, Layout, derived
 from harness.forms.workload import Workload
 from harness.job.job import Job
-from harness.record.run import LayoutPart, Record
+from harness.record.run import Record
 
 NOT_CLAIMED = StrategyKind(family="not claimed")
 """In place of a third party's strategy that nothing is known of."""
@@ -21,7 +21,7 @@ def known_strategy(record: Record) -> StrategyKind | None:
     return strategy_of(record.backend.name) or record.backend.claim
 
 
-def complex_parameters(layout: LayoutPart) -> list[str]:
+def complex_parameters(layout: Layout) -> list[str]:
     return [tensor.name for tensor in layout.parameters if tensor.dtype.startswith("complex")]
 
 
@@ -65,11 +65,11 @@ def of_record(record: Record, rank: int = 0) -> Workload | None:
     )
 
 
-def of_job(job: Job, *, layout: LayoutPart, architecture: str | None, **world: Any) -> Workload:
+def of_job(job: Job, *, layout: Layout, architecture: str | None, **world: Any) -> Workload:
     """The workload of a job for a model; `world`: every field of `Workload` that the job does not have."""
     training = job.training
     return Workload(
-        layout=closed_form_layout(layout),
+        layout=layout,
         precision=training.held_precision,
         sequence_length=job.data.sequence_length,
         gradient_clipping=training.gradient_clipping,
@@ -77,24 +77,6 @@ def of_job(job: Job, *, layout: LayoutPart, architecture: str | None, **world: A
         recomputed_until=recomputed_until(architecture),
         **job.optimizer.for_closed_forms(world.get("options", {})),
         **world,
-    )
-
-
-def closed_form_layout(part: LayoutPart) -> Layout:
-    return Layout(
-        parameters=tuple(part.parameters),
-        decaying=frozenset(part.decaying),
-        own_groups=tuple(map(frozenset, part.groups)),
-        buffers=tuple(part.buffers),
-        blocks=tuple(part.blocks),
-        tied=part.tied,
-        frozen=frozenset(part.frozen),
-        attention=part.attention,
-        uses=None if part.uses is None else {name: tuple(uses) for name, uses in part.uses.items()},
-        without_gradient=None if part.without_gradient is None else frozenset(part.without_gradient),
-        unreached=None if part.unreached is None else frozenset(part.unreached),
-        unit_calls=None if part.unit_calls is None else tuple(part.unit_calls),
-        evaluates_alike=part.evaluates_alike is not False,
     )
 
 

@@ -26,6 +26,7 @@ from harness.backends.mesh import Mesh
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
 from harness.files import open_plain
+from harness.forms.layout import Layout
 from harness.forms.terms import OwnForms
 from harness.record.measured import EndedRank, ProbedRank, ReadyRank
 from harness.record.run import DIGEST_KIND, with_details
@@ -90,7 +91,7 @@ class SetupEvent(ReadyRank):
     own_forms: OwnForms | None = None
     """Of rank 0 only."""
     accelerator: record.AcceleratorPart | None = None
-    layout: record.LayoutPart | None = None
+    layout: Layout | None = None
     """None: the backend did not build the model."""
     model: record.ModelPart | None = None
     split: record.SplitPart | None = None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
 
 from harness.backends import registry
 from harness.bounds import MOST_DOCUMENT_BYTES
@@ -194,7 +195,7 @@ def assemble_observed(
     steps = steps_of(events)
     status, error = _status(run_directory, events, steps, seen, exit_code, told_at)
     row = request.row or ScriptRow(label="", key=hashlib.sha256(request.run_id.encode()).hexdigest()[:16])
-    layout = setup.layout.model_dump(mode="json") if setup and setup.layout else None
+    layout = to_jsonable_python(setup.layout) if setup else None
     # Another rate, or other samples, make another training.
     fed = [(step.sample_hashes, step.learning_rate) for step in steps]
     identity = json.dumps([job.job_id(), layout, fed], sort_keys=True)

@@ -17,11 +17,12 @@ from harness.backends.refusals import explain_refusal
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.files import PlainName, Stored, read_plain, refusing, write_atomically
+from harness.forms.layout import Layout
 from harness.job.batch import BatchLayout, data_size
 from harness.job.experiment import Limits, MeasureSection, Price, ReportFocus
 from harness.job.job import DEFAULT_STEPS, Job
 from harness.nested import differences
-from harness.record import CommunicationPart, GivenPart, LayoutPart, MemoryPart, ModelPart, PredictionPart
+from harness.record import CommunicationPart, GivenPart, MemoryPart, ModelPart, PredictionPart
 from harness.record.measured import ResumedPart, SavedFormat
 from harness.safe_text import KeptCommand
 
@@ -291,7 +292,7 @@ class SimulatedRank(Stored):
     versions: dict[str, str] = {}
     effective: Effective | None = None
     model: ModelPart | None = None
-    layout: LayoutPart | None = None
+    layout: Layout | None = None
     configuration: dict[str, Any] = {}
     """Of the model, in full, as Hugging Face writes it."""
     communication: list[CommunicationPart] = []

@@ -23,7 +23,6 @@ from harness.judge.rows import BASE, CellRuns, job_marks, rank_speeds
 from harness.judge.run_conditions import is_deterministic, own_words, shares_cores
 from harness.judge.statistics import EQUAL, Ranking, interval_runs
 from harness.judge.wording import a_few, counted, entries, listed, name_cells, ranks, words
-from harness.record.workload import closed_form_layout
 from harness.safe_text import by_name
 from harness.tell.document import (
     Block,
@@ -155,7 +154,7 @@ def job_words(comparison: Comparison) -> str:
         count = record.initial_weights.parameter_count if record.initial_weights else None
         words = f"{name} with {count / 1e6:.3g} M parameters" if count else name
         if record.job.adapter.is_present:
-            trained = closed_form_layout(record.layout).trained_count if record.layout else None
+            trained = record.layout.trained_count if record.layout else None
             share = f", {percent(trained / count)} trained" if trained and count else ""
             size = f" of rank {record.job.adapter.rank}" if record.job.adapter.rank else ""
             words += f" (LoRA{size}{share})"

@@ -13,6 +13,7 @@ from torch import nn
 
 from harness.backends.base import Backend, Engine, SetupContext, World
 from harness.backends.model_source import AskedLoading
+from harness.forms.layout import Layout
 from harness.job.job import Job, UpdateGroup
 from harness.rank.data import IGNORED, DataFacts
 from harness.rank.initial_weights import JobModelSource
@@ -21,7 +22,7 @@ from harness.rank.models.losses import ComputeLoss, loss_of_part, summed_cross_e
 from harness.rank.models.model import model_config
 from harness.rank.models.optimizer import build_optimizer, frozen_names, update_groups
 from harness.rank.probes.communication import CommunicationCounter
-from harness.record import LayoutPart, ModelPart
+from harness.record import ModelPart
 
 STEPS = 6
 PROBED_STEP = 3
@@ -154,7 +155,7 @@ def engine_of(
 
 def prepare(
     backend: Backend, world: World, case: Case, loading: AskedLoading = "slices"
-) -> tuple[Engine, LayoutPart, ModelPart]:
+) -> tuple[Engine, Layout, ModelPart]:
     """An engine, and layout and facts of its bare model."""
     job, built = contract_job(case), Built()
     engine = engine_of(

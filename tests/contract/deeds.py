@@ -17,9 +17,10 @@ import torch
 from harness.backends.base import Backend, Effective, Engine, Unsupported, World
 from harness.backends.model_source import AskedLoading
 from harness.backends.presets import TIMER_WAITS
+from harness.forms.layout import Layout
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.memory import AllocatorProbe, live_bytes_by_kind
-from harness.record import LayoutPart, ModelPart
+from harness.record import ModelPart
 from tests.contract.cases import (
     FOLDER,
     Case,
@@ -104,7 +105,7 @@ def _train(backend: Backend, world: World, case: Case) -> Trace:
 class Counted:
     """What one rank of one case left behind."""
 
-    layout: LayoutPart
+    layout: Layout
     model: ModelPart
     effective: Effective
     rows: list[dict[str, Any]]
@@ -174,7 +175,7 @@ class Held:
     """What one rank of one case held."""
 
     kinds: dict[str, int]
-    layout: LayoutPart
+    layout: Layout
     shard_size: int | None
 
 
@@ -205,7 +206,7 @@ def held_kinds(engine: Engine) -> dict[str, int]:
     return dict(Counter(inside) + Counter(engine.hidden_bytes()))
 
 
-Loaded = tuple[str | None, dict[str, str], LayoutPart, ModelPart]
+Loaded = tuple[str | None, dict[str, str], Layout, ModelPart]
 LOADINGS: tuple[AskedLoading, ...] = ("full", "slices")
 
 

@@ -7,9 +7,8 @@ import pytest
 
 from harness.backends import registry
 from harness.forms.families import model_states
+from harness.forms.layout import Layout
 from harness.forms.workload import Workload
-from harness.record import LayoutPart
-from harness.record.workload import closed_form_layout
 from tests.built_in import NATIVE, strategy
 from tests.contract.cases import GLOBAL_BATCH, LENGTH, Case
 from tests.contract.deeds import CASES, Held
@@ -84,11 +83,11 @@ def expected_kinds(label: str, case: Case, held: Held, ranks: int, rank: int) ->
     return {kind: kinds.get(kind, 0) for kind in KINDS}
 
 
-def workload(label: str, case: Case, layout: LayoutPart, ranks: int, rank: int, **more: Any) -> Workload:
+def workload(label: str, case: Case, layout: Layout, ranks: int, rank: int, **more: Any) -> Workload:
     """What a rank of a backend trains in a case."""
     mesh = registry.mesh_of(label, ranks)
     return Workload(
-        layout=closed_form_layout(layout),
+        layout=layout,
         strategy=strategy(label.partition(":")[0]),
         precision=case.precision,
         preset=case.preset,

@@ -110,7 +110,7 @@ def host_reads(workload: Workload) -> int:
 def updated_tensors(workload: Workload) -> list[list[int]]:
     """Elements of the rank's part of each parameter, by group; those without a part have no gradient."""
     parts = _parts(workload)
-    return [[parts[p.name] for p in group if p.name in parts] for group in workload.layout.groups()]
+    return [[parts[p.name] for p in group if p.name in parts] for group in workload.layout.update_groups()]
 
 
 def collectives(workload: Workload) -> terms.Volume:

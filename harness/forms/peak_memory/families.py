@@ -191,7 +191,7 @@ class Zero12Timeline(StepTimeline):
         if self.workload.strategy.stage == 1:
             if not self.last_micro_step:
                 return
-            for group in self.workload.layout.groups():
+            for group in self.workload.layout.update_groups():
                 for tensor in group:
                     self._into_bucket(tensor)
         self._reduce()

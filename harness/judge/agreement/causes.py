@@ -613,7 +613,7 @@ class Pair:
         strategy, layout = known_strategy(self.record), self.record.layout
         if layout is None or strategy is None or not strategy.facts.stage or strategy.facts.cuts_layers:
             return []
-        return layout.changed_in_passes or []
+        return sorted(layout.changed_in_passes or ())
 
     @property
     def buffers(self) -> list[str]:
@@ -1031,7 +1031,7 @@ def read_outside(record: Record) -> list[str]:
     """Weights that the loss reads where a rank holds a part of them."""
     strategy = known_strategy(record)
     cut = strategy is not None and strategy.facts.stage >= 3
-    return (record.layout.read_outside or []) if cut and record.layout is not None else []
+    return sorted(record.layout.read_outside or ()) if cut and record.layout is not None else []
 
 
 def altered_updates(reference: Record, record: Record) -> dict[int, OddUpdatePart]:

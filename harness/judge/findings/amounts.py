@@ -28,7 +28,7 @@ from harness.judge.quantities import (
 from harness.judge.rows import JudgedRun
 from harness.judge.wording import sentence
 from harness.record import MemoryPart, RankPart, Record
-from harness.record.workload import closed_form_layout, of_record
+from harness.record.workload import of_record
 
 KIND = "communication-differs"
 
@@ -114,7 +114,7 @@ def frozen_reduced(row: JudgedRun) -> Iterator[Finding]:
     record = row.record
     if record.layout is None or not record.layout.frozen:
         return
-    layout = closed_form_layout(record.layout)
+    layout = record.layout
     reduced, trained = _reduced_elements(record), layout.trained_count
     frozen, left_out = layout.parameter_count - trained, set(record.layout.frozen)
     # Libraries may pad trained weights so that each divides by the ranks: by rows, at most.

@@ -12,7 +12,7 @@ import numpy as np
 
 from harness.backends.libraries.facts import FACTS
 from harness.backends.registry import REFERENCE
-from harness.forms.layout import element_bytes
+from harness.forms.layout import Layout, element_bytes
 from harness.forms.terms import BETWEEN, GATHERING, SCALAR_BYTES, may_reduce
 from harness.forms.textbook import hardware_flops_per_token
 from harness.job.job import CODE_SWITCH
@@ -26,7 +26,7 @@ from harness.judge.quantities import REDUCTIONS, geometry, recomputation, volume
 from harness.judge.rows import JudgedRun, Runs
 from harness.judge.wording import both, words
 from harness.nested import differences, value_at
-from harness.record import CommunicationPart, LayoutPart, ModelLossPart, RankPart, Record, workload
+from harness.record import CommunicationPart, ModelLossPart, RankPart, Record, workload
 from harness.record.run import LABELLED, OF_PASS, OF_UPDATE, PADDING, SAMPLER_SEED
 
 CUT = {("training", name) for name in ("global_batch_size", "micro_batch_size", "accumulation_steps")}
@@ -418,7 +418,7 @@ def _may_hold_gradients(part: CommunicationPart, *, least: int = SCALAR_BYTES) -
     return may_reduce(part.phase, part.op) and (part.largest_bytes or part.payload_bytes) > least
 
 
-def _trains_no_vector(layout: LayoutPart | None) -> bool:
+def _trains_no_vector(layout: Layout | None) -> bool:
     frozen = set(layout.frozen) if layout is not None else set()
     return layout is not None and all(len(p.shape) > 1 for p in layout.parameters if p.name not in frozen)
 
@@ -570,7 +570,7 @@ def outside(row: JudgedRun) -> Iterator[Finding]:
         for part in record.comm
         if part.phase in (BETWEEN, "forward")
     )
-    trained = workload.closed_form_layout(record.layout).trained_count - own if record.layout else 0
+    trained = record.layout.trained_count - own if record.layout else 0
     least = {"backward": 0, "step": SCALAR_BYTES}  # an update exchanges norms and flags of so few bytes
     ops = [part for part in record.comm if part.rank == 0 and part.op in REDUCTIONS
            and (part.largest_bytes or part.payload_bytes) > least.get(part.phase, math.inf)]  # fmt: skip

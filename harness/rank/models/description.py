@@ -26,14 +26,14 @@ from harness.backends.model.precision import dtype_name
 from harness.backends.optimizer.groups import tensors_in
 from harness.errors import JobError
 from harness.forms import layout as forms
-from harness.forms.layout import READ_ELSEWHERE, RETURNED, UnitCall, Use
+from harness.forms.layout import READ_ELSEWHERE, RETURNED, Layout, UnitCall, Use
 from harness.job.job import DEFAULT_TASK, Job, UpdateGroup
 from harness.rank.factories import configuration, described_error
 from harness.rank.models.changes import uses_checkpointing
 from harness.rank.models.losses import ComputeLoss, loss_function
 from harness.rank.models.model import add_adapters, from_config
 from harness.rank.models.optimizer import frozen_names
-from harness.record import GeometryPart, LayoutPart, ModelPart, SplitPart
+from harness.record import GeometryPart, ModelPart, SplitPart
 
 META = "meta"
 TOKENS = 2
@@ -43,7 +43,7 @@ Uses = dict[str, list[Use]]
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleUses:
-    """What one step does, as `LayoutPart` has it; None: not known."""
+    """What one step does, as `Layout` has it; None: not known."""
 
     uses: Uses | None = field(default_factory=dict)
     without_gradient: list[str] | None = field(default_factory=list)
@@ -408,7 +408,7 @@ class Built:
     """The model that a backend built; None until it did."""
 
     model: ModelPart | None = None
-    layout: LayoutPart | None = None
+    layout: Layout | None = None
     split: SplitPart | None = None
     update_of_part: float | None = None
 
@@ -471,34 +471,31 @@ def is_decoder(architecture: str) -> bool:
     return architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
-def describe_layout(
-    model: nn.Module, updated: Sequence[UpdateGroup], traced: ModuleUses = REGULAR
-) -> LayoutPart:
+def describe_layout(model: nn.Module, updated: Sequence[UpdateGroup], traced: ModuleUses = REGULAR) -> Layout:
     """The tensors of a bare model and its blocks, and what one step does with them."""
 
-    def describe(named: Iterable[tuple[str, Tensor]]) -> list[forms.Tensor]:
-        return [
+    def describe(named: Iterable[tuple[str, Tensor]]) -> tuple[forms.Tensor, ...]:
+        return tuple(
             forms.Tensor(name=name, shape=tensor.shape, dtype=dtype_name(tensor.dtype))
             for name, tensor in named
-        ]
+        )
 
     frozen = frozen_names(model)
     first_names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return LayoutPart(
+    return Layout(
         parameters=describe(model.named_parameters()),
-        decaying=sorted(updated[0].names) if updated else [],
-        groups=[sorted(group.names) for group in updated] if len(updated) > 2 else [],
+        decaying=frozenset(updated[0].names if updated else ()),
+        groups=tuple(group.names for group in updated) if len(updated) > 2 else (),
         buffers=describe(model.named_buffers()),
-        blocks=list(transformer_blocks(model)),
+        blocks=tuple(transformer_blocks(model)),
         tied={
             name: first_names[id(parameter)]
             for name, parameter in model.named_parameters(remove_duplicate=False)
             if name != first_names[id(parameter)]
         },
-        frozen=sorted(frozen),
-        without_gradient=traced.without_gradient if frozen or traced.without_gradient else [],
+        frozen=frozenset(frozen),
         attention=describe_attention(model),
-        **{name: value for name, value in vars(traced).items() if name != "without_gradient"},
+        **vars(traced) | ({} if frozen or traced.without_gradient else {"without_gradient": ()}),
     )
 
 

@@ -34,6 +34,7 @@ from harness.backends.registry import ENTRIES
 from harness.backends.torch_engine import TorchEngine, TorchStrategy
 from harness.backends.zero.engine import ZeroEngine
 from harness.forms import layout as forms
+from harness.forms.layout import Layout
 from harness.rank.accelerator import uses_tf32
 from harness.rank.live.model_watch import (
     Whole,
@@ -46,7 +47,7 @@ from harness.rank.live.model_watch import (
 from harness.rank.models.changes import is_compiled
 from harness.rank.models.description import describe_geometry
 from harness.rank.process.environment import is_deterministic
-from harness.record import LayoutPart, ModelPart, ObservedPart
+from harness.record import ModelPart, ObservedPart
 
 
 def fsdp1(
@@ -526,7 +527,7 @@ def read_by_layers(adapter: Any) -> bool:
     return is_plain and not (adapter.modules_to_save or adapter.trainable_token_indices)
 
 
-def observed_layout(live: Live, optimizers: Optimizers) -> LayoutPart:
+def observed_layout(live: Live, optimizers: Optimizers) -> Layout:
     """Tensors of the whole model."""
     named = whole_parameters(live.whole)
     first: dict[tuple[int, str], str] = {}
@@ -557,21 +558,22 @@ def observed_layout(live: Live, optimizers: Optimizers) -> LayoutPart:
     else:  # the units that its weights are gathered in
         units = map(bare_module_name, live.engine.effective().wrap_units)
         blocks = [unit for unit in units if unit] if live.cuts_units else []
-    return LayoutPart(
-        parameters=[
+    return Layout(
+        parameters=tuple(
             forms.Tensor(name=one.name, shape=tuple(one.shape), dtype=dtype_name(one.dtype))
             for one in named if first[one.key] == one.name
-        ],
-        decaying=sorted(decays),
-        groups=[] if parts == by_decay else [sorted(part) for part in parts if part],
-        buffers=[
+        ),
+        decaying=frozenset(decays),
+        groups=() if parts == by_decay else tuple(frozenset(part) for part in parts if part),
+        buffers=tuple(
             forms.Tensor(name=bare_name(name), shape=buffer.shape, dtype=dtype_name(buffer.dtype))
             for name, buffer in live.bare.named_buffers()
-        ],
+        ),
         tied={one.name: first[one.key] for one in named if first[one.key] != one.name},
-        blocks=blocks, frozen=frozen, without_gradient=[] if all_pass_back else None,
-        uses={} if runs_all else None, unreached=[] if runs_all else None,
-        unit_calls=[] if runs_all else None, read_outside=None, changed_in_passes=None,
+        blocks=tuple(blocks), frozen=frozenset(frozen),
+        without_gradient=frozenset() if all_pass_back else None, uses={} if runs_all else None,
+        unreached=frozenset() if runs_all else None, unit_calls=() if runs_all else None, read_outside=None,
+        changed_in_passes=None,
     )  # fmt: skip
 
 
@@ -581,7 +583,7 @@ def trained_elements(module: nn.Module) -> int:
     return sum(math.prod(shape) for shape in trained.values())
 
 
-def model_part(live: Live, layout: LayoutPart, effective: Effective) -> ModelPart:
+def model_part(live: Live, layout: Layout, effective: Effective) -> ModelPart:
     """The model as it trains."""
     model: Any = hugging_face_model(live.bare)
     named = model if model is not None else live.bare

@@ -25,6 +25,7 @@ from torch import nn
 from harness.backends.base import Effective, World
 from harness.backends.optimizer.groups import group_constants, group_rate
 from harness.backends.registry import strategy_of
+from harness.forms.layout import Layout
 from harness.rank.accelerator import describe_accelerator, placement
 from harness.rank.live.model_watch import bare_module_name
 from harness.rank.observing import facts
@@ -34,7 +35,7 @@ from harness.rank.probes.probes import ProbedSteps
 from harness.rank.probes.weights import digest_share
 from harness.rank.process.environment import device_name, random_state
 from harness.rank.process.start import Crash, write_collectives, write_where
-from harness.record import LayoutPart, ModelPart, ObservationPart
+from harness.record import ModelPart, ObservationPart
 from harness.run_directory import events
 from harness.run_directory.events import GuestEventWriter
 from harness.run_directory.observed_record import LOSS, note_start, rank_ends
@@ -82,7 +83,7 @@ class Described:
 
     live: facts.Live
     effective: Effective
-    layout: LayoutPart
+    layout: Layout
     model: ModelPart
     trained_elements: int
 

@@ -22,7 +22,6 @@ from harness.judge.run_conditions import accelerator_facts
 from harness.judge.wording import listed, name_cells, ranks, words
 from harness.nested import differences, put, removed
 from harness.record import EnvironmentPart, GivenPart, GivenSettingPart, ObservationPart, Record
-from harness.record.workload import closed_form_layout
 from harness.safe_text import by_name
 from harness.tell import tables
 from harness.tell.document import (
@@ -149,7 +148,7 @@ def job_section(comparison: Comparison) -> Section:
             facts.append(f"code of '{job.model.name}' ran (trust_remote_code)")
         if job.adapter.is_present:
             part = next((r.layout for r in of_job if r.layout), None)
-            trained = f", {closed_form_layout(part).trained_count:,} of them trained" if part else ""
+            trained = f", {part.trained_count:,} of them trained" if part else ""
             rank = f" of rank {job.adapter.rank}" if job.adapter.rank else ""
             alpha = f" (alpha {job.adapter.alpha:g})" if job.adapter.alpha else ""
             facts.append(f"adapters{rank}{alpha}{trained}")

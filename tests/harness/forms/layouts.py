@@ -10,7 +10,6 @@ from harness.forms.layout import Layout
 from harness.job.job import OptimizerSection
 from harness.rank.models.description import describe_layout
 from harness.rank.models.optimizer import update_groups
-from harness.record.workload import closed_form_layout
 
 BLOOM_560M = {
     "model_type": "bloom", "vocab_size": 250880, "hidden_size": 1024, "n_layer": 24, "n_head": 16,
@@ -33,5 +32,4 @@ def _layout(items: tuple[tuple[str, Any], ...]) -> Layout:
     config = CONFIG_MAPPING[values.pop("model_type")](**values)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    described = describe_layout(model, update_groups(model, OptimizerSection()))
-    return closed_form_layout(described)
+    return describe_layout(model, update_groups(model, OptimizerSection()))

@@ -43,7 +43,7 @@ def test_an_update_holds(backend: str, name: str, changes: dict[str, Any], held:
 
 def test_groups_are_updated_one_after_the_other() -> None:
     bloom = under("ddp", bloom_workload(optimizer_implementation="foreach"))
-    matrices, rest = (sum(t.numel for t in group) for group in bloom.layout.groups())
+    matrices, rest = (sum(t.numel for t in group) for group in bloom.layout.update_groups())
     assert matrices + rest == 559_214_592
     assert step_temporary(bloom).bytes == 4 * matrices
 

@@ -269,7 +269,7 @@ def test_where_nothing_is_expected_the_reason_is_named() -> None:
 def test_of_complex_parameters_nothing_is_expected() -> None:
     record = make_volume_record("ddp")
     first, *rest = record.layout.parameters
-    turned = [first.model_copy(update={"dtype": "complex64"}), *rest]
+    turned = (replace(first, dtype="complex64"), *rest)
     record = changed(record, layout={"parameters": turned})
     assert volume_differences(record) is None
     assert str(why_unknown(record)).startswith(f"{first.name} is complex, which")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.forms.layout import Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.job.experiment import ReportFocus
 from harness.judge.agreement.job_equivalence import PER_STEP
 from harness.judge.agreement.parity import is_variant
@@ -14,7 +14,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.quantities import expected_states, volume_differences, why_unknown
 from harness.judge.rows import JudgedRun, reason
 from harness.judge.statistics import Ranking
-from harness.record import ErrorPart, LayoutPart, ObservedPart, Record, ResumedPart, SplitPart
+from harness.record import ErrorPart, ObservedPart, Record, ResumedPart, SplitPart
 from harness.tell.first_page import same_training, short_document, summary_section
 from harness.tell.report import details_document
 from harness.tell.tables import parity_cell
@@ -266,7 +266,7 @@ def test_limits_of_each_split_are_told_apart() -> None:
     assert list(comparison.noises) == [job, f"{job}, 4 at once"]
 
 
-LAYOUT = LayoutPart(
+LAYOUT = Layout(
     parameters=[Tensor(name=name, shape=[2], dtype="float32") for name in "ab"], decaying=[], buffers=[],
     blocks=[], uses=None, without_gradient=[], unreached=None, unit_calls=None, depends_on_data=True,
 )  # fmt: skip

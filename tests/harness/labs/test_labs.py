@@ -10,12 +10,13 @@ from benchmarks.labs_page import findings_of, page, published, records_of
 from harness.backends import registry
 from harness.cli.labs import SPENT
 from harness.errors import HarnessError
+from harness.forms.layout import Layout
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
 from harness.judge.comparison import Comparison
 from harness.labs.definitions import LABS, LAYOUTS, Lab, Scale, Variant, find_lab
 from harness.labs.tables import LabTable, cells, fill
-from harness.record import GeometryPart, LayoutPart, Record
+from harness.record import GeometryPart, Record
 from harness.record.store import read_runs
 from harness.shipped import resolve
 from tests.docs.markdown import ROOT
@@ -150,7 +151,7 @@ def test_the_efficiency_of_weak_scaling_counts_the_work() -> None:
     shape = GeometryPart(multiplying_parameters=1000, layers=2, attention_width=8)
     known = {
         "model": make_model(geometry=shape),
-        "layout": LayoutPart(parameters=[], buffers=[], blocks=[], decaying=[]),
+        "layout": Layout(parameters=[], buffers=[], blocks=[], decaying=[]),
     }
     one, two = (
         make_record(label="fsdp1", world_size=n, steps=make_steps(seconds=0.5)).model_copy(update=known)

@@ -17,7 +17,6 @@ from harness.rank.data import DataFacts
 from harness.rank.models.description import describe_layout
 from harness.rank.models.model import build_model, model_config
 from harness.rank.models.optimizer import update_groups
-from harness.record.workload import closed_form_layout
 from tests.harness.forms.layouts import LLAMA_SMALL
 from tests.harness.forms.layouts import layout_of as model_layout
 from tests.harness.rank.small_models import CONFIGS, VOCABULARY, job_of
@@ -43,7 +42,7 @@ def test_the_layout_is_that_of_the_model_that_peft_builds(architecture: str, tar
 
 def described(job) -> Layout:
     model = build_model(job, model_config(job, DataFacts(vocabulary_size=VOCABULARY)))
-    return closed_form_layout(describe_layout(model, update_groups(model, OptimizerSection())))
+    return describe_layout(model, update_groups(model, OptimizerSection()))
 
 
 def test_targets_must_be_named_and_exist() -> None:

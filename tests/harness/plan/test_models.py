@@ -426,15 +426,11 @@ def assert_equal(planned: PlannedModel, model: Any) -> None:
     layout = describe_layout(model, update_groups(model, OptimizerSection()))
     ours, geometry = planned.layout, describe_geometry(model)
     assert planned.architecture == type(model).__name__
-    assert [(t.name, list(t.shape), t.dtype) for t in ours.parameters] == [
-        (t.name, t.shape, t.dtype) for t in layout.parameters
-    ]
-    assert sorted((t.name, list(t.shape), t.dtype) for t in ours.buffers) == sorted(
-        (t.name, t.shape, t.dtype) for t in layout.buffers
-    )
-    assert list(ours.blocks) == layout.blocks
+    assert ours.parameters == layout.parameters
+    assert {*ours.buffers} == {*layout.buffers}
+    assert ours.blocks == layout.blocks
     assert ours.tied == layout.tied
-    assert sorted(ours.decaying) == sorted(layout.decaying)
+    assert ours.decaying == layout.decaying
     if geometry is None and planned.idle_parameters:
         geometry = geometry_of_mixture(model)
     if geometry is None:  # an encoder, whose floating-point operations have no closed form

@@ -42,7 +42,6 @@ from harness.rank.job_check import check_job
 from harness.rank.models.description import describe_layout
 from harness.rank.models.model import build_model, model_config
 from harness.rank.models.optimizer import update_groups
-from harness.record.workload import closed_form_layout
 from harness.shipped import resolve
 from tests.harness.plan.plans import scenario as planned
 
@@ -59,8 +58,8 @@ def test_the_job_decides_the_dtype_and_the_decay_of_parameters() -> None:
     for precision, dtype in (("bf16", "bfloat16"), ("bf16-mixed", "float32")):
         layout = scenario(training={"precision": precision}).workload().layout
         assert {tensor.dtype for tensor in layout.parameters} == {dtype}
-    assert len(scenario().workload().layout.groups()) == 2
-    assert len(scenario(optimizer={"decay": "all"}).workload().layout.groups()) == 1
+    assert len(scenario().workload().layout.update_groups()) == 2
+    assert len(scenario(optimizer={"decay": "all"}).workload().layout.update_groups()) == 1
 
 
 def test_recomputation_is_known_by_the_architecture() -> None:
@@ -240,7 +239,7 @@ def answered(
 def test_the_planned_tensors_are_those_that_a_run_builds(name: str) -> None:
     job = experiment(name).job()
     planned, model = job_model(job), build_model(job, model_config(job, load_samples(job).facts))
-    built = closed_form_layout(describe_layout(model, update_groups(model, job.optimizer)))
+    built = describe_layout(model, update_groups(model, job.optimizer))
     assert replace(planned.layout, uses=built.uses) == built
     assert bool(planned.layout.uses) == (name == "t5")  # whose embedding three modules share
     assert planned.layout.blocks

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.backends.mesh import Mesh
-from harness.forms.layout import Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.judge.agreement.causes import (
     HYPOTHESES,
     Explanation,
@@ -25,7 +25,6 @@ from harness.judge.agreement.parity import Tolerance, measure_noise
 from harness.judge.wording import entries
 from harness.record import (
     DimensionPart,
-    LayoutPart,
     ObservedPart,
     OddUpdatePart,
     RankPart,
@@ -64,10 +63,10 @@ ranks = partial(make_ranks, 2)
 MOVED = weights(a=2.0, b=2.0)
 
 
-def layout(names: str = "ab", **facts: list[str]) -> LayoutPart:
+def layout(names: str = "ab", **facts: list[str]) -> Layout:
     tensors = [Tensor(name=name, shape=[1], dtype="float32") for name in names]
     parts: dict[str, Any] = {"parameters": tensors, "decaying": [*names], "buffers": [], "blocks": []}
-    return LayoutPart(**(parts | facts))
+    return Layout(**(parts | facts))
 
 
 def norms(*factors: float, times: float = 1.0) -> list[Any]:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from harness.forms.layout import Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.judge.findings.finding import Finding
-from harness.record import BackendPart, LayoutPart, MemoryPart, Record
+from harness.record import BackendPart, MemoryPart, Record
 from tests.records import make_effective, make_ranks, make_record, told
 from tests.volumes import make_volume_record, with_rows
 
@@ -77,7 +77,7 @@ def test_a_run_that_failed_is_not_judged() -> None:
 
 
 BLOCKS = ["a", "b", "c", "d"]
-LAYOUT = LayoutPart(
+LAYOUT = Layout(
     parameters=[
         Tensor(name=name, shape=[100, 8], dtype="float32") for name in ("root", *(f"{b}.w" for b in BLOCKS))
     ],

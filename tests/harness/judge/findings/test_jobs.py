@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.forms.layout import Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.judge.comparison import Comparison
 from harness.judge.findings.jobs import OVERRIDDEN, added_loss
 from harness.launch.launcher import launcher_settings
@@ -16,7 +16,6 @@ from harness.record import (
     GivenMode,
     GivenPart,
     GivenSettingPart,
-    LayoutPart,
     ModelLossPart,
     ObservationPart,
     ObservedPart,
@@ -31,7 +30,7 @@ from tests.representatives import first
 BUFFERS = [
     Tensor(name=f"norm.{name}", shape=[4], dtype="float32") for name in ("running_mean", "running_var")
 ]
-LAYOUT = LayoutPart(parameters=[], decaying=[], buffers=BUFFERS, blocks=[])
+LAYOUT = Layout(parameters=[], decaying=[], buffers=BUFFERS, blocks=[])
 
 
 def of_job(kind: str, **changes: object) -> list[str]:
@@ -338,7 +337,7 @@ def test_batches_that_come_again_are_a_finding_if_their_sampler_shuffles(
 def test_a_group_without_decay_is_rightly_empty_where_only_matrices_train() -> None:
     def kinds(bias: list[str], decay: float) -> list[str]:
         parts = [Tensor(name=name, shape=[4, 4][: 1 + (name == "a")], dtype="float32") for name in "ab"]
-        layout = LayoutPart(parameters=parts, decaying=["a"], frozen=bias, buffers=[], blocks=[])
+        layout = Layout(parameters=parts, decaying=["a"], frozen=bias, buffers=[], blocks=[])
         groups = [GROUP | {"weight_decay": 0.1}, GROUP | {"tensors": 0, "weight_decay": decay}]
         return [*of_script(script(optimizer_groups=groups).model_copy(update={"layout": layout}))]
 
@@ -448,7 +447,7 @@ def test_rounding_is_no_difference() -> None:
 )
 def test_what_is_trained_outside_is_counted_in_elements_of_any_dtype(dtype: str, width: int) -> None:
     """Gradients of the wrapped module are reduced, 1000 elements in the one probed step, or others, too."""
-    layout = LayoutPart(
+    layout = Layout(
         parameters=[Tensor(name="a.w", shape=[1000], dtype="float32")], decaying=[], buffers=[], blocks=[]
     )
     for more, ids in ((0, ["trained-outside"]), (600, [])):

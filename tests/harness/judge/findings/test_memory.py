@@ -3,16 +3,16 @@ from dataclasses import replace
 
 import pytest
 
-from harness.forms.layout import Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.job.job import OptimizerSection
 from harness.judge.findings.amounts import _gap
 from harness.judge.quantities import STEP_MOMENTS, derived_states
 from harness.judge.wording import sentence
-from harness.record import CommunicationPart, LayoutPart, MemoryPart, Record
+from harness.record import CommunicationPart, MemoryPart, Record
 from harness.record.run import ObservationPart
 from tests.records import changed, make_effective, make_ranks, make_record, told
 
-LAYOUT = LayoutPart(
+LAYOUT = Layout(
     parameters=[Tensor(name="a.w", shape=[100, 10], dtype="float32")],
     decaying=["a.w"],
     buffers=[],

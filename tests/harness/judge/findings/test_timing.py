@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.forms.layout import Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.job.experiment import MeasureSection
 from harness.judge.comparison import Comparison
 from harness.judge.findings import timing
 from harness.judge.findings.finding import Finding, role_of, statements
 from harness.judge.quantities import Run
 from harness.rank.probes.time import read
-from harness.record import DimensionPart, LayoutPart, OverlapPart, PlacementPart, RankPart, Record
+from harness.record import DimensionPart, OverlapPart, PlacementPart, RankPart, Record
 from harness.record.run import ObservationPart
 from tests.harness.cli.command_line import SMALL, records, succeeds
 from tests.plugins import register
@@ -63,7 +63,7 @@ def billion(seconds: float, **of_ranks: Any) -> Record:
         "step_seconds": [seconds] * COUNT, **of_ranks,
     })  # fmt: skip
     tensor = Tensor(name="h.0.weight", shape=[30_000, 30_000], dtype="float32")
-    layout = LayoutPart(parameters=[tensor], decaying=[], buffers=[], blocks=["h.0"])
+    layout = Layout(parameters=[tensor], decaying=[], buffers=[], blocks=["h.0"])
     return changed(
         run(ranks=parts, steps=steps([seconds] * COUNT), layout=layout), model=make_model(geometry=shape)
     )

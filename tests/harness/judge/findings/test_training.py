@@ -7,7 +7,7 @@ import pytest
 
 from harness.backends.options import COST_ALONE
 from harness.backends.registry import BUILT_IN, create
-from harness.forms.layout import Tensor
+from harness.forms.layout import Layout, Tensor
 from harness.job.job import Job
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding
@@ -15,7 +15,6 @@ from harness.judge.findings.training import exceeded
 from harness.judge.wording import entries
 from harness.record import (
     EvaluationPart,
-    LayoutPart,
     ObservationPart,
     ObservedPart,
     OddUpdatePart,
@@ -85,7 +84,7 @@ def test_weights_that_nothing_should_move_are_named_whatever_else_is_said(
     kind: str, finding: str, text: str, shift: float, named: bool
 ) -> None:
     """By so little that every limit allows it, and where another cause explains the figures."""
-    layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], **{kind: ["frozen.weight"]})
+    layout = Layout(parameters=[], decaying=[], buffers=[], blocks=[], **{kind: ["frozen.weight"]})
     first = {"weight": [1.0] * 9, "frozen.weight": [10.0] * 9}
 
     def record(moved: float = 0.0, label: str = "single", **changes: object) -> Record:
@@ -106,7 +105,7 @@ def test_weights_that_nothing_should_move_are_named_whatever_else_is_said(
 
 def test_a_loss_that_reads_cut_weights_beside_the_model_is_the_cause() -> None:
     steps = make_steps([LOSSES[0] - 2.5, *LOSSES[1:]], NORMS)
-    layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], read_outside=["first.weight"])
+    layout = Layout(parameters=[], decaying=[], buffers=[], blocks=[], read_outside=["first.weight"])
     other = make_record(label="fsdp1", steps=steps, layout=layout)
     found = {finding.id: finding.text for finding in Comparison([make_record(), other]).findings}
     assert "; see weights-read-outside" in found["diverged"]
@@ -121,7 +120,7 @@ def test_weights_that_passes_change_are_the_cause_where_passes_use_copies() -> N
     def found(
         label: str, losses: list[float], names: tuple[str, ...] = ("head.weight",), norms: list[float] = NORMS
     ) -> dict[str, str]:
-        layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], changed_in_passes=list(names))
+        layout = Layout(parameters=[], decaying=[], buffers=[], blocks=[], changed_in_passes=list(names))
         run = make_record(label=label, steps=make_steps(losses, norms), layout=layout)
         return {finding.id: finding.text for finding in Comparison([make_record(), run]).findings}
 
@@ -152,7 +151,7 @@ def test_what_nothing_updates_has_not_lost_its_updates(kind: str) -> None:
         before = make_weights(sketch={"idle": still, "trained": still, "other": still})
         after = make_weights("b" * 64, sketch={"idle": still, "trained": trained, "other": moved})
         observed = ObservedPart(master_dtypes=[dtype])
-        layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], **{kind: ["idle"]})
+        layout = Layout(parameters=[], decaying=[], buffers=[], blocks=[], **{kind: ["idle"]})
         changes = {"initial_weights": before, "final_weights": after, "layout": layout}
         return make_record(label=label, observed=observed, **changes)
 
@@ -335,7 +334,7 @@ def held_out(*losses: float | None, **changes: Any) -> list[Finding]:
     return told([make_record(eval=evaluated(5.0, 4.0)), record], "held-out-loss-differs")
 
 
-RUNNING = LayoutPart(
+RUNNING = Layout(
     parameters=[], decaying=[], blocks=[],
     buffers=[Tensor(name="norm.running_mean", shape=[4], dtype="float32")],
 )  # fmt: skip

@@ -185,7 +185,7 @@ def test_flat_parameters_have_their_closed_form_and_no_finding(tmp_path: Path) -
     record = observed(tmp_path, FLAT)
     # Root and blocks each have one step count; the root's odd number of elements is padded.
     assert optimizer_bytes(record) == {2 * 4 * (ELEMENTS + 1) // 2 + 3 * 4}
-    assert record.layout.blocks == ["blocks.0", "blocks.1"]
+    assert record.layout.blocks == ("blocks.0", "blocks.1")
     assert sum(p.name.endswith("weight") for p in record.layout.parameters) == 4
     assert found(record).keys() == set()
 
