@@ -30,8 +30,10 @@ from harness.diagnose.rerun import (
 from harness.judge.agreement.causes import Pair, explain_divergence, name_scale, shifted, weighed
 from harness.judge.agreement.job_equivalence import Difference, aligned_runs, job_differences
 from harness.judge.agreement.parity import MEAN_NORM, MOMENT, Tolerance, first_step_beyond
+from harness.judge.comparison import Comparison
 from harness.judge.distance import Distance, distance, step_pairs
 from harness.judge.effective import SettingDifference, setting_differences
+from harness.judge.findings.finding import role_of
 from harness.judge.wording import a_few, percent, words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.record import Record, WorldPart
@@ -42,6 +44,7 @@ LAST_STEPS = 4
 """Up to and including the one in which losses or norms diverge."""
 REPORTED = ("loss-of-one-rank", "loss-normalisation", "loss-scale", "norm-of-shard")
 """Causes that concern what is reported, and not gradients or updates."""
+REPLICAS, DIVIDED = "replicas-differ", "loss-not-divided"
 QUANTITIES = {
     "loss": "loss {} nats",
     "norm": "gradient norm {}",
@@ -110,15 +113,17 @@ def about_settings(
             yield f"{what}: {difference.setting}: {here} in {other.name}, {there} in {baseline.name}"
 
 
-def about_replicas(run: LoadedRun) -> Iterator[str]:
-    """Ranks that end with different weights although they should be equal."""
-    groups: dict[str, list[str]] = {}
-    for rank in run.record.ranks:
-        if rank.final_digest is not None:
-            groups.setdefault(rank.final_digest, []).append(str(rank.rank))
-    if len(groups) > 1:
-        cut = " against ".join(f"rank {', '.join(group)}" for group in groups.values())
-        yield f"ranks of {run.name} end with different weights: {cut}"
+def about_each(*runs: LoadedRun) -> dict[str, list[str]]:
+    """Sentences by kind of the causes that one of the records shows by itself, and not every one of them."""
+    told: dict[str, list[str]] = {}
+    causes = [
+        {f.id: f.text for f in Comparison([run.record]).findings if role_of(f.id) == "cause"} for run in runs
+    ]
+    for run, own in zip(runs, causes, strict=True):
+        for kind, text in own.items():
+            if kind == REPLICAS or any(kind not in of for of in causes):
+                told.setdefault(kind, []).append(f"{run.name}: {text}")
+    return told
 
 
 def about_reports(
@@ -418,8 +423,9 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
     parting = first_step_beyond(left, step_pairs(left, right), limits)
     known = noise_runs.vouch_for(baseline.record) or other.is_script is not baseline.is_script
     names = () if known else (baseline.name, other.name)
-    replicas = [text for run in (baseline, other) for text in about_replicas(run)]
-    clean = not (beyond or same_job or replicas or parting is not None)
+    each = about_each(baseline, other)
+    own = [text for of_kind in each.values() for text in of_kind]
+    clean = not (beyond or same_job or REPLICAS in each or parting is not None)
     causes = [
         *about_job(same_job, other),
         *about_commands(baseline, other),
@@ -432,13 +438,15 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
         explanation += [*about_partings(find_partings(left, right, limits)), *causes]
         if not clean:
             kinds = () if continued and beyond else (*REPORTED, "gradient-scale")
-            explanation += [*replicas, *about_reports(left, right, limits, names=names, kinds=kinds)]
+            explanation += own
+            if DIVIDED not in each:  # else it is known which of them is wrong
+                explanation += about_reports(left, right, limits, names=names, kinds=kinds)
             explanation += [*about_updated(left, right, other), *about_norms(left, right, names)] * script
             explanation += [NOT_RERUN if script else NOT_CONTINUED]
     elif clean:
         explanation += causes
     else:
-        causes += [*replicas, *about_reports(left, right, limits, names=names)]
+        causes += [*own, *about_reports(left, right, limits, names=names)]
         reruns = _rerun_all(baseline, other, noise_runs, parting, launcher, say)
         verdict = first_parting_step(
             reruns[0].examined, reruns[1].examined, _noise(reruns, baseline, noise_runs)

@@ -325,7 +325,10 @@ REMEDY = (
 )
 """Of ranks that run different modules: only some gather the weights, or have the gradients. A unit that every
 rank runs has gradients of zeros under these (torch 2.13, DeepSpeed 0.19.8)."""
-AS_OFTEN = "have every rank call it as often, on zero rows where it has none, or run ddp"
+AS_OFTEN = (
+    "have every rank call it as often, on zero rows where it has none, or run ddp, zero1 or zero2, which "
+    "gather no weights in passes"
+)
 """Of ranks that call one module different numbers of times."""
 MOST_RANKS_SHOWN = 32
 """Ranks whose states a record keeps; those at fault first."""

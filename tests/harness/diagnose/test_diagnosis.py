@@ -65,10 +65,28 @@ def test_a_setting_that_changes_the_mathematics_is_named_with_both_sides(
 
 def test_ranks_that_end_with_different_weights_are_named() -> None:
     broken = run(label="ddp", ranks=make_ranks(2, final_digest=["a", "b"]))
-    assert list(diagnosis.about_replicas(broken)) == [
-        "ranks of ddp on 2 ranks end with different weights: rank 0 against rank 1"
-    ]
-    assert not list(diagnosis.about_replicas(run(label="ddp")))
+    said = ["ddp on 2 ranks: replicas diverge: final weights of ranks 0 against ranks 1"]
+    for pair, times in (((broken, run(label="ddp")), 1), ((broken, broken), 2)):
+        assert diagnosis.about_each(*pair) == {"replicas-differ": said * times}
+    assert diagnosis.about_each(run(label="ddp"), run(label="zero2")) == {}
+
+
+def test_the_run_that_shows_its_fault_by_itself_is_named_in_either_order() -> None:
+    scripts = {}
+    for name, factor in (("sound", 1.0), ("twice", 0.25)):
+        seen = ObservationPart(command=[name], frameworks=["deepspeed"], base="zero2", backward_ratio=factor)
+        record = run(
+            label="observed-zero2", run_id=name, observation=seen,
+            steps=make_steps([factor * loss for loss in LOSSES], [factor * norm for norm in NORMS]),
+        ).record  # fmt: skip
+        record = changed(record, world={"accumulation_steps": 4})
+        scripts[name] = LoadedRun(path=Path("record.json"), record=record, place=name)
+    for pair in (["sound", "twice"], ["twice", "sound"]):
+        said = diagnosis.diagnose((scripts[pair[0]], scripts[pair[1]]), lambda _: None).explanation
+        causes = [text for text in said if "accumulation steps" in text or "micro-steps" in text]
+        assert [text.partition(" is")[0] for text in causes] == [
+            "observed-zero2 on 2 ranks (twice): the loss of each of 4 micro-steps"
+        ]
 
 
 def test_distances_are_told_beside_their_noise_a_loss_in_nats_and_a_norm_in_percent() -> None:
