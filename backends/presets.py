@@ -26,6 +26,11 @@ ZERO3_DEFAULTS = {
 """The same file: up to these numbers of elements parameters stay gathered."""
 ZERO3_PREFETCH_ELEMENTS = 50_000_000
 """The same file: `stage3_prefetch_bucket_size`, gathered ahead as each module is fetched."""
+ZERO_LIMITS = {
+    **ZERO3_DEFAULTS,
+    "stage3_prefetch_bucket_size": ZERO3_PREFETCH_ELEMENTS,
+    "reduce_bucket_size": ZERO_BUCKET_DEFAULT,
+}
 COMMUNICATION_DTYPE = "communication_data_type"
 MULTI_RANK_BUCKET = "use_multi_rank_bucket_allreduce"
 DATA_TYPES = "data_types"

@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--stage", type=int, default=2)
     parser.add_argument("--bucket-size", type=int, default=500_000_000)
+    parser.add_argument("--persistence", type=int, default=100_000)
     parser.add_argument("--local_rank", type=int, default=0)
     args = parser.parse_args()
 
@@ -40,6 +41,7 @@ def main() -> None:
             "stage": args.stage,
             "overlap_comm": False,
             "reduce_bucket_size": args.bucket_size,
+            "stage3_param_persistence_threshold": args.persistence,
         },
     }
     engine, _, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from harness.backends.options import SUB_GROUP_ELEMENTS
-from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
+from harness.backends.presets import ZERO3_DEFAULTS, ZERO_LIMITS
 from harness.forms.activations import SELECTIVE, blocks_between
 from harness.forms.layout import DTYPE_BYTES, READ_ELSEWHERE, RETURNED, Layout, Tensor, Use, ceil_to, derived
 from harness.forms.single import ADAM_MOMENTS, buffer_terms, cut_frozen, step_counters
@@ -92,11 +92,10 @@ class GatherLimits:
 @derived
 def fetching(workload: Workload) -> GatherLimits:
     """Options as typed, else the preset's values, else the library's."""
-    defaults = {**ZERO3_DEFAULTS, "stage3_prefetch_bucket_size": ZERO3_PREFETCH_ELEMENTS}
 
     def value(name: str) -> int:
         given = workload.options.get(name)
-        return int(preset_values(workload).get(name, defaults[name]) if given is None else given)
+        return int(preset_values(workload).get(name, ZERO_LIMITS[name]) if given is None else given)
 
     return GatherLimits(
         persistence=value("stage3_param_persistence_threshold"),

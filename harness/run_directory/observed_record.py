@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from harness.backends import registry
+from harness.backends.presets import ZERO_LIMITS
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.files import PlainName, Stored, read_plain, write_atomically
@@ -424,7 +425,9 @@ def _backend(
         if known:
             synchronised = "every micro-step" if any(known) else "last micro-step"
             effective = replace(effective, gradient_synchronisation=synchronised)
-    options = dict(seen.options)
+    # What our file pins for a row is its preset.
+    pinned = () if row.preset == "library-defaults" else ZERO_LIMITS
+    options = {name: value for name, value in seen.options.items() if name not in pinned}
     label = row.label.removesuffix(MOVED)
     if row.strategy is not None and label.partition(":")[0] == row.strategy:  # else a file said it
         _, given = registry.parse(label)

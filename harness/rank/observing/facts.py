@@ -30,6 +30,7 @@ from harness.backends.model.blocks import parameter_count, transformer_blocks
 from harness.backends.model.precision import dtype_name
 from harness.backends.optimizer.gradients import local_shard
 from harness.backends.optimizer.groups import group_constants, group_rate, held_tensors
+from harness.backends.presets import ZERO_LIMITS
 from harness.backends.registry import ENTRIES
 from harness.backends.torch_engine import TorchEngine, TorchStrategy
 from harness.backends.zero.engine import ZeroEngine
@@ -338,9 +339,15 @@ def stood_still(live: Live, optimizers: Optimizers, names: Iterable[str]) -> lis
 
 
 def asked_options(live: Live | None, frameworks: Iterable[str]) -> dict[str, Any]:
-    """Options of the built-in backend `live.base` that the script gave to FSDP or to Accelerate."""
-    if live is None or live.base is None or isinstance(live.engine, ZeroEngine):
+    """Options of the built-in backend `live.base` that the script gave to a library, unlike its defaults."""
+    if live is None or live.base is None:
         return {}
+    if isinstance(live.engine, ZeroEngine):
+        given = live.engine.native_config().get("zero_optimization", {})
+        limits = {name: given.get(name, default) for name, default in ZERO_LIMITS.items()}
+        return {
+            name: int(limit) for name, limit in limits.items() if limit not in ("auto", ZERO_LIMITS[name])
+        }
     effective, options = live.engine.effective(), dict[str, Any]()
     if live.cuts_units and effective.reduce_dtype == "float32" != effective.parameter_dtype:
         options["reduce_dtype"] = "fp32"

@@ -170,18 +170,25 @@ def test_no_finding_about_correctness_is_raised_of_a_sound_script(runs: Runs) ->
     assert found <= about_machine
 
 
-@pytest.mark.parametrize("script", ["sft_lora.py", "packed_yaml.py"])
-def test_adapters_and_packed_samples_have_closed_forms(runs: Runs, script: str, tmp_path: Path) -> None:
+LIMITED = "deepspeed_zero.py --stage 3 --persistence 100"
+
+
+@pytest.mark.parametrize("script", ["sft_lora.py", "packed_yaml.py", LIMITED])
+def test_adapters_packed_samples_and_own_limits_have_closed_forms(
+    runs: Runs, script: str, tmp_path: Path
+) -> None:
     from harness.judge.comparison import Comparison
     from harness.judge.facts import SENT
 
-    record = runs.observed(script)
+    record = runs.observed(*script.split())
     seen = Comparison([record])
     assert {finding.id for finding in seen.findings} <= {"busy-machine", "few-timed-steps", "noisy-timing"}
     figures = seen.rows[0].as_json()
     assert figures["model_state_bytes"] == figures["expected_model_state_bytes"]
     assert 0 <= figures[SENT] - figures[f"expected_{SENT}"] < 100  # counts of tokens
-    if script == "packed_yaml.py":
+    if script == LIMITED:
+        assert record.backend.options == {"stage3_param_persistence_threshold": 100}
+    if script != "sft_lora.py":
         return
     adapter = record.job.adapter
     assert (adapter.kind, adapter.rank, adapter.alpha) == ("lora", 4, 8)
