@@ -672,6 +672,29 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
             found.append(
                 VolumeDifference(*key, rank=rank, measured_bytes=sent, expected_bytes=wanted, group_ranks=of)
             )
+    if record.backend.claim is None or record.backend.own_forms is not None:
+        return found
+    return _whole(found, {key: rows[0] for (_, key), rows in rows_of.items()})
+
+
+PARTS_OF_REDUCTION = ("reduce_scatter", "all_gather")
+
+
+def _whole(found: list[VolumeDifference], rows: dict[Key, CommunicationPart]) -> list[VolumeDifference]:
+    """Without all-reduces that ran as a reduce-scatter and an all-gather of equal bytes, but for padding."""
+    for reduced in [one for one in found if one.op == "all_reduce"]:
+        place = reduced.dtype, reduced.role
+        parts = [
+            one
+            for one in found
+            if one.op in PARTS_OF_REDUCTION and (one.phase, one.dtype, one.role) == (reduced.phase, *place)
+        ]
+        lacks = reduced.expected_bytes - reduced.measured_bytes
+        surplus = {one.measured_bytes - one.expected_bytes - lacks for one in parts}
+        if lacks > 0 and len(parts) == 2 and len(surplus) == 1 and min(surplus) >= 0:
+            row = rows[reduced.phase, PARTS_OF_REDUCTION[0], *place]
+            if surplus.pop() <= row.calls * (row.group_size - 1) * (DTYPE_BYTES.get(row.dtype) or 0):
+                found = [one for one in found if one is not reduced and one not in parts]
     return found
 
 

@@ -7,7 +7,8 @@ import pytest
 from harness.forms.layout import Layout, Tensor
 from harness.judge.findings.finding import Finding
 from harness.record import BackendPart, MemoryPart, Record
-from tests.records import make_effective, make_ranks, make_record, told
+from harness.record.workload import known_strategy
+from tests.records import changed, make_effective, make_ranks, make_record, told
 from tests.volumes import make_volume_record, with_rows
 
 
@@ -57,6 +58,34 @@ def test_replicas_that_never_reduce_are_named() -> None:
     record = with_rows(make_volume_record("fsdp-hybrid"), backward(lambda row: None, role="replica"))
     found = finding_of(record)
     assert "never reduces across replicas" in found.message
+
+
+@pytest.mark.parametrize(
+    ("padding", "gathered", "is_claimed", "is_named"),
+    [
+        (0, 0, True, False),
+        (4, 4, True, False),
+        (0, 0, False, True),
+        (4096, 4096, True, True),
+        (0, -4096, True, True),
+    ],
+    ids=["of a script", "padded", "of a library whose form is known", "of more", "not all is gathered"],
+)
+def test_an_all_reduce_may_run_as_its_two_halves(
+    padding: int, gathered: int, is_claimed: bool, is_named: bool
+) -> None:
+    made = make_volume_record("ddp")
+    record = changed(
+        made, backend={"name": "observed-ddp", "claim": known_strategy(made)} if is_claimed else {}
+    )
+    rows = []
+    for row in record.comm:
+        if (row.phase, row.op) == ("backward", "all_reduce"):
+            for op, more in (("reduce_scatter", padding), ("all_gather", gathered)):
+                rows.append(row.model_copy(update={"op": op, "payload_bytes": row.payload_bytes + more}))
+        else:
+            rows.append(row)
+    assert (finding_of(changed(record, comm=rows)) is not None) is is_named
 
 
 @pytest.mark.parametrize(
