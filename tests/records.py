@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.backends.base import Effective
 from harness.job.job import Job, TrainingSection
@@ -145,14 +145,16 @@ def make_ranks(world_size: int, state_bytes: int = 16_000, **fields: Any) -> lis
     ]  # fmt: skip
 
 
-def changed(record: Record, **fields: Any) -> Record:
-    """The record with other fields; a dict changes those of a part: `world={"device": "cuda"}`."""
+Model = TypeVar("Model")
+
+
+def changed(record: Model, **fields: Any) -> Model:
+    """The record, or a part, with other fields; a dict changes a part: `world={"device": "cuda"}`."""
     parts = {name: getattr(record, name) for name, given in fields.items() if isinstance(given, dict)}
-    new = {
-        name: replace(part, **fields[name]) if is_dataclass(part) else part.model_copy(update=fields[name])
-        for name, part in parts.items()
+    new = fields | {
+        name: changed(of, **fields[name]) for name, of in parts.items() if not isinstance(of, dict)
     }
-    return record.model_copy(update=fields | new)
+    return replace(record, **new) if is_dataclass(record) else record.model_copy(update=new)  # type: ignore
 
 
 def on_stub(record: Record) -> Record:

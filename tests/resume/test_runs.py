@@ -18,6 +18,7 @@ from harness.record import Record
 from harness.record.run import DIGEST_KIND
 from harness.record.store import Store
 from tests.harness.cli.command_line import harness, refused, succeeds
+from tests.records import changed
 from tests.resume.engines import BACKENDS
 
 pytestmark = pytest.mark.long(seconds=12)
@@ -117,16 +118,14 @@ def test_time_size_and_memory_of_saving_and_loading_are_recorded(saved, records)
     ],
 )
 def test_what_was_lost_is_named(change: dict[str, object], kind: str, saved: Record, records) -> None:
-    record = records["ddp"]
-    doctored = record.model_copy(update={"resumed": record.resumed.model_copy(update=change)})
+    doctored = changed(records["ddp"], resumed=change)
     assert [difference.kind for difference in job_differences(saved, doctored)] == [kind]
 
 
 def test_a_wrong_place_in_the_data_is_named(saved: Record, records) -> None:
     record = records["ddp"]
     steps = [replace(step, step=step.step - 1) for step in record.steps]
-    begun = record.resumed.model_copy(update={"step": SAVED_AT - 1})
-    doctored = record.model_copy(update={"steps": steps, "resumed": begun})
+    doctored = changed(record, steps=steps, resumed={"step": SAVED_AT - 1})
     kinds = {difference.kind for difference in job_differences(saved, doctored)}
     assert kinds >= {"samples-differ", "learning-rate-differs"}
 

@@ -6,6 +6,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding
 from harness.record import Record
 from tests.docs.markdown import ROOT
+from tests.records import changed
 from tests.representatives import EXHAUSTIVE, first
 
 from .matrix import Matrix
@@ -87,4 +88,4 @@ def with_other_answers(record: Record) -> Record:
         return record
     first, *rest = record.answers.given
     given = [first.model_copy(update={"text": f"{first.text} and more"}), *rest]
-    return record.model_copy(update={"answers": record.answers.model_copy(update={"given": given})})
+    return changed(record, answers={"given": given})

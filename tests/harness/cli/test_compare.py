@@ -22,7 +22,7 @@ from harness.record import Record
 from harness.record.store import read_record
 from harness.run_directory.request import RunRequest
 from tests.harness.judge.test_rows import COMPARED_KEYS
-from tests.records import make_record, make_steps, written
+from tests.records import changed, make_record, make_steps, written
 
 from .command_line import SHORT, harness, records, refused, succeeds
 from .conftest import Compared
@@ -381,9 +381,8 @@ def dry_run(folder: Path, *records: Record, settings: list[str] = SET) -> dict[s
 def test_why_a_record_does_not_count_is_said(
     tmp_path: Path, cells: dict, changes: dict, setting: str, why: str
 ) -> None:
-    record = recorded(cells["ddp"], **changes)
-    same = record.backend.model_copy(update={"versions": {}})
-    found = dry_run(tmp_path, record.model_copy(update={"backend": same}), settings=[*SET, setting])
+    record = changed(recorded(cells["ddp"], **changes), backend={"versions": {}})
+    found = dry_run(tmp_path, record, settings=[*SET, setting])
     assert found["ddp"]["why"] == why
 
 

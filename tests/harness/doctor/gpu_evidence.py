@@ -19,6 +19,7 @@ from harness.record import ErrorPart, RankPart, Record
 from harness.record.store import read_runs
 from harness.run_directory.rank_state import DeviceNote
 from tests.gpus import gpus_of
+from tests.records import changed
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "reports" / "default"
 DEVICE = "NVIDIA A100-SXM4-80GB"
@@ -41,8 +42,7 @@ def _published() -> tuple[Record, ...]:
 def on_gpus(record: Record) -> Record:
     """The same run as GPUs would have made it."""
     ranks = [_rank(part, record) for part in record.ranks]
-    world = record.world.model_copy(update={"device": "cuda", "collectives": "nccl"})
-    return record.model_copy(update={"ranks": ranks, "world": world})
+    return changed(record, ranks=ranks, world={"device": "cuda", "collectives": "nccl"})
 
 
 def _rank(part: RankPart, record: Record) -> RankPart:

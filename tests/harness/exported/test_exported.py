@@ -27,7 +27,7 @@ from tests.harness.exported.round_trip import PARAMETERS, require_round_trip
 from tests.harness.imported.files import every_file
 from tests.observed import run_script
 from tests.patience import SECONDS
-from tests.records import LOSSES, make_record, make_steps, saved
+from tests.records import LOSSES, changed, make_record, make_steps, saved
 
 FILES = every_file()
 
@@ -279,8 +279,7 @@ def test_a_script_is_given_its_row_and_what_the_base_was_seen_to_do(
     label: str, kind: str, file: dict[str, Any], tmp_path: Path
 ) -> None:
     base = make_record(label="ddp")
-    training = base.job.training.model_copy(update={"gradient_clipping": 0.7, "precision": "bf16-mixed"})
-    base = base.model_copy(update={"job": base.job.model_copy(update={"training": training})})
+    base = changed(base, job={"training": {"gradient_clipping": 0.7, "precision": "bf16-mixed"}})
     *_, path = accelerate_launch(label, tmp_path, base, world_size=2, device="cuda", preset="like-for-like")
     document = yaml.safe_load(Path(path).read_text())
     assert (document["distributed_type"], document["num_processes"]) == (kind, 2)

@@ -27,6 +27,7 @@ from harness.plan import step_time
 from harness.plan.hardware import Device, default_constants
 from harness.plan.models import ARCHITECTURES, load_model
 from tests.harness.plan.plans import A100, INFINIBAND, llama, row, scenario
+from tests.records import changed
 
 
 def predicted(backend: str, world_size: int, **changes: object) -> step_time.SpeedPrediction:
@@ -398,7 +399,6 @@ def test_eager_attention_is_slower_on_long_sequences() -> None:
     asked = {"model": "llama-3.2-1b", "backends": "ddp", "gpu": A100.name, "world_sizes": (1,)}
     long = ("training.precision=bf16-mixed", "data.sequence_length=8192")
     scenario = row(*long, **asked).scenario
-    section = scenario.job.model.model_copy(update={"attention": "eager"})
-    other = replace(scenario, job=scenario.job.model_copy(update={"model": section}))
+    other = replace(scenario, job=changed(scenario.job, model={"attention": "eager"}))
     fused, eager = step_time.predict_speed(scenario), step_time.predict_speed(other)
     assert eager.step_seconds > 1.5 * fused.step_seconds

@@ -22,6 +22,7 @@ from harness.plan.hardware import default_constants
 from harness.plan.profiles import Trace
 from harness.plan.trust import COVERED, CPU_ERRORS, measured_errors, trust_in
 from tests.harness.plan.plans import scenario
+from tests.records import changed
 
 RUNS = Path(benchmarks.published.__file__).with_name("published_runs.csv")
 FIGURES = ("memory", "speed")
@@ -159,12 +160,12 @@ def test_speed_is_of_the_gpu_the_code_and_the_length(errors: Errors) -> None:
         *(run(name, speed=0.4, tokens=256) for name in "jkl"),
     )  # fmt: skip
     plain = scenario("fsdp1", 8)
-    short = plain.job.data.model_copy(update={"sequence_length": 256})
+    short = changed(plain.job, data={"sequence_length": 256})
     asked = {
         0.1: plain,
         0.2: replace(plain, job=job(model={"compile": "block"})),
         0.3: replace(plain, device=replace(plain.device, name="H200-141")),  # type: ignore[type-var]
-        0.4: replace(plain, job=plain.job.model_copy(update={"data": short})),
+        0.4: replace(plain, job=short),
     }
     for typical, one in asked.items():
         known = trust_in(one).speed
@@ -184,12 +185,12 @@ def test_stated_errors_hold_for_sources_left_out() -> None:
 
 def test_the_largest_assumption_is_the_one_of_the_question() -> None:
     plain = scenario("fsdp", 8)
-    short = plain.job.data.model_copy(update={"sequence_length": 256})
+    short = changed(plain.job, data={"sequence_length": 256})
     pcie = replace(plain.device, link="PCIe 4", link_bandwidth=32e9)
     own = replace(default_constants(plain.device), origin="my runs", fitted=("a",))
     texts = {
         "host memory gives the update of each rank 6 GB/s": scenario("zero3", 8, options={"offload": "cpu"}),
-        "short": replace(plain, job=plain.job.model_copy(update={"data": short})),
+        "short": replace(plain, job=short),
         "too few runs on L40S": replace(plain, device=replace(plain.device, name="L40S")),
         "PCIe gives each GPU 25 GB/s": replace(plain, device=pcie),
         "one kernel between two products": replace(plain, job=job(model={"compile": "block"})),

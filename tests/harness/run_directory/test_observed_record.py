@@ -16,14 +16,13 @@ from harness.record.run import ObservationPart, seen_job
 from harness.run_directory.observed_record import ObserveRequest, ScriptRow, told_apart
 from harness.tell.first_page import same_training
 from harness.tell.pictures.plots import loss_picture
-from tests.records import make_record
+from tests.records import changed, make_record
 
 
 def script(label: str, base: str | None, **changes: Any) -> Record:
     record = make_record(label=label)
     seen = ObservationPart(command=["train.py"], frameworks=["accelerate"], base=base, judged_by="ddp")
-    backend = record.backend.model_copy(update={"name": f"observed-{base or 'script'}"})
-    return record.model_copy(update={"observation": seen, "backend": backend} | changes)
+    return changed(record, observation=seen, backend={"name": f"observed-{base or 'script'}"}, **changes)
 
 
 @pytest.mark.parametrize(

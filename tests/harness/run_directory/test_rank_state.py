@@ -13,7 +13,7 @@ from harness.run_directory.rank_state import LOG_TAIL_LINES, log_tail
 from harness.run_directory.request import rank_file, rank_log
 from harness.safe_text import described
 from tests.fake_ranks import a_request
-from tests.records import make_record
+from tests.records import changed, make_record
 
 
 def _written(folder: Path, text: str) -> Path:
@@ -76,9 +76,7 @@ SECRETS = {
 
 
 def test_secrets_in_native_configurations_reach_no_record(tmp_path: Path) -> None:
-    record = make_record(label="ddp")
-    backend = record.backend.model_copy(update={"native_config": SECRETS})
-    kept = keep_record(tmp_path, record.model_copy(update={"backend": backend}))
+    kept = keep_record(tmp_path, changed(make_record(label="ddp"), backend={"native_config": SECRETS}))
     assert "pw-Zz91" not in (tmp_path / "record.json").read_text()
     assert "pw-Zz91" not in repr(kept)
     assert kept == read_record(tmp_path / "record.json")

@@ -13,7 +13,7 @@ from harness.tell.pictures.drawing import draw
 from harness.tell.report import details_document
 from harness.tell.sections.choice import ComparisonScope, comparison_scope
 from harness.tell.writers.text import render_details, render_markdown
-from tests.records import make_communication, make_ranks, make_record, make_steps
+from tests.records import changed, make_communication, make_ranks, make_record, make_steps
 
 
 def repeats(label: str, *seconds: float, world_size: int = 2, **changes: Any) -> list[Record]:
@@ -45,7 +45,7 @@ def growing(label: str, ranks: int, seconds: float, **changes: Any) -> Record:
 
 
 def with_world(record: Record, **changes: object) -> Record:
-    return record.model_copy(update={"world": record.world.model_copy(update=changes)})
+    return changed(record, world=changes)
 
 
 def of_size(label: str, peak: int, *, states: int = 16_000, sent: int = 4_000_000) -> Record:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from harness.job.experiment import Price, ReportFocus, read_price
-from harness.job.job import AdapterSection
 from harness.judge.comparison import Comparison
 from harness.record import ErrorPart, ObservationPart, Record
 from harness.record.workload import known_strategy
@@ -55,6 +54,7 @@ from tests.harness.tell.cells import (
 from tests.records import (
     LOSSES,
     NORMS,
+    changed,
     make_communication,
     make_model,
     make_record,
@@ -194,8 +194,7 @@ def test_norms_of_what_claims_a_strategy_are_set_aside() -> None:
         row.model_copy(update={"payload_bytes": row.payload_bytes + 16 * (row.phase == "backward")})
         for row in ddp.comm
     ]
-    backend = ddp.backend.model_copy(update=claimed)
-    text = amounts(Comparison([ddp.model_copy(update={"backend": backend, "comm": comm})]))
+    text = amounts(Comparison([changed(ddp, backend=claimed, comm=comm)]))
     assert "bytes 1 of 1; apart from norms and flags: observed-ddp on 2 ranks (+" in text
 
 
@@ -555,8 +554,7 @@ def test_the_title_names_architecture_nodes_and_devices() -> None:
     run = make_record(label="ddp", world_size=4).model_copy(update={"model": make_model()})
     text = title(Comparison([with_world(run, device="cuda", nodes=2, ranks_per_node=2)]), "all")
     assert text.startswith("LlamaForCausalLM with 0.001 M parameters on 4 GPU ranks of 2 nodes: ")
-    job = run.job.model_copy(update={"adapter": AdapterSection(kind="lora", rank=4)})
-    adapted = title(Comparison([run.model_copy(update={"job": job})]), "all")
+    adapted = title(Comparison([changed(run, job={"adapter": {"kind": "lora", "rank": 4}})]), "all")
     assert adapted.startswith("LlamaForCausalLM with 0.001 M parameters (LoRA of rank 4) on 4 CPU ranks: ")
 
 

@@ -30,7 +30,7 @@ from harness.tell.writers.html import render_html
 from harness.tell.writers.text import render_csv, render_details, render_json, render_markdown
 from tests.harness.tell.hostile import NAMES, hostile_records
 from tests.pipelines import make_pipeline
-from tests.records import ENVIRONMENT, make_record
+from tests.records import ENVIRONMENT, changed, make_record
 from tests.representatives import first
 
 pytestmark = pytest.mark.long(seconds=30)
@@ -245,9 +245,7 @@ def test_picture_is_well_formed_and_shows_the_name(name: str) -> None:
 
 def test_the_section_of_pipelines_prints_the_name() -> None:
     """Of names only labels stand in it, as in every other section."""
-    record = make_pipeline()
-    labelled = record.backend.model_copy(update={"label": "pp:n-a-m-e"})
-    section = pipeline_section(Comparison([record.model_copy(update={"backend": labelled})]))
+    section = pipeline_section(Comparison([changed(make_pipeline(), backend={"label": "pp:n-a-m-e"})]))
     assert section is not None
     assert "n-a-m-e" in render_json(Document("", [section]), "manifest: {}")
 

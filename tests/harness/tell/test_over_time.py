@@ -13,7 +13,7 @@ from harness.record import Record
 from harness.tell.before_after import before_after, verdict
 from harness.tell.report import write_report
 from harness.tell.verify import verify
-from tests.records import ENVIRONMENT, make_communication, make_record, make_steps, written
+from tests.records import ENVIRONMENT, changed, make_communication, make_record, make_steps, written
 
 DAYS = {"0.17.0": "03", "0.18.9": "01", "0.19.8": "02"}
 """The middle one ran first."""
@@ -85,8 +85,7 @@ def test_a_cell_that_a_version_lacks_is_compared_with_the_last_that_had_it(tmp_p
 
 
 def test_cells_that_differ_within_one_version_are_compared_by_what_tells_them_apart(tmp_path: Path) -> None:
-    more = run("0.17.0", label="ddp")
-    more = more.model_copy(update={"world": more.world.model_copy(update={"threads_per_rank": 9})})
+    more = changed(run("0.17.0", label="ddp"), world={"threads_per_rank": 9})
     other = [run("0.18.9", label="ddp"), run("0.18.9", payload=5000)]
     text = report(tmp_path, [run("0.17.0"), more, *other])
     assert "runs/zero2-0.17.0-0 runs/zero2-0.18.9-0" in text
@@ -95,8 +94,7 @@ def test_cells_that_differ_within_one_version_are_compared_by_what_tells_them_ap
 
 
 def test_what_is_not_compared_is_said_not_to_be(tmp_path: Path) -> None:
-    bare = run("0.19.8", label="fsdp")
-    bare = bare.model_copy(update={"environment": bare.environment.model_copy(update={"packages": {}})})
+    bare = changed(run("0.19.8", label="fsdp"), environment={"packages": {}})
     text = report(tmp_path, [run("0.17.0"), run("0.18.9", label="ddp"), bare])
     assert "In no version: 1 record without a deepspeed." in text
     assert "no other side has a result: zero2 on 2 ranks in 0.17.0 and ddp on 2 ranks in 0.18.9." in text
@@ -106,8 +104,7 @@ def test_what_is_not_compared_is_said_not_to_be(tmp_path: Path) -> None:
 def test_runs_of_another_job_are_counted_with_the_reason(tmp_path: Path) -> None:
     sound = [run(version, label=label) for version in ("0.17.0", "0.18.9") for label in ("ddp", "zero2")]
     odd = run("0.18.9", label="fsdp")
-    weights = odd.initial_weights.model_copy(update={"digest": "f" * 64})
-    text = report(tmp_path, [*sound, odd.model_copy(update={"initial_weights": weights})])
+    text = report(tmp_path, [*sound, changed(odd, initial_weights={"digest": "f" * 64})])
     assert "1 run of another job than the others of their side" in text
     assert "fsdp on 2 ranks in 0.18.9: initial weights differ." in text
 

@@ -235,10 +235,8 @@ def test_empty_groups_are_named_by_their_places() -> None:
     ],
 )  # fmt: skip
 def test_a_loss_that_is_divided_once_is_no_finding(ratio: float | None, text: str | None) -> None:
-    record = script()
-    seen = record.observation.model_copy(update={"backward_ratio": ratio})
-    world = record.world.model_copy(update={"accumulation_steps": 4})
-    found = told([record.model_copy(update={"observation": seen, "world": world})], "loss-not-divided")
+    record = changed(script(), observation={"backward_ratio": ratio}, world={"accumulation_steps": 4})
+    found = told([record], "loss-not-divided")
     assert [one.text.partition(": ")[2] for one in found] == ([text] if text else [])
 
 

@@ -17,7 +17,7 @@ from harness.tell.sections.amounts import (
     process_memory_blocks,
 )
 from tests.harness.tell.cells import blocks_in
-from tests.records import make_prediction, make_ranks, make_record
+from tests.records import changed, make_prediction, make_ranks, make_record
 from tests.volumes import make_layout
 
 
@@ -129,6 +129,5 @@ def test_every_kind_of_collective_stands_beside_its_closed_form(monkeypatch: pyt
 
 
 def test_a_backend_without_a_closed_form_has_none() -> None:
-    record = make_record(label="ddp")
-    part = record.backend.model_copy(update={"label": "own", "name": "own"})
-    assert set(expected(record.model_copy(update={"backend": part})).values()) == {None}
+    record = changed(make_record(label="ddp"), backend={"label": "own", "name": "own"})
+    assert set(expected(record).values()) == {None}
