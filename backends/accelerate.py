@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -12,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from harness.backends import base, presets
-from harness.backends.ddp import DdpEngine
+from harness.backends.ddp import DdpEngine, ddp_strategy
 from harness.backends.fsdp.fsdp1 import Fsdp1Engine, fsdp1_mixed_precision, refuse_fused
 from harness.backends.fsdp.fsdp2 import mixed_precision
 from harness.backends.fsdp.prepared import PreparedFsdpBackend, syncs_each_batch
-from harness.backends.model.blocks import first_trained, parameter_count
+from harness.backends.model.blocks import parameter_count
 from harness.backends.model.precision import autocast_dtype, scaler_arguments
 from harness.backends.optimizer.groups import set_rates
 from harness.backends.options import ReductionOptions, reduces_each
@@ -105,11 +106,11 @@ class AccelerateDdpBackend(base.Backend):
         if context.world.device != "cpu":
             model.to(accelerator.device)
         prepared, optimizer = accelerator.prepare(model, optimizer)
-        strategy = ddp_strategy(prepared, accelerator, context, count, arguments)
+        strategy = prepared_ddp_strategy(prepared, accelerator, context, count, arguments)
         return AccelerateDdpEngine(accelerator, prepared, optimizer, context, strategy, accelerator.scaler)
 
 
-def ddp_strategy(
+def prepared_ddp_strategy(
     prepared: Any,
     accelerator: Any,
     context: base.SetupContext,
@@ -124,25 +125,22 @@ def ddp_strategy(
     if context.world.world_size > 1 and not is_ddp:
         library = "accelerate" if through == "Accelerate" else "transformers"
         raise base.Unsupported(f"{library} {version(library)} prepared {type(prepared).__name__}, not DDP")
-    dtype = first_trained(prepared).dtype
-    return TorchStrategy(
-        name=f"{type(prepared).__name__} through {through}",
-        native_config={
-            "mixed_precision": accelerator.mixed_precision,
-            "distributed_type": str(accelerator.distributed_type.value),
-            "ddp_kwargs": arguments,
-        },
-        wrap_units=[""],
-        reduce_dtype=dtype if context.world.world_size > 1 else None,
-        parameter_count=count,
-        compute_dtype=dtype,
+    config = {
+        "mixed_precision": accelerator.mixed_precision,
+        "distributed_type": str(accelerator.distributed_type.value),
+        "ddp_kwargs": arguments,
+    }
+    found = ddp_strategy(
+        prepared,
+        config,
+        count,
         autocast=False,  # Accelerate puts the autocast into the model's forward
-        offload=[],
         library_autocast=autocast_dtype(context.precision),
         details={"autocast": "inside the prepared forward"},
         reduces_each=syncs_each_batch(accelerator),
-        **({"skip_synchronisation": prepared.no_sync} if is_ddp else {}),
     )
+    reduced = found.reduce_dtype if context.world.world_size > 1 else None
+    return replace(found, name=f"{found.name} through {through}", reduce_dtype=reduced)
 
 
 class AccelerateZeroBackend(PreparedZeroBackend):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.backends import base
@@ -72,19 +73,22 @@ class DdpBackend(base.Backend):
         ddp = DistributedDataParallel(
             model, device_ids=[device.index] if device.type == "cuda" else None, **arguments
         )
-        strategy = TorchStrategy(
-            name="DistributedDataParallel",
-            native_config=arguments,
-            wrap_units=[""],
-            reduce_dtype=first_trained(model).dtype,
-            parameter_count=count,
-            compute_dtype=first_trained(model).dtype,
-            autocast=True,
-            offload=[],
-            reduce_bucket_bytes=ddp.bucket_bytes_cap,
-            details={"gradient_as_bucket_view": ddp.gradient_as_bucket_view},
-            skip_synchronisation=ddp.no_sync,
-            reduces_each=each,
-        )
+        strategy = ddp_strategy(ddp, arguments, count, reduces_each=each)
         optimizer = build_optimizer(model.named_parameters())
         return self.engine_class(ddp, optimizer, context, strategy, grad_scaler(context))
+
+
+def ddp_strategy(module: nn.Module, config: dict[str, Any], count: int, **more: Any) -> TorchStrategy:
+    """What a live DDP does, or a model that nothing wraps; `more`: fields that differ."""
+    dtype = first_trained(module).dtype
+    if isinstance(module, DistributedDataParallel):
+        more = {
+            "details": {"gradient_as_bucket_view": module.gradient_as_bucket_view},
+            "reduce_bucket_bytes": module.bucket_bytes_cap,
+            "skip_synchronisation": module.no_sync,
+        } | more
+    given: dict[str, Any] = {
+        "name": type(module).__name__, "native_config": config, "wrap_units": [""], "reduce_dtype": dtype,
+        "parameter_count": count, "compute_dtype": dtype, "autocast": True, "offload": [], "details": {},
+    }  # fmt: skip
+    return TorchStrategy(**given | more)

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .base import Backend, Batch, BuildModel, BuildOptimizer, Engine, SetupContext, TensorKind, World
+from .ddp import ddp_strategy
 from .model.blocks import first_trained, parameter_count
 from .model.precision import compute_dtype, grad_scaler
 from .options import SingleOptions
 from .piece import OptimizerProgress
 from .tensor.backend import require_plan
 from .tensor.plan import cut_dimension
-from .torch_engine import TorchEngine, TorchStrategy
+from .torch_engine import TorchEngine
 
 
 class CastEngine(TorchEngine):
@@ -187,16 +188,14 @@ class SingleBackend(Backend):
             add_up_parts(model, parts)
         count = parameter_count(model)
         model.to(context.world.device)
-        strategy = TorchStrategy(
+        strategy = ddp_strategy(
+            model,
+            {},
+            count,
             name="single process",
-            native_config={},
-            wrap_units=[""],
             reduce_dtype=None,
-            parameter_count=count,
             compute_dtype=compute_dtype(context.precision) if cast else first_trained(model).dtype,
             autocast=not cast,
-            offload=[],
-            details={},
             fp32_norm=getattr(self.options, "norm", None) == "fp32",
         )
         engine_class = CastEngine if cast else TorchEngine

@@ -15,9 +15,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from harness.backends import base
 from harness.backends.fsdp import fsdp2
-from harness.backends.fsdp.fsdp1 import describe_fsdp1_prefetch, fsdp1_full_parameters, fsdp1_unit_names
+from harness.backends.fsdp.fsdp1 import fsdp1_strategy
 from harness.backends.libraries.facts import offloads
-from harness.backends.model.blocks import first_trained, parameter_count, transformer_blocks
+from harness.backends.model.blocks import parameter_count, transformer_blocks
 from harness.backends.model.loading import reserve_parameters
 from harness.backends.model.precision import autocast_dtype
 from harness.backends.model_source import Loading, model_source
@@ -149,42 +149,27 @@ def fsdp_strategy(
     through: str,
 ) -> TorchStrategy:
     """What Accelerate prepared as FSDP of either version, whoever asked it to."""
-    in_force = accelerator.state.fsdp_plugin.mixed_precision_policy
-    dtype = first_trained(prepared).dtype
     if accelerator.is_fsdp2:
-        name, units = "fully_shard", fsdp2.fsdp2_unit_names(prepared)
-        prefetch = fsdp2.describe_fsdp2_prefetch([m for m in prepared.modules() if isinstance(m, FSDPModule)])
-        of_version: dict[str, Any] = {
-            "set_synchronisation": partial(fsdp2.synchronise, prepared),
-            "named_full_parameters": partial(fsdp2.fsdp2_full_parameters, prepared, "cuda"),
-        }
+        units: list[Any] = [unit for unit in prepared.modules() if isinstance(unit, FSDPModule)]
+        group = next(g for unit in units for g in fsdp2.parameter_groups(unit._get_fsdp_state()))
+        mesh, policy = group.mesh_info.mesh, group.mp_policy
+        found = replace(
+            fsdp2.fsdp2_strategy(prepared, units, mesh, policy, count, offloads(options), {}),
+            set_synchronisation=partial(fsdp2.synchronise, prepared),
+            named_full_parameters=partial(fsdp2.fsdp2_full_parameters, prepared, "cuda"),
+        )
     else:
-        name, units = prepared.sharding_strategy.name, fsdp1_unit_names(prepared)
-        prefetch = describe_fsdp1_prefetch(prepared)
-        of_version = {
-            "skip_synchronisation": prepared.no_sync,
-            "named_full_parameters": partial(fsdp1_full_parameters, prepared),
-        }
-    return TorchStrategy(
-        name=f"{name} through {through}",
-        native_config={},
-        # `Accelerator.prepare_model` wraps the forward pass in autocast; it is not called for FSDP2.
-        library_autocast=(
-            autocast_dtype(context.precision) if hasattr(prepared, "_original_forward") else None
-        ),
-        wrap_units=units,
-        reduce_dtype=getattr(in_force, "reduce_dtype", None)
-        or getattr(in_force, "param_dtype", None)
-        or dtype,
-        parameter_count=count,
-        compute_dtype=getattr(in_force, "param_dtype", None) or dtype,
-        autocast=False,
-        offload=["weights", "gradients", "optimizer"] if offloads(options) else [],
-        gather_dtype=getattr(in_force, "param_dtype", None) or dtype,
-        details={"mixed_precision_policy": str(in_force), **prefetch},
+        found = fsdp1_strategy(prepared, {}, count)
+    in_force = accelerator.state.fsdp_plugin.mixed_precision_policy
+    # `Accelerator.prepare_model` wraps the forward pass in autocast; it is not called for FSDP2.
+    wraps_autocast = hasattr(prepared, "_original_forward")
+    return replace(
+        found,
+        name=f"{found.name} through {through}",
+        library_autocast=autocast_dtype(context.precision) if wraps_autocast else None,
+        details=found.details | {"mixed_precision_policy": str(in_force)},
         reduces_each=syncs_each_batch(accelerator),
         norm_group=torch.distributed.group.WORLD,
-        **of_version,
     )
 
 

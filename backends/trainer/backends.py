@@ -13,7 +13,7 @@ from torch import nn
 from harness.backends.libraries.facts import offloads
 from harness.backends.zero.backend import PreparedZeroBackend
 
-from ..accelerate import ddp_strategy, refuse_without_autocast
+from ..accelerate import prepared_ddp_strategy, refuse_without_autocast
 from ..base import Backend, BuildModel, BuildOptimizer, Engine, SetupContext, Unsupported
 from ..fsdp.prepared import PreparedFsdpBackend
 from ..model.blocks import parameter_count
@@ -48,7 +48,9 @@ class TrainerDdpBackend(Backend):
         trainer.start()
         prepared: Any = trainer.model_wrapped
         optimizer: Any = trainer.optimizer
-        strategy = ddp_strategy(prepared, trainer.accelerator, context, count, given, through="Trainer")
+        strategy = prepared_ddp_strategy(
+            prepared, trainer.accelerator, context, count, given, through="Trainer"
+        )
         if isinstance(prepared, nn.parallel.DistributedDataParallel):
             strategy.details["gradient_as_bucket_view"] = prepared.gradient_as_bucket_view
             strategy.details["find_unused_parameters"] = prepared.find_unused_parameters

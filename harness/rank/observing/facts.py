@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.backends.base import Batch, Effective, Engine, SetupContext, World
-from harness.backends.ddp import DdpEngine
+from harness.backends.ddp import DdpEngine, ddp_strategy
 from harness.backends.fsdp.fsdp1 import STRATEGIES, Fsdp1Engine, fsdp1_strategy
 from harness.backends.fsdp.fsdp2 import Fsdp2Engine, fsdp2_strategy, of_replicas, parameter_groups
 from harness.backends.model.blocks import parameter_count, transformer_blocks
@@ -32,7 +32,7 @@ from harness.backends.optimizer.gradients import local_shard
 from harness.backends.optimizer.groups import group_constants, group_rate, held_tensors
 from harness.backends.presets import ZERO_LIMITS
 from harness.backends.registry import ENTRIES
-from harness.backends.torch_engine import TorchEngine, TorchStrategy
+from harness.backends.torch_engine import TorchEngine
 from harness.backends.zero.engine import ZeroEngine
 from harness.forms import layout as forms
 from harness.forms.layout import Layout
@@ -376,25 +376,11 @@ def effective_of(live: Live, optimizers: Optimizers, accumulation: int, seen: Se
 
 
 def _ddp(ddp: DistributedDataParallel, optimizers: Optimizers, context: SetupContext) -> Live:
-    dtype = next(ddp.parameters()).dtype
-    strategy = TorchStrategy(
-        name="DistributedDataParallel",
-        native_config={
-            "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
-            "bucket_bytes_cap": ddp.bucket_bytes_cap,
-            "find_unused_parameters": ddp.find_unused_parameters,
-            "static_graph": ddp.static_graph,
-            "broadcast_buffers": ddp.broadcast_buffers,
-        },
-        wrap_units=[""],
-        reduce_dtype=dtype,
-        parameter_count=parameter_count(ddp),
-        compute_dtype=dtype,
-        autocast=True,
-        offload=[],
-        reduce_bucket_bytes=ddp.bucket_bytes_cap,
-        details={"gradient_as_bucket_view": ddp.gradient_as_bucket_view},
-    )
+    settings = (
+        "gradient_as_bucket_view", "bucket_bytes_cap", "find_unused_parameters", "static_graph",
+        "broadcast_buffers",
+    )  # fmt: skip
+    strategy = ddp_strategy(ddp, {name: getattr(ddp, name) for name in settings}, parameter_count(ddp))
     hooks = ", ".join(getattr(hook, "__name__", "a function") for hook, _ in getattr(ddp, "_comm_hooks", []))
     return Live(
         engine=DdpEngine(ddp, optimizers, context, strategy),  # type: ignore[arg-type]
@@ -406,19 +392,9 @@ def _ddp(ddp: DistributedDataParallel, optimizers: Optimizers, context: SetupCon
 
 
 def _single(root: nn.Module, optimizers: Optimizers, context: SetupContext) -> Live:
-    dtype = next(root.parameters()).dtype
     several = context.world.world_size > 1
-    strategy = TorchStrategy(
-        name="several processes without gradient synchronisation" if several else "single process",
-        native_config={},
-        wrap_units=[""],
-        reduce_dtype=None,
-        parameter_count=parameter_count(root),
-        compute_dtype=dtype,
-        autocast=True,
-        offload=[],
-        details={},
-    )
+    name = "several processes without gradient synchronisation" if several else "single process"
+    strategy = ddp_strategy(root, {}, parameter_count(root), name=name, reduce_dtype=None)
     note = None
     if several:
         note = (
