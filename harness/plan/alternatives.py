@@ -262,12 +262,13 @@ class _Ways:
 
     def labels(self, asked: Question) -> tuple[list[str], list[str]]:
         """Of the strategies asked for, the usual ones if all are: as they are, and with offload."""
-        names = search.USUAL if asked.names_all else asked.labels
         alone = [registry.REFERENCE] if asked.gpus == 1 else []
+        names = [*alone, *(search.USUAL if asked.names_all else asked.labels)]
         entries = [registry.parse(label)[0] for label in names if ":" not in label]
-        every = dict.fromkeys((*alone, *names, *self.variants(asked, entries)))
-        more = [label for label in every if label not in names and registry.moving_parts(label)[0]]
-        return [label for label in every if label not in more], more
+        more = [label for label in self.variants(asked, entries) if label not in names]
+        offloaded = [label for label in more if registry.moving_parts(label)[0]]
+        others = [] if asked.names_all else [label for label in more if label not in offloaded]
+        return [*names, *others], offloaded
 
     def variants(self, asked: Question, entries: Iterable[Entry]) -> Iterator[str]:
         for entry in entries:
