@@ -287,16 +287,9 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
     base = _required("adapter", "adapter.kind", f"{row.method} {row.precision}")
     precision = given.pop("training.precision", None) or _precision(row.precision, strategy)
     adapted = base != "none"
-    is_alone = strategy.family == "single"
-    if precision.endswith("-mixed"):
-        if is_alone and base == "nf4" and said("prepared", f"{row.method} {row.note}") == "peft":
-            assumptions.append(PREPARED)
-        elif "loads" in own and (is_alone or adapted):
-            precision = "bf16"
-            assumptions.append(own["loads"])
-    if "widens_adapters" in own and adapted and is_alone:
-        precision = "bf16-mixed"
-        assumptions.append(own["widens_adapters"])
+    is_prepared = said("prepared", f"{row.method} {row.note}") == "peft"
+    if precision.endswith("-mixed") and strategy.family == "single" and base == "nf4" and is_prepared:
+        assumptions.append(PREPARED)
     of_job: dict[str, dict[str, Any]] = {}
     for section, key in (name.split(".") for name in [*given] if "." in name):
         of_job.setdefault(section, {})[key] = given.pop(f"{section}.{key}")

@@ -101,6 +101,9 @@ class Trust:
     """Whether the memory is a range, which has no error of its own."""
     is_timed: bool = True
     """Whether the answer has a speed."""
+    on_gpu: bool = True
+    untested: tuple[str, ...] = ()
+    """Of the strategies asked, those that nobody published a run of, beside others."""
     assumption: str | None
     """The largest that the speed rests on, or the memory where no speed is predicted."""
 
@@ -114,8 +117,10 @@ class Trust:
                 of = "" if known.of == self.runs else f" of {known.of}"
                 parts.append(f"{name}{of} {known.text()}")
             elif is_asked:
-                parts.append(f"{name} not known (no run like this)")
+                parts.append(f"{name} not known (no {'published ' * self.on_gpu}run of that kind)")
         found = [f"typical error, {self.runs}: {', '.join(parts)}"] if parts else []
+        if parts and self.untested:
+            found.append(f"no published run of {listed(self.untested)}")
         if self.bounded:
             found.append("memory is a range between two predictions, not a figure with an error")
         assumed = [f"largest assumption: {self.assumption}"] * bool(self.assumption)
@@ -124,7 +129,8 @@ class Trust:
     def as_json(self) -> dict[str, Any]:
         known = {"memory": self.memory, "speed": self.speed}
         return {name: one.as_json() if one else None for name, one in known.items()} | {
-            "runs": self.runs, "bounded": self.bounded, "assumption": self.assumption,
+            "runs": self.runs, "untested": [*self.untested], "bounded": self.bounded,
+            "assumption": self.assumption,
         }  # fmt: skip
 
 
@@ -149,6 +155,9 @@ def trust_in(
     on_gpu, adapted = first.torch_device != "cpu", first.job.adapter.is_present
     kinds = tuple(dict.fromkeys(kind_of(one.strategy, one.options) for one in scenarios))
     axes = unpredicted_axes(first.job, (COMPILATION,))  # of which nobody published a run
+    tried = {_divided(run["kind"]) for run in measured_errors() if run["statistic"] != CPU}
+    untested = [kind for kind in kinds if on_gpu and _divided(kind) not in tried | WHOLE_LAYERS]
+    kinds = tuple(kind for kind in kinds if kind not in untested) or kinds
     # Runs of one process are like those of a strategy that shares with no other rank.
     is_alone = first.world_size == 1 and not all(kind.endswith(OFFLOADED) for kind in kinds)
     counting = {*kinds, REFERENCE} if is_alone else set(kinds)
@@ -161,11 +170,16 @@ def trust_in(
     runs = f"{training} under {listed(_named(kinds))}" + (f" with {listed(axes)}" if axes else "")
     offloaded = any(kind.endswith(OFFLOADED) for kind in kinds)
     divided = {_divided(kind) for kind in counting}
+    cuts_layers = not divided <= WHOLE_LAYERS
     speed = speed and first.device is not None
 
     def alike(run: dict[str, Any]) -> bool:
         same = run["adapted"] == adapted and run["kind"].endswith(OFFLOADED) == offloaded
-        return same or not on_gpu
+        return (same and cut_alike(run)) or not on_gpu
+
+    def cut_alike(run: dict[str, Any]) -> bool:
+        """Ranks that divide layers or samples are no evidence but for their own kind."""
+        return not cuts_layers or _divided(run["kind"]) in divided
 
     def timed(run: dict[str, Any]) -> bool:
         """What decides the share of a rate that a step reaches, whatever the strategy."""
@@ -173,6 +187,7 @@ def trust_in(
         return (
             run["gpu"] == chip_of(first) and (run["tokens"] < SHORT_TOKENS) == short
             and run["kind"].endswith(OFFLOADED) == offloaded and run["pcie"] == crosses_pcie(first)
+            and cut_alike(run)
         )  # fmt: skip
 
     of_memory: list[tuple[str, Callable[[dict[str, Any]], bool]]] = [
@@ -194,6 +209,8 @@ def trust_in(
         speed=_known(near, "speed", of_speed, first) if speed else None,
         bounded=bounded,
         is_timed=speed,
+        on_gpu=on_gpu,
+        untested=tuple(_named(kind for kind in untested if kind not in kinds)),
         assumption=largest_assumption(first, host_share, update_share) if speed else largest_of_memory(first),
     )
 
@@ -214,6 +231,8 @@ def _divided(kind: str) -> str:
     return whole.get(family, "all" if family in ("fsdp1", "fsdp2", "zero3") else family)
 
 
+WHOLE_LAYERS = frozenset({"alone", "copies", "all"})
+"""What ranks divide that compute every layer of their own samples."""
 CHIPS = {"H200": "H100", "GH200": "H100", "H800": "H100", "A800": "A100"}
 """Device -> whose chip it has."""
 

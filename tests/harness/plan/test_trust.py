@@ -134,7 +134,7 @@ def test_what_no_run_had_is_said(errors: Errors) -> None:
     trust = trust_in(on_other)
     assert trust.memory.beyond[-1] == "MI300X"
     assert trust.speed is None
-    assert "speed not known (no run like this)" in trust.lines()[0]
+    assert "speed not known (no published run of that kind)" in trust.lines()[0]
 
 
 def test_runs_of_the_strategy_count_before_those_that_divide_as_much(errors: Errors) -> None:
@@ -151,6 +151,21 @@ def test_runs_of_the_strategy_count_before_those_that_divide_as_much(errors: Err
     assert trust_in(scenario("fsdp1", 8), speed=False, without="a").memory.typical == 0.2  # type: ignore[union-attr]
     known = trust_in(scenario("zero3", 8, options={"offload": "cpu"}), speed=False).memory
     assert (known.of, known.typical) == ("all full training with offload", 0.3)
+
+
+def test_a_kind_that_nobody_ran_has_no_error(errors: Errors) -> None:
+    runs = [run(name, memory=0.1, speed=0.1, kind=kind) for name in "abc" for kind in ("fsdp1", "zero12")]
+    errors(*runs, run("d", memory=0.1, speed=0.1, kind="fsdp2-tensor"))
+    for label in ("pp", "ulysses-zero3", "fsdp-cp"):
+        trust = trust_in(scenario(label, 8))
+        assert (trust.memory, trust.speed) == (None, None), label
+        assert trust.lines()[0].endswith("speed not known (no published run of that kind)")
+        beside = trust_in(scenario("fsdp1", 8), scenario(label, 8))
+        assert (beside.memory.typical, beside.speed.typical, len(beside.untested)) == (0.1, 0.1, 1)
+        assert f"; no published run of {beside.untested[0]}" in beside.lines()[0]
+    cut = trust_in(scenario("fsdp-tp", 8))
+    for known in (cut.memory, cut.speed):
+        assert known.text() == "tested on one source (d, 8 A100)"
 
 
 def test_speed_is_of_the_gpu_the_code_and_the_length(errors: Errors) -> None:
@@ -238,5 +253,5 @@ def test_without_a_run_like_it_that_is_said_and_no_other_s_error_is_borrowed() -
     for word, one in asked.items():
         trust = trust_in(one)
         assert (trust.memory, trust.speed) == (None, None), word
-        assert "not known (no run like this)" in trust.lines()[0], word
+        assert "not known (no published run of that kind)" in trust.lines()[0], word
         assert word in trust.lines()[0]
