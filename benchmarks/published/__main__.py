@@ -7,6 +7,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +16,7 @@ from tqdm import tqdm
 
 from benchmarks.published.judge import Judged, errors_of, judge, stated_errors
 from benchmarks.published.left_out import FILES, own_shares, runs_of, share_of_others
-from benchmarks.published.mapping import map_row
+from benchmarks.published.mapping import Mapped, map_row, unread
 from benchmarks.published.page import render, scatter
 from benchmarks.published.rows import read_rows
 from benchmarks.publishing import errors_text
@@ -33,8 +34,13 @@ def predicted(file: Path, own: Mapping[tuple[str, str], float] = MappingProxyTyp
     so that its rows are predicted by what all others do."""
     mapped = [map_row(row) for row in read_rows(file)]
     with Tracer() as trace:
-        rows = tqdm(mapped, unit="row", disable=None)
-        return [judge(one, share_of_others(own, one), trace) for one in rows]
+
+        def judged(one: Mapped) -> Judged:
+            return judge(one, share_of_others(own, one), trace)
+
+        others = [unread(one) if own else one for one in mapped]
+        pairs = zip(tqdm(mapped, unit="row", disable=None), others, strict=True)
+        return [replace(judged(one), unread=None if other is one else judged(other)) for one, other in pairs]
 
 
 def answer(judged: Judged) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from itertools import combinations
 from statistics import mean, median
 from typing import Any, Literal
 
-from benchmarks.published.mapping import Mapped
+from benchmarks.published.mapping import Mapped, recomputing_all
 from benchmarks.published.reserved import reserved_bytes, reserving
 from benchmarks.published.rows import Row
 from harness.errors import HarnessError
@@ -42,7 +42,10 @@ class Judged:
     fitted_tokens_per_second: float | None = None
     """By the shipped constants, which the row's source has a part in."""
     has_no_rate: bool = False
-    """Whether the answer is a range of speeds, since too few sources ran on the GPU."""
+    """Whether the answer is a range of speeds: too few sources ran on the GPU, or what is recomputed is not
+    said."""
+    unread: Judged | None = None
+    """As if nobody had read the program's code; None: nobody has."""
     memory_reason: str | None = None
     """Why there is no memory, or a range."""
     speed_reason: str | None = None
@@ -81,6 +84,11 @@ class Judged:
         return tokens_per_second / published - 1
 
     @property
+    def left_out(self) -> Judged:
+        """Without what was read with this row at hand."""
+        return self.unread or self
+
+    @property
     def is_adapted(self) -> bool:
         """Whether adapters alone were trained."""
         return "lora" in self.row.method.lower()
@@ -106,11 +114,18 @@ def judge(mapped: Mapped, sustained: float | None = None, trace: Trace | None = 
             assert shipped is not None
             least, most = speed.tokens_per_second_between or (None, None)
             is_range = least is not None and not speed.loses_with_scale
+            because = speed.between_because
+            if mapped.bounded:
+                slower = predict_speed(recomputing_all(scenario), mapped.constants)
+                assert slower is not None
+                slow, fast = (one.tokens_per_second_per_gpu for one in (slower, shipped))
+                least, most = min(least or slow, slow), max(most or fast, fast)
+                is_range, because = True, mapped.unsaid
             found = replace(
                 found, tokens_per_second=speed.tokens_per_second_per_gpu, has_no_rate=is_range,
                 fitted_tokens_per_second=shipped.tokens_per_second_per_gpu,
                 least_tokens_per_second=None if is_range else least,
-                speed_reason=f"{speed.between_because}: between {least:,.0f} and {most:,.0f} tokens/s"
+                speed_reason=f"{because}: between {least:,.0f} and {most:,.0f} tokens/s"
                 if is_range else None,
             )  # fmt: skip
         except ASKED_WRONG as error:
@@ -187,7 +202,8 @@ def _activation_bytes(memory: MemoryPrediction) -> int:
 
 
 def errors_of(judged: Iterable[Judged]) -> list[dict[str, Any]]:
-    """What answers say of their own error: of each run whose settings are said."""
+    """What answers say of their own error: of each run whose settings are said, as if nobody had read its
+    program's code."""
     return [
         {
             "run": one.row.id, "source": one.row.source, "adapted": one.is_adapted,
@@ -197,7 +213,7 @@ def errors_of(judged: Iterable[Judged]) -> list[dict[str, Any]]:
             "pcie": crosses_pcie(scenario), "memory": _rounded(one.memory_error),
             "speed": _rounded(one.error_of_figure),
         }
-        for one in judged
+        for one in (run.left_out for run in judged)
         if (scenario := one.mapped.scenario) is not None and not one.row.tier.startswith(OPEN)
         and not (one.memory_error is None and one.speed_error is None)
     ]  # fmt: skip

@@ -21,6 +21,7 @@ from harness.backends.refusals import explain_refusal
 from harness.backends.registry import BUILT_IN, label_with, parse
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
+from harness.forms.activations import SELECTIVE
 from harness.job.config import parse_yaml
 from harness.job.job import ALL_LINEAR, Job
 from harness.plan.hardware import (
@@ -83,6 +84,8 @@ class Mapped:
         """What of the memory's settings a page leaves open; None: nothing."""
         if self.bounded:
             return "training.activation_checkpointing is not said"
+        if self._keeps_some and not program(self.row):
+            return "which matrix products selective checkpointing keeps is not said"
         is_cut = self.scenario is not None and self.scenario.options.get("tensor", 1) > 1
         return f"{UNDIVIDED} is not said" if is_cut and not program(self.row) else None
 
@@ -92,10 +95,13 @@ class Mapped:
         whole = self.memory_scenario
         if whole is None or self.unsaid is None:
             return None
-        if not self.bounded:
-            return self._divided_sequence(whole)
-        training = whole.job.training.model_copy(update={"activation_checkpointing": True})
-        return replace(whole, job=whole.job.model_copy(update={"training": training}))
+        is_recomputed = self.bounded or self._keeps_some
+        return recomputing_all(whole) if is_recomputed else self._divided_sequence(whole)
+
+    @property
+    def _keeps_some(self) -> bool:
+        training = self.scenario.job.training if self.scenario else None
+        return training is not None and training.activation_checkpointing == SELECTIVE
 
     @property
     def memory_scenario(self) -> Scenario | None:
@@ -122,6 +128,21 @@ class Mapped:
             scenario, label="fsdp", strategy=_strategy("fsdp"), options={},
             job=scenario.job.model_copy(update={"data": shorter}),
         )  # fmt: skip
+
+
+def recomputing_all(scenario: Scenario) -> Scenario:
+    """The same with every block computed again."""
+    training = scenario.job.training.model_copy(update={CHECKPOINTED: True})
+    return replace(scenario, job=scenario.job.model_copy(update={"training": training}))
+
+
+UNREAD = "unknown"
+"""A framework whose code nobody has read."""
+
+
+def unread(mapped: Mapped) -> Mapped:
+    """The same row as if nobody had read its program's code."""
+    return map_row(replace(mapped.row, framework=UNREAD)) if program(mapped.row) else mapped
 
 
 def map_row(row: Row, hardware: Hardware | None = None) -> Mapped:

@@ -42,24 +42,25 @@ settings. `benchmarks/published/*.csv` hold the figures with repository, commit,
   published constants of the hardware (`harness/plan/hardware.py`). Two of these, the shares of the
   matrix rate that training sustains on A100 and H100, are [the middle of sources](left-out.md) here, each
   counted once. Each row is predicted by the middle of all sources but its own; one column has what ships.
-  No constant of memory was estimated from any row: what programs do otherwise than our job stands in
-  `benchmarks/published/programs.yaml`, read in their code.
+  A row says what it is in columns: the job's settings, and the program that ran (`framework`), whose code
+  says what it does otherwise than our job (`benchmarks/published/programs.yaml`). No repository, path or
+  name of a source decides anything, and no constant of memory was estimated from any row.
 - Memory: the allocator's peak is predicted. A published 'reserved' or 'device' figure is compared with what
   the allocator keeps: of the loss (`benchmarks/published/losses.py`), and for each stream what it once needed
   (`benchmarks/published/reserved.py`), no more than the device has; 'device' with context and
   NCCL's buffers besides.
-- Where a page does not say what is recomputed, memory lies between all and none: such a row counts as asked,
-  and in no error.
+- Where a page does not say what is recomputed, memory and speed lie between all and none: such a row counts
+  as asked, and in no error.
 - Rows of tier A say everything that decides memory and speed, those of tier B lack one of the two or link a
   setting, and those of tier C leave something open, so that only order and ratios count.
 """
 LEFT_OUT = """\
-Each source as if it were not known: speeds are predicted by what all other sources sustain, and the error
-that an answer states comes from all others, each counted once (`harness/plan/trust.py`). 'Shipped constants'
-is the median error in speed by those, which are fitted to all sources. What a program does otherwise than
-our job is found by its repository and path (`programs.yaml`), and was read with the rows at hand: of memory
-the stated error alone is left out, and programs that nobody has read are predicted worse.
-Rows of tier C count in the table, not in the lines on stated errors.
+Each source as if it were not known. Nothing counts that was read in its program's code with these rows at
+hand (`programs.yaml`): the row's own columns remain, which anybody could type as settings. Speeds are
+predicted by what all other sources sustain, and the error that an answer states comes from all others, each
+counted once (`harness/plan/trust.py`). 'Fitted' is the same error with the program's code, and by the shipped
+constants, which all sources decided. Every figure of memory below this table is fitted so, every speed is by
+constants of other sources.
 """
 AIMS = """\
 Each row by constants of other sources. A group is ten runs or more of one GPU, strategy, length, or of
@@ -122,39 +123,39 @@ def render(
 
 def _left_out(judged: Sequence[Judged]) -> str:
     """By source, and how often the truth lies within what is stated as if the source were not known."""
-    table, stated = [], {"memory": list[Calibration](), "speed": list[Calibration]()}
+    table: list[list[str]] = []
+    whole, complete = ({name: list[Calibration]() for name in ("memory", "speed")} for _ in range(2))
     for source in dict.fromkeys(one.row.source for one in judged):
         rows = [one for one in judged if one.row.source == source]
         asked = sum(one.memory_bytes is not None or one.tokens_per_second is not None for one in rows)
-        line = [source, f"{asked} of {len(rows)}"]
-        own, complete = ({"memory": Calibration(), "speed": Calibration()} for _ in range(2))
+        own, closed = ({"memory": Calibration(), "speed": Calibration()} for _ in range(2))
         for one in rows:
-            is_open = one.row.tier.startswith(OPEN)
-            found = (one.memory_error, one.speed_error)
-            errors = zip(("memory", "speed"), found, stated_errors(one, source), strict=True)
-            for name, error, width in errors:
-                if error is not None:
-                    own[name].add(error, width)
-                    if not is_open:
-                        complete[name].add(error, width)
-        for name, of_source in complete.items():
-            stated[name].append(of_source)
-        for known, of in ((own["memory"], mean), (own["speed"], median)):
-            sizes = [abs(error) for error in known.errors]
+            unread = one.left_out
+            found = (unread.memory_error, unread.speed_error)
+            for name, error, width in zip(own, found, stated_errors(unread, source), strict=True):
+                for known in (own[name], closed[name])[: 1 if one.row.tier.startswith(OPEN) else 2]:
+                    if error is not None:
+                        known.add(error, width)
+        line = [source, f"{asked} of {len(rows)}"]
+        fitted = [[one.memory_error for one in rows], [one.fitted_speed_error for one in rows]]
+        for name, of, errors in zip(own, (mean, median), fitted, strict=True):
+            whole[name].append(own[name])
+            complete[name].append(closed[name])
+            known, by_all = own[name], [abs(error) for error in errors if error is not None]
             line += [
-                str(len(sizes)), _percent(of(sizes) if sizes else None),
-                _percent(median(known.errors) if sizes else None),
+                str(len(known.errors)), _percent(of(map(abs, known.errors)) if known.errors else None),
+                _percent(of(by_all) if by_all else None),
+                _percent(median(known.errors) if known.errors else None),
                 _percent(median(known.widths) if known.widths else None),
                 f"{known.within} of {len(known.widths)}",
             ]  # fmt: skip
-        fitted = [abs(one.fitted_speed_error) for one in rows if one.fitted_speed_error is not None]
         if asked:
-            table.append([*line, _percent(median(fitted) if fitted else None)])
+            table.append(line)
     heads = ["from", "asked"]
     for name, middle in (("memory", "mean error"), ("speed", "median error")):
-        heads += [f"{name}: rows", middle, "bias", "stated", "within"]
-    heads.append("shipped constants")
-    said = [f"- {name}: {_stated(known)}" for name, known in stated.items()]
+        heads += [f"{name}: rows", middle, "fitted", "bias", "stated", "within"]
+    said = [f"- {name}: {_stated(known)}" for name, known in complete.items()]
+    said += [f"- {name}, with tier C: {_stated(known)}" for name, known in whole.items()]
     return "\n".join([*said, "", tabulate(table, heads, tablefmt="github", disable_numparse=True)]) + "\n"
 
 

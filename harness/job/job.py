@@ -511,6 +511,17 @@ FACTORIES = (("model", "factory"), ("data", "factory"), ("loss", "factory"), ("o
 """Settings that name a function of the user's own."""
 
 
+_EVERY_SECOND = (
+    "torchtitan keeps every second matrix product, which needs more than true and less than selective"
+)
+OTHER_CHECKPOINTING = {
+    "op": _EVERY_SECOND,
+    "selective-op": _EVERY_SECOND,
+    "reentrant": "checkpointing (true) is not reentrant, which under FSDP1 keeps inputs of frozen blocks",
+}
+"""Checkpointing of other programs, and why it is none of ours."""
+
+
 class TrainingSection(SettingsSection):
     """Batch, length, precision and randomness of the training."""
 
@@ -532,11 +543,11 @@ class TrainingSection(SettingsSection):
     @classmethod
     def _one_name_each(cls, value: Any) -> Any:
         """The words for true and false are those values, so that they are the same job."""
-        return (
-            {"none": False, "all": True, "every-1": True}.get(value, value)
-            if isinstance(value, str)
-            else value
-        )
+        if not isinstance(value, str):
+            return value
+        if value in OTHER_CHECKPOINTING:
+            raise ValueError(f"{OTHER_CHECKPOINTING[value]}, so '{value}' is no setting")
+        return {"none": False, "all": True, "every-1": True}.get(value, value)
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> TrainingSection:

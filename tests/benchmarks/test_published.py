@@ -24,7 +24,7 @@ from benchmarks.published.left_out import (
     share_of_others,
     text,
 )
-from benchmarks.published.mapping import Mapped, completed, map_row, program, said
+from benchmarks.published.mapping import Mapped, completed, map_row, program, said, unread
 from benchmarks.published.page import render
 from benchmarks.published.programs import joined_outputs, packed_head
 from benchmarks.published.rows import COLUMNS, Row, read_rows
@@ -212,6 +212,33 @@ def test_adapters_become_the_job_s() -> None:
 )
 def test_libraries_decide_a_precision(strategy: str, changes: dict[str, str], precision: str) -> None:
     assert map_row(replace(ROW, strategy=strategy, **changes)).scenario.job.training.precision == precision
+
+
+def test_selective_checkpointing_of_an_unread_program_has_bounds() -> None:
+    row = replace(ROW, activation_ckpt="selective (op)")
+    known, unknown = (judge(map_row(replace(row, framework=name))) for name in ("torchtitan", ""))
+    assert known.least_bytes is None
+    assert unknown.least_bytes < known.memory_bytes < unknown.memory_bytes
+    assert unknown.memory_reason.startswith("which matrix products selective checkpointing keeps is not said")
+
+
+def test_a_row_is_left_out_without_its_program_s_code() -> None:
+    litgpt = map_row(replace(ROW, framework="litgpt", settings="training.precision=bf16"))
+    assert unread(litgpt).scenario.other.loss is None
+    assert unread(litgpt).scenario.job == litgpt.scenario.job
+    assert unread(map_row(ROW)).scenario == map_row(ROW).scenario
+
+
+def test_a_speed_is_a_range_where_checkpointing_is_not_said() -> None:
+    plain, full, open_ = (
+        judge(map_row(replace(ROW, activation_ckpt=text))) for text in ("none", "full", "not said")
+    )
+    assert (open_.has_no_rate, open_.speed_error) == (True, None)
+    slow, fast = (f"{one.tokens_per_second:,.0f}" for one in (full, plain))
+    assert (
+        open_.speed_reason
+        == f"training.activation_checkpointing is not said: between {slow} and {fast} tokens/s"
+    )
 
 
 def test_what_is_not_said_of_checkpointing_becomes_bounds() -> None:

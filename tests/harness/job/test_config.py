@@ -260,6 +260,9 @@ TURNS = "give the steps of a turn, auto: the harness decides, or null: each cell
         ("model.attention=flash",
          "Did you mean 'model.attention=sdpa' or 'model.attention=flash_attention_2'"),
         ("training.grad-checkpoint=true", "Did you mean 'training.activation_checkpointing'?"),
+        ("training.activation_checkpointing=op", "torchtitan keeps every second matrix product"),
+        ("training.activation_checkpointing=reentrant", "is not reentrant"),
+        ("training.use_reentrant=true", "Did you mean 'training.activation_checkpointing'?"),
         ("training.seq_len=8", "Did you mean 'data.sequence_length'?"),
         ("deepspeed=zero3", "Did you mean 'compare.backends'?"),
         # what is not offered
