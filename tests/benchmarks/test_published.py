@@ -204,10 +204,7 @@ def test_adapters_become_the_job_s() -> None:
         ("single", {"precision": "bf16"}, "bf16"),
         ("fsdp1", {"precision": "bf16"}, "bf16"),
         ("single", {**PEFT, "method": "qlora (nf4)"}, "bf16-mixed"),  # peft widens what 4 bits do not hold
-        ("single", {**PEFT, "method": "qlora (nf4)", "note": "plugin: accelerated-peft-bnb"}, "bf16"),
-        ("single", {**PEFT, "method": "qlora (gptq int4)"}, "bf16"),
-        ("accelerate-fsdp1", {**PEFT, "method": "qlora (nf4)"}, "bf16"),
-        ("single", {**PEFT, "method": "lora"}, "bf16"),
+        ("single", {**PEFT, "method": "lora", "settings": "training.precision=bf16"}, "bf16"),
     ],
 )
 def test_libraries_decide_a_precision(strategy: str, changes: dict[str, str], precision: str) -> None:
