@@ -9,9 +9,10 @@ from itertools import compress, count
 from operator import attrgetter, itemgetter, ne
 from typing import Any
 
-from harness.judge.wording import Digest, counted, differs
+from harness.judge.distance import sketch_distances
+from harness.judge.wording import Digest, a_few, counted, differs
 from harness.nested import differences
-from harness.record import RankPart, Record, StepPart
+from harness.record import RankPart, Record, StepPart, WeightsPart
 from harness.record.run import weights_differ
 
 PER_STEP = (
@@ -95,6 +96,10 @@ def _one_is_a_script(reference: Record, record: Record) -> bool:
     return (reference.observation is None) != (record.observation is None)
 
 
+LEAST_APART = 1e-5
+"""Of a tensor's size. Another order of summation moves its projections less."""
+
+
 def _identity(reference: Record, record: Record) -> Iterator[Difference]:
     if reference.job_id != record.job_id:
         half_seen = _one_is_a_script(reference, record)
@@ -119,11 +124,18 @@ def _weights(reference: Record, record: Record) -> Iterator[Difference]:
     saved = record.resumed.weights_digest if record.resumed else None
     digests = {"weights after loading the checkpoint": (saved, loaded)}
     if left and right and same_tensors and _digests_compare(reference, record):
-        digests = {"initial weights": (left.digest, right.digest)} | digests
+        digests = {f"initial weights{_which(left, right)}": (left.digest, right.digest)} | digests
     for name, (expected, given) in digests.items():
         if expected is not None and given is not None and weights_differ(expected, given):
             kind = "initial-weights-differ"
             yield Difference(name, Digest(expected), Digest(given), kind, plural=True)
+
+
+def _which(left: WeightsPart, right: WeightsPart) -> str:
+    """' of lm_head.weight': the tensors that differ, where not all of them do."""
+    distances, sketch = sketch_distances(left, right), left.sketch or {}
+    unlike = [name for name, distance in distances.items() if distance > LEAST_APART * sketch[name][0]]
+    return f" of {a_few(unlike, 1)}" if 0 < len(unlike) < len(distances) else ""
 
 
 def _digests_compare(reference: Record, record: Record) -> bool:

@@ -22,10 +22,18 @@ def digests(sample: str) -> dict[str, Any]:
     return {"ranks": make_ranks(1, batch_digests=[[[sample]]])}
 
 
+def began(body: float, head: float) -> dict[str, Any]:
+    sketch = {name: [size, *[size, -size] * 4] for name, size in (("body", body), ("head", head))}
+    return {"initial_weights": make_weights(f"{body} {head}".ljust(64), sketch)}
+
+
 @pytest.mark.parametrize(
     ("reference", "given", "clause"),
     [
         ({}, {"initial_weights": make_weights("d" * 64)}, "initial weights differ"),
+        (began(1.0, 0.5), began(1.0, 0.7), "initial weights of head differ"),
+        (began(1.0, 0.5), began(1.0 + 1e-6, 0.7), "initial weights of head differ"),
+        (began(1.0, 0.5), began(1.2, 0.7), "initial weights differ"),
         (digests("a"), digests("b"), "samples of step 0 differ"),
         ({}, {"steps": make_steps(changes={3: {"samples": 7}})}, "samples of step 3 differ"),
         ({}, {"steps": make_steps()[:3]}, "number of steps differs"),
