@@ -39,6 +39,7 @@ from harness.plan.search import (
     USUAL,
     Found,
     distinct_backends,
+    exposed_share,
     fewest_gpus,
     in_order,
     pointless,
@@ -51,6 +52,7 @@ from harness.tell.formats import number
 
 EXPOSED_SHARE = 0.2
 """Of a step: above it communication decides the speed."""
+OF_ROUTING = ("activations, speed", "they depend on which tokens go to which expert")
 SITE = "site.yaml"
 MOST_STAGES = 16
 """Of a pipeline that nobody described."""
@@ -254,9 +256,9 @@ class Answer:
         ratio = speed.communication_seconds / speed.computing_seconds
         enough = f"; as long at {round(tokens * ratio):,} tokens a GPU and {per}, not {tokens:,}"
         return (
-            f"{percent(speed.exposed_seconds / speed.step_seconds)} of the step of {self.best[0].label} is "
-            f"exposed communication: it communicates {number(speed.communication_seconds)} s and computes "
-            f"{number(speed.computing_seconds)} s{enough if ratio > 1 else ''}"
+            f"{exposed_share(speed, f'the step of {self.best[0].label}')}: it communicates "
+            f"{number(speed.communication_seconds)} s and computes {number(speed.computing_seconds)} s"
+            f"{enough if ratio > 1 else ''}"
         )
 
     @cached_property
@@ -271,7 +273,8 @@ class Answer:
     def uncertain(self) -> list[tuple[str, str]]:
         """What a measurement may turn round, and why."""
         if self.found is None or not self.best or self.best[0].most_memory is None:
-            return [("memory", self.uneven)] if self.uneven else []
+            routed = [OF_ROUTING] if self.question.is_mixture else []
+            return [*routed, *([("memory", self.uneven)] if self.uneven else [])]
         fitting, found = self.found.best_by_backend(), list[tuple[str, str]]()
         fastest = self.found.fastest or fitting[0]
         least = fastest.tokens_per_second_per_gpu * (1 - CLOSE_SHARE)

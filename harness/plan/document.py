@@ -11,6 +11,7 @@ from harness.plan import step_time
 from harness.plan.alternatives import CHUNKED, RELIEFS
 from harness.plan.answer import Answer, trust_in_answers, trust_of
 from harness.plan.prediction import Prediction
+from harness.plan.search import EXPERTS
 
 SPEED = (
     "step_seconds", "exposed_seconds", "tokens_per_second_per_gpu", "tokens_per_second_between",
@@ -87,7 +88,8 @@ def recommendation(answer: Answer) -> dict[str, Any]:
             for one, why in found.rejected(answer.best)
         ],
         "left_out": found.left_out,
-        "data_parallel_is_right": any(not one.planned.mesh.shares_samples for one in answer.best[:1]),
+        "data_parallel_is_right": EXPERTS not in found.left_out
+        and any(not one.planned.mesh.shares_samples for one in answer.best[:1]),
         "advice": bound and {"case": "communication-bound", "figures": bound},
         "uncertain": [f"{what}: {why}" for what, why in answer.uncertain],
         "alternatives": [{**one.as_json(), "command": answer.command(one)} for one in answer.instead],

@@ -25,6 +25,7 @@ from harness.plan.hardware import STATES_SHARE, joined_by
 from harness.plan.prediction import P, Prediction, Predictors, predict, with_speed
 from harness.plan.question import Question
 from harness.plan.scenario import Scenario, why_not_planned
+from harness.plan.step_time import SpeedPrediction
 from harness.tell.formats import gigabytes
 
 CLOSE_SHARE = 0.05
@@ -199,6 +200,7 @@ NOT_TRIED = {
     "tensor, sequence and pipeline at once": "combined by no backend",
 }
 """Further ways to divide a model, and why they are left out."""
+EXPERTS = "expert parallelism"
 OF_EXPERTS = "of a mixture of experts the usual strategies alone are compared"
 MOST_STAGES = 4
 """Powers of two that are tried: 2 to 16 stages."""
@@ -561,7 +563,7 @@ def _of_states(
     ]
     shown = {one.label for one in found}
     left_out |= {entry.name: OF_EXPERTS for entry in backends if entry.name not in shown}
-    left_out["expert parallelism"] = "called for, but no backend has it"
+    left_out[EXPERTS] = "called for, but no backend has it"
     roomy = sorted((one for one in found if one.fits), key=lambda one: registry.moving_parts(one.label))
     others = sorted((one for one in found if not one.fits), key=lambda one: one.held_beside_activations)
     return Found(fitting=tuple(roomy), too_large=tuple(others), left_out=left_out)
@@ -692,6 +694,14 @@ def why_too_large(one: Prediction) -> str:
     )
 
 
+def exposed_share(speed: SpeedPrediction, step: str = "the step") -> str:
+    """'3.7 % of the step is exposed communication'; where the step is a range, at which end or rate."""
+    share = percent(speed.exposed_seconds / speed.step_seconds)
+    least = "at least " if speed.loses_with_scale else ""
+    rate = "" if speed.step_seconds_between is None or least else ", at the assumed matmul rate,"
+    return f"{least}{share} of {step}{rate} is exposed communication"
+
+
 def why_slower(one: Prediction, best: Prediction, choices: Sequence[Prediction] = ()) -> str:
     """How much slower it is than the best, and what of the step explains most of that.
 
@@ -711,8 +721,7 @@ def why_slower(one: Prediction, best: Prediction, choices: Sequence[Prediction] 
     exposed = (speed.exposed_seconds - best.speed.exposed_seconds) / step
     if exposed > SMALL_SHARE:
         longest = max(speed.communication, key=lambda term: term.seconds)
-        share = percent(speed.exposed_seconds / step)
-        reasons.append((exposed, f"{share} of the step is exposed communication, most of it {longest.name}"))
+        reasons.append((exposed, f"{exposed_share(speed)}, most of it {longest.name}"))
     computing = (speed.computing_seconds - best.speed.computing_seconds) / step
     if computing > SMALL_SHARE:
         reasons.append((computing, _more_computing(one, best, choices)))

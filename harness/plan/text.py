@@ -411,7 +411,9 @@ def _step_table(question: Question, rows: Sequence[Prediction]) -> list[str]:
     because: dict[str, list[str]] = {}
     for row in rows:
         if row.speed and row.speed.between_because:
-            because.setdefault(row.speed.between_because, []).append(row.label)
+            out = "exposed is" if row.speed.loses_with_scale else "comp. s and exposed are"
+            why = f"{row.speed.between_because}, so {out} {NOT_AVAILABLE}"
+            because.setdefault(why, []).append(row.label)
     lines += [f"{listed(labels)}: {why}" for why, labels in because.items()]
     for row in rows:
         seconds = {term.name: term.seconds for term in row.speed.computing} if row.speed else {}

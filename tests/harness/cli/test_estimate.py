@@ -212,6 +212,21 @@ def test_a_mixture_of_experts_is_answered_by_its_states(document: dict[str, Any]
     assert answer.keys() == document.keys()
     assert answer["best"][0].keys() == document["best"][0].keys()
     assert (answer["best"][0]["backend"], answer["best"][0]["tokens_per_second_per_gpu"]) == ("zero3", None)
+    assert (document["data_parallel_is_right"], answer["data_parallel_is_right"]) == (True, False)
+    assert "activations, speed: they depend on which tokens go to which expert" in answer["uncertain"]
+    assert "they depend on which tokens go to which expert" in shown
+
+
+def test_cells_that_no_rate_is_known_for_say_why_and_exposed_shares_at_which_rate(tmp_path: Path) -> None:
+    words = ("recommend", "--model", "gpt2", "--gpus", "2", "--gpu")
+    ranged, known = (
+        " ".join(harness(*words, gpu, cwd=tmp_path).stdout.split()) for gpu in ("V100-32", "A100-40")
+    )
+    assert "what of its rates training sustains, so comp. s and exposed are n/a" in ranged
+    assert "% of the step, at the assumed matmul rate, is exposed communication" in ranged
+    assert " n/a" not in known
+    assert "assumed matmul rate" not in known
+    assert "% of the step is exposed communication" in known
 
 
 def test_the_model_may_be_that_of_the_job_and_ranks_have_one_name(tmp_path: Path) -> None:
