@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import PurePosixPath
 from shlex import join
@@ -21,7 +21,7 @@ from harness.judge.changes import (
     versions_of,
 )
 from harness.judge.comparison import Comparison
-from harness.judge.facts import BY_KEY, Metric, metrics_in
+from harness.judge.facts import Metric, metrics_in
 from harness.judge.rows import CellRuns, reason
 from harness.judge.statistics import LEVEL, runs_to_judge
 from harness.judge.wording import CellName, counted, listed
@@ -63,12 +63,12 @@ def verdict(document: Document) -> Iterator[str]:
     for block in document.sections[0].blocks:
         if isinstance(block, Paragraph):
             yield block.text
-        for row in block.rows if isinstance(block, Table) else ():
-            cell, metric, change = CellName(*row[:2]), BY_KEY[row[2].value], row[7]
-            judged = ""
-            if metric.better and change:
-                judged = " (better)" if (change > 0) == (metric.better == "higher") else " (worse)"
-            yield f"Beyond noise, {metric.title} of {cell} changed by {signed_percent(change)}{judged}."
+        if isinstance(block, Table):
+            for row in block.rows:
+                of = dict(zip([column.key for column in block.columns], row, strict=True))
+                judged = f" ({of['judged']})" if of.get("judged") else ""
+                told = f"{of['measure'].text} of {CellName(*row[:2])}"
+                yield f"Beyond noise, {told} changed by {signed_percent(of['change'])}{judged}."
 
 
 def left_out(sides: Mapping[str, Comparison]) -> list[str]:
@@ -80,6 +80,20 @@ def left_out(sides: Mapping[str, Comparison]) -> list[str]:
     ]
     told = listed(list(dict.fromkeys(why)), MOST_OPEN)
     return [prose("before_after_other_job", runs=counted(len(why), "run"), why=told)] if why else []
+
+
+def _lost(whole: Sequence[Comparison], named: Sequence[Mapping[Cell, CellRuns]]) -> dict[Cell, str]:
+    """Cells that the baseline had and the other side has not, or not whole, each with its status there."""
+    before, after = named
+    odd = {row.cell for row in whole[1].not_comparable.rows}
+    found: dict[Cell, str] = {}
+    for cell, was in before.items():
+        now = after.get(cell)
+        if now is None and was.has_result:
+            found[cell] = "of another job" if was.cell in odd else "absent"
+        elif now and (was.succeeded > now.succeeded or was.has_result > now.has_result):
+            found[cell] = now.status
+    return found
 
 
 def settings_section(sides: Mapping[str, Comparison]) -> Section:
@@ -105,16 +119,21 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _figures(found: Sequence[Change]) -> Section | None:
+def _figures(found: Sequence[Change], at: Mapping[str, str], pictures: Sequence[Picture]) -> Section | None:
+    """Of two sides, each by its name with what it is called in a sentence."""
     moved = [change for change in found if change.judgement not in ("equal", "n/a")]
     rest = [change for change in found if change.judgement in ("equal", "n/a")]
-    blocks: list[Block] = [_changes("changes", moved)] if moved else blocks_of("None differs.")
+    blocks: list[Block] = [*pictures]
+    blocks += [_changes("changes", moved, [*at])] if moved else blocks_of("None differs.")
     if rest:
-        blocks.append(Folded(f"Equal on both sides, or not measured: {len(rest)}", [_changes("equal", rest)]))
-    return Section("changes", "Figures before and after", blocks) if found else None
+        of_rest = _changes("equal", rest, [*at])
+        blocks.append(Folded(f"Equal on both sides, or not measured: {len(rest)}", [of_rest]))
+    return Section("changes", f"Figures {listed([*at.values()])}", blocks) if found else None
 
 
-def _changes(key: str, found: Sequence[Change]) -> Table:
+def _changes(key: str, found: Sequence[Change], names: Sequence[str]) -> Table:
+    titles = dict(zip(("before", "after"), names, strict=True))
+    columns = [replace(of, title=titles.get(of.key, of.title)) for of in table_columns("before_after")]
     body = []
     for change in found:
         metric = change.metric
@@ -132,7 +151,7 @@ def _changes(key: str, found: Sequence[Change]) -> Table:
                 change.judgement,
             ]
         )
-    return Table(key=key, columns=table_columns("before_after"), rows=body)
+    return Table(key=key, columns=columns, rows=body)
 
 
 def _reading(found: Sequence[Change]) -> str:
@@ -170,13 +189,20 @@ class Series:
         value = self.groups[number].median(self.metric.key) if number in self.groups else None
         return Shown(value, figure_text(self.metric, value))
 
+    def is_one_job(self, before: int, after: int) -> bool:
+        """Whether both versions ran one job, so that a difference is a change."""
+        return self.groups[before].record.job_id == self.groups[after].record.job_id
+
     def moves(self) -> Iterator[tuple[int, int, Change]]:
         """What changed beyond noise: between which versions; all of them where no single one did."""
         numbers = list(self.groups)
-        found = [(a, b, self.steps[b]) for a, b in pairwise(numbers) if self.steps[b].judgement == BEYOND]
-        if not found and self.whole.judgement == BEYOND:
-            found = [(numbers[0], numbers[-1], self.whole)]
-        yield from found
+        steps = [(a, b, self.steps[b]) for a, b in pairwise(numbers)]
+        ends = (numbers[0], numbers[-1], self.whole)
+        for ways in (steps, [ends]):
+            found = [way for way in ways if way[2].judgement == BEYOND and self.is_one_job(*way[:2])]
+            if found:
+                yield from found
+                return
 
 
 def folders_of(records: Mapping[str, Record]) -> dict[str, str]:
@@ -207,18 +233,22 @@ def _over(
     """What changed between sides in their order: of two every figure is shown with its judgement."""
     found = {name: side.comparable for name, side in whole.items()}
     names, sides = list(found), list(found.values())
-    at = {name: name if by == "baseline" else f"in {name}" for name in names}
+    is_baseline = by == "baseline"
+    at = {name: name if is_baseline else f"in {name}" for name in names}
     named = named_cells(*sides)
     series = _series(named, sides)
-    changed = table("changed", [row for one in series for row in _changed(one, names, folders)], "over_time")
+    sound = [one for one in series if one.is_one_job(min(one.groups), max(one.groups))]
+    rows = [row for one in series for row in _changed(one, names, folders, is_baseline=is_baseline)]
     two = changes(sides[0], sides[1]) if len(sides) == 2 else []
-    jobs = {job for side in sides for job in side.by_job}
-    untested = [one for one in series if one.whole.judgement in ("not judged", "inconclusive")]
+    jobs = [f"{listed(sorted(side.by_job))} {at[name]}" for name, side in found.items() if side.by_job]
+    several = len({job for side in sides for job in side.by_job}) > 1
+    lost = _lost(list(whole.values()), named) if is_baseline else {}
+    untested = [one for one in sound if one.whole.judgement in ("not judged", "inconclusive")]
     untested.sort(key=lambda one: -abs(one.whole.relative or 0.0))
     shifted = [one for one in series if any(one.moves())]
     moved = {one.metric for one in (*untested, *shifted)}
     same: dict[str, Change] = {}
-    for one in series:
+    for one in sound:
         if one.metric not in moved:
             known = same.setdefault(one.metric.title, one.whole)
             same[one.metric.title] = max(known, one.whole, key=lambda change: abs(change.relative or 0.0))
@@ -229,7 +259,7 @@ def _over(
         f"{CellName(*cell)} {at[names[number]]}"
         for number, cells in enumerate(named)
         for cell, group in cells.items()
-        if group.has_result and len(_with_result(cell, named)) == 1
+        if group.has_result and len(_with_result(cell, named)) == 1 and cell not in lost
     ]
     failed = [
         f"{group.cell} {at[name]} ({group.status}: {shortened(reason(group.record) or 'no result', LONG)})"
@@ -237,12 +267,15 @@ def _over(
         for group in side.groups
         if not group.succeeded
     ]
-    notes = (
-        prose("over_time_failed", cells=listed(failed)) if failed else "",
+    told = blocks_of(
+        prose("over_time_jobs", jobs=", ".join(jobs)) if several else "",
+        *(f"Lost: {CellName(*cell)}: {status} after." for cell, status in lost.items()),
+        table("changed", rows, "over_time"),
+        prose("over_time_failed", cells=listed(failed, len(failed))) if failed else "",
         prose("over_time_control", by=by, cells=listed(list(control))) if control else "",
         *more,
         *left_out({at[name]: side for name, side in whole.items()}),
-        prose("over_time_once", cells=listed(once)) if once else "",
+        prose("over_time_once", cells=listed(once, len(once))) if once else "",
         prose("over_time_same", first=names[0], last=names[-1], figures=listed(steady)) if same else "",
         prose(
             "over_time_untested",
@@ -253,31 +286,33 @@ def _over(
         )
         if untested
         else "",
-        prose("over_time_jobs", jobs=listed(sorted(jobs))) if len(jobs) > 1 else "",
         prose("before_after_other_sessions") if two and not shares_sessions(*sides) else "",
     )
-    differing, of_two = settings_section(found), len(sides) == 2
-    reading = _reading(two) if of_two else prose("over_time")
+    pictures = [] if is_baseline else _pictures(series, names, by)
+    figures = _figures(two, at, pictures) if len(sides) == 2 else _over_versions(series, names, pictures)
+    reading = _reading(two) if len(sides) == 2 else prose("over_time")
     sections = [
-        Section("verdict", "Verdict", blocks_of(changed, *notes)),
-        *([differing, _figures(two)] if of_two else [_over_versions(series, names, by), differing]),
+        Section("verdict", "Verdict", told),
+        *([settings_section(found), figures] if is_baseline else [figures, settings_section(found)]),
         Section("reading", "How to read the numbers", blocks_of(reading)),
         *last,
     ]
     return Document(title, [one for one in sections if one], heading=picture_heading(sides[-1]))
 
 
-def _over_versions(series: Sequence[Series], names: Sequence[str], by: str) -> Section:
+def _pictures(series: Sequence[Series], names: Sequence[str], by: str) -> list[Picture]:
+    by_metric = [list(of) for _, of in groupby(series, key=lambda one: one.metric.key)]
+    return [_picture(of, names, by) for of in by_metric if any(map(Series.differs, of))]
+
+
+def _over_versions(series: Sequence[Series], names: Sequence[str], pictures: Sequence[Picture]) -> Section:
     columns = [*LABELS, Column("measure", "measure", align="left"), *(Column(name, name) for name in names)]
     values = [
         [*one.cell, Shown(one.metric.key, one.metric.title), *map(one.text, range(len(names)))]
         for one in series
     ]
-    by_metric = [list(of) for _, of in groupby(series, key=lambda one: one.metric.key)]
-    pictures = [_picture(of, names, by) for of in by_metric if any(map(Series.differs, of))]
-    return Section(
-        "over_time", "Figures over versions", blocks_of(*pictures, table("values", values, columns))
-    )
+    shown = blocks_of(*pictures, table("values", values, columns))
+    return Section("over_time", "Figures over versions", shown)
 
 
 def _within_noise(change: Change) -> str:
@@ -321,16 +356,21 @@ def _with_result(cell: Cell, named: Sequence[Mapping[Cell, CellRuns]]) -> dict[i
     return {n: cells[cell] for n, cells in enumerate(named) if cell in cells and cells[cell].has_result}
 
 
-def _changed(one: Series, names: Sequence[str], folders: Mapping[str, str]) -> Iterator[list[object]]:
-    """Rows of `over_time`, with the command that shows both runs."""
+def _changed(
+    one: Series, names: Sequence[str], folders: Mapping[str, str], *, is_baseline: bool
+) -> Iterator[list[object]]:
+    """Rows of `over_time`, with the command that shows both runs; of a baseline with what got worse."""
     for before, after, change in one.moves():
         if one.text(before).text == one.text(after).text:
             continue  # a few bytes of many
         runs = [folders.get(run := one.groups[number].record.run_id, run) for number in (before, after)]
         command = f"harness diagnose {join(runs)}"
         extent = change.extent
+        way: tuple[str | None, ...] = (names[before], names[after], None)
+        if is_baseline:
+            way = (None, None, {None: None, True: "worse", False: "better"}[change.is_worse])
         yield [
-            *one.cell, Shown(one.metric.key, one.metric.title), names[before], names[after],
+            *one.cell, Shown(one.metric.key, one.metric.title), *way,
             one.text(before), one.text(after), change.relative, extent.low - 1 if extent else None,
             extent.high - 1 if extent else None, command,
         ]  # fmt: skip

@@ -8,7 +8,7 @@ from harness.errors import HarnessError
 from harness.judge.changes import Change, changes, failures, parse_conditions, settings, shares_sessions
 from harness.judge.comparison import Comparison
 from harness.judge.statistics import Ranking, Timed
-from harness.tell.before_after import before_after
+from harness.tell.before_after import before_after, verdict
 from harness.tell.writers.text import render_markdown
 from tests.harness.tell.cells import repeats
 from tests.records import (
@@ -157,6 +157,17 @@ def test_sides_that_ran_in_turns_are_compared_within_rounds() -> None:
     whole = Comparison([row.record.model_copy(update={"turns": None}) for row in after.rows])
     assert change(before, whole, "step_seconds").judgement == "inconclusive"
     assert "turns" in {setting.field for setting in settings(before, whole)}
+
+
+def test_a_published_baseline_of_another_job_is_said_first_and_every_lost_cell_is_named() -> None:
+    sides = [Comparison(published(name)) for name in ("default", "bloom-560m")]
+    (before,), (after,) = (side.by_job for side in sides)
+    first, *told = verdict(before_after(*sides))
+    assert first.startswith(f"Not all ran the same job: {before} before, {after} after.")
+    lost = [line for line in told if line.startswith("Lost: ")]
+    assert len(lost) == 7
+    assert "Lost: accelerate-zero3 on 2 ranks: absent after." in lost
+    assert not [line for line in told if "Beyond noise" in line or "Undecided" in line]
 
 
 def test_two_conditions_are_read() -> None:

@@ -121,10 +121,28 @@ def test_two_sides_show_what_got_worse_the_command_that_shows_both_and_every_jud
     assert (
         "| zero2 | 2 | sent MB/step | 0.001 | 0.005 | +400.0 % | +400.0 % | +400.0 % | beyond noise |" in text
     )
+    assert "| backend | ranks | measure | better or worse | before | after |" in text
+    assert "| zero2 | 2 | sent MB/step | worse | 0.001 | 0.005 |" in text
     told = list(verdict(before_after(*map(Comparison, sides.values()))))
     assert "Beyond noise, sent MB/step of zero2 on 2 ranks changed by +400.0 % (worse)." in told
     over = report(tmp_path, [one for records in sides.values() for one in records], "over.md")
     assert "| sent MB/step | 0.001 | 0.005 | +400.0 % | +400.0 % | +400.0 % | beyond noise |" in over
+    assert "| measure | 0.17.0 | 0.18.9 | change |" in over
+    assert len(list(tmp_path.glob("over.over-*.svg"))) == 1
+
+
+def test_a_baseline_of_another_job_says_so_first_and_names_no_change(tmp_path: Path) -> None:
+    old, new = run("0.17.0"), run("0.18.9", seconds=0.9, payload=5000)
+    other = new.model_copy(update={"job_id": "f" * 12})
+    told = list(verdict(before_after(Comparison([old]), Comparison([other]))))
+    assert told[0].startswith(f"Not all ran the same job: {old.job_id} before, {'f' * 12} after.")
+    assert not [
+        line for line in told if "Beyond noise" in line or "within noise" in line or "Undecided" in line
+    ]
+    assert any("Beyond noise" in line for line in verdict(before_after(*map(Comparison, ([old], [new])))))
+    steps = report(tmp_path, [old, new, run("0.19.8", payload=9).model_copy(update={"job_id": "f" * 12})])
+    rows = [line for line in steps.splitlines() if "harness diagnose" in line]
+    assert ["| 0.17.0 | 0.18.9 |" in row for row in rows] == [True]
 
 
 def test_versions_are_in_their_order_and_days_in_that_of_time() -> None:

@@ -77,8 +77,18 @@ def test_lost_and_new_cells_are_in_the_verdict() -> None:
     text = section(before_after(before, sides(ddp="failed", fsdp="ok", zero3="ok")), "verdict")
     failed = "fsdp on 2 ranks before (oom: Exit: gone) and ddp on 2 ranks after (failed: Exit: gone)."
     assert f"Without a whole result: {failed}" in text
-    once = "ddp on 2 ranks before, zero1 on 2 ranks before, zero3 on 2 ranks after and fsdp on 2 ranks after."
+    assert "Lost: ddp on 2 ranks: failed after.\n\nLost: zero1 on 2 ranks: absent after." in text
+    once = "zero3 on 2 ranks after and fsdp on 2 ranks after."
     assert f"Not compared, as no other side has a result: {once}" in text
+
+
+def test_every_lost_and_new_cell_is_named() -> None:
+    few, many = sides(), sides(**{f"zero1:bucket={n}": "ok" for n in range(9)})
+    lost = section(before_after(many, few), "verdict")
+    assert lost.count(" on 2 ranks: absent after.") == 9
+    new = section(before_after(few, many), "verdict")
+    assert new.count(" on 2 ranks after") == 9
+    assert "Lost" not in new
 
 
 def test_equal_sides_have_no_empty_table() -> None:

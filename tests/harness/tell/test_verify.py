@@ -351,6 +351,15 @@ def test_report_with_a_baseline_is_verified_too(tmp_path: Path, suffix: str) -> 
     assert found(verify(report))
 
 
+def test_a_lost_cell_of_a_baseline_is_verified(tmp_path: Path) -> None:
+    before, after = write_runs(tmp_path / "before"), write_runs(tmp_path / "after")
+    kept = [run for run in after if run[1].backend.label != "ddp"]
+    report = write_report(kept, tmp_path / "report.md", baseline=before)
+    assert found(verify(report)) == []
+    edit(report, "Lost: ddp on 2 ranks: absent after", "Lost: ddp on 2 ranks: failed after")
+    assert found(verify(report))
+
+
 def test_baseline_that_is_also_the_other_side_is_computed_again(tmp_path: Path) -> None:
     runs = write_runs(tmp_path)
     result = verify(write_report(runs, tmp_path / "report.md", baseline=runs))
