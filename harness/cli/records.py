@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -343,14 +344,17 @@ REPORTS = ("[!.]*.md", "[!.]*.html", "[!.]*.csv", "[!.]*.json")
 def clean(runs: Path, yes: bool) -> int:
     """Remove runs that no comparison would reuse: failed, stopped or replaced by a later run.
 
-    Without --yes nothing is removed.
+    Without --yes nothing is removed; what a report in the folder lists is kept.
     """
     if not runs.is_dir():
         raise HarnessError(f"'{runs}' is not a folder of runs; give the one that --runs named")
     found, unreadable = Store(runs).runs()
     warn_skipped(unreadable)
     total = 0
-    removed = dict(_removable(runs, found))
+    reports = (path.read_text("utf-8", "replace") for pattern in REPORTS for path in runs.glob(pattern))
+    listed = {name for text in reports for name in re.findall(r"[\w.-]+", text)}
+    every = dict(_removable(runs, found))
+    removed = {folder: why for folder, why in every.items() if folder.name not in listed}
     for folder, why in removed.items():
         size = sum(p.lstat().st_size for p in folder.rglob("*") if not p.is_dir())
         total += size
@@ -361,8 +365,8 @@ def clean(runs: Path, yes: bool) -> int:
         echo(f"{one_line(folder.name)}: {why}, {megabytes(size)} MB")
     what = f"{counted(len(removed), 'run')}, {megabytes(total)} MB"
     echo(f"removed {what}" if yes else f"{what} to remove; --yes removes them", err=True)
-    if removed and any(next(runs.glob(pattern), None) for pattern in REPORTS):
-        echo(f"a report lies in {runs}: `harness verify` needs the runs that it lists", err=True)
+    if kept := len(every) - len(removed):
+        echo(f"{counted(kept, 'run')} kept: a report in {runs} lists them", err=True)
     return 0
 
 

@@ -505,8 +505,7 @@ def scaled(comparison: Comparison, kind: str) -> str:
     best = next(curve for curve in curves if curve[-1] is last[0])
     if is_strong and len({point.group.world_size for point in best}) > 2:
         sizes = [f"{p.group.world_size}: {times(p.speed_up)} at {percent(p.strong_efficiency)}" for p in best]
-        most = max(best, key=lambda point: point.speed_up).group.world_size
-        found.append(phrase("scaled_sizes", cell=last[0].curve, sizes=", ".join(sizes), most=most))
+        found.append(phrase("scaled_sizes", cell=last[0].curve, sizes=", ".join(sizes)))
     if not any(point.ratio.extent for point in last):
         rounds = counted(min(len(point.group.values(STEP)) for point in last), "round")
         return "; ".join([*found, phrase("scaled_untested", rounds=rounds, needed=interval_runs())])

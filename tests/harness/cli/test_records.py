@@ -127,16 +127,15 @@ def test_clean_lists_what_it_would_remove_and_removes_nothing(folder: Path) -> N
     assert len([*(folder / "runs").iterdir()]) == 4
 
 
-def test_clean_removes_what_failed_and_says_that_a_report_may_need_it(folder: Path) -> None:
+def test_clean_keeps_what_a_report_in_the_folder_lists(folder: Path) -> None:
     saved(folder / "runs", "zz-one-again", cell="1", created_at="2099-01-01T00:00:00+00:00")
-    assert "a report" not in harness("clean", cwd=folder).stderr
     succeeds("report", "runs/one-aaa", "-o", "runs/report.csv", cwd=folder)
-    warned = "a report lies in runs: `harness verify` needs the runs that it lists"
-    assert warned in harness("clean", cwd=folder).stderr
-    assert warned in harness("clean", "--yes", cwd=folder).stderr
+    assert "kept: a report in runs lists" in harness("clean", "--yes", cwd=folder).stderr
+    assert (folder / "runs/one-aaa/record.json").is_file()
+    (folder / "runs/report.csv").unlink()
+    assert "kept" not in harness("clean", "--yes", cwd=folder).stderr
     left = {path.parent.name for path in (folder / "runs").glob("*/record.json")}
     assert left == {"two-bbb", "zz-one-again"}
-    assert "a report" not in harness("clean", cwd=folder).stderr
 
 
 def test_clean_takes_links_away_not_what_they_lead_to(folder: Path) -> None:

@@ -99,7 +99,9 @@ def test_peft_computes_with_the_documented_export_what_the_run_did(
             nn.init.normal_(parameter, std=0.3)
     monkeypatch.chdir(tmp_path)
     Path("checkpoint").mkdir()
-    save_file({n: p.detach() for n, p in model.named_parameters()}, "checkpoint/model.safetensors")
+    for number, names in (("1", True), ("2", False)):
+        part = {n: p.detach() for n, p in model.named_parameters() if n.startswith("model.layers.0") == names}
+        save_file(part, f"checkpoint/model-0000{number}-of-00002.safetensors")
     (code,) = (block.content for block in tokens(ROOT / "docs/job-axes.md") if block.info == "python")
     exec(code, {})
     expected = model(input_ids=TOKENS).logits
