@@ -132,7 +132,8 @@ def test_clean_keeps_what_a_report_in_the_folder_lists(folder: Path) -> None:
     succeeds("report", "runs/one-aaa", "-o", "runs/report.csv", cwd=folder)
     assert "kept: a report in runs lists" in harness("clean", "--yes", cwd=folder).stderr
     assert (folder / "runs/one-aaa/record.json").is_file()
-    (folder / "runs/report.csv").unlink()
+    for path in (folder / "runs").glob("*.*"):
+        path.unlink()
     assert "kept" not in harness("clean", "--yes", cwd=folder).stderr
     left = {path.parent.name for path in (folder / "runs").glob("*/record.json")}
     assert left == {"two-bbb", "zz-one-again"}

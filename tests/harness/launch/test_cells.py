@@ -145,7 +145,7 @@ def test_the_newest_record_of_a_wanted_cell_is_reused() -> None:
 def test_what_no_cell_can_be_is_refused_or_left_to_the_cell_to_say() -> None:
     assert [cell.backend for cell in planned(["ddp", " ddp", "single"])] == ["single", "ddp"]
     assert planned(["tp:tensor=3"])[1].data_size == 2
-    with pytest.raises(HarnessError, match="does not divide"):
+    with pytest.raises(HarnessError, match="do not fit"):
         planned(["single:micro_batch_size=3"])
     with pytest.raises(HarnessError, match="cannot be read: File name too long"):
         planned(["ddp"], f"model.name={'a' * 500}")
