@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from harness.backends.registry import PLANTED
@@ -23,7 +22,6 @@ from harness.judge.rows import BASE, CellRuns, job_marks, rank_speeds
 from harness.judge.run_conditions import is_deterministic, own_words, shares_cores
 from harness.judge.statistics import EQUAL, Ranking, interval_runs
 from harness.judge.wording import a_few, counted, entries, listed, name_cells, ranks, words
-from harness.safe_text import by_name
 from harness.tell.document import (
     Block,
     Code,
@@ -63,7 +61,7 @@ from harness.tell.sections.choice import (
     unwrapped,
     use_here,
 )
-from harness.tell.sections.job import commands_of
+from harness.tell.sections.job import commands_of, words_to_plan
 from harness.tell.sections.results import KEY as SURPRISES
 from harness.tell.sections.time import used
 from harness.tell.tables import (
@@ -519,37 +517,19 @@ def scaled(comparison: Comparison, kind: str) -> str:
 def on_gpus(comparison: Comparison) -> str:
     """What carries over to GPUs, and the command that predicts the rest; empty of runs on GPUs."""
     records = [row.record for row in comparison.rows]
-    commands = [by_name(record.command) for record in records]
-    jobs = [job for words in commands if (job := _words_of_job(words)) is not None]
+    job = words_to_plan(records)
     priced = dict.fromkeys(
         f"compare.price_per_gpu_hour={r.price_per_gpu_hour}" for r in records if r.price_per_gpu_hour
     )
     words = [word for one in priced for word in ("--set", one)]
     plan = (
-        phrase("plan", job=shlex.join([*jobs[0], *words, "--gpu", "H100-80", "--gpus", "8"])) if jobs else ""
+        phrase("plan", job=shlex.join([*job, *words, "--gpu", "H100-80", "--gpus", "8"]))
+        if job is not None
+        else ""
     )
     if any(record.on_stub for record in records):
         return phrase("on_stub", plan=plan)
     return phrase("on_cpu", plan=plan) if any(r.world.device == "cpu" for r in records) else ""
-
-
-NO_PART_OF_A_PLAN = ("measure.", "runtime.", "compare.", "evaluation.", "training.steps=")
-
-
-def _words_of_job(command: Sequence[str]) -> list[str] | None:
-    """What a command says of its job; None: it trains a script, or no command asked for the run."""
-    if (
-        command[:1] != ["harness"]
-        or command[1:2] not in (["compare"], ["run"])
-        or {"--", "--script"} & {*command}
-    ):
-        return None
-    return [
-        word
-        for name, value in pairwise(command)
-        if name in ("--config", "--model") or (name == "--set" and not value.startswith(NO_PART_OF_A_PLAN))
-        for word in (name, value)
-    ]
 
 
 def warnings(comparison: Comparison) -> str:

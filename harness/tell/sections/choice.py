@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,6 +27,7 @@ from harness.record.workload import known_strategy, of_record
 from harness.tell.document import Block, Line, Section, Shown, Table
 from harness.tell.formats import megabytes
 from harness.tell.formats import percent as whole_percent
+from harness.tell.sections.job import words_to_plan
 from harness.tell.tables import blocks_of, prose, ratio_text, table, table_columns
 
 Level = tuple[list[str], float]
@@ -229,11 +231,20 @@ def _thresholds(where: ComparisonScope) -> list[Block]:
     waits = [f"{names(labels)} {whole_percent(share)}" for labels, share in levels(bubbles, whole_percent)]
     return blocks_of(
         table("decision", [*rows, [Shown(None, "less"), NONE_FITS, Shown(None, "")]], columns),
-        prose("decision_order", ranks=ranks(where.size)),
+        prose("decision_order", ranks=ranks(where.size), more=_with_more_micro_steps(where)),
         text,
         prose("decision_left_out", cells=a_few(needs, MOST_LEFT, "; ")) if needs else None,
         prose("decision_pipelines", cells=", ".join(waits)) if waits else None,
     )
+
+
+def _with_more_micro_steps(where: ComparisonScope) -> str:
+    """The command that predicts the job with micro-batches as they ran; empty: none asked for it."""
+    records = [group.record for group in (where.base, *where.groups) if group is not None]
+    if (words := words_to_plan(records)) is None:
+        return ""
+    job = shlex.join([*words, "--world-size", str(where.size)])
+    return prose("decision_more", job=job, micro_batch=records[0].world.micro_batch_size)
 
 
 def memory_to_take(where: ComparisonScope) -> tuple[dict[str, float], str, str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, get_args
 
 from harness.backends import registry
@@ -518,3 +519,28 @@ def reproduce_section(comparison: Comparison) -> Section:
 def commands_of(comparison: Comparison) -> list[str]:
     """Each command that asked for runs, without folders of the machine that ran them."""
     return list(dict.fromkeys(shlex.join(by_name(row.record.command)) for row in comparison.rows))
+
+
+NO_PART_OF_A_PLAN = ("measure.", "runtime.", "compare.", "evaluation.", "training.steps=")
+
+
+def _words_of_job(command: Sequence[str]) -> list[str] | None:
+    """What a command says of its job; None: it trains a script, or no command asked for the run."""
+    if (
+        command[:1] != ["harness"]
+        or command[1:2] not in (["compare"], ["run"])
+        or {"--", "--script"} & {*command}
+    ):
+        return None
+    return [
+        word
+        for name, value in pairwise(command)
+        if name in ("--config", "--model") or (name == "--set" and not value.startswith(NO_PART_OF_A_PLAN))
+        for word in (name, value)
+    ]
+
+
+def words_to_plan(records: Iterable[Record]) -> list[str] | None:
+    """What `harness estimate` takes of the job of the first run that has such words; None: none has."""
+    found = (_words_of_job(by_name(record.command)) for record in records)
+    return next((words for words in found if words is not None), None)

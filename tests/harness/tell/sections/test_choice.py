@@ -1,13 +1,16 @@
 """Closed forms of measured cells on other numbers of ranks; of published runs, which have layouts."""
 
+import shlex
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.cli.estimate import estimate
 from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
 from harness.judge.quantities import expected_model_state_bytes
@@ -78,6 +81,16 @@ def test_memory_is_named_by_what_it_counts_and_cells_without_a_row_are_named() -
     alike = "zero3, zero3:leaf_module=blocks, zero3:stage3_max_live_parameters=1000000000, zero3:stage3"
     assert alike in notes("all", *published("explain-zero3-speed"))  # in the order of the cells
     assert tables("all", *map(on_gpu, CELLS))["decision"].columns[0].title == "peak memory, MB"
+
+
+def test_the_command_for_more_micro_steps_is_of_the_job_of_the_runs() -> None:
+    command = notes("all", *published("default")).partition("With more: harness estimate ")[2].splitlines()[0]
+    assert command.startswith("--config configs/default.yaml --world-size 2 ")
+    answer = CliRunner().invoke(estimate, shlex.split(command))
+    assert (answer.exit_code, answer.output.count("2 ranks, micro-batch 4, accumulation 8")) == (0, 1)
+    assert "With more" not in notes(
+        "all", *(one.model_copy(update={"command": ["torchrun", "x.py"]}) for one in CELLS)
+    )
 
 
 def test_of_pipelines_the_bubble_is_named_which_neither_memory_nor_traffic_shows() -> None:
