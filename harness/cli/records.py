@@ -351,9 +351,8 @@ def clean(runs: Path, yes: bool) -> int:
     found, unreadable = Store(runs).runs()
     warn_skipped(unreadable)
     total = 0
-    reports = (path.read_text("utf-8", "replace") for pattern in REPORTS for path in runs.glob(pattern))
-    listed = {name for text in reports for name in re.findall(r"[\w.-]+", text)}
     every = dict(_removable(runs, found))
+    listed = _listed_in_reports(runs) if every else set()
     removed = {folder: why for folder, why in every.items() if folder.name not in listed}
     for folder, why in removed.items():
         size = sum(p.lstat().st_size for p in folder.rglob("*") if not p.is_dir())
@@ -368,6 +367,12 @@ def clean(runs: Path, yes: bool) -> int:
     if kept := len(every) - len(removed):
         echo(f"{counted(kept, 'run')} kept: a report in {runs} lists them", err=True)
     return 0
+
+
+def _listed_in_reports(root: Path) -> set[str]:
+    """Every word of the reports in this folder, names of runs among them."""
+    texts = (path.read_text("utf-8", "replace") for pattern in REPORTS for path in root.glob(pattern))
+    return {word for text in texts for word in re.findall(r"[\w.-]+", text)}
 
 
 def _removable(root: Path, found: Sequence[tuple[Path, Record]]) -> Iterator[tuple[Path, str]]:
