@@ -291,12 +291,12 @@ class _Ways:
         there = asked.device.memory_bytes if asked.device else 0
         is_worth = logits_bytes(asked) >= CHUNKED_SHARE * there and not asked.is_mixture
         with_chunks = changed(asked, RELIEFS[CHUNKED]) if is_worth else None
+        ways = [] if chunked else [(dict(settings), asked)]
+        if with_chunks is not None and with_chunks.job != asked.job:
+            ways.append(({**settings, **RELIEFS[CHUNKED]}, with_chunks))
         found: list[Alternative] = []
-        for one in (None if chunked else asked, with_chunks):
-            if one is None or (one is with_chunks and one.job == asked.job):
-                continue
-            changes = {**settings, **(RELIEFS[CHUNKED] if one is with_chunks else {})}
-            narrowed = replace(one, names_all=False, labels=tuple(labels))
+        for changes, each in ways:
+            narrowed = replace(each, names_all=False, labels=tuple(labels))
             result = search.search(narrowed, self.by, only=labels)
             least = [*(one for one in result.fitting if one.barely_fits), *result.too_large]
             best = [one for one in result.best(1) if one.is_roomy] or least[:1]
@@ -346,8 +346,8 @@ class _Ways:
             changes |= RELIEFS[CHECKPOINTED]
         if "loss.chunk_tokens" in settings:
             reliefs.append(CHUNKED)
-        if not (name or reliefs):
-            name = EACH_REDUCED if one.planned.options.get(search.OPTION) else ""
+        if not (name or reliefs) and scenario.options.get(search.OPTION):
+            name = EACH_REDUCED
         if not (name or reliefs):
             return None
         return Alternative(**vars(one), name=name, reliefs=tuple(reliefs), settings=changes)
