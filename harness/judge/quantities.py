@@ -305,11 +305,11 @@ def held_by_transport(record: Record, step: int | None = None) -> int:
     what DDP reduced since the watchdog last let go of it (`release_finished_collectives` waits before probed
     steps); on a busy machine it may come as late as `WATCHDOG_SECONDS`.
     """
-    in_steps = [part for part in record.comm if part.phase in terms.STEP_PHASES]
+    in_steps = (part for part in record.comm if part.phase in terms.STEP_PHASES)
     if record.world.collectives == "gloo":
         ends = ("gather", "scatter")
         sizes = ((p.largest_bytes or 0) * (1 + p.op.endswith(ends) / p.group_size) for p in in_steps)
-        return int(max(sizes, default=0))
+        return record.once("held by gloo", lambda: int(max(sizes, default=0)))
     probed = record.windows.probed if record.windows else 0
     if record.world.collectives != "nccl" or step is None or not probed:
         return 0

@@ -262,12 +262,10 @@ def _json(value: Any) -> str:
     return to_json(value, inf_nan_mode="null").decode()
 
 
-_LONG_NUMBER = re.compile(rb"\d{309,}")
-"""An integer beyond every float: no figure can be computed with it."""
+_LONG_NUMBER = b"0" * 309
+"""An integer beyond every float, its digits alike: no figure can be computed with it."""
+_ALIKE = bytes.maketrans(b"123456789", b"0" * 9)
 _KEY = re.compile(rb'"([^"]*)"\s*:')
-_LONG_STRIDE = 15
-_LONG_SAMPLED = re.compile(rb"\d{20}")
-"""What every 15th byte of such a number has in any case: looking for it first is fifteen times faster."""
 
 
 class Store:
@@ -336,11 +334,11 @@ def read_record(path: Path, files: RecordFiles | None = None) -> Record:
 
 def parse_record(data: bytes, path: Path) -> Record:
     """The record in a file's bytes; raises HarnessError like `read_record`."""
-    if _LONG_SAMPLED.search(data[::_LONG_STRIDE]) and (number := _LONG_NUMBER.search(data)) is not None:
-        key = _KEY.findall(data[: number.start()])[-1:] or [b"?"]
+    if (start := data.translate(_ALIKE).find(_LONG_NUMBER)) >= 0:
+        key = _KEY.findall(data[:start])[-1:] or [b"?"]
+        digits = len(data) - start - len(data[start:].lstrip(b"0123456789"))
         raise HarnessError(
-            f"record {path} is not valid: '{key[0].decode(errors='replace')}' has a number of "
-            f"{len(number[0])} digits"
+            f"record {path} is not valid: '{key[0].decode(errors='replace')}' has a number of {digits} digits"
         )
     try:
         # Pydantic itself takes constants of Python for numbers, and the last of the values of one key.

@@ -409,7 +409,7 @@ def later_growth_bytes(record: Record, part: RankPart) -> int:
     if len(series) < LEAST_LATER_STEPS or _data_decide(record):
         return 0
     by_chance = record.world.collectives == "nccl"  # gloo's do not add up
-    sizes = [size - by_chance * quantities.held_by_transport(record, step) for step, size in series]
+    sizes = [size - (quantities.held_by_transport(record, at) if by_chance else 0) for at, size in series]
     most = list(accumulate(sizes, max))
     rises = [n for n in range(1, len(sizes)) if sizes[n] > most[n - 1] + GROWTH_BYTES]
     if len(rises) < LEAST_RISES or rises[-1] < len(sizes) // 2:

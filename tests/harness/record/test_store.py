@@ -49,7 +49,7 @@ def edited(tmp_path: Path, key: str, value: object) -> Path:
         *(("schema_version", version, f"{version}; this harness reads 2 only: read it with the version that")
           for version in (0, 1, 3)),
         ("schema_version", "2", "has schema version '2', a text; this harness reads 2 only"),
-        ("repeat", 10**399, "not valid: 'repeat' has a number of 400 digits"),
+        ("repeat", 10**308, "not valid: 'repeat' has a number of 309 digits"),
         *((key, float(value), f"not valid: has {value} in '{key}', which is no number of JSON")
           for key, value in (("repeat", "NaN"), ("job.training.seed", "Infinity"), ("repeat", "-Infinity"))),
         ("losses", [1.0, float("nan")], "has NaN in 'losses.1'"),

@@ -20,6 +20,8 @@ OF_FEW_RANKS = ("ddp", "fsdp", "fsdp1", "zero1", "zero2", "zero3")
 """Compared on 1 and 2 ranks; on 4 every backend is."""
 KERNELS_BYTES = 32
 """Scalars that kernels of the optimizer's update allocate for themselves."""
+LOSS_GRADIENT_BYTES = 4
+"""What `PassWatch` keeps of a backward pass until the step is over, which it did not when these ran."""
 Case = tuple[Record, SimulatedRank]
 
 
@@ -80,9 +82,9 @@ def test_peaks_are_those_of_the_run_without_its_data_set(cases: list[Case]) -> N
         parts = {str(part.moment): part for part in record.ranks[-1].memory if part.step == step}
         data = (parts["after_backward"].kinds or {})["data"]
         for moment, peak in simulated_peaks(result).items():
-            part = parts[moment]
+            part, kept = parts[moment], LOSS_GRADIENT_BYTES if moment != "after_forward" else 0
             assert part.peak_bytes is not None
-            assert 0 <= part.peak_bytes - data - peak <= KERNELS_BYTES, f"{name}: {moment}"
+            assert 0 <= part.peak_bytes + kept - data - peak <= KERNELS_BYTES, f"{name}: {moment}"
 
 
 def counts(rows: list[CommunicationPart], *, steps: int) -> dict[tuple[str, str, str, str, int], list[float]]:
