@@ -326,7 +326,9 @@ def content_digests(batch: Batch) -> list[str]:
         digest = hashlib.blake2b(digest_size=8)
         for value in values:
             # NumPy knows neither bfloat16 nor the kinds of float8.
-            digest.update(value.resolve_conj().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+            # Not by `numpy()`: the script could not resize the memory any more.
+            held = value.resolve_conj().reshape(-1).contiguous().view(torch.uint8)
+            digest.update(numpy.from_dlpack(held).tobytes())
         found.append(digest.hexdigest())
     return found
 

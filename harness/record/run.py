@@ -504,6 +504,8 @@ class ObservationPart(measured.Part):
     """Of the first steps, those whose labels were the next tokens already, and whose model shifts them."""
     world_left_out: int = pydantic.Field(0, exclude_if=lambda value: not value)
     """Steps whose summed losses were divided by the targets of all ranks, and not multiplied by the ranks."""
+    shuffles: list[int] = pydantic.Field([], exclude_if=lambda value: not value)
+    """The first steps before which a sampler began to shuffle all samples that a rank has."""
     repeated_epochs: int = 0
     """Times that a sampler that shuffles was gone through once more with the same epoch or random state."""
     further_passes: int = 0
@@ -522,8 +524,8 @@ class ObservationPart(measured.Part):
     clipped_empty: int = pydantic.Field(0, exclude_if=lambda value: not value)
     """Calls of torch's clipping that got no gradient."""
     scheduler_calls: int | None = None
-    """Calls of a scheduler per update where they are several, and do not end with its schedule; 0: its
-    optimizer never updates."""
+    """Calls of a scheduler per update where they are several, and do not end with its schedule; 1: each comes
+    before its update; 0: its optimizer never updates."""
     still_scaled: int = pydantic.Field(0, exclude_if=lambda value: not value)
     """Of two of the first updates, those given, or cut by value, while a scaler multiplied the gradients."""
     masks_repeated: int = pydantic.Field(0, exclude_if=lambda value: not value)

@@ -631,9 +631,18 @@ def samples_repeated(row: JudgedRun) -> Iterator[Finding]:
     record = row.record
     if record.observation is None or record.observation.base is None or any(ranks_alone(row)):
         return
-    if not _share_passes(record) and _on_same_samples(record):
-        values = {"ranks": record.world.world_size, "steps": len(record.ranks[0].batch_digests)}
+    if _share_passes(record):
+        return
+    values = {"ranks": record.world.world_size, "steps": len(record.ranks[0].batch_digests)}
+    if _on_same_samples(record):
         yield found("samples-repeated", row.cell, values, "script")
+        return
+    fed = [rank.batch_hash_sums for rank in record.ranks]
+    for first, last in pairwise([*record.observation.shuffles, len(record.steps)]):
+        sums = {sum(int(h or "0", 16) for h in of_rank[first:last]) % 2**64 for of_rank in fed}
+        if record.observation.parts == 1 < min(last - first, len(fed)) and len(sums) == 1 and sums != {0}:
+            yield found("samples-repeated", row.cell, values | {"steps": last - first}, "whole")
+            return
 
 
 def _share_passes(record: Record) -> bool:

@@ -306,8 +306,8 @@ def weights_of(root: nn.Module) -> Iterator[Tensor]:
 
 
 WHOLE_NUMBERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-PIECE = 2**22
-"""Elements that are added up at once, where that takes a copy."""
+PIECE = 2**16
+"""Elements that are added up at once, which takes a copy."""
 
 
 def bits_of(root: nn.Module) -> dict[str, int]:
@@ -318,12 +318,9 @@ def bits_of(root: nn.Module) -> dict[str, int]:
         held = local_shard(parameter.detach())
         whole = WHOLE_NUMBERS.get(held.element_size())
         if parameter.requires_grad and held.numel() and whole and type(held) in (Tensor, nn.Parameter):
-            bits = held.view(whole)
-            found[bare_name(name)] = (
-                int(bits.numpy().sum(dtype="int64"))
-                if bits.device.type == "cpu"
-                else sum(int(part.sum(dtype=torch.int64)) for part in bits.flatten().split(PIECE))
-            )
+            # Not by NumPy: FSDP2 could not free the memory that it has seen.
+            parts = held.view(whole).flatten().split(PIECE)
+            found[bare_name(name)] = sum(int(part.sum(dtype=torch.int64)) for part in parts)
     return found
 
 
@@ -440,6 +437,8 @@ class Seen:
     """Whether batches were seen to come from a data loader."""
     parts: int = 1
     """Into how many parts loaders divided their samples, one for each rank."""
+    shuffles: list[int] = field(default_factory=list)
+    """Steps before which a sampler began to shuffle all samples of a loader."""
     repeated_epochs: int = 0
     """Times that a sampler that shuffles was gone through with the epoch of before."""
     masks_repeated: int = 0
@@ -634,12 +633,17 @@ def left_out(live: Live, optimizers: Optimizers, seen: Seen) -> tuple[list[str],
     left = {id(tensor): tensor for tensor in kept.values()}
     own = [tensor for key, tensor in given.items() if key not in held]
     are_idle = seen.updated_tensors is not None and 0 < seen.updated_tensors <= len(given) - len(own)
-    # One that a layer had is known to its optimizer alone once another layer has the place.
+    # One that a layer had is known to its optimizer alone once another layer has the place; one of a copy of
+    # the model has the values that nothing updates.
+    idle = own if are_idle and left else []
     gone = [
-        one for one in (own if are_idle and left else ())
+        one for one in idle
         if not any(type(holder) is dict and holder is not given for holder in get_referrers(one))
     ]  # fmt: skip
-    replaced = any(_resized(one, tensor) for one in gone for tensor in left.values())
+    replaced = any(_resized(one, tensor) for one in gone for tensor in left.values()) or any(
+        torch.equal(one, other) and bool((one != one.flatten()[:1]).any())
+        for one in idle for other in left.values() if one.device == other.device and type(one) is type(other)
+    )  # fmt: skip
     is_less = sum(map(Tensor.numel, own)) < sum(map(Tensor.numel, left.values()))
     return (sorted(kept) if replaced or is_less else []), replaced
 

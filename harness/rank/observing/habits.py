@@ -19,6 +19,7 @@ from harness.backends.optimizer.gradients import local_shard
 from harness.backends.piece import MOMENTS
 from harness.rank.live.model_watch import depends_on_mode
 from harness.rank.observing.facts import tensors_of
+from harness.rank.observing.step import tensors_in
 from harness.record.run import OF_PASS, OF_UPDATE
 
 LOOKED_AT = 5
@@ -27,6 +28,8 @@ MOST_GAPS = 16
 """Gaps between steps that are."""
 SCALED = 1e-6
 """Relative: figures of one tensor that nothing changed are equal."""
+CUT = 1e-3
+"""Relative: norms that were clipped to one limit are equal."""
 MOST_ELEMENTS, MOST_STATES = 1024, 4
 FACTORS = {"DivBackward0": 1, "MulBackward0": -1}
 NOTHING = {"DivBackward0": math.nan, "MulBackward0": math.inf}
@@ -110,6 +113,8 @@ class _Calls:
     since: int | None = None
     """The last update of its optimizer; None: before the first."""
     total: int = 0
+    early: int = 0
+    """Those before the first backward pass."""
     missed: int = 0
     """Those after updates of its optimizer's parameters by others alone."""
     per_update: Counter[int] = field(default_factory=Counter)
@@ -130,6 +135,8 @@ class _Calls:
         """See `Habits.scheduler_calls`."""
         if not self.updates:
             return 0 if self.missed > 1 else None
+        if self.early == 1 < self.updates == self.total and not self.since:
+            return 1  # an update each, none after the last
         if self.at_once > 1 and self.updates in self.lengths:
             return self.at_once  # as long as the updates are many
         usual, times = self.per_update.most_common(1)[0] if self.per_update else (1, 0)
@@ -162,6 +169,16 @@ class Habits:
         self.clipped_empty = 0
         """Calls of torch's clipping that got no gradient, if none got one."""
         self._has_clipped = False
+        self._clips: list[set[int]] = []
+        """Ids of the parameters of each call since a backward pass began."""
+        self._sizes: tuple[float, float] | None = None
+        """Norm and largest element of the gradients that a pass left, while a scaler multiplies them."""
+        self._changed_sizes: list[tuple[tuple[float, float], tuple[float, float]]] = []
+        """The same of updates whose gradients changed before they were unscaled, and what became of them."""
+        self._passes: list[tuple[ref[nn.Module], ref[Tensor] | None, list[bool]]] = []
+        """Training passes since one backward, their batches, and whether it reached what they return."""
+        self._has_begun = False
+        """Whether there was a backward pass."""
         self.left_in_training: set[int] = set()
         """Steps before which passes without gradients ran in training mode."""
         self._since: WeakKeyDictionary[torch.optim.Optimizer, _Since] = WeakKeyDictionary()
@@ -179,6 +196,7 @@ class Habits:
 
     def backward_begins(self, roots: Callable[[], Sequence[nn.Module]]) -> None:
         """Gradients of the updates before should be gone; masters' beside the model are overwritten."""
+        self._has_begun, self._clips = True, []
         if self._cut is not None and not bool(self._cut[0].any()):
             self._cut = None  # zeroed in place
         for optimizer, since in self._since.items():
@@ -193,11 +211,29 @@ class Habits:
         goes_on: whether the pass is another one of the same forward pass.
         """
         self._is_added_to |= not goes_on and _has_changed(self._cut)
-        self._seen = None
+        self._seen = self._sizes = None
         for optimizer, since in self._since.items():
             first = next(_gradients(optimizer), None) if since.updates <= 2 else None
             if first is not None:
                 self._seen = first, _projected(first)
+                self._sizes = self._measured() if self.is_scaled else None
+
+    def _measured(self) -> tuple[float, float]:
+        orders = (2, math.inf)
+        held = [g for one in self._since for g in _gradients(one) if g.numel()]
+        norms, largest = ([float(torch.linalg.vector_norm(g, order)) for g in held] for order in orders)
+        return math.hypot(*norms), max(largest, default=0.0)
+
+    def unscales(self) -> None:
+        """A scaler is about to divide gradients: what clips them before by code of its own leaves the same
+        norm, or largest element, of all."""
+        if self._sizes is not None and _has_changed(self._seen):
+            self._changed_sizes.append((self._sizes, self._measured()))
+            befores, afters = ([*zip(*each, strict=True)] for each in zip(*self._changed_sizes, strict=True))
+            for before, after in zip(befores, afters, strict=True) if len(self._changed_sizes) == 2 else ():
+                kept, was = (math.isclose(*each, rel_tol=CUT) for each in (after, before))
+                self.still_scaled += 2 * (kept and not was)
+        self._sizes = None
 
     def update_begins(self) -> None:
         """Clipping or an update."""
@@ -207,6 +243,16 @@ class Habits:
                 self.figures |= {OF_PASS: self._seen[1], OF_UPDATE: _projected(self._seen[0])}
             self.were_scaled |= is_scaled
         self._before, self._seen = None if is_scaled else self._seen, None
+
+    def clips(self, parameters: Iterable[Any]) -> None:
+        self._clips.append(set(map(id, parameters)))
+
+    def clips_in_parts(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether clipping since the backward pass took some of these parameters, and never all of them."""
+        if not self._clips:
+            return False
+        own = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+        return any(own & part for part in self._clips) and not any(own <= part for part in self._clips)
 
     def clipped(self, norm: Any, largest: Any) -> None:
         # Of no gradient torch makes a norm of 0 on the CPU. An infinite limit only asks for the norm.
@@ -272,6 +318,7 @@ class Habits:
             calls = self._schedulers[scheduler] = _Calls()
             self._calls.append(calls)
         calls.total += bool(scheduler._step_count)  # 0: it is being made
+        calls.early += bool(scheduler._step_count) and not self._has_begun
         if not calls.updates and self._since:
             own = tensors_of(scheduler.optimizer)
             calls.missed += any(own & tensors_of(other) for other in self._since)
@@ -284,13 +331,35 @@ class Habits:
 
     @property
     def scheduler_calls(self) -> int | None:
-        """Calls of one scheduler per update, if most updates have several; 0: others alone update what its
-        optimizer was given; None: there is none such."""
+        """Calls of one scheduler per update, if most updates have several; 1: each precedes its update; 0:
+        others alone update what its optimizer was given; None: there is none such."""
         found = [calls.per_update_made for calls in self._calls] if self._since else []
         return max((one for one in found if one is not None), default=None)
 
+    def passes(self, root: nn.Module, batch: ref[Tensor] | None, output: Any) -> None:
+        """A training pass ends: see whether a backward pass will reach what it returned."""
+        reached = list[bool]()
+        for one in tensors_in(output):
+            if one.requires_grad and not one.is_leaf:
+                one.register_hook(lambda _: reached.append(True))
+        self._passes.append((ref(root), batch, reached))
+
+    def passes_used(self, step: int) -> None:
+        """A backward pass ends: passes of a module before one that it reached were evaluations."""
+        used, before = dict[Any, Any](), list[tuple[nn.Module, ref[Tensor] | None]]()
+        for known, batch, reached in reversed(self._passes):
+            if reached:
+                used[known] = batch
+            elif known in used and batch is not used[known] and (root := known()) is not None:
+                before.append((root, batch))
+        if len(before) > 1 and step:  # a single one may be of a loss that the script leaves out
+            for root, batch in before:
+                self.passes_without_gradients(root, step, batch() if batch else None)
+        self._passes = []
+
     def passes_without_gradients(self, root: nn.Module, step: int, batch: Tensor | None) -> None:
-        """A pass between steps, before this one. Passes of one batch again are samples of what is drawn."""
+        """A pass before this step whose gradients no update takes. Passes of one batch again are samples of
+        what is drawn."""
         again = batch is not None and self._evaluated is not None and self._evaluated() is batch
         self._evaluated = None if batch is None else ref(batch)
         if again:

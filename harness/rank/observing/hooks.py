@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from threading import Thread, current_thread, get_ident
-from types import CodeType, ModuleType
+from types import CodeType, GeneratorType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -196,6 +196,7 @@ def _hook_updates(listener: Guarded) -> None:
     torch.optim.Optimizer.profile_hook_step = staticmethod(hooked)  # type: ignore[assignment]
 
     def scaler_begins(_: Any, optimizer: torch.optim.Optimizer, *__: Any, **___: Any) -> None:
+        listener.unscales()
         listener.update_begins()
         listener.found(optimizer)
 
@@ -205,6 +206,7 @@ def _hook_updates(listener: Guarded) -> None:
 
     replace(torch.amp.GradScaler, "step", told(scaler_begins, scaler_ends, listener.update_ends))
     for kind in (torch.amp.GradScaler, ShardedGradScaler):  # which scales by code of its own
+        replace(kind, "unscale_", told(lambda *_, **__: listener.unscales()))
         replace(kind, "scale", told(after=lambda scaled, _, outputs: listener.scaled(outputs, scaled)))
     for drawing in (DistributedSampler, RandomSampler):
         replace(drawing, "__iter__", told(lambda sampler: listener.epoch_begins(sampler)))
@@ -235,7 +237,18 @@ def _hook_clipping(listener: Guarded) -> None:
     def ends_with(_: Any, _parameters: Any, max_norm: Any, total_norm: Any, *__: Any, **___: Any) -> None:
         ends(total_norm, max_norm=max_norm)
 
+    def of(run: Callable[..., Any]) -> Callable[..., Any]:
+        def clip(parameters: Any, *arguments: Any, **named: Any) -> Any:
+            given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            listener.clips(given)
+            # torch warns of a generator without parameters.
+            again = (one for one in given) if isinstance(parameters, GeneratorType) else given
+            return run(again, *arguments, **named)
+
+        return clip
+
     for module in (utils, clip_grad):
+        replace(module, "clip_grad_norm_", of)
         replace(module, "clip_grad_value_", around(listener.cuts_values, listener.update_ends))
     # The norm and the clipping by themselves, as torchtitan calls them.
     replace(utils, "clip_grads_with_norm_", told(begins, ends_with, listener.update_ends))

@@ -35,7 +35,7 @@ from harness.forms.terms import BETWEEN, SCALAR_BYTES, may_reduce
 from harness.rank.live.model_watch import depends_on_mode, in_backward
 from harness.rank.live.observer import DIGESTED_STEPS, OptimizerWatch
 from harness.rank.observing import facts, hooks
-from harness.rank.observing.habits import Habits, divisor_of
+from harness.rank.observing.habits import MOST_GAPS, Habits, divisor_of
 from harness.rank.observing.step import TRAINER, MicroBatch, MicroLoss, Step, returned_loss, scalar_of
 from harness.rank.observing.writing import Writing
 from harness.rank.probes.communication import LOADERS, CollectiveKey, CommunicationCounter
@@ -50,6 +50,10 @@ from harness.safe_text import described
 RESTS = "which does not train"
 """Ends the name of a model beside the one that trains."""
 _LEFT_OUT = ", and what is measured of passes is left out"
+IN_PARTS = (
+    "gradients are clipped in parts, each by a norm of its own: `training.gradient_clipping` and the norm of "
+    "all are n/a"
+)
 MULTIPLYING = (nn.Linear, nn.modules.conv._ConvNd)
 ENDLESS = 10**9
 """Steps of a training whose length is not known: all windows but the last are as long as they are set."""
@@ -207,6 +211,7 @@ class Session:
         self.seen, self.habits = facts.Seen(), Habits()
         self.writing = Writing(run_directory, self.request.observed, self.seen, self.habits)
         self.scheduled, self.library_schedules = self.habits.scheduled, self.habits.library_schedules
+        self.clips, self.unscales = self.habits.clips, self.habits.unscales
         self.found, self.fails = self.writing.add, self.writing.fails
         self.probing = Probing(self.counter, allocator)
         self._step: Step | None = None
@@ -216,7 +221,9 @@ class Session:
         self._fetched = self._beside = self._began_beside = 0.0
         self._depth = self._engine_depth = self._evaluations = self._optimizing = 0
         self._backward_waits = self._steps_within = self._has_stepped = False
-        self._is_finished = self._has_several = self._told_of_mode = False
+        self._is_finished = self._has_several = self._told_of_mode = self._told_of_parts = False
+        self._given: weakref.ref[Tensor] | None = None
+        """The batch of the pass that is under way."""
         self._scaled: Callable[[], Tensor | None] | None = None
         self._unscaled: Tensor | None = None
         self._divisor: float | None = None
@@ -255,6 +262,7 @@ class Session:
 
     def forward_begins(self, root: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         again, self._comes_again = self._comes_again, False
+        batch = next((one for one in (*arguments, *named.values()) if isinstance(one, Tensor)), None)
         if not trains(root):
             if torch.is_grad_enabled() and (self._step is None or not self._step.in_micro_step):
                 self._evaluating = weakref.ref(root)
@@ -262,9 +270,9 @@ class Session:
                 self._finish()
                 self._last_end = None  # an evaluation: the next step begins with its first forward pass
                 if not torch.is_grad_enabled():
-                    tensors = (one for one in (*arguments, *named.values()) if isinstance(one, Tensor))
-                    self.habits.passes_without_gradients(root, self.seen.steps, next(tensors, None))
+                    self.habits.passes_without_gradients(root, self.seen.steps, batch)
             return
+        self._given = None if batch is None else weakref.ref(batch)
         self.seen.repeated_epochs += again
         step = self._open()
         evaluates = not step.in_micro_step and evaluates_within(root)
@@ -288,9 +296,9 @@ class Session:
                 self.writing.begins_with(root)
                 if self.request.row is not None and self.request.row.is_moved and not self.seen.steps:
                     _move(root)
-            batch = MicroBatch.of(arguments, named, causal=self._causal[id(root)])
-            if batch is not None:
-                step.batches.append(batch)
+            fed = MicroBatch.of(arguments, named, causal=self._causal[id(root)])
+            if fed is not None:
+                step.batches.append(fed)
                 shifts = (
                     self._causal[id(root)] and "shift_labels" not in named and step.number < DIGESTED_STEPS
                 )
@@ -315,6 +323,7 @@ class Session:
         if self._step is None or self._step.ended is not None or not torch.is_grad_enabled():
             return
         self.writing.has_drawn()
+        self.habits.passes(root, self._given, output)
         loss = returned_loss(output)
         if loss is not None:
             self._step.losses[-1].returns(loss)
@@ -416,6 +425,7 @@ class Session:
         step.called.clear()
         if "deepspeed" not in self.seen.frameworks:
             self.habits.backward_ends(goes_on=step.goes_on)
+        self.habits.passes_used(step.number)
         self._evaluations += self._depth > 0
         if not step.goes_on:
             if step.micro_steps == self.seen.accumulation - 1:
@@ -432,6 +442,7 @@ class Session:
         """It raises, as where memory runs out: if the script goes on, its next passes are this micro-step."""
         step = self._step
         self._backward_waits = False
+        self.habits.passes_used(0)
         if step is None or step.ended is not None or step.goes_on or not torch.is_grad_enabled():
             return
         step.in_micro_step = False
@@ -469,6 +480,9 @@ class Session:
         if isinstance(sampler, RandomSampler):
             generator = torch.default_generator if sampler.generator is None else sampler.generator
             order: Any = generator.get_state().numpy().tobytes()
+            if not sampler.replacement and len(self.seen.shuffles) < MOST_GAPS:
+                is_over = self._step is not None and self._step.ended is not None
+                self.seen.shuffles.append(self.seen.steps + is_over)
         else:
             self.divided(min(sampler.num_replicas, dist.get_world_size() if dist.is_initialized() else 1))
             order = sampler.shuffle and (sampler.seed, sampler.epoch, len(sampler.dataset))
@@ -520,6 +534,12 @@ class Session:
         self.writing.add(optimizer)
         if "deepspeed" not in self.seen.frameworks:
             self.habits.stepping(optimizer, self.seen.steps)
+        if self.habits.clips_in_parts(optimizer):
+            if not self._told_of_parts:
+                self.writing.note(IN_PARTS)
+            self._told_of_parts, self.seen.clipping = True, None
+            if self._step is not None:
+                self._step.norm = None
         filled = (group for group in optimizer.param_groups if group["params"])
         self._rate = next((rate for group in filled if (rate := group_rate(group)) is not None), None)
 

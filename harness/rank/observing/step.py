@@ -64,9 +64,7 @@ class MicroBatch:
 
     def answered(self, output: Any) -> MicroBatch:
         """The batch as what the model said of it tells; a loss alone is of tokens unless labels are not."""
-        values = output.values() if isinstance(output, Mapping) else output
-        values = values if isinstance(output, (Mapping, list, tuple)) else [output]
-        told = [one.shape for one in (*values, self.labels) if isinstance(one, Tensor)]
+        told = [one.shape for one in (*tensors_in(output), self.labels) if one is not None]
         first = next((shape for shape in told if shape not in ((), (1,))), ())
         is_whole = len(first) < 3 and first[:1] == (self.count,) and first[1:] != (self.length,)
         return replace(self, of_samples=is_whole)
@@ -148,6 +146,13 @@ def _positional(arguments: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{position}.{place}", item) for place, item in enumerate(value))
         else:
             yield str(position), value
+
+
+def tensors_in(output: Any) -> list[Tensor]:
+    """Those that a model returned, not within what it nested."""
+    values = output.values() if isinstance(output, Mapping) else output
+    values = values if isinstance(output, (Mapping, list, tuple)) else [output]
+    return [one for one in values if isinstance(one, Tensor)]
 
 
 BACKWARD = "the scalar on which backward() was called"

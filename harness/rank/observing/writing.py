@@ -58,7 +58,7 @@ REASONS = {
     "tokens": "the model was given no tensor, or embeddings of tokens",
     "target_tokens": "the model was given no labels, or is not a causal language model of transformers",
     "samples": "the model was given no tensor",
-    "gradient_norm": "nothing computed the norm of the gradients in some step",
+    "gradient_norm": "nothing computed the norm of all gradients in some step",
 }
 PACKAGES = ("torch", "transformers", "accelerate", "lightning", "pytorch_lightning", "deepspeed")
 CRASHING, CRASH_LOOKS = "crashing", 20

@@ -48,6 +48,7 @@ for step in range(8):
             loss_of(model)
         {again}
 """
+NO_GRADIENT = "        with torch.no_grad():\n            loss_of(model)\n"
 AGAIN = "with torch.no_grad(): model(once); model(once)"
 WINDOWS = """
 optimizer = torch.optim.AdamW(model.parameters())
@@ -131,6 +132,7 @@ def wrapped(
 
 
 SHARDS = "[*torch.utils.data.DistributedSampler(range(8))]"
+EVALUATES = "optimizer.step(); optimizer.zero_grad(); torch.no_grad()(model)(torch.randn(4, 8)); continue"
 HALVES = " * (1 - dist.get_rank() / 2)"
 CLIPS = "nn.utils.clip_grad_norm_(model.parameters(), {})"
 LANGUAGE = """
@@ -217,7 +219,26 @@ for step in range(8):
     {then}
 """
 STEPS = "; scaler.step(optimizer); scaler.update()"
+BY_NORM = (
+    "norm = sum(p.grad.square().sum() for p in model.parameters()).sqrt(); "
+    "[p.grad.mul_(min(1.0, 0.05 / float(norm))) for p in model.parameters()]"
+)
 VALUES = "nn.utils.clip_grad_value_(model.parameters(), 0.01)" + STEPS
+DRAWS = """
+from torch.utils.data import DataLoader, Subset
+dist.init_process_group("gloo")
+data, rank = torch.randn(24, 8), dist.get_rank()
+torch.manual_seed(rank)
+model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters())
+for epoch in range(3):
+    for x in DataLoader({data}, 4, shuffle=True):
+        F.mse_loss(model(x), x.sin().sum(1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+EACH_CLIPPED = "micro and [nn.utils.clip_grad_norm_(p, 0.01) for p in model.parameters()]"
+COPY = "import copy\nother = copy.deepcopy(model)\n"
 PREPARED = """
 from accelerate import Accelerator
 accelerator = Accelerator(cpu=True)
@@ -435,6 +456,8 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
         DRAWN.format(before="torch.manual_seed(0); model[1].eval()"), 1, set()),
     "what FSDP gathered last of its root": (
         wrapped(by=IN_FSDP) + "with torch.no_grad(): model(torch.randn(4, 8))\n", 2, set()),
+    "what FSDP gathered for an evaluation and frees later": (
+        wrapped(by=IN_FSDP, reduced=EVALUATES), 2, set()),
     "a rank that decays": (
         wrapped(by=IN_FSDP).replace("parameters())", "parameters(), weight_decay=dist.get_rank())"), 2,
         {"ranks-differ"}),
@@ -454,6 +477,31 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
         wrapped(reduced="step == 5 and dist.get_rank() and model.module[0].weight.data.mul_(1.5)"), 2,
         {"replicas-differ"}),
     "evaluations in one order": (seeded(seed=HELD_OUT).replace("shuffle=True", ""), 1, set()),
+    "a norm cut by hand while it is scaled": (
+        SCALED.format(fused=False, then=BY_NORM + STEPS), 1, {"clipped-otherwise"}),
+    "a norm cut by hand": (
+        SCALED.format(fused=False, then=f"scaler.unscale_(optimizer); {BY_NORM}{STEPS}"), 1, set()),
+    "gradients halved while they are scaled": (
+        SCALED.format(fused=False, then="[p.grad.div_(2) for p in model.parameters()]" + STEPS), 1, set()),
+    "evaluates with gradients in training mode": (
+        EVALUATED.format(p=0.3, often="", before="loss_of(model); loss_of(model)", again="").replace(
+            NO_GRADIENT, ""), 1, {"mode-differs"}),
+    "evaluates with gradients": (
+        EVALUATED.format(p=0.3, often="", before="model.eval(); loss_of(model)", again="model.train()")
+        .replace(NO_GRADIENT, ""), 1, set()),
+    "leaves out a batch": (
+        EVALUATED.format(p=0.3, often="", before="loss_of(model)", again="").replace(
+            NO_GRADIENT, ""), 1, set()),
+    "ranks that shuffle all data": (DRAWS.format(data="data"), 2, {"samples-repeated"}),
+    "ranks that shuffle their parts": (DRAWS.format(data="Subset(data, range(rank, 24, 2))"), 2, set()),
+    "a schedule before its update": (
+        loop(after=ZERO).replace("    for micro", "    scheduler.step()\n    for micro"), 1,
+        {"scheduler-calls"}),
+    "a schedule that skips its first rate": (
+        loop().replace("for step", "scheduler.step()\nfor step"), 1, set()),
+    "an optimizer of a copy's body": (
+        COPY + loop().replace("(model.parameters())", "([*other[0].parameters(), *model[2].parameters()])"),
+        1, {"nothing-updated"}),
     "parts that are clipped apart, one of them frozen": (
         loop(each=PARTS).replace("for step", "model[0].requires_grad_(False)\nfor step"), 1, set()),
     "buffers of one's own": (
@@ -491,6 +539,14 @@ def test_a_mistake_around_updates_is_named_and_its_sound_twin_is_not(tmp_path: P
     record, _ = observed(tmp_path, body, ranks)
     assert record.status == "ok"
     assert found(record) == ids
+
+
+@pytest.mark.parametrize("given", ["p", "iter([p])"])
+def test_a_limit_of_each_parameter_is_not_that_of_the_whole_norm(tmp_path: Path, given: str) -> None:
+    record, _ = observed(tmp_path, loop(each=EACH_CLIPPED.replace("(p,", f"({given},")), 1)
+    assert record.job.training.gradient_clipping is None
+    assert {step.gradient_norm for step in record.steps} == {None}
+    assert any("clipped in parts" in note for note in record.observation.notes)
 
 
 @pytest.mark.parametrize(
