@@ -80,7 +80,8 @@ PIPELINES = {
 DIVIDED = {
     2: (),
     4: (
-        "tp", "cp:sequence=4", "fsdp-cp:sequence=4", "ulysses-zero3:sequence=4",
+        "tp", "autotp-zero1", "autotp-zero3",
+        "cp:sequence=4", "fsdp-cp:sequence=4", "ulysses-zero3:sequence=4",
         *(f"{LABELS[f'ulysses-zero{stage}']},sequence=4" for stage in (1, 2)),
     ),
 }  # fmt: skip

@@ -276,7 +276,8 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
     unmeasured = UNMEASURED_FACTOR * max(1.0, len(reference.steps) / UNMEASURED_STEPS)
     factor = TIGHT_FACTOR if splits else unmeasured
     measured = [distance(reference, record) for record in splits]
-    tight = _limits(reference, measured, factor, UNIT_ROUNDOFF["fp32"])
+    is_adam = bool(measured and _other_sign(reference))
+    tight = _limits(reference, measured, factor, UNIT_ROUNDOFF["fp32"], is_adam=is_adam)
     levels = [_described(reference, TIGHT, tight, factor, splits, measured, "fp32")]
     band = cut_band = None
     if precision != "fp32" or others:
@@ -400,11 +401,19 @@ def _other_precision(record: Record) -> bool:
 
 
 def _limits(
-    reference: Record, measured: list[Distance], factor: float, unit: float, element: float = 0.0
+    reference: Record,
+    measured: list[Distance],
+    factor: float,
+    unit: float,
+    element: float = 0.0,
+    is_adam: bool = False,
 ) -> Tolerance:
     """factor x the largest distance of a repetition, at least factor x one unit of rounding.
 
-    `element`: how far rounding may move one element of a parameter, whatever was measured.
+    `element`: how far rounding may move one element of a parameter, whatever was measured. `is_adam`: one
+    element, whose gradient nearly cancels, may make the whole distance. That it lies in a given one of K
+    parameters is as likely as its share of the elements, of the square of what moved. K times that share of
+    the whole distance, at most all of it, keeps all of them together as safe as the whole.
     """
     losses = [abs(step.loss) for step in reference.steps if step.loss is not None]
     moved = movement(reference)
@@ -418,6 +427,11 @@ def _limits(
 
     weights = largest("weights", rounding)
     sketch = (reference.final_weights.sketch if reference.final_weights else None) or {}
+
+    def held(name: str) -> float:
+        share = moved.get(name, 0.0) / total
+        return weights * max(1.0, min(1.0, len(sketch) * share**2) / share if is_adam and share else 1.0)
+
     return Tolerance(
         loss=factor * largest("loss", unit * max(losses, default=1.0)),
         norm=factor * largest("norm", unit),
@@ -429,7 +443,7 @@ def _limits(
             name: max(
                 factor
                 * max(
-                    [weights, unit * sketch[name][0] / (moved.get(name) or total)]
+                    [held(name), unit * sketch[name][0] / (moved.get(name) or total)]
                     + [d.parameters[name] for d in measured if name in d.parameters]
                 ),
                 OVERESTIMATE * element / (moved.get(name) or total),

@@ -323,6 +323,23 @@ def test_the_band_of_a_parameter_is_one_element_that_was_updated_the_other_way()
         assert ("b" in [name for name, _, _ in judge(single, other, noise).exceeded]) is beyond
 
 
+@pytest.mark.parametrize(("kind", "times"), [("adamw", 2.0), ("sgd", 1.0)])
+def test_one_of_several_parameters_may_hold_the_whole_distance_that_adam_makes(
+    kind: str, times: float
+) -> None:
+    """As its share of the elements makes likely: four that move alike, and one that hardly does."""
+    start = {"initial_weights": make_weights(sketch={name: [1.0] * 9 for name in "abcde"})}
+    ends = dict.fromkeys("abcd", 1e6) | {"e": 1e4}
+    single = reference(**start, **weights_that_moved("c", **ends))
+    moved = weights_that_moved("d", **ends | {"a": 1e6 + 20})
+    split = make_record(label="single:micro_batch_size=4", **start, **moved)
+    optimizer = single.job.optimizer.model_copy(update={"kind": kind})
+    job = single.job.model_copy(update={"optimizer": optimizer})
+    limits = measure_noise(changed(single, job=job), [split]).tight
+    assert limits.parameters["b"] / limits.weights == pytest.approx(times, rel=1e-3)
+    assert limits.parameters["e"] / limits.weights == pytest.approx(1.0)
+
+
 def test_ranks_that_cut_layers_have_the_band_of_rounded_parts() -> None:
     single = reference(training=BF16)
     cast = make_record(label="single:precision=cast", training=BF16, **shifted(1e-3))
