@@ -114,6 +114,8 @@ def replicas(row: JudgedRun) -> Iterator[Finding]:
     losses = _probe_losses(record)
     if record.status not in TRAINED or batch_statistics(record) or causes.read_outside(record):
         return  # each rank evaluates with running statistics, or parts of weights, of its own
+    if any(difference.kind == "samples-differ" for difference in row.judgement.not_same_job):
+        return  # ranks that train other samples may also evaluate others
     if losses and max(losses.values()) - min(losses.values()) > PROBE_TOLERANCE * abs(max(losses.values())):
         buffers = record.layout.buffers if record.layout else []
         buffer = next((one.name for one in buffers if "float" in one.dtype), None)

@@ -111,8 +111,11 @@ def test_a_loss_that_reads_cut_weights_beside_the_model_is_the_cause() -> None:
     assert "; see weights-read-outside" in found["diverged"]
     assert "the loss reads first.weight outside of the model's forward pass" in found["weights-read-outside"]
     # Ranks then compute different losses from equal weights.
-    for read, named in ((["first.weight"], False), ([], True)):
-        probed = changed(other, ranks=make_ranks(2, probe_loss=[1.0, 2.0]), layout={"read_outside": read})
+    foreign = make_steps([LOSSES[0] - 2.5, *LOSSES[1:]], NORMS)
+    foreign[0] = replace(foreign[0], samples=9)
+    for read, of, named in ((["first.weight"], steps, False), ([], steps, True), ([], foreign, False)):
+        ranks = make_ranks(2, probe_loss=[1.0, 2.0])
+        probed = changed(other, ranks=ranks, layout={"read_outside": read}, steps=of)
         assert bool(told([make_record(), probed], "replicas-differ")) == named
 
 
