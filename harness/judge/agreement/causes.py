@@ -81,6 +81,9 @@ OPPOSITE = -0.9
 """Cosine of the angle of two movements. Of the tensors of other runs that diverged one in 800 has less."""
 LOW_SPACING = 2.0**-8
 """Relative, of bfloat16."""
+TIMES_CUT = 3.0
+"""Numbers m x 2^n of any size whose bits are cut off lose half a spacing each. A norm then loses the sum of
+m / 2 over that of m^2 of a spacing: a third, where log m is spread evenly from 1 to 2."""
 LEAST_SCATTERED = 4
 SKETCH_ROUNDING = 2.0**-20
 """Relative to a parameter's norm: sums of fp32 weights, taken at two moments, agree far better."""
@@ -242,6 +245,8 @@ class Pair:
             return f"from step {self.number} on, the first after its checkpoint"
         after, common = self.at + 1, len(self.differs)
         lasts = after < common and self.differs[after]
+        if lasts and not self.loss_apart[self.at]:
+            lasts = abs(self.ratios[after] - 1) > UNSEEN * abs(self.ratio - 1)
         if self.at == 0:
             return "from the first step on" if lasts or after == common else "in the first step"
         if lasts:
@@ -382,6 +387,13 @@ class Pair:
         factor = effective.details.get("gradient_factor", 1) if effective else 1
         fits = factor != 1 and abs(self.ratio / factor - 1) <= SCALE_TOLERANCE
         return self.record.backend.name if fits else None
+
+    @property
+    def cut_to_bits(self) -> int | None:
+        """Bits of a significand whose other ones, if they are cut off, leave norms as much smaller."""
+        less = 1 - float(numpy.mean(self.ratios))
+        bits = round(-math.log2(TIMES_CUT * less)) if less > 0 else 0
+        return bits + 1 if bits > 0 and abs(TIMES_CUT * less * 2**bits - 1) <= 2 * SUDDEN else None
 
     @cached_property
     def one_norm(self) -> float | None:
@@ -636,6 +648,11 @@ class Pair:
         return effective.gradient_clipping if effective else None
 
     # What hypotheses ask.
+
+    @property
+    def is_zero(self) -> bool:
+        strategy = known_strategy(self.record)
+        return strategy is not None and strategy.family.startswith("zero")
 
     @property
     def norm_differs(self) -> Fact:
@@ -921,10 +938,14 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     "altered_in_time": lambda pair: (
         pair.index is None or not pair.altered or pair.altered[0] < pair.number  # to show
     ),
-    "scale_doubled": lambda pair: (
-        (strategy := known_strategy(pair.record)) is not None
-        and strategy.family.startswith("zero")
-        and halved_by_scale(pair.record, pair.limit)
+    "scale_doubled": lambda pair: pair.is_zero and halved_by_scale(pair.record, pair.limit),
+    # Of the norm itself, in a step that others do not follow; stage 3 takes it from divided gradients.
+    "norm_halved": lambda pair: (
+        pair.is_zero
+        and pair.record.job.training.precision == "fp16-mixed"
+        and pair.at >= pair.record.job.training.loss_scale_growth_interval
+        and abs(2 * pair.ratio - 1) <= SCALE_TOLERANCE
+        and pair.since.startswith("in ")
     ),
     # Norm of weight decay x weights where adding that explains gradients that were altered.
     "added_decay": lambda pair: decay_explains(pair.record, pair.limit) and decay_norm(pair.record),

@@ -90,6 +90,7 @@ def explained(record: Record, reference: Record | None = None, **how: Any) -> Ex
     return explain_divergence(Pair(reference or make_record(**MOVED), record, LIMITS, **how))
 
 
+DOUBLED = [*LOSSES[:3], 4.8]
 APART = ["b" * 64, "c" * 64]
 AUDITED: dict[str, Any] = {"audited_updates": 3}
 ODD = OddUpdatePart(step=1, kind="decay", given=0.2, due=0.1)
@@ -186,6 +187,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         {"steps": norms(1, 1, 2, 2)}, {}, "gradient-scale", "from step 2 on: summed over 2 ranks"),
     "gradients that are summed in one step": (
         {"steps": norms(1, 1, 2, 1)}, {}, "gradient-scale", "in step 2: summed over 2 ranks"),
+    "gradients of a step that are divided again, which moves weights": (
+        {"steps": make_steps(DOUBLED, [2.0, 1.5, 0.625, 1.0]), "training": {"precision": "fp16-mixed"}}, {},
+        "gradient-scale", "in step 2: divided by the 2 ranks again"),
+    "a norm that DeepSpeed takes of gradients divided by the loss scale it has doubled": (
+        {"label": "zero3", "steps": make_steps(DOUBLED, [2.0, 1.5, 0.625, 1.0]),
+         "training": {"precision": "fp16-mixed", "loss_scale_growth_interval": 2}}, {}, "gradient-differs",
+        "all gradients are halved in step 2, as DeepSpeed divides by the loss scale that this step has"),
     "gradients that are summed in every second step": (
         {"steps": norms(1, 2, 1, 1.99)}, {}, "gradient-scale", "in steps 1 and 3: summed over 2 ranks"),
     "a parameter's gradient whose size a factor fits": (
@@ -240,6 +248,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a factor that moves no weight": (
         {"steps": norms(times=128)} | MOVED, {"moment_norms": dict.fromkeys("ab", (1.0, 2.0))},
         "gradient-differs", "final weights agree: the norm is computed otherwise"),
+    "gradients whose lower bits are cut off": (
+        {"steps": norms(times=1 - 1 / 24)} | MOVED, {"moment_norms": dict.fromkeys("ab", (1.0, 2.0))},
+        "gradient-differs", "or each is cut to 4 significant bits, which shortens a norm as much"),
     "a parameter far beyond all others": (
         {"steps": norms(times=1.1)} | weights(a=2.1, b=2.4), {}, "gradient-differs",
         "b ends farthest from the reference's, by 40 % of its movement, any other by 10 % at most"),
@@ -428,6 +439,12 @@ CONTRADICTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "the gradient of a rank", {"steps": norms(0.4)}, {}, "part-lost"),
     "more than the wire rounds": (
         "gradients that cross the wire in bf16", {"steps": norms(0.98)}, {}, "wire"),
+    "the loss scale has not grown yet": (
+        "a norm that DeepSpeed takes of gradients divided by the loss scale it has doubled",
+        {"training": {"precision": "fp16-mixed", "loss_scale_growth_interval": 3}}, {}, "scale-doubled"),
+    "later norms are halved too": (
+        "a norm that DeepSpeed takes of gradients divided by the loss scale it has doubled",
+        {"steps": norms(1, 1, 0.5, 0.5)}, {}, "scale-doubled"),
     "tensors have other factors than others": (
         "a factor that moves no weight",
         {"moment_norms": {"a": (1.0, 2.0), "b": (1.0, 4.0)}}, {}, "norm-alone"),
