@@ -28,8 +28,7 @@ from harness.diagnose.rerun import one_job, read_pair
 from harness.errors import HarnessError
 from harness.files import stream_number
 from harness.job.experiment import ReportFocus
-from harness.judge.changes import failures, parse_conditions
-from harness.judge.comparison import Comparison
+from harness.judge.changes import parse_conditions
 from harness.judge.wording import counted
 from harness.launch.owner import lines_about
 from harness.nested import finite
@@ -41,7 +40,7 @@ from harness.record.store import (
     read_runs,
     without_collection,
 )
-from harness.tell.before_after import before_after, verdict
+from harness.tell.before_after import failures, verdict
 from harness.tell.document import Document
 from harness.tell.manifest import Asked, Format
 from harness.tell.report import (
@@ -51,7 +50,6 @@ from harness.tell.report import (
     require_writable,
     without_odd_runs,
     write_document,
-    write_report,
 )
 from harness.tell.verify import verify as verify_report
 
@@ -113,7 +111,7 @@ def report(
         if archive:
             folders = [output.parent / ARCHIVE_NAME]
             after = archive_runs(after, folders[0])
-        sides = _written([*before, after], output, form, asked, folders)
+        sides, document = _written([*before, after], output, form, asked, folders)
     left_out = ""
     if stream_number(output) is not None and form not in ("html", "json"):
         left_out = "; pictures and tables next to it are left out: give a file, or --format html"
@@ -121,32 +119,32 @@ def report(
     echo(f"{output}: {counts}{left_out}", err=True)
     if not baseline:
         return 0
-    old, new = (Comparison(record for _, record in side) for side in sides)
-    failed = failures(conditions, old, new)
-    for line in (*verdict(before_after(old, new)), *(f"fail-on: {one}" for one in failed)):
+    failed = failures(conditions, document)
+    for line in (*verdict(document), *(f"fail-on: {one}" for one in failed)):
         echo(line, err=True)
     return EXIT_STRICT if failed else 0
 
 
 def _written(
     sides: Sequence[Sequence[Run]], output: Path, form: Format, asked: Asked, folders: Sequence[Path]
-) -> Sequence[Sequence[Run]]:
+) -> tuple[Sequence[Sequence[Run]], Document]:
     """Write the report, of two sides the first as baseline; the runs in it, odd ones left out by name."""
 
-    def write(sides: Sequence[Sequence[Run]], folders: Sequence[Path] = ()) -> None:
+    def write(sides: Sequence[Sequence[Run]], folders: Sequence[Path] = ()) -> Document:
         whole: Asked = {**asked, "folders": folders, "baseline": sides[0] if len(sides) > 1 else ()}
-        write_report(sides[-1], output, form=form, **whole)
+        prepared = prepare_report(sides[-1], output, form=form, **whole)
+        prepared.write(output)
+        return prepared.document
 
     try:
-        write(sides, folders)
+        return sides, write(sides, folders)
     except (HarnessError, OSError):
         raise
     except Exception:
         found = [without_odd_runs(s, lambda some: prepare_report(some, output, form=form)) for s in sides]
         warn_skipped(why for _, odd in found for why in odd)
         sides = [sound for sound, _ in found]
-        write(sides)
-    return sides
+        return sides, write(sides)
 
 
 def _read(paths: Sequence[Path], *, strict: bool = False) -> Sequence[Run]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
@@ -42,7 +42,9 @@ OF_ONE_RUN = ("SLURM_JOB_ID",)
 """Variables that are never the same in two runs."""
 LASTING = {"python", "platform", "cpu", "cores", "memory_bytes", "gpus", "packages", "code"}
 """What stays the same from run to run on one machine."""
-Judgement = Literal["beyond noise", "within noise", "inconclusive", "not judged", "equal", "n/a"]
+Judgement = Literal[
+    "beyond noise", "within noise", "inconclusive", "not judged", "equal", "n/a", "another job"
+]
 """'inconclusive': the test finds a difference, but the intervals of both sides overlap, or not every session
 that they share orders them alike."""
 
@@ -51,8 +53,7 @@ that they share orders them alike."""
 class Change:
     """One figure of one cell on both sides, medians over repeats."""
 
-    backend: str
-    world_size: int
+    cell: CellName
     metric: Metric
     before: float | None
     after: float | None
@@ -68,12 +69,19 @@ class Change:
 
     @property
     def relative(self) -> float | None:
-        """(after - before) / before, or `ratio` less 1; None where one is missing or before is zero."""
+        """(after - before) / before, or `ratio` less 1; None: another job, one is missing, before is 0."""
+        if self.judgement == "another job":
+            return None
         if self.ratio is not None and self.ratio.middle is not None:
             return self.ratio.middle - 1
         if self.before is None or self.after is None or not self.before:
             return None
         return self.after / self.before - 1
+
+    @property
+    def ends(self) -> tuple[float, float] | tuple[None, None]:
+        """`extent` as changes."""
+        return (self.extent.low - 1, self.extent.high - 1) if self.extent else (None, None)
 
     @property
     def is_worse(self) -> bool | None:
@@ -94,14 +102,17 @@ class ChangedSetting:
     after: Any
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """One backend and world size on both sides; None where a side lacks it."""
+class Pair(NamedTuple):
+    """One backend and world size that both sides have."""
 
-    backend: str
-    world_size: int
-    before: CellRuns | None
-    after: CellRuns | None
+    cell: CellName
+    before: CellRuns
+    after: CellRuns
+
+    @property
+    def is_one_job(self) -> bool:
+        """Whether a difference is a change."""
+        return self.before.record.job_id == self.after.record.job_id
 
 
 def versions(records: Sequence[Record], by: str) -> dict[str, Comparison]:
@@ -146,7 +157,7 @@ def versions_of(record: Record) -> dict[str, str]:
     )
 
 
-def named_cells(*sides: Comparison) -> list[dict[tuple[str, int], CellRuns]]:
+def named_cells(*sides: Comparison) -> list[dict[CellName, CellRuns]]:
     """Cells of each side by backend and world size, with what differs within any side.
 
     Not with what only the sides differ in.
@@ -159,36 +170,30 @@ def named_cells(*sides: Comparison) -> list[dict[tuple[str, int], CellRuns]]:
         for size in sizes
     }
     return [
-        {(labelled(g.backend, words(g.record, [*names[g.world_size]])), g.world_size): g for g in side.groups}
+        {
+            CellName(labelled(g.backend, words(g.record, [*names[g.world_size]])), g.world_size): g
+            for g in side.groups
+        }
         for side in sides
     ]
 
 
-def pairs(before: Comparison, after: Comparison) -> list[Pair]:
-    """Cells of both sides by backend and world size, in the order of the baseline, new ones last."""
-    return paired(*named_cells(before, after))
-
-
-def paired(
-    before: Mapping[tuple[str, int], CellRuns], after: Mapping[tuple[str, int], CellRuns]
-) -> list[Pair]:
-    return [
-        Pair(backend=key[0], world_size=key[1], before=before.get(key), after=after.get(key))
-        for key in dict.fromkeys([*before, *after])
-    ]
+def pairs(before: Mapping[CellName, CellRuns], after: Mapping[CellName, CellRuns]) -> list[Pair]:
+    """Of named cells those that both sides have, in the order of the baseline."""
+    return [Pair(cell, group, after[cell]) for cell, group in before.items() if cell in after]
 
 
 def changes(
     before: Comparison, after: Comparison, cells: Sequence[Pair] | None = None, pairs_tested: int = 1
 ) -> list[Change]:
     """cells: what is compared; None: all that both have. pairs_tested: of sides that are shown together."""
-    given = pairs(before, after) if cells is None else cells
-    both = [pair for pair in given if pair.before is not None and pair.after is not None]
+    both = pairs(*named_cells(before, after)) if cells is None else cells
     numbers = joint_sessions(before, after)
-    rounds = [_common_rounds(pair, numbers) for pair in both]
+    rounds = [_common_rounds(pair, numbers) if pair.is_one_job else {} for pair in both]
+    tests = pairs_tested * sum(pair.is_one_job for pair in both)
     measured = {metric.key: _by_round(rounds, metric) for metric in metrics_in("changes") if metric.is_timed}
     return [
-        _change(pair, metric, pairs_tested * len(both), numbers, measured.get(metric.key, {}).get(place))
+        _change(pair, metric, tests, numbers, measured.get(metric.key, {}).get(place))
         for place, pair in enumerate(both)
         for metric in metrics_in("changes")
     ]
@@ -199,8 +204,6 @@ def _common_rounds(pair: Pair, numbers: Mapping[Run, int]) -> dict[Round, tuple[
 
     A side that ran as a whole before the other has numbers of repeats in common with it, and one round.
     """
-    assert pair.before is not None
-    assert pair.after is not None
     sides: list[dict[Round, JudgedRun]] = [
         {(numbers[row.run], row.record.repeat): row for row in side.rows}
         for side in (pair.before, pair.after)
@@ -255,30 +258,28 @@ def settings(before: Comparison, after: Comparison) -> list[ChangedSetting]:
         return []
     left, right = ([_shared(row.record) for row in side.rows] for side in (before, after))
     shared = _differences(left, right, "")
-    for pair in pairs(before, after):
-        if pair.before is not None and pair.after is not None:
-            shared += _differences(_own(pair.before), _own(pair.after), f"{pair.backend}, {pair.world_size}")
+    for cell, one, other in pairs(*named_cells(before, after)):
+        shared += _differences(_own(one), _own(other), f"{cell.label}, {cell.world_size}")
     return shared
 
 
 def _change(
     pair: Pair, metric: Metric, cells: int, numbers: Mapping[Run, int], ratio: Ratio | None
 ) -> Change:
-    assert pair.before is not None
-    assert pair.after is not None
     left, right = pair.before.values(metric.key), pair.after.values(metric.key)
-    if ratio is None:
+    extent: Interval | None = None
+    judgement: Judgement = "another job"
+    if pair.is_one_job and ratio is None:
         above, below = value_range(right), value_range(left)
-        extent = None
         if above is not None and below is not None and below.low > 0:
             extent = Interval(above.low / below.high, above.high / below.low)
         judgement = _judge(pair.before, pair.after, metric, cells, numbers)
-    else:
+    elif ratio is not None:
         extent, judgement = ratio.extent, "within noise"
         if ratio.is_shown or ratio.chance <= 1 - LEVEL:
             judgement = "beyond noise" if ratio.is_shown else "inconclusive"
     return Change(
-        backend=pair.backend, world_size=pair.world_size, metric=metric,
+        cell=pair.cell, metric=metric,
         before=pair.before.median(metric.key), after=pair.after.median(metric.key),
         extent=extent, judgement=judgement, ratio=ratio,
     )  # fmt: skip
@@ -392,10 +393,6 @@ def _one(values: list[Any]) -> Any:
 
 
 EXAMPLE = "peak_bytes>+5%,tokens_per_second<-3%"
-DOUBTS = {
-    "not judged": "; too few runs to tell it from noise",
-    "inconclusive": "; beyond noise by the test, but the runs of both sides overlap",
-}
 _CONDITION = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
 
 
@@ -410,11 +407,11 @@ class Condition:
     def __str__(self) -> str:
         return f"{self.measure}{'>' if self.above else '<'}{self.relative * 100:+g}%"
 
-    def met_by(self, change: Change) -> bool:
+    def met_by(self, judgement: Judgement, change: float | None) -> bool:
         """Whether a change is beyond the limit; one within the noise is not, one not judged may be."""
-        if change.judgement in ("within noise", "equal") or change.relative is None:
+        if judgement in ("within noise", "equal") or change is None:
             return False
-        return change.relative > self.relative if self.above else change.relative < self.relative
+        return change > self.relative if self.above else change < self.relative
 
 
 def parse_conditions(text: str) -> list[Condition]:
@@ -439,45 +436,3 @@ def parse_conditions(text: str) -> list[Condition]:
             )
         found.append(Condition(measure=measure, above=sign == ">", relative=limit))
     return found
-
-
-def failures(conditions: Sequence[Condition], before: Comparison, after: Comparison) -> list[str]:
-    """What fails, in a line each: a condition that is met, and a result that the baseline had and is gone.
-
-    A condition that cannot be checked fails too: silence would look like success.
-    """
-    lines = [line for pair in pairs(before, after) if (line := _lost(pair)) is not None]
-    found = changes(before, after)
-    for change in found:
-        for condition in conditions:
-            if condition.measure != change.key:
-                continue
-            where = CellName(change.backend, change.world_size)
-            if condition.met_by(change):
-                doubt = DOUBTS.get(change.judgement, "")
-                lines.append(
-                    f"{where}: {change.key} changed by {(change.relative or 0) * 100:+.1f} %, from "
-                    f"{change.before:g} to {change.after:g} ({condition}){doubt}"
-                )
-            elif change.before is not None and change.after is None:
-                lines.append(f"{where}: {change.key} is n/a now, {change.before:g} before ({condition})")
-            elif change.before == 0 and change.after and condition.above:
-                lines.append(f"{where}: {change.key} was 0, is {change.after:g} ({condition})")
-    for condition in conditions:
-        if not any(c.before is not None for c in found if c.key == condition.measure):
-            lines.append(f"{condition} could not be checked: no cell of both sides has the measure")
-    return lines
-
-
-def _lost(pair: Pair) -> str | None:
-    """A cell that had a whole result before and has none now."""
-    if pair.before is None or not pair.before.succeeded:
-        return None
-    title = pair.before.cell
-    if pair.after is None:
-        return f"{title}: is in the baseline and not in the other records"
-    if not pair.after.succeeded:
-        return f"{title}: was ok, is {pair.after.status}"
-    if any(not row.is_comparable for row in pair.after.rows):
-        return f"{title}: is not the same job as the others any more"
-    return None

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import PurePosixPath
 from shlex import join
-from typing import Any, TypeAlias
+from typing import Any
 
 from harness.judge.changes import (
     Change,
+    Condition,
     changes,
     named_cells,
-    paired,
+    pairs,
     settings,
     shares_sessions,
     versions,
@@ -24,7 +25,8 @@ from harness.judge.comparison import Comparison
 from harness.judge.facts import Metric, metrics_in
 from harness.judge.rows import CellRuns, reason
 from harness.judge.statistics import LEVEL, runs_to_judge
-from harness.judge.wording import CellName, counted, listed
+from harness.judge.wording import CellName, a_few, counted, listed
+from harness.nested import differences
 from harness.record import Record
 from harness.record.workload import known_strategy
 from harness.tell.document import Block, Column, Document, Folded, Paragraph, Picture, Section, Shown, Table
@@ -71,6 +73,46 @@ def verdict(document: Document) -> Iterator[str]:
                 yield f"Beyond noise, {told} changed by {signed_percent(of['change'])}{judged}."
 
 
+DOUBTS = {
+    "not judged": "; too few runs to tell it from noise",
+    "inconclusive": "; beyond noise by the test, but the runs of both sides overlap",
+}
+
+
+def failures(conditions: Sequence[Condition], document: Document) -> list[str]:
+    """What fails, in a line each: a condition that is met, and a result that the baseline had and is gone.
+
+    A condition that cannot be checked fails too: silence would look like success.
+    """
+    lines = [line.removeprefix(LOST) for line in verdict(document) if line.startswith(LOST)]
+    found = [
+        dict(zip([column.key for column in table.columns], row, strict=True))
+        for table in document.tables()
+        if table.key in ("changes", "equal")
+        for row in table.rows
+    ]
+    other = [CellName(of["backend"], of["world_size"]) for of in found if of["judgement"] == "another job"]
+    if conditions:
+        lines += [f"{cell}: another job, so nothing is compared" for cell in dict.fromkeys(other)]
+    for condition in conditions:
+        rows = [of for of in found if of["measure"].value == condition.measure]
+        for of in (row for row in rows if row["judgement"] != "another job"):
+            key, before, after = condition.measure, of["before"].value, of["after"].value
+            where = f"{CellName(of['backend'], of['world_size'])}: {key}"
+            if condition.met_by(of["judgement"], of["change"]):
+                lines.append(
+                    f"{where} changed by {of['change'] * 100:+.1f} %, from {before:g} to {after:g} "
+                    f"({condition}){DOUBTS.get(of['judgement'], '')}"
+                )
+            elif before is not None and after is None:
+                lines.append(f"{where} is n/a now, {before:g} before ({condition})")
+            elif before == 0 and after and condition.above:
+                lines.append(f"{where} was 0, is {after:g} ({condition})")
+        if all(of["before"].value is None for of in rows):
+            lines.append(f"{condition} could not be checked: no cell of both sides has the measure")
+    return lines
+
+
 def left_out(sides: Mapping[str, Comparison]) -> list[str]:
     """How many runs are another job than the others of their side, and so compared with none, and why."""
     why = [
@@ -82,15 +124,17 @@ def left_out(sides: Mapping[str, Comparison]) -> list[str]:
     return [prose("before_after_other_job", runs=counted(len(why), "run"), why=told)] if why else []
 
 
-def _lost(whole: Sequence[Comparison], named: Sequence[Mapping[Cell, CellRuns]]) -> dict[Cell, str]:
+def _lost(whole: Sequence[Comparison], named: Sequence[Mapping[CellName, CellRuns]]) -> dict[CellName, str]:
     """Cells that the baseline had and the other side has not, or not whole, each with its status there."""
     before, after = named
     odd = {row.cell for row in whole[1].not_comparable.rows}
-    found: dict[Cell, str] = {}
+    found: dict[CellName, str] = {}
     for cell, was in before.items():
         now = after.get(cell)
-        if now is None and was.has_result:
-            found[cell] = "of another job" if was.cell in odd else "absent"
+        if was.cell in odd and was.has_result:
+            found[cell] = f"{'in part ' if now else ''}not the job of the others"
+        elif now is None and was.has_result:
+            found[cell] = "absent"
         elif now and (was.succeeded > now.succeeded or was.has_result > now.has_result):
             found[cell] = now.status
     return found
@@ -121,13 +165,13 @@ def _text(value: Any) -> str:
 
 def _figures(found: Sequence[Change], at: Mapping[str, str], pictures: Sequence[Picture]) -> Section | None:
     """Of two sides, each by its name with what it is called in a sentence."""
-    moved = [change for change in found if change.judgement not in ("equal", "n/a")]
-    rest = [change for change in found if change.judgement in ("equal", "n/a")]
+    moved = [change for change in found if change.judgement not in UNTOLD]
+    rest = [change for change in found if change.judgement in UNTOLD]
     blocks: list[Block] = [*pictures]
     blocks += [_changes("changes", moved, [*at])] if moved else blocks_of("None differs.")
     if rest:
         of_rest = _changes("equal", rest, [*at])
-        blocks.append(Folded(f"Equal on both sides, or not measured: {len(rest)}", [of_rest]))
+        blocks.append(Folded(f"Equal on both sides, not measured, or of another job: {len(rest)}", [of_rest]))
     return Section("changes", f"Figures {listed([*at.values()])}", blocks) if found else None
 
 
@@ -137,17 +181,14 @@ def _changes(key: str, found: Sequence[Change], names: Sequence[str]) -> Table:
     body = []
     for change in found:
         metric = change.metric
-        extent = change.extent
         body.append(
             [
-                change.backend,
-                change.world_size,
+                *change.cell,
                 Shown(metric.key, metric.title),
                 Shown(change.before, figure_text(metric, change.before)),
                 Shown(change.after, figure_text(metric, change.after)),
                 change.relative,
-                extent.low - 1 if extent else None,
-                extent.high - 1 if extent else None,
+                *change.ends,
                 change.judgement,
             ]
         )
@@ -155,7 +196,7 @@ def _changes(key: str, found: Sequence[Change], names: Sequence[str]) -> Table:
 
 
 def _reading(found: Sequence[Change]) -> str:
-    cells = len({(change.backend, change.world_size) for change in found})
+    cells = len({change.cell for change in found})
     needed = f", which takes {runs_to_judge(cells)} runs on each side" if cells else ""
     counts = listed([metric.title for metric in metrics_in("changes") if metric.is_count])
     text = prose("before_after", counts=counts, needed=needed, chance=percent(1 - LEVEL))
@@ -165,8 +206,8 @@ def _reading(found: Sequence[Change]) -> str:
 
 WIDTH, HEIGHT = 460, 240
 BEYOND = "beyond noise"
-Cell: TypeAlias = tuple[str, int]
-"""Label and number of ranks."""
+UNTOLD = ("equal", "n/a", "another job")
+LOST = "Lost: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,15 +224,11 @@ class Series:
     """Of the last against the first."""
 
     def differs(self) -> bool:
-        return any(step.judgement not in ("equal", "n/a") for step in self.steps.values())
+        return any(step.judgement not in UNTOLD for step in self.steps.values())
 
     def text(self, number: int) -> Shown:
         value = self.groups[number].median(self.metric.key) if number in self.groups else None
         return Shown(value, figure_text(self.metric, value))
-
-    def is_one_job(self, before: int, after: int) -> bool:
-        """Whether both versions ran one job, so that a difference is a change."""
-        return self.groups[before].record.job_id == self.groups[after].record.job_id
 
     def moves(self) -> Iterator[tuple[int, int, Change]]:
         """What changed beyond noise: between which versions; all of them where no single one did."""
@@ -199,7 +236,7 @@ class Series:
         steps = [(a, b, self.steps[b]) for a, b in pairwise(numbers)]
         ends = (numbers[0], numbers[-1], self.whole)
         for ways in (steps, [ends]):
-            found = [way for way in ways if way[2].judgement == BEYOND and self.is_one_job(*way[:2])]
+            found = [way for way in ways if way[2].judgement == BEYOND]
             if found:
                 yield from found
                 return
@@ -236,12 +273,16 @@ def _over(
     is_baseline = by == "baseline"
     at = {name: name if is_baseline else f"in {name}" for name in names}
     named = named_cells(*sides)
-    series = _series(named, sides)
-    sound = [one for one in series if one.is_one_job(min(one.groups), max(one.groups))]
+    compared = _compared(named, sides)
+    series = _series(named, compared)
+    sound = [one for one in series if one.whole.judgement != "another job"]
     rows = [row for one in series for row in _changed(one, names, folders, is_baseline=is_baseline)]
-    two = changes(sides[0], sides[1]) if len(sides) == 2 else []
+    two = compared[0, 1] if len(sides) == 2 else []
     jobs = [f"{listed(sorted(side.by_job))} {at[name]}" for name, side in found.items() if side.by_job]
-    several = len({job for side in sides for job in side.by_job}) > 1
+    of_jobs = {job: of.rows[0].record for side in sides for job, of in side.by_job.items()}
+    asked = [record.job.model_dump() for record in of_jobs.values()]
+    apart = dict.fromkeys(".".join(keys[:2]) for job in asked for keys, *_ in differences(asked[0], job))
+    why = a_few([*apart]) or "a file that they name, or the harness, as no setting does"
     lost = _lost(list(whole.values()), named) if is_baseline else {}
     untested = [one for one in sound if one.whole.judgement in ("not judged", "inconclusive")]
     untested.sort(key=lambda one: -abs(one.whole.relative or 0.0))
@@ -256,7 +297,7 @@ def _over(
     users = {one.cell for one in series for g in one.groups.values() if by in g.record.backend.versions}
     control = dict.fromkeys(str(one.cell) for one in shifted if users and one.cell not in users)
     once = [
-        f"{CellName(*cell)} {at[names[number]]}"
+        f"{cell} {at[names[number]]}"
         for number, cells in enumerate(named)
         for cell, group in cells.items()
         if group.has_result and len(_with_result(cell, named)) == 1 and cell not in lost
@@ -268,8 +309,8 @@ def _over(
         if not group.succeeded
     ]
     told = blocks_of(
-        prose("over_time_jobs", jobs=", ".join(jobs)) if several else "",
-        *(f"Lost: {CellName(*cell)}: {status} after." for cell, status in lost.items()),
+        prose("over_time_jobs", jobs=", ".join(jobs), apart=why) if len(of_jobs) > 1 else "",
+        *(f"{LOST}{cell}: {status} after." for cell, status in lost.items()),
         table("changed", rows, "over_time"),
         prose("over_time_failed", cells=listed(failed, len(failed))) if failed else "",
         prose("over_time_control", by=by, cells=listed(list(control))) if control else "",
@@ -301,7 +342,8 @@ def _over(
 
 
 def _pictures(series: Sequence[Series], names: Sequence[str], by: str) -> list[Picture]:
-    by_metric = [list(of) for _, of in groupby(series, key=lambda one: one.metric.key)]
+    one_job = [one for one in series if len({group.record.job_id for group in one.groups.values()}) == 1]
+    by_metric = [list(of) for _, of in groupby(one_job, key=lambda one: one.metric.key)]
     return [_picture(of, names, by) for of in by_metric if any(map(Series.differs, of))]
 
 
@@ -319,39 +361,48 @@ def _within_noise(change: Change) -> str:
     """What a reader sees in a picture of a figure that did not change, and how far its runs scatter."""
     if change.extent is None or abs(change.relative or 0.0) < NAMED_SHARE:
         return ""
-    low, high = (signed_percent(end - 1) for end in (change.extent.low, change.extent.high))
+    low, high = map(signed_percent, change.ends)
     return f" ({signed_percent(change.relative)} at most, any two runs {low} to {high})"
 
 
-def _series(named: Sequence[Mapping[Cell, CellRuns]], sides: Sequence[Comparison]) -> list[Series]:
-    """Series of every figure of every cell that two versions or more have, figure by figure."""
-    several = {
-        cell: of
-        for cell in dict.fromkeys(cell for cells in named for cell in cells)
-        if len(of := _with_result(cell, named)) > 1
-    }
-    wanted = {two for of in several.values() for two in (*pairwise(of), (min(of), max(of)))}
-    compared = {
-        (first, second): {
-            (c.backend, c.world_size, c.key): c
-            for c in changes(sides[first], sides[second], paired(named[first], named[second]), len(wanted))
-        }
+def _several(named: Sequence[Mapping[CellName, CellRuns]]) -> dict[CellName, dict[int, CellRuns]]:
+    """Cells of which two versions or more have a result."""
+    cells = dict.fromkeys(cell for cells in named for cell in cells)
+    return {cell: of for cell in cells if len(of := _with_result(cell, named)) > 1}
+
+
+def _compared(
+    named: Sequence[Mapping[CellName, CellRuns]], sides: Sequence[Comparison]
+) -> dict[tuple[int, int], list[Change]]:
+    """Every two sides that are shown against each other."""
+    wanted = {two for of in _several(named).values() for two in (*pairwise(of), (min(of), max(of)))}
+    wanted |= {(0, 1)} if len(sides) == 2 else set()
+    return {
+        (first, second): changes(sides[first], sides[second], pairs(named[first], named[second]), len(wanted))
         for first, second in wanted
     }
+
+
+def _series(
+    named: Sequence[Mapping[CellName, CellRuns]], found: Mapping[tuple[int, int], Sequence[Change]]
+) -> list[Series]:
+    """Series of every figure of every cell that two versions or more have, figure by figure."""
+    several = _several(named)
+    compared = {two: {(c.cell, c.key): c for c in of} for two, of in found.items()}
     return [
         Series(
-            cell=CellName(*cell), metric=metric, groups=of,
-            steps={b: compared[a, b][*cell, metric.key] for a, b in pairwise(of)},
+            cell=cell, metric=metric, groups=of,
+            steps={b: compared[a, b][cell, metric.key] for a, b in pairwise(of)},
             whole=whole,
         )
         for metric in metrics_in("changes")
         if metric.follows is None
         for cell, of in several.items()
-        if (whole := compared[min(of), max(of)][*cell, metric.key]).judgement != "n/a"
+        if (whole := compared[min(of), max(of)][cell, metric.key]).judgement != "n/a"
     ]  # fmt: skip
 
 
-def _with_result(cell: Cell, named: Sequence[Mapping[Cell, CellRuns]]) -> dict[int, CellRuns]:
+def _with_result(cell: CellName, named: Sequence[Mapping[CellName, CellRuns]]) -> dict[int, CellRuns]:
     """A cell's runs of each version that has a result of it."""
     return {n: cells[cell] for n, cells in enumerate(named) if cell in cells and cells[cell].has_result}
 
@@ -365,14 +416,12 @@ def _changed(
             continue  # a few bytes of many
         runs = [folders.get(run := one.groups[number].record.run_id, run) for number in (before, after)]
         command = f"harness diagnose {join(runs)}"
-        extent = change.extent
         way: tuple[str | None, ...] = (names[before], names[after], None)
         if is_baseline:
             way = (None, None, {None: None, True: "worse", False: "better"}[change.is_worse])
         yield [
             *one.cell, Shown(one.metric.key, one.metric.title), *way,
-            one.text(before), one.text(after), change.relative, extent.low - 1 if extent else None,
-            extent.high - 1 if extent else None, command,
+            one.text(before), one.text(after), change.relative, *change.ends, command,
         ]  # fmt: skip
 
 

@@ -135,6 +135,22 @@ class Rendered(NamedTuple):
     files: Mapping[str, bytes]
 
 
+class Prepared(NamedTuple):
+    """A report before it is written."""
+
+    manifest: Manifest
+    document: Document
+    rendered: Rendered
+
+    def write(self, output: Path) -> None:
+        """Write it in place of the one that stands there."""
+        output.parent.mkdir(parents=True, exist_ok=True)
+        stale = _earlier_pictures(output, self.manifest)
+        _write(self.rendered, output)
+        for picture in stale:
+            picture.unlink(missing_ok=True)
+
+
 def write_report(
     runs: Sequence[Run], output: Path, *, form: Format | None = None, **asked: Unpack[Asked]
 ) -> Path:
@@ -142,12 +158,7 @@ def write_report(
 
     `form` None: it follows from the extension.
     """
-    manifest, rendered = prepare_report(runs, output, form=form, **asked)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    stale = _earlier_pictures(output, manifest)
-    _write(rendered, output)
-    for picture in stale:
-        picture.unlink(missing_ok=True)
+    prepare_report(runs, output, form=form, **asked).write(output)
     return output
 
 
@@ -164,7 +175,7 @@ def _write(rendered: Rendered, output: Path) -> None:
 
 def prepare_report(
     runs: Sequence[Run], output: Path, *, form: Format | None = None, **asked: Unpack[Asked]
-) -> tuple[Manifest, Rendered]:
+) -> Prepared:
     """All that `write_report` writes, without writing it."""
     form = form or format_of(output)
     manifest = make_manifest(runs, output, form=form, **asked)
@@ -175,7 +186,8 @@ def prepare_report(
     names = picture_names(images, output)
     pictures = {names[key]: digest(image) for key, image in images.items()}
     manifest = manifest.model_copy(update={"pictures": pictures})
-    return manifest, render(document, form, images, output, manifest, beside=stream_number(output) is None)
+    beside = stream_number(output) is None
+    return Prepared(manifest, document, render(document, form, images, output, manifest, beside=beside))
 
 
 def _earlier_pictures(output: Path, manifest: Manifest) -> list[Path]:

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from harness.errors import HarnessError
-from harness.judge.changes import Change, changes, failures, parse_conditions, settings, shares_sessions
+from harness.judge.changes import Change, changes, parse_conditions, settings, shares_sessions
 from harness.judge.comparison import Comparison
 from harness.judge.statistics import Ranking, Timed
 from harness.tell.before_after import before_after, verdict
+from harness.tell.before_after import failures as failures_of
 from harness.tell.writers.text import render_markdown
 from tests.harness.tell.cells import repeats
 from tests.records import (
@@ -26,6 +27,10 @@ ROOT = Path(__file__).parents[3]
 
 def side(*seconds: float, label: str = "ddp", **changes: object) -> Comparison:
     return Comparison(repeats(label, *seconds, **changes))
+
+
+def failures(condition: str, before: Comparison, after: Comparison) -> list[str]:
+    return failures_of(parse_conditions(condition), before_after(before, after))
 
 
 def change(before: Comparison, after: Comparison, measure: str) -> Change:
@@ -57,7 +62,7 @@ def test_losses_that_a_version_changes_in_every_cell_change(by: float, judgement
     before = [r for r in published("default") if r.repeat == 0 and r.backend.label in ("single", "ddp")]
     after = [r.model_copy(update={"steps": [replace(s, loss=s.loss + by) for s in r.steps]}) for r in before]
     found = changes(Comparison(before), Comparison(after))
-    assert {c.backend: c.judgement for c in found if c.key == "final_loss"} == {
+    assert {c.cell.label: c.judgement for c in found if c.key == "final_loss"} == {
         "single": judgement, "ddp": judgement,
     }  # fmt: skip
     assert {c.judgement for c in found if c.key != "final_loss"} <= {"equal", "n/a", "within noise"}
@@ -110,7 +115,7 @@ def test_sides_that_overlap_are_inconclusive_and_still_fail_a_condition() -> Non
     before = side(*(0.50 + 0.01 * n for n in range(7)))
     after = side(*(0.55 + 0.01 * n for n in range(7)))
     assert change(before, after, "step_seconds").judgement == "inconclusive"
-    (line,) = failures(parse_conditions("step_seconds>+5%"), before, after)
+    (line,) = failures("step_seconds>+5%", before, after)
     assert line.endswith("but the runs of both sides overlap")
 
 
@@ -151,7 +156,7 @@ def test_sides_that_ran_in_turns_are_compared_within_rounds() -> None:
     assert speed.relative == ratio.middle - 1
     mirrored = ratio.mirrored.extent
     assert (step.extent.low, step.extent.high) == pytest.approx((mirrored.low, mirrored.high), rel=1e-12)
-    (line,) = failures(parse_conditions("tokens_per_second<-3%"), before, after)
+    (line,) = failures("tokens_per_second<-3%", before, after)
     assert line.startswith("ddp on 2 ranks: tokens_per_second changed by -40.")
     assert "are compared within rounds" in render_markdown(before_after(before, after), {}, "", "")
     whole = Comparison([row.record.model_copy(update={"turns": None}) for row in after.rows])
@@ -166,8 +171,20 @@ def test_a_published_baseline_of_another_job_is_said_first_and_every_lost_cell_i
     assert first.startswith(f"Not all ran the same job: {before} before, {after} after.")
     lost = [line for line in told if line.startswith("Lost: ")]
     assert len(lost) == 7
+    assert "What differs: model.config, " in first
     assert "Lost: accelerate-zero3 on 2 ranks: absent after." in lost
     assert not [line for line in told if "Beyond noise" in line or "Undecided" in line]
+
+
+def test_cells_of_another_job_have_no_change_and_fail_every_condition() -> None:
+    before, after = side(0.5, 0.51), side(0.9, 0.91)
+    other = Comparison([row.record.model_copy(update={"job_id": "f" * 12}) for row in after.rows])
+    assert {c.judgement for c in changes(before, after)} > {"not judged"}
+    assert {(c.judgement, c.relative, c.extent) for c in changes(before, other)} == {
+        ("another job", None, None)
+    }
+    for condition in ("step_seconds>+5%", "step_seconds>+500%"):
+        assert failures(condition, before, other) == ["ddp on 2 ranks: another job, so nothing is compared"]
 
 
 def test_two_conditions_are_read() -> None:
@@ -211,23 +228,21 @@ def test_a_condition_fails_where_it_is_met_or_cannot_be_told(
     condition: str, before: Any, after: Any, lines: list[str]
 ) -> None:
     sides = [side(*of) if isinstance(of, list) else side(0.5, **of) for of in (before, after)]
-    found = failures(parse_conditions(condition), *sides)
+    found = failures(condition, *sides)
     assert len(found) == len(lines)
     assert all(text in line for text, line in zip(lines, found, strict=True))
 
 
 def test_cell_that_was_lost_fails_whatever_the_condition() -> None:
     before = side(0.5)
-    assert failures(parse_conditions("peak_bytes>+5%"), before, side(0.5, status="failed"))[0] == (
-        "ddp on 2 ranks: was ok, is failed"
+    assert failures("peak_bytes>+5%", before, side(0.5, status="failed"))[0] == (
+        "ddp on 2 ranks: failed after."
     )
     other = Comparison([make_record(label="fsdp")])
-    assert failures(parse_conditions("peak_bytes>+5%"), before, other)[0].endswith("not in the other records")
+    assert failures("peak_bytes>+5%", before, other)[0].endswith("absent after.")
 
 
 def test_a_cell_that_is_not_the_same_job_any_more_fails() -> None:
     before = Comparison([make_record(), make_record(label="ddp")])
     after = Comparison([make_record(), make_record(label="ddp", initial_weights=make_weights("d" * 64))])
-    assert failures(parse_conditions("peak_bytes>+5%"), before, after) == [
-        "ddp on 2 ranks: is not the same job as the others any more"
-    ]
+    assert failures("peak_bytes>+5%", before, after) == ["ddp on 2 ranks: not the job of the others after."]

@@ -9,7 +9,7 @@ from harness.errors import HarnessError
 from harness.exported.tracking import scalars
 from harness.judge import facts, rows
 from harness.judge.agreement.parity import Judgement
-from harness.judge.changes import changes, failures, parse_conditions
+from harness.judge.changes import changes, parse_conditions
 from harness.judge.comparison import Comparison
 from harness.judge.facts import METRICS, Metric, metrics_in, of_ranks
 from harness.judge.facts import facts as facts_of
@@ -17,6 +17,7 @@ from harness.judge.quantities import Run
 from harness.run_directory.assemble import rank_part
 from harness.run_directory.events import MeasuredEvent
 from harness.tell import tables
+from harness.tell.before_after import before_after, failures
 from harness.tell.tables import results_table
 from harness.tell.terminal import terminal_table
 from tests.harness.run_directory.test_assemble import rank
@@ -69,9 +70,9 @@ def test_an_entry_in_the_table_is_all_that_a_metric_needs() -> None:
     key = LONGEST.key
     assert [row[key] for row in json.loads(json.dumps(after.as_json()))["rows"]] == [0.75, 0.75]
     assert dict(scalars(after.rows[1]))[3][f"run/{key}"] == 0.75
-    (change,) = [c for c in changes(before, after) if c.key == key and c.backend == "ddp"]
+    (change,) = [c for c in changes(before, after) if c.key == key and c.cell.label == "ddp"]
     assert (change.before, change.after, change.is_worse) == (0.5, 0.75, True)
-    assert any(key in line for line in failures(parse_conditions(f"{key}>+40%"), before, after))
+    assert any(key in line for line in failures(parse_conditions(f"{key}>+40%"), before_after(before, after)))
     table = results_table(after)
     assert table.values()[1][[column.key for column in table.columns].index(key)] == 0.75
     assert LONGEST.title not in terminal_table(after, wide=True)
@@ -83,9 +84,9 @@ def test_a_metric_that_is_not_compared_is_no_condition() -> None:
 
 
 def test_which_direction_is_worse_follows_from_the_metric() -> None:
-    worse = {c.key: c.is_worse for c in changes(side(0.5), side(0.75)) if c.backend == "ddp"}
+    worse = {c.key: c.is_worse for c in changes(side(0.5), side(0.75)) if c.cell.label == "ddp"}
     assert (worse["tokens_per_second"], worse["step_seconds"]) == (True, True)
-    better = {c.key: c.is_worse for c in changes(side(0.75), side(0.5)) if c.backend == "ddp"}
+    better = {c.key: c.is_worse for c in changes(side(0.75), side(0.5)) if c.cell.label == "ddp"}
     assert (better["tokens_per_second"], better["step_seconds"]) == (False, False)
     assert worse["max_loss_difference"] is None
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.job.experiment import MeasureSection
-from harness.judge.changes import pairs
+from harness.judge.changes import named_cells, pairs
 from harness.judge.comparison import Comparison, strong_scaling
 from harness.judge.effective import transport_variables
 from harness.judge.quantities import loss_unit
@@ -65,11 +65,10 @@ def test_a_preset_that_the_label_names_is_compared_with_the_others() -> None:
 def test_both_sides_of_a_baseline_keep_their_layouts_apart() -> None:
     both = Comparison([run(), run(**TWO_NODES)])
     newer = Comparison([run(**NEWER), run(**NEWER, **TWO_NODES)])
-    found = pairs(both, newer)
-    assert [pair.backend for pair in found] == ["ddp (1 node x 4)", "ddp (2 nodes x 2)"]
-    assert all(pair.before is not None and pair.after is not None for pair in found)
-    (pair, alone) = pairs(both, Comparison.of_rows(newer.rows[1:]))
-    assert (pair.after, alone.backend) == (None, "ddp (2 nodes x 2)")
+    found = pairs(*named_cells(both, newer))
+    assert [pair.cell.label for pair in found] == ["ddp (1 node x 4)", "ddp (2 nodes x 2)"]
+    (alone,) = pairs(*named_cells(both, Comparison.of_rows(newer.rows[1:])))
+    assert alone.cell.label == "ddp (2 nodes x 2)"
 
 
 def scaling_table(*records: Record) -> Table:
