@@ -299,6 +299,8 @@ def batch_norm(row: JudgedRun) -> Iterator[Finding]:
     layers, record = workload.batch_statistics(row.record), row.record
     if not layers or record.status not in ("ok", "diverged") or record.backend.name == REFERENCE:
         return
+    if record.world.world_size * record.world.accumulation_steps == 1:  # they normalise over the whole batch
+        return
     reference = row.reference.record if row.reference else None
     if reference is not None and not workload.depends_on_split(reference):
         return  # as measured: these layers keep statistics and do not use the batch's

@@ -239,9 +239,9 @@ def gathers(root: nn.Module) -> bool:
     return sharded_by(root) is not None or any(map(_is_zero, root.modules()))
 
 
-def follow(optimizer: torch.optim.Optimizer, roots: Iterable[nn.Module], seen: Seen) -> None:
+def follow(optimizer: torch.optim.Optimizer, roots: Iterable[nn.Module], seen: Seen) -> bool:
     """Note which tensors of an optimizer that no root has get a gradient from a backward pass: masters, or
-    what stood for parameters before they were wrapped, do not."""
+    what stood for parameters before they were wrapped, do not. Whether there are any."""
     known = {id(p) for root in roots for p in root.parameters()}
 
     def passed(tensor: Tensor) -> None:
@@ -253,6 +253,7 @@ def follow(optimizer: torch.optim.Optimizer, roots: Iterable[nn.Module], seen: S
         for group in optimizer.param_groups for p in group["params"]
         if id(p) not in known and p.requires_grad and p.is_leaf
     }  # fmt: skip
+    return bool(hooks)
 
 
 def unwrapped(roots: Iterable[nn.Module], live: Live, seen: Seen) -> dict[str, int]:

@@ -191,7 +191,8 @@ class Habits:
         """The same, in clipping or an update."""
         self._cut: tuple[Tensor, float] | None = None
         self._is_added_to = False
-        self._evaluated: ref[Tensor] | None = None
+        self._evaluated: tuple[ref[Tensor] | None, tuple[int, ...]] = None, ()
+        """The batch of the pass before, or what it is cut out of, and where."""
         self._sampled_at: set[int] = set()
 
     def backward_begins(self, roots: Callable[[], Sequence[nn.Module]]) -> None:
@@ -360,8 +361,12 @@ class Habits:
     def passes_without_gradients(self, root: nn.Module, step: int, batch: Tensor | None) -> None:
         """A pass before this step whose gradients no update takes. Passes of one batch again are samples of
         what is drawn."""
-        again = batch is not None and self._evaluated is not None and self._evaluated() is batch
-        self._evaluated = None if batch is None else ref(batch)
+        owner, place = batch, tuple[int, ...]()
+        if batch is not None and batch._base is not None:  # cut out of it anew for each pass
+            owner, place = batch._base, (int(batch.storage_offset()), *batch.shape)
+        known, before = self._evaluated
+        again = owner is not None and known is not None and known() is owner and place == before
+        self._evaluated = owner if owner is None else ref(owner), place
         if again:
             self._sampled_at.add(step)
             self.left_in_training.discard(step)

@@ -116,6 +116,12 @@ class Roots:
             nn.Module.__call__ = self._call  # type: ignore[method-assign]
         self._before_step = known
 
+    def look_again(self) -> None:
+        """Another model trains, as where a script trains one after the other."""
+        if nn.Module.__call__ is self._call:
+            nn.Module.__call__ = self._called  # type: ignore[method-assign]
+            self._before_step = -1
+
     def _adopt(self, module: nn.Module) -> None:
         trains = {parameter.requires_grad for parameter in module.parameters()}
         if not trains:

@@ -203,7 +203,7 @@ class Session:
 
     def __init__(self, run_directory: Path, allocator: AllocatorProbe) -> None:
         self.request = ObserveRequest.read(run_directory)
-        self.counter = CommunicationCounter()
+        self.counter = CommunicationCounter(packages=["__main__"])  # what a loss gathers by its own code
         self.counter.start()
         self.roots: hooks.Roots | None = None
         """The modules that the script calls, as a listener is told of them."""
@@ -531,7 +531,8 @@ class Session:
         """Before an update: afterwards a scheduler of its hooks may have set the next rate."""
         self.seen.has_form &= not self._optimizing  # one within another, as ZeroRedundancyOptimizer has it
         self._optimizing += 1
-        self.writing.add(optimizer)
+        if self.writing.add(optimizer) and self.roots:
+            self.roots.look_again()
         if "deepspeed" not in self.seen.frameworks:
             self.habits.stepping(optimizer, self.seen.steps)
         if self.habits.clips_in_parts(optimizer):

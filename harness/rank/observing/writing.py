@@ -136,10 +136,11 @@ class Writing:
         try that ran out of memory nothing may stay."""
         return self._held or [root for called in self._called if (root := called()) is not None]
 
-    def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer steps: note the rates of its groups, and what they hold."""
-        if optimizer not in self._optimizers.each:
-            facts.follow(optimizer, self._roots, self._seen)
+    def add(self, optimizer: torch.optim.Optimizer) -> bool:
+        """An optimizer steps: note the rates of its groups, and what they hold. Whether it is a new one with
+        tensors of no known module."""
+        is_new = optimizer not in self._optimizers.each
+        is_of_others = is_new and facts.follow(optimizer, self._roots, self._seen)
         self._optimizers.add(optimizer)
         seen, first = self._seen, 0
         for known in self._optimizers.each:
@@ -155,6 +156,7 @@ class Writing:
                     count = sum(1 for _ in group["params"])
                     seen.group_tensors[place] = max(seen.group_tensors.get(place, 0), count)
             first += len(known.param_groups)
+        return is_of_others
 
     def join(self, roots: Sequence[nn.Module]) -> None:
         """Become a rank of the run: this process trains."""

@@ -178,7 +178,7 @@ class CommunicationCounter:
             phase = PHASES.get(arguments[-1], phase)
         # Only the root of these two holds the complete tensor; every rank has its piece.
         pieces = group.size() if op in ("gather", "scatter") else 1
-        of_job = bool(self._packages) and called_by(self._packages, self._backend)
+        of_job = bool(self._packages) and phase != BETWEEN and called_by(self._packages, self._backend)
         sizes_by_dtype: dict[str, int] = {} if tensors else {"none": 0}
         for tensor in tensors:  # a call that joins several dtypes is counted under each
             name = dtype_name(tensor.dtype)

@@ -224,6 +224,39 @@ BY_NORM = (
     "[p.grad.mul_(min(1.0, 0.05 / float(norm))) for p in model.parameters()]"
 )
 VALUES = "nn.utils.clip_grad_value_(model.parameters(), 0.01)" + STEPS
+GATHERED = """
+from torch.distributed.nn.functional import all_gather
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 16))
+optimizer = torch.optim.AdamW(model.parameters())
+torch.manual_seed(dist.get_rank())
+for step in range(8):
+    every = torch.cat({gather}(model(torch.randn(4, 8))))
+    F.cross_entropy(every @ every.T, torch.arange(8)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+OWN_GATHER = """
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        dist.all_gather(parts := [torch.empty_like(x) for _ in range(2)], x)
+        return tuple(parts)
+    @staticmethod
+    def backward(context, *gradients):
+        dist.all_reduce(whole := torch.stack(gradients))
+        return whole[dist.get_rank()]
+"""
+IN_A_ROW = """
+dist.init_process_group("gloo")
+for rate in (1e-3, 1e-2):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1), nn.Flatten(0))
+    model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    torch.manual_seed(dist.get_rank())
+    train(8, False)
+"""
 DRAWS = """
 from torch.utils.data import DataLoader, Subset
 dist.init_process_group("gloo")
@@ -492,6 +525,16 @@ SCRIPTS: dict[str, tuple[str, int, set[str]]] = {
     "leaves out a batch": (
         EVALUATED.format(p=0.3, often="", before="loss_of(model)", again="").replace(
             NO_GRADIENT, ""), 1, set()),
+    "a loss over what ranks gather": (GATHERED.format(gather="all_gather"), 2, set()),
+    "a loss over what ranks gather by their own code": (
+        OWN_GATHER + GATHERED.format(gather="Gather.apply"), 2, set()),
+    "models that train in a row": (IN_A_ROW, 2, set()),
+    "one process that normalises over its batch": (
+        "model.insert(1, nn.BatchNorm1d(16))\n" + loop().replace("range(2)", "range(1)").replace(" / 2", ""),
+        1, set()),
+    "samples what dropout draws for a part of a batch": (
+        EVALUATED.format(p=0.1, often="", before="", again=AGAIN.replace("once", "x[:4]")).replace(
+            NO_GRADIENT, "").replace("for step", "x = torch.randn(8, 8)\nfor step"), 1, set()),
     "ranks that shuffle all data": (DRAWS.format(data="data"), 2, {"samples-repeated"}),
     "ranks that shuffle their parts": (DRAWS.format(data="Subset(data, range(rank, 24, 2))"), 2, set()),
     "a schedule before its update": (
