@@ -417,7 +417,8 @@ def _scaler_of(engine: Any) -> Any | None:
     """What holds `cur_scale`, `cur_iter` and `last_overflow_iter`; None: nothing is scaled."""
     if not engine.fp16_enabled():
         return None
-    return getattr(engine.optimizer, "loss_scaler", engine.optimizer)
+    held = "loss_scaler" if hasattr(engine.optimizer, "loss_scaler") else "loss_scale_config"  # stage 0
+    return getattr(engine.optimizer, held)
 
 
 def _partitioned_pieces(engine: Any, kept: Sequence[str]) -> Iterator[Piece]:

@@ -48,6 +48,10 @@ class TestOneAndTwoRanks:
         assert within
         assert within <= {"forward", "backward"}
 
+    @COSTLY
+    def test_fp16_at_stage_0_has_no_finding(self, matrix: Matrix, tally) -> None:
+        assert_clean(("zero0",), 2, ("training.precision=fp16-mixed",), matrix, tally)
+
     def test_some_backends_on_one_rank_have_no_finding(self, matrix: Matrix, tally) -> None:
         settings = ("training.precision=fp32", "training.global_batch_size=16", AFTER_TRACE)
         assert_clean(("zero3", "fsdp"), 1, settings, matrix, tally)
