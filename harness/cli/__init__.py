@@ -21,7 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from harness.import_path import leave_current_folder
-from harness.launch import open_standard_streams, speaks_for_ranks
+from harness.launch import STOPPING, open_standard_streams, speaks_for_ranks
 from harness.version import __version__
 
 _TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
@@ -259,7 +259,7 @@ def main() -> None:
     leave_current_folder()
     words = [word for word in sys.argv[1:] if word != "--debug"]
     # A terminated launcher must stop its ranks and write their record, as for Ctrl-C.
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in STOPPING[1:]:
         signal.signal(number, signal.default_int_handler)
     with contextlib.nullcontext() if is_silent(words) else working(words[0]):
         try:

@@ -4,8 +4,11 @@ Here: what torchrun, accelerate launch and srun tell a process that they start a
 """
 
 import os
+import signal
 import sys
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""What tells a command to end its ranks and write their record; batch systems announce the end by SIGUSR1."""
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 

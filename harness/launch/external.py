@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from harness.errors import HarnessError
 from harness.files import locked, refusing, write_atomically
+from harness.launch import STOPPING
 from harness.launch.ending import adopt_orphans, die_with, kill_descendants
 from harness.launch.watch import ANSWER_SECONDS, STATE_SIGNAL, Watch, is_stopped
 from harness.record import Record
@@ -96,8 +97,6 @@ POLL_SECONDS = 0.25
 ENDING_SECONDS = 5.0
 """Within these a rank that is told to end writes what it measured; launchers wait for 30 s."""
 ASK_NAME = "where-are-you"
-PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-
 Become = Callable[[Callable[[str], object]], int]
 """Runs the rank; calls what it is given with the run's id once its folder is there."""
 
@@ -110,12 +109,12 @@ def supervise(rank: int, world_size: int, runs: Path, become: Become) -> Supervi
     adopt_orphans()
     parent, (reader, writer) = os.getpid(), os.pipe()
     # Held back until they can be passed on: one that arrives around the fork would end this process alone.
-    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
     if child == 0:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         die_with(parent, signal.SIGKILL)
         signal.signal(STATE_SIGNAL, signal.SIG_IGN)  # until the rank answers it
         os.close(reader)
@@ -169,9 +168,9 @@ class Supervisor:
             with suppress(ProcessLookupError):
                 os.kill(self.child, number)
 
-        for number in PASSED_ON:
+        for number in STOPPING:
             signal.signal(number, pass_on)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         while self.code is None:
             finished, status, usage = os.wait4(self.child, os.WNOHANG)
             if finished:

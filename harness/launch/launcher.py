@@ -28,7 +28,7 @@ from harness.errors import HarnessError, JobError
 from harness.files import name_multiprocessing_folder, scratch_folder
 from harness.job.experiment import Experiment
 from harness.job.pairs import why_refused
-from harness.launch import ending, open_standard_streams
+from harness.launch import STOPPING, ending, open_standard_streams
 from harness.launch.cells import begin_run
 from harness.launch.owner import forget_owner, keep_outcome, note_owner
 from harness.launch.rank_main import enter_question, enter_rank
@@ -58,8 +58,6 @@ SILENT_SECONDS = 10.0
 """After these a function of the user's own that has not returned is named."""
 GRACE_SECONDS = 10.0
 """After one rank failed, the others may say what they saw before they are ended."""
-
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 EventHandler = Callable[[Event], None]
 Stopped = Literal["timeout", "stuck", "interrupted"] | None
@@ -109,10 +107,11 @@ class LocalLauncher:
             self._context.set_forkserver_preload(["harness.rank.preload"])
             name_multiprocessing_folder()
             atexit.register(ending.kill_fork_server)
-            resource_tracker.ensure_running()  # its start would end the block
-            # A server started meanwhile never meets Ctrl-C; one that comes is delivered afterwards.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            # What is started meanwhile never meets these; one that comes is delivered afterwards.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
             try:
+                resource_tracker.ensure_running()  # its start would end a block of SIGINT
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
                 forkserver.ensure_running()  # it imports while this process goes on
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)

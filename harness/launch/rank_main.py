@@ -60,9 +60,10 @@ def enter_question(function: str, argument: str, log: str, launcher: Connection)
 
 
 def _detach(log: str) -> None:
-    """Own process group, output to the log, no keyboard interrupts."""
+    """Own process group, output to the log, nothing that asks the launcher to end."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to every process of a step
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

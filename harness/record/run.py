@@ -346,8 +346,7 @@ class WorldPart(measured.Part):
     """Ranks on each of them."""
     world_size: int = pydantic.Field(ge=1, le=MOST_RANKS)
     """Ranks altogether."""
-    device: str
-    """'cpu' or 'cuda'."""
+    device: Literal["cpu", "cuda"]
     collectives: str
     """Transport of the collectives: 'gloo' or 'nccl'."""
     threads_per_rank: int

@@ -14,6 +14,7 @@ from unittest.mock import patch
 from click.testing import CliRunner
 
 from harness import cli
+from harness.launch import STOPPING
 from harness.record import Record
 from harness.record.store import read_record
 from tests.forkserver import launcher
@@ -45,7 +46,7 @@ def harness(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[st
     """In this process, whose fork server has all imports behind it."""
     words = [*map(str, arguments)]
     launcher()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
     variables = patch.dict(os.environ, environment(), clear=True)
     try:
         with chdir(cwd), variables, patch.object(sys, "argv", ["harness", *words]):

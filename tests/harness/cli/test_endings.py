@@ -107,13 +107,21 @@ def pid_of_rank(runs: Path, family: list[psutil.Process], rank: int) -> int:
     return places[str(log)]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
 @pytest.mark.costly
-def test_interrupts_stop_all_ranks_and_keep_what_was_done_however_many_come(start: Start) -> None:
+def test_interrupts_stop_all_ranks_and_keep_what_was_done_however_many_come(
+    start: Start, number: signal.Signals
+) -> None:
     running = start()
     family = running.family()
     assert len(family) >= 3
+    if number == signal.SIGUSR1:  # Slurm sends it to every process of a step
+        for process in family:
+            process.send_signal(number)
+        time.sleep(0.5)
+        assert all(process.status() != "zombie" for process in family)
     for _ in range(4):
-        running.process.send_signal(signal.SIGINT)
+        running.process.send_signal(number)
         time.sleep(0.1)
     record, stderr = running.finish()
     assert gone(family)

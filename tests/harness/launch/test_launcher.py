@@ -19,12 +19,12 @@ from harness.errors import HarnessError
 from harness.forms.activations import from_json
 from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
+from harness.launch import STOPPING
 from harness.launch import launcher as module
 from harness.launch.cells import plan
 from harness.launch.launcher import (
     OTHERS_RAN,
     OTHERS_TOOK_TURNS,
-    STOPPING,
     groups,
     modules_to_preload,
     run_cell,

@@ -56,6 +56,7 @@ def edited(tmp_path: Path, key: str, value: object) -> Path:
         ("no_such_key", 1, "not valid: 'no_such_key' is unknown"),
         ("ranks", [make_record().ranks[0].model_dump() | {"new": 1}],
          "not valid: 'ranks.0.new' is unknown. Allowed in ranks.0: rank, "),
+        ("world.device", "xpu", "'world.device' was given 'xpu': it must be 'cpu' or 'cuda'"),
         ("status", "splendid", "not valid: 'status' was given 'splendid'"),
         ("job.training.momentum", 0.9, "setting 'momentum' is unknown"),
         ("job.training.steps", {"a": 1}, "setting 'steps' has another type"),
