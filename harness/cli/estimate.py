@@ -31,12 +31,13 @@ from harness.launch import started_as_rank
 from harness.launch.cells import canonical_label
 from harness.launch.launcher import EventHandler, LocalLauncher, modules_to_preload
 from harness.plan import simulation
-from harness.plan.answer import option_words
-from harness.plan.hardware import Device, load_hardware
+from harness.plan.answer import Typed, option_words, set_words
+from harness.plan.hardware import Device
 from harness.plan.models import load_model
 from harness.plan.simulation import as_json as document
 from harness.record.store import Store
 from harness.run_directory.request import RunRequest, Tensors
+from harness.tell.formats import megabytes
 
 if TYPE_CHECKING:
     from harness.plan import fit as fitting
@@ -282,8 +283,7 @@ def fit(
     sizes = fitting.micro_batches(experiment, registry.mesh_of(label, world_size).data_size, parts=parts)
     store = Store(runs)
     store.prepare()
-    given_words = {"--config": config, "--model": model, "--hardware": hardware}
-    words = option_words(given_words) + [word for text in job.assignments for word in ("--set", text)]
+    typed = Typed(config=config, model=model, assignments=job.assignments)
     with counting("prediction", "checking the job and its model") as count:
         runner = fitting.Runner(
             experiment=experiment, label=label, world_size=world_size, limit=memory,
@@ -291,11 +291,15 @@ def fit(
             command=options.command_line(), most_runs=most_runs, fresh=fresh, **_followed_by(count),
         )  # fmt: skip
         found = fitting.find(runner, sizes, experiment.training.micro_batch_size)
+        count.doing = PREDICTING
+        instead = [] if found.largest else runner.ways_out(sizes.sizes[0])
 
     lines = fitting.answer_lines(found, memory)
-    if found.largest is None and memory.origin in load_hardware(hardware).devices:
-        asked = ["--world-size", str(world_size), "--gpu", memory.origin, *words]
-        lines.append(f"what fits: {shlex.join(['harness', 'estimate', *asked])}")
+    for one in instead:
+        place = {"--backend": one["backend"], "--nproc": world_size, "--limit": limit, "--hardware": hardware}
+        words = [*typed.without(one["settings"]).job, *set_words(one["settings"])]
+        one["command"] = shlex.join(["harness", "fit", *option_words(place), *words])
+        lines += [f"what fits: {one['name']}: peak {megabytes(one['peak_bytes'])} MB", f"  {one['command']}"]
     error, trust = fitting.error_line(runner.trials), runner.trust()
     lines += [*([error] if error else []), *(trust.lines() if trust else [])]
     lines += [f"note: {remark}" for remark in job.remarks]
@@ -308,7 +312,7 @@ def fit(
             "limit_bytes": memory.limit_bytes,
             "limit": memory.origin,
             "micro_batch": found.as_json(),
-            "alternatives": [],
+            "alternatives": instead,
             "trust": trust.as_json() if trust else None,
             "remarks": list(job.remarks),
             "trials": [trial.as_json() for trial in runner.trials],

@@ -13,7 +13,7 @@ from harness.backends.registry import Entry
 from harness.errors import JobError
 from harness.job.batch import cell_layout, job_layout
 from harness.job.experiment import Experiment
-from harness.job.job import TrainingSection
+from harness.job.job import Job, TrainingSection
 from harness.judge.wording import counted, listed
 from harness.nested import put
 from harness.plan import search
@@ -154,7 +154,7 @@ def alternatives(
     found += [] if last else more
     if given or question.is_mixture:
         found += ways.best(OFFLOAD, {}, offloaded)
-    changes = _changes_of(question)
+    changes = changes_of(question.job, is_mixture=question.is_mixture)
     for name, settings in changes.items():
         found += ways.best(name, settings, plain)
     if not any(one.is_roomy and one.name in changes for one in found):
@@ -217,13 +217,12 @@ def _change(one: Alternative) -> int:
     return 0 if one.name in ("", OFFLOAD, CONTEXT) else 1 if one.name in STATES else 2
 
 
-def _changes_of(question: Question) -> dict[str, Mapping[str, Any]]:
+def changes_of(job: Job, *, is_mixture: bool) -> dict[str, Mapping[str, Any]]:
     """Changes of what is trained or kept, the smaller first."""
-    adapter = question.job.adapter
-    if adapter.is_quantised:
+    if job.adapter.is_quantised:
         return dict(STATES)
-    lora = LORA_OF_EXPERTS if question.is_mixture else LORA
-    return {**STATES, **(OF_ADAPTED if adapter.is_present else lora)}
+    lora = LORA_OF_EXPERTS if is_mixture else LORA
+    return {**STATES, **(OF_ADAPTED if job.adapter.is_present else lora)}
 
 
 def logits_bytes(question: Question, samples: int = 1) -> int:

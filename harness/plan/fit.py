@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from statistics import mean
 from typing import Any
 
 from harness.backends import registry
+from harness.backends.base import World
 from harness.backends.options import parts_of
 from harness.backends.pipeline.cut import not_whole
 from harness.errors import HarnessError
@@ -22,12 +24,21 @@ from harness.judge.rows import reason
 from harness.judge.wording import counted, listed, percent, ranks
 from harness.launch.cells import make_cell, reusable
 from harness.launch.launcher import EventHandler, LocalLauncher, run_cell
+from harness.plan.alternatives import RELIEFS, changes_of
 from harness.plan.hardware import MemoryLimits, load_hardware
 from harness.plan.model import PlannedModel
 from harness.plan.prediction import MemoryPrediction, Predictors, predict
 from harness.plan.preflight import DOES_NOT_FIT, UNKNOWN_STRATEGY, is_reference, judged
-from harness.plan.scenario import Scenario, data_bytes, planned_model, scenario_of, why_memory_unknown
-from harness.plan.search import divisors, largest_predicted
+from harness.plan.scenario import (
+    Scenario,
+    data_bytes,
+    planned_model,
+    scenario_of,
+    why_memory_unknown,
+    why_not_planned,
+    with_settings,
+)
+from harness.plan.search import USUAL, divisors, largest_predicted
 from harness.plan.trust import Trust, trust_in
 from harness.record import Record
 from harness.record.provenance import host_memory_bytes
@@ -340,12 +351,18 @@ class Runner:
         """The model of the job. Raises JobError if no backend could run it."""
         return planned_model(self._facts, self.experiment.job())
 
-    def peaks(self, micro_batch_size: int) -> Sequence[int]:
+    def peaks(
+        self, micro_batch_size: int, label: str | None = None, settings: Mapping[str, Any] | None = None
+    ) -> Sequence[int]:
         """Predicted peak of the allocator; its least and its most where activations are not predicted;
-        nothing where the backend's strategy or these are not known."""
-        cell = self._cell(micro_batch_size)
-        scenario = scenario_of(cell, self.model)
-        if scenario is None:
+        nothing where the strategy or these are not known, or other settings cannot run."""
+        cell = self._cell(micro_batch_size, label)
+        scenario = with_settings(scenario_of(cell, self.model), settings or {})
+        world = World.planned(self.world_size, self.world_size, cell.device)
+        if scenario is None or (
+            settings is not None
+            and why_not_planned(cell.backend, scenario.job, world, micro_batch_size, self.model)
+        ):
             return []
         data = data_bytes(self._facts, cell.job, self.launcher.device)
         found = predict(scenario, self._predictors, timed=False)
@@ -353,6 +370,24 @@ class Runner:
         if not known and why_memory_unknown(scenario) is None:
             raise HarnessError(str(found.memory_unknown))
         return [memory.peak_bytes + data for memory in known]
+
+    def ways_out(self, size: int) -> list[dict[str, Any]]:
+        """Changes with which a size is predicted to fit: each alone or, if none does, with all of `RELIEFS`,
+        which leave the training as it is."""
+        others = [label for label in USUAL if label != self.label and self.world_size > 1]
+        changes = changes_of(self.experiment.job(), is_mixture=False)  # of which no peak is known
+        ways = {**RELIEFS, **{label: {} for label in others}, **changes}
+        found: list[dict[str, Any]] = []
+        for more in ({}, {key: value for given in RELIEFS.values() for key, value in given.items()}):
+            for name, given in ways.items() if not found else ():
+                settings, label = {**more, **given}, name if name in others else self.label
+                peak = self.limit.limit_bytes + 1
+                with suppress(HarnessError):  # LoRA of a model that peft does not know
+                    peak = max(self.peaks(size, label, settings), default=peak)
+                if peak <= self.limit.limit_bytes:
+                    name += f", with {listed([*RELIEFS])}" if more else ""
+                    found.append({"name": name, "backend": label, "settings": settings, "peak_bytes": peak})
+        return found
 
     @cached_property
     def _predictors(self) -> Predictors:
@@ -400,14 +435,14 @@ class Runner:
         self.on_trial(trial)
         return trial
 
-    def _cell(self, micro_batch_size: int) -> RunRequest:
+    def _cell(self, micro_batch_size: int, label: str | None = None) -> RunRequest:
         experiment = trial_experiment(
             self.experiment,
             micro_batch_size=micro_batch_size,
             limit_bytes=self.limit.limit_bytes if self.limit.imposed else None,
         )
         layout = batch_layout(experiment.training, self.world_size)
-        return make_cell(experiment, self.label, self.world_size, layout, 0, self.launcher.device)
+        return make_cell(experiment, label or self.label, self.world_size, layout, 0, self.launcher.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -601,8 +636,7 @@ def _largest(found: Found, limit: Limit) -> str:
         smallest = found.sizes.sizes[0]
         return (
             f"largest micro-batch: none. Even {smallest} runs out of memory with "
-            f"{megabytes(limit.limit_bytes)} MB ({limit.origin}): "
-            "try training.activation_checkpointing=true, a strategy that shards more, or offload=cpu"
+            f"{megabytes(limit.limit_bytes)} MB ({limit.origin})"
         )
     size = found.largest.micro_batch_size
     peak = found.largest.peak_bytes

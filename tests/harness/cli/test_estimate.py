@@ -366,3 +366,17 @@ def test_adapters_are_predicted(tmp_path: Path) -> None:
     done = succeeds(*asked, "--gpu", "3MB", "--most-runs", "1", "--json", cwd=tmp_path)
     (trial,) = json.loads(done.stdout)["trials"]
     assert abs(trial["prediction_error"]) < 0.005
+
+
+@pytest.mark.costly
+def test_where_nothing_fits_the_commands_of_what_does_hold(tmp_path: Path) -> None:
+    asked = ("fit", "--backend", "ddp", "--nproc", "2", *SMALL, "--limit", "1.2MB", "--json")
+    done = succeeds(*asked, cwd=tmp_path)
+    ways = {one["name"]: one for one in json.loads(done.stdout)["alternatives"]}
+    for name in ("activation checkpointing", "fsdp", "bf16 without fp32 masters"):
+        command = ways[name]["command"]
+        assert f"what fits: {name}: peak " in done.stderr
+        assert command in done.stderr
+        found = succeeds(*shlex.split(command)[1:], "--most-runs", "1", "--json", cwd=tmp_path)
+        (trial,) = json.loads(found.stdout)["trials"]
+        assert trial["status"] == "ok"

@@ -326,6 +326,52 @@ def facts() -> dict[str, Any]:
     return {CELLS[0].job_id: check_job(CELLS[0].job)}
 
 
+def states_and_activations(scenario: Scenario) -> MemoryPrediction:
+    activations = 10**6 if scenario.job.training.activation_checkpointing else 4 * 10**6
+    return needing(weights=sum(scenario.held_states.values()), activations=activations)
+
+
+@dataclass
+class Launcher:
+    """Starts nothing."""
+
+    facts: dict[str, Any]
+    device: str = "cpu"
+
+    def check(self, job: str) -> dict[str, Any]:
+        return self.facts
+
+    def trace(self, asked: object) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        # Of 869,760 parameters: 16 bytes each under DDP, 12 under ZeRO-1, 8 under FSDP.
+        (0.1, []),
+        (2.5, ["QLoRA, with activation checkpointing and a chunked loss"]),
+        (5.5, ["QLoRA"]),
+        (12.5, ["fsdp-grad-op", "fsdp", "bf16 without fp32 masters", "LoRA", "QLoRA"]),
+        (15.5, ["activation checkpointing", "zero1", "zero2", "fsdp-grad-op", "fsdp", "8-bit AdamW",
+                "bf16 without fp32 masters", "LoRA", "QLoRA"]),
+    ],
+)  # fmt: skip
+def test_where_nothing_fits_the_changes_that_do_are_named(
+    facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, limit: float, said: list[str]
+) -> None:
+    monkeypatch.setattr(Predictors, "traced_by", lambda _: Predictors(memory=states_and_activations))
+    runner = fit.Runner(
+        experiment=load_experiment(None, ()), label="ddp", world_size=2, launcher=Launcher(*facts.values()),
+        limit=fit.Limit(limit_bytes=int(limit * 10**6), origin="test", imposed=True), store=None, command=[],
+        most_runs=0, fresh=True, on_event=lambda _: None, on_trial=lambda _: None,
+    )  # fmt: skip
+    found = runner.ways_out(1)
+    assert [one["name"] for one in found] == said
+    assert all(one["peak_bytes"] <= runner.limit.limit_bytes for one in found)
+    assert runner.peaks(1) > [runner.limit.limit_bytes]
+
+
 def batches(facts: dict[str, Any], limit: int = 10_000_000) -> fit.LargestBatches:
     limits = MemoryLimits(imposed_bytes=limit)
     return fit.LargestBatches(experiment=EXPERIMENT, limits=limits, facts=facts, by=Predictors(memory=memory))
