@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from benchmarks.published.mapping import Mapped, recomputing_all
 from benchmarks.published.reserved import reserved_bytes, reserving
-from benchmarks.published.rows import Row
+from benchmarks.published.rows import UNSAID, Row
 from harness.errors import HarnessError
 from harness.plan.hardware import MemoryVerdict, default_constants
 from harness.plan.prediction import MemoryPrediction, predict_memory
@@ -203,14 +203,15 @@ def _activation_bytes(memory: MemoryPrediction) -> int:
 
 def errors_of(judged: Iterable[Judged]) -> list[dict[str, Any]]:
     """What answers say of their own error: of each run whose settings are said, as if nobody had read its
-    program's code."""
+    program's code, and of memory where the page says which peak it is."""
     return [
         {
             "run": one.row.id, "source": one.row.source, "adapted": one.is_adapted,
             "statistic": one.row.statistic, "kind": kind_of(scenario.strategy, scenario.options),
             "gpu": chip_of(scenario), "gpus": scenario.world_size, "parameters": scenario.model.parameters,
             "tokens": int(one.row.seq_len), "compiled": scenario.job.model.compile != "none",
-            "pcie": crosses_pcie(scenario), "memory": _rounded(one.memory_error),
+            "pcie": crosses_pcie(scenario),
+            "memory": None if one.row.statistic == UNSAID else _rounded(one.memory_error),
             "speed": _rounded(one.error_of_figure),
         }
         for one in (run.left_out for run in judged)

@@ -58,9 +58,9 @@ LEFT_OUT = """\
 Each source as if it were not known. Nothing counts that was read in its program's code with these rows at
 hand (`programs.yaml`): the row's own columns remain, which anybody could type as settings. Speeds are
 predicted by what all other sources sustain, and the error that an answer states comes from all others, each
-counted once (`harness/plan/trust.py`). 'Fitted' is the same error with the program's code, and by the shipped
-constants, which all sources decided. Every figure of memory below this table is fitted so, every speed is by
-constants of other sources.
+counted once (`harness/plan/trust.py`); a row that does not say which peak it has is judged, and says nothing
+of others. 'Fitted' is the same error with the program's code, and by the shipped constants, which all sources
+decided. Every figure of memory below this table is fitted so, every speed is by constants of other sources.
 """
 AIMS = """\
 Each row by constants of other sources. A group is ten runs or more of one GPU, strategy, length, or of

@@ -12,6 +12,8 @@ from harness.errors import HarnessError
 
 OPTIONAL = frozenset({"note", "ep", "cp", "offload", "global_batch_seqs", "framework", "settings"})
 """Columns that a file may lack."""
+UNSAID = "not said"
+"""Which peak a page has published."""
 
 
 def figure(text: str) -> float | None:
@@ -94,17 +96,17 @@ class Row:
 
     @property
     def statistic(self) -> str:
-        """'allocated', 'reserved', 'device' or 'not said'."""
+        """'allocated', 'reserved', 'device' or UNSAID."""
         text = self.memory_statistic.lower()
         if "which one is not said" in text:
-            return "not said"
+            return UNSAID
         if "reserved" in text and "allocated" not in text:
             return "reserved"
         if "allocated" in text and "reserved" not in text:
             return "allocated"
         if "device" in text or "nvidia-smi" in text:
             return "device"
-        return "not said"
+        return UNSAID
 
     @property
     def tried(self) -> bool:
