@@ -6,20 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import ValidationError
-
 from harness.backends import registry
 from harness.backends.registry import Entry
 from harness.errors import JobError
 from harness.job.batch import cell_layout, job_layout
-from harness.job.experiment import Experiment
 from harness.job.job import Job, TrainingSection
 from harness.judge.wording import counted, listed
-from harness.nested import put
 from harness.plan import search
 from harness.plan.hardware import ranks_per_node
 from harness.plan.prediction import Prediction, Predictors
 from harness.plan.question import BATCH, Question
+from harness.plan.scenario import with_values
 from harness.tell.formats import gigabytes
 
 CHECKPOINTED, CHUNKED = "activation checkpointing", "a chunked loss"
@@ -354,10 +351,5 @@ class _Ways:
 
 def changed(question: Question, settings: Mapping[str, Any]) -> Question | None:
     """The question with other settings of its job; None: they contradict it."""
-    document = question.experiment.model_dump()
-    for key, value in settings.items():
-        put(document, tuple(key.split(".")), value)
-    try:
-        return replace(question, experiment=Experiment.model_validate(document)) if settings else question
-    except ValidationError:
-        return None
+    experiment = with_values(question.experiment, settings)
+    return None if experiment is None else replace(question, experiment=experiment)

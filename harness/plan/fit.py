@@ -357,12 +357,10 @@ class Runner:
         """Predicted peak of the allocator; its least and its most where activations are not predicted;
         nothing where the strategy or these are not known, or other settings cannot run."""
         cell = self._cell(micro_batch_size, label)
-        scenario = with_settings(scenario_of(cell, self.model), settings or {})
+        asked = scenario_of(cell, self.model)
+        scenario = asked and with_settings(asked, settings or {})
         world = World.planned(self.world_size, self.world_size, cell.device)
-        if scenario is None or (
-            settings is not None
-            and why_not_planned(cell.backend, scenario.job, world, micro_batch_size, self.model)
-        ):
+        if not scenario or why_not_planned(cell.backend, scenario.job, world, micro_batch_size, self.model):
             return []
         data = data_bytes(self._facts, cell.job, self.launcher.device)
         found = predict(scenario, self._predictors, timed=False)

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from harness.backends import registry
 from harness.backends.base import BackendOptions, Precision, Preset, World
@@ -244,18 +244,24 @@ def layout_of(model: PlannedModel, job: Job, other: OtherCode = OtherCode()) -> 
     return model.layout.once((*said, *known), laid_out)
 
 
-def with_settings(scenario: Scenario | None, settings: Mapping[str, Any]) -> Scenario | None:
-    """The scenario of another job; None: the job's own settings contradict it."""
-    if scenario is None:
-        return None
-    document = scenario.job.model_dump(mode="json")
+M = TypeVar("M", bound=BaseModel)
+
+
+def with_values(own: M, settings: Mapping[str, Any]) -> M | None:
+    """A job or experiment with other settings; None: its own contradict them."""
+    document = own.model_dump()
     for key, value in settings.items():
         put(document, tuple(key.split(".")), value)
     try:
-        job = Job.model_validate(document)
+        return type(own).model_validate(document) if settings else own
     except ValidationError:
         return None
-    return scenario if job == scenario.job else replace(scenario, job=job)
+
+
+def with_settings(scenario: Scenario, settings: Mapping[str, Any]) -> Scenario | None:
+    """The scenario of another job; None: the job's own settings contradict it."""
+    job = with_values(scenario.job, settings)
+    return None if job is None else replace(scenario, job=job)
 
 
 def _with_groups(layout: Layout, optimizer: OptimizerSection) -> Layout:
