@@ -34,6 +34,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.distance import Distance, distance, step_pairs
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.findings.finding import role_of
+from harness.judge.findings.training import odd_updates
 from harness.judge.wording import a_few, percent, words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.record import Record, WorldPart
@@ -105,7 +106,7 @@ def about_settings(
 ) -> Iterator[str]:  # fmt: skip
     """Settings in force that differ and change the mathematics: suspects, unless the runs agree or what they
     were asked to train differs, which `about_job` names."""
-    what = "without effect here" if clean else "also differs" if same_job else "suspected setting"
+    what = "without effect here" if clean else "also differs" if same_job else "may matter"
     named = {difference.field.rpartition(".")[2].replace("_", " ") for difference in same_job}
     for difference in differences:
         if difference.effect == "mathematics" and difference.setting not in named:
@@ -114,10 +115,16 @@ def about_settings(
 
 
 def about_each(*runs: LoadedRun) -> dict[str, list[str]]:
-    """Sentences by kind of the causes that one of the records shows by itself, and not every one of them."""
+    """Sentences by kind of the causes that one of the two records shows, and the other does not."""
     told: dict[str, list[str]] = {}
+    alone = [Comparison([run.record]) for run in runs]
     causes = [
-        {f.id: f.text for f in Comparison([run.record]).findings if role_of(f.id) == "cause"} for run in runs
+        {
+            f.id: f.text
+            for f in (*one.findings, *odd_updates(one.rows[0], run.record))
+            if role_of(f.id) == "cause"
+        }
+        for one, run in zip(alone, reversed(runs), strict=True)
     ]
     for run, own in zip(runs, causes, strict=True):
         for kind, text in own.items():

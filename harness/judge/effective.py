@@ -236,7 +236,9 @@ def left_by_parts(record: Record, limit: float | None) -> bool:
     times = [(before / limit, after / limit) for _, before, after in norms_of_update(record) if limit]
     most = record.world.world_size**0.5 * (1 + ONE_NORM)
     clipped = [(before, after) for before, after in times if before > 1]
-    return bool(clipped) and all(1 + ONE_NORM < after <= min(most, before) for before, after in clipped)
+    return bool(clipped) and all(
+        1 + ONE_NORM < after <= min(most, before * (1 + ONE_NORM)) for before, after in clipped
+    )
 
 
 def halved_by_scale(record: Record, limit: float | None) -> bool:

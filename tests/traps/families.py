@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -339,6 +340,32 @@ def _clip_each_parameter(_: Any, engine: Any, __: SetupContext) -> None:
 def _scale_the_loss(_: Any, engine: Any, __: SetupContext) -> None:
     """As a loss scaler whose gradients nobody unscales."""
     scale_loss(engine, 128)
+
+
+@planted("LossScaleLeft", "OfDdp")
+def _leave_the_loss_scale(_: Any, engine: Any, __: SetupContext) -> None:
+    @instead(engine)
+    def _unscale(original: Any) -> None:
+        original()
+        for parameter in engine.module.parameters():
+            parameter.grad.mul_(engine.scaler.get_scale())
+
+
+@planted("ClippedBeforeTheSum", "OfDdp")
+def _clip_before_the_sum(_: Any, engine: Any, context: SetupContext) -> None:
+    def add_up(_, bucket):  # torch refuses other annotations than its own
+        own = bucket.buffer()
+        own.div_(max(1.0, float(own.norm())) * context.world.world_size)
+        return dist.all_reduce(own, async_op=True).get_future().then(lambda done: done.value()[0])
+
+    engine.module.register_comm_hook(None, add_up)
+
+
+@planted("BeginsLarger", "OfDdp")
+def _begin_larger(_: Any, engine: Any, context: SetupContext) -> None:
+    with torch.no_grad():
+        for parameter in engine.module.parameters():
+            parameter.mul_(1 + 0.01 * context.world.rank)
 
 
 def optimizer_of(engine: Any) -> torch.optim.Optimizer:

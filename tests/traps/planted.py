@@ -313,7 +313,8 @@ CLIPPED = [
     for suffix, where in (("OfDdp", "DDP"), ("OfFsdp", "FSDP"))
 ] + [
     Trap(name=f"embedding scaled, {where}", label=f"planted-EmbeddingScaled{suffix}",
-         finding="gradient-differs", says="gradients of model.embed_tokens.weight, beside all others",
+         finding="gradient-differs",
+         says="gradients of model.embed_tokens.weight have a factor, relative to all others",
          what="gradients of the embedding divided by how often a batch holds each token")
     for suffix, where in (("OfDdp", "DDP"), ("OfFsdp", "FSDP"), ("AtStage1", "ZeRO-1"),
                           ("AtStage3", "ZeRO-3"))
@@ -345,6 +346,21 @@ CLIPPED = [
          what="gradients of a loss that was scaled by 128 and never unscaled")
     for suffix, where in (("OfDdp", "DDP"), ("AtStage2", "ZeRO-2"), ("OfFsdp1", "FSDP1"))
 ] + [
+    Trap(name="loss scale left in gradients", label="planted-LossScaleLeftOfDdp", finding="gradient-scale",
+         settings=("training.precision=fp16-mixed",), says="not divided by the loss scale of 65536",
+         what="gradients of a scaled loss that are never unscaled"),
+    Trap(name="loss scale doubled", label="zero3", finding="gradient-differs",
+         says="all gradients are halved in step 3, as DeepSpeed divides by the loss scale that this step has",
+         settings=("training.precision=fp16-mixed", "training.initial_loss_scale=1024",
+                   "training.loss_scale_growth_interval=3"),
+         what="DeepSpeed's stage 3 as it is when the loss scale grows: a gradient of half its size"),
+    Trap(name="clipped before they are added up", label="planted-ClippedBeforeTheSumOfDdp",
+         finding="gradient-differs",
+         says="gradients clipped before they are added up, as no norm exceeds 1",
+         what="each rank clips its own gradients before they are reduced"),
+    Trap(name="ranks begin apart", label="planted-BeginsLargerOfDdp", finding="replicas-differ",
+         says="ranks begin with unlike weights, and end so: final weights of ranks 0 against ranks 1",
+         what="weights of rank 1 that are 1 % larger at first"),
     Trap(name="weights one step behind", label="planted-WeightsOneStepBehind", finding="gradient-differs",
          says=": gradients differ, or passes use other weights than updates leave",
          what="passes that use a copy of the weights which is renewed before each update"),

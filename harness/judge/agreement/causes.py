@@ -44,6 +44,7 @@ from harness.judge.effective import (
     decay_norm,
     halved_by_scale,
     left_by_parts,
+    loss_scale,
     low_reductions,
     master_dtypes,
     optimizer_groups,
@@ -329,8 +330,11 @@ class Pair:
     @cached_property
     def gradient_scales(self) -> list[str]:
         world, parts = self.record.world, micro_batches(self.record)
-        rounding = self.limits.norm
-        return name_scale(self.ratio, world.mesh, world.accumulation_steps, parts, rounding=rounding)
+        rounding, scale = self.limits.norm, loss_scale(self.record)
+        scaled = scale if isinstance(scale, float) else 1.0
+        return name_scale(
+            self.ratio, world.mesh, world.accumulation_steps, parts, rounding=rounding, loss_scale=scaled
+        )
 
     @cached_property
     def loss_factors(self) -> tuple[int, dict[int, float]] | None:
@@ -437,7 +441,9 @@ class Pair:
         away = {name: abs(factor - 1) for name, factor in self.factors.items()}
         usual = median(away.values()) if away else math.inf
         if usual <= ALIKE:
-            names = sorted((n for n in away if away[n] > max(APART, FAR * usual)), key=lambda n: -away[n])
+            names = standing_out(away, FAR, APART) or sorted(
+                (n for n in away if away[n] > max(APART, FAR * usual)), key=lambda n: -away[n]
+            )
             named = {name: self.factors[name] for name in names if 2 * len(names) <= len(away)}
         else:  # weights have parted meanwhile
             named = self._stand_out({name: [name] for name in away}) or self._stand_out(self._blocks(away))
@@ -528,6 +534,14 @@ class Pair:
             for name, (least, most) in may.items()
             if (1 - most) * (1 - SUDDEN) <= self.ratio <= math.sqrt(1 - least) * (1 + ALIKE)
         ]
+
+    @property
+    def kept_to_the_limit(self) -> float | None:
+        """The limit of clipping if no norm exceeds it, as of gradients that are clipped before they are added
+        up, where each of the reference's does."""
+        expected, given = self.both.norms
+        within = self.limit and (given <= self.limit * (1 + ONE_NORM)).all() and (expected > self.limit).all()
+        return self.limit if within and len(given) > 1 else None
 
     # Of weights.
 
@@ -720,8 +734,7 @@ class Pair:
 
     @property
     def ranks_end_apart(self) -> Fact:
-        digests = [rank.final_digest for rank in self.record.ranks]
-        return None if None in digests or len(digests) < 2 else len(set(digests)) > 1
+        return unlike(rank.final_digest for rank in self.record.ranks)
 
     def shows_before(self, share: Callable[[int], float]) -> Fact:
         """False: a step before, due to differ by this share of it, agrees far better; None: none is."""
@@ -895,10 +908,9 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
         for times in [pair.moved[1].get(name, 0.0) / pair.moved[0][name]]
         if 1 + times**2 - far**2 < 2 * times * OPPOSITE
     ],
+    "ranks_begin_apart": lambda pair: unlike(part.initial_digest for part in pair.record.ranks),
     "unlike_copies": lambda pair: unlike_copies(pair.record),
-    "gradients_are_unlike": lambda pair: (
-        pair.updates_are_adams and len({part.initial_digest or part.rank for part in pair.record.ranks}) == 1
-    ),
+    "gradients_are_unlike": lambda pair: pair.updates_are_adams and pair.fact("ranks_begin_apart") is False,
     "changed_ones_end_apart": lambda pair: (
         bool(
             set(pair.changed_in_passes)
@@ -976,13 +988,19 @@ def shifted(shift: NormShift | None) -> str | None:
 
 
 def name_scale(
-    ratio: float, mesh: Mesh, accumulation_steps: int, parts: int = 1, *, rounding: float = SCALE_TOLERANCE
+    ratio: float,
+    mesh: Mesh,
+    accumulation_steps: int,
+    parts: int = 1,
+    *,
+    rounding: float = SCALE_TOLERANCE,
+    loss_scale: float = 1.0,
 ) -> list[str]:
     """The mistakes that explain a ratio of gradients; several if their factors coincide.
 
     parts: the micro-batches into which a pipeline cuts the batch of a micro-step. rounding: how far it moves
     the ratio, relative. A rank that adds no gradient may halve a norm, but not as exactly as a factor does.
-    """
+    """  # fmt: skip
     ranks, steps = mesh.data_size, accumulation_steps
     both, pipeline = (
         ranks * steps if min(ranks, steps) > 1 else 1,
@@ -997,6 +1015,8 @@ def name_scale(
         f"divided by {ranks} ranks and {steps} accumulation steps again": 1 / both,
         f"divided by {pipeline} (scale_grads)": 1 / parts,
         f"not divided by {pipeline}": parts,
+        f"not divided by the loss scale of {loss_scale:g}": loss_scale,
+        f"divided by the loss scale of {loss_scale:g} again": 1 / loss_scale,
     }
     for name, size in mesh.sizes:
         if name not in SPLITTING:
@@ -1066,6 +1086,12 @@ def altered_updates(reference: Record, record: Record) -> dict[int, OddUpdatePar
     if elsewhere or any(part.odd_update for part in reference.ranks):
         return {}
     return {part.rank: part.odd_update for part in record.ranks if part.odd_update is not None}
+
+
+def unlike(digests: Iterable[str | None]) -> Fact:
+    """Whether ranks hold other weights than each other; None: not all are known, or there is one."""
+    known = list(digests)
+    return None if None in known or len(known) < 2 else len(set(known)) > 1
 
 
 def unlike_copies(record: Record) -> list[str]:

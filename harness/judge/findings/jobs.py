@@ -70,6 +70,8 @@ def another_job(row: JudgedRun) -> Iterator[Finding]:
         whose, other = "the reference", row.same_job_as
         if row.reference is not other:
             whose = "the others" if other is None else f"{other.label}, as the reference has no result"
+        if difference.field == "optimizer steps":
+            whose = "those due"
         if other is not None and other.record is row.record:
             whose = OWN.get(difference.kind, whose)
         yield found(

@@ -108,7 +108,7 @@ def replicas(row: JudgedRun) -> Iterator[Finding]:
         values = {"groups": list(groups.values())} | ({"parameters": names} if names else {})
         yield found(
             "replicas-differ", row.cell, values, "weights", where=causes.where(record, names),
-            alone=len(names) == len(apart),
+            alone=len(names) == len(apart), begun=causes.unlike(part.initial_digest for part in record.ranks),
         )  # fmt: skip
         return
     losses = _probe_losses(record)
@@ -266,12 +266,13 @@ LOW_BITS = {8.0: "bfloat16", 11.0: "float16"}
 """Dtypes by their significant bits."""
 
 
-def odd_updates(row: JudgedRun) -> Iterator[Finding]:
+def odd_updates(row: JudgedRun, reference: Record | None = None) -> Iterator[Finding]:
     """The first update that is not what Adam makes of its gradient, where the reference's are."""
+    reference = row.reference.record if row.reference is not None else reference
     seen = row.record.observation
     if seen is not None and len(seen.states_changed) > 1:
         yield found("update-altered", row.cell, {"steps": seen.states_changed}, "between")
-    odd = causes.altered_updates(row.reference.record, row.record) if row.reference is not None else {}
+    odd = causes.altered_updates(reference, row.record) if reference is not None else {}
     if not odd:
         return
     first = min(odd.values(), key=lambda part: part.step)

@@ -46,12 +46,12 @@ def test_the_first_steps_are_examined_and_those_up_to_the_parting(
     ("setting", "reference", "given", "effect", "asked", "said"),
     [
         ("gradient clipping", "none", "1", "mathematics", "",
-         ["suspected setting: gradient clipping: 1 in ddp on 2 ranks, none in single on 1 rank"]),
+         ["may matter: gradient clipping: 1 in ddp on 2 ranks, none in single on 1 rank"]),
         ("gradient clipping", "none", "1", "mathematics", "training.gradient_clipping", []),  # of the job
         ("frozen parameters", ["a"], ["a", "b"], "mathematics", "learning rate of step 0",
          ["also differs: frozen parameters: b in ddp on 2 ranks, none in single on 1 rank"]),
         ("frozen parameters", ["a"], ["a", "b"], "mathematics", "",  # only what is not on both sides
-         ["suspected setting: frozen parameters: b in ddp on 2 ranks, none in single on 1 rank"]),
+         ["may matter: frozen parameters: b in ddp on 2 ranks, none in single on 1 rank"]),
         ("prefetch", "1", "2", "cost", "", []),
     ],
 )  # fmt: skip

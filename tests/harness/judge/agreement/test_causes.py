@@ -149,12 +149,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a parameter's gradients that no step shows": (
         {"moment_norms": dict.fromkeys("abdef", (1.0, 2.0)) | {"c": (0.5, 1.5)}, "ranks": ranks(**AUDITED)}
         | MOVED, {"moment_norms": dict.fromkeys("abcdef", (1.0, 2.0))}, "gradient-differs",
-        "agree within rounding, but gradients of c, beside all others, differ from the reference's by a "
-        "factor over the last steps: 0.75"),
+        "agree within rounding, but gradients of c have a factor, relative to all "
+        "others, over the last steps: 0.75"),
     "a parameter's gradients among others that rounding moves": (
         {"moment_norms": {n: (1.0, f) for n, f in zip("abcde", (0.97, 1.03, 1.08, 0.98, 1.02), strict=True)}}
         | MOVED, {"moment_norms": dict.fromkeys("abcde", (1.0, 1.0))}, "gradient-differs",
-        "but the size of gradients of a parameter, beside all others, does not; cause not found"),
+        "but the size of gradients of a parameter relative to all others does not; cause not found"),
     "ranks that divide by their own tokens": (
         {"steps": norms(1.04),
          "ranks": ranks(loss_gradients=[[[1 / 216] * 2] * 4, [[1 / 800] * 2] * 4], **UNEVEN)},
@@ -199,7 +199,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a parameter's gradient whose size a factor fits": (
         {"steps": norms(times=2), "moment_norms": dict.fromkeys("adef", (1.0, 2.0)) | {"c": (1.0, 9.0)}},
         {"moment_norms": dict.fromkeys("acdef", (1.0, 2.0))}, "gradient-differs",
-        "gradients of c, beside all others"),
+        "gradients of c have a factor, relative to all others"),
     "each rank clips its part": (
         {"steps": norms(0.6), "ranks": ranks(gradient_norms=[[1.2], [1.6]])}, {},
         "norm-of-shard", "ranks see different gradient norms"),
@@ -233,7 +233,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
          "ranks": ranks(step_peak_bytes=[[50_000, 90_000, 94_000, 90_000]] * 2)},
         {}, "gradient-differs", "memory holds one more set of gradients in steps 2 than in any other"),
     "the gradient of a rank": (
-        {"steps": norms(0.6)}, {}, "gradient-differs", "without the gradient of one of 2 ranks"),
+        {"steps": norms(0.6)}, {}, "gradient-differs", "no gradient of one of 2 ranks; a factor on"),
     "gradients that cross the wire in bf16": (
         {"steps": norms(0.998), "comm": [
             part.model_copy(update={"dtype": "bfloat16"}) for part in make_communication(2)]},
@@ -278,7 +278,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a parameter whose gradients have a factor": (
         {"steps": norms(times=1.1), "moment_norms": dict.fromkeys("abdef", (1.0, 2.0)) | {"c": (0.5, 1.0)}},
         {"moment_norms": dict.fromkeys("abcdef", (1.0, 2.0))}, "gradient-differs",
-        "gradients of c, beside all others, differ from the reference's by a factor over the last steps: "
+        "gradients of c have a factor, relative to all others, over the last steps: "
         "0.5"),
     "a norm of no known size, and gradients of several sizes": (
         {"steps": norms(0.9), "moment_norms": {
@@ -536,17 +536,19 @@ def test_parts_that_are_clipped_less_leave_every_gradient_larger(
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "told"),
     [
-        {"initial_digest": APART},
-        {"audited_updates": [3, 2]},
-        {"otherwise": [{}, {"optimizer steps": [3, 4]}]},
+        ({"initial_digest": APART}, "ranks begin with unlike weights, see replicas-differ"),
+        ({"audited_updates": [3, 2]}, "ranks hold different weights of b"),
+        ({"otherwise": [{}, {"optimizer steps": [3, 4]}]}, "ranks hold different weights of b"),
     ],
 )
-def test_ranks_that_differ_in_more_than_gradients_are_not_told_of_those(changes: dict[str, Any]) -> None:
+def test_ranks_that_differ_in_more_than_gradients_are_not_told_of_those(
+    changes: dict[str, Any], told: str
+) -> None:
     rows = AUDITED | {"final_digest": APART, "initial_digest": "a" * 64} | changes
     found = explain_divergence(paired("ranks whose gradients are unlike", ranks=ranks(**rows)))
-    assert found.text == "ranks hold different weights of b"
+    assert found.text == told
 
 
 def test_only_what_moved_against_the_reference_is_turned() -> None:
@@ -634,13 +636,28 @@ def test_weights_that_stand_still_lack_a_gradient_unless_its_norm_denies_it(
 @pytest.mark.parametrize(
     ("block", "rest", "ratio", "named"),
     [
-        ((1.2, 1.28, 1.11), (1.05, 0.98, 0.99, 1.04), 1.08, "gradients of block layers.1, beside all others"),
-        ((0.6, 1.0, 1.01), (1.05, 0.98, 0.99, 1.04), 0.97, "gradients of layers.1.a, beside all others"),
+        (
+            (1.2, 1.28, 1.11),
+            (1.05, 0.98, 0.99, 1.04),
+            1.08,
+            "gradients of block layers.1 have a factor, relative to all others",
+        ),
+        (
+            (0.6, 1.0, 1.01),
+            (1.05, 0.98, 0.99, 1.04),
+            0.97,
+            "gradients of layers.1.a have a factor, relative to all others",
+        ),
         ((0.0, 0.0, 0.0), (1.05, 0.98, 0.99, 1.04), 0.77, "no gradient reaches block layers.1"),
         ((1.2, 1.28, 1.11), (1.05, 0.98, 0.99, 1.04), 0.6, ""),  # the norm fell, and by more
         ((1.2, 1.28, 1.11, 1.2, 1.3), (0.0, 0.0), 0.9, "no gradient reaches block layers.0"),
         ((1.2, 0.9, 1.1), (1.15, 0.88, 0.99, 1.04), 1.08, ""),
-        ((1.02, 1.08, 1.1), (2.0, 1.9, 2.1, 2.0), 1.7, "gradients of block layers.0, beside all others"),
+        (
+            (1.02, 1.08, 1.1),
+            (2.0, 1.9, 2.1, 2.0),
+            1.7,
+            "gradients of block layers.0 have a factor, relative to all others",
+        ),
     ],
 )
 def test_a_block_whose_gradients_stand_out_is_named_after_weights_parted(
@@ -657,7 +674,9 @@ def test_a_block_whose_gradients_stand_out_is_named_after_weights_parted(
     steps = norms(*(1 + (ratio - 1) * part for part in (3, 1, 0.5)), times=1 + (ratio - 1) * 0.2)
     found = explained(make_record(label="ddp", steps=steps, moment_norms=moments, **moved), reference)
     assert found.kind == "gradient-differs"
-    assert any(words in found.text for words in ("beside all others", "no gradient reaches")) == bool(named)
+    assert any(words in found.text for words in ("relative to all others", "no gradient reaches")) == bool(
+        named
+    )
     assert named in found.text
 
 
