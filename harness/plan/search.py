@@ -85,7 +85,7 @@ def preference(one: Prediction) -> tuple[bool, bool, bool, bool, int]:
     room for fragmentation and the error of a prediction, of these what is no slower on many GPUs, of these
     what has the fewest moving parts."""
     offloads, place = registry.moving_parts(one.label)
-    loses = one.speed is not None and one.speed.loses_with_scale
+    loses = one.speed is not None and one.speed.is_at_scale
     return offloads, _shares_samples(one.label), one.is_tight, loses, place
 
 

@@ -1000,6 +1000,8 @@ class SpeedPrediction:
     step_seconds_between: tuple[float, float] | None = None
     """Where the step is a range; None: it is a figure."""
     between_because: str | None = None
+    is_at_scale: bool = False
+    """Whether it may hide nothing of its communication on as many GPUs."""
 
     @property
     def tokens_per_second_between(self) -> tuple[float, float] | None:
@@ -1011,7 +1013,7 @@ class SpeedPrediction:
 
     @property
     def loses_with_scale(self) -> bool:
-        """Whether it may hide nothing of its communication on as many GPUs."""
+        """Whether that alone makes the step a range."""
         return self.between_because == AT_SCALE
 
     @property
@@ -1064,6 +1066,7 @@ def predict_work(work: Work, device: Device, constants: TimeConstants) -> SpeedP
     return SpeedPrediction(
         step_seconds_between=between,
         between_because=because,
+        is_at_scale=_is_at_scale(work, constants),
         computing=terms,
         # A line per collective; padding joins what it pads.
         communication=tuple(
@@ -1095,16 +1098,21 @@ def _between(
     work: Work, device: Device, constants: TimeConstants, step: float
 ) -> tuple[str | None, tuple[float, float] | None]:
     """Why a step is a range, and from how many seconds to how many."""
-    scenario, facts = work.scenario, work.workload.strategy.facts
     if constants.fitted or work.workload.device == "cpu":
         return None, None
+    at_scale = _is_at_scale(work, constants)
+    least = replace(constants, contention=1.0) if at_scale else constants
     if not is_sustained_rate_known(device):
-        ends = (replace(constants, sustained_share=share) for share in SUSTAINED_BETWEEN)
-        fast, slow = (seconds_of_step(work, device, one) for one in ends)
+        ends = zip((constants, least), SUSTAINED_BETWEEN, strict=True)
+        fast, slow = (seconds_of_step(work, device, replace(one, sustained_share=of)) for one, of in ends)
         return UNMEASURED, (min(fast, step), max(slow, step))
-    if scenario.nodes > 1 and scenario.world_size >= MANY_GPUS and facts.reshards and not facts.has_replicas:
-        return AT_SCALE, (step, seconds_of_step(work, device, replace(constants, contention=1.0)))
-    return None, None
+    return (AT_SCALE, (step, seconds_of_step(work, device, least))) if at_scale else (None, None)
+
+
+def _is_at_scale(work: Work, constants: TimeConstants) -> bool:
+    scenario, facts = work.scenario, work.workload.strategy.facts
+    is_full = scenario.nodes > 1 and facts.reshards and not facts.has_replicas
+    return is_full and scenario.world_size >= MANY_GPUS and not constants.fitted
 
 
 def seconds_of_step(work: Work, device: Device, constants: TimeConstants) -> float:

@@ -10,7 +10,7 @@ from harness.backends.registry import moving_parts
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.plan.answer import estimate
-from harness.plan.hardware import MemoryVerdict
+from harness.plan.hardware import MemoryVerdict, default_constants
 from harness.plan.prediction import MemoryPrediction, Prediction, Predictors
 from harness.plan.question import Question
 from harness.plan.scenario import Scenario
@@ -28,7 +28,7 @@ from harness.plan.search import (
     variants,
     why_slower,
 )
-from harness.plan.step_time import SpeedPrediction, predict_speed
+from harness.plan.step_time import SpeedPrediction, Work, predict_speed, seconds_of_step
 from harness.plan.trust import trust_in
 from tests.harness.plan.plans import (
     DEVICE,
@@ -396,6 +396,15 @@ def test_what_may_lose_with_scale_comes_behind_a_hybrid_within_its_range() -> No
     assert order(full, Row("fsdp-hybrid", least - 1, 50)) == ["fsdp", "fsdp-hybrid"]
     assert order(full, Row("zero2", 940, 50)) == ["fsdp", "zero2"]
     assert order(Row("fsdp", 1000, 50), Row("fsdp-hybrid", 960, 50)) == ["fsdp", "fsdp-hybrid"]
+    # Where too few sources ran on a GPU the range is of its rates too, so hybrids lead in ties alone.
+    plain = scenario("fsdp", 64)
+    new = replace(plain.device, name="MI355X")
+    asked, slow = replace(plain, device=new), replace(default_constants(new), sustained_share=0.3)
+    ends = [seconds_of_step(Work(asked), new, replace(slow, contention=of)) for of in (slow.contention, 1)]
+    assert ends[0] < ends[1] == predict_speed(asked).step_seconds_between[1]
+    full = Row("fsdp", 1000, 50, replace(predict_speed(asked), tokens_per_second_per_gpu=1000.0))
+    assert order(full, Row("fsdp-hybrid", 960, 50)) == ["fsdp-hybrid", "fsdp"]
+    assert order(full, Row("fsdp-hybrid", 940, 50)) == ["fsdp", "fsdp-hybrid"]
 
 
 def test_the_fewest_gpus_are_those_on_which_full_sharding_leaves_room() -> None:
