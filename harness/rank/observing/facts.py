@@ -415,6 +415,9 @@ class Seen:
     """Dtype that autocast computed in; None: none was at work."""
     beside_autocast: WeakSet[nn.Module] = field(default_factory=WeakSet)
     """Layers that multiply in training passes where autocast is switched off."""
+    passing_back: WeakSet[nn.Module] = field(default_factory=WeakSet)
+    ending: WeakSet[nn.Module] = field(default_factory=WeakSet)
+    """Modules that the first training passes ran, and that returned what needs a gradient, or none."""
     clipping: float | None = None
     """Largest norm that gradients were clipped to; None: they were not."""
     accumulation: int = 1
@@ -510,7 +513,7 @@ def read_by_layers(adapter: Any) -> bool:
     return is_plain and not (adapter.modules_to_save or adapter.trainable_token_indices)
 
 
-def observed_layout(live: Live, optimizers: Optimizers) -> Layout:
+def observed_layout(live: Live, optimizers: Optimizers, seen: Seen) -> Layout:
     """Tensors of the whole model."""
     named = whole_parameters(live.whole)
     first: dict[tuple[int, str], str] = {}
@@ -532,7 +535,8 @@ def observed_layout(live: Live, optimizers: Optimizers) -> Layout:
     # What runs, and where gradients go, is not traced of a script. Adapters alone are in layers that run.
     lora = adapters_of(live.bare)
     runs_all = not frozen or (model is not None and [read_by_layers(one) for one in lora] == [True])
-    all_pass_back = not frozen or (runs_all and bool(getattr(model, "_require_grads_hooks", None)))
+    within = {one: bare_module_name(name) for name, one in live.bare.named_modules() if name}
+    ending = frozenset(within[one] for one in set(seen.ending) - set(seen.passing_back) if one in within)
     if model is not None:
         prefix = next(name for name, found in live.bare.named_modules() if found is model)
         blocks = [
@@ -554,9 +558,9 @@ def observed_layout(live: Live, optimizers: Optimizers) -> Layout:
         ),
         tied={one.name: first[one.key] for one in named if first[one.key] != one.name},
         blocks=tuple(blocks), frozen=frozenset(frozen),
-        without_gradient=frozenset() if all_pass_back else None, uses={} if runs_all else None,
-        unreached=frozenset() if runs_all else None, unit_calls=() if runs_all else None, read_outside=None,
-        changed_in_passes=None,
+        without_gradient=(ending if frozen else frozenset()) if runs_all else None,
+        uses={} if runs_all else None, unreached=frozenset() if runs_all else None,
+        unit_calls=() if runs_all else None, read_outside=None, changed_in_passes=None,
     )  # fmt: skip
 
 

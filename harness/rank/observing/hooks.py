@@ -99,12 +99,17 @@ class Roots:
         self._call = nn.Module.__call__
 
         def called(module: nn.Module, *arguments: Any, **named: Any) -> Any:
-            if not torch.compiler.is_compiling() and not in_backward():
-                if self._inside:
-                    self._listener.module_begins(module)
-                elif module not in self.callers and module not in self.resting:
-                    self._adopt(module)
-            return self._call(module, *arguments, **named)
+            if torch.compiler.is_compiling() or in_backward():
+                return self._call(module, *arguments, **named)
+            is_within = bool(self._inside)
+            if is_within:
+                self._listener.module_begins(module)
+            elif module not in self.callers and module not in self.resting:
+                self._adopt(module)
+            output = self._call(module, *arguments, **named)
+            if is_within:
+                self._listener.module_ends(module, output)
+            return output
 
         nn.Module.__call__ = self._called = called  # type: ignore[method-assign]
 

@@ -36,7 +36,15 @@ from harness.rank.live.model_watch import depends_on_mode, in_backward
 from harness.rank.live.observer import DIGESTED_STEPS, OptimizerWatch
 from harness.rank.observing import facts, hooks
 from harness.rank.observing.habits import MOST_GAPS, Habits, divisor_of
-from harness.rank.observing.step import TRAINER, MicroBatch, MicroLoss, Step, returned_loss, scalar_of
+from harness.rank.observing.step import (
+    TRAINER,
+    MicroBatch,
+    MicroLoss,
+    Step,
+    returned_loss,
+    scalar_of,
+    tensors_in,
+)
 from harness.rank.observing.writing import Writing
 from harness.rank.probes.communication import LOADERS, CollectiveKey, CommunicationCounter
 from harness.rank.probes.memory import AllocatorProbe, CudaAllocatorProbe, MemoryProbe, allocator_probe
@@ -368,6 +376,12 @@ class Session:
             self.seen.autocast = torch.get_autocast_dtype(kind)
         elif self.seen.autocast and torch.is_grad_enabled() and isinstance(module, MULTIPLYING):
             self.seen.beside_autocast.add(module)
+
+    def module_ends(self, module: nn.Module, output: Any) -> None:
+        """One within the model that trains: whether its backward pass comes back to it."""
+        if torch.is_grad_enabled() and not self.counter.apart:
+            passes_back = any(one.requires_grad for one in tensors_in(output))
+            (self.seen.passing_back if passes_back else self.seen.ending).add(module)
 
     def scaled(self, outputs: Any, scaled: Any) -> None:
         """A scaler has multiplied what backward() is then called on, or a part of it."""

@@ -341,7 +341,7 @@ class Writing:
         size = step.batches[0].count if step.batches else 1
         live = self._recognise(self._roots, size, step.micro_steps)
         effective = facts.effective_of(live, self._optimizers, step.micro_steps, self._seen)
-        layout = facts.observed_layout(live, self._optimizers)
+        layout = facts.observed_layout(live, self._optimizers, self._seen)
         return Described(
             live=live, effective=effective, layout=layout, model=facts.model_part(live, layout, effective),
             trained_elements=facts.trained_elements(live.whole),

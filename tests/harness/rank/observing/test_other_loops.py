@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.quantities import between_steps, kinds_at
+from harness.judge.quantities import between_steps, kinds_at, volume_differences
 from harness.record import Record
 from tests.observed import run_script
 
@@ -664,3 +664,34 @@ def test_reductions_that_accelerate_was_asked_for_are_expected(tmp_path: Path, e
     synchronised = "every micro-step" if each else "last micro-step"
     assert record.backend.effective.gradient_synchronisation == synchronised
     assert "communication-differs" not in found(record)
+
+
+ADAPTED = """
+import deepspeed
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM
+deepspeed.init_distributed("gloo")
+sizes = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2)
+base = LlamaForCausalLM(LlamaConfig(**sizes))
+{inputs}
+model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+engine, *_ = deepspeed.initialize(model=model, model_parameters=[*model.parameters()], config={{
+    "train_micro_batch_size_per_gpu": 2, "zero_optimization": {{"stage": 3}},
+    "optimizer": {{"type": "AdamW", "params": {{"torch_adam": True}}}}}})
+for step in range(8):
+    ids = torch.randint(64, (2, 16))
+    engine.backward(engine(input_ids=ids, labels=ids).loss)
+    engine.step()
+"""
+
+
+INPUTS = pytest.param("base.enable_input_require_grads()", marks=pytest.mark.costly)
+
+
+@pytest.mark.parametrize("inputs", ["", INPUTS])
+def test_zero3_gathers_nothing_for_modules_without_a_gradient(tmp_path: Path, inputs: str) -> None:
+    record, _ = observed(tmp_path, ADAPTED.format(inputs=inputs), 2)
+    assert record.layout is not None
+    embedding = "base_model.model.model.embed_tokens"
+    assert (embedding in (record.layout.without_gradient or ())) == (not inputs)
+    assert volume_differences(record) == []
