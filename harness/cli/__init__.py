@@ -63,6 +63,8 @@ class Group(click.Group):
         except KeyboardInterrupt:  # while it is imported
             click.echo("interrupted", err=True)
             ctx.exit(128 + signal.SIGINT)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
         except click.UsageError as error:
             from harness.errors import shortened
 
@@ -71,7 +73,7 @@ class Group(click.Group):
 
 def _said(error: click.UsageError) -> str:
     """What click says of a wrong word, and what to use instead."""
-    said = error.format_message()
+    said = " ".join(error.format_message().split())
     if isinstance(error, click.NoSuchOption):
         advice = _advice(error)
         return f"No such option '{error.option_name}': {advice}." if advice else said

@@ -200,9 +200,9 @@ DEFAULT_CPU_RANKS = 2
 
 
 def split_backends(text: str) -> list[str]:
-    """Split a comma-separated list; 'key=value' pieces belong to the backend before them."""
+    """Split a list, by commas or spaces; 'key=value' pieces belong to the backend before them."""
     labels: list[str] = []
-    for piece in filter(None, (part.strip() for part in text.split(","))):
+    for piece in text.replace(",", " ").split():
         if "=" in piece and ":" not in piece and labels:
             labels[-1] += f",{piece}"
         else:

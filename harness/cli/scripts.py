@@ -303,8 +303,8 @@ def strategy_rows(
         )
     if not Path(words[0]).is_file():
         raise HarnessError(
-            f"script '{words[0]}' does not exist; `--` is followed by a Python file and its "
-            "arguments, and names of backends are separated by commas"
+            f"script '{words[0]}' is not a file; give a Python file and its arguments after `--`, names with "
+            "--backends; `harness report RUNS -o FILE` compares runs that were made"
         )
     if len(sizes) > 1:
         raise HarnessError(

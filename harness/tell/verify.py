@@ -153,7 +153,10 @@ def verify(report: Path) -> Verification:
     Raises HarnessError if the file cannot be read or is no report.
     """
     if report.is_dir():
-        raise HarnessError(f"'{report}' is a folder; give the report in it, such as {report / 'report.md'}")
+        some = (report.with_suffix(""), *sorted(report.glob("*.md")))
+        near = [one for one in some if one.is_file() and ".details." not in one.name]
+        told = f"'{report}' is a folder; give the report that `harness report` wrote"
+        raise HarnessError(f"{told}, such as {near[0]}" if near else told)
     stem, mark, suffix = report.name.rpartition(".details.")
     owner = report.with_name(f"{stem}.{suffix}")
     if mark and details_name(owner) == report.name and owner.is_file():

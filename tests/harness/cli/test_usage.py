@@ -48,6 +48,9 @@ FIT = "fit --backend ddp --limit"
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        ("run --backend zero3 --set runtime.device=gpu", "Did you mean 'runtime.device=cuda'?"),
+        ("compare runs/text", "is not a file; give a Python file and its arguments after `--`"),
+        ("compare --backends 'ddp zero4'", "backend 'zero4' is unknown"),
         ("run --backend zerro3", "backend 'zerro3' is unknown. Did you mean 'zero3'?"),
         ("run --backend zero3:ofload=cpu", "Did you mean 'offload'?"),
         ("run --backend zero3:offload=[x", "offload"),
@@ -318,8 +321,13 @@ def test_an_option_of_another_command_or_tool_is_named() -> None:
         "fabric --nproc 1": "1; give a whole number, 2 or more.",
         "compare --max-minutes 1h": "'1h'; give a number of minutes above 0.",
         "clean --older-than 30": "`find RUNS -maxdepth 1 -mtime +DAYS`",
+        "compare --output r.md": "use --report FILE",
+        "compare --data my.txt": "use --set data.source=text --set data.path=FILE",
+        "estimate --parameters 1.3B": "use --model NAME",
+        "export tracking runs": "Missing option '--to'. Choose from: tensorboard, mlflow, wandb",
     }.items():
         assert said in CliRunner().invoke(cli.harness, words.split(), prog_name="harness").stderr
+    assert CliRunner().invoke(cli.harness, ["slurm"], prog_name="harness").stderr.count("Usage: ") == 1
 
 
 def every_command(group: click.Group = cli.harness, words: str = "") -> Iterator[tuple[str, click.Command]]:

@@ -300,7 +300,7 @@ def test_pictures_of_another_renderer_are_compared_by_what_they_show(copy: Path,
 def test_what_is_no_report_is_said_to_be_so(copy: Path) -> None:
     with pytest.raises(HarnessError, match=r"checked with the report it belongs to; verify .*report\.md"):
         verify(copy / "report.details.md")
-    with pytest.raises(HarnessError, match=r"is a folder; give the report in it, such as .*report\.md"):
+    with pytest.raises(HarnessError, match=r"is a folder; give the report .* such as .*report\.md"):
         verify(copy)
 
 
