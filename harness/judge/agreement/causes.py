@@ -463,7 +463,8 @@ class Pair:
         away = {group: abs(median(self.factors[n] for n in names) - 1) for group, names in groups.items()}
         beyond = standing_out(away, FAR, APART)
         far = {name: self.factors[name] for group in beyond for name in sorted(groups[group])}
-        sides = [far] if 2 * len(far) <= len(self.factors) else []
+        farthest = max(self.factors, key=lambda name: abs(self.factors[name] - 1), default=None)
+        sides = [far] if farthest in far and 2 * len(far) <= len(self.factors) else []
         if far and (base := median(far.values())):  # 0: these have no gradient
             others = {name: f / base for name, f in self.factors.items() if name not in far}
             spread = max(abs(f / base - 1) for f in far.values())
