@@ -172,10 +172,15 @@ class RecordFiles:
         return [path / RECORD_NAME] if _is_record(path / RECORD_NAME) else self.of_runs(path)
 
     def of_runs(self, folder: Path) -> list[Path]:
-        """The records of all runs in a folder or archive, by name; none if it is missing."""
+        """The records of all runs in a folder or archive, by name; none if it is missing.
+
+        Raises HarnessError for a folder that may not be listed.
+        """
         if archive_of(folder) is not None:
             return sorted(path for path in self._members(folder) if path.parent.parent == folder)
-        return sorted(filter(_is_record, (entry / RECORD_NAME for entry in folder.glob("*"))))
+        with refusing(f"folder '{folder}' cannot be read"):
+            entries = os.listdir(folder) if folder.is_dir() else []
+        return sorted(filter(_is_record, (folder / name / RECORD_NAME for name in entries)))
 
     def exists(self, path: Path) -> bool:
         """Whether a record's file is there. Raises HarnessError for an archive that cannot be read."""

@@ -324,7 +324,7 @@ def _problem(runs: Sequence[Run], trial: Trial) -> str | None:
     """Why these runs cannot be shown; None: they can."""
     try:
         trial(runs)
-    except (HarnessError, OSError):
+    except (HarnessError, OSError, ImportError):
         raise
     except Exception as error:  # an odd value may break any figure
         return f"{type(error).__name__}: {described(error)}"

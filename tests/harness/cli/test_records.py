@@ -160,11 +160,13 @@ def test_list_and_clean_name_the_same_copies_and_closed_folders_and_remove_no_ru
     (runs / "zz/record.json").write_text((runs / "zz/record.json").read_text() + " ")
     (runs / "three-ccc-20261123-055417-fsdp1-hybrid-grad-op-n2").rename(runs / "th\nree")
     (runs / "two-bbb").chmod(0)
+    (folder / "closed").mkdir(mode=0o300)
     closed = [*WITHOUT_OVERRIDE, sys.executable, "-m", "harness"]
-    listed, cleaned = (
+    listed, cleaned, unlisted = (
         subprocess.run([*closed, *arguments], cwd=folder, capture_output=True, text=True, check=False)
-        for arguments in (["list"], ["clean", "--yes"])
+        for arguments in (["list"], ["clean", "--yes"], ["list", "--runs", "closed"])
     )
+    assert unlisted.stderr == "harness: folder 'closed' cannot be read: Permission denied\n"
     skipped = [line for line in listed.stderr.splitlines() if line.startswith("skipped: ")]
     assert skipped == [line for line in cleaned.stderr.splitlines() if line.startswith("skipped: ")]
     ours = "runs/one-aaa/record.json"

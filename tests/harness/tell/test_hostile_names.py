@@ -2,6 +2,7 @@
 
 import csv
 import html.parser
+import importlib
 import io
 import json
 import re
@@ -318,3 +319,8 @@ def test_if_nothing_can_be_shown_that_is_an_error() -> None:
 
     with pytest.raises(HarnessError, match="no record can be shown: MemoryError: much"):
         without_odd_runs(RUNS, trial)
+
+
+def test_a_library_that_is_missing_is_no_fault_of_records() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        without_odd_runs(RUNS, lambda _: importlib.import_module("no_such_library"))
