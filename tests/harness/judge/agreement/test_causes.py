@@ -652,7 +652,7 @@ def test_weights_that_stand_still_lack_a_gradient_unless_its_norm_denies_it(
         ((1.2, 1.28, 1.11), (1.05, 0.98, 0.99, 1.04), 0.6, ""),  # the norm fell, and by more
         ((1.2, 1.28, 1.11, 1.2, 1.3), (0.0, 0.0), 0.9, "no gradient reaches block layers.0"),
         ((1.2, 0.9, 1.1), (1.15, 0.88, 0.99, 1.04), 1.08, ""),
-        ((1.5, 1.48, 1.52), (1.02, 0.98, 1.03, 1.8), 1.2, ""),  # one of another block lies farther
+        ((1.6, 1.6), (1.0, 0.97, 1.05, 0.85, 1.2, 1.8), 1.2, ""),  # one of another block lies farther
         (
             (1.02, 1.08, 1.1),
             (2.0, 1.9, 2.1, 2.0),
@@ -666,7 +666,7 @@ def test_a_block_whose_gradients_stand_out_is_named_after_weights_parted(
 ) -> None:
     """If its factor explains the norm."""
     factors = {f"layers.1.{n}": f for n, f in zip("abcde", block, strict=False)}
-    factors |= {f"layers.0.{n}": f for n, f in zip("abcd", rest, strict=False)}
+    factors |= {f"layers.0.{n}": f for n, f in zip("abcdef", rest, strict=False)}
     blocks = layout(blocks=["layers.0", "layers.1"])
     moved = weights(**dict.fromkeys(factors, 2.0))
     reference = make_record(layout=blocks, moment_norms=dict.fromkeys(factors, (1.0, 1.0)), **moved)
