@@ -34,7 +34,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.distance import Distance, distance, step_pairs
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.findings.finding import role_of
-from harness.judge.findings.training import odd_updates
+from harness.judge.findings.training import left_to_libraries, odd_updates
 from harness.judge.wording import a_few, percent, words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.record import Record, WorldPart
@@ -104,13 +104,14 @@ def about_settings(
     differences: Sequence[SettingDifference], baseline: LoadedRun, other: LoadedRun,
     same_job: Sequence[Difference], *, clean: bool,
 ) -> Iterator[str]:  # fmt: skip
-    """Settings in force that differ and change the mathematics: suspects, unless the runs agree or what they
-    were asked to train differs, which `about_job` names."""
-    what = "without effect here" if clean else "also differs" if same_job else "may matter"
+    """Settings in force that differ and change the mathematics: suspects, unless the runs agree, sound ones
+    differ so, too, or what they were asked to train differs, which `about_job` names."""
     named = {difference.field.rpartition(".")[2].replace("_", " ") for difference in same_job}
     for difference in differences:
         if difference.effect == "mathematics" and difference.setting not in named:
             here, there = _values(difference)
+            known = same_job or left_to_libraries(other.record, difference)
+            what = "without effect here" if clean else "also differs" if known else "may matter"
             yield f"{what}: {difference.setting}: {here} in {other.name}, {there} in {baseline.name}"
 
 
@@ -453,11 +454,13 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
     elif clean:
         explanation += causes
     else:
-        causes += [*own, *about_reports(left, right, limits, names=names)]
+        causes += own
         reruns = _rerun_all(baseline, other, noise_runs, parting, launcher, say)
         verdict = first_parting_step(
             reruns[0].examined, reruns[1].examined, _noise(reruns, baseline, noise_runs)
         )
+        # Without gradients, which not every engine can gather, whatever cause the records show.
+        causes += about_reports(left, right, limits, names=names, kinds=REPORTED if verdict.gradients else ())
         missed = list(_not_reproduced((baseline, other), reruns, limits))
         is_reproduced = not missed
         explanation += [*causes, *missed]

@@ -894,7 +894,7 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     "oddest": lambda pair: [
         one
         for one in sorted(pair.factors.items(), key=lambda of: -abs(of[1] - 1))[:3]
-        if abs(one[1] - 1) > APART
+        if abs(one[1] - 1) > max(APART, FAR * median(abs(factor - 1) for factor in pair.factors.values()))
     ],
     # A norm that is computed otherwise leaves second moments.
     "factors_are_alike": lambda pair: (

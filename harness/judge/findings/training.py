@@ -186,7 +186,7 @@ LOW = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 OF_GRADIENTS = ("dtype of gradients", "dtype of accumulation")
 
 
-def _left_to_libraries(record: Record, difference: SettingDifference) -> bool:
+def left_to_libraries(record: Record, difference: SettingDifference) -> bool:
     """Whether the job's precision lets a library choose this dtype: sound runs have it too."""
     dtypes = ("float32", LOW.get(record.job.training.precision))
     return difference.setting in OF_GRADIENTS and difference.given in dtypes
@@ -201,7 +201,7 @@ def precisions(row: JudgedRun) -> Iterator[Finding]:
         kind = None
         if name == "dtype of computation":
             kind = "compute-dtype-differs"
-        elif name in OF_GRADIENTS and not _left_to_libraries(row.record, difference):
+        elif name in OF_GRADIENTS and not left_to_libraries(row.record, difference):
             kind = "gradient-dtype-differs"
         elif name == "loss scale" and (given == "none") != (reference == "none"):
             kind = "loss-scaling-differs"
@@ -317,7 +317,7 @@ def diverged(row: JudgedRun) -> Iterator[Finding]:
         limits = row.noise.widest(row.record)
         unlike = [
             s.setting for s in row.judgement.settings
-            if s.effect == "mathematics" and not _left_to_libraries(row.record, s)
+            if s.effect == "mathematics" and not left_to_libraries(row.record, s)
         ]  # fmt: skip
         shift = row.noise.norm_shift(row.record)
         cause = causes.explain_divergence(

@@ -52,6 +52,8 @@ def test_the_first_steps_are_examined_and_those_up_to_the_parting(
          ["also differs: frozen parameters: b in ddp on 2 ranks, none in single on 1 rank"]),
         ("frozen parameters", ["a"], ["a", "b"], "mathematics", "",  # only what is not on both sides
          ["may matter: frozen parameters: b in ddp on 2 ranks, none in single on 1 rank"]),
+        ("dtype of gradients", "bfloat16", "float32", "mathematics", "",  # as of sound libraries
+         ["also differs: dtype of gradients: float32 in ddp on 2 ranks, bfloat16 in single on 1 rank"]),
         ("prefetch", "1", "2", "cost", "", []),
     ],
 )  # fmt: skip

@@ -681,6 +681,13 @@ def test_a_block_whose_gradients_stand_out_is_named_after_weights_parted(
     assert named in found.text
 
 
+def test_no_parameter_is_farthest_where_gradients_have_two_sizes() -> None:
+    moments = {n: (1.0, f) for n, f in zip("abcdefg", (0.65, 0.65, 0.66, 1.07, 1.28, 1.3, 1.29), strict=True)}
+    reference = make_record(moment_norms=dict.fromkeys("abcdefg", (1.0, 1.0)))
+    found = explained(make_record(label="ddp", steps=norms(1.2), moment_norms=moments), reference)
+    assert found.text.endswith("a parameter may be rounded or multiplied")
+
+
 def test_steps_of_a_resumed_run_have_their_own_numbers() -> None:
     later = [replace(step, step=step.step + 5) for step in norms(times=0.7)]
     reference = make_record(steps=[replace(step, step=step.step + 5) for step in make_steps()])
