@@ -150,10 +150,6 @@ DEVICE_FILES: dict[str, Vendor] = {
     "dev/dxg": "NVIDIA", "dev/nvhost-gpu": "NVIDIA", "dev/nvmap": "NVIDIA", "dev/kfd": "AMD",
 }  # fmt: skip
 TOOLS: dict[str, Vendor] = {"nvidia-smi": "NVIDIA", "rocm-smi": "AMD", "amd-smi": "AMD", "rocminfo": "AMD"}
-VARIABLES: dict[str, Vendor] = {
-    "CUDA_VISIBLE_DEVICES": "NVIDIA", "HIP_VISIBLE_DEVICES": "AMD", "ROCR_VISIBLE_DEVICES": "AMD",
-}  # fmt: skip
-"""Set to the devices that a process may use."""
 DRIVER = "libcuda.so.1"
 LIBRARY_FOLDERS = (
     "lib64", "usr/lib64", "usr/lib", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu",
@@ -178,10 +174,11 @@ def signs_of_gpus(root: Path = Path("/")) -> list[Sign]:
     found = [(vendor, f"/{name}") for name, vendor in DEVICE_FILES.items() if (root / name).exists()]
     found += [(vendor, name) for name, vendor in TOOLS.items() if shutil.which(name) is not None]
     found += [("NVIDIA", place) for place in _library(root)]
-    for name, vendor in VARIABLES.items():
-        if selected(value := os.environ.get(name, "").strip()):
-            both: tuple[Vendor, ...] = (vendor, "AMD") if name == "CUDA_VISIBLE_DEVICES" else (vendor,)
-            found += [(one, f"{name}={value}") for one in both]  # ROCm obeys CUDA's too
+    obeying: dict[Vendor, tuple[str, ...]] = {"NVIDIA": OF_CUDA, "AMD": OF_ROCM}
+    set_here = {name: value for name in SELECTORS if selected(value := os.environ.get(name, "").strip())}
+    found += [
+        (by, f"{name}={set_here[name]}") for by, of in obeying.items() for name in of if name in set_here
+    ]
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         found.append(("Apple", "Apple silicon"))
     return [Sign(vendor=vendor, what=what) for vendor, what in found]

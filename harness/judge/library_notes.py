@@ -124,7 +124,7 @@ class ReportNote:
     @property
     def figure(self) -> str:
         """'1.5', or '1.17 to 1.25' over the cells."""
-        texts = list(dict.fromkeys(f"{figure:.3g}" for figure in sorted(self.figures)))
+        texts = list(dict.fromkeys(f"{float(f'{figure:.3g}'):,g}" for figure in sorted(self.figures)))
         return " to ".join([texts[0], texts[-1]] if len(texts) > 1 else texts)
 
     @property

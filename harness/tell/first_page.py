@@ -633,7 +633,8 @@ def answers_table(comparison: Comparison, question: ReportFocus, titles: Mapping
     base = _base_of_scripts(comparison)
     for name in ROWS[question]:
         if name in OF_COMPARISON:
-            answer = OF_COMPARISON[name](comparison)
+            of = comparison.by_job[scope.place[0]] if scope and name == "gpus" else comparison
+            answer = OF_COMPARISON[name](of)
         else:
             answer = "" if scope is None else OF_SCOPE[name](scope)
         if answer:

@@ -1,5 +1,6 @@
 """What the published records show; each library note that they hold is named there."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -206,6 +207,7 @@ def test_figures_of_ten_and_smaller_ones_share_no_line() -> None:
     large, small = sorted((one.figures for one in buckets), reverse=True)
     assert (len(large), len(small)) == (1, 2)
     assert min(large) > 10 * max(small)
+    assert replace(buckets[0], figures=(1066.2, 1.5)).figure == "1.5 to 1,070"
 
 
 def test_what_stays_gathered_is_told_by_its_own_size_besides_the_states() -> None:

@@ -296,6 +296,17 @@ def test_a_price_says_what_each_strategy_costs_on_gpus_and_is_part_of_the_plan_o
     assert here["On GPUs"].endswith(plan)
 
 
+def test_the_plan_for_gpus_is_of_the_job_that_the_answers_compare() -> None:
+    def of(job: str, model: str, *labels: str) -> list[Record]:
+        own = {"command": ["harness", "compare", "--model", model], "job_id": job * 12}
+        records = [make_record(), *(make_record(label=label) for label in labels)]
+        return [record.model_copy(update=own) for record in records]
+
+    here = page("all", *of("a", "gpt2", "ddp"), *of("b", "opt-1.3b", "ddp", "zero3", "fsdp"))
+    assert here["Job"].startswith("b" * 12)
+    assert "--model opt-1.3b" in here["On GPUs"]
+
+
 @pytest.mark.parametrize(("options", "has_fix"), [(["--lr", "1"], False), ([], True)])
 def test_a_fix_is_not_given_for_what_options_of_two_commands_explain(
     options: list[str], has_fix: bool
