@@ -2,25 +2,40 @@
 
 Usage: python -m tests.traps.gallery OUTPUT_FOLDER          (run every trap: minutes)
        python -m tests.traps.gallery OUTPUT_FOLDER --page   (write the page again from what was recorded)
+       python -m tests.traps.gallery runs.tar.xz            (run `OTHERS`: minutes; pack their records)
 """
 
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from tabulate import tabulate
 
 from benchmarks.publishing import publish
 from harness.judge.comparison import Comparison
-from harness.judge.findings.finding import Finding
-from harness.record.store import ARCHIVE_NAME, read_runs
+from harness.record.store import archive_runs
+from tests import kept
+from tests.records import published, published_comparison
 
-from .matrix import ABOUT_TIME, Matrix, install, padded_documents
-from .planted import TRAPS, Trap
+from .matrix import UNTRACED, Matrix, install, padded_documents
+from .planted import CLIPPED, DIVIDED, EXECUTION, OWN_JOBS, TRAPS, UPDATED, Trap, of_the_trap
 
+KINDS = (
+    "T28 stage 2", "T33 stages", "T35", "backward in halves", "evaluating in training mode",
+    "weight decay of one rank", "buffer cast", "decay added to clipped gradients, DDP",
+    "embedding scaled, FSDP", "norm of the shard, ZeRO-1",
+    "loss not unscaled, DDP", "weights one step behind", "moments lost, ZeRO-2",
+    "part of a rank left, ZeRO-2", "late block skipped on a rank", "decay without gradient",
+    "frozen weights trained", "held-out samples dropped", "nothing updated",
+    "gradients of a rank x 0.99, bf16",
+)  # fmt: skip
+OTHERS = [trap for trap in (*DIVIDED, *EXECUTION, *CLIPPED, *UPDATED, *OWN_JOBS) if trap.name in KINDS]
+"""Of kinds that the published gallery lacks: their records are frozen beside the tests."""
+HERE = Path(__file__).parent
+"""Its archive has the records of `OTHERS`."""
 DOCUMENTS = "documents.jsonl"
 PAGE = """\
 # The trap gallery: are mistakes named?
@@ -61,6 +76,9 @@ def by_folder() -> dict[str, list[Trap]]:
     return found
 
 
+PUBLISHED = [trap for traps in by_folder().values() for trap in traps]
+
+
 def run_all(output: Path) -> None:
     """Run every trap and its reference; replace the folder by their records and reports."""
     with tempfile.TemporaryDirectory() as name:
@@ -82,13 +100,36 @@ def run_all(output: Path) -> None:
         shutil.copytree(made, output)
 
 
+def frozen(trap: Trap) -> Comparison:
+    """Of the records that are kept of its job."""
+    folder = f"traps/{folder_name(trap)}" if trap in TRAPS else str(HERE)
+    (job,) = (record.job_id for record in published(folder) if record.backend.label == trap.shown)
+    return _compared(folder, job)
+
+
+@cache
+def _compared(folder: str, job: str) -> Comparison:
+    return Comparison(record for record in published(folder) if record.job_id == job)
+
+
+def freeze(archive: Path) -> None:
+    """Run each of `OTHERS` and its reference; pack their records."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chdir(name)
+        install(Path("site").resolve())
+        matrix = Matrix(Path(), [UNTRACED], kept.runs())
+        for trap in OTHERS:
+            matrix.compare([trap.label], trap.world_size, trap.settings)
+        archive_runs(matrix.store.runs()[0], archive)
+
+
 def page(output: Path) -> str:
-    """The gallery's page. Raises ValueError if a trap is not named as it should be."""
+    """The gallery's page."""
     lines: list[list[str]] = []
     for folder, traps in by_folder().items():
-        found = Comparison(record for _, record in read_runs([output / folder / ARCHIVE_NAME])[0]).findings
+        found = published_comparison(str(output / folder)).findings
         for trap in traps:
-            finding = _named(trap, found)
+            finding = next(f for f in of_the_trap(trap, found) if trap.says in f.message)
             job = f"[{folder.replace('-', ' ')}]({folder}/report.md)"
             lines.append([trap.name, trap.what, job, f"`{finding.id}`", finding.message.replace("|", "\\|")])
     order = [trap.name for trap in TRAPS]
@@ -103,18 +144,10 @@ def page(output: Path) -> str:
     )
 
 
-def _named(trap: Trap, found: Sequence[Finding]) -> Finding:
-    """The finding that must name the trap, of its own backend."""
-    label = trap.label.replace("=true", "=True")
-    own = [f for f in found if label in f.backends and f.id not in ABOUT_TIME]
-    named = [f for f in own if f.id == trap.finding and trap.says in f.message]
-    if not named:
-        raise ValueError(f"{trap.name}: {trap.finding} was not found of {label}, but {[f.id for f in own]}")
-    return named[0]
-
-
 def main() -> None:
     output = Path(sys.argv[1]).resolve()
+    if output.suffix == ".xz":
+        return freeze(output)
     if "--page" not in sys.argv:
         run_all(output)
     (output / "README.md").write_text(page(output), encoding="utf-8")

@@ -1,11 +1,13 @@
 """The traps that are planted: a defect each, the job in which it shows, and the finding that must name it
 first, with nothing untrue beside it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from harness.judge.findings.finding import Finding
 from tests.sweep.table import own
 
-from .matrix import Matrix, padded_documents
+from .matrix import ABOUT_TIME, Matrix, padded_documents
 
 UNCLIPPED = "training.gradient_clipping=null"
 ACCUMULATED = "training.accumulation_steps=4"
@@ -37,6 +39,11 @@ class Trap:
     """Whether samples have different numbers of target tokens."""
     what: str = ""
     """What was done wrong, for the gallery."""
+
+    @property
+    def shown(self) -> str:
+        """Its label in records."""
+        return self.label.replace("=true", "=True")
 
 
 TRAPS = [
@@ -452,6 +459,20 @@ OWN_JOBS = [
 """In jobs of the user's own: not in the published gallery."""
 
 
+def of_the_trap(trap: Trap, every: Sequence[Finding]) -> list[Finding]:
+    """What is found of its backend: first what must name it, and nothing untrue."""
+    found = [f for f in every if trap.shown in f.backends]
+    found = [f for f in found if f.id not in (*ABOUT_TIME, "loss-depends-on-split")]
+    causes = [f for f in found if f.id != "diverged" or trap.finding == "diverged"]
+    said = [(f.id, f.message) for f in found]
+    assert causes, trap
+    assert causes[0].id == trap.finding, said
+    assert any(f.id == trap.finding and trap.says in f.message for f in causes), said
+    assert {f.id for f in causes} <= {trap.finding, *trap.also}, said
+    assert all(len(f.backends) == 1 for f in found), found
+    return causes
+
+
 def assert_named(trap: Trap, matrix: Matrix, tally: dict[str, list[int]]) -> None:
     """Run it; the finding must be of its kind, about its backend, and no other cause be named, save that the
     job's loss depends on the split."""
@@ -461,12 +482,6 @@ def assert_named(trap: Trap, matrix: Matrix, tally: dict[str, list[int]]) -> Non
         path = matrix.store.root.parent / "documents.jsonl"
         settings += ("data.source=jsonl", f"data.path={padded_documents(path)}")
     every = matrix.findings([*trap.compared_with, trap.label], trap.world_size, settings)
-    found = [f for f in every if f.id != "loss-depends-on-split"]
-    named = [f for f in found if f.id == trap.finding and trap.says in f.message]
-    label = trap.label.replace("=true", "=True")
-    assert named, [(f.id, f.message) for f in found]
-    assert all(f.backends == (label,) for f in found), found
-    ids = [f.id for f in found if f.id != "diverged" or trap.finding == "diverged"]
-    assert ids[0] == trap.finding
-    assert set(ids) <= {trap.finding, *trap.also}, [f.message for f in found]
+    label = of_the_trap(trap, every)[0].backends
+    assert all(f.backends == label for f in every if f.id != "loss-depends-on-split"), every
     tally["planted"][0] += 1

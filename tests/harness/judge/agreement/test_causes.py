@@ -1,8 +1,10 @@
 """Each hypothesis of a divergence wins on a record of its mistake; one fact that contradicts it ends it."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,12 +37,13 @@ from tests.records import (
     LOSSES,
     NORMS,
     changed,
-    make_communication,
     make_ranks,
     make_record,
     make_steps,
     make_weights,
 )
+from tests.traps.gallery import OTHERS, PUBLISHED, frozen
+from tests.traps.planted import of_the_trap
 
 SCORED = {f"x.{name}.weight": 2.0 for name in ("q_proj", "k_proj", "v_proj", "o_proj", "norm")}
 LIMITS = Tolerance(
@@ -101,18 +104,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     # name: fields of the run, of the reference, kind, words
     "a loss that is not finite": (
         {"steps": make_steps((None, *LOSSES[1:]))}, {}, "diverged", "not finite"),
-    "a loss of rank 0 alone": (
-        {"steps": make_steps([LOSSES[0] / 2, *LOSSES[1:]]),
-         "ranks": ranks(loss_sums=[[2800.0], [0.0]], target_tokens=[[508]] * 2)},
-        {}, "loss-of-one-rank", "report 0"),
-    "a loss of rank 0 alone, later": (
-        {"steps": make_steps([*LOSSES[:2], 5.1, 4.8]),
-         "ranks": ranks(
-             loss_sums=[[508 * x for x in (5.6, 5.3, 5.1, 4.8)], [508 * x for x in (5.4, 5.2, 5.1, 4.8)]],
-             computed_loss_sums=[[508 * x for x in own] for own in ((5.6, 5.3, 5.1, 4.8),
-                                                                     (5.4, 5.2, 4.9, 4.7))],
-             target_tokens=[[508] * 4] * 2)},
-        {}, "loss-of-one-rank", "from step 2 on: the other ranks report the same"),
     "a reported loss that is not the computed one": (
         {"steps": make_steps([5.3, 5.15, 5.05, 4.9]),
          "ranks": ranks(
@@ -121,25 +112,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
                                                                      (5.4, 5.2, 4.9, 4.7))],
              target_tokens=[[508] * 4] * 2)},
         {}, "loss-altered", "which agrees with the reference"),
-    "a mean of means": (
-        {"steps": make_steps([5.520235, *LOSSES[1:]]),
-         "ranks": ranks(loss_sums=[[1200.0 * 1016 / 432], [4388.0 * 1016 / 1600]],
-                        target_tokens=[[216], [800]])},
-        {"steps": make_steps([5588.0 / 1016, *LOSSES[1:]])}, "loss-normalisation", "mean of per-rank means"),
     "a rank that goes back from more than its loss": (
         {"steps": norms(1.2, times=1.2),
          "ranks": ranks(loss_gradients=[[[2.0, 2.0], [], [], []], [[3.0, 3.0], [], [], []]])},
         {}, "gradient-differs", "gradients of rank 1 have a factor, first in step 0: the backward pass "
         "begins with 1.5 times what it has elsewhere"),
-    "a rank that goes back from less than its loss": (
-        {"steps": norms(0.8, times=0.8), "ranks": ranks(loss_gradients=[[[2.0, 2.0]] * 4, [[3.0, 3.0]] * 4])},
-        {}, "gradient-differs", "gradients of rank 0 have a factor, first in step 0: the backward pass "
-        "begins with 0.667 times"),
-    "a micro-step that adds nothing": (
-        {"steps": norms(1.0, 1.0, 1.0, 0.8),
-         "ranks": ranks(loss_gradients=[[[2.0, 2.0]] * 3 + [[0.0, 2.0]]] * 2)},
-        {}, "gradient-differs", "gradients of ranks 0, 1 have a factor in some micro-step, first in step 3: "
-        "the backward pass begins with 0 times"),
     "forward passes that draw, in the loss": (
         {"steps": make_steps([6.0] * 4), "observed": ObservedPart(draws=True)},
         {"observed": ObservedPart(draws=False)}, "diverged", "as dropout outside of modules"),
@@ -171,14 +148,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a buffer that was cast, in the loss": (
         {"steps": make_steps([6.0] * 4), "observed": ObservedPart(buffers={"scale": "3"})},
         {"observed": ObservedPart(buffers={"scale": "1"})}, "diverged", "buffer scale differs before"),
-    "a buffer that was cast, in the weights": (
-        weights(a=2.0, b=2.5) | {"observed": ObservedPart(buffers={"scale": "3", "other": "2"})},
-        {"observed": ObservedPart(buffers={"scale": "1", "other": "2"})},
-        "update-differs", "all 4 steps; buffer scale differs before the first step"),
-    "gradients that were summed": ({"steps": norms(times=2)}, {}, "gradient-scale", "x 2: summed over 2"),
-    "a factor that a library is known to leave": (
-        {"steps": norms(times=2), "effective": {"details": {"gradient_factor": 2}}}, {}, "gradient-scale",
-        "ddp:correct_gradients=true takes the factor out"),
     "gradients that were summed, of whose norm each rank was told a part": (
         {"steps": norms(times=2), "ranks": ranks(gradient_norms=[[1.2 * x for x in NORMS],
                                                                  [1.6 * x for x in NORMS]])},
@@ -200,19 +169,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         {"steps": norms(times=2), "moment_norms": dict.fromkeys("adef", (1.0, 2.0)) | {"c": (1.0, 9.0)}},
         {"moment_norms": dict.fromkeys("acdef", (1.0, 2.0))}, "gradient-differs",
         "gradients of c have a factor, relative to all others"),
-    "each rank clips its part": (
-        {"steps": norms(0.6), "ranks": ranks(gradient_norms=[[1.2], [1.6]])}, {},
-        "norm-of-shard", "ranks see different gradient norms"),
     "each rank clips its part, of two replicas": (
         {"steps": norms(0.6), "world_size": 4, "ranks": make_ranks(4, gradient_norms=[[1.2], [1.6]] * 2)}, {},
         "norm-of-shard", "by the norm of its own shard"),
-    "gradients that are never reduced": (
-        {"steps": norms(1.2), "ranks": ranks(gradient_norms=[[2.4], [2.5]], final_digest=APART)},
-        {}, "diverged", "gradients are not reduced over ranks"),
-    "gradients of a parameter that are never reduced": (
-        MOVED | {"steps": norms(1.2), "ranks": ranks(gradient_norms=[[2.4], [2.5]], final_digest=APART),
-         "final_weights": MOVED["final_weights"].model_copy(update={"apart": {"a": 0.01, "b": 0.5}})},
-        {}, "diverged", "gradients of b are not reduced over ranks"),
     "gradients that are never reduced, weights that are averaged": (
         {"steps": norms(1.2), "ranks": ranks(gradient_norms=[[2.4], [2.5]], final_digest="b" * 64)}, {},
         "gradient-differs", "not reduced over ranks in the first step, although weights end equal"),
@@ -234,20 +193,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         {}, "gradient-differs", "memory holds one more set of gradients in steps 2 than in any other"),
     "the gradient of a rank": (
         {"steps": norms(0.6)}, {}, "gradient-differs", "no gradient of one of 2 ranks; a factor on"),
-    "gradients that cross the wire in bf16": (
-        {"steps": norms(0.998), "comm": [
-            part.model_copy(update={"dtype": "bfloat16"}) for part in make_communication(2)]},
-        {}, "gradient-differs", "reduced in bfloat16, which rounds by as much"),
     "a loss averaged per rank in the backward pass": (
         {"steps": norms(1.37), "ranks": ranks(**UNEVEN)}, {}, "gradient-differs",
         "averaged per rank or micro-step instead of per token"),
-    "a rank without a gradient": (
-        {"steps": norms(1, 0.9, 0.9, 0.9),
-         "ranks": ranks(without_gradient=[{0: []}, {0: [], 1: ["b"]}])},
-        {}, "gradient-differs", "no gradient reaches b (ranks: 1)"),
-    "a factor that moves no weight": (
-        {"steps": norms(times=128)} | MOVED, {"moment_norms": dict.fromkeys("ab", (1.0, 2.0))},
-        "gradient-differs", "final weights agree: the norm is computed otherwise"),
     "gradients whose lower bits are cut off": (
         {"steps": norms(times=1 - 1 / 24)} | MOVED, {"moment_norms": dict.fromkeys("ab", (1.0, 2.0))},
         "gradient-differs", "or each is cut to 4 significant bits, which shortens a norm as much"),
@@ -272,14 +220,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a factor that acts at a different norm than clipping, and weights that end elsewhere": (
         {"steps": norms(times=2), "effective": {"gradient_clipping": 2.0}} | weights(a=2.1, b=2.4), {},
         "gradient-scale", "x 2: summed over 2"),
-    "a factor that clipping takes out": (
-        {"steps": norms(times=2), "effective": {"gradient_clipping": 0.1}} | MOVED, {}, "gradient-scale",
-        "x 2: summed over 2"),
-    "a parameter whose gradients have a factor": (
-        {"steps": norms(times=1.1), "moment_norms": dict.fromkeys("abdef", (1.0, 2.0)) | {"c": (0.5, 1.0)}},
-        {"moment_norms": dict.fromkeys("abcdef", (1.0, 2.0))}, "gradient-differs",
-        "gradients of c have a factor, relative to all others, over the last steps: "
-        "0.5"),
     "a norm of no known size, and gradients of several sizes": (
         {"steps": norms(0.9), "moment_norms": {
             n: (1.0, f) for n, f in zip("abcdefg", (1.0, 0.25, 0.26, 0.65, 1.04, 1.0, 1.0), strict=True)}},
@@ -293,33 +233,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a norm of no known size": (
         {"steps": norms(1.2)}, {}, "gradient-differs",
         "cause not found: gradients of a rank, a micro-step or a parameter may be rounded or multiplied"),
-    "a parameter that stands still": (
-        {"steps": norms(0.685)} | weights(a=2.0, b=1.0), {}, "parameters-not-updated", "b never moved"),
-    "one that an optimizer holds": (
-        {"steps": norms(0.999), "observed": HELD} | weights(a=3.0, b=1.0), {}, "gradient-differs",
-        "no gradient reaches b: in the optimizer"),
-    "nothing that moves": (
-        weights(a=1.0, b=1.0), {}, "parameters-not-updated", "the optimizer updates nothing"),
-    "frozen weights that move": (
-        weights(a=2.0, b=1.5), weights(a=2.0, b=1.0) | {"layout": layout(frozen=["b"])},
-        "frozen-weights-moved", "b moved, although the job freezes that"),
     "frozen weights that move, with their gradient": (
         {"steps": norms(times=1.1)} | weights(a=2.0, b=1.5),
         weights(a=2.0, b=1.0) | {"layout": layout(frozen=["b"])}, "frozen-weights-moved", "b moved"),
-    "ranks that hold different weights": (
-        {"steps": make_steps(LATE), "ranks": ranks(final_digest=APART)}, {},
-        "diverged", "ranks hold different weights"),
     "ranks whose gradients are unlike": (
         MOVED | {"steps": make_steps(LATE),
                  "ranks": ranks(final_digest=APART, initial_digest="a" * 64, **AUDITED),
                  "final_weights": MOVED["final_weights"].model_copy(update={"apart": {"a": 0.01, "b": 0.5}})},
         {}, "diverged", "ranks hold different weights of b: gradients are unlike, since ranks begin alike"),
-    "settings of updates": (
-        {"steps": make_steps(LATE), "ranks": ranks(**AUDITED)} | weights(a=2.0, b=2.5), {}, "update-differs",
-        "the update differs; settings that differ: optimizer constants"),
-    "updates that are not Adam's": (
-        {"steps": make_steps(LATE), "ranks": ranks(odd_update=ODD)}, {}, "update-differs",
-        "see update-altered"),
     "updates that are not Adam's, of which the first was not looked at": (
         {"steps": make_steps([LOSSES[0], *(loss + 0.01 for loss in LOSSES[1:])]),
          "ranks": ranks(odd_update=ODD)}, {}, "update-differs", "see update-altered"),
@@ -330,10 +251,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a norm that jumps after many updates that are not Adam's": (
         {"steps": norms(1, 1, 1, 1.2), "ranks": ranks(odd_update=ODD.model_copy(update={"later": [2]}))}, {},
         "gradient-differs", "cause not found"),
-    "gradients that something alters before the update": (
-        {"steps": applied(make_steps(LATE), 0.9, 0.8), "effective": {"gradient_clipping": 1.0}}, {},
-        "update-differs", "in step 0 the optimizer was given gradients of norm 0.9, clipping leaves 1: "
-        "something changes them in between"),
     "a loss scale that DeepSpeed doubles before it divides by it": (
         {"label": "zero2", "steps": applied(make_steps(LATE), 0.9, NORMS[1] / 2, 0.9, 0.9),
          "effective": {"gradient_clipping": 0.9, "loss_scale": 65536.0}}, {},
@@ -343,9 +260,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
          "effective": {"gradient_clipping": 0.9}, "moment_norms": dict.fromkeys("ab", (1.0, 1.02))},
         {"moment_norms": dict.fromkeys("ab", (1.0, 1.0))}, "update-differs",
         "something changes them in between, as where each rank clips its part by the norm of that part"),
-    "a rank that makes fewer updates": (
-        {"steps": make_steps(LATE), "ranks": ranks(otherwise=[{}, {"optimizer steps": [3, 4]}])}, {},
-        "update-differs", "ranks are unlike in optimizer steps, see ranks-differ"),
     "gradients that differ too little for a norm": (
         {"steps": norms(1, 1, 1.01, 1.02), "ranks": ranks(**AUDITED)}, {}, "gradient-differs",
         "every update that was looked at is what Adam makes of its gradient"),
@@ -366,10 +280,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         | weights(a=2.0, b=2.0005) | {"moment_norms": dict.fromkeys("acdef", (1.0, 2.0)) | {"b": (1.0, 3.0)}},
         {"moment_norms": dict.fromkeys("abcdef", (1.0, 2.0))}, "weights-changed-in-passes",
         "forward passes change b in place"),
-    "a run that parts later": (
-        {"steps": make_steps(LATE)} | weights(a=2.0, b=2.5), {}, "update-differs",
-        "losses first differ at step 2 (apart in the end: b), although losses and gradient norms agree "
-        "before (steps: 2): the update differs, or passes use other weights than it leaves; cause not found"),
     "norms that were not compared": (
         {"steps": make_steps(norms=[None] * 4)} | weights(a=2.0, b=2.5),
         {"steps": make_steps(norms=[None] * 4)}, "update-differs",
@@ -378,16 +288,42 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
 }  # fmt: skip
 
 
-def paired(
-    case: str, settings: list[str] | None = None, mesh: Any = None, reference: Any = None, **changes: Any
-) -> Pair:
+TRAPS = {trap.name: trap for trap in (*PUBLISHED, *OTHERS)}
+SAID = Path(__file__).with_name("said_of_traps.txt")
+
+
+def of_trap(name: str, settings: list[str] | None = None, **changes: Any) -> Pair | None:
+    """The run of a trap's ranks, if it diverged, and its reference; `changes` of the run, maybe by it."""
+    trap = TRAPS[name]
+    (row,) = (row for row in frozen(trap).rows if row.record.backend.label == trap.shown)
+    if row.judgement.parity != "diverged":
+        return None
+    if settings is None:
+        settings = [one.setting for one in row.judgement.settings if one.effect == "mathematics"]
+    new = {field: of(row.record) if callable(of) else of for field, of in changes.items()}
+    limits, shift = row.noise.widest(row.record), row.noise.norm_shift(row.record)
+    return Pair(row.reference.record, changed(row.record, **new), limits, settings, shift)
+
+
+def test_mistakes_that_ranks_made_are_named_and_no_other_cause(update_golden: bool) -> None:
+    lines = []
+    for name, trap in TRAPS.items():
+        pair = of_trap(name)
+        told = [explain_divergence(pair)] if pair else []
+        lines += [f"{name}: {f.id}: {f.text}" for f in of_the_trap(trap, frozen(trap).findings)]
+        lines += [f"{name}: diverged: {one.text}" for one in told if one.kind == "diverged"]
+        lines += [f"    because: {standing(pair)[0].name}"] if pair else []
+    if update_golden:
+        SAID.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert lines == SAID.read_text(encoding="utf-8").splitlines()
+
+
+def paired(case: str, mesh: Any = None, reference: Any = None, **changes: Any) -> Pair:
     """The run and reference of a case; `changes` of the run."""
     run, left, _, _ = CASES[case]
-    if settings is None:
-        settings = ["optimizer constants"] if case == "settings of updates" else []
     record = make_record(**({"label": "ddp"} | run | changes))
     record = laid_out(record, *mesh) if mesh else record
-    return Pair(make_record(**(MOVED | left | (reference or {}))), record, LIMITS, settings)
+    return Pair(make_record(**(MOVED | left | (reference or {}))), record, LIMITS)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -397,16 +333,29 @@ def test_the_mistake_of_a_record_is_named(name: str) -> None:
     assert (found.kind, words in found.text) == (kind, True), found
 
 
+def each_rank(change: Callable[[RankPart], dict[str, Any]]) -> Callable[[Record], list[RankPart]]:
+    return lambda run: [changed(part, **change(part)) for part in run.ranks]
+
+
+def each_step(**factors: float) -> Callable[[Record], list[Any]]:
+    """Fields of each step times these."""
+    return lambda run: [
+        replace(step, **{field: getattr(step, field) * by for field, by in factors.items()})
+        for step in run.steps
+    ]
+
+
 CONTRADICTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
-    # name: the mistake of CASES, what is changed in the run, in the reference, the hypothesis that ends
+    # name: the trap or case, what is changed in the run, in the reference, the hypothesis that ends
     "no rank has samples of its own": (
-        "gradients that are never reduced", {"ranks": ranks(gradient_norms=[[1.7], [1.9]],
-                                                            final_digest=APART)},
-        {"mesh": (("data", 1), ("tensor", 2))}, "not-reduced"),
+        "T17 never", {"world": {"dimensions": [DimensionPart(name="data", size=1),
+                                               DimensionPart(name="tensor", size=2)]}}, {}, "not-reduced"),
     "what clipping of each leaves is all that the optimizer gets": (
         "gradients that ranks clip and then reduce", {"steps": applied(norms(1.2), 1.0)}, {}, "reduced-late"),
     "norms are larger than the whole": (
-        "each rank clips its part", {"ranks": ranks(gradient_norms=[[2.4], [2.5]])}, {}, "own-norms"),
+        "T16",
+        {"ranks": each_rank(lambda part: {"gradient_norms": [9 * n for n in part.gradient_norms]})}, {},
+        "own-norms"),
     "earlier steps are as uneven and agree": (
         "a loss averaged per rank in the backward pass", {"steps": norms(1, 1, 0.76, 0.76)}, {},
         "mean-of-means"),
@@ -414,13 +363,15 @@ CONTRADICTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "a loss averaged per rank in the backward pass",
         {"ranks": ranks(target_tokens=[[508] * 4, [510] * 4])}, {}, "mean-of-means"),
     "the rank was idle before, and its norm agreed": (
-        "a rank without a gradient", {"ranks": ranks(without_gradient=[{0: []}, {0: ["b"]}]),
-                                      "steps": norms(1, 1, 0.9, 0.9)}, {}, "idle"),
+        "late block skipped on a rank",
+        {"ranks": each_rank(lambda part: {"without_gradient": {0: [*part.without_gradient.values()][-1]}})},
+        {}, "idle"),
     "the settings that differ change gradients alone": (
-        "settings of updates", {}, {"settings": ["dtype of gradients", "dtype of reduction"]}, "settings"),
+        "T18", {}, {"settings": ["dtype of gradients", "dtype of reduction"]}, "settings"),
     "the odd update came after the difference": (
-        "updates that are not Adam's",
-        {"ranks": ranks(odd_update=ODD.model_copy(update={"step": 2}))}, {}, "altered-updates"),
+        "moments lost, ZeRO-2",
+        {"ranks": each_rank(lambda part: {"odd_update": changed(part.odd_update, step=5)})}, {},
+        "altered-updates"),
     "an update is not Adam's": (
         "gradients that differ too little for a norm",
         {"ranks": ranks(audited_updates=3, odd_update=ODD)}, {}, "before-updates"),
@@ -438,7 +389,7 @@ CONTRADICTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "the norm is too small without a rank": (
         "the gradient of a rank", {"steps": norms(0.4)}, {}, "part-lost"),
     "more than the wire rounds": (
-        "gradients that cross the wire in bf16", {"steps": norms(0.98)}, {}, "wire"),
+        "T03", {"steps": each_step(gradient_norm=0.98)}, {}, "wire"),
     "the loss scale has not grown yet": (
         "a norm that DeepSpeed takes of gradients divided by the loss scale it has doubled",
         {"training": {"precision": "fp16-mixed", "loss_scale_growth_interval": 3}}, {}, "scale-doubled"),
@@ -446,32 +397,34 @@ CONTRADICTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "a norm that DeepSpeed takes of gradients divided by the loss scale it has doubled",
         {"steps": norms(1, 1, 0.5, 0.5)}, {}, "scale-doubled"),
     "tensors have other factors than others": (
-        "a factor that moves no weight",
-        {"moment_norms": {"a": (1.0, 2.0), "b": (1.0, 4.0)}}, {}, "norm-alone"),
+        "loss not unscaled, DDP",
+        {"moment_norms": lambda run: {name: (first, n * last) for n, (name, (first, last)) in enumerate(
+            run.moment_norms.items(), 1)}}, {}, "norm-alone"),
     "passes of the reference draw too": (
         "forward passes that draw, in the loss", {}, {"reference": {"observed": ObservedPart(draws=True)}},
         "drawn"),
     "the first loss precedes every update": (
-        "nothing that moves", {"steps": make_steps([6.0] * 4)}, {}, "nothing-moved"),
+        "nothing updated", {"steps": each_step(loss=1.1)}, {}, "nothing-moved"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CONTRADICTED)
 def test_one_fact_that_contradicts_a_hypothesis_ends_it(name: str) -> None:
     case, changes, how, hypothesis = CONTRADICTED[name]
-    assert hypothesis not in {one.name for one in standing(paired(case, **how, **changes))}
-    assert hypothesis in {one.name for one in standing(paired(case))}
+    of = of_trap if case in TRAPS else paired
+    assert hypothesis not in {one.name for one in standing(of(case, **how, **changes))}
+    assert hypothesis in {one.name for one in standing(of(case))}
 
 
 def test_every_hypothesis_has_a_case_and_a_sentence() -> None:
-    """Those without have traps on ranks, or tests below."""
+    """Those without have tests below, or traps whose records are not kept."""
     elsewhere = {
-        "undivided", "stale-weights", "read-outside", "restored", "not-finite", "by-part", "skipped", "parts",
-        "altered-gradients", "shifted", "norm-alone", "unreached", "factor", "unknown",
+        "stale-weights", "read-outside", "parts", "skipped", "gathered", "shifted", "rounded",
+        "ranks-begin-apart",
     }  # fmt: skip
     assert all(one.name in entries()[one.kind]["text"] for one in HYPOTHESES)
-    shown = {explain_divergence(paired(case, [])).kind for case in CASES}
-    assert {one.kind for one in HYPOTHESES if one.name not in elsewhere} <= shown
+    pairs = [*map(paired, CASES), *filter(None, map(of_trap, TRAPS))]
+    assert {one.name for one in HYPOTHESES} - {standing(pair)[0].name for pair in pairs} == elsewhere
 
 
 @pytest.mark.parametrize(
