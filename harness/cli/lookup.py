@@ -100,10 +100,12 @@ def glossary() -> dict[str, str]:
 
 
 def meanings() -> dict[str, str]:
-    """Meanings of the words of the glossary and of the columns of frames and files."""
+    """Meanings of the words of the glossary and of columns, as tables, frames and files name them."""
     from harness.judge.facts import METRICS
 
-    return glossary() | {metric.key: f"{metric.meaning} ({metric.unit})" for metric in METRICS}
+    return glossary() | {
+        name: f"{metric.meaning} ({metric.unit})" for metric in METRICS for name in (metric.title, metric.key)
+    }
 
 
 def word_of(text: str) -> str | None:
