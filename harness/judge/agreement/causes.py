@@ -735,7 +735,7 @@ class Pair:
 
     @property
     def ranks_end_apart(self) -> Fact:
-        return unlike(rank.final_digest for rank in self.record.ranks)
+        return are_unlike(rank.final_digest for rank in self.record.ranks)
 
     def shows_before(self, share: Callable[[int], float]) -> Fact:
         """False: a step before, due to differ by this share of it, agrees far better; None: none is."""
@@ -909,7 +909,7 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
         for times in [pair.moved[1].get(name, 0.0) / pair.moved[0][name]]
         if 1 + times**2 - far**2 < 2 * times * OPPOSITE
     ],
-    "ranks_begin_apart": lambda pair: unlike(part.initial_digest for part in pair.record.ranks),
+    "ranks_begin_apart": lambda pair: are_unlike(part.initial_digest for part in pair.record.ranks),
     "unlike_copies": lambda pair: unlike_copies(pair.record),
     "gradients_are_unlike": lambda pair: pair.updates_are_adams and pair.fact("ranks_begin_apart") is False,
     "changed_ones_end_apart": lambda pair: (
@@ -1089,7 +1089,7 @@ def altered_updates(reference: Record, record: Record) -> dict[int, OddUpdatePar
     return {part.rank: part.odd_update for part in record.ranks if part.odd_update is not None}
 
 
-def unlike(digests: Iterable[str | None]) -> Fact:
+def are_unlike(digests: Iterable[str | None]) -> Fact:
     """Whether ranks hold other weights than each other; None: not all are known, or there is one."""
     known = list(digests)
     return None if None in known or len(known) < 2 else len(set(known)) > 1

@@ -108,7 +108,8 @@ def replicas(row: JudgedRun) -> Iterator[Finding]:
         values = {"groups": list(groups.values())} | ({"parameters": names} if names else {})
         yield found(
             "replicas-differ", row.cell, values, "weights", where=causes.where(record, names),
-            alone=len(names) == len(apart), begun=causes.unlike(part.initial_digest for part in record.ranks),
+            alone=len(names) == len(apart),
+            begun=causes.are_unlike(part.initial_digest for part in record.ranks),
         )  # fmt: skip
         return
     losses = _probe_losses(record)
@@ -288,6 +289,9 @@ def odd_updates(row: JudgedRun, reference: Record | None = None) -> Iterator[Fin
         "step": first.step, "ranks": ranks, "kind": first.kind, "given": first.given, "due": first.due,
         "parameters": names,
     }  # fmt: skip
+    decaying = set(row.record.layout.decaying) if row.record.layout and first.kind == "decay" else set(names)
+    told = [name for name in names if (name in decaying) is (first.due != 0.0)]
+    besides = [name for name in names if name not in told] if told else []
     alone = len(ranks) < row.record.world.world_size
     low = LOW_BITS.get(first.given or 0.0)
     rates = {step.step: step.learning_rate for step in row.record.steps}
@@ -299,7 +303,7 @@ def odd_updates(row: JudgedRun, reference: Record | None = None) -> Iterator[Fin
         "update-altered", row.cell, values, first.kind, alone=alone, low=low,
         later=gaps[0] if regular and len(gaps) > 1 else None,
         again=steps[1] if regular and len(gaps) == 1 else None,
-        places=causes.where(row.record, names),
+        places=causes.where(row.record, told or names), besides=causes.where(row.record, besides),
         late=first.kind == "factor" and math.isclose(used, before, rel_tol=SAME_RATE),
     )  # fmt: skip
 

@@ -302,6 +302,23 @@ def test_an_odd_update_is_told_once_with_its_steps_ranks_and_parameters(
     assert words in message
 
 
+@pytest.mark.parametrize(
+    ("parameters", "due", "ends"),
+    [
+        ("abc", 0.1, "in a, b; c, which must not decay, differ, too"),
+        ("abc", 0.0, "in c; a, b, which do decay, differ, too"),
+        ("ab", 0.1, "in a, b"),
+        ("c", 0.1, "in c"),
+    ],
+)
+def test_weights_that_must_not_decay_are_not_said_to_decay_too_little(
+    parameters: str, due: float, ends: str
+) -> None:
+    groups = Layout(parameters=[], decaying=["a", "b"], buffers=[], blocks=[])
+    of = changed(updating(odd("decay", given=0.1 - due, due=due, parameters=[*parameters])), layout=groups)
+    assert altered(of)[0].endswith(ends)
+
+
 @pytest.mark.parametrize(("factor", "late"), [(1.5, True), (1.51, False), (0.5, False)])
 def test_a_rate_that_is_a_step_late_is_named(factor: float, late: bool) -> None:
     (message,) = altered(updating(odd("factor", given=factor, due=1.0)))
