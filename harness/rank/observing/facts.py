@@ -558,7 +558,8 @@ def observed_layout(live: Live, optimizers: Optimizers, seen: Seen) -> Layout:
         ),
         tied={one.name: first[one.key] for one in named if first[one.key] != one.name},
         blocks=tuple(blocks), frozen=frozenset(frozen),
-        without_gradient=(ending if frozen else frozenset()) if runs_all else None,
+        # Of compiled modules nothing is seen.
+        without_gradient=frozenset() if not frozen else ending if runs_all and seen.passing_back else None,
         uses={} if runs_all else None, unreached=frozenset() if runs_all else None,
         unit_calls=() if runs_all else None, read_outside=None, changed_in_passes=None,
     )  # fmt: skip

@@ -290,12 +290,15 @@ class Habits:
         self.clipped_within += self._is_added_to
         self._cut, self._is_added_to = None, False
         self._since[optimizer] = _Since(1 if since is None else since.updates + 1)
-        states = [(p, s) for p, s in optimizer.state.items() if isinstance(p, Tensor) and isinstance(s, dict)]
+        states = list(optimizer.state.items())
         self._versions[optimizer] = [
             (parameter, ref(tensor), tensor._version)
             for parameter, state in states[:: 1 + len(states) // MOST_STATES]
             for name in (*MOMENTS, "momentum_buffer")
-            if isinstance(tensor := state.get(name), Tensor) and not tensor.is_inference()
+            if isinstance(parameter, Tensor)
+            and isinstance(state, dict)
+            and isinstance(tensor := state.get(name), Tensor)
+            and not tensor.is_inference()
         ]
         for scheduler, calls in self._schedulers.items():
             owner = _innermost(scheduler.optimizer)

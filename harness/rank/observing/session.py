@@ -41,6 +41,7 @@ from harness.rank.observing.step import (
     MicroBatch,
     MicroLoss,
     Step,
+    alone,
     returned_loss,
     scalar_of,
     tensors_in,
@@ -93,11 +94,6 @@ def _origin(roots: Iterable[nn.Module]) -> tuple[Hashable, Hashable]:
         getattr(root, "require_backward_grad_sync", getattr(root, "_sync_gradients", None)) for root in roots
     )
     return tuple(reduces), tuple((id(frame.f_code), frame.f_lasti) for frame in frames)
-
-
-def _alone(tensors: Any) -> Any:
-    """What backward() is called on, where that is one."""
-    return tensors[0] if isinstance(tensors, (list, tuple)) and len(tensors) == 1 else tensors
 
 
 def _move(root: nn.Module) -> None:
@@ -393,7 +389,7 @@ class Session:
             self.habits.scale = self.seen.loss_scale or 1.0
 
     def backward_begins(self, tensors: Any) -> None:
-        step, scalar, divisor = self._open(), scalar_of(tensors), divisor_of(_alone(tensors))
+        step, scalar, divisor = self._open(), scalar_of(tensors), divisor_of(alone(tensors))
         if "deepspeed" not in self.seen.frameworks:  # which keeps gradients elsewhere
             self.habits.backward_begins(self._called)
         root = self._evaluating() if self._evaluating is not None else None
@@ -402,7 +398,7 @@ class Session:
             step.evaluates = step.evaluates or root
         self.habits.is_scaled = self._scaled is not None
         if self._scaled is not None:
-            is_that = _alone(tensors) is self._scaled()
+            is_that = alone(tensors) is self._scaled()
             scalar, divisor = (self._unscaled, self._divisor) if is_that else (None, None)
             self._scaled = self._unscaled = None
         # Several passes may begin in the results of one forward pass.

@@ -271,12 +271,15 @@ def total_loss(micro: Sequence[MicroLoss], batches: Sequence[MicroBatch]) -> Los
     return LossSum(sum(values), float(len(micro)), f"{source}, {PER_BATCH}")
 
 
+def alone(tensors: Any) -> Any:
+    """What backward() is called on, where that is one."""
+    return tensors[0] if isinstance(tensors, (list, tuple)) and len(tensors) == 1 else tensors
+
+
 def scalar_of(tensors: Any) -> Tensor | None:
     """The scalar on which backward is called; None: it is called on something else."""
-    if isinstance(tensors, (list, tuple)) and len(tensors) == 1:
-        tensors = tensors[0]
-    is_scalar = isinstance(tensors, torch.Tensor) and tensors.numel() == 1
-    return tensors.detach().clone() if is_scalar else None
+    one = alone(tensors)
+    return one.detach().clone() if isinstance(one, Tensor) and one.numel() == 1 else None
 
 
 @dataclass

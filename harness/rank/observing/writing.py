@@ -153,8 +153,7 @@ class Writing:
                             change = f"{before[name]} to {now[name]} before step {seen.steps}"
                             self._changes.setdefault((place, name), []).append(change)
                     self._constants[place] = now
-                    count = sum(1 for _ in group["params"])
-                    seen.group_tensors[place] = max(seen.group_tensors.get(place, 0), count)
+                    seen.group_tensors[place] = max(seen.group_tensors.get(place, 0), len(group["params"]))
             first += len(known.param_groups)
         return is_of_others
 

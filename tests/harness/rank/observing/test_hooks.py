@@ -16,13 +16,19 @@ def test_the_search_for_modules_ends_once_and_leaves_what_others_put_there(
     before = nn.Module.__call__
     monkeypatch.setattr(nn.Module, "__call__", before)
     seen: list[nn.Module] = []
-    nothing: Any = dict.fromkeys(("forward_ends", "module_begins"), lambda *_: None)
+    nothing: Any = dict.fromkeys(("forward_ends", "module_begins", "module_ends"), lambda *_: None)
     roots = Roots(SimpleNamespace(**nothing, forward_begins=lambda root, *_: seen.append(root)))  # type: ignore[arg-type]
     model = nn.Sequential(nn.Linear(2, 2))
     for _ in range(2):
         assert nn.Module.__call__ is not before
         model(torch.ones(1, 2))
         roots.end_step()
+    assert nn.Module.__call__ is before
+    roots.look_again()
+    model(torch.ones(1, 2))
+    roots.end_step()
+    assert nn.Module.__call__ is not before
+    roots.end_step()
     assert nn.Module.__call__ is before
 
     def of_script(module: nn.Module, *arguments: Any) -> Any:
@@ -32,7 +38,7 @@ def test_the_search_for_modules_ends_once_and_leaves_what_others_put_there(
     model(torch.ones(1, 2))
     roots.end_step()
     assert nn.Module.__call__ is of_script
-    assert seen == [model] * 3
+    assert seen == [model] * 4
 
 
 @pytest.mark.parametrize(
@@ -69,6 +75,7 @@ def test_a_pass_ends_as_what_it_began_as(monkeypatch: pytest.MonkeyPatch) -> Non
     told: list[str] = []
     names = (
         "module_begins",
+        "module_ends",
         "note",
         "forward_begins",
         "forward_ends",
