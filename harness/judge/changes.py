@@ -111,8 +111,15 @@ class Pair(NamedTuple):
 
     @property
     def is_one_job(self) -> bool:
-        """Whether a difference is a change."""
-        return self.before.record.job_id == self.after.record.job_id
+        """Whether a difference is a change.
+
+        An id covers every setting that a version knows: of another version the same job has another one. Then
+        settings, as read today, and the samples of all steps tell.
+        """
+        one, other = self.before.record, self.after.record
+        fed = [[step.sample_hashes for step in run.steps] for run in (one, other)]
+        alike = fed[0] == fed[1] and all(fed[0]) and one.job.job_id() == other.job.job_id()
+        return alike or one.job_id == other.job_id
 
 
 def versions(records: Sequence[Record], by: str) -> dict[str, Comparison]:

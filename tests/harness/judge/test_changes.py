@@ -178,8 +178,24 @@ def test_a_published_baseline_of_another_job_is_said_first_and_every_lost_cell_i
 
 def test_cells_of_another_job_have_no_change_and_fail_every_condition() -> None:
     before, after = side(0.5, 0.51), side(0.9, 0.91)
-    other = Comparison([row.record.model_copy(update={"job_id": "f" * 12}) for row in after.rows])
+    job = before.rows[0].record.job
+    longer = job.model_copy(update={"training": job.training.model_copy(update={"steps": 99})})
+    id_alone, other = (
+        Comparison([row.record.model_copy(update={"job_id": "f" * 12} | more) for row in after.rows])
+        for more in ({}, {"job": longer})
+    )
     assert {c.judgement for c in changes(before, after)} > {"not judged"}
+    both = [
+        Comparison([
+            row.record.model_copy(update={"job_id": of.rows[0].record.job_id, "steps": [
+                replace(step, sample_hashes=fed) for step in row.record.steps]})
+            for row in of.rows
+        ])
+        for of, fed in ((before, "aa"), (id_alone, "aa"), (id_alone, "ab"))
+    ]  # fmt: skip
+    of_version, of_other_samples = (changes(both[0], one) for one in both[1:])
+    assert {c.judgement for c in of_version} == {c.judgement for c in changes(before, after)}
+    assert {c.judgement for c in of_other_samples} == {"another job"}
     assert {(c.judgement, c.relative, c.extent) for c in changes(before, other)} == {
         ("another job", None, None)
     }

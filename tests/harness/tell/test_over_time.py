@@ -133,14 +133,16 @@ def test_two_sides_show_what_got_worse_the_command_that_shows_both_and_every_jud
 
 def test_a_baseline_of_another_job_says_so_first_and_names_no_change(tmp_path: Path) -> None:
     old, new = run("0.17.0"), run("0.18.9", seconds=0.9, payload=5000)
-    other = new.model_copy(update={"job_id": "f" * 12})
+    longer = new.job.model_copy(update={"training": new.job.training.model_copy(update={"steps": 99})})
+    other = new.model_copy(update={"job_id": "f" * 12, "job": longer})
     told = list(verdict(before_after(Comparison([old]), Comparison([other]))))
     assert told[0].startswith(f"Not all ran the same job: {old.job_id} before, {'f' * 12} after.")
     assert not [
         line for line in told if "Beyond noise" in line or "within noise" in line or "Undecided" in line
     ]
     assert any("Beyond noise" in line for line in verdict(before_after(*map(Comparison, ([old], [new])))))
-    steps = report(tmp_path, [old, new, run("0.19.8", payload=9).model_copy(update={"job_id": "f" * 12})])
+    last = run("0.19.8", payload=9).model_copy(update={"job_id": "f" * 12, "job": longer})
+    steps = report(tmp_path, [old, new, last])
     rows = [line for line in steps.splitlines() if "harness diagnose" in line]
     assert ["| 0.17.0 | 0.18.9 |" in row for row in rows] == [True]
 
