@@ -47,10 +47,9 @@ GEOMETRIES = {
     "GPT-2, tied": "{model_type: gpt2, n_embd: 33, n_layer: 2, n_head: 3, vocab_size: 257, n_positions: 64}",
 }
 RECOMPUTATION = (
-    "Activation checkpointing is not among them. `tests/contract/test_communication.py` compares "
-    "it to the byte on 2 ranks: ddp, zero2, zero3, fsdp, fsdp-grad-op and fsdp1 with a Llama, GPT-2, BLOOM, "
-    "Mistral and Qwen2 model. Only ZeRO-3 communicates more with it: it gathers each block once more, except "
-    "the module in which recomputation stops."
+    "Activation checkpointing is not among them. `tests/traps/test_clean.py` compares it to the byte on 2 "
+    "ranks with a Llama and GPT-2. Only ZeRO-3 communicates more with it: it gathers each block once more, "
+    "except the module in which recomputation stops."
 )
 PRECISIONS = ("fp32", "bf16-mixed")
 ACCUMULATION = (1, 4)

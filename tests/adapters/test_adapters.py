@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from harness.rank.models.model import is_adapter
 from harness.run_directory.request import checkpoint_folder
 from tests.representatives import EXHAUSTIVE, cheap, first
+from tests.traps.clean import assert_clean
 from tests.traps.matrix import Matrix
 from tests.traps.planted import BF16, Trap
 
@@ -24,24 +25,19 @@ ADAPTERS = 1664
 
 @pytest.mark.parametrize("strategies", [FEW, pytest.param(STRATEGIES, marks=EXHAUSTIVE)], ids=["few", "all"])
 def test_every_strategy_trains_the_same_adapters(strategies: tuple[str, ...], matrix: Matrix) -> None:
-    comparison = matrix.compare(strategies, 2, LORA)
-    found = matrix.findings(strategies, 2, LORA)
-    assert {f.id for f in found} == {"frozen-weights-reduced"}
-    assert {label for f in found for label in f.backends} == {"fsdp1", "fsdp1-no-shard"} & {*strategies}
-    assert {row.judgement.parity for row in comparison.rows} <= {"exact", "tight"}
-    assert len({row.record.initial_weights.digest for row in comparison.rows}) == 1
-    losses = [step.loss for step in comparison.rows[0].record.steps]
+    records = assert_clean(strategies, 2, LORA, matrix, true=("frozen-weights-reduced",))
+    named = {label for f in matrix.findings(strategies, 2, LORA) for label in f.backends}
+    assert named == {"fsdp1", "fsdp1-no-shard"} & {*strategies}
+    assert len({record.initial_weights.digest for record in records.values()}) == 1
+    losses = [step.loss for step in records["single"].steps]
     assert losses[0] - losses[-1] > 0.05  # adapters do learn
 
 
 @pytest.mark.costly
 def test_four_bit_weights_train_alike_under_every_strategy(matrix: Matrix) -> None:
     settings = (LORA[0].replace("}", ", base_dtype: nf4}"), *LORA[1:])
-    comparison = matrix.compare(("zero3", "fsdp"), 2, settings)
-    assert [(f.id, f.message) for f in matrix.findings(("zero3", "fsdp"), 2, settings)] == []
-    assert {row.judgement.parity for row in comparison.rows} <= {"exact", "tight"}
-    for row in comparison.rows:
-        assert "uint8" in row.record.observed.frozen_dtypes
+    for record in assert_clean(("zero3", "fsdp"), 2, settings, matrix, derived=False).values():
+        assert "uint8" in record.observed.frozen_dtypes
 
 
 @pytest.mark.parametrize("strategy", first(["zero2", "fsdp"], ["ddp", "zero2", "fsdp"]))

@@ -14,9 +14,8 @@ from harness.job.job import Job
 from harness.job.pairs import why_refused
 from harness.judge.quantities import rank_states, textbook, volume_differences, why_unknown
 from tests.representatives import EXHAUSTIVE, first
+from tests.traps.clean import assert_clean, differing_bytes
 from tests.traps.matrix import TINY
-
-from .parity import assert_as_derived, assert_parity
 
 pytestmark = pytest.mark.long(seconds=50)
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1")
@@ -36,8 +35,7 @@ FROZEN = (
 @pytest.mark.costly
 @pytest.mark.parametrize("strategies", [FEW_GROUPED, pytest.param(STRATEGIES, marks=EXHAUSTIVE)])
 def test_groups_with_rates_and_decay_of_their_own_train_the_same(strategies: tuple[str, ...], matrix) -> None:
-    records = assert_parity(matrix, [RATES], strategies)
-    assert_as_derived(matrix, [RATES], strategies)
+    records = assert_clean(strategies, 2, [RATES], matrix)
     for record in records.values():
         seen = record.observed
         assert sorted(group["lr_scale"] for group in seen.optimizer_groups) == [0.2, 0.3, 1.0]
@@ -53,8 +51,8 @@ def test_groups_with_rates_and_decay_of_their_own_train_the_same(strategies: tup
 def test_groups_that_are_frozen_keep_their_weights_and_have_neither_gradients_nor_states(
     strategies: tuple[str, ...], matrix
 ) -> None:
-    records = assert_parity(matrix, [FROZEN], [name for name in strategies if name != "fsdp1"])
-    assert_as_derived(matrix, [FROZEN], strategies)
+    records = assert_clean([name for name in strategies if name != "fsdp1"], 2, [FROZEN], matrix)
+    assert not differing_bytes(matrix.record("fsdp1", 2, [FROZEN]))
     assert all("model.embed_tokens.weight" in record.layout.frozen for record in records.values())
     found = {f.id for f in matrix.findings(["fsdp1"], 2, [FROZEN])}
     assert found == {"frozen-weights-reduced"}  # which torch does with frozen neighbours of trained weights
@@ -81,7 +79,8 @@ def test_every_strategy_trains_as_one_process_and_counts_what_it_keeps(
     strategies: tuple[str, ...], matrix
 ) -> None:
     groups = "optimizer.groups=[{parameters: '*norm*', learning_rate: 2.0e-4}]"
-    records = assert_parity(matrix, [LION, "optimizer.arguments={beta: 0.95}", groups], strategies)
+    given = [LION, "optimizer.arguments={beta: 0.95}", groups]
+    records = assert_clean(strategies, 2, given, matrix, derived=False)
     for label, record in records.items():
         assert record.backend.effective.optimizer.endswith("own_optimizer.Lion")
         assert record.observed.optimizer_used
@@ -178,9 +177,9 @@ ADAM = ["optimizer.kind=adam"]
 def test_every_strategy_trains_as_one_process_and_holds_what_is_derived(
     settings, name, states, strategies, matrix
 ) -> None:
-    records = assert_parity(matrix, settings, strategies)
+    records = assert_clean(strategies, 2, settings, matrix)
     assert {record.backend.effective.optimizer for record in records.values()} == {name}
-    found = assert_as_derived(matrix, settings, strategies)["ddp"]
+    found = rank_states(records["ddp"])[0]
     assert found.measured.get("optimizer", 0) // found.measured["weights"] == states
 
 
@@ -188,7 +187,7 @@ def test_every_strategy_trains_as_one_process_and_holds_what_is_derived(
 @pytest.mark.costly
 def test_low_precision_of_stage_0_forgets_the_step_that_it_takes_while_it_sets_up(settings, matrix) -> None:
     given = [*settings, "training.precision=bf16-mixed", "optimizer.weight_decay=1.0"]
-    assert_parity(matrix, given, ["ddp", "zero0"])
+    assert_clean(["ddp", "zero0"], 2, given, matrix)
 
 
 @pytest.mark.parametrize("label", ["zero2", "zero3", "fsdp1"])
@@ -277,7 +276,7 @@ def test_trap_30_what_a_rank_updates_is_no_multiple_of_a_block(label: str, matri
 def test_every_strategy_trains_with_8_bit_states(
     kind: str, precision: str, labels: tuple[str, ...], matrix
 ) -> None:
-    records = assert_parity(matrix, [kind, EVEN, f"training.precision={precision}"], labels)
+    records = assert_clean(labels, 2, [kind, EVEN, f"training.precision={precision}"], matrix)
     for label, record in records.items():
         assert "uint8" in record.observed.optimizer_state_dtypes, label
         assert record.observed.wide_optimizer_bytes == 0, label
@@ -301,7 +300,7 @@ ODD_ROWS = (
 
 
 def test_muon_trains_the_same_with_whole_matrices_and_with_rows(matrix) -> None:
-    records = assert_parity(matrix, [MUON, ODD_ROWS], ["ddp", "fsdp"])
+    records = assert_clean(["ddp", "fsdp"], 2, [MUON, ODD_ROWS], matrix)
     for record in records.values():
         assert record.backend.effective.optimizer == "harness.rank.models.optimizer.MuonAndAdamW"
         assert record.observed.matrices_in_parts == 0
@@ -310,7 +309,7 @@ def test_muon_trains_the_same_with_whole_matrices_and_with_rows(matrix) -> None:
 @pytest.mark.parametrize("label", first(["fsdp"], ["ddp", "fsdp"]))
 @pytest.mark.costly
 def test_muon_in_bf16_lies_within_what_its_rounding_changes(label: str, matrix) -> None:
-    assert_parity(matrix, [MUON, ODD_ROWS, "optimizer.newton_schulz=bf16"], [label])
+    assert_clean([label], 2, [MUON, ODD_ROWS, "optimizer.newton_schulz=bf16"], matrix)
 
 
 def test_rows_that_are_orthogonalised_by_themselves_are_named(matrix) -> None:

@@ -10,9 +10,9 @@ from harness.job.pairs import AXES
 from harness.judge.quantities import expected_model_state_bytes, volume_differences
 from harness.record import Record
 from tests.built_in import MULTIPLYING
+from tests.traps.clean import assert_clean
 from tests.traps.matrix import Matrix
 
-from .parity import assert_parity
 from .test_optimizers import MODEL
 
 pytestmark = pytest.mark.long(seconds=20)
@@ -50,13 +50,13 @@ def test_every_pair_runs_as_the_reference_or_is_refused(setting: str, ranks: int
             assert (record.status, record.reasons) == ("unsupported", [reason])
     run = [_typed(label) for label in labels if refused(label, setting) is None]
     if run:
-        _assert_as_expected(assert_parity(matrix, settings, run, ranks))
+        _assert_as_expected(assert_clean(run, ranks, settings, matrix, derived=False))
 
 
 @pytest.mark.exhaustive
 def test_every_offload_runs_as_the_reference(matrix: Matrix) -> None:
     labels = [_typed(label, OFFLOAD) for label in LABELS if has_offload(label)]
-    _assert_as_expected(assert_parity(matrix, [], labels))
+    _assert_as_expected(assert_clean(labels, 2, [], matrix, derived=False))
 
 
 def _assert_as_expected(records: dict[str, Record]) -> None:

@@ -12,9 +12,8 @@ from tests.traps.clean import AFTER_TRACE, GROUPS, PRECISIONS, assert_clean
 from tests.traps.clean import LABELS as TYPED
 from tests.traps.matrix import Matrix, padded_documents
 
-from .parity import NATIVE, assert_as_derived, assert_parity
-
 pytestmark = pytest.mark.long(seconds=60)
+NATIVE = ("ddp", "zero1", "zero3", "fsdp", "fsdp1")
 LARGE = (
     "model.config={hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
     "num_key_value_heads: 2, max_position_embeddings: 16, vocab_size: 4096, tie_word_embeddings: %s}"
@@ -40,12 +39,12 @@ def packed() -> list[str]:
 @pytest.fixture(scope="module")
 def together() -> list[str]:
     """One job under several axes; the last setting: chunks of the loss."""
-    return [LARGE % "false", f"{CHECKPOINTING}=every-2", *packed(), f"loss.chunk_tokens={CHUNK}"]
+    return [LARGE % "false", f"{CHECKPOINTING}=every-2", AFTER_TRACE, *packed(), f"loss.chunk_tokens={CHUNK}"]
 
 
 @pytest.fixture(scope="module")
 def sharded(matrix: Matrix, together: list[str]) -> dict[str, Record]:
-    return assert_parity(matrix, together, ["zero3", "fsdp"])
+    return assert_clean(["zero3", "fsdp"], 2, together, matrix)
 
 
 @pytest.mark.costly
@@ -87,14 +86,14 @@ def test_sharded_strategies_keep_documents_apart(sharded) -> None:
 )
 def test_every_strategy_trains_under_an_axis(settings, further, precision: str, matrix) -> None:
     given = [part for setting in settings for part in (packed() if setting == "packed" else [setting])]
-    assert_parity(matrix, [*given, f"training.precision={precision}"], [*NATIVE, *further])
+    assert_clean([*NATIVE, *further], 2, [*given, AFTER_TRACE, f"training.precision={precision}"], matrix)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("compiled", ["block", "model"])
 def test_every_strategy_trains_the_compiled_job(compiled: str, matrix) -> None:
     """Compiling takes most of the time."""
-    records = assert_parity(matrix, [f"model.compile={compiled}"], NATIVE)
+    records = assert_clean(NATIVE, 2, [f"model.compile={compiled}"], matrix, derived=False)
     for label, record in records.items():
         assert record.observed.compiled, label
         assert record.observed.compiled_graphs > 0, label
@@ -103,7 +102,7 @@ def test_every_strategy_trains_the_compiled_job(compiled: str, matrix) -> None:
 @needs_torchao
 def test_sharded_strategies_train_in_fp8(matrix) -> None:
     """Products are emulated: within the band that they span, states as in fp32."""
-    records = assert_parity(matrix, [FP8], ["zero3", "fsdp"])
+    records = assert_clean(["zero3", "fsdp"], 2, [FP8], matrix)
     assert all(record.observed.wide_linears == 0 for record in records.values())
 
 
@@ -143,8 +142,10 @@ def test_every_strategy_trains_a_mixture_as_one_process_does(
     model: str, labels: tuple[str, ...], matrix
 ) -> None:
     """Data decide which experts compute."""
-    assert_parity(matrix, [model], labels)
-    assert_as_derived(matrix, [model], [label for label in labels if label != LEAVES])
+    for derived in (True, False):
+        assert_clean(
+            [one for one in labels if (one != LEAVES) is derived], 2, [model], matrix, derived=derived
+        )
 
 
 COST_ALONE = (
@@ -166,7 +167,7 @@ def assert_equal_losses(records: dict[str, Record]) -> None:
 @pytest.mark.parametrize("labels", [COST_ALONE[::3], pytest.param(COST_ALONE, marks=EXHAUSTIVE)])
 @pytest.mark.costly
 def test_overlap_and_contiguous_gradients_leave_losses_alone(labels: tuple[str, ...], matrix) -> None:
-    records = assert_parity(matrix, ["training.accumulation_steps=2"], labels)
+    records = assert_clean(labels, 2, ["training.accumulation_steps=2"], matrix)
     assert_equal_losses(records)
 
 

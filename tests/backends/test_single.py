@@ -23,7 +23,7 @@ Trained = tuple[Tensor, dict[str, Tensor]]
 def trained(
     change: Callable[[nn.Module], None] = lambda model: None, dtype: torch.dtype | None = None
 ) -> Trained:
-    job = contract_job(Case(accumulation_steps=1, clipping=None, tied=False))
+    job = contract_job(Case(tied=False))
     assert isinstance(job.model.config, dict)
     biased = job.model.config | {"attention_bias": True, "mlp_bias": True}
     job = job.model_copy(update={"model": job.model.model_copy(update={"config": biased})})

@@ -13,7 +13,7 @@ from harness.backends import presets
 from harness.judge.comparison import Comparison
 from harness.judge.quantities import rank_states, volume_differences
 from harness.judge.wording import entries
-from tests.contract.test_contract import LOSS_TOLERANCE
+from tests.resume.test_pairs import LOSS_TOLERANCE
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 ROUTES = DOCS / "your-configuration.md"

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.backends.base import Backend, Engine, SetupContext, World
+from harness.backends.base import Backend, Batch, Engine, SetupContext, World
 from harness.backends.model_source import AskedLoading
 from harness.forms.layout import Layout
 from harness.job.job import Job, UpdateGroup
 from harness.rank.data import IGNORED, DataFacts
 from harness.rank.initial_weights import JobModelSource
 from harness.rank.models.description import Built
-from harness.rank.models.losses import ComputeLoss, loss_of_part, summed_cross_entropy
+from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import model_config
 from harness.rank.models.optimizer import build_optimizer, frozen_names, update_groups
 from harness.rank.probes.communication import CommunicationCounter
@@ -52,17 +52,9 @@ class Case:
     precision: str = "fp32"
     preset: str = "like-for-like"
     _: KW_ONLY
-    clipping: float | None = None
     tied: bool = True
     """Of a Llama."""
     family: str = "llama"
-    activation_checkpointing: bool = False
-    probed_step: int = PROBED_STEP
-
-    @property
-    def name(self) -> str:
-        clipped = "clipped" if self.clipping else "unclipped"
-        return f"accumulation {self.accumulation_steps}, {clipped}, {'tied' if self.tied else 'untied'}"
 
 
 def contract_job(case: Case) -> Job:
@@ -70,7 +62,7 @@ def contract_job(case: Case) -> Job:
     config = {**FAMILIES[case.family], "vocab_size": VOCABULARY}
     if case.family == "llama":
         config["tie_word_embeddings"] = case.tied
-    training = {"precision": case.precision, "activation_checkpointing": case.activation_checkpointing}
+    training = {"precision": case.precision}
     job = Job.model_validate({"model": {"config": config}, "data": {"sequence_length": LENGTH}})
     return job.model_copy(update={"training": job.training.model_copy(update=training)})
 
@@ -94,11 +86,6 @@ def noisy_chain(
     for sample in range(GLOBAL_BATCH):
         labels[sample, 4 + length // 12 * sample :] = IGNORED
     return tokens, labels
-
-
-def compute_loss(world: World) -> ComputeLoss:
-    """The loss of a batch, or where ranks divide samples that of the rank's part."""
-    return loss_of_part(world) if world.mesh.size("sequence") > 1 else summed_cross_entropy
 
 
 def shared_folder(purpose: str) -> Path:
@@ -160,52 +147,53 @@ def prepare(
     job, built = contract_job(case), Built()
     engine = engine_of(
         backend, world, job, lambda note: job_source(job, VOCABULARY, world, note, loading),
-        built=built.describe, gradient_clipping=case.clipping, preset=case.preset,
-        accumulation_steps=case.accumulation_steps, compute_loss=compute_loss(world),
+        built=built.describe, preset=case.preset, accumulation_steps=case.accumulation_steps,
     )  # fmt: skip
     assert built.layout is not None
     assert built.model is not None
     return engine, built.layout, built.model
 
 
-def take_step(
-    engine: Engine,
-    batch: tuple[torch.Tensor, torch.Tensor],
-    world: World,
-    case: Case,
-    counter: CommunicationCounter | None = None,
-) -> tuple[float, float]:
-    """This rank's part of the loss, and the norm of the gradient."""
-    if counter:
-        counter.start()
-    loss = run_micro_steps(engine, batch, world, case, counter)
-    if counter:
-        counter.phase = "step"
-    norm = engine.step(LEARNING_RATE)
-    if counter:
-        counter.stop()
-    return loss, norm
+def of_rank(
+    batch: tuple[torch.Tensor, torch.Tensor], world: World, accumulation_steps: int = 1
+) -> tuple[list[dict[str, torch.Tensor]], int]:
+    """This rank's micro-batches of a global one, and how many target tokens all of it has."""
+    tokens, labels = batch
+    micro = GLOBAL_BATCH // world.data_size // accumulation_steps
+    firsts = [(step * world.data_size + world.data_rank) * micro for step in range(accumulation_steps)]
+    parts = [{"tokens": tokens[at : at + micro], "labels": labels[at : at + micro]} for at in firsts]
+    return parts, int((labels[:, 1:] != IGNORED).sum())
 
 
-def run_micro_steps(
+def step_of(
     engine: Engine,
-    batch: tuple[torch.Tensor, torch.Tensor],
-    world: World,
-    case: Case,
+    micro_batches: Sequence[Batch],
+    scale: float,
+    learning_rate: float = LEARNING_RATE,
     counter: CommunicationCounter | None = None,
-) -> float:
-    """Forward and backward passes of one step, up to its update: this rank's part of the mean loss per target
-    token of the global batch."""
-    (tokens, labels), counting = batch, counter or SimpleNamespace()
-    targets = int((labels[:, 1:] != IGNORED).sum())
-    micro, total = GLOBAL_BATCH // world.data_size // case.accumulation_steps, 0.0
-    for micro_step in range(case.accumulation_steps):
-        first = (micro_step * world.data_size + world.data_rank) * micro
-        part = slice(first, first + micro)
+    before_update: Callable[[], object] = lambda: None,
+) -> tuple[torch.Tensor, float]:
+    """One step of losses that are multiplied by `scale`: their sum without, and the norm of the gradient."""
+    counting = counter or SimpleNamespace(start=lambda: None, stop=lambda: None)
+    losses = []
+    counting.start()
+    for number, batch in enumerate(micro_batches, 1):
         counting.phase = "forward"
-        loss = engine.forward({"tokens": tokens[part], "labels": labels[part]})
+        loss = engine.forward(batch)
         counting.phase = "backward"
-        last = micro_step == case.accumulation_steps - 1
-        engine.backward(loss * (world.data_size / targets), last_micro_step=last)
-        total += float(loss.detach()) / targets
-    return total
+        engine.backward(loss * scale, last_micro_step=number == len(micro_batches))
+        losses.append(loss.detach().double())
+    before_update()
+    counting.phase = "step"
+    norm = engine.step(learning_rate)
+    counting.stop()
+    return torch.stack(losses).sum(), norm
+
+
+def take_step(
+    engine: Engine, batch: tuple[torch.Tensor, torch.Tensor], world: World, case: Case,
+    counter: CommunicationCounter | None = None,
+) -> None:  # fmt: skip
+    """Of the mean loss per target token of the global batch."""
+    parts, targets = of_rank(batch, world, case.accumulation_steps)
+    step_of(engine, parts, world.data_size / targets, counter=counter)

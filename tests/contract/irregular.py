@@ -7,14 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.backends.base import Backend, World
+from harness.backends.base import Backend, Effective, World
+from harness.forms.layout import Layout
 from harness.job.job import Job, UpdateGroup
 from harness.rank.initial_weights import JobModelSource
 from harness.rank.models.description import Built, find_module_uses
 from harness.rank.models.losses import loss_function
 from harness.rank.probes.communication import CommunicationCounter
-from tests.contract.cases import GLOBAL_BATCH, PROBED_STEP, engine_of, shared_folder
-from tests.contract.deeds import Counted, held_kinds
+from harness.record import ModelPart
+from tests.contract.cases import GLOBAL_BATCH, PROBED_STEP, engine_of, shared_folder, step_of
+from tests.contract.deeds import held_kinds
 from tests.sweep.models import Block, frozen, kind, sharing, through
 
 WIDTH = 32
@@ -164,10 +166,15 @@ UNUSED = ("find_unused_parameters", "static_graph")
 
 
 @dataclass
-class CountedStep(Counted):
-    """And what the rank held after its backward pass."""
+class CountedStep:
+    """What one rank of one case left behind."""
 
+    layout: Layout
+    model: ModelPart
+    effective: Effective
+    rows: list[dict[str, Any]]
     kinds: dict[str, int]
+    """Held after its backward pass."""
 
 
 def job_of(case: Irregular) -> Job:
@@ -214,25 +221,13 @@ def _count(backend: Backend, world: World, case: Irregular) -> CountedStep:
             source=lambda note: JobModelSource(job, None, world, on_built=note, **given),
             compute_loss=lambda model, batch: loss[-1](model, batch),
         )  # fmt: skip
-    kinds: dict[str, int] | None = None
-    for step, parts in enumerate(_batches(case, world)):
-        probed = step == PROBED_STEP
-        if probed:
-            counter.start()
-        for index, batch in enumerate(parts):
-            counter.phase = "forward"
-            value = engine.forward(batch)
-            counter.phase = "backward"
-            engine.backward(value, last_micro_step=index == case.accumulation_steps - 1)
-        if probed:
-            kinds = held_kinds(engine)
-        counter.phase = "step"
-        engine.step(1e-3)
-        if probed:
-            counter.stop()
+    kinds: dict[str, int] = {}
+    *before, probed = _batches(case, world)
+    for parts in before:
+        step_of(engine, parts, 1.0)
+    step_of(engine, probed, 1.0, counter=counter, before_update=lambda: kinds.update(held_kinds(engine)))
     assert built.layout is not None
     assert built.model is not None
-    assert kinds is not None
     found = CountedStep(built.layout, built.model, engine.effective(), counter.rows(), kinds)
     engine.close()
     return found

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from harness.backends import registry
 from harness.backends.base import World
-from harness.backends.mesh import Mesh
-from harness.backends.options import NoOptions
 from harness.backends.zero.extension_builds import build_folder
 from tests import kept
 from tests.forkserver import on_ranks as ranks_of
@@ -18,21 +16,7 @@ from tests.forkserver import on_ranks as ranks_of
 JOIN_SECONDS = 300
 
 
-def traces(label: str, world_size: int, folder: Path, cases: str = "trained") -> list:
-    """Train these cases of a backend on `world_size` fresh processes; one Trace per case.
-
-    `label` is a backend's name, or 'module:Class' of a backend that is not registered.
-    """
-    per_rank = on_ranks("train", label, world_size, folder, cases)
-    mesh = Mesh.data_parallel(world_size) if _is_class(label) else registry.mesh_of(label, world_size)
-    return [_merge(parts, mesh) for parts in zip(*per_rank, strict=True)]
-
-
-def _is_class(label: str) -> bool:
-    return label.startswith("tests.")
-
-
-def on_ranks(what: str, label: str, world_size: int, folder: Path, *arguments: str) -> list:
+def on_ranks(what: str, label: str, world_size: int, folder: Path, *arguments: object) -> list:
     """Do a deed of `tests.contract.deeds`, or 'module:function', on every rank; what each returned, in order.
 
     The function is called with the backend, the rank's world and the arguments. Only the first session of
@@ -42,20 +26,16 @@ def on_ranks(what: str, label: str, world_size: int, folder: Path, *arguments: s
     return kept.runs().value(f"deed-{name}", lambda: _done(what, label, world_size, folder, arguments))
 
 
-def _done(what: str, label: str, world_size: int, folder: Path, arguments: tuple[str, ...]) -> list:
-    if not _is_class(label):
-        for extension in registry.parse(label)[1].extensions():
-            _compile(extension)
+def _done(what: str, label: str, world_size: int, folder: Path, arguments: tuple[object, ...]) -> list:
+    for extension in registry.parse(label)[1].extensions():
+        _compile(extension)
     work = partial(_do, what, label, arguments)
     variables = {"TORCH_FR_BUFFER_SIZE": "20000", "CONTRACT_FOLDER": str(folder)}
     return ranks_of(work, world_size, folder, JOIN_SECONDS, **variables)
 
 
-def _do(what: str, label: str, arguments: tuple[str, ...], world: World) -> object:
-    if _is_class(label):
-        backend = registry.load(label)(NoOptions())
-    else:
-        backend, world = registry.create(label), registry.placed(label, world)
+def _do(what: str, label: str, arguments: tuple[object, ...], world: World) -> object:
+    backend, world = registry.create(label), registry.placed(label, world)
     assert backend.unmet_requirements(world) == []
     deed = registry.load(what if ":" in what else f"tests.contract.deeds:{what}")
     return deed(backend, world, *arguments)
@@ -71,17 +51,3 @@ def _compile(extension: str) -> None:
             shutil.rmtree(folder)
         code = f"from harness.backends.zero.extension_builds import build; assert not build({extension!r})"
         subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def _merge(parts: list, mesh: Mesh) -> object:
-    """Losses add up over ranks; norms and weights must be the same on every rank that has them."""
-    first = parts[0]
-    for other in parts[1:]:
-        assert other.norms == first.norms, "ranks disagree about the gradient norm"
-        for name, weight in other.weights.items():
-            assert (weight == first.weights.setdefault(name, weight)).all(), (
-                "ranks disagree about the weights"
-            )
-    counted = [part.losses for rank, part in enumerate(parts) if mesh.counts_loss(rank)]
-    first.losses = [sum(shares) for shares in zip(*counted, strict=True)]
-    return first

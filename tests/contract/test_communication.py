@@ -1,144 +1,46 @@
-"""What engines communicate is what is expected of them, to the byte; planted defects are named."""
+"""What engines communicate where modules do not each run once, as torch counts it, and what they wait for."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.backends import registry
 from harness.forms.network import EMULATED
-from harness.forms.terms import GRADIENTS, STATE_KINDS
-from harness.job.job import Job
+from harness.forms.terms import STATE_KINDS
 from harness.judge import quantities
-from harness.judge.comparison import Comparison
-from harness.record import BackendPart, CommunicationPart, DimensionPart, Record, WindowsPart
-from tests.built_in import EACH_MICRO_STEP, HYBRID, NATIVE
-from tests.contract.cases import GLOBAL_BATCH, LENGTH, Case
-from tests.contract.deeds import CASES
-from tests.contract.irregular import IRREGULAR, REFUSED, job_of
+from harness.record import BackendPart, CommunicationPart, Record, WindowsPart
+from tests.contract.cases import GLOBAL_BATCH, PROBED_STEP
+from tests.contract.irregular import IRREGULAR, REFUSED, CountedStep, Irregular, job_of
 from tests.contract.ranks import on_ranks
 from tests.records import changed, make_record
 from tests.representatives import first
 
 pytestmark = pytest.mark.long(seconds=60)
 
-ZERO3_SETTINGS = (
-    "leaf_module=blocks", "stage3_param_persistence_threshold=1000", "stage3_max_live_parameters=1000000000",
-    "stage3_max_reuse_distance=1000000000", "stage3_max_reuse_distance=1000000000,leaf_module=blocks",
-    "memory_efficient_linear=false",
-)  # fmt: skip
-FEW = ("ddp", "zero3", "fsdp", "zero3:leaf_module=blocks", "fsdp:sync_each_batch=true")
-"""Each library's ways to shard, and an option of either; the clean matrix (tests/traps/test_clean.py) has
-every backend, and two hybrids on four ranks."""
-PAYLOADS = [
-    label
-    for label in (
-        *NATIVE, *HYBRID, "trainer-ddp", *EACH_MICRO_STEP,
-        *(f"zero3:{settings}" for settings in ZERO3_SETTINGS),
-    )
-    if not label.startswith("fsdp1-no-shard")  # FSDP1 refuses one of the cases under NO_SHARD
-]  # fmt: skip
 
-
-def as_record(label: str, case: Case, ranks: Sequence[Any], job: Job | None = None) -> Record:
+def as_record(label: str, irregular: Irregular, ranks: Sequence[CountedStep]) -> Record:
     """The record that the harness would write of what each rank counted of a case."""
     name = label.partition(":")[0]
     options = registry.parse(label)[1].model_dump(mode="json") if ":" in label else {}
     record = make_record(
         label=label,
         world_size=len(ranks),
-        training={
-            "precision": case.precision,
-            "gradient_clipping": case.clipping,
-            "activation_checkpointing": case.activation_checkpointing,
-        },
+        training={"precision": "fp32", "gradient_clipping": None},
         layout=ranks[0].layout,
         backend=BackendPart(label=label, name=name, options=options, effective=ranks[0].effective),
         comm=[CommunicationPart(rank=rank, **row) for rank, part in enumerate(ranks) for row in part.rows],
-        windows=WindowsPart(warmup=case.probed_step, probed=1, timed=0),
+        windows=WindowsPart(warmup=PROBED_STEP, probed=1, timed=0),
     )
     steps = [
-        replace(step, window="probed" if step.step == case.probed_step else "warmup") for step in record.steps
+        replace(step, window="probed" if step.step == PROBED_STEP else "warmup") for step in record.steps
     ]
-    mesh = registry.mesh_of(label, len(ranks))
-    dimensions = [DimensionPart(name=dimension, size=size) for dimension, size in mesh.sizes]
     world = {
-        "accumulation_steps": case.accumulation_steps,
-        "preset": case.preset,
-        "micro_batch_size": GLOBAL_BATCH // mesh.data_size // case.accumulation_steps,
-        "dimensions": dimensions if mesh.shares_samples else [],
+        "accumulation_steps": irregular.accumulation_steps,
+        "micro_batch_size": GLOBAL_BATCH // len(ranks) // irregular.accumulation_steps,
     }
-    own = {"data": record.job.data.model_copy(update={"sequence_length": LENGTH})}
-    return changed(record, steps=steps, world=world, model=ranks[0].model, job=job or own)
-
-
-def counted(
-    label: str, ranks: int, folder: Path, cases: str = "counted", *, shown: str | None = None
-) -> list[tuple[Case, Record]]:
-    """Each case with the record of a backend; `shown`: the built-in one that a planted one is taken for."""
-    per_rank = on_ranks("count", label, ranks, folder, cases)
-    return [
-        (case, as_record(shown or label, case, parts))
-        for case, parts in zip(CASES[cases], zip(*per_rank, strict=True), strict=True)
-    ]
-
-
-def assert_derived(label: str, ranks: int, folder: Path, cases: str = "counted") -> list[Record]:
-    """What is sent has a closed form and is that, to the byte; the records."""
-    found = counted(label, ranks, folder, cases)
-    for case, record in found:
-        pair = quantities.volume_of(record)
-        assert pair[1].unknown is None, case
-        assert quantities.volume_differences(record) == [], case
-    return [record for _, record in found]
-
-
-@pytest.mark.parametrize("name", first(["zero2"], ["zero1", "zero2"]))
-def test_stages_1_and_2_send_what_the_textbook_says_where_gradients_are_reduced_to_their_owners(
-    name: str, tmp_path: Path
-) -> None:
-    for case, record in counted(f"{name}:use_multi_rank_bucket_allreduce=false", 2, tmp_path):
-        assert quantities.volume_differences(record) == [], case
-        terms = quantities.textbook_differences(record)
-        assert terms is not None
-        assert GRADIENTS not in {difference.term for difference in terms}, case
-
-
-@pytest.mark.parametrize("label", first(FEW, PAYLOADS))
-def test_payload_is_as_expected_to_the_byte(label: str, tmp_path: Path) -> None:
-    for case, record in counted(label, 4 if label.partition(":")[0] in HYBRID else 2, tmp_path):
-        assert record.comm
-        assert quantities.volume_differences(record) == [], case
-
-
-@pytest.mark.parametrize("name", ["zero3", "fsdp"])
-@pytest.mark.costly
-def test_payload_of_recomputation_is_as_expected(name: str, tmp_path: Path) -> None:
-    assert_derived(name, 2, tmp_path, "recomputed, two architectures")
-
-
-def test_payload_while_zero_3_records_its_trace_is_as_expected(tmp_path: Path) -> None:
-    assert_derived("zero3", 2, tmp_path, "first steps")
-
-
-DEFECTS = [
-    ("ddp", "Bf16Reduction", 2, ["runs in bfloat16, expected float32"] * 3),
-    ("fsdp", "LibraryDefaultReduction", 2, ["float32 in backward moves", "expected float32", None]),
-    ("fsdp", "WideReduction", 2, [None, None, "runs in float32, expected bfloat16"]),
-    ("fsdp-hybrid", "OtherReplicas", 4, ["runs in ranks 0, 3, expected the replica group"] * 3),
-]
-"""Two more are traps: T15 volume and T17 volume (tests/traps)."""
-
-
-@pytest.mark.parametrize(("name", "defect", "ranks", "messages"), first(DEFECTS[1:2], DEFECTS))
-def test_a_defect_is_named(name, defect, ranks, messages, tmp_path) -> None:
-    found = counted(f"tests.contract.wrong:{defect}", ranks, tmp_path, shown=name)
-    for (case, record), message in zip(found, messages, strict=True):
-        said = [f.message for f in Comparison([record]).findings if f.id == "communication-differs"]
-        assert len(said) == (message is not None), (asdict(case), said)
-        assert message is None or message in said[0], said
+    return changed(record, steps=steps, world=world, model=ranks[0].model, job=job_of(irregular))
 
 
 @pytest.mark.parametrize("name", first(["zero3"], ["ddp", "zero3", "fsdp", "fsdp1"]))
@@ -183,7 +85,7 @@ def test_traffic_and_states_follow_what_runs(name: str, tmp_path: Path) -> None:
     per_rank = on_ranks("tests.contract.irregular:count_irregular", name, 2, tmp_path)
     for case in per_rank[0]:
         irregular, parts = IRREGULAR[case], [of_rank[case] for of_rank in per_rank]
-        record = as_record(name, Case(irregular.accumulation_steps), parts, job_of(irregular))
+        record = as_record(name, irregular, parts)
         unknown = UNKNOWN.get((name, case))
         found = quantities.why_unknown(record)
         assert (found is None) == (unknown is None), (case, found)

@@ -14,7 +14,8 @@ from harness.plan.prediction import loading_bytes
 from harness.plan.scenario import Scenario, job_model
 from harness.rank.probes.weights import content_sum, sketch
 from harness.record.run import DIGEST_KIND
-from tests.contract.deeds import LOADINGS
+from tests.contract.cases import Case
+from tests.contract.deeds import LOADED, LOADINGS
 from tests.contract.loading import MODELS, NAMES, setup_job, tensors
 from tests.contract.ranks import on_ranks
 from tests.representatives import COSTLY, EXHAUSTIVE, first
@@ -24,18 +25,19 @@ SHARDING = [
     ("fsdp", 2), ("fsdp-hybrid", 4), ("fsdp1", 2), ("fsdp1-hybrid-grad-op", 4), ("zero3", 2), ("fsdp", 3),
 ]  # fmt: skip
 FEW = [("fsdp", 3), ("fsdp1", 2), ("zero3", 2)]
-"""Each library's; of hybrids the contract sees that they train from the same weights."""
+"""Each library's; of hybrids the clean matrix sees that they train from the same weights."""
+FEW_LOADED = [LOADED[0], LOADED[3]]
 
 
 @pytest.mark.parametrize(
     ("name", "ranks", "cases"),
     [
-        *((*case, "loaded, few") for case in FEW),
-        *(pytest.param(*case, "loaded", marks=EXHAUSTIVE) for case in SHARDING),
+        *((*case, FEW_LOADED) for case in FEW),
+        *(pytest.param(*case, LOADED, marks=EXHAUSTIVE) for case in SHARDING),
     ],
 )
-def test_slices_equal_the_whole_model(name: str, ranks: int, cases: str, tmp_path: Path) -> None:
-    for per_rank in on_ranks("load", name, ranks, tmp_path, cases):
+def test_slices_equal_the_whole_model(name: str, ranks: int, cases: list[Case], tmp_path: Path) -> None:
+    for per_rank in on_ranks("load", name, ranks, tmp_path, *cases):
         for per_case in per_rank:
             assert [said for said, *_ in per_case] == list(LOADINGS)
             whole = per_case[0][1:]
@@ -44,7 +46,7 @@ def test_slices_equal_the_whole_model(name: str, ranks: int, cases: str, tmp_pat
 
 @pytest.mark.parametrize("name", first(["zero2"], ["ddp", "zero2", "fsdp1-no-shard"]))
 def test_a_strategy_that_holds_the_whole_model_builds_it(name: str, tmp_path: Path) -> None:
-    for per_rank in on_ranks("load", name, 2, tmp_path, "loaded, few"):
+    for per_rank in on_ranks("load", name, 2, tmp_path, *FEW_LOADED):
         assert {said for per_case in per_rank for said, *_ in per_case} == {"full"}
 
 
@@ -145,3 +147,11 @@ def test_each_rank_tells_its_own_weights_where_they_differ(tmp_path: Path) -> No
     first, second = on_ranks(f"{LOADING}:of_a_rank_that_differs", "ddp", 2, tmp_path)
     assert first.digest == expected(tensors())
     assert second.digest == expected(tensors(differing=0.5))
+
+
+EVALUATED = ("ddp", "zero3", "fsdp", "fsdp-grad-op", "fsdp1-grad-op", "pp")
+
+
+@pytest.mark.parametrize("name", first(["zero3", "fsdp1-grad-op"], EVALUATED))
+def test_evaluation_leaves_the_full_weights_as_they_are(name: str, tmp_path: Path) -> None:
+    assert on_ranks("evaluate", name, 2, tmp_path) == [0.0, 0.0]

@@ -17,15 +17,11 @@ from tests.gpu_stub import log
 from tests.gpu_stub.machine import Machine
 from tests.gpu_stub.matrix import RANKS, clean_comparison, findings, labels, settings, unsupported
 from tests.representatives import EXHAUSTIVE
-from tests.traps.clean import FEW
+from tests.traps.clean import FEW, FORMS
 
 pytestmark = pytest.mark.long(seconds=200)
 
 ON_CUDA_ALONE = ("accelerate-fsdp", "accelerate-fsdp1")
-FORMS = (
-    ("model_state_bytes", "expected_model_state_bytes"),
-    ("sent_bytes_per_step", "expected_sent_bytes_per_step"),
-)
 
 
 def trained(comparison: Comparison, asked: Collection[str]) -> list[JudgedRun]:

@@ -16,7 +16,6 @@ from tests.harness.cli.command_line import succeeds
 from tests.made_once import MadeOnce
 from tests.plugins import register
 
-BLOOM = "{model_type: bloom, hidden_size: 40, n_layer: 3, n_head: 4}"
 LLAMA = (
     "{hidden_size: 36, intermediate_size: 52, num_hidden_layers: 3, num_attention_heads: 3, "
     "num_key_value_heads: 3}"

@@ -1,7 +1,7 @@
 """Trains a tiny model under one backend from a given step on, without the harness's own loop."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,10 @@ from harness.backends.base import Engine, LossScale, World
 from harness.backends.checkpoints.tensor_files import load_portable, save_portable
 from harness.backends.piece import OptimizerProgress
 from harness.job.job import Job
-from harness.rank.data import IGNORED, DataFacts
+from harness.rank.data import DataFacts
 from harness.rank.models.model import build_model, model_config
 from harness.rank.models.optimizer import learning_rate
-from tests.contract.cases import GLOBAL_BATCH, engine_of, noisy_chain
+from tests.contract.cases import engine_of, noisy_chain, of_rank, step_of
 
 STEPS = 6
 SAVED_AT = 3
@@ -81,16 +81,13 @@ def train(engine: Engine, world: World, job: Job, first: int, last: int) -> Trai
     """Steps `first` to `last`, the last one not among them."""
     losses, norms = [], []
     for step in range(first, last):
-        tokens, labels = global_batch(step)
-        targets = int((labels[:, 1:] != IGNORED).sum())
-        size = GLOBAL_BATCH // world.data_size
-        part = slice(world.data_rank * size, (world.data_rank + 1) * size)
-        loss = engine.forward({"tokens": tokens[part], "labels": labels[part]})
-        engine.backward(loss * (world.data_size / targets), last_micro_step=True)
-        total = loss.detach().double() * world.mesh.counts_loss(world.rank)
+        parts, targets = of_rank(global_batch(step), world)
+        rate = learning_rate(step, STEPS, job.optimizer, job.schedule)
+        loss, norm = step_of(engine, parts, world.data_size / targets, rate)
+        total = loss * world.mesh.counts_loss(world.rank)
         dist.all_reduce(total)
         losses.append(float(total) / targets)
-        norms.append(engine.step(learning_rate(step, STEPS, job.optimizer, job.schedule)))
+        norms.append(norm)
     return Trained(
         losses=losses, norms=norms, weights=dict(engine.full_parameters()), progress=engine.progress()
     )
@@ -100,18 +97,8 @@ def global_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return noisy_chain(torch.Generator().manual_seed(1000 + step), VOCABULARY, LENGTH)
 
 
-SABOTAGE = {"lost scaler": "harness.backends.torch_engine.restore_scaler"}
-"""What is left out while a checkpoint is loaded."""
-
-
-@contextmanager
-def sabotaged(fault: str | None) -> Iterator[None]:
-    """Leave out one function; None: nothing."""
-    if fault is None:
-        yield
-        return
-    with patch(SABOTAGE[fault]):
-        yield
+LOST_SCALER = "harness.backends.torch_engine.restore_scaler"
+"""What may be left out while a checkpoint is loaded."""
 
 
 def save_and_train_on(label: str, world: World, job: Job, folder: Path, *, native: bool = True) -> Trained:
@@ -134,7 +121,7 @@ def resume(
     """The rest of the training, from a checkpoint, by an engine that has not trained."""
     world = registry.placed(label, world)
     engine = make_engine(label, world, job)
-    with sabotaged(sabotage):
+    with patch(sabotage) if sabotage else nullcontext():
         if form == "native":
             engine.load(folder / "native")
         else:

@@ -105,6 +105,12 @@ class Bf16Reduction(Defect):
         engine.module.register_comm_hook(None, reduce_in_bf16)
 
 
+LibraryDefaultReduction = asked(Fsdp2Backend, preset="library-defaults")
+"""Reduces in the compute dtype although the preset says fp32."""
+WideReduction = asked(Fsdp2Backend, preset="like-for-like")
+"""Reduces in fp32 although the job asks for the library's default, which is the compute dtype."""
+
+
 def scaling(factor: Callable[[SetupContext], float]) -> Spoil:
     """Gradients of a loss that is multiplied by a factor."""
     return lambda _, engine, context: scale_loss(engine, factor(context))

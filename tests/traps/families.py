@@ -61,6 +61,13 @@ class ReplicasNeverReduced(Hybrid):
         return super()._mesh(world)["shard"]
 
 
+class OtherReplicas(Hybrid):
+    """Hybrid sharding whose second row of ranks is turned round: each rank reduces with another replica."""
+
+    def _mesh(self, world: World) -> DeviceMesh:
+        return DeviceMesh(world.device, [[0, 1], [3, 2]], mesh_dim_names=("replicate", "shard"))
+
+
 class WholeModelInOneUnit(OneUnit):
     pass
 

@@ -4,10 +4,26 @@ from itertools import product
 
 import pytest
 
-from tests.representatives import COSTLY, EXHAUSTIVE
+from harness.forms.terms import GRADIENTS
+from harness.judge.quantities import textbook_differences, volume_differences, why_unknown
+from tests import kept
+from tests.built_in import EACH_MICRO_STEP, HYBRID, NATIVE, THROUGH_ACCELERATE
+from tests.representatives import COSTLY, EXHAUSTIVE, cheap, first
 
-from .clean import ACCUMULATIONS, AFTER_TRACE, FEW, LABELS, PRECISIONS, assert_clean, assert_no_finding
-from .matrix import Matrix
+from .clean import (
+    ACCUMULATIONS,
+    AFTER_TRACE,
+    FEW,
+    GROUPS,
+    LABELS,
+    PRECISIONS,
+    assert_clean,
+    assert_no_finding,
+    clean_labels,
+    differing_bytes,
+)
+from .matrix import Matrix, padded_documents
+from .planted import TIED
 
 ALWAYS = (2, "bf16-mixed", 2)
 """The others are exhaustive, but for some backends on one rank."""
@@ -55,6 +71,132 @@ class TestOneAndTwoRanks:
     def test_some_backends_on_one_rank_have_no_finding(self, matrix: Matrix, tally) -> None:
         settings = ("training.precision=fp32", "training.global_batch_size=16", AFTER_TRACE)
         assert_clean(("zero3", "fsdp"), 1, settings, matrix, tally)
+
+
+ODD = "model.config={model_type: gpt2, n_embd: 33, n_layer: 2, n_head: 3, n_positions: 16}"
+"""Its width divides by no number of ranks, so that every kind of padding appears."""
+TWO_MICRO_STEPS = ("training.accumulation_steps=2", AFTER_TRACE)
+LOW = ("training.precision=bf16-mixed", *TWO_MICRO_STEPS)
+CLIPPED = "training.gradient_clipping=0.5"
+"""Below every norm of these jobs, so that clipping acts in each step."""
+RECOMPUTED = "training.activation_checkpointing=true"
+OFFLOADS = (
+    "zero1:offload=optimizer", "zero2:offload=optimizer", "zero3:offload=optimizer", "zero3:offload=cpu",
+)  # fmt: skip
+OPTIONS = (
+    *OFFLOADS, "fsdp:offload=cpu", "zero3:reduce_bucket_size=1000", "fsdp:prefetch=2",
+    "fsdp1:backward_prefetch=post,forward_prefetch=true,limit_all_gathers=false",
+    "zero3:stage3_param_persistence_threshold=1000", "zero3:stage3_max_live_parameters=1000000000",
+    "zero3:stage3_max_reuse_distance=1000000000", "zero3:memory_efficient_linear=false",
+    *(label for label in EACH_MICRO_STEP if label.partition(":")[0] not in HYBRID),
+)  # fmt: skip
+"""When and in what parts weights are gathered and gradients reduced changes nothing."""
+LEAF = "zero3:leaf_module=blocks"
+"""Of a Llama; with modules without parameters nothing is known."""
+CPU_ADAM = tuple(f"{label},adam=deepspeed" for label in OFFLOADS if label != "zero3:offload=optimizer")
+"""DeepSpeed's, whose extension is compiled once, for a minute or more."""
+DATA_ALONE = (*NATIVE, *THROUGH_ACCELERATE, "trainer-ddp", *OPTIONS)
+JOBS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "padded, tied, clipped": (
+        (TIED, CLIPPED, *TWO_MICRO_STEPS),
+        (LEAF, "fsdp", "fsdp1", "accelerate-zero2", "fsdp:sync_each_batch=true",
+         "tp", "cp", LABELS["ulysses-zero2"]), (),
+    ),
+    "odd": ((ODD, *LOW), ("ddp", "zero3", "fsdp1", "fsdp:offload=cpu"), ()),
+    "library defaults": (
+        (ODD, CLIPPED, "runtime.preset=library-defaults", *LOW), ("zero3", "fsdp"),
+        ("reduce-dtype-differs",),
+    ),
+    "bf16": ((ODD, "training.precision=bf16", *TWO_MICRO_STEPS), ("zero3", "fsdp"), ("lost-updates",)),
+    "recomputed": ((RECOMPUTED, *LOW), ("zero3", "fsdp"), ()),
+    "odd, recomputed": ((ODD, RECOMPUTED, "training.precision=fp32", AFTER_TRACE), ("zero3", "fsdp"), ()),
+}  # fmt: skip
+"""Each with its settings, backends of every run of the tests, and findings that are true of it."""
+WIDE = [
+    ("padded, tied, clipped", 2, (*clean_labels(2), *OPTIONS, LEAF)),
+    ("padded, tied, clipped", 4, clean_labels(4)),
+    ("odd", 1, ("ddp", "zero1", "zero3", "fsdp")), ("odd", 2, DATA_ALONE),
+    ("odd", 4, (*NATIVE, *HYBRID, *GROUPS)), ("library defaults", 2, DATA_ALONE),
+    ("bf16", 2, DATA_ALONE), ("recomputed", 2, clean_labels(2)),
+    ("odd, recomputed", 2, NATIVE),
+    *((name, 2, CPU_ADAM) for name in ("padded, tied, clipped", "odd", "bf16")),
+]  # fmt: skip
+NO_SHARD = {label for label in DATA_ALONE if label.startswith("fsdp1-no-shard")}
+UNSUPPORTED = {
+    "odd": NO_SHARD, "library defaults": NO_SHARD, "bf16": {"zero0", *OFFLOADS},
+}  # fmt: skip
+"""FSDP1 would not add up tied gradients of several micro-steps; DeepSpeed keeps fp32 masters at stage 0, and
+offloads bf16 masters to an Adam of its own only."""
+
+
+def job(name: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    settings, labels, true = JOBS[name]
+    if name.startswith("padded"):
+        path = padded_documents(kept.KEPT / "documents.jsonl")
+        settings = (*settings, "data.source=jsonl", f"data.path={path}")
+    return settings, labels, true
+
+
+def test_few_backends_have_no_finding(matrix: Matrix, tally) -> None:
+    settings, labels, _ = job("padded, tied, clipped")
+    assert_clean(labels, 2, settings, matrix, tally)
+
+
+@pytest.mark.parametrize("name", cheap(("odd", "library defaults", "bf16"), list(JOBS)[1:]))
+def test_few_backends_hold_and_send_what_is_derived(name: str, matrix: Matrix) -> None:
+    settings, labels, _ = job(name)
+    found = {label: differing_bytes(matrix.record(label, 2, settings)) for label in labels}
+    assert not any(found.values()), found
+
+
+@EXHAUSTIVE
+@pytest.mark.long(seconds=120)
+class TestEveryBackend:
+    @pytest.mark.parametrize(("name", "world_size", "labels"), WIDE)
+    def test_none_has_a_finding_or_is_refused_for_nothing(
+        self, name: str, world_size: int, labels: tuple[str, ...], matrix: Matrix, tally
+    ) -> None:
+        settings, _, true = job(name)
+        refused = {
+            label for label in labels if matrix.record(label, world_size, settings).status == "unsupported"
+        }
+        assert refused == UNSUPPORTED.get(name, set()) & {*labels}
+        trained = [label for label in labels if label not in refused]
+        also = ("optimizer-differs",) if labels == CPU_ADAM else ()
+        assert_clean(trained, world_size, settings, matrix, tally, true=(*true, *also))
+
+
+MASTERS = ("fsdp:master_dtype=compute", "fsdp-grad-op:master_dtype=compute")
+
+
+@pytest.mark.parametrize("label", first(MASTERS[:1], MASTERS))
+def test_without_fp32_masters_states_are_as_derived(label: str, matrix: Matrix) -> None:
+    assert differing_bytes(matrix.record(label, 2, (ODD, *LOW))) == []
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_what_zero_3_sends_while_it_records_its_trace_is_as_derived(step: int, matrix: Matrix) -> None:
+    settings = (f"measure.warmup_steps={step}", "measure.probed_steps=1", LOW[0])
+    record = matrix.record("zero3", 2, settings)
+    assert (why_unknown(record), volume_differences(record)) == (None, [])
+
+
+@EXHAUSTIVE
+def test_what_a_leaf_keeps_gathered_is_unknown_and_what_it_sends_is_not(matrix: Matrix) -> None:
+    record = matrix.record(f"{LEAF},stage3_max_reuse_distance=1000000000", 2, TWO_MICRO_STEPS)
+    assert "what ZeRO-3 keeps gathered" in str(why_unknown(record))
+    assert volume_differences(record) == []
+
+
+@pytest.mark.parametrize("name", first(["zero2"], ["zero1", "zero2"]))
+def test_stages_1_and_2_send_what_the_textbook_says_where_gradients_are_reduced_to_their_owners(
+    name: str, matrix: Matrix
+) -> None:
+    record = matrix.record(f"{name}:use_multi_rank_bucket_allreduce=false", 2, LOW)
+    terms = textbook_differences(record)
+    assert differing_bytes(record) == []
+    assert terms is not None
+    assert GRADIENTS not in {difference.term for difference in terms}
 
 
 @EXHAUSTIVE

@@ -8,10 +8,10 @@ from harness.judge.comparison import Comparison
 from harness.judge.findings import timing
 from harness.rank.probes.time import accounted_seconds
 from tests.records import changed, make_record, make_steps
-from tests.representatives import cheap
+from tests.representatives import cheap, first
 
 from .matrix import Matrix
-from .planted import ACCUMULATED, BF16, DIVIDED, LIBRARIES, TRAPS, Trap, assert_named
+from .planted import ACCUMULATED, BF16, DIVIDED, LIBRARIES, TIED, TRAPS, Trap, assert_named
 
 pytestmark = pytest.mark.long(seconds=90)
 
@@ -54,21 +54,34 @@ def test_a_planted_trap_is_named(trap: Trap, matrix: Matrix, tally) -> None:
     assert_named(trap, matrix, tally)
 
 
-@pytest.mark.parametrize(
-    ("label", "name", "world_size", "says"),
-    [
-        ("planted-SynchronisedAtEveryMicroStep", "ddp", 2, "synchronised at every micro-step"),
-        ("planted-ReplicasNeverReduced:shard_size=2", "fsdp-hybrid", 4, "never reduces across replicas"),
-    ],
-    ids=["T17 volume", "T15 volume"],
-)
-def test_a_known_implementation_that_moves_other_bytes(
-    label: str, name: str, world_size: int, says: str, matrix: Matrix, tally
-) -> None:
+EVEN = TIED.replace("}", ", vocab_size: 258}")
+"""All ranks have parts of one size, whichever ranks share them."""
+OTHER_BYTES = {
+    "T17 volume": ("SynchronisedAtEveryMicroStep", "ddp", (ACCUMULATED,), "synchronised at every micro-step"),
+    "T15 volume": ("ReplicasNeverReduced", "fsdp-hybrid", (), "never reduces across replicas"),
+    "low": ("LibraryDefaultReduction", "fsdp", (BF16,), "runs in bfloat16, expected float32"),
+    "low under DDP": ("Bf16Reduction", "ddp", (), "runs in bfloat16, expected float32"),
+    "wide": (
+        "WideReduction", "fsdp", (BF16, "runtime.preset=library-defaults"),
+        "runs in float32, expected bfloat16",
+    ),
+    "other ranks": (
+        "OtherReplicas", "fsdp-hybrid", (EVEN,), "runs in ranks 0, 3, expected the replica group",
+    ),
+}  # fmt: skip
+"""What is planted, as which backend, in which job, and what must be said."""
+
+
+@pytest.mark.parametrize("name", first(list(OTHER_BYTES)[:3], OTHER_BYTES))
+def test_a_known_implementation_that_moves_other_bytes(name: str, matrix: Matrix, tally) -> None:
     """What should cross the wire is known of built-in backends only, so records are given their names."""
     tally["planted"][1] += 1
-    planted = matrix.record(label, world_size, (ACCUMULATED,) if world_size == 2 else ())
-    found = Comparison([changed(planted, backend={"label": name, "name": name})]).findings
+    planted, name, settings, says = OTHER_BYTES[name]
+    label, world_size = (
+        (f"planted-{planted}:shard_size=2", 4) if "hybrid" in name else (f"planted-{planted}", 2)
+    )
+    record = matrix.record(label, world_size, settings)
+    found = Comparison([changed(record, backend={"label": name, "name": name})]).findings
     (finding,) = [f for f in found if f.id == "communication-differs"]
     assert says in finding.message
     assert finding.backends == (name,)

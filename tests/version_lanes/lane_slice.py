@@ -2,17 +2,13 @@
 
 from collections.abc import Iterator
 from importlib.metadata import version
+from itertools import product
 
 import pytest
 
-from harness.backends import registry
-from harness.backends.base import World
 from harness.backends.libraries.facts import fact
-from tests.contract.deeds import CASES
-from tests.contract.ranks import traces
-from tests.contract.test_contract import violations
 from tests.traps.matrix import Matrix, planted_matrix
-from tests.traps.planted import BF16, UNCLIPPED
+from tests.traps.planted import BF16, TIED, UNCLIPPED
 
 CONTRACT = ("ddp", "zero2", "zero3", "fsdp", "accelerate-zero3", "trainer-ddp")
 LIBRARIES = ("torch", "deepspeed", "transformers", "accelerate", "peft")
@@ -27,30 +23,23 @@ def versions(record_testsuite_property) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> list:
-    return traces(registry.REFERENCE, 1, tmp_path_factory.mktemp("reference"))
-
-
-@pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
     with planted_matrix(tmp_path_factory.mktemp("traps")) as matrix:
         yield matrix
 
 
 @pytest.mark.parametrize("name", CONTRACT)
-def test_contract(name: str, reference: list, tmp_path) -> None:
-    """Losses, norms and weights of 8 cases on 2 ranks equal one process's, but for faults that are known."""
-    world = World(rank=0, world_size=2, local_rank=0, ranks_per_node=2, device="cpu")
-    if reasons := registry.create(name).unmet_requirements(world):
-        pytest.skip(f"unsupported: {'; '.join(reasons)}")
+def test_contract(name: str, matrix: Matrix) -> None:
+    """Losses, norms and weights of jobs on 2 ranks equal one process's, but for faults that are known."""
     known = name == "zero2" and fact("zero2-loses-micro-steps").includes(version("deepspeed"))
-    found = {
-        case.name: broken
-        for case, expected, trace in zip(CASES["trained"], reference, traces(name, 2, tmp_path), strict=True)
-        if (broken := violations(expected, trace, case))
-    }
-    affected = {case.name for case in CASES["trained"] if case.accumulation_steps > 1} if known else set()
-    assert set(found) == affected, found
+    for micro_steps, tied in product((1, 2), (TIED, TIED.replace("true", "false"))):
+        settings = (tied, f"training.accumulation_steps={micro_steps}", "training.gradient_clipping=0.5")
+        (row,) = (row for row in matrix.compare([name], 2, settings).rows if row.label == name)
+        if row.record.status == "unsupported":
+            pytest.skip(f"unsupported: {'; '.join(row.record.reasons)}")
+        assert row.record.status == "ok", row.record.error
+        differs = row.judgement.parity not in ("exact", "tight")
+        assert differs is (known and micro_steps > 1), (settings, row.judgement)
 
 
 def test_default_clipping(matrix: Matrix) -> None:

@@ -1,4 +1,4 @@
-"""Doctored records; `tests/contract/test_communication.py` plants the same defects in real runs."""
+"""Doctored records; `tests/traps/test_traps.py` plants the same defects in real runs."""
 
 from typing import Any
 

@@ -655,7 +655,7 @@ for micro_step in range(32):
 """
 
 
-@pytest.mark.exhaustive  # its own way through Accelerate: tests/contract/test_contract.py
+@pytest.mark.exhaustive  # its own way through Accelerate: tests/traps/test_clean.py
 @pytest.mark.parametrize("each", [True, False])
 def test_reductions_that_accelerate_was_asked_for_are_expected(tmp_path: Path, each: bool) -> None:
     record, _ = observed(tmp_path, ACCUMULATED.format(each=each), ranks=2)
