@@ -347,6 +347,7 @@ class WorldPart(measured.Part):
     world_size: int = pydantic.Field(ge=1, le=MOST_RANKS)
     """Ranks altogether."""
     device: Literal["cpu", "cuda"]
+    """What ranks compute on; 'cuda' is that of ROCm, too."""
     collectives: str
     """Transport of the collectives: 'gloo' or 'nccl'."""
     threads_per_rank: int

@@ -233,6 +233,25 @@ def test_what_ddp_reduced_is_held_until_nccls_watchdog_comes(
     assert ids(record.model_copy(update={"comm": []}))
 
 
+@pytest.mark.parametrize(
+    ("ended", "found"),
+    [
+        ([20_000, 20_000, 16_000, 20_000, 20_000], []),  # a busy machine: buffers after most steps
+        ([20_000, 20_000, 20_000], []),  # too few to tell
+        ([20_000, 20_000, 20_000, 20_000], ["memory-differs"]),
+        ([16_000, 28_000, 16_000], ["memory-differs"]),  # more than a buffer
+    ],
+)
+def test_a_buffer_of_gloo_after_most_steps_is_no_copy(ended: list[int], found: list[str]) -> None:
+    sent = CommunicationPart(
+        rank=0, phase="backward", op="all_reduce", dtype="float32", group="0", group_ranks=[0, 1],
+        group_size=2, calls=1, payload_bytes=4000, largest_bytes=4000,
+    )  # fmt: skip
+    record = later(ended)
+    world = record.world.model_copy(update={"collectives": "gloo"})
+    assert ids(record.model_copy(update={"comm": [sent], "world": world})) == found
+
+
 def test_what_steps_leave_is_that_of_the_rank_whose_states_are_known() -> None:
     """Rank 0 holds the copy and counted no kinds: nothing is said of rank 1."""
     moments = [moment(1, name, 16_000, peak_bytes=20_000) for name in STEP_MOMENTS]
