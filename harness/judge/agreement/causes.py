@@ -669,6 +669,18 @@ class Pair:
         strategy = known_strategy(self.record)
         return strategy is not None and strategy.family.startswith("zero")
 
+    def scale_may_grow(self, index: int) -> bool:
+        """Whether as many steps as a loss scale needs to grow come before this one, none of them skipped."""
+        due = self.record.job.training.loss_scale_growth_interval
+        before = self.record.steps[max(0, index - due) : index]
+        return len(before) == due and all(step.gradient_norm is not None for step in before)
+
+    @property
+    def halved_otherwise(self) -> list[int]:
+        """Numbers of the steps with half of the reference's norm whose loss scale cannot have grown."""
+        halved = numpy.flatnonzero(abs(2 * self.ratios - 1) <= SCALE_TOLERANCE)
+        return [self.record.steps[n].step for n in map(int, halved) if not self.scale_may_grow(n)]
+
     @property
     def norm_differs(self) -> Fact:
         """Although the loss of its step agrees."""
@@ -956,7 +968,7 @@ FACTS: dict[str, Callable[[Pair], Any]] = {
     "norm_halved": lambda pair: (
         pair.is_zero
         and pair.record.job.training.precision == "fp16-mixed"
-        and pair.at >= pair.record.job.training.loss_scale_growth_interval
+        and pair.scale_may_grow(pair.at)
         and abs(2 * pair.ratio - 1) <= SCALE_TOLERANCE
         and pair.since.startswith("in ")
     ),

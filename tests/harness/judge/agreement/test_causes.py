@@ -163,6 +163,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         {"label": "zero3", "steps": make_steps(DOUBLED, [2.0, 1.5, 0.625, 1.0]),
          "training": {"precision": "fp16-mixed", "loss_scale_growth_interval": 2}}, {}, "gradient-differs",
         "all gradients are halved in step 2, as DeepSpeed divides by the loss scale that this step has"),
+    "a norm that is halved after a skipped step, too": (
+        {"label": "zero3", "steps": make_steps(norms=[2.0, 0.75, None, 0.5]),
+         "training": {"precision": "fp16-mixed", "loss_scale_growth_interval": 1}}, {}, "gradient-differs",
+        "that this step has doubled (deepspeedai/DeepSpeed#8588); cause not found where it cannot have grown "
+        "(steps: 3)"),
     "gradients that are summed in every second step": (
         {"steps": norms(1, 2, 1, 1.99)}, {}, "gradient-scale", "in steps 1 and 3: summed over 2 ranks"),
     "a parameter's gradient whose size a factor fits": (
