@@ -200,9 +200,10 @@ DEFAULT_CPU_RANKS = 2
 
 
 def split_backends(text: str) -> list[str]:
-    """Split a list, by commas or spaces; 'key=value' pieces belong to the backend before them."""
+    """Split a list, by commas, or by spaces where names alone are given; 'key=value' pieces belong to the
+    backend before them."""
     labels: list[str] = []
-    for piece in text.replace(",", " ").split():
+    for piece in filter(None, map(str.strip, text.split(",") if set(text) & {",", "="} else text.split())):
         if "=" in piece and ":" not in piece and labels:
             labels[-1] += f",{piece}"
         else:

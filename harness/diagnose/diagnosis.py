@@ -464,10 +464,9 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
         missed = list(_not_reproduced((baseline, other), reruns, limits))
         is_reproduced = not missed
         explanation += [*causes, *missed]
-        recorded = find_partings(left, right, limits)
         explanation += sentences(
             verdict, other.record.world, beyond=beyond, explained=bool(causes),
-            recorded=recorded[0] if recorded and not is_reproduced else None,
+            recorded=next(iter(find_partings(left, right, limits)), None) if missed else None,
             either=None if known else baseline.record.world,
         )  # fmt: skip
     return Diagnosis(

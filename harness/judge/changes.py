@@ -114,12 +114,19 @@ class Pair(NamedTuple):
         """Whether a difference is a change.
 
         An id covers every setting that a version knows: of another version the same job has another one. Then
-        settings, as read today, and the samples of all steps tell.
+        settings, as read today, initial weights and the samples of all steps tell.
         """
-        one, other = self.before.record, self.after.record
-        fed = [[step.sample_hashes for step in run.steps] for run in (one, other)]
-        alike = fed[0] == fed[1] and all(fed[0]) and one.job.job_id() == other.job.job_id()
-        return alike or one.job_id == other.job_id
+        runs = self.before.record, self.after.record
+        if runs[0].job_id == runs[1].job_id or any(run.observation for run in runs):
+            return runs[0].job_id == runs[1].job_id
+        begun, fed, jobs, code = (
+            [run.initial_weights and run.initial_weights.digest for run in runs],
+            [[step.sample_hashes for step in run.steps] for run in runs],
+            [run.job.job_id() for run in runs],
+            [run.environment.code for run in runs],
+        )
+        alike = all(one == other for one, other in (begun, fed, jobs))
+        return alike and all((begun[0], *fed[0])) and code[0] != code[1]
 
 
 def versions(records: Sequence[Record], by: str) -> dict[str, Comparison]:

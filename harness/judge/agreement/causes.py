@@ -1013,7 +1013,7 @@ def name_scale(
 
     parts: the micro-batches into which a pipeline cuts the batch of a micro-step. rounding: how far it moves
     the ratio, relative. A rank that adds no gradient may halve a norm, but not as exactly as a factor does.
-    """  # fmt: skip
+    """
     ranks, steps = mesh.data_size, accumulation_steps
     both, pipeline = (
         ranks * steps if min(ranks, steps) > 1 else 1,

@@ -429,7 +429,7 @@ def _limits(
     sketch = (reference.final_weights.sketch if reference.final_weights else None) or {}
 
     def held(name: str) -> float:
-        share = moved.get(name, 0.0) / total
+        share = moved.get(name, 0.0) / total if total else 0.0
         return weights * max(1.0, min(1.0, len(sketch) * share**2) / share if is_adam and share else 1.0)
 
     return Tolerance(

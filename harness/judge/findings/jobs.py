@@ -635,7 +635,7 @@ def samples_repeated(row: JudgedRun) -> Iterator[Finding]:
     record = row.record
     if record.observation is None or record.observation.base is None or any(ranks_alone(row)):
         return
-    if _share_passes(record):
+    if _share_passes(record) or not record.ranks:
         return
     values = {"ranks": record.world.world_size, "steps": len(record.ranks[0].batch_digests)}
     if _on_same_samples(record):

@@ -54,7 +54,7 @@ def test_the_strategy_of_a_file_is_what_accelerate_makes_of_it(
     ("words", "said"),
     [
         ("-- torchrun train.py", "names a launcher"),
-        ("-- none.py", "script 'none.py' does not exist"),
+        ("-- none.py", "script 'none.py' is not a file"),
         ("--backends ddp,tp -- train.py", "a script cannot be given 'tp'; Accelerate takes ddp,"),
         ("--backends zerro -- train.py", "backend 'zerro' is unknown"),
         ("--set training.steps=3 -- train.py", "training.steps would be ignored: the script decides"),

@@ -176,29 +176,37 @@ def test_a_published_baseline_of_another_job_is_said_first_and_every_lost_cell_i
     assert not [line for line in told if "Beyond noise" in line or "Undecided" in line]
 
 
+def again(of: Comparison, code: str | None = None, **more: Any) -> Comparison:
+    """The same runs, with another id of their job."""
+    records = [row.record for row in of.rows]
+    return Comparison([
+        record.model_copy(update={
+            "job_id": "f" * 12,
+            "environment": record.environment.model_copy(update={"code": code or record.environment.code})
+        } | more)
+        for record in records
+    ])  # fmt: skip
+
+
 def test_cells_of_another_job_have_no_change_and_fail_every_condition() -> None:
     before, after = side(0.5, 0.51), side(0.9, 0.91)
-    job = before.rows[0].record.job
-    longer = job.model_copy(update={"training": job.training.model_copy(update={"steps": 99})})
-    id_alone, other = (
-        Comparison([row.record.model_copy(update={"job_id": "f" * 12} | more) for row in after.rows])
-        for more in ({}, {"job": longer})
-    )
+    other = again(after, code="0" * 12)
     assert {c.judgement for c in changes(before, after)} > {"not judged"}
-    both = [
-        Comparison([
-            row.record.model_copy(update={"job_id": of.rows[0].record.job_id, "steps": [
-                replace(step, sample_hashes=fed) for step in row.record.steps]})
-            for row in of.rows
-        ])
-        for of, fed in ((before, "aa"), (id_alone, "aa"), (id_alone, "ab"))
-    ]  # fmt: skip
-    of_version, of_other_samples = (changes(both[0], one) for one in both[1:])
-    assert {c.judgement for c in of_version} == {c.judgement for c in changes(before, after)}
-    assert {c.judgement for c in of_other_samples} == {"another job"}
-    assert {(c.judgement, c.relative, c.extent) for c in changes(before, other)} == {
+    assert {(c.judgement, c.relative, c.extent) for c in changes(before, again(after))} == {
         ("another job", None, None)
     }
+    # Its initial weights, samples and settings are the same, and another version gives ids.
+    assert [c.judgement for c in changes(before, other)] == [c.judgement for c in changes(before, after)]
+    first = before.rows[0].record
+    longer = first.job.training.model_copy(update={"steps": 99})
+    for more in (
+        {"job": first.job.model_copy(update={"training": longer})},
+        {"initial_weights": first.initial_weights.model_copy(update={"digest": "1" * 64})},
+        {"steps": [replace(step, sample_hashes="ab") for step in first.steps]},
+        {"steps": []},
+    ):
+        other = again(after, code="0" * 12, **more)
+        assert {c.judgement for c in changes(before, other)} == {"another job"}
     for condition in ("step_seconds>+5%", "step_seconds>+500%"):
         assert failures(condition, before, other) == ["ddp on 2 ranks: another job, so nothing is compared"]
 
