@@ -230,8 +230,12 @@ class Habits:
         norm, or largest element, of all."""
         if self._sizes is not None and _has_changed(self._seen):
             self._changed_sizes.append((self._sizes, self._measured()))
-            befores, afters = ([*zip(*each, strict=True)] for each in zip(*self._changed_sizes, strict=True))
-            for before, after in zip(befores, afters, strict=True) if len(self._changed_sizes) == 2 else ():
+            earlier_ones, afters = (
+                [*zip(*each, strict=True)] for each in zip(*self._changed_sizes, strict=True)
+            )
+            for before, after in (
+                zip(earlier_ones, afters, strict=True) if len(self._changed_sizes) == 2 else ()
+            ):
                 kept, was = (math.isclose(*each, rel_tol=CUT) for each in (after, before))
                 self.still_scaled += 2 * (kept and not was)
         self._sizes = None
