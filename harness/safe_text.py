@@ -195,6 +195,13 @@ def described(error: BaseException) -> str:
     return capped(redacted(encodable(text)), MOST_MESSAGE_BYTES)
 
 
+def first_line(error: BaseException) -> str:
+    """Of what an exception says, with its kind where Python raises it about objects of a program."""
+    line = next(iter(described(error).strip().splitlines()), "")
+    of_code = isinstance(error, (TypeError, LookupError, AttributeError, NameError))
+    return f"{type(error).__name__}: {line}" if of_code else line
+
+
 OPTION = "--config"
 PASSWORD_OPTION = "-p"
 NO_PASSWORD = re.compile(r"[\d.,:/-]+")

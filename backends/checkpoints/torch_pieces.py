@@ -196,7 +196,7 @@ def local_values(tensor: Any) -> Tensor:
 
 
 def flat_parameter_pieces(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[Piece]:
-    """FSDP1 with original parameters: each is a range of its unit's flat parameter, which is cut.
+    """FSDP1: each parameter is a range of its unit's flat one, which is cut.
 
     torch 2.13 notes which part (`_shard_param_infos`); states of parameters outside of this rank's shard do
     not exist.
@@ -214,7 +214,7 @@ def flat_parameter_pieces(module: nn.Module, optimizer: torch.optim.Optimizer | 
         shard = flat_parameter.data if shard is None else shard
         described = zip(
             flat_parameter._fqns,
-            flat_parameter._params,
+            flat_parameter._params or [flat_parameter] * len(flat_parameter._fqns),
             flat_parameter._shapes,
             flat_parameter._shard_param_infos,
             strict=True,

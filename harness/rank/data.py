@@ -29,7 +29,7 @@ from harness.job.batch import BatchLayout
 from harness.job.job import DEFAULT_CLASSES, IMAGES, DataSection, Job, Targets
 from harness.rank.factories import call_factory, one_at_a_time, why_refused
 from harness.run_directory.events import tell
-from harness.safe_text import encodable
+from harness.safe_text import encodable, first_line
 
 SECONDS = 5.0
 """For an answer. Compute nodes often drop what would leave the cluster, which shows as silence."""
@@ -106,17 +106,16 @@ class HuggingFaceTokenizer:
                 name, revision=revision, trust_remote_code=runs_code
             )
         except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
-            first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             refused = why_refused(name, error, setting="model.name" if of_model else "data.tokenizer")
             if refused is not None:
                 raise JobError(refused) from error
             if of_model:
                 raise JobError(
-                    f"model.name '{name}' cannot be loaded with its tokenizer: {first_line} Give a local "
-                    "folder, a hub name this machine can reach, or another data.tokenizer"
+                    f"model.name '{name}' cannot be loaded with its tokenizer: {first_line(error)} "
+                    "Give a local folder, a hub name this machine can reach, or another data.tokenizer"
                 ) from error
             raise JobError(
-                f"data.tokenizer '{name}' cannot be loaded: {first_line} "
+                f"data.tokenizer '{name}' cannot be loaded: {first_line(error)} "
                 "Give 'bytes', a local tokenizer folder, or a hub name this machine can reach"
             ) from error
         self.vocabulary_size = len(self._tokenizer)
@@ -281,9 +280,9 @@ def _datasets(data: DataSection) -> Iterator[tuple[Mapping[str, Any], str]]:
         else:
             loaded = datasets.load_dataset(data.path, data.configuration, split=data.split)
     except Exception as error:  # the library raises a dozen unrelated types here
-        lines = str(error).strip().splitlines() or [repr(error)]
         raise JobError(
-            f"data.path '{data.path}' (split '{data.split}') cannot be loaded by datasets: {lines[0]}"
+            f"data.path '{data.path}' (split '{data.split}') cannot be loaded by datasets: "
+            f"{first_line(error)}"
         ) from error
     for index, row in enumerate(loaded):
         yield row, f"row {index}"

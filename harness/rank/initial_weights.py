@@ -42,6 +42,7 @@ from harness.rank.models.model import (
     is_adapter,
     model_config,
 )
+from harness.safe_text import first_line
 
 Register = Callable[[nn.Module, str, nn.Parameter | None], None]
 Build = Callable[[], nn.Module]
@@ -408,7 +409,7 @@ def _files(job: Job) -> Iterator[Path]:
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise JobError(f"'{index}' is damaged ({error}); copy or download it again") from error
+        raise JobError(f"'{index}' is damaged ({first_line(error)}); copy or download it again") from error
     for name in names:
         path = _cached(job, name)
         if path is None:

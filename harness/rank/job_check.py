@@ -40,6 +40,7 @@ from harness.rank.models.optimizer import (
     learning_rate,
     update_groups,
 )
+from harness.safe_text import first_line
 
 
 def check_job(job: Job) -> dict[str, Any]:
@@ -75,7 +76,8 @@ def model_facts(job: Job, samples: Samples | None = None) -> dict[str, Any]:
     except Exception as error:  # libraries say what a configuration lacks by errors of any kind
         if config is not None:
             name = job.model.name or config.model_type
-            raise JobError(f"model '{name}' cannot be built from its configuration: {error}") from error
+            why = first_line(error)
+            raise JobError(f"model '{name}' cannot be built from its configuration: {why}") from error
         if not isinstance(error, JobError):
             raise
         model = build_own_model(job)  # the user's function needs memory
@@ -132,7 +134,7 @@ def describe_on_meta(config: Mapping[str, Any], source: str) -> dict[str, Any]:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(built, trust_remote_code=False, **in_fp32())
     except Exception as error:  # whatever a model's class makes of values that it does not expect
-        raise HarnessError(f"{source} cannot be built: {str(error).splitlines()[0]}") from error
+        raise HarnessError(f"{source} cannot be built: {first_line(error)}") from error
     geometry = describe_geometry(model)
     if geometry is None:
         raise HarnessError(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.record import ErrorPart
-from harness.safe_text import capped, capped_tail, described, encodable, harmless, redacted
+from harness.safe_text import capped, capped_tail, described, encodable, first_line, harmless, redacted
 from harness.tell.report import write_report
 from tests.records import ENVIRONMENT, JOB, saved
 
@@ -18,6 +18,19 @@ def test_what_a_terminal_would_obey_is_spelled_out(text: str) -> None:
     shown = harmless(text)
     assert shown.isprintable()
     assert "\\u" in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (TypeError("'NoneType' object is not iterable"), "TypeError: 'NoneType' object is not iterable"),
+        (KeyError("weight_map"), "KeyError: 'weight_map'"),
+        (ValueError("no such head\nat all"), "no such head"),
+        (RuntimeError(), "RuntimeError()"),
+    ],
+)
+def test_one_line_tells_an_error_of_a_program_from_a_sentence(error: Exception, shown: str) -> None:
+    assert first_line(error) == shown
 
 
 def test_plain_text_in_any_script_and_its_layout_stay() -> None:

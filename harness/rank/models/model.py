@@ -24,6 +24,7 @@ from harness.rank.data import DataFacts, settle_hub
 from harness.rank.factories import call_factory, class_in_folder, one_at_a_time, why_refused
 from harness.rank.models.changes import chunk_head, compile_blocks, enable_checkpointing
 from harness.rank.models.optimizer import freeze
+from harness.safe_text import first_line
 
 # peft imports bitsandbytes, which tells of optional kernels for 4-bit weights on CPUs.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -429,7 +430,7 @@ def _inject(job: Job, model: nn.Module) -> None:
     # ValueError: no module of that name, or a layer without LoRA. The others: dtypes and methods that peft's
     # layers lack (tuners/tuners_utils.py, tuners/lora/layer.py).
     except (ValueError, NotImplementedError, TypeError) as error:
-        raise JobError(f"adapter.targets: {str(error).splitlines()[0]}") from error
+        raise JobError(f"adapter.targets: {first_line(error)}") from error
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not is_adapter(name):
             raise JobError(f"adapter.targets: peft makes '{name}' there; name linear layers only")

@@ -70,6 +70,7 @@ class Guarded:
                             f"harness observe: the record does not say so: {described(second)}\n"
                         )
 
+        setattr(self, name, tell)  # to be made once
         return tell
 
 

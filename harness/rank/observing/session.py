@@ -78,6 +78,8 @@ def trains(root: nn.Module) -> bool:
 
 def evaluates_within(root: nn.Module) -> bool:
     """Whether what this wraps is in evaluation mode as a whole: `eval()` of it leaves the wrapper's mode."""
+    if any(module.training and module._parameters for module in root.modules()):
+        return False  # as in most steps
     while not root._parameters:
         held = [child for child in root.children() if next(child.parameters(), None) is not None]
         if len(held) != 1:

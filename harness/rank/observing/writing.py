@@ -41,7 +41,7 @@ from harness.run_directory.events import GuestEventWriter
 from harness.run_directory.observed_record import LOSS, note_start, rank_ends
 from harness.run_directory.rank_state import STILL_SECONDS, PositionWriter, read_state
 from harness.run_directory.request import rank_file, rank_state
-from harness.safe_text import described, encodable
+from harness.safe_text import described, encodable, first_line
 from harness.snapshots.flight_recorder import KEPT
 
 ALWAYS = {
@@ -236,7 +236,7 @@ class Writing:
             try:
                 self._share = dict(digest_share(self._recognise([root], 1, 1).engine))
             except Exception as error:  # of tensors that a library keeps in another way: the script goes on
-                self.note(f"initial weights are not read: {described(error)}")
+                self.note(f"initial weights are not read: {first_line(error)}")
 
     def are_gradients_gone(self) -> bool:
         """Whether no tensor of the optimizers that step has a gradient; ZeRO keeps its own elsewhere."""

@@ -32,6 +32,7 @@ from harness.job.job import ADAPTER_NAME, AdapterSection
 from harness.rank.models.changes import enable_checkpointing
 from harness.rank.models.losses import summed_cross_entropy, unpacked_samples
 from harness.rank.models.model import BASE_DTYPES, in_fp32, is_adapter, peft_config, set_dropout
+from harness.safe_text import first_line
 
 _aten = torch.ops.aten
 PRODUCTS = {_aten.mm.default, _aten.addmm.default}
@@ -532,9 +533,9 @@ def profile_text(request_text: str) -> str:
     try:
         profile = trace_profile(request["config"], Variant(**request["variant"]))
     except Exception as error:
-        why = str(error).partition("\n")[0]
         raise HarnessError(
-            f"activations of a {request['config'].get('model_type')} cannot be traced without data ({why})"
+            f"activations of a {request['config'].get('model_type')} cannot be traced without data "
+            f"({first_line(error)})"
         ) from error
     return json.dumps(activations.to_json(profile))
 

@@ -133,6 +133,7 @@ ELEMENTS = 8 * 32 + 32 + 2 * (32 * 32 + 32) + 32 + 1
 
 
 def observed(folder: Path, body: str, *arguments: str) -> Record:
+    folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(HEAD + body)
     seen = run_script(folder, folder / "train.py", *arguments)
     assert seen.codes == [0, 0], seen.printed
@@ -188,6 +189,9 @@ def test_flat_parameters_have_their_closed_form_and_no_finding(tmp_path: Path) -
     assert record.layout.blocks == ("blocks.0", "blocks.1")
     assert sum(p.name.endswith("weight") for p in record.layout.parameters) == 4
     assert found(record).keys() == set()
+    kept = observed(tmp_path / "kept", FLAT.replace("use_orig_params=False", "use_orig_params=True"))
+    assert record.initial_weights is not None
+    assert record.initial_weights.digest == kept.initial_weights.digest
 
 
 def test_an_optimizer_made_before_wrapping_is_found(tmp_path: Path) -> None:
